@@ -1,0 +1,51 @@
+# `make` alone lists the targets.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+# Which Python makes the environment: PYTHON, else python3, else a newer one by name.
+# containers/environment.py goes on from there, and says so if it is too old.
+BOOTSTRAP := $(if $(PYTHON),$(PYTHON),$(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do command -v $$p && break; done))
+VENV_PYTHON := .venv/bin/python
+
+# The same seed gives the same run only if hashes of strings are the same too.
+export PYTHONHASHSEED := 0
+
+.PHONY: help setup quickstart test test-integration lint format lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo '  setup takes PYTHON=python3.12 (another Python) and TORCH=cpu|rocm|cuda (another build of torch).'
+	@echo '  Everything else is python launch/run.py, in .venv: .venv/bin/python launch/run.py --help'
+
+setup: ## make .venv from the hashed locks; does nothing where it is up to date
+	@if [ -z "$(BOOTSTRAP)" ]; then \
+		echo 'error: no Python found. Install 3.11 or newer (Debian, Ubuntu: apt-get install python3 python3-venv)' >&2; exit 2; fi
+	@"$(BOOTSTRAP)" containers/environment.py setup
+
+quickstart: setup ## train a small model from nothing: SFT, then GRPO, on this machine's CPU
+	@$(VENV_PYTHON) launch/run.py experiment=quickstart
+
+test: setup ## unit and end-to-end tests; need nothing but Python
+	$(VENV_PYTHON) -m pytest tests/unit tests/e2e
+
+test-integration: setup ## tests that need more than Python: what is missing is skipped, and named
+	$(VENV_PYTHON) -m pytest tests/integration
+
+lint: setup ## ruff and mypy
+	$(VENV_PYTHON) -m ruff check .
+	$(VENV_PYTHON) -m ruff format --check .
+	$(VENV_PYTHON) -m mypy
+
+format: setup ## let ruff rewrite what it can
+	$(VENV_PYTHON) -m ruff check --fix .
+	$(VENV_PYTHON) -m ruff format .
+
+lock: setup ## resolve containers/cpu/*.in anew, and the argument lists of the locked TRL
+	$(VENV_PYTHON) containers/environment.py lock
+	@"$(BOOTSTRAP)" containers/environment.py setup
+	$(VENV_PYTHON) launch/lock_trainer_args.py
+
+clean: ## remove .venv and caches; runs/ stays
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,70 @@
+"""Writes containers/trainer_args.lock.json: every argument of every method's configuration class, with its types and default.
+
+The launcher checks `method.args` against this file, so that a removed or misspelt argument is refused in milliseconds and
+without importing the training stack. Run by `make lock`; a test compares the file with the installed packages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.metadata
+import json
+import sys
+import types
+import typing
+from enum import Enum
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+ROOT = Path(__file__).parents[1]
+LOCK = ROOT / "containers/trainer_args.lock.json"
+PLAIN = {bool: "bool", int: "int", float: "float", str: "str", list: "list", dict: "dict", type(None): "null"}
+
+
+def type_names(annotation: object) -> list[str]:
+    """JSON types an argument takes; `any` where the annotation says no more than that."""
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return sorted({name for part in typing.get_args(annotation) for name in type_names(part)})
+    if origin in (list, dict) or annotation in PLAIN:
+        return [PLAIN[origin or annotation]]  # type: ignore[index]
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return ["str"]
+    return ["any"]
+
+
+def default_of(field: dataclasses.Field) -> object:
+    if field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    else:
+        value = None if field.default is dataclasses.MISSING else field.default
+    value = value.value if isinstance(value, Enum) else value
+    return value if isinstance(value, (bool, int, float, str, list, dict, type(None))) else str(value)
+
+
+def arguments(config_class: str) -> dict[str, dict[str, object]]:
+    """Argument -> {types, default} of a dataclass named `module.Class`."""
+    module, name = config_class.rsplit(".", 1)
+    cls = getattr(importlib.import_module(module), name)
+    hints = typing.get_type_hints(cls)
+    return {f.name: {"types": type_names(hints[f.name]), "default": default_of(f)} for f in dataclasses.fields(cls) if f.init}
+
+
+def lock() -> dict[str, object]:
+    methods = sorted((ROOT / "conf/method").rglob("*.yaml"))
+    classes = sorted({OmegaConf.load(file).config_class for file in methods})
+    rewards = importlib.import_module("recipes.common.rewards")
+    return {
+        "trl": importlib.metadata.version("trl"),
+        "transformers": importlib.metadata.version("transformers"),
+        "rewards": sorted(rewards.REWARDS),
+        "arguments": {name: arguments(name) for name in classes},
+    }
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    LOCK.write_text(json.dumps(lock(), indent=1, sort_keys=True) + "\n")
+    print(f"wrote {LOCK.relative_to(ROOT)}")

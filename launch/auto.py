@@ -1,0 +1,38 @@
+"""What `auto` means: the options that a composition leaves to the machine, the method and one another."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+
+from launch import detect
+
+
+def hardware(composed: DictConfig) -> list[str]:
+    """Overrides that replace `hardware=auto` by the group of the GPUs found here."""
+    if composed.hardware.name != "auto":
+        return []
+    return [f"hardware={detect.hardware_group()}"]
+
+
+def others(composed: DictConfig) -> list[str]:
+    """Overrides for every other group left at `auto`."""
+    choices = {
+        "precision": lambda: composed.hardware.precisions[0],
+        "topology": lambda: topology(composed),
+        "container": lambda: "none",
+        "runtime": lambda: "local",
+    }
+    return [f"{group}={choose()}" for group, choose in choices.items() if composed[group].name == "auto"]
+
+
+def topology(composed: DictConfig) -> str:
+    """One GPU: single. GRPO on several: split, where vLLM runs. Else ddp, or fsdp when one GPU cannot hold a replica."""
+    gpus = composed.topology.num_gpus or composed.hardware.gpus_per_node
+    if gpus == 1 or composed.method.kind != "trainer" or composed.smoke:
+        return "single"
+    if composed.method.name == "grpo" and composed.hardware.vllm:
+        return "split"
+    # 16 bytes a parameter: fp32 weights, gradients and two AdamW moments (arXiv:1910.02054, section 3.1);
+    # a fifth of the memory is left to activations.
+    replica_gb = 16 * composed.model.num_parameters / 1e9
+    return "ddp" if replica_gb < 0.8 * composed.hardware.memory_gb else "fsdp"

@@ -1,0 +1,65 @@
+"""Batch arithmetic of a method on a topology."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from launch import topology
+from launch.schema import Config
+from launch.trainer_args import known, value
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Counts of one optimizer step; `sequence` is the longest sequence in tokens."""
+
+    ranks: int
+    per_device: int
+    accumulation: int
+    sequence: int
+    completion: int = 0  # tokens of it that are generated
+
+    @property
+    def sequences(self) -> int:
+        return self.ranks * self.per_device * self.accumulation
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.sequence
+
+
+def batch(config: Config) -> Batch:
+    """Raises KeyError for a method without batches of sequences."""
+    names = known(config)
+
+    def number(name: str, otherwise: int) -> int:
+        given: Any = value(config, name) if name in names else None
+        return int(given) if given else otherwise
+
+    completion = number("max_completion_length", 0)
+    # GRPO has no bound on prompts; 256 tokens stand for one until the data is read.
+    sequence = number("max_length", 0) or completion + 256
+    return Batch(
+        ranks=topology.num_trainers(config),
+        per_device=number("per_device_train_batch_size", number("batch_size", 1)),
+        accumulation=number("gradient_accumulation_steps", 1),
+        sequence=min(sequence, config.model.max_positions),
+        completion=completion,
+    )
+
+
+def generation_batch(config: Config) -> int:
+    """Completions that GRPO generates at once: generation_batch_size, or per-device batch x ranks x steps_per_generation
+    (which is the accumulation unless given). TRL refuses one that num_generations does not divide."""
+    size = batch(config)
+    given = value(config, "generation_batch_size")
+    return int(given or size.per_device * size.ranks * int(value(config, "steps_per_generation") or size.accumulation))
+
+
+def fitting_batches(config: Config, most: int = 16) -> list[tuple[int, int]]:
+    """(per-device batch, accumulation) pairs near the composed ones whose product divides by num_generations."""
+    size, wanted = batch(config), int(value(config, "num_generations"))
+    pairs = [(b, a) for b in range(1, most + 1) for a in range(1, most + 1) if b * a * size.ranks % wanted == 0]
+    near = sorted(pairs, key=lambda p: (abs(p[0] * p[1] - size.per_device * size.accumulation), abs(p[0] - size.per_device), p))
+    return near[:3]

@@ -1,0 +1,315 @@
+"""What cannot work, refused when it is composed: a table of (applies, message, remedy), tested row by row.
+
+`{...}` in a message is filled from the composition. Rules are pure; what needs the file system stands in check_files.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from launch import topology, trainer_args
+from launch.batch import batch, fitting_batches, generation_batch
+from launch.errors import UserError, near
+from launch.schema import Config, Link
+from launch.trainer_args import known, value
+
+
+@dataclass(frozen=True)
+class Rule:
+    name: str
+    applies: Callable[[Config], bool]
+    message: Callable[[Config], str]
+    remedy: Callable[[Config], str]
+
+
+def _arg(config: Config, name: str) -> object:
+    """An argument's value, None where the method has no such argument."""
+    return value(config, name) if name in known(config) else None
+
+
+def _supported(config: Config) -> str:
+    return " or ".join(f"precision={p}" for p in config.hardware.precisions)
+
+
+def _why_not(config: Config) -> str:
+    """The reason a precision is missing, where it is more than `not in the table`."""
+    name, gfx = config.precision.name, config.hardware.gfx
+    if name == "bf16":
+        return f"{gfx} has no bf16 in hardware; emulated it is slower than fp32"
+    if name == "nf4":
+        return f"no bitsandbytes kernels serve {gfx}"
+    if name == "fp8":
+        return f"{gfx} has no fp8 matrix units"
+    return f"{gfx} is not meant to train in {name}"
+
+
+def _batch_does_not_divide(config: Config) -> bool:
+    return config.method.name == "grpo" and generation_batch(config) % int(value(config, "num_generations")) != 0
+
+
+def _batches_that_would_do(config: Config) -> str:
+    size = batch(config)
+    pairs = [f"{b} x {a} ({b * a * size.ranks})" for b, a in fitting_batches(config)]
+    return (
+        "method.args.per_device_train_batch_size x gradient_accumulation_steps that would do on "
+        f"{size.ranks} rank(s): {', '.join(pairs)}; or method.args.num_generations={_largest_divisor(config)}"
+    )
+
+
+def _largest_divisor(config: Config) -> int:
+    total, wanted = generation_batch(config), int(value(config, "num_generations"))
+    return max((n for n in range(2, wanted + 1) if total % n == 0), default=total)
+
+
+RULES = [
+    Rule(
+        "precision",
+        lambda c: c.precision.name not in c.hardware.precisions,
+        lambda c: f"precision={c.precision.name} on {c.hardware.name}: {_why_not(c)}",
+        _supported,
+    ),
+    Rule(
+        "nf4_without_adapter",
+        lambda c: c.precision.weights == "nf4" and c.adapter.rank is None and c.method.kind == "trainer",
+        lambda c: "precision=nf4 with adapter=none: 4-bit weights take no gradients, so nothing would be trained",
+        lambda c: "adapter=qlora, or another precision",
+    ),
+    Rule(
+        "qlora_without_nf4",
+        lambda c: c.adapter.quantize_base and c.precision.weights != "nf4",
+        lambda c: f"adapter={c.adapter.name} with precision={c.precision.name}: it is LoRA on a 4-bit base",
+        lambda c: "precision=nf4, or adapter=lora",
+    ),
+    Rule(
+        "adapter_without_training",
+        lambda c: c.adapter.name != "none" and c.method.kind != "trainer",
+        lambda c: f"adapter={c.adapter.name} with method={c.method.name}: {c.method.name} trains nothing",
+        lambda c: "adapter=none",
+    ),
+    Rule(
+        "tensor_parallel",
+        lambda c: c.topology.tensor_parallel != 1,
+        lambda c: f"topology.tensor_parallel={c.topology.tensor_parallel}: tensor-parallel training is not offered",
+        lambda c: "topology=fsdp shards a model over GPUs; topology.server_tensor_parallel=N spreads a generation server",
+    ),
+    Rule(
+        "pipeline_parallel",
+        lambda c: c.topology.pipeline_parallel != 1,
+        lambda c: f"topology.pipeline_parallel={c.topology.pipeline_parallel}: pipeline-parallel training is not offered",
+        lambda c: "topology=fsdp or topology=zero3 holds a model that one GPU cannot",
+    ),
+    Rule(
+        "num_gpus",
+        lambda c: not 1 <= topology.num_gpus(c) <= c.hardware.gpus_per_node,
+        lambda c: f"topology.num_gpus={topology.num_gpus(c)}: a {c.hardware.name} node has {c.hardware.gpus_per_node}",
+        lambda c: f"1 to {c.hardware.gpus_per_node}, or hardware.gpus_per_node= for a larger node",
+    ),
+    Rule(
+        "single_is_one",
+        lambda c: c.topology.name == "single" and topology.num_gpus(c) > 1,
+        lambda c: f"topology=single with topology.num_gpus={topology.num_gpus(c)}",
+        lambda c: "topology=ddp, fsdp, zero2, zero3 or split",
+    ),
+    Rule(
+        "one_evaluator",
+        lambda c: c.method.kind != "trainer" and c.topology.name != "single",
+        lambda c: f"topology={c.topology.name} with method={c.method.name}: it runs in one process",
+        lambda c: "topology=single",
+    ),
+    Rule(
+        "split_is_for_grpo",
+        lambda c: c.topology.name == "split" and c.method.name != "grpo" and c.method.kind == "trainer",
+        lambda c: f"topology=split with method={c.method.name}: only grpo generates while it trains",
+        lambda c: "topology=ddp or fsdp",
+    ),
+    Rule(
+        "split_needs_vllm",
+        lambda c: c.topology.name == "split" and c.method.name == "grpo" and not c.hardware.vllm,
+        lambda c: f"topology=split on {c.hardware.name}: no released vLLM serves {c.hardware.gfx}",
+        lambda c: "topology=single or ddp, where transformers generates",
+    ),
+    Rule(
+        "split_needs_a_trainer",
+        lambda c: c.topology.name == "split" and topology.num_gpus(c) <= topology.num_server_gpus(c),
+        lambda c: (
+            f"topology=split on {topology.num_gpus(c)} GPU(s): the server takes {topology.num_server_gpus(c)}, none is left to train on"
+        ),
+        lambda c: "topology=single, or more GPUs",
+    ),
+    Rule(
+        "split_needs_a_server",
+        lambda c: c.topology.name == "split" and (c.topology.servers < 1 or c.topology.server_tensor_parallel < 1),
+        lambda c: f"topology.servers={c.topology.servers}, topology.server_tensor_parallel={c.topology.server_tensor_parallel}",
+        lambda c: "both are at least 1 under topology=split",
+    ),
+    Rule(
+        "servers_without_split",
+        lambda c: c.topology.name != "split" and (c.topology.servers != 0 or c.topology.server_tensor_parallel != 1),
+        lambda c: f"topology.servers={c.topology.servers} under topology={c.topology.name}: nothing would be served",
+        lambda c: "topology=split",
+    ),
+    Rule(
+        "offload_without_zero",
+        lambda c: (
+            (c.topology.zero.offload_optimizer and c.topology.strategy not in ("zero2", "zero3"))
+            or (c.topology.zero.offload_parameters and c.topology.strategy != "zero3")
+        ),
+        lambda c: f"topology.zero.offload_* under topology={c.topology.name}: it would be ignored",
+        lambda c: "topology=zero2 (optimizer) or topology=zero3 (optimizer and parameters)",
+    ),
+    Rule(
+        "fsdp_options_without_fsdp",
+        lambda c: c.topology.strategy != "fsdp" and (c.topology.fsdp.cpu_offload or c.topology.fsdp.activation_checkpointing),
+        lambda c: f"topology.fsdp.* under topology={c.topology.name}: it would be ignored",
+        lambda c: "topology=fsdp",
+    ),
+    Rule(
+        "groups_divide",
+        _batch_does_not_divide,
+        lambda c: (
+            f"{generation_batch(c)} completions a generation on {topology.num_trainers(c)} training rank(s) do not divide by "
+            f"method.args.num_generations={value(c, 'num_generations')}"
+        ),
+        _batches_that_would_do,
+    ),
+    Rule(
+        "compile",
+        lambda c: bool(_arg(c, "torch_compile")) and not c.hardware.compile,
+        lambda c: f"method.args.torch_compile=true on {c.hardware.name}: Inductor miscompiles or refuses {c.hardware.gfx}",
+        lambda c: "method.args.torch_compile=false",
+    ),
+    Rule(
+        "triton_kernels",
+        lambda c: bool(_arg(c, "use_liger_kernel")) and not c.hardware.triton,
+        lambda c: (
+            f"method.args.use_liger_kernel=true on {c.hardware.name}: they are Triton kernels, and Triton has none for {c.hardware.gfx}"
+        ),
+        lambda c: "method.args.use_liger_kernel=false",
+    ),
+    Rule(
+        "sequence_length",
+        lambda c: _longest(c) > c.model.max_positions,
+        lambda c: f"sequences of {_longest(c)} tokens: {c.model.name} has {c.model.max_positions} positions",
+        lambda c: f"method.args.max_length or max_completion_length of at most {c.model.max_positions}",
+    ),
+    Rule(
+        "rewards_needed",
+        lambda c: c.method.name == "grpo" and not c.method.rewards,
+        lambda c: "method=grpo without rewards: nothing would be learned",
+        lambda c: f"method.rewards.accuracy=1.0; named rewards: {', '.join(trainer_args.lock()['rewards'])}",
+    ),
+    Rule(
+        "rewards_unused",
+        lambda c: bool(c.method.rewards) and c.method.name != "grpo",
+        lambda c: f"method.rewards under method={c.method.name}: it would be ignored",
+        lambda c: "method=grpo",
+    ),
+    Rule(
+        "reward_unknown",
+        lambda c: bool(_unknown_rewards(c)),
+        lambda c: f"method.rewards.{_unknown_rewards(c)[0]}: no such reward.{near(_unknown_rewards(c)[0], trainer_args.lock()['rewards'])}",
+        lambda c: f"{', '.join(trainer_args.lock()['rewards'])}, or the dotted path of your function (package.module.function)",
+    ),
+    Rule(
+        "name",
+        lambda c: bool(c.name) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", str(c.name)),
+        lambda c: f"name={c.name}: it names a directory",
+        lambda c: "letters, digits, '.', '_' and '-'",
+    ),
+    Rule(
+        "seed",
+        lambda c: not 0 <= c.seed < 2**32,
+        lambda c: f"seed={c.seed}: NumPy takes 0 to 4294967295",
+        lambda c: "seed=0",
+    ),
+    Rule(
+        "reasoning_data",
+        lambda c: (
+            c.data.kind == "reasoning" and (not c.data.tasks or c.data.num_train is None or c.data.num_train < 1 or c.data.num_heldout < 0)
+        ),
+        lambda c: f"data=reasoning with {len(c.data.tasks)} tasks, num_train={c.data.num_train}, num_heldout={c.data.num_heldout}",
+        lambda c: "at least one task in data.tasks, data.num_train of at least 1, data.num_heldout of at least 0",
+    ),
+    Rule(
+        "evaluation_data",
+        lambda c: c.method.name == "evaluate" and not (c.data.num_heldout or c.data.heldout_path or c.data.heldout_split),
+        lambda c: f"method=evaluate with data={c.data.name}: no held-out problems",
+        lambda c: "data.num_heldout= (reasoning), data.heldout_path= (jsonl) or data.heldout_split= (hub)",
+    ),
+    Rule(
+        "data_path",
+        lambda c: c.data.kind == "jsonl" and not c.data.path and not (c.method.name == "evaluate" and c.data.heldout_path),
+        lambda c: "data=jsonl without a file",
+        lambda c: "data.path=<file.jsonl>",
+    ),
+    Rule(
+        "data_hub",
+        lambda c: c.data.kind == "hub" and not c.data.hub_id,
+        lambda c: "data=hub without a data set",
+        lambda c: "data.hub_id=<owner/name>",
+    ),
+    Rule(
+        "data_limit",
+        lambda c: c.data.limit is not None and c.data.limit < 1,
+        lambda c: f"data.limit={c.data.limit}: no rows",
+        lambda c: "a limit of at least 1, or data.limit=null",
+    ),
+    Rule(
+        "model_source",
+        lambda c: c.model.init.name == "pretrained" and not c.model.path and not c.model.hub_id,
+        lambda c: f"model={c.model.name} with init=pretrained: no weights are named",
+        lambda c: "model.path=<directory>, model.hub_id=<owner/name>, or model.init=random",
+    ),
+    Rule(
+        "model_path_and_random",
+        lambda c: c.model.path is not None and c.model.init.name == "random" and c.model.hub_id is not None,
+        lambda c: f"model.path={c.model.path} with model.init=random: the weights there would be ignored",
+        lambda c: "model.init=pretrained, or no model.path",
+    ),
+]
+
+
+def _longest(config: Config) -> int:
+    """Tokens of the longest sequence an argument asks for."""
+    asked = [_arg(config, name) for name in ("max_length", "max_completion_length", "max_new_tokens")]
+    return max(int(a) for a in [*asked, 0] if isinstance(a, (int, float)))
+
+
+def _unknown_rewards(config: Config) -> list[str]:
+    return [name for name in config.method.rewards if "." not in name and name not in trainer_args.lock()["rewards"]]
+
+
+def refusals(config: Config) -> list[Rule]:
+    """Every rule that refuses this composition."""
+    return [rule for rule in RULES if rule.applies(config)]
+
+
+def check(config: Config) -> None:
+    """Raises UserError with every refusal of the table, after the method's arguments."""
+    trainer_args.check(config)
+    found = refusals(config)
+    if found:
+        raise UserError("\n".join(f"{rule.message(config).rstrip('?')}. Use: {rule.remedy(config)}." for rule in found))
+
+
+def warnings(config: Config) -> list[str]:
+    """What works and costs: shown in every plan."""
+    found = []
+    ranks = topology.num_trainers(config)
+    if config.precision.weights == "nf4" and config.hardware.name == "strix_halo":
+        found.append(
+            "precision=nf4 on strix_halo is twice as slow as bf16 (measured in the Strix Halo report): memory is not what it lacks."
+        )
+    if config.hardware.link == Link.xgmi and config.hardware.gfx in ("gfx942", "gfx950") and ranks in (2, 4):
+        found.append(f"collectives of {ranks} GPUs use a fraction of {config.hardware.name}'s xGMI links; AMD advises 1 or 8 (rccl#1270).")
+    if config.hardware.link == Link.xgmi and config.hardware.gfx in ("gfx942", "gfx950") and ranks == 7:
+        found.append("seven training ranks do not use all xGMI links (rccl#1270); the eighth generates meanwhile.")
+    if any("expandable_segments:True" in value for value in config.user_env.values()) and config.hardware.gfx.startswith("gfx"):
+        found.append("expandable_segments hangs on some ROCm stacks (pytorch#192259) and gives NaN in bf16 on gfx1201 (pytorch#195202).")
+    if "HSA_OVERRIDE_GFX_VERSION" in config.user_env and config.hardware.gfx != "gfx906":
+        found.append(f"HSA_OVERRIDE_GFX_VERSION makes {config.hardware.gfx} run another GPU's code; it is supported natively.")
+    if config.hardware.name == "strix_halo" and (config.hardware.dataloader.num_workers or config.hardware.dataloader.pin_memory):
+        found.append("dataloader workers and pinned memory hang Strix Halo (its report): 0 and false are the tested values.")
+    return found

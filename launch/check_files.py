@@ -1,0 +1,148 @@
+"""Checks that need the file system or the installed packages: the model's directory, the data, rewards, tracking, run_root.
+
+Each raises UserError with one message. Nothing here imports the training stack or runs a user's code.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from launch.errors import UserError, near
+from launch.schema import Config
+
+PLAN_LINES = 10_000  # of a data file that mode=plan reads; a run reads all
+PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+# Columns of TRL's data set formats; a file's rows need every column of one of the alternatives.
+COLUMNS = {
+    "sft": (("messages",), ("text",), ("prompt", "completion")),
+    "dpo": (("prompt", "chosen", "rejected"), ("chosen", "rejected")),
+    "grpo": (("prompt",),),
+    "evaluate": (("prompt", "answer"),),
+}
+
+
+def check_files(config: Config, all_lines: bool) -> None:
+    _model(config)
+    if config.data.kind == "jsonl":
+        for key in ("path", "heldout_path"):
+            if getattr(config.data, key) is not None:
+                _jsonl(config, f"data.{key}", Path(getattr(config.data, key)), all_lines)
+    _rewards(config)
+    _tracking(config)
+    _run_root(Path(config.run_root))
+
+
+def _model(config: Config) -> None:
+    path = config.model.path and Path(config.model.path)
+    if not path:
+        return
+    if not path.is_dir():
+        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UserError(f"model.path={path}: no such directory.{near(path.name, siblings)}")
+    if not (path / "config.json").is_file():
+        raise UserError(f"model.path={path}: no config.json; a model directory holds config.json, *.safetensors and a tokenizer.")
+    if not list(path.glob("*.safetensors")):
+        pickles = sorted(p.name for pattern in PICKLES for p in path.glob(pattern))
+        if pickles:
+            raise UserError(
+                f"model.path={path}: only a pickle checkpoint ({pickles[0]}), which can run any code when it is loaded. "
+                "Convert it: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) writes safetensors."
+            )
+        raise UserError(f"model.path={path}: no *.safetensors; weights are needed.")
+
+
+def _jsonl(config: Config, key: str, path: Path, all_lines: bool) -> None:
+    if not path.is_file():
+        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UserError(f"{key}={path}: no such file.{near(path.name, siblings)}")
+    alternatives = COLUMNS.get(config.method.name, ((),))
+    rows = 0
+    for number, row in _lines(path):
+        if rows >= PLAN_LINES and not all_lines:
+            break
+        rows += 1
+        if not isinstance(row, dict):
+            raise UserError(f"{path}:{number}: {type(row).__name__}, and every line is one JSON object.")
+        if not any(all(column in row for column in columns) for columns in alternatives):
+            wanted = " or ".join("+".join(columns) for columns in alternatives)
+            raise UserError(f"{path}:{number}: has {', '.join(row) or 'no field'}; method={config.method.name} needs {wanted}.")
+    if rows == 0:
+        raise UserError(f"{key}={path}: no rows; the data set is empty.")
+
+
+def _lines(path: Path) -> Iterator[tuple[int, object]]:
+    """(line number, parsed row) of every line that is not blank."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    try:
+                        yield number, json.loads(line)
+                    except json.JSONDecodeError as error:
+                        raise UserError(f"{path}:{number}: no JSON ({error.msg} at column {error.colno}).") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}).") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
+
+
+def _rewards(config: Config) -> None:
+    """A dotted path must name a function in a module that Python finds; the module is parsed, not run."""
+    for name in config.method.rewards:
+        if "." in name:
+            module, function = name.rsplit(".", 1)
+            source = _module_source(module)
+            if source is None:
+                raise UserError(f"method.rewards.{name}: no module {module!r} on the path ({os.getcwd()} and the installed packages).")
+            names = _defined(source)
+            if function not in names:
+                raise UserError(f"method.rewards.{name}: {module} defines no {function!r}.{near(function, names)}")
+
+
+def _module_source(module: str) -> Path | None:
+    """The file of a module, found without importing its packages."""
+    parts = module.split(".")
+    for folder in [os.getcwd(), *sys.path]:
+        base = Path(folder, *parts)
+        for file in (base.with_suffix(".py"), base / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
+
+
+def _defined(source: Path) -> set[str]:
+    """Names that a module binds at its top level."""
+    names: set[str] = set()
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    return names
+
+
+def _tracking(config: Config) -> None:
+    package = config.tracking.package
+    if package and importlib.util.find_spec(package) is None:
+        raise UserError(
+            f"tracking={config.tracking.name}: the package {package} is not installed. Install it, or use tracking=tensorboard."
+        )
+
+
+def _run_root(root: Path) -> None:
+    """The directory, or the nearest parent that exists, must be one we may write to."""
+    nearest = root.absolute()
+    while not nearest.exists():
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise UserError(f"run_root={root}: {nearest} is a file. Name a directory.")
+    if not os.access(nearest, os.W_OK):
+        raise UserError(f"run_root={root}: {nearest} is not writable by you. Choose another by run_root=<directory>.")

@@ -1,0 +1,111 @@
+"""What this host is: its GPUs from sysfs (no ROCm tools, no torch), its cores, and the environment the user brings.
+
+`sysroot` stands for `/`, so that trees copied from other machines serve as input.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launch.errors import HostError
+
+# (gfx target, compute units) -> group; memory in GB decides where two products share a chip.
+# Source: AMD's product pages, as listed in docs/hardware/.
+GROUPS = {
+    ("gfx906", 60): "mi50",
+    ("gfx906", 64): "mi60",
+    ("gfx908", 120): "mi100",
+    ("gfx90a", 104): "mi210",
+    ("gfx90a", 110): "mi250x",
+    ("gfx942", 228): "mi300a",
+    ("gfx942", 304): "mi300x",
+    ("gfx950", 256): "mi350x",
+    ("gfx1100", 96): "rx7900xtx",
+    ("gfx1201", 64): "rx9070xt",
+    ("gfx1151", 40): "strix_halo",
+}
+BIGGER = {"mi300x": (220, "mi325x"), "rx9070xt": (24, "r9700")}  # group -> (GB from which it is the other, the other)
+PCI_DEVICE = {0x75A3: "mi355x"}  # MI350X and MI355X differ in clocks and power only (pci.ids)
+NVIDIA = {"H100": "h100", "H200": "h200"}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    product: str
+    gfx: str
+    compute_units: int
+    memory_gb: float
+    group: str | None  # of conf/hardware, where one fits
+
+
+@dataclass(frozen=True)
+class Host:
+    """Facts a plan may depend on. `environ` holds the user's own values of variables that a plan may set."""
+
+    python: str
+    num_cores: int
+    gpus: tuple[Gpu, ...] = ()
+    environ: dict[str, str] = field(default_factory=dict)
+
+
+def hardware_group(sysroot: str = "/") -> str:
+    """The conf/hardware group of this machine's GPUs; `cpu` where there is none. Raises HostError rather than guess."""
+    found = gpus(sysroot)
+    kinds = Counter(gpu.group or f"an unknown GPU ({gpu.product}, {gpu.gfx}, {gpu.compute_units} CUs)" for gpu in found)
+    if not kinds:
+        return "cpu"
+    group = found[0].group
+    if len(kinds) > 1 or group is None:
+        listed = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+        raise HostError(f"hardware=auto: this machine has {listed}; name the group to use, for example hardware=mi300x.")
+    return group
+
+
+def gpus(sysroot: str = "/") -> tuple[Gpu, ...]:
+    """AMD GPUs of the kernel's topology, or else NVIDIA's of its driver."""
+    return tuple(_amd(Path(sysroot))) or tuple(_nvidia(Path(sysroot)))
+
+
+def _amd(root: Path) -> list[Gpu]:
+    nodes = root / "sys/class/kfd/kfd/topology/nodes"
+    folders = sorted(nodes.iterdir(), key=lambda p: int(p.name)) if nodes.is_dir() else []
+    found = []
+    for folder in folders:
+        values = _properties(folder / "properties")
+        version = values.get("gfx_target_version", 0)
+        if version == 0:  # a CPU
+            continue
+        memory_gb = sum(_properties(bank).get("size_in_bytes", 0) for bank in folder.glob("mem_banks/*/properties")) / 1e9
+        gfx = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+        units = values.get("simd_count", 0) // (values.get("simd_per_cu", 0) or 4)
+        group = PCI_DEVICE.get(values.get("device_id", 0), GROUPS.get((gfx, units)))
+        if group in BIGGER and memory_gb >= BIGGER[group][0]:
+            group = BIGGER[group][1]
+        found.append(Gpu("AMD GPU", gfx, units, memory_gb, group))
+    return found
+
+
+def _properties(file: Path) -> dict[str, int]:
+    """`name value` lines; what is not a number is left out."""
+    try:
+        pairs = [line.split() for line in file.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _nvidia(root: Path) -> list[Gpu]:
+    found = []
+    for file in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
+        model = next((line.split(":", 1)[1].strip() for line in file.read_text().splitlines() if line.startswith("Model:")), "unknown")
+        group = next((name for key, name in NVIDIA.items() if key in model), None)
+        found.append(Gpu(model, "sm_90" if group else "unknown", 0, 0.0, group))
+    return found
+
+
+def host(python: str, sysroot: str = "/") -> Host:
+    """Facts of this machine. `num_cores` are those this process may use."""
+    return Host(python=python, num_cores=len(os.sched_getaffinity(0)), gpus=gpus(sysroot), environ=dict(os.environ))

@@ -1,0 +1,96 @@
+"""The environment of a process: every variable set in one place, with reason and source. A user's own value wins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.detect import Host
+from launch.errors import HostError
+from launch.schema import Config, Vendor, When
+
+MASK = {Vendor.amd: "HIP_VISIBLE_DEVICES", Vendor.nvidia: "CUDA_VISIBLE_DEVICES"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One variable of one process; `origin` is hardware, launcher or yours."""
+
+    name: str
+    value: str
+    reason: str
+    origin: str
+
+
+def settings(config: Config, host: Host, kind: str, gpus: list[int], run_dir: Path) -> list[Setting]:
+    """Variables of a process of this kind on these GPUs, sorted by name."""
+    chosen = {s.name: s for s in [*_launcher(config, host, kind, gpus, run_dir), *_hardware(config, kind, len(gpus))]}
+    mask = MASK.get(config.hardware.vendor)
+    for name in chosen:
+        if name in host.environ and name != mask:  # the mask is read in visible_gpus, and narrowed here
+            chosen[name] = Setting(name, host.environ[name], f"set in your shell (here it would be {chosen[name].value})", "yours")
+    for name, value in config.user_env.items():
+        instead = f" (here it would be {chosen[name].value})" if name in chosen else ""
+        chosen[name] = Setting(name, value, f"set by user_env.{name}{instead}", "yours")
+    return [chosen[name] for name in sorted(chosen)]
+
+
+def visible_gpus(config: Config, host: Host, wanted: int) -> list[int]:
+    """Indices of the GPUs this run may use: those of the user's own mask, or the first `wanted`. Raises HostError."""
+    mask = MASK.get(config.hardware.vendor)
+    if mask is None:
+        return []
+    if config.hardware.vendor == Vendor.amd and "ROCR_VISIBLE_DEVICES" in host.environ:
+        raise HostError(
+            "ROCR_VISIBLE_DEVICES is set: with HIP_VISIBLE_DEVICES beside it ROCm miscounts (pytorch/pytorch#140398) and RCCL's "
+            "weight transfer fails. Unset it and choose GPUs by HIP_VISIBLE_DEVICES."
+        )
+    given = host.environ.get(mask)
+    if given is None:
+        return list(range(wanted))
+    if not all(part.strip().isdigit() for part in given.split(",")):
+        raise HostError(f"{mask}={given}: indices are needed here, for example {mask}=0,1.")
+    visible = [int(part) for part in given.split(",")]
+    if len(set(visible)) < len(visible):
+        raise HostError(f"{mask}={given}: a GPU is named twice.")
+    if len(visible) < wanted:
+        raise HostError(f"{mask}={given}: {len(visible)} GPUs, and this topology needs {wanted}. Widen the mask or set topology.num_gpus.")
+    return visible[:wanted]
+
+
+def _launcher(config: Config, host: Host, kind: str, gpus: list[int], run_dir: Path) -> list[Setting]:
+    ranks = max(1, len(gpus))
+    found = [
+        Setting("PYTHONHASHSEED", "0", "sets iterate in the same order in every run; Python reads it at start", "launcher"),
+        Setting(
+            "OMP_NUM_THREADS",
+            str(max(1, host.num_cores // ranks)),
+            f"{host.num_cores} cores over {ranks} rank(s); torchrun would set 1",
+            "launcher",
+        ),
+    ]
+    if gpus:
+        mask = MASK[config.hardware.vendor]
+        found.append(Setting(mask, ",".join(map(str, gpus)), "the GPUs of this process; the only mask that is set", "launcher"))
+    if kind == "server":
+        found.append(Setting("VLLM_SERVER_DEV_MODE", "1", "opens the weight-update endpoints; the server is bound to loopback", "launcher"))
+        if config.hardware.vendor == Vendor.nvidia:
+            why = "flashinfer is not in our environment (vLLM looks for it on NVIDIA)"
+            found.append(Setting("VLLM_USE_FLASHINFER_SAMPLER", "0", why, "launcher"))
+    if kind == "trainer" and config.tracking.name == "tensorboard":
+        # transformers 5 takes the directory from here; it has no argument for it.
+        found.append(Setting("TENSORBOARD_LOGGING_DIR", str(run_dir / "tensorboard"), "event files stay in the run directory", "launcher"))
+    return found
+
+
+def _hardware(config: Config, kind: str, num_gpus: int) -> list[Setting]:
+    holds = {
+        When.always: True,
+        When.trainer: kind == "trainer",
+        When.server: kind == "server",
+        When.multi_gpu: num_gpus > 1,
+        When.fsdp: kind == "trainer" and config.topology.strategy in ("fsdp", "zero3"),
+        When.eight_gpus: num_gpus == 8,
+    }
+    chosen = {name: var for name, var in config.hardware.env.items() if holds[var.when]}
+    return [Setting(name, v.value, f"{v.reason} [{v.source}]", "hardware") for name, v in chosen.items()]

@@ -1,0 +1,55 @@
+"""--help: the groups with their options as they stand in conf/, the keys, and commands to start from."""
+
+from __future__ import annotations
+
+import textwrap
+
+HEAD = """\
+usage: python launch/run.py [group=option]... [key=value]...
+       python launch/run.py -m key=1,2,3 ...           a sweep over all combinations
+
+Composes a recipe from the groups below, checks it, predicts memory and speed, runs it, and leaves a run directory
+from which it can be run again. Without arguments it trains a tiny model on this machine, whatever it is.
+
+examples:
+  python launch/run.py experiment=quickstart           SFT, then GRPO, of a tiny model; minutes on a laptop's CPU
+  python launch/run.py hardware=mi350x method=grpo model=qwen3_4b mode=plan
+  python launch/run.py method=sft model=qwen3_0_6b data=jsonl data.path=train.jsonl
+  python launch/run.py experiment=mi50_phase1 smoke=true
+  python launch/run.py -m method.args.learning_rate=1e-4,3e-4 seed=0,1
+
+keys:
+  mode=run|plan          plan prints everything that would run, and changes nothing
+  format=text|json       of the plan; json prints one object on stdout
+  verbose=true           the text plan with full command lines and environments
+  smoke=true             the composition scaled down until a CPU runs it in seconds
+  resume=auto|never|DIR  auto continues the newest unfinished run of the same composition
+  seed=N  name=NAME  run_root=DIR  profile=none|torch
+  method.args.NAME=V     any argument of the method's own trainer (TRL's SFTConfig, DPOConfig, GRPOConfig)
+  user_env.NAME=V        an environment variable of yours; it wins over ours
+
+groups:
+"""
+TAIL = """
+Every key of the composition:   python launch/run.py --cfg job [overrides]
+Where each value comes from:    python launch/run.py --info defaults-tree [overrides]
+Completion in bash:             eval "$(python launch/run.py -sc install=bash)"
+Other commands:                 launch/reproduce.py RUN
+
+exit codes: 0 done; 2 the configuration is wrong; 3 this host cannot run it; 4 a process failed; 5 hung and was stopped;
+75 interrupted, run it again to resume"""
+
+
+def wanted(arguments: list[str]) -> bool:
+    return any(argument in ("--help", "-h", "help") for argument in arguments)
+
+
+def text() -> str:
+    from launch.compose import groups
+
+    lines = []
+    for group, options in groups().items():
+        if options and "_" not in group:
+            wrapped = textwrap.wrap(", ".join(options), 98, initial_indent=f"  {group + '=':<12} ", subsequent_indent=" " * 15)
+            lines += wrapped
+    return HEAD + "\n".join(lines) + "\n" + TAIL

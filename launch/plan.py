@@ -1,0 +1,155 @@
+"""Everything that will run, computed from a composition and the host's facts by pure functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from launch import check, estimate, smoke, topology, trainer_args
+from launch.detect import Host
+from launch.estimate import Memory, Speed
+from launch.schema import Config, Target
+from launch.topology import Process
+
+SCHEMA = 1
+# Keys that do not change what is computed: two compositions that differ in them only are the same run.
+NOT_IDENTITY = ("mode", "format", "verbose", "resume", "run_root", "name")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run. `config` is the composition as its processes read it, smoke=true applied."""
+
+    name: str
+    run_dir: Path
+    config: Config
+    trainer_args: dict[str, Any]
+    processes: list[Process]
+    memory: list[Memory]
+    speed: Speed
+    warnings: list[str]
+
+    @property
+    def targets(self) -> dict[str, Target]:
+        return self.config.targets
+
+
+def prepare(config: Config) -> tuple[Config, list[str]]:
+    """The composition that runs, checked and with smoke=true applied, and its warnings. Raises UserError.
+
+    Under smoke=true the rules look at the small composition, so that no hardware rule refuses it; what they would refuse
+    without it is a warning.
+    """
+    if not config.smoke:
+        check.check(config)
+        return config, check.warnings(config)
+    small, left_out = smoke.scale_down(config)
+    check.check(small)
+    refused = [f"without smoke=true this is refused: {rule.message(config)}." for rule in check.refusals(config)]
+    return small, [*(f"smoke: in place of {line}." for line in left_out), *refused]
+
+
+def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str] = ()) -> Plan:
+    """The plan of a prepared composition. Raises HostError where the user's own environment contradicts it."""
+    processes = topology.processes(config, host, run_dir)
+    return Plan(
+        name=config.name or default_name(config),
+        run_dir=run_dir,
+        config=config,
+        trainer_args=trainer_args.complete(config, run_dir),
+        processes=processes,
+        memory=estimate.memory(config, processes),
+        speed=estimate.speed(config),
+        warnings=list(warnings),
+    )
+
+
+def default_name(config: Config) -> str:
+    return f"{config.method.name}-{config.model.name}-{config.hardware.name}" + ("-smoke" if config.smoke else "")
+
+
+def plain(node: Any) -> Any:
+    """Dataclasses and enums as what JSON and YAML hold."""
+    if isinstance(node, Enum):
+        return node.name
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        return {f.name: plain(getattr(node, f.name)) for f in dataclasses.fields(node)}
+    if isinstance(node, dict):
+        return {key: plain(value) for key, value in node.items()}
+    if isinstance(node, (list, tuple)):
+        return [plain(item) for item in node]
+    return str(node) if isinstance(node, Path) else node
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """What makes two runs the same run."""
+    return {key: value for key, value in plain(config).items() if key not in NOT_IDENTITY}
+
+
+def composition_hash(config: Config) -> str:
+    return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()
+
+
+def rank_config(plan: Plan) -> dict[str, Any]:
+    """The file every rank reads: the composition, its run directory, the complete arguments of its configuration class."""
+    return {**plain(plan.config), "run_dir": str(plan.run_dir), "trainer_args": plan.trainer_args}
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """The plan as the one JSON object of mode=plan format=json."""
+    return {
+        "schema": SCHEMA,
+        "name": plan.name,
+        "run_dir": str(plan.run_dir),
+        "hardware": plan.config.hardware.name,
+        "model": plan.config.model.name,
+        "method": plan.config.method.name,
+        "precision": plan.config.precision.name,
+        "adapter": plan.config.adapter.name,
+        "image": None,
+        "runtime": plan.config.runtime.name,
+        "topology": plan.config.topology.name,
+        "processes": [_process_json(p) for p in plan.processes],
+        "memory": [{**plain(m), "total_gb": m.total_gb, "fits": m.fits} for m in plan.memory],
+        "speed": plain(plan.speed),
+        "trainer_args": plan.trainer_args,
+        "targets": plain(plan.targets),
+        "warnings": plan.warnings,
+        "composition_hash": composition_hash(plan.config),
+    }
+
+
+def _process_json(process: Process) -> dict[str, Any]:
+    return {
+        "name": process.name,
+        "kind": process.kind,
+        "argv": process.argv,
+        "env": process.env,
+        "env_reasons": {s.name: f"{s.reason} ({s.origin})" for s in process.settings},
+        "gpus": process.gpus,
+        "container": None,
+    }
+
+
+def pipeline_json(name: str, run_dir: Path, phases: dict[str, Plan]) -> dict[str, Any]:
+    """A pipeline as one object of the same shape: its phases' plans, and their processes and warnings together."""
+    plans = {phase: as_json(plan) for phase, plan in phases.items()}
+    first = next(iter(plans.values()))
+    shared = {key: first[key] for key in ("schema", "hardware", "image", "runtime")}
+    return {
+        **shared,
+        "name": name,
+        "run_dir": str(run_dir),
+        "topology": sorted({p["topology"] for p in plans.values()}),
+        "processes": [{**process, "phase": phase} for phase, p in plans.items() for process in p["processes"]],
+        "memory": [{**entry, "phase": phase} for phase, p in plans.items() for entry in p["memory"]],
+        "speed": {"tokens_per_second": None, "step_s": None, "basis": "see each phase"},
+        "warnings": [f"{phase}: {warning}" for phase, p in plans.items() for warning in p["warnings"]],
+        "phases": plans,
+    }

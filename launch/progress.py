@@ -1,0 +1,79 @@
+"""What a run is doing, read from its metrics.jsonl while it grows: a moving line on a terminal, a line now and then in a log."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.status import Status
+
+from launch.plan import Plan
+
+LINE_EVERY_S = 15.0  # where there is no terminal
+
+
+class Progress:
+    """A context manager; `update()` reads what has been written since the last call."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.console = Console(stderr=True)
+        self.file: Path = plan.run_dir / "metrics.jsonl"
+        self.label = f"{plan.config.method.name} {plan.config.model.name}"
+        self.offset = self.file.stat().st_size if self.file.exists() else 0
+        self.started = time.monotonic()
+        self.spoke = self.started
+        self.line = f"{self.label}: starting (imports and model)"
+        self.status = Status(self.line, console=self.console)
+
+    def __enter__(self) -> Progress:
+        if self.console.is_terminal:
+            self.status.start()
+        else:
+            self.console.print(self.line, highlight=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.status.stop()
+
+    def update(self) -> None:
+        row = self._newest()
+        if row:
+            self.line = f"{self.label}: {describe(row)}"
+        if self.console.is_terminal:
+            self.status.update(f"{self.line} [dim]{time.monotonic() - self.started:.0f} s[/dim]")
+        elif row and time.monotonic() - self.spoke > LINE_EVERY_S:
+            self.spoke = time.monotonic()
+            self.console.print(self.line, highlight=False)
+
+    def _newest(self) -> dict[str, Any] | None:
+        """The last whole line added since the last look."""
+        if not self.file.exists():
+            return None
+        if self.file.stat().st_size < self.offset:  # a resumed run cut off what it will do again
+            self.offset = 0
+        with self.file.open("rb") as file:
+            file.seek(self.offset)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self.offset += len(whole) + len(newline)
+        try:
+            return dict(json.loads(whole.splitlines()[-1])) if whole else None
+        except ValueError:
+            return None
+
+
+def describe(row: dict[str, Any]) -> str:
+    """step 40/400, loss or reward, tokens/s, time left, memory: whatever the row has."""
+    done, total = row.get("step"), row.get("num_steps")
+    parts = [f"step {done}/{total}" if total else f"step {done}"]
+    parts += [f"{key} {row[key]:.3g}" for key in ("loss", "reward", "accuracy") if isinstance(row.get(key), (int, float))]
+    if row.get("tokens_per_second"):
+        parts.append(f"{row['tokens_per_second']:,.0f} tokens/s")
+    if row.get("time_s") and done and total:
+        left = row["time_s"] / done * (total - done)
+        parts.append(f"{left // 60:.0f} min {left % 60:02.0f} s left")
+    if row.get("memory_peak_gb"):
+        parts.append(f"{row['memory_peak_gb']:.1f} GB")
+    return ", ".join(parts)

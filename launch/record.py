@@ -1,0 +1,210 @@
+"""record.json: what a run can be reproduced from. Secrets stand in it by name only."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import socket
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from launch.detect import Host
+from launch.environment import Setting
+from launch.plan import Plan, composition_hash, identity, plain
+
+ROOT = Path(__file__).parents[1]
+# Variables that change numbers or speed and hold no secret. Of any other only the name could matter, and we keep none.
+ALLOWED = re.compile(r"^(HIP_|HSA_|ROCR_|CUDA_|NCCL_|RCCL_|TORCH|PYTORCH_|MIOPEN_|OMP_|MKL_|VLLM_|GPU_MAX|PYTHONHASHSEED|TOKENIZERS_)")
+SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
+REQUIRED = [
+    "schema",
+    "run_id",
+    "parent",
+    "status",
+    "exit_code",
+    "started",
+    "finished",
+    "overrides",
+    "composition",
+    "composition_hash",
+    "argv",
+    "environment",
+    "secrets",
+    "code",
+    "packages",
+    "locks",
+    "image",
+    "model",
+    "data",
+    "seeds",
+    "host",
+    "metrics",
+    "result",
+    "outputs",
+    "sha256",
+]
+
+
+def begin(plan: Plan, host: Host, overrides: list[str], parent: str | None) -> dict[str, Any]:
+    """The record of a run that is about to start."""
+    return seal(
+        {
+            "schema": 1,
+            "run_id": plan.run_dir.name,
+            "parent": parent,
+            "status": "running",
+            "exit_code": None,
+            "started": now(),
+            "finished": None,
+            "overrides": [redact(o) for o in overrides],
+            "composition": redact_all(identity(plan.config)),
+            "composition_hash": composition_hash(plan.config),
+            "argv": {p.name: p.argv for p in plan.processes},
+            "environment": {p.name: _environment(p.settings, host) for p in plan.processes},
+            "secrets": sorted(name for name in host.environ if SECRET.search(name)),
+            "code": code(),
+            "packages": packages(),
+            "locks": {str(f.relative_to(ROOT)): sha256(f) for f in sorted(ROOT.glob("containers/**/*.lock*")) if f.is_file()},
+            "image": None,
+            "model": model(plan),
+            "data": data(plan),
+            "seeds": {
+                "python, numpy, torch, sampler (transformers.set_seed)": plan.config.seed,
+                "held-out problems": plan.config.data.seed,
+            },
+            "host": machine(host),
+            "metrics": None,
+            "result": None,
+            "outputs": {},
+        }
+    )
+
+
+def finish(
+    record: dict[str, Any], run_dir: Path, status: str, exit_code: int, metrics: list[dict[str, Any]], result: Any
+) -> dict[str, Any]:
+    """The record of a run that has ended, however it ended."""
+    outputs = {str(f.relative_to(run_dir)): sha256(f) for f in sorted((run_dir / "model").glob("*")) if f.is_file()}
+    last = metrics[-1] if metrics else None
+    ended = {"status": status, "exit_code": exit_code, "finished": now(), "metrics": last, "result": result, "outputs": outputs}
+    return seal({**record, **ended})
+
+
+def seal(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with the hash of its own content, by which a changed field is seen."""
+    content = {key: value for key, value in record.items() if key != "sha256"}
+    return {**content, "sha256": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
+
+
+def faults(record: dict[str, Any]) -> list[str]:
+    """Why a record cannot be trusted: required fields that are missing, or content that was changed after it was written."""
+    missing = [f"{name}: missing" for name in REQUIRED if name not in record]
+    if missing:
+        return missing
+    return [] if seal(record)["sha256"] == record["sha256"] else ["sha256: the content was changed after it was written"]
+
+
+def redact(override: str) -> str:
+    """key=value with the value hidden where the key names a secret."""
+    key, sign, _ = override.partition("=")
+    return f"{key}=<redacted>" if sign and SECRET.search(key) else override
+
+
+def redact_all(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {k: "<redacted>" if SECRET.search(str(k)) and isinstance(v, str) else redact_all(v) for k, v in node.items()}
+    return [redact_all(item) for item in node] if isinstance(node, list) else node
+
+
+def _environment(settings: Iterable[Setting], host: Host) -> dict[str, str]:
+    chosen = {name: value for name, value in host.environ.items() if ALLOWED.match(name)} | {s.name: s.value for s in settings}
+    return {name: "<redacted>" if SECRET.search(name) else value for name, value in sorted(chosen.items())}
+
+
+def code() -> dict[str, Any]:
+    """Commit, whether the tree differs from it, and a hash of how."""
+    commit = _git("rev-parse", "HEAD").strip()
+    changed = _git("diff", "HEAD") + _git("status", "--porcelain", "--untracked-files=all")
+    return {
+        "commit": commit or None,
+        "dirty": bool(changed),
+        "diff_sha256": hashlib.sha256(changed.encode()).hexdigest() if changed else None,
+    }
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def packages() -> dict[str, str]:
+    return dict(sorted((d.metadata["Name"], d.version) for d in importlib.metadata.distributions()))
+
+
+def model(plan: Plan) -> dict[str, Any]:
+    path = plan.config.model.path
+    files = sorted(p for p in Path(path).glob("*") if p.is_file()) if path else []
+    source = {"path": path, "hub_id": plan.config.model.hub_id, "revision": plan.config.model.revision, "init": plan.config.model.init.name}
+    return {**source, "files": {f.name: sha256(f) for f in files}}
+
+
+def data(plan: Plan) -> dict[str, Any]:
+    """A file by its content; generated problems by what generates them (their rows' hash is in result.json)."""
+    given = plan.config.data
+    files = {path: sha256(Path(path)) for path in (given.path, given.heldout_path) if path and Path(path).is_file()}
+    return {
+        "kind": given.kind,
+        "files": files,
+        "hub_id": given.hub_id,
+        "revision": given.revision,
+        "tasks": plain(given.tasks),
+        "seed": given.seed,
+    }
+
+
+def machine(host: Host) -> dict[str, Any]:
+    """`None` where a fact cannot be read here."""
+    return {
+        "hostname": socket.gethostname(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "num_cores": host.num_cores,
+        "gpus": [plain(gpu) for gpu in host.gpus],
+        "amdgpu_driver": _text("/sys/module/amdgpu/version"),
+        "rocm": _text("/opt/rocm/.info/version"),
+        "nvidia_driver": _text("/sys/module/nvidia/version"),
+        "rccl": None,
+        "firmware": {str(f): _text(str(f)) for f in sorted(Path("/sys/class/drm").glob("card*/device/fw_version/*"))},
+    }
+
+
+def _text(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip() or None
+    except OSError:
+        return None
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def environment_of(settings: Iterable[Setting]) -> dict[str, str]:
+    """What a child process gets: ours on top of the user's shell."""
+    return {**os.environ, **{s.name: s.value for s in settings}}

@@ -1,0 +1,120 @@
+"""Run a recorded run again and compare: code, composition, packages, data and host first, then every metric to the last digit.
+
+    python launch/reproduce.py runs/sft-tiny-cpu/20261121-101500-a1b2c3
+
+Exit codes: 0 the metrics are equal; 2 the record cannot be trusted; 4 the metrics differ or the run failed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from omegaconf import OmegaConf
+
+from launch import detect, record, rundir
+from launch.errors import EXIT_DONE, EXIT_FAILED, HostError, UserError
+from launch.execute import check_host, execute
+from launch.plan import make_plan, prepare
+from launch.schema import Config
+
+# Figures of time and memory: they vary from run to run and are not compared.
+VARIES = {"time_s", "step_s", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "memory_peak_gb"}
+COMPARED = ("code", "packages", "locks", "model", "data", "host")
+
+
+def reproduce(run_dir: Path) -> int:
+    recorded = load_record(run_dir / "record.json")
+    if "phases" in recorded:
+        codes = [reproduce_one(run_dir / folder, load_record(run_dir / folder / "record.json")) for folder in recorded["phases"].values()]
+        return max(codes)
+    return reproduce_one(run_dir, recorded)
+
+
+def load_record(path: Path) -> dict[str, Any]:
+    """Raises UserError for a record that is absent, lacks a required field, or was changed."""
+    recorded = rundir.read_json(path)
+    if recorded is None:
+        raise UserError(f"{path}: no record there. Give the directory of a run, for example runs/<name>/<timestamp>-<id>.")
+    found = record.faults(recorded)
+    if found:
+        raise UserError(f"{path}: refused, since it cannot be trusted. {'; '.join(found)}.")
+    return recorded
+
+
+def reproduce_one(run_dir: Path, recorded: dict[str, Any]) -> int:
+    """One run from the composition it recorded, into a new directory beside it."""
+    if recorded["status"] != "done":
+        raise UserError(f"{run_dir}: its status is {recorded['status']}; only a run that is done can be compared.")
+    config, warnings = prepare(recorded_config(run_dir))
+    host = detect.host(sys.executable)
+    again_dir = run_dir.parent / f"{run_dir.name}-again-{rundir.fresh_name()}"
+    plan = make_plan(config, host, again_dir, warnings)
+    check_host(plan, host)
+    _say_differences(recorded, record.begin(plan, host, recorded["overrides"], recorded["parent"]))
+    exit_code = execute(plan, host, recorded["overrides"], parent=recorded["run_id"])
+    if exit_code != EXIT_DONE:
+        print(f"the run failed again with exit code {exit_code}: {again_dir}")
+        return EXIT_FAILED
+    return _compare(run_dir, again_dir)
+
+
+def recorded_config(run_dir: Path) -> Config:
+    """The composition as it was resolved then; what conf/ says today does not matter."""
+    read = OmegaConf.load(run_dir / "config.yaml")
+    for key in ("run_dir", "trainer_args"):  # the launcher's additions for the ranks
+        del read[key]  # type: ignore[arg-type]
+    config: Config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), read))  # type: ignore[assignment]
+    return config
+
+
+def _say_differences(then: dict[str, Any], now: dict[str, Any]) -> None:
+    differing = [line for part in COMPARED for line in rundir.differences(then[part], now[part], part)]
+    if then["composition_hash"] != now["composition_hash"]:
+        differing += rundir.differences(then["composition"], now["composition"], "composition")
+    print(f"{len(differing)} difference(s) in {', '.join((*COMPARED, 'composition'))}")
+    for line in differing:
+        print(f"  {line}")
+
+
+def compare_metrics(then: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
+    """`step n, key: then -> now` for every figure that differs in any digit."""
+    if len(then) != len(now):
+        return [f"{len(then)} lines then, {len(now)} now"]
+    found = []
+    for old, new in zip(then, now, strict=True):
+        keep = sorted({*old, *new} - VARIES)
+        found += [f"step {old.get('step')}, {key}: {old.get(key)} -> {new.get(key)}" for key in keep if old.get(key) != new.get(key)]
+    return found
+
+
+def _compare(run_dir: Path, again_dir: Path) -> int:
+    then, now = (rundir.read_metrics(folder / "metrics.jsonl") for folder in (run_dir, again_dir))
+    differing = compare_metrics(then, now)
+    results = [rundir.read_json(folder / "result.json") or {} for folder in (run_dir, again_dir)]
+    for key in ("weights_sha256", "data_sha256", "accuracy"):
+        if results[0].get(key) != results[1].get(key):
+            differing.append(f"result.{key}: {results[0].get(key)} -> {results[1].get(key)}")
+    if not differing:
+        print(f"equal: {len(then)} lines of metrics and the results, to the last digit\n{again_dir}")
+        return EXIT_DONE
+    print(f"{len(differing)} figure(s) differ; the first: {differing[0]}\n{again_dir}")
+    return EXIT_FAILED
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
+        print(__doc__)
+        return EXIT_DONE if arguments in (["-h"], ["--help"]) else UserError.exit_code
+    try:
+        return reproduce(Path(arguments[0]).absolute())
+    except (UserError, HostError) as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,58 @@
+"""One command: compose, check, plan, execute, record.
+
+python launch/run.py hardware=mi350x method=grpo model=qwen3_4b mode=plan
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from launch import detect, help, pipeline, rundir, show, sweep
+from launch.check_files import check_files
+from launch.compose import compose
+from launch.errors import EXIT_DONE, HostError, UserError
+from launch.execute import check_host, execute
+from launch.plan import as_json, make_plan, prepare
+from launch.schema import Mode
+
+
+def run(overrides: list[str]) -> int:
+    """One composition from its overrides to its exit code."""
+    config = compose(overrides)
+    if config.phases:
+        return pipeline.run(config, overrides)
+    config, warnings = prepare(config)
+    check_files(config, all_lines=config.mode == Mode.run)
+    host = detect.host(sys.executable)
+    run_dir, resumed = rundir.choose(config)
+    plan = make_plan(config, host, run_dir, warnings)
+    if config.mode == Mode.plan:
+        show.show(config, lambda: as_json(plan), plan)
+        return EXIT_DONE
+    check_host(plan, host)
+    show.show_start(config, plan, resumed)
+    exit_code = execute(plan, host, overrides)
+    show.show_end(config, plan, exit_code)
+    return exit_code
+
+
+def main(arguments: list[str]) -> int:
+    if help.wanted(arguments):
+        print(help.text())
+        return EXIT_DONE
+    try:
+        return sweep.run(arguments, run) if sweep.wanted(arguments) else run(arguments)
+    except (UserError, HostError) as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

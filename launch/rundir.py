@@ -1,0 +1,129 @@
+"""The run directory: which one a run uses, its files written atomically, and a lock so that no two launchers share one."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from launch.errors import UserError
+from launch.plan import composition_hash, default_name, identity
+from launch.schema import Config
+
+
+def choose(config: Config) -> tuple[Path, bool]:
+    """(run directory, whether it continues an earlier run). Makes nothing."""
+    home = Path(config.run_root).absolute() / (config.name or default_name(config))
+    if config.resume == "never":
+        return home / fresh_name(), False
+    if config.resume == "auto":
+        found = newest_unfinished(home, composition_hash(config))
+        return (found, True) if found else (home / fresh_name(), False)
+    return _asked_for(config), True
+
+
+def fresh_name() -> str:
+    return f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def newest_unfinished(home: Path, wanted: str) -> Path | None:
+    """The newest run of this composition that is neither done nor running now."""
+    for folder in sorted(home.glob("*/"), reverse=True) if home.is_dir() else []:
+        record = read_json(folder / "record.json") or {}
+        if record.get("composition_hash") == wanted and record.get("status") != "done" and not is_locked(folder):
+            return folder
+    return None
+
+
+def _asked_for(config: Config) -> Path:
+    folder = Path(config.resume).absolute()
+    record = read_json(folder / "record.json")
+    if record is None:
+        raise UserError(f"resume={config.resume}: no record.json there. Give auto, never, or a run directory.")
+    if record.get("status") == "done":
+        raise UserError(f"resume={config.resume}: that run is done. resume=never runs the composition again.")
+    if is_locked(folder):
+        raise UserError(f"resume={config.resume}: that run is running now.")
+    differing = differences(record.get("composition", {}), identity(config))
+    if differing:
+        raise UserError(f"resume={config.resume}: another composition; it differs in {'; '.join(differing)}.")
+    return folder
+
+
+def differences(old: Any, new: Any, at: str = "") -> list[str]:
+    """`key: old -> new` for every leaf that differs."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return [line for key in sorted({*old, *new}) for line in differences(old.get(key), new.get(key), f"{at}.{key}" if at else str(key))]
+    return [] if old == new else [f"{at}: {old} -> {new}"]
+
+
+def make(folder: Path) -> None:
+    try:
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be made ({error.strerror}). Choose another place by run_root=<directory>.") from error
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the run for this launcher. The kernel lets go when the launcher dies, however it dies."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(f"{folder}: another launcher runs this run now.") from error
+        yield
+
+
+def is_locked(folder: Path) -> bool:
+    try:
+        with (folder / ".lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all: a temporary file, fsync, rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """None where there is no such file, or one that is no JSON."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Lines of a metrics.jsonl; a last line that is still being written is left out."""
+    if not path.is_file():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found

@@ -1,0 +1,283 @@
+"""The one typed definition of a configuration. Every YAML under conf/ is data for these classes.
+
+Hydra merges the groups into `Config`; a key that is not here, or a value of another type, is refused wherever it stands.
+Units are in the names: `_gb` is 1e9 bytes, `_gb_s` 1e9 bytes per second, `_tflops` 1e12 floating-point operations per second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Optional
+
+from omegaconf import MISSING
+
+
+class Vendor(Enum):
+    amd = "amd"
+    nvidia = "nvidia"
+    none = "none"
+
+
+class Link(Enum):
+    xgmi = "xgmi"
+    nvlink = "nvlink"
+    pcie = "pcie"
+    none = "none"
+
+
+class When(Enum):
+    """Which processes an environment variable of the hardware group is for."""
+
+    always = "always"
+    trainer = "trainer"  # a process that trains, on any number of GPUs
+    server = "server"  # a process that generates with vLLM
+    multi_gpu = "multi_gpu"  # a process group whose ranks talk through RCCL or NCCL
+    fsdp = "fsdp"  # ranks that shard parameters (fsdp, zero3)
+    eight_gpus = "eight_gpus"  # a process group of eight ranks
+
+
+class Init(Enum):
+    pretrained = "pretrained"
+    random = "random"
+
+
+class Mode(Enum):
+    run = "run"
+    plan = "plan"
+
+
+class Format(Enum):
+    text = "text"
+    json = "json"
+
+
+class Profile(Enum):
+    none = "none"
+    torch = "torch"
+
+
+@dataclass
+class EnvVar:
+    """An environment variable with the reason for its value and the source of that reason."""
+
+    value: str = MISSING
+    reason: str = MISSING
+    source: str = MISSING
+    when: When = When.always
+
+
+@dataclass
+class Dataloader:
+    num_workers: int = MISSING
+    pin_memory: bool = MISSING
+
+
+@dataclass
+class Rocm:
+    """Versions of ROCm that serve a GPU; `max` is empty while the newest still does."""
+
+    min: str = MISSING
+    max: Optional[str] = None
+
+
+@dataclass
+class Hardware:
+    """One device of a kind, and how a node of them is usually built. `gpus_per_node` counts devices as torch sees them."""
+
+    name: str = MISSING
+    product: str = MISSING
+    vendor: Vendor = MISSING
+    gfx: str = MISSING  # compiler target: gfx942, sm_90, or cpu
+    gpus_per_node: int = MISSING
+    memory_gb: float = MISSING
+    unified_memory: bool = False  # the GPU's memory is the host's memory
+    bandwidth_gb_s: float = MISSING
+    compute_units: int = MISSING
+    power_w: Optional[float] = None
+    peak_tflops: dict[str, float] = field(default_factory=dict)  # dense; fp32, fp16, bf16, fp8, fp4; absent where there is none
+    link: Link = Link.none
+    link_gb_s: Optional[float] = None  # all links of one device, per direction
+    precisions: list[str] = MISSING  # what it computes in, the preferred one first
+    attention: str = MISSING  # attn_implementation of transformers
+    compile: bool = True  # torch.compile works
+    triton: bool = True  # Triton has a back end for it
+    vllm: bool = True  # an image with vLLM exists for it
+    dataloader: Dataloader = field(default_factory=Dataloader)
+    env: dict[str, EnvVar] = field(default_factory=dict)
+    rocm: Optional[Rocm] = None
+    container: str = MISSING  # the image that serves it
+
+
+@dataclass
+class Model:
+    """A model's shape (so that planning needs no download) and where its weights come from."""
+
+    name: str = MISSING
+    architecture: str = MISSING  # model_type of transformers: qwen3, qwen2, llama
+    hub_id: Optional[str] = None
+    revision: Optional[str] = None  # a commit of the hub, 40 hexadecimal digits
+    path: Optional[str] = None  # a local directory; wins over hub_id
+    init: Init = Init.pretrained
+    num_layers: int = MISSING
+    hidden_size: int = MISSING
+    intermediate_size: int = MISSING
+    num_heads: int = MISSING
+    num_kv_heads: int = MISSING
+    head_dim: int = MISSING
+    vocab_size: int = MISSING
+    tied_embeddings: bool = MISSING
+    attention_bias: bool = False  # bias on the query, key and value projections
+    max_positions: int = MISSING
+    rope_theta: float = MISSING
+    rms_norm_eps: float = MISSING
+    num_parameters: int = MISSING  # as published or counted; a test recounts it from the shape
+
+
+@dataclass
+class Method:
+    """A recipe program and the arguments of its own configuration class."""
+
+    name: str = MISSING
+    program: str = MISSING  # module of recipes/, run by every rank
+    kind: str = MISSING  # trainer or evaluator
+    config_class: str = MISSING  # the class `args` are checked against, as module.Class
+    args: dict[str, Any] = field(default_factory=dict)
+    rewards: dict[str, float] = field(default_factory=dict)  # grpo: named reward or dotted path -> weight
+
+
+@dataclass
+class Adapter:
+    name: str = MISSING
+    rank: Optional[int] = None
+    alpha: Optional[int] = None
+    dropout: float = 0.0
+    target_modules: str = "all-linear"
+    rslora: bool = False
+    dora: bool = False
+    quantize_base: bool = False  # nf4 base weights under the adapter
+
+
+@dataclass
+class Precision:
+    name: str = MISSING
+    compute: str = MISSING  # dtype of matrix products: fp32, fp16, bf16, fp8
+    weights: str = MISSING  # dtype the trained parameters are kept in: fp32, bf16, nf4
+    loss_scaling: bool = False
+
+
+@dataclass
+class Fsdp:
+    reshard_after_forward: bool = True
+    cpu_offload: bool = False
+    activation_checkpointing: bool = False
+    state_dict_type: str = "SHARDED_STATE_DICT"
+
+
+@dataclass
+class Zero:
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+
+
+@dataclass
+class Topology:
+    """How processes sit on GPUs. `num_gpus` empty: every GPU of the node (one for `single`)."""
+
+    name: str = MISSING
+    num_gpus: Optional[int] = None
+    strategy: str = MISSING  # of the trainers: none, ddp, fsdp, zero2, zero3
+    servers: int = 0  # split: generation servers
+    server_tensor_parallel: int = 1  # split: GPUs of one server
+    tensor_parallel: int = 1  # of training: refused unless 1
+    pipeline_parallel: int = 1  # of training: refused unless 1
+    fsdp: Fsdp = field(default_factory=Fsdp)
+    zero: Zero = field(default_factory=Zero)
+
+
+@dataclass
+class Task:
+    """A reasoning-gym task; `level` sets every attribute of its curriculum, `config` any field of its own on top."""
+
+    name: str = MISSING
+    level: int = 0
+    weight: float = 1.0
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Data:
+    name: str = MISSING
+    kind: str = MISSING  # reasoning, jsonl or hub
+    tasks: list[Task] = field(default_factory=list)
+    num_train: Optional[int] = None  # reasoning: problems to generate
+    num_heldout: int = 0  # reasoning: problems that are never trained on
+    seed: int = 0  # reasoning: of the held-out problems, so that every run is measured on the same ones
+    path: Optional[str] = None  # jsonl: file to train on
+    heldout_path: Optional[str] = None
+    hub_id: Optional[str] = None
+    revision: Optional[str] = None
+    split: str = "train"
+    heldout_split: Optional[str] = None
+    limit: Optional[int] = None  # train on the first rows only
+
+
+@dataclass
+class Container:
+    name: str = MISSING
+
+
+@dataclass
+class Runtime:
+    name: str = MISSING
+
+
+@dataclass
+class Tracking:
+    name: str = MISSING
+    package: Optional[str] = None  # what must be importable
+    project: Optional[str] = None
+
+
+@dataclass
+class Target:
+    """A published or promised figure that a run's own is shown beside."""
+
+    value: float = MISSING
+    source: str = MISSING
+
+
+@dataclass
+class Phase:
+    """One run of a pipeline: overrides on top of the experiment. `model_from` names an earlier phase whose model it takes."""
+
+    name: str = MISSING
+    overrides: list[str] = field(default_factory=list)
+    model_from: Optional[str] = None
+
+
+@dataclass
+class Config:
+    hardware: Hardware = field(default_factory=Hardware)
+    model: Model = field(default_factory=Model)
+    method: Method = field(default_factory=Method)
+    adapter: Adapter = field(default_factory=Adapter)
+    precision: Precision = field(default_factory=Precision)
+    topology: Topology = field(default_factory=Topology)
+    data: Data = field(default_factory=Data)
+    container: Container = field(default_factory=Container)
+    runtime: Runtime = field(default_factory=Runtime)
+    tracking: Tracking = field(default_factory=Tracking)
+
+    mode: Mode = Mode.run
+    format: Format = Format.text
+    verbose: bool = False  # the text plan shows full command lines and environments
+    smoke: bool = False
+    resume: str = "auto"  # auto, never, or a run directory
+    profile: Profile = Profile.none
+    seed: int = 0
+    name: Optional[str] = None  # empty: <method>-<model>-<hardware>
+    run_root: str = "runs"
+    user_env: dict[str, str] = field(default_factory=dict)  # environment variables of the user's own; they win
+    targets: dict[str, Target] = field(default_factory=dict)  # keys of result.json
+    phases: list[Phase] = field(default_factory=list)

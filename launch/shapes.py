@@ -1,0 +1,45 @@
+"""Arithmetic on a model's shape: parameters and floating-point operations. No weights are needed."""
+
+from __future__ import annotations
+
+from launch.schema import Adapter, Model
+
+
+def linear_sizes(model: Model) -> list[tuple[int, int]]:
+    """(inputs, outputs) of the seven linear layers of one decoder layer."""
+    query, key = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    hidden, wide = model.hidden_size, model.intermediate_size
+    return [(hidden, query), (hidden, key), (hidden, key), (query, hidden), (hidden, wide), (hidden, wide), (wide, hidden)]
+
+
+def layer_parameters(model: Model) -> int:
+    """One decoder layer: linear layers, their biases (qwen2), two norms, and the query and key norms of qwen3."""
+    biases = sum(size for _, size in linear_sizes(model)[:3]) if model.attention_bias else 0
+    norms = 2 * model.hidden_size + (2 * model.head_dim if model.architecture == "qwen3" else 0)
+    return sum(i * o for i, o in linear_sizes(model)) + biases + norms
+
+
+def parameters(model: Model) -> int:
+    """All parameters: layers, embedding, output head unless tied, last norm."""
+    embeddings = model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)
+    return model.num_layers * layer_parameters(model) + embeddings + model.hidden_size
+
+
+def trainable_parameters(model: Model, adapter: Adapter) -> int:
+    """Parameters that receive gradients. LoRA adds rank * (inputs + outputs) a linear layer (arXiv:2106.09685),
+    DoRA one magnitude an output on top (arXiv:2402.09353)."""
+    if adapter.rank is None:
+        return model.num_parameters
+    per_layer = sum(adapter.rank * (i + o) + (o if adapter.dora else 0) for i, o in linear_sizes(model))
+    return model.num_layers * per_layer
+
+
+def flops_per_token(model: Model, sequence: int, trains_base: bool, recomputes: bool) -> float:
+    """Training FLOPs a token: 2 a weight forward, 2 for the inputs' and 2 for the weights' gradients (arXiv:2001.08361),
+    plus causal attention, 2 * sequence * attention width forward and twice that backward; checkpointing repeats the forward.
+    The embedding is a lookup and counts nothing; the output head counts."""
+    weights = model.num_layers * sum(i * o for i, o in linear_sizes(model)) + model.vocab_size * model.hidden_size
+    attention = 2 * model.num_layers * model.num_heads * model.head_dim * sequence
+    forward = 2 * weights + attention
+    backward = 2 * forward if trains_base else forward + attention
+    return forward + backward + (forward if recomputes else 0)

@@ -1,0 +1,171 @@
+"""The text plan: a page a person reads before a run, and the few lines after it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from launch import batch, rundir, topology
+from launch.estimate import Memory
+from launch.plan import Plan
+from launch.schema import Config, Format, Vendor
+
+
+def show(config: Config, as_json: Callable[[], dict[str, Any]], *plans: Plan) -> None:
+    """The plan on stdout: one JSON object, or a page for each run."""
+    if config.format == Format.json:
+        print(json.dumps(as_json(), indent=1))
+        return
+    console = _console()
+    for plan in plans:
+        show_plan(plan, console, config.verbose)
+
+
+def show_start(config: Config, plan: Plan, resumed: bool) -> None:
+    """The page before a run, and what it continues."""
+    if config.format == Format.text:
+        show_plan(plan, _console(), config.verbose)
+    if resumed:
+        say(config, f"Continues {_short(plan.run_dir)}; resume=never starts afresh.")
+
+
+def say(config: Config, line: str) -> None:
+    """A line for a person: on stdout, which format=json keeps for JSON."""
+    if config.format == Format.text:
+        _console().print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _console() -> Console:
+    """As wide as the terminal; 120 columns where there is none."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
+
+
+def show_plan(plan: Plan, console: Console, verbose: bool) -> None:
+    """Hardware, model, method, what runs where, memory against capacity, speed with its basis, warnings."""
+    console.print(Panel(_facts(plan), title=f"[bold]{plan.name}[/bold]", title_align="left"))
+    console.print(_processes(plan))
+    console.print(_memory(plan))
+    if verbose:
+        for process in plan.processes:
+            console.print(_details(process, plan.trainer_args))
+    else:
+        console.print("[dim]verbose=true adds full command lines, trainer arguments, and every environment variable with its reason.[/dim]")
+    for warning in plan.warnings:
+        console.print(Text(f"! {warning}", style="yellow"))
+
+
+def _facts(plan: Plan) -> Table:
+    config, hardware = plan.config, plan.config.hardware
+    rows = {
+        "hardware": f"{hardware.gpus_per_node} x {hardware.product} ({hardware.gfx}), {hardware.memory_gb:g} GB each",
+        "model": f"{config.model.name}, {config.model.num_parameters / 1e9:.3g} B parameters, from {_source(plan)}",
+        "method": f"{config.method.name}, {config.precision.name}, adapter {config.adapter.name}, {_batch(plan)}",
+        "data": _data(plan),
+        "topology": f"{config.topology.name} on {config.runtime.name}: {_spread(plan)}",
+        "expected speed": _speed(plan),
+        "run directory": str(plan.run_dir),
+    }
+    if hardware.vendor == Vendor.none:
+        rows["hardware"] = hardware.product if not config.smoke else f"the CPU, in place of {hardware.product}"
+    rows |= {f"target {name}": f"{target.value:g} ({target.source})" for name, target in plan.targets.items()}
+    table = Table.grid(padding=(0, 2))
+    for name, text in rows.items():
+        table.add_row(Text(name, style="bold"), Text(text))
+    return table
+
+
+def _source(plan: Plan) -> str:
+    model = plan.config.model
+    if model.path:
+        return model.path
+    return "random weights" if model.init.name == "random" else f"{model.hub_id}@{(model.revision or 'main')[:12]}"
+
+
+def _batch(plan: Plan) -> str:
+    size = batch.batch(plan.config)
+    if plan.config.method.kind != "trainer":
+        return f"{size.per_device} problems at a time"
+    split = f"{size.ranks} rank(s) x {size.per_device} x {size.accumulation} accumulated"
+    return f"{size.sequences} sequences a step ({split}), up to {size.sequence} tokens each"
+
+
+def _data(plan: Plan) -> str:
+    data = plan.config.data
+    if data.kind == "reasoning":
+        return f"{data.num_train} generated problems of {', '.join(t.name for t in data.tasks)}; {data.num_heldout} held out"
+    return f"{data.kind} {data.path or data.heldout_path or data.hub_id}"
+
+
+def _spread(plan: Plan) -> str:
+    servers = f"{topology.num_server_gpus(plan.config)} GPU(s) generate, " if plan.config.topology.servers else ""
+    strategy = plan.config.topology.strategy
+    return f"{servers}{topology.num_trainers(plan.config)} rank(s)" + (f" by {strategy}" if strategy != "none" else "")
+
+
+def _speed(plan: Plan) -> str:
+    if plan.speed.tokens_per_second is None or plan.speed.step_s is None:
+        return f"unknown: {plan.speed.basis}"
+    return f"{plan.speed.tokens_per_second:,.0f} tokens/s, {plan.speed.step_s:.3g} s a step ({plan.speed.basis})"
+
+
+def _processes(plan: Plan) -> Table:
+    table = Table("process", "kind", "GPUs", "command", title="What runs where", title_justify="left", expand=True)
+    for process in plan.processes:
+        gpus = ",".join(map(str, process.gpus)) or "CPU"
+        table.add_row(process.name, process.kind, gpus, Text(shlex.join(process.argv), overflow="ellipsis", no_wrap=True))
+    return table
+
+
+def _memory(plan: Plan) -> Table:
+    table = Table("process", "GPUs", "estimated", "of", "", "parts (GB)", title="Memory of one GPU", title_justify="left", expand=True)
+    for process in plan.processes:
+        entry = next(m for m in plan.memory if m.process == process.name)
+        parts = ", ".join(f"{name} {size:.3g}" for name, size in entry.parts_gb.items())
+        gpus = str(len(process.gpus)) if process.gpus else "CPU"
+        table.add_row(process.name, gpus, f"{entry.total_gb:.1f} GB", f"{entry.capacity_gb:g} GB", _bar(entry), parts)
+    return table
+
+
+def _bar(entry: Memory) -> Text:
+    share = entry.total_gb / entry.capacity_gb
+    filled = min(10, round(10 * share))
+    verdict = f" {share:.0%}" if entry.fits else f" {share:.0%} does not fit"
+    return Text("█" * filled + "░" * (10 - filled) + verdict, style="green" if entry.fits else "red")
+
+
+def _details(process: topology.Process, trainer_args: dict[str, Any]) -> Group:
+    table = Table("variable", "value", "origin", "reason [source]", expand=True)
+    for setting in process.settings:
+        table.add_row(setting.name, setting.value, setting.origin, Text(setting.reason))
+    arguments = Text("trainer arguments: " + ", ".join(f"{k}={v}" for k, v in sorted(trainer_args.items())))
+    parts: list[Any] = [Text(f"\n{process.name}", style="bold"), Text(shlex.join(process.argv)), table]
+    return Group(*parts, *([] if process.kind == "server" else [arguments]))
+
+
+def show_end(config: Config, plan: Plan, exit_code: int) -> None:
+    """One line of results, targets beside them, one line that says where everything is."""
+    result = rundir.read_json(plan.run_dir / "result.json") or {}
+    if config.format == Format.json:
+        print(json.dumps({"run_dir": str(plan.run_dir), "exit_code": exit_code, "result": result}, indent=1))
+        return
+    figures = {k: v for k, v in result.items() if isinstance(v, (int, float)) and not isinstance(v, bool) and k != "exit_code"}
+    line = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+    verdict = {0: "done", 75: "interrupted; the same command resumes it"}.get(exit_code, f"failed, exit code {exit_code}")
+    say(config, f"{plan.name}: {verdict}" + (f" ({line})" if line else ""))
+    for name, target in plan.targets.items():
+        if name in figures:
+            say(config, f"  {name} {figures[name]:.4g}, target {target.value:g} ({target.source})")
+    say(config, f"Everything is in {_short(plan.run_dir)}")
+
+
+def _short(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

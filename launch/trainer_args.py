@@ -1,0 +1,163 @@
+"""The complete arguments of a method's configuration class: what the user gave, plus what the other groups imply."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from launch.errors import UserError, near
+from launch.schema import Config, Vendor
+
+LOCK = Path(__file__).parents[1] / "containers/trainer_args.lock.json"
+
+# Arguments that another key decides; given under method.args they would contradict it.
+OWNED = {
+    "output_dir": "run_root=",
+    "run_name": "name=",
+    "seed": "seed=",
+    "data_seed": "seed=",
+    "bf16": "precision=bf16",
+    "fp16": "precision=fp16",
+    "use_cpu": "hardware=cpu",
+    "report_to": "tracking=",
+    "project": "tracking.project=",
+    "disable_tqdm": "nothing: the launcher shows progress",
+    "dataloader_num_workers": "hardware.dataloader.num_workers=",
+    "dataloader_pin_memory": "hardware.dataloader.pin_memory=",
+    "fsdp": "topology=fsdp",
+    "fsdp_config": "topology.fsdp.<field>=",
+    "deepspeed": "topology=zero2 or topology=zero3",
+    "resume_from_checkpoint": "resume=",
+    "use_vllm": "topology=split",
+    "vllm_mode": "topology=split",
+    "vllm_server_base_url": "topology=split",
+    "vllm_server_host": "topology=split",
+    "vllm_server_port": "topology=split",
+    "vllm_group_port": "topology=split",
+    "model_init_kwargs": "model.<field>=, precision= and hardware.attention=",
+}
+# What TRL removed, and what to use instead (TRL's migration notes; notes of transformers 5).
+REPLACED = {
+    "max_prompt_length": "prompts are no longer truncated: filter the data, and bound the completion by max_completion_length",
+    "max_seq_length": "use max_length",
+    "warmup_ratio": "use warmup_steps: a value below 1 is a share of all steps",
+    "overwrite_output_dir": "every run has a directory of its own",
+    "logging_dir": "the launcher sets it",
+    "group_by_length": "use train_sampling_strategy=group_by_length",
+    "fp16_opt_level": "Apex is gone; precision=fp16 uses torch.amp",
+    "evaluation_strategy": "use eval_strategy",
+}
+JSON_TYPES = {bool: "bool", int: "int", float: "float", str: "str", list: "list", dict: "dict", type(None): "null"}
+SERVER_PORT, WEIGHTS_PORT = 8000, 51216  # vLLM's and TRL's defaults
+
+
+@functools.cache
+def lock() -> dict[str, Any]:
+    """Every argument of every configuration class, as `make lock` read them from the installed packages."""
+    content: dict[str, Any] = json.loads(LOCK.read_text())
+    return content
+
+
+def known(config: Config) -> dict[str, dict[str, Any]]:
+    """Argument -> {types, default} of the method's configuration class."""
+    arguments: dict[str, dict[str, Any]] = lock()["arguments"].get(config.method.config_class, {})
+    if not arguments:
+        raise UserError(f"method.config_class={config.method.config_class}: not in {LOCK.name}. Run `make lock` after adding a method.")
+    return arguments
+
+
+def value(config: Config, name: str) -> Any:
+    """An argument as the trainer will see it: given, or its default."""
+    return config.method.args.get(name, known(config)[name]["default"])
+
+
+def check(config: Config) -> None:
+    """Refuse what the configuration class would refuse, or another key decides. Raises UserError."""
+    arguments, cls = known(config), config.method.config_class
+    for name, given in config.method.args.items():
+        if name in OWNED and name in arguments:
+            raise UserError(f"method.args.{name}={given}: decided elsewhere; set {OWNED[name]} instead.")
+        if name not in arguments:
+            why = f" Removed from TRL: {REPLACED[name]}." if name in REPLACED else near(name, set(arguments) - set(OWNED))
+            raise UserError(f"method.args.{name}={given}: {cls} of TRL {lock()['trl']} has no such argument.{why}")
+        types = arguments[name]["types"]
+        kind = JSON_TYPES[type(given)]
+        if "any" not in types and kind not in types and not (kind == "int" and "float" in types):
+            raise UserError(f"method.args.{name}={given!r}: {kind}, and {cls} takes {' or '.join(types)}.")
+
+
+def complete(config: Config, run_dir: Path) -> dict[str, Any]:
+    """Keyword arguments of the configuration class, nothing left to a default that the composition decides."""
+    implied = {
+        "output_dir": str(run_dir / "checkpoints"),
+        "seed": config.seed,
+        "data_seed": config.seed,
+        "use_cpu": config.hardware.vendor == Vendor.none,
+        "bf16": config.precision.compute in ("bf16", "fp8"),
+        "fp16": config.precision.compute == "fp16",
+        "report_to": config.tracking.name,
+        "run_name": config.name,
+        "project": config.tracking.project or "huggingface",
+        "disable_tqdm": True,
+        "dataloader_num_workers": config.hardware.dataloader.num_workers,
+        "dataloader_pin_memory": config.hardware.dataloader.pin_memory,
+        **_strategy(config),
+        **_generation(config),
+    }
+    names = known(config)
+    return {**{k: v for k, v in implied.items() if k in names}, **config.method.args}
+
+
+def _strategy(config: Config) -> dict[str, Any]:
+    topology = config.topology
+    if topology.strategy == "fsdp":
+        fsdp = topology.fsdp
+        return {
+            "fsdp": True,
+            "fsdp_config": {
+                "version": 2,
+                "reshard_after_forward": fsdp.reshard_after_forward,
+                "cpu_offload": fsdp.cpu_offload,
+                "activation_checkpointing": fsdp.activation_checkpointing,
+                "state_dict_type": fsdp.state_dict_type,
+            },
+        }
+    if topology.strategy in ("zero2", "zero3"):
+        return {"deepspeed": _deepspeed(config)}
+    return {}
+
+
+def _deepspeed(config: Config) -> dict[str, Any]:
+    """`auto` is filled by transformers from the trainer's own arguments."""
+    zero: dict[str, Any] = {"stage": int(config.topology.strategy[-1]), "overlap_comm": True, "contiguous_gradients": True}
+    if config.topology.zero.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": config.hardware.dataloader.pin_memory}
+    if config.topology.zero.offload_parameters:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": config.hardware.dataloader.pin_memory}
+    if zero["stage"] == 3:
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    content: dict[str, Any] = {
+        "zero_optimization": zero,
+        "bf16": {"enabled": "auto"},
+        "fp16": {"enabled": "auto"},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+    }
+    if config.hardware.vendor == Vendor.amd:
+        # bf16 gradients reduced in bf16 give silent NaN on ROCm (huggingface/accelerate#4025).
+        content["communication_data_type"] = "fp32"
+    return content
+
+
+def _generation(config: Config) -> dict[str, Any]:
+    if config.topology.servers == 0:
+        return {}
+    return {
+        "use_vllm": True,
+        "vllm_mode": "server",
+        "vllm_server_base_url": f"http://127.0.0.1:{SERVER_PORT}",
+        "vllm_group_port": WEIGHTS_PORT,
+    }

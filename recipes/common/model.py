@@ -1,0 +1,161 @@
+"""The model and the tokenizer of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig
+from peft import LoraConfig
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    set_seed,
+)
+
+from recipes.common.errors import UserError, near
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+PAD, USER, ASSISTANT, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"
+# What TRL's assistant_only_loss needs stands between the generation markers: the answer and the token that ends it.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}"
+    "{{ '" + ASSISTANT + "' }}{% generation %}{{ message['content'] + '" + END + "' }}{% endgeneration %}"
+    "{% else %}{{ '" + USER + "' + message['content'] }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '" + ASSISTANT + "' }}{% endif %}"
+)
+TRAINED_VOCABULARY = 512
+
+
+def build_tokenizer(config: DictConfig, texts: Iterable[str]) -> PreTrainedTokenizerBase:
+    """The tokenizer of `config.model`: that of its directory or of the hub, and for random weights one trained on `texts`.
+
+    Raises UserError where the directory or the hub has none.
+    """
+    model = config.model
+    if model.path is not None:
+        _check_directory(Path(model.path))
+        return AutoTokenizer.from_pretrained(model.path, trust_remote_code=False)
+    if model.init == "random":
+        return train_tokenizer(texts, vocab_size=min(TRAINED_VOCABULARY, model.vocab_size))
+    return _from_hub(AutoTokenizer, model)
+
+
+def build_model(config: DictConfig) -> PreTrainedModel:
+    """The model of `config.model`, with parameters of dtype `config.precision.weights`, on the CPU where it is pretrained.
+
+    Random weights follow from `config.seed` and, where there is a GPU, are drawn on it: a CPU needs minutes for 8e9 of them.
+
+    Raises UserError for a directory without safetensors, a model the hub does not give, and weights that need part 6.
+    """
+    model, kwargs = config.model, {"dtype": _dtype(config), "attn_implementation": config.hardware.attention}
+    if model.path is not None:
+        return AutoModelForCausalLM.from_pretrained(model.path, trust_remote_code=False, use_safetensors=True, **kwargs)
+    if model.init == "random":
+        set_seed(config.seed)
+        with torch.device(_device()):
+            return AutoModelForCausalLM.from_config(model_config(model), **kwargs)
+    return _from_hub(AutoModelForCausalLM, model, use_safetensors=True, **kwargs)
+
+
+def model_config(model: DictConfig) -> AutoConfig:
+    """The configuration of transformers for the shape that conf/model states."""
+    return AutoConfig.for_model(
+        model.architecture,
+        num_hidden_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_attention_heads=model.num_heads,
+        num_key_value_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        vocab_size=model.vocab_size,
+        tie_word_embeddings=model.tied_embeddings,
+        attention_bias=model.attention_bias,
+        max_position_embeddings=model.max_positions,
+        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
+        rms_norm_eps=model.rms_norm_eps,
+    )
+
+
+def adapter_config(config: DictConfig) -> LoraConfig | None:
+    """The peft configuration of `config.adapter`, or None where all parameters train."""
+    adapter = config.adapter
+    if adapter.rank is None:
+        return None
+    if adapter.quantize_base:
+        raise UserError(f"adapter={adapter.name}: a quantized base model comes with part 6. Use adapter=lora or adapter=dora.")
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        lora_dropout=adapter.dropout,
+        target_modules=adapter.target_modules,
+        use_rslora=adapter.rslora,
+        use_dora=adapter.dora,
+    )
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer trained on `texts`; equal texts give equal tokenizers.
+
+    Digits stay single tokens, so that a number is spelt the same way wherever it stands; merges may cross spaces, so that a
+    phrase all problems share becomes one token.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[AddedToken(token, special=True) for token in (PAD, USER, ASSISTANT, END)],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, chat_template=CHAT_TEMPLATE)
+
+
+def _dtype(config: DictConfig) -> torch.dtype:
+    weights = config.precision.weights
+    if weights not in DTYPES:
+        raise UserError(f"precision={config.precision.name} keeps weights in {weights}, which comes with part 6. {near(weights, DTYPES)}")
+    return DTYPES[weights]
+
+
+def _device() -> torch.device:
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _check_directory(path: Path) -> None:
+    if not (path / "config.json").is_file():
+        raise UserError(f"model.path={path}: there is no config.json in it. Give a directory that save_pretrained wrote.")
+    if not any(path.glob("*.safetensors")):
+        found = ", ".join(sorted(p.name for p in path.iterdir())[:5])
+        raise UserError(
+            f"model.path={path}: there are no .safetensors weights in it ({found}). Pickled weights can run code when they are loaded and "
+            "are refused; convert them with save_pretrained."
+        )
+
+
+def _from_hub(auto_class: type, model: DictConfig, **kwargs):
+    if model.hub_id is None or model.revision is None:
+        raise UserError(f"model={model.name} has no hub_id with a revision: give model.path=<directory>, or model.init=random.")
+    try:
+        return auto_class.from_pretrained(model.hub_id, revision=model.revision, trust_remote_code=False, **kwargs)
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"model {model.hub_id} at {model.revision} could not be had: {reason} Give model.path=<a local directory>, or model.init=random."
+        ) from error

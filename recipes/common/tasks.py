@@ -1,0 +1,138 @@
+"""Generated problems: reasoning-gym tasks in two sets that do not meet, and their scorers."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import random
+from functools import cache
+from typing import Any
+
+import reasoning_gym
+from omegaconf import DictConfig
+from reasoning_gym.coaching import BaseCurriculum
+from reasoning_gym.dataset import ProceduralDataset
+from reasoning_gym.factory import CURRICULA, DATASETS
+
+from recipes.common.errors import UserError, near
+
+Problem = dict[str, Any]
+
+
+def generate(data: DictConfig) -> tuple[list[Problem], list[Problem]]:
+    """The training and the held-out problems of `data` (kind reasoning).
+
+    Both follow from `data.seed` alone, so that runs with different `seed` are measured on the same held-out problems. No question
+    of one set occurs in the other. A problem is {prompt: [user message], completion: [assistant message], answer, task, level,
+    entry}; `entry` is the task's own record as JSON, which its scorer reads.
+
+    Raises UserError for an unknown task, level or field, and for a task with too few different problems.
+    """
+    if not data.tasks:
+        raise UserError("data.tasks is empty: a reasoning data set needs at least one task, for example data=reasoning.")
+    if not data.num_train:
+        raise UserError(f"data.num_train={data.num_train}: it must be at least 1, for example data.num_train=10000.")
+    total = sum(task.weight for task in data.tasks)
+    heldout, train = [], []
+    for task in data.tasks:
+        share = task.weight / total
+        held = _draw(task, "heldout", data.seed, round(data.num_heldout * share), exclude=set(), distinct=True)
+        questions = {_question(problem) for problem in held}
+        train += _draw(task, "train", data.seed, max(1, round(data.num_train * share)), exclude=questions, distinct=False)
+        heldout += held
+    order = random.Random(data.seed)
+    order.shuffle(heldout)
+    order.shuffle(train)
+    # Two tasks may phrase the same question, so the check spans the sets and not the tasks.
+    questions = {_question(problem) for problem in heldout}
+    return [problem for problem in train if _question(problem) not in questions], heldout
+
+
+def score(answer: str, problem_entry: str) -> float:
+    """What the task's own scorer gives `answer`, from 0 to 1; `problem_entry` is a problem's `entry`."""
+    entry = json.loads(problem_entry)
+    return float(_scorer(entry["metadata"]["source_dataset"])(answer, entry))
+
+
+def wrong_answer(problem: Problem, others: list[Problem], rng: random.Random) -> str:
+    """A wrong answer to `problem`: the right one to another problem of the same task. `others` are problems to choose from."""
+    candidates = [o["answer"] for o in others if o["task"] == problem["task"] and score(o["answer"], problem["entry"]) < 1.0]
+    if not candidates:
+        raise UserError(f"every problem of task {problem['task']} has the same answer, so that none can be the rejected one of a pair.")
+    return rng.choice(candidates)
+
+
+@cache
+def _scorer(task: str):
+    return reasoning_gym.get_score_answer_fn(task)
+
+
+def _question(problem: Problem) -> str:
+    return problem["prompt"][0]["content"]
+
+
+def _draw(task: DictConfig, split: str, seed: int, count: int, exclude: set[str], distinct: bool) -> list[Problem]:
+    problems, seen = [], set(exclude)
+    attempts = 20 * count + 1000
+    dataset = _dataset(task, split, seed, attempts)
+    for index in range(attempts):
+        if len(problems) == count:
+            return problems
+        problem = _problem(task, dataset[index])
+        if index == 0:
+            _check_scorer(problem)
+        if _question(problem) in seen:
+            continue
+        if distinct:
+            seen.add(_question(problem))
+        problems.append(problem)
+    raise UserError(
+        f"task {task.name} at level {task.level} gave {len(problems)} of {count} {split} problems in {attempts} attempts: it has too few "
+        "different questions. Raise its level, or lower data.num_heldout."
+    )
+
+
+def _dataset(task: DictConfig, split: str, seed: int, size: int) -> ProceduralDataset:
+    if task.name not in DATASETS:
+        raise UserError(f"data.tasks names {task.name!r}, which reasoning-gym does not have. {near(task.name, DATASETS)}")
+    # A data set draws item i from seed + i: neighbouring seeds would repeat each other's problems, hashed ones lie far apart.
+    start = int.from_bytes(hashlib.sha256(f"{split}/{task.name}/{seed}".encode()).digest()[:4], "big")
+    dataset_class, config_class = DATASETS[task.name]
+    config = _curriculum_config(task) if task.name in CURRICULA else config_class()
+    known = {f.name for f in dataclasses.fields(config)} - {"seed", "size"}
+    for key in task.config:
+        if key not in known:
+            raise UserError(f"data.tasks: {task.name} has no field {key!r}. {near(key, known)}")
+    try:
+        return dataset_class(dataclasses.replace(config, **dict(task.config), seed=start, size=size))
+    except AssertionError as error:  # how reasoning-gym refuses a value
+        raise UserError(f"data.tasks: {task.name} refuses its configuration {dict(task.config)}: {error}") from error
+
+
+def _check_scorer(problem: Problem) -> None:
+    # Some tasks' scorers need what JSON does not keep, such as integer keys; rewards from those would be zero throughout.
+    if score(problem["answer"], problem["entry"]) < 1.0:
+        raise UserError(f"data.tasks: the scorer of {problem['task']} does not accept the task's own answer from its record; use another task.")
+
+
+def _curriculum_config(task: DictConfig) -> Any:
+    curriculum: BaseCurriculum = CURRICULA[task.name]()
+    highest = max(len(attribute.levels) for attribute in curriculum.attributes.values()) - 1
+    if not 0 <= task.level <= highest:
+        raise UserError(f"data.tasks: level {task.level} of {task.name} is outside 0 to {highest}.")
+    for name, attribute in curriculum.attributes.items():
+        curriculum.set_attr_level(name, min(task.level, len(attribute.levels) - 1))
+    return curriculum.generate_configuration()
+
+
+def _problem(task: DictConfig, entry: dict[str, Any]) -> Problem:
+    answer = str(entry["answer"])
+    return {
+        "prompt": [{"role": "user", "content": entry["question"]}],
+        "completion": [{"role": "assistant", "content": answer}],
+        "answer": answer,
+        "task": task.name,
+        "level": task.level,
+        "entry": json.dumps(entry, sort_keys=True, default=str),
+    }

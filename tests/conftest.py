@@ -1,0 +1,56 @@
+"""What several tests need: the launcher called as a person calls it, and compositions without a command line."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from launch.compose import compose
+from launch.detect import Gpu, Host
+from launch.run import main
+from launch.schema import Config
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def launch(capfd, tmp_path, monkeypatch):
+    """`launch("mode=plan", ...)` in this process, in an empty directory. For what starts no rank."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Done:
+        code = main([*arguments])
+        captured = capfd.readouterr()
+        return Done(code, captured.out, captured.err)
+
+    return call
+
+
+def command(*arguments: str, cwd: Path, **kwargs) -> subprocess.CompletedProcess:
+    """`python launch/run.py ...` as a process of its own, from another directory than the repository's."""
+    env = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run([sys.executable, str(ROOT / "launch/run.py"), *arguments], cwd=cwd, env=env, capture_output=True, text=True, **kwargs)
+
+
+@functools.cache
+def composed(*overrides: str) -> Config:
+    """A composition; shared, so read it only."""
+    return compose(list(overrides))
+
+
+def host_with(num_gpus: int, gfx: str = "gfx942", **environ: str) -> Host:
+    gpu = Gpu("test", gfx, 304, 192.0, "mi300x")
+    return Host(python="python", num_cores=64, gpus=(gpu,) * num_gpus, environ=environ)

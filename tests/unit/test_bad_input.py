@@ -1,0 +1,179 @@
+"""A person's mistakes: one message with value, rule, remedy and near names, exit 2, no traceback."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launch import rundir
+from launch.plan import composition_hash, identity
+from tests.conftest import command, composed
+
+# arguments -> what the message must say
+MISTAKES = {
+    ("hardware=mi530x",): ["hardware=mi530x", "no such hardware", "Did you mean mi350x", "Options: auto, cpu"],
+    ("model=qwen3_3b",): ["model=qwen3_3b", "qwen3_8b", "Options:"],
+    ("experiment=quikstart",): ["experiment=quikstart", "Did you mean quickstart"],
+    ("seeed=1",): ["seeed=1", "no key 'seeed'", "Did you mean seed"],
+    ("+seeed=1",): ["seeed", "Did you mean seed"],
+    ("++seeed=1",): ["seeed", "Did you mean seed"],
+    ("topology.num_gpu=2",): ["num_gpu", "Did you mean topology.num_gpus", "Keys in topology"],
+    ("seed=abc",): ["seed", "'abc'", "int"],
+    ("smoke=perhaps",): ["smoke", "'perhaps'", "bool"],
+    ("seed=-1",): ["seed=-1", "0 to 4294967295", "Use: seed=0"],
+    ("mode=plna",): ["'plna'", "run, plan", "Did you mean plan"],
+    ("model.init=randm",): ["'randm'", "pretrained, random", "Did you mean random"],
+    ("method.args.max_prompt_length=5", "method=grpo"): ["max_prompt_length=5", "trl.GRPOConfig", "Removed from TRL", "max_completion_length"],
+    ("method.args.lerning_rate=1e-4",): ["lerning_rate", "trl.SFTConfig", "Did you mean learning_rate"],
+    ("method.args.learning_rate=fast",): ["learning_rate='fast'", "takes float"],
+    ("method.args.bf16=true",): ["method.args.bf16=True", "set precision=bf16 instead"],
+    ("method.args.output_dir=x",): ["output_dir=x", "run_root="],
+    ("topology=tensor",): ["tensor- and pipeline-parallel training is not offered", "topology=fsdp"],
+    ("topology=pp",): ["tensor- and pipeline-parallel training is not offered", "topology=fsdp"],
+    ("topology.tensor_parallel=2",): ["tensor-parallel training is not offered", "topology=fsdp"],
+    ("topology.pipeline_parallel=2",): ["pipeline-parallel training is not offered", "topology=fsdp or topology=zero3"],
+    ("hardware=mi210", "precision=fp8", "mode=plan"): ["precision=fp8 on mi210", "gfx90a has no fp8", "Use: precision=bf16"],
+    ("hardware=mi50", "precision=bf16", "mode=plan"): ["precision=bf16 on mi50", "gfx906 has no bf16 in hardware", "precision=fp"],
+    ("hardware=mi50", "topology=split", "method=grpo", "mode=plan"): ["topology=split on mi50", "Use:"],
+    ("method=grpo", "method.rewards.acuracy=1"): ["acuracy", "Did you mean accuracy", "dotted path"],
+    ("method=grpo", "++method.rewards={no_such_module.reward: 1}"): ["no_such_module", "no module"],
+    ("method=grpo", "++method.rewards={json.laods: 1}"): ["json.laods", "Did you mean loads"],
+    ("data=jsonl",): ["data=jsonl without a file", "data.path="],
+    ("data=jsonl", "data.path=missing.jsonl"): ["data.path=missing.jsonl", "no such file"],
+    ("data=hub",): ["data=hub without a data set", "data.hub_id="],
+    ("data.tasks=[]",): ["0 tasks", "at least one task"],
+    ("data.limit=0",): ["data.limit=0", "at least 1"],
+    ("model.path=nowhere", "mode=plan"): ["model.path=nowhere", "no such directory"],
+    ("tracking=mlflow",): ["tracking=mlflow", "not installed", "tracking=tensorboard"],
+    ("run_root=/proc/x",): ["/proc/x", "cannot be made", "run_root="],
+    ("resume=nowhere",): ["resume=nowhere", "no record.json", "auto, never, or a run directory"],
+    ("name=../x",): ["name=../x", "letters, digits"],
+    ("a=b=c",): ["key=value"],
+    ("hardware",): ["hardware", "key=value"],
+    ("phases=[{name: a, model_from: b}]",): ["model_from=b", "no phase"],
+}
+
+
+@pytest.mark.parametrize(("arguments", "said"), MISTAKES.items(), ids=lambda v: " ".join(v) if isinstance(v, tuple) else "")
+def test_mistake(launch, arguments, said):
+    done = launch(*arguments)
+    assert done.code == 2
+    assert "Traceback" not in done.err
+    for words in said:
+        assert words in done.err
+
+
+def test_no_traceback_and_nothing_left_behind(tmp_path):
+    done = command("hardware=mi530x", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "method", "said"),
+    [
+        ('{"text": "a"}\nnot json\n', "sft", [":2:", "no JSON"]),
+        ('{"text": "a"}\n\n{"txt": "b"}\n', "sft", [":3:", "has txt", "needs messages or text or prompt+completion"]),
+        ('{"prompt": "a", "chosen": "b"}\n', "dpo", [":1:", "prompt+chosen+rejected"]),
+        ("[1, 2]\n", "sft", [":1:", "list", "JSON object"]),
+        ("", "sft", ["no rows", "empty"]),
+        ("\n\n", "sft", ["no rows", "empty"]),
+        (b"\xff\xfe", "sft", ["not UTF-8"]),
+    ],
+)
+def test_data_file(launch, tmp_path, content, method, said):
+    file = tmp_path / "train.jsonl"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    done = launch("data=jsonl", f"data.path={file}", f"method={method}", "mode=plan")
+    assert done.code == 2
+    assert str(file) in done.err
+    for words in said:
+        assert words in done.err
+
+
+def test_near_name_of_a_data_file(launch, tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n')
+    assert "Did you mean train.jsonl?" in launch("data=jsonl", "data.path=trian.jsonl").err
+
+
+def test_unreadable_data_file(launch, tmp_path):
+    (tmp_path / "folder.jsonl").mkdir()
+    assert "no such file" in launch("data=jsonl", f"data.path={tmp_path / 'folder.jsonl'}").err
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ([], "no config.json"),
+        (["config.json"], "no *.safetensors"),
+        (["config.json", "pytorch_model.bin"], "only a pickle checkpoint (pytorch_model.bin)"),
+    ],
+)
+def test_model_directory(launch, tmp_path, files, said):
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in files:
+        (model / name).write_text("{}")
+    done = launch(f"model.path={model}", "mode=plan")
+    assert done.code == 2
+    assert said in done.err
+
+
+def test_resume_of_another_composition_names_the_keys(launch, tmp_path):
+    config = composed("hardware=cpu", "seed=3")
+    rundir.write_json(
+        tmp_path / "old/record.json", {"status": "failed", "composition": identity(config), "composition_hash": composition_hash(config)}
+    )
+    done = launch("hardware=cpu", f"resume={tmp_path / 'old'}", "seed=4", "method.args.max_steps=7")
+    assert done.code == 2
+    assert "another composition" in done.err
+    assert "seed: 3 -> 4" in done.err
+    assert "method.args.max_steps:" in done.err
+
+
+def test_resume_of_a_run_that_is_done(launch, tmp_path):
+    rundir.write_json(tmp_path / "old/record.json", {"status": "done"})
+    assert "that run is done" in launch(f"resume={tmp_path / 'old'}").err
+
+
+def test_run_root_that_is_a_file(launch, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = launch(f"run_root={tmp_path / 'file'}")
+    assert done.code == 2
+    assert "is a file" in done.err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("# @package _global_\nseeed: 1\n", ["seeed", "Did you mean seed"]),
+        ("# @package _global_\ntopology:\n  num_gpu: 1\n", ["num_gpu", "Did you mean topology.num_gpus"]),
+        ("# @package _global_\nseed: abc\n", ["seed", "'abc'"]),
+        ("# @package _global_\nseed: {\n", ["while parsing"]),
+        ("# @package _global_\ndefaults:\n  - override /hardware: mi530x\n", ["hardware=mi530x", "Did you mean mi350x"]),
+    ],
+)
+def test_mistakes_inside_an_experiment_file(launch, tmp_path, content, said):
+    """The same mistakes in a file of the user's own, which Hydra finds by hydra.searchpath."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(content)
+    done = launch("experiment=mine", f"hydra.searchpath=[file://{tmp_path}]", "mode=plan")
+    assert done.code == 2
+    assert "Traceback" not in done.err
+    for words in said:
+        assert words in done.err
+
+
+def test_a_sweep_runs_every_job_and_reports_the_first_failure(launch):
+    done = launch("-m", "method.args.learning_rate=fast,1e-4", "mode=plan", "format=json")
+    assert done.code == 2
+    assert "learning_rate='fast'" in done.err
+    assert json.loads(done.out)["trainer_args"]["learning_rate"] == 1e-4
+
+
+def test_a_sweep_refuses_an_unknown_option(launch):
+    done = launch("-m", "hardware=mi300x,mi530x", "mode=plan")
+    assert done.code == 2
+    assert "hardware=mi530x: no such hardware" in done.err

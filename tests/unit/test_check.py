@@ -1,0 +1,130 @@
+"""The table of rules, row by row: a composition that each rule refuses, and the words it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from launch.check import RULES, check, refusals, warnings
+from launch.errors import UserError
+from launch.schema import Config
+from tests.conftest import composed
+
+# rule -> (overrides that break it, words of message and remedy)
+CASES = {
+    "precision": (["hardware=mi210", "precision=fp8"], ["precision=fp8 on mi210", "gfx90a"]),
+    "nf4_without_adapter": (["hardware=mi300x", "precision=nf4", "model=qwen3_4b"], ["adapter=none", "adapter=qlora"]),
+    "qlora_without_nf4": (["hardware=mi300x", "adapter=qlora", "precision=bf16"], ["adapter=qlora with precision=bf16", "precision=nf4"]),
+    "adapter_without_training": (["method=evaluate", "adapter=lora"], ["evaluate trains nothing", "adapter=none"]),
+    "tensor_parallel": (["topology.tensor_parallel=2"], ["tensor-parallel training is not offered", "topology=fsdp"]),
+    "pipeline_parallel": (["topology.pipeline_parallel=2"], ["pipeline-parallel training is not offered", "zero3"]),
+    "num_gpus": (["hardware=mi300x", "topology=ddp", "topology.num_gpus=9"], ["num_gpus=9", "has 8", "1 to 8"]),
+    "single_is_one": (["hardware=mi300x", "topology=single", "topology.num_gpus=2"], ["topology=single", "ddp"]),
+    "one_evaluator": (["hardware=mi300x", "method=evaluate", "topology=ddp"], ["one process", "topology=single"]),
+    "split_is_for_grpo": (["hardware=mi300x", "topology=split"], ["only grpo generates", "topology=ddp"]),
+    "split_needs_vllm": (
+        ["hardware=mi50", "hardware.gpus_per_node=4", "method=grpo", "topology=split", "precision=fp16"],
+        ["gfx906", "transformers generates"],
+    ),
+    "split_needs_a_trainer": (["hardware=mi300x", "method=grpo", "topology=split", "topology.num_gpus=1"], ["none is left to train on"]),
+    "split_needs_a_server": (["hardware=mi300x", "method=grpo", "topology=split", "topology.servers=0"], ["topology.servers=0", "at least 1"]),
+    "servers_without_split": (["hardware=mi300x", "topology=ddp", "topology.servers=1"], ["nothing would be served", "topology=split"]),
+    "offload_without_zero": (["hardware=mi300x", "topology=ddp", "topology.zero.offload_optimizer=true"], ["ignored", "zero2"]),
+    "fsdp_options_without_fsdp": (["hardware=mi300x", "topology=ddp", "topology.fsdp.cpu_offload=true"], ["ignored", "topology=fsdp"]),
+    "groups_divide": (
+        [
+            "hardware=mi300x",
+            "model=qwen3_4b",
+            "method=grpo",
+            "topology=split",
+            "method.args.per_device_train_batch_size=4",
+            "method.args.gradient_accumulation_steps=1",
+            "method.args.num_generations=8",
+        ],
+        ["28 completions", "7 training rank(s)", "num_generations=8", "8 x 1 (56)", "num_generations=7"],
+    ),
+    "compile": (["hardware=mi50", "precision=fp32", "method.args.torch_compile=true"], ["gfx906", "torch_compile=false"]),
+    "triton_kernels": (["hardware=mi50", "precision=fp32", "method.args.use_liger_kernel=true"], ["Triton", "gfx906"]),
+    "sequence_length": (["model=qwen3_4b", "method.args.max_length=50000"], ["50000 tokens", "qwen3_4b has"]),
+    "rewards_needed": (["method=grpo", "topology=single", "method.rewards={}"], ["nothing would be learned", "reasoning_gym"]),
+    "rewards_unused": (["method.rewards.accuracy=1"], ["method=sft", "ignored", "method=grpo"]),
+    "reward_unknown": (["method=grpo", "topology=single", "method.rewards.acuracy=1"], ["acuracy", "accuracy"]),
+    "name": (["name=a/b"], ["name=a/b", "letters"]),
+    "seed": (["seed=4294967296"], ["4294967296", "seed=0"]),
+    "reasoning_data": (["data.num_train=0"], ["num_train=0", "at least 1"]),
+    "evaluation_data": (["method=evaluate", "data.num_heldout=0"], ["no held-out problems", "data.num_heldout="]),
+    "data_path": (["data=jsonl"], ["without a file", "data.path="]),
+    "data_hub": (["data=hub"], ["without a data set", "data.hub_id="]),
+    "data_limit": (["data.limit=0"], ["data.limit=0"]),
+    "model_source": (["model.init=pretrained"], ["no weights are named", "model.path="]),
+    "model_path_and_random": (["model=qwen3_4b", "model.init=random", "model.path=/m"], ["model.path=/m", "ignored"]),
+}
+
+
+def plus(overrides: list[str]) -> Config:
+    """On the CPU unless the case names hardware."""
+    base = [] if any(o.startswith("hardware=") for o in overrides) else ["hardware=cpu"]
+    return composed(*base, *overrides)
+
+
+def test_every_rule_has_a_case():
+    assert [rule.name for rule in RULES] == list(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rule_refuses_and_says_why(name):
+    overrides, words = CASES[name]
+    config = plus(overrides)
+    found = refusals(config)
+    assert [rule.name for rule in found] == [name]
+    with pytest.raises(UserError) as raised:
+        check(config)
+    for word in words:
+        assert word in str(raised.value)
+    assert "Use: " in str(raised.value)
+
+
+def test_a_composition_that_works_is_not_refused():
+    assert refusals(composed("hardware=mi300x", "method=grpo", "model=qwen3_4b")) == []
+
+
+def test_every_refusal_is_said_at_once():
+    config = composed("hardware=mi50", "precision=bf16", "topology=split", "seed=-1")
+    with pytest.raises(UserError) as raised:
+        check(config)
+    assert str(raised.value).count("Use: ") == len(refusals(config)) >= 3
+
+
+@pytest.mark.parametrize("pair", [(8, 1), (1, 8), (2, 4)])
+def test_seven_ranks_and_groups_of_eight_that_divide(pair):
+    """notes of TRL 1.16: on seven ranks 4x1 and 1x4 fail; these pass."""
+    config = composed(
+        "hardware=mi300x",
+        "model=qwen3_4b",
+        "method=grpo",
+        "topology=split",
+        f"method.args.per_device_train_batch_size={pair[0]}",
+        f"method.args.gradient_accumulation_steps={pair[1]}",
+        "method.args.num_generations=8",
+    )
+    assert refusals(config) == []
+
+
+WARNINGS = {
+    "twice as slow": ["hardware=strix_halo", "adapter=qlora", "precision=nf4", "model=qwen3_8b"],
+    "rccl#1270": ["hardware=mi300x", "topology=ddp", "topology.num_gpus=4"],
+    "seven training ranks": ["hardware=mi350x", "method=grpo", "topology=split"],
+    "expandable_segments hangs": ["hardware=mi300x", "user_env.PYTORCH_ALLOC_CONF='expandable_segments:True'"],
+    "supported natively": ["hardware=strix_halo", "user_env.HSA_OVERRIDE_GFX_VERSION=11.0.0"],
+    "pinned memory hang": ["hardware=strix_halo", "hardware.dataloader.num_workers=2"],
+}
+
+
+@pytest.mark.parametrize(("words", "overrides"), WARNINGS.items())
+def test_warning(words, overrides):
+    config = composed(*overrides)
+    assert refusals(config) == []
+    assert any(words in line for line in warnings(config))
+
+
+def test_no_warning_where_there_is_nothing_to_warn_of():
+    assert warnings(composed("hardware=mi300x", "topology=ddp")) == []

@@ -1,0 +1,462 @@
+"""containers/environment.py: which build of torch, which commands, when nothing is to be done; and what the locks promise."""
+
+import ast
+import importlib.metadata
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from containers import environment
+from containers.environment import LOCKS, Facts, Refused
+
+PYTHON = Path(".venv/bin/python")
+PIP = (str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input")
+HASHED = ("--no-deps", "--require-hashes", "--no-build-isolation", "--use-pep517", "-r")
+
+NO_GPU = Facts("Linux", amd_gpu=False, nvidia_driver=False)
+AMD = Facts("Linux", amd_gpu=True, nvidia_driver=False)
+NVIDIA = Facts("Linux", amd_gpu=False, nvidia_driver=True)
+BOTH = Facts("Linux", amd_gpu=True, nvidia_driver=True)
+MACOS = Facts("Darwin", amd_gpu=False, nvidia_driver=False)
+
+
+# ---- Which build
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "build"),
+    [
+        (NO_GPU, None, "cpu"),
+        (NO_GPU, "", "cpu"),
+        (AMD, None, "rocm"),
+        (NVIDIA, None, "cuda"),
+        (BOTH, None, "rocm"),
+        (MACOS, None, "macos"),
+        (MACOS, "cpu", "macos"),
+        (AMD, "cpu", "cpu"),
+        (NVIDIA, "cpu", "cpu"),
+        (NO_GPU, "cuda", "cuda"),
+        (NO_GPU, "rocm", "rocm"),
+    ],
+)
+def test_build_of_torch(facts: Facts, asked: str | None, build: str) -> None:
+    assert environment.choose_build(facts, asked) == build
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "code", "said"),
+    [
+        (NO_GPU, "mps", 2, "TORCH=mps is no build of torch. It is one of: cpu, rocm, cuda"),
+        (MACOS, "cuda", 2, "TORCH=cuda does not exist for macOS"),
+        (MACOS, "rocm", 2, "TORCH=rocm does not exist for macOS"),
+        (Facts("Windows", False, False), None, 3, "WSL 2"),
+    ],
+)
+def test_build_that_does_not_exist_is_refused(facts: Facts, asked: str | None, code: int, said: str) -> None:
+    with pytest.raises(Refused, match=re.escape(said)) as refusal:
+        environment.choose_build(facts, asked)
+    assert refusal.value.code == code
+
+
+def test_amd_gpu_is_a_kfd_node_with_simds(tmp_path: Path) -> None:
+    kfd, nodes = tmp_path / "kfd", tmp_path / "nodes"
+    assert not environment.amd_gpu(kfd, nodes)
+    kfd.touch()
+    assert not environment.amd_gpu(kfd, nodes)
+    for node, simds in (("0", 0), ("1", 304)):
+        (nodes / node).mkdir(parents=True)
+        (nodes / node / "properties").write_text(f"cpu_cores_count 8\nsimd_count {simds}\nsimd_per_cu 4\n")
+        assert environment.amd_gpu(kfd, nodes) == (simds > 0)
+
+
+# ---- Which Python
+
+
+@pytest.mark.parametrize("version", [(3, 11), (3, 11, 2), (3, 14, 0)])
+def test_new_enough_python(version: tuple[int, ...]) -> None:
+    assert environment.too_old(version) is None
+
+
+def test_old_python_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13, "final", 0))
+    monkeypatch.delenv("PYTHON", raising=False)
+    monkeypatch.setattr(environment, "newer_python", lambda: None)
+    assert environment.main(["setup"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: Python 3.10 is too old: 3.11 or newer is needed.")
+    assert "make setup PYTHON=" in said
+    assert "python3-venv" in said
+
+
+def test_old_python_hands_over_to_a_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[list[str]] = []
+
+    def execv(path: str, argv: list[str]) -> None:
+        handed.append([path, *argv])
+        raise SystemExit  # the real one does not return
+
+    monkeypatch.setattr(sys, "version_info", (3, 9, 2, "final", 0))
+    monkeypatch.delenv("PYTHON", raising=False)
+    monkeypatch.setattr(environment, "newer_python", lambda: "/usr/bin/python3.12")
+    monkeypatch.setattr(environment.os, "execv", execv)
+    with pytest.raises(SystemExit):
+        environment.main(["setup"])
+    assert handed == [["/usr/bin/python3.12", "/usr/bin/python3.12", environment.__file__, "setup"]]
+    monkeypatch.setenv("PYTHON", "python3.9")  # named by the user: not replaced
+    assert environment.main(["setup"]) == 2
+
+
+def test_an_old_python_can_read_the_file() -> None:
+    ast.parse(Path(environment.__file__).read_text(), feature_version=(3, 7))
+
+
+def test_missing_venv_module_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None if name == "ensurepip" else object())
+    with pytest.raises(Refused, match=r"apt-get install python3\.\d+-venv") as refusal:
+        environment.make_venv(tmp_path, sys.executable, clear=False)
+    assert refusal.value.code == 2
+
+
+# ---- Which commands
+
+
+def test_cpu_build_comes_from_pips_own_configuration_then_from_pytorchs_index() -> None:
+    lock = str(LOCKS / "torch.lock")
+    assert environment.torch_step(PYTHON, "cpu").attempts == (
+        (*PIP, *HASHED, lock),
+        (*PIP, "--retries", "1", "--extra-index-url", "https://download.pytorch.org/whl/cpu", *HASHED, lock),
+    )
+
+
+@pytest.mark.parametrize("build", ["cuda", "macos"])
+def test_pypis_build_is_hashed(build: str) -> None:
+    assert environment.torch_step(PYTHON, build).attempts == ((*PIP, *HASHED, str(LOCKS / "torch_pypi.lock")),)
+
+
+def test_rocm_build_says_that_it_is_unverified() -> None:
+    step = environment.torch_step(PYTHON, "rocm")
+    assert step.attempts == ((*PIP, "--index-url", "https://download.pytorch.org/whl/rocm7.2", "torch==2.13.0+rocm7.2"),)
+    assert "unverified" in step.title
+
+
+@pytest.mark.parametrize("build", ["cpu", "cuda", "macos"])
+def test_every_step_but_rocm_requires_hashes(build: str) -> None:
+    steps = environment.plan(PYTHON, build)
+    assert [step.optional for step in steps] == [False, False, False, False, True]
+    assert steps[1].title.startswith("torch")
+    for argv in (argv for step in steps for argv in step.attempts):
+        assert argv[-6:-1] == HASHED
+
+
+def test_rocm_comes_after_the_locked_packages() -> None:
+    assert [step.title.split()[0] for step in environment.plan(PYTHON, "rocm")] == ["build", "training", "torch", "test", "compiled"]
+
+
+def test_lock_commands_name_no_path_of_this_machine() -> None:
+    assert environment.uv_compile(Path("uv"), "dev") == (
+        *("uv", "pip", "compile", "--quiet", "--generate-hashes", "--universal", "--python-version", "3.11"),
+        *("--custom-compile-command", "make lock", "--constraints", "containers/cpu/requirements.lock"),
+        *("--output-file", "containers/cpu/dev.lock", "containers/cpu/dev.in"),
+    )
+    first = environment.uv_compile(Path("uv"), environment.COMPILED[0])
+    assert first[-1] == "containers/cpu/requirements.in"
+    assert "--constraints" not in first
+    assert {"--no-emit-package=torch", "--no-emit-package=triton", "--no-emit-package=nvidia-nccl-cu13"} <= set(first)
+
+
+# ---- Doing it, with pip and venv replaced
+
+
+class Setup:
+    """environment.setup on a temporary folder; what it would have done is written down instead."""
+
+    def __init__(self, venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.venv, self.cleared, self.installed = venv, [], []
+        self.facts = NO_GPU
+        monkeypatch.setattr(environment, "make_venv", self.make_venv)
+        monkeypatch.setattr(environment, "install", lambda venv, build, version: self.installed.append(build))
+        monkeypatch.setattr(environment, "detect", lambda: self.facts)
+
+    def make_venv(self, venv: Path, base: str, clear: bool) -> None:
+        self.cleared.append(clear)
+        (venv / "bin").mkdir(parents=True, exist_ok=True)
+        (venv / "bin" / "python").touch()
+
+    def __call__(self, asked: str | None = None, python_named: bool = False) -> bool:
+        return environment.setup(self.venv, asked, python_named)
+
+
+@pytest.fixture
+def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    return Setup(tmp_path / ".venv", monkeypatch)
+
+
+def test_second_setup_does_nothing(setup: Setup) -> None:
+    assert setup()
+    assert not setup()
+    assert not setup(python_named=True)
+    assert (setup.installed, setup.cleared) == (["cpu"], [False])
+
+
+def test_changed_lock_makes_a_fresh_environment(setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locks = tmp_path / "locks"
+    locks.mkdir()
+    for lock in LOCKS.glob("*.lock"):
+        (locks / lock.name).write_bytes(lock.read_bytes())
+    monkeypatch.setattr(environment, "LOCKS", locks)
+    assert setup()
+    with (locks / "dev.lock").open("a") as lock:
+        lock.write("# another line\n")
+    assert setup()
+    assert not setup()
+    assert setup.cleared == [False, True]
+
+
+def test_build_that_was_asked_for_stays(setup: Setup) -> None:
+    assert setup(asked="cuda")
+    assert not setup()
+    assert setup(asked="cpu")
+    assert setup.installed == ["cuda", "cpu"]
+
+
+def test_new_gpu_brings_its_build(setup: Setup) -> None:
+    assert setup()
+    setup.facts = NVIDIA
+    assert setup()
+    assert setup.installed == ["cpu", "cuda"]
+
+
+def test_python_that_was_chosen_stays(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment.platform, "python_version", lambda: "3.13.0")
+    assert setup(python_named=True)
+    monkeypatch.setattr(environment.platform, "python_version", lambda: "3.11.7")
+    assert not setup()
+    assert setup(python_named=True)
+    assert json.loads((setup.venv / environment.STAMP).read_text())["python"] == "3.11.7"
+
+
+def test_interrupted_setup_leaves_no_stamp_and_goes_on(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(environment, "install", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            setup()
+    assert environment.read_stamp(setup.venv) == {}
+    assert setup()
+    assert setup.cleared == [False, False]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]"])
+def test_damaged_stamp_is_no_stamp(setup: Setup, content: str) -> None:
+    assert setup()
+    (setup.venv / environment.STAMP).write_text(content)
+    assert environment.read_stamp(setup.venv) == {}
+    assert setup()
+
+
+def test_environment_without_its_python_is_made_again(setup: Setup) -> None:
+    assert setup()
+    (setup.venv / "bin" / "python").unlink()
+    assert setup()
+
+
+# ---- Steps that fail
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
+    """install() with a pip that fails for the locks named in `locks`."""
+    state = SimpleNamespace(locks=(), argv=[], venv=tmp_path)
+    (tmp_path / "lib" / "python3.11" / "site-packages").mkdir(parents=True)
+
+    def run(_: environment.Progress, argv: tuple[str, ...]) -> tuple[int, str]:
+        state.argv.append(argv)
+        return int(Path(argv[-1]).stem in state.locks), "ERROR: what pip said\n"
+
+    monkeypatch.setattr(environment.Progress, "run", run)
+    monkeypatch.setattr(environment, "check_torch", lambda *_: None)
+    return state
+
+
+def test_missing_cpu_wheel_names_the_wheel_and_brings_nothing_else(
+    failing: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment.platform, "machine", lambda: "x86_64")
+    failing.locks = ("torch",)
+    with pytest.raises(Refused, match=re.escape("torch-2.13.0+cpu-cp313-cp313-manylinux_2_28_x86_64.whl")) as refusal:
+        environment.install(failing.venv, "cpu", "3.13.0")
+    assert refusal.value.code == 3
+    assert "PIP_FIND_LINKS" in str(refusal.value)
+    assert "what pip said" in capsys.readouterr().err
+    assert [Path(argv[-1]).stem for argv in failing.argv] == ["tools", "torch", "torch"]
+
+
+def test_failed_step_names_itself_and_the_log(failing: SimpleNamespace) -> None:
+    failing.locks = ("requirements",)
+    with pytest.raises(Refused, match=r"training stack: pip failed.*setup\.log") as refusal:
+        environment.install(failing.venv, "cpu", "3.11.7")
+    assert refusal.value.code == 3
+
+
+def test_without_a_compiler_a_stand_in_says_what_is_lost(failing: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    failing.locks = ("compiled",)
+    environment.install(failing.venv, "cpu", "3.11.7")
+    assert "zebra_puzzles" in capsys.readouterr().out
+    (module,) = failing.venv.glob("lib/python*/site-packages/pycosat.py")
+    names: dict[str, object] = {}
+    exec(compile(module.read_text(), str(module), "exec"), names)
+    for name in ("solve", "itersolve"):
+        with pytest.raises(ImportError, match="apt-get install gcc"):
+            names[name]([[1, 2]])  # type: ignore[operator]
+
+
+def test_progress_keeps_pips_output_in_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = environment.Progress(tmp_path / "log", steps=1)
+    code = "print('Ignoring torch: markers'); print('Collecting torch'); raise SystemExit(3)"
+    progress.begin("a step")
+    assert progress.run((sys.executable, "-c", code)) == (3, "Collecting torch\n")
+    progress.end()
+    assert "Ignoring torch: markers\nCollecting torch\n" in (tmp_path / "log").read_text()
+    assert capsys.readouterr().out.startswith("[1/1] a step\n")
+
+
+@pytest.mark.parametrize(
+    ("build", "found", "fits"),
+    [
+        ("cpu", "2.13.0+cpu", True),
+        ("cpu", "2.13.0", False),
+        ("cpu", "2.13.0+cpu nvidia-cublas", False),
+        ("cuda", "2.13.0 nvidia-cublas", True),
+        ("macos", "2.13.0", True),
+        ("rocm", "2.13.0+rocm7.2", True),
+        ("rocm", "2.13.0+cpu", False),
+    ],
+)
+def test_installed_torch_is_the_one_meant(build: str, found: str, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=found + "\n"))
+    if fits:
+        environment.check_torch(Path(".venv"), build)
+    else:
+        with pytest.raises(Refused, match=re.escape(found.split()[0])):
+            environment.check_torch(Path(".venv"), build)
+
+
+def test_requirements_that_cannot_be_resolved_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1))
+    with pytest.raises(Refused, match=r"requirements\.in could not be resolved") as refusal:
+        environment.lock(tmp_path)
+    assert refusal.value.code == 3
+
+
+def test_environment_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "false").symlink_to("/bin/false")
+    with pytest.raises(Refused, match="could not make the environment") as refusal:
+        environment.make_venv(tmp_path / ".venv", str(tmp_path / "false"), clear=True)
+    assert refusal.value.code == 3
+
+
+def test_refusal_is_one_message_without_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(environment, "detect", lambda: NO_GPU)
+    assert environment.main(["setup", "--torch", "mps"]) == 2
+    assert capsys.readouterr().err == "error: TORCH=mps is no build of torch. It is one of: cpu, rocm, cuda\n"
+
+
+def test_interruption_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(environment, "setup", interrupted)
+    assert environment.main(["setup"]) == 75
+
+
+# ---- What the locks promise
+
+REQUIREMENT = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==(\S+)")
+DIGEST = re.compile(r"--hash=sha256:([0-9a-f]{64})\b")
+
+
+def blocks(lock: Path) -> list[tuple[str, str, list[str]]]:
+    """(name, version, digests) of each requirement: its line and the indented ones below it."""
+    found: list[tuple[str, str, list[str]]] = []
+    for line in lock.read_text().splitlines():
+        if match := REQUIREMENT.match(line):
+            found.append((match[1].lower(), match[2], []))
+        if digest := DIGEST.search(line):
+            found[-1][2].append(digest[1])
+    return found
+
+
+ALL_LOCKS = sorted(LOCKS.glob("*.lock"))
+
+
+def test_there_are_locks() -> None:
+    assert {lock.stem for lock in ALL_LOCKS} == {*environment.COMPILED, "torch"}
+
+
+@pytest.mark.parametrize("lock", ALL_LOCKS, ids=lambda lock: lock.stem)
+def test_every_requirement_is_pinned_and_hashed(lock: Path) -> None:
+    entries = blocks(lock)
+    starts = [line for line in lock.read_text().splitlines() if line and not line.startswith((" ", "#"))]
+    assert entries
+    assert len(starts) == len(entries)
+    assert all(digests for _, _, digests in entries)
+
+
+@pytest.mark.parametrize("lock", ALL_LOCKS, ids=lambda lock: lock.stem)
+def test_a_lock_names_no_folder_and_no_index_of_the_machine_that_made_it(lock: Path) -> None:
+    requirements = [line for line in lock.read_text().splitlines() if not line.startswith("# ")]
+    assert not [line for line in requirements if re.search(r"://|--find-links|--(extra-)?index-url|(-r|-c|-i|-f) /", line)]
+
+
+@pytest.mark.parametrize("name", ["requirements", "tools", "compiled", "dev"])
+def test_no_build_of_torch_and_nothing_of_cuda_in_the_shared_locks(name: str) -> None:
+    names = [name for name, _, _ in blocks(LOCKS / f"{name}.lock")]
+    assert not [name for name in names if re.match(r"(nvidia|cuda)-|(pytorch-)?triton|torch$", name)]
+
+
+@pytest.mark.parametrize("name", environment.COMPILED)
+def test_lock_holds_what_its_source_asks_for(name: str) -> None:
+    asked = [line.split("#")[0].strip().lower() for line in (LOCKS / f"{name}.in").read_text().splitlines()]
+    locked = {package: version for package, version, _ in blocks(LOCKS / f"{name}.lock")}
+    for package, _, version in (line.partition("==") for line in asked if line):
+        if (name, package) != ("requirements", "torch"):
+            assert package in locked
+            assert version in ("", locked[package])
+
+
+def test_the_locks_agree_on_versions() -> None:
+    shared = {(name, version) for name, version, _ in blocks(LOCKS / "requirements.lock")}
+    names = {name for name, _ in shared}
+    for other in ("tools", "dev", "torch_pypi"):
+        assert {(name, version) for name, version, _ in blocks(LOCKS / f"{other}.lock") if name in names} <= shared
+
+
+def test_cpu_torch_has_one_digest_for_each_python_and_machine() -> None:
+    text = (LOCKS / "torch.lock").read_text()
+    pattern = (
+        r"# (torch-\S+\.whl)\ntorch==(\S+)\+cpu ; python_version == \"3\.(\d+)\" and platform_machine == \"(\w+)\" \\\n"
+        r"    --hash=sha256:([0-9a-f]{64})\n"
+    )
+    found = re.findall(pattern, text)
+    assert {(int(minor), machine) for _, _, minor, machine, _ in found} == {
+        (minor, machine) for minor in (11, 12, 13, 14) for machine in ("x86_64", "aarch64")
+    }
+    assert len({digest for *_, digest in found}) == len(found) == len(blocks(LOCKS / "torch.lock")) == 8
+    for wheel, version, minor, machine, _ in found:
+        assert version == environment.TORCH
+        assert wheel == f"torch-{version}+cpu-cp3{minor}-cp3{minor}-manylinux_2_28_{machine}.whl"
+
+
+def test_torch_is_one_version_everywhere() -> None:
+    assert f"torch=={environment.TORCH}" in (LOCKS / "requirements.in").read_text().split()
+    assert ("torch", environment.TORCH) in {(name, version) for name, version, _ in blocks(LOCKS / "torch_pypi.lock")}
+
+
+def test_this_environment_is_the_locked_one() -> None:
+    for line in (LOCKS / "requirements.in").read_text().splitlines():
+        name, _, version = line.partition("==")
+        if version:
+            assert importlib.metadata.version(name).split("+")[0] == version

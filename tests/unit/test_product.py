@@ -1,0 +1,120 @@
+"""hardware x method x model x precision x topology, every combination through the pure check and plan functions, compared with
+a table written here by hand, from the hardware's documentation and not from conf/ or launch/check.py."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from launch.check import refusals
+from launch.plan import as_json, make_plan
+from tests.conftest import composed, host_with
+
+METHODS = ["sft", "dpo", "grpo", "evaluate"]
+MODELS = "tiny qwen3_0_6b qwen3_1_7b qwen3_4b qwen3_8b qwen3_14b qwen3_32b qwen2_5_1_5b qwen2_5_7b llama3_1_8b llama3_1_70b".split()
+PRECISIONS = ["fp32", "fp16", "bf16", "fp8", "nf4"]
+TOPOLOGIES = ["single", "ddp", "fsdp", "zero2", "zero3", "split"]
+# Precisions that each GPU has; devices of a usual node; whether a released vLLM serves it.
+HARDWARE = {
+    "cpu": ({"fp32", "bf16"}, 1, False),
+    "mi50": ({"fp32", "fp16"}, 1, False),
+    "mi60": ({"fp32", "fp16"}, 1, False),
+    "mi100": ({"fp32", "fp16", "bf16", "nf4"}, 4, True),
+    "mi210": ({"fp32", "fp16", "bf16", "nf4"}, 8, True),
+    "mi250x": ({"fp32", "fp16", "bf16", "nf4"}, 8, True),
+    "mi300a": ({"fp32", "fp16", "bf16", "fp8", "nf4"}, 4, True),
+    "mi300x": ({"fp32", "fp16", "bf16", "fp8", "nf4"}, 8, True),
+    "mi325x": ({"fp32", "fp16", "bf16", "fp8", "nf4"}, 8, True),
+    "mi350x": ({"fp32", "fp16", "bf16", "fp8", "nf4"}, 8, True),
+    "mi355x": ({"fp32", "fp16", "bf16", "fp8", "nf4"}, 8, True),
+    "rx7900xtx": ({"fp32", "fp16", "bf16", "nf4"}, 1, True),
+    "rx9070xt": ({"fp32", "fp16", "bf16", "fp8", "nf4"}, 1, True),
+    "r9700": ({"fp32", "fp16", "bf16", "fp8", "nf4"}, 1, True),
+    "strix_halo": ({"fp32", "fp16", "bf16", "nf4"}, 1, True),
+    "h100": ({"fp32", "fp16", "bf16", "fp8", "nf4"}, 8, True),
+    "h200": ({"fp32", "fp16", "bf16", "fp8", "nf4"}, 8, True),
+}
+COMBINATIONS = list(itertools.product(HARDWARE, METHODS, MODELS, PRECISIONS, TOPOLOGIES))
+REFUSED, ALLOWED = 0, 0
+
+
+def expected(hardware: str, method: str, precision: str, topology: str) -> set[str]:
+    """Reasons to refuse a combination, adapter=none."""
+    has, gpus, vllm = HARDWARE[hardware]
+    reasons = {
+        "precision": precision not in has,
+        "nf4_without_adapter": precision == "nf4" and method != "evaluate",  # 4-bit weights take no gradients
+        "one_evaluator": method == "evaluate" and topology != "single",
+        "split_is_for_grpo": topology == "split" and method in ("sft", "dpo"),
+        "split_needs_vllm": topology == "split" and method == "grpo" and not vllm,
+        "split_needs_a_trainer": topology == "split" and gpus == 1,
+    }
+    return {name for name, holds in reasons.items() if holds}
+
+
+def parts():
+    """One option of every group, composed once."""
+    group = {"hardware": list(HARDWARE), "method": METHODS, "model": MODELS, "precision": PRECISIONS, "topology": TOPOLOGIES}
+    return {name: {o: getattr(composed("hardware=cpu", f"{name}={o}"), name) for o in options} for name, options in group.items()}
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    """combination -> names of the rules that refuse it; every allowed one is planned too."""
+    made, base = parts(), composed("hardware=cpu", "name=product")
+    hosts = {gfx: host_with(8, gfx) for gfx in ("gfx942", "sm_90")}
+    found = {}
+    for combination in COMBINATIONS:
+        chosen = dict(zip(("hardware", "method", "model", "precision", "topology"), combination, strict=True))
+        config = dataclasses.replace(base, **{group: made[group][option] for group, option in chosen.items()})
+        found[combination] = {rule.name for rule in refusals(config)}
+        if not found[combination]:
+            before = copy.copy(config)
+            plan = make_plan(config, hosts["gfx942"], Path("/runs/product/1"))
+            assert config == before
+            _check_plan(plan, combination)
+    return found
+
+
+def _check_plan(plan, combination):
+    hardware, method, _, _, topology = combination
+    gpus = [gpu for process in plan.processes for gpu in process.gpus]
+    wanted = 0 if hardware == "cpu" else 1 if topology == "single" else HARDWARE[hardware][1]
+    assert len(gpus) == len(set(gpus)) == wanted
+    assert len(plan.memory) == max(1, wanted)
+    assert all(entry.total_gb > 0 for entry in plan.memory)
+    assert [p.kind for p in plan.processes] == (["server"] if topology == "split" else []) + [
+        "evaluator" if method == "evaluate" else "trainer"
+    ]
+    assert all(isinstance(word, str) for process in plan.processes for word in process.argv)
+
+
+def test_count():
+    assert len(COMBINATIONS) == 17 * 4 * 11 * 5 * 6 == 22_440
+
+
+def test_refused_exactly_where_the_table_says(outcomes):
+    wrong = {c: (found, expected(c[0], c[1], c[3], c[4])) for c, found in outcomes.items() if found != expected(c[0], c[1], c[3], c[4])}
+    assert wrong == {}
+
+
+def test_how_many_are_refused_and_why(outcomes):
+    refused = [reasons for reasons in outcomes.values() if reasons]
+    assert (len(refused), len(outcomes) - len(refused)) == (REFUSED, ALLOWED)
+    assert Counter(reason for reasons in refused for reason in reasons) == Counter(
+        reason for c in COMBINATIONS for reason in expected(c[0], c[1], c[3], c[4])
+    )
+
+
+def test_a_plan_is_json(outcomes):
+    import json
+
+    combination = next(c for c, reasons in outcomes.items() if not reasons and c[4] == "split")
+    config = composed(*(f"{g}={o}" for g, o in zip(("hardware", "method", "model", "precision", "topology"), combination, strict=True)))
+    plan = as_json(make_plan(config, host_with(8), Path("/runs/product/1")))
+    assert json.loads(json.dumps(plan)) == plan
