@@ -44,7 +44,7 @@ format: setup ## let ruff rewrite what it can
 lock: setup ## resolve containers/cpu/*.in anew, and the argument lists of the locked TRL
 	$(VENV_PYTHON) containers/environment.py lock
 	@"$(BOOTSTRAP)" containers/environment.py setup
-	$(VENV_PYTHON) launch/lock_trainer_args.py
+	$(VENV_PYTHON) containers/lock_trainer_args.py
 
 clean: ## remove .venv and caches; runs/ stays
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache

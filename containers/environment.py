@@ -7,7 +7,7 @@ Python as old as 3.6 can read the file as far as the message that says it is too
     python containers/environment.py lock
 
 Exit codes: 0 done (or nothing to do), 2 the request is wrong (too old a Python, an unknown build of torch), 3 the host cannot
-do it (no venv module, a package that cannot be had), 75 interrupted (run it again: pip goes on with what it has downloaded).
+do it (no venv module, a package that cannot be had), 75 interrupted (run it again: pip keeps what it has downloaded).
 """
 
 import argparse
@@ -351,9 +351,12 @@ def setup(venv: Path, asked: "str | None", python_named: bool) -> bool:
     print(f"Environment in {venv.name}: Python {version}, torch {TORCH} ({build})", flush=True)
     if build == "rocm":
         print("  note: an AMD GPU is supported through images (runtime=docker), whose ROCm fits it; this wheel suits recent GPUs only")
-    # A stamp that does not fit: packages of another lock or build must not stay behind. No stamp: an interrupted setup goes on.
+    # What setup made itself is made afresh: packages of another lock, and half-installed ones, must not stay behind.
+    clear = bool(stamp) or (venv / LOG).exists()
     (venv / STAMP).unlink(missing_ok=True)
-    make_venv(venv, base, clear=bool(stamp))
+    if clear and (venv / "lib").is_dir():
+        shutil.rmtree(venv / "lib")  # before the log: an interruption here leaves what says that the rest is no good
+    make_venv(venv, base, clear)
     install(venv, build, version)
     (venv / STAMP).write_text(json.dumps({"fingerprint": target, "python": version, "torch": build, "torch_asked": asked}) + "\n")
     return True
@@ -393,7 +396,7 @@ def main(argv: "list[str]") -> int:
         print(f"error: {refusal}", file=sys.stderr)
         return refusal.code
     except KeyboardInterrupt:
-        print("\ninterrupted: run it again, pip goes on with what it has", file=sys.stderr)
+        print("\ninterrupted: run it again, pip keeps what it has downloaded", file=sys.stderr)
         return 75
     return 0
 

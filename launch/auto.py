@@ -17,7 +17,7 @@ def hardware(composed: DictConfig) -> list[str]:
 def others(composed: DictConfig) -> list[str]:
     """Overrides for every other group left at `auto`."""
     choices = {
-        "precision": lambda: composed.hardware.precisions[0],
+        "precision": lambda: "nf4" if composed.adapter.quantize_base else composed.hardware.precisions[0],
         "topology": lambda: topology(composed),
         "container": lambda: "none",
         "runtime": lambda: "local",

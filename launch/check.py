@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from launch import topology, trainer_args
 from launch.batch import batch, fitting_batches, generation_batch
+from launch.environment import SECRET
 from launch.errors import UserError, near
 from launch.schema import Config, Link
 from launch.trainer_args import known, value
@@ -219,6 +220,12 @@ RULES = [
         lambda c: "letters, digits, '.', '_' and '-'",
     ),
     Rule(
+        "secret",
+        lambda c: bool(_secrets(c)),
+        lambda c: f"{_secrets(c)[0]}: a secret in a composition ends in its records",
+        lambda c: "a variable of your shell (export HF_TOKEN=...), which the processes inherit",
+    ),
+    Rule(
         "seed",
         lambda c: not 0 <= c.seed < 2**32,
         lambda c: f"seed={c.seed}: NumPy takes 0 to 4294967295",
@@ -275,6 +282,12 @@ def _longest(config: Config) -> int:
     """Tokens of the longest sequence an argument asks for."""
     asked = [_arg(config, name) for name in ("max_length", "max_completion_length", "max_new_tokens")]
     return max(int(a) for a in [*asked, 0] if isinstance(a, (int, float)))
+
+
+def _secrets(config: Config) -> list[str]:
+    """Keys that hold a secret and have a value."""
+    free = {f"user_env.{k}": v for k, v in config.user_env.items()} | {f"method.args.{k}": v for k, v in config.method.args.items()}
+    return [key for key, given in free.items() if given and SECRET.search(key) and isinstance(given, str)]
 
 
 def _unknown_rewards(config: Config) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from launch.detect import Host
 from launch.errors import HostError
 from launch.schema import Config, Vendor, When
 
+# Names of variables and arguments that hold secrets. Tokens as in HF_TOKEN; not max_tokens.
+SECRET = re.compile(r"(TOKEN$|SECRET|PASSWORD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
 MASK = {Vendor.amd: "HIP_VISIBLE_DEVICES", Vendor.nvidia: "CUDA_VISIBLE_DEVICES"}
 
 

@@ -64,8 +64,8 @@ def _run_phases(config: Config, overrides: list[str], run_dir: Path, plans: dict
         "run_id": run_dir.name,
         "status": "running",
         "exit_code": None,
-        "overrides": [record.redact(o) for o in overrides],
-        "composition": record.redact_all(identity(config)),
+        "overrides": overrides,
+        "composition": identity(config),
         "composition_hash": composition_hash(config),
         "phases": {name: plan.run_dir.name for name, plan in plans.items()},
     }

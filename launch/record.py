@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from launch.detect import Host
-from launch.environment import Setting
+from launch.environment import SECRET, Setting
 from launch.plan import Plan, composition_hash, identity, plain
 
 ROOT = Path(__file__).parents[1]
 # Variables that change numbers or speed and hold no secret. Of any other only the name could matter, and we keep none.
 ALLOWED = re.compile(r"^(HIP_|HSA_|ROCR_|CUDA_|NCCL_|RCCL_|TORCH|PYTORCH_|MIOPEN_|OMP_|MKL_|VLLM_|GPU_MAX|PYTHONHASHSEED|TOKENIZERS_)")
-SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
 REQUIRED = [
     "schema",
     "run_id",
@@ -63,8 +62,8 @@ def begin(plan: Plan, host: Host, overrides: list[str], parent: str | None) -> d
             "exit_code": None,
             "started": now(),
             "finished": None,
-            "overrides": [redact(o) for o in overrides],
-            "composition": redact_all(identity(plan.config)),
+            "overrides": overrides,
+            "composition": identity(plan.config),
             "composition_hash": composition_hash(plan.config),
             "argv": {p.name: p.argv for p in plan.processes},
             "environment": {p.name: _environment(p.settings, host) for p in plan.processes},
@@ -111,21 +110,9 @@ def faults(record: dict[str, Any]) -> list[str]:
     return [] if seal(record)["sha256"] == record["sha256"] else ["sha256: the content was changed after it was written"]
 
 
-def redact(override: str) -> str:
-    """key=value with the value hidden where the key names a secret."""
-    key, sign, _ = override.partition("=")
-    return f"{key}=<redacted>" if sign and SECRET.search(key) else override
-
-
-def redact_all(node: Any) -> Any:
-    if isinstance(node, dict):
-        return {k: "<redacted>" if SECRET.search(str(k)) and isinstance(v, str) else redact_all(v) for k, v in node.items()}
-    return [redact_all(item) for item in node] if isinstance(node, list) else node
-
-
 def _environment(settings: Iterable[Setting], host: Host) -> dict[str, str]:
     chosen = {name: value for name, value in host.environ.items() if ALLOWED.match(name)} | {s.name: s.value for s in settings}
-    return {name: "<redacted>" if SECRET.search(name) else value for name, value in sorted(chosen.items())}
+    return {name: value for name, value in sorted(chosen.items()) if not SECRET.search(name)}
 
 
 def code() -> dict[str, Any]:

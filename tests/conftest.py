@@ -42,7 +42,9 @@ def launch(capfd, tmp_path, monkeypatch):
 def command(*arguments: str, cwd: Path, **kwargs) -> subprocess.CompletedProcess:
     """`python launch/run.py ...` as a process of its own, from another directory than the repository's."""
     env = {**os.environ, "COLUMNS": "200"}
-    return subprocess.run([sys.executable, str(ROOT / "launch/run.py"), *arguments], cwd=cwd, env=env, capture_output=True, text=True, **kwargs)
+    return subprocess.run(
+        [sys.executable, str(ROOT / "launch/run.py"), *arguments], cwd=cwd, env=env, capture_output=True, text=True, **kwargs
+    )
 
 
 @functools.cache

@@ -24,7 +24,12 @@ MISTAKES = {
     ("seed=-1",): ["seed=-1", "0 to 4294967295", "Use: seed=0"],
     ("mode=plna",): ["'plna'", "run, plan", "Did you mean plan"],
     ("model.init=randm",): ["'randm'", "pretrained, random", "Did you mean random"],
-    ("method.args.max_prompt_length=5", "method=grpo"): ["max_prompt_length=5", "trl.GRPOConfig", "Removed from TRL", "max_completion_length"],
+    ("method.args.max_prompt_length=5", "method=grpo"): [
+        "max_prompt_length=5",
+        "trl.GRPOConfig",
+        "Removed from TRL",
+        "max_completion_length",
+    ],
     ("method.args.lerning_rate=1e-4",): ["lerning_rate", "trl.SFTConfig", "Did you mean learning_rate"],
     ("method.args.learning_rate=fast",): ["learning_rate='fast'", "takes float"],
     ("method.args.bf16=true",): ["method.args.bf16=True", "set precision=bf16 instead"],

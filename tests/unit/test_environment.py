@@ -239,14 +239,27 @@ def test_python_that_was_chosen_stays(setup: Setup, monkeypatch: pytest.MonkeyPa
     assert json.loads((setup.venv / environment.STAMP).read_text())["python"] == "3.11.7"
 
 
-def test_interrupted_setup_leaves_no_stamp_and_goes_on(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as interrupted:
-        interrupted.setattr(environment, "install", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+def test_interrupted_setup_is_made_afresh(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(venv: Path, build: str, version: str) -> None:
+        (venv / environment.LOG).touch()
+        (venv / "lib" / "half_installed").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(environment, "install", interrupted)
         with pytest.raises(KeyboardInterrupt):
             setup()
     assert environment.read_stamp(setup.venv) == {}
     assert setup()
-    assert setup.cleared == [False, False]
+    assert setup.cleared == [False, True]
+    assert not (setup.venv / "lib").exists()
+
+
+def test_environment_that_someone_else_made_is_completed(setup: Setup) -> None:
+    (setup.venv / "lib" / "theirs").mkdir(parents=True)
+    assert setup()
+    assert setup.cleared == [False]
+    assert (setup.venv / "lib" / "theirs").exists()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]"])

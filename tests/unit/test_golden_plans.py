@@ -14,7 +14,12 @@ from tests.conftest import composed, host_with
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES = [(topology, gpus) for topology in ("single", "ddp", "fsdp", "zero2", "zero3", "split") for gpus in (1, 2, 4, 8)]
-REFUSED = {("single", 2): "single_is_one", ("single", 4): "single_is_one", ("single", 8): "single_is_one", ("split", 1): "split_needs_a_trainer"}
+REFUSED = {
+    ("single", 2): "single_is_one",
+    ("single", 4): "single_is_one",
+    ("single", 8): "single_is_one",
+    ("split", 1): "split_needs_a_trainer",
+}
 
 
 def composition(topology: str, gpus: int):

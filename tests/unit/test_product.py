@@ -16,7 +16,19 @@ from launch.plan import as_json, make_plan
 from tests.conftest import composed, host_with
 
 METHODS = ["sft", "dpo", "grpo", "evaluate"]
-MODELS = "tiny qwen3_0_6b qwen3_1_7b qwen3_4b qwen3_8b qwen3_14b qwen3_32b qwen2_5_1_5b qwen2_5_7b llama3_1_8b llama3_1_70b".split()
+MODELS = [
+    "tiny",
+    "qwen3_0_6b",
+    "qwen3_1_7b",
+    "qwen3_4b",
+    "qwen3_8b",
+    "qwen3_14b",
+    "qwen3_32b",
+    "qwen2_5_1_5b",
+    "qwen2_5_7b",
+    "llama3_1_8b",
+    "llama3_1_70b",
+]
 PRECISIONS = ["fp32", "fp16", "bf16", "fp8", "nf4"]
 TOPOLOGIES = ["single", "ddp", "fsdp", "zero2", "zero3", "split"]
 # Precisions that each GPU has; devices of a usual node; whether a released vLLM serves it.

@@ -1,0 +1,168 @@
+"""Every file of conf/ is composed, and what `auto` means."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launch.check import refusals
+from launch.compose import CONF, groups
+from launch.plan import prepare
+from launch.schema import Config, Init
+from tests.conftest import command, composed
+
+# What a option needs beside itself to make a composition that works.
+NEEDS = {
+    "data/jsonl": ["data.path=train.jsonl"],
+    "data/hub": ["data.hub_id=owner/name"],
+    "adapter/qlora": ["hardware=mi300x", "precision=nf4", "model=qwen3_4b"],
+    "precision/nf4": ["hardware=mi300x", "adapter=qlora", "model=qwen3_4b"],
+    "precision/fp8": ["hardware=mi300x"],
+    "precision/fp16": ["hardware=mi300x"],
+    "topology/ddp": ["hardware=mi300x"],
+    "topology/fsdp": ["hardware=mi300x"],
+    "topology/zero2": ["hardware=mi300x"],
+    "topology/zero3": ["hardware=mi300x"],
+    "topology/split": ["hardware=mi300x", "method=grpo"],
+}
+OPTIONS = [f"{group}/{option}" for group, options in groups().items() for option in options]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_option_composes_and_is_not_refused(option):
+    group, name = option.split("/", 1)
+    beside = NEEDS.get(option, [])
+    base = [] if group in ("hardware", "experiment") or any(o.startswith("hardware=") for o in beside) else ["hardware=cpu"]
+    config = composed(*base, *beside, f"{group}={name}")
+    assert isinstance(config, Config)
+    assert refusals(config) == []
+
+
+def test_every_file_is_an_option_or_a_base():
+    files = {str(f.relative_to(CONF).with_suffix("")) for f in CONF.rglob("*.yaml")} - {"config"}
+    bases = {f for f in files if "/base/" in f}
+    assert files - bases == set(OPTIONS)
+    text = "".join(f.read_text() for f in CONF.rglob("*.yaml"))
+    assert [base for base in bases if f"base/{base.rsplit('/', 1)[1]}@" not in text] == []  # each is used
+
+
+@pytest.mark.parametrize("file", sorted(CONF.rglob("*.yaml")), ids=lambda f: str(f.relative_to(CONF)))
+def test_every_file_opens_with_what_it_needs(file: Path):
+    text = file.read_text()
+    assert text.startswith("#")
+    if "/base/" not in str(file):
+        assert "python launch/run.py" in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "chosen"),
+    [
+        (["hardware=cpu"], ("single", "fp32")),
+        (["hardware=mi300x", "model=qwen3_4b"], ("ddp", "bf16")),
+        (["hardware=mi300x", "model=qwen3_14b"], ("fsdp", "bf16")),
+        (["hardware=mi300x", "model=qwen3_4b", "method=grpo"], ("split", "bf16")),
+        (["hardware=mi300x", "model=qwen3_4b", "method=evaluate"], ("single", "bf16")),
+        (["hardware=strix_halo", "model=qwen3_4b", "method=grpo"], ("single", "bf16")),
+        (["hardware=mi50", "model=qwen3_0_6b", "method=grpo"], ("single", "fp32")),
+        (["hardware=mi300x", "topology.num_gpus=1", "model=qwen3_4b"], ("single", "bf16")),
+        (["hardware=mi300x", "model=qwen3_4b", "adapter=qlora"], ("ddp", "nf4")),
+    ],
+)
+def test_auto(overrides, chosen):
+    config = composed(*overrides)
+    assert (config.topology.name, config.precision.name) == chosen
+    assert (config.container.name, config.runtime.name) == ("none", "local")
+
+
+def test_free_keys_need_no_plus():
+    assert composed("hardware=cpu", "method.args.weight_decay=0.1").method.args["weight_decay"] == 0.1
+
+
+def test_the_command_line_wins_over_an_experiment():
+    assert composed("experiment=mi50_phase1", "seed=7").seed == 7
+    assert composed("experiment=mi50_phase1", "hardware=mi60").hardware.name == "mi60"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["hardware=mi350x", "method=grpo", "model=qwen3_4b"],
+        ["hardware=mi210", "precision=fp8", "model=qwen3_32b"],
+        ["hardware=mi50", "precision=bf16", "model=llama3_1_70b", "method=dpo"],
+        ["experiment=mi350x_qwen3_8b_fp8"],
+        ["hardware=mi300x", "adapter=qlora", "precision=nf4", "model=qwen2_5_7b"],
+    ],
+)
+def test_smoke_makes_any_composition_fit_a_cpu(overrides):
+    config, warnings = prepare(composed(*overrides, "smoke=true"))
+    assert config.model.num_parameters < 1_000_000
+    assert config.model.init == Init.random
+    assert (config.precision.name, config.topology.name, config.hardware.vendor.name) == ("fp32", "single", "none")
+    assert config.method.args["max_steps"] == 2
+    assert any(line.startswith("smoke: in place of precision") for line in warnings)
+    assert prepare(config)[0] == config  # a recorded smoke run scales down to itself
+
+
+def test_smoke_says_what_would_be_refused_without_it():
+    _, warnings = prepare(composed("hardware=mi210", "precision=fp8", "smoke=true"))
+    assert any("without smoke=true this is refused: precision=fp8 on mi210" in line for line in warnings)
+
+
+def test_plan_changes_nothing_and_prints_one_object(tmp_path):
+    done = command("hardware=mi350x", "method=grpo", "model=qwen3_4b", "mode=plan", "format=json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    wanted = ["schema", "name", "run_dir", "hardware", "image", "runtime", "topology", "processes", "memory", "speed", "warnings"]
+    assert [key for key in wanted if key not in plan] == []
+    assert [p["kind"] for p in plan["processes"]] == ["server", "trainer"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plan_imports_none_of_the_training_stack(tmp_path):
+    code = (
+        "import sys; sys.argv = ['run.py', 'mode=plan', 'hardware=mi350x']; sys.path.insert(0, sys.path[0] or '.')\n"
+        "from launch.run import main\n"
+        "main(sys.argv[1:])\n"
+        "print(sorted({'torch', 'transformers', 'trl', 'datasets', 'accelerate', 'matplotlib', 'docker'} & set(sys.modules)))"
+    )
+    import subprocess
+    import sys
+
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_help_lists_groups_options_and_examples(launch):
+    done = launch("--help")
+    assert done.code == 0
+    for words in ("hardware=", "mi350x", "experiment=quickstart", "mode=run|plan", "exit codes"):
+        assert words in done.out
+
+
+def test_completion_knows_the_options(tmp_path, monkeypatch):
+    monkeypatch.setenv("COMP_LINE", "python launch/run.py hardware=mi35")
+    monkeypatch.setenv("COMP_POINT", "34")
+    done = command("-sc", "query=bash", cwd=tmp_path)
+    assert done.stdout.split() == ["hardware=mi350x", "hardware=mi355x"]
+
+
+def test_cfg_and_defaults_tree(tmp_path):
+    assert "learning_rate" in command("--cfg", "job", "hardware=cpu", cwd=tmp_path).stdout
+    assert "hardware/mi300x" in command("--info", "defaults-tree", "hardware=mi300x", cwd=tmp_path).stdout
+
+
+def test_text_plan_shows_what_a_person_asks(launch):
+    done = launch("hardware=mi300x", "method=grpo", "model=qwen3_4b", "mode=plan", "verbose=true")
+    for words in (
+        "8 x AMD Instinct MI300X",
+        "7 rank(s)",
+        "vllm serve",
+        "of 192 GB"[3:],
+        "tokens/s",
+        "NCCL_MIN_NCHANNELS",
+        "learning_rate",
+        "!",
+    ):
+        assert words in done.out

@@ -1,0 +1,150 @@
+"""Environment, memory and speed of a plan, against arithmetic done here by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launch import environment, shapes
+from launch.errors import HostError
+from launch.execute import check_host
+from launch.plan import make_plan
+from tests.conftest import composed, host_with
+
+RUN = Path("/runs/x/1")
+
+
+def plan(*overrides: str, host=None):
+    return make_plan(composed(*overrides), host or host_with(8), RUN)
+
+
+def trainer(*overrides: str):
+    return plan(*overrides).memory[-1].parts_gb
+
+
+QWEN_4B = 4_022_468_096
+
+
+def test_parts_of_a_replica():
+    parts = trainer("hardware=mi300x", "model=qwen3_4b", "topology=ddp")
+    assert parts["weights"] == parts["gradients"] == pytest.approx(4 * QWEN_4B / 1e9)
+    assert parts["optimizer"] == pytest.approx(8 * QWEN_4B / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("topology", "divided"),
+    [("ddp", ()), ("zero2", ("gradients", "optimizer")), ("zero3", ("weights", "gradients", "optimizer")), ("fsdp", ("weights", "gradients", "optimizer"))],
+)
+def test_sharding_divides_by_the_ranks(topology, divided):
+    whole = trainer("hardware=mi300x", "model=qwen3_4b", "topology=single")
+    parts = trainer("hardware=mi300x", "model=qwen3_4b", f"topology={topology}")
+    for name in ("weights", "gradients", "optimizer"):
+        assert parts[name] == pytest.approx(whole[name] / (8 if name in divided else 1))
+
+
+def test_an_adapter_trains_little_and_nf4_keeps_little():
+    full = trainer("hardware=mi300x", "model=qwen3_8b", "topology=single")
+    lora = trainer("hardware=mi300x", "model=qwen3_8b", "topology=single", "adapter=lora")
+    qlora = trainer("hardware=mi300x", "model=qwen3_8b", "topology=single", "adapter=qlora")
+    assert lora["optimizer"] < full["optimizer"] / 50
+    assert qlora["weights"] < lora["weights"] / 4
+
+
+def test_dpo_keeps_a_reference_and_an_adapter_spares_it():
+    base = ("hardware=mi300x", "model=qwen3_4b", "topology=single", "method=dpo")
+    assert trainer(*base)["reference"] == pytest.approx(4 * QWEN_4B / 1e9)
+    assert "reference" not in trainer(*base, "adapter=lora")
+
+
+def test_checkpointing_saves_activations():
+    base = ("hardware=mi300x", "model=qwen3_4b", "topology=single")
+    with_it = trainer(*base, "method.args.gradient_checkpointing=true")["activations"]
+    assert with_it < trainer(*base, "method.args.gradient_checkpointing=false")["activations"] / 8
+
+
+def test_the_server_fills_its_share():
+    server = plan("hardware=mi300x", "model=qwen3_4b", "method=grpo").memory[0]
+    assert server.process == "server"
+    assert server.total_gb == pytest.approx(0.9 * 192)
+    assert server.parts_gb["weights"] == pytest.approx(2 * QWEN_4B / 1e9)
+
+
+def test_flops_by_hand():
+    """Two layers of width 4: 6 a weight, attention 6 * layers * width * sequence, and a third more when the forward is repeated."""
+    model = composed("hardware=cpu").model
+    weights = model.num_layers * sum(i * o for i, o in shapes.linear_sizes(model)) + model.vocab_size * model.hidden_size
+    attention = 6 * model.num_layers * model.num_heads * model.head_dim * 128
+    assert shapes.flops_per_token(model, 128, True, False) == 6 * weights + attention
+    assert shapes.flops_per_token(model, 128, True, True) == pytest.approx(4 / 3 * (6 * weights + attention))
+    assert shapes.flops_per_token(model, 128, False, False) == 4 * weights + attention
+
+
+def test_speed_states_its_basis():
+    speed = plan("hardware=mi300x", "model=qwen3_4b", "method=grpo").speed
+    assert speed.tokens_per_second > 0
+    assert "assumed, not measured" in speed.basis
+    assert plan("hardware=cpu").speed.tokens_per_second is None
+
+
+def names(process) -> dict[str, str]:
+    return {s.name: s.origin for s in process.settings}
+
+
+def test_variables_are_for_the_processes_they_are_meant_for():
+    server, trainers = plan("hardware=mi300x", "model=qwen3_4b", "method=grpo").processes
+    assert "NCCL_MIN_NCHANNELS" not in server.env
+    assert "VLLM_SERVER_DEV_MODE" in server.env
+    assert "GPU_MAX_HW_QUEUES" not in trainers.env
+    assert "GPU_MAX_HW_QUEUES" in plan("hardware=mi300x", "model=qwen3_14b", "topology=fsdp").processes[0].env
+    assert "NCCL_MIN_NCHANNELS" not in plan("hardware=mi300x", "model=qwen3_4b", "topology=single").processes[0].env
+
+
+def test_a_users_own_value_wins_and_is_shown():
+    given = plan("hardware=mi300x", "topology=ddp", host=host_with(8, NCCL_MIN_NCHANNELS="32", OMP_NUM_THREADS="3")).processes[0]
+    assert given.env["NCCL_MIN_NCHANNELS"] == "32"
+    assert names(given)["NCCL_MIN_NCHANNELS"] == names(given)["OMP_NUM_THREADS"] == "yours"
+    over = plan("hardware=mi300x", "topology=ddp", "user_env.NCCL_MIN_NCHANNELS=16", host=host_with(8, NCCL_MIN_NCHANNELS="32")).processes[0]
+    assert over.env["NCCL_MIN_NCHANNELS"] == "16"
+
+
+def test_a_users_mask_chooses_the_gpus():
+    masked = plan("hardware=mi300x", "method=grpo", "model=qwen3_4b", "topology.num_gpus=2", host=host_with(8, HIP_VISIBLE_DEVICES="5,3"))
+    assert [p.gpus for p in masked.processes] == [[5], [3]]
+    assert [p.env["HIP_VISIBLE_DEVICES"] for p in masked.processes] == ["5", "3"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"ROCR_VISIBLE_DEVICES": "0"}, "Unset it"),
+        ({"HIP_VISIBLE_DEVICES": "0,0"}, "named twice"),
+        ({"HIP_VISIBLE_DEVICES": "0"}, "needs 8"),
+        ({"HIP_VISIBLE_DEVICES": "GPU-abc"}, "indices are needed"),
+    ],
+)
+def test_masks_that_contradict(environ, said):
+    with pytest.raises(HostError, match=said):
+        environment.visible_gpus(composed("hardware=mi300x"), host_with(8, **environ), 8)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "said"),
+    [
+        (["hardware=mi300x", "topology=single"], 0, "1 amd GPU"),
+        (["hardware=h200", "topology=single"], 8, "1 nvidia GPU"),
+        (["hardware=mi300x", "topology=ddp"], 8, "plans several GPUs and runs one"),
+        (["hardware=mi300x", "topology=single", "precision=fp8"], 8, "does not train in it yet"),
+        (["hardware=rx9070xt", "model=qwen3_32b"], 8, "GB missing"),
+    ],
+)
+def test_a_host_that_cannot_run_it(overrides, gpus, said):
+    host = host_with(gpus)
+    with pytest.raises(HostError, match=said) as raised:
+        check_host(plan(*overrides, host=host), host)
+    assert raised.value.exit_code == 3
+
+
+def test_a_host_that_can():
+    check_host(plan("hardware=mi300x", "topology=single", "model=qwen3_0_6b"), host_with(8))
+    check_host(plan("hardware=cpu"), host_with(0))

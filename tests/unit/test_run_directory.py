@@ -1,0 +1,146 @@
+"""The run directory and its record: which run is continued, what cannot be trusted, what is kept secret."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from launch import record, rundir
+from launch.errors import UserError
+from launch.plan import composition_hash, make_plan
+from launch.reproduce import compare_metrics, load_record
+from launch.reproduce import main as reproduce
+from tests.conftest import composed, host_with
+
+
+def a_run(root: Path, name: str, status: str, *overrides: str) -> Path:
+    config = composed("hardware=cpu", *overrides)
+    folder = root / "runs" / "sft-tiny-cpu" / name
+    rundir.write_json(folder / "record.json", {"status": status, "composition_hash": composition_hash(config)})
+    return folder
+
+
+def choose(root: Path, *overrides: str):
+    return rundir.choose(composed("hardware=cpu", f"run_root={root / 'runs'}", *overrides))
+
+
+def test_auto_continues_the_newest_unfinished_run_of_the_same_composition(tmp_path):
+    a_run(tmp_path, "1", "failed")
+    wanted = a_run(tmp_path, "2", "interrupted")
+    a_run(tmp_path, "3", "done")
+    a_run(tmp_path, "4", "failed", "seed=9")
+    assert choose(tmp_path) == (wanted, True)
+
+
+def test_keys_that_compute_nothing_do_not_make_another_run(tmp_path):
+    wanted = a_run(tmp_path, "1", "failed")
+    assert choose(tmp_path, "verbose=true", "format=json") == (wanted, True)
+
+
+def test_auto_starts_afresh_where_nothing_is_unfinished(tmp_path):
+    a_run(tmp_path, "1", "done")
+    folder, resumed = choose(tmp_path)
+    assert not resumed
+    assert not folder.exists()
+
+
+def test_never_starts_afresh(tmp_path):
+    old = a_run(tmp_path, "1", "failed")
+    folder, resumed = choose(tmp_path, "resume=never")
+    assert (folder != old, resumed) == (True, False)
+
+
+def test_a_run_that_is_running_is_left_alone(tmp_path):
+    folder = a_run(tmp_path, "1", "running")
+    with rundir.locked(folder):
+        assert choose(tmp_path)[1] is False
+        with pytest.raises(UserError, match="another launcher"), rundir.locked(folder):
+            pass
+        with pytest.raises(UserError, match="running now"):
+            choose(tmp_path, f"resume={folder}")
+    assert choose(tmp_path) == (folder, True)  # its launcher is gone
+
+
+def test_write_is_whole_or_not_at_all(tmp_path, monkeypatch):
+    rundir.write_json(tmp_path / "x.json", {"a": 1})
+
+    def crash(_descriptor):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", crash)
+    with pytest.raises(OSError, match="no space"):
+        rundir.write_json(tmp_path / "x.json", {"a": 2})
+    assert rundir.read_json(tmp_path / "x.json") == {"a": 1}
+
+
+def test_metrics_leave_out_a_line_that_is_being_written(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert rundir.read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
+    assert rundir.read_metrics(tmp_path / "none.jsonl") == []
+
+
+def made(tmp_path, *overrides, **environ):
+    config = composed("hardware=cpu", *overrides)
+    host = host_with(0, **environ)
+    return record.begin(make_plan(config, host, tmp_path / "run"), host, [f"{o}" for o in overrides], None)
+
+
+def test_record_holds_what_reproduction_needs(tmp_path):
+    kept = made(tmp_path)
+    assert [name for name in record.REQUIRED if name not in kept] == []
+    assert record.faults(kept) == []
+    assert kept["packages"]["trl"] == "1.16.0"
+    assert kept["locks"]["containers/cpu/requirements.lock"]
+    assert kept["composition"]["model"]["name"] == "tiny"
+
+
+@pytest.mark.parametrize("name", record.REQUIRED)
+def test_a_record_that_lost_a_field_is_refused(tmp_path, name):
+    kept = made(tmp_path)
+    del kept[name]
+    rundir.write_json(tmp_path / "record.json", kept)
+    with pytest.raises(UserError, match=f"{name}: missing"):
+        load_record(tmp_path / "record.json")
+
+
+@pytest.mark.parametrize("name", [n for n in record.REQUIRED if n != "sha256"])
+def test_a_record_that_was_changed_is_refused(tmp_path, name):
+    kept = {**made(tmp_path), name: "changed"}
+    rundir.write_json(tmp_path / "record.json", kept)
+    with pytest.raises(UserError, match="changed after it was written"):
+        load_record(tmp_path / "record.json")
+
+
+def test_secrets_stand_by_name_only(tmp_path):
+    kept = made(tmp_path, HF_TOKEN="sentinel1", WANDB_API_KEY="sentinel2", NCCL_DEBUG="INFO", VLLM_API_KEY="sentinel3")
+    text = json.dumps(kept)
+    assert "sentinel" not in text
+    assert kept["secrets"] == ["HF_TOKEN", "VLLM_API_KEY", "WANDB_API_KEY"]
+    assert kept["environment"]["trainers"]["NCCL_DEBUG"] == "INFO"
+
+
+def test_reproduce_needs_a_run(capsys, tmp_path):
+    assert reproduce([str(tmp_path)]) == 2
+    assert "no record there" in capsys.readouterr().err
+    assert reproduce([]) == 2
+
+
+def test_reproduce_refuses_a_run_that_is_not_done(capsys, tmp_path):
+    rundir.write_json(tmp_path / "record.json", made(tmp_path))
+    assert reproduce([str(tmp_path)]) == 2
+    assert "only a run that is done" in capsys.readouterr().err
+
+
+def test_metrics_are_compared_to_the_last_digit():
+    then = [{"step": 1, "loss": 0.1, "time_s": 3.0}]
+    assert compare_metrics(then, [{"step": 1, "loss": 0.1, "time_s": 9.0}]) == []
+    assert compare_metrics(then, [{"step": 1, "loss": 0.1 + 2e-17}]) == ["step 1, loss: 0.1 -> 0.10000000000000002"]
+    assert compare_metrics(then, []) == ["1 lines then, 0 now"]
+    assert compare_metrics(then, [{"step": 1}]) == ["step 1, loss: 0.1 -> None"]
+
+
+def test_differences_name_the_leaves():
+    assert rundir.differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == ["a.c: 2 -> 3", "d: None -> 4"]
