@@ -36,6 +36,8 @@ OWNED = {
     "vllm_server_host": "topology=split",
     "vllm_server_port": "topology=split",
     "vllm_group_port": "topology=split",
+    "reward_weights": "method.rewards.<name>=<weight>",
+    "parallelism_config": "topology=fsdp; tensor, pipeline and context parallelism are not offered",
     "model_init_kwargs": "model.<field>=, precision= and hardware.attention=",
 }
 # What TRL removed, and what to use instead (TRL's migration notes; notes of transformers 5).

@@ -1,0 +1,113 @@
+"""Checkpoints that are whole or not there.
+
+A checkpoint is written into a staging directory, its manifest (size and sha256 of every file) last, and renamed when all of it has
+reached the disk. A resumed run takes the newest one whose files agree with its manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from recipes.common.files import move_directory, sha256, write_json
+from recipes.common.program import say
+
+MANIFEST = "manifest.json"
+STAGING = ".staging"
+
+
+class AtomicCheckpoints:
+    """Mixed into a trainer of transformers, before it, changes how it saves and nothing else."""
+
+    _staging: Path | None = None
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._staging) if self._staging else super()._get_output_dir(trial)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        directory = Path(self.args.output_dir)
+        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        self._staging = directory / STAGING
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._staging = None
+        self.accelerator.wait_for_everyone()  # every rank has written its part
+        if self.args.should_save:
+            seal(directory / STAGING / name, directory / name)
+            rotate(directory, self.args.save_total_limit)
+        self.accelerator.wait_for_everyone()
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        # A pickle of the arguments that nothing reads: they stand in config.yaml.
+        (Path(output_dir or self.args.output_dir) / "training_args.bin").unlink()
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """None: record.json says what the run was, and a card written beside the checkpoints would not be written atomically."""
+
+
+def seal(staged: Path, target: Path) -> None:
+    """Give the directory `staged` its manifest and make it `target` in one step."""
+    files = {str(p.relative_to(staged)): {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in _files(staged)}
+    write_json(staged / MANIFEST, {"files": files})
+    move_directory(staged, target)
+
+
+def newest(directory: Path) -> Path | None:
+    """The newest whole checkpoint of `directory`, or None. One that is not whole is named on stdout and passed over."""
+    for path in reversed(_checkpoints(directory)):
+        fault = find_fault(path)
+        if fault is None:
+            return path
+        say(f"checkpoint {path} is refused: {fault}; looking for an older one")
+    return None
+
+
+def find_fault(checkpoint: Path) -> str | None:
+    """What differs from the manifest, or None for a whole checkpoint."""
+    manifest = checkpoint / MANIFEST
+    if not manifest.is_file():
+        return f"it has no {MANIFEST}"
+    try:
+        files = json.loads(manifest.read_text())["files"]
+    except (ValueError, KeyError) as error:
+        return f"its {MANIFEST} cannot be read ({error!r})"
+    for name, expected in files.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != expected["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes of {expected['bytes']}"
+        if sha256(path) != expected["sha256"]:
+            return f"the content of {name} has changed"
+    return None
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def rotate(directory: Path, limit: int | None) -> None:
+    """Remove all but the newest `limit` checkpoints."""
+    if limit:
+        for path in _checkpoints(directory)[:-limit]:
+            shutil.rmtree(path)
+
+
+def clear_staging(directory: Path) -> None:
+    """Remove what a save that was cut off has left."""
+    shutil.rmtree(directory / STAGING, ignore_errors=True)
+
+
+def _checkpoints(directory: Path) -> list[Path]:
+    found = [p for p in directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if p.is_dir() and p.name.rpartition("-")[2].isdigit()]
+    return sorted(found, key=step_of)
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(p for p in directory.rglob("*") if p.is_file())

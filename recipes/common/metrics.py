@@ -1,0 +1,128 @@
+"""metrics.jsonl and the line a logged step prints."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from recipes.common.flops import flops_per_token
+from recipes.common.program import is_main_rank, say
+
+# TRL's names that say nothing of their unit, or that a resumed run would count from zero.
+RENAMED = {"step_time": "step_s"}
+COUNTED_HERE = ("num_tokens", "epoch")
+
+
+class Metrics(TrainerCallback):
+    """Appends a line to metrics.jsonl for each logged step and prints a short one.
+
+    `peak_tflops` is that of one GPU for the precision of the run, None where it is unknown. `reference` says that every token also
+    goes through a frozen copy of the model.
+    """
+
+    def __init__(self, config: DictConfig, reference: bool = False) -> None:
+        self.path = Path(config.run_dir) / "metrics.jsonl"
+        self.peak_tflops = config.hardware.peak_tflops.get(config.precision.compute)
+        self.reference = reference
+        self.last: dict[str, Any] = {}
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        kept = drop_after(self.path, state.global_step) if is_main_rank() else []
+        self.last = kept[-1] if kept else {}
+        self.first_step, self.previous_step = state.global_step, state.global_step
+        self.began = self.previous_time = time.monotonic()
+        self.previous_tokens = state.num_input_tokens_seen
+        self.first_tokens, self.first_time_s = self.last.get("num_tokens", 0), self.last.get("time_s", 0.0)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], model: Any = None, **kwargs: Any
+    ) -> None:
+        if "loss" not in logs or not is_main_rank():  # the summary at the end of training has no loss
+            return
+        now = time.monotonic()
+        row = {
+            "step": state.global_step,
+            "num_steps": state.max_steps,
+            "time_s": self.first_time_s + now - self.began,
+            **{RENAMED.get(k, k): v for k, v in logs.items() if k not in COUNTED_HERE},
+            **self._speed(args, state, logs.get("num_tokens", 0), model, now),
+            "memory_peak_gb": memory_peak_gb(),
+        }
+        self.last = {key: _finite(value) for key, value in row.items()}
+        append(self.path, self.last)
+        say(progress_line(self.last, (now - self.began) / (state.global_step - self.first_step)))
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if control.should_save:  # the mean loss since the last line is no part of a checkpoint, so none may be pending
+            control.should_log = True
+
+    def summary(self) -> dict[str, Any]:
+        """Figures of the last line, and speed over all steps of this process."""
+        elapsed, steps = self.previous_time - self.began, self.previous_step - self.first_step
+        tokens = self.last.get("num_tokens", 0) - self.first_tokens
+        speed = {"step_s": elapsed / steps, "tokens_per_second": tokens / elapsed} if steps else {}
+        return {**{k: v for k, v in self.last.items() if k in ("loss", "reward", "mfu", "tflops_per_gpu", "memory_peak_gb")}, **speed}
+
+    def _speed(self, args: TrainingArguments, state: TrainerState, tokens: int, model: Any, now: float) -> dict[str, Any]:
+        done, steps = tokens - self.previous_tokens, state.global_step - self.previous_step
+        per_second = done / (now - self.previous_time)
+        rows = steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        # Rows packed from documents attend within each of these; how long they are is not known here, so attention is left out.
+        reach = 0.0 if getattr(args, "packing", False) else done / rows
+        tflops = per_second / args.world_size * flops_per_token(model, reach, self.reference) / 1e12
+        self.previous_tokens, self.previous_step, self.previous_time = tokens, state.global_step, now
+        return {
+            "num_tokens": self.last.get("num_tokens", self.first_tokens) + done,
+            "tokens_per_second": per_second,
+            "tokens_per_second_per_gpu": per_second / args.world_size,
+            "tflops_per_gpu": tflops,
+            "mfu": tflops / self.peak_tflops if self.peak_tflops else None,
+        }
+
+
+def append(path: Path, row: dict[str, Any]) -> None:
+    """One line, flushed: the launcher reads the file while it grows."""
+    with path.open("a") as file:
+        file.write(json.dumps(row, allow_nan=False) + "\n")
+
+
+def drop_after(path: Path, step: int) -> list[dict[str, Any]]:
+    """Remove the lines of steps after `step`, which will be done again, and a last line cut off. Returns the lines kept."""
+    if not path.is_file():
+        return []
+    whole = path.read_text().splitlines(keepends=True)
+    rows = [json.loads(line) for line in whole if line.endswith("\n")]
+    kept = [row for row in rows if row["step"] <= step]
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    temporary.replace(path)
+    return kept
+
+
+def memory_peak_gb() -> float:
+    """The most memory this process has held: the GPU's where there is one."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9  # Linux counts in KiB
+
+
+def progress_line(row: dict[str, Any], step_s: float) -> str:
+    """step 40/400  loss 0.912  reward 0.512  12,345 tok/s  eta 1:05"""
+    minutes, seconds = divmod(round(step_s * (row["num_steps"] - row["step"])), 60)
+    parts = [f"step {row['step']}/{row['num_steps']}"]
+    parts += [f"{key} {row[key]:.4g}" for key in ("loss", "reward", "accuracy") if row.get(key) is not None]
+    if row.get("tokens_per_second"):
+        parts.append(f"{row['tokens_per_second']:,.0f} tok/s")
+    return "  ".join([*parts, f"eta {minutes}:{seconds:02d}"])
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,71 @@
+"""GRPO: sample several completions a prompt, reward them, and make those better than their group's mean more likely.
+
+Started by the launcher, one process a GPU:
+
+    1 GPU:   python launch/run.py hardware=mi350x topology=single method=grpo model=qwen3_4b
+    8 GPUs:  python launch/run.py hardware=mi350x method=grpo model=qwen3_4b          (one generates, seven train)
+
+Departs from the paper (DeepSeekMath, arXiv:2402.03300) as TRL's defaults do: no KL term (beta 0, so no reference model), and the loss
+is averaged over the tokens of the whole batch (`dapo`, arXiv:2503.14476), where the paper averages within each completion.
+
+TRL's state inside a generation cycle is no part of a checkpoint, so checkpoints are taken between cycles only.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from omegaconf import DictConfig
+from trl import GRPOConfig, GRPOTrainer
+
+from recipes.common.checkpoint import AtomicCheckpoints
+from recipes.common.data import load_train, texts
+from recipes.common.errors import UserError
+from recipes.common.files import json_sha256
+from recipes.common.metrics import Metrics
+from recipes.common.model import adapter_config, build_model, build_tokenizer
+from recipes.common.program import run
+from recipes.common.rewards import build_rewards
+from recipes.common.training import build_arguments, train
+
+
+class Trainer(AtomicCheckpoints, GRPOTrainer):
+    """TRL's trainer, saving atomically."""
+
+
+def grpo(config: DictConfig) -> dict[str, Any]:
+    rows = load_train(config.data, "grpo")
+    rewards, weights = build_rewards(config.method.rewards, rows.column_names)
+    args = build_arguments(GRPOConfig, config)
+    args.reward_weights = weights
+    cycle = cycle_steps(args)
+    tokenizer = build_tokenizer(config, texts(rows))
+    trainer = Trainer(
+        model=build_model(config),
+        args=args,
+        reward_funcs=rewards,
+        train_dataset=rows,
+        processing_class=tokenizer,
+        peft_config=adapter_config(config),
+    )
+    result = train(config, trainer, Metrics(config, reference=args.beta != 0.0), cycle)
+    return {**result, "data_sha256": json_sha256(rows.to_list())}
+
+
+def cycle_steps(args: GRPOConfig) -> int:
+    """Optimizer steps that one batch of completions serves. Raises UserError where `save_steps` would fall inside."""
+    micro_steps = args.steps_per_generation * args.num_iterations
+    steps, rest = divmod(micro_steps, args.gradient_accumulation_steps)
+    if rest:
+        steps = micro_steps  # cycles and steps meet again after this many
+    if args.save_strategy == "steps" and args.save_steps % steps:
+        raise UserError(
+            f"method.args.save_steps={args.save_steps}: a checkpoint inside a generation cycle of {steps} steps cannot be resumed exactly. "
+            f"Use a multiple of {steps}, for example {-(-int(args.save_steps) // steps) * steps}."
+        )
+    return steps
+
+
+if __name__ == "__main__":
+    sys.exit(run(grpo))

@@ -1,0 +1,48 @@
+"""Supervised fine-tuning: next-token cross-entropy on the completions of the training rows.
+
+Started by the launcher, one process a GPU:
+
+    1 GPU:   python launch/run.py hardware=mi350x topology=single method=sft model=qwen3_4b
+    8 GPUs:  python launch/run.py hardware=mi350x topology=fsdp method=sft model=qwen3_8b
+
+Rows with a prompt and a completion are trained on the completion only (TRL's `completion_only_loss`).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from omegaconf import DictConfig
+from trl import SFTConfig, SFTTrainer
+
+from recipes.common.checkpoint import AtomicCheckpoints
+from recipes.common.data import load_train, texts
+from recipes.common.files import json_sha256
+from recipes.common.metrics import Metrics
+from recipes.common.model import adapter_config, build_model, build_tokenizer
+from recipes.common.program import run
+from recipes.common.training import build_arguments, train
+
+
+class Trainer(AtomicCheckpoints, SFTTrainer):
+    """TRL's trainer, saving atomically."""
+
+
+def sft(config: DictConfig) -> dict[str, Any]:
+    args = build_arguments(SFTConfig, config)
+    rows = load_train(config.data, "sft")
+    tokenizer = build_tokenizer(config, texts(rows))
+    trainer = Trainer(
+        model=build_model(config),
+        args=args,
+        train_dataset=rows,
+        processing_class=tokenizer,
+        peft_config=adapter_config(config),
+    )
+    result = train(config, trainer, Metrics(config))
+    return {**result, "data_sha256": json_sha256(rows.to_list())}
+
+
+if __name__ == "__main__":
+    sys.exit(run(sft))
