@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from pathlib import Path
 from typing import Any
@@ -149,9 +150,11 @@ def translate(error: Exception) -> UserError:
         if group in groups():
             return unknown_option(group, option)
     for inner in reversed(chain):
-        key = getattr(inner, "full_key", None)
-        if isinstance(inner, OmegaConfBaseException) and key:
-            rule = str(getattr(inner, "msg", None) or inner).splitlines()[0]
+        # Where a file is at fault Hydra keeps the key in its text only.
+        named = re.search(r"full_key: (\S+)", str(inner))
+        key = getattr(inner, "full_key", None) or (named.group(1) if named else None)
+        if key:
+            rule = next((line for line in str(inner).splitlines() if not line.startswith("In '")), str(inner))
             where = str(error).split(":", 1)[0] + ": " if str(error).startswith("In '") else ""
             try:
                 _check_key(key, key)

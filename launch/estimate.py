@@ -117,20 +117,16 @@ def speed(config: Config) -> Speed:
     if config.method.kind != "trainer":
         return Speed(None, None, f"no estimate for {config.method.name} yet")
     size = batch(config)
+    recomputes = bool("gradient_checkpointing" in known(config) and value(config, "gradient_checkpointing"))
+    flops = shapes.flops_per_token(config.model, size.sequence, config.adapter.rank is None, recomputes)
     pairs = 2 if config.method.name == "dpo" else 1
-    train_s = flops_per_token(config) * size.tokens * pairs / size.ranks / (ASSUMED_MFU * peak * 1e12)
+    train_s = flops * size.tokens * pairs / size.ranks / (ASSUMED_MFU * peak * 1e12)
     generate_s = _generation_s(config, size)
     step_s = train_s + generate_s
     basis = f"assumed, not measured: {ASSUMED_MFU:.0%} of the {config.precision.compute} peak"
     if generate_s:
         basis += f", generation at {ASSUMED_BANDWIDTH:.0%} of the memory bandwidth ({generate_s / step_s:.0%} of the step)"
     return Speed(size.tokens * pairs / step_s, step_s, basis)
-
-
-def flops_per_token(config: Config) -> float:
-    """Of training, at the longest sequence; the forward that checkpointing repeats counts, as the hardware does it too."""
-    recomputes = bool("gradient_checkpointing" in known(config) and value(config, "gradient_checkpointing"))
-    return shapes.flops_per_token(config.model, batch(config).sequence, config.adapter.rank is None, recomputes)
 
 
 def _generation_s(config: Config, size: Batch) -> float:

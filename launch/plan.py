@@ -98,8 +98,7 @@ def composition_hash(config: Config) -> str:
 
 def rank_config(plan: Plan) -> dict[str, Any]:
     """The file every rank reads: the composition, its run directory, the complete arguments of its configuration class."""
-    flops = estimate.flops_per_token(plan.config)
-    return {**plain(plan.config), "run_dir": str(plan.run_dir), "trainer_args": plan.trainer_args, "flops_per_token": flops}
+    return {**plain(plan.config), "run_dir": str(plan.run_dir), "trainer_args": plan.trainer_args}
 
 
 def as_json(plan: Plan) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def reproduce_one(run_dir: Path, recorded: dict[str, Any]) -> int:
 def recorded_config(run_dir: Path) -> Config:
     """The composition as it was resolved then; what conf/ says today does not matter."""
     read = OmegaConf.load(run_dir / "config.yaml")
-    for key in ("run_dir", "trainer_args", "flops_per_token"):  # the launcher's additions for the ranks
+    for key in ("run_dir", "trainer_args"):  # the launcher's additions for the ranks
         del read[key]  # type: ignore[arg-type]
     config: Config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), read))  # type: ignore[assignment]
     return config

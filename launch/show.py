@@ -67,7 +67,7 @@ def _facts(plan: Plan) -> Table:
     config, hardware = plan.config, plan.config.hardware
     rows = {
         "hardware": f"{hardware.gpus_per_node} x {hardware.product} ({hardware.gfx}), {hardware.memory_gb:g} GB each",
-        "model": f"{config.model.name}, {config.model.num_parameters / 1e9:.3g} B parameters, from {_source(plan)}",
+        "model": f"{config.model.name}, {_count(config.model.num_parameters)} parameters, from {_source(plan)}",
         "method": f"{config.method.name}, {config.precision.name}, adapter {config.adapter.name}, {_batch(plan)}",
         "data": _data(plan),
         "topology": f"{config.topology.name} on {config.runtime.name}: {_spread(plan)}",
@@ -81,6 +81,10 @@ def _facts(plan: Plan) -> Table:
     for name, text in rows.items():
         table.add_row(Text(name, style="bold"), Text(text))
     return table
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
 
 
 def _source(plan: Plan) -> str:

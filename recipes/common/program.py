@@ -1,81 +1,90 @@
-"""What every recipe does around its own work: read the run's configuration, end with a result.json, and stop when asked."""
+"""What every recipe does around its work: read the configuration, obey signals, leave a result.json and an exit code."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from transformers import TrainerCallback
 
 from recipes.common.errors import UserError
+from recipes.common.files import write_json
 
-EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: the launcher resumes it
+EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 75  # 75 is EX_TEMPFAIL of sysexits.h: run it again
+
+_stop_asked = False
 
 
-def main(program: Callable[[DictConfig], dict[str, Any]]) -> None:
-    """Run `program(config)` and leave what it returns as result.json, whose `status` is done, interrupted or failed."""
-    parser = argparse.ArgumentParser(description=sys.modules[program.__module__].__doc__)
-    parser.add_argument("--config", required=True, help="config.yaml of a run directory, as the launcher writes it")
-    config = OmegaConf.load(parser.parse_args().config)
-    run_dir = Path(config.run_dir)
+class Interrupted(Exception):
+    """A signal asked to stop, and what can be continued is saved. `result` goes into result.json."""
+
+    def __init__(self, **result: Any) -> None:
+        super().__init__("interrupted")
+        self.result = result
+
+
+def stop_asked() -> bool:
+    """Whether SIGTERM or SIGINT has reached this process."""
+    return _stop_asked
+
+
+def is_main_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def say(line: str) -> None:
+    """A line on stdout of the main rank, at once: the launcher follows the log."""
+    if is_main_rank():
+        print(line, flush=True)
+
+
+def load_config(argv: list[str]) -> DictConfig:
+    """The resolved configuration named by `--config`; a key that is not in it is refused where it is read."""
+    parser = argparse.ArgumentParser(description="One rank of a recipe; launch/run.py starts it.")
+    parser.add_argument("--config", type=Path, required=True, help="the resolved config.yaml of a run directory")
+    config = OmegaConf.load(parser.parse_args(argv).config)
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def run(work: Callable[[DictConfig], dict[str, Any]], argv: list[str] | None = None) -> int:
+    """Call `work` with the configuration and write what it returns as result.json.
+
+    Returns the exit code: 0 done, 2 a user's mistake, 75 interrupted with a checkpoint left, 1 anything else.
+    """
+    config = load_config(sys.argv[1:] if argv is None else argv)
+    handlers = {number: signal.signal(number, _ask_stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        result = program(config)
+        result, exit_code = {"status": "done", **work(config)}, 0
+    except Interrupted as interruption:
+        result, exit_code = {"status": "interrupted", **interruption.result}, EXIT_INTERRUPTED
     except UserError as error:
-        write_result(run_dir, {"status": "failed", "exit_code": 2, "error": str(error)})
-        print(error, file=sys.stderr)
-        sys.exit(2)
-    except BaseException as error:
-        write_result(run_dir, {"status": "failed", "error": f"{type(error).__name__}: {error}"})
-        raise
-    write_result(run_dir, result)
-    print(f"{config.method.name}: {result['status']}; {summary(result)}")
-    sys.exit(EXIT_INTERRUPTED if result["status"] == "interrupted" else 0)
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        result, exit_code = {"status": "failed", "error": str(error)}, EXIT_USER
+    except Exception as error:
+        traceback.print_exc()
+        result, exit_code = {"status": "failed", "error": traceback.format_exception_only(error)[-1].strip()}, EXIT_FAILED
+    finally:
+        _restore(handlers)
+    if is_main_rank():
+        # torchrun turns every exit code of a rank into 1, so the launcher reads it here.
+        write_json(Path(config.run_dir) / "result.json", {**result, "exit_code": exit_code})
+    return exit_code
 
 
-def is_first_rank() -> bool:
-    return int(os.environ.get("RANK", "0")) == 0
+def _ask_stop(_number: int, _frame: Any) -> None:
+    global _stop_asked
+    _stop_asked = True
 
 
-def write_result(run_dir: Path, result: dict[str, Any]) -> None:
-    if is_first_rank():
-        write_whole(run_dir / "result.json", json.dumps(result, indent=1) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Whole or not at all: a temporary file, fsync, rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def summary(result: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {value:.4g}" for key, value in result.items() if isinstance(value, (int, float)) and not isinstance(value, bool))
-
-
-class StopWhenAsked(TrainerCallback):
-    """SIGTERM or SIGINT: finish the step, save a checkpoint, stop. Made before the long imports of a trainer's first step."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask)
-
-    def _ask(self, number: int, _frame: Any) -> None:
-        self.asked = True
-        print(f"signal {number}: stops after this step", flush=True)
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if self.asked:
-            control.should_save = control.should_training_stop = True
-        return control
+def _restore(handlers: dict[int, Any]) -> None:
+    global _stop_asked
+    _stop_asked = False
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -1,77 +1,94 @@
-"""Rewards of GRPO by name. Each takes the completions and the columns of their rows, and gives one number a completion."""
+"""Named GRPO rewards. Each has TRL's signature: f(prompts, completions, **columns) -> one float a completion."""
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import math_verify
+from math_verify import parse, verify
 
 from recipes.common import tasks
 from recipes.common.errors import UserError, near
 
 Reward = Callable[..., list[float]]
-LONGEST = 1000  # characters at which the length reward reaches 0
+Completion = str | list[dict[str, str]]
+
+# The layout that DeepSeek-R1 was trained towards (arXiv:2501.12948, section 2.2.2).
+FORMAT = re.compile(r"\s*<think>.*?</think>\s*<answer>.*?</answer>\s*", re.DOTALL)
+ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+HALF_LENGTH_CHARACTERS = 200
 
 
-def text_of(completion: str | list[dict[str, str]]) -> str:
-    """The text of a completion: a string, or the message of a conversation."""
+def accuracy(prompts: list[Any], completions: list[Completion], answer: list[str], **columns: Any) -> list[float]:
+    """1 where the completion's answer equals column `answer`, as text or as mathematics (math-verify), else 0."""
+    return [float(_equal(right, final_answer(text(c)))) for c, right in zip(completions, answer, strict=True)]
+
+
+def format(prompts: list[Any], completions: list[Completion], **columns: Any) -> list[float]:
+    """1 where the completion is <think>...</think><answer>...</answer> and nothing else, else 0."""
+    return [float(FORMAT.fullmatch(text(c)) is not None) for c in completions]
+
+
+def length(prompts: list[Any], completions: list[Completion], **columns: Any) -> list[float]:
+    """Prefers short completions: 1 for an empty one, 1/2 at 200 characters, towards 0."""
+    return [1.0 / (1.0 + len(text(c)) / HALF_LENGTH_CHARACTERS) for c in completions]
+
+
+def reasoning_gym(prompts: list[Any], completions: list[Completion], entry: list[str], **columns: Any) -> list[float]:
+    """What the task's own scorer gives the completion's answer, from 0 to 1; column `entry` is the task's record."""
+    return [tasks.score(final_answer(text(c)), e) for c, e in zip(completions, entry, strict=True)]
+
+
+REWARDS: dict[str, Reward] = {f.__name__: f for f in (accuracy, format, length, reasoning_gym)}
+NEEDED_COLUMN = {"accuracy": "answer", "reasoning_gym": "entry"}
+
+
+def text(completion: Completion) -> str:
+    """What was generated, of a plain or a conversational completion."""
     return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
-def final_answer(text: str) -> str:
-    """What stands in <answer> tags, or after the thinking, or all of it."""
-    tagged = re.findall(r"<answer>(.*?)</answer>", text, flags=re.DOTALL)
-    return (tagged[-1] if tagged else text.rsplit("</think>", 1)[-1]).strip()
+def final_answer(generated: str) -> str:
+    """The last <answer>...</answer> of a text; without one, what follows its thinking, or all of it."""
+    found = ANSWER.findall(generated)
+    return (found[-1] if found else generated.rpartition("</think>")[2]).strip()
 
 
-def accuracy(completions: list, answer: list[str], **_: Any) -> list[float]:
-    """1 where math-verify finds the final answer equal to the column `answer`, else 0."""
-    pairs = zip(completions, answer, strict=True)
-    return [float(is_equal(final_answer(text_of(completion)), right)) for completion, right in pairs]
+def build_rewards(weights: Mapping[str, float], columns: list[str]) -> tuple[list[Reward], list[float]]:
+    """The functions and weights of `method.rewards`; `columns` are those of the training rows.
+
+    Raises UserError for no reward, an unknown name, a path that cannot be imported, and a reward whose column the rows lack.
+    """
+    if not weights:
+        raise UserError(f"method.rewards is empty, and GRPO needs at least one of {', '.join(sorted(REWARDS))}, or package.module.function.")
+    functions = [_imported(name) if "." in name else _named(name, columns) for name in weights]
+    return functions, [float(weight) for weight in weights.values()]
 
 
-def is_equal(given: str, right: str) -> bool:
-    """Equal as text, or as mathematics. Timeouts of math-verify use SIGALRM, which only the main thread has: they are off."""
-    if given == right:
-        return True
-    parsed = [math_verify.parse(text, parsing_timeout=None) for text in (right, given)]
-    return bool(all(parsed) and math_verify.verify(*parsed, timeout_seconds=None))
+def _named(name: str, columns: list[str]) -> Reward:
+    if name not in REWARDS:
+        raise UserError(f"method.rewards has {name!r}, which is no reward. {near(name, REWARDS)} Your own is given as package.module.function.")
+    if name in NEEDED_COLUMN and NEEDED_COLUMN[name] not in columns:
+        raise UserError(f"method.rewards.{name} reads column {NEEDED_COLUMN[name]!r}, and the rows have {', '.join(columns)}.")
+    return REWARDS[name]
 
 
-def format(completions: list, **_: Any) -> list[float]:
-    """1 for <think>...</think> followed by <answer>...</answer> and nothing else, else 0."""
-    shape = re.compile(r"\s*<think>.*?</think>\s*<answer>.*?</answer>\s*", flags=re.DOTALL)
-    return [float(shape.fullmatch(text_of(completion)) is not None) for completion in completions]
-
-
-def length(completions: list, **_: Any) -> list[float]:
-    """From 1 for an empty completion down to 0 at 1000 characters: brevity, to be weighted against being right."""
-    return [max(0.0, 1.0 - len(text_of(completion)) / LONGEST) for completion in completions]
-
-
-def reasoning_gym(completions: list, entry: list[str], **_: Any) -> list[float]:
-    """What the task's own scorer gives the final answer, from 0 to 1. Needs data=reasoning."""
-    return [tasks.score(final_answer(text_of(completion)), record) for completion, record in zip(completions, entry, strict=True)]
-
-
-REWARDS: dict[str, Reward] = {"accuracy": accuracy, "format": format, "length": length, "reasoning_gym": reasoning_gym}
-NEEDS = {"accuracy": "answer", "reasoning_gym": "entry"}  # the column of the data that a reward reads
-
-
-def find(name: str, columns: list[str]) -> Reward:
-    """The reward called `name`, or the function at a dotted path. Raises UserError."""
-    if name in REWARDS:
-        if name in NEEDS and NEEDS[name] not in columns:
-            raise UserError(f"method.rewards.{name} reads the column {NEEDS[name]!r}, and the data has {', '.join(columns)}.")
-        return REWARDS[name]
-    module, _, function = name.rpartition(".")
-    if not module:
-        raise UserError(f"method.rewards.{name}: no such reward. {near(name, REWARDS)}")
+def _imported(path: str) -> Reward:
+    module_name, _, function_name = path.rpartition(".")
     try:
-        found: Reward = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"method.rewards.{name} cannot be imported: {error}.") from error
-    return found
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(f"method.rewards has {path!r}: {error}. Its module must be importable where the run starts (PYTHONPATH).") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise UserError(f"method.rewards has {path!r}: {module_name} has no function {function_name!r}. {near(function_name, known)}")
+    return function
+
+
+def _equal(right: str, given: str) -> bool:
+    # math-verify guards itself with SIGALRM, which only a main thread may set; answers are short enough to do without.
+    parsed = [parse(answer, parsing_timeout=None) for answer in (right, given)]
+    return right.strip() == given or bool(verify(*parsed, timeout_seconds=None))

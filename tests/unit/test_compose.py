@@ -45,7 +45,7 @@ def test_every_file_is_an_option_or_a_base():
     bases = {f for f in files if "/base/" in f}
     assert files - bases == set(OPTIONS)
     text = "".join(f.read_text() for f in CONF.rglob("*.yaml"))
-    assert [base for base in bases if f"base/{base.rsplit('/', 1)[1]}@" not in text] == []  # each is used
+    assert [base for base in bases if f"{base.rsplit('/', 1)[1]}@_here_" not in text] == []  # each is used
 
 
 @pytest.mark.parametrize("file", sorted(CONF.rglob("*.yaml")), ids=lambda f: str(f.relative_to(CONF)))
@@ -150,7 +150,7 @@ def test_completion_knows_the_options(tmp_path, monkeypatch):
 
 def test_cfg_and_defaults_tree(tmp_path):
     assert "learning_rate" in command("--cfg", "job", "hardware=cpu", cwd=tmp_path).stdout
-    assert "hardware/mi300x" in command("--info", "defaults-tree", "hardware=mi300x", cwd=tmp_path).stdout
+    assert "hardware: mi300x" in command("--info", "defaults-tree", "hardware=mi300x", cwd=tmp_path).stdout
 
 
 def test_text_plan_shows_what_a_person_asks(launch):
@@ -159,9 +159,9 @@ def test_text_plan_shows_what_a_person_asks(launch):
         "8 x AMD Instinct MI300X",
         "7 rank(s)",
         "vllm serve",
-        "of 192 GB"[3:],
+        "192 GB",
         "tokens/s",
-        "NCCL_MIN_NCHANNELS",
+        "HSA_NO_SCRATCH_RECLAIM",
         "learning_rate",
         "!",
     ):

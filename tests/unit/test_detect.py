@@ -50,7 +50,9 @@ def test_amd(tmp_path, version, units, memory_gb, more, group):
     assert len(detect.gpus(str(tmp_path))) == 3
 
 
-@pytest.mark.parametrize(("version", "gfx"), [(90402, "gfx942"), (90010, "gfx90a"), (90500, "gfx950"), (110501, "gfx1151"), (120001, "gfx1201")])
+@pytest.mark.parametrize(
+    ("version", "gfx"), [(90402, "gfx942"), (90010, "gfx90a"), (90500, "gfx950"), (110501, "gfx1151"), (120001, "gfx1201")]
+)
 def test_gfx_target(tmp_path, version, gfx):
     kfd_node(tmp_path, 0, **gpu(version, 1))
     assert detect.gpus(str(tmp_path))[0].gfx == gfx

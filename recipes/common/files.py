@@ -1,0 +1,63 @@
+"""Files that are whole or not there, also after a power cut."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `content` beside `path`, then rename it there. NaN is refused: it is no JSON."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync(path.parent)
+
+
+def move_directory(source: Path, target: Path) -> None:
+    """Rename `source` to `target` after everything in it has reached the disk. An old `target` is replaced."""
+    for path in sorted(source.rglob("*")):
+        sync(path)
+    sync(source)
+    old = target.with_name(f".{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)  # left by a crash between the two renames
+    if target.exists():
+        target.rename(old)
+    source.rename(target)
+    sync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """fsync of a file, or of a directory's entries."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def weights_sha256(directory: Path) -> str:
+    """One hash of all .safetensors of a model directory: of their names and hashes, in the order of the names."""
+    total = hashlib.sha256()
+    for path in sorted(directory.glob("*.safetensors")):
+        total.update(f"{path.name} {sha256(path)}\n".encode())
+    return total.hexdigest()
+
+
+def json_sha256(value: Any) -> str:
+    """Hash of what can stand in JSON, equal for equal content."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

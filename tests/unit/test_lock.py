@@ -1,0 +1,43 @@
+"""containers/trainer_args.lock.json is what the installed packages say: the launcher checks arguments without importing them."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from launch.trainer_args import LOCK, OWNED, REPLACED, lock
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    spec = importlib.util.spec_from_file_location("lock_trainer_args", ROOT / "containers/lock_trainer_args.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.lock()
+
+
+def test_the_lock_is_up_to_date(fresh):
+    assert json.loads(LOCK.read_text()) == fresh, "run `make lock`"
+
+
+@pytest.mark.parametrize("name", ["SFTConfig", "DPOConfig", "GRPOConfig"])
+def test_arguments_are_the_trainers_own_fields(name):
+    cls = getattr(importlib.import_module("trl"), name)
+    assert set(lock()["arguments"][f"trl.{name}"]) == {f.name for f in dataclasses.fields(cls) if f.init}
+
+
+@pytest.mark.parametrize("name", ["SFTConfig", "DPOConfig", "GRPOConfig"])
+def test_what_is_called_removed_is_removed(name):
+    assert set(REPLACED) & set(lock()["arguments"][f"trl.{name}"]) == set()
+
+
+def test_owned_arguments_exist_in_some_class():
+    known = set().union(*lock()["arguments"].values())
+    assert set(OWNED) - known == set()
