@@ -56,7 +56,17 @@ def compose(overrides: list[str]) -> Config:
     missing = sorted(OmegaConf.missing_keys(composed))
     if missing:
         raise UserError(f"{', '.join(missing)}: no value. Give one, for example {missing[0]}=...")
-    return typing.cast(Config, OmegaConf.to_object(composed))
+    return _absolute(typing.cast(Config, OmegaConf.to_object(composed)))
+
+
+def _absolute(config: Config) -> Config:
+    """Paths as seen from where the command was typed: ranks, records and later commands stand elsewhere."""
+    config.run_root = str(Path(config.run_root).absolute())
+    for group, names in ((config.model, ("path",)), (config.data, ("path", "heldout_path"))):
+        for name in names:
+            given = getattr(group, name)
+            setattr(group, name, given and str(Path(given).expanduser().absolute()))
+    return config
 
 
 def freed(overrides: list[str]) -> list[str]:

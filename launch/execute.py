@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import re
 import signal
 import subprocess
 import time
@@ -25,6 +27,7 @@ from launch.topology import Process
 POLL_S = 0.2
 # How long ranks may take to save after SIGTERM before they are killed.
 GRACE_S = 120.0
+TORCHRUN_REPORT = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*failed \(exitcode")
 STATUS = {EXIT_DONE: "done", EXIT_INTERRUPTED: "interrupted"}
 
 
@@ -142,6 +145,13 @@ def _signal_session(child: subprocess.Popen[bytes], number: int) -> None:
         os.killpg(child.pid, number)
 
 
+def last_lines(log: Path, count: int = 15) -> list[str]:
+    """What a process said last, before torchrun began to report on it."""
+    with log.open(errors="replace") as file:
+        said = itertools.takewhile(lambda line: not TORCHRUN_REPORT.search(line), file)
+        return [line.rstrip("\n") for line in deque(said, maxlen=count)]
+
+
 def _exit_code(plan: Plan, failed: Process | None, interrupted: bool) -> int:
     result: dict[str, Any] = rundir.read_json(plan.run_dir / "result.json") or {}
     if interrupted or result.get("status") == "interrupted":
@@ -151,5 +161,5 @@ def _exit_code(plan: Plan, failed: Process | None, interrupted: bool) -> int:
     process = failed or plan.processes[-1]
     log = plan.run_dir / "logs" / f"{process.name}.log"
     print(f"\n{process.name} failed" + (f": {result['error']}" if result.get("error") else "") + f"\nLast lines of {log}:")
-    print("".join(f"  | {line}\n" for line in deque(log.read_text(errors="replace").splitlines(), maxlen=15)), end="")
+    print("".join(f"  | {line}\n" for line in last_lines(log)), end="")
     return EXIT_USER if result.get("exit_code") == EXIT_USER else EXIT_FAILED

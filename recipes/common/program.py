@@ -11,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 from omegaconf import DictConfig, OmegaConf
+from transformers.utils import logging as transformers_logging
 
 from recipes.common.errors import UserError
 from recipes.common.files import write_json
@@ -59,6 +61,8 @@ def run(work: Callable[[DictConfig], dict[str, Any]], argv: list[str] | None = N
     Returns the exit code: 0 done, 2 a user's mistake, 75 interrupted with a checkpoint left, 1 anything else.
     """
     config = load_config(sys.argv[1:] if argv is None else argv)
+    datasets.disable_progress_bars()  # the launcher shows progress from metrics.jsonl, and a log holds no moving lines
+    transformers_logging.disable_progress_bar()
     handlers = {number: signal.signal(number, _ask_stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         result, exit_code = {"status": "done", **work(config)}, 0

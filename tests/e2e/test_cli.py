@@ -1,0 +1,251 @@
+"""What a person does with the command, for real: train with every method on the CPU, stop, resume, crash, reproduce, sweep."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launch import record, rundir
+from launch.reproduce import compare_metrics
+from tests.conftest import ROOT, command
+
+SMALL = ["hardware=cpu", "data.num_train=64", "data.num_heldout=16", "method.args.logging_steps=1", "method.args.save_steps=2"]
+METHODS = {
+    "sft": ["method=sft", "method.args.max_steps=6", "method.args.per_device_train_batch_size=4"],
+    "dpo": ["method=dpo", "method.args.max_steps=6", "method.args.per_device_train_batch_size=2"],
+    "grpo": ["method=grpo", "method.args.max_steps=6", "method.args.max_completion_length=6"],
+}
+
+
+def newest(root: Path) -> Path:
+    return max((p.parent for p in root.glob("runs/*/*/record.json")), key=lambda p: p.stat().st_mtime)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """method -> a finished run of it."""
+    found = {}
+    for method, overrides in METHODS.items():
+        root = tmp_path_factory.mktemp(method)
+        done = command(*SMALL, *overrides, cwd=root)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found[method] = (newest(root), done)
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_leaves_what_the_contract_says(trained, method):
+    run, done = trained[method]
+    for name in ("config.yaml", "plan.json", "record.json", "metrics.jsonl", "result.json", "logs/trainers.log", "model/config.json"):
+        assert (run / name).is_file(), name
+    assert list((run / "model").glob("*.safetensors"))
+    assert not list(run.rglob("*.bin"))
+    rows = rundir.read_metrics(run / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    wanted = {"step", "time_s", "loss", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "memory_peak_gb"}
+    assert wanted <= set(rows[-1])
+    kept = json.loads((run / "record.json").read_text())
+    assert record.faults(kept) == []
+    assert (kept["status"], kept["exit_code"], kept["result"]["status"]) == ("done", 0, "done")
+    assert "Everything is in" in done.stdout
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_reproduce_is_equal_to_the_last_digit(trained, method):
+    run, _ = trained[method]
+    done = subprocess.run([sys.executable, str(ROOT / "launch/reproduce.py"), str(run)], cwd=run.parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "equal: 6 lines of metrics and the results, to the last digit" in done.stdout
+    assert "0 difference(s) in code" in done.stdout
+
+
+def test_reproduce_names_a_difference_and_fails_on_other_metrics(trained, tmp_path):
+    """A record of other packages and of a loss that never was: named, and not equal."""
+    run, _ = trained["sft"]
+    kept = json.loads((run / "record.json").read_text())
+    kept["packages"]["trl"] = "0.0.1"
+    copy = tmp_path / "runs/x/1"
+    copy.mkdir(parents=True)
+    (copy / "config.yaml").write_text((run / "config.yaml").read_text())
+    (copy / "result.json").write_text((run / "result.json").read_text())
+    rows = rundir.read_metrics(run / "metrics.jsonl")
+    rows[3]["loss"] += 1e-12
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rundir.write_json(copy / "record.json", record.seal(kept))
+    done = subprocess.run([sys.executable, str(ROOT / "launch/reproduce.py"), str(copy)], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 4
+    assert "packages.trl: 0.0.1 -> 1.16.0" in done.stdout
+    assert "1 figure(s) differ; the first: step 4, loss" in done.stdout
+
+
+def start(root: Path, *overrides: str) -> subprocess.Popen:
+    argv = [sys.executable, str(ROOT / "launch/run.py"), *SMALL, *overrides]
+    return subprocess.Popen(argv, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_step(root: Path, child: subprocess.Popen, step: int) -> Path:
+    """Until metrics.jsonl shows the step: the run is in the middle."""
+    while child.poll() is None:
+        for file in root.glob("runs/*/*/metrics.jsonl"):
+            if any(row["step"] >= step for row in rundir.read_metrics(file)):
+                return file.parent
+        time.sleep(0.05)
+    raise AssertionError(f"the run ended before step {step}: {child.stdout.read()}")
+
+
+LONG = ["method=sft", "method.args.max_steps=60", "method.args.per_device_train_batch_size=4"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    root = tmp_path_factory.mktemp("whole")
+    done = command(*SMALL, *LONG, cwd=root)
+    assert done.returncode == 0, done.stdout
+    return newest(root)
+
+
+def same(run: Path, other: Path) -> None:
+    assert compare_metrics(rundir.read_metrics(other / "metrics.jsonl"), rundir.read_metrics(run / "metrics.jsonl")) == []
+    results = [rundir.read_json(folder / "result.json") for folder in (run, other)]
+    assert results[0]["weights_sha256"] == results[1]["weights_sha256"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_saves_and_the_same_command_goes_on(tmp_path, uninterrupted, number):
+    child = start(tmp_path, *LONG)
+    run = wait_for_step(tmp_path, child, 5)
+    child.send_signal(number)
+    output, _ = child.communicate(timeout=120)
+    assert child.returncode == 75, output
+    assert "the same command resumes it" in output
+    done_steps = rundir.read_metrics(run / "metrics.jsonl")[-1]["step"]
+    assert done_steps < 60
+    assert (run / f"checkpoints/checkpoint-{done_steps}/manifest.json").is_file()
+    again = command(*SMALL, *LONG, cwd=tmp_path)
+    assert again.returncode == 0, again.stdout
+    assert "Continues" in again.stdout
+    assert newest(tmp_path) == run
+    assert len(list(tmp_path.glob("runs/*/*/record.json"))) == 1
+    same(run, uninterrupted)
+
+
+def test_a_killed_rank_fails_the_run_and_the_same_command_goes_on(tmp_path, uninterrupted):
+    child = start(tmp_path, *LONG)
+    run = wait_for_step(tmp_path, child, 5)
+    os.kill(ranks(run)[-1], signal.SIGKILL)
+    output, _ = child.communicate(timeout=120)
+    assert child.returncode == 4, output
+    assert "trainers failed" in output
+    assert "Last lines of" in output
+    assert json.loads((run / "record.json").read_text())["status"] == "failed"
+    assert ranks(run) == []
+    again = command(*SMALL, *LONG, cwd=tmp_path)
+    assert again.returncode == 0, again.stdout
+    same(run, uninterrupted)
+
+
+def ranks(run: Path) -> list[int]:
+    """Processes that run a recipe for this run, torchrun first."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if str(run / "config.yaml").encode() in words:
+            found.append(int(folder.name))
+    return sorted(found)
+
+
+def test_smoke_of_an_eight_gpu_composition(tmp_path):
+    done = command("hardware=mi350x", "method=grpo", "model=qwen3_4b", "smoke=true", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "smoke: in place of topology=split: one process" in done.stdout
+
+
+def test_evaluate_a_runs_model(trained, tmp_path):
+    run, _ = trained["sft"]
+    done = command(
+        "hardware=cpu",
+        "method=evaluate",
+        f"model.path={run / 'model'}",
+        "data.num_heldout=16",
+        "method.args.max_new_tokens=4",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = rundir.read_json(newest(tmp_path) / "result.json")
+    assert 0 <= result["accuracy"] <= 1
+    assert result["num_problems"] == 16
+
+
+def test_lora_trains_and_its_model_stands_alone(tmp_path):
+    done = command(*SMALL, *METHODS["sft"], "adapter=lora", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = newest(tmp_path)
+    assert (run / "model/config.json").is_file()
+
+
+def test_a_users_own_data_and_reward(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def brevity(completions, **_):\n    return [1.0 / (1 + len(c[0]['content'])) for c in completions]\n"
+    )
+    (tmp_path / "train.jsonl").write_text(
+        "".join(json.dumps({"prompt": [{"role": "user", "content": f"say {n}"}]}) + "\n" for n in range(16))
+    )
+    own = ["data=jsonl", "data.path=train.jsonl", "~method.rewards.reasoning_gym", "++method.rewards={mine.brevity: 1.0}"]
+    done = command("hardware=cpu", *METHODS["grpo"], *own, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert rundir.read_metrics(newest(tmp_path) / "metrics.jsonl")[-1]["reward"] > 0
+
+
+def test_a_ranks_own_refusal_is_a_users_error(tmp_path):
+    done = command("hardware=cpu", "data.tasks=[{name: no_such_task}]", cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "no_such_task" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_the_quickstart_in_small(tmp_path):
+    done = command("experiment=quickstart", "smoke=true", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    parent = next(p.parent for p in tmp_path.glob("runs/quickstart*/*/record.json"))
+    assert (parent / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    assert done.stdout.count("held-out accuracy") >= 2
+    kept = json.loads((parent / "record.json").read_text())
+    assert kept["status"] == "done"
+    assert all((parent / folder / "result.json").is_file() for folder in kept["phases"].values())
+    again = command("experiment=quickstart", "smoke=true", f"resume={parent}", cwd=tmp_path)
+    assert "that run is done" in again.stderr
+
+
+def test_a_pipeline_goes_on_at_the_phase_that_stopped(tmp_path):
+    """The second phase is stopped; the first is not run again."""
+    done = command("experiment=quickstart", "smoke=true", cwd=tmp_path)
+    assert done.returncode == 0
+    parent = next(p.parent for p in tmp_path.glob("runs/quickstart*/*/record.json"))
+    kept = json.loads((parent / "record.json").read_text())
+    last = list(kept["phases"].values())[-1]
+    for folder in (parent, parent / last):
+        stopped = json.loads((folder / "record.json").read_text())
+        rundir.write_json(folder / "record.json", record.seal({**stopped, "status": "interrupted", "exit_code": 75}))
+    before = {folder: (parent / folder / "record.json").stat().st_mtime_ns for folder in kept["phases"].values()}
+    again = command("experiment=quickstart", "smoke=true", cwd=tmp_path)
+    assert again.returncode == 0, again.stdout + again.stderr
+    after = {folder: (parent / folder / "record.json").stat().st_mtime_ns for folder in kept["phases"].values()}
+    assert [folder for folder in before if before[folder] != after[folder]] == [last]
+    assert again.stdout.count("done already") == len(before) - 1
+
+
+def test_a_sweep_trains_every_job(tmp_path):
+    done = command("-m", *SMALL, *METHODS["sft"], "seed=0,1", "method.args.max_steps=2", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    seeds = sorted(json.loads(p.read_text())["composition"]["seed"] for p in tmp_path.glob("runs/*/*/record.json"))
+    assert seeds == [0, 1]

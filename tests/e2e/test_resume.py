@@ -1,0 +1,148 @@
+"""The recipes as the launcher configures them, run in this process: the same seed gives the same run, and so does a resumed one."""
+
+import functools
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from launch.compose import compose
+from launch.plan import plain, prepare
+from launch.trainer_args import complete
+from recipes.common import checkpoint, program, training
+from recipes.dpo import dpo
+from recipes.evaluate import evaluate
+from recipes.grpo import grpo
+from recipes.sft import sft
+
+WORK = {"sft": sft, "dpo": dpo, "grpo": grpo, "evaluate": evaluate}
+SMALL = ["hardware=cpu", "model=tiny", "model.num_layers=1", "data.num_train=64", "data.num_heldout=8", "tracking=none"]
+STEPS = ["method.args.max_steps=4", "method.args.save_steps=2", "method.args.per_device_train_batch_size=8"]
+OWN = {"grpo": ["method.args.num_generations=4", "method.args.max_completion_length=6", "+method.rewards.length=0.1"]}
+# What differs between two runs of the same computation.
+TIMED = {"time_s", "step_s", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "memory_peak_gb"}
+
+
+def configure(run_dir: Path, method: str, *overrides: str) -> Path:
+    run_dir.mkdir(exist_ok=True)
+    training_only = [] if method == "evaluate" else STEPS
+    composed = compose([*SMALL, f"method={method}", *training_only, *OWN.get(method, []), *overrides])
+    settings, _ = prepare(composed)
+    content = {**plain(settings), "run_dir": str(run_dir), "trainer_args": complete(settings, run_dir)}
+    path = run_dir / "config.yaml"
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
+    return path
+
+
+def run(run_dir: Path, method: str, *overrides: str) -> tuple[int, dict]:
+    code = program.run(WORK[method], ["--config", str(configure(run_dir, method, *overrides))])
+    return code, json.loads((run_dir / "result.json").read_text())
+
+
+def computed(run_dir: Path) -> list[dict]:
+    """metrics.jsonl without what a clock says."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in TIMED} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """`whole(method)` is the directory of an uninterrupted run."""
+
+    @functools.cache
+    def once(method: str) -> Path:
+        run_dir = tmp_path_factory.mktemp(method)
+        assert run(run_dir, method)[0] == 0
+        return run_dir
+
+    return once
+
+
+def assert_equal(run_dir: Path, other: Path) -> None:
+    assert computed(run_dir) == computed(other)
+    hashes = [json.loads((d / "result.json").read_text())["weights_sha256"] for d in (run_dir, other)]
+    assert hashes[0] == hashes[1]
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo", "grpo"])
+def test_the_same_seed_gives_the_same_run(tmp_path, whole, method):
+    assert run(tmp_path, method)[0] == 0
+    assert_equal(tmp_path, whole(method))
+    assert len(computed(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo", "grpo"])
+def test_a_run_interrupted_and_resumed_equals_one_that_was_not(tmp_path, whole, method, monkeypatch):
+    log = training.Metrics.on_log
+
+    def signal_in_step_2(self, args, state, *rest, **kwargs):
+        log(self, args, state, *rest, **kwargs)
+        if state.global_step == 2:  # logging ends step 2, so it is the third one that sees the signal: between two regular checkpoints
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(training.Metrics, "on_log", signal_in_step_2)
+    code, result = run(tmp_path, method)
+    assert (code, result["status"], result["steps"]) == (75, "interrupted", 3)
+    monkeypatch.undo()
+    assert run(tmp_path, method)[0] == 0
+    assert_equal(tmp_path, whole(method))
+
+
+def test_a_truncated_checkpoint_is_passed_over(tmp_path, whole, capsys):
+    assert run(tmp_path, "sft")[0] == 0
+    weights = tmp_path / "checkpoints/checkpoint-4/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert run(tmp_path, "sft")[0] == 0
+    out = capsys.readouterr().out
+    assert "checkpoint-4 is refused: model.safetensors has" in out
+    assert "checkpoint-2" in out.split("resuming from")[1]
+    assert_equal(tmp_path, whole("sft"))
+
+
+def test_a_finished_run_started_again_trains_no_further(tmp_path, whole):
+    assert run(tmp_path, "sft")[0] == 0
+    assert run(tmp_path, "sft")[0] == 0
+    assert_equal(tmp_path, whole("sft"))
+
+
+def test_what_a_run_leaves(whole):
+    run_dir = whole("sft")
+    checkpoints = sorted((run_dir / "checkpoints").glob("checkpoint-*"))
+    assert [checkpoint.find_fault(path) for path in checkpoints] == [None, None]
+    assert not list(run_dir.rglob("training_args.bin"))
+    assert not (run_dir / "checkpoints" / checkpoint.STAGING).exists()
+    assert {p.name for p in (run_dir / "model").iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    row = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    assert TIMED - {"step_s"} | {"step", "num_steps", "loss", "learning_rate", "grad_norm", "mfu"} <= set(row)
+    assert row["mfu"] is None  # a CPU's peak is not known
+
+
+def test_an_adapter_is_trained_kept_and_merged(tmp_path):
+    code, result = run(tmp_path, "sft", "adapter=lora", "adapter.rank=4", "profile=torch")
+    assert code == 0
+    assert (tmp_path / "adapter/adapter_model.safetensors").is_file()
+    assert (tmp_path / "model/model.safetensors").is_file()
+    assert (tmp_path / "profile/trace.json").is_file()
+    again = run(tmp_path / "evaluation", "evaluate", f"model.path={result['model']}", "method.args.max_new_tokens=4")
+    assert again[0] == 0
+    assert again[1]["num_problems"] == 8
+
+
+def test_evaluation_is_the_same_every_time_and_can_sample(tmp_path, whole):
+    path = f"model.path={whole('sft') / 'model'}"
+    greedy = [run(tmp_path / f"greedy{i}", "evaluate", path, "method.args.max_new_tokens=4")[1] for i in range(2)]
+    assert [g["samples"] for g in greedy][0] == greedy[1]["samples"]
+    sampled = run(tmp_path / "s", "evaluate", path, "method.args.temperature=1", "method.args.samples_per_prompt=2")[1]
+    assert sampled["by_task"]["basic_arithmetic"]["num_samples"] == 16
+    assert 0.0 <= sampled["accuracy"] <= 1.0
+
+
+def test_an_evaluation_without_a_model_directory_and_a_signal(tmp_path, monkeypatch):
+    started = time.monotonic()
+    monkeypatch.setattr("recipes.evaluate.stop_asked", lambda: time.monotonic() > started)
+    code, result = run(tmp_path, "evaluate", "method.args.batch_size=4", "method.args.max_new_tokens=2")
+    assert (code, result["status"], result["num_problems"]) == (75, "interrupted", 4)

@@ -1,0 +1,95 @@
+"""Checkpoints: whole or refused, the one before used, old ones removed; files that replace each other in one step."""
+
+import json
+import math
+
+import pytest
+
+from recipes.common import checkpoint, files
+
+
+def save(directory, step, content="weights"):
+    staged = directory / checkpoint.STAGING / f"checkpoint-{step}"
+    staged.mkdir(parents=True)
+    (staged / "model.safetensors").write_text(content)
+    (staged / "trainer_state.json").write_text("{}")
+    checkpoint.seal(staged, directory / f"checkpoint-{step}")
+    return directory / f"checkpoint-{step}"
+
+
+def test_the_newest_by_number_is_used(tmp_path):
+    for step in (9, 100, 20):
+        save(tmp_path, step)
+    assert checkpoint.newest(tmp_path).name == "checkpoint-100"
+    assert checkpoint.newest(tmp_path / "none") is None
+
+
+def truncate(path):
+    (path / "model.safetensors").write_text("wei")
+
+
+def change(path):
+    (path / "model.safetensors").write_text("WEIGHTS")
+
+
+def remove(path):
+    (path / "model.safetensors").unlink()
+
+
+def unseal(path):
+    (path / checkpoint.MANIFEST).unlink()
+
+
+def cut_manifest(path):
+    (path / checkpoint.MANIFEST).write_text('{"files": {')
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (truncate, "model.safetensors has 3 bytes of 7"),
+        (change, "the content of model.safetensors has changed"),
+        (remove, "model.safetensors is missing"),
+        (unseal, "it has no manifest.json"),
+        (cut_manifest, "its manifest.json cannot be read"),
+    ],
+)
+def test_a_damaged_one_is_refused_and_the_one_before_used(tmp_path, capsys, damage, fault):
+    save(tmp_path, 1)
+    damage(save(tmp_path, 2))
+    assert checkpoint.newest(tmp_path).name == "checkpoint-1"
+    assert fault in capsys.readouterr().out
+
+
+def test_all_damaged_means_from_the_start(tmp_path):
+    truncate(save(tmp_path, 1))
+    assert checkpoint.newest(tmp_path) is None
+
+
+def test_a_cut_off_save_is_invisible_and_cleared(tmp_path):
+    (tmp_path / checkpoint.STAGING / "checkpoint-5").mkdir(parents=True)
+    assert checkpoint.newest(tmp_path) is None
+    checkpoint.clear_staging(tmp_path)
+    assert not (tmp_path / checkpoint.STAGING).exists()
+
+
+def test_rotation_keeps_the_newest(tmp_path):
+    for step in (1, 2, 10):
+        save(tmp_path, step)
+    checkpoint.rotate(tmp_path, None)
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 3
+    checkpoint.rotate(tmp_path, 2)
+    assert sorted(p.name for p in tmp_path.glob("checkpoint-*")) == ["checkpoint-10", "checkpoint-2"]
+
+
+def test_a_directory_replaces_an_older_one(tmp_path):
+    save(tmp_path, 1, "old")
+    assert (save(tmp_path, 1, "new") / "model.safetensors").read_text() == "new"
+    assert not (tmp_path / ".checkpoint-1.old").exists()
+
+
+def test_json_is_whole_or_refused(tmp_path):
+    files.write_json(tmp_path / "a.json", {"loss": 1.0})
+    with pytest.raises(ValueError):
+        files.write_json(tmp_path / "a.json", {"loss": math.nan})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"loss": 1.0}

@@ -1,0 +1,183 @@
+"""Rows: generated problems whose sets do not meet, local files with line numbers in what they refuse, preference pairs."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from recipes.common import data, tasks
+from recipes.common.errors import UserError
+
+CONF = Path(__file__).parents[2] / "conf/data"
+EMPTY = {"tasks": [], "num_train": None, "num_heldout": 0, "seed": 0, "path": None, "heldout_path": None, "limit": None}
+EMPTY |= {"hub_id": None, "revision": None, "split": "train", "heldout_split": None}
+
+
+def configured(name="reasoning", **own):
+    return OmegaConf.merge(EMPTY, OmegaConf.load(CONF / f"{name}.yaml"), own)
+
+
+def task(name="chain_sum", level=0, weight=1.0, **config):
+    return {"name": name, "level": level, "weight": weight, "config": config}
+
+
+def questions(problems):
+    return {problem["prompt"][0]["content"] for problem in problems}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_training_and_heldout_problems_of_the_quickstart_do_not_meet(seed):
+    train, heldout = tasks.generate(configured(seed=seed))
+    assert (len(train), len(heldout)) == (8000, 500)
+    assert not questions(train) & questions(heldout)
+    assert len(questions(heldout)) == 500
+
+
+def test_two_tasks_that_ask_the_same_do_not_meet_either():
+    same = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    train, heldout = tasks.generate(configured(tasks=[task(**same), task(**same, allow_negation=False)], num_train=300, num_heldout=60))
+    assert not questions(train) & questions(heldout)
+
+
+def test_problems_follow_from_the_data_seed_alone():
+    first, second, other = (tasks.generate(configured(seed=seed, num_train=50, num_heldout=20)) for seed in (5, 5, 6))
+    assert first == second
+    assert first[0] != other[0]
+    assert first[1] != other[1]
+
+
+def test_weights_share_out_the_problems():
+    both = [task(weight=3.0, max_digits=3), task("gcd", weight=1.0)]
+    train, heldout = tasks.generate(configured(tasks=both, num_train=400, num_heldout=40))
+    assert [sum(p["task"] == "gcd" for p in part) for part in (train, heldout)] == [100, 10]
+
+
+def test_level_raises_every_attribute():
+    entry = json.loads(tasks.generate(configured(tasks=[task(level=2)], num_train=1, num_heldout=0))[0][0]["entry"])
+    assert entry["metadata"]["difficulty"] == {"num_terms": [2, 4], "num_digits": [1, 3]}
+
+
+def test_score_is_the_tasks_own():
+    problem = tasks.generate(configured(num_train=1, num_heldout=0))[0][0]
+    assert tasks.score(problem["answer"], problem["entry"]) == 1.0
+    assert tasks.score("nonsense", problem["entry"]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"tasks": []}, "data.tasks is empty"),
+        ({"num_train": None}, "data.num_train=None"),
+        ({"tasks": [task("chain_sums")]}, "Did you mean .*chain_sum"),
+        ({"tasks": [task(min_term=2)]}, "Did you mean min_terms"),
+        ({"tasks": [task(level=99)]}, "level 99 of chain_sum is outside 0 to 10"),
+        ({"tasks": [task(min_terms=0)]}, "refuses its configuration.*min_terms must be positive"),
+        ({"tasks": [task("rubiks_cube")]}, "does not accept the task's own answer"),
+        ({"tasks": [task()], "num_heldout": 500}, "too few different questions"),
+    ],
+)
+def test_what_generation_refuses(own, message):
+    with pytest.raises(UserError, match=message):
+        tasks.generate(configured(**own))
+
+
+def test_a_task_whose_answers_are_all_equal_gives_no_pairs():
+    problem = {"task": "t", "answer": "1", "entry": tasks.generate(configured(num_train=1))[0][0]["entry"]}
+    right = json.loads(problem["entry"])["answer"]
+    with pytest.raises(UserError, match="same answer"):
+        tasks.wrong_answer({**problem, "answer": right}, [{**problem, "answer": right}], random.Random(0))
+
+
+@pytest.mark.parametrize(
+    ("method", "columns"),
+    [
+        ("sft", ["prompt", "completion"]),
+        ("dpo", ["prompt", "chosen", "rejected"]),
+        ("grpo", ["prompt", "answer", "task", "level", "entry"]),
+    ],
+)
+def test_each_trainer_gets_its_columns(method, columns):
+    rows = data.load_train(configured(num_train=20, limit=6), method)
+    assert (rows.column_names, len(rows)) == (columns, 6)
+
+
+def test_pairs_are_right_and_wrong_and_the_same_every_time():
+    settings = configured(num_train=30)
+    pairs, problems = data.load_train(settings, "dpo"), tasks.generate(settings)[0]
+    assert pairs.to_list() == data.load_train(settings, "dpo").to_list()
+    for pair, problem in zip(pairs, problems, strict=True):
+        assert tasks.score(pair["chosen"][0]["content"], problem["entry"]) == 1.0
+        assert tasks.score(pair["rejected"][0]["content"], problem["entry"]) < 1.0
+
+
+def jsonl(tmp_path, *lines):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("line", "method", "message"),
+    [
+        ('{"prompt": "a"', "sft", r"rows.jsonl:3: not JSON"),
+        ("[1]", "sft", r"rows.jsonl:3: a list"),
+        ('{"prompt": "a"}', "sft", r"rows.jsonl:3: has the fields prompt, and sft needs completion and prompt, or messages, or text"),
+        ('{"chosen": "a"}', "dpo", r"rows.jsonl:3: .* dpo needs chosen and rejected"),
+        ("{}", "grpo", r"rows.jsonl:3: has the fields \(none\), and grpo needs prompt"),
+        ('{"prompt": "a"}', "evaluate", r"rows.jsonl:3: .* evaluate needs answer and prompt"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, line, method, message):
+    good = '{"prompt": "a", "completion": "b", "chosen": "b", "rejected": "c", "answer": "b"}'
+    with pytest.raises(UserError, match=message):
+        data.read_jsonl(jsonl(tmp_path, good, "", line), method)
+
+
+def test_a_missing_file_names_its_neighbours(tmp_path):
+    jsonl(tmp_path, "{}")
+    with pytest.raises(UserError, match="no such file. Did you mean rows.jsonl"):
+        data.read_jsonl(str(tmp_path / "row.jsonl"), "sft")
+    with pytest.raises(UserError, match="Give the path of an existing file"):
+        data.read_jsonl("/nowhere/at/all.jsonl", "sft")
+
+
+def test_local_files_are_read_as_they_are(tmp_path):
+    path = jsonl(tmp_path, '{"prompt": "1+1=", "completion": "2", "answer": "2"}')
+    settings = configured("jsonl", path=path, heldout_path=path)
+    assert data.load_train(settings, "sft").to_list() == [{"prompt": "1+1=", "completion": "2"}]
+    assert data.load_heldout(settings)[0]["answer"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("name", "load", "message"),
+    [
+        ("jsonl", lambda d: data.load_train(d, "sft"), "data.path is empty"),
+        ("jsonl", data.load_heldout, "data.heldout_path is empty"),
+        ("hub", lambda d: data.load_train(d, "sft"), "needs data.hub_id and data.revision"),
+        ("hub", data.load_heldout, "data.heldout_split is empty"),
+    ],
+)
+def test_what_is_not_given_is_asked_for(name, load, message):
+    with pytest.raises(UserError, match=message):
+        load(configured(name))
+
+
+def test_empty_sets_are_refused(tmp_path):
+    with pytest.raises(UserError, match="no rows to train on"):
+        data.load_train(configured("jsonl", path=jsonl(tmp_path, "")), "sft")
+    with pytest.raises(UserError, match="no held-out rows"):
+        data.load_heldout(configured(num_train=5, num_heldout=0))
+
+
+def test_a_hub_that_cannot_be_reached(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="could not be had"):
+        data.load_train(configured("hub", hub_id="nobody/nothing", revision="0" * 40), "sft")
+
+
+def test_texts_are_everything_a_tokenizer_must_spell():
+    rows = [{"prompt": [{"role": "user", "content": "a"}], "completion": "b", "answer": "no"}, {"messages": [{"content": "c"}]}]
+    assert data.texts(rows) == ["a", "b", "c"]

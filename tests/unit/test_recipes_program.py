@@ -1,0 +1,241 @@
+"""Exit codes and result.json, the files a run writes line by line, models and tokenizers, and what each refuses."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig, SFTConfig
+
+from recipes.common import metrics, model, program, training
+from recipes.common.errors import UserError, near
+from recipes.common.flops import flops_per_token
+from recipes.evaluate import EvaluateConfig, grade, summary
+from recipes.grpo import cycle_steps
+
+TINY = Path(__file__).parents[2] / "conf/model/tiny.yaml"
+ADAPTER = {"name": "none", "rank": None, "alpha": None, "dropout": 0.0, "target_modules": "all-linear", "rslora": False, "dora": False}
+
+
+def config(tmp_path, weights="fp32", adapter=None, **own):
+    shape = {"hub_id": None, "revision": None, "path": None, "attention_bias": False, **OmegaConf.load(TINY), **own}
+    return OmegaConf.create(
+        {
+            "run_dir": str(tmp_path),
+            "seed": 0,
+            "model": shape,
+            "precision": {"name": weights, "weights": weights, "compute": "fp32"},
+            "hardware": {"attention": "sdpa", "peak_tflops": {}},
+            "adapter": {**ADAPTER, "quantize_base": False, **(adapter or {})},
+            "trainer_args": {},
+        }
+    )
+
+
+def run(tmp_path, work):
+    OmegaConf.save(config(tmp_path), tmp_path / "config.yaml")
+    code = program.run(work, ["--config", str(tmp_path / "config.yaml")])
+    return code, json.loads((tmp_path / "result.json").read_text())
+
+
+def raises(error):
+    def work(_config):
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("work", "code", "result"),
+    [
+        (lambda _: {"loss": 0.5}, 0, {"status": "done", "loss": 0.5}),
+        (raises(program.Interrupted(steps=3)), 75, {"status": "interrupted", "steps": 3}),
+        (raises(UserError("data.path: no")), 2, {"status": "failed", "error": "data.path: no"}),
+        (raises(RuntimeError("first\nlast")), 1, {"status": "failed", "error": "RuntimeError: first\nlast"}),
+    ],
+)
+def test_result_and_exit_code(tmp_path, work, code, result):
+    assert run(tmp_path, work) == (code, {**result, "exit_code": code})
+
+
+def test_only_the_first_rank_writes(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(FileNotFoundError):
+        run(tmp_path, lambda _: {})
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_seen_and_forgotten_after_the_run(tmp_path, number):
+    def work(_config):
+        os.kill(os.getpid(), number)
+        return {"asked": program.stop_asked()}
+
+    before = signal.getsignal(number)
+    assert run(tmp_path, work)[1]["asked"] is True
+    assert (program.stop_asked(), signal.getsignal(number)) == (False, before)
+
+
+def test_a_key_the_configuration_lacks_is_an_error(tmp_path):
+    assert run(tmp_path, lambda c: {"x": c.model.nmae})[1]["status"] == "failed"
+
+
+def test_near_names():
+    assert near("chain_sun", ["chain_sum", "gcd"]) == "Did you mean chain_sum?"
+    assert near("zzz", ["b", "a"]) == "Known: a, b."
+    assert near("zzz", [f"name{i}" for i in range(20)]) == "20 are known, none like it."
+
+
+def test_tiny_has_the_parameters_its_file_says(tmp_path):
+    settings = config(tmp_path)
+    assert sum(p.numel() for p in model.build_model(settings).parameters()) == settings.model.num_parameters
+
+
+def test_random_weights_follow_from_the_seed(tmp_path):
+    settings = config(tmp_path, num_layers=1)
+    first, again = (model.build_model(settings).state_dict() for _ in range(2))
+    settings.seed = 1
+    other = model.build_model(settings).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
+
+
+def test_weights_come_in_the_precision_asked_for(tmp_path):
+    assert model.build_model(config(tmp_path, weights="bf16", num_layers=1)).dtype == torch.bfloat16
+    with pytest.raises(UserError, match="part 6"):
+        model.build_model(config(tmp_path, weights="nf4"))
+
+
+def test_a_tokenizer_is_trained_the_same_way_each_time(tmp_path):
+    settings = config(tmp_path)
+    first, again = (model.build_tokenizer(settings, ["Calculate 12 + 34.", "46"]) for _ in range(2))
+    assert first.get_vocab() == again.get_vocab()
+    assert len(first) <= settings.model.vocab_size
+    assert first.convert_ids_to_tokens(first("1234")["input_ids"]) == ["1", "2", "3", "4"]
+    assert first.decode(first("é → 7")["input_ids"]) == "é → 7"
+
+
+def test_the_chat_template_marks_what_the_assistant_says(tmp_path):
+    tokenizer = model.build_tokenizer(config(tmp_path), ["ab"])
+    messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+    encoded = tokenizer.apply_chat_template(messages, return_assistant_tokens_mask=True, return_dict=True, tokenize=True)
+    kept = [i for i, m in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if m]
+    assert tokenizer.convert_ids_to_tokens(kept) == ["2", model.END]
+    prompt = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
+    assert tokenizer.apply_chat_template(messages, tokenize=False).startswith(prompt)
+
+
+def test_a_model_directory_is_read_back(tmp_path):
+    settings = config(tmp_path, num_layers=1)
+    built = model.build_model(settings)
+    built.save_pretrained(tmp_path / "m")
+    model.build_tokenizer(settings, ["12"]).save_pretrained(tmp_path / "m")
+    settings.model.path = str(tmp_path / "m")
+    read, names = model.build_model(settings), model.build_tokenizer(settings, [])
+    assert torch.equal(read.lm_head.weight, built.lm_head.weight)
+    assert names.chat_template == model.CHAT_TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("names", "message"), [([], "no config.json"), (["config.json", "pytorch_model.bin"], r"no .safetensors weights .*pytorch_model.bin")]
+)
+def test_what_a_model_directory_must_have(tmp_path, names, message):
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(UserError, match=message):
+        model.build_tokenizer(config(tmp_path, path=str(tmp_path)), [])
+
+
+def test_a_hub_model_that_cannot_be_had(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="could not be had"):
+        model.build_model(config(tmp_path, init="pretrained", hub_id="nobody/nothing", revision="0" * 40))
+    with pytest.raises(UserError, match="no hub_id with a revision"):
+        model.build_tokenizer(config(tmp_path, init="pretrained"), [])
+
+
+def test_adapters(tmp_path):
+    assert model.adapter_config(config(tmp_path)) is None
+    lora = model.adapter_config(config(tmp_path, adapter={"rank": 4, "alpha": 8, "dora": True}))
+    assert (lora.r, lora.lora_alpha, lora.use_dora) == (4, 8, True)
+    with pytest.raises(UserError, match="part 6"):
+        model.adapter_config(config(tmp_path, adapter={"rank": 4, "quantize_base": True}))
+
+
+def test_trainer_arguments_are_refused_in_trls_words(tmp_path):
+    settings = config(tmp_path)
+    settings.trainer_args = {"output_dir": str(tmp_path), "max_seq_length": 8}
+    with pytest.raises(UserError, match="SFTConfig refuses them.*max_seq_length"):
+        training.build_arguments(SFTConfig, settings)
+
+
+def grpo_arguments(tmp_path, **own):
+    return GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", per_device_train_batch_size=8, **own)
+
+
+def test_generation_cycles_and_checkpoints_are_aligned(tmp_path):
+    assert cycle_steps(grpo_arguments(tmp_path, save_steps=7)) == 1
+    assert cycle_steps(grpo_arguments(tmp_path, save_steps=8, steps_per_generation=2, num_iterations=2)) == 4
+    assert cycle_steps(grpo_arguments(tmp_path, save_steps=6, gradient_accumulation_steps=2, steps_per_generation=3)) == 3
+    with pytest.raises(UserError, match="save_steps=6.*Use a multiple of 4, for example 8"):
+        cycle_steps(grpo_arguments(tmp_path, save_steps=6, steps_per_generation=4))
+
+
+def test_metrics_after_the_resumed_step_are_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for step in (1, 2, 3):
+        metrics.append(path, {"step": step})
+    with path.open("a") as file:
+        file.write('{"step": 4')  # cut off by a crash
+    assert [row["step"] for row in metrics.drop_after(path, 2)] == [1, 2]
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+    assert metrics.drop_after(tmp_path / "none.jsonl", 2) == []
+
+
+def test_progress_line():
+    row = {"step": 40, "num_steps": 400, "loss": 0.912, "reward": None, "tokens_per_second": 12345.0}
+    assert metrics.progress_line(row, 0.5) == "step 40/400  loss 0.912  12,345 tok/s  eta 3:00"
+
+
+def test_flops_count_products_and_attention(tmp_path):
+    built: AutoModelForCausalLM = model.build_model(config(tmp_path))
+    products = sum(p.numel() for p in built.parameters()) - 512 * 128
+    attention = 6 * 4 * 4 * 32 * 10  # layers, heads, head size, positions
+    assert flops_per_token(built, 10.0) == 6 * products + attention
+    assert flops_per_token(built, 10.0, reference=True) == 8 * products + attention + attention / 3
+    for name, parameter in built.named_parameters():
+        parameter.requires_grad = "layers.0" in name
+    trained = sum(p.numel() for n, p in built.named_parameters() if "layers.0" in n)
+    assert flops_per_token(built, 0.0) == 4 * products + 2 * trained
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [({"batch_size": 0}, "batch_size=0"), ({"max_new_tokens": 0}, "max_new_tokens=0"), ({"temperature": -1.0}, r"temperature=-1.0")],
+)
+def test_evaluation_arguments_out_of_range(own, message):
+    with pytest.raises(UserError, match=message):
+        EvaluateConfig(output_dir="x", **own)
+
+
+def test_evaluation_counts_full_scores_by_task():
+    rows = [{"prompt": "p", "answer": a, "task": t} for a, t in [("1", "a"), ("2", "a"), ("3", "b")]]
+    answered = grade(rows, ["1", "x", "3"])
+    result = summary(answered, 3, 1.0)
+    assert result["accuracy"] == pytest.approx(2 / 3)
+    assert result["by_task"] == {"a": {"accuracy": 0.5, "num_samples": 2}, "b": {"accuracy": 1.0, "num_samples": 1}}
+    assert [sample["correct"] for sample in result["samples"]] == [True, False, True]
+
+
+def test_a_signal_stops_between_cycles_only(monkeypatch):
+    monkeypatch.setattr(training, "stop_asked", lambda: True)
+    stop, args = training.StopOnSignal(cycle=4), SimpleNamespace(device=torch.device("cpu"))
+    for step, expected in [(3, False), (4, True)]:
+        control = SimpleNamespace(should_save=False, should_training_stop=False)
+        stop.on_step_end(args, SimpleNamespace(global_step=step), control)
+        assert (control.should_save, control.should_training_stop) == (expected, expected)
