@@ -94,9 +94,7 @@ def evaluate(config: DictConfig) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def generate(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[Any], args: EvaluateConfig
-) -> tuple[list[str], int]:
+def generate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[Any], args: EvaluateConfig) -> tuple[list[str], int]:
     """One completion a prompt (a string, or messages), and how many tokens they have together."""
     rendered = [p if isinstance(p, str) else tokenizer.apply_chat_template(p, tokenize=False, add_generation_prompt=True) for p in prompts]
     inputs = tokenizer(rendered, return_tensors="pt", padding=True, add_special_tokens=False, return_token_type_ids=False).to(model.device)

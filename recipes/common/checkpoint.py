@@ -39,6 +39,7 @@ class AtomicCheckpoints:
         self.accelerator.wait_for_everyone()  # every rank has written its part
         if self.args.should_save:
             seal(directory / STAGING / name, directory / name)
+            clear_staging(directory)
             rotate(directory, self.args.save_total_limit)
         self.accelerator.wait_for_everyone()
 
@@ -100,7 +101,7 @@ def rotate(directory: Path, limit: int | None) -> None:
 
 
 def clear_staging(directory: Path) -> None:
-    """Remove what a save that was cut off has left."""
+    """Remove the staging directory, and what a save that was cut off has left in it."""
     shutil.rmtree(directory / STAGING, ignore_errors=True)
 
 

@@ -20,7 +20,7 @@ def flops_per_token(model: nn.Module, sequence_tokens: float, reference: bool = 
     else:
         frozen -= embedding
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    # Scores and weighted sum are 4 operations a pair of positions, half of the pairs are masked, and the backward pass is twice the forward.
+    # Scores and weighted sum are 4 operations a pair of positions; half of the pairs are masked; backward is twice forward.
     attention = 6 * config.num_hidden_layers * config.num_attention_heads * head_dim * sequence_tokens
     forward = 2 * (trained + frozen) + attention / 3
     return 6 * trained + 4 * frozen + attention + (forward if reference else 0.0)

@@ -35,6 +35,10 @@ class Metrics(TrainerCallback):
         self.last: dict[str, Any] = {}
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.begin(state)
+
+    def begin(self, state: TrainerState) -> None:
+        """Continue after the step of `state`, which is 0 for a new run: later lines are dropped, clocks and counts go on."""
         kept = drop_after(self.path, state.global_step) if is_main_rank() else []
         self.last = kept[-1] if kept else {}
         self.first_step, self.previous_step = state.global_step, state.global_step

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -159,5 +158,5 @@ def _from_hub(auto_class: type, model: DictConfig, **kwargs):
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"model {model.hub_id} at {model.revision} could not be had: {reason} Give model.path=<a local directory>, or model.init=random."
+            f"model {model.hub_id} at {model.revision} could not be had: {reason} Give model.path=<directory>, or model.init=random."
         ) from error

@@ -62,14 +62,15 @@ def build_rewards(weights: Mapping[str, float], columns: list[str]) -> tuple[lis
     Raises UserError for no reward, an unknown name, a path that cannot be imported, and a reward whose column the rows lack.
     """
     if not weights:
-        raise UserError(f"method.rewards is empty, and GRPO needs at least one of {', '.join(sorted(REWARDS))}, or package.module.function.")
+        raise UserError(f"method.rewards is empty; GRPO needs at least one of {', '.join(sorted(REWARDS))}, or package.module.function.")
     functions = [_imported(name) if "." in name else _named(name, columns) for name in weights]
     return functions, [float(weight) for weight in weights.values()]
 
 
 def _named(name: str, columns: list[str]) -> Reward:
     if name not in REWARDS:
-        raise UserError(f"method.rewards has {name!r}, which is no reward. {near(name, REWARDS)} Your own is given as package.module.function.")
+        hint = f"{near(name, REWARDS)} Your own is given as package.module.function."
+        raise UserError(f"method.rewards has {name!r}, which is no reward. {hint}")
     if name in NEEDED_COLUMN and NEEDED_COLUMN[name] not in columns:
         raise UserError(f"method.rewards.{name} reads column {NEEDED_COLUMN[name]!r}, and the rows have {', '.join(columns)}.")
     return REWARDS[name]
@@ -80,7 +81,7 @@ def _imported(path: str) -> Reward:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise UserError(f"method.rewards has {path!r}: {error}. Its module must be importable where the run starts (PYTHONPATH).") from error
+        raise UserError(f"method.rewards has {path!r}: {error}. Its module must be on PYTHONPATH where the run starts.") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]

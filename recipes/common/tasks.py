@@ -113,7 +113,9 @@ def _dataset(task: DictConfig, split: str, seed: int, size: int) -> ProceduralDa
 def _check_scorer(problem: Problem) -> None:
     # Some tasks' scorers need what JSON does not keep, such as integer keys; rewards from those would be zero throughout.
     if score(problem["answer"], problem["entry"]) < 1.0:
-        raise UserError(f"data.tasks: the scorer of {problem['task']} does not accept the task's own answer from its record; use another task.")
+        raise UserError(
+            f"data.tasks: the scorer of {problem['task']} does not accept the task's own answer from its record; use another task."
+        )
 
 
 def _curriculum_config(task: DictConfig) -> Any:

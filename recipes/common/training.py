@@ -44,7 +44,7 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     if is_main_rank():
         checkpoint.clear_staging(output_dir)
     resumed = checkpoint.newest(output_dir)
-    _run_steps(trainer, resumed)
+    _run_steps(trainer, metrics, resumed)
     if stop_asked() and trainer.state.global_step < trainer.state.max_steps:
         say(f"interrupted after step {trainer.state.global_step}; the same command continues from {output_dir}")
         raise Interrupted(steps=trainer.state.global_step, **metrics.summary())
@@ -70,7 +70,7 @@ def save_model(trainer: Trainer, target: Path) -> None:
     move_directory(staged, target)
 
 
-def _run_steps(trainer: Trainer, resumed: Path | None) -> None:
+def _run_steps(trainer: Trainer, metrics: Metrics, resumed: Path | None) -> None:
     if resumed is None:
         trainer.train()
         return
@@ -78,6 +78,7 @@ def _run_steps(trainer: Trainer, resumed: Path | None) -> None:
     if checkpoint.step_of(resumed) == trainer.args.max_steps:  # nothing is left to do, and train() would do one step more
         trainer._load_from_checkpoint(str(resumed))
         trainer.state = TrainerState.load_from_json(str(resumed / "trainer_state.json"))
+        metrics.begin(trainer.state)
     else:
         trainer.train(resume_from_checkpoint=str(resumed))
 

@@ -16,7 +16,13 @@ def said(text):
 
 @pytest.mark.parametrize(
     ("text", "answer", "expected"),
-    [("46", "46", 1.0), (r"$\frac{1}{2}$", "0.5", 1.0), ("<think>47</think><answer>46</answer>", "46", 1.0), ("47", "46", 0.0), ("", "46", 0.0)],
+    [
+        ("46", "46", 1.0),
+        (r"$\frac{1}{2}$", "0.5", 1.0),
+        ("<think>47</think><answer>46</answer>", "46", 1.0),
+        ("47", "46", 0.0),
+        ("", "46", 0.0),
+    ],
 )
 def test_accuracy(text, answer, expected):
     assert rewards.accuracy(["p"], [said(text)], answer=[answer]) == [expected]
