@@ -54,15 +54,14 @@ def show_end(config: Config, run_dir: Path, plans: list[Plan]) -> None:
 def _terminal(curves: dict[str, tuple[list[int], list[float]]], accuracies: list[tuple[str, int, float]]) -> str:
     import plotext
 
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plotsize(90, 20)
+    figure = plotext.figure
+    figure.clear()
+    figure.plot_size(90, 20)
     for label, (steps, values) in curves.items():
-        plotext.plot(steps, values, label=label, marker="braille")
-    plotext.scatter([s for _, s, _ in accuracies], [v for _, _, v in accuracies], label="held-out accuracy", marker="●")
-    plotext.ylim(0, 1)
-    plotext.xlabel("step, counted through all phases")
-    return str(plotext.build())
+        figure.draw(figure.signal(steps, values, marker="braille").lines().label(label))
+    figure.draw(figure.signal([s for _, s, _ in accuracies], [v for _, _, v in accuracies], marker="●").label("held-out accuracy"))
+    figure.ruler("y").lim(0, 1)
+    return str(plotext.uncolorize(str(figure.build())))
 
 
 def _png(path: Path, curves: dict[str, tuple[list[int], list[float]]], accuracies: list[tuple[str, int, float]]) -> None:

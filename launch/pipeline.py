@@ -31,7 +31,9 @@ def run(config: Config, overrides: list[str]) -> int:
         check_host(plan, host)
     rundir.make(run_dir)
     with rundir.locked(run_dir):
-        exit_code = _run_phases(config, overrides, run_dir, plans, host, resumed)
+        if resumed:
+            show.say(config, f"Continues {run_dir}; resume=never starts afresh.")
+        exit_code = _run_phases(config, overrides, run_dir, plans, host)
     return exit_code
 
 
@@ -58,7 +60,7 @@ def _plan(config: Config, phase: Phase, overrides: list[str], host: detect.Host,
     return plan
 
 
-def _run_phases(config: Config, overrides: list[str], run_dir: Path, plans: dict[str, Plan], host: detect.Host, resumed: bool) -> int:
+def _run_phases(config: Config, overrides: list[str], run_dir: Path, plans: dict[str, Plan], host: detect.Host) -> int:
     kept: dict[str, Any] = {
         "schema": 1,
         "run_id": run_dir.name,
@@ -75,7 +77,7 @@ def _run_phases(config: Config, overrides: list[str], run_dir: Path, plans: dict
         if (rundir.read_json(plan.run_dir / "record.json") or {}).get("status") == "done":
             show.say(config, f"{plan.name}: done already")
             continue
-        show.show_start(config, plan, resumed and (plan.run_dir / "record.json").exists())
+        show.say(config, f"\nphase {plan.run_dir.name}: {plan.config.method.name} of {plan.config.model.path or plan.config.model.name}")
         exit_code = execute(plan, host, overrides, parent=run_dir.name)
         show.show_end(config, plan, exit_code)
         if exit_code != EXIT_DONE:

@@ -1,0 +1,48 @@
+"""Every launch command that the README, docs/ and the headers of conf/ show composes, is allowed, and plans."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("conf/**/*.yaml")), *sorted(ROOT.glob("recipes/*.py"))]
+SFT_ROW = '{"prompt": [{"role": "user", "content": "1+1"}], "completion": [{"role": "assistant", "content": "2"}], "answer": "2"}\n'
+
+
+def commands() -> list[str]:
+    """What follows `python launch/run.py` in a line, without a remark behind it; placeholders in <> cannot be run."""
+    found = set()
+    for file in FILES:
+        for line in file.read_text().splitlines():
+            match = re.search(r"python launch/run\.py ?(.*)", line)
+            if match and not line.strip().startswith("`"):
+                text = re.split(r"`|\s{2,}[#(]|\s+#\s", match.group(1))[0].strip()
+                if "<" not in text and not text.startswith("-"):
+                    found.add(text)
+    return sorted(found)
+
+
+def test_there_are_many():
+    assert len(commands()) > 80
+
+
+@pytest.mark.parametrize("text", commands())
+def test_command_plans(launch, tmp_path, text):
+    for name in ("train.jsonl", "test.jsonl", "my/train.jsonl", "my/test.jsonl", "tests/data/sft.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(SFT_ROW)
+    for path in re.findall(r"model\.path=(models/\S+)", text):
+        (tmp_path / path).mkdir(parents=True)
+        for name in ("config.json", "model.safetensors"):
+            (tmp_path / path / name).write_text("{}")
+    for module in ("mine.py", "my_package/rewards.py"):
+        (tmp_path / module).parent.mkdir(exist_ok=True)
+        (tmp_path / module).write_text("def brevity(completions, **_):\n    return []\n")
+    done = launch(*shlex.split(text), "mode=plan")
+    if done.code == 2 and re.search(r"the package \w+ is not installed", done.err):
+        pytest.skip(done.err.strip())
+    assert done.code == 0, done.err
