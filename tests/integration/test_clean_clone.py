@@ -1,0 +1,62 @@
+"""The README's first command, in a clean clone with an environment of its own: it installs, trains, and the model has learned."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).parents[2]
+NEEDED = [name for name in ("git", "make") if shutil.which(name) is None]
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory):
+    """`make quickstart` as the README says, in a clone of what is committed."""
+    if NEEDED:
+        pytest.skip(f"needs {', '.join(NEEDED)}")
+    clone = tmp_path_factory.mktemp("clone") / "repository"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("VIRTUAL_ENV", "PYTHON"))}
+    done = subprocess.run(["make", "quickstart"], cwd=clone, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return clone, done.stdout
+
+
+def accuracies(clone: Path) -> list[float]:
+    results = sorted(clone.glob("runs/quickstart/*/*_evaluate_*/result.json"))
+    return [json.loads(file.read_text())["accuracy"] for file in results]
+
+
+def test_grpo_gains_twenty_points_on_problems_it_never_saw(quickstart):
+    clone, _ = quickstart
+    after_sft, after_grpo = accuracies(clone)
+    assert after_grpo - after_sft >= 0.20
+
+
+def test_the_end_shows_both_accuracies_a_plot_and_where_it_all_is(quickstart):
+    clone, shown = quickstart
+    for accuracy in accuracies(clone):
+        assert f"{accuracy:.1%}" in shown
+    picture = next(clone.glob("runs/quickstart/*/curves.png"))
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert str(picture) in shown
+
+
+def test_no_cuda_came_along(quickstart):
+    clone, _ = quickstart
+    listed = subprocess.run([clone / ".venv/bin/python", "-m", "pip", "list"], capture_output=True, text=True, check=True).stdout
+    assert "+cpu" in next(line for line in listed.splitlines() if line.startswith("torch "))
+    assert "nvidia" not in listed
+
+
+def test_a_second_setup_does_nothing(quickstart):
+    clone, _ = quickstart
+    before = (clone / ".venv").stat().st_mtime_ns
+    subprocess.run(["make", "setup"], cwd=clone, check=True, capture_output=True)
+    assert (clone / ".venv").stat().st_mtime_ns == before
