@@ -17,7 +17,7 @@ def hardware(composed: DictConfig) -> list[str]:
 def others(composed: DictConfig) -> list[str]:
     """Overrides for every other group left at `auto`."""
     choices = {
-        "precision": lambda: "nf4" if composed.adapter.quantize_base else composed.hardware.precisions[0],
+        "precision": lambda: "nf4" if composed.adapter.quantize_base else next(iter(composed.hardware.precisions), "fp32"),
         "topology": lambda: topology(composed),
         "container": lambda: "none",
         "runtime": lambda: "local",
@@ -27,7 +27,7 @@ def others(composed: DictConfig) -> list[str]:
 
 def topology(composed: DictConfig) -> str:
     """One GPU: single. GRPO on several: split, where vLLM runs. Else ddp, or fsdp when one GPU cannot hold a replica."""
-    gpus = composed.topology.num_gpus or composed.hardware.gpus_per_node
+    gpus = composed.hardware.gpus_per_node if composed.topology.num_gpus is None else composed.topology.num_gpus
     if gpus == 1 or composed.method.kind != "trainer" or composed.smoke:
         return "single"
     if composed.method.name == "grpo" and composed.hardware.vllm:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from launch import topology, trainer_args
 from launch.batch import batch, fitting_batches, generation_batch
+from launch.check_values import check_values
 from launch.environment import SECRET
 from launch.errors import UserError, near
 from launch.schema import Config, Link
@@ -63,6 +64,13 @@ def _largest_divisor(config: Config) -> int:
     total, wanted = generation_batch(config), int(value(config, "num_generations"))
     return max((n for n in range(2, wanted + 1) if total % n == 0), default=total)
 
+
+# topology -> strategies of its trainers; the others are named like theirs
+STRATEGIES = {"single": ("none",), "split": ("ddp", "fsdp", "zero2", "zero3")}
+
+# What only one kind of data reads.
+DATA_KEYS = {"jsonl": ("path", "heldout_path"), "hub": ("hub_id", "heldout_split")}
+MASKS = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 
 RULES = [
     Rule(
@@ -167,6 +175,33 @@ RULES = [
         lambda c: "topology=fsdp",
     ),
     Rule(
+        "strategy_of_topology",
+        lambda c: c.topology.strategy not in STRATEGIES.get(c.topology.name, (c.topology.name,)),
+        lambda c: f"topology.strategy={c.topology.strategy} under topology={c.topology.name}: one contradicts the other",
+        lambda c: " or ".join(f"topology.strategy={s}" for s in STRATEGIES.get(c.topology.name, (c.topology.name,))),
+    ),
+    Rule(
+        "adapter_rank",
+        lambda c: (c.adapter.name == "none") != (c.adapter.rank is None),
+        lambda c: f"adapter.rank={c.adapter.rank} with adapter={c.adapter.name}",
+        lambda c: "adapter=lora adapter.rank=N, or adapter=none",
+    ),
+    Rule(
+        "epochs_and_steps",
+        trainer_args.epochs_and_steps,
+        lambda c: (
+            f"method.args.num_train_epochs={c.method.args['num_train_epochs']} with max_steps={c.method.args['max_steps']}: "
+            "max_steps would win without a word"
+        ),
+        lambda c: "method.args.max_steps=-1 to count epochs, or method.args.num_train_epochs=null to count steps",
+    ),
+    Rule(
+        "evaluation_while_training",
+        lambda c: c.method.kind == "trainer" and _arg(c, "eval_strategy") not in (None, "no"),
+        lambda c: f"method.args.eval_strategy={_arg(c, 'eval_strategy')}: the recipes hand the trainer no held-out rows",
+        lambda c: "method=evaluate on the run's model, or phases as in experiment=quickstart",
+    ),
+    Rule(
         "groups_divide",
         _batch_does_not_divide,
         lambda c: (
@@ -247,7 +282,11 @@ RULES = [
     ),
     Rule(
         "data_path",
-        lambda c: c.data.kind == "jsonl" and not c.data.path and not (c.method.name == "evaluate" and c.data.heldout_path),
+        lambda c: (
+            c.data.kind == "jsonl"
+            and not c.data.path
+            and not (c.method.name == "evaluate" and c.data.heldout_path and (c.model.path or c.model.init.name == "pretrained"))
+        ),
         lambda c: "data=jsonl without a file",
         lambda c: "data.path=<file.jsonl>",
     ),
@@ -256,6 +295,24 @@ RULES = [
         lambda c: c.data.kind == "hub" and not c.data.hub_id,
         lambda c: "data=hub without a data set",
         lambda c: "data.hub_id=<owner/name>",
+    ),
+    Rule(
+        "data_of_another_kind",
+        lambda c: bool(_ignored_data(c)),
+        lambda c: f"data.{_ignored_data(c)[0]} under data={c.data.name}: it would be ignored",
+        lambda c: f"data={next(kind for kind, keys in DATA_KEYS.items() if _ignored_data(c)[0] in keys)}",
+    ),
+    Rule(
+        "mask_in_user_env",
+        lambda c: any(name in c.user_env for name in MASKS),
+        lambda c: f"user_env.{next(n for n in MASKS if n in c.user_env)}: every process would get the same GPUs",
+        lambda c: "the variable in your shell (HIP_VISIBLE_DEVICES=2,3 python launch/run.py ...), which is shared out",
+    ),
+    Rule(
+        "reasoning_reward",
+        lambda c: "reasoning_gym" in c.method.rewards and c.data.kind != "reasoning",
+        lambda c: f"method.rewards.reasoning_gym with data={c.data.name}: it reads the task's own record, which only data=reasoning has",
+        lambda c: "'~method.rewards.reasoning_gym' method.rewards.accuracy=1.0",
     ),
     Rule(
         "data_limit",
@@ -290,6 +347,11 @@ def _secrets(config: Config) -> list[str]:
     return [key for key, given in free.items() if given and SECRET.search(key) and isinstance(given, str)]
 
 
+def _ignored_data(config: Config) -> list[str]:
+    keys = [key for kind, names in DATA_KEYS.items() if kind != config.data.kind for key in names]
+    return [key for key in keys if getattr(config.data, key) is not None]
+
+
 def _unknown_rewards(config: Config) -> list[str]:
     return [name for name in config.method.rewards if "." not in name and name not in trainer_args.lock()["rewards"]]
 
@@ -301,6 +363,7 @@ def refusals(config: Config) -> list[Rule]:
 
 def check(config: Config) -> None:
     """Raises UserError with every refusal of the table, after the method's arguments."""
+    check_values(config)
     trainer_args.check(config)
     found = refusals(config)
     if found:

@@ -30,9 +30,12 @@ COLUMNS = {
 def check_files(config: Config, all_lines: bool) -> None:
     _model(config)
     if config.data.kind == "jsonl":
-        for key in ("path", "heldout_path"):
-            if getattr(config.data, key) is not None:
-                _jsonl(config, f"data.{key}", Path(getattr(config.data, key)), all_lines)
+        # What is trained on is the method's; an evaluation reads it for the tokenizer only. What is held out is evaluated.
+        trained = "sft" if config.method.name == "evaluate" else config.method.name
+        if config.data.path is not None:
+            _jsonl("data.path", Path(config.data.path), trained, all_lines)
+        if config.data.heldout_path is not None:
+            _jsonl("data.heldout_path", Path(config.data.heldout_path), "evaluate", all_lines)
     _rewards(config)
     _tracking(config)
     _run_root(Path(config.run_root))
@@ -57,11 +60,11 @@ def _model(config: Config) -> None:
         raise UserError(f"model.path={path}: no *.safetensors; weights are needed.")
 
 
-def _jsonl(config: Config, key: str, path: Path, all_lines: bool) -> None:
+def _jsonl(key: str, path: Path, method: str, all_lines: bool) -> None:
     if not path.is_file():
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"{key}={path}: no such file.{near(path.name, siblings)}")
-    alternatives = COLUMNS.get(config.method.name, ((),))
+    alternatives = COLUMNS.get(method, ((),))
     rows = 0
     for number, row in _lines(path):
         if rows >= PLAN_LINES and not all_lines:
@@ -71,7 +74,7 @@ def _jsonl(config: Config, key: str, path: Path, all_lines: bool) -> None:
             raise UserError(f"{path}:{number}: {type(row).__name__}, and every line is one JSON object.")
         if not any(all(column in row for column in columns) for columns in alternatives):
             wanted = " or ".join("+".join(columns) for columns in alternatives)
-            raise UserError(f"{path}:{number}: has {', '.join(row) or 'no field'}; method={config.method.name} needs {wanted}.")
+            raise UserError(f"{path}:{number}: has {', '.join(row) or 'no field'}; {key} of method={method} needs {wanted}.")
     if rows == 0:
         raise UserError(f"{key}={path}: no rows; the data set is empty.")
 
@@ -119,7 +122,11 @@ def _module_source(module: str) -> Path | None:
 def _defined(source: Path) -> set[str]:
     """Names that a module binds at its top level."""
     names: set[str] = set()
-    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+    try:
+        body = ast.parse(source.read_text(encoding="utf-8")).body
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise UserError(f"{source}: no Python ({error}).") from error
+    for node in body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             names.add(node.name)
         elif isinstance(node, ast.Assign):

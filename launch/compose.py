@@ -45,7 +45,7 @@ def groups() -> dict[str, list[str]]:
 
 def compose(overrides: list[str]) -> Config:
     """The composition that `overrides` name, every `auto` resolved. Raises UserError."""
-    overrides = freed(overrides)
+    overrides = [o for o in freed(overrides) if o != "experiment=null"]  # the default, which Hydra refuses to be told
     composed = _compose(overrides)
     # The hardware comes first: what the other groups choose by themselves follows from it.
     for choose in (auto.hardware, auto.others):
@@ -76,6 +76,8 @@ def freed(overrides: list[str]) -> list[str]:
     for override in parsed:
         free = _check_override(override, elsewhere)
         line = str(override.input_line)
+        if override.key_or_group.startswith("user_env.") and not re.search(r"=\s*['\"$]", line):
+            line = re.sub(r"=(.*)$", lambda m: "='" + m.group(1).replace("'", "\\'") + "'", line, count=1, flags=re.DOTALL)  # `true` stays
         found.append(f"++{line}" if free and override.type == OverrideType.CHANGE else line)
     return found
 

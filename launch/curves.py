@@ -75,7 +75,7 @@ def _png(path: Path, curves: dict[str, tuple[list[int], list[float]]], accuracie
         axes.plot(steps, values, label=label, linewidth=1.2)
     axes.scatter([s for _, s, _ in accuracies], [v for _, _, v in accuracies], color="black", zorder=3, label="held-out accuracy")
     for _, step, value in accuracies:
-        axes.annotate(f"{value:.1%}", (step, value), textcoords="offset points", xytext=(6, -12))
+        axes.annotate(f"{value:.1%}", (step, value), textcoords="offset points", xytext=(-8, 8), ha="right")
     axes.set(ylim=(0, 1.02), xlabel="step, counted through all phases", title=path.parent.parent.name)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", frameon=False)

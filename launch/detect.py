@@ -49,6 +49,7 @@ class Host:
     num_cores: int
     gpus: tuple[Gpu, ...] = ()
     environ: dict[str, str] = field(default_factory=dict)
+    cwd: str = "."
 
 
 def hardware_group(sysroot: str = "/") -> str:
@@ -108,4 +109,4 @@ def _nvidia(root: Path) -> list[Gpu]:
 
 def host(python: str, sysroot: str = "/") -> Host:
     """Facts of this machine. `num_cores` are those this process may use."""
-    return Host(python=python, num_cores=len(os.sched_getaffinity(0)), gpus=gpus(sysroot), environ=dict(os.environ))
+    return Host(python=python, num_cores=len(os.sched_getaffinity(0)), gpus=gpus(sysroot), environ=dict(os.environ), cwd=os.getcwd())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launch.detect import Host
 from launch.errors import HostError
@@ -12,6 +14,8 @@ from launch.schema import Config, Vendor, When
 
 # Names of variables and arguments that hold secrets. Tokens as in HF_TOKEN; not max_tokens.
 SECRET = re.compile(r"(TOKEN$|SECRET|PASSWORD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
+ROOT = Path(__file__).parents[1]
+ADDED_TO = ("PYTHONPATH",)  # where a user's own value is kept and ours put before it
 MASK = {Vendor.amd: "HIP_VISIBLE_DEVICES", Vendor.nvidia: "CUDA_VISIBLE_DEVICES"}
 
 
@@ -30,12 +34,25 @@ def settings(config: Config, host: Host, kind: str, gpus: list[int], run_dir: Pa
     chosen = {s.name: s for s in [*_launcher(config, host, kind, gpus, run_dir), *_hardware(config, kind, len(gpus))]}
     mask = MASK.get(config.hardware.vendor)
     for name in chosen:
-        if name in host.environ and name != mask:  # the mask is read in visible_gpus, and narrowed here
+        if name in host.environ and name != mask and name not in ADDED_TO:  # the mask is read in visible_gpus, and narrowed here
             chosen[name] = Setting(name, host.environ[name], f"set in your shell (here it would be {chosen[name].value})", "yours")
     for name, value in config.user_env.items():
+        if name in ADDED_TO:
+            continue
         instead = f" (here it would be {chosen[name].value})" if name in chosen else ""
         chosen[name] = Setting(name, value, f"set by user_env.{name}{instead}", "yours")
     return [chosen[name] for name in sorted(chosen)]
+
+
+def leaked(node: Any, environ: dict[str, str], at: str = "") -> str | None:
+    """The key of a composition that holds the value of a secret of the shell, for example by ${oc.env:HF_TOKEN}; or None."""
+    secrets = {value for name, value in environ.items() if SECRET.search(name) and len(value) >= 8}
+    if isinstance(node, dict):
+        found = (leaked(value, environ, f"{at}.{key}" if at else str(key)) for key, value in node.items())
+        return next((key for key in found if key), None)
+    if isinstance(node, list):
+        return next((key for key in (leaked(item, environ, at) for item in node) if key), None)
+    return at if isinstance(node, str) and any(secret in node for secret in secrets) else None
 
 
 def visible_gpus(config: Config, host: Host, wanted: int) -> list[int]:
@@ -64,6 +81,7 @@ def visible_gpus(config: Config, host: Host, wanted: int) -> list[int]:
 def _launcher(config: Config, host: Host, kind: str, gpus: list[int], run_dir: Path) -> list[Setting]:
     ranks = max(1, len(gpus))
     found = [
+        Setting("PYTHONPATH", _python_path(config, host), "recipes/ of this repository, then your own", "launcher"),
         Setting("PYTHONSAFEPATH", "1", "a folder `recipes` where the command is typed must not hide ours", "launcher"),
         Setting("PYTHONHASHSEED", "0", "sets iterate in the same order in every run; Python reads it at start", "launcher"),
         Setting(
@@ -89,6 +107,13 @@ def _launcher(config: Config, host: Host, kind: str, gpus: list[int], run_dir: P
         # transformers 5 takes the directory from here; it has no argument for it.
         found.append(Setting("TENSORBOARD_LOGGING_DIR", str(run_dir / "tensorboard"), "event files stay in the run directory", "launcher"))
     return found
+
+
+def _python_path(config: Config, host: Host) -> str:
+    """The repository, the user's path, and, only for a reward of the user's own, the directory the command was typed in."""
+    given = config.user_env.get("PYTHONPATH", host.environ.get("PYTHONPATH"))
+    own_reward = any("." in name for name in config.method.rewards)
+    return os.pathsep.join([str(ROOT), *filter(None, [given]), *([host.cwd] if own_reward else [])])
 
 
 def _hardware(config: Config, kind: str, num_gpus: int) -> list[Setting]:

@@ -55,7 +55,9 @@ def memory(config: Config, processes: list[topology.Process]) -> list[Memory]:
 
 def _server_parts(config: Config) -> dict[str, float]:
     """vLLM fills its share of the GPU: what the weights leave is the cache of keys and values."""
-    weights = 2.0 * config.model.num_parameters / config.topology.server_tensor_parallel / 1e9
+    weights = (
+        (4.0 if config.precision.compute == "fp32" else 2.0) * config.model.num_parameters / config.topology.server_tensor_parallel / 1e9
+    )
     room = SERVER_SHARE * config.hardware.memory_gb - OVERHEAD_GB - weights
     return {"weights": weights, "kv cache": max(0.0, room), "context": OVERHEAD_GB}
 
@@ -136,4 +138,5 @@ def _generation_s(config: Config, size: Batch) -> float:
     read_s = 2.0 * config.model.num_parameters / (ASSUMED_BANDWIDTH * config.hardware.bandwidth_gb_s * 1e9)
     engines = max(1, config.topology.servers) if config.topology.servers else size.ranks
     waves = max(1.0, size.sequences / engines / SERVER_SEQUENCES)
-    return read_s / config.topology.server_tensor_parallel * size.completion * waves
+    passes = int(value(config, "num_iterations") or 1)  # one generation serves several
+    return read_s / config.topology.server_tensor_parallel * size.completion * waves / passes

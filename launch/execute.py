@@ -106,10 +106,7 @@ def _signals(received: list[int]) -> Iterator[None]:
 
 def _start(process: Process, log: IO[bytes]) -> subprocess.Popen[bytes]:
     """In a session of its own: Ctrl-C reaches the launcher only, which then lets every rank save."""
-    root = Path(__file__).parents[1]
     environment = record.environment_of(process.settings)
-    # Ranks find `recipes` wherever the command was typed, and a user's own rewards where it was.
-    environment["PYTHONPATH"] = os.pathsep.join([str(root), os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
         process.argv, env=environment, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
     )

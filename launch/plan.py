@@ -11,8 +11,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from launch import check, estimate, smoke, topology, trainer_args
+from launch import check, environment, estimate, smoke, topology, trainer_args
 from launch.detect import Host
+from launch.errors import UserError
 from launch.estimate import Memory, Speed
 from launch.schema import Config, Target
 from launch.topology import Process
@@ -57,6 +58,9 @@ def prepare(config: Config) -> tuple[Config, list[str]]:
 
 def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str] = ()) -> Plan:
     """The plan of a prepared composition. Raises HostError where the user's own environment contradicts it."""
+    key = environment.leaked(plain(config), host.environ)
+    if key:
+        raise UserError(f"{key}: holds a secret of your shell, and a composition ends in records. The processes inherit the variable.")
     processes = topology.processes(config, host, run_dir)
     return Plan(
         name=config.name or default_name(config),

@@ -11,13 +11,14 @@ import platform
 import re
 import socket
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from launch.detect import Host
 from launch.environment import SECRET, Setting
 from launch.plan import Plan, composition_hash, identity, plain
+from launch.rundir import sha256
 
 ROOT = Path(__file__).parents[1]
 # Variables that change numbers or speed and hold no secret. Of any other only the name could matter, and we keep none.
@@ -49,6 +50,9 @@ REQUIRED = [
     "outputs",
     "sha256",
 ]
+
+# A pipeline's own record: what was run stands in the records of its phases.
+REQUIRED_OF_A_PIPELINE = ["schema", "run_id", "status", "exit_code", "overrides", "composition", "composition_hash", "phases", "sha256"]
 
 
 def begin(plan: Plan, host: Host, overrides: list[str], parent: str | None) -> dict[str, Any]:
@@ -102,9 +106,9 @@ def seal(record: dict[str, Any]) -> dict[str, Any]:
     return {**content, "sha256": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
 
 
-def faults(record: dict[str, Any]) -> list[str]:
+def faults(record: dict[str, Any], required: Sequence[str] = REQUIRED) -> list[str]:
     """Why a record cannot be trusted: required fields that are missing, or content that was changed after it was written."""
-    missing = [f"{name}: missing" for name in REQUIRED if name not in record]
+    missing = [f"{name}: missing" for name in required if name not in record]
     if missing:
         return missing
     return [] if seal(record)["sha256"] == record["sha256"] else ["sha256: the content was changed after it was written"]
@@ -181,11 +185,6 @@ def _text(path: str) -> str | None:
         return Path(path).read_text().strip() or None
     except OSError:
         return None
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def now() -> str:

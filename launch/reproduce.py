@@ -39,7 +39,7 @@ def load_record(path: Path) -> dict[str, Any]:
     recorded = rundir.read_json(path)
     if recorded is None:
         raise UserError(f"{path}: no record there. Give the directory of a run, for example runs/<name>/<timestamp>-<id>.")
-    found = record.faults(recorded)
+    found = record.faults(recorded, record.REQUIRED_OF_A_PIPELINE if "phases" in recorded else record.REQUIRED)
     if found:
         raise UserError(f"{path}: refused, since it cannot be trusted. {'; '.join(found)}.")
     return recorded
@@ -49,9 +49,9 @@ def reproduce_one(run_dir: Path, recorded: dict[str, Any]) -> int:
     """One run from the composition it recorded, into a new directory beside it."""
     if recorded["status"] != "done":
         raise UserError(f"{run_dir}: its status is {recorded['status']}; only a run that is done can be compared.")
-    config, warnings = prepare(recorded_config(run_dir))
+    config, warnings = prepare(recorded_config(recorded["composition"]))
     host = detect.host(sys.executable)
-    again_dir = run_dir.parent / f"{run_dir.name}-again-{rundir.fresh_name()}"
+    again_dir = run_dir.parent / f"{run_dir.name}{rundir.AGAIN}{rundir.fresh_name()}"
     plan = make_plan(config, host, again_dir, warnings)
     check_host(plan, host)
     _say_differences(recorded, record.begin(plan, host, recorded["overrides"], recorded["parent"]))
@@ -62,12 +62,9 @@ def reproduce_one(run_dir: Path, recorded: dict[str, Any]) -> int:
     return _compare(run_dir, again_dir)
 
 
-def recorded_config(run_dir: Path) -> Config:
+def recorded_config(composition: dict[str, Any]) -> Config:
     """The composition as it was resolved then; what conf/ says today does not matter."""
-    read = OmegaConf.load(run_dir / "config.yaml")
-    for key in ("run_dir", "trainer_args"):  # the launcher's additions for the ranks
-        del read[key]  # type: ignore[arg-type]
-    config: Config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), read))  # type: ignore[assignment]
+    config: Config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), composition))  # type: ignore[assignment]
     return config
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import fcntl
+import hashlib
 import json
 import os
 import secrets
@@ -15,6 +16,13 @@ from typing import Any
 from launch.errors import UserError
 from launch.plan import composition_hash, default_name, identity
 from launch.schema import Config
+
+AGAIN = "-again-"  # in the name of a run that reproduces another
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def choose(config: Config) -> tuple[Path, bool]:
@@ -36,9 +44,17 @@ def newest_unfinished(home: Path, wanted: str) -> Path | None:
     """The newest run of this composition that is neither done nor running now."""
     for folder in sorted(home.glob("*/"), reverse=True) if home.is_dir() else []:
         record = read_json(folder / "record.json") or {}
-        if record.get("composition_hash") == wanted and record.get("status") != "done" and not is_locked(folder):
+        if record.get("composition_hash") != wanted or record.get("status") == "done" or AGAIN in folder.name:
+            continue
+        if not is_locked(folder) and not changed_data(record):
             return folder
     return None
+
+
+def changed_data(record: dict[str, Any]) -> list[str]:
+    """Data files that are not what they were when the run began: its checkpoint has seen other rows."""
+    files: dict[str, str] = (record.get("data") or {}).get("files", {})
+    return [path for path, digest in files.items() if not Path(path).is_file() or sha256(Path(path)) != digest]
 
 
 def _asked_for(config: Config) -> Path:
@@ -50,6 +66,9 @@ def _asked_for(config: Config) -> Path:
         raise UserError(f"resume={config.resume}: that run is done. resume=never runs the composition again.")
     if is_locked(folder):
         raise UserError(f"resume={config.resume}: that run is running now.")
+    changed = changed_data(record)
+    if changed:
+        raise UserError(f"resume={config.resume}: {', '.join(changed)} changed since that run began. resume=never starts afresh.")
     differing = differences(record.get("composition", {}), identity(config))
     if differing:
         raise UserError(f"resume={config.resume}: another composition; it differs in {'; '.join(differing)}.")

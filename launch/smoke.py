@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 
 from launch import shapes, trainer_args
-from launch.schema import Config, Init, Link, Vendor
+from launch.schema import Config, Init, Link, Topology, Vendor
 
 # Sizes only: what an argument means for the algorithm (loss, beta, scheduler ...) stays as composed.
 SIZES = {
     "max_steps": 2,
     "logging_steps": 1,
-    "save_steps": 2,
+    "save_strategy": "no",  # the end is near enough
     "per_device_train_batch_size": 4,
     "per_device_eval_batch_size": 4,
     "gradient_accumulation_steps": 1,
@@ -35,6 +35,7 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
     small, left_out = copy.deepcopy(config), []
     _shrink_model(small)
     small.method.args |= {k: v for k, v in SIZES.items() if k in trainer_args.known(config)}
+    small.method.args.pop("num_train_epochs", None)  # max_steps bounds it now
     small.data.num_train = small.data.num_train and 32
     small.data.num_heldout = min(small.data.num_heldout, 8)
     small.data.limit = min(small.data.limit or 32, 32)
@@ -46,7 +47,7 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
         small.precision.loss_scaling = small.adapter.quantize_base = False
     if config.topology.name != "single":
         left_out.append(f"topology={config.topology.name}: one process")
-        small.topology.name, small.topology.strategy, small.topology.servers, small.topology.num_gpus = "single", "none", 0, None
+    small.topology = Topology(name="single", strategy="none")
     hardware = small.hardware
     hardware.vendor, hardware.link, hardware.attention, hardware.env = Vendor.none, Link.none, "sdpa", {}
     hardware.gpus_per_node, hardware.dataloader.num_workers, hardware.dataloader.pin_memory = 1, 0, False

@@ -35,8 +35,8 @@ class Process:
 def num_gpus(config: Config) -> int:
     """GPUs of the whole run: asked for, or all of the node (one for `single`)."""
     if config.topology.name == "single":
-        return config.topology.num_gpus or 1
-    return config.topology.num_gpus or config.hardware.gpus_per_node
+        return 1 if config.topology.num_gpus is None else config.topology.num_gpus
+    return config.hardware.gpus_per_node if config.topology.num_gpus is None else config.topology.num_gpus
 
 
 def num_server_gpus(config: Config) -> int:

@@ -112,6 +112,12 @@ def complete(config: Config, run_dir: Path) -> dict[str, Any]:
     return {**{k: v for k, v in implied.items() if k in names}, **config.method.args}
 
 
+def epochs_and_steps(config: Config) -> bool:
+    """Whether both bounds of a training are given: transformers takes max_steps and ignores the other without a word."""
+    args = config.method.args
+    return args.get("num_train_epochs") is not None and (args.get("max_steps") or -1) > 0
+
+
 def _strategy(config: Config) -> dict[str, Any]:
     topology = config.topology
     if topology.strategy == "fsdp":

@@ -225,6 +225,11 @@ def test_the_quickstart_in_small(tmp_path):
     assert all((parent / folder / "result.json").is_file() for folder in kept["phases"].values())
     again = command("experiment=quickstart", "smoke=true", f"resume={parent}", cwd=tmp_path)
     assert "that run is done" in again.stderr
+    reproduced = subprocess.run(
+        [sys.executable, str(ROOT / "launch/reproduce.py"), str(parent)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert reproduced.returncode == 0, reproduced.stdout + reproduced.stderr
+    assert reproduced.stdout.count("to the last digit") == len(kept["phases"])
 
 
 def test_a_pipeline_goes_on_at_the_phase_that_stopped(tmp_path):

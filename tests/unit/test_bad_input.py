@@ -48,6 +48,8 @@ MISTAKES = {
     ("data=jsonl", "data.path=missing.jsonl"): ["data.path=/", "/missing.jsonl: no such file"],
     ("data=hub",): ["data=hub without a data set", "data.hub_id="],
     ("data.tasks=[]",): ["0 tasks", "at least one task"],
+    ("method=grpo", "++method.rewards={broken.reward: 1}"): ["broken.py: no Python"],
+    ("user_env.AUTH=${oc.env:MY_SECRET}", "mode=plan"): ["user_env.AUTH", "holds a secret of your shell"],
     ("data.limit=0",): ["data.limit=0", "at least 1"],
     ("model.path=nowhere", "mode=plan"): ["model.path=/", "/nowhere: no such directory"],
     ("tracking=mlflow",): ["tracking=mlflow", "not installed", "tracking=tensorboard"],
@@ -61,7 +63,9 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("arguments", "said"), MISTAKES.items(), ids=lambda v: " ".join(v) if isinstance(v, tuple) else "")
-def test_mistake(launch, arguments, said):
+def test_mistake(launch, tmp_path, monkeypatch, arguments, said):
+    (tmp_path / "broken.py").write_text("def (")
+    monkeypatch.setenv("MY_SECRET", "sentinel-value")
     done = launch(*arguments)
     assert done.code == 2
     assert "Traceback" not in done.err
@@ -96,6 +100,14 @@ def test_data_file(launch, tmp_path, content, method, said):
     assert str(file) in done.err
     for words in said:
         assert words in done.err
+
+
+def test_held_out_rows_need_an_answer(launch, tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "test.jsonl").write_text('{"prompt": "a"}\n')
+    done = launch("method=evaluate", "data=jsonl", "data.path=train.jsonl", "data.heldout_path=test.jsonl", "mode=plan")
+    assert done.code == 2
+    assert "test.jsonl:1: has prompt; data.heldout_path of method=evaluate needs prompt+answer" in done.err
 
 
 def test_near_name_of_a_data_file(launch, tmp_path):

@@ -33,6 +33,10 @@ CASES = {
     "servers_without_split": (["hardware=mi300x", "topology=ddp", "topology.servers=1"], ["nothing would be served", "topology=split"]),
     "offload_without_zero": (["hardware=mi300x", "topology=ddp", "topology.zero.offload_optimizer=true"], ["ignored", "zero2"]),
     "fsdp_options_without_fsdp": (["hardware=mi300x", "topology=ddp", "topology.fsdp.cpu_offload=true"], ["ignored", "topology=fsdp"]),
+    "strategy_of_topology": (["hardware=mi300x", "topology=ddp", "topology.strategy=fsdp"], ["contradicts", "topology.strategy=ddp"]),
+    "adapter_rank": (["adapter.rank=8"], ["adapter.rank=8 with adapter=none", "adapter=lora"]),
+    "epochs_and_steps": (["method.args.num_train_epochs=3"], ["max_steps=275", "max_steps=-1"]),
+    "evaluation_while_training": (["method.args.eval_strategy=steps"], ["no held-out rows", "method=evaluate"]),
     "groups_divide": (
         [
             "hardware=mi300x",
@@ -58,6 +62,9 @@ CASES = {
     "evaluation_data": (["method=evaluate", "data.num_heldout=0"], ["no held-out problems", "data.num_heldout="]),
     "data_path": (["data=jsonl"], ["without a file", "data.path="]),
     "data_hub": (["data=hub"], ["without a data set", "data.hub_id="]),
+    "data_of_another_kind": (["data.path=train.jsonl"], ["data.path under data=reasoning", "ignored", "data=jsonl"]),
+    "mask_in_user_env": (["hardware=mi300x", "user_env.HIP_VISIBLE_DEVICES=3"], ["same GPUs", "in your shell"]),
+    "reasoning_reward": (["method=grpo", "data=jsonl", "data.path=train.jsonl"], ["only data=reasoning has", "method.rewards.accuracy"]),
     "data_limit": (["data.limit=0"], ["data.limit=0"]),
     "model_source": (["model.init=pretrained"], ["no weights are named", "model.path="]),
     "model_path_and_random": (["model=qwen3_4b", "model.init=random", "model.path=/m"], ["model.path=/m", "ignored"]),
@@ -89,6 +96,32 @@ def test_rule_refuses_and_says_why(name):
 
 def test_a_composition_that_works_is_not_refused():
     assert refusals(composed("hardware=mi300x", "method=grpo", "model=qwen3_4b")) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["topology.strategy=foo"], "topology.strategy=foo: it takes none, ddp"),
+        (["precision.compute=bf61"], "Did you mean bf16"),
+        (["precision.weights=foo"], "precision.weights=foo"),
+        (["hardware.attention=sdap"], "Did you mean sdpa"),
+        (["data.kind=foo"], "data.kind=foo"),
+        (["model.architecture=qwen"], "model.architecture=qwen"),
+        (["model.num_kv_heads=0"], "model.num_kv_heads=0: out of range. Use: at least 1"),
+        (["topology.num_gpus=0"], "topology.num_gpus=0: out of range"),
+        (["hardware.memory_gb=-5"], "hardware.memory_gb=-5"),
+        (["adapter=lora", "adapter.rank=0"], "adapter.rank=0"),
+        (["method.args.per_device_train_batch_size=0"], "per_device_train_batch_size=0"),
+        (["method.args.logging_steps=0"], "logging_steps=0"),
+        (["method=grpo", "method.args.num_generations=0"], "num_generations=0: out of range. Use: at least 2"),
+        (["method=grpo", "method.args.steps_per_generation=0"], "steps_per_generation=0"),
+        (["method=evaluate", "method.args.batch_size=0"], "batch_size=0"),
+    ],
+)
+def test_values_out_of_their_list_or_range(overrides, said):
+    with pytest.raises(UserError) as raised:
+        check(plus(overrides))
+    assert said in str(raised.value)
 
 
 def test_every_refusal_is_said_at_once():

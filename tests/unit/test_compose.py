@@ -83,6 +83,15 @@ def test_free_keys_need_no_plus():
     assert composed("hardware=cpu", "method.args.weight_decay=0.1").method.args["weight_decay"] == 0.1
 
 
+def test_experiment_null_is_the_default(launch):
+    assert launch("experiment=null", "mode=plan").code == 0
+
+
+def test_values_of_user_env_stay_as_typed():
+    config = composed("hardware=cpu", "user_env.A=true", "user_env.B=1e3", "user_env.C='x y'")
+    assert config.user_env == {"A": "true", "B": "1e3", "C": "x y"}
+
+
 def test_the_command_line_wins_over_an_experiment():
     assert composed("experiment=mi50_phase1", "seed=7").seed == 7
     assert composed("experiment=mi50_phase1", "hardware=mi60").hardware.name == "mi60"
@@ -96,6 +105,17 @@ def test_the_command_line_wins_over_an_experiment():
         ["hardware=mi50", "precision=bf16", "model=llama3_1_70b", "method=dpo"],
         ["experiment=mi350x_qwen3_8b_fp8"],
         ["hardware=mi300x", "adapter=qlora", "precision=nf4", "model=qwen2_5_7b"],
+        ["hardware=mi300x", "precision=bf16", "topology.num_gpus=8"],
+        ["hardware=mi300x", "precision=bf16", "topology=fsdp", "topology.fsdp.cpu_offload=true"],
+        ["hardware=mi300x", "precision=bf16", "topology=zero3", "topology.zero.offload_parameters=true"],
+        [
+            "hardware=mi300x",
+            "precision=bf16",
+            "method=grpo",
+            "topology=split",
+            "topology.server_tensor_parallel=2",
+            "method.args.num_iterations=3",
+        ],
     ],
 )
 def test_smoke_makes_any_composition_fit_a_cpu(overrides):

@@ -116,6 +116,13 @@ def test_a_users_own_value_wins_and_is_shown():
     assert over.env["NCCL_MIN_NCHANNELS"] == "16"
 
 
+def test_the_ranks_path_is_ours_then_the_users_and_a_rewards_folder_last():
+    path = plan("hardware=cpu", "user_env.PYTHONPATH=/theirs", host=host_with(0)).processes[0].env["PYTHONPATH"].split(":")
+    assert path == [str(environment.ROOT), "/theirs"]
+    own = ("hardware=cpu", "method=grpo", "++method.rewards={json.loads: 1.0}")
+    assert plan(*own, host=host_with(0)).processes[0].env["PYTHONPATH"].split(":")[-1] == "."
+
+
 def test_a_users_mask_chooses_the_gpus():
     masked = plan("hardware=mi300x", "method=grpo", "model=qwen3_4b", "topology.num_gpus=2", host=host_with(8, HIP_VISIBLE_DEVICES="5,3"))
     assert [p.gpus for p in masked.processes] == [[5], [3]]

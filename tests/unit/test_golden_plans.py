@@ -12,6 +12,7 @@ from launch.check import refusals
 from launch.plan import as_json, make_plan, prepare
 from tests.conftest import composed, host_with
 
+ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
 CASES = [(topology, gpus) for topology in ("single", "ddp", "fsdp", "zero2", "zero3", "split") for gpus in (1, 2, 4, 8)]
 REFUSED = {
@@ -32,6 +33,7 @@ def test_processes(topology, gpus):
     plan = as_json(make_plan(config, host_with(8), Path("/runs/golden/1"), warnings))
     kept = {key: plan[key] for key in ("topology", "processes", "trainer_args", "warnings")}
     for process in kept["processes"]:
+        process["env"]["PYTHONPATH"] = process["env"]["PYTHONPATH"].replace(str(ROOT), "<repository>")
         del process["env_reasons"]  # prose of conf/hardware: free to be reworded
     file = GOLDEN / f"{topology}_{gpus}.json"
     if os.environ.get("UPDATE_GOLDEN"):

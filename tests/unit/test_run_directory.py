@@ -47,6 +47,23 @@ def test_auto_starts_afresh_where_nothing_is_unfinished(tmp_path):
     assert not folder.exists()
 
 
+def test_a_reproduction_is_not_continued_in_place_of_the_run(tmp_path):
+    a_run(tmp_path, "1-again-2", "failed")
+    assert choose(tmp_path)[1] is False
+
+
+def test_a_run_whose_data_changed_is_not_continued(tmp_path):
+    folder, file = a_run(tmp_path, "1", "failed"), tmp_path / "train.jsonl"
+    file.write_text("old")
+    kept = rundir.read_json(folder / "record.json")
+    rundir.write_json(folder / "record.json", {**kept, "data": {"files": {str(file): rundir.sha256(file)}}})
+    assert choose(tmp_path) == (folder, True)
+    file.write_text("new")
+    assert choose(tmp_path)[1] is False
+    with pytest.raises(UserError, match=r"train\.jsonl changed since that run began"):
+        choose(tmp_path, f"resume={folder}")
+
+
 def test_never_starts_afresh(tmp_path):
     old = a_run(tmp_path, "1", "failed")
     folder, resumed = choose(tmp_path, "resume=never")

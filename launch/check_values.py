@@ -1,0 +1,71 @@
+"""Values that no composition may have, looked at before any rule reads them: words outside their list, numbers out of range."""
+
+from __future__ import annotations
+
+from launch.errors import UserError, near
+from launch.schema import Config
+from launch.trainer_args import known
+
+# key -> the words it takes
+WORDS = {
+    "method.kind": ("trainer", "evaluator"),
+    "model.architecture": ("qwen3", "qwen2", "llama"),
+    "precision.compute": ("fp32", "fp16", "bf16", "fp8"),
+    "precision.weights": ("fp32", "fp16", "bf16", "nf4"),
+    "topology.strategy": ("none", "ddp", "fsdp", "zero2", "zero3"),
+    "topology.fsdp.state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
+    "data.kind": ("reasoning", "jsonl", "hub"),
+    "hardware.attention": ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
+}
+# key -> the least it may be, where it has a value
+LEAST = {
+    "hardware.gpus_per_node": 1,
+    "hardware.memory_gb": 1,
+    "hardware.bandwidth_gb_s": 1,
+    "hardware.dataloader.num_workers": 0,
+    "model.num_layers": 1,
+    "model.hidden_size": 1,
+    "model.intermediate_size": 1,
+    "model.num_heads": 1,
+    "model.num_kv_heads": 1,
+    "model.head_dim": 1,
+    "model.vocab_size": 1,
+    "model.max_positions": 1,
+    "adapter.rank": 1,
+    "topology.num_gpus": 1,
+    "method.args.per_device_train_batch_size": 1,
+    "method.args.gradient_accumulation_steps": 1,
+    "method.args.num_generations": 2,  # a group of one has no mean to be above
+    "method.args.steps_per_generation": 1,
+    "method.args.num_iterations": 1,
+    "method.args.max_length": 1,
+    "method.args.max_completion_length": 1,
+    "method.args.logging_steps": 1e-9,
+    "method.args.batch_size": 1,
+    "method.args.max_new_tokens": 1,
+    "method.args.samples_per_prompt": 1,
+}
+
+
+def check_values(config: Config) -> None:
+    """Raises UserError for the first value outside its list or range."""
+    for key, words in WORDS.items():
+        given = leaf(config, key)
+        if given not in words:
+            raise UserError(f"{key}={given}: it takes {', '.join(words)}.{near(str(given), words)}")
+    for key, least in LEAST.items():
+        given = leaf(config, key)
+        if isinstance(given, (int, float)) and given < least and _is_argument(config, key):
+            raise UserError(f"{key}={given}: out of range. Use: at least {least:g}.")
+
+
+def _is_argument(config: Config, key: str) -> bool:
+    return not key.startswith("method.args.") or key.rsplit(".", 1)[1] in known(config)
+
+
+def leaf(config: Config, key: str) -> object:
+    """The value at a dotted key; None where a free key has none."""
+    node: object = config
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, dict) else getattr(node, part)
+    return node
