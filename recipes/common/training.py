@@ -48,6 +48,11 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     if stop_asked() and trainer.state.global_step < trainer.state.max_steps:
         say(f"interrupted after step {trainer.state.global_step}; the same command continues from {output_dir}")
         raise Interrupted(steps=trainer.state.global_step, **metrics.summary())
+    if trainer.state.global_step == 0:  # the trainer ends without a word when no whole batch can be filled
+        raise UserError(
+            f"no step was taken: the data has {len(trainer.train_dataset)} rows, fewer than one batch. "
+            "Lower method.args.per_device_train_batch_size, or give more data."
+        )
     model_dir = Path(config.run_dir) / "model"
     save_model(trainer, model_dir)
     result = {"steps": trainer.state.global_step, **metrics.summary(), "model": str(model_dir), "weights_sha256": weights_sha256(model_dir)}
