@@ -111,7 +111,7 @@ def test_old_python_hands_over_to_a_newer_one(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_old_python_can_read_the_file() -> None:
-    ast.parse(Path(environment.__file__).read_text(), feature_version=(3, 7))
+    assert ast.parse(Path(environment.__file__).read_text(), feature_version=(3, 7)).body
 
 
 def test_missing_venv_module_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
