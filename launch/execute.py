@@ -106,7 +106,7 @@ def _signals(received: list[int]) -> Iterator[None]:
 
 def _start(process: Process, log: IO[bytes]) -> subprocess.Popen[bytes]:
     """In a session of its own: Ctrl-C reaches the launcher only, which then lets every rank save."""
-    environment = record.environment_of(process.settings)
+    environment = {**os.environ, **process.env}
     return subprocess.Popen(
         process.argv, env=environment, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
     )

@@ -13,7 +13,7 @@ from launch import curves, detect, record, rundir, show
 from launch.check_files import check_files
 from launch.compose import compose
 from launch.errors import EXIT_DONE, UserError
-from launch.execute import check_host, execute
+from launch.execute import STATUS, check_host, execute
 from launch.plan import Plan, composition_hash, identity, make_plan, pipeline_json, prepare
 from launch.schema import Config, Mode, Phase
 
@@ -82,7 +82,7 @@ def _run_phases(config: Config, overrides: list[str], run_dir: Path, plans: dict
         show.show_end(config, plan, exit_code)
         if exit_code != EXIT_DONE:
             break
-    status = {0: "done", 75: "interrupted"}.get(exit_code, "failed")
+    status = STATUS.get(exit_code, "failed")
     rundir.write_json(run_dir / "record.json", record.seal({**kept, "status": status, "exit_code": exit_code}))
     if exit_code == EXIT_DONE:
         curves.show_end(config, run_dir, list(plans.values()))

@@ -6,7 +6,6 @@ import datetime
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
 import re
 import socket
@@ -189,8 +188,3 @@ def _text(path: str) -> str | None:
 
 def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def environment_of(settings: Iterable[Setting]) -> dict[str, str]:
-    """What a child process gets: ours on top of the user's shell."""
-    return {**os.environ, **{s.name: s.value for s in settings}}
