@@ -19,8 +19,8 @@ def others(composed: DictConfig) -> list[str]:
     choices = {
         "precision": lambda: "nf4" if composed.adapter.quantize_base else next(iter(composed.hardware.precisions), "fp32"),
         "topology": lambda: topology(composed),
-        "container": lambda: "none",
-        "runtime": lambda: "local",
+        "container": lambda: container(composed),
+        "runtime": lambda: runtime(composed),
     }
     return [f"{group}={choose()}" for group, choose in choices.items() if composed[group].name == "auto"]
 
@@ -36,3 +36,20 @@ def topology(composed: DictConfig) -> str:
     # a fifth of the memory is left to activations.
     replica_gb = 16 * composed.model.num_parameters / 1e9
     return "ddp" if replica_gb < 0.8 * composed.hardware.memory_gb else "fsdp"
+
+
+def runtime(composed: DictConfig) -> str:
+    """docker on AMD GPUs, whose stack is an image, and where an image was asked for; else local."""
+    if composed.runtime.name != "auto":
+        return str(composed.runtime.name)
+    if composed.container.name not in ("auto", "none"):
+        return "docker"
+    on_amd = str(composed.hardware.gfx).startswith("gfx")
+    return "docker" if on_amd and composed.container.name == "auto" and not composed.smoke else "local"
+
+
+def container(composed: DictConfig) -> str:
+    """The hardware's image; under smoke=true, which computes on the CPU, the CPU's."""
+    if runtime(composed) == "local":
+        return "none"
+    return "cpu" if composed.smoke else str(composed.hardware.container)

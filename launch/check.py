@@ -6,24 +6,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from launch import topology, trainer_args
 from launch.batch import batch, fitting_batches, generation_batch
+from launch.check_runtime import RUNTIME_RULES
 from launch.check_values import check_values
 from launch.environment import SECRET
 from launch.errors import UserError, near
+from launch.rule import Rule
 from launch.schema import Config, Link
 from launch.trainer_args import known, value
-
-
-@dataclass(frozen=True)
-class Rule:
-    name: str
-    applies: Callable[[Config], bool]
-    message: Callable[[Config], str]
-    remedy: Callable[[Config], str]
 
 
 def _arg(config: Config, name: str) -> object:
@@ -332,6 +324,7 @@ RULES = [
         lambda c: f"model.path={c.model.path} with model.init=random: the weights there would be ignored",
         lambda c: "model.init=pretrained, or no model.path",
     ),
+    *RUNTIME_RULES,
 ]
 
 

@@ -32,6 +32,9 @@ LEAST = {
     "model.vocab_size": 1,
     "model.max_positions": 1,
     "adapter.rank": 1,
+    "runtime.stop_timeout_s": 1,
+    "runtime.shm_gb": 0.064,  # docker's own
+    "runtime.memory_gb": 0.1,
     "topology.num_gpus": 1,
     "method.args.per_device_train_batch_size": 1,
     "method.args.gradient_accumulation_steps": 1,

@@ -39,6 +39,7 @@ class Gpu:
     compute_units: int
     memory_gb: float
     group: str | None  # of conf/hardware, where one fits
+    render_minor: int | None = None  # N of /dev/dri/renderDN
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,13 @@ class Host:
     gpus: tuple[Gpu, ...] = ()
     environ: dict[str, str] = field(default_factory=dict)
     cwd: str = "."
+    home: str = "/root"
+    uid: int = 0
+    gid: int = 0
+    gids: dict[str, int] = field(default_factory=dict)  # of the groups video and render, where they exist
+    member_of: tuple[int, ...] = ()  # gids of the caller's groups
+    device_nodes: tuple[str, ...] = ()  # those that a container of ours may be given
+    selinux: bool = False  # enforcing
 
 
 def hardware_group(sysroot: str = "/") -> str:
@@ -85,17 +93,21 @@ def _amd(root: Path) -> list[Gpu]:
         group = PCI_DEVICE.get(values.get("device_id", 0), GROUPS.get((gfx, units)))
         if group in BIGGER and memory_gb >= BIGGER[group][0]:
             group = BIGGER[group][1]
-        found.append(Gpu("AMD GPU", gfx, units, memory_gb, group))
+        found.append(Gpu("AMD GPU", gfx, units, memory_gb, group, values.get("drm_render_minor")))
     return found
 
 
 def _properties(file: Path) -> dict[str, int]:
     """`name value` lines; what is not a number is left out."""
-    try:
-        pairs = [line.split() for line in file.read_text().splitlines()]
-    except OSError:
-        return {}
+    pairs = [line.split() for line in _text(file).splitlines()]
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _nvidia(root: Path) -> list[Gpu]:
@@ -109,4 +121,28 @@ def _nvidia(root: Path) -> list[Gpu]:
 
 def host(python: str, sysroot: str = "/") -> Host:
     """Facts of this machine. `num_cores` are those this process may use."""
-    return Host(python=python, num_cores=len(os.sched_getaffinity(0)), gpus=gpus(sysroot), environ=dict(os.environ), cwd=os.getcwd())
+    return Host(
+        python=python,
+        num_cores=len(os.sched_getaffinity(0)),
+        gpus=gpus(sysroot),
+        environ=dict(os.environ),
+        cwd=os.getcwd(),
+        home=str(Path.home()),
+        uid=os.getuid(),
+        gid=os.getgid(),
+        gids=_gids(Path(sysroot) / "etc/group"),
+        member_of=(os.getgid(), *os.getgroups()),
+        device_nodes=_device_nodes(Path(sysroot)),
+        selinux=_text(Path(sysroot) / "sys/fs/selinux/enforce") == "1",
+    )
+
+
+def _gids(file: Path) -> dict[str, int]:
+    """Of video and render: the numbers differ from one distribution to the next, and from the image's."""
+    rows = [line.split(":") for line in _text(file).splitlines()]
+    return {row[0]: int(row[2]) for row in rows if row[0] in ("video", "render") and len(row) > 2 and row[2].isdigit()}
+
+
+def _device_nodes(root: Path) -> tuple[str, ...]:
+    found = [*root.glob("dev/kfd"), *sorted(root.glob("dev/dri/renderD*")), *root.glob("dev/infiniband")]
+    return tuple("/" + str(path.relative_to(root)) for path in found)

@@ -16,6 +16,9 @@ from launch.schema import Config, Vendor, When
 SECRET = re.compile(r"(TOKEN$|SECRET|PASSWORD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
 ROOT = Path(__file__).parents[1]
 ADDED_TO = ("PYTHONPATH",)  # where a user's own value is kept and ours put before it
+INSIDE = ("HOME", "USER", "LOGNAME", "HF_HOME")  # a container's own
+# Variables of the user's shell that a container is given too: those of the stack, which change numbers or speed.
+PASSED = re.compile(r"^(HIP_|HSA_|NCCL_|RCCL_|MIOPEN_|PYTORCH_|VLLM_|HF_|GPU_MAX_)")
 MASK = {Vendor.amd: "HIP_VISIBLE_DEVICES", Vendor.nvidia: "CUDA_VISIBLE_DEVICES"}
 
 
@@ -31,10 +34,14 @@ class Setting:
 
 def settings(config: Config, host: Host, kind: str, gpus: list[int], run_dir: Path) -> list[Setting]:
     """Variables of a process of this kind on these GPUs, sorted by name."""
-    chosen = {s.name: s for s in [*_launcher(config, host, kind, gpus, run_dir), *_hardware(config, kind, len(gpus))]}
+    settings = [*_launcher(config, host, kind, gpus, run_dir), *_hardware(config, kind, len(gpus))]
+    if config.runtime.name == "docker":
+        settings += _container(config, host)
+    chosen = {s.name: s for s in settings}
     mask = MASK.get(config.hardware.vendor)
     for name in chosen:
-        if name in host.environ and name != mask and name not in ADDED_TO:  # the mask is read in visible_gpus, and narrowed here
+        # The mask is read in visible_gpus, and narrowed here; what is only the container's has no value of the shell's.
+        if name in host.environ and name not in (mask, *ADDED_TO, *INSIDE):
             chosen[name] = Setting(name, host.environ[name], f"set in your shell (here it would be {chosen[name].value})", "yours")
     for name, value in config.user_env.items():
         if name in ADDED_TO:
@@ -57,10 +64,13 @@ def leaked(node: Any, environ: dict[str, str], at: str = "") -> str | None:
 
 def visible_gpus(config: Config, host: Host, wanted: int) -> list[int]:
     """Indices of the GPUs this run may use: those of the user's own mask, or the first `wanted`. Raises HostError."""
-    mask = MASK.get(config.hardware.vendor)
-    if mask is None:
-        return []
-    if config.hardware.vendor == Vendor.amd and "ROCR_VISIBLE_DEVICES" in host.environ:
+    return chosen_gpus(config, host, wanted) if config.hardware.vendor in MASK else []
+
+
+def chosen_gpus(config: Config, host: Host, wanted: int) -> list[int]:
+    """The same for a composition whose GPU smoke=true has replaced by the CPU."""
+    mask = MASK[Vendor.amd if config.hardware.gfx.startswith("gfx") else Vendor.nvidia]
+    if mask == MASK[Vendor.amd] and "ROCR_VISIBLE_DEVICES" in host.environ:
         raise HostError(
             "ROCR_VISIBLE_DEVICES is set: with HIP_VISIBLE_DEVICES beside it ROCm miscounts (pytorch/pytorch#140398) and RCCL's "
             "weight transfer fails. Unset it and choose GPUs by HIP_VISIBLE_DEVICES."
@@ -91,6 +101,11 @@ def _launcher(config: Config, host: Host, kind: str, gpus: list[int], run_dir: P
             "launcher",
         ),
     ]
+    if kind == "trainer":
+        why = (
+            "seconds that torchrun leaves its ranks to save after SIGTERM (its own 30 kill a large save); less than the launcher leaves it"
+        )
+        found.append(Setting("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(max(1, config.runtime.stop_timeout_s - 20)), why, "launcher"))
     if not gpus:
         # Two cores that other work kept busy too: 2.28 s a step of the tiny model with spinning threads, 0.035 s with sleeping ones.
         why = "OpenMP's threads spin while they wait; on cores they share with others that takes the time of those they wait for"
@@ -110,10 +125,32 @@ def _launcher(config: Config, host: Host, kind: str, gpus: list[int], run_dir: P
 
 
 def _python_path(config: Config, host: Host) -> str:
-    """The repository, the user's path, and, only for a reward of the user's own, the directory the command was typed in."""
-    given = config.user_env.get("PYTHONPATH", host.environ.get("PYTHONPATH"))
+    return os.pathsep.join([str(ROOT), *own_python_path(config, host)])
+
+
+def own_python_path(config: Config, host: Host) -> list[str]:
+    """The user's own part of it, and, only for a reward of the user's own, the directory the command was typed in.
+
+    A shell's PYTHONPATH is for the Python of this machine: a container does not get it.
+    """
+    shell = None if config.runtime.name == "docker" else host.environ.get("PYTHONPATH")
+    given = config.user_env.get("PYTHONPATH", shell)
     own_reward = any("." in name for name in config.method.rewards)
-    return os.pathsep.join([str(ROOT), *filter(None, [given]), *([host.cwd] if own_reward else [])])
+    return [*filter(None, (given or "").split(os.pathsep)), *([host.cwd] if own_reward else [])]
+
+
+def _container(config: Config, host: Host) -> list[Setting]:
+    """What a process needs where it has no home directory and no name, and what it would have inherited outside."""
+    from launch import container
+
+    found = [Setting("HOME", str(container.home(config, host)), "the caller's uid has no home directory in the image", "launcher")]
+    found += [
+        Setting(name, "recipes", "the caller's uid has no name in the image; torch asks for one", "launcher")
+        for name in ("USER", "LOGNAME")
+    ]
+    found.append(Setting("HF_HOME", str(container.hub_cache(host)), "your own cache of the hub", "launcher"))
+    passed = [n for n in host.environ if PASSED.match(n) and not SECRET.search(n) and n not in (*INSIDE, *MASK.values(), "HF_TOKEN_PATH")]
+    return [*found, *(Setting(name, host.environ[name], "set in your shell", "yours") for name in passed)]
 
 
 def _hardware(config: Config, kind: str, num_gpus: int) -> list[Setting]:

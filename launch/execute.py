@@ -1,38 +1,51 @@
-"""Start a plan's processes here, watch them, stop them together, and leave the record."""
+"""Start a plan's processes, here or in containers, watch them, stop them together, and leave the record."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import re
 import signal
-import subprocess
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Protocol
 
 from omegaconf import OmegaConf
 
-from launch import record, rundir
+from launch import record, rundir, secret_files
 from launch.detect import Host
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER, HostError
+from launch.local import LocalProcess
 from launch.plan import Plan, as_json, rank_config
 from launch.progress import Progress
 from launch.schema import Vendor
 from launch.topology import Process
 
 POLL_S = 0.2
-# How long ranks may take to save after SIGTERM before they are killed.
-GRACE_S = 120.0
 TORCHRUN_REPORT = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*failed \(exitcode")
 STATUS = {EXIT_DONE: "done", EXIT_INTERRUPTED: "interrupted"}
 
 
-def check_host(plan: Plan, host: Host) -> None:
-    """Raises HostError where this machine, or this version, cannot run the plan. mode=plan does not ask."""
+class Started(Protocol):
+    """A process group that was started; LocalProcess and ContainedProcess are such."""
+
+    def poll(self) -> int | None: ...
+    def ask_to_stop(self) -> None: ...
+    def wait(self, timeout_s: float) -> None: ...
+    def remove(self) -> None: ...
+    def why(self) -> str | None: ...
+
+
+Starter = Callable[[Process, Path], Started]
+
+
+def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
+    """The facts of the image, None under runtime=local. Raises HostError where this machine, or this version, cannot run the plan.
+
+    mode=plan does not ask.
+    """
     config = plan.config
     vendor = config.hardware.vendor
     offer = "mode=plan shows what would run; smoke=true runs it small, on the CPU"
@@ -53,16 +66,27 @@ def check_host(plan: Plan, host: Host) -> None:
             f"{m.total_gb - m.capacity_gb:.1f} GB missing. A smaller per_device_train_batch_size or max_length, "
             "gradient_checkpointing=true, adapter=lora, or more GPUs under topology=fsdp."
         )
+    if config.runtime.name != "docker":
+        return None
+    from launch import engine  # takes a quarter of a second to import, and only this runtime needs it
+
+    secret_files.remove_orphans(host)
+    return engine.check(plan, host)
 
 
-def execute(plan: Plan, host: Host, overrides: list[str], parent: str | None = None) -> int:
-    """Run the plan to its end. Returns the exit code; the run directory holds everything else."""
+def execute(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: list[str], parent: str | None = None) -> int:
+    """Run the plan to its end. Returns the exit code; the run directory holds everything else.
+
+    `image` is what check_host found. Raises HostError where the engine refuses a container.
+    """
     rundir.make(plan.run_dir)
     with rundir.locked(plan.run_dir):
         _write_inputs(plan)
-        began = record.begin(plan, host, overrides, parent)
+        began = record.begin(plan, host, image, overrides, parent)
         rundir.write_json(plan.run_dir / "record.json", began)
-        exit_code = _supervise(plan)
+        secrets = sorted({name for spec in plan.containers.values() for name in spec.secrets})
+        with secret_files.written(secrets, host, plan.run_dir):
+            exit_code = _supervise(plan)
         result = rundir.read_json(plan.run_dir / "result.json")
         metrics = rundir.read_metrics(plan.run_dir / "metrics.jsonl")
         status = STATUS.get(exit_code, "failed")
@@ -79,17 +103,26 @@ def _write_inputs(plan: Plan) -> None:
 def _supervise(plan: Plan) -> int:
     """Start all, wait for all; the first failure or a signal stops the rest."""
     stopping: list[int] = []
-    running: list[tuple[Process, subprocess.Popen[bytes]]] = []
-    with _signals(stopping), contextlib.ExitStack() as files, Progress(plan) as progress:
+    running: list[tuple[Process, Started]] = []
+    with _signals(stopping), Progress(plan) as progress:
+        start = _starter(plan, progress)
         try:
             for process in plan.processes:
-                log = files.enter_context((plan.run_dir / "logs" / f"{process.name}.log").open("ab"))
-                running.append((process, _start(process, log)))
+                running.append((process, start(process, plan.run_dir / "logs" / f"{process.name}.log")))
             failed = _wait(running, progress, stopping)
         finally:
-            _stop([child for _, child in running])
+            _stop([started for _, started in running], plan.config.runtime.stop_timeout_s)
         progress.update()
     return _exit_code(plan, failed, bool(stopping))
+
+
+def _starter(plan: Plan, progress: Progress) -> Starter:
+    if plan.config.runtime.name != "docker":
+        return LocalProcess
+    from launch import contained, engine
+
+    client = engine.connect()
+    return lambda process, log: contained.ContainedProcess(client, plan.containers[process.name], process.name, log, progress.console)
 
 
 @contextlib.contextmanager
@@ -104,42 +137,27 @@ def _signals(received: list[int]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _start(process: Process, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """In a session of its own: Ctrl-C reaches the launcher only, which then lets every rank save."""
-    environment = {**os.environ, **process.env}
-    return subprocess.Popen(
-        process.argv, env=environment, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
-    )
-
-
-def _wait(running: list[tuple[Process, subprocess.Popen[bytes]]], progress: Progress, stopping: list[int]) -> Process | None:
-    """The process that failed first, or None when all ended well or a signal came."""
-    while any(child.poll() is None for _, child in running):
-        for process, child in running:
-            if child.poll() not in (None, 0):
-                return process
+def _wait(running: list[tuple[Process, Started]], progress: Progress, stopping: list[int]) -> tuple[Process, Started] | None:
+    """What failed first, or None when all ended well or a signal came."""
+    while any(started.poll() is None for _, started in running):
+        for process, started in running:
+            if started.poll() not in (None, 0):
+                return process, started
         if stopping:
             return None
         progress.update()
         time.sleep(POLL_S)
-    return next((process for process, child in running if child.returncode != 0), None)
+    return next((pair for pair in running if pair[1].poll() != 0), None)
 
 
-def _stop(children: list[subprocess.Popen[bytes]]) -> None:
-    """SIGTERM to every rank, time to save, then SIGKILL to what is left of each session."""
-    for child in children:
-        _signal_session(child, signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_S
-    for child in children:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=max(0.0, deadline - time.monotonic()))
-        _signal_session(child, signal.SIGKILL)
-        child.wait()
-
-
-def _signal_session(child: subprocess.Popen[bytes], number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # all of it is gone: that is what we wanted
-        os.killpg(child.pid, number)
+def _stop(running: list[Started], grace_s: float) -> None:
+    """SIGTERM to all, time to save, then SIGKILL to what is left."""
+    for started in running:
+        started.ask_to_stop()
+    deadline = time.monotonic() + grace_s
+    for started in running:
+        started.wait(max(0.0, deadline - time.monotonic()))
+        started.remove()
 
 
 def last_lines(log: Path, count: int = 15) -> list[str]:
@@ -149,14 +167,15 @@ def last_lines(log: Path, count: int = 15) -> list[str]:
         return [line.rstrip("\n") for line in deque(said, maxlen=count)]
 
 
-def _exit_code(plan: Plan, failed: Process | None, interrupted: bool) -> int:
+def _exit_code(plan: Plan, failed: tuple[Process, Started] | None, interrupted: bool) -> int:
     result: dict[str, Any] = rundir.read_json(plan.run_dir / "result.json") or {}
     if interrupted or result.get("status") == "interrupted":
         return EXIT_DONE if result.get("status") == "done" else EXIT_INTERRUPTED
     if failed is None and result.get("status") == "done":
         return EXIT_DONE
-    process = failed or plan.processes[-1]
+    process = failed[0] if failed else plan.processes[-1]
+    why = result.get("error") or (failed and failed[1].why())
     log = plan.run_dir / "logs" / f"{process.name}.log"
-    print(f"\n{process.name} failed" + (f": {result['error']}" if result.get("error") else "") + f"\nLast lines of {log}:")
+    print(f"\n{process.name} failed" + (f": {why}" if why else "") + f"\nLast lines of {log}:")
     print("".join(f"  | {line}\n" for line in last_lines(log)), end="")
     return EXIT_USER if result.get("exit_code") == EXIT_USER else EXIT_FAILED

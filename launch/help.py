@@ -16,6 +16,7 @@ examples:
   python launch/run.py hardware=mi350x method=grpo model=qwen3_4b mode=plan
   python launch/run.py method=sft model=qwen3_0_6b data=jsonl data.path=train.jsonl
   python launch/run.py experiment=mi50_phase1 smoke=true
+  python launch/run.py runtime=docker container=cpu smoke=true method=grpo
   python launch/run.py -m method.args.learning_rate=1e-4,3e-4 seed=0,1
 
 keys:
@@ -27,6 +28,7 @@ keys:
   seed=N  name=NAME  run_root=DIR  profile=none|torch
   method.args.NAME=V     any argument of the method's own trainer (TRL's SFTConfig, DPOConfig, GRPOConfig)
   user_env.NAME=V        an environment variable of yours; it wins over ours
+  runtime.KEY=V          of the containers: network, shm_gb, memory_gb, infiniband, secrets, stop_timeout_s
 
 groups:
 """
@@ -34,7 +36,7 @@ TAIL = """
 Every key of the composition:   python launch/run.py --cfg job [overrides]
 Where each value comes from:    python launch/run.py --info defaults-tree [overrides]
 Completion in bash:             eval "$(python launch/run.py -sc install=bash)"
-Other commands:                 launch/reproduce.py RUN
+Other commands:                 launch/reproduce.py RUN; containers/build.py image=NAME
 
 exit codes: 0 done; 2 the configuration is wrong; 3 this host cannot run it; 4 a process failed; 5 hung and was stopped;
 75 interrupted, run it again to resume"""

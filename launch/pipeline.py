@@ -27,13 +27,12 @@ def run(config: Config, overrides: list[str]) -> int:
     if config.mode == Mode.plan:
         show.show(config, lambda: pipeline_json(name, run_dir, plans), *plans.values())
         return EXIT_DONE
-    for plan in plans.values():
-        check_host(plan, host)
+    found = {name: check_host(plan, host) for name, plan in plans.items()}
     rundir.make(run_dir)
     with rundir.locked(run_dir):
         if resumed:
             show.say(config, f"Continues {run_dir}; resume=never starts afresh.")
-        exit_code = _run_phases(config, overrides, run_dir, plans, host)
+        exit_code = _run_phases(config, overrides, run_dir, plans, host, found)
     return exit_code
 
 
@@ -60,7 +59,15 @@ def _plan(config: Config, phase: Phase, overrides: list[str], host: detect.Host,
     return plan
 
 
-def _run_phases(config: Config, overrides: list[str], run_dir: Path, plans: dict[str, Plan], host: detect.Host) -> int:
+def _run_phases(
+    config: Config,
+    overrides: list[str],
+    run_dir: Path,
+    plans: dict[str, Plan],
+    host: detect.Host,
+    found: dict[str, dict[str, Any] | None],
+) -> int:
+    """`found`: what check_host said of each phase's image."""
     kept: dict[str, Any] = {
         "schema": 1,
         "run_id": run_dir.name,
@@ -73,12 +80,12 @@ def _run_phases(config: Config, overrides: list[str], run_dir: Path, plans: dict
     }
     rundir.write_json(run_dir / "record.json", record.seal(kept))
     exit_code = EXIT_DONE
-    for plan in plans.values():
+    for phase, plan in plans.items():
         if (rundir.read_json(plan.run_dir / "record.json") or {}).get("status") == "done":
             show.say(config, f"{plan.name}: done already")
             continue
         show.say(config, f"\nphase {plan.run_dir.name}: {plan.config.method.name} of {plan.config.model.path or plan.config.model.name}")
-        exit_code = execute(plan, host, overrides, parent=run_dir.name)
+        exit_code = execute(plan, host, found[phase], overrides, parent=run_dir.name)
         show.show_end(config, plan, exit_code)
         if exit_code != EXIT_DONE:
             break

@@ -11,7 +11,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from launch import check, environment, estimate, smoke, topology, trainer_args
+from containers import images
+from launch import check, container, environment, estimate, smoke, topology, trainer_args
+from launch.container import ContainerSpec
 from launch.detect import Host
 from launch.errors import UserError
 from launch.estimate import Memory, Speed
@@ -32,6 +34,7 @@ class Plan:
     config: Config
     trainer_args: dict[str, Any]
     processes: list[Process]
+    containers: dict[str, ContainerSpec]  # by process; empty under runtime=local
     memory: list[Memory]
     speed: Speed
     warnings: list[str]
@@ -68,9 +71,10 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
         config=config,
         trainer_args=trainer_args.complete(config, run_dir),
         processes=processes,
+        containers=container.specs(config, processes, host, run_dir),
         memory=estimate.memory(config, processes),
         speed=estimate.speed(config),
-        warnings=list(warnings),
+        warnings=[*warnings, *image_warnings(config)],
     )
 
 
@@ -100,6 +104,27 @@ def composition_hash(config: Config) -> str:
     return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()
 
 
+def image_json(config: Config) -> dict[str, Any] | None:
+    """The image of runtime=docker: what is started, and what it was built on."""
+    if config.runtime.name != "docker":
+        return None
+    reference = container.image_reference(config)
+    if config.container.name == "custom":
+        return {"name": "custom", "reference": reference, "verified": "@sha256:" in reference}
+    image = images.load()[config.container.name]
+    versions = {key: getattr(image, key) for key in images.VERSIONS}
+    built = {"base": image.base_reference, "verified": image.verified, "pushed": image.pushed, "gfx": list(image.gfx)}
+    return {"name": image.name, "reference": reference, **built, **versions}
+
+
+def image_warnings(config: Config) -> list[str]:
+    found = image_json(config)
+    if found is None or found["verified"]:
+        return []
+    what = found.get("base", found["reference"])
+    return [f"unverified image: {what} is named by a tag, not by a digest, and may be another one tomorrow."]
+
+
 def rank_config(plan: Plan) -> dict[str, Any]:
     """The file every rank reads: the composition, its run directory, the complete arguments of its configuration class."""
     return {**plain(plan.config), "run_dir": str(plan.run_dir), "trainer_args": plan.trainer_args}
@@ -116,10 +141,10 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "method": plan.config.method.name,
         "precision": plan.config.precision.name,
         "adapter": plan.config.adapter.name,
-        "image": None,
+        "image": image_json(plan.config),
         "runtime": plan.config.runtime.name,
         "topology": plan.config.topology.name,
-        "processes": [_process_json(p) for p in plan.processes],
+        "processes": [_process_json(p, plan.containers.get(p.name)) for p in plan.processes],
         "memory": [{**plain(m), "total_gb": m.total_gb, "fits": m.fits} for m in plan.memory],
         "speed": plain(plan.speed),
         "trainer_args": plan.trainer_args,
@@ -129,15 +154,15 @@ def as_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _process_json(process: Process) -> dict[str, Any]:
+def _process_json(process: Process, spec: ContainerSpec | None) -> dict[str, Any]:
     return {
         "name": process.name,
         "kind": process.kind,
         "argv": process.argv,
-        "env": process.env,
+        "env": spec.environment if spec else process.env,
         "env_reasons": {s.name: f"{s.reason} ({s.origin})" for s in process.settings},
         "gpus": process.gpus,
-        "container": None,
+        "container": spec and container.as_json(spec),
     }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from launch.detect import Host
 from launch.environment import SECRET, Setting
-from launch.plan import Plan, composition_hash, identity, plain
+from launch.plan import Plan, composition_hash, identity, image_json, plain
 from launch.rundir import sha256
 
 ROOT = Path(__file__).parents[1]
@@ -54,7 +54,7 @@ REQUIRED = [
 REQUIRED_OF_A_PIPELINE = ["schema", "run_id", "status", "exit_code", "overrides", "composition", "composition_hash", "phases", "sha256"]
 
 
-def begin(plan: Plan, host: Host, overrides: list[str], parent: str | None) -> dict[str, Any]:
+def begin(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: list[str], parent: str | None) -> dict[str, Any]:
     """The record of a run that is about to start."""
     return seal(
         {
@@ -70,11 +70,13 @@ def begin(plan: Plan, host: Host, overrides: list[str], parent: str | None) -> d
             "composition_hash": composition_hash(plan.config),
             "argv": {p.name: p.argv for p in plan.processes},
             "environment": {p.name: _environment(p.settings, host) for p in plan.processes},
-            "secrets": sorted(name for name in host.environ if SECRET.search(name)),
+            "secrets": sorted(
+                {n for n in host.environ if SECRET.search(n)} | {n for spec in plan.containers.values() for n in spec.secrets}
+            ),
             "code": code(),
             "packages": packages(),
             "locks": {str(f.relative_to(ROOT)): sha256(f) for f in sorted(ROOT.glob("containers/**/*.lock*")) if f.is_file()},
-            "image": None,
+            "image": image and {**(image_json(plan.config) or {}), **image},
             "model": model(plan),
             "data": data(plan),
             "seeds": {

@@ -23,7 +23,7 @@ from launch.schema import Config
 
 # Figures of time and memory: they vary from run to run and are not compared.
 VARIES = {"time_s", "step_s", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "memory_peak_gb"}
-COMPARED = ("code", "packages", "locks", "model", "data", "host")
+COMPARED = ("code", "packages", "locks", "image", "model", "data", "host")
 
 
 def reproduce(run_dir: Path) -> int:
@@ -53,9 +53,9 @@ def reproduce_one(run_dir: Path, recorded: dict[str, Any]) -> int:
     host = detect.host(sys.executable)
     again_dir = run_dir.parent / f"{run_dir.name}{rundir.AGAIN}{rundir.fresh_name()}"
     plan = make_plan(config, host, again_dir, warnings)
-    check_host(plan, host)
-    _say_differences(recorded, record.begin(plan, host, recorded["overrides"], recorded["parent"]))
-    exit_code = execute(plan, host, recorded["overrides"], parent=recorded["run_id"])
+    image = check_host(plan, host)
+    _say_differences(recorded, record.begin(plan, host, image, recorded["overrides"], recorded["parent"]))
+    exit_code = execute(plan, host, image, recorded["overrides"], parent=recorded["run_id"])
     if exit_code != EXIT_DONE:
         print(f"the run failed again with exit code {exit_code}: {again_dir}")
         return EXIT_FAILED

@@ -33,9 +33,9 @@ def run(overrides: list[str]) -> int:
     if config.mode == Mode.plan:
         show.show(config, lambda: as_json(plan), plan)
         return EXIT_DONE
-    check_host(plan, host)
-    show.show_start(config, plan, resumed)
-    exit_code = execute(plan, host, overrides)
+    image = check_host(plan, host)
+    show.show_start(config, plan, image, resumed)
+    exit_code = execute(plan, host, image, overrides)
     show.show_end(config, plan, exit_code)
     return exit_code
 

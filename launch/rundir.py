@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from launch.errors import UserError
 from launch.plan import composition_hash, default_name, identity
 from launch.schema import Config
 
+LOCK_ATTEMPTS = 5
 AGAIN = "-again-"  # in the name of a run that reproduces another
 
 
@@ -93,10 +95,14 @@ def make(folder: Path) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the run for this launcher. The kernel lets go when the launcher dies, however it dies."""
     with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(f"{folder}: another launcher runs this run now.") from error
+        for attempt in range(LOCK_ATTEMPTS):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if attempt == LOCK_ATTEMPTS - 1:
+                    raise UserError(f"{folder}: another launcher runs this run now.") from error
+                time.sleep(0.02)  # somebody who only asks (is_locked) holds it for a moment too
         yield
 
 

@@ -222,14 +222,33 @@ class Data:
     limit: Optional[int] = None  # train on the first rows only
 
 
+class Network(Enum):
+    """What a container reaches."""
+
+    bridge = "bridge"  # the outside, through an interface of its own
+    host = "host"  # everything that the host reaches; several nodes need it
+    none = "none"  # its own loopback only
+
+
 @dataclass
 class Container:
+    """An image of containers/images.lock.yaml by its name, or `custom` with a reference of the user's own."""
+
     name: str = MISSING
+    reference: Optional[str] = None
 
 
 @dataclass
 class Runtime:
+    """Where processes start. All but the first two keys are runtime=docker's."""
+
     name: str = MISSING
+    stop_timeout_s: int = 300  # from SIGTERM to SIGKILL: longer than the slowest save
+    network: Optional[Network] = None
+    shm_gb: Optional[float] = None  # /dev/shm of a process group
+    memory_gb: Optional[float] = None  # host memory of a process group; empty: no limit
+    infiniband: bool = False  # pass /dev/infiniband
+    secrets: list[str] = field(default_factory=list)  # variables of the shell that become files in the container
 
 
 @dataclass

@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from launch import batch, rundir, topology
+from launch.container import ContainerSpec
 from launch.estimate import Memory
-from launch.plan import Plan
+from launch.plan import Plan, image_json
 from launch.schema import Config, Format, Vendor
 
 
@@ -29,10 +30,13 @@ def show(config: Config, as_json: Callable[[], dict[str, Any]], *plans: Plan) ->
         show_plan(plan, console, config.verbose)
 
 
-def show_start(config: Config, plan: Plan, resumed: bool) -> None:
-    """The page before a run, and what it continues."""
+def show_start(config: Config, plan: Plan, image: dict[str, Any] | None, resumed: bool) -> None:
+    """The page before a run, what its image was really built on, and what it continues."""
     if config.format == Format.text:
         show_plan(plan, _console(), config.verbose)
+    planned, built = (image_json(plan.config) or {}).get("base"), ((image or {}).get("base") or {}).get("name")
+    if planned and built != planned.partition("@")[0]:
+        say(config, f"! the image here was built on {built}, in place of {planned}.")
     if resumed:
         say(config, f"Continues {_short(plan.run_dir)}; resume=never starts afresh.")
 
@@ -57,6 +61,8 @@ def show_plan(plan: Plan, console: Console, verbose: bool) -> None:
     if verbose:
         for process in plan.processes:
             console.print(_details(process, plan.trainer_args))
+            if process.name in plan.containers:
+                console.print(_container(plan.containers[process.name]))
     else:
         console.print("[dim]verbose=true adds full command lines, trainer arguments, and every environment variable with its reason.[/dim]")
     for warning in plan.warnings:
@@ -71,9 +77,12 @@ def _facts(plan: Plan) -> Table:
         "method": f"{config.method.name}, {config.precision.name}, adapter {config.adapter.name}, {_batch(plan)}",
         "data": _data(plan),
         "topology": f"{config.topology.name} on {config.runtime.name}: {_spread(plan)}",
+        "image": _image(plan),
         "expected speed": _speed(plan),
         "run directory": str(plan.run_dir),
     }
+    if not plan.containers:
+        del rows["image"]
     if hardware.vendor == Vendor.none:
         rows["hardware"] = hardware.product if not config.smoke else f"the CPU, in place of {hardware.product}"
     rows |= {f"target {name}": f"{target.value:g} ({target.source})" for name, target in plan.targets.items()}
@@ -81,6 +90,12 @@ def _facts(plan: Plan) -> Table:
     for name, text in rows.items():
         table.add_row(Text(name, style="bold"), Text(text))
     return table
+
+
+def _image(plan: Plan) -> str:
+    found = image_json(plan.config) or {}
+    base = f", built on {found['base']}" if "base" in found else ""
+    return f"{found.get('reference')}{base}" + ("" if found.get("verified") else " (unverified)")
 
 
 def _count(number: int) -> str:
@@ -153,6 +168,24 @@ def _details(process: topology.Process, trainer_args: dict[str, Any]) -> Group:
     arguments = Text("trainer arguments: " + ", ".join(f"{k}={v}" for k, v in sorted(trainer_args.items())))
     parts: list[Any] = [Text(f"\n{process.name}", style="bold"), Text(shlex.join(process.argv)), table]
     return Group(*parts, *([] if process.kind == "server" else [arguments]))
+
+
+def _container(spec: ContainerSpec) -> Table:
+    """What the container is given, each with its reason."""
+    table = Table("container", spec.name, "reason", expand=True)
+    for node, why in spec.devices.items():
+        table.add_row("device", node, why)
+    for mount in spec.mounts:
+        table.add_row("read-only" if mount.read_only else "writable", mount.source, mount.reason)
+    table.add_row("user", spec.user, "yours: every file it leaves belongs to you")
+    for label, values in (("group", spec.groups), ("security", spec.security_opt), ("secret", spec.secrets)):
+        for value in values:
+            table.add_row(label, value, "")
+    table.add_row("network, IPC", f"{spec.network}, {spec.ipc}", f"/dev/shm of {spec.shm_gb:g} GB")
+    limit = "unlimited" if spec.memory_gb is None else f"{spec.memory_gb:g} GB"
+    table.add_row("memory", limit, f"locked memory {'unlimited' if spec.memlock else 'as the engine sets it'}")
+    table.add_row("stop", f"{spec.stop_timeout_s} s", "from SIGTERM to SIGKILL: time to save")
+    return table
 
 
 def show_end(config: Config, plan: Plan, exit_code: int) -> None:

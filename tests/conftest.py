@@ -54,5 +54,18 @@ def composed(*overrides: str) -> Config:
 
 
 def host_with(num_gpus: int, gfx: str = "gfx942", **environ: str) -> Host:
-    gpu = Gpu("test", gfx, 304, 192.0, "mi300x")
-    return Host(python="python", num_cores=64, gpus=(gpu,) * num_gpus, environ=environ)
+    gpus = tuple(Gpu("test", gfx, 304, 192.0, "mi300x", render_minor=128 + i) for i in range(num_gpus))
+    nodes = ("/dev/kfd", *(f"/dev/dri/renderD{128 + i}" for i in range(num_gpus))) if num_gpus else ()
+    return Host(
+        python="python",
+        num_cores=64,
+        gpus=gpus,
+        environ=environ,
+        cwd="/home/me/work",
+        home="/home/me",
+        uid=1000,
+        gid=1000,
+        gids={"video": 44, "render": 109},
+        member_of=(1000, 44, 109),
+        device_nodes=nodes,
+    )

@@ -68,6 +68,16 @@ CASES = {
     "data_limit": (["data.limit=0"], ["data.limit=0"]),
     "model_source": (["model.init=pretrained"], ["no weights are named", "model.path="]),
     "model_path_and_random": (["model=qwen3_4b", "model.init=random", "model.path=/m"], ["model.path=/m", "ignored"]),
+    "docker_without_image": (["hardware=h200", "runtime=docker", "model=qwen3_4b"], ["h200", "container=custom", "runtime=local"]),
+    "image_without_docker": (["runtime=local", "container=cpu"], ["container=cpu under runtime=local", "runtime=docker"]),
+    "image_serves_gpu": (
+        ["hardware=mi50", "precision=fp16", "container=rocm"],
+        ["container=rocm on mi50", "gfx906", "container=rocm_gfx906", "container=custom"],
+    ),
+    "image_trl": (["hardware=mi300x", "container=seed_mi300x"], ["TRL 0.", "written for 1.16.0", "container=rocm"]),
+    "custom_reference": (["container=custom", "container.reference=null"], ["container=custom", "container.reference="]),
+    "docker_keys": (["runtime=local", "runtime.memory_gb=8"], ["runtime.memory_gb", "ignored", "runtime=docker"]),
+    "secret_names": (["runtime=docker", "container=cpu", "runtime.secrets=['my-key']"], ["runtime.secrets: 'my-key'", "names only"]),
 }
 
 
@@ -116,6 +126,9 @@ def test_a_composition_that_works_is_not_refused():
         (["method=grpo", "method.args.num_generations=0"], "num_generations=0: out of range. Use: at least 2"),
         (["method=grpo", "method.args.steps_per_generation=0"], "steps_per_generation=0"),
         (["method=evaluate", "method.args.batch_size=0"], "batch_size=0"),
+        (["runtime.stop_timeout_s=0"], "runtime.stop_timeout_s=0"),
+        (["container=cpu", "runtime.memory_gb=0"], "runtime.memory_gb=0"),
+        (["container=cpu", "runtime.shm_gb=0.01"], "runtime.shm_gb=0.01"),
     ],
 )
 def test_values_out_of_their_list_or_range(overrides, said):

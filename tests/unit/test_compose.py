@@ -76,7 +76,30 @@ def test_every_file_opens_with_what_it_needs(file: Path):
 def test_auto(overrides, chosen):
     config = composed(*overrides)
     assert (config.topology.name, config.precision.name) == chosen
-    assert (config.container.name, config.runtime.name) == ("none", "local")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "chosen"),
+    [
+        (["hardware=cpu"], ("local", "none")),
+        (["hardware=h200", "model=qwen3_4b"], ("local", "none")),
+        (["hardware=mi300x", "model=qwen3_4b"], ("docker", "rocm")),
+        (["hardware=mi100", "model=qwen3_4b"], ("docker", "rocm_gfx908")),
+        (["hardware=mi50"], ("docker", "rocm_gfx906")),
+        (["hardware=r9700", "model=qwen3_4b"], ("docker", "rocm_rdna")),
+        (["hardware=strix_halo", "model=qwen3_4b"], ("docker", "rocm_strix_halo")),
+        (["hardware=mi300x", "container=none"], ("local", "none")),
+        (["hardware=mi300x", "runtime=local"], ("local", "none")),
+        (["hardware=mi300x", "smoke=true"], ("local", "none")),
+        (["hardware=mi300x", "smoke=true", "runtime=docker"], ("docker", "cpu")),
+        (["hardware=mi300x", "smoke=true", "container=rocm"], ("docker", "rocm")),
+        (["hardware=cpu", "runtime=docker"], ("docker", "cpu")),
+        (["hardware=cpu", "container=cpu"], ("docker", "cpu")),
+    ],
+)
+def test_runtime_and_image_follow(overrides, chosen):
+    config = composed(*overrides)
+    assert (config.runtime.name, config.container.name) == chosen
 
 
 def test_free_keys_need_no_plus():

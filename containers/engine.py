@@ -1,0 +1,207 @@
+"""The docker engine, for building images: reach it, have a base, run a program in an image, leave nothing behind.
+
+What it raises names the remedy; whatever else the engine says comes through as docker's own exception (build.main shows it).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import docker.errors
+import requests
+
+from launch.errors import HostError
+
+ROLE = "io.rocm-recipes.role"  # on every container that a build starts
+# On every image that a build leaves, with the build's id, so that it can be removed again; COMPLETE on the one that stays.
+BUILD, COMPLETE = "io.rocm-recipes.build", "complete"
+PYTHON = "python3"  # what every base calls it
+FORGOTTEN_S = 3600  # after so long a container that has ended belongs to no build any more
+Said = Callable[[str], None]
+
+
+def connect() -> docker.DockerClient:
+    """An engine that answers."""
+    where = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    try:
+        # Seconds without a byte: installing torch's thousands of files prints nothing for long, and a disk may be slow.
+        client = docker.from_env(timeout=1800)
+        client.ping()
+    except (docker.errors.DockerException, requests.RequestException) as error:
+        if "PermissionError" in repr(error) or "Permission denied" in str(error):
+            raise HostError(
+                f"The docker engine's socket ({where}) is not open to this user. Join its group, then log in again: "
+                "sudo usermod -aG docker $USER"
+            ) from error
+        raise HostError(
+            f"No docker engine answers at {where}. Install or start one (Debian: apt-get install docker.io; systemctl start docker), "
+            f"or name another by DOCKER_HOST. It said: {root(error)}"
+        ) from error
+    return client
+
+
+def root(error: BaseException) -> str:
+    """The innermost reason, in one line."""
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def caller(client: docker.DockerClient) -> str:
+    """uid:gid under which a container writes files that belong to whoever runs this: a rootless engine's root is its caller."""
+    rootless = any("name=rootless" in option for option in client.info().get("SecurityOptions") or [])
+    return "0:0" if rootless else f"{os.getuid()}:{os.getgid()}"
+
+
+# ---- Images
+
+
+def find(client: docker.DockerClient, reference: str) -> Any | None:
+    try:
+        return client.images.get(reference)
+    except docker.errors.ImageNotFound:
+        return None
+
+
+def without_tag(reference: str) -> str:
+    """name:tag@digest as name@digest: where both stand, only the digest counts, and some engines take no more than one."""
+    name, at, digest = reference.partition("@")
+    folder, slash, last = name.rpartition("/")
+    return f"{folder}{slash}{last.partition(':')[0]}@{digest}" if at else reference
+
+
+def digests(image: Any) -> set[str]:
+    """Under which registries know this image."""
+    return {reference.partition("@")[2] for reference in image.attrs.get("RepoDigests") or []}
+
+
+def have(client: docker.DockerClient, reference: str, size_gb: float | str, said: Said) -> Any:
+    """The image, pulled where it is not here yet. Raises HostError."""
+    reference = without_tag(reference)
+    image = find(client, reference)
+    if image is not None:
+        said("present")
+        return image
+    refuse_small_disk(client, reference, size_gb)
+    try:
+        pull(client, reference, said)
+    except docker.errors.APIError as error:
+        raise HostError(
+            f"The image {reference} is not here and cannot be pulled: {error.explanation or error}\n"
+            "Log in where its registry asks for it (docker login), or name it as a mirror has it (containers/build.py: base=<reference>). "
+            "A proxy must be known to the engine, which is who pulls: https://docs.docker.com/engine/daemon/proxy"
+        ) from error
+    return client.images.get(reference)
+
+
+def refuse_small_disk(client: docker.DockerClient, reference: str, size_gb: float | str) -> None:
+    folder = Path(client.info().get("DockerRootDir") or "/")
+    if not isinstance(size_gb, (int, float)) or not folder.exists():  # nobody states the size, or the engine is in a machine of its own
+        return
+    free_gb = shutil.disk_usage(folder).free / 1e9
+    if free_gb < size_gb:
+        raise HostError(
+            f"{reference} takes at least {size_gb:g} GB, and {folder}, where the engine keeps images, has {free_gb:.1f} GB free. "
+            "Make room (docker system df; docker image prune), or move the engine's data-root."
+        )
+
+
+def pull(client: docker.DockerClient, reference: str, said: Said) -> None:
+    name, _, digest = reference.partition("@")
+    layers: dict[str, tuple[int, int]] = {}
+    stream = client.api.pull(name if digest else reference, tag=digest or None, stream=True, decode=True)
+    for event in failing(stream):
+        part = event.get("progressDetail") or {}
+        if event.get("status") == "Downloading" and part.get("total"):
+            layers[event["id"]] = (part["current"], part["total"])
+            done, total = (sum(column) / 1e9 for column in zip(*layers.values(), strict=True))
+            said(f"{done:.1f} of {total:.1f} GB in {len(layers)} layers")
+
+
+def failing(stream: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The engine reports a failure inside an answer that began well."""
+    for event in stream:
+        if "error" in event:
+            raise docker.errors.APIError(event["error"], explanation=event["error"])
+        yield event
+
+
+# ---- Containers
+
+
+def run(client: docker.DockerClient, image: str, argv: list[str], said: Said, **options: Any) -> tuple[int, list[str]]:
+    """Exit code and output of a program in an image; its container is gone afterwards, whatever happens."""
+    try:
+        container = client.api.create_container(
+            image,
+            entrypoint=argv,
+            command=[],
+            labels={ROLE: "build"},
+            use_config_proxy=False,  # the client would write its proxy, password and all, into what `inspect` shows
+            **options,
+        )["Id"]
+    except docker.errors.APIError as error:
+        if "bind source path does not exist" not in str(error.explanation):
+            raise
+        raise HostError(
+            f"The docker engine does not see this machine's files ({error.explanation}). Images are built by an engine of the same "
+            "machine: unset DOCKER_HOST, or run this where the engine is."
+        ) from error
+    try:
+        client.api.start(container)
+        lines = []
+        for line in whole_lines(client.api.logs(container, stream=True, follow=True)):
+            lines.append(line)
+            said(line)
+        return client.api.wait(container)["StatusCode"], lines
+    finally:
+        client.api.remove_container(container, force=True, v=True)
+
+
+def whole_lines(chunks: Iterator[bytes]) -> Iterator[str]:
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line.decode(errors="replace").rstrip() for line in whole)
+    if rest:
+        yield rest.decode(errors="replace").rstrip()
+
+
+# ---- Leaving nothing behind
+
+
+def remove_build(client: docker.DockerClient, build: str) -> None:
+    """What the builder left of one build: the stage that the Dockerfile throws away, or the last step before its failure."""
+    of_build = {"label": f"{BUILD}={build}"}
+    for container in client.api.containers(all=True, filters=of_build):  # the step that an interruption met
+        with contextlib.suppress(docker.errors.NotFound):  # the builder removes it, too
+            client.api.remove_container(container["Id"], force=True, v=True)
+    client.images.prune({"dangling": True, **of_build})
+
+
+def remove_forgotten(client: docker.DockerClient) -> None:
+    """What builds that were killed have left. Ended long ago, so no build that still runs loses anything."""
+    unfinished = {"label": BUILD, "label!": f"{BUILD}={COMPLETE}"}
+    client.images.prune({"dangling": True, "until": f"{FORGOTTEN_S}s", **unfinished})
+    for container in client.api.containers(all=True, filters={"label": f"{ROLE}=build", "status": ["exited", "created"]}):
+        if time.time() - container["Created"] > FORGOTTEN_S:
+            client.api.remove_container(container["Id"], v=True)
+
+
+def remove_unnamed(client: docker.DockerClient, image: str) -> None:
+    """One that lost its name to a newer one; it stays where a container still uses it."""
+    held = find(client, image)
+    if held is None or held.tags:
+        return
+    try:
+        client.api.remove_image(image)
+    except docker.errors.APIError as error:
+        if error.status_code != 409:  # in use
+            raise

@@ -1,0 +1,79 @@
+"""What an image really holds, as one line of JSON. Runs inside it, needs no GPU and nothing but Python.
+
+docker run --rm --network none IMAGE python /opt/recipes/probe.py
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+# AMD's images state their ROCm here. HIP counts differently from ROCm 10 on (ROCm 10.0 has HIP 7.15).
+ROCM_VERSION = Path("/opt/rocm/.info/version")
+
+
+def version(package: str) -> str | None:
+    """Of an installed package. Its metadata only: importing vLLM takes half a minute and a GPU."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def targets(torch: Any) -> list[str]:
+    """GPU targets that torch was compiled for, without the features behind a colon (gfx90a:sramecc+:xnack-)."""
+    # torch.cuda.get_arch_list() answers only where it sees a GPU; the build flags are there without one.
+    flags = getattr(torch._C, "_cuda_getArchFlags", None)
+    found = (flags() or "").split() if flags else torch.cuda.get_arch_list()
+    return sorted({target.split(":")[0] for target in found})
+
+
+def rccl(torch: Any) -> str | None:
+    """Of the library that torch brings; a CPU build has none."""
+    if not hasattr(torch._C, "_nccl_version"):
+        return None
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def rocm(torch_version: str, hip: str | None) -> str | None:
+    """From the installation, else from torch's version (2.13.0+rocm7.2), else from HIP's."""
+    if ROCM_VERSION.is_file():
+        return ROCM_VERSION.read_text(encoding="utf-8").strip()
+    local = re.search(r"\+.*?rocm(\d+(?:\.\d+)+)", torch_version)
+    return local.group(1) if local else hip
+
+
+def of_torch() -> dict[str, Any]:
+    if importlib.util.find_spec("torch") is None:
+        return {"torch": None, "hip": None, "cuda": None, "rocm": None, "gfx": [], "rccl": None}
+    import torch
+
+    held = str(torch.__version__)
+    hip = torch.version.hip
+    return {
+        "torch": held,
+        "hip": hip,
+        "cuda": torch.version.cuda,
+        "rocm": rocm(held, hip),
+        "gfx": targets(torch),
+        "rccl": rccl(torch),
+    }
+
+
+def probe() -> dict[str, Any]:
+    packages = {dist.metadata["Name"] for dist in importlib.metadata.distributions()}
+    return {
+        "python": platform.python_version(),
+        **of_torch(),
+        **{name: version(name) for name in ("vllm", "trl", "transformers")},
+        "packages": len(packages),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(probe()))

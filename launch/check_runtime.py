@@ -1,0 +1,89 @@
+"""Rules about images and containers: which image serves which GPU, and keys that another runtime would ignore."""
+
+from __future__ import annotations
+
+from containers import images
+from containers.images import Image
+from launch.rule import Rule
+from launch.schema import Config, Vendor
+from launch.trainer_args import lock
+
+
+def _image(config: Config) -> Image | None:
+    """The entry of the lock; None for `none` and for an image of the user's own."""
+    return images.load().get(config.container.name) if config.runtime.name == "docker" else None
+
+
+def _serving(config: Config) -> list[str]:
+    gfx = config.hardware.gfx
+    return [i.name for i in images.load().values() if gfx in i.gfx and i.trl == lock()["trl"]]
+
+
+def _does_not_serve(config: Config) -> bool:
+    image = _image(config)
+    return image is not None and config.hardware.vendor != Vendor.none and config.hardware.gfx not in image.gfx
+
+
+def _use_serving(config: Config) -> str:
+    serving = [f"container={name}" for name in _serving(config)]
+    return " or ".join([*serving, "container=custom container.reference=<an image of your own>"])
+
+
+def _another_trl(config: Config) -> bool:
+    image = _image(config)
+    return image is not None and image.trl != lock()["trl"]
+
+
+def _docker_keys(config: Config) -> list[str]:
+    """Keys with a value that only runtime=docker reads."""
+    runtime = config.runtime
+    return [key for key in ("network", "shm_gb", "memory_gb", "infiniband", "secrets") if getattr(runtime, key) not in (None, False, [])]
+
+
+RUNTIME_RULES = [
+    Rule(
+        "docker_without_image",
+        lambda c: c.runtime.name == "docker" and c.container.name == "none",
+        lambda c: f"runtime=docker without an image: {c.hardware.name} has container={c.hardware.container}",
+        lambda c: f"{_use_serving(c)}; or runtime=local",
+    ),
+    Rule(
+        "image_without_docker",
+        lambda c: c.runtime.name == "local" and c.container.name != "none",
+        lambda c: f"container={c.container.name} under runtime=local: it would be ignored",
+        lambda c: "runtime=docker, or container=none",
+    ),
+    Rule(
+        "image_serves_gpu",
+        _does_not_serve,
+        lambda c: f"container={c.container.name} on {c.hardware.name}: it has no code for {c.hardware.gfx}",
+        _use_serving,
+    ),
+    Rule(
+        "image_trl",
+        _another_trl,
+        lambda c: (
+            f"container={c.container.name} holds TRL {images.load()[c.container.name].trl}, and the recipes are written for "
+            f"{lock()['trl']}: it is there to measure an old report's stack"
+        ),
+        _use_serving,
+    ),
+    Rule(
+        "custom_reference",
+        lambda c: (c.container.name == "custom") != (c.container.reference is not None),
+        lambda c: f"container={c.container.name} with container.reference={c.container.reference}",
+        lambda c: "container=custom container.reference=<repository:tag or repository@sha256:...>, or neither",
+    ),
+    Rule(
+        "docker_keys",
+        lambda c: c.runtime.name == "local" and bool(_docker_keys(c)),
+        lambda c: f"runtime.{_docker_keys(c)[0]} under runtime=local: it would be ignored",
+        lambda c: "runtime=docker",
+    ),
+    Rule(
+        "secret_names",
+        lambda c: any(not name.isidentifier() for name in c.runtime.secrets),
+        lambda c: f"runtime.secrets: {next(n for n in c.runtime.secrets if not n.isidentifier())!r} is no name of a variable",
+        lambda c: "names only, for example runtime.secrets=[HF_TOKEN,MY_KEY], and the values in your shell",
+    ),
+]

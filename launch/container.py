@@ -1,0 +1,275 @@
+"""What a container is given, and why: pure functions from a composition and a process group to a frozen specification.
+
+The specification is what plan and golden files show; `sdk_arguments` says the same in the words of the docker SDK. Everything
+stands inside at the path it has outside, so that one config.yaml and one command line are right in both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from containers import images
+from launch import environment
+from launch.detect import Host
+from launch.errors import UserError
+from launch.schema import Config, Network, Vendor
+from launch.topology import Process
+
+ROOT = Path(__file__).parents[1]
+LABEL = "io.rocm-recipes"
+SECRETS = "/run/secrets"
+ENTER = str(ROOT / "containers/enter.py")
+FIRST_RENDER_MINOR = 128  # DRM numbers render nodes from here (include/drm/drm_file.h: DRM_MINOR_RENDER)
+INFINIBAND = "/dev/infiniband"
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A path of the host at the same path inside, but for the secrets."""
+
+    source: str
+    target: str
+    read_only: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class ContainerSpec:
+    """Everything the engine is told about one process group's container."""
+
+    name: str
+    image: str
+    command: list[str]
+    environment: dict[str, str]
+    devices: dict[str, str]  # path -> reason
+    nvidia_gpus: list[int]
+    groups: list[str]  # numeric gids of the host; a name only in a plan for another machine
+    user: str  # uid:gid of the caller
+    mounts: list[Mount]
+    network: str
+    ipc: str
+    shm_gb: float
+    memory_gb: float | None
+    memlock: bool
+    security_opt: list[str]
+    stop_timeout_s: int
+    secrets: list[str]  # names only
+    labels: dict[str, str]
+    cap_add: list[str] = field(default_factory=list)  # none: the caller is no root, and could not use one
+    cap_drop: list[str] = field(default_factory=lambda: ["ALL"])
+
+
+def run_hash(run_dir: Path) -> str:
+    """Names containers and secret files of a run: the same again when it is resumed."""
+    return hashlib.sha256(str(run_dir).encode()).hexdigest()[:12]
+
+
+def container_name(run_dir: Path, process: str) -> str:
+    return f"rocm-recipes-{run_hash(run_dir)}-{process}"
+
+
+def image_reference(config: Config) -> str:
+    if config.container.name == "custom":
+        return str(config.container.reference)
+    return images.load()[config.container.name].reference
+
+
+def specs(config: Config, processes: list[Process], host: Host, run_dir: Path) -> dict[str, ContainerSpec]:
+    """A specification for each process group, by its name; empty under runtime=local. Raises UserError."""
+    if config.runtime.name != "docker":
+        return {}
+    server = next((p for p in processes if p.kind == "server"), None)
+    return {p.name: _spec(config, p, server, host, run_dir, peers(p, processes)) for p in processes}
+
+
+def peers(process: Process, processes: list[Process]) -> list[int]:
+    """GPUs of others that this process group must see.
+
+    Weights go from the first training rank to every server by RCCL. On one node that is HIP IPC, which maps the other side's
+    memory and needs its device (vLLM's weight transfer fails where one mask hides the other's GPU: docs of amd_troubles 16, 31).
+    """
+    servers = [p for p in processes if p.kind == "server"]
+    if process.kind == "server":
+        return [gpu for p in processes if p.kind == "trainer" for gpu in p.gpus[:1]]
+    return [gpu for p in servers for gpu in p.gpus]
+
+
+def _spec(config: Config, process: Process, server: Process | None, host: Host, run_dir: Path, others: list[int]) -> ContainerSpec:
+    runtime, gpus = config.runtime, process.gpus
+    on_amd = config.hardware.gfx.startswith("gfx")
+    joins = server is not None and process.name != server.name
+    shared = f"container:{container_name(run_dir, server.name)}" if joins and server else ""
+    network = "host" if runtime.network == Network.host else shared or (runtime.network or Network.bridge).name
+    secrets = sorted(name for name in runtime.secrets if host.environ.get(name))
+    return ContainerSpec(
+        name=container_name(run_dir, process.name),
+        image=image_reference(config),
+        command=["python3", ENTER, *process.argv],
+        environment=environment_of(process, others),
+        devices=devices(config, host, gpus, others),
+        nvidia_gpus=gpus if config.hardware.vendor == Vendor.nvidia else [],
+        # By number: the image's own groups of these names have others. By name only in a plan for another machine.
+        groups=([str(gid) for gid in host.gids.values()] or ["video", "render"]) if on_amd else [],
+        user=f"{host.uid}:{host.gid}",
+        mounts=mounts(config, host, run_dir, bool(secrets)),
+        network=network,
+        # RCCL's shared-memory segments of server and trainers are one /dev/shm.
+        ipc=shared or ("shareable" if server else "private"),
+        shm_gb=runtime.shm_gb or 16.0,
+        memory_gb=runtime.memory_gb,
+        memlock=bool(gpus) or runtime.infiniband,
+        security_opt=security(on_amd, host),
+        stop_timeout_s=runtime.stop_timeout_s,
+        secrets=secrets,
+        labels={
+            f"{LABEL}.run": str(run_dir),
+            f"{LABEL}.process": process.name,
+            f"{LABEL}.uid": str(host.uid),
+        },
+    )
+
+
+def environment_of(process: Process, others: list[int]) -> dict[str, str]:
+    """The process's own variables; its GPU mask renumbered, since inside only the devices that were passed are counted."""
+    found = dict(process.env)
+    passed = sorted({*process.gpus, *others})
+    for mask in set(environment.MASK.values()) & set(found):
+        # Its own first: HIP IPC carries the exporter's ordinal, and vLLM and torchrun count from 0.
+        found[mask] = ",".join(str(passed.index(gpu)) for gpu in [*process.gpus, *others])
+    return found
+
+
+def devices(config: Config, host: Host, gpus: list[int], others: list[int]) -> dict[str, str]:
+    """Device nodes with the reason for each: /dev/kfd, and one render node for each GPU. Never all of /dev/dri."""
+    found = {}
+    if config.hardware.gfx.startswith("gfx"):
+        if config.smoke:  # computes on the CPU; a node that is there is passed as it would be, so that the way is tried
+            gpus = environment.chosen_gpus(config, host, 1)
+        wanted = {"/dev/kfd": "ROCm's compute interface"}
+        wanted |= {render_node(host, gpu): f"GPU {gpu}" for gpu in gpus}
+        wanted |= {render_node(host, gpu): f"GPU {gpu}: weights are sent there by HIP IPC" for gpu in others}
+        found = {node: why for node, why in wanted.items() if not config.smoke or node in host.device_nodes}
+    if config.runtime.infiniband:
+        found[INFINIBAND] = "runtime.infiniband=true"
+    return found
+
+
+def render_node(host: Host, gpu: int) -> str:
+    """The kernel's own number where this host has the GPU, else that of a node with GPUs of one kind."""
+    minor = host.gpus[gpu].render_minor if gpu < len(host.gpus) else None
+    return f"/dev/dri/renderD{FIRST_RENDER_MINOR + gpu if minor is None else minor}"
+
+
+def security(on_amd: bool, host: Host) -> list[str]:
+    found = ["no-new-privileges:true"]
+    if on_amd:
+        # AMD's documentation runs so: docker's profile blocks the NUMA calls (mbind, move_pages) that ROCm's allocators make.
+        found.append("seccomp=unconfined")
+    if host.selinux:  # Fedora's policy denies devices and bind mounts to container_t
+        found.append("label=disable")
+    return found
+
+
+def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mount]:
+    """Code and data read-only; the run directory and two caches writable. Raises UserError for what cannot be a mount."""
+    found = [(ROOT, True, "code"), *((Path(path), True, why) for path, why in _inputs(config, host))]
+    found += [(run_dir, False, "run directory"), (home(config, host), False, "HOME: caches of compiled kernels")]
+    found.append((hub_cache(host), False, "models and data sets of the hub"))
+    listed = [Mount(str(path), str(path), read_only, why) for path, read_only, why in found]
+    if secrets:
+        listed.append(Mount(str(secret_dir(host, run_dir)), SECRETS, True, "secrets"))
+    for mount in listed:
+        if len(Path(mount.source).parts) < 3 or mount.source.startswith(("/proc", "/sys", "/dev/")) and mount.target != SECRETS:
+            raise UserError(
+                f"{mount.source} ({mount.reason}) cannot be mounted into a container. Use: a directory of its own, two levels deep."
+            )
+    return sorted(listed, key=lambda m: m.target)  # a directory before what is mounted inside it
+
+
+def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
+    given = [(config.data.path, "data"), (config.data.heldout_path, "held-out data"), (config.model.path, "model")]
+    given += [(folder, "PYTHONPATH") for folder in environment.own_python_path(config, host)]
+    found = {path: why for path, why in given if path and Path(path) != ROOT}
+    return list(found.items())
+
+
+def cache_dir(host: Host) -> Path:
+    return Path(host.environ.get("XDG_CACHE_HOME") or Path(host.home) / ".cache")
+
+
+def home(config: Config, host: Host) -> Path:
+    """One for each image: kernels compiled by one stack are not another's."""
+    return cache_dir(host) / "rocm-recipes/home" / config.container.name
+
+
+def hub_cache(host: Host) -> Path:
+    return Path(host.environ.get("HF_HOME") or cache_dir(host) / "huggingface")
+
+
+def secret_dir(host: Host, run_dir: Path) -> Path:
+    """In memory, not on a disk: the session's own directory, or /dev/shm where there is none."""
+    base = Path(host.environ.get("XDG_RUNTIME_DIR") or "/dev/shm")
+    return base / f"rocm-recipes-{host.uid}" / run_hash(run_dir)
+
+
+def as_json(spec: ContainerSpec) -> dict[str, Any]:
+    """The container of a process in mode=plan format=json."""
+    return {
+        "name": spec.name,
+        "image": spec.image,
+        "command": spec.command,
+        "devices": list(spec.devices),
+        "device_reasons": spec.devices,
+        "nvidia_gpus": spec.nvidia_gpus,
+        "groups": spec.groups,
+        "mounts": [vars(m) for m in spec.mounts],
+        "shm_size": f"{spec.shm_gb:g}g",
+        "ipc": spec.ipc,
+        "network": spec.network,
+        "user": spec.user,
+        "memory_gb": spec.memory_gb,
+        "memlock": spec.memlock,
+        "security_opt": spec.security_opt,
+        "cap_add": spec.cap_add,
+        "cap_drop": spec.cap_drop,
+        "stop_timeout_s": spec.stop_timeout_s,
+        "secrets": spec.secrets,
+        "labels": spec.labels,
+    }
+
+
+def sdk_arguments(spec: ContainerSpec) -> dict[str, Any]:
+    """Keyword arguments of docker's `containers.create`; plain data, so that a golden file can hold them."""
+    found: dict[str, Any] = {
+        "image": spec.image,
+        "name": spec.name,
+        "entrypoint": [],  # vLLM's images start a server by themselves
+        "command": spec.command,
+        "environment": spec.environment,
+        "devices": [f"{node}:{node}:rw" for node in spec.devices],
+        "group_add": [int(group) if group.isdigit() else group for group in spec.groups],
+        "user": spec.user,
+        "working_dir": str(ROOT),
+        "mounts": [{"Type": "bind", "Source": m.source, "Target": m.target, "ReadOnly": m.read_only} for m in spec.mounts],
+        "network_mode": spec.network,
+        "ipc_mode": spec.ipc,
+        "ulimits": [{"Name": "memlock", "Soft": -1, "Hard": -1}] if spec.memlock else [],
+        "security_opt": spec.security_opt,
+        "cap_add": spec.cap_add,
+        "cap_drop": spec.cap_drop,
+        "init": True,  # reaps orphans and passes signals on; a first process of its own would ignore SIGTERM
+        "detach": True,
+        "labels": spec.labels,
+        "log_config": {"Type": "json-file", "Config": {"max-size": "64m", "max-file": "2"}},  # ours is in logs/
+    }
+    if not spec.ipc.startswith("container:"):
+        found["shm_size"] = int(spec.shm_gb * 1e9)
+    if spec.memory_gb is not None:
+        found["mem_limit"] = found["memswap_limit"] = int(spec.memory_gb * 1e9)
+    if spec.nvidia_gpus:
+        ids = [str(gpu) for gpu in spec.nvidia_gpus]
+        found["device_requests"] = [{"driver": "nvidia", "device_ids": ids, "capabilities": [["gpu"]]}]
+    return found

@@ -1,0 +1,372 @@
+"""runtime=docker with a real engine: recipes train in the cpu image as a user who is not root, and nothing is left behind.
+
+Device nodes are made with mknod: the engine really passes them. `cpu_image`, `engine` and `registry` are in conftest.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import docker
+import pytest
+
+from launch import rundir
+from launch.container import LABEL
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.integration
+UID = 12345  # nobody's: a caller without a name, a home or a password
+SMOKE = ["runtime=docker", "container=cpu", "smoke=true"]
+LONG = ["hardware=cpu", "container=cpu", "model=tiny", "data.num_train=64", "method.args.max_steps=100000", "method.args.logging_steps=1"]
+PATIENCE_S = 240  # after which a test gives up on an event that never comes
+
+
+class Caller:
+    """Somebody who may use the docker socket and is not root."""
+
+    def __init__(self, home: Path, engine: docker.DockerClient) -> None:
+        self.home, self.engine = home, engine
+        self.uid = UID if os.getuid() == 0 else os.getuid()
+        self.identity: dict[str, object] = {}
+        if os.getuid() == 0:
+            groups = sorted({Path("/var/run/docker.sock").stat().st_gid, *_gpu_gids()})
+            self.identity = {"user": UID, "group": UID, "extra_groups": groups}
+            os.chown(home, UID, UID)
+        self.python = launcher_python(self.identity)
+        keep = {k: v for k, v in os.environ.items() if k not in ("XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "HF_HOME")}
+        self.env = {**keep, "HOME": str(home), "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
+        self.env["PYTHONPATH"] = next(path for path in sys.path if path.endswith("site-packages"))
+
+    def argv(self, *overrides: str) -> list[str]:
+        return [self.python, str(ROOT / "launch/run.py"), *overrides]
+
+    def run(self, *overrides: str, **env: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            self.argv(*overrides),
+            cwd=self.home,
+            env={**self.env, **env},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            **self.identity,
+        )
+
+    @contextmanager
+    def running(self, *overrides: str, **env: str) -> Iterator[subprocess.Popen]:
+        """A launcher in the background; killed, and its container removed, however the test ends."""
+        process = subprocess.Popen(
+            self.argv(*overrides),
+            cwd=self.home,
+            env={**self.env, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            **self.identity,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+            for container in self.containers():
+                container.remove(force=True)
+
+    def containers(self) -> list[docker.models.containers.Container]:
+        """Ours, in whatever state."""
+        return self.engine.containers.list(all=True, filters={"label": [f"{LABEL}.run", f"{LABEL}.uid={self.uid}"]}, ignore_removed=True)
+
+    def container(self, process: subprocess.Popen) -> docker.models.containers.Container:
+        """The one of a launcher in the background, once it runs."""
+        return until(lambda: next((c for c in self.containers() if c.status == "running"), None), process)
+
+    def newest_run(self) -> Path:
+        return max((p.parent for p in self.home.glob("runs/*/*/record.json")), key=lambda p: p.stat().st_mtime_ns)
+
+
+def launcher_python(identity: dict[str, object]) -> str:
+    """A Python of this version that the caller may run: the environment's own may stand in root's home."""
+    version = "python{}.{}".format(*sys.version_info[:2])
+    for python in filter(None, (sys.executable, shutil.which(version, path="/usr/bin:/usr/local/bin"))):
+        try:
+            subprocess.run([python, "-c", f"open({str(ROOT / 'README.md')!r})"], check=True, **identity)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return python
+    return pytest.fail(f"no {version} that a user who is not root can run, or {ROOT} is closed to them: clone where others may look")
+
+
+def until(there, process: subprocess.Popen):
+    """What `there` returns once it returns something; fails with the launcher's output when that ends, or after PATIENCE_S."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        found = there()
+        if found:
+            return found
+        if process.poll() is not None:
+            pytest.fail(f"the launcher ended first, with {process.returncode}:\n{process.stdout.read()}")
+        time.sleep(0.05)
+    process.kill()
+    return pytest.fail(f"nothing came:\n{process.communicate()[0]}")
+
+
+def _gpu_gids() -> set[int]:
+    return {int(row.split(":")[2]) for row in Path("/etc/group").read_text().splitlines() if row.split(":")[0] in ("video", "render")}
+
+
+@pytest.fixture
+def caller(engine, cpu_image) -> Iterator[Caller]:
+    # Not tmp_path: pytest closes its directories to everybody but their owner, again at every start of a pytest.
+    home = Path(tempfile.mkdtemp(prefix="caller-"))
+    home.chmod(0o755)
+    yield Caller(home, engine)
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def owners(folder: Path) -> set[int]:
+    return {path.lstat().st_uid for path in [folder, *folder.rglob("*")]}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["method=sft"], ["method=dpo"], ["method=grpo"], ["method=evaluate"], ["method=grpo", "hardware=mi300x", "model=qwen3_4b"]],
+    ids=lambda o: "-".join(o),
+)
+def test_smoke_run_trains_inside(caller, overrides):
+    done = caller.run(*SMOKE, *overrides)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = caller.newest_run()
+    result, record = (json.loads((run / name).read_text()) for name in ("result.json", "record.json"))
+    assert (result["status"], record["status"]) == ("done", "done")
+    assert record["image"]["id"] == caller.engine.images.get(record["image"]["reference"]).id
+    assert record["image"]["labels"]["torch"].startswith("2.13.0")
+    assert owners(caller.home) == {caller.uid}, "every file it leaves is the caller's"
+    log = (run / "logs").glob("*.log")
+    lines = [line for file in log for line in file.read_text().splitlines()]
+    assert lines
+    prefix = {"evaluator | ", "trainers | "}
+    assert any(line.startswith(tuple(prefix)) and line.split(" | ", 1)[1] in lines for line in done.stderr.splitlines())
+    assert caller.containers() == []
+    if "method=evaluate" not in overrides:
+        assert rundir.read_metrics(run / "metrics.jsonl")[-1]["step"] == 2
+
+
+def test_container_is_given_what_the_plan_says(caller):
+    plan = json.loads(caller.run(*LONG, "mode=plan", "format=json").stdout)
+    with caller.running(*LONG) as launcher:
+        container = caller.container(launcher)
+        given = container.attrs["HostConfig"]
+        planned = plan["processes"][0]["container"]
+        assert container.attrs["Config"]["User"] == planned["user"] == f"{caller.uid}:{caller.uid if os.getuid() == 0 else os.getgid()}"
+        assert given["Privileged"] is False
+        assert given["CapDrop"] == ["ALL"]
+        assert given["Devices"] == []
+        assert given["ShmSize"] == 16_000_000_000
+        writable = {m["Source"] for m in container.attrs["Mounts"] if m["RW"]}
+        assert {Path(p).parent.name for p in writable} >= {"home", ".cache"}
+        assert not any("docker.sock" in m["Source"] for m in container.attrs["Mounts"])
+        assert container.exec_run(["touch", str(ROOT / "x")]).exit_code != 0, "the code is read-only"
+        assert container.exec_run(["touch", f"{caller.home}/.cache/rocm-recipes/home/cpu/x"]).exit_code == 0
+
+
+def test_sigterm_saves_and_the_run_resumes(caller):
+    with caller.running(*LONG, "resume=never") as launcher:
+        container = caller.container(launcher)
+        run = Path(container.labels[f"{LABEL}.run"])
+        until(lambda: rundir.read_metrics(run / "metrics.jsonl"), launcher)
+        launcher.send_signal(signal.SIGTERM)
+        said = launcher.communicate(timeout=PATIENCE_S)[0]
+        assert launcher.returncode == 75, said
+    assert json.loads((run / "result.json").read_text())["status"] == "interrupted"
+    (saved,) = (run / "checkpoints").glob("checkpoint-*")
+    assert caller.containers() == []
+    with caller.running(*LONG) as launcher:
+        step = int(saved.name.rsplit("-", 1)[1])
+        until(lambda: [row for row in rundir.read_metrics(run / "metrics.jsonl") if row["step"] > step], launcher)
+        assert f"resuming from {saved}" in (run / "logs/trainers.log").read_text()
+
+
+@contextmanager
+def made_nodes() -> Iterator[None]:
+    """/dev/kfd and eight render nodes as amdgpu makes them, and the group `render`; removed afterwards. As root only."""
+    made: list[Path] = []
+    group = subprocess.run(["getent", "group", "render"], capture_output=True).returncode != 0
+    if group:
+        subprocess.run(["groupadd", "--system", "render"], check=True)
+    gid = int(subprocess.run(["getent", "group", "render"], check=True, capture_output=True, text=True).stdout.split(":")[2])
+    folder = Path("/dev/dri").exists()
+    Path("/dev/dri").mkdir(exist_ok=True)
+    try:
+        for path, major, minor in [("/dev/kfd", 511, 0), *((f"/dev/dri/renderD{n}", 226, n) for n in range(128, 136))]:
+            if not Path(path).exists():
+                subprocess.run(["mknod", path, "c", str(major), str(minor)], check=True)
+                made.append(Path(path))
+                os.chown(path, 0, gid)
+                Path(path).chmod(0o660)
+        yield
+    finally:
+        for path in made:
+            path.unlink()
+        if not folder:
+            Path("/dev/dri").rmdir()
+        if group:
+            subprocess.run(["groupdel", "render"], check=True)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="device nodes are made by root only")
+def test_only_the_chosen_gpu_is_inside(caller, engine):
+    with made_nodes():
+        caller = Caller(caller.home, engine)  # in the group that was made
+        long = ["hardware=mi300x", "model=qwen3_4b", *SMOKE]
+        with caller.running(*long, HIP_VISIBLE_DEVICES="5") as launcher:
+            container = caller.container(launcher)
+            nodes = container.exec_run(["find", "/dev", "-type", "c", "(", "-name", "kfd", "-o", "-path", "/dev/dri/*", ")"]).output
+            groups = container.exec_run(["id", "-G"]).output.split()
+            can = container.exec_run(["sh", "-c", "test -r /dev/kfd && test -w /dev/kfd && test -w /dev/dri/renderD133"]).exit_code
+            launcher.communicate(timeout=PATIENCE_S)
+            assert launcher.returncode == 0
+        assert sorted(nodes.decode().split()) == ["/dev/dri/renderD133", "/dev/kfd"]
+        assert {int(g) for g in groups} == {UID, *_gpu_gids()}
+        assert can == 0, "the groups open the nodes to a user who is not root"
+        outside = Caller(caller.home, engine)
+        outside.identity["extra_groups"] = [Path("/var/run/docker.sock").stat().st_gid]
+        refused = outside.run(*long)
+        assert refused.returncode == 3
+        assert "you are not in" in refused.stderr
+
+
+SENTINELS = {
+    "HF_TOKEN": "hf_sentinel_4f1c",
+    "WANDB_API_KEY": "wandb_sentinel_9b2e",
+    "HTTPS_PROXY": "http://user:proxy_sentinel_77aa@127.0.0.1:9",
+    "MY_KEY": "my_sentinel_51d0",
+}
+
+
+def test_secrets_reach_the_processes_and_stand_nowhere(caller, engine, cpu_image):
+    given = [*SMOKE, "runtime.secrets=[HF_TOKEN,WANDB_API_KEY,HTTPS_PROXY,MY_KEY]", "user_env.NO_PROXY='*'"]
+    with caller.running(*given, **SENTINELS) as launcher:
+        container = caller.container(launcher)
+        inspected = json.dumps(engine.api.inspect_container(container.id))
+        code = f"import os; print(sum(v in os.environ.values() for v in {list(SENTINELS.values())!r}))"
+        reached = container.exec_run(["python3", str(ROOT / "containers/enter.py"), "python3", "-c", code])
+        modes = container.exec_run(["sh", "-c", "stat -c %a /run/secrets/*"]).output.split()
+        engines_files = [p for p in Path("/var/lib/docker/containers").glob(f"{container.id}/*") if p.is_file()] if os.getuid() == 0 else []
+        engines_copy = b"".join(path.read_bytes() for path in engines_files)
+        said = launcher.communicate(timeout=PATIENCE_S)[0]
+        assert launcher.returncode == 0, said
+    assert reached.output.strip() == b"4"
+    assert set(modes) == {b"400"}
+    run = caller.newest_run()
+    files = [path for path in caller.home.rglob("*") if path.is_file()]
+    image = engine.images.get(cpu_image)
+    searched = {
+        "docker inspect of the container": inspected.encode(),
+        "the engine's own files of the container": engines_copy,
+        "the launcher's output": said.encode(),
+        "run directory, caches and home of the caller": b"".join(path.read_bytes() for path in files),
+        "image history": json.dumps(image.history()).encode(),
+        "docker inspect of the image": json.dumps(image.attrs).encode(),
+        "the plan": caller.run(*given, "mode=plan", "format=json", **SENTINELS).stdout.encode(),
+    }
+    for place, content in searched.items():
+        found = [name for name, value in SENTINELS.items() if value.encode() in content]
+        assert found == [], f"{place} holds {found}"
+        print(f"searched: {place}, {len(content)} bytes")
+    assert run / "record.json" in files
+    assert set(SENTINELS) <= set(json.loads((run / "record.json").read_text())["secrets"]), "by name"
+    assert not list(Path("/dev/shm").glob(f"rocm-recipes-{caller.uid}/*")), "the files are gone with the run"
+
+
+def test_a_killed_launcher_leaves_nothing_after_the_next_start(caller, engine, cpu_image):
+    """kill -9 at 20 moments spread over the launcher's life, from its imports to the end of the run; a foreign container lives on."""
+    foreign = engine.containers.run(cpu_image, ["sleep", "3600"], detach=True, labels={"somebody": "else", f"{LABEL}.uid": "1"})
+    moments = random.Random(20).sample(range(400), 20)  # hundredths of the time that a run takes up to its first step
+    caught = 0
+    try:
+        for moment in sorted(moments):
+            with subprocess.Popen(
+                caller.argv(*LONG, "resume=never"),
+                cwd=caller.home,
+                env={**caller.env, **SENTINELS},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                **caller.identity,
+            ) as launcher:
+                time.sleep(moment / 100)
+                launcher.kill()
+            caught += len(caller.containers())
+        done = caller.run(*SMOKE)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert caller.containers() == []
+        assert not list(Path("/dev/shm").glob(f"rocm-recipes-{caller.uid}/*"))
+        assert caught >= 5, "some were killed while their container was there"
+        foreign.reload()
+        assert (foreign.status, foreign.attrs["RestartCount"]) == ("running", 0)
+    finally:
+        foreign.remove(force=True)
+        for container in caller.containers():
+            container.remove(force=True)
+
+
+def test_killed_for_memory(caller):
+    done = caller.run(*SMOKE, "runtime.memory_gb=0.3")
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "killed for memory: it outgrew its limit of 0.3 GB (runtime.memory_gb)" in done.stdout
+    assert caller.containers() == []
+
+
+def test_container_removed_by_somebody_else(caller):
+    with caller.running(*LONG) as launcher:
+        caller.container(launcher).remove(force=True)
+        said = launcher.communicate(timeout=PATIENCE_S)[0]
+        assert launcher.returncode == 4
+        assert "trainers failed" in said
+
+
+def test_exit_code_of_a_rank_comes_through(caller):
+    rows = caller.home / "rows.jsonl"
+    rows.write_text('{"text": "a"}\n{"text": ["not", "text"]}\n' * 8)
+    rows.chmod(0o644)
+    done = caller.run(*SMOKE, "data=jsonl", f"data.path={rows}")
+    assert done.returncode in (2, 4)
+    assert "trainers failed" in done.stdout
+    assert caller.containers() == []
+
+
+def test_socket_not_permitted_and_image_not_built(caller):
+    refused = caller.run("hardware=mi300x", "model=qwen3_4b", "container=rocm", "smoke=true")
+    assert refused.returncode == 3
+    assert "containers/build.py image=rocm" in refused.stderr
+    if os.getuid() == 0:
+        caller.identity["extra_groups"] = []
+        refused = caller.run(*SMOKE)
+        assert refused.returncode == 3
+        assert "usermod -aG docker" in refused.stderr
+        assert "Traceback" not in refused.stderr
+
+
+def test_an_image_of_ones_own_is_pulled_by_its_digest(caller, engine, registry, cpu_image):
+    repository = f"{registry}/mine"
+    image = engine.images.get(cpu_image)
+    image.tag(repository, "1")
+    pushed = [json.loads(line) for line in engine.images.push(repository, tag="1").splitlines()]
+    digest = next(event["aux"]["Digest"] for event in pushed if "aux" in event)
+    engine.images.remove(f"{repository}:1")
+    done = caller.run("container=custom", f"container.reference={repository}@{digest}", "smoke=true", "hardware=cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((caller.newest_run() / "record.json").read_text())
+    assert record["image"]["repo_digests"] == [f"{repository}@{digest}"]
+    assert record["image"]["verified"] is True

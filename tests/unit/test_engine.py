@@ -1,0 +1,260 @@
+"""What the launcher says when an engine, a device, an image or a port is not there: real functions against a small engine of our own.
+
+The engine here answers over a unix socket with what dockerd answers; the real one is in tests/integration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import socket
+import socketserver
+import threading
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from containers import images
+from launch import engine, rundir, secret_files
+from launch.container import secret_dir
+from launch.errors import HostError
+from launch.plan import make_plan, prepare
+from tests.conftest import composed, host_with
+
+RUN = Path("/runs/engine/1")
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Routes are (method, pattern of the path without its version) -> (status, body)."""
+
+    def answer(self) -> None:
+        path = re.sub(r"^/v[\d.]+", "", self.path)
+        for (method, pattern), answer in self.server.routes.items():
+            if method == self.command and re.fullmatch(pattern, path):
+                status, body = answer
+                content = body if isinstance(body, bytes) else json.dumps(body).encode()
+                break
+        else:
+            status, content = 404, json.dumps({"message": f"no route {self.command} {path}"}).encode()
+        self.server.asked.append(f"{self.command} {path}")
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_POST = do_DELETE = do_HEAD = answer
+
+    def address_string(self) -> str:
+        return "unix"
+
+    def log_message(self, *_args) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """`fake(routes)` answers at DOCKER_HOST; returns the list of what was asked."""
+    servers = []
+
+    def start(routes):
+        path = tmp_path / f"engine{len(servers)}.sock"
+        server = socketserver.ThreadingUnixStreamServer(str(path), Handler)
+        server.daemon_threads = True
+        server.routes = {
+            ("GET", "/_ping"): (200, b"OK"),
+            ("GET", "/version"): (200, {"ApiVersion": "1.41"}),
+            ("GET", "/info"): (200, {"DockerRootDir": str(tmp_path)}),
+            ("GET", "/containers/json.*"): (200, []),
+            **routes,
+            ("GET", "/images/.*/json"): routes.get(("GET", "/images/.*/json"), (404, {"message": "No such image"})),
+        }
+        server.asked = []
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        servers.append(server)
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+        return server.asked
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def plan_of(*overrides: str, host=None):
+    config, _ = prepare(composed(*overrides))
+    return make_plan(config, host or host_with(8), RUN)
+
+
+def image_json(name: str, **changes):
+    image = images.load()[name]
+    labels = {"image": name, "tag": image.tag, "gfx": ",".join(image.gfx)} | changes.pop("labels", {})
+    base = {
+        "org.opencontainers.image.base.digest": changes.pop("base_digest", image.digest),
+        "org.opencontainers.image.base.name": image.base,
+    }
+    return {
+        "Id": "sha256:1",
+        "RepoDigests": [],
+        "Config": {"Labels": base | {f"io.rocm-recipes.{k}": v for k, v in labels.items()}},
+    } | changes
+
+
+def test_no_engine(tmp_path, monkeypatch, launch):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    done = launch("hardware=cpu", "container=cpu", "smoke=true")
+    assert done.code == 3
+    assert f"No docker engine answers at unix://{tmp_path}/none.sock" in done.err
+    assert "runtime=local" in done.err
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_engine_that_hangs_up_is_no_engine(fake, launch):
+    fake({("GET", "/_ping"): (500, {"message": "broken"})})
+    assert "No docker engine answers" in launch("hardware=cpu", "container=cpu", "smoke=true").err
+
+
+def test_missing_devices():
+    host = host_with(8)
+    plan = plan_of("hardware=mi300x", "topology=ddp", host=host)
+    with pytest.raises(HostError, match="/dev/kfd is missing: the amdgpu driver"):
+        engine.check_devices(plan, dataclasses.replace(host, device_nodes=()))
+    with pytest.raises(HostError, match=r"/dev/dri/renderD135 missing.*Here: /dev/dri/renderD128"):
+        engine.check_devices(plan, dataclasses.replace(host, device_nodes=host.device_nodes[:-1]))
+    engine.check_devices(plan, host)
+
+
+def test_not_in_the_groups():
+    host = host_with(8)
+    plan = plan_of("hardware=mi300x", "topology=ddp", host=host)
+    with pytest.raises(HostError, match=r"not in render.*usermod -aG render"):
+        engine.check_devices(plan, dataclasses.replace(host, member_of=(1000, 44)))
+    with pytest.raises(HostError, match="no group video or render on this host"):
+        engine.check_devices(plan, dataclasses.replace(host, gids={}))
+    engine.check_devices(plan, dataclasses.replace(host, uid=0, member_of=(0,)))
+    engine.check_devices(plan_of("hardware=cpu", "container=cpu"), dataclasses.replace(host, member_of=()))
+
+
+def test_port_taken(monkeypatch):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        monkeypatch.setattr(engine, "SERVER_PORT", other.getsockname()[1])
+        split = ["hardware=mi300x", "method=grpo", "model=qwen3_4b"]
+        with pytest.raises(HostError, match=r"port \d+ is taken, and server listens there.*runtime.network=bridge"):
+            engine.check_ports(plan_of(*split, "runtime.network=host"))
+        engine.check_ports(plan_of(*split))  # a network of its own
+
+
+def test_image_not_built(fake):
+    fake({})
+    with pytest.raises(HostError, match=r"container=cpu: rocm-recipes/cpu:\w+ is not built.*build.py image=cpu"):
+        engine.check(plan_of("hardware=cpu", "container=cpu"), host_with(0))
+
+
+CUSTOM = ["hardware=cpu", "container=custom", "container.reference=127.0.0.1:1/me/mine:1"]
+
+
+def test_image_that_cannot_be_pulled(fake):
+    asked = fake({("POST", "/images/create.*"): (200, {"error": "manifest unknown"})})  # inside an answer that began well
+    with pytest.raises(HostError, match=r"container=custom: .*127.0.0.1:1/me/mine:1 is not here and cannot be pulled: manifest unknown"):
+        engine.check(plan_of(*CUSTOM), host_with(0))
+    assert any("fromImage=127.0.0.1%3A1%2Fme%2Fmine" in line and "tag=1" in line for line in asked)
+    fake({("POST", "/images/create.*"): (500, {"message": "connection refused"})})
+    with pytest.raises(HostError, match="connection refused"):
+        engine.check(plan_of(*CUSTOM), host_with(0))
+
+
+def pushed(name: str, monkeypatch, **changes):
+    """The lock with this image pushed."""
+    reference = f"127.0.0.1:1/{name}@sha256:{'b' * 64}"
+    entries = images.load() | {name: dataclasses.replace(images.load()[name], pushed=reference, **changes)}
+    monkeypatch.setattr(images, "load", lambda: entries)
+    return reference
+
+
+def test_disk_too_small(fake, monkeypatch):
+    pushed("cpu", monkeypatch, size_gb=1e6)
+    fake({})
+    with pytest.raises(HostError, match=r"container=cpu: .*takes at least 1e\+06 GB.*docker system df"):
+        engine.check(plan_of("hardware=cpu", "container=cpu"), host_with(0))
+
+
+def test_digest_differs_from_the_lock(fake, monkeypatch):
+    reference = pushed("cpu", monkeypatch)
+    fake({("GET", "/images/.*/json"): (200, image_json("cpu", RepoDigests=[f"127.0.0.1:1/cpu@sha256:{'c' * 64}"]))})
+    plan = plan_of("hardware=cpu", "container=cpu")
+    with pytest.raises(HostError, match=r"has the digests .*c{64}.*the lock .*b{64}"):
+        engine.check(plan, host_with(0))
+    fake({("GET", "/images/.*/json"): (200, image_json("cpu", RepoDigests=[reference]))})
+    assert engine.check(plan, host_with(0))["repo_digests"] == [reference]
+
+
+def test_an_image_of_other_inputs_or_another_base(fake):
+    fake({("GET", "/images/.*/json"): (200, image_json("cpu", labels={"tag": "older"}))})
+    with pytest.raises(HostError, match=r"built from other inputs \(cpu:older\)"):
+        engine.check(plan_of("hardware=cpu", "container=cpu"), host_with(0))
+    fake({("GET", "/images/.*/json"): (200, image_json("rocm", base_digest="sha256:other"))})
+    with pytest.raises(HostError, match=r"built on docker.io/vllm/.* \(sha256:other\), and the lock names sha256:749f"):
+        engine.check(plan_of("hardware=mi300x", "topology=ddp"), host_with(8))
+
+
+def test_image_without_code_for_the_gpu(fake):
+    routes = {("GET", "/images/.*/json"): (200, image_json("rocm", labels={"gfx": "gfx90a"}))}
+    fake(routes)
+    with pytest.raises(HostError, match="no code for gfx942, only for gfx90a"):
+        engine.check(plan_of("hardware=mi300x", "topology=ddp"), host_with(8))
+    assert engine.check(plan_of("hardware=mi300x", "container=rocm", "smoke=true"), host_with(8))["id"] == "sha256:1"
+
+
+def test_a_container_that_the_engine_refuses(fake):
+    fake({("POST", "/containers/create.*"): (400, {"message": "invalid mount config"})})
+    (spec,) = plan_of("hardware=cpu", "container=cpu").containers.values()
+    with pytest.raises(HostError, match=r"refuses the container rocm-recipes-\w+-trainers: invalid mount config"):
+        engine.create(engine.connect(), spec)
+
+
+def test_only_ours_are_looked_for(fake):
+    asked = fake({})
+    assert engine.remove_orphans(engine.connect(), host_with(0)) == []
+    (line,) = [a for a in asked if "/containers/json" in a]
+    assert "io.rocm-recipes.run" in line
+    assert "io.rocm-recipes.uid%3D1000" in line
+
+
+def test_secrets_are_private_files_for_as_long_as_the_run(tmp_path):
+    host = host_with(0, XDG_RUNTIME_DIR=str(tmp_path), HF_TOKEN="hf_sentinel")
+    host = dataclasses.replace(host, uid=tmp_path.stat().st_uid)
+    folder = secret_dir(host, RUN)
+    with secret_files.written(["HF_TOKEN"], host, RUN):
+        assert (folder / "HF_TOKEN").read_text() == "hf_sentinel"
+        assert (folder / "HF_TOKEN").stat().st_mode & 0o777 == 0o400
+        assert folder.stat().st_mode & 0o777 == folder.parent.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()
+
+
+def test_secrets_of_a_dead_launcher_are_removed_and_of_a_live_one_kept(tmp_path):
+    host = dataclasses.replace(host_with(0, XDG_RUNTIME_DIR=str(tmp_path), HF_TOKEN="x"), uid=tmp_path.stat().st_uid)
+    live, dead = tmp_path / "live", tmp_path / "dead"
+    live.mkdir()
+    dead.mkdir()
+    for run in (live, dead):
+        secret_files._write(["HF_TOKEN"], host, run, secret_dir(host, run))
+    with rundir.locked(live):
+        secret_files.remove_orphans(host)
+        assert secret_dir(host, live).exists()
+        assert not secret_dir(host, dead).exists()
+
+
+def test_secrets_where_they_cannot_be_written(tmp_path):
+    host = host_with(0, XDG_RUNTIME_DIR=str(tmp_path / "absent"), HF_TOKEN="x")
+    with pytest.raises(HostError, match="secrets cannot be written there"), secret_files.written(["HF_TOKEN"], host, RUN):
+        raise AssertionError("not reached")
+    (tmp_path / f"rocm-recipes-{host.uid}").mkdir()
+    somebody_elses = dataclasses.replace(host, environ={"XDG_RUNTIME_DIR": str(tmp_path), "HF_TOKEN": "x"}, uid=tmp_path.stat().st_uid + 1)
+    (tmp_path / f"rocm-recipes-{somebody_elses.uid}").mkdir(exist_ok=True)
+    with pytest.raises(HostError, match="belongs to somebody else"), secret_files.written(["HF_TOKEN"], somebody_elses, RUN):
+        raise AssertionError("not reached")
