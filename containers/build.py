@@ -232,9 +232,8 @@ def run_build(client: docker.DockerClient, asked: Asked, base: str, wheels: Path
                     lines.append(line)
                     phase.say(line)
         except docker.errors.APIError as error:
-            lines.append(str(error.explanation))
             file.write(f"{error.explanation}\n")
-            raise build_failure(asked.image, lines, wheels) from error
+            raise build_failure(asked.image, lines, str(error.explanation), wheels) from error
     return built
 
 
@@ -242,11 +241,12 @@ def log_file(image: Image) -> Path:
     return fetch.cache() / "logs" / f"{image.name}-{image.tag}.log"
 
 
-def build_failure(image: Image, lines: list[str], wheels: Path | None) -> Exception:
-    """install.py's own message where there is one, else the last lines."""
-    said = [line for line in lines if line.strip()]
-    at = max((i for i, line in enumerate(said) if line.startswith("error: ")), default=-LAST_LINES)
-    message = f"The build of {image.name} failed:\n" + "\n".join(said[at:]) + f"\nAll of its output: {log_file(image)}"
+def build_failure(image: Image, lines: list[str], explanation: str, wheels: Path | None) -> Exception:
+    """install.py's own message where there is one, else the last lines and what the engine says."""
+    said = [line for line in lines if line.strip() and not line.startswith("Removing intermediate container")]
+    at = max((i for i, line in enumerate(said) if line.startswith("error: ")), default=None)
+    reason = [*said[-LAST_LINES:], explanation] if at is None else [said[at].removeprefix("error: "), *said[at + 1 :]]
+    message = "\n".join([f"The build of {image.name} failed:", *reason, f"All of its output: {log_file(image)}"])
     if "no space left on device" in message.lower():
         return HostError(f"{message}\nMake room where the engine keeps its images (docker system df; docker image prune).")
     if "another hash" in message:
@@ -266,7 +266,6 @@ def make(client: docker.DockerClient, asked: Asked, progress: Progress) -> None:
             wheels = fetch.wheels(client, image, asked.base_reference, facts, phase.say)
             sizes = [wheel.stat().st_size for wheel in wheels.iterdir()]
             phase.result = f"{len(sizes)} files, {sum(sizes) / 1e6:.0f} MB, for Python {facts['python']}"
-    replaced = engine.find(client, image.local_reference)
     try:
         with progress.phase("build") as phase:
             built = run_build(client, asked, base.id, wheels, build, phase)
@@ -276,6 +275,7 @@ def make(client: docker.DockerClient, asked: Asked, progress: Progress) -> None:
             notes = verify.refuse_lies(image, found, base_replaced=bool(asked.base))
             phase.result = verify.summary(found)
         # It gets its name only now, with what was found as labels, which the builder could not know.
+        replaced = engine.find(client, image.local_reference)
         name(client, built, image.local_reference, labels_of(asked, base, found))
     finally:
         engine.remove_build(client, build)
