@@ -168,11 +168,16 @@ def inspect(client: docker.DockerClient, base: str) -> dict[str, Any]:
     return facts
 
 
-def wheels(client: docker.DockerClient, image: Image, base: str, facts: Mapping[str, Any], said: engine.Said) -> Path:
-    """The folder with every file that the locks name for this base's Python."""
+def folder_for(image: Image, facts: Mapping[str, Any]) -> Path:
+    """Where the files of these locks are kept for a base with this Python."""
     python = ".".join(str(facts["python"]).split(".")[:2])
     key = hashlib.sha256(f"{lock_hash(image)} {python} {facts['machine']}".encode()).hexdigest()[:16]
-    folder = cache() / "wheels" / key
+    return cache() / "wheels" / key
+
+
+def wheels(client: docker.DockerClient, image: Image, base: str, facts: Mapping[str, Any], said: engine.Said) -> Path:
+    """The folder with every file that the locks name for this base's Python."""
+    folder = folder_for(image, facts)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_suffix(".lock"), "w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)  # two builds of the same locks: one fetches, the other waits for it

@@ -111,14 +111,27 @@ def guarded(packages: Mapping[str, str]) -> dict[str, str]:
     return {name: version for name, version in sorted(packages.items()) if GUARDED.fullmatch(name) or BUILT_FOR_AMD.search(version)}
 
 
+def satisfies(version: str, specifier: Any) -> bool:
+    return is_version(version) and bool(specifier.contains(version, prereleases=True))
+
+
+def is_version(text: str) -> bool:
+    """Whether pip can read it. A build by hand may call itself anything."""
+    versions = vendored("version")
+    try:
+        versions.Version(text)
+    except versions.InvalidVersion:
+        return False
+    return True
+
+
 def refuse_conflicts(pins: Iterable[Pin], kept: Mapping[str, str]) -> list[Pin]:
     """The pins left to install: those that the image holds already are kept as they are. Refuses one in another version."""
-    specifiers = vendored("specifiers")
     left, conflicts = [], []
     for pin in pins:
         if pin.name not in kept:
             left.append(pin)
-        elif specifiers.SpecifierSet(f"=={pin.version}").contains(kept[pin.name], prereleases=True):
+        elif satisfies(kept[pin.name], vendored("specifiers").SpecifierSet(f"=={pin.version}")):
             print(f"kept: the base's {pin.name} {kept[pin.name]}, which {pin} asks for")
         else:
             conflicts.append(f"{pin.lock} pins {pin.name}=={pin.version}, and the image holds {pin.name} {kept[pin.name]}")
@@ -146,11 +159,20 @@ def unmet(ours: Iterable[str], everything: Mapping[str, importlib.metadata.Distr
             if wanted not in everything:
                 if wanted not in stood_in:
                     lacking.append(f"{name} {dist.version} needs {need}, which is not in the image")
-            elif not need.specifier.contains(everything[wanted].version, prereleases=True):
+            elif not satisfies(everything[wanted].version, need.specifier):
                 lacking.append(f"{name} {dist.version} needs {need}, and the image holds {wanted} {everything[wanted].version}")
             else:
                 queue += [(wanted, e) for e in sorted(need.extras) if (wanted, e) not in queue]
     return lacking
+
+
+def shadowed(ours: Mapping[str, str], everything: Mapping[str, importlib.metadata.Distribution]) -> list[str]:
+    """Of our packages, those that an import does not find: something of the base comes before them."""
+    return [
+        f"{name} {version} is hidden by {everything[name].version} of the base: PYTHONPATH is {os.environ.get('PYTHONPATH', 'not set')}"
+        for name, version in sorted(ours.items())
+        if everything[name].version != version
+    ]
 
 
 # ---- Environments and pip
@@ -298,7 +320,9 @@ def install() -> None:
 
 
 def write_constraints(file: Path, packages: Mapping[str, str]) -> None:
-    file.write_text("".join(f"{name}=={version}\n" for name, version in sorted(packages.items())), encoding="utf-8")
+    """One that pip cannot read is left out: pip would refuse the whole file, and everything with it."""
+    lines = [f"{name}=={version}\n" for name, version in sorted(packages.items()) if is_version(version)]
+    file.write_text("".join(lines), encoding="utf-8")
 
 
 def check() -> None:
@@ -308,6 +332,9 @@ def check() -> None:
     for dist in importlib.metadata.distributions():
         if dist.metadata["Name"]:
             everything.setdefault(canonical(dist.metadata["Name"]), dist)
+    hidden = shadowed(ours, everything)
+    if hidden:
+        raise Refused("\n".join(hidden) + "\nChoose a base that leaves PYTHONPATH alone, or one that holds what the locks pin.")
     lacking = unmet(ours, everything, [name for name in STAND_INS if (site / f"{name}.py").is_file()])
     if lacking:
         raise Refused("\n".join(lacking) + "\nLock what is missing, in the version that is asked for, or choose another base.")

@@ -31,7 +31,7 @@ def _use_serving(config: Config) -> str:
 
 def _another_trl(config: Config) -> bool:
     image = _image(config)
-    return image is not None and image.torch != images.NONE and image.trl != lock()["trl"]
+    return image is not None and image.trl != lock()["trl"]
 
 
 def _docker_keys(config: Config) -> list[str]:
@@ -66,12 +66,6 @@ RUNTIME_RULES = [
             f"container={c.container.name} holds TRL {images.load()[c.container.name].trl}, and the recipes are written for "
             f"{lock()['trl']}: it is there to measure an old report's stack"
         ),
-        _use_serving,
-    ),
-    Rule(
-        "image_without_torch",
-        lambda c: (image := _image(c)) is not None and image.torch == images.NONE,
-        lambda c: f"container={c.container.name} holds no torch: it is where untrusted code runs",
         _use_serving,
     ),
     Rule(

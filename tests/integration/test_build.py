@@ -294,7 +294,7 @@ def test_an_image_on_a_rocm_base_keeps_its_torch(tiny, fake_rocm, engine):
     torch, setuptools = inside(engine, tiny.reference, "python", "-c", shown).split()
     assert torch == "/usr/lib/python3/dist-packages/torch.py"
     assert setuptools.startswith("/opt/recipes/")
-    with pytest.raises(docker.errors.ContainerError, match=r"torch==2\.13\.0\+rocm7\.2"):
+    with pytest.raises(docker.errors.ContainerError, match=r"Cannot install torch==2\.14\.0 because .* conflicting"):
         inside(engine, tiny.reference, "python3", "-m", "pip", "install", "--no-index", "torch==2.14.0")
 
 
@@ -306,6 +306,19 @@ def test_a_lock_that_would_replace_the_bases_torch_fails_the_build(tiny, fake_ro
     assert done.returncode == 4
     assert f"1-torch.lock pins torch=={pinned}, and the image holds torch 2.13.0+rocm7.2" in done.stderr
     assert "The base's own build is never replaced" in done.stderr
+    assert engines.find(engine, tiny.reference) is None
+
+
+def test_the_build_itself_refuses_too(tiny, fake_rocm, engine, tmp_path, monkeypatch):
+    """Files that were fetched for another base of the same Python are there already."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    lock = tmp_path / "torch.lock"
+    lock.write_text(f"torch==2.14.0 --hash=sha256:{'0' * 64}\n")
+    image = images.load.__wrapped__(lock_of(tmp_path, fake_rocm, locks=[str(lock)]))["tiny"]
+    fetch.folder_for(image, fetch.inspect(engine, fake_rocm)).mkdir(parents=True)
+    done = tiny(on=fake_rocm, **TRUTH, locks=[str(lock)])
+    assert done.returncode == 4
+    assert done.stderr.startswith("The build of tiny failed:\n0-torch.lock pins torch==2.14.0, and the image holds torch 2.13.0+rocm7.2\n")
     assert engines.find(engine, tiny.reference) is None
 
 

@@ -75,7 +75,6 @@ CASES = {
         ["container=rocm on mi50", "gfx906", "container=rocm_gfx906", "container=custom"],
     ),
     "image_trl": (["hardware=mi300x", "container=seed_mi300x"], ["TRL 0.", "written for 1.16.0", "container=rocm"]),
-    "image_without_torch": (["container=sandbox"], ["holds no torch", "container=cpu"]),
     "custom_reference": (["container=custom", "container.reference=null"], ["container=custom", "container.reference="]),
     "docker_keys": (["runtime=local", "runtime.memory_gb=8"], ["runtime.memory_gb", "ignored", "runtime=docker"]),
     "secret_names": (["runtime=docker", "container=cpu", "runtime.secrets=['my-key']"], ["runtime.secrets: 'my-key'", "names only"]),

@@ -102,7 +102,7 @@ def test_metrics_leave_out_a_line_that_is_being_written(tmp_path):
 def made(tmp_path, *overrides, **environ):
     config = composed("hardware=cpu", *overrides)
     host = host_with(0, **environ)
-    return record.begin(make_plan(config, host, tmp_path / "run"), host, [f"{o}" for o in overrides], None)
+    return record.begin(make_plan(config, host, tmp_path / "run"), host, None, [f"{o}" for o in overrides], None)
 
 
 def test_record_holds_what_reproduction_needs(tmp_path):
