@@ -363,6 +363,9 @@ def main(arguments: list[str]) -> int:
     except requests.RequestException as error:
         print(f"The docker engine stopped answering: {engine.root(error)}. Run the same command again.", file=sys.stderr)
         return EXIT_HOST
+    except OSError as error:  # a cache, a log or a lock file that cannot be written
+        print(f"{error.filename or 'This machine'}: {error.strerror or error}", file=sys.stderr)
+        return EXIT_HOST
     except KeyboardInterrupt:
         print("\ninterrupted: run it again, what was fetched stays", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -24,6 +24,8 @@ ROLE = "io.rocm-recipes.role"  # on every container that a build starts
 BUILD, COMPLETE = "io.rocm-recipes.build", "complete"
 PYTHON = "python3"  # what every base calls it
 FORGOTTEN_S = 3600  # after so long a container that has ended belongs to no build any more
+TRIES = 100
+NOT_FOUND, CONFLICT = 404, 409
 Said = Callable[[str], None]
 
 
@@ -178,30 +180,47 @@ def whole_lines(chunks: Iterator[bytes]) -> Iterator[str]:
 
 
 def remove_build(client: docker.DockerClient, build: str) -> None:
-    """What the builder left of one build: the stage that the Dockerfile throws away, or the last step before its failure."""
+    """What the builder left of one build: the stage that the Dockerfile throws away, or the step that a failure or an interruption met."""
     of_build = {"label": f"{BUILD}={build}"}
-    for container in client.api.containers(all=True, filters=of_build):  # the step that an interruption met
-        with contextlib.suppress(docker.errors.NotFound):  # the builder removes it, too
-            client.api.remove_container(container["Id"], force=True, v=True)
-    client.images.prune({"dangling": True, **of_build})
+    for _ in range(TRIES):  # an interrupted builder takes a moment to let go
+        containers = client.api.containers(all=True, filters=of_build)
+        for container in containers:
+            with tolerated(NOT_FOUND, CONFLICT):  # the builder removes it, too
+                client.api.remove_container(container["Id"], force=True, v=True)
+        unnamed = client.api.images(filters={"dangling": True, **of_build})
+        for image in unnamed:
+            remove_unnamed(client, image["Id"])
+        if not containers and not unnamed:
+            return
+        time.sleep(0.1)
 
 
 def remove_forgotten(client: docker.DockerClient) -> None:
-    """What builds that were killed have left. Ended long ago, so no build that still runs loses anything."""
-    unfinished = {"label": BUILD, "label!": f"{BUILD}={COMPLETE}"}
-    client.images.prune({"dangling": True, "until": f"{FORGOTTEN_S}s", **unfinished})
+    """What killed builds have left, and images that lost their names while in use. Old, so no build that still runs loses anything."""
+    before = time.time() - FORGOTTEN_S
     for container in client.api.containers(all=True, filters={"label": f"{ROLE}=build", "status": ["exited", "created"]}):
-        if time.time() - container["Created"] > FORGOTTEN_S:
-            client.api.remove_container(container["Id"], v=True)
+        if container["Created"] < before:
+            with tolerated(NOT_FOUND, CONFLICT):
+                client.api.remove_container(container["Id"], v=True)
+    for image in client.api.images(filters={"dangling": True, "label": BUILD}):
+        if image["Created"] < before:
+            remove_unnamed(client, image["Id"])
 
 
 def remove_unnamed(client: docker.DockerClient, image: str) -> None:
-    """One that lost its name to a newer one; it stays where a container still uses it."""
+    """One that has no name (any more); it stays where a container still uses it."""
     held = find(client, image)
-    if held is None or held.tags:
+    if held is None or held.tags or digests(held):  # a digest is a name, too
         return
-    try:
+    with tolerated(NOT_FOUND, CONFLICT):
         client.api.remove_image(image)
+
+
+@contextlib.contextmanager
+def tolerated(*statuses: int) -> Iterator[None]:
+    """Answers of the engine that are as good as success: it is gone already, or somebody still needs it."""
+    try:
+        yield
     except docker.errors.APIError as error:
-        if error.status_code != 409:  # in use
+        if error.status_code not in statuses:
             raise

@@ -112,7 +112,7 @@ def guarded(packages: Mapping[str, str]) -> dict[str, str]:
 
 
 def satisfies(version: str, specifier: Any) -> bool:
-    return is_version(version) and bool(specifier.contains(version, prereleases=True))
+    return not str(specifier) or (is_version(version) and bool(specifier.contains(version, prereleases=True)))
 
 
 def is_version(text: str) -> bool:
@@ -153,7 +153,8 @@ def unmet(ours: Iterable[str], everything: Mapping[str, importlib.metadata.Distr
         for text in dist.requires or []:
             need = requirements.Requirement(text)
             plain = not need.marker or need.marker.evaluate({"extra": ""})
-            if plain if extra else not (plain or need.marker.evaluate({"extra": extra})):
+            asked = not plain and need.marker.evaluate({"extra": extra}) if extra else plain
+            if not asked:
                 continue
             wanted = canonical(need.name)
             if wanted not in everything:

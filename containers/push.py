@@ -22,6 +22,7 @@ PLACE = re.compile(r"[\w-]+(\.[\w-]+)*(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
 def push(client: docker.DockerClient, image: Image, place: str, said: engine.Said) -> str:
     """<place>/<name>@sha256:... of what the registry took."""
     repository = f"{place}/{image.name}"
+    named_before = engine.find(client, f"{repository}:{image.tag}") is not None
     try:
         client.api.tag(image.local_reference, repository, image.tag)
         digest = ""
@@ -29,6 +30,8 @@ def push(client: docker.DockerClient, image: Image, place: str, said: engine.Sai
             digest = (event.get("aux") or {}).get("Digest", digest)
             said(" ".join(str(event[key]) for key in ("id", "status", "progress") if event.get(key)))
     except docker.errors.APIError as error:
+        if not named_before and engine.find(client, f"{repository}:{image.tag}") is not None:
+            client.images.remove(f"{repository}:{image.tag}")
         raise HostError(
             f"{repository}:{image.tag} cannot be pushed: {error.explanation or error}\n"
             "Where the registry asks for a login: docker login <registry>. The engine must know of one without TLS (insecure-registries)."

@@ -6,13 +6,17 @@ finds both up to date; everything else that a test makes is removed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import os
 import platform
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+import textwrap
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -21,15 +25,20 @@ from urllib.error import URLError
 
 import docker
 import pytest
+import yaml
 
-from containers import fetch, images
+from containers import engine as engines
+from containers import fetch, images, install
 from containers.engine import failing
 from tests.conftest import ROOT
 
 BUILD = [sys.executable, str(ROOT / "containers/build.py")]
 BASE = "rocm-recipes-test/debian-python"
+FAKE_ROCM = "fake-rocm"
+TRUTH = {"torch": "2.13", "rocm": "7.2.0", "vllm": "0.31.0", "gfx": ["gfx90a", "gfx942"]}  # of the fake
 # python3-venv: Debian keeps ensurepip there. ca-certificates: Python has no list of its own.
 PACKAGES = "python3,python3-venv,ca-certificates"
+UID = 12345  # nobody's: a caller without a name or a password
 SOURCES = ("sources.list", "sources.list.d/debian.sources", "sources.list.d/ubuntu.sources")
 STARTS_WITHIN_S = 20
 
@@ -134,3 +143,170 @@ def cpu_image(base: str) -> str:
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
     return images.load()["cpu"].local_reference
+
+
+# ---- Tiny images: a lock file of one's own, and one wheel
+
+
+def stanzas(file: Path, lock: str, *names: str) -> Path:
+    """A lock of a few requirements of another, hashes included."""
+    pins = [pin for pin in install.read_lock(images.FOLDER / lock, lock) if pin.name in names]
+    file.write_text("".join(f"{pin.text}\n" for pin in pins))
+    return file
+
+
+def lock_of(folder: Path, base: str, name: str = "tiny", **fields) -> Path:
+    """An images.lock.yaml with one entry: by default what the base is, and setuptools on it."""
+    repository, _, digest = base.partition("@")
+    entry = {
+        "base": repository,
+        "digest": digest,
+        "python": "3",
+        "torch": "none",
+        "rocm": "none",
+        "vllm": "none",
+        "trl": "none",
+        "gfx": ["cpu"],
+        "size_gb": "unknown",
+        "source": "this test",
+        "dockerfile": "Dockerfile",
+        "locks": ["cpu/tools.lock"],
+        "pushed": "unbuilt",
+        **fields,
+    }
+    file = folder / "images.lock.yaml"
+    file.write_text("# A comment that stays.\n" + yaml.safe_dump({"images": {name: entry}}, sort_keys=False))
+    return file
+
+
+@pytest.fixture
+def remove(engine) -> Iterator[list[str]]:
+    """References that are removed when the test is over."""
+    references: list[str] = []
+    yield references
+    for reference in references:
+        with contextlib.suppress(docker.errors.ImageNotFound):
+            engine.images.remove(reference, force=True)
+
+
+@pytest.fixture
+def tiny(base, tmp_path, remove):
+    """`tiny("check=true", torch="2.0")` builds from a lock whose one entry has these fields; it knows its reference."""
+
+    def call(*arguments: str, environ: dict[str, str] | None = None, on: str = base, name: str = "tiny", **fields):
+        lock = lock_of(tmp_path, on, name, **fields)
+        call.reference = images.load.__wrapped__(lock)[name].local_reference
+        remove.append(call.reference)
+        return build(f"image={name}", f"lock={lock}", *arguments, environ=environ or {})
+
+    return call
+
+
+@pytest.fixture
+def nothing_is_left(engine) -> Iterator[None]:
+    """No container of a build, and no image without a name that one has made."""
+    before = unnamed(engine)
+    yield
+    assert unnamed(engine) <= before
+    assert engine.containers.list(all=True, filters={"label": f"{engines.ROLE}=build"}) == []
+
+
+def unnamed(engine) -> set[str]:
+    """Of builds, without a name and without use: one that a container still needs has to stay."""
+    used = {container["ImageID"] for container in engine.api.containers(all=True)}
+    return {image.id for image in engine.images.list(filters={"dangling": True, "label": engines.BUILD})} - used
+
+
+def inside(engine, image: str, *argv: str, **options) -> str:
+    """Output of a program in an image, without a network."""
+    output = engine.containers.run(image, argv, remove=True, network_mode="none", stderr=True, **options)
+    return output.decode()
+
+
+# ---- A base as AMD's are
+
+
+@pytest.fixture(scope="session")
+def fake_rocm(engine, base, registry, tmp_path_factory) -> Iterator[str]:
+    """A base as AMD's are: a torch of its own for AMD GPUs, a vLLM, a pip and no ensurepip. Only the kernels are missing."""
+    folder = tmp_path_factory.mktemp(FAKE_ROCM)
+    (folder / "torch.py").write_text(
+        textwrap.dedent("""
+            class version: hip, cuda = "7.2.53211", None
+            class _C:
+                def _cuda_getArchFlags(): return "gfx90a:sramecc+:xnack- gfx942 gfx950"
+                def _nccl_version(): return 22709
+            class cuda:
+                class nccl:
+                    def version(): return (2, 27, 9)
+            __version__ = "2.13.0+rocm7.2"
+        """)
+    )
+    for package, version in (("torch", "2.13.0+rocm7.2"), ("vllm", "0.31.0+rocm723"), ("broken", "1.0")):
+        metadata = folder / f"{package}-{version}.dist-info" / "METADATA"
+        metadata.parent.mkdir()
+        # `broken` is what bases are like: nothing of ours needs it, so its own needs are none of ours.
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\nRequires-Dist: not-there==1\n")
+    (folder / "Dockerfile").write_text(
+        textwrap.dedent(f"""
+            FROM {base}
+            RUN python3 -m venv /tmp/v \\
+                && cp -r /tmp/v/lib/python3*/site-packages/pip /usr/lib/python3/dist-packages/ \\
+                && rm -rf /tmp/v /usr/lib/python3*/ensurepip
+            COPY . /usr/lib/python3/dist-packages/
+            ENTRYPOINT ["vllm", "serve"]
+            USER 1000:1000
+        """)
+    )
+    image, _ = engine.images.build(path=str(folder), tag=FAKE_ROCM, rm=True, forcerm=True, network_mode="none")
+    yield pushed(engine, image.id, f"{registry}/{FAKE_ROCM}")
+    engine.images.remove(FAKE_ROCM)
+
+
+# ---- Somebody who is not root
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """Somebody's. Not in tmp_path: pytest's own folders are closed to everybody else."""
+    with tempfile.TemporaryDirectory(prefix="home-") as folder:
+        yield Path(folder)
+
+
+def as_somebody(home: Path, *arguments: str, groups: list[int], **environ: str) -> subprocess.CompletedProcess:
+    """build.py as a user who is not root."""
+    identity, python = {}, sys.executable
+    if os.getuid() == 0:
+        identity = {"user": UID, "group": UID, "extra_groups": groups}
+        for path in (home, *home.iterdir()):
+            os.chown(path, UID, UID)
+        # The environment's own python may stand in root's home.
+        version = "python{}.{}".format(*sys.version_info[:2])
+        python = next(p for p in (sys.executable, shutil.which(version, path="/usr/bin:/usr/local/bin")) if p and runs(p, identity))
+    packages = next(path for path in sys.path if path.endswith("site-packages"))
+    env = {k: v for k, v in os.environ.items() if k != "XDG_CACHE_HOME"}
+    env |= {"HOME": str(home), "COLUMNS": "200", "PYTHONPATH": packages, "PYTHONDONTWRITEBYTECODE": "1", **environ}
+    return subprocess.run([python, BUILD[1], *arguments], env=env, cwd=home, capture_output=True, text=True, **identity)
+
+
+def runs(python: str, identity: dict) -> bool:
+    try:
+        return subprocess.run([python, "-c", f"open({str(ROOT / 'README.md')!r})"], capture_output=True, **identity).returncode == 0
+    except OSError:
+        return False
+
+
+# ---- What an engine sends, as a file
+
+
+class Chunks(io.RawIOBase):
+    """An iterator of bytes, read as a file."""
+
+    def __init__(self, chunks) -> None:
+        self.chunks, self.rest = iter(chunks), b""
+
+    def read(self, size: int = -1) -> bytes:
+        while len(self.rest) < size and (chunk := next(self.chunks, b"")):
+            self.rest += chunk
+        taken, self.rest = self.rest[:size], self.rest[size:]
+        return taken

@@ -43,13 +43,39 @@ class Caller:
             groups = sorted({Path("/var/run/docker.sock").stat().st_gid, *_gpu_gids()})
             self.identity = {"user": UID, "group": UID, "extra_groups": groups}
             os.chown(home, UID, UID)
-        self.python = launcher_python(self.identity)
+        self.root = ROOT if self.can("-r", ROOT / "README.md") else self.bind_mounted()
+        self.python = self.launcher_python()
         keep = {k: v for k, v in os.environ.items() if k not in ("XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "HF_HOME")}
         self.env = {**keep, "HOME": str(home), "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
-        self.env["PYTHONPATH"] = next(path for path in sys.path if path.endswith("site-packages"))
+        site = next(path for path in sys.path if path.endswith("site-packages"))
+        self.env["PYTHONPATH"] = site.replace(str(ROOT), str(self.root))
+
+    def can(self, test: str, path: Path) -> bool:
+        return subprocess.run(["/usr/bin/test", test, str(path)], **self.identity).returncode == 0
+
+    def bind_mounted(self) -> Path:
+        """The repository where the caller gets at it, though it was cloned into a folder that is closed to them."""
+        root = self.home.with_name(f"{self.home.name}-repository")
+        root.mkdir()
+        subprocess.run(["mount", "--bind", str(ROOT), str(root)], check=True)
+        return root
+
+    def launcher_python(self) -> str:
+        """A Python of this version that the caller may run: the environment's own may stand in root's home."""
+        version = "python{}.{}".format(*sys.version_info[:2])
+        found = [str(self.root / ".venv/bin/python"), shutil.which(version, path="/usr/bin:/usr/local/bin")]
+        return next((python for python in found if python and self.can("-x", Path(python))), None) or pytest.fail(
+            f"no {version} for the caller"
+        )
+
+    def leave(self) -> None:
+        if self.root != ROOT:
+            subprocess.run(["umount", str(self.root)], check=True)
+            self.root.rmdir()
+        shutil.rmtree(self.home, ignore_errors=True)
 
     def argv(self, *overrides: str) -> list[str]:
-        return [self.python, str(ROOT / "launch/run.py"), *overrides]
+        return [self.python, str(self.root / "launch/run.py"), *overrides]
 
     def run(self, *overrides: str, **env: str) -> subprocess.CompletedProcess:
         return subprocess.run(
@@ -95,18 +121,6 @@ class Caller:
         return max((p.parent for p in self.home.glob("runs/*/*/record.json")), key=lambda p: p.stat().st_mtime_ns)
 
 
-def launcher_python(identity: dict[str, object]) -> str:
-    """A Python of this version that the caller may run: the environment's own may stand in root's home."""
-    version = "python{}.{}".format(*sys.version_info[:2])
-    for python in filter(None, (sys.executable, shutil.which(version, path="/usr/bin:/usr/local/bin"))):
-        try:
-            subprocess.run([python, "-c", f"open({str(ROOT / 'README.md')!r})"], check=True, **identity)
-        except (OSError, subprocess.CalledProcessError):
-            continue
-        return python
-    return pytest.fail(f"no {version} that a user who is not root can run, or {ROOT} is closed to them: clone where others may look")
-
-
 def until(there, process: subprocess.Popen):
     """What `there` returns once it returns something; fails with the launcher's output when that ends, or after PATIENCE_S."""
     deadline = time.monotonic() + PATIENCE_S
@@ -130,8 +144,9 @@ def caller(engine, cpu_image) -> Iterator[Caller]:
     # Not tmp_path: pytest closes its directories to everybody but their owner, again at every start of a pytest.
     home = Path(tempfile.mkdtemp(prefix="caller-"))
     home.chmod(0o755)
-    yield Caller(home, engine)
-    shutil.rmtree(home, ignore_errors=True)
+    caller = Caller(home, engine)
+    yield caller
+    caller.leave()
 
 
 def owners(folder: Path) -> set[int]:
@@ -176,16 +191,17 @@ def test_container_is_given_what_the_plan_says(caller):
         writable = {m["Source"] for m in container.attrs["Mounts"] if m["RW"]}
         assert {Path(p).parent.name for p in writable} >= {"home", ".cache"}
         assert not any("docker.sock" in m["Source"] for m in container.attrs["Mounts"])
-        assert container.exec_run(["touch", str(ROOT / "x")]).exit_code != 0, "the code is read-only"
+        assert container.exec_run(["touch", str(caller.root / "x")]).exit_code != 0, "the code is read-only"
         assert container.exec_run(["touch", f"{caller.home}/.cache/rocm-recipes/home/cpu/x"]).exit_code == 0
 
 
-def test_sigterm_saves_and_the_run_resumes(caller):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_run_resumes(caller, number):
     with caller.running(*LONG, "resume=never") as launcher:
         container = caller.container(launcher)
         run = Path(container.labels[f"{LABEL}.run"])
         until(lambda: rundir.read_metrics(run / "metrics.jsonl"), launcher)
-        launcher.send_signal(signal.SIGTERM)
+        launcher.send_signal(number)
         said = launcher.communicate(timeout=PATIENCE_S)[0]
         assert launcher.returncode == 75, said
     assert json.loads((run / "result.json").read_text())["status"] == "interrupted"
@@ -227,7 +243,7 @@ def made_nodes() -> Iterator[None]:
 @pytest.mark.skipif(os.getuid() != 0, reason="device nodes are made by root only")
 def test_only_the_chosen_gpu_is_inside(caller, engine):
     with made_nodes():
-        caller = Caller(caller.home, engine)  # in the group that was made
+        caller.identity["extra_groups"] = [*caller.identity["extra_groups"], *_gpu_gids()]  # of which one has just been made
         long = ["hardware=mi300x", "model=qwen3_4b", *SMOKE]
         with caller.running(*long, HIP_VISIBLE_DEVICES="5") as launcher:
             container = caller.container(launcher)
@@ -239,9 +255,8 @@ def test_only_the_chosen_gpu_is_inside(caller, engine):
         assert sorted(nodes.decode().split()) == ["/dev/dri/renderD133", "/dev/kfd"]
         assert {int(g) for g in groups} == {UID, *_gpu_gids()}
         assert can == 0, "the groups open the nodes to a user who is not root"
-        outside = Caller(caller.home, engine)
-        outside.identity["extra_groups"] = [Path("/var/run/docker.sock").stat().st_gid]
-        refused = outside.run(*long)
+        caller.identity["extra_groups"] = [Path("/var/run/docker.sock").stat().st_gid]
+        refused = caller.run(*long)
         assert refused.returncode == 3
         assert "you are not in" in refused.stderr
 
@@ -260,7 +275,7 @@ def test_secrets_reach_the_processes_and_stand_nowhere(caller, engine, cpu_image
         container = caller.container(launcher)
         inspected = json.dumps(engine.api.inspect_container(container.id))
         code = f"import os; print(sum(v in os.environ.values() for v in {list(SENTINELS.values())!r}))"
-        reached = container.exec_run(["python3", str(ROOT / "containers/enter.py"), "python3", "-c", code])
+        reached = container.exec_run(["python3", str(caller.root / "containers/enter.py"), "python3", "-c", code])
         modes = container.exec_run(["sh", "-c", "stat -c %a /run/secrets/*"]).output.split()
         engines_files = [p for p in Path("/var/lib/docker/containers").glob(f"{container.id}/*") if p.is_file()] if os.getuid() == 0 else []
         engines_copy = b"".join(path.read_bytes() for path in engines_files)

@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from containers import build
+
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("conf/**/*.yaml")), *sorted(ROOT.glob("recipes/*.py"))]
 SFT_ROW = '{"prompt": [{"role": "user", "content": "1+1"}], "completion": [{"role": "assistant", "content": "2"}], "answer": "2"}\n'
 
 
-def commands() -> list[str]:
-    """What follows `python launch/run.py` in a line, without a remark behind it; placeholders in <> cannot be run."""
+def commands(program: str = "launch/run.py") -> list[str]:
+    """What follows `python <program>` in a line, without a remark behind it; placeholders in <> cannot be run."""
     found = set()
     for file in FILES:
         for line in file.read_text().splitlines():
-            match = re.search(r"python launch/run\.py ?(.*)", line)
+            match = re.search(rf"python {re.escape(program)} ?(.*)", line)
             if match and not line.strip().startswith("`"):
                 text = re.split(r"`|\s{2,}[#(]|\s+#\s", match.group(1))[0].strip()
                 if "<" not in text and not text.startswith("-"):
@@ -46,3 +48,8 @@ def test_command_plans(launch, tmp_path, text):
     if done.code == 2 and re.search(r"the package \w+ is not installed", done.err):
         pytest.skip(done.err.strip())
     assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("text", [text for text in commands("containers/build.py") if text])
+def test_build_command_is_understood(text):
+    assert build.parse(shlex.split(text)).image.name in text

@@ -1,0 +1,174 @@
+"""Secrets of the host end in no image; and in the sandbox, code that nobody has read finds nothing."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import http.server
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+
+from containers import images, verify
+from tests.conftest import ROOT
+from tests.integration.conftest import Chunks, build, inside
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("nothing_is_left")]
+
+
+# ---- Secrets
+
+
+PASSWORD, PROXY_PASSWORD = "sentinel-index-password", "sentinel-proxy-password"
+BUNDLE = "sentinel-certificate-authority"
+
+
+@contextlib.contextmanager
+def index_with_a_password(files: Path) -> Iterator[str]:
+    """A package index on this machine that serves a folder of wheels to who knows the password."""
+    expected = "Basic " + base64.b64encode(f"me:{PASSWORD}".encode()).decode()
+    names = [file.name for file in files.iterdir()]
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args) -> None:
+            super().__init__(*args, directory=files)
+
+        def do_GET(self) -> None:
+            if self.headers.get("Authorization") != expected:
+                self.send_response(401)
+                self.send_header("WWW-Authenticate", "Basic")
+                self.end_headers()
+            elif self.path.startswith("/simple/"):
+                page = "".join(f'<a href="/{name}">{name}</a>' for name in names).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html")
+                self.end_headers()
+                self.wfile.write(page)
+            else:
+                super().do_GET()
+
+        def log_message(self, *_) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_secrets_of_the_host_end_nowhere(tiny, engine, tmp_path):
+    wheels = tmp_path / "wheels"
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "-q",
+            "--no-deps",
+            "--require-hashes",
+            "-d",
+            wheels,
+            "-r",
+            ROOT / "containers/cpu/tools.lock",
+        ],
+        check=True,
+    )
+    bundle = tmp_path / "authority.pem"
+    bundle.write_text(BUNDLE)
+    cache = tmp_path / "cache"
+    with index_with_a_password(wheels) as server:
+        environ = {
+            "PIP_INDEX_URL": f"http://me:{PASSWORD}@{server}/simple",
+            "HTTPS_PROXY": f"http://me:{PROXY_PASSWORD}@127.0.0.1:1",
+            "PIP_CERT": str(bundle),
+            "PIP_CONFIG_FILE": os.devnull,  # nothing else that could have the wheel
+            "XDG_CACHE_HOME": str(cache),
+            "TMPDIR": str(tmp_path),
+        }
+        stripped = {name: "" for name in os.environ if name.startswith("PIP_")}
+        done = tiny(environ={**stripped, **environ})
+    assert done.returncode == 0, done.stdout + done.stderr  # the index was used: without the password it gives nothing
+    image = engine.images.get(tiny.reference)
+    container = engine.containers.create(image.id, ["true"])
+    try:
+        searched = {
+            "what a person sees": (done.stdout + done.stderr).encode(),
+            "docker history": json.dumps(image.history()).encode(),
+            "docker inspect": json.dumps(image.attrs).encode(),
+            "files of a container": b"".join(container.export()),
+            "docker save": b"".join(layers(image)),
+        }
+    finally:
+        container.remove()
+    for file in [*cache.rglob("*"), *(tmp_path / "wheels").iterdir()]:
+        if file.is_file():
+            searched[str(file.relative_to(tmp_path))] = file.read_bytes()
+    print("\n" + "\n".join(f"searched: {place}, {len(content)} bytes" for place, content in searched.items()))
+    assert len(searched["docker save"]) > len(searched["files of a container"]) > 100_000_000
+    assert any(place.startswith("cache/rocm-recipes/logs/") for place in searched)
+    for secret in (PASSWORD, PROXY_PASSWORD, BUNDLE, base64.b64encode(f"me:{PASSWORD}".encode()).decode()):
+        assert [place for place, content in searched.items() if secret.encode() in content] == []
+    assert list(tmp_path.glob("rocm-recipes-*")) == []  # the folder that held them
+
+
+def layers(image) -> Iterator[bytes]:
+    """`docker save`, every layer of it unpacked."""
+    with tarfile.open(fileobj=Chunks(image.save()), mode="r|") as archive:
+        for member in archive:
+            content = archive.extractfile(member) if member.isfile() else None
+            data = content.read() if content else b""
+            yield gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data  # newer engines save compressed layers
+
+
+# ---- The sandbox
+
+
+@pytest.fixture(scope="module")
+def sandbox(engine, base) -> Iterator[str]:
+    done = build("image=sandbox", f"base={base}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    reference = images.load()["sandbox"].local_reference
+    yield reference
+    engine.images.remove(reference)
+
+
+def test_the_sandbox_runs_python_as_nobody(engine, sandbox):
+    shown = "import os, sys; print(os.getuid(), os.getgid(), os.getgroups(), sum(range(5)), sys.version_info[0])"
+    assert inside(engine, sandbox, "python", "-c", shown) == "65534 65534 [65534] 10 3\n"
+
+
+def test_the_sandbox_cannot_install_anything(engine, sandbox):
+    modules = "import importlib.util as u; print([m for m in ('pip', 'ensurepip', 'setuptools', 'wheel', 'torch') if u.find_spec(m)])"
+    assert inside(engine, sandbox, "python", "-c", modules) == "[]\n"
+    assert inside(engine, sandbox, "sh", "-c", "command -v pip pip3 sudo || echo none") == "none\n"
+    assert inside(engine, sandbox, "sh", "-c", "find / -xdev -perm /6000 -type f 2>/dev/null; echo end") == "end\n"
+
+
+def test_the_sandbox_has_no_network(engine, sandbox):
+    code = "import os, socket; print(os.listdir('/sys/class/net')); socket.create_connection(('1.1.1.1', 53), 5)"
+    with pytest.raises(docker.errors.ContainerError, match="Network is unreachable") as failure:
+        inside(engine, sandbox, "python", "-c", code)
+    assert failure.value.exit_status == 1
+    assert inside(engine, sandbox, "python", "-c", "import os; print(os.listdir('/sys/class/net'))") == "['lo']\n"
+
+
+def test_the_sandbox_holds_python_alone(engine, sandbox, base):
+    found = json.loads(inside(engine, sandbox, "python", "/opt/recipes/probe.py"))
+    assert verify.compare(images.load()["sandbox"], {**found, "python": images.load()["sandbox"].python})[0] == []
+    assert found["packages"] == 0
+    assert "is up to date" in build("image=sandbox", f"base={base}").stdout
