@@ -262,8 +262,9 @@ def make(client: docker.DockerClient, asked: Asked, progress: Progress) -> None:
     wheels = None
     if image.locks:
         with progress.phase("fetch") as phase:
-            facts = fetch.inspect(client, asked.base_reference)
-            wheels = fetch.wheels(client, image, asked.base_reference, facts, phase.say)
+            reference = engine.without_tag(asked.base_reference)
+            facts = fetch.inspect(client, reference)
+            wheels = fetch.wheels(client, image, reference, facts, phase.say)
             sizes = [wheel.stat().st_size for wheel in wheels.iterdir()]
             phase.result = f"{len(sizes)} files, {sum(sizes) / 1e6:.0f} MB, for Python {facts['python']}"
     try:

@@ -159,7 +159,7 @@ def lock_of(folder: Path, base: str, name: str = "tiny", **fields) -> Path:
     """An images.lock.yaml with one entry: by default what the base is, and setuptools on it."""
     repository, _, digest = base.partition("@")
     entry = {
-        "base": repository,
+        "base": f"{repository}:1",
         "digest": digest,
         "python": "3",
         "torch": "none",

@@ -153,6 +153,19 @@ def test_check_builds_nothing_and_says_how_things_are(tiny, fake_rocm, engine):
     assert tiny("check=true").returncode == 0
 
 
+def test_check_finds_what_somebody_changed_in_an_image(tiny, engine, base):
+    assert tiny().returncode == 0
+    dockerfile = (
+        f"FROM {tiny.reference}\nRUN mkdir more-1.0.dist-info && echo 'Name: more' > more-1.0.dist-info/METADATA\nENV PYTHONPATH=/\n"
+    )
+    engine.images.build(fileobj=io.BytesIO(dockerfile.encode()), tag=tiny.reference, rm=True, network_mode="none")
+    done = tiny("check=true")
+    assert done.returncode == 4
+    assert f"{tiny.reference}: its labels and what it holds differ in packages. Build it anew with no_cache=true" in done.stderr
+    assert tiny("no_cache=true").returncode == 0
+    assert tiny("check=true").returncode == 0
+
+
 def test_another_base_is_another_image(tiny, base, fake_rocm):
     open_base = {"digest": "unverified", "torch": "unknown", "rocm": "unknown", "vllm": "unknown"}
     first = tiny(f"base={base}", **open_base)
