@@ -18,6 +18,7 @@ import yaml
 FOLDER = Path(__file__).parent
 LOCK = FOLDER / "images.lock.yaml"
 REPOSITORY = "rocm-recipes"  # local images are rocm-recipes/<name>:<tag>
+TAG_LENGTH = 16
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 UNVERIFIED, UNKNOWN, UNBUILT, NONE = "unverified", "unknown", "unbuilt", "none"
 VERSIONS = ("python", "torch", "rocm", "vllm", "trl")
@@ -46,7 +47,7 @@ class Image:
     source: str  # who states digest and versions
     dockerfile: str  # relative to containers/
     locks: tuple[str, ...]  # hashed requirements, relative to containers/, in the order of installation
-    pushed: str  # repository@sha256:... that `push=` wrote, or `unbuilt`
+    pushed: str  # repository:tag@sha256:... that `push=` wrote, or `unbuilt`
 
     @property
     def verified(self) -> bool:
@@ -67,7 +68,7 @@ class Image:
         total = hashlib.sha256(self.base_reference.encode())
         for name in self.inputs:
             total.update(f"{name}\0{hashlib.sha256((FOLDER / name).read_bytes()).hexdigest()}\n".encode())
-        return total.hexdigest()[:16]
+        return total.hexdigest()[:TAG_LENGTH]
 
     @property
     def local_reference(self) -> str:
@@ -75,8 +76,12 @@ class Image:
 
     @property
     def reference(self) -> str:
-        """What a run starts: the pushed image by its digest, else the one built on this machine."""
-        return self.local_reference if self.pushed == UNBUILT else self.pushed
+        """What a run starts: the pushed image by its digest, else the one built on this machine.
+
+        A push of other inputs than today's does not count: its tag is another.
+        """
+        repository, _, digest = self.pushed.partition(f":{self.tag}@")
+        return f"{repository}@{digest}" if digest else self.local_reference
 
 
 @functools.cache
@@ -112,8 +117,8 @@ def entry(name: str, fields: Any, lock: Path = LOCK) -> Image:
     image = Image(name=name, **{**fields, "gfx": tuple(fields["gfx"]), "locks": tuple(fields["locks"])})
     if image.verified and not DIGEST.fullmatch(image.digest):
         raise LockError(f"{lock}: images.{name}.digest={image.digest}: sha256: and 64 hexadecimal digits, or {UNVERIFIED}.")
-    if image.pushed != UNBUILT and not re.fullmatch(rf"[^@\s]+@{DIGEST.pattern}", image.pushed):
-        raise LockError(f"{lock}: images.{name}.pushed={image.pushed}: repository@sha256:<digest>, or {UNBUILT}.")
+    if image.pushed != UNBUILT and not re.fullmatch(rf"[^@\s]+:[0-9a-f]{{{TAG_LENGTH}}}@{DIGEST.pattern}", image.pushed):
+        raise LockError(f"{lock}: images.{name}.pushed={image.pushed}: repository:tag@sha256:<digest>, or {UNBUILT}.")
     missing = [f for f in image.inputs if not (FOLDER / f).is_file()]
     if missing:
         raise LockError(f"{lock}: images.{name}: no such file: {', '.join(f'containers/{f}' for f in missing)}.")

@@ -20,7 +20,7 @@ PLACE = re.compile(r"[\w-]+(\.[\w-]+)*(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
 
 
 def push(client: docker.DockerClient, image: Image, place: str, said: engine.Said) -> str:
-    """<place>/<name>@sha256:... of what the registry took."""
+    """<place>/<name>:<tag>@sha256:... of what the registry took."""
     repository = f"{place}/{image.name}"
     named_before = engine.find(client, f"{repository}:{image.tag}") is not None
     try:
@@ -38,7 +38,7 @@ def push(client: docker.DockerClient, image: Image, place: str, said: engine.Sai
         ) from error
     if not DIGEST.fullmatch(digest):
         raise HostError(f"The registry took {repository}:{image.tag}, and stated no digest for it: {digest!r}")
-    return f"{repository}@{digest}"
+    return f"{repository}:{image.tag}@{digest}"
 
 
 def write_pushed(lock: Path, name: str, reference: str) -> bool:

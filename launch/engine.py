@@ -95,7 +95,7 @@ def pull_if_absent(client: docker.DockerClient, plan: Plan) -> Image:
     custom = name == "custom"
     if not custom and reference == images.load()[name].local_reference:
         raise HostError(
-            f"container={name}: {reference} is not built on this machine, and nobody has pushed it. python containers/build.py image={name}"
+            f"container={name}: {reference} is not built on this machine, and nobody has pushed it as it is now. python containers/build.py image={name}"
         )
     with Console(stderr=True).status(f"pulling {reference}") as status:
         size_gb = images.UNKNOWN if custom else images.load()[name].size_gb
@@ -121,9 +121,9 @@ def check_image(plan: Plan, facts: dict[str, Any]) -> None:
         return
     image, labels = images.load()[config.container.name], facts["labels"]
     rebuild = f"python containers/build.py image={image.name}"
-    if image.pushed != images.UNBUILT and image.pushed not in facts["repo_digests"]:
+    if image.reference != image.local_reference and image.reference not in facts["repo_digests"]:
         raise HostError(
-            f"container={image.name}: the image here has the digests {facts['repo_digests']}, the lock {image.pushed}. {rebuild}"
+            f"container={image.name}: the image here has the digests {facts['repo_digests']}, the lock {image.reference}. {rebuild}"
         )
     if labels.get("image") != image.name or labels.get("tag") != image.tag:
         raise HostError(

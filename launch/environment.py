@@ -16,7 +16,7 @@ from launch.schema import Config, Vendor, When
 SECRET = re.compile(r"(TOKEN$|SECRET|PASSWORD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
 ROOT = Path(__file__).parents[1]
 ADDED_TO = ("PYTHONPATH",)  # where a user's own value is kept and ours put before it
-INSIDE = ("HOME", "USER", "LOGNAME", "HF_HOME")  # a container's own
+INSIDE = ("HOME", "USER", "LOGNAME", "HF_HOME", "PYTHONPYCACHEPREFIX")  # a container's own
 # Variables of the user's shell that a container is given too: those of the stack, which change numbers or speed.
 PASSED = re.compile(r"^(HIP_|HSA_|NCCL_|RCCL_|MIOPEN_|PYTORCH_|VLLM_|HF_|GPU_MAX_)")
 MASK = {Vendor.amd: "HIP_VISIBLE_DEVICES", Vendor.nvidia: "CUDA_VISIBLE_DEVICES"}
@@ -148,6 +148,8 @@ def _container(config: Config, host: Host) -> list[Setting]:
         Setting(name, "recipes", "the caller's uid has no name in the image; torch asks for one", "launcher")
         for name in ("USER", "LOGNAME")
     ]
+    why = "the image holds no bytecode and cannot be written: compiling it anew takes 10 s of every start"
+    found.append(Setting("PYTHONPYCACHEPREFIX", str(container.home(config, host) / "pycache"), why, "launcher"))
     found.append(Setting("HF_HOME", str(container.hub_cache(host)), "your own cache of the hub", "launcher"))
     passed = [n for n in host.environ if PASSED.match(n) and not SECRET.search(n) and n not in (*INSIDE, *MASK.values(), "HF_TOKEN_PATH")]
     return [*found, *(Setting(name, host.environ[name], "set in your shell", "yours") for name in passed)]

@@ -187,9 +187,11 @@ def test_the_real_lock_takes_the_digest_of_each_image(tmp_path):
     lock.write_text(images.LOCK.read_text())
     lock.chmod(0o640)
     for name in images.load():
-        assert push.write_pushed(lock, name, f"example.com/{name}@{DIGEST}")
-        assert not push.write_pushed(lock, name, f"example.com/{name}@{DIGEST}")
-    assert {image.pushed for image in images.load.__wrapped__(lock).values()} == {f"example.com/{name}@{DIGEST}" for name in images.load()}
+        assert push.write_pushed(lock, name, f"example.com/{name}:{'0' * 16}@{DIGEST}")
+        assert not push.write_pushed(lock, name, f"example.com/{name}:{'0' * 16}@{DIGEST}")
+    assert {image.pushed for image in images.load.__wrapped__(lock).values()} == {
+        f"example.com/{name}:{'0' * 16}@{DIGEST}" for name in images.load()
+    }
     assert [line for line in lock.read_text().splitlines() if "#" in line] == [
         line for line in images.LOCK.read_text().splitlines() if "#" in line
     ]

@@ -170,10 +170,10 @@ def test_image_that_cannot_be_pulled(fake):
 
 def pushed(name: str, monkeypatch, **changes):
     """The lock with this image pushed."""
-    reference = f"127.0.0.1:1/{name}@sha256:{'b' * 64}"
-    entries = images.load() | {name: dataclasses.replace(images.load()[name], pushed=reference, **changes)}
+    tag, digest = images.load()[name].tag, f"sha256:{'b' * 64}"
+    entries = images.load() | {name: dataclasses.replace(images.load()[name], pushed=f"127.0.0.1:1/{name}:{tag}@{digest}", **changes)}
     monkeypatch.setattr(images, "load", lambda: entries)
-    return reference
+    return f"127.0.0.1:1/{name}@{digest}"
 
 
 def test_disk_too_small(fake, monkeypatch):

@@ -227,8 +227,8 @@ def test_a_size_is_a_number_or_unknown(folder, size):
         ({"locks": None}, "images.mine.locks=None: a list of texts is expected"),
         ({"size_gb": "large"}, "images.mine.size_gb='large': a number of GB, or unknown."),
         ({"size_gb": True}, "images.mine.size_gb=True: a number of GB, or unknown."),
-        ({"pushed": "example.com/mine:1.0"}, "images.mine.pushed=example.com/mine:1.0: repository@sha256:<digest>, or unbuilt."),
-        ({"pushed": "@sha256:" + "0" * 64}, "repository@sha256:<digest>, or unbuilt."),
+        ({"pushed": "example.com/mine:1.0"}, "images.mine.pushed=example.com/mine:1.0: repository:tag@sha256:<digest>, or unbuilt."),
+        ({"pushed": "@sha256:" + "0" * 64}, "repository:tag@sha256:<digest>, or unbuilt."),
         ({"dockerfile": "none/Dockerfile"}, "images.mine: no such file: containers/none/Dockerfile."),
         ({"locks": ["one.lock", "three.lock", "four.lock"]}, "no such file: containers/three.lock, containers/four.lock."),
         ({"flavour": "x"}, "images.mine has flavour. Its fields are base, digest, dockerfile, gfx, locks, pushed, python, "),
@@ -273,9 +273,11 @@ def test_the_tag_is_short_hexadecimal_and_stands_in_the_reference(folder):
 
 
 def test_a_pushed_image_is_started_by_its_digest(folder):
-    pushed = "example.com/mine@sha256:" + "1" * 64
-    image = images.entry("mine", {**VALID, "pushed": pushed})
-    assert image.reference == pushed
+    tag, digest = images.entry("mine", VALID).tag, "sha256:" + "1" * 64
+    image = images.entry("mine", {**VALID, "pushed": f"example.com/mine:{tag}@{digest}"})
+    assert image.reference == f"example.com/mine@{digest}"
+    older = images.entry("mine", {**VALID, "pushed": f"example.com/mine:{'0' * 16}@{digest}"})
+    assert older.reference == older.local_reference, "what was pushed is not what would be built now"
     assert image.local_reference == f"rocm-recipes/mine:{image.tag}"
 
 
@@ -314,7 +316,7 @@ def test_another_base_and_another_choice_of_files_change_the_tag(folder, change)
         {"gfx": ["gfx950"]},
         {"size_gb": "unknown"},
         {"source": "another page"},
-        {"pushed": "example.com/mine@sha256:" + "1" * 64},
+        {"pushed": f"example.com/mine:{'0' * 16}@sha256:{'1' * 64}"},
     ],
 )
 def test_what_is_only_said_of_an_image_does_not_change_the_tag(folder, change):
