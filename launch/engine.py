@@ -95,7 +95,8 @@ def pull_if_absent(client: docker.DockerClient, plan: Plan) -> Image:
     custom = name == "custom"
     if not custom and reference == images.load()[name].local_reference:
         raise HostError(
-            f"container={name}: {reference} is not built on this machine, and nobody has pushed it as it is now. python containers/build.py image={name}"
+            f"container={name}: {reference} is not built on this machine, and nobody has pushed it as it is now. "
+            f"python containers/build.py image={name}"
         )
     with Console(stderr=True).status(f"pulling {reference}") as status:
         size_gb = images.UNKNOWN if custom else images.load()[name].size_gb

@@ -108,12 +108,13 @@ def test_two_builds_from_scratch_have_the_same_files(engine, cpu_image, base, tm
 def test_a_pushed_image_is_written_into_the_lock_and_comes_back_by_its_digest(tiny, engine, registry, tmp_path, remove):
     assert tiny(f"push={registry}/mine").returncode == 0
     lock = tmp_path / "images.lock.yaml"
-    reference = images.load.__wrapped__(lock)["tiny"].reference
+    image = images.load.__wrapped__(lock)["tiny"]
+    reference = image.reference
     assert re.fullmatch(rf"{registry}/mine/tiny@sha256:[0-9a-f]{{64}}", reference)
     assert lock.read_text().startswith("# A comment that stays.\n")
     written = lock.read_text()
     again = build("image=tiny", f"lock={lock}", f"push={registry}/mine")
-    assert f"was already {reference}" in again.stdout
+    assert f"was already {image.pushed}" in again.stdout
     assert lock.read_text() == written
     pushed_id = engine.images.get(tiny.reference).id
     engine.images.remove(pushed_id, force=True)
