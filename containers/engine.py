@@ -34,8 +34,8 @@ def connect() -> docker.DockerClient:
     where = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     try:
         # Seconds without a byte: installing torch's thousands of files prints nothing for long, and a disk may be slow.
+        docker.from_env(timeout=10).ping()
         client = docker.from_env(timeout=1800)
-        client.ping()
     except (docker.errors.DockerException, requests.RequestException) as error:
         if "PermissionError" in repr(error) or "Permission denied" in str(error):
             raise HostError(

@@ -7,12 +7,14 @@ So no secret stands in the image, nor in the environment that the engine shows o
 
 import os
 import sys
-from pathlib import Path
 
-SECRETS = Path("/run/secrets")
+SECRETS = b"/run/secrets"
 
-for file in sorted(SECRETS.glob("*")) if SECRETS.is_dir() else []:
-    os.environ[file.name] = file.read_text(encoding="utf-8")
+# As bytes: a secret is what the shell had, whatever its encoding. Names that start with a dot are the launcher's own.
+for file in os.scandir(SECRETS) if os.path.isdir(SECRETS) else []:
+    if file.is_file() and not file.name.startswith(b"."):
+        with open(file.path, "rb") as content:
+            os.environb[file.name] = content.read()
 try:
     os.execvp(sys.argv[1], sys.argv[1:])
 except OSError as error:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from containers import images
 from launch.errors import UserError, near
 from launch.schema import Config
 
@@ -138,6 +139,14 @@ def _defined(source: Path) -> set[str]:
 
 def _tracking(config: Config) -> None:
     package = config.tracking.package
+    if package and config.runtime.name == "docker":
+        image = images.load().get(config.container.name)  # what an image of the user's own holds is not known
+        if image and not any(f"\n{package}==" in (images.FOLDER / lock).read_text(encoding="utf-8") for lock in image.locks):
+            raise UserError(
+                f"tracking={config.tracking.name}: the image {image.name} holds no {package}. Use: tracking=tensorboard, runtime=local, "
+                f"or {package} in containers/cpu/requirements.in, then make lock and the image anew."
+            )
+        return
     if package and importlib.util.find_spec(package) is None:
         raise UserError(
             f"tracking={config.tracking.name}: the package {package} is not installed. Install it, or use tracking=tensorboard."

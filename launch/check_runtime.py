@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 from containers import images
 from containers.images import Image
+from launch.environment import INSIDE, MASK
 from launch.rule import Rule
 from launch.schema import Config, Vendor
 from launch.trainer_args import lock
+
+# [registry[:port]/]name[/name...][:tag][@digest], as docker's own grammar has it.
+REFERENCE = re.compile(
+    r"(?:[\w-]+(?:\.[\w-]+)*(?::\d+)?/)?[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*"
+    r"(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
 
 
 def _image(config: Config) -> Image | None:
@@ -38,6 +47,12 @@ def _docker_keys(config: Config) -> list[str]:
     """Keys with a value that only runtime=docker reads."""
     runtime = config.runtime
     return [key for key in ("network", "shm_gb", "memory_gb", "infiniband", "secrets") if getattr(runtime, key) not in (None, False, [])]
+
+
+def _bad_secrets(config: Config) -> list[str]:
+    """Names that are no variables, that the plan itself sets, or that user_env sets too."""
+    own = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH", *INSIDE, *MASK.values(), *config.user_env}
+    return [name for name in config.runtime.secrets if not name.isidentifier() or name in own]
 
 
 RUNTIME_RULES = [
@@ -81,9 +96,15 @@ RUNTIME_RULES = [
         lambda c: "runtime=docker",
     ),
     Rule(
+        "custom_reference_form",
+        lambda c: c.container.reference is not None and not REFERENCE.fullmatch(c.container.reference),
+        lambda c: f"container.reference={c.container.reference!r} names no image",
+        lambda c: "repository:tag or repository@sha256:<64 hexadecimal digits>, in lower case, for example ghcr.io/me/cuda:1.0",
+    ),
+    Rule(
         "secret_names",
-        lambda c: any(not name.isidentifier() for name in c.runtime.secrets),
-        lambda c: f"runtime.secrets: {next(n for n in c.runtime.secrets if not n.isidentifier())!r} is no name of a variable",
+        lambda c: bool(_bad_secrets(c)),
+        lambda c: f"runtime.secrets: {_bad_secrets(c)[0]!r} is no name of a variable, or one that the plan or user_env sets",
         lambda c: "names only, for example runtime.secrets=[HF_TOKEN,MY_KEY], and the values in your shell",
     ),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from launch.errors import UserError, near
 from launch.schema import Config
 from launch.trainer_args import known
@@ -58,7 +60,7 @@ def check_values(config: Config) -> None:
             raise UserError(f"{key}={given}: it takes {', '.join(words)}.{near(str(given), words)}")
     for key, least in LEAST.items():
         given = leaf(config, key)
-        if isinstance(given, (int, float)) and given < least and _is_argument(config, key):
+        if isinstance(given, (int, float)) and not least <= given < math.inf and _is_argument(config, key):
             raise UserError(f"{key}={given}: out of range. Use: at least {least:g}.")
 
 

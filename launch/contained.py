@@ -14,25 +14,29 @@ from rich.console import Console
 from rich.text import Text
 
 from launch import engine
-from launch.container import ContainerSpec
+from launch.container import LABEL, ContainerSpec
+from launch.detect import Host
 from launch.errors import HostError
 
+KILLED = 137  # 128 + SIGKILL: the exit code where the engine states none
+LONGEST_LINE = 65536
 LOST = "the engine stopped answering while this container ran; `docker ps -a` shows what is left of it"
 
 
 class ContainedProcess:
     """A container from its creation to its removal. A thread follows its log to the file and to the terminal."""
 
-    def __init__(self, client: docker.DockerClient, spec: ContainerSpec, name: str, log: Path, console: Console) -> None:
-        self.spec, self.name, self.log, self.console = spec, name, log, console
+    def __init__(self, client: docker.DockerClient, spec: ContainerSpec, image_id: str, host: Host, log: Path, console: Console) -> None:
+        self.spec, self.log, self.console = spec, log, console
+        self.name = spec.labels[f"{LABEL}.process"]
         self.exit_code: int | None = None
         self.state: dict[str, Any] = {}
         self.asked = self.silent = False
-        for mount in spec.mounts:
-            if not mount.read_only:
-                Path(mount.source).mkdir(parents=True, exist_ok=True)  # by the engine it would be root's
-        self.container = engine.create(client, spec)
+        _make_writable(spec)
+        self.container = engine.create(client, spec, image_id, host)
         try:
+            # Attached before it starts: nothing is missed, and the engine's rotation of its own log does not matter.
+            self.output = self.container.attach(stdout=True, stderr=True, stream=True)
             self.container.start()
         except DockerException as error:
             engine.remove(self.container)
@@ -64,8 +68,8 @@ class ContainedProcess:
             self.state.setdefault("Error", LOST)
         self.follower.join(timeout=30)
         try:
-            engine.remove(self.container, grace_s=0)
-        except (DockerException, requests.RequestException):
+            engine.remove(self.container)
+        except (DockerException, requests.RequestException, HostError):
             self.state.setdefault("Error", LOST)  # the next start removes it, by its label
 
     def why(self) -> str | None:
@@ -79,24 +83,32 @@ class ContainedProcess:
         return self.state.get("Error") or None
 
     def _follow(self) -> None:
-        """Log lines until the container ends, then how it ended."""
+        """Log lines until the container ends, then how it ended. Whatever happens, the launcher learns that it is over."""
+        exit_code = KILLED
         try:
-            with self.log.open("ab") as file:
-                rest = b""
-                for chunk in self.container.logs(stream=True, follow=True):
-                    file.write(chunk)
-                    file.flush()
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    self._say(lines)
-                self._say([rest] if rest else [])
+            self._copy_output()
             exit_code = int(self.container.wait()["StatusCode"])
             self.container.reload()
             self.state = dict(self.container.attrs["State"])
-            self.exit_code = exit_code
         except NotFound:
-            self.state, self.exit_code = {"Error": "somebody removed the container while it ran"}, 137
+            self.state = {"Error": "somebody removed the container while it ran"}
         except (DockerException, requests.RequestException):
-            self.state, self.exit_code = {"Error": LOST}, 137
+            self.state = {"Error": LOST}
+        except OSError as error:
+            self.state = {"Error": f"{self.log} cannot be written ({error.strerror})"}
+        finally:
+            self.exit_code = exit_code
+
+    def _copy_output(self) -> None:
+        rest = b""
+        with self.log.open("ab") as file:
+            for chunk in self.output:
+                file.write(chunk)
+                file.flush()
+                *lines, rest = (rest + chunk).split(b"\n")
+                self._say(lines)
+                rest = rest.rsplit(b"\r", 1)[-1][-LONGEST_LINE:]  # of a moving line, what it says last
+        self._say([rest] if rest else [])
 
     def _say(self, lines: list[bytes]) -> None:
         for line in lines:
@@ -104,5 +116,18 @@ class ContainedProcess:
             self.silent |= self.asked and line.startswith(b"Traceback ")
             if self.silent:
                 return
-            text = line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1]  # of a moving line, what it says last
-            self.console.print(Text(f"{self.name} | {text}"), soft_wrap=True)
+            text = line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1]
+            try:
+                self.console.print(Text(f"{self.name} | {text}"), soft_wrap=True)
+            except (OSError, ValueError):  # nobody reads the terminal any more
+                self.silent = True
+
+
+def _make_writable(spec: ContainerSpec) -> None:
+    """Folders that the engine would make, as root's. Raises HostError."""
+    for mount in spec.mounts:
+        if not mount.read_only:
+            try:
+                Path(mount.source).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise HostError(f"{mount.source} ({mount.reason}) cannot be made: {error.strerror}.") from error

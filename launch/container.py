@@ -21,6 +21,7 @@ from launch.topology import Process
 ROOT = Path(__file__).parents[1]
 LABEL = "io.rocm-recipes"
 SECRETS = "/run/secrets"
+OVERLAY = "/opt/recipes"  # where our images hold their packages
 ENTER = str(ROOT / "containers/enter.py")
 FIRST_RENDER_MINOR = 128  # DRM numbers render nodes from here (include/drm/drm_file.h: DRM_MINOR_RENDER)
 INFINIBAND = "/dev/infiniband"
@@ -46,11 +47,12 @@ class ContainerSpec:
     environment: dict[str, str]
     devices: dict[str, str]  # path -> reason
     nvidia_gpus: list[int]
-    groups: list[str]  # numeric gids of the host; a name only in a plan for another machine
+    groups: list[str]  # numeric gids of the host; names only in a plan for another machine
     user: str  # uid:gid of the caller
     mounts: list[Mount]
     network: str
     ipc: str
+    pid: str  # the process namespace: its own, or the server's
     shm_gb: float
     memory_gb: float | None
     memlock: bool
@@ -99,25 +101,26 @@ def peers(process: Process, processes: list[Process]) -> list[int]:
 
 def _spec(config: Config, process: Process, server: Process | None, host: Host, run_dir: Path, others: list[int]) -> ContainerSpec:
     runtime, gpus = config.runtime, process.gpus
-    on_amd = config.hardware.gfx.startswith("gfx")
+    given = devices(config, host, gpus, others)
+    on_amd = "/dev/kfd" in given
     joins = server is not None and process.name != server.name
+    # One network, one /dev/shm and one numbering of processes for server and trainers: RCCL and HIP IPC name their sockets and
+    # segments by host and process id (ROCr: the abstract socket hsa<pid>; HIP: /hip_<pid>_<n> in /dev/shm).
     shared = f"container:{container_name(run_dir, server.name)}" if joins and server else ""
-    network = "host" if runtime.network == Network.host else shared or (runtime.network or Network.bridge).name
     secrets = sorted(name for name in runtime.secrets if host.environ.get(name))
     return ContainerSpec(
         name=container_name(run_dir, process.name),
         image=image_reference(config),
         command=["python3", ENTER, *process.argv],
         environment=environment_of(process, others),
-        devices=devices(config, host, gpus, others),
-        nvidia_gpus=gpus if config.hardware.vendor == Vendor.nvidia else [],
-        # By number: the image's own groups of these names have others. By name only in a plan for another machine.
-        groups=([str(gid) for gid in host.gids.values()] or ["video", "render"]) if on_amd else [],
+        devices=given,
+        nvidia_gpus=sorted({*gpus, *others}) if config.hardware.vendor == Vendor.nvidia else [],
+        groups=groups(host, on_amd),
         user=f"{host.uid}:{host.gid}",
         mounts=mounts(config, host, run_dir, bool(secrets)),
-        network=network,
-        # RCCL's shared-memory segments of server and trainers are one /dev/shm.
+        network="host" if runtime.network == Network.host else shared or (runtime.network or Network.bridge).name,
         ipc=shared or ("shareable" if server else "private"),
+        pid=shared or "private",
         shm_gb=runtime.shm_gb or 16.0,
         memory_gb=runtime.memory_gb,
         memlock=bool(gpus) or runtime.infiniband,
@@ -130,6 +133,16 @@ def _spec(config: Config, process: Process, server: Process | None, host: Host, 
             f"{LABEL}.uid": str(host.uid),
         },
     )
+
+
+def groups(host: Host, on_amd: bool) -> list[str]:
+    """The caller's own, by which shared data may be readable; for a GPU those of its device nodes, and video and render.
+
+    By number: the image's own groups of these names have others. By name only in a plan for another machine.
+    """
+    of_gpus = {*host.gids.values(), *(gid for gid in host.device_nodes.values() if gid is not None)} if on_amd else set()
+    numbers = {*host.member_of, *of_gpus} - {host.gid}
+    return [str(gid) for gid in sorted(numbers)] + (["video", "render"] if on_amd and not of_gpus else [])
 
 
 def environment_of(process: Process, others: list[int]) -> dict[str, str]:
@@ -182,22 +195,42 @@ def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mou
     if secrets:
         listed.append(Mount(str(secret_dir(host, run_dir)), SECRETS, True, "secrets"))
     for mount in listed:
-        if len(Path(mount.source).parts) < 3 or mount.source.startswith(("/proc", "/sys", "/dev/")) and mount.target != SECRETS:
-            raise UserError(
-                f"{mount.source} ({mount.reason}) cannot be mounted into a container. Use: a directory of its own, two levels deep."
-            )
+        _refuse_hiding(mount, host)
     return sorted(listed, key=lambda m: m.target)  # a directory before what is mounted inside it
+
+
+def _refuse_hiding(mount: Mount, host: Host) -> None:
+    """What would hide the image's own system, or show it more of the host than was meant. Raises UserError."""
+    parts = Path(mount.source).parts
+    if mount.target != SECRETS and (len(parts) < 3 or parts[1] in ("proc", "sys", "dev") or parts[:3] == Path(OVERLAY).parts):
+        raise UserError(
+            f"{mount.source} ({mount.reason}) cannot be mounted into a container: it would hide what is there. "
+            "Use: a place of your own, at least two levels deep, outside /proc, /sys, /dev and /opt/recipes."
+        )
+    if mount.reason == "PYTHONPATH" and Path(mount.source) == Path(host.home):
+        raise UserError(
+            "a reward of your own under runtime=docker shows the container the directory that the command is typed in, and this is all "
+            "of your home. Use: a directory with the reward in it, or user_env.PYTHONPATH=<directory> from elsewhere."
+        )
 
 
 def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
     given = [(config.data.path, "data"), (config.data.heldout_path, "held-out data"), (config.model.path, "model")]
+    given += [(folder, "what the model's files are links to") for folder in _link_targets(config.model.path)]
     given += [(folder, "PYTHONPATH") for folder in environment.own_python_path(config, host)]
     found = {path: why for path, why in given if path and Path(path) != ROOT}
     return list(found.items())
 
 
+def _link_targets(model: str | None) -> list[str]:
+    """Folders outside of a model's directory that hold its files: a snapshot of the hub's cache is all links."""
+    folder = Path(model or "").resolve()
+    links = [file.resolve().parent for file in folder.iterdir() if file.is_symlink()] if model and folder.is_dir() else []
+    return sorted({str(parent) for parent in links if not parent.is_relative_to(folder)})
+
+
 def cache_dir(host: Host) -> Path:
-    return Path(host.environ.get("XDG_CACHE_HOME") or Path(host.home) / ".cache")
+    return (Path(host.cwd) / (host.environ.get("XDG_CACHE_HOME") or Path(host.home) / ".cache")).absolute()
 
 
 def home(config: Config, host: Host) -> Path:
@@ -206,13 +239,18 @@ def home(config: Config, host: Host) -> Path:
 
 
 def hub_cache(host: Host) -> Path:
-    return Path(host.environ.get("HF_HOME") or cache_dir(host) / "huggingface")
+    return (Path(host.cwd) / (host.environ.get("HF_HOME") or cache_dir(host) / "huggingface")).absolute()
 
 
 def secret_dir(host: Host, run_dir: Path) -> Path:
     """In memory, not on a disk: the session's own directory, or /dev/shm where there is none."""
-    base = Path(host.environ.get("XDG_RUNTIME_DIR") or "/dev/shm")
-    return base / f"rocm-recipes-{host.uid}" / run_hash(run_dir)
+    return secret_bases(host)[0] / run_hash(run_dir)
+
+
+def secret_bases(host: Host) -> list[Path]:
+    """Where secrets of this caller may stand: the first is where they are written today."""
+    bases = [Path(base) for base in (host.environ.get("XDG_RUNTIME_DIR"), "/dev/shm") if base]
+    return [base / f"rocm-recipes-{host.uid}" for base in bases]
 
 
 def as_json(spec: ContainerSpec) -> dict[str, Any]:
@@ -228,6 +266,7 @@ def as_json(spec: ContainerSpec) -> dict[str, Any]:
         "mounts": [vars(m) for m in spec.mounts],
         "shm_size": f"{spec.shm_gb:g}g",
         "ipc": spec.ipc,
+        "pid": spec.pid,
         "network": spec.network,
         "user": spec.user,
         "memory_gb": spec.memory_gb,
@@ -241,18 +280,11 @@ def as_json(spec: ContainerSpec) -> dict[str, Any]:
     }
 
 
-def sdk_arguments(spec: ContainerSpec) -> dict[str, Any]:
-    """Keyword arguments of docker's `containers.create`; plain data, so that a golden file can hold them."""
-    found: dict[str, Any] = {
-        "image": spec.image,
-        "name": spec.name,
-        "entrypoint": [],  # vLLM's images start a server by themselves
-        "command": spec.command,
-        "environment": spec.environment,
+def sdk_arguments(spec: ContainerSpec) -> dict[str, dict[str, Any]]:
+    """Keyword arguments of docker's `create_container` and `create_host_config`; plain data, so that a golden file can hold them."""
+    host: dict[str, Any] = {
         "devices": [f"{node}:{node}:rw" for node in spec.devices],
         "group_add": [int(group) if group.isdigit() else group for group in spec.groups],
-        "user": spec.user,
-        "working_dir": str(ROOT),
         "mounts": [{"Type": "bind", "Source": m.source, "Target": m.target, "ReadOnly": m.read_only} for m in spec.mounts],
         "network_mode": spec.network,
         "ipc_mode": spec.ipc,
@@ -261,15 +293,28 @@ def sdk_arguments(spec: ContainerSpec) -> dict[str, Any]:
         "cap_add": spec.cap_add,
         "cap_drop": spec.cap_drop,
         "init": True,  # reaps orphans and passes signals on; a first process of its own would ignore SIGTERM
-        "detach": True,
-        "labels": spec.labels,
         "log_config": {"Type": "json-file", "Config": {"max-size": "64m", "max-file": "2"}},  # ours is in logs/
     }
+    if spec.pid != "private":
+        host["pid_mode"] = spec.pid
     if not spec.ipc.startswith("container:"):
-        found["shm_size"] = int(spec.shm_gb * 1e9)
+        host["shm_size"] = int(spec.shm_gb * 1e9)
     if spec.memory_gb is not None:
-        found["mem_limit"] = found["memswap_limit"] = int(spec.memory_gb * 1e9)
+        host["mem_limit"] = host["memswap_limit"] = int(spec.memory_gb * 1e9)
     if spec.nvidia_gpus:
         ids = [str(gpu) for gpu in spec.nvidia_gpus]
-        found["device_requests"] = [{"driver": "nvidia", "device_ids": ids, "capabilities": [["gpu"]]}]
-    return found
+        host["device_requests"] = [{"driver": "nvidia", "device_ids": ids, "capabilities": [["gpu"]]}]
+    container = {
+        "image": spec.image,
+        "name": spec.name,
+        "entrypoint": [],  # vLLM's images start a server by themselves
+        "command": spec.command,
+        "environment": spec.environment,
+        "user": spec.user,
+        "working_dir": str(ROOT),
+        "detach": True,
+        "labels": spec.labels,
+        "stop_timeout": spec.stop_timeout_s,  # for `docker stop` and a host that shuts down; the engine's own 10 s kill a save
+        "use_config_proxy": False,  # the client's proxies, passwords and all, would show in `docker inspect`
+    }
+    return {"container": container, "host": host}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +57,8 @@ class Host:
     gid: int = 0
     gids: dict[str, int] = field(default_factory=dict)  # of the groups video and render, where they exist
     member_of: tuple[int, ...] = ()  # gids of the caller's groups
-    device_nodes: tuple[str, ...] = ()  # those that a container of ours may be given
+    # Those that a container of ours may be given, with the group one must be in to open each; None where anybody may.
+    device_nodes: dict[str, int | None] = field(default_factory=dict)
     selinux: bool = False  # enforcing
 
 
@@ -127,7 +129,7 @@ def host(python: str, sysroot: str = "/") -> Host:
         gpus=gpus(sysroot),
         environ=dict(os.environ),
         cwd=os.getcwd(),
-        home=str(Path.home()),
+        home=_home(),
         uid=os.getuid(),
         gid=os.getgid(),
         gids=_gids(Path(sysroot) / "etc/group"),
@@ -143,6 +145,18 @@ def _gids(file: Path) -> dict[str, int]:
     return {row[0]: int(row[2]) for row in rows if row[0] in ("video", "render") and len(row) > 2 and row[2].isdigit()}
 
 
-def _device_nodes(root: Path) -> tuple[str, ...]:
+def _device_nodes(root: Path) -> dict[str, int | None]:
     found = [*root.glob("dev/kfd"), *sorted(root.glob("dev/dri/renderD*")), *root.glob("dev/infiniband")]
-    return tuple("/" + str(path.relative_to(root)) for path in found)
+    return {"/" + str(path.relative_to(root)): _group(path.stat()) for path in found}
+
+
+def _group(found: os.stat_result) -> int | None:
+    return None if found.st_mode & 0o006 == 0o006 or stat.S_ISDIR(found.st_mode) else found.st_gid
+
+
+def _home() -> str:
+    """Of the caller; the working directory of one who has none."""
+    try:
+        return str(Path.home().absolute())
+    except RuntimeError:
+        return os.getcwd()

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import docker
-from docker.errors import APIError, NotFound
+import requests
+from docker.errors import APIError, DockerException, NotFound
 from docker.models.containers import Container
 from docker.models.images import Image
 from rich.console import Console
@@ -20,7 +23,7 @@ from rich.console import Console
 from containers import engine as images_engine
 from containers import images
 from launch import rundir
-from launch.container import LABEL, ContainerSpec, sdk_arguments
+from launch.container import LABEL, ContainerSpec, container_name, sdk_arguments
 from launch.detect import Host
 from launch.errors import HostError
 from launch.plan import Plan
@@ -35,14 +38,23 @@ def connect() -> docker.DockerClient:
         raise HostError(f"{error}\nWithout containers: runtime=local.") from error
 
 
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Whatever the engine refuses, or a connection to it that breaks, as a HostError."""
+    try:
+        yield
+    except (DockerException, requests.RequestException) as error:
+        raise HostError(f"the docker engine refuses: {getattr(error, 'explanation', None) or images_engine.root(error)}") from error
+
+
 def check(plan: Plan, host: Host) -> dict[str, Any]:
     """Everything that can be known before a container is made. Returns the facts of the image for the record. Raises HostError."""
     client = connect()
-    remove_orphans(client, host)
-    check_devices(plan, host)
-    check_ports(plan)
-    found = pull_if_absent(client, plan)
-    facts = image_facts(found)
+    with told():
+        remove_orphans(client, host)
+        check_devices(plan, host)
+        check_ports(plan)
+        facts = image_facts(pull_if_absent(client, plan))
     check_image(plan, facts)
     return facts
 
@@ -53,17 +65,16 @@ def check_devices(plan: Plan, host: Host) -> None:
     if "/dev/kfd" in missing:
         raise HostError("/dev/kfd is missing: the amdgpu driver with KFD is not loaded here (sudo modprobe amdgpu; lsmod | grep amdgpu).")
     if missing:
-        there = [node for node in host.device_nodes if "renderD" in node]
-        raise HostError(f"{', '.join(missing)} missing: the plan gives these devices to containers. Here: {', '.join(there) or 'none'}.")
-    if not wanted or host.uid == 0:
-        return
-    if not host.gids:
-        raise HostError("no group video or render on this host; the amdgpu installer makes both, and /dev/kfd belongs to one.")
-    outside = [name for name, gid in host.gids.items() if gid not in host.member_of]
-    if outside:
         raise HostError(
-            f"you are not in {' and '.join(outside)}, which the GPUs' device nodes belong to: "
-            f"sudo usermod -aG {','.join(outside)} $USER, then log in again."
+            f"{', '.join(missing)} missing: the plan gives these devices to containers. Here: {', '.join(host.device_nodes) or 'none'}."
+        )
+    closed = {node: gid for node in wanted if (gid := host.device_nodes[node]) is not None and gid not in host.member_of}
+    if closed and host.uid != 0:
+        names = {number: name for name, number in host.gids.items()}
+        outside = ",".join(sorted({names.get(gid, str(gid)) for gid in closed.values()}))
+        first = next(iter(closed))
+        raise HostError(
+            f"you are not in {outside}, and only its members open {first}: sudo usermod -aG {outside} $USER, then log in again."
         )
 
 
@@ -122,7 +133,8 @@ def check_image(plan: Plan, facts: dict[str, Any]) -> None:
         return
     image, labels = images.load()[config.container.name], facts["labels"]
     rebuild = f"python containers/build.py image={image.name}"
-    if image.reference != image.local_reference and image.reference not in facts["repo_digests"]:
+    digests = [reference.partition("@")[2] for reference in facts["repo_digests"]]
+    if image.reference != image.local_reference and image.reference.partition("@")[2] not in digests:
         raise HostError(
             f"container={image.name}: the image here has the digests {facts['repo_digests']}, the lock {image.reference}. {rebuild}"
         )
@@ -140,24 +152,36 @@ def check_image(plan: Plan, facts: dict[str, Any]) -> None:
 
 
 def remove_orphans(client: docker.DockerClient, host: Host) -> list[str]:
-    """Stop and remove containers of launchers that are gone, and their secrets. Ours only: by label, and by the caller's uid.
+    """Stop and remove containers of launchers that are gone. Ours only: by labels, the caller's uid, and the name that follows.
 
-    A launcher holds its run directory's lock for as long as it lives, however it dies.
+    A launcher holds its run directory's lock for as long as it lives, however it dies. A container that the engine cannot remove
+    (a GPU process in an uninterruptible sleep) is named, and keeps nobody from starting another run.
     """
     removed = []
     for container in client.containers.list(all=True, filters={"label": [f"{LABEL}.run", f"{LABEL}.uid={host.uid}"]}, ignore_removed=True):
-        if rundir.is_locked(Path(container.labels[f"{LABEL}.run"])):
+        if not is_ours(container, host) or rundir.is_locked(Path(container.labels[f"{LABEL}.run"])):
             continue
-        remove(container)
-        removed.append(container.name)
+        print(f"{container.name}: its launcher is gone; it is stopped and removed", file=sys.stderr)
+        try:
+            remove(container)
+            removed.append(container.name)
+        except (APIError, requests.RequestException) as error:
+            print(f"{container.name} cannot be removed: {getattr(error, 'explanation', None) or error}", file=sys.stderr)
     return removed
 
 
-def remove(container: Container, grace_s: int = 10) -> None:
-    """Gone, whatever state it was in; one that runs is asked first."""
+def is_ours(container: Container, host: Host) -> bool:
+    """Labels alone are not proof: an image made of a container inherits them."""
+    labels = container.labels
+    run, process = labels.get(f"{LABEL}.run", ""), labels.get(f"{LABEL}.process", "")
+    return bool(run) and labels.get(f"{LABEL}.uid") == str(host.uid) and container.name == container_name(Path(run), process)
+
+
+def remove(container: Container) -> None:
+    """Gone, whatever state it was in; one that runs is asked first, and has its own stop timeout to save."""
     try:
         if container.status == "running":
-            container.stop(timeout=grace_s)
+            container.stop()
         container.remove(force=True)
     except NotFound:
         return
@@ -177,16 +201,21 @@ def _wait_until_gone(container: Container) -> None:
     raise HostError(f"the engine does not finish removing the container {container.name}; `docker ps -a` shows it.")
 
 
-def create(client: docker.DockerClient, spec: ContainerSpec) -> Container:
-    """Made, not started. One of the same name is a dead launcher's: this run's lock is held. Raises HostError."""
-    with contextlib.suppress(NotFound):  # there is none: the usual case
-        remove(client.containers.get(spec.name))
-    try:
-        # A rootless engine's root is its caller. The client would copy its proxies, passwords and all, into what `inspect` shows.
-        arguments = {**sdk_arguments(spec), "user": images_engine.caller(client), "use_config_proxy": False}
-        return client.containers.create(**sdk_objects(arguments))
-    except APIError as error:
-        raise HostError(f"the engine refuses the container {spec.name}: {error.explanation or error}") from error
+def create(client: docker.DockerClient, spec: ContainerSpec, image_id: str, host: Host) -> Container:
+    """Made from the very image that was checked, not started. Raises HostError."""
+    with told():
+        # One of the same name is a dead launcher's: this run's lock is held.
+        with contextlib.suppress(NotFound):
+            old = client.containers.get(spec.name)
+            if not is_ours(old, host):
+                raise HostError(f"a container named {spec.name} is there, and it is not ours. docker rm {spec.name} makes room.")
+            remove(old)
+        arguments = sdk_arguments(spec)
+        host_config = client.api.create_host_config(**sdk_objects(arguments["host"]))
+        # A rootless engine's root is its caller.
+        own = {"image": image_id, "user": images_engine.caller(client)}
+        made = client.api.create_container(**{**arguments["container"], **own}, host_config=host_config)
+        return client.containers.get(made["Id"])
 
 
 def sdk_objects(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from launch.detect import Host
 from launch.errors import HostError
 from launch.schema import Config, Vendor, When
 
-# Names of variables and arguments that hold secrets. Tokens as in HF_TOKEN; not max_tokens.
-SECRET = re.compile(r"(TOKEN$|SECRET|PASSWORD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
+# Names of variables and arguments that hold secrets. A token as in HF_TOKEN or HF_TOKEN_READ; not max_tokens, not eos_token.
+SECRET = re.compile(r"((?<!EOS_)(?<!BOS_)(?<!PAD_)(?<!UNK_)TOKEN(?![A-Z])|SECRET|PASSWORD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
 ROOT = Path(__file__).parents[1]
 ADDED_TO = ("PYTHONPATH",)  # where a user's own value is kept and ours put before it
 INSIDE = ("HOME", "USER", "LOGNAME", "HF_HOME", "PYTHONPYCACHEPREFIX")  # a container's own
@@ -41,7 +41,7 @@ def settings(config: Config, host: Host, kind: str, gpus: list[int], run_dir: Pa
     mask = MASK.get(config.hardware.vendor)
     for name in chosen:
         # The mask is read in visible_gpus, and narrowed here; what is only the container's has no value of the shell's.
-        if name in host.environ and name not in (mask, *ADDED_TO, *INSIDE):
+        if name in host.environ and name not in (mask, *ADDED_TO, *INSIDE) and chosen[name].origin != "yours":
             chosen[name] = Setting(name, host.environ[name], f"set in your shell (here it would be {chosen[name].value})", "yours")
     for name, value in config.user_env.items():
         if name in ADDED_TO:
@@ -51,14 +51,18 @@ def settings(config: Config, host: Host, kind: str, gpus: list[int], run_dir: Pa
     return [chosen[name] for name in sorted(chosen)]
 
 
-def leaked(node: Any, environ: dict[str, str], at: str = "") -> str | None:
-    """The key of a composition that holds the value of a secret of the shell, for example by ${oc.env:HF_TOKEN}; or None."""
-    secrets = {value for name, value in environ.items() if SECRET.search(name) and len(value) >= 8}
+def secret_names(config: Config, environ: dict[str, str]) -> set[str]:
+    """Variables of the shell that hold a secret: by their names, or because the composition lists them."""
+    return {name for name in environ if SECRET.search(name)} | set(config.runtime.secrets)
+
+
+def leaked(node: Any, secrets: set[str], at: str = "") -> str | None:
+    """The key of a composition that holds one of these values, for example by ${oc.env:HF_TOKEN}; or None."""
     if isinstance(node, dict):
-        found = (leaked(value, environ, f"{at}.{key}" if at else str(key)) for key, value in node.items())
+        found = (leaked(value, secrets, f"{at}.{key}" if at else str(key)) for key, value in node.items())
         return next((key for key in found if key), None)
     if isinstance(node, list):
-        return next((key for key in (leaked(item, environ, at) for item in node) if key), None)
+        return next((key for key in (leaked(item, secrets, at) for item in node) if key), None)
     return at if isinstance(node, str) and any(secret in node for secret in secrets) else None
 
 
@@ -151,8 +155,10 @@ def _container(config: Config, host: Host) -> list[Setting]:
     why = "the image holds no bytecode and cannot be written: compiling it anew takes 10 s of every start"
     found.append(Setting("PYTHONPYCACHEPREFIX", str(container.home(config, host) / "pycache"), why, "launcher"))
     found.append(Setting("HF_HOME", str(container.hub_cache(host)), "your own cache of the hub", "launcher"))
-    passed = [n for n in host.environ if PASSED.match(n) and not SECRET.search(n) and n not in (*INSIDE, *MASK.values(), "HF_TOKEN_PATH")]
-    return [*found, *(Setting(name, host.environ[name], "set in your shell", "yours") for name in passed)]
+    kept_out = {*INSIDE, *MASK.values(), *secret_names(config, host.environ)}
+    passed = {name: value for name, value in host.environ.items() if PASSED.match(name) and name not in kept_out}
+    # A path of this machine means another place inside, or none.
+    return [*found, *(Setting(n, v, "set in your shell", "yours") for n, v in passed.items() if not v.startswith(("/", "~", ".")))]
 
 
 def _hardware(config: Config, kind: str, num_gpus: int) -> list[Setting]:

@@ -85,8 +85,13 @@ def execute(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: lis
         began = record.begin(plan, host, image, overrides, parent)
         rundir.write_json(plan.run_dir / "record.json", began)
         secrets = sorted({name for spec in plan.containers.values() for name in spec.secrets})
-        with secret_files.written(secrets, host, plan.run_dir):
-            exit_code = _supervise(plan)
+        try:
+            with secret_files.written(secrets, host, plan.run_dir):
+                exit_code = _supervise(plan, host, image)
+        except HostError as error:
+            failed = record.finish(began, plan.run_dir, "failed", error.exit_code, [], {"error": str(error)})
+            rundir.write_json(plan.run_dir / "record.json", failed)
+            raise
         result = rundir.read_json(plan.run_dir / "result.json")
         metrics = rundir.read_metrics(plan.run_dir / "metrics.jsonl")
         status = STATUS.get(exit_code, "failed")
@@ -100,12 +105,12 @@ def _write_inputs(plan: Plan) -> None:
     (plan.run_dir / "result.json").unlink(missing_ok=True)  # of an earlier attempt: it would pass for this one's
 
 
-def _supervise(plan: Plan) -> int:
+def _supervise(plan: Plan, host: Host, image: dict[str, Any] | None) -> int:
     """Start all, wait for all; the first failure or a signal stops the rest."""
     stopping: list[int] = []
     running: list[tuple[Process, Started]] = []
     with _signals(stopping), Progress(plan) as progress:
-        start = _starter(plan, progress)
+        start = _starter(plan, host, image, progress)
         try:
             for process in plan.processes:
                 running.append((process, start(process, plan.run_dir / "logs" / f"{process.name}.log")))
@@ -116,19 +121,19 @@ def _supervise(plan: Plan) -> int:
     return _exit_code(plan, failed, bool(stopping))
 
 
-def _starter(plan: Plan, progress: Progress) -> Starter:
-    if plan.config.runtime.name != "docker":
+def _starter(plan: Plan, host: Host, image: dict[str, Any] | None, progress: Progress) -> Starter:
+    if image is None:
         return LocalProcess
     from launch import contained, engine
 
-    client = engine.connect()
-    return lambda process, log: contained.ContainedProcess(client, plan.containers[process.name], process.name, log, progress.console)
+    client, image_id = engine.connect(), str(image["id"])
+    return lambda process, log: contained.ContainedProcess(client, plan.containers[process.name], image_id, host, log, progress.console)
 
 
 @contextlib.contextmanager
 def _signals(received: list[int]) -> Iterator[None]:
-    """SIGINT and SIGTERM are noted here and handled in the loop; the old handlers come back after."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    """SIGINT, SIGTERM and SIGHUP (a terminal that went away) are noted here and handled in the loop; the old handlers come back after."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     old = {number: signal.signal(number, lambda got, _frame: received.append(got)) for number in numbers}
     try:
         yield
@@ -151,11 +156,10 @@ def _wait(running: list[tuple[Process, Started]], progress: Progress, stopping: 
 
 
 def _stop(running: list[Started], grace_s: float) -> None:
-    """SIGTERM to all, time to save, then SIGKILL to what is left."""
-    for started in running:
-        started.ask_to_stop()
+    """SIGTERM, time to save, then SIGKILL to what is left. The last that started first: a server outlives those it serves."""
     deadline = time.monotonic() + grace_s
-    for started in running:
+    for started in reversed(running):
+        started.ask_to_stop()
         started.wait(max(0.0, deadline - time.monotonic()))
         started.remove()
 

@@ -61,7 +61,8 @@ def prepare(config: Config) -> tuple[Config, list[str]]:
 
 def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str] = ()) -> Plan:
     """The plan of a prepared composition. Raises HostError where the user's own environment contradicts it."""
-    key = environment.leaked(plain(config), host.environ)
+    names = environment.secret_names(config, host.environ)
+    key = environment.leaked(plain(config), {value for name in names if len(value := host.environ.get(name, "")) >= 8})
     if key:
         raise UserError(f"{key}: holds a secret of your shell, and a composition ends in records. The processes inherit the variable.")
     processes = topology.processes(config, host, run_dir)
@@ -74,7 +75,7 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
         containers=container.specs(config, processes, host, run_dir),
         memory=estimate.memory(config, processes),
         speed=estimate.speed(config),
-        warnings=[*warnings, *image_warnings(config)],
+        warnings=[*warnings, *image_warnings(config), *secret_warnings(config, host)],
     )
 
 
@@ -110,7 +111,7 @@ def image_json(config: Config) -> dict[str, Any] | None:
         return None
     reference = container.image_reference(config)
     if config.container.name == "custom":
-        return {"name": "custom", "reference": reference, "verified": "@sha256:" in reference}
+        return {"name": "custom", "reference": reference, "verified": "@" in reference}
     image = images.load()[config.container.name]
     versions = {key: getattr(image, key) for key in images.VERSIONS}
     built = {"base": image.base_reference, "verified": image.verified, "pushed": image.pushed, "gfx": list(image.gfx)}
@@ -123,6 +124,13 @@ def image_warnings(config: Config) -> list[str]:
         return []
     what = found.get("base", found["reference"])
     return [f"unverified image: {what} is named by a tag, not by a digest, and may be another one tomorrow."]
+
+
+def secret_warnings(config: Config, host: Host) -> list[str]:
+    """Names that were asked for and have no value. Those of conf/runtime/docker.yaml are there for whoever has one."""
+    usual = {"HF_TOKEN", "WANDB_API_KEY", *(f"{name}_PROXY" for name in ("HTTP", "HTTPS", "NO"))}
+    absent = [name for name in config.runtime.secrets if name.upper() not in usual and not host.environ.get(name)]
+    return [f"runtime.secrets: {name} is not set in your shell, so no process gets it." for name in absent]
 
 
 def rank_config(plan: Plan) -> dict[str, Any]:

@@ -10,14 +10,15 @@ import platform
 import re
 import socket
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from launch.detect import Host
-from launch.environment import SECRET, Setting
+from launch.environment import SECRET, secret_names
 from launch.plan import Plan, composition_hash, identity, image_json, plain
 from launch.rundir import sha256
+from launch.topology import Process
 
 ROOT = Path(__file__).parents[1]
 # Variables that change numbers or speed and hold no secret. Of any other only the name could matter, and we keep none.
@@ -69,7 +70,7 @@ def begin(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: list[
             "composition": identity(plan.config),
             "composition_hash": composition_hash(plan.config),
             "argv": {p.name: p.argv for p in plan.processes},
-            "environment": {p.name: _environment(p.settings, host) for p in plan.processes},
+            "environment": {p.name: _environment(plan, p, host) for p in plan.processes},
             "secrets": sorted(
                 {n for n in host.environ if SECRET.search(n)} | {n for spec in plan.containers.values() for n in spec.secrets}
             ),
@@ -115,9 +116,13 @@ def faults(record: dict[str, Any], required: Sequence[str] = REQUIRED) -> list[s
     return [] if seal(record)["sha256"] == record["sha256"] else ["sha256: the content was changed after it was written"]
 
 
-def _environment(settings: Iterable[Setting], host: Host) -> dict[str, str]:
-    chosen = {name: value for name, value in host.environ.items() if ALLOWED.match(name)} | {s.name: s.value for s in settings}
-    return {name: value for name, value in sorted(chosen.items()) if not SECRET.search(name)}
+def _environment(plan: Plan, process: Process, host: Host) -> dict[str, str]:
+    """What the process was given, and of what it inherited outside of a container the variables that change numbers or speed."""
+    spec = plan.containers.get(process.name)
+    inherited = {} if spec else {name: value for name, value in host.environ.items() if ALLOWED.match(name)}
+    secrets = secret_names(plan.config, host.environ)
+    chosen = inherited | (spec.environment if spec else process.env)
+    return {name: value for name, value in sorted(chosen.items()) if name not in secrets and not SECRET.search(name)}
 
 
 def code() -> dict[str, Any]:

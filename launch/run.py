@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from launch import detect, help, pipeline, rundir, show, sweep
 from launch.check_files import check_files
 from launch.compose import compose
-from launch.errors import EXIT_DONE, HostError, UserError
+from launch.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import check_host, execute
 from launch.plan import as_json, make_plan, prepare
 from launch.schema import Mode
@@ -49,9 +49,15 @@ def main(arguments: list[str]) -> int:
     except (UserError, HostError) as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:  # before anything runs; a run that is under way saves first
+        print("interrupted: nothing was started", file=sys.stderr)
+        return EXIT_INTERRUPTED
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
+    except OSError as error:  # a disk that is full, a run directory that went away
+        print(f"{error.filename or 'this machine'}: {error.strerror or error}", file=sys.stderr)
+        return EXIT_HOST
 
 
 if __name__ == "__main__":

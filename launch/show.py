@@ -60,7 +60,7 @@ def show_plan(plan: Plan, console: Console, verbose: bool) -> None:
     console.print(_memory(plan))
     if verbose:
         for process in plan.processes:
-            console.print(_details(process, plan.trainer_args))
+            console.print(_details(plan, process))
             if process.name in plan.containers:
                 console.print(_container(plan.containers[process.name]))
     else:
@@ -161,11 +161,12 @@ def _bar(entry: Memory) -> Text:
     return Text("█" * filled + "░" * (10 - filled) + verdict, style="green" if entry.fits else "red")
 
 
-def _details(process: topology.Process, trainer_args: dict[str, Any]) -> Group:
+def _details(plan: Plan, process: topology.Process) -> Group:
+    given = plan.containers[process.name].environment if process.name in plan.containers else process.env
     table = Table("variable", "value", "origin", "reason [source]", expand=True)
     for setting in process.settings:
-        table.add_row(setting.name, setting.value, setting.origin, Text(setting.reason))
-    arguments = Text("trainer arguments: " + ", ".join(f"{k}={v}" for k, v in sorted(trainer_args.items())))
+        table.add_row(setting.name, given[setting.name], setting.origin, Text(setting.reason))
+    arguments = Text("trainer arguments: " + ", ".join(f"{k}={v}" for k, v in sorted(plan.trainer_args.items())))
     parts: list[Any] = [Text(f"\n{process.name}", style="bold"), Text(shlex.join(process.argv)), table]
     return Group(*parts, *([] if process.kind == "server" else [arguments]))
 

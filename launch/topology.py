@@ -66,9 +66,12 @@ def processes(config: Config, host: Host, run_dir: Path) -> list[Process]:
 
 
 def ranks_argv(config: Config, host: Host, num_ranks: int, run_dir: Path) -> list[str]:
-    """torchrun on this node; `--standalone` takes a free port for the rendezvous."""
+    """torchrun on this node; `--standalone` takes a free port for the rendezvous.
+
+    On the loopback by its number: a container without a network cannot resolve its own name, and many a host cannot either.
+    """
     python = host.python if config.runtime.name == "local" else "python3"  # the image's own
-    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(num_ranks)]
     return [*torchrun, "-m", config.method.program, "--config", str(run_dir / "config.yaml")]
 
 

@@ -5,6 +5,7 @@ Device nodes are made with mknod: the engine really passes them. `cpu_image`, `e
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -155,7 +156,13 @@ def owners(folder: Path) -> set[int]:
 
 @pytest.mark.parametrize(
     "overrides",
-    [["method=sft"], ["method=dpo"], ["method=grpo"], ["method=evaluate"], ["method=grpo", "hardware=mi300x", "model=qwen3_4b"]],
+    [
+        ["method=sft", "runtime.network=none"],
+        ["method=dpo", "runtime.network=host"],
+        ["method=grpo"],
+        ["method=evaluate"],
+        ["method=grpo", "hardware=mi300x", "model=qwen3_4b", "topology=split"],
+    ],
     ids=lambda o: "-".join(o),
 )
 def test_smoke_run_trains_inside(caller, overrides):
@@ -253,7 +260,7 @@ def test_only_the_chosen_gpu_is_inside(caller, engine):
             launcher.communicate(timeout=PATIENCE_S)
             assert launcher.returncode == 0
         assert sorted(nodes.decode().split()) == ["/dev/dri/renderD133", "/dev/kfd"]
-        assert {int(g) for g in groups} == {UID, *_gpu_gids()}
+        assert {int(g) for g in groups} == {UID, *caller.identity["extra_groups"]} >= _gpu_gids()
         assert can == 0, "the groups open the nodes to a user who is not root"
         caller.identity["extra_groups"] = [Path("/var/run/docker.sock").stat().st_gid]
         refused = caller.run(*long)
@@ -263,6 +270,7 @@ def test_only_the_chosen_gpu_is_inside(caller, engine):
 
 SENTINELS = {
     "HF_TOKEN": "hf_sentinel_4f1c",
+    "NCCL_MY_KEY": "nccl_sentinel_03d7",  # would be passed as a variable of the stack, were it not listed
     "WANDB_API_KEY": "wandb_sentinel_9b2e",
     "HTTPS_PROXY": "http://user:proxy_sentinel_77aa@127.0.0.1:9",
     "MY_KEY": "my_sentinel_51d0",
@@ -270,7 +278,7 @@ SENTINELS = {
 
 
 def test_secrets_reach_the_processes_and_stand_nowhere(caller, engine, cpu_image):
-    given = [*SMOKE, "runtime.secrets=[HF_TOKEN,WANDB_API_KEY,HTTPS_PROXY,MY_KEY]", "user_env.NO_PROXY='*'"]
+    given = [*SMOKE, "runtime.secrets=[HF_TOKEN,WANDB_API_KEY,HTTPS_PROXY,MY_KEY,NCCL_MY_KEY]", "user_env.NO_PROXY='*'"]
     with caller.running(*given, **SENTINELS) as launcher:
         container = caller.container(launcher)
         inspected = json.dumps(engine.api.inspect_container(container.id))
@@ -281,7 +289,7 @@ def test_secrets_reach_the_processes_and_stand_nowhere(caller, engine, cpu_image
         engines_copy = b"".join(path.read_bytes() for path in engines_files)
         said = launcher.communicate(timeout=PATIENCE_S)[0]
         assert launcher.returncode == 0, said
-    assert reached.output.strip() == b"4"
+    assert reached.output.strip() == str(len(SENTINELS)).encode()
     assert set(modes) == {b"400"}
     run = caller.newest_run()
     files = [path for path in caller.home.rglob("*") if path.is_file()]
@@ -305,12 +313,16 @@ def test_secrets_reach_the_processes_and_stand_nowhere(caller, engine, cpu_image
 
 
 def test_a_killed_launcher_leaves_nothing_after_the_next_start(caller, engine, cpu_image):
-    """kill -9 at 20 moments spread over the launcher's life, from its imports to the end of the run; a foreign container lives on."""
-    foreign = engine.containers.run(cpu_image, ["sleep", "3600"], detach=True, labels={"somebody": "else", f"{LABEL}.uid": "1"})
-    moments = random.Random(20).sample(range(400), 20)  # hundredths of the time that a run takes up to its first step
-    caught = 0
+    """kill -9 at 20 moments: from its imports, over its container's start, into the training. Foreign containers live on."""
+    labels = {f"{LABEL}.run": str(caller.home), f"{LABEL}.process": "trainers"}
+    foreign = [
+        engine.containers.run(cpu_image, ["sleep", "3600"], detach=True, labels=labels | {f"{LABEL}.uid": str(uid)}, init=True)
+        for uid in (caller.uid, 1)  # another name, and another uid too
+    ]
+    moments = random.Random(20).sample(range(900), 20)  # hundredths of a second; the first step comes after some six
+    caught = trained = 0
     try:
-        for moment in sorted(moments):
+        for moment in moments:
             with subprocess.Popen(
                 caller.argv(*LONG, "resume=never"),
                 cwd=caller.home,
@@ -322,18 +334,35 @@ def test_a_killed_launcher_leaves_nothing_after_the_next_start(caller, engine, c
             ) as launcher:
                 time.sleep(moment / 100)
                 launcher.kill()
-            caught += len(caller.containers())
+            left = [c for c in caller.containers() if c.id not in {f.id for f in foreign}]
+            caught += bool(left)
+            trained += any((Path(c.labels[f"{LABEL}.run"]) / "metrics.jsonl").exists() for c in left)
         done = caller.run(*SMOKE)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert caller.containers() == []
+        assert {c.id for c in caller.containers()} == {foreign[0].id}
         assert not list(Path("/dev/shm").glob(f"rocm-recipes-{caller.uid}/*"))
         assert caught >= 5, "some were killed while their container was there"
-        foreign.reload()
-        assert (foreign.status, foreign.attrs["RestartCount"]) == ("running", 0)
+        print(f"killed 20 launchers: {caught} with a container, {trained} of them in training")
+        for container in foreign:
+            container.reload()
+            assert (container.status, container.attrs["RestartCount"]) == ("running", 0)
     finally:
-        foreign.remove(force=True)
-        for container in caller.containers():
-            container.remove(force=True)
+        for container in [*foreign, *caller.containers()]:
+            with contextlib.suppress(docker.errors.NotFound):
+                container.remove(force=True)
+
+
+def test_a_terminal_that_goes_away_stops_nothing(caller):
+    """`2>&1 | head` has seen enough: the run goes on, and its log is whole."""
+    with subprocess.Popen(
+        caller.argv(*SMOKE), cwd=caller.home, env=caller.env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **caller.identity
+    ) as launcher:
+        launcher.stderr.readline()
+        launcher.stderr.close()
+        assert launcher.wait(timeout=PATIENCE_S) == 0
+    run = caller.newest_run()
+    assert json.loads((run / "record.json").read_text())["status"] == "done"
+    assert "done: 2 steps" in (run / "logs/trainers.log").read_text()
 
 
 def test_killed_for_memory(caller):

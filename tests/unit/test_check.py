@@ -77,6 +77,7 @@ CASES = {
     "image_trl": (["hardware=mi300x", "container=seed_mi300x"], ["TRL 0.", "written for 1.16.0", "container=rocm"]),
     "custom_reference": (["container=custom", "container.reference=null"], ["container=custom", "container.reference="]),
     "docker_keys": (["runtime=local", "runtime.memory_gb=8"], ["runtime.memory_gb", "ignored", "runtime=docker"]),
+    "custom_reference_form": (["container=custom", "container.reference='Foo bar@sha256:1'"], ["'Foo bar@sha256:1' names no image"]),
     "secret_names": (["runtime=docker", "container=cpu", "runtime.secrets=['my-key']"], ["runtime.secrets: 'my-key'", "names only"]),
 }
 
@@ -129,6 +130,8 @@ def test_a_composition_that_works_is_not_refused():
         (["runtime.stop_timeout_s=0"], "runtime.stop_timeout_s=0"),
         (["container=cpu", "runtime.memory_gb=0"], "runtime.memory_gb=0"),
         (["container=cpu", "runtime.shm_gb=0.01"], "runtime.shm_gb=0.01"),
+        (["container=cpu", "runtime.shm_gb=inf"], "runtime.shm_gb=inf"),
+        (["container=cpu", "runtime.memory_gb=nan"], "runtime.memory_gb=nan"),
     ],
 )
 def test_values_out_of_their_list_or_range(overrides, said):
@@ -178,3 +181,26 @@ def test_warning(words, overrides):
 
 def test_no_warning_where_there_is_nothing_to_warn_of():
     assert warnings(composed("hardware=mi300x", "topology=ddp")) == []
+
+
+@pytest.mark.parametrize("name", ["PATH", "HOME", "HIP_VISIBLE_DEVICES", "MINE"])
+def test_a_secret_that_the_plan_sets_itself_is_refused(name):
+    found = refusals(composed("container=cpu", "hardware=cpu", f"runtime.secrets=[{name}]", "user_env.MINE=1"))
+    assert [rule.name for rule in found] == ["secret_names"]
+
+
+@pytest.mark.parametrize(
+    ("reference", "good"),
+    [
+        ("ubuntu", True),
+        ("127.0.0.1:5000/me/mine:1.0", True),
+        (f"ghcr.io/a/b@sha256:{'0' * 64}", True),
+        ("Foo/Bar:1", False),
+        ("", False),
+        ("../x", False),
+        ("foo@sha256:zzz", False),
+    ],
+)
+def test_references(reference, good):
+    found = refusals(composed("hardware=cpu", "container=custom", f"container.reference='{reference}'"))
+    assert ([rule.name for rule in found] == []) is good

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from containers import images
-from launch import container, detect
+from launch import container, detect, record
 from launch.compose import groups
 from launch.container import as_json, sdk_arguments
 from launch.errors import HostError, UserError
+from launch.plan import as_json as as_plan_json
 from launch.plan import make_plan, prepare
 from tests.conftest import composed, host_with
 
@@ -94,8 +95,8 @@ def test_server_and_trainers_see_what_the_weights_cross_and_no_more():
     assert server.environment["HIP_VISIBLE_DEVICES"] == "0,1"
     assert trainers.environment["HIP_VISIBLE_DEVICES"] == "1,2,3,0"
     assert (server.network, server.ipc) == ("bridge", "shareable")
-    assert trainers.network == trainers.ipc == f"container:{server.name}"
-    assert "shm_size" not in sdk_arguments(trainers)
+    assert trainers.network == trainers.ipc == trainers.pid == f"container:{server.name}"
+    assert "shm_size" not in sdk_arguments(trainers)["host"]
 
 
 def test_a_mask_in_the_shell_chooses_the_devices():
@@ -126,10 +127,10 @@ def test_detection_reads_minors_groups_and_nodes(tmp_path):
     host = detect.host("python", str(tmp_path))
     assert host.gpus[0].render_minor == 137
     assert host.gids == {"video": 39, "render": 993}
-    assert host.device_nodes == ("/dev/kfd", "/dev/dri/renderD130", "/dev/dri/renderD137")
+    assert list(host.device_nodes) == ["/dev/kfd", "/dev/dri/renderD130", "/dev/dri/renderD137"]
     assert host.selinux
     (found,) = specs("hardware=mi300x", "topology=single", host=dataclasses.replace(host, home="/home/me")).values()
-    assert found.groups == ["39", "993"]
+    assert {"39", "993"} <= set(found.groups)
     assert "label=disable" in found.security_opt
     assert not detect.host("python", str(tmp_path / "nowhere")).selinux
 
@@ -153,7 +154,7 @@ def test_infiniband_only_when_asked():
 
 def test_limits_and_network():
     (spec,) = specs("hardware=cpu", "runtime=docker", "runtime.memory_gb=2", "runtime.network=none", "runtime.shm_gb=1").values()
-    sent = sdk_arguments(spec)
+    sent = sdk_arguments(spec)["host"]
     assert sent["mem_limit"] == sent["memswap_limit"] == 2_000_000_000
     assert (sent["network_mode"], sent["shm_size"], sent["ulimits"]) == ("none", 1_000_000_000, [])
     assert sent["security_opt"] == ["no-new-privileges:true"], "the engine's own seccomp profile, where there is no GPU"
@@ -172,6 +173,70 @@ def test_what_a_process_inherits_outside_is_passed_by_name():
     assert "hf_sentinel" not in json.dumps([as_json(spec), sdk_arguments(spec)])
 
 
+LISTED = {"HF_TOKEN_READ": "sentinel_aaaa", "VLLM_KEY": "sentinel_bbbb", "NCCL_X": "sentinel_cccc", "HF_ENDPOINT": "https://u:sentinel_d@x"}
+
+
+def test_a_listed_secret_is_nowhere_whatever_its_name():
+    """Names that would be passed as variables of the stack, were they not listed."""
+    names = ",".join(LISTED)
+    config, _ = prepare(composed("hardware=cpu", "runtime=docker", f"runtime.secrets=[{names}]"))
+    host = host_with(0, **LISTED)
+    plan = make_plan(config, host, RUN)
+    kept = record.begin(plan, host, {"id": "1"}, [], None)
+    text = json.dumps([as_plan_json(plan), kept, [sdk_arguments(s) for s in plan.containers.values()]])
+    assert "sentinel" not in text
+    assert set(kept["secrets"]) == set(LISTED)
+    with pytest.raises(UserError, match="user_env.MINE: holds a secret"):
+        make_plan(
+            prepare(composed("hardware=cpu", "runtime=docker", f"runtime.secrets=[{names}]", "user_env.MINE=sentinel_cccc"))[0], host, RUN
+        )
+
+
+def test_a_secret_that_is_listed_and_not_set_is_said():
+    config, _ = prepare(composed("hardware=cpu", "runtime=docker", "runtime.secrets=[HF_TOKEN,MY_KYE]"))
+    assert [w for w in make_plan(config, host_with(0), RUN).warnings if "runtime.secrets" in w] == [
+        "runtime.secrets: MY_KYE is not set in your shell, so no process gets it."
+    ]
+
+
+def test_a_path_of_this_machine_is_not_passed():
+    host = host_with(8, HIP_PATH="/opt/rocm-6.2", HF_HUB_CACHE="/home/me/hub", NCCL_DEBUG="INFO", HF_HOME="relative")
+    (spec,) = specs("hardware=mi300x", "topology=single", host=host).values()
+    assert not {"HIP_PATH", "HF_HUB_CACHE"} & set(spec.environment)
+    assert spec.environment["HF_HOME"] == "/home/me/work/relative"
+
+
+def test_links_of_a_models_directory_lead_somewhere(tmp_path):
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots/1"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    (blobs / "abc").write_text("{}")
+    (snapshot / "config.json").symlink_to("../../blobs/abc")
+    (spec,) = specs("hardware=cpu", "runtime=docker", f"model.path={snapshot}").values()
+    assert {m.source for m in spec.mounts if m.read_only} >= {str(snapshot), str(blobs)}
+
+
+def test_nvidia_split_gives_the_gpus_that_its_masks_count():
+    given = ["hardware=h100", "method=grpo", "model=qwen3_4b", "topology=split", *NVIDIA]
+    found = specs(*given)
+    sent = {name: sdk_arguments(spec)["host"]["device_requests"][0]["device_ids"] for name, spec in found.items()}
+    assert sent == {"server": ["0", "1"], "trainers": [str(n) for n in range(8)]}
+    assert found["server"].environment["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert found["trainers"].environment["CUDA_VISIBLE_DEVICES"] == "1,2,3,4,5,6,7,0"
+
+
+def test_a_reward_typed_at_home_does_not_show_all_of_home():
+    host = dataclasses.replace(host_with(0), cwd="/home/me")
+    with pytest.raises(UserError, match="all of your home"):
+        specs("hardware=cpu", "runtime=docker", "method=grpo", "++method.rewards={mine.reward: 1}", host=host)
+
+
+def test_tracking_that_the_image_does_not_hold_is_refused(launch):
+    done = launch("hardware=cpu", "container=cpu", "tracking=wandb", "smoke=true")
+    assert done.code == 2
+    assert "the image cpu holds no wandb" in done.err
+
+
 def test_data_model_and_own_code_are_mounted_read_only():
     given = ["hardware=cpu", "runtime=docker", "method=grpo", "data=jsonl", "data.path=/data/a.jsonl", "model.path=/models/mine"]
     (spec,) = specs(
@@ -184,7 +249,7 @@ def test_data_model_and_own_code_are_mounted_read_only():
     assert spec.environment["PYTHONPATH"] == f"{ROOT}:/home/me/lib:/home/me/work"
 
 
-@pytest.mark.parametrize("path", ["/data.jsonl", "/proc/self/data.jsonl", "/sys/a/b.jsonl"])
+@pytest.mark.parametrize("path", ["/data.jsonl", "/proc/self/data.jsonl", "/sys/a/b.jsonl", "/opt/recipes/a.jsonl"])
 def test_a_path_that_would_hide_the_system_is_refused(path):
     with pytest.raises(UserError, match="cannot be mounted"):
         specs("hardware=cpu", "runtime=docker", "data=jsonl", f"data.path={path}")
@@ -205,4 +270,5 @@ def test_plan_of_an_unverified_image_says_so():
 def test_the_command_of_a_container_starts_with_the_entry_program():
     (spec,) = specs("hardware=cpu", "runtime=docker").values()
     assert spec.command[:5] == ["python3", f"{ROOT}/containers/enter.py", "python3", "-m", "torch.distributed.run"]
-    assert sdk_arguments(spec)["entrypoint"] == []
+    sent = sdk_arguments(spec)["container"]
+    assert (sent["entrypoint"], sent["stop_timeout"], sent["use_config_proxy"]) == ([], 300, False)

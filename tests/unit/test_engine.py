@@ -18,7 +18,7 @@ import pytest
 
 from containers import images
 from launch import engine, rundir, secret_files
-from launch.container import secret_dir
+from launch.container import container_name, secret_dir
 from launch.errors import HostError
 from launch.plan import make_plan, prepare
 from tests.conftest import composed, host_with
@@ -121,21 +121,24 @@ def test_missing_devices():
     host = host_with(8)
     plan = plan_of("hardware=mi300x", "topology=ddp", host=host)
     with pytest.raises(HostError, match="/dev/kfd is missing: the amdgpu driver"):
-        engine.check_devices(plan, dataclasses.replace(host, device_nodes=()))
-    with pytest.raises(HostError, match=r"/dev/dri/renderD135 missing.*Here: /dev/dri/renderD128"):
-        engine.check_devices(plan, dataclasses.replace(host, device_nodes=host.device_nodes[:-1]))
+        engine.check_devices(plan, dataclasses.replace(host, device_nodes={}))
+    with pytest.raises(HostError, match=r"/dev/dri/renderD135 missing.*Here: /dev/kfd, /dev/dri/renderD128"):
+        engine.check_devices(
+            plan, dataclasses.replace(host, device_nodes={n: g for n, g in host.device_nodes.items() if n != "/dev/dri/renderD135"})
+        )
     engine.check_devices(plan, host)
 
 
-def test_not_in_the_groups():
+def test_not_in_the_group_of_the_nodes():
     host = host_with(8)
     plan = plan_of("hardware=mi300x", "topology=ddp", host=host)
-    with pytest.raises(HostError, match=r"not in render.*usermod -aG render"):
+    with pytest.raises(HostError, match=r"not in render, and only its members open /dev/dri/renderD128: sudo usermod -aG render"):
         engine.check_devices(plan, dataclasses.replace(host, member_of=(1000, 44)))
-    with pytest.raises(HostError, match="no group video or render on this host"):
-        engine.check_devices(plan, dataclasses.replace(host, gids={}))
+    with pytest.raises(HostError, match="not in 109"):  # a group without a name here, as from a directory service
+        engine.check_devices(plan, dataclasses.replace(host, member_of=(1000,), gids={}))
+    engine.check_devices(plan, dataclasses.replace(host, member_of=(1000, 109)))
     engine.check_devices(plan, dataclasses.replace(host, uid=0, member_of=(0,)))
-    engine.check_devices(plan_of("hardware=cpu", "container=cpu"), dataclasses.replace(host, member_of=()))
+    engine.check_devices(plan, dataclasses.replace(host, member_of=(), device_nodes=dict.fromkeys(host.device_nodes)))
 
 
 def test_port_taken(monkeypatch):
@@ -213,8 +216,54 @@ def test_image_without_code_for_the_gpu(fake):
 def test_a_container_that_the_engine_refuses(fake):
     fake({("POST", "/containers/create.*"): (400, {"message": "invalid mount config"})})
     (spec,) = plan_of("hardware=cpu", "container=cpu").containers.values()
-    with pytest.raises(HostError, match=r"refuses the container rocm-recipes-\w+-trainers: invalid mount config"):
-        engine.create(engine.connect(), spec)
+    with pytest.raises(HostError, match="the docker engine refuses: invalid mount config"):
+        engine.create(engine.connect(), spec, "sha256:1", host_with(0))
+
+
+def listed(name: str, run: Path, uid: int = 1000, status: str = "exited"):
+    labels = {"io.rocm-recipes.run": str(run), "io.rocm-recipes.uid": str(uid), "io.rocm-recipes.process": "trainers"}
+    return {"Id": name, "Name": f"/{name}", "Config": {"Labels": labels}, "State": {"Status": status}, "Image": "sha256:1"}
+
+
+def test_only_ours_are_removed(fake, tmp_path):
+    """Labels are inherited by an image that somebody makes of a container: the name has to follow from them too."""
+    ours = container_name(tmp_path, "trainers")
+    every = {name: listed(name, tmp_path) for name in (ours, "theirs")}
+    routes = {("GET", f"/containers/{name}/json"): (200, content) for name, content in every.items()}
+    routes |= {("GET", "/containers/json.*"): (200, [{"Id": name} for name in every]), ("DELETE", "/containers/.*"): (204, b"")}
+    asked = fake(routes)
+    assert engine.remove_orphans(engine.connect(), host_with(0)) == [ours]
+    assert [line for line in asked if line.startswith("DELETE")] == [f"DELETE /containers/{ours}?v=False&link=False&force=True"]
+    with rundir.locked(tmp_path):
+        assert engine.remove_orphans(engine.connect(), host_with(0)) == [], "its launcher lives"
+
+
+def test_a_container_that_cannot_be_removed_keeps_nobody_from_starting(fake, tmp_path, capsys):
+    name = container_name(tmp_path, "trainers")
+    fake(
+        {
+            ("GET", f"/containers/{name}/json"): (200, listed(name, tmp_path)),
+            ("GET", "/containers/json.*"): (200, [{"Id": name}]),
+            ("DELETE", "/containers/.*"): (500, {"message": "did not receive an exit event"}),
+        }
+    )
+    assert engine.remove_orphans(engine.connect(), host_with(0)) == []
+    assert f"{name} cannot be removed: did not receive an exit event" in capsys.readouterr().err
+
+
+def test_a_name_that_somebody_else_took(fake):
+    (spec,) = plan_of("hardware=cpu", "container=cpu").containers.values()
+    theirs = {"Id": "1", "Name": f"/{spec.name}", "Config": {"Labels": {}}, "State": {"Status": "running"}}
+    asked = fake({("GET", "/containers/.*/json"): (200, theirs)})
+    with pytest.raises(HostError, match=f"a container named {spec.name} is there, and it is not ours"):
+        engine.create(engine.connect(), spec, "sha256:1", host_with(0))
+    assert not [line for line in asked if line.startswith(("DELETE", "POST"))]
+
+
+def test_an_engine_that_fails_in_the_middle(fake):
+    fake({("GET", "/containers/json.*"): (500, {"message": "database is locked"})})
+    with pytest.raises(HostError, match="the docker engine refuses: database is locked"):
+        engine.check(plan_of("hardware=cpu", "container=cpu"), host_with(0))
 
 
 def test_only_ours_are_looked_for(fake):
@@ -243,18 +292,38 @@ def test_secrets_of_a_dead_launcher_are_removed_and_of_a_live_one_kept(tmp_path)
     dead.mkdir()
     for run in (live, dead):
         secret_files._write(["HF_TOKEN"], host, run, secret_dir(host, run))
+    half_made = secret_dir(host, live).parent / ("0" * 12)
+    half_made.mkdir()
     with rundir.locked(live):
         secret_files.remove_orphans(host)
         assert secret_dir(host, live).exists()
         assert not secret_dir(host, dead).exists()
+        assert half_made.exists(), "another launcher may be making it"
+
+
+def test_a_link_in_the_place_of_the_secrets_is_never_followed(tmp_path):
+    """/dev/shm is everybody's: who puts a link there must not have somebody's files removed, or secrets written elsewhere."""
+    host = dataclasses.replace(host_with(0, XDG_RUNTIME_DIR=str(tmp_path), HF_TOKEN="x"), uid=tmp_path.stat().st_uid)
+    victim = tmp_path / "victim"
+    precious = victim / ("a" * 12)
+    precious.mkdir(parents=True)
+    (precious / ".run").write_text("/nowhere")
+    victim.chmod(0o700)
+    (tmp_path / f"rocm-recipes-{host.uid}").symlink_to(victim)
+    secret_files.remove_orphans(host)
+    assert (precious / ".run").exists()
+    with pytest.raises(HostError, match="is not a directory that only you can open"), secret_files.written(["HF_TOKEN"], host, RUN):
+        raise AssertionError("not reached")
+    assert [p.name for p in victim.iterdir()] == ["a" * 12]
 
 
 def test_secrets_where_they_cannot_be_written(tmp_path):
-    host = host_with(0, XDG_RUNTIME_DIR=str(tmp_path / "absent"), HF_TOKEN="x")
+    host = dataclasses.replace(host_with(0, XDG_RUNTIME_DIR=str(tmp_path / "absent"), HF_TOKEN="x"), uid=tmp_path.stat().st_uid)
     with pytest.raises(HostError, match="secrets cannot be written there"), secret_files.written(["HF_TOKEN"], host, RUN):
         raise AssertionError("not reached")
-    (tmp_path / f"rocm-recipes-{host.uid}").mkdir()
-    somebody_elses = dataclasses.replace(host, environ={"XDG_RUNTIME_DIR": str(tmp_path), "HF_TOKEN": "x"}, uid=tmp_path.stat().st_uid + 1)
-    (tmp_path / f"rocm-recipes-{somebody_elses.uid}").mkdir(exist_ok=True)
-    with pytest.raises(HostError, match="belongs to somebody else"), secret_files.written(["HF_TOKEN"], somebody_elses, RUN):
+    open_to_all = tmp_path / f"rocm-recipes-{host.uid}"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o755)
+    host = dataclasses.replace(host, environ={"XDG_RUNTIME_DIR": str(tmp_path), "HF_TOKEN": "x"})
+    with pytest.raises(HostError, match="not a directory that only you can open"), secret_files.written(["HF_TOKEN"], host, RUN):
         raise AssertionError("not reached")
