@@ -117,10 +117,7 @@ class ContainedProcess:
             if self.silent:
                 return
             text = line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1]
-            try:
-                self.console.print(Text(f"{self.name} | {text}"), soft_wrap=True)
-            except (OSError, ValueError):  # nobody reads the terminal any more
-                self.silent = True
+            self.console.print(Text(f"{self.name} | {text}"), soft_wrap=True)
 
 
 def _make_writable(spec: ContainerSpec) -> None:

@@ -16,7 +16,7 @@ from launch.schema import Config, Vendor, When
 SECRET = re.compile(r"((?<!EOS_)(?<!BOS_)(?<!PAD_)(?<!UNK_)TOKEN(?![A-Z])|SECRET|PASSWORD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
 ROOT = Path(__file__).parents[1]
 ADDED_TO = ("PYTHONPATH",)  # where a user's own value is kept and ours put before it
-INSIDE = ("HOME", "USER", "LOGNAME", "HF_HOME", "PYTHONPYCACHEPREFIX")  # a container's own
+INSIDE = ("HOME", "USER", "LOGNAME", "HF_HOME", "PYTHONPYCACHEPREFIX", "TORCHINDUCTOR_CACHE_DIR")  # a container's own
 # Variables of the user's shell that a container is given too: those of the stack, which change numbers or speed.
 PASSED = re.compile(r"^(HIP_|HSA_|NCCL_|RCCL_|MIOPEN_|PYTORCH_|VLLM_|HF_|GPU_MAX_)")
 MASK = {Vendor.amd: "HIP_VISIBLE_DEVICES", Vendor.nvidia: "CUDA_VISIBLE_DEVICES"}
@@ -154,6 +154,8 @@ def _container(config: Config, host: Host) -> list[Setting]:
     ]
     why = "the image holds no bytecode and cannot be written: compiling it anew takes 10 s of every start"
     found.append(Setting("PYTHONPYCACHEPREFIX", str(container.home(config, host) / "pycache"), why, "launcher"))
+    why = "kernels that torch.compile made stay for the next run; its own place is /tmp, which goes with the container"
+    found.append(Setting("TORCHINDUCTOR_CACHE_DIR", str(container.home(config, host) / "inductor"), why, "launcher"))
     found.append(Setting("HF_HOME", str(container.hub_cache(host)), "your own cache of the hub", "launcher"))
     kept_out = {*INSIDE, *MASK.values(), *secret_names(config, host.environ)}
     passed = {name: value for name, value in host.environ.items() if PASSED.match(name) and name not in kept_out}

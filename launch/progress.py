@@ -15,11 +15,18 @@ from launch.plan import Plan
 LINE_EVERY_S = 15.0  # where there is no terminal
 
 
+class Terminal(Console):
+    """rich's own console ends the program when nobody reads any more; a run goes on without being watched."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class Progress:
     """A context manager; `update()` reads what has been written since the last call."""
 
     def __init__(self, plan: Plan) -> None:
-        self.console = Console(stderr=True)
+        self.console = Terminal(stderr=True)
         self.file: Path = plan.run_dir / "metrics.jsonl"
         self.label = f"{plan.config.method.name} {plan.config.model.name}"
         self.offset = self.file.stat().st_size if self.file.exists() else 0
