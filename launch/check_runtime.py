@@ -86,7 +86,7 @@ RUNTIME_RULES = [
     Rule(
         "custom_reference",
         lambda c: (c.container.name == "custom") != (c.container.reference is not None),
-        lambda c: f"container={c.container.name} with container.reference={c.container.reference}",
+        lambda c: f"container={c.container.name} with container.reference={c.container.reference or 'null'}",
         lambda c: "container=custom container.reference=<repository:tag or repository@sha256:...>, or neither",
     ),
     Rule(

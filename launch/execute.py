@@ -133,7 +133,8 @@ def _starter(plan: Plan, host: Host, image: dict[str, Any] | None, progress: Pro
 @contextlib.contextmanager
 def _signals(received: list[int]) -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP (a terminal that went away) are noted here and handled in the loop; the old handlers come back after."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    # What the caller has the launcher ignore (nohup) stays ignored.
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
     old = {number: signal.signal(number, lambda got, _frame: received.append(got)) for number in numbers}
     try:
         yield
