@@ -17,11 +17,12 @@ import docker
 import docker.errors
 import requests
 
+from containers.images import LABEL
 from launch.errors import HostError
 
-ROLE = "io.rocm-recipes.role"  # on every container that a build starts
+ROLE = f"{LABEL}.role"  # on every container that a build starts
 # On every image that a build leaves, with the build's id, so that it can be removed again; COMPLETE on the one that stays.
-BUILD, COMPLETE = "io.rocm-recipes.build", "complete"
+BUILD, COMPLETE = f"{LABEL}.build", "complete"
 PYTHON = "python3"  # what every base calls it
 FORGOTTEN_S = 3600  # after so long a container that has ended belongs to no build any more
 TRIES = 100

@@ -13,8 +13,9 @@ from docker.errors import DockerException, NotFound
 from rich.console import Console
 from rich.text import Text
 
+from containers.images import LABEL
 from launch import engine
-from launch.container import LABEL, ContainerSpec
+from launch.container import ContainerSpec
 from launch.detect import Host
 from launch.errors import HostError
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from containers import images
+from containers.images import LABEL
 from launch import environment
 from launch.detect import Host
 from launch.errors import UserError
@@ -19,7 +20,6 @@ from launch.schema import Config, Network, Vendor
 from launch.topology import Process
 
 ROOT = Path(__file__).parents[1]
-LABEL = "io.rocm-recipes"
 SECRETS = "/run/secrets"
 OVERLAY = "/opt/recipes"  # where our images hold their packages
 ENTER = str(ROOT / "containers/enter.py")
@@ -91,7 +91,7 @@ def peers(process: Process, processes: list[Process]) -> list[int]:
     """GPUs of others that this process group must see.
 
     Weights go from the first training rank to every server by RCCL. On one node that is HIP IPC, which maps the other side's
-    memory and needs its device (vLLM's weight transfer fails where one mask hides the other's GPU: docs of amd_troubles 16, 31).
+    memory and needs its device: vLLM's weight transfer fails where one mask hides the other's GPU.
     """
     servers = [p for p in processes if p.kind == "server"]
     if process.kind == "server":

@@ -22,8 +22,9 @@ from rich.console import Console
 
 from containers import engine as images_engine
 from containers import images
+from containers.images import LABEL
 from launch import rundir
-from launch.container import LABEL, ContainerSpec, container_name, sdk_arguments
+from launch.container import ContainerSpec, container_name, sdk_arguments
 from launch.detect import Host
 from launch.errors import HostError
 from launch.plan import Plan

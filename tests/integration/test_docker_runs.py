@@ -22,8 +22,8 @@ from pathlib import Path
 import docker
 import pytest
 
+from containers.images import LABEL
 from launch import rundir
-from launch.container import LABEL
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.integration
