@@ -196,7 +196,7 @@ def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mou
         listed.append(Mount(str(secret_dir(host, run_dir)), SECRETS, True, "secrets"))
     for mount in listed:
         _refuse_hiding(mount, host)
-    return sorted(listed, key=lambda m: m.target)  # a directory before what is mounted inside it
+    return listed  # the engine itself mounts a directory before what is inside it
 
 
 def _refuse_hiding(mount: Mount, host: Host) -> None:
