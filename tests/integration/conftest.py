@@ -81,9 +81,10 @@ def registry(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFacto
         yield address
     finally:
         for image in engine.images.list():
-            for tag in image.tags:
-                if tag.startswith(f"{address}/"):
-                    engine.images.remove(tag)
+            for name in [*image.tags, *image.attrs["RepoDigests"]]:
+                if name.startswith(f"{address}/"):
+                    with contextlib.suppress(docker.errors.ImageNotFound):  # its digest went with its last tag
+                        engine.images.remove(name)
         process.terminate()
         process.wait()
         shutil.rmtree(folder)

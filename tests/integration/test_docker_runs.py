@@ -409,5 +409,5 @@ def test_an_image_of_ones_own_is_pulled_by_its_digest(caller, engine, registry, 
     done = caller.run("container=custom", f"container.reference={repository}@{digest}", "smoke=true", "hardware=cpu")
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((caller.newest_run() / "record.json").read_text())
-    assert record["image"]["repo_digests"] == [f"{repository}@{digest}"]
+    assert f"{repository}@{digest}" in record["image"]["repo_digests"]  # and what the engine kept of other registries
     assert record["image"]["verified"] is True
