@@ -399,12 +399,13 @@ def test_socket_not_permitted_and_image_not_built(caller):
         assert "Traceback" not in refused.stderr
 
 
-def test_an_image_of_ones_own_is_pulled_by_its_digest(caller, engine, registry, cpu_image):
+def test_an_image_of_ones_own_is_pulled_by_its_digest(caller, engine, registry, cpu_image, remove):
     repository = f"{registry}/mine"
     image = engine.images.get(cpu_image)
     image.tag(repository, "1")
     pushed = [json.loads(line) for line in engine.images.push(repository, tag="1").splitlines()]
     digest = next(event["aux"]["Digest"] for event in pushed if "aux" in event)
+    remove.append(f"{repository}@{digest}")
     engine.images.remove(f"{repository}:1")
     done = caller.run("container=custom", f"container.reference={repository}@{digest}", "smoke=true", "hardware=cpu")
     assert done.returncode == 0, done.stdout + done.stderr
