@@ -28,11 +28,10 @@ import requests
 
 from containers import engine, fetch, images, push, verify
 from containers.fetch import BuildFailed
-from containers.images import FOLDER, LABEL, UNBUILT, Image, LockError
+from containers.images import FOLDER, LABEL, OCI, UNBUILT, Image, LockError
 from containers.progress import Phase, Progress
 from launch.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, EXIT_USER, HostError, UserError, near
 
-OCI = "org.opencontainers.image"
 LAST_LINES = 15
 CHUNK = 1 << 20
 

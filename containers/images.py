@@ -19,6 +19,7 @@ FOLDER = Path(__file__).parent
 LOCK = FOLDER / "images.lock.yaml"
 REPOSITORY = "rocm-recipes"  # local images are rocm-recipes/<name>:<tag>
 LABEL = "io.rocm-recipes"  # in front of every label that we give to an image or a container
+OCI = "org.opencontainers.image"  # in front of the labels that every image should have (specs.opencontainers.org)
 TAG_LENGTH = 16
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 UNVERIFIED, UNKNOWN, UNBUILT, NONE = "unverified", "unknown", "unbuilt", "none"

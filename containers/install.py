@@ -98,13 +98,18 @@ def vendored(module: str) -> Any:
     return importlib.import_module(f"pip._vendor.packaging.{module}")
 
 
-def held(paths: list[str]) -> dict[str, str]:
-    """Version of every package on these paths; the first found counts, as for an import."""
-    found: dict[str, str] = {}
+def distributions(paths: list[str]) -> dict[str, importlib.metadata.Distribution]:
+    """Every package on these paths; the first found counts, as for an import."""
+    found: dict[str, importlib.metadata.Distribution] = {}
     for dist in importlib.metadata.distributions(path=paths):
         if dist.metadata["Name"]:
-            found.setdefault(canonical(dist.metadata["Name"]), dist.version)
+            found.setdefault(canonical(dist.metadata["Name"]), dist)
     return found
+
+
+def held(paths: list[str]) -> dict[str, str]:
+    """Their versions."""
+    return {name: dist.version for name, dist in distributions(paths).items()}
 
 
 def guarded(packages: Mapping[str, str]) -> dict[str, str]:
@@ -191,7 +196,11 @@ class Environment(NamedTuple):
 
     @property
     def site(self) -> Path:
-        return self.folder / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
+        return site_of(self.folder)
+
+
+def site_of(environment: Path) -> Path:
+    return environment / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
 
 
 def make_environment(folder: Path) -> Environment:
@@ -327,12 +336,8 @@ def write_constraints(file: Path, packages: Mapping[str, str]) -> None:
 
 
 def check() -> None:
-    site = Path(sys.prefix) / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
-    ours = held([str(site)])
-    everything: dict[str, importlib.metadata.Distribution] = {}
-    for dist in importlib.metadata.distributions():
-        if dist.metadata["Name"]:
-            everything.setdefault(canonical(dist.metadata["Name"]), dist)
+    site = site_of(Path(sys.prefix))
+    ours, everything = held([str(site)]), distributions(sys.path)
     hidden = shadowed(ours, everything)
     if hidden:
         raise Refused("\n".join(hidden) + "\nChoose a base that leaves PYTHONPATH alone, or one that holds what the locks pin.")

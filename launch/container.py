@@ -6,7 +6,6 @@ stands inside at the path it has outside, so that one config.yaml and one comman
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,12 @@ from containers import images
 from containers.images import LABEL
 from launch import environment
 from launch.detect import Host
+from launch.environment import ROOT
 from launch.errors import UserError
+from launch.paths import home, hub_cache, run_hash, secret_dir
 from launch.schema import Config, Network, Vendor
 from launch.topology import Process
 
-ROOT = Path(__file__).parents[1]
 SECRETS = "/run/secrets"
 OVERLAY = "/opt/recipes"  # where our images hold their packages
 ENTER = str(ROOT / "containers/enter.py")
@@ -62,11 +62,6 @@ class ContainerSpec:
     labels: dict[str, str]
     cap_add: list[str] = field(default_factory=list)  # none: the caller is no root, and could not use one
     cap_drop: list[str] = field(default_factory=lambda: ["ALL"])
-
-
-def run_hash(run_dir: Path) -> str:
-    """Names containers and secret files of a run: the same again when it is resumed."""
-    return hashlib.sha256(str(run_dir).encode()).hexdigest()[:12]
 
 
 def container_name(run_dir: Path, process: str) -> str:
@@ -227,30 +222,6 @@ def _link_targets(model: str | None) -> list[str]:
     folder = Path(model or "").resolve()
     links = [file.resolve().parent for file in folder.iterdir() if file.is_symlink()] if model and folder.is_dir() else []
     return sorted({str(parent) for parent in links if not parent.is_relative_to(folder)})
-
-
-def cache_dir(host: Host) -> Path:
-    return (Path(host.cwd) / (host.environ.get("XDG_CACHE_HOME") or Path(host.home) / ".cache")).absolute()
-
-
-def home(config: Config, host: Host) -> Path:
-    """One for each image: kernels compiled by one stack are not another's."""
-    return cache_dir(host) / "rocm-recipes/home" / config.container.name
-
-
-def hub_cache(host: Host) -> Path:
-    return (Path(host.cwd) / (host.environ.get("HF_HOME") or cache_dir(host) / "huggingface")).absolute()
-
-
-def secret_dir(host: Host, run_dir: Path) -> Path:
-    """In memory, not on a disk: the session's own directory, or /dev/shm where there is none."""
-    return secret_bases(host)[0] / run_hash(run_dir)
-
-
-def secret_bases(host: Host) -> list[Path]:
-    """Where secrets of this caller may stand: the first is where they are written today."""
-    bases = [Path(base) for base in (host.environ.get("XDG_RUNTIME_DIR"), "/dev/shm") if base]
-    return [base / f"rocm-recipes-{host.uid}" for base in bases]
 
 
 def as_json(spec: ContainerSpec) -> dict[str, Any]:

@@ -101,15 +101,16 @@ def _amd(root: Path) -> list[Gpu]:
 
 def _properties(file: Path) -> dict[str, int]:
     """`name value` lines; what is not a number is left out."""
-    pairs = [line.split() for line in _text(file).splitlines()]
+    pairs = [line.split() for line in (text(file) or "").splitlines()]
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
-def _text(file: Path) -> str:
+def text(file: str | Path) -> str | None:
+    """What stands in a file, None where there is none or nothing."""
     try:
-        return file.read_text().strip()
+        return Path(file).read_text().strip() or None
     except OSError:
-        return ""
+        return None
 
 
 def _nvidia(root: Path) -> list[Gpu]:
@@ -135,13 +136,13 @@ def host(python: str, sysroot: str = "/") -> Host:
         gids=_gids(Path(sysroot) / "etc/group"),
         member_of=(os.getgid(), *os.getgroups()),
         device_nodes=_device_nodes(Path(sysroot)),
-        selinux=_text(Path(sysroot) / "sys/fs/selinux/enforce") == "1",
+        selinux=text(Path(sysroot) / "sys/fs/selinux/enforce") == "1",
     )
 
 
 def _gids(file: Path) -> dict[str, int]:
     """Of video and render: the numbers differ from one distribution to the next, and from the image's."""
-    rows = [line.split(":") for line in _text(file).splitlines()]
+    rows = [line.split(":") for line in (text(file) or "").splitlines()]
     return {row[0]: int(row[2]) for row in rows if row[0] in ("video", "render") and len(row) > 2 and row[2].isdigit()}
 
 

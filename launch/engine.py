@@ -22,7 +22,7 @@ from rich.console import Console
 
 from containers import engine as images_engine
 from containers import images
-from containers.images import LABEL
+from containers.images import LABEL, OCI
 from launch import rundir
 from launch.container import ContainerSpec, container_name, sdk_arguments
 from launch.detect import Host
@@ -123,7 +123,7 @@ def image_facts(image: Image) -> dict[str, Any]:
     """What the record keeps of an image: what it is, not what it is called."""
     labels = image.labels or {}
     ours = {key.removeprefix(f"{LABEL}."): value for key, value in labels.items() if key.startswith(f"{LABEL}.")}
-    base = {key: labels.get(f"org.opencontainers.image.base.{key}") for key in ("name", "digest")}
+    base = {key: labels.get(f"{OCI}.base.{key}") for key in ("name", "digest")}
     return {"id": image.id, "repo_digests": sorted(image.attrs.get("RepoDigests") or []), "base": base, "labels": ours}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launch import paths
 from launch.detect import Host
 from launch.errors import HostError
 from launch.schema import Config, Vendor, When
@@ -145,18 +146,17 @@ def own_python_path(config: Config, host: Host) -> list[str]:
 
 def _container(config: Config, host: Host) -> list[Setting]:
     """What a process needs where it has no home directory and no name, and what it would have inherited outside."""
-    from launch import container
-
-    found = [Setting("HOME", str(container.home(config, host)), "the caller's uid has no home directory in the image", "launcher")]
+    home = paths.home(config, host)
+    found = [Setting("HOME", str(home), "the caller's uid has no home directory in the image", "launcher")]
     found += [
         Setting(name, "recipes", "the caller's uid has no name in the image; torch asks for one", "launcher")
         for name in ("USER", "LOGNAME")
     ]
     why = "the image holds no bytecode and cannot be written: compiling it anew takes 10 s of every start"
-    found.append(Setting("PYTHONPYCACHEPREFIX", str(container.home(config, host) / "pycache"), why, "launcher"))
+    found.append(Setting("PYTHONPYCACHEPREFIX", str(home / "pycache"), why, "launcher"))
     why = "kernels that torch.compile made stay for the next run; its own place is /tmp, which goes with the container"
-    found.append(Setting("TORCHINDUCTOR_CACHE_DIR", str(container.home(config, host) / "inductor"), why, "launcher"))
-    found.append(Setting("HF_HOME", str(container.hub_cache(host)), "your own cache of the hub", "launcher"))
+    found.append(Setting("TORCHINDUCTOR_CACHE_DIR", str(home / "inductor"), why, "launcher"))
+    found.append(Setting("HF_HOME", str(paths.hub_cache(host)), "your own cache of the hub", "launcher"))
     kept_out = {*INSIDE, *MASK.values(), *secret_names(config, host.environ)}
     passed = {name: value for name, value in host.environ.items() if PASSED.match(name) and name not in kept_out}
     # A path of this machine means another place inside, or none.

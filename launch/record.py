@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.detect import Host
-from launch.environment import SECRET, secret_names
+from launch.detect import Host, text
+from launch.environment import ROOT, SECRET, secret_names
 from launch.plan import Plan, composition_hash, identity, image_json, plain
 from launch.rundir import sha256
 from launch.topology import Process
 
-ROOT = Path(__file__).parents[1]
 # Variables that change numbers or speed and hold no secret. Of any other only the name could matter, and we keep none.
 ALLOWED = re.compile(r"^(HIP_|HSA_|ROCR_|CUDA_|NCCL_|RCCL_|TORCH|PYTORCH_|MIOPEN_|OMP_|MKL_|VLLM_|GPU_MAX|PYTHONHASHSEED|TOKENIZERS_)")
 REQUIRED = [
@@ -120,9 +119,9 @@ def _environment(plan: Plan, process: Process, host: Host) -> dict[str, str]:
     """What the process was given, and of what it inherited outside of a container the variables that change numbers or speed."""
     spec = plan.containers.get(process.name)
     inherited = {} if spec else {name: value for name, value in host.environ.items() if ALLOWED.match(name)}
-    secrets = secret_names(plan.config, host.environ)
     chosen = inherited | (spec.environment if spec else process.env)
-    return {name: value for name, value in sorted(chosen.items()) if name not in secrets and not SECRET.search(name)}
+    secrets = secret_names(plan.config, chosen)
+    return {name: value for name, value in sorted(chosen.items()) if name not in secrets}
 
 
 def code() -> dict[str, Any]:
@@ -178,19 +177,12 @@ def machine(host: Host) -> dict[str, Any]:
         "python": platform.python_version(),
         "num_cores": host.num_cores,
         "gpus": [plain(gpu) for gpu in host.gpus],
-        "amdgpu_driver": _text("/sys/module/amdgpu/version"),
-        "rocm": _text("/opt/rocm/.info/version"),
-        "nvidia_driver": _text("/sys/module/nvidia/version"),
+        "amdgpu_driver": text("/sys/module/amdgpu/version"),
+        "rocm": text("/opt/rocm/.info/version"),
+        "nvidia_driver": text("/sys/module/nvidia/version"),
         "rccl": None,
-        "firmware": {str(f): _text(str(f)) for f in sorted(Path("/sys/class/drm").glob("card*/device/fw_version/*"))},
+        "firmware": {str(f): text(f) for f in sorted(Path("/sys/class/drm").glob("card*/device/fw_version/*"))},
     }
-
-
-def _text(path: str) -> str | None:
-    try:
-        return Path(path).read_text().strip() or None
-    except OSError:
-        return None
 
 
 def now() -> str:

@@ -8,21 +8,18 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from launch import rundir
-from launch.container import secret_bases, secret_dir
 from launch.detect import Host
 from launch.errors import HostError
+from launch.paths import secret_bases, secret_dir
 
 OWNER = ".run"  # in each directory: the run directory whose lock says whether the secrets are still needed
-
-
 NAME = re.compile(r"[0-9a-f]{12}")  # of a run's folder
 
 
-@contextmanager
+@contextlib.contextmanager
 def written(names: list[str], host: Host, run_dir: Path) -> Iterator[None]:
     """The named variables of the shell as files, for as long as the run lasts. Raises HostError."""
     folder = secret_dir(host, run_dir)

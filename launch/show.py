@@ -77,12 +77,10 @@ def _facts(plan: Plan) -> Table:
         "method": f"{config.method.name}, {config.precision.name}, adapter {config.adapter.name}, {_batch(plan)}",
         "data": _data(plan),
         "topology": f"{config.topology.name} on {config.runtime.name}: {_spread(plan)}",
-        "image": _image(plan),
+        **({"image": _image(plan)} if plan.containers else {}),
         "expected speed": _speed(plan),
         "run directory": str(plan.run_dir),
     }
-    if not plan.containers:
-        del rows["image"]
     if hardware.vendor == Vendor.none:
         rows["hardware"] = hardware.product if not config.smoke else f"the CPU, in place of {hardware.product}"
     rows |= {f"target {name}": f"{target.value:g} ({target.source})" for name, target in plan.targets.items()}

@@ -18,8 +18,9 @@ import pytest
 
 from containers import images
 from launch import engine, rundir, secret_files
-from launch.container import container_name, secret_dir
+from launch.container import container_name
 from launch.errors import HostError
+from launch.paths import secret_dir
 from launch.plan import make_plan, prepare
 from tests.conftest import composed, host_with
 
