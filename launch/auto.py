@@ -28,7 +28,7 @@ def others(composed: DictConfig) -> list[str]:
 def topology(composed: DictConfig) -> str:
     """One GPU: single. GRPO on several: split, where vLLM runs. Else ddp, or fsdp when one GPU cannot hold a replica."""
     gpus = composed.hardware.gpus_per_node if composed.topology.num_gpus is None else composed.topology.num_gpus
-    if gpus == 1 or composed.method.kind != "trainer" or composed.smoke:
+    if gpus == 1 or composed.method.kind != "trainer":
         return "single"
     if composed.method.name == "grpo" and composed.hardware.vllm:
         return "split"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch import topology
+from launch.errors import UserError
 from launch.schema import Config
 from launch.trainer_args import known, value
 
@@ -47,6 +48,27 @@ def batch(config: Config) -> Batch:
         sequence=min(sequence, config.model.max_positions),
         completion=completion,
     )
+
+
+def apply_effective_batch(config: Config) -> None:
+    """Set the accumulation so that a step takes `effective_batch` sequences. Raises UserError where that does not divide."""
+    wanted = config.effective_batch
+    if wanted is None:
+        return
+    if "gradient_accumulation_steps" not in known(config):
+        raise UserError(f"effective_batch={wanted} with method={config.method.name}: it takes no optimizer steps. Leave it out.")
+    size = batch(config)
+    at_once = size.ranks * size.per_device
+    if wanted < 1 or wanted % at_once:
+        fitting = [b for b in range(1, 65) if wanted > 0 and wanted % (size.ranks * b) == 0]
+        near = sorted(sorted(fitting, key=lambda b: abs(b - size.per_device))[:3])
+        smaller = [f"method.args.per_device_train_batch_size={b}" for b in near]
+        multiple = max(1, round(wanted / at_once)) * at_once
+        raise UserError(
+            f"effective_batch={wanted} on {size.ranks} rank(s) x {size.per_device} sequences: it is no multiple of {at_once}. "
+            f"Use: {' or '.join([*smaller, f'effective_batch={multiple}'])}."
+        )
+    config.method.args["gradient_accumulation_steps"] = wanted // at_once
 
 
 def generation_batch(config: Config) -> int:

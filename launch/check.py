@@ -58,7 +58,11 @@ def _largest_divisor(config: Config) -> int:
 
 
 # topology -> strategies of its trainers; the others are named like theirs
-STRATEGIES = {"single": ("none",), "split": ("ddp", "fsdp", "zero2", "zero3")}
+STRATEGIES = {
+    "single": ("none",),
+    "split": ("ddp", "fsdp", "zero2", "zero3"),
+    "colocate": ("none", "ddp", "fsdp", "zero2", "zero3"),
+}
 
 # What only one kind of data reads.
 DATA_KEYS = {"jsonl": ("path", "heldout_path"), "hub": ("hub_id", "heldout_split")}

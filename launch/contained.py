@@ -10,29 +10,32 @@ from typing import Any
 import docker
 import requests
 from docker.errors import DockerException, NotFound
-from rich.console import Console
-from rich.text import Text
 
-from containers.images import LABEL
-from launch import engine
+from launch import engine, serving
 from launch.container import ContainerSpec
 from launch.detect import Host
 from launch.errors import HostError
 
 KILLED = 137  # 128 + SIGKILL: the exit code where the engine states none
-LONGEST_LINE = 65536
+ASK = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())"
+# Ranks have a handler for it, which prints their stacks; it would end others.
+SIGNAL_RANKS = """
+import os, pathlib, signal
+for status in pathlib.Path("/proc").glob("[0-9]*/status"):
+    caught = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigCgt:")]
+    if caught and int(caught[0], 16) >> (signal.SIGUSR1 - 1) & 1:
+        os.kill(int(status.parent.name), signal.SIGUSR1)
+"""
 LOST = "the engine stopped answering while this container ran; `docker ps -a` shows what is left of it"
 
 
 class ContainedProcess:
-    """A container from its creation to its removal. A thread follows its log to the file and to the terminal."""
+    """A container from its creation to its removal. A thread copies its output into the log."""
 
-    def __init__(self, client: docker.DockerClient, spec: ContainerSpec, image_id: str, host: Host, log: Path, console: Console) -> None:
-        self.spec, self.log, self.console = spec, log, console
-        self.name = spec.labels[f"{LABEL}.process"]
+    def __init__(self, client: docker.DockerClient, spec: ContainerSpec, image_id: str, host: Host, log: Path) -> None:
+        self.spec, self.log = spec, log
         self.exit_code: int | None = None
         self.state: dict[str, Any] = {}
-        self.asked = self.silent = False
         _make_writable(spec)
         self.container = engine.create(client, spec, image_id, host)
         try:
@@ -52,7 +55,6 @@ class ContainedProcess:
     def ask_to_stop(self) -> None:
         """SIGTERM to the container's init, which passes it to torchrun, which passes it to the ranks."""
         if self.exit_code is None:
-            self.asked = True
             with contextlib.suppress(DockerException):  # it ended in the meantime, or the engine is gone: the follower finds out which
                 self.container.kill("SIGTERM")
 
@@ -83,6 +85,23 @@ class ContainedProcess:
             )
         return self.state.get("Error") or None
 
+    def ask(self, port: int, path: str) -> str:
+        """What the server in it answers, asked from inside: its network is its own. Raises OSError."""
+        if self.spec.network == "host":
+            return serving.get(port, path)
+        try:
+            done = self.container.exec_run(["python3", "-c", ASK, f"http://127.0.0.1:{port}{path}"])
+        except (DockerException, requests.RequestException) as error:
+            raise OSError(str(error)) from error
+        if done.exit_code != 0:
+            raise OSError(done.output.decode(errors="replace"))
+        return str(done.output.decode())
+
+    def dump_stacks(self, folder: Path) -> None:
+        """Its ranks write their stacks into the log: py-spy may not look into a container from outside, nor without CAP_SYS_PTRACE."""
+        with contextlib.suppress(DockerException, requests.RequestException):
+            self.container.exec_run(["python3", "-c", SIGNAL_RANKS])
+
     def _follow(self) -> None:
         """Log lines until the container ends, then how it ended. Whatever happens, the launcher learns that it is over."""
         exit_code = KILLED
@@ -101,24 +120,10 @@ class ContainedProcess:
             self.exit_code = exit_code
 
     def _copy_output(self) -> None:
-        rest = b""
         with self.log.open("ab") as file:
             for chunk in self.output:
                 file.write(chunk)
                 file.flush()
-                *lines, rest = (rest + chunk).split(b"\n")
-                self._say(lines)
-                rest = rest.rsplit(b"\r", 1)[-1][-LONGEST_LINE:]  # of a moving line, what it says last
-        self._say([rest] if rest else [])
-
-    def _say(self, lines: list[bytes]) -> None:
-        for line in lines:
-            # torchrun reports the signal that we sent as a traceback; the log has it.
-            self.silent |= self.asked and line.startswith(b"Traceback ")
-            if self.silent:
-                return
-            text = line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1]
-            self.console.print(Text(f"{self.name} | {text}"), soft_wrap=True)
 
 
 def _make_writable(spec: ContainerSpec) -> None:

@@ -88,17 +88,18 @@ def peers(process: Process, processes: list[Process]) -> list[int]:
     Weights go from the first training rank to every server by RCCL. On one node that is HIP IPC, which maps the other side's
     memory and needs its device: vLLM's weight transfer fails where one mask hides the other's GPU.
     """
-    servers = [p for p in processes if p.kind == "server"]
+    if process.kind == "prepare":
+        return []
     if process.kind == "server":
         return [gpu for p in processes if p.kind == "trainer" for gpu in p.gpus[:1]]
-    return [gpu for p in servers for gpu in p.gpus]
+    return [gpu for p in processes if p.kind == "server" for gpu in p.gpus]
 
 
 def _spec(config: Config, process: Process, server: Process | None, host: Host, run_dir: Path, others: list[int]) -> ContainerSpec:
     runtime, gpus = config.runtime, process.gpus
     given = devices(config, host, gpus, others)
     on_amd = "/dev/kfd" in given
-    joins = server is not None and process.name != server.name
+    joins = server is not None and process.kind not in ("server", "prepare")
     # One network, one /dev/shm and one numbering of processes for server and trainers: RCCL and HIP IPC name their sockets and
     # segments by host and process id (ROCr: the abstract socket hsa<pid>; HIP: /hip_<pid>_<n> in /dev/shm).
     shared = f"container:{container_name(run_dir, server.name)}" if joins and server else ""
@@ -114,7 +115,7 @@ def _spec(config: Config, process: Process, server: Process | None, host: Host, 
         user=f"{host.uid}:{host.gid}",
         mounts=mounts(config, host, run_dir, bool(secrets)),
         network="host" if runtime.network == Network.host else shared or (runtime.network or Network.bridge).name,
-        ipc=shared or ("shareable" if server else "private"),
+        ipc=shared or ("shareable" if process.kind == "server" else "private"),
         pid=shared or "private",
         shm_gb=runtime.shm_gb or 16.0,
         memory_gb=runtime.memory_gb,

@@ -60,6 +60,11 @@ class Host:
     # Those that a container of ours may be given, with the group one must be in to open each; None where anybody may.
     device_nodes: dict[str, int | None] = field(default_factory=dict)
     selinux: bool = False  # enforcing
+    listening: frozenset[int] = frozenset()  # TCP ports that are taken
+
+    def free_port(self, wanted: int) -> int:
+        """The first from `wanted` on that nobody listens on."""
+        return next(port for port in range(wanted, 65536) if port not in self.listening)
 
 
 def hardware_group(sysroot: str = "/") -> str:
@@ -137,7 +142,14 @@ def host(python: str, sysroot: str = "/") -> Host:
         member_of=(os.getgid(), *os.getgroups()),
         device_nodes=_device_nodes(Path(sysroot)),
         selinux=text(Path(sysroot) / "sys/fs/selinux/enforce") == "1",
+        listening=_listening(Path(sysroot)),
     )
+
+
+def _listening(root: Path) -> frozenset[int]:
+    """Local ports of sockets in state 0A (LISTEN), of IPv4 and IPv6."""
+    rows = [line.split() for name in ("tcp", "tcp6") for line in (text(root / "proc/net" / name) or "").splitlines()[1:]]
+    return frozenset(int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A")
 
 
 def _gids(file: Path) -> dict[str, int]:

@@ -11,7 +11,7 @@ from typing import Any
 from launch import paths
 from launch.detect import Host
 from launch.errors import HostError
-from launch.schema import Config, Vendor, When
+from launch.schema import Config, Debug, Vendor, When
 
 # Names of variables and arguments that hold secrets. A token as in HF_TOKEN or HF_TOKEN_READ; not max_tokens, not eos_token.
 SECRET = re.compile(r"((?<!EOS_)(?<!BOS_)(?<!PAD_)(?<!UNK_)TOKEN(?![A-Z])|SECRET|PASSWORD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
@@ -33,9 +33,9 @@ class Setting:
     origin: str
 
 
-def settings(config: Config, host: Host, kind: str, gpus: list[int], run_dir: Path) -> list[Setting]:
-    """Variables of a process of this kind on these GPUs, sorted by name."""
-    settings = [*_launcher(config, host, kind, gpus, run_dir), *_hardware(config, kind, len(gpus))]
+def settings(config: Config, host: Host, kind: str, gpus: list[int], run_dir: Path, ranks: int = 1) -> list[Setting]:
+    """Variables of a process group of this kind on these GPUs, with so many ranks, sorted by name."""
+    settings = [*_launcher(config, host, kind, gpus, run_dir, ranks), *_hardware(config, kind, len(gpus)), *_debug(config)]
     if config.runtime.name == "docker":
         settings += _container(config, host)
     chosen = {s.name: s for s in settings}
@@ -93,8 +93,7 @@ def chosen_gpus(config: Config, host: Host, wanted: int) -> list[int]:
     return visible[:wanted]
 
 
-def _launcher(config: Config, host: Host, kind: str, gpus: list[int], run_dir: Path) -> list[Setting]:
-    ranks = max(1, len(gpus))
+def _launcher(config: Config, host: Host, kind: str, gpus: list[int], run_dir: Path, ranks: int) -> list[Setting]:
     found = [
         Setting("PYTHONPATH", _python_path(config, host), "recipes/ of this repository, then your own", "launcher"),
         Setting("PYTHONSAFEPATH", "1", "a folder `recipes` where the command is typed must not hide ours", "launcher"),
@@ -120,6 +119,9 @@ def _launcher(config: Config, host: Host, kind: str, gpus: list[int], run_dir: P
         found.append(Setting(mask, ",".join(map(str, gpus)), "the GPUs of this process; the only mask that is set", "launcher"))
     if kind == "server":
         found.append(Setting("VLLM_SERVER_DEV_MODE", "1", "opens the weight-update endpoints; the server is bound to loopback", "launcher"))
+        found.append(Setting("VLLM_NO_USAGE_STATS", "1", "vLLM reports what it runs to its makers otherwise", "launcher"))
+        if config.hardware.vendor == Vendor.none:
+            found += _server_on_cpu()
         if config.hardware.vendor == Vendor.nvidia:
             why = "flashinfer is not in our environment (vLLM looks for it on NVIDIA)"
             found.append(Setting("VLLM_USE_FLASHINFER_SAMPLER", "0", why, "launcher"))
@@ -129,8 +131,40 @@ def _launcher(config: Config, host: Host, kind: str, gpus: list[int], run_dir: P
     return found
 
 
+def _server_on_cpu() -> list[Setting]:
+    values = {
+        "VLLM_CPU_KVCACHE_SPACE": ("1", "GB for the cache; vLLM takes half of the memory otherwise"),
+        "VLLM_CPU_OMP_THREADS_BIND": ("nobind", "the trainers need the same few cores"),
+    }
+    return [Setting(name, value, why, "launcher") for name, (value, why) in values.items()]
+
+
+def _debug(config: Config) -> list[Setting]:
+    """debug=memory_fault: slow, and the fault names its kernel. Sources: AMD's workload guide (debug agent), HIP's and PyTorch's lists."""
+    if config.debug == Debug.none:
+        return []
+    if config.hardware.vendor == Vendor.nvidia:
+        values = {
+            "CUDA_LAUNCH_BLOCKING": ("1", "a fault is reported where its kernel was launched"),
+            "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1", "every tensor is an allocation of its own, with an end that can be overrun"),
+        }
+    else:
+        values = {
+            "HSA_TOOLS_LIB": ("/opt/rocm/lib/librocm-debug-agent.so.2", "the debug agent prints the faulting wave"),
+            "HSA_TOOLS_REPORT_LOAD_FAILURE": ("1", "and says so where it is not there"),
+            "HSA_ENABLE_DEBUG": ("1", "the agent needs it"),
+            "AMD_SERIALIZE_KERNEL": ("3", "wait before and after every kernel, so that the fault belongs to the last one"),
+            "AMD_SERIALIZE_COPY": ("3", "the same for copies"),
+            "PYTORCH_NO_HIP_MEMORY_CACHING": ("1", "every tensor is an allocation of its own, with an end that can be overrun"),
+            "HSA_DISABLE_FRAGMENT_ALLOCATOR": ("1", "ROCr does not put several of them into one, so addresses are exact"),
+        }
+    return [Setting(name, value, f"debug=memory_fault: {why}", "launcher") for name, (value, why) in values.items()]
+
+
 def _python_path(config: Config, host: Host) -> str:
-    return os.pathsep.join([str(ROOT), *own_python_path(config, host)])
+    """recipes/ and, on a CPU, the vLLM plugin of recipes/smoke; then the user's own."""
+    on_cpu = [str(ROOT / "recipes/smoke")] if config.hardware.vendor == Vendor.none and config.topology.servers else []
+    return os.pathsep.join([str(ROOT), *on_cpu, *own_python_path(config, host)])
 
 
 def own_python_path(config: Config, host: Host) -> list[str]:

@@ -47,6 +47,8 @@ def memory(config: Config, processes: list[topology.Process]) -> list[Memory]:
     capacity = config.hardware.memory_gb
     found = []
     for process in processes:
+        if process.kind == "prepare":  # over before the others begin
+            continue
         parts = _server_parts(config) if process.kind == "server" else _rank_parts(config)
         devices: list[int | None] = [*process.gpus] or [None]
         found += [Memory(process.name, gpu, parts, capacity) for gpu in devices]
@@ -58,7 +60,7 @@ def _server_parts(config: Config) -> dict[str, float]:
     weights = (
         (4.0 if config.precision.compute == "fp32" else 2.0) * config.model.num_parameters / config.topology.server_tensor_parallel / 1e9
     )
-    room = SERVER_SHARE * config.hardware.memory_gb - OVERHEAD_GB - weights
+    room = config.topology.server_memory_share * config.hardware.memory_gb - OVERHEAD_GB - weights
     return {"weights": weights, "kv cache": max(0.0, room), "context": OVERHEAD_GB}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from containers import images
-from launch import check, container, environment, estimate, smoke, topology, trainer_args
+from launch import batch, check, container, environment, estimate, smoke, topology, trainer_args
 from launch.container import ContainerSpec
 from launch.detect import Host
 from launch.errors import UserError
@@ -50,6 +50,7 @@ def prepare(config: Config) -> tuple[Config, list[str]]:
     Under smoke=true the rules look at the small composition, so that no hardware rule refuses it; what they would refuse
     without it is a warning.
     """
+    batch.apply_effective_batch(config)
     if not config.smoke:
         check.check(config)
         return config, check.warnings(config)
@@ -66,11 +67,12 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
     if key:
         raise UserError(f"{key}: holds a secret of your shell, and a composition ends in records. The processes inherit the variable.")
     processes = topology.processes(config, host, run_dir)
+    gpus = [gpu for process in processes if process.kind != "prepare" for gpu in process.gpus]
     return Plan(
         name=config.name or default_name(config),
         run_dir=run_dir,
         config=config,
-        trainer_args=trainer_args.complete(config, run_dir),
+        trainer_args=trainer_args.complete(config, run_dir, topology.ports(config, gpus, host)),
         processes=processes,
         containers=container.specs(config, processes, host, run_dir),
         memory=estimate.memory(config, processes),

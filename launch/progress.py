@@ -1,4 +1,4 @@
-"""What a run is doing, read from its metrics.jsonl while it grows: a moving line on a terminal, a line now and then in a log."""
+"""What a run is doing: its logs, and on a terminal a moving line below them, read from metrics.jsonl while that grows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from launch.plan import Plan
-
-LINE_EVERY_S = 15.0  # where there is no terminal
-
 
 class Terminal(Console):
     """rich's own console ends the program when nobody reads any more; a run goes on without being watched."""
@@ -31,7 +29,6 @@ class Progress:
         self.label = f"{plan.config.method.name} {plan.config.model.name}"
         self.offset = self.file.stat().st_size if self.file.exists() else 0
         self.started = time.monotonic()
-        self.spoke = self.started
         self.line = f"{self.label}: starting (imports and model)"
         self.status = Status(self.line, console=self.console)
 
@@ -51,9 +48,18 @@ class Progress:
             self.line = f"{self.label}: {describe(row)}"
         if self.console.is_terminal:
             self.status.update(f"{self.line} [dim]{time.monotonic() - self.started:.0f} s[/dim]")
-        elif row and time.monotonic() - self.spoke > LINE_EVERY_S:
-            self.spoke = time.monotonic()
-            self.console.print(self.line, highlight=False)
+
+    def say(self, what: str) -> None:
+        """What is going on now, where no step says it."""
+        line = f"{self.label}: {what}"
+        if line != self.line:
+            self.line = line
+            if not self.console.is_terminal:
+                self.console.print(line, highlight=False, markup=False)
+
+    def log(self, process: str, line: str) -> None:
+        """A line of a process group's log, under its name."""
+        self.console.print(Text(f"{process} | {line}"), soft_wrap=True)
 
     def _newest(self) -> dict[str, Any] | None:
         """The last whole line added since the last look."""

@@ -92,13 +92,19 @@ def begin(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: list[
 
 
 def finish(
-    record: dict[str, Any], run_dir: Path, status: str, exit_code: int, metrics: list[dict[str, Any]], result: Any
+    record: dict[str, Any],
+    run_dir: Path,
+    status: str,
+    exit_code: int,
+    metrics: list[dict[str, Any]],
+    result: Any,
+    restarts: int = 0,
 ) -> dict[str, Any]:
     """The record of a run that has ended, however it ended."""
     outputs = {str(f.relative_to(run_dir)): sha256(f) for f in sorted((run_dir / "model").glob("*")) if f.is_file()}
     last = metrics[-1] if metrics else None
-    ended = {"status": status, "exit_code": exit_code, "finished": now(), "metrics": last, "result": result, "outputs": outputs}
-    return seal({**record, **ended})
+    ended = {"status": status, "exit_code": exit_code, "finished": now(), "metrics": last, "result": result}
+    return seal({**record, **ended, "restarts": restarts, "outputs": outputs})
 
 
 def seal(record: dict[str, Any]) -> dict[str, Any]:

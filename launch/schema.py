@@ -57,6 +57,20 @@ class Profile(Enum):
     torch = "torch"
 
 
+class Debug(Enum):
+    none = "none"
+    memory_fault = "memory_fault"
+
+
+class NumaBinding(Enum):
+    """To which cores torchrun binds each rank: those of its GPU's NUMA node or socket, or a share of them for itself."""
+
+    node = "node"
+    socket = "socket"
+    exclusive = "exclusive"
+    core_complex = "core-complex"
+
+
 @dataclass
 class EnvVar:
     """An environment variable with the reason for its value and the source of that reason."""
@@ -182,13 +196,17 @@ class Zero:
 
 @dataclass
 class Topology:
-    """How processes sit on GPUs. `num_gpus` empty: every GPU of the node (one for `single`)."""
+    """How processes sit on GPUs. `num_gpus` empty: every GPU of the node (one for `single` and `colocate`)."""
 
     name: str = MISSING
     num_gpus: Optional[int] = None
     strategy: str = MISSING  # of the trainers: none, ddp, fsdp, zero2, zero3
-    servers: int = 0  # split: generation servers
-    server_tensor_parallel: int = 1  # split: GPUs of one server
+    servers: int = 0  # split: replicas of the model that generate, behind one address
+    server_tensor_parallel: int = 1  # split: GPUs of one replica
+    server_memory_share: float = 0.9  # split: of a GPU's memory, that the server may take
+    server_max_length: Optional[int] = None  # split: tokens of prompt and completion; empty: all positions of the model
+    overlap: bool = False  # split: generate the next batch while this one trains, one step off policy
+    numa_binding: Optional[NumaBinding] = None
     tensor_parallel: int = 1  # of training: refused unless 1
     pipeline_parallel: int = 1  # of training: refused unless 1
     fsdp: Fsdp = field(default_factory=Fsdp)
@@ -244,6 +262,8 @@ class Runtime:
 
     name: str = MISSING
     stop_timeout_s: int = 300  # from SIGTERM to SIGKILL: longer than the slowest save
+    hang_timeout_s: int = 1200  # without a step, a token or load progress; then stacks are taken and the run stopped
+    max_restarts: int = 0  # after a failure or a hang, from the newest whole checkpoint
     network: Optional[Network] = None
     shm_gb: Optional[float] = None  # /dev/shm of a process group
     memory_gb: Optional[float] = None  # host memory of a process group; empty: no limit
@@ -294,6 +314,8 @@ class Config:
     smoke: bool = False
     resume: str = "auto"  # auto, never, or a run directory
     profile: Profile = Profile.none
+    debug: Debug = Debug.none
+    effective_batch: Optional[int] = None  # sequences of one optimizer step; the accumulation follows from it
     seed: int = 0
     name: Optional[str] = None  # empty: <method>-<model>-<hardware>
     run_root: str = "runs"

@@ -145,7 +145,9 @@ def _processes(plan: Plan) -> Table:
 def _memory(plan: Plan) -> Table:
     table = Table("process", "GPUs", "estimated", "of", "", "parts (GB)", title="Memory of one GPU", title_justify="left", expand=True)
     for process in plan.processes:
-        entry = next(m for m in plan.memory if m.process == process.name)
+        entry = next((m for m in plan.memory if m.process == process.name), None)
+        if entry is None:
+            continue
         parts = ", ".join(f"{name} {size:.3g}" for name, size in entry.parts_gb.items())
         gpus = str(len(process.gpus)) if process.gpus else "CPU"
         table.add_row(process.name, gpus, f"{entry.total_gb:.1f} GB", f"{entry.capacity_gb:g} GB", _bar(entry), parts)

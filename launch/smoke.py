@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 
 from launch import shapes, trainer_args
 from launch.schema import Config, Init, Link, Topology, Vendor
@@ -45,15 +46,40 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
         left_out.append(f"precision={config.precision.name}: a CPU computes in fp32")
         small.precision.name = small.precision.compute = small.precision.weights = "fp32"
         small.precision.loss_scaling = small.adapter.quantize_base = False
-    if config.topology.name != "single":
-        left_out.append(f"topology={config.topology.name}: one process")
-    small.topology = Topology(name="single", strategy="none")
+    _shrink_topology(small, left_out)
+    small.effective_batch = None
     hardware = small.hardware
     hardware.vendor, hardware.link, hardware.attention, hardware.env = Vendor.none, Link.none, "sdpa", {}
-    hardware.gpus_per_node, hardware.dataloader.num_workers, hardware.dataloader.pin_memory = 1, 0, False
+    hardware.gpus_per_node = max(1, small.topology.num_gpus or 1)
+    hardware.dataloader.num_workers, hardware.dataloader.pin_memory = 0, False
     hardware.peak_tflops, hardware.precisions = {}, ["fp32"]
     hardware.compile = hardware.triton = hardware.vllm = True  # a CPU has them: no rule about the GPU applies
     return small, left_out
+
+
+def _shrink_topology(config: Config, left_out: list[str]) -> None:
+    """Two processes where there were several, or as many as were asked for by number; the server is vLLM's build for the CPU."""
+    topology = config.topology
+    topology.numa_binding = None
+    if topology.servers and not _has_vllm(config):
+        left_out.append("topology=split: a trainer alone, and transformers generates (`make vllm` installs vLLM's build for the CPU)")
+        topology.name, topology.strategy, topology.servers, topology.overlap = "single", "none", 0, False
+    if topology.name == "colocate":
+        left_out.append("topology=colocate: transformers generates (vLLM shares memory with a trainer on a GPU only)")
+        topology.name, topology.strategy = "single", "none"
+    if topology.name == "single":
+        topology.num_gpus = 1
+        return
+    if topology.servers:
+        topology.servers, topology.server_tensor_parallel, topology.server_max_length = 1, 1, 1024
+        # After a reload vLLM's CPU kernels keep the old weights of a head that is tied to the embedding.
+        config.model.tied_embeddings = False
+    topology.num_gpus = topology.num_gpus or 2
+
+
+def _has_vllm(config: Config) -> bool:
+    """In the Python that runs the ranks: the launcher's own. The cpu image holds none."""
+    return config.runtime.name == "local" and importlib.util.find_spec("vllm") is not None
 
 
 def _shrink_model(config: Config) -> None:

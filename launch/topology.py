@@ -6,37 +6,38 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch import environment
+from launch import environment, serving
 from launch.detect import Host
 from launch.environment import Setting
-from launch.schema import Config
-from launch.trainer_args import SERVER_PORT
+from launch.schema import Config, Vendor
+from launch.trainer_args import SERVER_PORT, WEIGHTS_PORT
+
+PORTS_APART = 10
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process group: a generation server, or torchrun with a rank for each of its GPUs."""
+    """One process group: a generation server, torchrun with a rank for each of its GPUs, or what prepares for these."""
 
     name: str
-    kind: str  # trainer, evaluator or server
+    kind: str  # trainer, evaluator, server or prepare
     argv: list[str]
     settings: list[Setting]
     gpus: list[int]
+    num_ranks: int = 1
+    port: int | None = None  # where a server answers, on its loopback
+    serves: str | None = None  # the model that it must name
 
     @property
     def env(self) -> dict[str, str]:
         return {s.name: s.value for s in self.settings}
 
-    @property
-    def num_ranks(self) -> int:
-        return max(1, len(self.gpus))
-
 
 def num_gpus(config: Config) -> int:
-    """GPUs of the whole run: asked for, or all of the node (one for `single`)."""
-    if config.topology.name == "single":
-        return 1 if config.topology.num_gpus is None else config.topology.num_gpus
-    return config.hardware.gpus_per_node if config.topology.num_gpus is None else config.topology.num_gpus
+    """GPUs of the whole run (processes, where there are none): asked for, or all of the node (one for `single` and `colocate`)."""
+    if config.topology.num_gpus is not None:
+        return config.topology.num_gpus
+    return 1 if config.topology.name in ("single", "colocate") else config.hardware.gpus_per_node
 
 
 def num_server_gpus(config: Config) -> int:
@@ -48,44 +49,76 @@ def num_trainers(config: Config) -> int:
     return max(1, num_gpus(config) - num_server_gpus(config))
 
 
+def made_here(config: Config) -> bool:
+    """Whether vLLM must read a model that exists nowhere yet: random weights."""
+    generates = config.topology.servers > 0 or config.topology.name == "colocate"
+    return generates and config.model.path is None and config.model.init.name == "random"
+
+
+def model_source(config: Config, run_dir: Path) -> str:
+    """The directory or the name in the hub that every process loads the model from."""
+    if made_here(config):
+        return str(run_dir / "model_init")
+    return config.model.path or str(config.model.hub_id)
+
+
 def processes(config: Config, host: Host, run_dir: Path) -> list[Process]:
-    """The process groups in the order they start: servers first, then the ranks of the recipe."""
+    """The process groups in the order they start, each when the one before is ready: what prepares, the server, the ranks."""
     gpus = environment.visible_gpus(config, host, num_gpus(config))
-    wide = config.topology.server_tensor_parallel
+    generating, training = gpus[: num_server_gpus(config)], gpus[num_server_gpus(config) :]
     found = []
-    for index in range(config.topology.servers):
-        name = "server" if config.topology.servers == 1 else f"server{index}"
-        mine = gpus[index * wide : (index + 1) * wide]
-        argv = server_argv(config, SERVER_PORT + index, run_dir)
-        found.append(Process(name, "server", argv, environment.settings(config, host, "server", mine, run_dir), mine))
-    mine = gpus[num_server_gpus(config) :]
-    kind = config.method.kind
-    argv = ranks_argv(config, host, max(1, len(mine)), run_dir)
+    if made_here(config):
+        argv = ranks_argv(config, host, 1, run_dir, "recipes.prepare")
+        found.append(Process("prepare", "prepare", argv, environment.settings(config, host, "prepare", training[:1], run_dir), training[:1]))
+    if config.topology.servers:
+        port = ports(config, gpus, host)[0]
+        argv = server_argv(config, host, port, run_dir)
+        settings = environment.settings(config, host, "server", generating, run_dir)
+        found.append(
+            Process("server", "server", argv, settings, generating, num_server_gpus(config), port, model_source(config, run_dir))
+        )
+    kind, ranks = config.method.kind, num_trainers(config)
+    argv = ranks_argv(config, host, ranks, run_dir, config.method.program)
     name = {"trainer": "trainers", "evaluator": "evaluator"}.get(kind, kind)
-    return [*found, Process(name, kind, argv, environment.settings(config, host, kind, mine, run_dir), mine)]
+    settings = environment.settings(config, host, kind, training, run_dir, ranks)
+    return [*found, Process(name, kind, argv, settings, training, ranks)]
 
 
-def ranks_argv(config: Config, host: Host, num_ranks: int, run_dir: Path) -> list[str]:
+def ports(config: Config, gpus: list[int], host: Host) -> tuple[int, int]:
+    """Of the server and of its weight transfer: near vLLM's and TRL's own, apart for runs on other GPUs of this machine."""
+    first = gpus[0] if gpus else 0
+    return host.free_port(SERVER_PORT + PORTS_APART * first), host.free_port(WEIGHTS_PORT + PORTS_APART * first)
+
+
+def ranks_argv(config: Config, host: Host, num_ranks: int, run_dir: Path, program: str) -> list[str]:
     """torchrun on this node; `--standalone` takes a free port for the rendezvous.
 
     On the loopback by its number: a container without a network cannot resolve its own name, and many a host cannot either.
     """
-    python = host.python if config.runtime.name == "local" else "python3"  # the image's own
-    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(num_ranks)]
-    return [*torchrun, "-m", config.method.program, "--config", str(run_dir / "config.yaml")]
+    torchrun = [python(config, host), "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    binding = ["--numa-binding", config.topology.numa_binding.value] if config.topology.numa_binding else []
+    return [*torchrun, "--nproc-per-node", str(num_ranks), *binding, "-m", program, "--config", str(run_dir / "config.yaml")]
 
 
-def server_argv(config: Config, port: int, run_dir: Path) -> list[str]:
+def python(config: Config, host: Host) -> str:
+    return host.python if config.runtime.name == "local" else "python3"  # the image's own
+
+
+def server_argv(config: Config, host: Host, port: int, run_dir: Path) -> list[str]:
     """vLLM's server as TRL 1.16 wants it: weight transfer on, log-probabilities of the sampled distribution."""
-    model = config.model
-    source = model.path or (model.hub_id if model.init.name == "pretrained" else None) or str(run_dir / "model_init")
+    model, source = config.model, model_source(config, run_dir)
     revision = ["--revision", model.revision] if source == model.hub_id and model.revision else []
-    dtype = {"fp32": "float32", "fp16": "float16"}.get(config.precision.compute, "bfloat16")
+    on_cpu = config.hardware.vendor == Vendor.none
+    replicas = ["--data-parallel-size", str(config.topology.servers)] if config.topology.servers > 1 else []
+    memory = [] if on_cpu else ["--gpu-memory-utilization", f"{config.topology.server_memory_share:g}"]
+    length = ["--max-model-len", str(config.topology.server_max_length)] if config.topology.server_max_length else []
+    # By module: a `vllm` on the PATH may be another environment's.
     return [
-        *["vllm", "serve", source, *revision],
+        *[python(config, host), "-m", "vllm.entrypoints.cli.main", "serve", source, *revision],
         *["--host", "127.0.0.1", "--port", str(port)],  # the weight-update endpoints accept anyone who reaches them
-        *["--dtype", dtype, "--tensor-parallel-size", str(config.topology.server_tensor_parallel)],
-        *["--seed", str(config.seed)],
+        *["--dtype", serving.dtype(config), "--tensor-parallel-size", str(config.topology.server_tensor_parallel), *replicas, *memory],
+        *[*length, "--seed", str(config.seed)],
         *["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"],
-        *["--weight-transfer-config", json.dumps({"backend": "nccl"})],
+        *["--weight-transfer-config", json.dumps({"backend": serving.backend(config)})],
+        *["--disable-uvicorn-access-log", *(["--enforce-eager"] if on_cpu else [])],
     ]

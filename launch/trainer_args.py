@@ -90,13 +90,17 @@ def check(config: Config) -> None:
             raise UserError(f"method.args.{name}={given!r}: {kind}, and {cls} takes {' or '.join(types)}.")
 
 
-def complete(config: Config, run_dir: Path) -> dict[str, Any]:
-    """Keyword arguments of the configuration class, nothing left to a default that the composition decides."""
+def complete(config: Config, run_dir: Path, ports: tuple[int, int]) -> dict[str, Any]:
+    """Keyword arguments of the configuration class, nothing left to a default that the composition decides.
+
+    `ports` are the server's and that of its weight transfer.
+    """
     implied = {
         "output_dir": str(run_dir / "checkpoints"),
         "seed": config.seed,
         "data_seed": config.seed,
-        "use_cpu": config.hardware.vendor == Vendor.none,
+        # accelerate turns what is sharded into DDP where this is set; recipes/smoke then says that the ranks have no GPU.
+        "use_cpu": config.hardware.vendor == Vendor.none and config.topology.strategy in ("none", "ddp"),
         "bf16": config.precision.compute in ("bf16", "fp8"),
         "fp16": config.precision.compute == "fp16",
         "report_to": config.tracking.name,
@@ -106,7 +110,7 @@ def complete(config: Config, run_dir: Path) -> dict[str, Any]:
         "dataloader_num_workers": config.hardware.dataloader.num_workers,
         "dataloader_pin_memory": config.hardware.dataloader.pin_memory,
         **_strategy(config),
-        **_generation(config),
+        **_generation(config, ports),
     }
     names = known(config)
     return {**{k: v for k, v in implied.items() if k in names}, **config.method.args}
@@ -160,12 +164,14 @@ def _deepspeed(config: Config) -> dict[str, Any]:
     return content
 
 
-def _generation(config: Config) -> dict[str, Any]:
+def _generation(config: Config, ports: tuple[int, int]) -> dict[str, Any]:
+    if config.topology.name == "colocate":
+        return {"use_vllm": True, "vllm_mode": "colocate"}
     if config.topology.servers == 0:
         return {}
     return {
         "use_vllm": True,
         "vllm_mode": "server",
-        "vllm_server_base_url": f"http://127.0.0.1:{SERVER_PORT}",
-        "vllm_group_port": WEIGHTS_PORT,
+        "vllm_server_base_url": f"http://127.0.0.1:{ports[0]}",
+        "vllm_group_port": ports[1],
     }

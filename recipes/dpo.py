@@ -11,7 +11,6 @@ problems the rejected answer is the right one to another problem of the same tas
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from omegaconf import DictConfig
@@ -22,7 +21,7 @@ from recipes.common.data import load_train, texts
 from recipes.common.files import json_sha256
 from recipes.common.metrics import Metrics
 from recipes.common.model import adapter_config, build_model, build_tokenizer
-from recipes.common.program import run
+from recipes.common.program import main
 from recipes.common.training import build_arguments, train
 
 
@@ -49,4 +48,4 @@ def dpo(config: DictConfig) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(run(dpo))
+    main(dpo)

@@ -12,7 +12,6 @@ several samples a problem, accuracy is the mean over all of them.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from recipes.common.errors import UserError
 from recipes.common.files import json_sha256
 from recipes.common.metrics import append, memory_peak_gb, progress_line
 from recipes.common.model import build_model, build_tokenizer
-from recipes.common.program import Interrupted, run, say, stop_asked
+from recipes.common.program import Interrupted, main, say, stop_asked
 
 NUM_SAMPLES_SHOWN = 8
 
@@ -147,4 +146,4 @@ def _mean(answered: list[Row]) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(run(evaluate))
+    main(evaluate)

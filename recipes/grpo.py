@@ -13,7 +13,6 @@ TRL's state inside a generation cycle is no part of a checkpoint, so checkpoints
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from omegaconf import DictConfig
@@ -25,13 +24,19 @@ from recipes.common.errors import UserError
 from recipes.common.files import json_sha256
 from recipes.common.metrics import Metrics
 from recipes.common.model import adapter_config, build_model, build_tokenizer
-from recipes.common.program import run
+from recipes.common.overlap import OverlappedGeneration
+from recipes.common.program import main
 from recipes.common.rewards import build_rewards
+from recipes.common.serving import CheckWeightsArrive, time_generation
 from recipes.common.training import build_arguments, train
 
 
 class Trainer(AtomicCheckpoints, GRPOTrainer):
     """TRL's trainer, saving atomically."""
+
+
+class OverlappedTrainer(OverlappedGeneration, Trainer):
+    """The same, generating ahead."""
 
 
 def grpo(config: DictConfig) -> dict[str, Any]:
@@ -41,7 +46,7 @@ def grpo(config: DictConfig) -> dict[str, Any]:
     args.reward_weights = weights
     cycle = cycle_steps(args)
     tokenizer = build_tokenizer(config, texts(rows))
-    trainer = Trainer(
+    trainer = (OverlappedTrainer if config.topology.overlap else Trainer)(
         model=build_model(config),
         args=args,
         reward_funcs=rewards,
@@ -49,6 +54,9 @@ def grpo(config: DictConfig) -> dict[str, Any]:
         processing_class=tokenizer,
         peft_config=adapter_config(config),
     )
+    if config.topology.servers:
+        time_generation(trainer)
+        trainer.add_callback(CheckWeightsArrive(trainer))
     result = train(config, trainer, Metrics(config, reference=args.beta != 0.0), cycle)
     return {**result, "data_sha256": json_sha256(rows.to_list())}
 
@@ -68,4 +76,4 @@ def cycle_steps(args: GRPOConfig) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run(grpo))
+    main(grpo)

@@ -10,7 +10,6 @@ Rows with a prompt and a completion are trained on the completion only (TRL's `c
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from omegaconf import DictConfig
@@ -21,7 +20,7 @@ from recipes.common.data import load_train, texts
 from recipes.common.files import json_sha256
 from recipes.common.metrics import Metrics
 from recipes.common.model import adapter_config, build_model, build_tokenizer
-from recipes.common.program import run
+from recipes.common.program import main
 from recipes.common.training import build_arguments, train
 
 
@@ -45,4 +44,4 @@ def sft(config: DictConfig) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(run(sft))
+    main(sft)

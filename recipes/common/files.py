@@ -13,6 +13,7 @@ from typing import Any
 def write_json(path: Path, content: Any) -> None:
     """Write `content` beside `path`, then rename it there. NaN is refused: it is no JSON."""
     temporary = path.with_name(f".{path.name}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(content, file, indent=1, allow_nan=False)
         file.write("\n")

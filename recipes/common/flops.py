@@ -12,9 +12,9 @@ def flops_per_token(model: nn.Module, sequence_tokens: float, reference: bool = 
     appendix B). `sequence_tokens` is how far attention reaches on average rows; `reference` adds the forward pass of a frozen copy.
     """
     config = model.config
-    embedding = 0 if config.tie_word_embeddings else model.get_input_embeddings().weight.numel()
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    embedding = 0 if config.tie_word_embeddings else _numel(model.get_input_embeddings().weight)
+    trained = sum(_numel(p) for p in model.parameters() if p.requires_grad)
+    frozen = sum(_numel(p) for p in model.parameters() if not p.requires_grad)
     if trained >= embedding and not frozen:
         trained -= embedding
     else:
@@ -24,3 +24,8 @@ def flops_per_token(model: nn.Module, sequence_tokens: float, reference: bool = 
     attention = 6 * config.num_hidden_layers * config.num_attention_heads * head_dim * sequence_tokens
     forward = 2 * (trained + frozen) + attention / 3
     return 6 * trained + 4 * frozen + attention + (forward if reference else 0.0)
+
+
+def _numel(parameter: nn.Parameter) -> int:
+    """Of the whole parameter: ZeRO-3 leaves an empty one on each rank and notes what it was."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))

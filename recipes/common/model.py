@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     set_seed,
 )
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from recipes.common.errors import UserError, near
 
@@ -42,10 +43,10 @@ def build_tokenizer(config: DictConfig, texts: Iterable[str]) -> PreTrainedToken
 
     Raises UserError where the directory or the hub has none.
     """
-    model = config.model
-    if model.path is not None:
-        _check_directory(Path(model.path))
-        return AutoTokenizer.from_pretrained(model.path, trust_remote_code=False)
+    model, directory = config.model, model_directory(config)
+    if directory is not None:
+        _check_directory(directory)
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     if model.init == "random":
         return train_tokenizer(texts, vocab_size=min(TRAINED_VOCABULARY, model.vocab_size))
     return _from_hub(AutoTokenizer, model)
@@ -60,12 +61,20 @@ def build_model(config: DictConfig) -> PreTrainedModel:
     """
     set_seed(config.seed)  # for random weights, and for the adapter that the trainer will draw
     model, kwargs = config.model, {"dtype": _dtype(config), "attn_implementation": config.hardware.attention}
-    if model.path is not None:
-        return AutoModelForCausalLM.from_pretrained(model.path, trust_remote_code=False, use_safetensors=True, **kwargs)
+    directory = model_directory(config)
+    if directory is not None:
+        return AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False, use_safetensors=True, **kwargs)
     if model.init == "random":
+        unset_hf_deepspeed_config()  # ZeRO-3 would draw each rank's part, and other weights than every other strategy
         with torch.device(device()):
             return AutoModelForCausalLM.from_config(model_config(model), **kwargs)
     return _from_hub(AutoModelForCausalLM, model, use_safetensors=True, **kwargs)
+
+
+def model_directory(config: DictConfig) -> Path | None:
+    """Where the weights lie on a disk: those the user names, or random ones that recipes/prepare.py has written."""
+    made = Path(config.run_dir) / "model_init"
+    return Path(config.model.path) if config.model.path else made if made.is_dir() else None
 
 
 def model_config(model: DictConfig) -> AutoConfig:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import datasets
+import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
 from transformers.utils import logging as transformers_logging
 
@@ -36,8 +39,12 @@ def stop_asked() -> bool:
     return _stop_asked
 
 
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
 def is_main_rank() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+    return rank() == 0
 
 
 def say(line: str) -> None:
@@ -61,6 +68,8 @@ def run(work: Callable[[DictConfig], dict[str, Any]], argv: list[str] | None = N
     Returns the exit code: 0 done, 2 a user's mistake, 75 interrupted with a checkpoint left, 1 anything else.
     """
     config = load_config(sys.argv[1:] if argv is None else argv)
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1)  # stacks of all threads into the log, where py-spy may not look
     datasets.disable_progress_bars()  # the launcher shows progress from metrics.jsonl, and a log holds no moving lines
     transformers_logging.disable_progress_bar()
     handlers = {number: signal.signal(number, _ask_stop) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -76,10 +85,24 @@ def run(work: Callable[[DictConfig], dict[str, Any]], argv: list[str] | None = N
         result, exit_code = {"status": "failed", "error": traceback.format_exception_only(error)[-1].strip()}, EXIT_FAILED
     finally:
         _restore(handlers)
+    # torchrun turns every exit code of a rank into 1, so the launcher reads it here.
+    if exit_code in (EXIT_FAILED, EXIT_USER):
+        failure = {"rank": rank(), "time": time.time(), "error": result["error"], "exit_code": exit_code}
+        write_json(Path(config.run_dir) / "failures" / f"rank{rank()}.json", failure)
     if is_main_rank():
-        # torchrun turns every exit code of a rank into 1, so the launcher reads it here.
         write_json(Path(config.run_dir) / "result.json", {**result, "exit_code": exit_code})
     return exit_code
+
+
+def main(work: Callable[[DictConfig], dict[str, Any]]) -> None:
+    """`run` as a program. Ends the process."""
+    exit_code = run(work)
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        # One interpreter in six that ends with gloo's threads aborts ("terminate called without an active exception").
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+    sys.exit(exit_code)
 
 
 def _ask_stop(_number: int, _frame: Any) -> None:

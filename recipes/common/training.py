@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,8 +10,17 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
-from peft import PeftModel
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from peft import PeftModel, get_peft_model
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from recipes.common import checkpoint
 from recipes.common.errors import UserError
@@ -24,6 +34,10 @@ PROFILED_STEPS = 3
 
 def build_arguments(arguments_class: type[Arguments], config: DictConfig) -> Arguments:
     """The trainer's own configuration from `config.trainer_args`. Raises UserError with its words where it refuses them."""
+    if config.hardware.vendor == "none":
+        from recipes.smoke import gloo_trainer
+
+        gloo_trainer.use(config)
     try:
         return arguments_class(**OmegaConf.to_container(config.trainer_args))
     except (TypeError, ValueError) as error:
@@ -36,16 +50,18 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     Steps after which a checkpoint may be taken are multiples of `cycle`. Raises Interrupted after a checkpoint when a signal came.
     """
     output_dir = Path(trainer.args.output_dir)
+    stop = StopOnSignal(cycle)
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(StopOnSignal(cycle))
+    trainer.add_callback(stop)
     trainer.add_callback(metrics)
+    trainer.add_callback(Heartbeat(Path(config.run_dir) / "heartbeat"))
     if config.profile == "torch":
         trainer.add_callback(TorchProfile(Path(config.run_dir) / "profile"))
     if is_main_rank():
         checkpoint.clear_staging(output_dir)
-    resumed = checkpoint.newest(output_dir)
-    _run_steps(trainer, metrics, resumed)
-    if stop_asked() and trainer.state.global_step < trainer.state.max_steps:
+    _check_strategy(config, trainer)
+    _run_steps(trainer, metrics, _newest_for_all(output_dir))
+    if stop.stopped and trainer.state.global_step < trainer.state.max_steps:
         say(f"interrupted after step {trainer.state.global_step}; the same command continues from {output_dir}")
         raise Interrupted(steps=trainer.state.global_step, **metrics.summary())
     if trainer.state.global_step == 0:  # the trainer ends without a word when no whole batch can be filled
@@ -55,24 +71,62 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
         )
     model_dir = Path(config.run_dir) / "model"
     save_model(trainer, model_dir)
+    if not is_main_rank():
+        return {}
     result = {"steps": trainer.state.global_step, **metrics.summary(), "model": str(model_dir), "weights_sha256": weights_sha256(model_dir)}
     say(f"done: {result['steps']} steps, loss {result.get('loss')}, model in {model_dir}")
     return result
 
 
 def save_model(trainer: Trainer, target: Path) -> None:
-    """The trained model with its tokenizer as `target`; an adapter is merged into it, and kept beside it as `adapter`."""
-    staged = target.with_name(f".{target.name}.staging")
-    shutil.rmtree(staged, ignore_errors=True)
-    adapter = isinstance(trainer.model, PeftModel)
-    trainer.save_model(str(staged))
+    """The trained model with its tokenizer as `target`; an adapter is merged into it, and kept beside it as `adapter`.
+
+    Every rank takes part, since its part of the weights is gathered; the main one writes.
+    """
+    sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded else None
     if not is_main_rank():
         return
-    if adapter:
+    staged = target.with_name(f".{target.name}.staging")
+    shutil.rmtree(staged, ignore_errors=True)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    model.save_pretrained(staged, state_dict=state)
+    trainer.processing_class.save_pretrained(staged)
+    if isinstance(model, PeftModel):
         move_directory(staged, target.with_name("adapter"))
-        trainer.model.merge_and_unload().save_pretrained(staged)
+        merged(model, state).save_pretrained(staged)
         trainer.processing_class.save_pretrained(staged)
     move_directory(staged, target)
+
+
+def merged(model: PeftModel, state: dict[str, torch.Tensor] | None) -> PreTrainedModel:
+    """The base model with its adapter added to its weights; from a gathered `state` where the ranks hold parts."""
+    if state is None:
+        return model.merge_and_unload()
+    with torch.device("meta"):
+        whole = get_peft_model(AutoModelForCausalLM.from_config(model.get_base_model().config), model.active_peft_config)
+    whole.load_state_dict(state, assign=True)
+    return whole.merge_and_unload()
+
+
+def _newest_for_all(output_dir: Path) -> Path | None:
+    """The checkpoint to resume from: one rank reads and hashes it, and tells the others."""
+    found: list[Path | None] = [checkpoint.newest(output_dir) if is_main_rank() else None]
+    if dist.is_initialized():
+        dist.broadcast_object_list(found)
+    return found[0]
+
+
+def _check_strategy(config: DictConfig, trainer: Trainer) -> None:
+    """Whether the model was trained as asked. Raises RuntimeError: accelerate falls back to another strategy without a word."""
+    wanted = config.topology.strategy
+    accelerator = trainer.accelerator
+    found = {"FSDP": "fsdp", "DEEPSPEED": "zero", "NO": "none"}.get(accelerator.distributed_type.name, "ddp")
+    if found == "zero":
+        found += str(accelerator.state.deepspeed_plugin.zero_stage)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != ranks or (ranks > 1 and found != wanted):
+        raise RuntimeError(f"topology.strategy={wanted} on {ranks} rank(s) ran as {found} on {accelerator.num_processes}")
 
 
 def _run_steps(trainer: Trainer, metrics: Metrics, resumed: Path | None) -> None:
@@ -93,11 +147,35 @@ class StopOnSignal(TrainerCallback):
 
     def __init__(self, cycle: int) -> None:
         self.cycle = cycle
+        self.stopped = False
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         aligned = state.global_step % self.cycle == 0
         if aligned and _any_rank(stop_asked(), args.device):
-            control.should_save = control.should_training_stop = True
+            control.should_save = control.should_training_stop = self.stopped = True
+
+
+class Heartbeat(TrainerCallback):
+    """A file whose time says when the main rank last got on: the launcher's watchdog looks at it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._beat()
+
+    def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
+        self._beat()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self._beat()
+
+    def on_save(self, *args: Any, **kwargs: Any) -> None:
+        self._beat()
+
+    def _beat(self) -> None:
+        if is_main_rank():
+            self.path.touch()
 
 
 class TorchProfile(TrainerCallback):

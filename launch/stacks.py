@@ -1,0 +1,64 @@
+"""Where processes stand, for one that hangs: py-spy looks from outside; where it may not, a rank writes its own stacks into its log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+WITHIN_S = 30.0
+
+
+def dump(pids: list[int], folder: Path) -> None:
+    """<pid>.txt for each Python process among them; native frames too where py-spy can read them."""
+    for pid in pids:
+        if "python" in _program(pid):
+            (folder / f"{pid}.txt").write_text(f"{_command(pid)}\n\n{_stacks(pid)}\n")
+
+
+def _stacks(pid: int) -> str:
+    program = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+    if program is None:
+        reason = "py-spy is not installed"
+    else:
+        try:
+            done = subprocess.run([program, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=WITHIN_S)
+        except subprocess.TimeoutExpired:
+            reason = f"py-spy had no answer in {WITHIN_S:g} s"
+        else:
+            if done.returncode == 0:
+                return done.stdout
+            reason = done.stderr.strip() or f"py-spy ended with {done.returncode}"
+    if not _catches(pid, signal.SIGUSR1):
+        return f"no stacks: {reason}"
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGUSR1)
+    return f"the stacks are in the log of its process group, since here: {reason}"
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    """Whether it has a handler for this signal, which would end it otherwise."""
+    caught = next((line.split()[1] for line in _text(pid, "status").splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def _program(pid: int) -> str:
+    try:
+        return Path(os.readlink(f"/proc/{pid}/exe")).name
+    except OSError:
+        return ""
+
+
+def _command(pid: int) -> str:
+    return " ".join(_text(pid, "cmdline").split("\0"))
+
+
+def _text(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""

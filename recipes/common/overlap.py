@@ -1,0 +1,108 @@
+"""Generation of the next batch while this one trains: one step off policy, and never more.
+
+The server takes new weights, starts on the prompts of the next generation batch, and meanwhile the trainer steps on completions made
+with the weights before. TRL's importance-sampling correction weighs every token by trainer over server probability, which covers this
+difference too. TRL's own AsyncGRPOTrainer runs packed prompts through attention kernels that it fetches from the hub, for Hopper and
+for gfx942 and gfx950; this runs wherever vLLM does, under every strategy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from accelerate.utils import broadcast_object_list, gather_object
+
+
+@dataclass
+class UnderWay:
+    """Prompts of all ranks that the server works on; `answer` is the main rank's."""
+
+    prompts: list[list[int]]
+    answer: Future | None
+
+
+class OverlappedGeneration:
+    """Mixed into GRPOTrainer, before it. Needs a generation server."""
+
+    _source: Iterator | None = None
+    _under_way: UnderWay | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._batches: deque[Any] = deque()  # those of this step that are still to train on, then those after it
+        self._client_thread = ThreadPoolExecutor(max_workers=1)
+        super().__init__(*args, **kwargs)
+
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: Any) -> Any:
+        """The parent's, over an iterator that is read one generation cycle ahead."""
+        if epoch_iterator is not self._source:
+            self._source = epoch_iterator
+            self._batches.clear()
+        missing = num_batches + self._cycle() - len(self._batches)
+        self._batches.extend(islice(epoch_iterator, max(0, missing)))
+        return super().get_batch_samples(iter(list(islice(self._batches, num_batches))), num_batches, device)
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        prepared = super()._prepare_inputs(generation_batch)
+        if self.model.training:
+            self._batches.popleft()
+        return prepared
+
+    def _generate_single_turn(
+        self, prompt_ids: list, images: Any, multimodal_fields: Any, num_generations: int, **kwargs: Any
+    ) -> tuple[list, list]:
+        if not self.model.training:
+            return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, **kwargs)
+        if self._under_way is None or self._under_way.prompts != gather_object(prompt_ids):
+            self._send_weights()  # the first batch, or the first of an epoch: there is nothing to overlap with
+            self._under_way = self._send(prompt_ids, num_generations)
+        completion_ids, logprobs = self._receive(self._under_way, len(prompt_ids))
+        self._send_weights()
+        upcoming = next(islice(self._batches, self._cycle(), None), None)
+        self._under_way = None
+        if upcoming is not None:
+            self._under_way = self._send(self._tokenize_prompts([row["prompt"] for row in upcoming])[0], num_generations)
+        return completion_ids, logprobs
+
+    def _cycle(self) -> int:
+        """Micro-batches from one generation to the next."""
+        return self.args.steps_per_generation * self.num_iterations
+
+    def _send_weights(self) -> None:
+        if self.state.global_step != self._last_loaded_step:
+            self.vllm_generation.sync_weights()
+            self._last_loaded_step = self.state.global_step
+
+    def _send(self, prompt_ids: list, num_generations: int) -> UnderWay:
+        prompts = gather_object(prompt_ids)
+        if not self.accelerator.is_main_process:
+            return UnderWay(prompts, None)
+        server = self.vllm_generation
+        answer = self._client_thread.submit(
+            server.vllm_client.generate,
+            prompts=prompts[::num_generations],  # the rows of a group stand together and are the same
+            n=num_generations,
+            repetition_penalty=server.repetition_penalty,
+            temperature=server.temperature,
+            top_p=server.top_p,
+            top_k=server.top_k,
+            min_p=server.min_p or 0.0,
+            max_tokens=server.max_completion_length,
+            logprobs=server.logprobs,
+            structured_outputs_regex=server.structured_outputs_regex,
+            generation_kwargs=server.generation_kwargs,
+        )
+        return UnderWay(prompts, answer)
+
+    def _receive(self, under_way: UnderWay, mine: int) -> tuple[list, list]:
+        """This rank's completions, and the log-probability of each of their tokens."""
+        answer = under_way.answer.result() if under_way.answer else None
+        shared = [answer and (answer["completion_ids"], answer["logprobs"])]
+        broadcast_object_list(shared, from_process=0)
+        completion_ids, logprobs = shared[0]
+        own = slice(self.accelerator.process_index * mine, (self.accelerator.process_index + 1) * mine)
+        return completion_ids[own], [[token[0] for token in sequence] for sequence in logprobs[own]]

@@ -1,0 +1,117 @@
+"""A trainer and its generation server: what each costs, and whether weights really arrive."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list
+from transformers import TrainerCallback
+from trl import GRPOTrainer
+
+from recipes.common.program import say
+
+PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
+PROBE_TOKENS = 64
+SCALE = 1.5  # of the last norm's weights: changes every log-probability by far more than rounding does
+FOLLOWED = 0.25  # share of the change that may be missing; rounding in bf16 takes a few hundredths of it
+
+
+def time_generation(trainer: GRPOTrainer) -> None:
+    """Put `generation_s` and `sync_s` (seconds of one call, and of one weight transfer) among the trainer's metrics."""
+    for name, method in (("generation_s", "generate"), ("sync_s", "sync_weights")):
+        setattr(trainer.vllm_generation, method, _timed(getattr(trainer.vllm_generation, method), trainer, name))
+
+
+def _timed(call: Callable, trainer: GRPOTrainer, name: str) -> Callable:
+    @functools.wraps(call)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        began = time.monotonic()
+        result = call(*args, **kwargs)
+        trainer._metrics["train"][name].append(time.monotonic() - began)
+        return result
+
+    return timed
+
+
+class CheckWeightsArrive(TrainerCallback):
+    """Once, as training begins: every strategy has sharded the model by then."""
+
+    def __init__(self, trainer: GRPOTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        check_weights_arrive(self.trainer)
+
+
+@torch.no_grad()
+def check_weights_arrive(trainer: GRPOTrainer) -> None:
+    """Change a parameter on the trainer, send it, and see the server's log-probabilities follow. Costs three transfers.
+
+    A server that answers and ignores what it is sent would train a policy on another one's completions without a word.
+    Every rank takes part. Raises RuntimeError on every rank.
+    """
+    ids = trainer.processing_class(PROBE, add_special_tokens=False)["input_ids"][:PROBE_TOKENS]
+    sync = trainer.vllm_generation.sync_weights
+    sync()
+    own, server = _own_log_probs(trainer, ids), _server_log_probs(trainer, ids)
+    norm = _last_norm(trainer)
+    with _whole(norm):
+        kept = norm.detach().clone()
+        norm.mul_(SCALE)
+    sync()
+    own_moved, server_moved = _own_log_probs(trainer, ids), _server_log_probs(trainer, ids)
+    with _whole(norm):
+        norm.copy_(kept)
+    sync()
+    moved = (own_moved - own).abs().mean().item()
+    apart = max((server - own).abs().mean().item(), (server_moved - own_moved).abs().mean().item())
+    if not apart <= FOLLOWED * moved:
+        raise RuntimeError(
+            f"weights do not reach the generation server: a change that moves log-probabilities by {moved:.3g} on the trainer leaves the "
+            f"server {apart:.3g} away from it. vLLM and TRL may not fit together, or the server computes in another precision."
+        )
+    say(f"weights reach the server: log-probabilities moved by {moved:.3g} and are {apart:.2g} apart")
+
+
+def _last_norm(trainer: GRPOTrainer) -> torch.nn.Parameter:
+    """The weight before the head: one vector, on which every log-probability depends."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return base.model.norm.weight
+
+
+@contextlib.contextmanager
+def _whole(parameter: torch.nn.Parameter) -> Iterator[None]:
+    """ZeRO-3 keeps a part of it on each rank, and takes up a change on leaving; FSDP2's tensors compute as they lie."""
+    if not hasattr(parameter, "ds_id"):
+        yield
+        return
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+        yield
+
+
+def _own_log_probs(trainer: GRPOTrainer, ids: list[int]) -> torch.Tensor:
+    """Of each token but the first, given those before it. Shape (tokens - 1,)."""
+    tokens = torch.tensor([ids], device=trainer.accelerator.device)
+    with trainer.accelerator.autocast():
+        found, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, tokens, torch.ones_like(tokens), len(ids) - 1)
+    return found[0].float().cpu()
+
+
+def _server_log_probs(trainer: GRPOTrainer, ids: list[int]) -> torch.Tensor:
+    """The same tokens by the server, shared by its one client."""
+    answer: list[Any] = [None]
+    if trainer.accelerator.is_main_process:
+        client = trainer.vllm_generation.vllm_client
+        client.reset_prefix_cache()
+        scored = client.get_sequence_logprobs([ids], [1], top_logprobs=1, temperature=trainer.temperature)
+        answer = [[token[0] for token in scored["actual_logprobs"][0]]]
+    broadcast_object_list(answer, from_process=0)
+    return torch.tensor(answer[0])

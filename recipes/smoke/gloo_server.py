@@ -1,0 +1,67 @@
+"""The server's side of a weight transfer over gloo: a plugin for vLLM on a CPU, whose own engines all need a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.distributed import ProcessGroup
+from vllm.distributed.utils import stateless_init_torch_distributed_process_group
+from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import WeightTransferInitInfo
+from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+BACKEND = "gloo"
+
+
+def register() -> None:
+    """vLLM calls this in each of its processes."""
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, GlooWeightTransferEngine)
+
+
+@dataclass
+class GlooInitInfo(WeightTransferInitInfo):
+    """Where the trainer listens, and this worker's place in the group; the trainer is rank 0."""
+
+    master_address: str
+    master_port: int
+    rank_offset: int
+    world_size: int
+
+
+class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTransferUpdateInfo]):
+    """Receives each tensor by a broadcast and loads it as vLLM loads a checkpoint."""
+
+    init_info_cls = GlooInitInfo
+    update_info_cls = NCCLWeightTransferUpdateInfo
+    group: ProcessGroup | None = None
+
+    def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
+        parallel = self.parallel_config
+        rank = init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
+        self.group = join(init_info.master_address, init_info.master_port, rank, init_info.world_size)
+
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict) -> None:
+        self.receive_weights(self.parse_update_info(update_info))  # the base class then waits for an accelerator
+
+    def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
+        for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
+            weight = torch.empty(shape, dtype=getattr(torch, dtype))
+            self.group.broadcast(weight, 0).wait()
+            self.model.load_weights([(name, weight)])
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        self.group = None
+
+
+def join(host: str, port: int, rank: int, world_size: int) -> ProcessGroup:
+    """A group beside the one of torch.distributed; blocks until all have joined."""
+    return stateless_init_torch_distributed_process_group(host, port, rank, world_size, backend="gloo")

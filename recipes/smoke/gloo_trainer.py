@@ -1,0 +1,74 @@
+"""The trainer's side: TRL's client with its weight transfer over gloo, and accelerate's FSDP2 and ZeRO on ranks without a GPU."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+
+
+def use(config) -> None:
+    """Before any TrainingArguments are made."""
+    if config.topology.strategy not in ("none", "ddp"):
+        _real_strategies()
+    if config.topology.servers:
+        use_server()
+
+
+def use_server() -> None:
+    """Have TRL's trainers send weights over gloo."""
+    from trl.generation import vllm_generation
+
+    vllm_generation.VLLMClient = _client()
+
+
+def _real_strategies() -> None:
+    """accelerate turns FSDP and DeepSpeed on a CPU into DDP without a word: it asks for a device of several GPUs."""
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    PartialState._prepare_backend = lambda *_args, **_kwargs: ("gloo", DistributedType.MULTI_GPU)
+
+
+def _client() -> type:
+    from trl.generation.vllm_client import VLLMClient
+
+    from recipes.smoke.gloo_server import join
+
+    class GlooVLLMClient(VLLMClient):
+        def init_communicator(self, device: Any = "cpu") -> None:
+            world_size = self.get_world_size() + 1
+            info = {"master_address": "127.0.0.1", "master_port": self.group_port, "rank_offset": 1, "world_size": world_size}
+            # Under torchrun a store made here would be taken for the agent's, and wait for it.
+            agent = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+            try:
+                with ThreadPoolExecutor(max_workers=1) as executor:
+                    answer = executor.submit(self._post, f"{self.base_url}/init_weight_transfer_engine", json={"init_info": info})
+                    self.communicator = join("127.0.0.1", self.group_port, 0, world_size)
+                    answer.result()
+            finally:
+                if agent is not None:
+                    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = agent
+            atexit.register(self.close_communicator)
+
+        def update_named_params(self, metadata: list, named_params: Iterator[tuple[str, torch.Tensor]]) -> None:
+            names, dtypes, shapes = (list(column) for column in zip(*metadata, strict=True))
+            info = {"names": names, "dtype_names": dtypes, "shapes": shapes}
+            if not self._updating_weights:
+                self._start_weight_update()
+            with ThreadPoolExecutor(max_workers=1) as executor:
+                answer = executor.submit(self._post, f"{self.base_url}/update_weights", json={"update_info": info})
+                for _name, weight in named_params:
+                    self.communicator.broadcast(weight.detach().contiguous(), 0).wait()
+                answer.result()
+            if not self._updating_weights:
+                self._finish_weight_update()
+
+        def close_communicator(self) -> None:
+            self.communicator = None
+
+    return GlooVLLMClient
