@@ -65,9 +65,8 @@ def execute(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: lis
         rundir.write_json(plan.run_dir / "record.json", began)
         secrets = sorted({name for spec in plan.containers.values() for name in spec.secrets})
         try:
-            with secret_files.written(secrets, host, plan.run_dir):
-                with _signals() as stopping, Progress(plan) as progress:
-                    outcome, restarts = supervise(plan, _starter(plan, host, image), progress, stopping)
+            with secret_files.written(secrets, host, plan.run_dir), _signals() as stopping, Progress(plan) as progress:
+                outcome, restarts = supervise(plan, _starter(plan, host, image), progress, stopping)
             exit_code = _exit_code(plan, outcome)
         except HostError as error:
             failed = record.finish(began, plan.run_dir, "failed", error.exit_code, [], {"error": str(error)})

@@ -69,12 +69,16 @@ MEANINGS = [
         r"401 Client Error|403 Client Error|GatedRepoError|RepositoryNotFoundError",
         "the hub refuses this model or data set: accept its licence there, and export HF_TOKEN.",
     ),
-    _meaning(r"No space left on device|Disk quota exceeded", "the disk is full. method.args.save_total_limit=1, or run_root=<a larger disk>."),
+    _meaning(
+        r"No space left on device|Disk quota exceeded", "the disk is full. method.args.save_total_limit=1, or run_root=<a larger disk>."
+    ),
     _meaning(
         r"does not support.*bf16|bfloat16 is not supported|\"\w+\" not implemented for 'BFloat16'",
         "this GPU or build does not compute in bf16. precision=fp16 or precision=fp32.",
     ),
-    _meaning(r"Failed to load .*flash.?attn|flash_attn.*undefined symbol", "flash-attention does not fit this torch. hardware.attention=sdpa."),
+    _meaning(
+        r"Failed to load .*flash.?attn|flash_attn.*undefined symbol", "flash-attention does not fit this torch. hardware.attention=sdpa."
+    ),
     _meaning(
         r"exitcode\s*: -9|Signal 9 \(SIGKILL\)",
         "a rank was killed from outside: most often the kernel, for the host's memory (`dmesg | grep -i oom`). "

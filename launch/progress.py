@@ -13,6 +13,7 @@ from rich.text import Text
 
 from launch.plan import Plan
 
+
 class Terminal(Console):
     """rich's own console ends the program when nobody reads any more; a run goes on without being watched."""
 
@@ -56,6 +57,10 @@ class Progress:
             self.line = line
             if not self.console.is_terminal:
                 self.console.print(line, highlight=False, markup=False)
+
+    def note(self, text: str) -> None:
+        """What stays on the screen and changes nothing of what is going on."""
+        self.console.print(Text(text), soft_wrap=True)
 
     def log(self, process: str, line: str) -> None:
         """A line of a process group's log, under its name."""

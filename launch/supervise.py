@@ -7,6 +7,7 @@ without the weights and the communicator of the one before.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -84,7 +85,7 @@ class Attempt:
                 follower = Follower(log)
                 group = Group(process, start(process, log), follower)
                 self.groups.append(group)
-                outcome = self._until(lambda group=group: self._ready(group))
+                outcome = self._until(functools.partial(self._ready, group))
                 if outcome:
                     return outcome
             return self._until(self._finished) or Outcome("done")
@@ -119,7 +120,7 @@ class Attempt:
         ask = self._asker(group)
         if not serving.is_up(ask):
             return False
-        serving.check(ask, self.plan.config, process.serves)
+        serving.check(ask, self.plan.config, str(process.serves))
         self.progress.say("starting (imports and model)")
         return True
 
@@ -238,4 +239,4 @@ def describe(plan: Plan, outcome: Outcome) -> str:
     meaning = meaning_of([*lines, why or ""])
     told = f"\n{name} {'hung' if outcome.status == 'hung' else 'failed'}" + (f": {why}" if why else "")
     told += f"\nLast lines of {log}:\n" + "".join(f"  | {line}\n" for line in lines)
-    return told + (f"This usually means: {meaning}\n" if meaning and not (first or {}).get("exit_code") == EXIT_USER else "")
+    return told + (f"This usually means: {meaning}\n" if meaning and (first or {}).get("exit_code") != EXIT_USER else "")

@@ -69,14 +69,14 @@ def processes(config: Config, host: Host, run_dir: Path) -> list[Process]:
     found = []
     if made_here(config):
         argv = ranks_argv(config, host, 1, run_dir, "recipes.prepare")
-        found.append(Process("prepare", "prepare", argv, environment.settings(config, host, "prepare", training[:1], run_dir), training[:1]))
+        found.append(
+            Process("prepare", "prepare", argv, environment.settings(config, host, "prepare", training[:1], run_dir), training[:1])
+        )
     if config.topology.servers:
         port = ports(config, gpus, host)[0]
         argv = server_argv(config, host, port, run_dir)
         settings = environment.settings(config, host, "server", generating, run_dir)
-        found.append(
-            Process("server", "server", argv, settings, generating, num_server_gpus(config), port, model_source(config, run_dir))
-        )
+        found.append(Process("server", "server", argv, settings, generating, num_server_gpus(config), port, model_source(config, run_dir)))
     kind, ranks = config.method.kind, num_trainers(config)
     argv = ranks_argv(config, host, ranks, run_dir, config.method.program)
     name = {"trainer": "trainers", "evaluator": "evaluator"}.get(kind, kind)
