@@ -10,6 +10,7 @@ import re
 from launch import topology, trainer_args
 from launch.batch import batch, fitting_batches, generation_batch
 from launch.check_runtime import RUNTIME_RULES
+from launch.check_topology import TOPOLOGY_RULES, longest
 from launch.check_values import check_values
 from launch.environment import SECRET
 from launch.errors import UserError, near
@@ -57,13 +58,6 @@ def _largest_divisor(config: Config) -> int:
     return max((n for n in range(2, wanted + 1) if total % n == 0), default=total)
 
 
-# topology -> strategies of its trainers; the others are named like theirs
-STRATEGIES = {
-    "single": ("none",),
-    "split": ("ddp", "fsdp", "zero2", "zero3"),
-    "colocate": ("none", "ddp", "fsdp", "zero2", "zero3"),
-}
-
 # What only one kind of data reads.
 DATA_KEYS = {"jsonl": ("path", "heldout_path"), "hub": ("hub_id", "heldout_split")}
 MASKS = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
@@ -93,89 +87,7 @@ RULES = [
         lambda c: f"adapter={c.adapter.name} with method={c.method.name}: {c.method.name} trains nothing",
         lambda c: "adapter=none",
     ),
-    Rule(
-        "tensor_parallel",
-        lambda c: c.topology.tensor_parallel != 1,
-        lambda c: f"topology.tensor_parallel={c.topology.tensor_parallel}: tensor-parallel training is not offered",
-        lambda c: "topology=fsdp shards a model over GPUs; topology.server_tensor_parallel=N spreads a generation server",
-    ),
-    Rule(
-        "pipeline_parallel",
-        lambda c: c.topology.pipeline_parallel != 1,
-        lambda c: f"topology.pipeline_parallel={c.topology.pipeline_parallel}: pipeline-parallel training is not offered",
-        lambda c: "topology=fsdp or topology=zero3 holds a model that one GPU cannot",
-    ),
-    Rule(
-        "num_gpus",
-        lambda c: not 1 <= topology.num_gpus(c) <= c.hardware.gpus_per_node,
-        lambda c: f"topology.num_gpus={topology.num_gpus(c)}: a {c.hardware.name} node has {c.hardware.gpus_per_node}",
-        lambda c: f"1 to {c.hardware.gpus_per_node}, or hardware.gpus_per_node= for a larger node",
-    ),
-    Rule(
-        "single_is_one",
-        lambda c: c.topology.name == "single" and topology.num_gpus(c) > 1,
-        lambda c: f"topology=single with topology.num_gpus={topology.num_gpus(c)}",
-        lambda c: "topology=ddp, fsdp, zero2, zero3 or split",
-    ),
-    Rule(
-        "one_evaluator",
-        lambda c: c.method.kind != "trainer" and c.topology.name != "single",
-        lambda c: f"topology={c.topology.name} with method={c.method.name}: it runs in one process",
-        lambda c: "topology=single",
-    ),
-    Rule(
-        "split_is_for_grpo",
-        lambda c: c.topology.name == "split" and c.method.name != "grpo" and c.method.kind == "trainer",
-        lambda c: f"topology=split with method={c.method.name}: only grpo generates while it trains",
-        lambda c: "topology=ddp or fsdp",
-    ),
-    Rule(
-        "split_needs_vllm",
-        lambda c: c.topology.name == "split" and c.method.name == "grpo" and not c.hardware.vllm,
-        lambda c: f"topology=split on {c.hardware.name}: no released vLLM serves {c.hardware.gfx}",
-        lambda c: "topology=single or ddp, where transformers generates",
-    ),
-    Rule(
-        "split_needs_a_trainer",
-        lambda c: c.topology.name == "split" and topology.num_gpus(c) <= topology.num_server_gpus(c),
-        lambda c: (
-            f"topology=split on {topology.num_gpus(c)} GPU(s): the server takes {topology.num_server_gpus(c)}, none is left to train on"
-        ),
-        lambda c: "topology=single, or more GPUs",
-    ),
-    Rule(
-        "split_needs_a_server",
-        lambda c: c.topology.name == "split" and (c.topology.servers < 1 or c.topology.server_tensor_parallel < 1),
-        lambda c: f"topology.servers={c.topology.servers}, topology.server_tensor_parallel={c.topology.server_tensor_parallel}",
-        lambda c: "both are at least 1 under topology=split",
-    ),
-    Rule(
-        "servers_without_split",
-        lambda c: c.topology.name != "split" and (c.topology.servers != 0 or c.topology.server_tensor_parallel != 1),
-        lambda c: f"topology.servers={c.topology.servers} under topology={c.topology.name}: nothing would be served",
-        lambda c: "topology=split",
-    ),
-    Rule(
-        "offload_without_zero",
-        lambda c: (
-            (c.topology.zero.offload_optimizer and c.topology.strategy not in ("zero2", "zero3"))
-            or (c.topology.zero.offload_parameters and c.topology.strategy != "zero3")
-        ),
-        lambda c: f"topology.zero.offload_* under topology={c.topology.name}: it would be ignored",
-        lambda c: "topology=zero2 (optimizer) or topology=zero3 (optimizer and parameters)",
-    ),
-    Rule(
-        "fsdp_options_without_fsdp",
-        lambda c: c.topology.strategy != "fsdp" and (c.topology.fsdp.cpu_offload or c.topology.fsdp.activation_checkpointing),
-        lambda c: f"topology.fsdp.* under topology={c.topology.name}: it would be ignored",
-        lambda c: "topology=fsdp",
-    ),
-    Rule(
-        "strategy_of_topology",
-        lambda c: c.topology.strategy not in STRATEGIES.get(c.topology.name, (c.topology.name,)),
-        lambda c: f"topology.strategy={c.topology.strategy} under topology={c.topology.name}: one contradicts the other",
-        lambda c: " or ".join(f"topology.strategy={s}" for s in STRATEGIES.get(c.topology.name, (c.topology.name,))),
-    ),
+    *TOPOLOGY_RULES,
     Rule(
         "adapter_rank",
         lambda c: (c.adapter.name == "none") != (c.adapter.rank is None),
@@ -222,8 +134,8 @@ RULES = [
     ),
     Rule(
         "sequence_length",
-        lambda c: _longest(c) > c.model.max_positions,
-        lambda c: f"sequences of {_longest(c)} tokens: {c.model.name} has {c.model.max_positions} positions",
+        lambda c: longest(c) > c.model.max_positions,
+        lambda c: f"sequences of {longest(c)} tokens: {c.model.name} has {c.model.max_positions} positions",
         lambda c: f"method.args.max_length or max_completion_length of at most {c.model.max_positions}",
     ),
     Rule(
@@ -330,12 +242,6 @@ RULES = [
     ),
     *RUNTIME_RULES,
 ]
-
-
-def _longest(config: Config) -> int:
-    """Tokens of the longest sequence an argument asks for."""
-    asked = [_arg(config, name) for name in ("max_length", "max_completion_length", "max_new_tokens")]
-    return max(int(a) for a in [*asked, 0] if isinstance(a, (int, float)))
 
 
 def _secrets(config: Config) -> list[str]:

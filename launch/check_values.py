@@ -15,6 +15,7 @@ WORDS = {
     "precision.compute": ("fp32", "fp16", "bf16", "fp8"),
     "precision.weights": ("fp32", "fp16", "bf16", "nf4"),
     "topology.strategy": ("none", "ddp", "fsdp", "zero2", "zero3"),
+    "topology.fsdp.reduce_dtype": ("fp32", "bf16"),
     "topology.fsdp.state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
     "data.kind": ("reasoning", "jsonl", "hub"),
     "hardware.attention": ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
@@ -37,7 +38,14 @@ LEAST = {
     "runtime.stop_timeout_s": 1,
     "runtime.shm_gb": 0.064,  # docker's own
     "runtime.memory_gb": 0.1,
+    "runtime.hang_timeout_s": 1,
+    "runtime.max_restarts": 0,
     "topology.num_gpus": 1,
+    "topology.servers": 0,
+    "topology.server_tensor_parallel": 1,
+    "topology.server_memory_share": 0.01,
+    "topology.server_max_length": 2,
+    "topology.fsdp.wrap_min_parameters": 1,
     "method.args.per_device_train_batch_size": 1,
     "method.args.gradient_accumulation_steps": 1,
     "method.args.num_generations": 2,  # a group of one has no mean to be above

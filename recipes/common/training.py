@@ -39,9 +39,16 @@ def build_arguments(arguments_class: type[Arguments], config: DictConfig) -> Arg
 
         gloo_trainer.use(config)
     try:
-        return arguments_class(**OmegaConf.to_container(config.trainer_args))
+        args = arguments_class(**OmegaConf.to_container(config.trainer_args))
     except (TypeError, ValueError) as error:
         raise UserError(f"method.args: {arguments_class.__name__} refuses them: {error}") from error
+    compute = {"fp16": torch.float16, "fp32": torch.float32}.get(config.precision.compute, torch.bfloat16)
+    if config.topology.strategy == "fsdp" and compute != torch.float32:
+        # accelerate would reduce in the dtype of the matrix products, and has no argument that reaches here.
+        reduce = torch.float32 if config.topology.fsdp.reduce_dtype == "fp32" else compute
+        policy = {"param_dtype": compute, "reduce_dtype": reduce, "output_dtype": compute}
+        args.fsdp_plugin_args["mixed_precision_policy"] = policy
+    return args
 
 
 def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1) -> dict[str, Any]:

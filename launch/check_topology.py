@@ -1,0 +1,138 @@
+"""Rules about topologies: how many GPUs, who trains and who generates, and keys that another topology would ignore."""
+
+from __future__ import annotations
+
+from launch import topology
+from launch.rule import Rule
+from launch.schema import Config, Fsdp, Vendor
+from launch.trainer_args import known, value
+
+
+def longest(config: Config) -> int:
+    """Tokens of the longest sequence an argument asks for."""
+    names = ("max_length", "max_completion_length", "max_new_tokens")
+    asked = [value(config, name) for name in names if name in known(config)]
+    return max(int(a) for a in [*asked, 0] if isinstance(a, (int, float)))
+
+
+def _strategies(config: Config) -> tuple[str, ...]:
+    """Of the trainers, under this topology."""
+    several = ("ddp", "fsdp", "zero2", "zero3")
+    if config.topology.name == "colocate":
+        return ("none",) if topology.num_gpus(config) == 1 else several
+    return {"single": ("none",), "split": several}.get(config.topology.name, (config.topology.name,))
+
+
+TOPOLOGY_RULES = [
+    Rule(
+        "tensor_parallel",
+        lambda c: c.topology.tensor_parallel != 1,
+        lambda c: f"topology.tensor_parallel={c.topology.tensor_parallel}: tensor-parallel training is not offered",
+        lambda c: "topology=fsdp shards a model over GPUs; topology.server_tensor_parallel=N spreads a generation server",
+    ),
+    Rule(
+        "pipeline_parallel",
+        lambda c: c.topology.pipeline_parallel != 1,
+        lambda c: f"topology.pipeline_parallel={c.topology.pipeline_parallel}: pipeline-parallel training is not offered",
+        lambda c: "topology=fsdp or topology=zero3 holds a model that one GPU cannot",
+    ),
+    Rule(
+        "num_gpus",
+        lambda c: not 1 <= topology.num_gpus(c) <= c.hardware.gpus_per_node,
+        lambda c: f"topology.num_gpus={topology.num_gpus(c)}: a {c.hardware.name} node has {c.hardware.gpus_per_node}",
+        lambda c: f"1 to {c.hardware.gpus_per_node}, or hardware.gpus_per_node= for a larger node",
+    ),
+    Rule(
+        "single_is_one",
+        lambda c: c.topology.name == "single" and topology.num_gpus(c) > 1,
+        lambda c: f"topology=single with topology.num_gpus={topology.num_gpus(c)}",
+        lambda c: "topology=ddp, fsdp, zero2, zero3 or split",
+    ),
+    Rule(
+        "one_evaluator",
+        lambda c: c.method.kind != "trainer" and c.topology.name != "single",
+        lambda c: f"topology={c.topology.name} with method={c.method.name}: it runs in one process",
+        lambda c: "topology=single",
+    ),
+    Rule(
+        "split_is_for_grpo",
+        lambda c: c.topology.name in ("split", "colocate") and c.method.name != "grpo" and c.method.kind == "trainer",
+        lambda c: f"topology={c.topology.name} with method={c.method.name}: only grpo generates while it trains",
+        lambda c: "topology=ddp or fsdp",
+    ),
+    Rule(
+        "split_needs_vllm",
+        lambda c: c.topology.name in ("split", "colocate") and c.method.name == "grpo" and not c.hardware.vllm,
+        lambda c: f"topology={c.topology.name} on {c.hardware.name}: no released vLLM serves {c.hardware.gfx}",
+        lambda c: "topology=single or ddp, where transformers generates",
+    ),
+    Rule(
+        "split_needs_a_trainer",
+        lambda c: c.topology.name == "split" and topology.num_gpus(c) <= topology.num_server_gpus(c),
+        lambda c: (
+            f"topology=split on {topology.num_gpus(c)} GPU(s): the server takes {topology.num_server_gpus(c)}, none is left to train on"
+        ),
+        lambda c: "topology=single, or more GPUs",
+    ),
+    Rule(
+        "split_needs_a_server",
+        lambda c: c.topology.name == "split" and (c.topology.servers < 1 or c.topology.server_tensor_parallel < 1),
+        lambda c: f"topology.servers={c.topology.servers}, topology.server_tensor_parallel={c.topology.server_tensor_parallel}",
+        lambda c: "both are at least 1 under topology=split",
+    ),
+    Rule(
+        "servers_without_split",
+        lambda c: c.topology.name != "split" and (c.topology.servers != 0 or c.topology.server_tensor_parallel != 1),
+        lambda c: f"topology.servers={c.topology.servers} under topology={c.topology.name}: nothing would be served",
+        lambda c: "topology=split",
+    ),
+    Rule(
+        "server_keys",
+        lambda c: c.topology.name != "split" and (c.topology.overlap or c.topology.server_max_length is not None),
+        lambda c: (
+            f"topology.overlap={c.topology.overlap}, server_max_length={c.topology.server_max_length} under topology={c.topology.name}"
+        ),
+        lambda c: "topology=split, which has a server; or neither",
+    ),
+    Rule(
+        "server_memory",
+        lambda c: c.topology.server_memory_share > 1,
+        lambda c: f"topology.server_memory_share={c.topology.server_memory_share:g}: it is a share of one GPU's memory",
+        lambda c: "a number above 0 and up to 1; vLLM's own is 0.9",
+    ),
+    Rule(
+        "server_length",
+        lambda c: c.topology.server_max_length is not None and c.topology.server_max_length <= longest(c),
+        lambda c: (
+            f"topology.server_max_length={c.topology.server_max_length}: a completion of {longest(c)} tokens and its prompt do not fit"
+        ),
+        lambda c: f"more than {longest(c)}, prompt included",
+    ),
+    Rule(
+        "numa_binding",
+        lambda c: c.topology.numa_binding is not None and c.hardware.vendor == Vendor.none,
+        lambda c: "topology.numa_binding on a CPU: ranks are bound to the cores next to their GPUs",
+        lambda c: "topology.numa_binding=null",
+    ),
+    Rule(
+        "offload_without_zero",
+        lambda c: (
+            (c.topology.zero.offload_optimizer and c.topology.strategy not in ("zero2", "zero3"))
+            or (c.topology.zero.offload_parameters and c.topology.strategy != "zero3")
+        ),
+        lambda c: f"topology.zero.offload_* under topology={c.topology.name}: it would be ignored",
+        lambda c: "topology=zero2 (optimizer) or topology=zero3 (optimizer and parameters)",
+    ),
+    Rule(
+        "fsdp_options_without_fsdp",
+        lambda c: c.topology.strategy != "fsdp" and c.topology.fsdp != Fsdp(),
+        lambda c: f"topology.fsdp.* under topology={c.topology.name}: it would be ignored",
+        lambda c: "topology=fsdp",
+    ),
+    Rule(
+        "strategy_of_topology",
+        lambda c: c.topology.strategy not in _strategies(c),
+        lambda c: f"topology.strategy={c.topology.strategy} under topology={c.topology.name}: one contradicts the other",
+        lambda c: " or ".join(f"topology.strategy={s}" for s in _strategies(c)),
+    ),
+]
