@@ -122,9 +122,9 @@ def _launcher(config: Config, host: Host, kind: str, gpus: list[int], run_dir: P
         found.append(Setting("VLLM_NO_USAGE_STATS", "1", "vLLM reports what it runs to its makers otherwise", "launcher"))
         if config.hardware.vendor == Vendor.none:
             found += _server_on_cpu()
-        if config.hardware.vendor == Vendor.nvidia:
-            why = "flashinfer is not in our environment (vLLM looks for it on NVIDIA)"
-            found.append(Setting("VLLM_USE_FLASHINFER_SAMPLER", "0", why, "launcher"))
+    if (kind == "server" or config.topology.name == "colocate") and config.hardware.vendor == Vendor.nvidia:
+        why = "flashinfer is not in our environment (vLLM looks for it on NVIDIA)"
+        found.append(Setting("VLLM_USE_FLASHINFER_SAMPLER", "0", why, "launcher"))
     if kind == "trainer" and config.tracking.name == "tensorboard":
         # transformers 5 takes the directory from here; it has no argument for it.
         found.append(Setting("TENSORBOARD_LOGGING_DIR", str(run_dir / "tensorboard"), "event files stay in the run directory", "launcher"))

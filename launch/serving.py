@@ -11,13 +11,16 @@ from launch.errors import HostError
 from launch.schema import Config
 
 ANSWER_WITHIN_S = 5.0
+INFO_WITHIN_S = 60.0  # vLLM asks pip, compilers and drivers for their versions first
+INFO = "/server_info?config_format=json"
 Ask = Callable[[str], str]  # path of the server -> its answer; raises OSError where there is none
 DTYPES = {"fp32": "float32", "fp16": "float16"}
 
 
 def get(port: int, path: str) -> str:
     """What a server of this machine answers. Raises OSError."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=ANSWER_WITHIN_S) as answer:
+    within_s = INFO_WITHIN_S if path == INFO else ANSWER_WITHIN_S
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=within_s) as answer:
         return str(answer.read().decode())
 
 
@@ -32,7 +35,7 @@ def is_up(ask: Ask) -> bool:
 def check(ask: Ask, config: Config, model: str) -> None:
     """Raises HostError where the server that answers is not the one that was planned."""
     served = [entry["id"] for entry in json.loads(ask("/v1/models"))["data"]]
-    found: dict[str, Any] = json.loads(ask("/server_info?config_format=json"))["vllm_config"]
+    found: dict[str, Any] = json.loads(ask(INFO))["vllm_config"]
     wanted = {
         "model": (model, served[0] if served else None),
         "dtype": (dtype(config), str(found["model_config"]["dtype"]).removeprefix("torch.")),

@@ -8,8 +8,9 @@ for gfx942 and gfx950; this runs wherever vLLM does, under every strategy.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -20,7 +21,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 @dataclass
 class UnderWay:
-    """Prompts of all ranks that the server works on; `answer` is the main rank's."""
+    """Prompts of all ranks that the server works on; `answer`, with the seconds it took, is the main rank's."""
 
     prompts: list[list[int]]
     answer: Future | None
@@ -83,6 +84,7 @@ class OverlappedGeneration:
             return UnderWay(prompts, None)
         server = self.vllm_generation
         answer = self._client_thread.submit(
+            _timed,
             server.vllm_client.generate,
             prompts=prompts[::num_generations],  # the rows of a group stand together and are the same
             n=num_generations,
@@ -100,9 +102,17 @@ class OverlappedGeneration:
 
     def _receive(self, under_way: UnderWay, mine: int) -> tuple[list, list]:
         """This rank's completions, and the log-probability of each of their tokens."""
-        answer = under_way.answer.result() if under_way.answer else None
-        shared = [answer and (answer["completion_ids"], answer["logprobs"])]
+        began = time.monotonic()
+        answer, generation_s = under_way.answer.result() if under_way.answer else ({}, 0.0)
+        shared = [(answer.get("completion_ids"), answer.get("logprobs"))]
         broadcast_object_list(shared, from_process=0)
         completion_ids, logprobs = shared[0]
+        self._metrics["train"]["generation_s"].append(generation_s)
+        self._metrics["train"]["wait_s"].append(time.monotonic() - began)
         own = slice(self.accelerator.process_index * mine, (self.accelerator.process_index + 1) * mine)
         return completion_ids[own], [[token[0] for token in sequence] for sequence in logprobs[own]]
+
+
+def _timed(call: Callable, **arguments: Any) -> tuple[Any, float]:
+    began = time.monotonic()
+    return call(**arguments), time.monotonic() - began

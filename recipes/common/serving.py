@@ -22,17 +22,19 @@ FOLLOWED = 0.25  # share of the change that may be missing; rounding in bf16 tak
 
 
 def time_generation(trainer: GRPOTrainer) -> None:
-    """Put `generation_s` and `sync_s` (seconds of one call, and of one weight transfer) among the trainer's metrics."""
-    for name, method in (("generation_s", "generate"), ("sync_s", "sync_weights")):
-        setattr(trainer.vllm_generation, method, _timed(getattr(trainer.vllm_generation, method), trainer, name))
+    """Put seconds of one call among the trainer's metrics: `generation_s` of the server, `wait_s` that the ranks stood still for it
+    (the same, unless the two overlap: common/overlap.py), and `sync_s` of one weight transfer."""
+    for names, method in ((("generation_s", "wait_s"), "generate"), (("sync_s",), "sync_weights")):
+        setattr(trainer.vllm_generation, method, _timed(getattr(trainer.vllm_generation, method), trainer, names))
 
 
-def _timed(call: Callable, trainer: GRPOTrainer, name: str) -> Callable:
+def _timed(call: Callable, trainer: GRPOTrainer, names: tuple[str, ...]) -> Callable:
     @functools.wraps(call)
     def timed(*args: Any, **kwargs: Any) -> Any:
         began = time.monotonic()
         result = call(*args, **kwargs)
-        trainer._metrics["train"][name].append(time.monotonic() - began)
+        for name in names:
+            trainer._metrics["train"][name].append(time.monotonic() - began)
         return result
 
     return timed
