@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 from recipes.common.program import say
 
 PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
-PROBE_TOKENS = 64
+PROBE_TOKENS = 32
 SCALE = 1.5  # of the last norm's weights: changes every log-probability by far more than rounding does
 FOLLOWED = 0.25  # share of the change that may be missing; rounding in bf16 takes a few hundredths of it
 
@@ -57,21 +57,22 @@ def check_weights_arrive(trainer: GRPOTrainer) -> None:
     A server that answers and ignores what it is sent would train a policy on another one's completions without a word.
     Every rank takes part. Raises RuntimeError on every rank.
     """
-    ids = trainer.processing_class(PROBE, add_special_tokens=False)["input_ids"][:PROBE_TOKENS]
     sync = trainer.vllm_generation.sync_weights
     sync()
-    own, server = _own_log_probs(trainer, ids), _server_log_probs(trainer, ids)
+    ids, server = _sample(trainer)
+    apart = (server - _own_log_probs(trainer, ids)).abs().mean().item()
     norm = _last_norm(trainer)
     with _whole(norm):
         kept = norm.detach().clone()
         norm.mul_(SCALE)
     sync()
-    own_moved, server_moved = _own_log_probs(trainer, ids), _server_log_probs(trainer, ids)
+    ids, server = _sample(trainer)
+    changed = _own_log_probs(trainer, ids)
     with _whole(norm):
         norm.copy_(kept)
     sync()
-    moved = (own_moved - own).abs().mean().item()
-    apart = max((server - own).abs().mean().item(), (server_moved - own_moved).abs().mean().item())
+    apart = max(apart, (server - changed).abs().mean().item())
+    moved = (changed - _own_log_probs(trainer, ids)).abs().mean().item()
     if not apart <= FOLLOWED * moved:
         raise RuntimeError(
             f"weights do not reach the generation server: a change that moves log-probabilities by {moved:.3g} on the trainer leaves the "
@@ -99,21 +100,25 @@ def _whole(parameter: torch.nn.Parameter) -> Iterator[None]:
         yield
 
 
-def _own_log_probs(trainer: GRPOTrainer, ids: list[int]) -> torch.Tensor:
-    """Of each token but the first, given those before it. Shape (tokens - 1,)."""
-    tokens = torch.tensor([ids], device=trainer.accelerator.device)
-    with trainer.accelerator.autocast():
-        found, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, tokens, torch.ones_like(tokens), len(ids) - 1)
-    return found[0].float().cpu()
-
-
-def _server_log_probs(trainer: GRPOTrainer, ids: list[int]) -> torch.Tensor:
-    """The same tokens by the server, shared by its one client."""
+def _sample(trainer: GRPOTrainer) -> tuple[list[int], torch.Tensor]:
+    """Prompt and completion by the server, and its log-probability of each token of the completion, on every rank."""
+    prompt = trainer.processing_class(PROBE, add_special_tokens=False)["input_ids"]
     answer: list[Any] = [None]
     if trainer.accelerator.is_main_process:
         client = trainer.vllm_generation.vllm_client
-        client.reset_prefix_cache()
-        scored = client.get_sequence_logprobs([ids], [1], top_logprobs=1, temperature=trainer.temperature)
-        answer = [[token[0] for token in scored["actual_logprobs"][0]]]
+        client.reset_prefix_cache()  # its keys and values are those of other weights
+        done = client.generate(
+            [prompt], temperature=trainer.temperature, max_tokens=PROBE_TOKENS, generation_kwargs={"ignore_eos": True, "seed": 0}
+        )
+        answer = [(done["completion_ids"][0], [token[0] for token in done["logprobs"][0]])]
     broadcast_object_list(answer, from_process=0)
-    return torch.tensor(answer[0])
+    completion, log_probs = answer[0]
+    return [*prompt, *completion], torch.tensor(log_probs)
+
+
+def _own_log_probs(trainer: GRPOTrainer, ids: list[int]) -> torch.Tensor:
+    """Of the last PROBE_TOKENS tokens, at the temperature of the run. Shape (PROBE_TOKENS,)."""
+    tokens = torch.tensor([ids], device=trainer.accelerator.device)
+    with trainer.accelerator.autocast():
+        found, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, tokens, torch.ones_like(tokens), PROBE_TOKENS)
+    return found[0].float().cpu()
