@@ -31,7 +31,7 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
     offer = "mode=plan shows what would run; smoke=true runs it small, on the CPU"
     if vendor != Vendor.none:
         here = [gpu for gpu in host.gpus if (gpu.gfx.startswith("gfx")) == (vendor == Vendor.amd)]
-        needed = sum(len(p.gpus) for p in plan.processes)
+        needed = len({gpu for p in plan.processes for gpu in p.gpus})  # what prepares uses one that trains later
         if len(here) < needed:
             raise HostError(f"hardware={config.hardware.name}: {needed} {vendor.name} GPU(s) needed, {len(here)} found here. {offer}.")
     if config.precision.compute == "fp8" or config.precision.weights == "nf4":
