@@ -17,6 +17,8 @@ def use(config) -> None:
     """Before any TrainingArguments are made."""
     if config.topology.strategy not in ("none", "ddp"):
         _real_strategies()
+    if config.topology.strategy.startswith("zero"):
+        _deepspeed_on_cpu()
     if config.topology.servers:
         use_server()
 
@@ -32,6 +34,14 @@ def _real_strategies() -> None:
     """accelerate turns FSDP and DeepSpeed on a CPU into DDP without a word: it asks for a device of several GPUs."""
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     PartialState._prepare_backend = lambda *_args, **_kwargs: ("gloo", DistributedType.MULTI_GPU)
+
+
+def _deepspeed_on_cpu() -> None:
+    """DeepSpeed without a guess at the device, and without its collectives in C++: they are for inference, and need a compiler and 26 s."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import deepspeed  # here, because it reads that variable once, and takes seconds
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def _client() -> type:
