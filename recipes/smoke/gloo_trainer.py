@@ -15,10 +15,11 @@ from accelerate.utils import DistributedType
 
 def use(config) -> None:
     """Before any TrainingArguments are made."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports DeepSpeed whatever the strategy; it looks for a GPU, and warns
     if config.topology.strategy not in ("none", "ddp"):
         _real_strategies()
     if config.topology.strategy.startswith("zero"):
-        _deepspeed_on_cpu()
+        _without_shared_memory()
     if config.topology.servers:
         use_server()
 
@@ -36,10 +37,9 @@ def _real_strategies() -> None:
     PartialState._prepare_backend = lambda *_args, **_kwargs: ("gloo", DistributedType.MULTI_GPU)
 
 
-def _deepspeed_on_cpu() -> None:
-    """DeepSpeed without a guess at the device, and without its collectives in C++: they are for inference, and need a compiler and 26 s."""
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    import deepspeed  # here, because it reads that variable once, and takes seconds
+def _without_shared_memory() -> None:
+    """Without DeepSpeed's own collectives for a CPU: they serve its inference, and are compiled first, which takes g++ and 26 s."""
+    import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
