@@ -26,7 +26,7 @@ setup: ## make .venv from the hashed locks; does nothing where it is up to date
 quickstart: setup ## train a small model from nothing: SFT, then GRPO, on this machine's CPU
 	@$(VENV_PYTHON) launch/run.py experiment=quickstart
 
-vllm: setup ## add vLLM's build for the CPU: smoke runs and tests of topology=split then run whole
+vllm: setup ## add vLLM for the CPU: smoke runs and tests of topology=split run whole
 	@"$(BOOTSTRAP)" containers/environment.py vllm
 
 test: setup ## unit and end-to-end tests; need nothing but Python
