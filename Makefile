@@ -10,7 +10,7 @@ VENV_PYTHON := .venv/bin/python
 # The same seed gives the same run only if hashes of strings are the same too.
 export PYTHONHASHSEED := 0
 
-.PHONY: help setup quickstart test test-integration lint format lock clean
+.PHONY: help setup vllm quickstart test test-integration lint format lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ setup: ## make .venv from the hashed locks; does nothing where it is up to date
 
 quickstart: setup ## train a small model from nothing: SFT, then GRPO, on this machine's CPU
 	@$(VENV_PYTHON) launch/run.py experiment=quickstart
+
+vllm: setup ## add vLLM for the CPU: smoke runs and tests of topology=split run whole
+	@"$(BOOTSTRAP)" containers/environment.py vllm
 
 test: setup ## unit and end-to-end tests; need nothing but Python
 	$(VENV_PYTHON) -m pytest tests/unit tests/e2e
@@ -42,7 +45,7 @@ format: setup ## let ruff rewrite what it can
 	$(VENV_PYTHON) -m ruff format .
 
 lock: setup ## resolve containers/cpu/*.in anew, and the argument lists of the locked TRL
-	$(VENV_PYTHON) containers/environment.py lock
+	$(VENV_PYTHON) containers/lock.py
 	@"$(BOOTSTRAP)" containers/environment.py setup
 	$(VENV_PYTHON) containers/lock_trainer_args.py
 

@@ -1,10 +1,10 @@
-"""`make setup` and `make lock`: the environment in .venv, from hashed locks, with the build of torch that this machine needs.
+"""`make setup` and `make vllm`: the environment in .venv, from hashed locks, with the build of torch that this machine needs.
 
 Runs with nothing but Python's standard library, before anything is installed. Its annotations are quoted so that even a
 Python as old as 3.6 can read the file as far as the message that says it is too old.
 
     python containers/environment.py setup [--torch cpu|rocm|cuda]
-    python containers/environment.py lock
+    python containers/environment.py vllm       adds vLLM's build for the CPU
 
 Exit codes: 0 done (or nothing to do), 2 the request is wrong (too old a Python, an unknown build of torch), 3 the host cannot
 do it (no venv module, a package that cannot be had), 75 interrupted (run it again: pip keeps what it has downloaded).
@@ -36,32 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "containers" / "cpu"
 STAMP = "setup.json"
 LOG = "setup.log"
-
-# In the order in which `make lock` resolves them: the later ones keep to the versions of the first.
-COMPILED = ("requirements", "tools", "compiled", "torch_pypi", "dev")
-# Resolved with requirements.in, but left out of its lock: they are in locks of their own.
-ELSEWHERE = ("pycosat", "torch", "triton")
-# What torch's CUDA build brings; uv has no pattern for names, and a test says so when torch brings one more.
-CUDA = (
-    "cuda-bindings",
-    "cuda-pathfinder",
-    "cuda-toolkit",
-    "nvidia-cublas",
-    "nvidia-cuda-cupti",
-    "nvidia-cuda-nvrtc",
-    "nvidia-cuda-runtime",
-    "nvidia-cudnn-cu13",
-    "nvidia-cufft",
-    "nvidia-cufile",
-    "nvidia-curand",
-    "nvidia-cusolver",
-    "nvidia-cusparse",
-    "nvidia-cusparselt-cu13",
-    "nvidia-nccl-cu13",
-    "nvidia-nvjitlink",
-    "nvidia-nvshmem-cu13",
-    "nvidia-nvtx",
-)
+VLLM_STAMP = "vllm.sha256"
 
 # reasoning-gym imports pycosat for a single task, at its own import: without this module none of its tasks could be used.
 STAND_IN = '''"""A stand-in that `make setup` wrote: pycosat could not be compiled on this machine."""
@@ -176,13 +151,14 @@ def plan(python: Path, build: str) -> "tuple[Step, ...]":
     )
 
 
-def uv_compile(uv: Path, name: str) -> "tuple[str, ...]":
-    """Paths are relative to the root, so that a lock names no machine."""
-    folder = LOCKS.relative_to(ROOT)
-    options = ("--quiet", "--generate-hashes", "--universal", "--python-version", "3.11", "--custom-compile-command", "make lock")
-    kept = tuple(f"--no-emit-package={package}" for package in (*ELSEWHERE, *CUDA))
-    narrowed = kept if name == "requirements" else ("--constraints", str(folder / "requirements.lock"))
-    return (str(uv), "pip", "compile", *options, *narrowed, "--output-file", str(folder / f"{name}.lock"), str(folder / f"{name}.in"))
+def vllm_refusal(build: str, system: str, machine: str, cpu_flags: "set[str]") -> "str | None":
+    """Why vLLM's build for the CPU cannot be had here. Without it smoke=true generates with transformers, which every machine can."""
+    if (system, machine) != ("Linux", "x86_64") or "avx2" not in cpu_flags:
+        lacking = " without AVX2" if machine == "x86_64" else ""
+        return f"vLLM's build for the CPU is for Linux on x86-64 with AVX2, and this is {system} on {machine}{lacking}"
+    if build != "cpu":
+        return f"vLLM's build for the CPU needs torch's, and .venv has that for {build}. To change it: make setup TORCH=cpu, then make vllm"
+    return None
 
 
 def torch_unavailable(python: str, machine: str) -> str:
@@ -213,6 +189,12 @@ def amd_gpu(kfd: Path = Path("/dev/kfd"), topology: Path = Path("/sys/class/kfd/
 def detect() -> Facts:
     nvidia = Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi") is not None
     return Facts(platform.system(), amd_gpu(), nvidia)
+
+
+def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> "set[str]":
+    """Instruction sets of this CPU by Linux's names; empty elsewhere."""
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return {flag for line in lines if line.startswith("flags") for flag in line.split()[2:]}
 
 
 def read_stamp(venv: Path) -> "dict[str, str]":
@@ -353,27 +335,36 @@ def setup(venv: Path, asked: "str | None", python_named: bool) -> bool:
         print("  note: an AMD GPU is supported through images (runtime=docker), whose ROCm fits it; this wheel suits recent GPUs only")
     # What setup made itself is made afresh: packages of another lock, and half-installed ones, must not stay behind.
     clear = bool(stamp) or (venv / LOG).exists()
+    had_vllm = (venv / VLLM_STAMP).exists()
     (venv / STAMP).unlink(missing_ok=True)
+    (venv / VLLM_STAMP).unlink(missing_ok=True)
     if clear and (venv / "lib").is_dir():
         shutil.rmtree(venv / "lib")  # before the log: an interruption here leaves what says that the rest is no good
     make_venv(venv, base, clear)
     install(venv, build, version)
     (venv / STAMP).write_text(json.dumps({"fingerprint": target, "python": version, "torch": build, "torch_asked": asked}) + "\n")
+    if had_vllm:
+        print("note: vLLM went with the old environment. To have it again: make vllm")
     return True
 
 
-def lock(venv: Path) -> None:
-    for name in COMPILED:
-        print(f"{name}.lock", flush=True)
-        if subprocess.run(uv_compile(venv / "bin" / "uv", name), cwd=ROOT, check=False).returncode:
-            raise Refused(f"{name}.in could not be resolved; what uv says stands above", 3)
-
-
-def parse(argv: "list[str]") -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="The environment in .venv, from hashed locks")
-    parser.add_argument("command", choices=("setup", "lock"))
-    parser.add_argument("--torch", default=os.environ.get("TORCH"), help="cpu, rocm or cuda; default: TORCH, or what this machine needs")
-    return parser.parse_args(argv)
+def vllm(venv: Path) -> bool:
+    """Whether anything had to be done. Adds packages to those of setup(), and changes none: its lock agrees with theirs."""
+    build = read_stamp(venv).get("torch")
+    if build is None:
+        raise Refused("There is no .venv to add vLLM to. Run make setup first")
+    refusal = vllm_refusal(build, platform.system(), platform.machine(), cpu_flags())
+    if refusal:
+        raise Refused(refusal, 3)
+    lock = LOCKS / "vllm.lock"
+    done, target = venv / VLLM_STAMP, hashlib.sha256(lock.read_bytes()).hexdigest()
+    if done.exists() and done.read_text() == target:
+        return False
+    step = Step("vLLM's build for the CPU", (pip_install(venv_python(venv), lock),))
+    if not run_step(step, Progress(venv / LOG, steps=1)):
+        raise Refused(f"{step.title}: pip failed, its last lines stand above. All of its output: {venv / LOG}", 3)
+    done.write_text(target)
+    return True
 
 
 def main(argv: "list[str]") -> int:
@@ -385,12 +376,14 @@ def main(argv: "list[str]") -> int:
             os.execv(found, [found, __file__, *argv])
         print(f"error: {old}", file=sys.stderr)
         return 2
-    arguments = parse(argv)
+    parser = argparse.ArgumentParser(description="The environment in .venv, from hashed locks")
+    parser.add_argument("command", choices=("setup", "vllm"))
+    parser.add_argument("--torch", default=os.environ.get("TORCH"), help="cpu, rocm or cuda; default: TORCH, or what this machine needs")
+    arguments = parser.parse_args(argv)
     started_s = time.monotonic()
     try:
-        if arguments.command == "lock":
-            lock(ROOT / ".venv")
-        elif setup(ROOT / ".venv", arguments.torch, named):
+        venv = ROOT / ".venv"
+        if vllm(venv) if arguments.command == "vllm" else setup(venv, arguments.torch, named):
             print(f"Ready in {time.monotonic() - started_s:.0f} s: .venv")
     except Refused as refusal:
         print(f"error: {refusal}", file=sys.stderr)

@@ -15,8 +15,11 @@ from accelerate.utils import DistributedType
 
 def use(config) -> None:
     """Before any TrainingArguments are made."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports DeepSpeed whatever the strategy; it looks for a GPU, and warns
     if config.topology.strategy not in ("none", "ddp"):
         _real_strategies()
+    if config.topology.strategy.startswith("zero"):
+        _without_shared_memory()
     if config.topology.servers:
         use_server()
 
@@ -32,6 +35,13 @@ def _real_strategies() -> None:
     """accelerate turns FSDP and DeepSpeed on a CPU into DDP without a word: it asks for a device of several GPUs."""
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     PartialState._prepare_backend = lambda *_args, **_kwargs: ("gloo", DistributedType.MULTI_GPU)
+
+
+def _without_shared_memory() -> None:
+    """Without DeepSpeed's own collectives for a CPU: they serve its inference, and are compiled first, which takes g++ and 26 s."""
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def _client() -> type:

@@ -1,7 +1,6 @@
-"""containers/environment.py: which build of torch, which commands, when nothing is to be done; and what the locks promise."""
+"""containers/environment.py: which build of torch, which commands, when nothing is to be done."""
 
 import ast
-import importlib.metadata
 import json
 import re
 import sys
@@ -9,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from packaging.requirements import Requirement
 
 from containers import environment
 from containers.environment import LOCKS, Facts, Refused
@@ -157,18 +155,6 @@ def test_rocm_comes_after_the_locked_packages() -> None:
     assert [step.title.split()[0] for step in environment.plan(PYTHON, "rocm")] == ["build", "training", "torch", "test", "compiled"]
 
 
-def test_lock_commands_name_no_path_of_this_machine() -> None:
-    assert environment.uv_compile(Path("uv"), "dev") == (
-        *("uv", "pip", "compile", "--quiet", "--generate-hashes", "--universal", "--python-version", "3.11"),
-        *("--custom-compile-command", "make lock", "--constraints", "containers/cpu/requirements.lock"),
-        *("--output-file", "containers/cpu/dev.lock", "containers/cpu/dev.in"),
-    )
-    first = environment.uv_compile(Path("uv"), environment.COMPILED[0])
-    assert first[-1] == "containers/cpu/requirements.in"
-    assert "--constraints" not in first
-    assert {"--no-emit-package=torch", "--no-emit-package=triton", "--no-emit-package=nvidia-nccl-cu13"} <= set(first)
-
-
 # ---- Doing it, with pip and venv replaced
 
 
@@ -277,6 +263,90 @@ def test_environment_without_its_python_is_made_again(setup: Setup) -> None:
     assert setup()
 
 
+def test_a_fresh_environment_says_that_vllm_is_gone(setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
+    assert setup()
+    (setup.venv / environment.VLLM_STAMP).write_text("a hash")
+    assert not setup()
+    assert (setup.venv / environment.VLLM_STAMP).exists()
+    capsys.readouterr()
+    assert setup(asked="cuda")
+    assert capsys.readouterr().out.endswith("To have it again: make vllm\n")
+    assert not (setup.venv / environment.VLLM_STAMP).exists()
+
+
+# ---- vLLM's build for the CPU
+
+
+@pytest.mark.parametrize(
+    ("build", "system", "machine", "flags", "said"),
+    [
+        ("cpu", "Linux", "aarch64", {"asimd"}, "with AVX2, and this is Linux on aarch64"),
+        ("macos", "Darwin", "arm64", set(), "with AVX2, and this is Darwin on arm64"),
+        ("cpu", "Linux", "x86_64", {"avx"}, "and this is Linux on x86_64 without AVX2"),
+        ("rocm", "Linux", "x86_64", {"avx2"}, "has that for rocm. To change it: make setup TORCH=cpu, then make vllm"),
+    ],
+)
+def test_a_machine_without_a_build_of_vllm_is_refused(build: str, system: str, machine: str, flags: set[str], said: str) -> None:
+    assert said in str(environment.vllm_refusal(build, system, machine, flags))
+
+
+def test_instruction_sets_are_read_as_linux_lists_them(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    assert environment.cpu_flags(file) == set()
+    file.write_text("processor\t: 0\nflags\t\t: fpu avx avx2\nbugs\t\t: spectre_v1\n\nprocessor\t: 1\nflags\t\t: fpu avx avx2\n")
+    assert environment.cpu_flags(file) == {"fpu", "avx", "avx2"}
+
+
+@pytest.fixture
+def vllm(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """environment.vllm on a machine that has a build of it, with a pip that ends with `status`."""
+    state = SimpleNamespace(argv=[], status=0, venv=setup.venv)
+
+    def run(_: environment.Progress, argv: tuple[str, ...]) -> tuple[int, str]:
+        state.argv.append(argv)
+        return state.status, "ERROR: what pip said\n"
+
+    monkeypatch.setattr(environment.Progress, "run", run)
+    monkeypatch.setattr(environment, "cpu_flags", lambda: {"avx2"})
+    monkeypatch.setattr(environment.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(environment.platform, "machine", lambda: "x86_64")
+    return state
+
+
+def test_vllm_comes_from_its_lock_once(vllm: SimpleNamespace, setup: Setup) -> None:
+    assert setup()
+    assert environment.vllm(vllm.venv)
+    assert not environment.vllm(vllm.venv)
+    python = str(vllm.venv / "bin" / "python")
+    assert vllm.argv == [(python, *PIP[1:], *HASHED, str(LOCKS / "vllm.lock"))]
+    assert not setup()
+
+
+def test_vllm_without_an_environment_is_refused(vllm: SimpleNamespace) -> None:
+    with pytest.raises(Refused, match="Run make setup first") as refusal:
+        environment.vllm(vllm.venv)
+    assert refusal.value.code == 2
+
+
+def test_vllm_on_a_machine_without_a_build_is_the_hosts_fault(vllm: SimpleNamespace, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert setup()
+    monkeypatch.setattr(environment, "cpu_flags", set)
+    with pytest.raises(Refused, match="without AVX2") as refusal:
+        environment.vllm(vllm.venv)
+    assert (refusal.value.code, vllm.argv) == (3, [])
+
+
+def test_vllm_that_pip_cannot_install_is_tried_again(vllm: SimpleNamespace, setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
+    assert setup()
+    vllm.status = 1
+    with pytest.raises(Refused, match=r"vLLM's build for the CPU: pip failed.*setup\.log") as refusal:
+        environment.vllm(vllm.venv)
+    assert refusal.value.code == 3
+    assert "what pip said" in capsys.readouterr().err
+    vllm.status = 0
+    assert environment.vllm(vllm.venv)
+
+
 # ---- Steps that fail
 
 
@@ -358,13 +428,6 @@ def test_installed_torch_is_the_one_meant(build: str, found: str, fits: bool, mo
             environment.check_torch(Path(".venv"), build)
 
 
-def test_requirements_that_cannot_be_resolved_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1))
-    with pytest.raises(Refused, match=r"requirements\.in could not be resolved") as refusal:
-        environment.lock(tmp_path)
-    assert refusal.value.code == 3
-
-
 def test_environment_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "false").symlink_to("/bin/false")
     with pytest.raises(Refused, match="could not make the environment") as refusal:
@@ -384,93 +447,3 @@ def test_interruption_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(environment, "setup", interrupted)
     assert environment.main(["setup"]) == 75
-
-
-# ---- What the locks promise
-
-REQUIREMENT = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==(\S+)")
-DIGEST = re.compile(r"--hash=sha256:([0-9a-f]{64})\b")
-
-
-def blocks(lock: Path) -> list[tuple[str, str, list[str]]]:
-    """(name, version, digests) of each requirement: its line and the indented ones below it."""
-    found: list[tuple[str, str, list[str]]] = []
-    for line in lock.read_text().splitlines():
-        if match := REQUIREMENT.match(line):
-            found.append((match[1].lower(), match[2], []))
-        if digest := DIGEST.search(line):
-            found[-1][2].append(digest[1])
-    return found
-
-
-ALL_LOCKS = sorted(LOCKS.glob("*.lock"))
-
-
-def test_there_are_locks() -> None:
-    assert {lock.stem for lock in ALL_LOCKS} == {*environment.COMPILED, "torch"}
-
-
-@pytest.mark.parametrize("lock", ALL_LOCKS, ids=lambda lock: lock.stem)
-def test_every_requirement_is_pinned_and_hashed(lock: Path) -> None:
-    entries = blocks(lock)
-    starts = [line for line in lock.read_text().splitlines() if line and not line.startswith((" ", "#"))]
-    assert entries
-    assert len(starts) == len(entries)
-    assert all(digests for _, _, digests in entries)
-
-
-@pytest.mark.parametrize("lock", ALL_LOCKS, ids=lambda lock: lock.stem)
-def test_a_lock_names_no_folder_and_no_index_of_the_machine_that_made_it(lock: Path) -> None:
-    requirements = [line for line in lock.read_text().splitlines() if not line.startswith("# ")]
-    assert not [line for line in requirements if re.search(r"://|--find-links|--(extra-)?index-url|(-r|-c|-i|-f) /", line)]
-
-
-@pytest.mark.parametrize("name", ["requirements", "tools", "compiled", "dev"])
-def test_no_build_of_torch_and_nothing_of_cuda_in_the_shared_locks(name: str) -> None:
-    names = [name for name, _, _ in blocks(LOCKS / f"{name}.lock")]
-    assert not [name for name in names if re.match(r"(nvidia|cuda)-|(pytorch-)?triton|torch$", name)]
-
-
-@pytest.mark.parametrize("name", environment.COMPILED)
-def test_lock_holds_what_its_source_asks_for(name: str) -> None:
-    asked = [line.split("#")[0].strip() for line in (LOCKS / f"{name}.in").read_text().splitlines()]
-    locked = {package: version for package, version, _ in blocks(LOCKS / f"{name}.lock")}
-    for need in (Requirement(line) for line in asked if line):
-        if (name, need.name) != ("requirements", "torch"):
-            assert need.name.lower() in locked
-            assert locked[need.name.lower()] in need.specifier
-
-
-def test_the_locks_agree_on_versions() -> None:
-    shared = {(name, version) for name, version, _ in blocks(LOCKS / "requirements.lock")}
-    names = {name for name, _ in shared}
-    for other in ("tools", "dev", "torch_pypi"):
-        assert {(name, version) for name, version, _ in blocks(LOCKS / f"{other}.lock") if name in names} <= shared
-
-
-def test_cpu_torch_has_one_digest_for_each_python_and_machine() -> None:
-    text = (LOCKS / "torch.lock").read_text()
-    pattern = (
-        r"# (torch-\S+\.whl)\ntorch==(\S+)\+cpu ; python_version == \"3\.(\d+)\" and platform_machine == \"(\w+)\" \\\n"
-        r"    --hash=sha256:([0-9a-f]{64})\n"
-    )
-    found = re.findall(pattern, text)
-    assert {(int(minor), machine) for _, _, minor, machine, _ in found} == {
-        (minor, machine) for minor in (11, 12, 13, 14) for machine in ("x86_64", "aarch64")
-    }
-    assert len({digest for *_, digest in found}) == len(found) == len(blocks(LOCKS / "torch.lock")) == 8
-    for wheel, version, minor, machine, _ in found:
-        assert version == environment.TORCH
-        assert wheel == f"torch-{version}+cpu-cp3{minor}-cp3{minor}-manylinux_2_28_{machine}.whl"
-
-
-def test_torch_is_one_version_everywhere() -> None:
-    assert f"torch=={environment.TORCH}" in (LOCKS / "requirements.in").read_text().split()
-    assert ("torch", environment.TORCH) in {(name, version) for name, version, _ in blocks(LOCKS / "torch_pypi.lock")}
-
-
-def test_this_environment_is_the_locked_one() -> None:
-    for line in (LOCKS / "requirements.in").read_text().splitlines():
-        name, _, version = line.partition("==")
-        if version:
-            assert importlib.metadata.version(name).split("+")[0] == version
