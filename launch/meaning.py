@@ -16,6 +16,8 @@ def _meaning(pattern: str, text: str) -> Meaning:
     return Meaning(re.compile(pattern, re.IGNORECASE | re.MULTILINE), text)
 
 
+LOST_ANOTHER = "this process lost another one, a rank or the server, which ended first: the reason is further up, or in the other's log."
+
 MEANINGS = [
     _meaning(
         r"memory access fault by gpu|HSA_STATUS_ERROR_MEMORY_(?:FAULT|APERTURE_VIOLATION)|illegal memory access",
@@ -37,11 +39,11 @@ MEANINGS = [
     _meaning(
         r"HSA_STATUS_ERROR_OUT_OF_RESOURCES",
         "ROCr had no queue, scratch memory or other resource of the GPU left; often that is the GPU's memory, taken by this or another "
-        "process. user_env.HSA_ENABLE_SCRATCH_ASYNC_RECLAIM=0 with user_env.HSA_NO_SCRATCH_RECLAIM=1 is AMD's own way around it on Instinct.",
+        "process. AMD's own way around it on Instinct: user_env.HSA_ENABLE_SCRATCH_ASYNC_RECLAIM=0 and user_env.HSA_NO_SCRATCH_RECLAIM=1.",
     ),
     _meaning(
-        r"No available memory for the cache blocks|larger than the (?:available KV cache memory|maximum number of tokens that can be stored)"
-        r"|Free memory on device .* is less than desired",
+        r"No available memory for the cache blocks|larger than the available KV cache memory"
+        r"|larger than the maximum number of tokens that can be stored|Free memory on device .* is less than desired",
         "the server has no room for its cache: another process holds this GPU's memory, or the model is too long or too large for it. "
         "topology.server_max_length=N shortens it, topology.server_memory_share= gives it less or more of the GPU, "
         "topology.server_tensor_parallel=N spreads it.",
@@ -68,15 +70,12 @@ MEANINGS = [
         "/dev/shm is too small. runtime.shm_gb=N gives a container more; outside of one: mount -o remount,size=NG /dev/shm.",
     ),
     _meaning(
-        r"collective operation timeout|ProcessGroup\w+.*(?:before timing out|timed out)|Timed out waiting \d+ms for (?:recv|send) operation",
+        r"collective operation timeout|ProcessGroup\w+.*(?:before timing out|timed out)"
+        r"|Timed out waiting \d+ms for (?:recv|send) operation",
         "one rank did not reach a collective that the others wait in. Look for the rank that failed or hung first; on a fresh machine: "
         "iommu=pt on the host, and user_env.NCCL_P2P_DISABLE=1 between consumer cards.",
     ),
-    _meaning(
-        r"ncclRemoteError|remote process (?:has )?(?:exited|terminated)|Connection (?:closed|reset) by peer|Broken pipe.*TCPStore"
-        r"|TCPStore.*(?:Broken pipe|Connection)|failed to recv, got 0 bytes",
-        "this process lost another one, a rank or the server, which ended first: the reason is in that one's lines, further up or in its log.",
-    ),
+    _meaning(r"ncclRemoteError|remote process (?:has )?(?:exited|terminated)", LOST_ANOTHER),
     _meaning(
         r"NCCL error|ncclSystemError|ncclUnhandledCudaError|ncclInternalError|ncclInvalidUsage",
         "RCCL could not set up or use its links. user_env.NCCL_DEBUG=INFO says why; a small /dev/shm (runtime.shm_gb) and a host without "
@@ -92,7 +91,7 @@ MEANINGS = [
     ),
     _meaning(
         r"GatedRepoError|RepositoryNotFoundError|Cannot access gated repo|40[13] Client Error.*huggingface",
-        "the hub refuses this model or data set: its name is wrong, or it is private or gated. Accept its licence there, and export HF_TOKEN.",
+        "the hub refuses this model or data set: a wrong name, or it is private or gated: accept its licence there and export HF_TOKEN.",
     ),
     _meaning(
         r"couldn't connect to '?https://huggingface|LocalEntryNotFoundError|OfflineModeIsEnabled|cannot find the requested files in the "
@@ -133,6 +132,8 @@ MEANINGS = [
         "the process crashed in native code. SIGBUS (7) is most often a full /dev/shm (runtime.shm_gb); for SIGSEGV (11) "
         "debug=memory_fault finds the GPU's kernel, if it was one.",
     ),
+    # Last: whatever else is said explains more.
+    _meaning(r"Connection (?:closed|reset) by peer|TCPStore.*(?:Broken pipe|Connection)|failed to recv, got 0 bytes", LOST_ANOTHER),
 ]
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-LAUNCHER, PROCESS = "ROCM_RECIPES_LAUNCHER", "ROCM_RECIPES_PROCESS"
+LAUNCHER, PROCESS = "ROCM_RECIPES_OWNER", "ROCM_RECIPES_PROCESS"
 PROC = Path("/proc")
 POLL_S = 0.05
 GUARD_POLL_S = 0.2  # reading every process's environment takes a hundredth of a second on a large machine
@@ -53,22 +53,29 @@ def children(pid: int) -> list[str]:
 
 
 def kill(wanted: dict[str, str]) -> list[int]:
-    """SIGKILL to all that carry this mark, until none is left: one may have just forked. Returns those that do not die."""
+    """SIGKILL to all that carry this mark, until none is left. Returns those that do not die."""
     deadline = time.monotonic() + DIES_WITHIN_S
     while (left := marked(wanted)) and time.monotonic() < deadline:
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        _kill(left)
         time.sleep(POLL_S)
     return left
+
+
+def _kill(pids: list[int]) -> None:
+    """By their process groups, at once: one by one they may fork faster than they are found."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            group = os.getpgid(pid)
+            if group != os.getpgrp():
+                os.killpg(group, signal.SIGKILL)
+            else:
+                os.kill(pid, signal.SIGKILL)
 
 
 def remove() -> list[int]:
     """Kill what launchers that are gone have left. Returns the pids."""
     left = [pid for pid, found in _environments() if _gone(found[LAUNCHER])]
-    for pid in left:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    _kill(left)
     return left
 
 
