@@ -14,12 +14,25 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 LAUNCHER, PROCESS = "ROCM_RECIPES_OWNER", "ROCM_RECIPES_PROCESS"
 PROC = Path("/proc")
 POLL_S = 0.05
 GUARD_POLL_S = 0.2  # reading every process's environment takes a hundredth of a second on a large machine
 DIES_WITHIN_S = 10.0  # of SIGKILL; one that waits inside the kernel, for a GPU that hangs, does not
+
+
+class _Marked(NamedTuple):
+    """A process that carries a mark, and its process group."""
+
+    pid: int
+    group: int
+    launcher: str
+    process: str
+
+    def carries(self, wanted: dict[str, str]) -> bool:
+        return self.launcher == wanted.get(LAUNCHER, self.launcher) and self.process == wanted.get(PROCESS, self.process)
 
 
 def mark(name: str) -> dict[str, str]:
@@ -43,7 +56,7 @@ def identity(pid: int) -> str | None:
 
 def marked(wanted: dict[str, str]) -> list[int]:
     """Living processes of this user that carry this mark."""
-    return [pid for pid, found in _environments() if all(found[name] == wanted.get(name, found[name]) for name in found)]
+    return [one.pid for one in _all_marked() if one.carries(wanted)]
 
 
 def children(pid: int) -> list[str]:
@@ -55,28 +68,27 @@ def children(pid: int) -> list[str]:
 def kill(wanted: dict[str, str]) -> list[int]:
     """SIGKILL to all that carry this mark, until none is left. Returns those that do not die."""
     deadline = time.monotonic() + DIES_WITHIN_S
-    while (left := marked(wanted)) and time.monotonic() < deadline:
+    while (left := [one for one in _all_marked() if one.carries(wanted)]) and time.monotonic() < deadline:
         _kill(left)
         time.sleep(POLL_S)
-    return left
-
-
-def _kill(pids: list[int]) -> None:
-    """By their process groups, at once: one by one they may fork faster than they are found."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            group = os.getpgid(pid)
-            if group != os.getpgrp():
-                os.killpg(group, signal.SIGKILL)
-            else:
-                os.kill(pid, signal.SIGKILL)
+    return [one.pid for one in left]
 
 
 def remove() -> list[int]:
     """Kill what launchers that are gone have left. Returns the pids."""
-    left = [pid for pid, found in _environments() if _gone(found[LAUNCHER])]
+    left = [one for one in _all_marked() if _gone(one.launcher)]
     _kill(left)
-    return left
+    return [one.pid for one in left]
+
+
+def _kill(marked: list[_Marked]) -> None:
+    """With their process groups, at once: one by one they may fork faster than they are found."""
+    for one in marked:
+        with contextlib.suppress(ProcessLookupError):
+            if one.group != os.getpgrp():
+                os.killpg(one.group, signal.SIGKILL)
+            else:
+                os.kill(one.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -110,9 +122,9 @@ def guard(of: str, stop_timeout_s: float) -> None:
 
 def _groups(of: str) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
-    for pid, environment in _environments():
-        if environment[LAUNCHER] == of:
-            found.setdefault(environment[PROCESS], []).append(pid)
+    for one in _all_marked():
+        if one.launcher == of:
+            found.setdefault(one.process, []).append(one.pid)
     return found
 
 
@@ -150,11 +162,12 @@ def _stat(pid: int) -> list[str] | None:
     return None if after_name[0] in "ZX" else after_name
 
 
-def _environments() -> Iterator[tuple[int, dict[str, str]]]:
-    """Living processes of this user that carry a mark, with it."""
+def _all_marked() -> Iterator[_Marked]:
+    """Living processes of this user that carry a mark."""
     for folder in PROC.glob("[0-9]*"):
+        state = _stat(int(folder.name))
         try:
-            if folder.stat().st_uid != os.getuid() or _stat(int(folder.name)) is None:
+            if state is None or folder.stat().st_uid != os.getuid():
                 continue
             pairs = (folder / "environ").read_bytes().split(b"\0")
         except OSError:  # it ended meanwhile, or may not be read
@@ -162,7 +175,7 @@ def _environments() -> Iterator[tuple[int, dict[str, str]]]:
         split = (pair.decode(errors="replace").partition("=") for pair in pairs)
         found = {name: value for name, _, value in split if name in (LAUNCHER, PROCESS)}
         if len(found) == 2:
-            yield int(folder.name), found
+            yield _Marked(int(folder.name), int(state[2]), found[LAUNCHER], found[PROCESS])
 
 
 if __name__ == "__main__":

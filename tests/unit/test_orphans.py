@@ -30,10 +30,11 @@ def start():
 
     yield call
     for child, mark in started:
-        for pid in {child.pid, *(orphans.marked(mark) if mark else [])}:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        child.communicate()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        for pid in orphans.marked(mark) if mark else []:
+            os.kill(pid, signal.SIGKILL)
+        child.communicate(timeout=10)
 
 
 def of(launcher: str, name: str = "1/trainers") -> dict[str, str]:
