@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,10 +15,11 @@ from launch.detect import Host
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_HUNG, EXIT_INTERRUPTED, EXIT_USER, HostError
 from launch.local import LocalProcess
 from launch.plan import Plan, as_json, rank_config
-from launch.progress import Progress
+from launch.progress import Progress, drop
 from launch.schema import Vendor
-from launch.supervise import Outcome, Starter, describe, supervise, worth_another
+from launch.supervise import Outcome, Starter, describe, failures, supervise, worth_another
 
+ASKS_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STATUS = {EXIT_DONE: "done", EXIT_INTERRUPTED: "interrupted", EXIT_HUNG: "hung"}
 
 
@@ -59,23 +61,25 @@ def execute(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: lis
     `image` is what check_host found. Raises HostError where the engine refuses a container.
     """
     rundir.make(plan.run_dir)
-    with rundir.locked(plan.run_dir):
+    with rundir.locked(plan.run_dir), _signals() as stopping:
         _write_inputs(plan)
         began = record.begin(plan, host, image, overrides, parent)
         rundir.write_json(plan.run_dir / "record.json", began)
         secrets = sorted({name for spec in plan.containers.values() for name in spec.secrets})
         try:
-            with secret_files.written(secrets, host, plan.run_dir), _signals() as stopping, Progress(plan) as progress:
+            with secret_files.written(secrets, host, plan.run_dir), _guarded(plan), Progress(plan) as progress:
                 outcome, restarts = supervise(plan, _starter(plan, host, image), progress, stopping)
-            exit_code = _exit_code(plan, outcome)
         except HostError as error:
             failed = record.finish(began, plan.run_dir, "failed", error.exit_code, [], {"error": str(error)})
             rundir.write_json(plan.run_dir / "record.json", failed)
             raise
         result = rundir.read_json(plan.run_dir / "result.json")
+        exit_code = _exit_code(plan, outcome, result or {})
         metrics = rundir.read_metrics(plan.run_dir / "metrics.jsonl")
         status = STATUS.get(exit_code, "failed")
         rundir.write_json(plan.run_dir / "record.json", record.finish(began, plan.run_dir, status, exit_code, metrics, result, restarts))
+        if exit_code != EXIT_DONE and (outcome.status != "interrupted" or failures(plan.run_dir)):
+            _tell(describe(plan, outcome))
     return exit_code
 
 
@@ -93,12 +97,20 @@ def _starter(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
     return lambda process, log: contained.ContainedProcess(client, plan.containers[process.name], image_id, host, log)
 
 
+def _guarded(plan: Plan) -> contextlib.AbstractContextManager[None]:
+    """Containers need none: the engine keeps them, and the next start removes them by their labels."""
+    return contextlib.nullcontext() if plan.containers else orphans.guarded(plan.config.runtime.stop_timeout_s)
+
+
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """SIGINT, SIGTERM and SIGHUP (a terminal that went away) are noted here and handled in the loop; the old handlers come back after."""
+    """Signals that ask to stop are noted here and handled in the loop; the old handlers come back after.
+
+    SIGHUP: a terminal that went away. SIGUSR1 and SIGUSR2: what schedulers are often told to send ahead of the time limit.
+    """
     received: list[int] = []
     # What the caller has the launcher ignore (nohup) stays ignored.
-    numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    numbers = [n for n in ASKS_TO_STOP if signal.getsignal(n) != signal.SIG_IGN]
     old = {number: signal.signal(number, lambda got, _frame: received.append(got)) for number in numbers}
     try:
         yield received
@@ -107,14 +119,21 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _exit_code(plan: Plan, outcome: Outcome) -> int:
-    """What the run amounts to, told where it failed."""
-    result: dict[str, Any] = rundir.read_json(plan.run_dir / "result.json") or {}
-    if outcome.status == "interrupted" or result.get("status") == "interrupted":
+def _exit_code(plan: Plan, outcome: Outcome, result: dict[str, Any]) -> int:
+    """What the run amounts to."""
+    if outcome.status == "interrupted":
         return EXIT_DONE if result.get("status") == "done" else EXIT_INTERRUPTED
-    if outcome.status == "done" and result.get("status") == "done":
-        return EXIT_DONE
-    print(describe(plan, outcome), end="")
+    if outcome.status == "done":
+        if result.get("status") == "done":
+            return EXIT_DONE
+        outcome.why = "it ended and left no result"
     if outcome.status == "hung":
         return EXIT_HUNG
     return EXIT_FAILED if worth_another(plan.run_dir) else EXIT_USER
+
+
+def _tell(text: str) -> None:
+    try:
+        print(text, end="", flush=True)
+    except OSError:  # nobody reads any more; the exit code and the record say it too
+        drop(sys.stdout)

@@ -4,56 +4,77 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 from launch import orphans, serving, stacks
+from launch.errors import HostError
 from launch.topology import Process
 
 
 class LocalProcess:
-    """In a session of its own: Ctrl-C reaches the launcher only, which then lets every rank save."""
+    """In a session of its own: Ctrl-C reaches the launcher only, which then lets every rank save. Raises HostError."""
 
     def __init__(self, process: Process, log: Path) -> None:
-        self.process = process
+        self.log = log
         self.mark = orphans.mark(process.name)
-        # When the launcher dies, however it dies, the kernel sends SIGTERM: ranks save, a server ends.
-        tied = ["setpriv", "--pdeathsig", "TERM", "--"] if shutil.which("setpriv") else []
-        with log.open("ab") as file:
-            self.child = subprocess.Popen(
-                [*tied, *process.argv],
-                env={**os.environ, **process.env, **self.mark},
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        self.asked: list[str] = []
+        try:
+            with log.open("ab") as file:
+                self.child = subprocess.Popen(
+                    process.argv,
+                    env={**os.environ, **process.env, **self.mark},
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise HostError(f"{process.name} cannot be started: {error.filename}: {error.strerror}.") from error
 
     def poll(self) -> int | None:
-        """The exit code, None while it runs."""
-        return self.child.poll()
+        """The exit code, None while it runs.
+
+        That of torchrun, when the ranks it had as it was asked to stop have ended too: asked by somebody else as well (a service
+        manager signals every process), it leaves them while they save.
+        """
+        code = self.child.poll()
+        still = code is not None and any(orphans.identity(int(rank.partition(":")[0])) == rank for rank in self.asked)
+        return None if still else code
 
     def ask_to_stop(self) -> None:
+        self.asked = orphans.children(self.child.pid)
         with contextlib.suppress(ProcessLookupError):  # all of it is gone: that is what we wanted
             os.killpg(self.child.pid, signal.SIGTERM)
 
     def wait(self, timeout_s: float) -> None:
         """Until it has ended, or the time is over."""
+        deadline = time.monotonic() + timeout_s
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.child.wait(timeout=timeout_s)
+            self.child.wait(timeout_s)
+        while self.poll() is None and time.monotonic() < deadline:
+            time.sleep(orphans.POLL_S)
 
     def remove(self) -> None:
         """Whatever is left of it, killed: torchrun gives every rank a session of its own, so they are found by their mark."""
-        for pid in orphans.marked(self.mark):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.child.wait()
+        left = orphans.kill(self.mark)
+        try:
+            self.child.wait(orphans.DIES_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            left = [self.child.pid, *left]
+        if left:
+            with self.log.open("a") as file:
+                file.write(
+                    f"process {', '.join(map(str, sorted(set(left))))} does not die of SIGKILL: it waits inside the kernel, most often "
+                    "for a GPU that hangs (`dmesg`). A restart of this machine frees it.\n"
+                )
 
     def why(self) -> str | None:
         """What the operating system did to it, where its log cannot say."""
-        return None
+        code = self.child.poll()
+        return f"killed by signal {-code} ({signal.Signals(-code).name})" if code is not None and code < 0 else None
 
     def ask(self, port: int, path: str) -> str:
         """What the server of this group answers. Raises OSError."""

@@ -2,44 +2,93 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections import deque
 from pathlib import Path
+from typing import NamedTuple
 
-# torchrun says so when a rank has failed, before it asks the others to stop.
-RANK_FAILED = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*failed \(exitcode")
-LONGEST_LINE = 65536
+LONGEST_LINE = 4096  # bytes of a line that are shown; the file has all of it
+MOST_BYTES = 1 << 20  # that one look shows; of a burst, its end
+MOST_SAID = 10_000  # different lines that count as progress: a log that goes on for ever must not
+# Colours and cursor movements, and control characters but for the tab.
+NOT_TEXT = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+# What differs each time the same is said: dates, times of day, durations, iterations a second.
+TIMES = re.compile(rb"\b\d{2,4}-\d\d(?:-\d\d)?\b|\d+(?::\d\d)+(?:[.,]\d+)?|\d+(?:\.\d+)?(?= ?(?:ms|s|sec|seconds?|min|minutes?|it/s)\b)")
+# torchrun begins to end the other ranks when one has failed, and reports at most 30 s later, when they are gone.
+REPORT = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py:\d+\] (?:Sending process|failed \(exitcode)")
+FIRST_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
+# vLLM's engine says why it ends; its API server, which ends after it, says only that the engine did.
+ENGINE_ERROR = re.compile(r"EngineCore.*ERROR.*\] (\w*(?:Error|Exception): .+)")
 
 
 class Follower:
-    """New whole lines of a file since the last look, from where it ended when this was made."""
+    """New whole lines of a file since the last look, from where it ended when this was made (`began`, in bytes)."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.offset = file.stat().st_size if file.exists() else 0
-        self.rest = b""
+        self.began = self.offset = file.stat().st_size if file.exists() else 0
+        self.rest = self.moving = b""
+        self.said: set[int] = set()
+
+    @property
+    def num_said(self) -> int:
+        """Different lines so far, times left out: what is said again and again is no progress."""
+        return len(self.said)
 
     def lines(self, all_of_it: bool = False) -> list[str]:
         """`all_of_it` counts a last line without an end too: its process has ended."""
         if not self.file.exists():
             return []
         with self.file.open("rb") as file:
-            file.seek(self.offset)
-            chunk = file.read()
-        self.offset += len(chunk)
+            size = file.seek(0, 2)
+            self.offset = min(self.offset, size)  # somebody emptied it
+            left_out = max(0, size - self.offset - MOST_BYTES)
+            file.seek(self.offset + left_out)
+            chunk = file.read(MOST_BYTES)
+        self.offset += left_out + len(chunk)
+        self._note(chunk)
         *whole, self.rest = (self.rest + chunk).split(b"\n")
         if all_of_it and self.rest:
             whole, self.rest = [*whole, self.rest], b""
         self.rest = self.rest[-LONGEST_LINE:]
-        # Of a moving line (a progress bar), what it says last.
-        return [line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1] for line in whole]
+        said = [text(line) for line in whole]
+        return [f"({left_out / 1e6:.1f} MB left out; {self.file} has them)", *said] if left_out else said
+
+    def _note(self, chunk: bytes) -> None:
+        """Count what has not been said before, each state of a moving line (a progress bar) by itself."""
+        *pieces, self.moving = (self.moving + chunk).replace(b"\r", b"\n").split(b"\n")
+        self.moving = self.moving[-LONGEST_LINE:]
+        for piece in pieces:
+            if len(self.said) < MOST_SAID:
+                self.said.add(hash(TIMES.sub(b"", piece)))
 
 
-def last_lines(log: Path, count: int = 15) -> list[str]:
-    """What a process said last, before torchrun began to report on it."""
+class LastWords(NamedTuple):
+    """What a process group said before torchrun began to report, and which rank torchrun saw fail first, with its exit code."""
+
+    lines: list[str]
+    rank: int | None = None
+    exit_code: int | None = None
+
+
+def last_words(log: Path, since: int = 0, count: int = 200) -> LastWords:
+    """Of the attempt that began at byte `since` of the log."""
     if not log.exists():
-        return []
-    with log.open(errors="replace") as file:
-        said = itertools.takewhile(lambda line: not RANK_FAILED.search(line), file)
-        return [line.rstrip("\n") for line in deque(said, maxlen=count)]
+        return LastWords([])
+    with log.open("rb") as file:
+        file.seek(max(since, file.seek(0, 2) - MOST_BYTES))
+        lines = [text(line) for line in file.read().removesuffix(b"\n").split(b"\n")]
+    end = next((n for n, line in enumerate(lines) if REPORT.search(line)), len(lines))
+    said = [line for line in lines[:end] if line.strip()][-count:]
+    found = next((match for line in lines[end:] if (match := FIRST_FAILED.search(line))), None)
+    return LastWords(said, int(found[2]), int(found[1])) if found else LastWords(said)
+
+
+def root_cause(lines: list[str]) -> str | None:
+    """The error that ended vLLM's engine, where these lines hold it."""
+    return next((match[1] for line in lines if (match := ENGINE_ERROR.search(line))), None)
+
+
+def text(line: bytes) -> str:
+    """What a terminal may show of a line: of a moving one what it says last, nothing that moves the cursor."""
+    moved = line.rstrip(b"\r").rpartition(b"\r")[2]
+    return NOT_TEXT.sub("", moved[:LONGEST_LINE].decode(errors="replace"))

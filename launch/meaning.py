@@ -13,82 +13,127 @@ class Meaning(NamedTuple):
 
 
 def _meaning(pattern: str, text: str) -> Meaning:
-    return Meaning(re.compile(pattern, re.IGNORECASE), text)
+    return Meaning(re.compile(pattern, re.IGNORECASE | re.MULTILINE), text)
 
+
+LOST_ANOTHER = "this process lost another one, a rank or the server, which ended first: the reason is further up, or in the other's log."
 
 MEANINGS = [
     _meaning(
-        r"memory access fault by gpu|HSA_STATUS_ERROR_MEMORY_FAULT|illegal memory access",
-        "a kernel touched memory that is not its own. debug=memory_fault runs the same again, slowly, so that the fault names its kernel; "
-        "a kernel compiled for another GPU (HSA_OVERRIDE_GFX_VERSION) is the first suspect.",
+        r"memory access fault by gpu|HSA_STATUS_ERROR_MEMORY_(?:FAULT|APERTURE_VIOLATION)|illegal memory access",
+        "a kernel touched memory that is not its own. debug=memory_fault runs the same again, slowly, so that the fault names its kernel. "
+        "On AMD the first suspects are HSA_OVERRIDE_GFX_VERSION on a GPU that is supported without it, and on Strix Halo "
+        "a kernel before 6.18.4 or a linux-firmware before 20260110.",
     ),
     _meaning(
-        r"(hip|cuda)\w* out of memory|OutOfMemoryError|hipErrorOutOfMemory|HSA_STATUS_ERROR_OUT_OF_RESOURCES",
-        "the GPU's memory is full. A smaller method.args.per_device_train_batch_size or max_length, method.args.gradient_checkpointing=true, "
-        "adapter=lora, or topology=fsdp on more GPUs; mode=plan shows what takes how much.",
+        r"HW Exception by GPU.*(?:hang|reset)|GPU Hang|hipErrorLaunchTimeOut|amdgpu: GPU reset",
+        "the GPU hung, and the driver reset it: `dmesg | grep -i amdgpu` says more (XGMI and RAS errors mean broken hardware). "
+        "On Strix Halo: user_env.HSA_ENABLE_SDMA=0, hardware.dataloader.num_workers=0 and hardware.dataloader.pin_memory=false.",
     ),
     _meaning(
-        r"No available memory for the cache blocks|larger than the maximum number of tokens that can be stored in KV cache"
-        r"|Free memory on device .* is less than desired",
+        r"(?:hip|cuda) out of memory|torch\.OutOfMemoryError|hipErrorOutOfMemory|(?:hip|cuda) error: out of memory",
+        "the GPU's memory is full. For ranks: a smaller method.args.per_device_train_batch_size or max_length, "
+        "method.args.gradient_checkpointing=true, adapter=lora, or topology=fsdp on more GPUs (mode=plan shows what takes how much). "
+        "For a server: a smaller topology.server_memory_share.",
+    ),
+    _meaning(
+        r"HSA_STATUS_ERROR_OUT_OF_RESOURCES",
+        "ROCr had no queue, scratch memory or other resource of the GPU left; often that is the GPU's memory, taken by this or another "
+        "process. AMD's own way around it on Instinct: user_env.HSA_ENABLE_SCRATCH_ASYNC_RECLAIM=0 and user_env.HSA_NO_SCRATCH_RECLAIM=1.",
+    ),
+    _meaning(
+        r"No available memory for the cache blocks|larger than the available KV cache memory"
+        r"|larger than the maximum number of tokens that can be stored|Free memory on device .* is less than desired",
         "the server has no room for its cache: another process holds this GPU's memory, or the model is too long or too large for it. "
-        "topology.server_memory_share= gives it less or more; topology.server_tensor_parallel=N spreads it.",
+        "topology.server_max_length=N shortens it, topology.server_memory_share= gives it less or more of the GPU, "
+        "topology.server_tensor_parallel=N spreads it.",
     ),
     _meaning(
-        r"invalid device function|no kernel image is available|HSA_STATUS_ERROR_INVALID_ISA|named symbol not found",
-        "a library holds no kernel for this GPU. container= an image that serves it (docs/hardware); unset HSA_OVERRIDE_GFX_VERSION where "
-        "the GPU is supported natively.",
+        r"TensileLibrary.*(?:not found|cannot|No such file|Illegal seek)|rocBLAS error: Cannot read",
+        "rocBLAS has no kernels for this GPU (gfx906 left it with ROCm 6.4). The image that the hardware names has them "
+        "(container=rocm_gfx906 for gfx906); outside of one, ROCm 6.3.",
     ),
     _meaning(
-        r"TensileLibrary.*(not found|cannot|No such file)|rocBLAS error: Cannot read",
-        "rocBLAS has no kernels for this GPU (gfx906 left it with ROCm 6.4). Use hardware=mi50's own image, or ROCm 6.3.",
+        r"invalid device function|no kernel image is available|HSA_STATUS_ERROR_INVALID_(?:ISA|CODE_OBJECT)|named symbol not found"
+        r"|device kernel image is invalid|hipErrorNoBinaryForGpu",
+        "a library holds no kernel for this GPU. container=auto takes the image that serves it; unset HSA_OVERRIDE_GFX_VERSION where the "
+        "GPU is supported without it; where an integrated GPU stands beside the card, HIP_VISIBLE_DEVICES leaves it out.",
     ),
     _meaning(
-        r"Watchdog caught collective operation timeout|ProcessGroupNCCL.*timeout|NCCL.*(timed out|timeout)",
+        r"No (?:HIP|CUDA) GPUs are available|hipErrorNoDevice|no ROCm-capable device|invalid device ordinal",
+        "the process sees no GPU, or fewer than it was given: you are not in the groups that may open /dev/kfd and /dev/dri/renderD* "
+        "(render, video), or HIP_VISIBLE_DEVICES names a GPU that is not there.",
+    ),
+    _meaning(
+        r"/dev/shm.*No space left|unable to (?:write to|mmap|open|resize) .*torch_|creating shared memory segment"
+        r"|out of shared memory|insufficient shared memory",
+        "/dev/shm is too small. runtime.shm_gb=N gives a container more; outside of one: mount -o remount,size=NG /dev/shm.",
+    ),
+    _meaning(
+        r"collective operation timeout|ProcessGroup\w+.*(?:before timing out|timed out)"
+        r"|Timed out waiting \d+ms for (?:recv|send) operation",
         "one rank did not reach a collective that the others wait in. Look for the rank that failed or hung first; on a fresh machine: "
-        "iommu=pt on the host, and NCCL_P2P_DISABLE=1 between consumer cards (docs/hardware).",
+        "iommu=pt on the host, and user_env.NCCL_P2P_DISABLE=1 between consumer cards.",
+    ),
+    _meaning(r"ncclRemoteError|remote process (?:has )?(?:exited|terminated)", LOST_ANOTHER),
+    _meaning(
+        r"NCCL error|ncclSystemError|ncclUnhandledCudaError|ncclInternalError|ncclInvalidUsage",
+        "RCCL could not set up or use its links. user_env.NCCL_DEBUG=INFO says why; a small /dev/shm (runtime.shm_gb) and a host without "
+        "iommu=pt are the usual reasons.",
     ),
     _meaning(
-        r"NCCL error|ncclSystemError|ncclUnhandledCudaError|ncclInternalError|RCCL.*error",
-        "RCCL could not set up or use its links. user_env.NCCL_DEBUG=INFO says why; /dev/shm (runtime.shm_gb) and iommu=pt are the usual ones.",
-    ),
-    _meaning(
-        r"address already in use|EADDRINUSE|Errno 98",
-        "a port is taken, by another run or a process that was left. `ss -ltnp` names it; the next start takes another port.",
+        r"address already in use|EADDRINUSE|Errno 98\b",
+        "a port is taken, by another run or a process that was left. `ss -ltnp` names it; the same command again takes another port.",
     ),
     _meaning(
         r"RendezvousTimeoutError|rendezvous.*timed? ?out|DistStoreError.*timed out|Timed out after \d+ seconds waiting for clients",
         "not all nodes or ranks came to the rendezvous in time: a node did not start, or cannot reach the first one's port.",
     ),
     _meaning(
-        r"couldn't connect to 'https://huggingface|HfHubHTTPError|LocalEntryNotFoundError|Max retries exceeded with url.*huggingface"
-        r"|Name or service not known|Temporary failure in name resolution",
-        "the hub cannot be reached. model.path=<directory> for weights that are here, data=jsonl data.path=<file>, or HF_HUB_OFFLINE=1 with "
-        "a filled cache.",
+        r"GatedRepoError|RepositoryNotFoundError|Cannot access gated repo|40[13] Client Error.*huggingface",
+        "the hub refuses this model or data set: a wrong name, or it is private or gated: accept its licence there and export HF_TOKEN.",
     ),
     _meaning(
-        r"401 Client Error|403 Client Error|GatedRepoError|RepositoryNotFoundError",
-        "the hub refuses this model or data set: accept its licence there, and export HF_TOKEN.",
+        r"couldn't connect to '?https://huggingface|LocalEntryNotFoundError|OfflineModeIsEnabled|cannot find the requested files in the "
+        r"(?:disk|local) cache|(?:Max retries exceeded|ConnectTimeout|ConnectionError|ConnectError).*huggingface"
+        r"|huggingface.*(?:Max retries exceeded|timed out)",
+        "the hub cannot be reached. model.path=<directory> for weights that are here, data=jsonl data.path=<file>, or "
+        "user_env.HF_HUB_OFFLINE=1 with a filled cache.",
     ),
     _meaning(
-        r"No space left on device|Disk quota exceeded", "the disk is full. method.args.save_total_limit=1, or run_root=<a larger disk>."
+        r"Name or service not known|Temporary failure in name resolution|getaddrinfo failed",
+        "a name cannot be resolved: this machine, or its container, has no network or no name server. Where that is meant to be so: "
+        "model.path=<directory>, data=jsonl or data=reasoning, tracking=none.",
     ),
     _meaning(
-        r"does not support.*bf16|bfloat16 is not supported|\"\w+\" not implemented for 'BFloat16'",
+        r"No space left on device|Disk quota exceeded",
+        "the disk is full. method.args.save_total_limit=1, or run_root=<a larger disk>.",
+    ),
+    _meaning(
+        r"does(?:n't| not) support.*\b(?:bf16|bfloat16)|b(?:float|f)16 is (?:not|only) supported|\"\w+\" not implemented for 'BFloat16'",
         "this GPU or build does not compute in bf16. precision=fp16 or precision=fp32.",
     ),
     _meaning(
-        r"Failed to load .*flash.?attn|flash_attn.*undefined symbol", "flash-attention does not fit this torch. hardware.attention=sdpa."
+        r"Failed to load .*flash.?attn|flash_attn.*undefined symbol|FlashAttention only supports",
+        "flash-attention does not fit this torch or this GPU. hardware.attention=sdpa.",
     ),
     _meaning(
-        r"exitcode\s*: -9|Signal 9 \(SIGKILL\)",
-        "a rank was killed from outside: most often the kernel, for the host's memory (`dmesg | grep -i oom`). "
+        r"unrecognized arguments:.*--(?:weight-transfer-config|logprobs-mode)|No module named '?vllm",
+        "this vLLM is not one that TRL's server mode works with, or it is not there. The images of container= hold one that is "
+        "(containers/images.lock.yaml).",
+    ),
+    _meaning(
+        r"signal 9 \(SIGKILL\)|DefaultCPUAllocator: (?:can't|not enough)|^MemoryError\b|\] MemoryError\b|Cannot allocate memory",
+        "the host's memory is full (`dmesg | grep -i oom` shows what the kernel killed), or somebody killed the process. "
         "hardware.dataloader.num_workers=0, or a smaller model.",
     ),
     _meaning(
-        r"exitcode\s*: -(7|11)|Signal (7|11) |Segmentation fault|Bus error",
-        "a rank crashed in native code. SIGBUS is most often a full /dev/shm (runtime.shm_gb); else user_env.AMD_SERIALIZE_KERNEL=3 or "
-        "debug=memory_fault finds the kernel.",
+        r"signal (?:7|11) \(|Segmentation fault|Bus error",
+        "the process crashed in native code. SIGBUS (7) is most often a full /dev/shm (runtime.shm_gb); for SIGSEGV (11) "
+        "debug=memory_fault finds the GPU's kernel, if it was one.",
     ),
+    # Last: whatever else is said explains more.
+    _meaning(r"Connection (?:closed|reset) by peer|TCPStore.*(?:Broken pipe|Connection)|failed to recv, got 0 bytes", LOST_ANOTHER),
 ]
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.status import Status
@@ -14,30 +16,53 @@ from rich.text import Text
 from launch.plan import Plan
 
 
-class Terminal(Console):
-    """rich's own console ends the program when nobody reads any more; a run goes on without being watched."""
+class Unwatched:
+    """A stream that people may stop reading (a closed pipe, a terminal that went away): a run goes on, and saves, unwatched."""
 
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self.stream.write(text)
+        except OSError:
+            drop(self.stream)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self.stream.flush()
+        except OSError:
+            drop(self.stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def drop(stream: TextIO) -> None:
+    """Send what is still written to it nowhere; Python fails at its end otherwise, for what it could not flush."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 class Progress:
     """A context manager; `update()` reads what has been written since the last call."""
 
     def __init__(self, plan: Plan) -> None:
-        self.console = Terminal(stderr=True)
+        self.console = Console(file=cast(TextIO, Unwatched(sys.stderr)))
         self.file: Path = plan.run_dir / "metrics.jsonl"
         self.label = f"{plan.config.method.name} {plan.config.model.name}"
         self.offset = self.file.stat().st_size if self.file.exists() else 0
         self.started = time.monotonic()
         self.line = f"{self.label}: starting (imports and model)"
-        self.status = Status(self.line, console=self.console)
+        self.status = Status(Text(self.line), console=self.console)
 
     def __enter__(self) -> Progress:
         if self.console.is_terminal:
             self.status.start()
         else:
-            self.console.print(self.line, highlight=False)
+            self.console.print(self.line, highlight=False, markup=False)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -48,7 +73,7 @@ class Progress:
         if row:
             self.line = f"{self.label}: {describe(row)}"
         if self.console.is_terminal:
-            self.status.update(f"{self.line} [dim]{time.monotonic() - self.started:.0f} s[/dim]")
+            self.status.update(Text.assemble(self.line, (f" {time.monotonic() - self.started:.0f} s", "dim")))
 
     def say(self, what: str) -> None:
         """What is going on now, where no step says it."""
@@ -62,28 +87,31 @@ class Progress:
         """What stays on the screen and changes nothing of what is going on."""
         self.console.print(Text(text), soft_wrap=True)
 
-    def log(self, process: str, line: str) -> None:
-        """A line of a process group's log, under its name."""
-        self.console.print(Text(f"{process} | {line}"), soft_wrap=True)
+    def log(self, process: str, lines: list[str]) -> None:
+        """Lines of a process group's log, under its name."""
+        if lines:
+            self.console.print(Text("\n".join(f"{process} | {line}" for line in lines)), soft_wrap=True)
 
     def _newest(self) -> dict[str, Any] | None:
         """The last whole line added since the last look."""
-        if not self.file.exists():
+        try:
+            with self.file.open("rb") as file:
+                size = file.seek(0, 2)
+                self.offset = 0 if size < self.offset else self.offset  # a resumed run cut off what it will do again
+                file.seek(self.offset)
+                whole, newline, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:  # nothing is logged yet
             return None
-        if self.file.stat().st_size < self.offset:  # a resumed run cut off what it will do again
-            self.offset = 0
-        with self.file.open("rb") as file:
-            file.seek(self.offset)
-            whole, newline, _ = file.read().rpartition(b"\n")
         self.offset += len(whole) + len(newline)
         try:
-            return dict(json.loads(whole.splitlines()[-1])) if whole else None
+            row = json.loads(whole.splitlines()[-1]) if whole else None
         except ValueError:
             return None
+        return row if isinstance(row, dict) else None
 
 
 def describe(row: dict[str, Any]) -> str:
-    """step 40/400, loss or reward, tokens/s, time left, memory: whatever the row has."""
+    """step 40/400, loss or reward, tokens/s, time left, most memory held (the GPU's where there is one): whatever the row has."""
     done, total = row.get("step"), row.get("num_steps")
     parts = [f"step {done}/{total}" if total else f"step {done}"]
     parts += [f"{key} {row[key]:.3g}" for key in ("loss", "reward", "accuracy") if isinstance(row.get(key), (int, float))]
@@ -93,5 +121,5 @@ def describe(row: dict[str, Any]) -> str:
         left = row["time_s"] / done * (total - done)
         parts.append(f"{left // 60:.0f} min {left % 60:02.0f} s left")
     if row.get("memory_peak_gb"):
-        parts.append(f"{row['memory_peak_gb']:.1f} GB")
+        parts.append(f"peak {row['memory_peak_gb']:.1f} GB")
     return ", ".join(parts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import re
 import urllib.request
 from collections.abc import Callable
 from typing import Any
@@ -10,18 +12,26 @@ from typing import Any
 from launch.errors import HostError
 from launch.schema import Config
 
-ANSWER_WITHIN_S = 5.0
-INFO_WITHIN_S = 60.0  # vLLM asks pip, compilers and drivers for their versions first
 INFO = "/server_info?config_format=json"
 Ask = Callable[[str], str]  # path of the server -> its answer; raises OSError where there is none
 DTYPES = {"fp32": "float32", "fp16": "float16"}
+REFUSED = re.compile(r"HTTP Error \d+[^\n]*")  # as urllib says it, here or in a container
+# A proxy of the user's shell does not know this machine's loopback.
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def get(port: int, path: str) -> str:
     """What a server of this machine answers. Raises OSError."""
-    within_s = INFO_WITHIN_S if path == INFO else ANSWER_WITHIN_S
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=within_s) as answer:
-        return str(answer.read().decode())
+    try:
+        with DIRECT.open(f"http://127.0.0.1:{port}{path}", timeout=answer_within_s(path)) as answer:
+            return str(answer.read().decode(errors="replace"))
+    except http.client.HTTPException as error:  # it ended in the middle of an answer, or speaks something else
+        raise OSError(f"no answer in HTTP: {error!r}") from error
+
+
+def answer_within_s(path: str) -> float:
+    """Seconds. For its settings vLLM asks pip, compilers and drivers for their versions first."""
+    return 60.0 if path == INFO else 5.0
 
 
 def is_up(ask: Ask) -> bool:
@@ -33,18 +43,40 @@ def is_up(ask: Ask) -> bool:
 
 
 def check(ask: Ask, config: Config, model: str) -> None:
-    """Raises HostError where the server that answers is not the one that was planned."""
-    served = [entry["id"] for entry in json.loads(ask("/v1/models"))["data"]]
-    found: dict[str, Any] = json.loads(ask(INFO))["vllm_config"]
-    wanted = {
-        "model": (model, served[0] if served else None),
-        "dtype": (dtype(config), str(found["model_config"]["dtype"]).removeprefix("torch.")),
-        "tensor-parallel GPUs": (config.topology.server_tensor_parallel, found["parallel_config"]["tensor_parallel_size"]),
-        "weight transfer": (backend(config), (found["weight_transfer_config"] or {}).get("backend")),
-    }
-    for what, (asked, got) in wanted.items():
-        if asked != got:
-            raise HostError(f"the server that answers has {what} {got}, and {asked} was asked for: another server listens on this port.")
+    """Raises HostError where the server that answers is not the one that was planned; OSError where it has stopped answering."""
+    served = _answer(ask, "/v1/models")
+    found = _answer(ask, INFO)
+    try:
+        vllm: dict[str, Any] = found["vllm_config"]
+        got = (
+            [entry["id"] for entry in served["data"]][0],
+            str(vllm["model_config"]["dtype"]).removeprefix("torch."),
+            vllm["parallel_config"]["tensor_parallel_size"],
+            (vllm["weight_transfer_config"] or {}).get("backend"),
+        )
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise HostError(f"the server that answers is no vLLM, or one of another version: its answers lack {error}. {_OTHER}") from error
+    wanted = (model, dtype(config), config.topology.server_tensor_parallel, backend(config))
+    for what, asked, is_so in zip(("model", "dtype", "tensor-parallel GPUs", "weight transfer"), wanted, got, strict=True):
+        if asked != is_so:
+            raise HostError(f"the server that answers has {what} {is_so}, and {asked} was asked for. {_OTHER}")
+
+
+_OTHER = "Another server listens on this port (`ss -ltnp` names it), or vLLM changed what it was told: logs/server.log."
+
+
+def _answer(ask: Ask, path: str) -> Any:
+    try:
+        answer = ask(path)
+    except OSError as error:
+        refused = REFUSED.search(str(error))
+        if refused is None:
+            raise
+        raise HostError(f"the server that answers refuses {path}: {refused[0]}. {_OTHER}") from error
+    try:
+        return json.loads(answer)
+    except ValueError as error:
+        raise HostError(f"the server that answers says no JSON at {path}, but {answer[:80]!r}. {_OTHER}") from error
 
 
 def dtype(config: Config) -> str:

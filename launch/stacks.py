@@ -8,16 +8,19 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 WITHIN_S = 30.0
+AT_ONCE = 16  # eight ranks with their dataloader workers are done in a few rounds
 
 
 def dump(pids: list[int], folder: Path) -> None:
-    """<pid>.txt for each Python process among them; native frames too where py-spy can read them."""
-    for pid in pids:
-        if "python" in _program(pid):
-            (folder / f"{pid}.txt").write_text(f"{_command(pid)}\n\n{_stacks(pid)}\n")
+    """A file for each Python process among them, named by its rank, where it has one, and its pid. Raises OSError."""
+    wanted = [pid for pid in pids if "python" in _program(pid)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for pid, found in zip(wanted, pool.map(_stacks, wanted), strict=True):
+            (folder / f"{_rank(pid)}{pid}.txt").write_text(f"{_command(pid)}\n\n{found}\n")
 
 
 def _stacks(pid: int) -> str:
@@ -26,7 +29,7 @@ def _stacks(pid: int) -> str:
         reason = "py-spy is not installed"
     else:
         try:
-            done = subprocess.run([program, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=WITHIN_S)
+            done = subprocess.run([program, "dump", "--pid", str(pid)], capture_output=True, text=True, errors="replace", timeout=WITHIN_S)
         except subprocess.TimeoutExpired:
             reason = f"py-spy had no answer in {WITHIN_S:g} s"
         else:
@@ -37,7 +40,7 @@ def _stacks(pid: int) -> str:
         return f"no stacks: {reason}"
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGUSR1)
-    return f"the stacks are in the log of its process group, since here: {reason}"
+    return f"its stacks are in the log of its process group: {reason}"
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
@@ -55,6 +58,12 @@ def _program(pid: int) -> str:
 
 def _command(pid: int) -> str:
     return " ".join(_text(pid, "cmdline").split("\0"))
+
+
+def _rank(pid: int) -> str:
+    """`rank3-`, or nothing for what is no rank; a rank's dataloader workers have its number too."""
+    found = next((pair for pair in _text(pid, "environ").split("\0") if pair.startswith("RANK=")), "")
+    return f"rank{found.removeprefix('RANK=')}-" if found else ""
 
 
 def _text(pid: int, name: str) -> str:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from launch import rundir, serving, watchdog
+from launch import logs, rundir, serving, watchdog
 from launch.errors import EXIT_USER
-from launch.logs import RANK_FAILED, Follower, last_lines
 from launch.meaning import of as meaning_of
 from launch.plan import Plan
 from launch.progress import Progress
@@ -24,8 +24,11 @@ from launch.topology import Process
 from launch.watchdog import Watchdog
 
 POLL_S = 0.2
-FAILED_GRACE_S = 15.0  # from the failure of a rank to the end of all: the others wait in a collective, and will wait for ever
+ASK_EVERY_S = 1.0  # a question to a server in a container starts a program there
 ASK_AFTER = 0.1  # of hang_timeout_s without a step: then the server is asked what it does
+HUNG_GRACE_S = 15.0  # from SIGTERM to SIGKILL for what hangs: it saves nothing, or it would not have hung
+SHOWN_LINES = 15
+FAILURE = ("rank", "time", "error", "exit_code")  # what recipes/common/program.py writes
 
 
 class Started(Protocol):
@@ -45,21 +48,39 @@ Starter = Callable[[Process, Path], Started]
 
 @dataclass
 class Outcome:
-    """How an attempt ended: done, interrupted, failed or hung; for the last two, who was first and why."""
+    """How an attempt ended: done, interrupted, failed or hung; at which process group, why, and where its log of this attempt begins."""
 
     status: str
-    process: str | None = None
+    process: str
     why: str | None = None
+    since: int = 0
 
 
 @dataclass
 class Group:
-    """A process group that runs, with its log."""
+    """A process group that runs, with its log, and what its server has said of itself."""
 
     process: Process
     started: Started
-    log: Follower
-    failing_since: float | None = None  # a rank has failed, and torchrun waits for the others
+    log: logs.Follower
+    asked_at: float = 0.0
+    tokens: float = 0.0
+
+    def ask(self, path: str) -> str:
+        """Of the server in it. Raises OSError."""
+        assert self.process.port is not None
+        return self.started.ask(self.process.port, path)
+
+    def may_be_asked(self) -> bool:
+        """Whether it is a server, and was not asked just now."""
+        now = time.monotonic()
+        if self.process.port is None or now - self.asked_at < ASK_EVERY_S:
+            return False
+        self.asked_at = now
+        return True
+
+    def ended(self, status: str, why: str | None = None) -> Outcome:
+        return Outcome(status, self.process.name, why, self.log.began)
 
 
 @dataclass
@@ -71,35 +92,36 @@ class Attempt:
     stopping: list[int]
     groups: list[Group] = field(default_factory=list)
     begun: bool = False
+    saved: int = 0
 
     def __post_init__(self) -> None:
         self.watchdog = Watchdog(self.plan.config.runtime.hang_timeout_s, time.monotonic())
         self.steps_before = watchdog.steps_done(self.plan.run_dir)
-        self.tokens = 0.0
+        self.grace_s: float = self.plan.config.runtime.stop_timeout_s
 
     def run(self, start: Starter) -> Outcome:
-        """Start all in order, each when the one before is ready, and wait until the last has ended."""
+        """Start all in order, each when the one before is ready, and wait until the last has ended. Raises HostError."""
         try:
             for process in self.plan.processes:
                 log = self.plan.run_dir / "logs" / f"{process.name}.log"
-                follower = Follower(log)
+                follower = logs.Follower(log)
                 group = Group(process, start(process, log), follower)
                 self.groups.append(group)
                 outcome = self._until(functools.partial(self._ready, group))
                 if outcome:
                     return outcome
-            return self._until(self._finished) or Outcome("done")
+            return self._until(self._finished) or self.groups[-1].ended("done")
         finally:
             self._stop()
 
     def _until(self, reached: Callable[[], bool]) -> Outcome | None:
         while True:
             self._look()
+            if self.stopping:  # before failures: a scheduler signals every process, and ranks end because they were told to
+                return self._interrupted()
             failed = self._first_failure()
             if failed:
                 return failed
-            if self.stopping:
-                return Outcome("interrupted")
             if reached():
                 return None
             if self._hung():
@@ -117,82 +139,87 @@ class Attempt:
         if process.port is None:
             return True
         self.progress.say(f"waiting for {process.name} to load and answer")
-        ask = self._asker(group)
-        if not serving.is_up(ask):
+        if not group.may_be_asked() or not serving.is_up(group.ask):
             return False
-        serving.check(ask, self.plan.config, str(process.serves))
+        try:
+            serving.check(group.ask, self.plan.config, str(process.serves))
+        except OSError:  # it has just ended, which the next look finds, or is busy
+            return False
         self.progress.say("starting (imports and model)")
         return True
 
     def _finished(self) -> bool:
-        return all(g.started.poll() == 0 for g in self.groups if g.process.kind != "server")
+        all_started = len(self.groups) == len(self.plan.processes)
+        return all_started and all(g.started.poll() == 0 for g in self.groups if g.process.kind != "server")
 
     def _look(self) -> None:
-        """Copy new log lines to the terminal; notice a rank that failed while torchrun waits for the others."""
+        """Copy new log lines to the terminal."""
         for group in self.groups:
-            for line in group.log.lines(all_of_it=group.started.poll() is not None):
-                self.progress.log(group.process.name, line)
-                if RANK_FAILED.search(line) and group.failing_since is None:
-                    group.failing_since = time.monotonic()
+            self.progress.log(group.process.name, group.log.lines(all_of_it=group.started.poll() is not None))
         self.progress.update()
 
     def _first_failure(self) -> Outcome | None:
-        """The servers stand first: trainers fail because their server did."""
+        """The servers stand first: trainers fail because their server did. One that ends when the trainers have finished did not fail."""
         for group in self.groups:
-            code, name = group.started.poll(), group.process.name
-            ended_early = code == 0 and group.process.kind == "server"
-            if code not in (None, 0) or ended_early:
-                return Outcome("failed", name, group.started.why() or ("it ended by itself" if ended_early else None))
-            if group.failing_since is not None and time.monotonic() - group.failing_since > FAILED_GRACE_S:
-                return Outcome("failed", name)
+            code, is_server = group.started.poll(), group.process.kind == "server"
+            if code is None or (code == 0 and not is_server) or (is_server and self._finished()):
+                continue
+            result = rundir.read_json(self.plan.run_dir / "result.json") or {}
+            if not is_server and result.get("status") == "interrupted":  # somebody told the ranks to stop, and not us
+                return group.ended("interrupted")
+            return group.ended("failed", group.started.why() or ("it ended by itself" if code == 0 else None))
         return None
+
+    def _interrupted(self) -> Outcome:
+        waits = f"at most {self.grace_s:g} s; another signal does not shorten it"
+        self.progress.note(f"{signal.Signals(self.stopping[0]).name}: waiting for {self.groups[-1].process.name} to save and end ({waits})")
+        return self.groups[-1].ended("interrupted")
 
     def _hung(self) -> bool:
         steps = watchdog.steps_done(self.plan.run_dir)
         self.begun = self.begun or steps != self.steps_before
-        # Until training begins, whatever a log says is progress: a server that loads, a model that is drawn.
-        loading = () if self.begun else tuple(group.log.offset for group in self.groups)
+        # Until training begins, what a log says for the first time is progress: a server that loads, a model that is drawn.
+        loading = () if self.begun else tuple(group.log.num_said for group in self.groups)
         now = time.monotonic()
         if self.watchdog.quiet_s(now) > ASK_AFTER * self.watchdog.timeout_s:
-            self.tokens = self._tokens()
-        return self.watchdog.hung((steps, loading, self.tokens), now)
-
-    def _tokens(self) -> float:
-        found = 0.0
-        for group in self.groups:
-            if group.process.port is not None:
-                with contextlib.suppress(OSError):
-                    found += watchdog.tokens(self._asker(group)("/metrics"))
-        return found
-
-    def _asker(self, group: Group) -> serving.Ask:
-        port = group.process.port
-        assert port is not None
-        return lambda path: group.started.ask(port, path)
+            self.saved = watchdog.bytes_saved(self.plan.run_dir)
+            for group in filter(Group.may_be_asked, self.groups):
+                with contextlib.suppress(OSError):  # a server that does not answer has done nothing
+                    group.tokens = max(group.tokens, watchdog.tokens(group.ask("/metrics")))
+        return self.watchdog.hung((steps, loading, self.saved, *(group.tokens for group in self.groups)), now)
 
     def _dump_stacks(self) -> Outcome:
         folder = self.plan.run_dir / "stacks"
-        folder.mkdir(exist_ok=True)
-        for group in self.groups:
-            group.started.dump_stacks(folder)
         quiet = self.watchdog.quiet_s(time.monotonic())
-        return Outcome("hung", None, f"no step, no token and no load progress for {quiet:.0f} s; stacks of all processes are in {folder}")
+        why = f"no step, no token and no load progress for {quiet:.0f} s (runtime.hang_timeout_s)"
+        self.progress.say("nothing gets on; taking the stacks of all processes")
+        try:
+            folder.mkdir(exist_ok=True)
+            for group in self.groups:
+                group.started.dump_stacks(folder)
+            why += f"; stacks of all processes are in {folder}"
+        except OSError as error:
+            why += f"; their stacks cannot be written to {folder}: {error.strerror}"
+        self.grace_s = min(self.grace_s, HUNG_GRACE_S)
+        return self.groups[-1].ended("hung", why)
 
     def _stop(self) -> None:
         """SIGTERM, time to save, then SIGKILL to what is left. The last that started first: a server outlives those it serves."""
-        deadline = time.monotonic() + self.plan.config.runtime.stop_timeout_s
-        for group in reversed(self.groups):
-            if group.started.poll() is None:
-                group.started.ask_to_stop()
-                while group.started.poll() is None and time.monotonic() < self._deadline(group, deadline):
-                    group.started.wait(POLL_S)
-                    self._look()
-            group.started.remove()
+        deadline = time.monotonic() + self.grace_s
+        with contextlib.ExitStack() as last_first:  # goes on to the next one whatever happens at one
+            for group in self.groups:
+                last_first.callback(self._end, group, deadline)
         self._look()
 
-    def _deadline(self, group: Group, otherwise: float) -> float:
-        """Ranks one of which has failed wait for it in a collective and can save nothing."""
-        return otherwise if group.failing_since is None else min(otherwise, group.failing_since + FAILED_GRACE_S)
+    def _end(self, group: Group, deadline: float) -> None:
+        try:
+            if group.started.poll() is None:
+                group.started.ask_to_stop()
+            while group.started.poll() is None and time.monotonic() < deadline:
+                group.started.wait(POLL_S)
+                self._look()
+        finally:
+            group.started.remove()
 
 
 def supervise(plan: Plan, start: Starter, progress: Progress, stopping: list[int]) -> tuple[Outcome, int]:
@@ -201,10 +228,11 @@ def supervise(plan: Plan, start: Starter, progress: Progress, stopping: list[int
     for restarts in range(most + 1):
         forget(plan.run_dir)
         outcome = Attempt(plan, progress, stopping).run(start)
-        if outcome.status in ("done", "interrupted") or restarts == most or not worth_another(plan.run_dir):
+        final = outcome.status in ("done", "interrupted") or bool(stopping) or not worth_another(plan.run_dir)
+        if final or restarts == most:
             break
-        progress.say(f"{outcome.status}; restart {restarts + 1} of {most}, from the newest whole checkpoint")
         progress.note(describe(plan, outcome))
+        progress.say(f"restart {restarts + 1} of {most}, from the newest whole checkpoint")
     return outcome, restarts
 
 
@@ -217,26 +245,33 @@ def forget(run_dir: Path) -> None:
 
 def worth_another(run_dir: Path) -> bool:
     """Not where a rank refused what the user gave: it would refuse it again."""
-    return all(failure.get("exit_code") != EXIT_USER for failure in failures(run_dir))
+    return all(failure["exit_code"] != EXIT_USER for failure in failures(run_dir))
 
 
 def failures(run_dir: Path) -> list[dict[str, Any]]:
-    """What ranks wrote as they failed, the first one first."""
+    """What ranks wrote as they failed, the first one first; one that was cut off in the middle is left out."""
     found = [rundir.read_json(file) or {} for file in sorted((run_dir / "failures").glob("*.json"))]
-    return sorted((f for f in found if f), key=lambda f: float(f.get("time", 0)))
+    return sorted((f for f in found if all(key in f for key in FAILURE)), key=lambda f: float(f["time"]))
 
 
 def describe(plan: Plan, outcome: Outcome) -> str:
     """Who failed first, why, the last lines of its log, and what they usually mean."""
-    first = next(iter(failures(plan.run_dir)), None)
-    name = outcome.process or plan.processes[-1].name
-    why = outcome.why
-    if first and outcome.process == plan.processes[-1].name:
-        name += f", rank {first['rank']}" if plan.processes[-1].num_ranks > 1 else ""
-        why = str(first["error"])
-    log = plan.run_dir / "logs" / f"{outcome.process or plan.processes[-1].name}.log"
-    lines = last_lines(log)
-    meaning = meaning_of([*lines, why or ""])
-    told = f"\n{name} {'hung' if outcome.status == 'hung' else 'failed'}" + (f": {why}" if why else "")
-    told += f"\nLast lines of {log}:\n" + "".join(f"  | {line}\n" for line in lines)
-    return told + (f"This usually means: {meaning}\n" if meaning and (first or {}).get("exit_code") != EXIT_USER else "")
+    process = next(p for p in plan.processes if p.name == outcome.process)
+    log = plan.run_dir / "logs" / f"{process.name}.log"
+    words = logs.last_words(log, outcome.since)
+    shown = words.lines[-SHOWN_LINES:]
+    rank, why, known = None, outcome.why, None
+    if process.kind == "server":
+        why = why or logs.root_cause(words.lines)
+    elif outcome.status == "failed":
+        known = next(iter(failures(plan.run_dir)), None)
+        if words.exit_code is not None and words.exit_code < 0:  # it could write nothing, and others failed because of it
+            rank, why = words.rank, f"killed by signal {-words.exit_code} ({signal.Signals(-words.exit_code).name})"
+        elif known:
+            rank, why = known["rank"], str(known["error"])
+    name = process.name + (f", rank {rank}" if rank is not None and process.num_ranks > 1 else "")
+    # Further up than is shown only where no rank has said what it died of: an old warning would explain everything.
+    meaning = meaning_of([why or ""]) or meaning_of(shown) or (None if known else meaning_of(words.lines))
+    told = f"\n{name} {'hung' if outcome.status == 'hung' else 'failed'}" + (f": {why}" if why else "") + "\n"
+    told += f"Last lines of {log}:\n" + ("".join(f"  | {line}\n" for line in shown) or "  (nothing)\n")
+    return told + (f"This usually means: {meaning}\n" if meaning and (known or {}).get("exit_code") != EXIT_USER else "")

@@ -1,14 +1,16 @@
-"""Whether a run still gets on: by what it has done (steps, micro-batches, generated tokens, loading), not by how busy it is."""
+"""Whether a run still gets on: by what it has done (steps, micro-batches, generated tokens, saved bytes), not by how busy it is."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
 # Counters of vLLM's /metrics; what grows while it answers.
-TOKENS = re.compile(r"^vllm:(?:generation|prompt)_tokens_total\{[^}]*\} (\S+)", re.MULTILINE)
+TOKENS = re.compile(r"^vllm:(?:generation|prompt)_tokens_total(?:\{.*\})? (\S+)", re.MULTILINE)
+SAVES = ("checkpoints/.staging", ".model.staging", ".model_init.staging")  # where recipes/ write before they rename
 
 
 @dataclass
@@ -32,6 +34,12 @@ class Watchdog:
 def steps_done(run_dir: Path) -> tuple[int, int]:
     """When the main rank last got on, and how much it has logged; zeros before training begins."""
     return _stat(run_dir / "heartbeat", "st_mtime_ns"), _stat(run_dir / "metrics.jsonl", "st_size")
+
+
+def bytes_saved(run_dir: Path) -> int:
+    """Of a checkpoint or a model that is being written: a large one takes longer than a step."""
+    folders = (walked for save in SAVES for walked in os.walk(run_dir / save))
+    return sum(_stat(Path(folder, name), "st_size") for folder, _, names in folders for name in names)
 
 
 def _stat(path: Path, what: str) -> int:

@@ -74,6 +74,13 @@ def run(work: Callable[[DictConfig], dict[str, Any]], argv: list[str] | None = N
     transformers_logging.disable_progress_bar()
     handlers = {number: signal.signal(number, _ask_stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
+        return _run(work, config)
+    finally:
+        _restore(handlers)  # after the result is written: torchrun asks the others to stop when the first rank has ended
+
+
+def _run(work: Callable[[DictConfig], dict[str, Any]], config: DictConfig) -> int:
+    try:
         result, exit_code = {"status": "done", **work(config)}, 0
     except Interrupted as interruption:
         result, exit_code = {"status": "interrupted", **interruption.result}, EXIT_INTERRUPTED
@@ -83,8 +90,6 @@ def run(work: Callable[[DictConfig], dict[str, Any]], argv: list[str] | None = N
     except Exception as error:
         traceback.print_exc()
         result, exit_code = {"status": "failed", "error": traceback.format_exception_only(error)[-1].strip()}, EXIT_FAILED
-    finally:
-        _restore(handlers)
     # torchrun turns every exit code of a rank into 1, so the launcher reads it here.
     if exit_code in (EXIT_FAILED, EXIT_USER):
         failure = {"rank": rank(), "time": time.time(), "error": result["error"], "exit_code": exit_code}

@@ -1,4 +1,4 @@
-"""Signals that the launcher takes, and the order in which it stops what it started."""
+"""Signals that the launcher takes, and what a run amounts to."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ import signal
 import pytest
 
 from launch import execute
+from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_HUNG, EXIT_INTERRUPTED
+from launch.supervise import Outcome
+from tests.supervised import DONE, plan_of
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", execute.ASKS_TO_STOP)
 def test_a_signal_is_noted_and_the_old_handler_comes_back(number):
-    before, received = signal.getsignal(number), []
-    with execute._signals(received):
+    before = signal.getsignal(number)
+    with execute._signals() as received:
         os.kill(os.getpid(), number)
-    assert received == [number]
+        os.kill(os.getpid(), number)
+    assert received == [number, number]
     assert signal.getsignal(number) == before
 
 
 def test_nohup_stays_in_force():
-    before, received = signal.signal(signal.SIGHUP, signal.SIG_IGN), []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with execute._signals(received):
+        with execute._signals() as received:
             os.kill(os.getpid(), signal.SIGHUP)
         assert received == []
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
@@ -30,24 +34,21 @@ def test_nohup_stays_in_force():
         signal.signal(signal.SIGHUP, before)
 
 
-class Recorded:
-    """A process group that writes down what is asked of it."""
-
-    def __init__(self, name: str, said: list[str]) -> None:
-        self.name, self.said = name, said
-
-    def ask_to_stop(self) -> None:
-        self.said.append(f"ask {self.name}")
-
-    def wait(self, timeout_s: float) -> None:
-        assert 0 <= timeout_s <= 300
-
-    def remove(self) -> None:
-        self.said.append(f"remove {self.name}")
-
-
-def test_trainers_are_gone_before_their_server_is_asked():
-    """They share its network and process ids, which end with it; and a save may still need it."""
-    said: list[str] = []
-    execute._stop([Recorded("server", said), Recorded("trainers", said)], 300)
-    assert said == ["ask trainers", "remove trainers", "ask server", "remove server"]
+@pytest.mark.parametrize(
+    ("status", "result", "code"),
+    [
+        ("done", "done", EXIT_DONE),
+        ("done", None, EXIT_FAILED),
+        ("done", "failed", EXIT_FAILED),
+        ("interrupted", "interrupted", EXIT_INTERRUPTED),
+        ("interrupted", None, EXIT_INTERRUPTED),
+        ("interrupted", "done", EXIT_DONE),  # the signal came when all was done
+        ("failed", "interrupted", EXIT_FAILED),  # the server failed, and the ranks saved as they were stopped
+        ("failed", "done", EXIT_FAILED),
+        ("hung", "interrupted", EXIT_HUNG),
+        ("hung", None, EXIT_HUNG),
+    ],
+)
+def test_what_a_run_amounts_to(tmp_path, status, result, code):
+    plan = plan_of(tmp_path, {"trainers": DONE})
+    assert execute._exit_code(plan, Outcome(status, "trainers"), {"status": result} if result else {}) == code

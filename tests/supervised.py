@@ -1,0 +1,96 @@
+"""Plans whose processes are small Python scripts in place of recipes: they start in a tenth of a second.
+
+    python tests/supervised.py <run directory> <name>=<script> ... [key=value] ...
+
+runs one as launch/run.py would, for tests that kill the launcher.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from launch import execute
+from launch.plan import Plan, make_plan
+from launch.topology import Process
+from tests.conftest import composed, host_with
+
+KINDS = {"prepare": "prepare", "server": "server", "trainers": "trainer"}
+# What every script begins with: its run directory, and what a recipe writes.
+COMMON = """
+import json, os, pathlib, signal, subprocess, sys, time
+run = pathlib.Path(sys.argv[1])
+def write(name, **content):
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).write_text(json.dumps(content))
+def note(line):
+    with (run / "order").open("a") as file:
+        file.write(line + "\\n")
+def forever():
+    while True:
+        time.sleep(0.02)
+"""
+DONE = "write('result.json', status='done')"
+FOREVER = "forever()"
+# Saves when it is told to, as recipes/common/program.py does.
+SAVES = """
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+note("trains")
+while not asked:
+    time.sleep(0.02)
+time.sleep(0.3)
+write("saved")
+write("result.json", status="interrupted")
+sys.exit(75)
+"""
+# Answers as a vLLM that serves what the plan asks for.
+SERVER = """
+import http.server
+info = {"model_config": {"dtype": "float32"}, "parallel_config": {"tensor_parallel_size": 1}, "weight_transfer_config": {"backend": "gloo"}}
+answers = {"/health": "", "/v1/models": {"data": [{"id": "m"}]}, "/server_info?config_format=json": {"vllm_config": info}}
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path in answers else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps(answers.get(self.path)).encode())
+    def log_message(self, *_):
+        pass
+note("server listens")
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
+"""
+
+
+def plan_of(run_dir: Path, scripts: dict[str, str], *overrides: str) -> Plan:
+    """Process groups in the order of `scripts`, in place of those of a small composition for the CPU."""
+    config = composed("hardware=cpu", "method=sft", "runtime=local", *overrides)
+    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    plan = make_plan(config, host_with(0), run_dir)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    processes = []
+    for name, script in scripts.items():
+        serves = {"port": port, "serves": "m"} if KINDS[name] == "server" else {}
+        argv = [sys.executable, "-c", COMMON + script, str(run_dir), str(port)]
+        processes.append(Process(name, KINDS[name], argv, plan.processes[-1].settings, [], **serves))
+    return dataclasses.replace(plan, processes=processes)
+
+
+def eventually(holds: Callable[[], object], within_s: float = 20.0) -> bool:
+    """Whether it comes to hold; a deadline for a machine that does something else too."""
+    deadline = time.monotonic() + within_s
+    while not (found := bool(holds())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+if __name__ == "__main__":
+    scripts = dict(argument.split("=", 1) for argument in sys.argv[2:] if argument.split("=", 1)[0] in KINDS)
+    overrides = [argument for argument in sys.argv[2:] if argument.split("=", 1)[0] not in KINDS]
+    sys.exit(execute.execute(plan_of(Path(sys.argv[1]), scripts, *overrides), host_with(0), None, []))

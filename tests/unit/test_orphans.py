@@ -1,0 +1,139 @@
+"""Processes that a launcher leaves are found by their mark and killed; those of others are left alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from launch import orphans
+from tests.supervised import eventually
+
+SLEEPS = "import time\nprint('up', flush=True)\nwhile True: time.sleep(1)"
+# Leaves its parent, its session and its terminal, as a daemon does.
+DAEMON = f"import os, sys\nif os.fork(): sys.exit(0)\nos.setsid()\nif os.fork(): sys.exit(0)\n{SLEEPS}"
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def call(script: str, **mark: str) -> subprocess.Popen:
+        child = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, **mark}, stdout=subprocess.PIPE, start_new_session=True)
+        started.append((child, mark))
+        assert child.stdout.readline() == b"up\n"
+        return child
+
+    yield call
+    for child, mark in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        for pid in orphans.marked(mark) if mark else []:
+            os.kill(pid, signal.SIGKILL)
+        child.communicate(timeout=10)
+
+
+def of(launcher: str, name: str = "1/trainers") -> dict[str, str]:
+    return {**orphans.mark("x"), orphans.LAUNCHER: launcher, orphans.PROCESS: name}
+
+
+def gone_launcher() -> str:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        found = f"{orphans._namespace()}:{orphans.identity(child.pid)}"
+        child.communicate(b"\n")
+    return found
+
+
+def test_a_process_by_its_pid_and_when_it_started():
+    ours = orphans.identity(os.getpid())
+    assert ours == orphans.identity(os.getpid())
+    assert ours.startswith(f"{os.getpid()}:")
+    assert orphans.identity(2**22 + 1) is None, "the largest pid is 2**22"
+
+
+def test_a_dead_process_that_nobody_waited_for_is_none():
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    assert eventually(lambda: orphans.identity(child.pid) is None)
+    child.wait()
+
+
+def test_a_name_that_looks_like_the_fields_after_it(tmp_path):
+    program = tmp_path / "a) R 1 (b"
+    program.symlink_to("/bin/sleep")
+    child = subprocess.Popen([str(program), "30"])
+    try:
+        assert orphans.children(os.getpid()).count(orphans.identity(child.pid)) == 1
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_what_launchers_that_are_gone_have_left_is_killed(start):
+    left = start(SLEEPS, **of(gone_launcher()))
+    daemon = start(DAEMON, **of(launcher := gone_launcher()))
+    daemon.wait()
+    (pid,) = orphans.marked({orphans.LAUNCHER: launcher})
+    assert {left.pid, pid} <= set(orphans.remove())
+    assert left.wait(10) == -signal.SIGKILL
+    assert eventually(lambda: orphans.identity(pid) is None)
+
+
+def test_what_is_left_alone(start):
+    """Of a launcher that lives, of one in a container of its own (the same pids mean others there), of nobody."""
+    mine = start(SLEEPS, **of(orphans.launcher()))
+    elsewhere = start(SLEEPS, **of(f"{orphans._namespace()}1:57:12345"))
+    nobodys = start(SLEEPS)
+    odd = start(SLEEPS, **of("what is this"))
+    assert not {mine.pid, elsewhere.pid, nobodys.pid, odd.pid} & set(orphans.remove())
+    assert [child.poll() for child in (mine, elsewhere, nobodys, odd)] == [None] * 4
+
+
+def test_a_pid_that_came_again_is_not_the_launcher(start):
+    left = start(SLEEPS, **of(f"{orphans._namespace()}:{os.getpid()}:1"))
+    assert left.pid in orphans.remove()
+
+
+def test_a_process_that_changes_its_title_is_still_found(start):
+    """vLLM's engine does, and would write the title over the environment that holds the mark."""
+    pytest.importorskip("setproctitle", reason="setproctitle is not installed here")
+    titled = f"import setproctitle\nsetproctitle.setproctitle('VLLM::EngineCore ' * 50)\n{SLEEPS}"
+    child = start(titled, **orphans.mark("server"))
+    assert orphans.marked(orphans.mark("server")) == [child.pid]
+    assert orphans.kill(orphans.mark("server")) == []
+    assert child.wait(10) == -signal.SIGKILL
+
+
+def test_one_that_forks_all_the_time_is_killed(start):
+    forks = "import os, time\nprint('up', flush=True)\nwhile True:\n    if os.fork():\n        time.sleep(0.005)\n        os._exit(0)"
+    start(forks, **orphans.mark("forks"))
+    assert orphans.kill(orphans.mark("forks")) == []
+    assert orphans.marked(orphans.mark("forks")) == []
+
+
+def test_the_guard_does_nothing_while_its_launcher_lives_and_ends_with_it(start):
+    with orphans.guarded(stop_timeout_s=5):
+        (guard,) = [pid for pid in map(int, (child.partition(":")[0] for child in orphans.children(os.getpid()))) if is_guard(pid)]
+        os.kill(guard, signal.SIGTERM)  # a service manager's, to all of us
+        child = start(SLEEPS, **orphans.mark("trainers"))
+        assert child.poll() is None
+        child.kill()
+        child.wait()
+    assert orphans.identity(guard) is None
+
+
+def is_guard(pid: int) -> bool:
+    """It ignores SIGTERM, and has got so far."""
+    with open(f"/proc/{pid}/cmdline") as file:
+        if "orphans.py" not in file.read():
+            return False
+
+    def ignores() -> int:
+        with open(f"/proc/{pid}/status") as file:
+            ignored = next(line.split()[1] for line in file if line.startswith("SigIgn:"))
+        return int(ignored, 16) >> (signal.SIGTERM - 1) & 1
+
+    return eventually(ignores)

@@ -1,0 +1,392 @@
+"""Process groups that are really started, watched and stopped: small scripts in place of recipes (tests/supervised.py)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from launch import execute, orphans, supervise
+from launch.errors import HostError
+from launch.local import LocalProcess
+from launch.progress import Progress
+from tests.conftest import ROOT, host_with
+from tests.supervised import DONE, FOREVER, SAVES, SERVER, eventually, plan_of
+
+QUICK = "runtime.stop_timeout_s=5"
+FAILS = """
+print("Traceback of mine", flush=True)
+write("failures/rank0.json", rank=0, time=1.0, error="ValueError: no", exit_code=1)
+sys.exit(1)
+"""
+FLAKY = f"""
+with (run / "tries").open("a") as file:
+    file.write("x")
+tries = len((run / "tries").read_text())
+print("try", tries, flush=True)
+if tries < 3:
+    sys.exit(1)
+{DONE}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _quick_and_clean(monkeypatch):
+    monkeypatch.setattr(supervise, "POLL_S", 0.02)
+    monkeypatch.setattr(supervise, "ASK_EVERY_S", 0.02)
+    yield
+    assert orphans.marked({orphans.LAUNCHER: orphans.launcher()}) == [], "processes are left"
+
+
+def supervised(plan, stopping=()):
+    with Progress(plan) as progress:
+        return supervise.supervise(plan, LocalProcess, progress, list(stopping))
+
+
+def executed(plan):
+    code = execute.execute(plan, host_with(0), None, [])
+    return code, json.loads((plan.run_dir / "record.json").read_text())
+
+
+# ---- To the end
+
+
+def test_all_start_in_order_and_the_server_ends_last(tmp_path, capfd):
+    prepare = "note('prepares'); write('result.json', status='prepared'); print('[bold]prepared[/bold]')"
+    trainers = f"note('trains'); assert not (run / 'result.json').exists(); {DONE}"
+    server = "signal.signal(signal.SIGTERM, lambda *_: (note('server ends'), sys.exit(0)))\n" + SERVER
+    plan = plan_of(tmp_path, {"prepare": prepare, "server": server, "trainers": trainers}, QUICK)
+    code, record = executed(plan)
+    assert (code, record["status"], record["restarts"]) == (0, "done", 0)
+    assert (tmp_path / "order").read_text().splitlines() == ["prepares", "server listens", "trains", "server ends"]
+    assert "prepare | [bold]prepared[/bold]" in capfd.readouterr().err
+
+
+def test_a_server_that_ends_as_the_trainers_have_finished_did_not_fail(tmp_path):
+    """It loses the communicator that it shares with them."""
+    trainers = f"{DONE}; os.kill(int((run / 'pid').read_text()), signal.SIGKILL)"
+    server = "(run / 'pid').write_text(str(os.getpid()))\n" + SERVER
+    plan = plan_of(tmp_path, {"server": server, "trainers": trainers}, QUICK)
+    group = [supervise.Group(p, LocalProcess(p, tmp_path / "logs" / p.name), None) for p in plan.processes[:1]]
+    attempt = supervise.Attempt(plan, Progress(plan), [], group)
+    assert eventually(lambda: (tmp_path / "order").exists())
+    group.append(supervise.Group(plan.processes[1], LocalProcess(plan.processes[1], tmp_path / "logs/trainers"), None))
+    assert eventually(lambda: all(g.started.poll() is not None for g in group))
+    assert attempt._first_failure() is None
+    for g in group:
+        g.started.remove()
+
+
+def test_a_result_of_an_earlier_attempt_is_none_of_this_one(tmp_path, capsys):
+    (tmp_path / "result.json").write_text(json.dumps({"status": "done"}))
+    (tmp_path / "failures").mkdir()
+    (tmp_path / "failures/rank3.json").write_text(json.dumps({"rank": 3, "time": 0.0, "error": "old", "exit_code": 2}))
+    code, record = executed(plan_of(tmp_path, {"trainers": "pass"}, QUICK))
+    assert (code, record["status"], record["result"]) == (4, "failed", None)
+    assert "trainers failed: it ended and left no result" in capsys.readouterr().out
+
+
+# ---- The first failure
+
+
+def test_the_first_of_three_fails_and_the_others_never_start(tmp_path, capsys):
+    plan = plan_of(tmp_path, {"prepare": FAILS, "server": SERVER, "trainers": DONE}, QUICK)
+    code, record = executed(plan)
+    assert (code, record["status"]) == (4, "failed")
+    said = capsys.readouterr().out
+    assert "prepare failed: ValueError: no" in said
+    assert "  | Traceback of mine" in said
+    assert not (tmp_path / "order").exists()
+
+
+def test_a_failing_rank_ends_the_server(tmp_path, capsys):
+    trainers = "print('torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB', flush=True); sys.exit(1)"
+    code, _ = executed(plan_of(tmp_path, {"server": SERVER, "trainers": trainers}, QUICK))
+    assert code == 4
+    said = capsys.readouterr().out
+    assert "trainers failed\nLast lines of" in said
+    assert "This usually means: the GPU's memory is full." in said
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        ("os._exit(0)", "server failed: it ended by itself"),
+        ("os._exit(3)", "server failed\nLast lines of"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "server failed: killed by signal 9 (SIGKILL)"),
+    ],
+)
+def test_a_server_that_ends_early_while_a_trainer_waits(tmp_path, capsys, end, why):
+    server = SERVER.replace(
+        "http.server.HTTPServer(",
+        f"""
+import threading
+def watch():
+    while "trains" not in (run / "order").read_text():
+        time.sleep(0.01)
+    {end}
+threading.Thread(target=watch, daemon=True).start()
+http.server.HTTPServer(""",
+    )
+    code, record = executed(plan_of(tmp_path, {"server": server, "trainers": SAVES}, QUICK))
+    assert (code, record["status"]) == (4, "failed"), "the trainers saved, and the run failed all the same"
+    assert why in capsys.readouterr().out
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_server_that_is_another(tmp_path):
+    plan = plan_of(tmp_path, {"server": SERVER.replace("float32", "float16"), "trainers": DONE}, QUICK)
+    with pytest.raises(HostError, match="has dtype float16, and float32 was asked for"):
+        executed(plan)
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert (record["status"], record["exit_code"]) == ("failed", 3)
+
+
+def test_a_program_that_is_not_there(tmp_path):
+    plan = plan_of(tmp_path, {"trainers": DONE}, QUICK)
+    process = dataclasses.replace(plan.processes[0], argv=[str(tmp_path / "no-python")])
+    with pytest.raises(HostError, match="trainers cannot be started: .*no-python: No such file"):
+        executed(dataclasses.replace(plan, processes=[process]))
+    assert json.loads((tmp_path / "record.json").read_text())["status"] == "failed"
+
+
+# ---- Nothing gets on
+
+
+def test_a_server_that_never_answers(tmp_path, capsys):
+    server = (
+        "print('loading the weights', flush=True)\nwhile True:\n    print('waiting for the engine (5 s)', flush=True); time.sleep(0.05)"
+    )
+    plan = plan_of(tmp_path, {"server": server, "trainers": DONE}, QUICK, "runtime.hang_timeout_s=1")
+    code, record = executed(plan)
+    assert (code, record["status"], record["exit_code"]) == (5, "hung", 5)
+    said = capsys.readouterr().out
+    assert "server hung: no step, no token and no load progress for 1 s" in said
+    assert "  | waiting for the engine (5 s)" in said
+
+
+def test_a_server_that_loads_for_longer_than_the_timeout(tmp_path):
+    server = "for shard in range(15):\n    print(f'shard {shard} of 15', flush=True); time.sleep(0.1)\n" + SERVER
+    code, _ = executed(plan_of(tmp_path, {"server": server, "trainers": DONE}, QUICK, "runtime.hang_timeout_s=1"))
+    assert code == 0
+
+
+def test_a_rank_that_hangs_leaves_its_stacks(tmp_path, capsys):
+    rank = "def stuck_here():\n    forever()\nos.environ.clear()\n(run / 'heartbeat').touch()\nstuck_here()"
+    plan = plan_of(tmp_path, {"trainers": rank}, QUICK, "runtime.hang_timeout_s=1")
+    code, record = executed(plan)
+    assert (code, record["status"]) == (5, "hung")
+    (stacks,) = (tmp_path / "stacks").iterdir()
+    assert "stuck_here" in stacks.read_text()
+    assert f"stacks of all processes are in {tmp_path / 'stacks'}" in capsys.readouterr().out
+
+
+def test_what_hangs_is_not_waited_for_as_a_save_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervise, "HUNG_GRACE_S", 0.2)
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); forever()"
+    plan = plan_of(tmp_path, {"trainers": deaf}, "runtime.stop_timeout_s=300", "runtime.hang_timeout_s=1")
+    outcome, restarts = supervised(plan)
+    assert (outcome.status, outcome.process, restarts) == ("hung", "trainers", 0)
+
+
+def test_a_long_save_is_no_hang(tmp_path):
+    save = """
+(run / "heartbeat").touch()
+(run / "checkpoints/.staging").mkdir(parents=True)
+for part in range(15):
+    (run / f"checkpoints/.staging/{part}").write_bytes(b"x")
+    time.sleep(0.1)
+"""
+    code, _ = executed(plan_of(tmp_path, {"trainers": save + DONE}, QUICK, "runtime.hang_timeout_s=1"))
+    assert code == 0
+
+
+def test_generated_tokens_are_progress_and_a_server_without_an_answer_makes_none(tmp_path):
+    """A server that answers now and then, always the same, must not pass for one that gets on."""
+    server = SERVER.replace("class Handler", "import itertools\ncount = itertools.count()\nclass Handler").replace(
+        "        self.send_response(",
+        """        if self.path == "/metrics":
+            self.send_response(200 if next(count) % 2 else 500)
+            self.end_headers()
+            self.wfile.write(b'vllm:generation_tokens_total{engine="0"} 7.0\\n')
+            return
+        self.send_response(""",
+    )
+    trainers = "(run / 'heartbeat').touch()\nforever()"
+    plan = plan_of(tmp_path, {"server": server, "trainers": trainers}, QUICK, "runtime.hang_timeout_s=1")
+    assert supervised(plan)[0].status == "hung"
+    growing = server.replace("200 if next(count) % 2 else 500", "200").replace("7.0\\n'", "%d.0\\n' % next(count)")
+    slow = "(run / 'heartbeat').touch()\ntime.sleep(1.8)\n"
+    plan = plan_of(tmp_path / "grows", {"server": growing, "trainers": slow + DONE}, QUICK, "runtime.hang_timeout_s=1")
+    assert supervised(plan)[0].status == "done"
+
+
+# ---- Again
+
+
+def test_restarts_until_it_works_and_the_record_says_how_many(tmp_path, capfd):
+    code, record = executed(plan_of(tmp_path, {"server": SERVER, "trainers": FLAKY}, QUICK, "runtime.max_restarts=3"))
+    assert (code, record["status"], record["restarts"]) == (0, "done", 2)
+    told = capfd.readouterr().err
+    assert "restart 1 of 3, from the newest whole checkpoint" in told
+    assert "restart 2 of 3" in told
+    assert "  | try 1\n" in told
+    second = told[told.index("restart 1 of 3") :]
+    assert "  | try 2\n" in second
+    assert "  | try 1\n" not in second, "the last lines of the attempt before are told again"
+    assert (tmp_path / "order").read_text().splitlines() == ["server listens"] * 3
+
+
+def test_restarts_are_used_up(tmp_path, capsys):
+    code, record = executed(plan_of(tmp_path, {"trainers": FAILS}, QUICK, "runtime.max_restarts=2"))
+    assert (code, record["status"], record["restarts"]) == (4, "failed", 2)
+    assert "trainers failed: ValueError: no" in capsys.readouterr().out
+
+
+def test_a_users_mistake_is_not_tried_again(tmp_path, capsys):
+    refuses = FAILS.replace("exit_code=1", "exit_code=2").replace("Traceback of mine", "error: Errno 98")
+    code, record = executed(plan_of(tmp_path, {"trainers": refuses}, QUICK, "runtime.max_restarts=2"))
+    assert (code, record["exit_code"], record["restarts"]) == (2, 2, 0)
+    assert "This usually means" not in capsys.readouterr().out
+
+
+def test_a_failure_cut_off_in_the_middle_is_left_out(tmp_path):
+    (tmp_path / "failures").mkdir()
+    for name, text in {"rank0": '{"rank": 0, "ti', "rank1": "[]", "rank2": '{"rank": 2}', "rank4": ""}.items():
+        (tmp_path / f"failures/{name}.json").write_text(text)
+    for rank, when in ((5, 2.0), (6, 1.0)):
+        failure = {"rank": rank, "time": when, "error": "e", "exit_code": 1}
+        (tmp_path / f"failures/rank{rank}.json").write_text(json.dumps(failure))
+    assert [failure["rank"] for failure in supervise.failures(tmp_path)] == [6, 5]
+    assert supervise.worth_another(tmp_path)
+
+
+# ---- Asked to stop
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"])
+def test_a_signal_saves(tmp_path, number, capfd):
+    rank = SAVES.replace('note("trains")', f"os.kill(os.getppid(), signal.{number})")
+    code, record = executed(plan_of(tmp_path, {"server": SERVER, "trainers": rank}, QUICK, "runtime.max_restarts=2"))
+    assert (code, record["status"], record["restarts"]) == (75, "interrupted", 0)
+    assert (tmp_path / "saved").exists()
+    assert f"{number}: waiting for trainers to save and end (at most 5 s" in capfd.readouterr().err
+
+
+def test_a_second_ctrl_c_leaves_the_save_alone(tmp_path):
+    rank = SAVES.replace('note("trains")', "os.kill(os.getppid(), signal.SIGINT)").replace(
+        "time.sleep(0.3)", "os.kill(os.getppid(), signal.SIGINT); time.sleep(0.3)"
+    )
+    code, record = executed(plan_of(tmp_path, {"trainers": rank}, QUICK))
+    assert (code, record["status"]) == (75, "interrupted")
+    assert (tmp_path / "saved").exists()
+
+
+def test_ranks_that_somebody_else_told_to_stop(tmp_path):
+    rank = SAVES.replace('note("trains")', "os.kill(os.getpid(), signal.SIGTERM)").replace("exit(75)", "exit(1)")
+    code, record = executed(plan_of(tmp_path, {"trainers": rank}, QUICK, "runtime.max_restarts=2"))
+    assert (code, record["status"], record["restarts"]) == (75, "interrupted", 0)
+
+
+def test_a_signal_while_the_server_loads(tmp_path):
+    server = "os.kill(os.getppid(), signal.SIGTERM)\n" + FOREVER
+    code, record = executed(plan_of(tmp_path, {"server": server, "trainers": SAVES}, QUICK))
+    assert (code, record["status"]) == (75, "interrupted")
+    assert not (tmp_path / "order").exists(), "trainers were started"
+
+
+def test_what_ignores_sigterm_is_killed_when_the_time_is_over(tmp_path):
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.kill(os.getppid(), signal.SIGTERM)\n" + FOREVER
+    code, _ = executed(plan_of(tmp_path, {"trainers": deaf}, "runtime.stop_timeout_s=1"))
+    assert code == 75
+
+
+CHILD = "child = subprocess.Popen([sys.executable, '-c', {!r}, sys.argv[1]], start_new_session=True)\n"
+RANK = f"""
+import json, os, pathlib, signal, subprocess, sys, time
+run = pathlib.Path(sys.argv[1])
+(run / "rank").write_text(str(os.getpid()))
+def write(name, **content):
+    (run / name).write_text(json.dumps(content))
+def note(line):
+    write("trains")
+{SAVES}"""
+
+
+def test_a_grandchild_in_a_session_of_its_own_is_killed(tmp_path):
+    """The autouse fixture sees that nothing is left."""
+    stays = "import time\nwhile True: time.sleep(1)"
+    code, _ = executed(plan_of(tmp_path, {"trainers": CHILD.format(stays) + DONE}, QUICK))
+    assert code == 0
+
+
+def test_ranks_that_torchrun_leaves_finish_their_save(tmp_path):
+    """torchrun that gets SIGTERM twice, from a service manager and from us, ends at once; its ranks are still saving."""
+    torchrun = CHILD.format(RANK) + "while not (run / 'trains').exists(): time.sleep(0.02)\n"
+    torchrun += (
+        "signal.signal(signal.SIGTERM, lambda *_: (child.terminate(), os._exit(1)))\nos.kill(os.getppid(), signal.SIGTERM)\nforever()"
+    )
+    code, record = executed(plan_of(tmp_path, {"trainers": torchrun}, QUICK))
+    assert (code, record["result"]["status"]) == (75, "interrupted")
+    assert (tmp_path / "saved").exists()
+
+
+# ---- The launcher is killed
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    children = []
+
+    def start(*arguments: str) -> subprocess.Popen:
+        child = subprocess.Popen(
+            [sys.executable, str(ROOT / "tests/supervised.py"), str(tmp_path), *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=(tmp_path / "stderr").open("w"),
+        )
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.wait()
+
+
+def test_a_launcher_that_is_killed_leaves_nothing_and_its_ranks_save(tmp_path, launcher):
+    server = SERVER.replace("note(", "signal.signal(signal.SIGTERM, lambda *_: (note('server ends'), os._exit(0)))\nnote(")
+    torchrun = CHILD.format(RANK) + "child.wait(); forever()"  # it does not pass on SIGTERM
+    child = launcher(f"server={server}", f"trainers={torchrun}", "runtime.stop_timeout_s=2")
+    assert eventually(lambda: (tmp_path / "trains").exists()), (tmp_path / "stderr").read_text()
+    of = f"{orphans._namespace()}:{orphans.identity(child.pid)}"
+    assert len(orphans.marked({orphans.LAUNCHER: of})) == 3
+    rank = int((tmp_path / "rank").read_text())
+    child.kill()
+    child.wait()
+    os.kill(rank, signal.SIGTERM)
+    assert eventually(lambda: orphans.marked({orphans.LAUNCHER: of}) == [])
+    assert (tmp_path / "saved").exists()
+    assert (tmp_path / "order").read_text().splitlines() == ["server listens", "server ends"], "the server was not asked, or not last"
+
+
+def test_a_terminal_that_goes_away(tmp_path):
+    """SIGHUP, and nothing can be written any more: the save finishes, and the record says so."""
+    ours, theirs = os.openpty()
+    argv = [sys.executable, str(ROOT / "tests/supervised.py"), str(tmp_path), f"trainers={SAVES}", QUICK]
+    child = subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    try:
+        assert eventually(lambda: (tmp_path / "order").exists())
+        os.close(ours)
+        child.send_signal(signal.SIGHUP)  # the kernel sends it where the terminal is the controlling one
+        assert child.wait(20) == 75
+    finally:
+        child.kill()
+        child.wait()
+    assert (tmp_path / "saved").exists()
+    assert json.loads((tmp_path / "record.json").read_text())["status"] == "interrupted"
