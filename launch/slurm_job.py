@@ -108,12 +108,9 @@ def requeue(job: str, got_on: bool) -> None:
     if state_of(job) != "RUNNING":
         return
     if not got_on:
-        print(
-            f"job {job} was interrupted before it saved anything new and is not requeued. Use: a longer runtime.slurm.time.",
-            file=sys.stderr,
-        )
+        print(f"job {job} is not requeued: interrupted before it saved anything new. Use: a longer runtime.slurm.time.", flush=True)
         return
-    print(f"job {job} goes back into the queue, to go on from step {newest_step(Path(sys.argv[1]))}", flush=True)
+    print(f"job {job} goes back into the queue, to go on from its newest checkpoint", flush=True)
     done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
     if done.returncode != 0:
         raise HostError(f"scontrol refuses to requeue job {job}: {done.stderr.strip()}. The same command as before resumes the run.")
