@@ -25,8 +25,8 @@ SCRIPT, JOB, LOG = "job.sh", "slurm.json", "logs/slurm.log"  # in the run direct
 ASK_EVERY_S = 5.0  # Slurm's own advice is not to ask its controller in a tight loop
 HEAD = """\
 #!/usr/bin/env bash
-# {name}, written by `python launch/run.py runtime=slurm`. The job takes its environment from the shell that submits it: tokens come
-# from there, and stand in no file. The run directory, this repository and Python are where every node sees them.
+# {name}, written by `python launch/run.py runtime=slurm`. The run directory, the repository and Python are where every node sees
+# them. The job takes its environment from the shell that submits it: tokens come from there, and stand in no file.
 """
 
 

@@ -73,5 +73,5 @@ def _check_gid(port: Path, slurm: Slurm) -> None:
         listed = ", ".join(f"{n} ({text(port / f'gids/{n}')})" for n in good) or "none: an InfiniBand port needs no gid_index"
         raise HostError(
             f"runtime.slurm.gid_index={index}: row {index} of {port.parents[1].name} on {socket.gethostname()} is "
-            f"{kind or 'empty'}. Rows of RoCE v2: {listed}."
+            f"{kind + ' without an address' if kind == 'RoCE v2' else kind or 'empty'}. Rows of RoCE v2: {listed}."
         )

@@ -195,7 +195,7 @@ def test_two_nodes_compute_what_two_ranks_of_one_machine_do(cluster, at_home, tm
     """In a directory whose name a shell, sbatch and its file name patterns would all take apart."""
     root = tmp_path / "it's 100%j; #new $HOME"
     root.mkdir()
-    done = command(*TWO_NODES, *SMALL, "runtime.slurm.wait=true", "+runtime.slurm.options=['--comment=a b']", cwd=root)
+    done = command(*TWO_NODES, *SMALL, "runtime.slurm.wait=true", "runtime.slurm.options=['--comment=a b']", cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr + cluster.log()
     run_dir = newest(root)
     rows = rundir.read_metrics(run_dir / "metrics.jsonl")
@@ -295,8 +295,8 @@ def test_sbatch_refuses_in_its_own_words(cluster, tmp_path):
 
 
 def test_a_run_has_one_job_at_a_time(cluster, tmp_path):
-    job, run_dir = submit(tmp_path, "+runtime.slurm.options=['--hold']")
-    again = command(*TWO_NODES, *SMALL, "+runtime.slurm.options=['--hold']", cwd=tmp_path)
+    job, run_dir = submit(tmp_path, "runtime.slurm.options=['--hold']")
+    again = command(*TWO_NODES, *SMALL, "runtime.slurm.options=['--hold']", cwd=tmp_path)
     subprocess.run(["scancel", job], check=True)
     assert again.returncode == 2
     assert f"job {job} of this run is PENDING" in again.stderr
