@@ -9,24 +9,20 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
-import socket
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from launch import batch, detect, record, rundir, slurm, slurm_job, slurm_network, topology
+from launch import batch, record, rundir, slurm, slurm_job, topology
 from launch.check_slurm import seconds
 from launch.errors import HostError, UserError
-from launch.plan import composition_hash, make_plan, prepare
-from launch.schema import Slurm, Vendor
-from launch.slurm_process import NodeProcess, step
+from launch.plan import composition_hash, prepare
+from launch.slurm_process import step
 from tests.conftest import composed, host_with
+from tests.unit.slurm_examples import JOB, TWO, Tools, planned
 
 GOLDEN = Path(__file__).parent / "golden/slurm"
-TWO = ["hardware=mi300x", "model=qwen3_4b", "runtime=slurm", "runtime.slurm.nodes=2", "runtime.slurm.interface=ib0"]
 SCRIPTS = {
     "cpu": ["hardware=cpu", "runtime=slurm"],
     "one_node": [
@@ -50,11 +46,6 @@ SCRIPTS = {
         "runtime.slurm.options=['--exclusive','--comment=a b; rm -rf $HOME #']",
     ],
 }
-
-
-def planned(*overrides: str, run_dir: Path = Path("/shared/my runs/100%/1"), **environ: str):
-    config, warnings = prepare(composed(*overrides))
-    return make_plan(config, host_with(8, **environ), run_dir, warnings)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -193,23 +184,6 @@ def test_phases_are_no_job(launch):
 # ---- Submission
 
 
-class Tools:
-    """Programs of these names on the PATH, each a line of shell."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-
-    def add(self, name: str, body: str) -> None:
-        file = self.folder / name
-        file.write_text(f'#!/bin/sh\necho "{name} $*" >> {shlex.quote(str(self.folder / "calls"))}\n{body}\n')
-        file.chmod(0o755)
-
-    def calls(self) -> list[str]:
-        file = self.folder / "calls"
-        return file.read_text().splitlines() if file.exists() else []
-
-
 @pytest.fixture
 def tools(tmp_path_factory, monkeypatch):
     found = Tools(tmp_path_factory.mktemp("tools") / "bin")
@@ -217,9 +191,6 @@ def tools(tmp_path_factory, monkeypatch):
     found.add("squeue", "echo PENDING")
     monkeypatch.setenv("PATH", f"{found.folder}:{os.environ['PATH']}")
     return found
-
-
-JOB = ["runtime=slurm", "hardware=cpu", "tracking=none"]
 
 
 def test_submit_leaves_what_the_job_needs_and_returns(launch, tools, tmp_path):
@@ -305,164 +276,3 @@ def test_ctrl_c_ends_the_watching_and_not_the_job(launch, tools):
     assert done.code == 75
     assert "job 12 goes on" in done.out
     assert not any(call.startswith("scancel") for call in tools.calls())
-
-
-# ---- In the job
-
-
-@pytest.mark.parametrize(
-    ("vendor", "given", "left"),
-    [
-        (Vendor.amd, {"ROCR_VISIBLE_DEVICES": "2,3"}, {"HIP_VISIBLE_DEVICES": "2,3"}),
-        (Vendor.amd, {"CUDA_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "0"}, {"HIP_VISIBLE_DEVICES": "0"}),
-        (Vendor.nvidia, {"CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "1"}),
-        (Vendor.amd, {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, {}),
-        (Vendor.none, {"CUDA_VISIBLE_DEVICES": "0"}, {}),
-        (Vendor.amd, {}, {}),
-    ],
-)
-def test_slurms_mask_becomes_the_one_that_is_read(monkeypatch, vendor, given, left):
-    for name in slurm_job.MASKS:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    slurm_job.take_mask(vendor)
-    assert {name: os.environ[name] for name in slurm_job.MASKS if name in os.environ} == left
-    monkeypatch.undo()
-
-
-@pytest.mark.parametrize(
-    ("state", "got_on", "requeued"),
-    [("RUNNING", True, True), ("RUNNING", False, False), ("CANCELLED", True, False), ("COMPLETING", True, False), ("", True, False)],
-)
-def test_who_is_requeued(tools, state, got_on, requeued):
-    tools.add("squeue", f"echo {state}")
-    tools.add("scontrol", "")
-    slurm_job.requeue("12", got_on)
-    assert ("scontrol requeue 12" in tools.calls()) is requeued
-
-
-def test_a_refused_requeue_is_told(tools):
-    tools.add("squeue", "echo RUNNING")
-    tools.add("scontrol", "echo 'Requested operation is presently disabled for job 12' >&2; exit 1")
-    with pytest.raises(HostError, match="presently disabled"):
-        slurm_job.requeue("12", got_on=True)
-
-
-def test_missing_nodes_are_named(tools, tmp_path, monkeypatch, capsys):
-    tools.add("scontrol", "printf 'n1\\nn2\\nn3\\n'")
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
-    for name in ("n1", "n3"):
-        monkeypatch.setenv("SLURMD_NODENAME", name)
-        slurm_job.sign(tmp_path)
-    slurm_job.say_missing(tmp_path)
-    assert "missing at the rendezvous: n2." in capsys.readouterr().err
-    monkeypatch.setenv("SLURMD_NODENAME", "n2")
-    slurm_job.sign(tmp_path)
-    slurm_job.say_missing(tmp_path)
-    assert capsys.readouterr().err == ""
-    slurm_job.forget_nodes(tmp_path)
-    assert list((tmp_path / "nodes").iterdir()) == []
-
-
-def test_a_job_without_its_run_directory_says_what_it_needs(tmp_path, capsys):
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        assert slurm_job.main([str(tmp_path)]) == 2
-        assert slurm_job.main([]) == 2
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert "Every node of the job must see the run directory" in capsys.readouterr().err
-
-
-def test_newest_step(tmp_path):
-    assert slurm_job.newest_step(tmp_path) == 0
-    for name in ("checkpoint-8", "checkpoint-12", ".staging"):
-        (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    assert slurm_job.newest_step(tmp_path) == 12
-
-
-def test_stacks_of_another_node_are_asked_for_by_a_signal(tmp_path, tools):
-    """srun here is a program that says which signal it got and ends."""
-    tools.add(
-        "srun",
-        f"exec {sys.executable} -c \"import signal; signal.signal(signal.SIGUSR1, lambda *_: (print('stacks'), exit())); "
-        "print('ready', flush=True); signal.pause()\"",
-    )
-    process = planned(*TWO, "topology=ddp").processes[0]
-    log = tmp_path / "log"
-    started = NodeProcess(tmp_path, process, log)
-    try:
-        while "ready" not in log.read_text():
-            assert started.poll() is None
-        started.dump_stacks(tmp_path)
-        assert "stacks" in log.read_text()
-    finally:
-        started.remove()
-
-
-# ---- The network
-
-
-def test_address_of_an_interface():
-    assert slurm_network.address("lo") == "127.0.0.1"
-    assert slurm_network.address(None) == socket.gethostname()
-    assert slurm_network.free_port("127.0.0.1") > 0
-    with pytest.raises(HostError, match="runtime.slurm.interface=l0: on .* it is not there.*lo") as raised:
-        slurm_network.address("l0")
-    assert "ip -br address" in str(raised.value)
-
-
-@pytest.fixture
-def fabric(tmp_path):
-    """Two adapters as sysfs shows them; port 1 of the first has RoCE v1 in row 0, v2 in row 1, nothing in row 2."""
-    rows = {0: ("fe80:0000:0000:0000:0000:0000:0000:0001", "IB/RoCE v1"), 1: ("0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2")}
-    for adapter in ("mlx5_0", "mlx5_1"):
-        port = tmp_path / "sys/class/infiniband" / adapter / "ports/1"
-        for folder in ("gids", "gid_attrs/types"):
-            (port / folder).mkdir(parents=True)
-        for row, (gid, kind) in rows.items():
-            (port / f"gids/{row}").write_text(gid + "\n")
-            (port / f"gid_attrs/types/{row}").write_text(kind + "\n")
-        (port / "gids/2").write_text(slurm_network.NO_GID + "\n")
-        (port / "gid_attrs/types/2").write_text("RoCE v2\n")
-    return str(tmp_path)
-
-
-@pytest.mark.parametrize(("hca", "gid_index"), [(None, None), ("mlx5", 1), ("=mlx5_0:1,mlx5_1", 1), ("^mlx5_9", None), ("mlx5_1", None)])
-def test_adapters_that_are_there(fabric, hca, gid_index):
-    slurm_network.check_adapters(replace(Slurm(), hca=hca, gid_index=gid_index), fabric)
-
-
-@pytest.mark.parametrize(
-    ("hca", "gid_index", "said"),
-    [
-        ("=mlx5", None, "no adapter mlx5 on .*; there are mlx5_0, mlx5_1"),
-        ("bnxt_re0", None, "no adapter bnxt_re0"),
-        ("=mlx5_0:1", 0, r"row 0 of mlx5_0 on .* is IB/RoCE v1. Rows of RoCE v2: 1 \(0000"),
-        ("=mlx5_0:1", 2, r"row 2 .* is RoCE v2 without an address. Rows of RoCE v2: 1"),
-        ("=mlx5_0:1", 7, "row 7 .* is empty"),
-        ("=mlx5_0:2", 1, "none: an InfiniBand port needs no gid_index"),
-    ],
-)
-def test_adapters_that_are_not(fabric, hca, gid_index, said):
-    with pytest.raises(HostError, match=said):
-        slurm_network.check_adapters(replace(Slurm(), hca=hca, gid_index=gid_index), fabric)
-
-
-def test_a_machine_without_adapters(tmp_path):
-    with pytest.raises(HostError, match="there are none"):
-        slurm_network.check_adapters(replace(Slurm(), hca="mlx5_0"), str(tmp_path))
-
-
-def test_the_job_plans_with_its_own_address(launch, tools, tmp_path, monkeypatch):
-    assert launch(*JOB, "runtime.slurm.nodes=2", "runtime.slurm.interface=lo").code == 0
-    (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").iterdir()
-    monkeypatch.setenv("MASTER_ADDR", "10.9.9.9")  # undone after the test, whatever prepared() sets
-    monkeypatch.setenv("MASTER_PORT", "1")
-    del os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    plan, host = slurm_job.prepared(run_dir)
-    assert isinstance(host, detect.Host)
-    assert os.environ["MASTER_ADDR"] == "127.0.0.1"
-    assert [p.argv[p.argv.index("--master-addr") + 1] for p in plan.processes] == ["127.0.0.1", "127.0.0.1"]
-    assert plan.processes[0].argv[0] == sys.executable
