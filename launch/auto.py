@@ -26,11 +26,11 @@ def others(composed: DictConfig) -> list[str]:
 
 
 def topology(composed: DictConfig) -> str:
-    """One GPU: single. GRPO on several: split, where vLLM runs. Else ddp, or fsdp when one GPU cannot hold a replica."""
-    gpus = composed.hardware.gpus_per_node if composed.topology.num_gpus is None else composed.topology.num_gpus
-    if gpus == 1 or composed.method.kind != "trainer":
+    """One GPU: single. GRPO on several of one node: split, where vLLM runs. Else ddp, or fsdp when one GPU cannot hold a replica."""
+    gpus, nodes = composed.topology.num_gpus or composed.hardware.gpus_per_node, composed.runtime.slurm.nodes
+    if gpus * nodes == 1 or composed.method.kind != "trainer":
         return "single"
-    if composed.method.name == "grpo" and composed.hardware.vllm:
+    if composed.method.name == "grpo" and composed.hardware.vllm and nodes == 1:
         return "split"
     # 16 bytes a parameter: fp32 weights, gradients and two AdamW moments (arXiv:1910.02054, section 3.1);
     # a fifth of the memory is left to activations.
@@ -50,6 +50,7 @@ def runtime(composed: DictConfig) -> str:
 
 def container(composed: DictConfig) -> str:
     """The hardware's image; under smoke=true, which computes on the CPU, the CPU's."""
-    if runtime(composed) == "local":
+    chosen = runtime(composed)
+    if chosen == "local" or (chosen == "slurm" and composed.runtime.slurm.inner.name == "local"):
         return "none"
     return "cpu" if composed.smoke else str(composed.hardware.container)

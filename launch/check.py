@@ -276,7 +276,7 @@ def check(config: Config) -> None:
 def warnings(config: Config) -> list[str]:
     """What works and costs: shown in every plan."""
     found = []
-    ranks = topology.num_trainers(config)
+    ranks = topology.trainers_of_a_node(config)
     if config.precision.weights == "nf4" and config.hardware.name == "strix_halo":
         found.append(
             "precision=nf4 on strix_halo is twice as slow as bf16 (measured in the Strix Halo report): memory is not what it lacks."

@@ -139,7 +139,7 @@ def _defined(source: Path) -> set[str]:
 
 def _tracking(config: Config) -> None:
     package = config.tracking.package
-    if package and config.runtime.name == "docker":
+    if package and config.runtime.on_node == "docker":
         image = images.load().get(config.container.name)  # what an image of the user's own holds is not known
         if image and not any(f"\n{package}==" in (images.FOLDER / lock).read_text(encoding="utf-8") for lock in image.locks):
             raise UserError(

@@ -6,6 +6,7 @@ import re
 
 from containers import images
 from containers.images import Image
+from launch.check_slurm import SLURM_RULES
 from launch.environment import INSIDE, MASK
 from launch.rule import Rule
 from launch.schema import Config, Vendor
@@ -20,7 +21,7 @@ REFERENCE = re.compile(
 
 def _image(config: Config) -> Image | None:
     """The entry of the lock; None for `none` and for an image of the user's own."""
-    return images.load().get(config.container.name) if config.runtime.name == "docker" else None
+    return images.load().get(config.container.name) if config.runtime.on_node == "docker" else None
 
 
 def _serving(config: Config) -> list[str]:
@@ -58,13 +59,13 @@ def _bad_secrets(config: Config) -> list[str]:
 RUNTIME_RULES = [
     Rule(
         "docker_without_image",
-        lambda c: c.runtime.name == "docker" and c.container.name == "none",
+        lambda c: c.runtime.on_node == "docker" and c.container.name == "none",
         lambda c: f"runtime=docker without an image: {c.hardware.name} has container={c.hardware.container}",
         lambda c: f"{_use_serving(c)}; or runtime=local",
     ),
     Rule(
         "image_without_docker",
-        lambda c: c.runtime.name == "local" and c.container.name != "none",
+        lambda c: c.runtime.on_node == "local" and c.container.name != "none",
         lambda c: f"container={c.container.name} under runtime=local: it would be ignored",
         lambda c: "runtime=docker, or container=none",
     ),
@@ -91,7 +92,7 @@ RUNTIME_RULES = [
     ),
     Rule(
         "docker_keys",
-        lambda c: c.runtime.name == "local" and bool(_docker_keys(c)),
+        lambda c: c.runtime.on_node == "local" and bool(_docker_keys(c)),
         lambda c: f"runtime.{_docker_keys(c)[0]} under runtime=local: it would be ignored",
         lambda c: "runtime=docker",
     ),
@@ -107,4 +108,5 @@ RUNTIME_RULES = [
         lambda c: f"runtime.secrets: {_bad_secrets(c)[0]!r} is no name of a variable, or one that the plan or user_env sets",
         lambda c: "names only, for example runtime.secrets=[HF_TOKEN,MY_KEY], and the values in your shell",
     ),
+    *SLURM_RULES,
 ]

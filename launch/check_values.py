@@ -36,6 +36,10 @@ LEAST = {
     "model.max_positions": 1,
     "adapter.rank": 1,
     "runtime.stop_timeout_s": 1,
+    "runtime.slurm.nodes": 1,
+    "runtime.slurm.early_signal_s": 1,
+    "runtime.slurm.rendezvous_timeout_s": 1,
+    "runtime.slurm.gid_index": 0,
     "runtime.shm_gb": 0.064,  # docker's own
     "runtime.memory_gb": 0.1,
     "runtime.hang_timeout_s": 1,

@@ -20,7 +20,8 @@ KILLED = 137  # 128 + SIGKILL: the exit code where the engine states none
 # Past a proxy that a secret names: it does not know this loopback.
 ASK = """
 import sys, urllib.request
-print(urllib.request.build_opener(urllib.request.ProxyHandler({})).open(sys.argv[1], timeout=float(sys.argv[2])).read().decode(errors="replace"))
+direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+print(direct.open(sys.argv[1], timeout=float(sys.argv[2])).read().decode(errors="replace"))
 """
 # Ranks have a handler for it, which prints their stacks; it would end others.
 SIGNAL_RANKS = """

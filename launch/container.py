@@ -75,8 +75,8 @@ def image_reference(config: Config) -> str:
 
 
 def specs(config: Config, processes: list[Process], host: Host, run_dir: Path) -> dict[str, ContainerSpec]:
-    """A specification for each process group, by its name; empty under runtime=local. Raises UserError."""
-    if config.runtime.name != "docker":
+    """A specification for each process group, by its name; empty without containers. Raises UserError."""
+    if config.runtime.on_node != "docker":
         return {}
     server = next((p for p in processes if p.kind == "server"), None)
     return {p.name: _spec(config, p, server, host, run_dir, peers(p, processes)) for p in processes}

@@ -36,7 +36,7 @@ class Setting:
 def settings(config: Config, host: Host, kind: str, gpus: list[int], run_dir: Path, ranks: int = 1) -> list[Setting]:
     """Variables of a process group of this kind on these GPUs, with so many ranks, sorted by name."""
     settings = [*_launcher(config, host, kind, gpus, run_dir, ranks), *_hardware(config, kind, len(gpus)), *_debug(config)]
-    if config.runtime.name == "docker":
+    if config.runtime.on_node == "docker":
         settings += _container(config, host)
     chosen = {s.name: s for s in settings}
     mask = MASK.get(config.hardware.vendor)
@@ -117,6 +117,7 @@ def _launcher(config: Config, host: Host, kind: str, gpus: list[int], run_dir: P
     if gpus:
         mask = MASK[config.hardware.vendor]
         found.append(Setting(mask, ",".join(map(str, gpus)), "the GPUs of this process; the only mask that is set", "launcher"))
+    found += _network(config)
     if kind == "server":
         found.append(Setting("VLLM_SERVER_DEV_MODE", "1", "opens the weight-update endpoints; the server is bound to loopback", "launcher"))
         found.append(Setting("VLLM_NO_USAGE_STATS", "1", "vLLM reports what it runs to its makers otherwise", "launcher"))
@@ -129,6 +130,19 @@ def _launcher(config: Config, host: Host, kind: str, gpus: list[int], run_dir: P
         # transformers 5 takes the directory from here; it has no argument for it.
         found.append(Setting("TENSORBOARD_LOGGING_DIR", str(run_dir / "tensorboard"), "event files stay in the run directory", "launcher"))
     return found
+
+
+def _network(config: Config) -> list[Setting]:
+    """What the ranks of several nodes talk over: asked for, never guessed."""
+    slurm = config.runtime.slurm
+    values = {
+        # `=`: this one, and none whose name begins like it (NCCL's environment variables).
+        "NCCL_SOCKET_IFNAME": (slurm.interface and f"={slurm.interface}", "runtime.slurm.interface"),
+        "GLOO_SOCKET_IFNAME": (slurm.interface, "runtime.slurm.interface"),
+        "NCCL_IB_HCA": (slurm.hca, "runtime.slurm.hca"),
+        "NCCL_IB_GID_INDEX": (slurm.gid_index, "runtime.slurm.gid_index: the RoCE v2 address of the port"),
+    }
+    return [Setting(name, str(given), why, "launcher") for name, (given, why) in values.items() if given is not None]
 
 
 def _server_on_cpu() -> list[Setting]:
@@ -172,7 +186,7 @@ def own_python_path(config: Config, host: Host) -> list[str]:
 
     A shell's PYTHONPATH is for the Python of this machine: a container does not get it.
     """
-    shell = None if config.runtime.name == "docker" else host.environ.get("PYTHONPATH")
+    shell = None if config.runtime.on_node == "docker" else host.environ.get("PYTHONPATH")
     given = config.user_env.get("PYTHONPATH", shell)
     own_reward = any("." in name for name in config.method.rewards)
     return [*filter(None, (given or "").split(os.pathsep)), *([host.cwd] if own_reward else [])]
@@ -202,7 +216,7 @@ def _hardware(config: Config, kind: str, num_gpus: int) -> list[Setting]:
         When.always: True,
         When.trainer: kind == "trainer",
         When.server: kind == "server",
-        When.multi_gpu: num_gpus > 1,
+        When.multi_gpu: num_gpus * config.runtime.slurm.nodes > 1,
         When.fsdp: kind == "trainer" and config.topology.strategy in ("fsdp", "zero3"),
         When.eight_gpus: num_gpus == 8,
     }

@@ -17,6 +17,7 @@ from launch.local import LocalProcess
 from launch.plan import Plan, as_json, rank_config
 from launch.progress import Progress, drop
 from launch.schema import Vendor
+from launch.slurm_process import NodeProcess
 from launch.supervise import Outcome, Starter, describe, failures, supervise, worth_another
 
 ASKS_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -24,7 +25,7 @@ STATUS = {EXIT_DONE: "done", EXIT_INTERRUPTED: "interrupted", EXIT_HUNG: "hung"}
 
 
 def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
-    """The facts of the image, None under runtime=local. Raises HostError where this machine, or this version, cannot run the plan.
+    """The facts of the image, None without containers. Raises HostError where this machine, or this version, cannot run the plan.
 
     mode=plan does not ask.
     """
@@ -36,9 +37,25 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
         needed = len({gpu for p in plan.processes for gpu in p.gpus})  # what prepares uses one that trains later
         if len(here) < needed:
             raise HostError(f"hardware={config.hardware.name}: {needed} {vendor.name} GPU(s) needed, {len(here)} found here. {offer}.")
+    check_plan(plan)
+    if config.runtime.slurm.nodes > 1 and "SLURM_JOB_ID" not in host.environ:
+        raise HostError(f"a run on {config.runtime.slurm.nodes} nodes is started inside a job of Slurm, by launch/run.py runtime=slurm.")
+    if config.runtime.on_node != "docker":
+        orphans.remove()
+        return None
+    from launch import engine  # takes a quarter of a second to import, and only this runtime needs it
+
+    secret_files.remove_orphans(host)
+    return engine.check(plan, host)
+
+
+def check_plan(plan: Plan) -> None:
+    """Raises HostError for what no machine of this kind, or this version, can run."""
+    config = plan.config
+    offer = "mode=plan shows what would run; smoke=true runs it small, on the CPU"
     if config.precision.compute == "fp8" or config.precision.weights == "nf4":
         raise HostError(f"precision={config.precision.name}: this version plans it and does not train in it yet. {offer}.")
-    tight = [m for m in plan.memory if not m.fits and vendor != Vendor.none]
+    tight = [m for m in plan.memory if not m.fits and config.hardware.vendor != Vendor.none]
     if tight:
         m = tight[0]
         raise HostError(
@@ -46,13 +63,6 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
             f"{m.total_gb - m.capacity_gb:.1f} GB missing. A smaller per_device_train_batch_size or max_length, "
             "gradient_checkpointing=true, adapter=lora, or more GPUs under topology=fsdp."
         )
-    if config.runtime.name != "docker":
-        orphans.remove()
-        return None
-    from launch import engine  # takes a quarter of a second to import, and only this runtime needs it
-
-    secret_files.remove_orphans(host)
-    return engine.check(plan, host)
 
 
 def execute(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: list[str], parent: str | None = None) -> int:
@@ -62,7 +72,7 @@ def execute(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: lis
     """
     rundir.make(plan.run_dir)
     with rundir.locked(plan.run_dir), _signals() as stopping:
-        _write_inputs(plan)
+        write_inputs(plan)
         began = record.begin(plan, host, image, overrides, parent)
         rundir.write_json(plan.run_dir / "record.json", began)
         secrets = sorted({name for spec in plan.containers.values() for name in spec.secrets})
@@ -83,12 +93,15 @@ def execute(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: lis
     return exit_code
 
 
-def _write_inputs(plan: Plan) -> None:
+def write_inputs(plan: Plan) -> None:
+    """What a rank reads, and what a person does."""
     rundir.write_text(plan.run_dir / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(rank_config(plan))))
     rundir.write_json(plan.run_dir / "plan.json", as_json(plan))
 
 
 def _starter(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
+    if plan.config.runtime.slurm.nodes > 1:
+        return lambda process, log: NodeProcess(plan.run_dir, process, log) if process.node else LocalProcess(process, log)
     if image is None:
         return LocalProcess
     from launch import contained, engine

@@ -29,6 +29,7 @@ keys:
   method.args.NAME=V     any argument of the method's own trainer (TRL's SFTConfig, DPOConfig, GRPOConfig)
   user_env.NAME=V        an environment variable of yours; it wins over ours
   runtime.KEY=V          of the containers: network, shm_gb, memory_gb, infiniband, secrets, stop_timeout_s
+  runtime.slurm.KEY=V    of a job: nodes, partition, account, time, options, interface, wait (docs/slurm.md)
 
 groups:
 """

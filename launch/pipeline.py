@@ -20,6 +20,8 @@ from launch.schema import Config, Mode, Phase
 
 def run(config: Config, overrides: list[str]) -> int:
     """Every phase of `config`, planned before the first one starts."""
+    if config.runtime.name == "slurm":
+        raise UserError("runtime=slurm with phases: a job is one run. Use: each phase as a run of its own, or runtime=local inside a job.")
     host = detect.host(sys.executable)
     run_dir, resumed = rundir.choose(config)
     plans = {phase.name: _plan(config, phase, overrides, host, run_dir) for phase in config.phases}

@@ -109,7 +109,7 @@ def composition_hash(config: Config) -> str:
 
 def image_json(config: Config) -> dict[str, Any] | None:
     """The image of runtime=docker: what is started, and what it was built on."""
-    if config.runtime.name != "docker":
+    if config.runtime.on_node != "docker":
         return None
     reference = container.image_reference(config)
     if config.container.name == "custom":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from launch import detect, help, pipeline, rundir, show, sweep
+from launch import detect, help, pipeline, rundir, show, slurm, sweep
 from launch.check_files import check_files
 from launch.compose import compose
 from launch.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError
@@ -30,9 +30,15 @@ def run(overrides: list[str]) -> int:
     host = detect.host(sys.executable)
     run_dir, resumed = rundir.choose(config)
     plan = make_plan(config, host, run_dir, warnings)
+    on_slurm = config.runtime.name == "slurm"
     if config.mode == Mode.plan:
-        show.show(config, lambda: as_json(plan), plan)
+        show.show(config, lambda: slurm.plan_json(plan, host) if on_slurm else as_json(plan), plan)
+        if on_slurm:
+            show.say(config, f"\n{slurm.SCRIPT}:\n{slurm.script(plan, host)}")
         return EXIT_DONE
+    if on_slurm:
+        show.show_start(config, plan, None, resumed)
+        return slurm.submit(plan, host, overrides, config)
     image = check_host(plan, host)
     show.show_start(config, plan, image, resumed)
     exit_code = execute(plan, host, image, overrides)

@@ -258,9 +258,38 @@ class Container:
     reference: Optional[str] = None
 
 
+class Inner(Enum):
+    """What starts the processes of a Slurm job on their node."""
+
+    local = "local"
+    docker = "docker"
+
+
+@dataclass
+class Slurm:
+    """What runtime=slurm asks of Slurm, and what the nodes of a job talk over. Counts are of one node unless they say otherwise."""
+
+    nodes: int = 1
+    inner: Inner = Inner.local
+    partition: Optional[str] = None
+    account: Optional[str] = None
+    qos: Optional[str] = None
+    time: Optional[str] = None  # as sbatch takes it: minutes, hours:minutes:seconds, days-hours ...
+    gres: str = "gpu"  # the cluster's name for the GPUs, with their type where it asks for one: gpu:mi300x
+    options: list[str] = field(default_factory=list)  # further options of sbatch, each `--name` or `--name=value`
+    python: Optional[str] = None  # of the environment on the nodes; empty: the launcher's own
+    early_signal_s: int = 360  # before the time is over Slurm says so; the run saves and ends
+    requeue: bool = True  # back into the queue when it was interrupted, to go on from its checkpoint
+    wait: bool = False  # follow the job to its end, and end with its exit code
+    rendezvous_timeout_s: int = 600  # how long the nodes wait for one another
+    interface: Optional[str] = None  # several nodes: the network interface they reach each other by
+    hca: Optional[str] = None  # RDMA adapters as NCCL_IB_HCA names them; empty: RCCL takes all it finds
+    gid_index: Optional[int] = None  # RoCE: the row of the port's GID table
+
+
 @dataclass
 class Runtime:
-    """Where processes start. All but the first two keys are runtime=docker's."""
+    """Where processes start. From `network` to `secrets` the keys are for docker."""
 
     name: str = MISSING
     stop_timeout_s: int = 300  # from SIGTERM to SIGKILL: longer than the slowest save
@@ -271,6 +300,12 @@ class Runtime:
     memory_gb: Optional[float] = None  # host memory of a process group; empty: no limit
     infiniband: bool = False  # pass /dev/infiniband
     secrets: list[str] = field(default_factory=list)  # variables of the shell that become files in the container
+    slurm: Slurm = field(default_factory=Slurm)
+
+    @property
+    def on_node(self) -> str:
+        """What starts a process on its machine, local or docker: under runtime=slurm the inner runtime."""
+        return self.slurm.inner.name if self.name == "slurm" else self.name
 
 
 @dataclass

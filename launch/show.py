@@ -72,11 +72,11 @@ def show_plan(plan: Plan, console: Console, verbose: bool) -> None:
 def _facts(plan: Plan) -> Table:
     config, hardware = plan.config, plan.config.hardware
     rows = {
-        "hardware": f"{hardware.gpus_per_node} x {hardware.product} ({hardware.gfx}), {hardware.memory_gb:g} GB each",
+        "hardware": f"{_nodes(config)}{hardware.gpus_per_node} x {hardware.product} ({hardware.gfx}), {hardware.memory_gb:g} GB each",
         "model": f"{config.model.name}, {_count(config.model.num_parameters)} parameters, from {_source(plan)}",
         "method": f"{config.method.name}, {config.precision.name}, adapter {config.adapter.name}, {_batch(plan)}",
         "data": _data(plan),
-        "topology": f"{config.topology.name} on {config.runtime.name}: {_spread(plan)}",
+        "topology": f"{config.topology.name} on {_runtime(config)}: {_spread(plan)}",
         **({"image": _image(plan)} if plan.containers else {}),
         "expected speed": _speed(plan),
         "run directory": str(plan.run_dir),
@@ -88,6 +88,15 @@ def _facts(plan: Plan) -> Table:
     for name, text in rows.items():
         table.add_row(Text(name, style="bold"), Text(text))
     return table
+
+
+def _nodes(config: Config) -> str:
+    nodes = config.runtime.slurm.nodes
+    return f"{nodes} nodes of " if nodes > 1 else ""
+
+
+def _runtime(config: Config) -> str:
+    return f"slurm ({config.runtime.on_node} on the node)" if config.runtime.name == "slurm" else config.runtime.name
 
 
 def _image(plan: Plan) -> str:

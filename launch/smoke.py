@@ -79,7 +79,7 @@ def _shrink_topology(config: Config, left_out: list[str]) -> None:
 
 def _has_vllm(config: Config) -> bool:
     """In the Python that runs the ranks: the launcher's own. The cpu image holds none."""
-    return config.runtime.name == "local" and importlib.util.find_spec("vllm") is not None
+    return config.runtime.on_node == "local" and importlib.util.find_spec("vllm") is not None
 
 
 def _shrink_model(config: Config) -> None:

@@ -256,7 +256,7 @@ def failures(run_dir: Path) -> list[dict[str, Any]]:
 
 def describe(plan: Plan, outcome: Outcome) -> str:
     """Who failed first, why, the last lines of its log, and what they usually mean."""
-    process = next(p for p in plan.processes if p.name == outcome.process)
+    process, several = _failed_first(plan, outcome), plan.config.runtime.slurm.nodes > 1
     log = plan.run_dir / "logs" / f"{process.name}.log"
     words = logs.last_words(log, outcome.since)
     shown = words.lines[-SHOWN_LINES:]
@@ -269,9 +269,17 @@ def describe(plan: Plan, outcome: Outcome) -> str:
             rank, why = words.rank, f"killed by signal {-words.exit_code} ({signal.Signals(-words.exit_code).name})"
         elif known:
             rank, why = known["rank"], str(known["error"])
-    name = process.name + (f", rank {rank}" if rank is not None and process.num_ranks > 1 else "")
+    name = process.name + (f", rank {rank}" if rank is not None and (process.num_ranks > 1 or several) else "")
     # Further up than is shown only where no rank has said what it died of: an old warning would explain everything.
     meaning = meaning_of([why or ""]) or meaning_of(shown) or (None if known else meaning_of(words.lines))
     told = f"\n{name} {'hung' if outcome.status == 'hung' else 'failed'}" + (f": {why}" if why else "") + "\n"
     told += f"Last lines of {log}:\n" + ("".join(f"  | {line}\n" for line in shown) or "  (nothing)\n")
     return told + (f"This usually means: {meaning}\n" if meaning and (known or {}).get("exit_code") != EXIT_USER else "")
+
+
+def _failed_first(plan: Plan, outcome: Outcome) -> Process:
+    """On several nodes every torchrun ends when one does: the rank that said so first tells which."""
+    first = next(iter(failures(plan.run_dir)), None)
+    if first and outcome.status == "failed" and plan.config.runtime.slurm.nodes > 1:
+        return next(p for p in plan.processes if p.node == int(first["rank"]) // p.num_ranks)
+    return next(p for p in plan.processes if p.name == outcome.process)

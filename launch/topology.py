@@ -27,6 +27,7 @@ class Process:
     num_ranks: int = 1
     port: int | None = None  # where a server answers, on its loopback
     serves: str | None = None  # the model that it must name
+    node: int = 0  # which one of a Slurm job it is on
 
     @property
     def env(self) -> dict[str, str]:
@@ -34,7 +35,7 @@ class Process:
 
 
 def num_gpus(config: Config) -> int:
-    """GPUs of the whole run (processes, where there are none): asked for, or all of the node (one for `single` and `colocate`)."""
+    """GPUs of a node (processes, where there are none): asked for, or all that it has (one for `single` and `colocate`)."""
     if config.topology.num_gpus is not None:
         return config.topology.num_gpus
     return 1 if config.topology.name in ("single", "colocate") else config.hardware.gpus_per_node
@@ -45,7 +46,11 @@ def num_server_gpus(config: Config) -> int:
 
 
 def num_trainers(config: Config) -> int:
-    """Ranks that train."""
+    """Ranks that train, on all nodes."""
+    return trainers_of_a_node(config) * config.runtime.slurm.nodes
+
+
+def trainers_of_a_node(config: Config) -> int:
     return max(1, num_gpus(config) - num_server_gpus(config))
 
 
@@ -77,11 +82,14 @@ def processes(config: Config, host: Host, run_dir: Path) -> list[Process]:
         argv = server_argv(config, host, port, run_dir)
         settings = environment.settings(config, host, "server", generating, run_dir)
         found.append(Process("server", "server", argv, settings, generating, num_server_gpus(config), port, model_source(config, run_dir)))
-    kind, ranks = config.method.kind, num_trainers(config)
-    argv = ranks_argv(config, host, ranks, run_dir, config.method.program)
+    kind, ranks = config.method.kind, trainers_of_a_node(config)
     name = {"trainer": "trainers", "evaluator": "evaluator"}.get(kind, kind)
     settings = environment.settings(config, host, kind, training, run_dir, ranks)
-    return [*found, Process(name, kind, argv, settings, training, ranks)]
+    # The first node's ranks stand last: the launcher, which is there, stops them first, and a signal to one of them stops all ranks.
+    for node in [*range(1, config.runtime.slurm.nodes), 0]:
+        argv = ranks_argv(config, host, ranks, run_dir, config.method.program, node)
+        found.append(Process(f"{name}-{node}" if node else name, kind, argv, settings, training, ranks, node=node))
+    return found
 
 
 def ports(config: Config, gpus: list[int], host: Host) -> tuple[int, int]:
@@ -90,18 +98,30 @@ def ports(config: Config, gpus: list[int], host: Host) -> tuple[int, int]:
     return host.free_port(SERVER_PORT + PORTS_APART * first), host.free_port(WEIGHTS_PORT + PORTS_APART * first)
 
 
-def ranks_argv(config: Config, host: Host, num_ranks: int, run_dir: Path, program: str) -> list[str]:
-    """torchrun on this node; `--standalone` takes a free port for the rendezvous.
-
-    On the loopback by its number: a container without a network cannot resolve its own name, and many a host cannot either.
-    """
-    torchrun = [python(config, host), "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+def ranks_argv(config: Config, host: Host, num_ranks: int, run_dir: Path, program: str, node: int = 0) -> list[str]:
+    """torchrun on a node."""
+    torchrun = [python(config, host), "-m", "torch.distributed.run", *rendezvous(config, host, node)]
     binding = ["--numa-binding", config.topology.numa_binding.value] if config.topology.numa_binding else []
     return [*torchrun, "--nproc-per-node", str(num_ranks), *binding, "-m", program, "--config", str(run_dir / "config.yaml")]
 
 
+def rendezvous(config: Config, host: Host, node: int) -> list[str]:
+    """One node: `--standalone` takes a free port, on the loopback by its number, since a container without a network cannot resolve
+    its own name, and many a host cannot either. Several: at the first one, whose address is known once Slurm has chosen it.
+    """
+    slurm = config.runtime.slurm
+    if slurm.nodes == 1:
+        return ["--standalone", "--local-addr", "127.0.0.1"]
+    address, port = (host.environ.get(name, f"${name}") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    # Static: it keeps the nodes' order (c10d sorts them by address), so rank 0 is beside the launcher and sums add up in one order.
+    return [
+        *["--nnodes", str(slurm.nodes), "--node-rank", str(node), "--rdzv-backend", "static"],
+        *["--master-addr", address, "--master-port", port, "--rdzv-conf", f"timeout={slurm.rendezvous_timeout_s}"],
+    ]
+
+
 def python(config: Config, host: Host) -> str:
-    return host.python if config.runtime.name == "local" else "python3"  # the image's own
+    return host.python if config.runtime.on_node == "local" else "python3"  # the image's own
 
 
 def server_argv(config: Config, host: Host, port: int, run_dir: Path) -> list[str]:

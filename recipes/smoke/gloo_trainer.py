@@ -16,6 +16,8 @@ from accelerate.utils import DistributedType
 def use(config) -> None:
     """Before any TrainingArguments are made."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports DeepSpeed whatever the strategy; it looks for a GPU, and warns
+    # Of several ranks accelerate says cpu:0, by which torch.load cannot restore an optimizer: no run of theirs could be resumed.
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     if config.topology.strategy not in ("none", "ddp"):
         _real_strategies()
     if config.topology.strategy.startswith("zero"):
@@ -33,7 +35,6 @@ def use_server() -> None:
 
 def _real_strategies() -> None:
     """accelerate turns FSDP and DeepSpeed on a CPU into DDP without a word: it asks for a device of several GPUs."""
-    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     PartialState._prepare_backend = lambda *_args, **_kwargs: ("gloo", DistributedType.MULTI_GPU)
 
 

@@ -9,6 +9,8 @@ from launch.errors import UserError
 from launch.schema import Config
 from tests.conftest import composed
 
+NODES = ["runtime=slurm", "runtime.slurm.nodes=2", "runtime.slurm.interface=ib0"]
+
 # rule -> (overrides that break it, words of message and remedy)
 CASES = {
     "precision": (["hardware=mi210", "precision=fp8"], ["precision=fp8 on mi210", "gfx90a"]),
@@ -79,6 +81,31 @@ CASES = {
     "docker_keys": (["runtime=local", "runtime.memory_gb=8"], ["runtime.memory_gb", "ignored", "runtime=docker"]),
     "custom_reference_form": (["container=custom", "container.reference='Foo bar@sha256:1'"], ["'Foo bar@sha256:1' names no image"]),
     "secret_names": (["runtime=docker", "container=cpu", "runtime.secrets=['my-key']"], ["runtime.secrets: 'my-key'", "names only"]),
+    "slurm_keys": (["runtime=local", "runtime.slurm.nodes=2", "topology=ddp"], ["under runtime=local", "ignored", "runtime=slurm"]),
+    "slurm_nodes": (
+        ["hardware=mi300x", "method=grpo", "topology=split", *NODES],
+        ["topology=split on runtime.slurm.nodes=2", "one node", "topology=ddp or topology=fsdp"],
+    ),
+    "slurm_nodes_docker": (
+        ["hardware=mi300x", "topology=ddp", "runtime.slurm.inner=docker", *NODES],
+        ["runtime.slurm.inner=docker on 2 nodes", "runtime.slurm.python="],
+    ),
+    "slurm_interface": (
+        ["hardware=mi300x", "topology=ddp", *NODES[:2]],
+        ["without runtime.slurm.interface", "not guessed", "srun ip -br address", "docs/slurm.md"],
+    ),
+    "slurm_network_alone": (["runtime=slurm", "runtime.slurm.interface=ib0"], ["runtime.slurm.interface with one node", "nodes=2"]),
+    "slurm_gid_index": (
+        ["hardware=mi300x", "topology=ddp", "runtime.slurm.gid_index=3", *NODES],
+        ["runtime.slurm.gid_index=3 without runtime.slurm.hca", "show_gids"],
+    ),
+    "slurm_options": (["runtime=slurm", "runtime.slurm.options=['--nodes=3']"], ["'--nodes=3' is decided by runtime.slurm.nodes"]),
+    "slurm_time": (["runtime=slurm", "runtime.slurm.time=4h"], ["runtime.slurm.time=4h", "4:00:00"]),
+    "slurm_time_early": (["runtime=slurm", "runtime.slurm.time=5"], ["runtime.slurm.time=5", "as it starts", "a longer time"]),
+    "slurm_early_signal": (
+        ["runtime=slurm", "runtime.stop_timeout_s=900"],
+        ["early_signal_s=360 with runtime.stop_timeout_s=900", "above stop_timeout_s"],
+    ),
 }
 
 

@@ -98,6 +98,8 @@ def test_auto(overrides, chosen):
         (["hardware=mi300x", "smoke=true", "container=rocm"], ("docker", "rocm")),
         (["hardware=cpu", "runtime=docker"], ("docker", "cpu")),
         (["hardware=cpu", "container=cpu"], ("docker", "cpu")),
+        (["hardware=mi300x", "runtime=slurm", "model=qwen3_4b"], ("slurm", "none")),
+        (["hardware=mi300x", "runtime=slurm", "runtime.slurm.inner=docker", "model=qwen3_4b"], ("slurm", "rocm")),
     ],
 )
 def test_runtime_and_image_follow(overrides, chosen):

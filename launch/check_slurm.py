@@ -1,0 +1,142 @@
+"""Rules about runtime=slurm: what a job may ask for, and where several nodes make sense."""
+
+from __future__ import annotations
+
+import re
+
+from launch.rule import Rule
+from launch.schema import Config, Slurm, Vendor
+
+# topologies whose ranks are alike, and may stand on any number of nodes
+SPREAD = ("ddp", "fsdp", "zero2", "zero3")
+# options of sbatch that follow from the composition -> what decides them
+OWNED = {
+    "--nodes": "runtime.slurm.nodes",
+    "--partition": "runtime.slurm.partition",
+    "--account": "runtime.slurm.account",
+    "--qos": "runtime.slurm.qos",
+    "--time": "runtime.slurm.time",
+    "--gres": "runtime.slurm.gres and topology.num_gpus",
+    "--gpus": "topology.num_gpus",
+    "--gpus-per-node": "topology.num_gpus",
+    "--signal": "runtime.slurm.early_signal_s",
+    "--requeue": "runtime.slurm.requeue",
+    "--no-requeue": "runtime.slurm.requeue",
+    "--wait": "runtime.slurm.wait",
+    "--job-name": "name",
+    **dict.fromkeys(("--ntasks", "--ntasks-per-node"), "the launcher, which starts one task a node"),
+    **dict.fromkeys(("--output", "--error", "--open-mode", "--chdir", "--export"), "the launcher, which keeps a run's files together"),
+    **dict.fromkeys(("--array", "--parsable", "--test-only", "--wrap"), "nothing: a job is one run"),
+}
+# sbatch's forms of a time: [days-]hours[:minutes[:seconds]] with days, else minutes[:seconds] or hours:minutes:seconds
+TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
+UNLIMITED = ("infinite", "unlimited")
+MOST_EARLY_S = 65535  # sbatch --signal
+
+
+def seconds(time: str) -> int | None:
+    """Of a time as sbatch takes it; None for what is none."""
+    found = TIME.fullmatch(time)
+    if found is None:
+        return None
+    parts = [int(part) for part in found["parts"].split(":")]
+    if found["days"] is not None:
+        hours, minutes, rest = [*parts, 0, 0][:3]
+        return ((int(found["days"]) * 24 + hours) * 60 + minutes) * 60 + rest
+    hours, minutes, rest = {1: [0, *parts, 0], 2: [0, *parts], 3: parts}[len(parts)]
+    return (hours * 60 + minutes) * 60 + rest
+
+
+def _bad_option(config: Config) -> str | None:
+    """The first that is no long option, or that something else decides."""
+    options = config.runtime.slurm.options
+    return next((o for o in options if not re.match(r"--[a-z]", o) or o.partition("=")[0] in OWNED), None)
+
+
+def _too_early(config: Config) -> bool:
+    slurm = config.runtime.slurm
+    limit = seconds(slurm.time) if slurm.time else None
+    return limit is not None and limit <= slurm.early_signal_s
+
+
+def _network_keys(config: Config) -> list[str]:
+    return [key for key in ("interface", "hca", "gid_index") if getattr(config.runtime.slurm, key) is not None]
+
+
+SLURM_RULES = [
+    Rule(
+        "slurm_keys",
+        lambda c: c.runtime.name != "slurm" and c.runtime.slurm != Slurm(),
+        lambda c: f"runtime.slurm.* under runtime={c.runtime.name}: it would be ignored",
+        lambda c: "runtime=slurm",
+    ),
+    Rule(
+        "slurm_nodes",
+        lambda c: c.runtime.slurm.nodes > 1 and c.topology.name not in SPREAD,
+        lambda c: (
+            f"topology={c.topology.name} on runtime.slurm.nodes={c.runtime.slurm.nodes}: a server and its trainers, and what runs in one "
+            "process, stay on one node"
+        ),
+        lambda c: f"{' or '.join(f'topology={name}' for name in SPREAD)}; or runtime.slurm.nodes=1",
+    ),
+    Rule(
+        "slurm_nodes_docker",
+        lambda c: c.runtime.slurm.nodes > 1 and c.runtime.on_node == "docker",
+        lambda c: f"runtime.slurm.inner=docker on {c.runtime.slurm.nodes} nodes: containers of several nodes are not offered",
+        lambda c: "runtime.slurm.inner=local with runtime.slurm.python=<the Python of an environment that every node sees>, or one node",
+    ),
+    Rule(
+        "slurm_interface",
+        lambda c: c.runtime.slurm.nodes > 1 and c.runtime.slurm.interface is None and c.hardware.vendor != Vendor.none,
+        lambda c: f"runtime.slurm.nodes={c.runtime.slurm.nodes} without runtime.slurm.interface: which network joins them is not guessed",
+        lambda c: (
+            "runtime.slurm.interface=<name>, from `srun ip -br address` on the cluster: the one with an address on every node, ib0 for "
+            "InfiniBand (docs/slurm.md)"
+        ),
+    ),
+    Rule(
+        "slurm_network_alone",
+        lambda c: c.runtime.slurm.nodes == 1 and bool(_network_keys(c)),
+        lambda c: f"runtime.slurm.{_network_keys(c)[0]} with one node: it would be ignored",
+        lambda c: "runtime.slurm.nodes=2 or more",
+    ),
+    Rule(
+        "slurm_gid_index",
+        lambda c: c.runtime.slurm.gid_index is not None and c.runtime.slurm.hca is None,
+        lambda c: f"runtime.slurm.gid_index={c.runtime.slurm.gid_index} without runtime.slurm.hca: every adapter has a table of its own",
+        lambda c: "runtime.slurm.hca=<adapter>:<port> beside it, from `show_gids` or /sys/class/infiniband",
+    ),
+    Rule(
+        "slurm_options",
+        lambda c: _bad_option(c) is not None,
+        lambda c: (
+            f"runtime.slurm.options: {_bad_option(c)!r} "
+            + (f"is decided by {OWNED[name]}" if (name := str(_bad_option(c)).partition("=")[0]) in OWNED else "is no long option")
+        ),
+        lambda c: "options of sbatch that nothing here decides, for example runtime.slurm.options=['--exclusive','--constraint=ib']",
+    ),
+    Rule(
+        "slurm_time",
+        lambda c: c.runtime.slurm.time not in (None, *UNLIMITED) and seconds(str(c.runtime.slurm.time)) is None,
+        lambda c: f"runtime.slurm.time={c.runtime.slurm.time}: no time that sbatch takes",
+        lambda c: "minutes, hours:minutes:seconds, days-hours or days-hours:minutes:seconds, for example 4:00:00",
+    ),
+    Rule(
+        "slurm_time_early",
+        _too_early,
+        lambda c: (
+            f"runtime.slurm.time={c.runtime.slurm.time} with runtime.slurm.early_signal_s={c.runtime.slurm.early_signal_s}: "
+            "the job would be told to stop as it starts"
+        ),
+        lambda c: "a longer time, or a shorter early_signal_s with a stop_timeout_s below it",
+    ),
+    Rule(
+        "slurm_early_signal",
+        lambda c: c.runtime.name == "slurm" and not c.runtime.stop_timeout_s < c.runtime.slurm.early_signal_s <= MOST_EARLY_S,
+        lambda c: (
+            f"runtime.slurm.early_signal_s={c.runtime.slurm.early_signal_s} with runtime.stop_timeout_s={c.runtime.stop_timeout_s}: "
+            "Slurm kills what is left when the time is over, and a save may take stop_timeout_s"
+        ),
+        lambda c: f"early_signal_s above stop_timeout_s, by 60 s since Slurm may be late with it, and at most {MOST_EARLY_S}",
+    ),
+]

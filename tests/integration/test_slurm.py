@@ -1,0 +1,304 @@
+"""A real Slurm: a controller and two nodes on this machine, started here and stopped at the end.
+
+Jobs train for real, on the CPU with gloo, one rank a node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch import record, rundir
+from launch.reproduce import compare_metrics
+from tests.conftest import command
+from tests.integration.conftest import lacking
+
+pytestmark = pytest.mark.integration
+NODES = ("n1", "n2")
+WITHIN_S = 240  # for what takes a minute on two busy cores
+CONFIG = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.sock
+CredType=cred/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+GresTypes=gpu
+MpiDefault=none
+ReturnToService=2
+KillWait=30
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmdSpoolDir={folder}/spool-%n
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=1000 Gres=gpu:1
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=1000 Gres=gpu:1
+PartitionName=main Nodes=ALL Default=YES MaxTime=60
+"""
+SMALL = [
+    "hardware=cpu",
+    "topology=ddp",
+    "model.num_layers=1",
+    "data.num_train=320",
+    "data.num_heldout=8",
+    "method.args.max_steps=40",
+    "method.args.logging_steps=1",
+    "method.args.save_steps=100",
+    "method.args.per_device_train_batch_size=4",
+    "tracking=none",
+    "user_env.OMP_NUM_THREADS=1",  # sums of as many threads, here and there
+]
+TWO_NODES = ["runtime=slurm", "runtime.slurm.nodes=2", "runtime.slurm.interface=lo"]
+
+
+class Cluster:
+    """The daemons, by name, and what Slurm says of a job."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.daemons: dict[str, subprocess.Popen] = {}
+
+    def start(self, name: str, *argv: str) -> None:
+        with (self.folder / f"{name}.log").open("w") as log:
+            self.daemons[name] = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def stop(self) -> None:
+        for daemon in reversed(self.daemons.values()):
+            daemon.terminate()
+        for daemon in self.daemons.values():
+            daemon.wait(timeout=60)
+
+    def log(self) -> str:
+        return "\n".join(f"{file.name}: {file.read_text()[-2000:]}" for file in self.folder.glob("*.log"))
+
+    @staticmethod
+    def asked(job: str) -> dict[str, str]:
+        done = subprocess.run(["scontrol", "show", "job", "--oneliner", job], capture_output=True, text=True, check=True)
+        return dict(re.findall(r"(\w+)=(\S*)", done.stdout))
+
+    def starts_again(self, job: str) -> None:
+        """Slurm lets a requeued job wait for two minutes; not here."""
+        wait_until(lambda: self.asked(job)["JobState"] == "PENDING", f"job {job} to be back in the queue")
+        subprocess.run(["scontrol", "update", f"jobid={job}", "starttime=now"], check=True)
+
+    def ended(self, job: str) -> dict[str, str]:
+        """What Slurm says of the job once it has left the queue for good."""
+        wait_until(lambda: self.asked(job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"), f"job {job} to end")
+        return self.asked(job)
+
+
+def wait_until(reached, what: str) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not reached():
+        assert time.monotonic() < deadline, f"waited {WITHIN_S} s for {what}"
+        time.sleep(0.1)
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    absent = [name for name in ("slurmctld", "slurmd", "sbatch", "srun", "munged") if shutil.which(name) is None]
+    if absent:
+        return lacking(f"no {', '.join(absent)} (Debian: apt-get install slurmctld slurmd slurm-client munge)")
+    folder = tmp_path_factory.mktemp("slurm")
+    host = socket.gethostname().partition(".")[0]
+    (folder / "slurm.conf").write_text(CONFIG.format(folder=folder, host=host, user=getpass.getuser(), ports=free_ports(3)))
+    (folder / "state").mkdir()
+    (folder / "gpu").touch()  # a file in place of a device: Slurm counts it
+    (folder / "gres.conf").write_text(f"NodeName=n[1-2] Name=gpu File={folder}/gpu\n")
+    key = folder / "munge.key"
+    key.write_bytes(secrets.token_bytes(128))
+    key.chmod(0o600)
+    files = [f"--{name}={folder}/munged.{name}" for name in ("log-file", "pid-file", "seed-file")]
+    found = Cluster(folder)
+    before = os.environ.get("SLURM_CONF")
+    os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
+    try:
+        # --force: the folder may stand below one that others can write.
+        found.start("munged", "munged", "--foreground", "--force", f"--socket={folder}/munge.sock", f"--key-file={key}", *files)
+        wait_until((folder / "munge.sock").exists, "munged")
+        found.start("slurmctld", "slurmctld", "-D")
+        for node in NODES:
+            (folder / f"spool-{node}").mkdir()
+            found.start(node, "slurmd", "-D", "-N", node)
+        wait_until(lambda: "idle" in sinfo() and "n[1-2]" in sinfo(), f"two idle nodes: {found.log()}")
+        yield found
+    finally:
+        found.stop()
+        os.environ.pop("SLURM_CONF") if before is None else os.environ.update(SLURM_CONF=before)
+    return None
+
+
+def sinfo() -> str:
+    return subprocess.run(["sinfo", "--noheader", "--states=idle", "--format=%T %N"], capture_output=True, text=True).stdout
+
+
+def submit(root: Path, *overrides: str) -> tuple[str, Path]:
+    """(job, run directory)"""
+    done = command(*TWO_NODES, *SMALL, *overrides, cwd=root)
+    assert done.returncode == 0, done.stdout + done.stderr
+    job = re.search(r"job (\d+) is submitted", done.stdout).group(1)
+    return job, newest(root)
+
+
+def newest(root: Path) -> Path:
+    return max((f.parent for f in root.glob("runs/*/*/job.sh")), key=lambda p: p.stat().st_mtime)
+
+
+def wait_for_step(run_dir: Path, step: int) -> None:
+    wait_until(lambda: any(row["step"] >= step for row in rundir.read_metrics(run_dir / "metrics.jsonl")), f"step {step}")
+
+
+def slurm_log(run_dir: Path) -> str:
+    return (run_dir / "logs/slurm.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def at_home(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """Metrics of the same training without Slurm: two ranks of this machine."""
+    root = tmp_path_factory.mktemp("home")
+    done = command(*SMALL, "hardware.gpus_per_node=2", cwd=root)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (metrics,) = root.glob("runs/*/*/metrics.jsonl")
+    return rundir.read_metrics(metrics)
+
+
+def test_two_nodes_compute_what_two_ranks_of_one_machine_do(cluster, at_home, tmp_path):
+    """In a directory whose name a shell, sbatch and its file name patterns would all take apart."""
+    root = tmp_path / "it's 100%j; #new $HOME"
+    root.mkdir()
+    done = command(*TWO_NODES, *SMALL, "runtime.slurm.wait=true", "runtime.slurm.options=['--comment=a b']", cwd=root)
+    assert done.returncode == 0, done.stdout + done.stderr + cluster.log()
+    run_dir = newest(root)
+    rows = rundir.read_metrics(run_dir / "metrics.jsonl")
+    assert len(rows) == 40
+    assert compare_metrics(at_home, rows) == []
+    kept = rundir.read_json(run_dir / "record.json")
+    assert (kept["status"], record.faults(kept)) == ("done", [])
+    assert {file.name for file in (run_dir / "nodes").iterdir()} == set(NODES)
+    assert "trainers-1 is on n2" in (run_dir / "logs/trainers-1.log").read_text()
+    assert "step 40/40" in done.stdout  # wait=true follows
+    job = rundir.read_json(run_dir / "slurm.json")["job"]
+    assert cluster.asked(job)["Comment"] == "a"  # of `a b`: asked() cuts at the blank
+
+
+def test_an_early_signal_saves_requeues_and_the_run_goes_on(cluster, at_home, tmp_path):
+    job, run_dir = submit(tmp_path)
+    wait_for_step(run_dir, 2)
+    # What `--signal=B:TERM@` sends when the time is nearly over.
+    subprocess.run(["scancel", "--batch", "--signal=TERM", job], check=True)
+    cluster.starts_again(job)
+    end = cluster.ended(job)
+    assert (end["JobState"], end["Restarts"]) == ("COMPLETED", "1"), slurm_log(run_dir)
+    assert "goes back into the queue" in slurm_log(run_dir)
+    assert "resuming from" in (run_dir / "logs/trainers.log").read_text()
+    assert compare_metrics(at_home, rundir.read_metrics(run_dir / "metrics.jsonl")) == []
+    assert rundir.read_json(run_dir / "record.json")["status"] == "done"
+
+
+def test_a_requeue_by_slurm_in_the_middle_resumes_too(cluster, at_home, tmp_path):
+    job, run_dir = submit(tmp_path)
+    wait_for_step(run_dir, 2)
+    subprocess.run(["scontrol", "requeue", job], check=True)
+    cluster.starts_again(job)
+    end = cluster.ended(job)
+    assert (end["JobState"], end["Restarts"]) == ("COMPLETED", "1"), slurm_log(run_dir)
+    assert compare_metrics(at_home, rundir.read_metrics(run_dir / "metrics.jsonl")) == []
+
+
+def test_a_job_that_somebody_ends_stays_ended_and_the_command_resumes_it(cluster, tmp_path):
+    job, run_dir = submit(tmp_path, "method.args.max_steps=2000")
+    wait_for_step(run_dir, 2)
+    subprocess.run(["scancel", job], check=True)
+    end = cluster.ended(job)
+    assert (end["JobState"], end["Restarts"]) == ("CANCELLED", "0"), slurm_log(run_dir)
+    again, same_dir = submit(tmp_path, "method.args.max_steps=2000")
+    assert same_dir == run_dir
+    assert again != job
+    subprocess.run(["scancel", again], check=True)
+    cluster.ended(again)
+
+
+def test_a_failing_job_is_failed_and_not_requeued(cluster, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_text("no weights")
+    given = ["topology=single", "runtime.slurm.nodes=1", "runtime.slurm.interface=null", f"model.path={model}", "model.init=pretrained"]
+    job, run_dir = submit(tmp_path, *given)
+    end = cluster.ended(job)
+    assert (end["JobState"], end["ExitCode"], end["Restarts"]) == ("FAILED", "4:0", "0"), slurm_log(run_dir)
+    kept = rundir.read_json(run_dir / "record.json")
+    assert (kept["status"], kept["exit_code"]) == ("failed", 4)
+    assert "trainers failed" in slurm_log(run_dir)
+
+
+def test_a_node_that_does_not_come_is_named(cluster, tmp_path):
+    daemon = cluster.daemons["n2"]
+    daemon.send_signal(signal.SIGSTOP)  # the controller believes it well, and no process starts there
+    try:
+        job, run_dir = submit(tmp_path, "runtime.slurm.rendezvous_timeout_s=5")
+        wait_until(lambda: (rundir.read_json(run_dir / "record.json") or {}).get("exit_code") is not None, "the run to end")
+        wait_until(lambda: "missing at the rendezvous" in slurm_log(run_dir), slurm_log(run_dir))
+    finally:
+        daemon.send_signal(signal.SIGCONT)
+    assert "missing at the rendezvous: n2." in slurm_log(run_dir)
+    end = cluster.ended(job)
+    assert (end["JobState"], end["ExitCode"]) == ("FAILED", "4:0")
+
+
+def test_gpus_are_asked_for_by_gres_and_a_node_without_one_says_so(cluster, tmp_path):
+    given = ["runtime=slurm", "hardware=h200", "hardware.gpus_per_node=1", "model=qwen3_0_6b", "model.init=random", "tracking=none"]
+    done = command(*given, "runtime.slurm.wait=true", cwd=tmp_path)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "n1: hardware=h200: 1 nvidia GPU(s) needed, 0 found here" in done.stdout
+    run_dir = newest(tmp_path)
+    end = cluster.ended(rundir.read_json(run_dir / "slurm.json")["job"])
+    assert (end["JobState"], end["ExitCode"], end["TresPerNode"]) == ("FAILED", "3:0", "gres:gpu:1")
+    assert rundir.read_json(run_dir / "record.json")["status"] == "failed"
+
+
+def test_sbatch_refuses_in_its_own_words(cluster, tmp_path):
+    done = command("runtime=slurm", "hardware=cpu", "runtime.slurm.partition=nope", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "sbatch refuses the job" in done.stderr
+    assert "invalid partition specified: nope" in done.stderr
+    assert rundir.read_json(newest(tmp_path) / "record.json")["status"] == "failed"
+
+
+def test_a_run_has_one_job_at_a_time(cluster, tmp_path):
+    job, run_dir = submit(tmp_path, "runtime.slurm.options=['--hold']")
+    again = command(*TWO_NODES, *SMALL, "runtime.slurm.options=['--hold']", cwd=tmp_path)
+    subprocess.run(["scancel", job], check=True)
+    assert again.returncode == 2
+    assert f"job {job} of this run is PENDING" in again.stderr
+    assert newest(tmp_path) == run_dir
+    cluster.ended(job)

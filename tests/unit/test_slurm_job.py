@@ -1,0 +1,128 @@
+"""What a job of Slurm does on its nodes, without a Slurm: its commands are small programs here, which answer as Slurm 22.05 does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+
+from launch import detect, slurm_job
+from launch.errors import HostError
+from launch.schema import Vendor
+from launch.slurm_process import NodeProcess
+from tests.unit.slurm_examples import JOB, TWO, Tools, planned
+
+
+@pytest.fixture
+def tools(tmp_path_factory, monkeypatch):
+    found = Tools(tmp_path_factory.mktemp("tools") / "bin")
+    found.add("sbatch", "echo 12")
+    found.add("squeue", "echo PENDING")
+    monkeypatch.setenv("PATH", f"{found.folder}:{os.environ['PATH']}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("vendor", "given", "left"),
+    [
+        (Vendor.amd, {"ROCR_VISIBLE_DEVICES": "2,3"}, {"HIP_VISIBLE_DEVICES": "2,3"}),
+        (Vendor.amd, {"CUDA_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "0"}, {"HIP_VISIBLE_DEVICES": "0"}),
+        (Vendor.nvidia, {"CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "1"}),
+        (Vendor.amd, {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, {}),
+        (Vendor.none, {"CUDA_VISIBLE_DEVICES": "0"}, {}),
+        (Vendor.amd, {}, {}),
+    ],
+)
+def test_slurms_mask_becomes_the_one_that_is_read(monkeypatch, vendor, given, left):
+    for name in slurm_job.MASKS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    slurm_job.take_mask(vendor)
+    assert {name: os.environ[name] for name in slurm_job.MASKS if name in os.environ} == left
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("state", "got_on", "requeued"),
+    [("RUNNING", True, True), ("RUNNING", False, False), ("CANCELLED", True, False), ("COMPLETING", True, False), ("", True, False)],
+)
+def test_who_is_requeued(tools, state, got_on, requeued):
+    tools.add("squeue", f"echo {state}")
+    tools.add("scontrol", "")
+    slurm_job.requeue("12", got_on)
+    assert ("scontrol requeue 12" in tools.calls()) is requeued
+
+
+def test_a_refused_requeue_is_told(tools):
+    tools.add("squeue", "echo RUNNING")
+    tools.add("scontrol", "echo 'Requested operation is presently disabled for job 12' >&2; exit 1")
+    with pytest.raises(HostError, match="presently disabled"):
+        slurm_job.requeue("12", got_on=True)
+
+
+def test_missing_nodes_are_named(tools, tmp_path, monkeypatch, capsys):
+    tools.add("scontrol", "printf 'n1\\nn2\\nn3\\n'")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
+    for name in ("n1", "n3"):
+        monkeypatch.setenv("SLURMD_NODENAME", name)
+        slurm_job.sign(tmp_path)
+    slurm_job.say_missing(tmp_path)
+    assert "missing at the rendezvous: n2." in capsys.readouterr().err
+    monkeypatch.setenv("SLURMD_NODENAME", "n2")
+    slurm_job.sign(tmp_path)
+    slurm_job.say_missing(tmp_path)
+    assert capsys.readouterr().err == ""
+    slurm_job.forget_nodes(tmp_path)
+    assert list((tmp_path / "nodes").iterdir()) == []
+
+
+def test_a_job_without_its_run_directory_says_what_it_needs(tmp_path, capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert slurm_job.main([str(tmp_path)]) == 2
+        assert slurm_job.main([]) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "Every node of the job must see the run directory" in capsys.readouterr().err
+
+
+def test_newest_step(tmp_path):
+    assert slurm_job.newest_step(tmp_path) == 0
+    for name in ("checkpoint-8", "checkpoint-12", ".staging"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert slurm_job.newest_step(tmp_path) == 12
+
+
+def test_stacks_of_another_node_are_asked_for_by_a_signal(tmp_path, tools):
+    """srun here is a program that says which signal it got and ends."""
+    tools.add(
+        "srun",
+        f"exec {sys.executable} -c \"import signal; signal.signal(signal.SIGUSR1, lambda *_: (print('stacks'), exit())); "
+        "print('ready', flush=True); signal.pause()\"",
+    )
+    process = planned(*TWO, "topology=ddp").processes[0]
+    log = tmp_path / "log"
+    started = NodeProcess(tmp_path, process, log)
+    try:
+        while "ready" not in log.read_text():
+            assert started.poll() is None
+        started.dump_stacks(tmp_path)
+        assert "stacks" in log.read_text()
+    finally:
+        started.remove()
+
+
+def test_the_job_plans_with_its_own_address(launch, tools, tmp_path, monkeypatch):
+    assert launch(*JOB, "runtime.slurm.nodes=2", "runtime.slurm.interface=lo").code == 0
+    (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").iterdir()
+    monkeypatch.setenv("MASTER_ADDR", "10.9.9.9")  # undone after the test, whatever prepared() sets
+    monkeypatch.setenv("MASTER_PORT", "1")
+    del os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    plan, host = slurm_job.prepared(run_dir)
+    assert isinstance(host, detect.Host)
+    assert os.environ["MASTER_ADDR"] == "127.0.0.1"
+    assert [p.argv[p.argv.index("--master-addr") + 1] for p in plan.processes] == ["127.0.0.1", "127.0.0.1"]
+    assert plan.processes[0].argv[0] == sys.executable
