@@ -98,13 +98,10 @@ def _launcher(config: Config, host: Host, kind: str, gpus: list[int], run_dir: P
         Setting("PYTHONPATH", _python_path(config, host), "recipes/ of this repository, then your own", "launcher"),
         Setting("PYTHONSAFEPATH", "1", "a folder `recipes` where the command is typed must not hide ours", "launcher"),
         Setting("PYTHONHASHSEED", "0", "sets iterate in the same order in every run; Python reads it at start", "launcher"),
-        Setting(
-            "OMP_NUM_THREADS",
-            str(max(1, host.num_cores // ranks)),
-            f"{host.num_cores} cores over {ranks} rank(s); torchrun would set 1",
-            "launcher",
-        ),
     ]
+    if kind != "server" or not gpus:  # vLLM on a GPU takes one thread where nothing is said, so that the cores serve what schedules
+        why = f"{host.num_cores} cores over {ranks} rank(s); torchrun would set 1"
+        found.append(Setting("OMP_NUM_THREADS", str(max(1, host.num_cores // ranks)), why, "launcher"))
     if kind == "trainer":
         why = (
             "seconds that torchrun leaves its ranks to save after SIGTERM (its own 30 kill a large save); less than the launcher leaves it"
