@@ -65,7 +65,7 @@ def execute(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: lis
         rundir.write_json(plan.run_dir / "record.json", began)
         secrets = sorted({name for spec in plan.containers.values() for name in spec.secrets})
         try:
-            with secret_files.written(secrets, host, plan.run_dir), _signals() as stopping, Progress(plan) as progress:
+            with secret_files.written(secrets, host, plan.run_dir), signals() as stopping, Progress(plan) as progress:
                 outcome, restarts = supervise(plan, _starter(plan, host, image), progress, stopping)
             exit_code = _exit_code(plan, outcome)
         except HostError as error:
@@ -94,7 +94,7 @@ def _starter(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
+def signals() -> Iterator[list[int]]:
     """SIGINT, SIGTERM and SIGHUP (a terminal that went away) are noted here and handled in the loop; the old handlers come back after."""
     received: list[int] = []
     # What the caller has the launcher ignore (nohup) stays ignored.
