@@ -106,10 +106,10 @@ def _no_callbacks() -> Any:
 
 
 def _refused(launcher: list[str], error: Exception) -> UserError:
-    said = str(translate(error))
-    if "hydra/launcher" in said or "Could not find" in said:
-        return UserError(f"{launcher[0]}: {said} The plugin may be missing: pip install hydra-submitit-launcher.")
-    return UserError(said)
+    said = str(translate(error)).partition(" Config search path")[0]
+    if "hydra/launcher" in said:
+        said += " (hydra-submitit-launcher, of containers/cpu/requirements.in, brings the submitit ones)"
+    return UserError(f"{launcher[0]}: {said}.")
 
 
 def _quoted(path: Path) -> str:
