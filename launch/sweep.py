@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from hydra._internal.utils import get_args_parser
 from launch import detect, rundir, sweep_hydra, sweep_report, sweep_space
 from launch.compose import compose
 from launch.detect import Host
-from launch.errors import EXIT_DONE, EXIT_USER, HostError, UserError
+from launch.errors import EXIT_DONE, EXIT_USER, HostError, UserError, near
 from launch.execute import check_host, signals
 from launch.plan import NOT_IDENTITY, identity, plain
 from launch.schema import Config, Mode
@@ -90,6 +91,7 @@ def read(overrides: list[str]) -> Command:
             raise UserError(f"{override}: sweeps are our own here (docs/sweeps.md says why). A search is sweep=NAME.")
     about_sweep = [o for o in fixed if o.lstrip("+~").startswith(("sweep=", "sweep."))]
     fixed = [o for o in fixed if o not in about_sweep]
+    _check_names(fixed, about_sweep, grid)
     config = _any_of([*fixed, *about_sweep], grid)
     if config.resume not in ("auto", "never"):
         raise UserError(f"resume={config.resume}: of one run, and -m starts many. Give auto or never.")
@@ -99,6 +101,19 @@ def read(overrides: list[str]) -> Command:
     if config.sweep.name == "none":
         return _grid(config, typed, grid, [o for o in launcher if o != "hydra/launcher=basic"])
     return _search(config, typed, grid, launcher, [*fixed, *about_sweep])
+
+
+def _check_names(fixed: list[str], about_sweep: list[str], grid: list[list[str]]) -> None:
+    """Refuse a parameter that the space does not have, which Hydra would do in words about dictionaries."""
+    named = {m.group(1): o for o in about_sweep if (m := re.match(r"[+~]*sweep\.space\.([^.=]+)", o))}
+    if not named:
+        return
+    others = [o for o in about_sweep if o not in named.values() and not re.match(r"[+~]*sweep\.space\.", o)]
+    known = _any_of([*fixed, *others], grid).sweep.space
+    for name, override in named.items():
+        if name not in known:
+            add = f"To add one: '+sweep.space={{{name}: {{key: seed, values: [0, 1]}}}}'"
+            raise UserError(f"{override}: no parameter {name!r} in sweep.space.{near(name, known)} {add}.")
 
 
 def _any_of(shared: list[str], grid: list[list[str]]) -> Config:

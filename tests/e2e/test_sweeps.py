@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 
 SMALL = ["hardware=cpu", "data.num_train=64", "data.num_heldout=8", "method.args.per_device_train_batch_size=4", "tracking=none"]
 # The second of the four is refused by a rule.
-RATES = "++sweep.space.rate={key: method.args.learning_rate, values: [1e-3, fast, 2e-3, 3e-3]}"
+RATES = "+sweep.space={rate: {key: method.args.learning_rate, values: [1e-3, fast, 2e-3, 3e-3]}}"
 SEARCH = ["-m", "sweep=sft_learning_rate", "~sweep.space.learning_rate", RATES, *SMALL, "method.args.max_steps=40"]
 
 
