@@ -78,6 +78,9 @@ class Loop:
     def _start_those_that_fit(self, stopping: list[int]) -> bool:
         """Whether a trial is left that waits."""
         while not stopping:
+            # A search learns from what has ended, so it is asked only when there is room for a trial like the last.
+            if self.next is None and self.running and self._room(self.running[-1].prepared) is None:
+                return True
             if self.next is None and not self._take():
                 return False
             assert self.next is not None
@@ -112,14 +115,12 @@ class Loop:
         """False where there is no room yet."""
         if self._was_done(trial, found):
             return True
-        gpus, wanted = found.gpus_here(self.host, planned=False), found.num_gpus
-        together = at_once(gpus, wanted, self.sweep.parallel)
-        # More than there are: its own launcher says so.
-        block = pack(gpus, [gpu for r in self.running for gpu in r.gpus], wanted) if 0 < wanted <= len(gpus) else []
-        if len(self.running) >= together or block is None:
+        block = self._room(found)
+        if block is None:
             return False
         log = self.folder / "logs" / f"trial{trial.number:04d}.log"
-        env = environment_of(found, block, min(together, self.source.total), self.host)
+        together = min(self._together(found), self.source.total)
+        env = environment_of(found, block, together, self.host)
         process = TrialProcess([*self.shared, *trial.varied], env, log)
         self.running.append(Running(trial, found, block, process, log))
         trial.status, trial.ran = "running", True
@@ -127,6 +128,18 @@ class Loop:
         sweep_report.say(self.config, f"[{trial.number}] starts{where}: {sweep_report.short(trial.varied)}")
         self._write()
         return True
+
+    def _together(self, found: Prepared) -> int:
+        return at_once(found.gpus_here(self.host, planned=False), found.num_gpus, self.sweep.parallel)
+
+    def _room(self, found: Prepared) -> list[int] | None:
+        """The GPUs that such a trial may have now (none on a CPU); None where it has to wait."""
+        gpus, wanted = found.gpus_here(self.host, planned=False), found.num_gpus
+        if len(self.running) >= self._together(found):
+            return None
+        if not 0 < wanted <= len(gpus):  # of more than there are its own launcher says so
+            return []
+        return pack(gpus, [gpu for running in self.running for gpu in running.gpus], wanted)
 
     def _was_done(self, trial: Trial, found: Prepared) -> bool:
         done = done_run(found) if self.config.resume == "auto" else None

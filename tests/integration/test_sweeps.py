@@ -12,11 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import optuna
+import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.integration  # ten launches
 SMALL = ["hardware=cpu", "data.num_train=64", "data.num_heldout=8", "method.args.per_device_train_batch_size=4", "tracking=none"]
 # The second of the four is refused by a rule.
 RATES = "+sweep.space={rate: {key: method.args.learning_rate, values: [1e-3, fast, 2e-3, 3e-3]}}"
