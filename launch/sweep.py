@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra._internal.utils import get_args_parser
-
 from launch import detect, rundir, sweep_hydra, sweep_report, sweep_space
 from launch.compose import compose
 from launch.detect import Host
@@ -59,11 +57,10 @@ def wanted(arguments: list[str]) -> bool:
 
 def run(arguments: list[str]) -> int:
     """Returns 0, or the first exit code of a trial that is not 0; 75 where the sweep was interrupted."""
-    parsed = get_args_parser().parse_args(arguments)
-    flags = [a for a in arguments if a not in parsed.overrides and a not in ("-m", "--multirun")]
+    flags = [a for a in arguments if a.startswith("-") and a not in ("-m", "--multirun")]
     if flags:
         raise UserError(f"{' '.join(flags)}: not together with -m, which takes overrides only.")
-    command = read(parsed.overrides)
+    command = read([a for a in arguments if not a.startswith("-")])
     host = detect.host(sys.executable)
     if command.config.mode == Mode.plan:
         return _plan(command, host)

@@ -190,14 +190,14 @@ class Loop:
             if found[metric] is None:
                 self.settle(trial, "failed", EXIT_FAILED, f"{metric} is not a finite number")
                 return
-        trial.value = found[metric] if metric else None
+        trial.metric, trial.value = metric, found[metric] if metric else None
         self.settle(trial, "done", EXIT_DONE, None)
 
     def settle(self, trial: Trial, status: str, exit_code: int, why: str | None) -> None:
         trial.status, trial.exit_code, trial.why = status, exit_code, why
         self._write()  # before the journal, which it explains
         self.source.tell(trial)
-        value = "" if trial.value is None else f", {self.sweep.metric or 'metric'} {trial.value:.6g}"
+        value = "" if trial.value is None else f", {trial.metric} {trial.value:.6g}"
         before = "" if trial.ran or status != "done" else " before, not run again"
         sweep_report.say(self.config, f"[{trial.number}] {status}{before}{value}{f': {why}' if why else ''}")
 
@@ -213,17 +213,11 @@ class Loop:
                 exit_code = running.process.poll()
                 if exit_code is not None:
                     self.running.remove(running)
-                    # The signal may have come before its launcher could answer: what did not finish goes on next time.
-                    self._settle_stopped(running, exit_code)
+                    # Whatever its launcher says: the signal may have come before it could answer. One that is done is found done next time.
+                    run_dir = newest_run(running.prepared)
+                    running.trial.run_dir = str(run_dir) if run_dir else None
+                    self.settle(running.trial, "interrupted", EXIT_INTERRUPTED, None)
             time.sleep(POLL_S / 4)
-
-    def _settle_stopped(self, running: Running, exit_code: int) -> None:
-        if exit_code == EXIT_DONE:
-            self.ended(running.trial, running.prepared, running.log, exit_code)
-            return
-        run_dir = newest_run(running.prepared)
-        running.trial.run_dir = str(run_dir) if run_dir else None
-        self.settle(running.trial, "interrupted", EXIT_INTERRUPTED, None)
 
     def _write(self) -> None:
         content = sweep_report.as_object(self.folder, self.sweep, self.shared, self.source.known, self.source.total)

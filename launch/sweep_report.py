@@ -55,8 +55,10 @@ def show_end(config: Config, content: dict[str, Any], exit_code: int) -> None:
     if config.format == Format.json:
         print(json.dumps({**content, "exit_code": exit_code}, indent=1))
         return
-    console, sweep = Console(soft_wrap=True), config.sweep
-    table = Table("trial", "overrides", sweep.metric or "metric", "status", "run directory", title="Trials", title_justify="left")
+    console, sweep = Console(), config.sweep
+    metric = sweep.metric or next((row["metric"] for row in content["trials"] if row["metric"]), "")
+    table = Table("trial", "overrides", metric, "status", title="Trials", title_justify="left")
+    table.add_column("run directory", overflow="fold")  # to be copied whole
     for row in content["trials"]:
         status = Text(_status(row), style="red" if row["status"] == "failed" else "")
         table.add_row(str(row["number"]), Text(short(row["varied"])), _number(row["value"]), status, _relative(row["run_dir"]))

@@ -106,7 +106,7 @@ def _known(sweep: Sweep, frozen: Any, noted: dict[str, Any]) -> Trial:
     trial = Trial(frozen.number, sweep_space.point(sweep, frozen.params), status)
     if status == "interrupted":
         return trial
-    trial.value = frozen.value if status == "done" else None
+    trial.metric, trial.value = sweep.metric, frozen.value if status == "done" else None
     trial.exit_code, trial.why, trial.run_dir = noted.get("exit_code"), noted.get("why"), noted.get("run_dir")
     return trial
 

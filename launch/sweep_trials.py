@@ -28,7 +28,8 @@ class Trial:
     number: int
     varied: list[str]
     status: str = "waiting"
-    value: float | None = None  # of the metric
+    metric: str | None = None  # that was asked for, or else the first usual one that the run has
+    value: float | None = None
     exit_code: int | None = None
     why: str | None = None  # it failed
     run_dir: str | None = None
