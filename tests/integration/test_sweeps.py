@@ -16,7 +16,7 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, command
 
 pytestmark = pytest.mark.integration  # ten launches
 SMALL = ["hardware=cpu", "data.num_train=64", "data.num_heldout=8", "method.args.per_device_train_batch_size=4", "tracking=none"]
@@ -104,3 +104,37 @@ def test_a_search_goes_on_after_ctrl_c_and_after_a_kill(tmp_path):
         ("done", False),
         ("done", True),
     ]
+
+
+def test_a_grid_goes_through_submitit_and_is_not_run_again(tmp_path):
+    """submitit's local executor in place of Slurm's: the same plugin, jobs in processes that Hydra starts. A refused one stops no other."""
+    grid = ["-m", *SMALL, "method.args.max_steps=2", "seed=0,1", "effective_batch=4,5"]
+    done = command(*grid, "hydra/launcher=submitit_local", "hydra.launcher.timeout_min=10", cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert [(t["status"], t["exit_code"]) for t in trials(tmp_path)] == [("done", 0), ("failed", 2), ("done", 0), ("failed", 2)]
+    runs = {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/sft-tiny-cpu/*/record.json")}
+    assert len(runs) == 2
+    again = command(*grid, cwd=tmp_path)  # also by our own loop
+    assert again.returncode == 2
+    assert "2 of them done before, not run again" in again.stdout
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/sft-tiny-cpu/*/record.json")} == runs
+
+
+def test_trials_run_beside_one_another_and_a_process_that_fails_stops_no_other(tmp_path):
+    """Two at once on the CPU; one names a schedule that only its ranks know not to exist."""
+    grid = [
+        "-m",
+        *SMALL,
+        "method.args.max_steps=2",
+        "method.args.lr_scheduler_type=nonsense,constant",
+        "sweep.parallel=2",
+        "sweep.metric=loss",
+    ]
+    done = command(*grid, cwd=tmp_path)
+    assert done.returncode in (2, 4), done.stdout + done.stderr
+    assert done.stdout.index("[1] starts") < done.stdout.index("[0] failed")
+    first, second = trials(tmp_path)
+    assert (first["status"], second["status"]) == ("failed", "done")
+    assert "nonsense" in first["why"]
+    assert "OMP_NUM_THREADS=1 " in next(tmp_path.glob("runs/sweeps/*/logs/trial0000.log")).read_text() or (os.cpu_count() or 1) > 3
+    assert "lr_scheduler_type=constant" in done.stdout.split("best loss", 1)[1]

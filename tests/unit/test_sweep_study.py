@@ -116,7 +116,7 @@ def test_a_grid_comes_in_order():
 def test_the_best_is_a_command_to_paste(tmp_path, direction, number):
     given = sweep()
     given.direction = direction
-    trials = [Trial(0, ["seed=0"], "done", 2.0), Trial(1, ["data.path='a b'"], "done", 1.0), Trial(2, ["seed=2"], "failed")]
+    trials = [Trial(0, ["seed=0"], "done", value=2.0), Trial(1, ["data.path='a b'"], "done", value=1.0), Trial(2, ["seed=2"], "failed")]
     found = as_object(tmp_path, given, ["hardware=cpu"], trials, 3)["best"]
     assert found["number"] == number
     assert shlex.split(found["command"]) == ["python", "launch/run.py", "hardware=cpu", *trials[number].varied]
