@@ -126,12 +126,16 @@ def unknown_option(group: str, option: str) -> UserError:
 def _check_key(key: str, given: str) -> bool:
     """Walk the schema along a dotted key. True where the key is free: checked where it is used, not here."""
     node: Any = Config
+    free = False
     parts = key.replace("/", ".").replace("[", ".").replace("]", "").split(".")
     for depth, part in enumerate(parts):
         origin = typing.get_origin(node)
         if origin is typing.Union:
             node = next(a for a in typing.get_args(node) if a is not type(None))
             origin = typing.get_origin(node)
+        if origin is dict and dataclasses.is_dataclass(typing.get_args(node)[1]):  # any name, and below it keys of the schema
+            free, node = True, typing.get_args(node)[1]
+            continue
         if origin is dict or node is Any:
             return True
         if origin is list:
@@ -144,7 +148,7 @@ def _check_key(key: str, given: str) -> bool:
             where = f" in {at}" if at else ""
             raise UserError(f"{given}: no key {part!r}{where}.{near('.'.join(parts[: depth + 1]), names)}{_list(hints, where)}")
         node = hints[part]
-    return False
+    return free
 
 
 def _list(hints: dict[str, Any], where: str) -> str:

@@ -71,7 +71,7 @@ def execute(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: lis
     `image` is what check_host found. Raises HostError where the engine refuses a container.
     """
     rundir.make(plan.run_dir)
-    with rundir.locked(plan.run_dir), _signals() as stopping:
+    with rundir.locked(plan.run_dir), signals() as stopping:
         write_inputs(plan)
         began = record.begin(plan, host, image, overrides, parent)
         rundir.write_json(plan.run_dir / "record.json", began)
@@ -116,7 +116,7 @@ def _guarded(plan: Plan) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
+def signals() -> Iterator[list[int]]:
     """Signals that ask to stop are noted here and handled in the loop; the old handlers come back after.
 
     SIGHUP: a terminal that went away. SIGUSR1 and SIGUSR2: what schedulers are often told to send ahead of the time limit.

@@ -6,7 +6,8 @@ import textwrap
 
 HEAD = """\
 usage: python launch/run.py [group=option]... [key=value]...
-       python launch/run.py -m key=1,2,3 ...           a sweep over all combinations
+       python launch/run.py -m key=1,2,3 ...           all combinations of values
+       python launch/run.py -m sweep=NAME ...          a search for the best values; the same command goes on where it stopped
 
 Composes a recipe from the groups below, checks it, predicts memory and speed, runs it, and leaves a run directory
 from which it can be run again. Without arguments it trains a tiny model on this machine, whatever it is.
@@ -18,6 +19,7 @@ examples:
   python launch/run.py experiment=mi50_phase1 smoke=true
   python launch/run.py runtime=docker container=cpu smoke=true method=grpo
   python launch/run.py -m method.args.learning_rate=1e-4,3e-4 seed=0,1
+  python launch/run.py -m sweep=grpo hardware=mi300x model=qwen3_4b topology=single mode=plan
 
 keys:
   mode=run|plan          plan prints everything that would run, and changes nothing
@@ -27,6 +29,7 @@ keys:
   resume=auto|never|DIR  auto continues the newest unfinished run of the same composition
   seed=N  name=NAME  run_root=DIR  profile=none|torch
   method.args.NAME=V     any argument of the method's own trainer (TRL's SFTConfig, DPOConfig, GRPOConfig)
+  sweep.KEY=V            of -m: num_trials, parallel, metric, direction, space.NAME.low ... (docs/sweeps.md)
   user_env.NAME=V        an environment variable of yours; it wins over ours
   runtime.KEY=V          of the containers: network, shm_gb, memory_gb, infiniband, secrets, stop_timeout_s
   runtime.slurm.KEY=V    of a job: nodes, partition, account, time, options, interface, wait (docs/slurm.md)

@@ -24,7 +24,7 @@ def run(config: Config, overrides: list[str]) -> int:
         raise UserError("runtime=slurm with phases: a job is one run. Use: each phase as a run of its own, or runtime=local inside a job.")
     host = detect.host(sys.executable)
     run_dir, resumed = rundir.choose(config)
-    plans = {phase.name: _plan(config, phase, overrides, host, run_dir) for phase in config.phases}
+    plans = {phase.name: plan_phase(config, phase, overrides, host, run_dir) for phase in config.phases}
     name = run_dir.parent.name
     if config.mode == Mode.plan:
         show.show(config, lambda: pipeline_json(name, run_dir, plans), *plans.values())
@@ -45,7 +45,7 @@ def phase_dir(config: Config, name: str, run_dir: Path) -> Path:
     return run_dir / f"{names.index(name) + 1}_{name}"
 
 
-def _plan(config: Config, phase: Phase, overrides: list[str], host: detect.Host, run_dir: Path) -> Plan:
+def plan_phase(config: Config, phase: Phase, overrides: list[str], host: detect.Host, run_dir: Path) -> Plan:
     """The plan of one phase: the experiment, the phase's overrides, then the command line's, which win."""
     mine = [*(o for o in overrides if o.startswith("experiment=")), *phase.overrides]
     theirs = [o for o in overrides if not o.startswith("experiment=")]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from launch import detect, help, pipeline, rundir, show, slurm, sweep
+from launch import detect, help, hydra_options, pipeline, rundir, show, slurm, sweep
 from launch.check_files import check_files
 from launch.compose import compose
 from launch.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError
@@ -23,6 +23,8 @@ from launch.schema import Mode
 def run(overrides: list[str]) -> int:
     """One composition from its overrides to its exit code."""
     config = compose(overrides)
+    if config.sweep.name != "none":
+        raise UserError(f"sweep={config.sweep.name}: a search of many runs. Put -m before it: python launch/run.py -m ...")
     if config.phases:
         return pipeline.run(config, overrides)
     config, warnings = prepare(config)
@@ -51,7 +53,9 @@ def main(arguments: list[str]) -> int:
         print(help.text())
         return EXIT_DONE
     try:
-        return sweep.run(arguments, run) if sweep.wanted(arguments) else run(arguments)
+        if sweep.wanted(arguments):
+            return sweep.run(arguments)
+        return hydra_options.run(arguments, run) if hydra_options.wanted(arguments) else run(arguments)
     except (UserError, HostError) as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -332,6 +332,36 @@ class Phase:
     model_from: Optional[str] = None
 
 
+class Direction(Enum):
+    minimize = "minimize"
+    maximize = "maximize"
+
+
+@dataclass
+class Parameter:
+    """The values of one key that a search tries: those of a list, or a range with both ends in it."""
+
+    key: str = MISSING  # a key or a group, as on the command line
+    values: Optional[list[Any]] = None
+    low: Optional[float] = None
+    high: Optional[float] = None
+    log: bool = False  # uniform in the logarithm
+    integer: bool = False  # whole numbers only
+
+
+@dataclass
+class Sweep:
+    """What `-m sweep=NAME` searches. `none`: the command line's own lists of values are the sweep."""
+
+    name: str = "none"
+    overrides: list[str] = field(default_factory=list)  # of every trial; the command line's own win
+    space: dict[str, Parameter] = field(default_factory=dict)
+    metric: Optional[str] = None  # a figure of result.json, or of the last line of metrics.jsonl
+    direction: Direction = Direction.minimize
+    num_trials: int = 20  # a space of lists with no more combinations than this is tried whole
+    parallel: Optional[int] = None  # trials at once; empty: as many as the GPUs hold, one where there is none
+
+
 @dataclass
 class Config:
     hardware: Hardware = field(default_factory=Hardware)
@@ -344,6 +374,7 @@ class Config:
     container: Container = field(default_factory=Container)
     runtime: Runtime = field(default_factory=Runtime)
     tracking: Tracking = field(default_factory=Tracking)
+    sweep: Sweep = field(default_factory=Sweep)
 
     mode: Mode = Mode.run
     format: Format = Format.text

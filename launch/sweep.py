@@ -1,56 +1,204 @@
-"""-m, --cfg, --info and shell completion: Hydra's own command line, with our words for its errors."""
+"""-m: many runs from one command. A grid of the command line's own lists, or a search (sweep=NAME) by Optuna.
+
+Every trial is `python launch/run.py` as a process of its own, on GPUs that no other trial has. The same command goes on where it
+stopped: a trial that is done is not run again.
+"""
 
 from __future__ import annotations
 
-import os
+import hashlib
+import json
+import re
 import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
-import hydra
-from hydra._internal.utils import get_args_parser
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
-from hydra.types import RunMode
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from launch import detect, rundir, sweep_hydra, sweep_report, sweep_space
+from launch.compose import compose
+from launch.detect import Host
+from launch.errors import EXIT_DONE, EXIT_USER, HostError, UserError, near
+from launch.execute import check_host, signals
+from launch.plan import NOT_IDENTITY, identity, plain
+from launch.schema import Config, Mode
+from launch.sweep_loop import Loop
+from launch.sweep_study import Grid, Search, Source, preview
+from launch.sweep_trials import Prepared, Trial, prepared
 
-from launch.compose import CONF, freed, translate
-from launch.errors import EXIT_DONE, HostError, UserError
+TRIED = 5  # suggestions of a search that are looked at before it is refused as a whole
+
+
+@dataclass(frozen=True)
+class Command:
+    """A sweep as it was typed. `shared` are the overrides of every trial, `grid` those that vary, `launcher` those of Hydra's launcher."""
+
+    config: Config
+    folder: Path
+    shared: list[str]
+    grid: list[list[str]]
+    launcher: list[str]
+
+    @property
+    def is_search(self) -> bool:
+        return self.config.sweep.name != "none"
+
+    def source(self, keep: bool) -> Source:
+        """The trials, kept in the sweep's folder; or (`keep` false) as they would come, with nothing written."""
+        if not self.is_search:
+            return Grid(self.grid)
+        before = (rundir.read_json(self.folder / "sweep.json") or {}).get("trials")
+        make = Search if keep else preview
+        return make(self.config.sweep, self.config.seed, self.folder, before)
 
 
 def wanted(arguments: list[str]) -> bool:
-    return any(argument.startswith("-") for argument in arguments)
+    return any(argument in ("-m", "--multirun") for argument in arguments)
 
 
-def _checked(arguments: list[str]) -> list[str]:
-    """The arguments with their overrides checked; what a half-typed line for completion holds is left alone."""
-    parsed = get_args_parser().parse_args(arguments)
-    if parsed.shell_completion:
-        return arguments
-    return [*(a for a in arguments if a not in parsed.overrides), *freed(parsed.overrides)]
+def run(arguments: list[str]) -> int:
+    """Returns 0, or the first exit code of a trial that is not 0; 75 where the sweep was interrupted."""
+    flags = [a for a in arguments if a.startswith("-") and a not in ("-m", "--multirun")]
+    if flags:
+        raise UserError(f"{' '.join(flags)}: not together with -m, which takes overrides only.")
+    command = read([a for a in arguments if not a.startswith("-")])
+    host = detect.host(sys.executable)
+    if command.config.mode == Mode.plan:
+        return _plan(command, host)
+    _first(command, host, ready=True)
+    rundir.make(command.folder)
+    with rundir.locked(command.folder):
+        source = command.source(keep=True)
+        if command.launcher:
+            exit_code = sweep_hydra.run(command.config, command.folder, command.shared, command.launcher, source, host)
+        else:
+            with signals() as stopping:
+                exit_code = Loop(command.config, command.folder, command.shared, source, host).run(stopping)
+    content = sweep_report.as_object(command.folder, command.config.sweep, command.shared, source.known, source.total)
+    sweep_report.show_end(command.config, content, exit_code)
+    return exit_code
 
 
-def run(arguments: list[str], job: Callable[[list[str]], int]) -> int:
-    """Hand the arguments to Hydra; every job of a sweep runs even if one before it failed. Returns the first exit code not 0."""
-    exit_codes: list[int] = []
+def read(overrides: list[str]) -> Command:
+    """Raises UserError for a sweep that cannot be."""
+    fixed, grid = sweep_space.split(overrides)
+    launcher = [o for o in fixed if o.startswith(("hydra/launcher=", "hydra.launcher.", "+hydra.launcher."))]
+    fixed = [o for o in fixed if o not in launcher]
+    for override in fixed:
+        if override.startswith(("hydra/sweeper", "hydra.sweep")):
+            raise UserError(f"{override}: sweeps are our own here (docs/sweeps.md says why). A search is sweep=NAME.")
+    about_sweep = [o for o in fixed if o.lstrip("+~").startswith(("sweep=", "sweep."))]
+    fixed = [o for o in fixed if o not in about_sweep]
+    _check_names(fixed, about_sweep, grid)
+    config = _any_of([*fixed, *about_sweep], grid)
+    if config.resume not in ("auto", "never"):
+        raise UserError(f"resume={config.resume}: of one run, and -m starts many. Give auto or never.")
+    if config.sweep.parallel is not None and config.sweep.parallel < 1:
+        raise UserError(f"sweep.parallel={config.sweep.parallel}: out of range. Use: at least 1.")
+    typed = [o for o in fixed if o.partition("=")[0] not in ("mode", "format")]  # of the sweep, not of a trial
+    if config.sweep.name == "none":
+        return _grid(config, typed, grid, [o for o in launcher if o != "hydra/launcher=basic"])
+    return _search(config, typed, grid, launcher, [*fixed, *about_sweep])
 
-    def task(_composed: DictConfig) -> None:
-        overrides = list(HydraConfig.get().overrides.task)
-        if HydraConfig.get().mode == RunMode.MULTIRUN:
-            print(f"\n[{len(exit_codes)}] {' '.join(overrides)}", file=sys.stderr)
+
+def _check_names(fixed: list[str], about_sweep: list[str], grid: list[list[str]]) -> None:
+    """Refuse a parameter that the space does not have, which Hydra would do in words about dictionaries."""
+    named = {m.group(1): o for o in about_sweep if (m := re.match(r"[+~]*sweep\.space\.([^.=]+)", o))}
+    if not named:
+        return
+    others = [o for o in about_sweep if o not in named.values() and not re.match(r"[+~]*sweep\.space\.", o)]
+    known = _any_of([*fixed, *others], grid).sweep.space
+    for name, override in named.items():
+        if name not in known:
+            add = f"To add one: '+sweep.space={{{name}: {{key: seed, values: [0, 1]}}}}'"
+            raise UserError(f"{override}: no parameter {name!r} in sweep.space.{near(name, known)} {add}.")
+
+
+def _any_of(shared: list[str], grid: list[list[str]]) -> Config:
+    """The composition of the first trial that has one: the keys of the sweep itself are the same in all."""
+    refused: UserError | None = None
+    for varied in grid:
         try:
-            exit_codes.append(job(overrides))
+            return compose([*shared, *varied])
+        except UserError as error:
+            refused = refused or error
+    raise refused or UserError("-m: no trial.")
+
+
+def _grid(config: Config, shared: list[str], grid: list[list[str]], launcher: list[str]) -> Command:
+    kept = sorted(o for o in shared if o.partition("=")[0] not in NOT_IDENTITY)
+    folder = _folder(config, config.name or "grid", [str(Path.cwd()), kept, grid])
+    return Command(config, folder, shared, grid, launcher)
+
+
+def _search(config: Config, typed: list[str], grid: list[list[str]], launcher: list[str], everything: list[str]) -> Command:
+    sweep = config.sweep
+    if len(grid) > 1:
+        raise UserError(f"{' '.join(grid[0])}, ...: several values, and sweep={sweep.name} has a space of its own. Leave one of them out.")
+    if launcher:
+        raise UserError(f"{launcher[0]}: for a grid. The trials of sweep={sweep.name} follow from one another, and start themselves.")
+    sweep_space.check(sweep)
+    given = {o.lstrip("+").partition("=")[0]: o for o in typed}
+    for name, parameter in sweep.space.items():
+        if parameter.key in given:
+            raise UserError(f"{given[parameter.key]}: sweep={sweep.name} varies it. To hold it: '~sweep.space.{name}' beside it.")
+    config = compose([*sweep.overrides, *everything])  # a search is the same only while every value that it holds is
+    searched = [sweep.metric, sweep.direction.value, plain(sweep.space)]
+    folder = _folder(config, config.name or sweep.name, [identity(config), *searched])
+    return Command(config, folder, [*sweep.overrides, *typed], [[]], [])
+
+
+def _folder(config: Config, name: str, same: object) -> Path:
+    """Of a sweep: the same again for what is `same`, a new one under resume=never."""
+    digest = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:8]
+    fresh = f"-{rundir.fresh_name()}" if config.resume == "never" else ""
+    return Path(config.run_root) / "sweeps" / f"{name}-{digest}{fresh}"
+
+
+def _candidates(command: Command, host: Host) -> Iterator[Trial]:
+    """Trials that are still to run: all of a grid, the next few of a search."""
+    source = command.source(keep=False)
+    for _ in range(TRIED if command.is_search else source.total):
+        trial = source.next()
+        if trial is None:
+            return
+        yield trial
+
+
+def _first(command: Command, host: Host, ready: bool) -> tuple[Prepared | None, dict[int, str]]:
+    """The first trial that is not refused, and what the others are refused for; None where none is left to run.
+
+    `ready`: the host must be able to run it too, and the first that is not refused is enough. Raises the first refusal where every
+    trial is refused.
+    """
+    first: Prepared | None = None
+    refused: dict[int, UserError | HostError] = {}
+    for trial in _candidates(command, host):
+        try:
+            found = prepared([*command.shared, *trial.varied], host)
+            if ready:
+                for plan in found.plans:
+                    check_host(plan, host)
         except (UserError, HostError) as error:
-            print(error, file=sys.stderr)
-            exit_codes.append(error.exit_code)
+            refused[trial.number] = error
+            continue
+        first = first or found
+        if ready or command.is_search:
+            break
+    if refused and first is None:
+        raise next(iter(refused.values()))
+    return first, {number: str(error) for number, error in refused.items()}
 
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, so that the message is ours
-    with tempfile.TemporaryDirectory() as scratch:
-        nothing_kept = [f"hydra.sweep.dir={scratch}"] if "mode=plan" in arguments else []
-        sys.argv = [sys.argv[0], *_checked(arguments), *nothing_kept]
-        try:
-            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
-        except (HydraException, OmegaConfBaseException) as error:
-            raise translate(error) from error
-    return next((code for code in exit_codes if code), EXIT_DONE)
+
+def _plan(command: Command, host: Host) -> int:
+    """Show it. A grid of which a trial is refused ends with 2, as the sweep itself would."""
+    first, refused = _first(command, host, ready=False)
+    source = command.source(keep=False)
+    for number, message in refused.items():
+        print(f"[{number}] {message}", file=sys.stderr)
+    trials = [*source.known, *(source.waiting if isinstance(source, Grid) else [])]
+    content = sweep_report.as_object(command.folder, command.config.sweep, command.shared, trials, source.total)
+    if first is None:
+        sweep_report.show_end(command.config, content, EXIT_DONE)
+    else:
+        sweep_report.show_planned(command.config, content, first, first.gpus_here(host, planned=True), refused)
+    return EXIT_USER if refused and not command.is_search else EXIT_DONE

@@ -144,7 +144,10 @@ def _strategy(config: Config) -> dict[str, Any]:
 
 def _deepspeed(config: Config) -> dict[str, Any]:
     """`auto` is filled by transformers from the trainer's own arguments."""
-    zero: dict[str, Any] = {"stage": int(config.topology.strategy[-1]), "overlap_comm": True, "contiguous_gradients": True}
+    stage = int(config.topology.strategy[-1])
+    # Stage 2 reduces gradients on a stream of its own, and has used buffers that were given away by then (DeepSpeed#5294, #7965); on
+    # four H200s its losses left those of ddp and fsdp at the third step (docs/results/topologies.md).
+    zero: dict[str, Any] = {"stage": stage, "overlap_comm": stage == 3, "contiguous_gradients": True}
     if config.topology.zero.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": config.hardware.dataloader.pin_memory}
     if config.topology.zero.offload_parameters:

@@ -187,7 +187,7 @@ def test_a_sweep_runs_every_job_and_reports_the_first_failure(launch):
     done = launch("-m", "method.args.learning_rate=fast,1e-4", "mode=plan", "format=json")
     assert done.code == 2
     assert "learning_rate='fast'" in done.err
-    assert json.loads(done.out)["trainer_args"]["learning_rate"] == 1e-4
+    assert json.loads(done.out)["first"]["trainer_args"]["learning_rate"] == 1e-4
 
 
 def test_a_sweep_refuses_an_unknown_option(launch):

@@ -1,0 +1,45 @@
+"""--cfg, --info and shell completion: Hydra's own command line, with our words for its errors. sweep.py has -m."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from launch.compose import CONF, freed, translate
+from launch.errors import EXIT_DONE
+
+
+def wanted(arguments: list[str]) -> bool:
+    return any(argument.startswith("-") for argument in arguments)
+
+
+def _checked(arguments: list[str]) -> list[str]:
+    """The arguments with their overrides checked; what a half-typed line for completion holds is left alone."""
+    parsed = get_args_parser().parse_args(arguments)
+    if parsed.shell_completion:
+        return arguments
+    return [*(a for a in arguments if a not in parsed.overrides), *freed(parsed.overrides)]
+
+
+def run(arguments: list[str], job: Callable[[list[str]], int]) -> int:
+    """Hand the arguments to Hydra, which shows what was asked for, or calls `job`. Returns the exit code."""
+    exit_codes: list[int] = []
+
+    def task(_composed: DictConfig) -> None:
+        exit_codes.append(job(list(HydraConfig.get().overrides.task)))
+
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, so that the message is ours
+    sys.argv = [sys.argv[0], *_checked(arguments)]
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise translate(error) from error
+    return next(iter(exit_codes), EXIT_DONE)

@@ -1,0 +1,140 @@
+"""A search that is interrupted, then killed, then goes on: for real, on the CPU. No trial that is done runs twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from tests.conftest import ROOT, command
+
+pytestmark = pytest.mark.integration  # ten launches
+SMALL = ["hardware=cpu", "data.num_train=64", "data.num_heldout=8", "method.args.per_device_train_batch_size=4", "tracking=none"]
+# The second of the four is refused by a rule.
+RATES = "+sweep.space={rate: {key: method.args.learning_rate, values: [1e-3, fast, 2e-3, 3e-3]}}"
+SEARCH = ["-m", "sweep=sft_learning_rate", "~sweep.space.learning_rate", RATES, *SMALL, "method.args.max_steps=40"]
+
+
+def start(cwd: Path, log: Path) -> subprocess.Popen:
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            [sys.executable, str(ROOT / "launch/run.py"), *SEARCH],
+            cwd=cwd,
+            env={**os.environ, "COLUMNS": "200"},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def until(reached: Callable[[], bool], process: subprocess.Popen, log: Path, timeout_s: float = 240) -> None:
+    end = time.monotonic() + timeout_s
+    while not reached():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.05)
+
+
+def trials(root: Path) -> list[dict]:
+    file = next(root.glob("runs/sweeps/*/sweep.json"), None)
+    return json.loads(file.read_text())["trials"] if file else []
+
+
+def journal(root: Path) -> list[str]:
+    storage = JournalStorage(JournalFileBackend(str(next(root.glob("runs/sweeps/*/journal.log")))))
+    return [trial.state.name for trial in optuna.load_study(study_name="sft_learning_rate", storage=storage).trials]
+
+
+def run_of(root: Path, rate: float) -> Path | None:
+    for file in root.glob("runs/sft-tiny-cpu/*/record.json"):
+        if json.loads(file.read_text())["composition"]["method"]["args"]["learning_rate"] == rate:
+            return file.parent
+    return None
+
+
+def steps(root: Path, rate: float) -> int:
+    run = run_of(root, rate)
+    return len((run / "metrics.jsonl").read_text().splitlines()) if run and (run / "metrics.jsonl").is_file() else 0
+
+
+def test_a_search_goes_on_after_ctrl_c_and_after_a_kill(tmp_path):
+    log = tmp_path / "log"
+    process = start(tmp_path, log)
+    until(lambda: steps(tmp_path, 2e-3) > 2, process, log)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(timeout=120) == 75, log.read_text()
+    assert "interrupted; the same command goes on" in log.read_text()
+    assert [trial["status"] for trial in trials(tmp_path)] == ["done", "failed", "interrupted"]
+    assert journal(tmp_path) == ["COMPLETE", "FAIL", "RUNNING", "WAITING"]
+    interrupted = json.loads((run_of(tmp_path, 2e-3) / "record.json").read_text())
+    assert (interrupted["status"], interrupted["exit_code"]) == ("interrupted", 75)
+    done_at = (run_of(tmp_path, 1e-3) / "record.json").stat().st_mtime_ns
+
+    process = start(tmp_path, log)
+    until(lambda: steps(tmp_path, 3e-3) > 2, process, log)
+    assert "Continues" in next(tmp_path.glob("runs/sweeps/*/logs/trial0002.log")).read_text()
+    os.kill(process.pid, signal.SIGKILL)  # the sweep alone: its trial is told by the kernel, and saves
+    process.wait()
+    assert journal(tmp_path) == ["COMPLETE", "FAIL", "COMPLETE", "RUNNING"]
+    finished_at = (run_of(tmp_path, 2e-3) / "record.json").stat().st_mtime_ns
+
+    process = start(tmp_path, log)
+    assert process.wait(timeout=240) == 2, log.read_text()  # of the trial that was refused
+    said = log.read_text()
+    assert journal(tmp_path) == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
+    assert "learning_rate='fast'" in said
+    assert "best loss" in said
+    assert "python launch/run.py method=sft" in said
+    assert [(run_of(tmp_path, rate) / "record.json").stat().st_mtime_ns for rate in (1e-3, 2e-3)] == [done_at, finished_at]
+    assert len(list(tmp_path.glob("runs/sft-tiny-cpu/*/record.json"))) == 3  # one for each trial that was not refused
+    assert steps(tmp_path, 3e-3) == 40
+    assert [(trial["status"], trial["ran"]) for trial in trials(tmp_path)] == [
+        ("done", False),
+        ("failed", False),
+        ("done", False),
+        ("done", True),
+    ]
+
+
+def test_a_grid_goes_through_submitit_and_is_not_run_again(tmp_path):
+    """submitit's local executor in place of Slurm's: the same plugin, jobs in processes that Hydra starts. A refused one stops no other."""
+    grid = ["-m", *SMALL, "method.args.max_steps=2", "seed=0,1", "effective_batch=4,5"]
+    done = command(*grid, "hydra/launcher=submitit_local", "hydra.launcher.timeout_min=10", cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert [(t["status"], t["exit_code"]) for t in trials(tmp_path)] == [("done", 0), ("failed", 2), ("done", 0), ("failed", 2)]
+    runs = {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/sft-tiny-cpu/*/record.json")}
+    assert len(runs) == 2
+    again = command(*grid, cwd=tmp_path)  # also by our own loop
+    assert again.returncode == 2
+    assert "2 of them done before, not run again" in again.stdout
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/sft-tiny-cpu/*/record.json")} == runs
+
+
+def test_trials_run_beside_one_another_and_a_process_that_fails_stops_no_other(tmp_path):
+    """Two at once on the CPU; one names a schedule that only its ranks know not to exist."""
+    grid = [
+        "-m",
+        *SMALL,
+        "method.args.max_steps=2",
+        "method.args.lr_scheduler_type=nonsense,constant",
+        "sweep.parallel=2",
+        "sweep.metric=loss",
+    ]
+    done = command(*grid, cwd=tmp_path)
+    assert done.returncode in (2, 4), done.stdout + done.stderr
+    assert done.stdout.index("[1] starts") < done.stdout.index("[0] failed")
+    first, second = trials(tmp_path)
+    assert (first["status"], second["status"]) == ("failed", "done")
+    assert "nonsense" in first["why"]
+    assert "OMP_NUM_THREADS=1 " in next(tmp_path.glob("runs/sweeps/*/logs/trial0000.log")).read_text() or (os.cpu_count() or 1) > 3
+    assert "lr_scheduler_type=constant" in done.stdout.split("best loss", 1)[1]

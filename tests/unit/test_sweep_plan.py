@@ -1,0 +1,127 @@
+"""-m mode=plan shows what would run and writes nothing; what no trial could do is refused."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from launch.compose import CONF
+from launch.errors import UserError
+from launch.sweep_trials import check_metric, check_metric_early, figures
+from tests.unit.test_documented_commands import FILES
+
+ONE_GPU = ["hardware=mi300x", "model=qwen3_4b", "topology=single"]
+
+
+def sweep_commands() -> list[str]:
+    """Of the README, docs/ and conf/: what test_documented_commands leaves out."""
+    found = set()
+    for file in FILES:
+        for line in file.read_text().splitlines():
+            if "python launch/run.py -m " in line and "<" not in line:
+                found.add(line.split("python launch/run.py ", 1)[1].split("  #")[0].split("`")[0].strip())
+    return sorted(found)
+
+
+@pytest.mark.parametrize("text", sweep_commands())
+def test_every_documented_sweep_plans(launch, tmp_path, text):
+    done = launch(*shlex.split(text), "mode=plan")
+    assert done.code == 0, done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_sweep_has_its_command():
+    names = {file.stem for file in (CONF / "sweep").glob("*.yaml")} - {"none"}
+    assert names <= {word[len("sweep=") :] for text in sweep_commands() for word in shlex.split(text) if word.startswith("sweep=")}
+
+
+def test_the_plan_of_a_search(launch):
+    done = launch("-m", "sweep=grpo", *ONE_GPU, "mode=plan")
+    assert done.code == 0
+    for words in ("method.args.num_generations", "4, 8, 16", "24 trials, to maximize reward, 8 at once, each on 1 GPU(s): 0; 1; 2; 3"):
+        assert words in done.out
+
+
+def test_the_plan_of_a_search_as_json(launch, monkeypatch):
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "2,3,6,7")
+    done = launch(
+        "-m", "sweep=lora_rank", "hardware=mi300x", "model=qwen3_4b", "topology=ddp", "topology.num_gpus=2", "mode=plan", "format=json"
+    )
+    plan = json.loads(done.out)
+    assert (plan["at_once"], plan["gpu_sets"], plan["num_trials"]) == (2, [[2, 3], [6, 7]], 20)
+    assert plan["space"]["rank"]["values"] == [8, 16, 32, 64, 128]
+    assert plan["first"]["adapter"] == "lora"
+    assert Path(plan["directory"]).parent.name == "sweeps"
+
+
+def test_the_plan_of_a_grid_names_every_trial(launch):
+    plan = json.loads(launch("-m", "hardware=cpu", "seed=0,1", "model=tiny", "mode=plan", "format=json").out)
+    assert [trial["varied"] for trial in plan["trials"]] == [["seed=0"], ["seed=1"]]
+    assert (plan["at_once"], plan["gpu_sets"]) == (1, [])
+
+
+def test_the_same_sweep_has_the_same_directory_and_another_has_another(launch):
+    def directory(*overrides: str) -> str:
+        return json.loads(launch("-m", "sweep=grpo", *ONE_GPU, *overrides, "mode=plan", "format=json").out)["directory"]
+
+    assert directory() == directory("sweep.num_trials=99", "sweep.parallel=2", "verbose=true")
+    assert len({directory(), directory("seed=1"), directory("sweep.metric=loss"), directory("sweep.space.kl.values=[0.0]")}) == 4
+
+
+def test_the_command_lines_own_value_wins_over_the_sweeps(launch):
+    plan = json.loads(launch("-m", "sweep=grpo", *ONE_GPU, "method.args.per_device_train_batch_size=32", "mode=plan", "format=json").out)
+    assert plan["first"]["trainer_args"]["per_device_train_batch_size"] == 32
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["-m", "sweep=grop"], "sweep=grop: no such sweep. Did you mean grpo?"),
+        (["sweep=grpo"], "Put -m before it"),
+        (["-m", "sweep=grpo", "seed=0,1"], "has a space of its own"),
+        (["-m", "sweep=grpo", "method.args.beta=0.1"], "'~sweep.space.kl' beside it"),
+        (["-m", "sweep=grpo", "hydra/launcher=submitit_local"], "for a grid"),
+        (["-m", "sweep=grpo", "sweep.space.k.values=[1]"], "no parameter 'k' in sweep.space. Did you mean kl?"),
+        (["-m", "sweep=grpo", "sweep.space.kl.valeus=[1]"], "no key 'valeus' in sweep.space.kl. Did you mean sweep.space.kl.values"),
+        (["-m", "sweep=grpo", "sweep.space.kl.key=method.args.betta"], "no such argument. Did you mean beta"),
+        (["-m", "sweep=grpo", "sweep.direction=up"], "sweep.direction: Invalid value 'up'"),
+        (["-m", "seed=0,1", "sweep.parallel=0"], "sweep.parallel=0: out of range"),
+        (["-m", "seed=0,1", "resume=there"], "resume=there: of one run"),
+        (["-m", "seed=0,1", "hydra/sweeper=optuna"], "sweeps are our own here"),
+        (["-m", "seed=interval(0,1)"], "a range has no end of values"),
+        (["-m", "seed=0,1", "--config-dir=x"], "--config-dir=x: not together with -m"),
+        (["-m", "seed=0,1", "model=qwen3_4b", "hardware=mi300x", "method.args.max_lenght=3"], "Did you mean max_length"),
+    ],
+)
+def test_refused_before_anything_is_made(launch, tmp_path, overrides, said):
+    done = launch(*overrides, "mode=plan")
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_host_without_the_gpus_is_said_before_the_first_trial(launch, tmp_path):
+    done = launch("-m", "seed=0,1", *ONE_GPU, "runtime=local")
+    assert done.code == 3
+    assert "GPU(s) needed" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_figures_are_those_of_the_end_and_of_the_last_step(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0, "kl": 0.1}\n{"step": 2, "loss": null, "kl": 0.2}\n')
+    (tmp_path / "result.json").write_text('{"status": "done", "loss": null, "accuracy": 0.5, "exit_code": 0, "model": "m"}')
+    assert figures(tmp_path) == {"step": 2, "loss": None, "kl": 0.2, "accuracy": 0.5}
+
+
+def test_a_metric_that_no_run_writes_is_said_at_the_first_step(tmp_path):
+    assert check_metric_early("rewrd", tmp_path) is False
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
+    assert check_metric_early("reward", tmp_path) is True
+    assert check_metric_early("accuracy", tmp_path) is True  # of the end
+    with pytest.raises(UserError, match=r"sweep.metric=rewrd: .* Did you mean reward\? It wrote: reward, step"):
+        check_metric_early("rewrd", tmp_path)
+    with pytest.raises(UserError, match="wrote no such figure"):
+        check_metric("accuracy", {"loss": 1.0})

@@ -1,0 +1,122 @@
+"""A search that goes on: what its journal keeps, and what is asked for next."""
+
+from __future__ import annotations
+
+import shlex
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from launch.schema import Direction, Parameter, Sweep
+from launch.sweep_report import as_object, best
+from launch.sweep_study import JOURNAL, Grid, Search, preview
+from launch.sweep_trials import Trial
+
+
+def sweep(num_trials: int = 4, **parameters: Parameter) -> Sweep:
+    rate = Parameter(key="method.args.learning_rate", low=1e-6, high=1e-3, log=True)
+    return Sweep(name="mine", metric="loss", num_trials=num_trials, space=parameters or {"rate": rate})
+
+
+def finish(search: Search, trial: Trial, value: float | None) -> None:
+    trial.status, trial.value, trial.exit_code = ("failed", None, 4) if value is None else ("done", value, 0)
+    search.tell(trial)
+
+
+def states(folder) -> list[str]:
+    storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+    return [trial.state.name for trial in optuna.load_study(study_name="mine", storage=storage).trials]
+
+
+def test_a_search_that_died_goes_on(tmp_path):
+    """Done and failed trials stay so; the one that ran comes first, with the same values; the rest as if nothing had happened."""
+    whole, asked = Search(sweep(), 0, None), []
+    for value in (2.0, None, 1.0, 3.0):
+        trial = whole.next()
+        asked.append(trial.varied)
+        finish(whole, trial, value)
+    first = Search(sweep(), 0, tmp_path)
+    for value in (2.0, None):
+        finish(first, first.next(), value)
+    first.next()  # and here it dies
+    assert states(tmp_path) == ["COMPLETE", "FAIL", "RUNNING"]
+    again = Search(sweep(), 0, tmp_path, [{"number": 1, "why": "no memory", "exit_code": 4, "run_dir": "there"}])
+    assert [(trial.status, trial.value, trial.why) for trial in again.known[:2]] == [("done", 2.0, None), ("failed", None, "no memory")]
+    for value in (1.0, 3.0):
+        finish(again, again.next(), value)
+    assert [trial.varied for trial in again.known] == asked
+    assert again.next() is None
+    assert states(tmp_path) == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
+    assert best(sweep(), again.known).number == 2
+
+
+def test_more_trials_go_on_in_the_same_search(tmp_path):
+    first = Search(sweep(num_trials=1), 0, tmp_path)
+    finish(first, first.next(), 1.0)
+    more = Search(sweep(num_trials=2), 0, tmp_path)
+    assert more.next().number == 1
+    assert more.next() is None
+
+
+def test_suggestions_differ_and_stay_in_the_space(tmp_path):
+    search = Search(sweep(num_trials=15), 0, tmp_path)
+    rates = []
+    while trial := search.next():
+        rates.append(float(trial.varied[0].partition("=")[2]))
+        finish(search, trial, abs(rates[-1] - 1e-4))
+    assert len(set(rates)) == 15
+    assert all(1e-6 <= rate <= 1e-3 for rate in rates)
+
+
+def test_lists_are_tried_whole_and_once(tmp_path):
+    given = sweep(rank=Parameter(key="adapter.rank", values=[4, 8]), dora=Parameter(key="adapter.dora", values=[True, False]))
+    search = Search(given, 0, tmp_path)
+    finish(search, search.next(), 1.0)
+    search.next()
+    again = Search(given, 0, tmp_path)
+    while again.next():
+        pass
+    assert [trial.varied for trial in again.known] == [
+        [f"adapter.rank={rank}", f"adapter.dora={dora}"] for rank in (4, 8) for dora in ("true", "false")
+    ]
+
+
+def test_a_preview_writes_nothing_and_tells_what_will_be_asked(tmp_path):
+    assert not list(tmp_path.iterdir())
+    seen = preview(sweep(), 0, tmp_path).next().varied
+    assert not list(tmp_path.iterdir())
+    search = Search(sweep(), 0, tmp_path)
+    assert search.next().varied == seen
+    finish(search, search.known[0], 1.0)
+    before = (tmp_path / JOURNAL).read_bytes()
+    seen = preview(sweep(), 0, tmp_path).next().varied
+    assert (tmp_path / JOURNAL).read_bytes() == before
+    assert search.next().varied == seen
+
+
+def test_a_journal_cut_off_by_a_kill_is_mended(tmp_path):
+    search = Search(sweep(), 0, tmp_path)
+    finish(search, search.next(), 1.0)
+    with (tmp_path / JOURNAL).open("a") as file:
+        file.write('{"op_code": 4, "wor')
+    (tmp_path / f"{JOURNAL}.lock").symlink_to(tmp_path / JOURNAL)  # as Optuna's own lock looks
+    again = Search(sweep(), 0, tmp_path)
+    finish(again, again.next(), 2.0)
+    assert states(tmp_path) == ["COMPLETE", "COMPLETE"]
+
+
+def test_a_grid_comes_in_order():
+    grid = Grid([["seed=0"], ["seed=1"]])
+    assert [grid.next().varied, grid.next().varied, grid.next()] == [["seed=0"], ["seed=1"], None]
+
+
+@pytest.mark.parametrize(("direction", "number"), [(Direction.minimize, 1), (Direction.maximize, 0)])
+def test_the_best_is_a_command_to_paste(tmp_path, direction, number):
+    given = sweep()
+    given.direction = direction
+    trials = [Trial(0, ["seed=0"], "done", value=2.0), Trial(1, ["data.path='a b'"], "done", value=1.0), Trial(2, ["seed=2"], "failed")]
+    found = as_object(tmp_path, given, ["hardware=cpu"], trials, 3)["best"]
+    assert found["number"] == number
+    assert shlex.split(found["command"]) == ["python", "launch/run.py", "hardware=cpu", *trials[number].varied]
