@@ -10,7 +10,7 @@ from pathlib import Path
 from launch import rundir, sweep_report
 from launch.detect import Host
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
-from launch.logs import last_lines
+from launch.logs import last_words
 from launch.schema import Config
 from launch.sweep_pool import TrialProcess, at_once, environment_of, pack
 from launch.sweep_study import Source
@@ -43,7 +43,10 @@ class Loop:
     """One sweep from its source's first trial to its last. `shared` are the overrides of every trial."""
 
     def __init__(self, config: Config, folder: Path, shared: list[str], source: Source, host: Host) -> None:
-        self.config, self.sweep, self.folder, self.shared, self.source, self.host = config, config.sweep, folder, shared, source, host
+        # A trial's figure is there when its job has ended.
+        waits = ["runtime.slurm.wait=true"] if config.runtime.name == "slurm" else []
+        self.config, self.sweep, self.folder, self.source, self.host = config, config.sweep, folder, source, host
+        self.shared = [*shared, *waits]
         self.running: list[Running] = []
         self.next: tuple[Trial, Prepared] | None = None  # the trial that waits for its turn
         self.said = ""
@@ -176,7 +179,7 @@ class Loop:
             self.settle(trial, "failed", EXIT_FAILED, f"ended by signal {-exit_code}; {log}")
         else:
             error = (rundir.read_json(run_dir / "result.json") or {}).get("error") if run_dir else None
-            said = error or next(iter(reversed(last_lines(log, 1))), "")
+            said = error or next(iter(reversed(last_words(log).lines)), "")
             self.settle(trial, "failed", exit_code, f"{said} ({log})")
 
     def _done(self, trial: Trial, run_dir: Path) -> None:
