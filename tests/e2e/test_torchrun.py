@@ -1,0 +1,83 @@
+"""torchrun as the supervisor starts it, with scripts in place of recipes: who failed first, and that no rank is left."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launch import execute, orphans
+from tests.conftest import ROOT, host_with
+from tests.supervised import COMMON, DONE, SAVES, eventually, plan_of
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
+RANK_1 = "if os.environ['RANK'] == '1':\n    while not (run / 'rank0').exists(): time.sleep(0.02)\n    "
+RANK_0 = "\n(run / 'rank0').write_text(str(os.getpid()))\n"
+
+
+def torchrun(run_dir, script, *overrides):
+    """A plan whose trainers are two ranks of this script."""
+    plan = plan_of(run_dir, {"trainers": DONE}, "runtime.stop_timeout_s=20", *overrides)
+    (run_dir / "rank.py").write_text(COMMON + script)
+    process = dataclasses.replace(plan.processes[0], argv=[*TORCHRUN, str(run_dir / "rank.py"), str(run_dir)], num_ranks=2)
+    return dataclasses.replace(plan, processes=[process])
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("print('rank 1 says why', flush=True); sys.exit(1)", "trainers, rank 1 failed: exit code 1"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "trainers, rank 1 failed: killed by signal 9 (SIGKILL)"),
+        (
+            "print('rank 1 says why', flush=True); write('failures/rank1.json', rank=1, time=1.0, error='ValueError: no', exit_code=1); "
+            "sys.exit(1)",
+            "trainers, rank 1 failed: ValueError: no",
+        ),
+    ],
+)
+def test_one_rank_fails_while_another_waits(tmp_path, capsys, end, told):
+    began = time.monotonic()
+    assert execute.execute(torchrun(tmp_path, f"{RANK_1}{end}{RANK_0}forever()"), host_with(0), None, []) == 4
+    assert time.monotonic() - began < 30, "torchrun waits that long for a rank that ignores SIGTERM, and this one does not"
+    said = capsys.readouterr().out
+    assert told in said
+    assert "closing signal" not in said, "the last lines are the rank's, not torchrun's"
+    assert ("  | rank 1 says why" in said) == ("says why" in end)
+    assert orphans.marked({orphans.LAUNCHER: orphans.launcher()}) == []
+
+
+def test_the_launcher_is_killed_and_torchruns_ranks_save(tmp_path):
+    """torchrun gives each rank a session of its own. No one but the guard knows of them when the launcher is gone."""
+    plan = torchrun(tmp_path, SAVES.replace("time.sleep(0.3)", "time.sleep(0.3); write('saved' + os.environ['RANK'])"))
+    code = "import sys, pickle; from launch import execute; from tests.conftest import host_with\n"
+    code += "sys.exit(execute.execute(pickle.loads(sys.stdin.buffer.read()), host_with(0), None, []))"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, env=env, cwd=tmp_path) as child:
+        child.stdin.write(pickle.dumps(plan))
+        child.stdin.close()
+        assert eventually(lambda: (tmp_path / "order").exists() and (tmp_path / "order").read_text().count("trains") == 2, 60)
+        of = {orphans.LAUNCHER: f"{orphans._namespace()}:{orphans.identity(child.pid)}"}
+        assert len(orphans.marked(of)) == 3, "torchrun and two ranks"
+        child.kill()
+    assert eventually(lambda: orphans.marked(of) == [])
+    assert (tmp_path / "saved0").exists()
+    assert (tmp_path / "saved1").exists()
+
+
+def test_ctrl_c_saves_on_every_rank(tmp_path):
+    script = SAVES.replace("time.sleep(0.3)", "time.sleep(0.3); write('saved' + os.environ['RANK'])")
+    # The launcher is torchrun's parent.
+    tell = "\nif os.environ['RANK'] == '0':\n    while (run / 'order').read_text().count('trains') < 2: time.sleep(0.02)\n"
+    tell += "    parent = int(pathlib.Path(f'/proc/{os.getppid()}/stat').read_text().rpartition(')')[2].split()[1])\n"
+    tell += "    os.kill(parent, signal.SIGINT)\nwhile not asked"
+    plan = torchrun(tmp_path, script.replace("\nwhile not asked", tell))
+    assert execute.execute(plan, host_with(0), None, []) == 75
+    assert json.loads((tmp_path / "record.json").read_text())["status"] == "interrupted"
+    assert (tmp_path / "saved0").exists()
+    assert (tmp_path / "saved1").exists()
