@@ -222,6 +222,7 @@ def make_environment(folder: Path) -> Environment:
 def run(argv: list[str], settings: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Runs it, shows its output and returns it. pip gets these settings and none of the base's."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    environ["PYTHONHASHSEED"] = "0"  # DeepSpeed's setup.py writes its extras in the order of a set, and two builds would differ
     environ.update({"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", **(settings or {}), "PIP_CONFIG_FILE": os.devnull})
     lines = []
     with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as process:

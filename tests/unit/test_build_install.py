@@ -259,3 +259,9 @@ def test_pip_gets_our_settings_and_none_of_the_bases(monkeypatch, capsys):
         "PIP_CONFIG_FILE": os.devnull,
     }
     assert capsys.readouterr().out == output
+
+
+def test_a_package_built_from_source_is_the_same_each_time(monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
+    _, output = install.run([sys.executable, "-c", "import os; print(os.environ['PYTHONHASHSEED'])"])
+    assert output == "0\n"
