@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from launch import orphans, serving, stacks
+from launch import logs, orphans, serving, stacks
 from launch.errors import HostError
 from launch.topology import Process
 
@@ -74,7 +74,7 @@ class LocalProcess:
     def why(self) -> str | None:
         """What the operating system did to it, where its log cannot say."""
         code = self.child.poll()
-        return f"killed by signal {-code} ({signal.Signals(-code).name})" if code is not None and code < 0 else None
+        return logs.killed_by(-code) if code is not None and code < 0 else None
 
     def ask(self, port: int, path: str) -> str:
         """What the server of this group answers. Raises OSError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,6 +87,12 @@ def last_words(log: Path, since: int = 0, count: int = 200) -> LastWords:
 def root_cause(lines: list[str]) -> str | None:
     """The error that ended vLLM's engine, where these lines hold it."""
     return next((match[1] for line in lines if (match := ENGINE_ERROR.search(line))), None)
+
+
+def killed_by(number: int) -> str:
+    """As a person looks it up."""
+    name = next((known.name for known in signal.Signals if known == number), "a real-time signal")
+    return f"killed by signal {number} ({name})"
 
 
 def text(line: bytes) -> str:

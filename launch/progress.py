@@ -118,8 +118,8 @@ def describe(row: dict[str, Any]) -> str:
     if row.get("tokens_per_second"):
         parts.append(f"{row['tokens_per_second']:,.0f} tokens/s")
     if row.get("time_s") and done and total:
-        left = row["time_s"] / done * (total - done)
-        parts.append(f"{left // 60:.0f} min {left % 60:02.0f} s left")
+        minutes, seconds = divmod(round(row["time_s"] / done * (total - done)), 60)
+        parts.append(f"{minutes} min {seconds:02d} s left")
     if row.get("memory_peak_gb"):
         parts.append(f"peak {row['memory_peak_gb']:.1f} GB")
     return ", ".join(parts)

@@ -44,8 +44,16 @@ def run(overrides: list[str]) -> int:
     image = check_host(plan, host)
     show.show_start(config, plan, image, resumed)
     exit_code = execute(plan, host, image, overrides)
-    show.show_end(config, plan, exit_code)
+    try:
+        show.show_end(config, plan, exit_code)
+    except BrokenPipeError:
+        _nobody_reads()
     return exit_code
+
+
+def _nobody_reads() -> None:
+    """Python would fail once more as it ends, on what it still holds for stdout."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main(arguments: list[str]) -> int:
@@ -63,7 +71,7 @@ def main(arguments: list[str]) -> int:
         print("interrupted: nothing was started", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _nobody_reads()
         return EXIT_DONE
     except OSError as error:  # a disk that is full, a run directory that went away
         print(f"{error.filename or 'this machine'}: {error.strerror or error}", file=sys.stderr)

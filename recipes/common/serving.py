@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +20,12 @@ PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
 PROBE_TOKENS = 32
 SCALE = 1.5  # of the last norm's weights: changes every log-probability by far more than rounding does
 FOLLOWED = 0.25  # share of the change that may be missing; rounding in bf16 takes a few hundredths of it
+
+
+def reach_directly() -> None:
+    """Before a trainer is made: a proxy of the user's does not know this loopback, and TRL's client would ask it."""
+    for name in ("NO_PROXY", "no_proxy"):
+        os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1"]))
 
 
 def time_generation(trainer: GRPOTrainer) -> None:

@@ -177,6 +177,9 @@ class Heartbeat(TrainerCallback):
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         self._beat()
 
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+        self._beat()
+
     def on_save(self, *args: Any, **kwargs: Any) -> None:
         self._beat()
 
