@@ -269,13 +269,9 @@ def describe(plan: Plan, outcome: Outcome) -> str:
             rank, why = words.rank, logs.killed_by(-words.exit_code)
         elif known:
             rank, why = known["rank"], str(known["error"])
-<<<<<<< HEAD
-    name = process.name + (f", rank {rank}" if rank is not None and (process.num_ranks > 1 or several) else "")
-=======
         elif words.exit_code is not None:
             rank, why = words.rank, f"exit code {words.exit_code}"
-    name = process.name + (f", rank {rank}" if rank is not None and process.num_ranks > 1 else "")
->>>>>>> p3-sup
+    name = process.name + (f", rank {rank}" if rank is not None and (process.num_ranks > 1 or several) else "")
     # Further up than is shown only where no rank has said what it died of: an old warning would explain everything.
     meaning = meaning_of([why or ""]) or meaning_of(shown) or (None if known else meaning_of(words.lines))
     told = f"\n{name} {'hung' if outcome.status == 'hung' else 'failed'}" + (f": {why}" if why else "") + "\n"
