@@ -34,12 +34,14 @@ PARTS = {
 def runs(tmp_path_factory) -> dict[str, Path]:
     """The run directory of each topology: two ranks, or one process that accumulates."""
     found = {}
-    for topology in PARTS:
-        folder = tmp_path_factory.mktemp(topology)
-        two = [] if topology == "single" else ["hardware.gpus_per_node=2", "topology.num_gpus=2"]
-        done = command("method=sft", f"topology={topology}", *two, *SETTINGS, cwd=folder)
-        assert done.returncode == 0, done.stdout + done.stderr
-        (found[topology],) = folder.glob("runs/*/*/")
+    with pytest.MonkeyPatch.context() as patch:
+        for topology in PARTS:
+            folder = tmp_path_factory.mktemp(topology)
+            patch.setenv("TORCH_EXTENSIONS_DIR", str(folder / "compiled"))
+            two = [] if topology == "single" else ["hardware.gpus_per_node=2", "topology.num_gpus=2"]
+            done = command("method=sft", f"topology={topology}", *two, *SETTINGS, cwd=folder)
+            assert done.returncode == 0, done.stdout + done.stderr
+            (found[topology],) = folder.glob("runs/*/*/")
     return found
 
 
@@ -74,3 +76,9 @@ def test_the_model_it_leaves_is_whole(runs, topology):
         assert spread[name].dtype == weight.dtype
         # Adam divides a gradient by its own size, so where one is near zero its rounding error moves a weight by some of the learning rate.
         assert (spread[name] - weight).abs().mean() < 1e-5, name
+
+
+@pytest.mark.parametrize("topology", ["zero2", "zero3"])
+def test_deepspeed_needs_no_compiler(runs, topology):
+    """The cpu image has none."""
+    assert not (runs[topology].parents[2] / "compiled").exists()
