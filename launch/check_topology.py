@@ -38,7 +38,8 @@ TOPOLOGY_RULES = [
     ),
     Rule(
         "num_gpus",
-        lambda c: not 1 <= topology.num_gpus(c) <= c.hardware.gpus_per_node,
+        # Without GPUs they are processes, as many as one likes.
+        lambda c: c.hardware.vendor != Vendor.none and not 1 <= topology.num_gpus(c) <= c.hardware.gpus_per_node,
         lambda c: f"topology.num_gpus={topology.num_gpus(c)}: a {c.hardware.name} node has {c.hardware.gpus_per_node}",
         lambda c: f"1 to {c.hardware.gpus_per_node}, or hardware.gpus_per_node= for a larger node",
     ),

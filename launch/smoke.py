@@ -58,7 +58,7 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
 
 
 def _shrink_topology(config: Config, left_out: list[str]) -> None:
-    """Two processes where there were several, or as many as were asked for by number; the server is vLLM's build for the CPU."""
+    """Two processes where there were several; the server is vLLM's build for the CPU."""
     topology = config.topology
     topology.numa_binding = None
     if topology.servers and not _has_vllm(config):
@@ -74,7 +74,9 @@ def _shrink_topology(config: Config, left_out: list[str]) -> None:
         topology.servers, topology.server_tensor_parallel, topology.server_max_length = 1, 1, 1024
         # After a reload vLLM's CPU kernels keep the old weights of a head that is tied to the embedding.
         config.model.tied_embeddings = False
-    topology.num_gpus = topology.num_gpus or 2
+    if topology.num_gpus is None or topology.num_gpus > 2:
+        left_out.append(f"topology.num_gpus={topology.num_gpus or config.hardware.gpus_per_node}: two processes")
+        topology.num_gpus = 2
 
 
 def _has_vllm(config: Config) -> bool:

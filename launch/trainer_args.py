@@ -162,6 +162,10 @@ def _deepspeed(config: Config) -> dict[str, Any]:
         "gradient_accumulation_steps": "auto",
         "gradient_clipping": "auto",
     }
+    if config.hardware.vendor == Vendor.none:
+        content["zero_force_ds_cpu_optimizer"] = (
+            False  # torch's own: DeepSpeed's for offload is compiled, and the cpu image has no compiler
+        )
     if config.hardware.vendor == Vendor.amd:
         # bf16 gradients reduced in bf16 give silent NaN on ROCm (huggingface/accelerate#4025).
         content["communication_data_type"] = "fp32"

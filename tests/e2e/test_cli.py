@@ -166,9 +166,11 @@ def ranks(run: Path) -> list[int]:
 
 
 def test_smoke_of_an_eight_gpu_composition(tmp_path):
-    done = command("hardware=mi350x", "method=grpo", "model=qwen3_4b", "topology=split", "smoke=true", cwd=tmp_path)
+    done = command("hardware=mi350x", "method=grpo", "model=qwen3_4b", "topology=ddp", "smoke=true", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "smoke: in place of topology=split: one process" in done.stdout
+    assert "smoke: in place of topology.num_gpus=8: two processes" in done.stdout
+    rows = rundir.read_metrics(newest(tmp_path) / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
 
 
 def test_evaluate_a_runs_model(trained, tmp_path):

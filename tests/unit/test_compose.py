@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import json
 from pathlib import Path
 
@@ -150,10 +152,32 @@ def test_smoke_makes_any_composition_fit_a_cpu(overrides):
     config, warnings = prepare(composed(*overrides, "smoke=true"))
     assert config.model.num_parameters < 1_000_000
     assert config.model.init == Init.random
-    assert (config.precision.name, config.topology.name, config.hardware.vendor.name) == ("fp32", "single", "none")
+    assert (config.precision.name, config.hardware.vendor.name) == ("fp32", "none")
     assert config.method.args["max_steps"] == 2
     assert any(line.startswith("smoke: in place of precision") for line in warnings)
     assert prepare(config)[0] == config  # a recorded smoke run scales down to itself
+
+
+@pytest.mark.parametrize(
+    ("overrides", "vllm", "shape", "said"),
+    [
+        (["topology=single"], False, ("single", "none", 1, 0), ""),
+        (["topology=ddp"], False, ("ddp", "ddp", 2, 0), "topology.num_gpus=8: two processes"),
+        (["topology=zero3", "topology.num_gpus=2"], False, ("zero3", "zero3", 2, 0), ""),
+        (["method=grpo", "topology=fsdp", "topology.num_gpus=4"], False, ("fsdp", "fsdp", 2, 0), "topology.num_gpus=4: two processes"),
+        (["method=grpo", "topology=split"], False, ("single", "none", 1, 0), "topology=split: a trainer alone"),
+        (["method=grpo", "topology=split", "topology.servers=2"], True, ("split", "ddp", 2, 1), "topology.num_gpus=8: two processes"),
+        (["method=grpo", "topology=colocate"], True, ("single", "none", 1, 0), "topology=colocate: transformers generates"),
+    ],
+)
+def test_smoke_keeps_the_topology(monkeypatch, overrides, vllm, shape, said):
+    found = importlib.machinery.ModuleSpec("vllm", None) if vllm else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    config, warnings = prepare(composed("hardware=mi300x", "model=qwen3_4b", *overrides, "smoke=true"))
+    topology = config.topology
+    assert (topology.name, topology.strategy, topology.num_gpus, topology.servers) == shape
+    left_out = [line for line in warnings if "smoke: in place of topology" in line]
+    assert [said in line for line in left_out] == ([True] if said else [])
 
 
 def test_smoke_says_what_would_be_refused_without_it():
