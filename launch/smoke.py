@@ -72,8 +72,10 @@ def _shrink_topology(config: Config, left_out: list[str]) -> None:
         return
     if topology.servers:
         topology.servers, topology.server_tensor_parallel, topology.server_max_length = 1, 1, 1024
+    if topology.servers and not config.model.path:
         # After a reload vLLM's CPU kernels keep the old weights of a head that is tied to the embedding.
         config.model.tied_embeddings = False
+        config.model.num_parameters = shapes.parameters(config.model)
     if topology.num_gpus is None or topology.num_gpus > 2:
         left_out.append(f"topology.num_gpus={topology.num_gpus or config.hardware.gpus_per_node}: two processes")
         topology.num_gpus = 2

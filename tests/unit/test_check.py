@@ -35,11 +35,11 @@ CASES = {
     "servers_without_split": (["hardware=mi300x", "topology=ddp", "topology.servers=1"], ["nothing would be served", "topology=split"]),
     "server_keys": (
         ["hardware=mi300x", "topology=ddp", "topology.overlap=true"],
-        ["topology.overlap=True under topology=ddp", "topology=split"],
+        ["topology.overlap=True", "topology=split"],
     ),
     "server_memory": (["hardware=mi300x", "method=grpo", "topology.server_memory_share=1.2"], ["server_memory_share=1.2", "up to 1"]),
     "server_length": (
-        ["hardware=mi300x", "method=grpo", "topology.server_max_length=512"],
+        ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "topology.server_max_length=512"],
         ["512 tokens and its prompt do not fit", "more than 512"],
     ),
     "numa_binding": (["hardware=cpu", "topology.numa_binding=node"], ["on a CPU", "topology.numa_binding=null"]),

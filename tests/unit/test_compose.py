@@ -31,6 +31,7 @@ NEEDS = {
     "topology/zero2": ["hardware=mi300x"],
     "topology/zero3": ["hardware=mi300x"],
     "topology/split": ["hardware=mi300x", "method=grpo"],
+    "topology/colocate": ["hardware=mi300x", "method=grpo"],
     "container/custom": ["container.reference=me/mine:1"],
 }
 # Images that are there to be built and entered: no recipe of ours runs in them, and the rule says why.
@@ -233,7 +234,7 @@ def test_text_plan_shows_what_a_person_asks(launch):
     for words in (
         "8 x AMD Instinct MI300X",
         "7 rank(s)",
-        "vllm serve",
+        "vllm.entrypoints.cli.main serve",
         "192 GB",
         "tokens/s",
         "HSA_NO_SCRATCH_RECLAIM",
