@@ -132,9 +132,10 @@ def server_argv(config: Config, host: Host, port: int, run_dir: Path) -> list[st
     replicas = ["--data-parallel-size", str(config.topology.servers)] if config.topology.servers > 1 else []
     memory = [] if on_cpu else ["--gpu-memory-utilization", f"{config.topology.server_memory_share:g}"]
     length = ["--max-model-len", str(config.topology.server_max_length)] if config.topology.server_max_length else []
-    # By module: a `vllm` on the PATH may be another environment's.
+    # In an image its own program, which keeps to the base's packages; here by module, since a `vllm` on the PATH may be another environment's.
+    program = ["vllm"] if config.runtime.on_node == "docker" else [python(config, host), "-m", "vllm.entrypoints.cli.main"]
     return [
-        *[python(config, host), "-m", "vllm.entrypoints.cli.main", "serve", source, *revision],
+        *[*program, "serve", source, *revision],
         *["--host", "127.0.0.1", "--port", str(port)],  # the weight-update endpoints accept anyone who reaches them
         *["--dtype", serving.dtype(config), "--tensor-parallel-size", str(config.topology.server_tensor_parallel), *replicas, *memory],
         *[*length, "--seed", str(config.seed)],

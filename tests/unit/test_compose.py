@@ -234,7 +234,7 @@ def test_text_plan_shows_what_a_person_asks(launch):
     for words in (
         "8 x AMD Instinct MI300X",
         "7 rank(s)",
-        "vllm.entrypoints.cli.main serve",
+        "vllm serve",
         "192 GB",
         "tokens/s",
         "HSA_NO_SCRATCH_RECLAIM",

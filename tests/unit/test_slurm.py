@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import batch, record, rundir, slurm, slurm_job, topology
+from launch import batch, orphans, record, rundir, slurm, slurm_job, topology
 from launch.check_slurm import seconds
 from launch.errors import HostError, UserError
 from launch.plan import composition_hash, prepare
@@ -140,7 +140,7 @@ def test_a_step_takes_its_whole_node_and_no_mark_of_this_one():
     assert argv[0] == "srun"
     assert {"--nodes=1", "--ntasks=1", "--relative=1", "--cpu-bind=none"} <= set(argv)
     assert argv[-4:] == [sys.executable, str(slurm.JOB_PROGRAM), str(plan.run_dir), "trainers-1"]
-    assert argv[argv.index("env") + 1 :][:4] == ["-u", "ROCM_RECIPES_LAUNCHER", "-u", "ROCM_RECIPES_PROCESS"]
+    assert argv[argv.index("env") + 1 :][:4] == ["-u", orphans.LAUNCHER, "-u", orphans.PROCESS]
 
 
 def test_a_run_on_several_nodes_starts_in_a_job_only():
