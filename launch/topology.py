@@ -132,7 +132,7 @@ def server_argv(config: Config, host: Host, port: int, run_dir: Path) -> list[st
     replicas = ["--data-parallel-size", str(config.topology.servers)] if config.topology.servers > 1 else []
     memory = [] if on_cpu else ["--gpu-memory-utilization", f"{config.topology.server_memory_share:g}"]
     length = ["--max-model-len", str(config.topology.server_max_length)] if config.topology.server_max_length else []
-    # In an image its own program, which keeps to the base's packages; here by module, since a `vllm` on the PATH may be another environment's.
+    # An image's own program keeps to the base's packages; here by module: a `vllm` on the PATH may be another environment's.
     program = ["vllm"] if config.runtime.on_node == "docker" else [python(config, host), "-m", "vllm.entrypoints.cli.main"]
     return [
         *[*program, "serve", source, *revision],
