@@ -63,12 +63,13 @@ def _shrink_topology(config: Config, left_out: list[str]) -> None:
     topology.numa_binding = None
     if topology.servers and not _has_vllm(config):
         left_out.append("topology=split: a trainer alone, and transformers generates (`make vllm` installs vLLM's build for the CPU)")
-        topology.name, topology.strategy, topology.servers, topology.overlap = "single", "none", 0, False
+        config.topology = Topology("single", num_gpus=1, strategy="none")
+        return
     if topology.name == "colocate":
         left_out.append("topology=colocate: transformers generates (vLLM shares memory with a trainer on a GPU only)")
-        topology.name, topology.strategy = "single", "none"
+        config.topology = Topology("single", num_gpus=1, strategy="none")
+        return
     if topology.name == "single":
-        topology.num_gpus = 1
         return
     if topology.servers:
         topology.servers, topology.server_tensor_parallel, topology.server_max_length = 1, 1, 1024

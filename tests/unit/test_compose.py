@@ -166,7 +166,12 @@ def test_smoke_makes_any_composition_fit_a_cpu(overrides):
         (["topology=ddp"], False, ("ddp", "ddp", 2, 0), "topology.num_gpus=8: two processes"),
         (["topology=zero3", "topology.num_gpus=2"], False, ("zero3", "zero3", 2, 0), ""),
         (["method=grpo", "topology=fsdp", "topology.num_gpus=4"], False, ("fsdp", "fsdp", 2, 0), "topology.num_gpus=4: two processes"),
-        (["method=grpo", "topology=split"], False, ("single", "none", 1, 0), "topology=split: a trainer alone"),
+        (
+            ["method=grpo", "topology=split", "topology.server_tensor_parallel=2", "topology.server_max_length=2048"],
+            False,
+            ("single", "none", 1, 0),
+            "topology=split: a trainer alone",
+        ),
         (["method=grpo", "topology=split", "topology.servers=2"], True, ("split", "ddp", 2, 1), "topology.num_gpus=8: two processes"),
         (["method=grpo", "topology=colocate"], True, ("single", "none", 1, 0), "topology=colocate: transformers generates"),
     ],
