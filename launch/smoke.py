@@ -6,7 +6,7 @@ import copy
 import importlib.util
 
 from launch import shapes, trainer_args
-from launch.schema import Config, Init, Link, Vendor
+from launch.schema import Config, Init, Link, Topology, Vendor
 
 # Sizes only: what an argument means for the algorithm (loss, beta, scheduler ...) stays as composed.
 SIZES = {
