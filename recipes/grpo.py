@@ -27,7 +27,7 @@ from recipes.common.model import adapter_config, build_model, build_tokenizer
 from recipes.common.overlap import OverlappedGeneration
 from recipes.common.program import main
 from recipes.common.rewards import build_rewards
-from recipes.common.serving import CheckWeightsArrive, reach_directly, time_generation
+from recipes.common.serving import CheckWeightsArrive, check_vllm, reach_directly, time_generation
 from recipes.common.training import build_arguments, train
 
 
@@ -45,7 +45,8 @@ def grpo(config: DictConfig) -> dict[str, Any]:
     args = build_arguments(GRPOConfig, config)
     args.reward_weights = weights
     cycle = cycle_steps(args)
-    if config.topology.servers:
+    if args.use_vllm:
+        check_vllm()
         reach_directly()
     tokenizer = build_tokenizer(config, texts(rows))
     trainer = (OverlappedTrainer if config.topology.overlap else Trainer)(

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 from trl import GRPOTrainer
+from trl.import_utils import is_vllm_available
 
+from recipes.common.errors import UserError
 from recipes.common.program import say
 
 PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
@@ -26,6 +29,19 @@ def reach_directly() -> None:
     """Before a trainer is made: a proxy of the user's does not know this loopback, and TRL's client would ask it."""
     for name in ("NO_PROXY", "no_proxy"):
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1"]))
+
+
+def check_vllm() -> None:
+    """Raises UserError where vLLM is absent, or TRL says of this version that it does not fit; it only warns, and fails later."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        available = is_vllm_available()
+    wrong = next((str(w.message) for w in said if "vLLM" in str(w.message)), None)
+    if wrong or not available:
+        raise UserError(
+            f"{wrong or 'vLLM is not installed where the ranks run.'} Use an image that holds both (containers/build.py lists them), on a "
+            "CPU `make vllm`; or topology=ddp, where transformers generates."
+        )
 
 
 def time_generation(trainer: GRPOTrainer) -> None:

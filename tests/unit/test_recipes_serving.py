@@ -1,0 +1,99 @@
+"""A trainer and its server: versions that do not fit, and weights that do not arrive."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import import_utils
+
+from recipes.common import serving
+from recipes.common.errors import UserError
+from recipes.common.model import train_tokenizer
+
+TEMPERATURE = 1.5
+
+
+def put_vllm(folder, monkeypatch, version: str) -> None:
+    """A package of this name and version, as pip leaves one, before whatever is installed here."""
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setitem(import_utils.PACKAGE_DISTRIBUTION_MAPPING, "vllm", ["vllm"])
+    (folder / "vllm").mkdir()
+    (folder / "vllm/__init__.py").write_text("")
+    (folder / f"vllm-{version}.dist-info").mkdir()
+    (folder / f"vllm-{version}.dist-info/METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+
+
+def test_a_vllm_that_trl_does_not_take_is_refused(tmp_path, monkeypatch):
+    put_vllm(tmp_path, monkeypatch, "0.99.0")
+    with pytest.raises(UserError, match=r"TRL currently supports vLLM versions from .*0\.99\.0.*topology=ddp"):
+        serving.check_vllm()
+
+
+def test_a_vllm_that_fits_is_taken(tmp_path, monkeypatch):
+    put_vllm(tmp_path, monkeypatch, "0.31.0")
+    assert serving.check_vllm() is None
+
+
+def log_probs(model, ids: list[int], count: int) -> torch.Tensor:
+    """Of the last `count` tokens. Shape (count,)."""
+    logits = model(torch.tensor([ids])).logits[0, -count - 1 : -1] / TEMPERATURE
+    return logits.log_softmax(-1).gather(-1, torch.tensor(ids[-count:])[:, None])[:, 0]
+
+
+class Server:
+    """Generates with a copy of the model; `takes` says whether a transfer changes it."""
+
+    def __init__(self, model, takes: bool) -> None:
+        self.trained, self.takes, self.transfers = model, takes, 0
+        self.model = copy.deepcopy(model)
+        self.vllm_client = self
+
+    def sync_weights(self) -> None:
+        self.transfers += 1
+        if self.takes:
+            self.model.load_state_dict(self.trained.state_dict())
+
+    def reset_prefix_cache(self) -> None:
+        self.resets = True
+
+    def generate(self, prompts, temperature, max_tokens, generation_kwargs):
+        assert (temperature, generation_kwargs["ignore_eos"]) == (TEMPERATURE, True)
+        completion = list(range(5, 5 + max_tokens))
+        scored = log_probs(self.model, [*prompts[0], *completion], max_tokens)
+        return {"completion_ids": [completion], "logprobs": [[[number] for number in scored.tolist()]]}
+
+
+def trainer_with(takes: bool):
+    torch.manual_seed(0)
+    shape = Qwen3Config(
+        vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16
+    )
+    model = Qwen3ForCausalLM(shape).eval()
+    accelerator = SimpleNamespace(device="cpu", autocast=contextlib.nullcontext, unwrap_model=lambda wrapped: wrapped, is_main_process=True)
+    return SimpleNamespace(
+        model=model,
+        accelerator=accelerator,
+        temperature=TEMPERATURE,
+        processing_class=train_tokenizer(["The quick brown fox"], 300),
+        vllm_generation=Server(model, takes),
+        _get_per_token_logps_and_entropies=lambda model, ids, mask, count: (log_probs(model, ids[0].tolist(), count)[None], None, None),
+    )
+
+
+def test_a_server_that_follows_passes_and_the_weights_are_as_before(capsys):
+    trainer = trainer_with(takes=True)
+    before = copy.deepcopy(trainer.model.state_dict())
+    serving.check_weights_arrive(trainer)
+    assert "weights reach the server" in capsys.readouterr().out
+    for model in (trainer.model, trainer.vllm_generation.model):
+        assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+def test_a_server_that_ignores_what_it_is_sent_is_found_out():
+    with pytest.raises(RuntimeError, match="weights do not reach the generation server"):
+        serving.check_weights_arrive(trainer_with(takes=False))
