@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from launch import detect
 
@@ -22,7 +22,9 @@ def others(composed: DictConfig) -> list[str]:
         "container": lambda: container(composed),
         "runtime": lambda: runtime(composed),
     }
-    return [f"{group}={choose()}" for group, choose in choices.items() if composed[group].name == "auto"]
+    found = [f"{group}={choose()}" for group, choose in choices.items() if composed[group].name == "auto"]
+    spread = "topology=split" in found and not fits(composed) and OmegaConf.is_missing(composed.topology, "strategy")
+    return [*found, "topology.strategy=fsdp"] if spread else found
 
 
 def topology(composed: DictConfig) -> str:
@@ -32,10 +34,13 @@ def topology(composed: DictConfig) -> str:
         return "single"
     if composed.method.name == "grpo" and composed.hardware.vllm and nodes == 1:
         return "split"
-    # 16 bytes a parameter: fp32 weights, gradients and two AdamW moments (arXiv:1910.02054, section 3.1);
-    # a fifth of the memory is left to activations.
-    replica_gb = 16 * composed.model.num_parameters / 1e9
-    return "ddp" if replica_gb < 0.8 * composed.hardware.memory_gb else "fsdp"
+    return "ddp" if fits(composed) else "fsdp"
+
+
+def fits(composed: DictConfig) -> bool:
+    """Whether one GPU holds all of the training state. 16 bytes a parameter: fp32 weights, gradients and two AdamW moments
+    (arXiv:1910.02054, section 3.1); a fifth of the memory is left to activations."""
+    return bool(16 * composed.model.num_parameters / 1e9 < 0.8 * composed.hardware.memory_gb)
 
 
 def runtime(composed: DictConfig) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,25 +51,31 @@ def batch(config: Config) -> Batch:
     )
 
 
-def apply_effective_batch(config: Config) -> None:
-    """Set the accumulation so that a step takes `effective_batch` sequences. Raises UserError where that does not divide."""
+def apply_effective_batch(config: Config) -> list[str]:
+    """Set the accumulation so that a step takes `effective_batch` sequences; returns a line where that replaces another one.
+
+    Raises UserError where it does not divide, with what would.
+    """
     wanted = config.effective_batch
     if wanted is None:
-        return
+        return []
     if "gradient_accumulation_steps" not in known(config):
         raise UserError(f"effective_batch={wanted} with method={config.method.name}: it takes no optimizer steps. Leave it out.")
     size = batch(config)
     at_once = size.ranks * size.per_device
-    if wanted < 1 or wanted % at_once:
-        fitting = [b for b in range(1, 65) if wanted > 0 and wanted % (size.ranks * b) == 0]
+    if wanted % at_once:
+        group = int(value(config, "num_generations")) if "num_generations" in known(config) else 1
+        fitting = [b for b in range(1, 65) if wanted % (size.ranks * b) == 0 and wanted % group == 0]
         near = sorted(sorted(fitting, key=lambda b: abs(b - size.per_device))[:3])
         smaller = [f"method.args.per_device_train_batch_size={b}" for b in near]
-        multiple = max(1, round(wanted / at_once)) * at_once
+        unit = math.lcm(at_once, group)
         raise UserError(
             f"effective_batch={wanted} on {size.ranks} rank(s) x {size.per_device} sequences: it is no multiple of {at_once}. "
-            f"Use: {' or '.join([*smaller, f'effective_batch={multiple}'])}."
+            f"Use: {' or '.join([*smaller, f'effective_batch={max(1, round(wanted / unit)) * unit}'])}."
         )
-    config.method.args["gradient_accumulation_steps"] = wanted // at_once
+    before, after = size.accumulation, wanted // at_once
+    config.method.args["gradient_accumulation_steps"] = after
+    return [f"effective_batch={wanted}: gradient_accumulation_steps={after}, in place of {before}."] if before not in (1, after) else []
 
 
 def generation_batch(config: Config) -> int:

@@ -15,7 +15,7 @@ from launch.check_values import check_values
 from launch.environment import SECRET
 from launch.errors import UserError, near
 from launch.rule import Rule
-from launch.schema import Config, Link
+from launch.schema import Config, Debug, Link, Vendor
 from launch.trainer_args import known, value
 
 
@@ -88,6 +88,12 @@ RULES = [
         lambda c: "adapter=none",
     ),
     *TOPOLOGY_RULES,
+    Rule(
+        "debug_without_gpu",
+        lambda c: c.debug != Debug.none and c.hardware.vendor == Vendor.none,
+        lambda c: f"debug={c.debug.name} on a CPU: it sets variables of a GPU's runtime",
+        lambda c: "debug=none",
+    ),
     Rule(
         "adapter_rank",
         lambda c: (c.adapter.name == "none") != (c.adapter.rank is None),
@@ -264,10 +270,15 @@ def refusals(config: Config) -> list[Rule]:
     return [rule for rule in RULES if rule.applies(config)]
 
 
-def check(config: Config) -> None:
-    """Raises UserError with every refusal of the table, after the method's arguments."""
+def check_given(config: Config) -> None:
+    """Raises UserError for a value or an argument that is wrong by itself."""
     check_values(config)
     trainer_args.check(config)
+
+
+def check(config: Config) -> None:
+    """Raises UserError with every refusal of the table, after the method's arguments."""
+    check_given(config)
     found = refusals(config)
     if found:
         raise UserError("\n".join(f"{rule.message(config).rstrip('?')}. Use: {rule.remedy(config)}." for rule in found))

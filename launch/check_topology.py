@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launch import topology
 from launch.rule import Rule
-from launch.schema import Config, Fsdp, Vendor
+from launch.schema import Config, Fsdp, Topology, Vendor
 from launch.trainer_args import known, value
 
 
@@ -21,6 +21,17 @@ def _strategies(config: Config) -> tuple[str, ...]:
     if config.topology.name == "colocate":
         return ("none",) if topology.num_gpus(config) == 1 else several
     return {"single": ("none",), "split": several}.get(config.topology.name, (config.topology.name,))
+
+
+def _server_keys(config: Config) -> list[str]:
+    """Keys of a generation server that were given a value of their own."""
+    keys = ("overlap", "server_max_length", "server_memory_share")
+    return [key for key in keys if getattr(config.topology, key) != getattr(Topology, key)]
+
+
+def _colocate_arguments(config: Config) -> list[str]:
+    names = ("gpu_memory_utilization", "max_model_length", "tensor_parallel_size", "enable_sleep_mode", "model_impl")
+    return [f"vllm_{name}" for name in names if f"vllm_{name}" in config.method.args]
 
 
 TOPOLOGY_RULES = [
@@ -89,11 +100,27 @@ TOPOLOGY_RULES = [
     ),
     Rule(
         "server_keys",
-        lambda c: c.topology.name != "split" and (c.topology.overlap or c.topology.server_max_length is not None),
-        lambda c: (
-            f"topology.overlap={c.topology.overlap}, server_max_length={c.topology.server_max_length} under topology={c.topology.name}"
-        ),
-        lambda c: "topology=split, which has a server; or neither",
+        lambda c: c.topology.name != "split" and bool(_server_keys(c)),
+        lambda c: f"topology.{_server_keys(c)[0]} under topology={c.topology.name}: it has no server",
+        lambda c: f"topology=split, or no topology.{_server_keys(c)[0]}",
+    ),
+    Rule(
+        "colocate_arguments",
+        lambda c: c.topology.name != "colocate" and bool(_colocate_arguments(c)),
+        lambda c: f"method.args.{_colocate_arguments(c)[0]} under topology={c.topology.name}: only topology=colocate reads it",
+        lambda c: "topology.server_memory_share, server_max_length and server_tensor_parallel for a server; or topology=colocate",
+    ),
+    Rule(
+        "overlap_without_correction",
+        lambda c: c.topology.overlap and value(c, "vllm_importance_sampling_correction") is False,
+        lambda c: "topology.overlap=true without vllm_importance_sampling_correction: completions of older weights would count as new",
+        lambda c: "method.args.vllm_importance_sampling_correction=true, TRL's default",
+    ),
+    Rule(
+        "server_heads",
+        lambda c: c.topology.server_tensor_parallel > 1 and c.model.num_heads % c.topology.server_tensor_parallel != 0,
+        lambda c: f"topology.server_tensor_parallel={c.topology.server_tensor_parallel}: {c.model.name} has {c.model.num_heads} heads",
+        lambda c: "a number that divides them",
     ),
     Rule(
         "server_memory",
@@ -103,11 +130,12 @@ TOPOLOGY_RULES = [
     ),
     Rule(
         "server_length",
-        lambda c: c.topology.server_max_length is not None and c.topology.server_max_length <= longest(c),
+        lambda c: c.topology.server_max_length is not None and not longest(c) < c.topology.server_max_length <= c.model.max_positions,
         lambda c: (
-            f"topology.server_max_length={c.topology.server_max_length}: a completion of {longest(c)} tokens and its prompt do not fit"
+            f"topology.server_max_length={c.topology.server_max_length}: a completion has {longest(c)} tokens and needs its prompt, "
+            f"and {c.model.name} has {c.model.max_positions} positions"
         ),
-        lambda c: f"more than {longest(c)}, prompt included",
+        lambda c: f"more than {longest(c)} and at most {c.model.max_positions}",
     ),
     Rule(
         "numa_binding",
@@ -129,6 +157,12 @@ TOPOLOGY_RULES = [
         lambda c: c.topology.strategy != "fsdp" and c.topology.fsdp != Fsdp(),
         lambda c: f"topology.fsdp.* under topology={c.topology.name}: it would be ignored",
         lambda c: "topology=fsdp",
+    ),
+    Rule(
+        "two_checkpointings",
+        lambda c: c.topology.fsdp.activation_checkpointing and bool(value(c, "gradient_checkpointing")),
+        lambda c: "topology.fsdp.activation_checkpointing=true with method.args.gradient_checkpointing=true: transformers refuses both",
+        lambda c: "method.args.gradient_checkpointing=false",
     ),
     Rule(
         "strategy_of_topology",

@@ -22,6 +22,7 @@ WORDS = {
 }
 # key -> the least it may be, where it has a value
 LEAST = {
+    "effective_batch": 1,
     "hardware.gpus_per_node": 1,
     "hardware.memory_gb": 1,
     "hardware.bandwidth_gb_s": 1,

@@ -6,7 +6,6 @@ Imported only under runtime=docker. Reaching the engine and pulling stand in con
 from __future__ import annotations
 
 import contextlib
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -28,7 +27,6 @@ from launch.container import ContainerSpec, container_name, sdk_arguments
 from launch.detect import Host
 from launch.errors import HostError
 from launch.plan import Plan
-from launch.trainer_args import SERVER_PORT
 
 
 def connect() -> docker.DockerClient:
@@ -54,7 +52,6 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
     with told():
         remove_orphans(client, host)
         check_devices(plan, host)
-        check_ports(plan)
         facts = image_facts(pull_if_absent(client, plan))
     check_image(plan, facts)
     return facts
@@ -77,25 +74,6 @@ def check_devices(plan: Plan, host: Host) -> None:
         raise HostError(
             f"you are not in {outside}, and only its members open {first}: sudo usermod -aG {outside} $USER, then log in again."
         )
-
-
-def check_ports(plan: Plan) -> None:
-    """A generation server on the host's own network needs its port. In a network of its own it is always free."""
-    servers = [p for p in plan.processes if p.kind == "server"]
-    for index, process in enumerate(servers):
-        spec = plan.containers.get(process.name)
-        if spec and spec.network != "host":
-            continue
-        port = SERVER_PORT + index
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError as error:
-                raise HostError(
-                    f"port {port} is taken, and {process.name} listens there. `ss -ltnp sport = :{port}` names who does; "
-                    "under runtime=docker, runtime.network=bridge gives the server a network of its own."
-                ) from error
 
 
 def pull_if_absent(client: docker.DockerClient, plan: Plan) -> Image:

@@ -30,7 +30,7 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        return self.total_gb <= self.capacity_gb
+        return self.total_gb <= self.capacity_gb + 1e-6  # a server fills what it has, by sums of floats
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,12 @@ def memory(config: Config, processes: list[topology.Process]) -> list[Memory]:
     for process in processes:
         if process.kind == "prepare":  # over before the others begin
             continue
-        parts = _server_parts(config) if process.kind == "server" else _rank_parts(config)
+        serves = process.kind == "server"
+        parts = _server_parts(config) if serves else _rank_parts(config)
+        # A server keeps to its share: weights that outgrow it do not fit, however much memory is left beside it.
+        most = config.topology.server_memory_share * capacity if serves else capacity
         devices: list[int | None] = [*process.gpus] or [None]
-        found += [Memory(process.name, gpu, parts, capacity) for gpu in devices]
+        found += [Memory(process.name, gpu, parts, most) for gpu in devices]
     return found
 
 
@@ -82,7 +85,10 @@ def _rank_parts(config: Config) -> dict[str, float]:
         "activations": _activations(config, batch(config)),
         "logits": _logits(config, batch(config)),
     }
-    return {name: size / 1e9 for name, size in parts.items() if size} | {"context": _overhead(config)}
+    found = {name: size / 1e9 for name, size in parts.items() if size} | {"context": _overhead(config)}
+    if config.topology.name == "colocate":
+        found["vllm"] = float(value(config, "vllm_gpu_memory_utilization")) * config.hardware.memory_gb
+    return found
 
 
 def _overhead(config: Config) -> float:

@@ -35,6 +35,9 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
     if vendor != Vendor.none:
         here = [gpu for gpu in host.gpus if (gpu.gfx.startswith("gfx")) == (vendor == Vendor.amd)]
         needed = len({gpu for p in plan.processes for gpu in p.gpus})  # what prepares uses one that trains later
+        beyond = sorted({gpu for p in plan.processes for gpu in p.gpus if gpu >= len(here)})
+        if here and beyond and len(here) >= needed:
+            raise HostError(f"GPU {beyond[0]} is asked for, and this machine has {len(here)}, from 0. Choose others in your mask.")
         if len(here) < needed:
             raise HostError(f"hardware={config.hardware.name}: {needed} {vendor.name} GPU(s) needed, {len(here)} found here. {offer}.")
     check_plan(plan)

@@ -50,10 +50,11 @@ def prepare(config: Config) -> tuple[Config, list[str]]:
     Under smoke=true the rules look at the small composition, so that no hardware rule refuses it; what they would refuse
     without it is a warning.
     """
-    batch.apply_effective_batch(config)
+    check.check_given(config)
+    replaced = batch.apply_effective_batch(config)
     if not config.smoke:
         check.check(config)
-        return config, check.warnings(config)
+        return config, [*replaced, *check.warnings(config)]
     small, left_out = smoke.scale_down(config)
     check.check(small)
     refused = [f"without smoke=true this is refused: {rule.message(config)}." for rule in check.refusals(config)]
@@ -67,12 +68,11 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
     if key:
         raise UserError(f"{key}: holds a secret of your shell, and a composition ends in records. The processes inherit the variable.")
     processes = topology.processes(config, host, run_dir)
-    gpus = [gpu for process in processes if process.kind != "prepare" for gpu in process.gpus]
     return Plan(
         name=config.name or default_name(config),
         run_dir=run_dir,
         config=config,
-        trainer_args=trainer_args.complete(config, run_dir, topology.ports(config, gpus, host)),
+        trainer_args=trainer_args.complete(config, run_dir, topology.ports(host, run_dir)),
         processes=processes,
         containers=container.specs(config, processes, host, run_dir),
         memory=estimate.memory(config, processes),

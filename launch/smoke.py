@@ -6,7 +6,7 @@ import copy
 import importlib.util
 
 from launch import shapes, trainer_args
-from launch.schema import Config, Init, Link, Topology, Vendor
+from launch.schema import Config, Debug, Init, Link, Topology, Vendor
 
 # Sizes only: what an argument means for the algorithm (loss, beta, scheduler ...) stays as composed.
 SIZES = {
@@ -48,6 +48,9 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
         small.precision.loss_scaling = small.adapter.quantize_base = False
     _shrink_topology(small, left_out)
     small.effective_batch = None
+    if small.debug != Debug.none:
+        left_out.append(f"debug={small.debug.name}: its variables are for a GPU")
+        small.debug = Debug.none
     hardware = small.hardware
     hardware.vendor, hardware.link, hardware.attention, hardware.env = Vendor.none, Link.none, "sdpa", {}
     hardware.gpus_per_node = max(1, small.topology.num_gpus or 1)
@@ -60,7 +63,9 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
 def _shrink_topology(config: Config, left_out: list[str]) -> None:
     """Two processes where there were several; the server is vLLM's build for the CPU."""
     topology = config.topology
-    topology.numa_binding = None
+    if topology.numa_binding:
+        left_out.append(f"topology.numa_binding={topology.numa_binding.value}: ranks on every core")
+        topology.numa_binding = None
     if topology.servers and not _has_vllm(config):
         left_out.append("topology=split: a trainer alone, and transformers generates (`make vllm` installs vLLM's build for the CPU)")
         config.topology = Topology("single", num_gpus=1, strategy="none")
@@ -72,6 +77,8 @@ def _shrink_topology(config: Config, left_out: list[str]) -> None:
     if topology.name == "single":
         return
     if topology.servers:
+        if (topology.servers, topology.server_tensor_parallel) != (1, 1):
+            left_out.append(f"topology.servers={topology.servers}, server_tensor_parallel={topology.server_tensor_parallel}: one process")
         topology.servers, topology.server_tensor_parallel, topology.server_max_length = 1, 1, 1024
     if topology.servers and not config.model.path:
         # After a reload vLLM's CPU kernels keep the old weights of a head that is tied to the embedding.

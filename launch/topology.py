@@ -6,13 +6,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch import environment, serving
+from launch import environment, paths, serving
 from launch.detect import Host
 from launch.environment import Setting
 from launch.schema import Config, Vendor
-from launch.trainer_args import SERVER_PORT, WEIGHTS_PORT
-
-PORTS_APART = 10
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ def processes(config: Config, host: Host, run_dir: Path) -> list[Process]:
             Process("prepare", "prepare", argv, environment.settings(config, host, "prepare", training[:1], run_dir), training[:1])
         )
     if config.topology.servers:
-        port = ports(config, gpus, host)[0]
+        port = ports(host, run_dir)[0]
         argv = server_argv(config, host, port, run_dir)
         settings = environment.settings(config, host, "server", generating, run_dir)
         found.append(Process("server", "server", argv, settings, generating, num_server_gpus(config), port, model_source(config, run_dir)))
@@ -92,10 +89,13 @@ def processes(config: Config, host: Host, run_dir: Path) -> list[Process]:
     return found
 
 
-def ports(config: Config, gpus: list[int], host: Host) -> tuple[int, int]:
-    """Of the server and of its weight transfer: near vLLM's and TRL's own, apart for runs on other GPUs of this machine."""
-    first = gpus[0] if gpus else 0
-    return host.free_port(SERVER_PORT + PORTS_APART * first), host.free_port(WEIGHTS_PORT + PORTS_APART * first)
+def ports(host: Host, run_dir: Path) -> tuple[int, int]:
+    """Of the server and of its weight transfer: free ones, and another run's are others, whenever both begin to listen.
+
+    Between 20000 and 30000: Linux gives away those from 32768 on.
+    """
+    server = host.free_port(20000 + int(paths.run_hash(run_dir), 16) % 5000 * 2)
+    return server, host.free_port(server + 1)
 
 
 def ranks_argv(config: Config, host: Host, num_ranks: int, run_dir: Path, program: str, node: int = 0) -> list[str]:

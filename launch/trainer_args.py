@@ -52,7 +52,6 @@ REPLACED = {
     "evaluation_strategy": "use eval_strategy",
 }
 JSON_TYPES = {bool: "bool", int: "int", float: "float", str: "str", list: "list", dict: "dict", type(None): "null"}
-SERVER_PORT, WEIGHTS_PORT = 8000, 51216  # vLLM's and TRL's defaults
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Generation of the next batch while this one trains: one step off policy, and never more.
+"""Generation of the next batch while this one trains: one generation off policy, and never more.
 
 The server takes new weights, starts on the prompts of the next generation batch, and meanwhile the trainer steps on completions made
 with the weights before. TRL's importance-sampling correction weighs every token by trainer over server probability, which covers this
@@ -11,9 +11,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
+from threading import Thread
 from typing import Any
 
 from accelerate.utils import broadcast_object_list, gather_object
@@ -35,7 +36,6 @@ class OverlappedGeneration:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._batches: deque[Any] = deque()  # those of this step that are still to train on, then those after it
-        self._client_thread = ThreadPoolExecutor(max_workers=1)
         super().__init__(*args, **kwargs)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: Any) -> Any:
@@ -65,7 +65,8 @@ class OverlappedGeneration:
         self._send_weights()
         upcoming = next(islice(self._batches, self._cycle(), None), None)
         self._under_way = None
-        if upcoming is not None:
+        steps = self._cycle() / self.args.gradient_accumulation_steps  # that this generation serves
+        if upcoming is not None and self.state.global_step + steps < self.state.max_steps:
             self._under_way = self._send(self._tokenize_prompts([row["prompt"] for row in upcoming])[0], num_generations)
         return completion_ids, logprobs
 
@@ -83,8 +84,7 @@ class OverlappedGeneration:
         if not self.accelerator.is_main_process:
             return UnderWay(prompts, None)
         server = self.vllm_generation
-        answer = self._client_thread.submit(
-            _timed,
+        answer = _in_background(
             server.vllm_client.generate,
             prompts=prompts[::num_generations],  # the rows of a group stand together and are the same
             n=num_generations,
@@ -113,6 +113,16 @@ class OverlappedGeneration:
         return completion_ids[own], [[token[0] for token in sequence] for sequence in logprobs[own]]
 
 
-def _timed(call: Callable, **arguments: Any) -> tuple[Any, float]:
-    began = time.monotonic()
-    return call(**arguments), time.monotonic() - began
+def _in_background(call: Callable, **arguments: Any) -> Future:
+    """Its result and the seconds it took. In a thread that a program which ends does not wait for, as it would for a pool's."""
+    answer: Future = Future()
+
+    def work() -> None:
+        began = time.monotonic()
+        try:
+            answer.set_result((call(**arguments), time.monotonic() - began))
+        except BaseException as error:  # for the rank that waits for it
+            answer.set_exception(error)
+
+    Thread(target=work, daemon=True).start()
+    return answer

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list
+from torch.distributed.fsdp import FSDPModule
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.import_utils import is_vllm_available
@@ -91,12 +92,13 @@ def check_weights_arrive(trainer: GRPOTrainer) -> None:
     sync()
     ids, server = _sample(trainer)
     changed = _own_log_probs(trainer, ids)
+    norm = _last_norm(trainer)
     with _whole(norm):
         norm.copy_(kept)
     sync()
     apart = max(apart, (server - changed).abs().mean().item())
     moved = (changed - _own_log_probs(trainer, ids)).abs().mean().item()
-    if not apart <= FOLLOWED * moved:
+    if not (moved > 0 and apart <= FOLLOWED * moved):
         raise RuntimeError(
             f"weights do not reach the generation server: a change that moves log-probabilities by {moved:.3g} on the trainer leaves the "
             f"server {apart:.3g} away from it. vLLM and TRL may not fit together, or the server computes in another precision."
@@ -106,6 +108,9 @@ def check_weights_arrive(trainer: GRPOTrainer) -> None:
 
 def _last_norm(trainer: GRPOTrainer) -> torch.nn.Parameter:
     """The weight before the head: one vector, on which every log-probability depends."""
+    for module in trainer.model.modules():
+        if isinstance(module, FSDPModule):  # what a forward pass has gathered is a copy, unless resharding is on
+            module.reshard()
     model = trainer.accelerator.unwrap_model(trainer.model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     return base.model.norm.weight

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import socket
 import socketserver
 import threading
 from http.server import BaseHTTPRequestHandler
@@ -140,17 +139,6 @@ def test_not_in_the_group_of_the_nodes():
     engine.check_devices(plan, dataclasses.replace(host, member_of=(1000, 109)))
     engine.check_devices(plan, dataclasses.replace(host, uid=0, member_of=(0,)))
     engine.check_devices(plan, dataclasses.replace(host, member_of=(), device_nodes=dict.fromkeys(host.device_nodes)))
-
-
-def test_port_taken(monkeypatch):
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        monkeypatch.setattr(engine, "SERVER_PORT", other.getsockname()[1])
-        split = ["hardware=mi300x", "method=grpo", "model=qwen3_4b"]
-        with pytest.raises(HostError, match=r"port \d+ is taken, and server listens there.*runtime.network=bridge"):
-            engine.check_ports(plan_of(*split, "runtime.network=host"))
-        engine.check_ports(plan_of(*split))  # a network of its own
 
 
 def test_image_not_built(fake):

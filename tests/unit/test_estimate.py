@@ -148,7 +148,21 @@ def test_masks_that_contradict(environ, said):
     [
         (["hardware=mi300x", "topology=single"], 0, "1 amd GPU"),
         (["hardware=h200", "topology=single"], 8, "1 nvidia GPU"),
-        (["hardware=mi300x", "topology=ddp"], 8, "plans several GPUs and runs one"),
+        (["hardware=mi300x", "topology=ddp"], 4, "8 amd GPU"),
+        (["hardware=mi300x", "method=grpo", "model=qwen3_4b", "topology=split"], 7, "8 amd GPU"),
+        (
+            [
+                "hardware=mi300x",
+                "method=grpo",
+                "model=llama3_1_70b",
+                "topology=split",
+                "topology.strategy=fsdp",
+                "adapter=lora",
+                "topology.server_memory_share=0.5",
+            ],
+            8,
+            "server on GPU 0",
+        ),
         (["hardware=mi300x", "topology=single", "precision=fp8"], 8, "does not train in it yet"),
         (["hardware=rx9070xt", "model=qwen3_32b"], 8, "GB missing"),
     ],
@@ -158,6 +172,19 @@ def test_a_host_that_cannot_run_it(overrides, gpus, said):
     with pytest.raises(HostError, match=said) as raised:
         check_host(plan(*overrides, host=host), host)
     assert raised.value.exit_code == 3
+
+
+def test_a_mask_that_names_a_gpu_that_is_not_there():
+    host = host_with(8, HIP_VISIBLE_DEVICES="6,9")
+    with pytest.raises(HostError, match="GPU 9 is asked for, and this machine has 8"):
+        check_host(plan("hardware=mi300x", "topology=ddp", "topology.num_gpus=2", host=host), host)
+
+
+def test_vllm_beside_a_trainer_takes_its_share():
+    beside, alone = (
+        plan("hardware=mi300x", "method=grpo", "model=qwen3_4b", f"topology={name}").memory[0] for name in ("colocate", "single")
+    )
+    assert beside.total_gb - alone.total_gb == pytest.approx(0.3 * 192)  # TRL's vllm_gpu_memory_utilization
 
 
 def test_a_host_that_can():

@@ -16,7 +16,7 @@ from tests.supervised import DONE, plan_of
 @pytest.mark.parametrize("number", execute.ASKS_TO_STOP)
 def test_a_signal_is_noted_and_the_old_handler_comes_back(number):
     before = signal.getsignal(number)
-    with execute._signals() as received:
+    with execute.signals() as received:
         os.kill(os.getpid(), number)
         os.kill(os.getpid(), number)
     assert received == [number, number]
@@ -26,7 +26,7 @@ def test_a_signal_is_noted_and_the_old_handler_comes_back(number):
 def test_nohup_stays_in_force():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with execute._signals() as received:
+        with execute.signals() as received:
             os.kill(os.getpid(), signal.SIGHUP)
         assert received == []
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

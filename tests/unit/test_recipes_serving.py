@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
-from transformers.utils import import_utils
+from trl import import_utils
 
 from recipes.common import serving
 from recipes.common.errors import UserError

@@ -1,0 +1,54 @@
+"""effective_batch: the accumulation that follows from it, and what is said where none does."""
+
+from __future__ import annotations
+
+import pytest
+
+from launch import batch
+from launch.errors import UserError
+from launch.plan import prepare
+from tests.conftest import composed
+
+EIGHT = ["hardware=mi300x", "model=qwen3_4b", "topology=ddp", "method.args.per_device_train_batch_size=4"]
+
+
+def test_the_accumulation_follows():
+    config, warnings = prepare(composed(*EIGHT, "effective_batch=128"))
+    assert config.method.args["gradient_accumulation_steps"] == 4
+    assert batch.batch(config).sequences == 128
+    assert not [line for line in warnings if "effective_batch" in line]
+
+
+def test_an_accumulation_that_is_replaced_is_said():
+    _, warnings = prepare(composed(*EIGHT, "effective_batch=64", "method.args.gradient_accumulation_steps=4"))
+    assert "effective_batch=64: gradient_accumulation_steps=2, in place of 4." in warnings
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["effective_batch=100"], "8 rank(s) x 4 sequences: it is no multiple of 32. Use: effective_batch=96."),
+        (
+            ["effective_batch=24"],
+            "Use: method.args.per_device_train_batch_size=1 or method.args.per_device_train_batch_size=3 or effective_",
+        ),
+        (["effective_batch=-3"], "effective_batch=-3: out of range. Use: at least 1"),
+        (["method=evaluate", "topology=single", "effective_batch=8"], "evaluate: it takes no optimizer steps"),
+        (["effective_batch=8", "method.args.gradient_accumulation_steps=four"], "gradient_accumulation_steps='four': str"),
+    ],
+)
+def test_what_does_not_divide(overrides, said):
+    with pytest.raises(UserError) as raised:
+        prepare(composed(*EIGHT[: 3 if "method=evaluate" in overrides else 4], *overrides))
+    assert said in str(raised.value)
+
+
+def test_groups_of_completions_are_kept_whole():
+    given = [*EIGHT[:2], "method=grpo", "topology=split", "method.args.num_generations=8", "effective_batch=100"]
+    with pytest.raises(UserError) as raised:
+        prepare(composed(*given))
+    suggested = [
+        int(word.removeprefix("effective_batch=").rstrip(".")) for word in str(raised.value).split() if word.startswith("effective_b")
+    ]
+    assert suggested[-1] % 8 == 0
+    prepare(composed(*given[:-1], f"effective_batch={suggested[-1]}"))
