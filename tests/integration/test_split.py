@@ -28,7 +28,7 @@ SMALL = [
     *["hardware=cpu", "method=grpo", "model=tiny", "precision=fp32", "data.num_train=64", "tracking=none"],
     *["+method.rewards={faults.reward: 1.0}", "method.args.num_generations=4", "method.args.per_device_train_batch_size=4"],
     # Weights that move enough in one step for the server's log-probabilities to show it.
-    *["method.args.learning_rate=1e-3", "method.args.lr_scheduler_type=constant", "method.args.warmup_steps=0"],
+    *["method.args.learning_rate=1e-4", "method.args.lr_scheduler_type=constant", "method.args.warmup_steps=0"],
 ]
 TWO_RANKS = [
     *["topology=ddp", "hardware.gpus_per_node=2", "topology.num_gpus=2", "model.num_layers=1"],
@@ -149,6 +149,8 @@ SPLIT = [
 ONE_AND_ONE = [
     *[*SMALL, *SPLIT, "hardware.gpus_per_node=2", "topology.num_gpus=2"],
     *["topology.overlap=true", "runtime.max_restarts=1", "method.args.max_steps=6"],
+    # A trainer asks a server that is gone again and again, for a minute; nothing here takes longer than this to save.
+    "runtime.stop_timeout_s=10",
 ]
 RUNNING = re.compile(r"^vllm:num_requests_running(?:\{.*\})? ([1-9]\S*)", re.MULTILINE)
 ARRIVE = "weights reach the server: log-probabilities moved by"
@@ -202,7 +204,8 @@ def test_a_server_that_dies_in_a_weight_transfer_is_started_anew_with_its_traine
     folder, _, said = killed_twice
     first, restart, second = said.partition("restart 1 of 1, from the newest whole checkpoint")
     assert restart, said
-    assert "\nserver failed" in first, first
+    assert "\nserver failed: Worker proc VllmWorker-0 died unexpectedly (exit code: -9)\nLast lines of" in first, first
+    assert MEANS in first
     assert "trainers failed" not in first
     assert ARRIVE in second
     assert f"resuming from {only_run(folder) / 'checkpoints/checkpoint-2'}\n" in second
@@ -229,17 +232,15 @@ def test_the_same_command_finishes_what_its_server_did_not_survive(finished):
 
 
 def test_generation_that_overlaps_training_is_one_step_off_policy(finished):
-    """Trainer over server probability: the same weights after a start, else those of one step later."""
+    """After a start both have the same weights; from then on the trainer's are those of one step later."""
     rows = rundir.read_metrics(finished[0] / "metrics.jsonl")
     off = {row["step"]: row["sampling/sampling_logp_difference/mean"] for row in rows}
     ratio = {row["step"]: row["sampling/importance_sampling_ratio/mean"] for row in rows}
-    print(off, ratio, [(row["generation_s"], row["wait_s"], row.get("sync_s")) for row in rows])
     started = {1, 3, 5}
-    assert all(off[step] < ROUNDING for step in started)
-    assert all(off[step] > 10 * ROUNDING for step in off.keys() - started)
-    assert all(abs(ratio[step] - 1) < 0.2 for step in ratio)
-    assert all(row["reward_std"] > 0 and row["grad_norm"] > 0 for row in rows)
-    assert all(row["generation_s"] > 0 and row["wait_s"] > 0 for row in rows)
+    assert all((off[step] < ROUNDING) == (abs(ratio[step] - 1) < ROUNDING) == (step in started) for step in off), (off, ratio)
+    assert all(off[step] < 0.05 and abs(ratio[step] - 1) < 0.5 for step in off), (off, ratio)
+    for row in rows:
+        assert min(row[name] for name in ("reward_std", "grad_norm", "generation_s", "wait_s", "sync_s")) > 0
 
 
 def test_one_server_and_seven_ranks(vllm, folder):
@@ -251,11 +252,8 @@ def test_one_server_and_seven_ranks(vllm, folder):
     run = only_run(folder)
     assert len(list((run / "checkpoints/checkpoint-2").glob("rng_state_*.pth"))) == 7
     rows = rundir.read_metrics(run / "metrics.jsonl")
-    print(rows)
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:  # synchronous: the server has what the ranks have, also after their weights have moved
         assert row["sampling/sampling_logp_difference/mean"] < ROUNDING
-        assert row["reward_std"] > 0
-        assert row["grad_norm"] > 0
-        assert row["sync_s"] > 0
+        assert min(row[name] for name in ("reward_std", "grad_norm", "generation_s", "wait_s", "sync_s")) > 0
     assert left(folder) == []

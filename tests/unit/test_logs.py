@@ -157,3 +157,13 @@ def test_the_error_that_ended_vllms_engine():
     ]
     assert logs.root_cause(said) == "ValueError: Free memory on device cuda:0 is less than desired"
     assert logs.root_cause(said[-1:]) is None
+
+
+def test_a_worker_that_vllms_engine_has_lost():
+    """As it was said when a worker was killed; all that follows is about the engine's own end."""
+    said = [
+        "(EngineCore pid=1) ERROR 11-21 15:10:37 [multiproc_executor.py:314] "
+        "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor.",
+        "(EngineCore pid=1) ERROR 11-21 15:10:37 [core.py:1673] RuntimeError: cancelled",
+    ]
+    assert logs.root_cause(said) == "Worker proc VllmWorker-0 died unexpectedly (exit code: -9)"
