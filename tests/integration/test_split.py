@@ -124,7 +124,7 @@ def test_a_run_that_is_killed_again_and_again_computes_what_an_undisturbed_one_d
 def test_a_rank_that_hangs(folder):
     """Imports say nothing for as long as a busy machine needs for them, which the timeout has to allow."""
     (folder / "fault").write_text("hang 2")
-    done = command(*SMALL, *TWO_RANKS, "runtime.hang_timeout_s=40", cwd=folder, timeout=ENDS_WITHIN_S)
+    done = command(*SMALL, *TWO_RANKS, "runtime.hang_timeout_s=40", "runtime.stop_timeout_s=2", cwd=folder, timeout=ENDS_WITHIN_S)
     assert done.returncode == 5, done.stdout + done.stderr
     assert not (folder / "fault").exists()
     run = only_run(folder)
@@ -150,7 +150,7 @@ ONE_AND_ONE = [
     *[*SMALL, *SPLIT, "hardware.gpus_per_node=2", "topology.num_gpus=2"],
     *["topology.overlap=true", "runtime.max_restarts=1", "method.args.max_steps=6"],
     # A trainer asks a server that is gone again and again, for a minute; nothing here takes longer than this to save.
-    "runtime.stop_timeout_s=10",
+    "runtime.stop_timeout_s=5",
 ]
 RUNNING = re.compile(r"^vllm:num_requests_running(?:\{.*\})? ([1-9]\S*)", re.MULTILINE)
 ARRIVE = "weights reach the server: log-probabilities moved by"
