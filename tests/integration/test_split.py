@@ -28,7 +28,7 @@ SMALL = [
     *["hardware=cpu", "method=grpo", "model=tiny", "precision=fp32", "data.num_train=64", "tracking=none"],
     *["+method.rewards={faults.reward: 1.0}", "method.args.num_generations=4", "method.args.per_device_train_batch_size=4"],
     # Weights that move enough in one step for the server's log-probabilities to show it.
-    *["method.args.learning_rate=1e-4", "method.args.lr_scheduler_type=constant", "method.args.warmup_steps=0"],
+    *["method.args.learning_rate=3e-5", "method.args.lr_scheduler_type=constant", "method.args.warmup_steps=0"],
 ]
 TWO_RANKS = [
     *["topology=ddp", "hardware.gpus_per_node=2", "topology.num_gpus=2", "model.num_layers=1"],
