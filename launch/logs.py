@@ -21,7 +21,7 @@ FIRST_FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P
 KILLED = re.compile(r"\(local_rank: (?P<rank>\d+)\)\s+exitcode\s*: (?P<code>-(?!6 )\d+) \(pid: (?P<pid>\d+)\)")
 TOLD_TO_END = re.compile(r"Sending process (\d+) closing signal")
 # vLLM's engine says why it ends, or which worker of its own it has lost; its API server, which ends after it, says only that it did.
-ENGINE_ERROR = re.compile(r"EngineCore.*ERROR.*\] (\w*(?:Error|Exception): .+|Worker proc \S+ died unexpectedly \(exit code: -?\d+\))")
+ENGINE_ERROR = re.compile(r"EngineCore.*ERROR.*\] (\w*(?:Error|Exception): .+|Worker proc \S+ died unexpectedly \(exit code: \S+\))")
 
 
 class Follower:

@@ -148,7 +148,7 @@ SPLIT = [
 # A server that is killed takes its restart; the second time the run ends.
 ONE_AND_ONE = [
     *[*SMALL, *SPLIT, "hardware.gpus_per_node=2", "topology.num_gpus=2"],
-    *["topology.overlap=true", "runtime.max_restarts=1", "method.args.max_steps=6"],
+    *["topology.overlap=true", "runtime.max_restarts=1", "method.args.max_steps=12"],
     # A trainer asks a server that is gone again and again, for a minute; nothing here takes longer than this to save.
     "runtime.stop_timeout_s=5",
 ]
@@ -192,19 +192,20 @@ def generates(folder: Path, after_step: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def finished(killed_twice) -> tuple[Path, str]:
-    """The run that the same command has brought to its end, and what it said."""
+def finished(killed_twice) -> tuple[Path, int, str]:
+    """The run that the same command has brought to its end, after which step it began, and what it said."""
     folder, *_ = killed_twice
+    newest = max(int(path.name.partition("-")[2]) for path in folder.glob("runs/*/*/checkpoints/checkpoint-*"))
     done = command(*ONE_AND_ONE, cwd=folder, timeout=ENDS_WITHIN_S)
     assert done.returncode == 0, done.stdout + done.stderr
-    return only_run(folder), done.stdout + done.stderr
+    return only_run(folder), newest, done.stdout + done.stderr
 
 
 def test_a_server_that_dies_in_a_weight_transfer_is_started_anew_with_its_trainers(killed_twice):
     folder, _, said = killed_twice
     first, restart, second = said.partition("restart 1 of 1, from the newest whole checkpoint")
     assert restart, said
-    assert "\nserver failed: Worker proc VllmWorker-0 died unexpectedly (exit code: -9)\nLast lines of" in first, first
+    assert "\nserver failed: Worker proc VllmWorker-0 died unexpectedly (exit code: " in first, first
     assert MEANS in first
     assert "trainers failed" not in first
     assert ARRIVE in second
@@ -223,20 +224,22 @@ def test_a_server_that_dies_while_it_generates_ends_the_run(killed_twice):
 
 
 def test_the_same_command_finishes_what_its_server_did_not_survive(finished):
-    run, said = finished
-    assert f"resuming from {run / 'checkpoints/checkpoint-4'}\n" in said
+    run, newest, said = finished
+    assert 4 <= newest < 12
+    assert f"resuming from {run / 'checkpoints'}/checkpoint-{newest}\n" in said
     assert ARRIVE in said
-    assert [row["step"] for row in computed(run)] == list(range(1, 7))
+    assert [row["step"] for row in computed(run)] == list(range(1, 13))
     assert json.loads((run / "record.json").read_text())["status"] == "done"
     assert left(run.parents[2]) == []
 
 
 def test_generation_that_overlaps_training_is_one_step_off_policy(finished):
     """After a start both have the same weights; from then on the trainer's are those of one step later."""
-    rows = rundir.read_metrics(finished[0] / "metrics.jsonl")
+    run, newest, _ = finished
+    rows = rundir.read_metrics(run / "metrics.jsonl")
     off = {row["step"]: row["sampling/sampling_logp_difference/mean"] for row in rows}
     ratio = {row["step"]: row["sampling/importance_sampling_ratio/mean"] for row in rows}
-    started = {1, 3, 5}
+    started = {1, 3, newest + 1}
     assert all((off[step] < ROUNDING) == (abs(ratio[step] - 1) < ROUNDING) == (step in started) for step in off), (off, ratio)
     assert all(off[step] < 0.05 and abs(ratio[step] - 1) < 0.5 for step in off), (off, ratio)
     for row in rows:
