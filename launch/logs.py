@@ -16,9 +16,13 @@ NOT_TEXT = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\
 TIMES = re.compile(rb"\b\d{2,4}-\d\d(?:-\d\d)?\b|\d+(?::\d\d)+(?:[.,]\d+)?|\d+(?:\.\d+)?(?= ?(?:ms|s|sec|seconds?|min|minutes?|it/s)\b)")
 # torchrun begins to end the other ranks when one has failed, and reports at most 30 s later, when they are gone.
 REPORT = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py:\d+\] (?:Sending process|failed \(exitcode)")
-FIRST_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
-# vLLM's engine says why it ends; its API server, which ends after it, says only that the engine did.
-ENGINE_ERROR = re.compile(r"EngineCore.*ERROR.*\] (\w*(?:Error|Exception): .+)")
+FIRST_FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)")
+# Of a rank that was killed and one that fails because of that, torchrun may see the second first. Those it told to end died of that,
+# and SIGABRT (6) is how RCCL ends a rank that has lost another.
+KILLED = re.compile(r"\(local_rank: (?P<rank>\d+)\)\s+exitcode\s*: (?P<code>-(?!6 )\d+) \(pid: (?P<pid>\d+)\)")
+TOLD_TO_END = re.compile(r"Sending process (\d+) closing signal")
+# vLLM's engine says why it ends, or which worker of its own it has lost; its API server, which ends after it, says only that it did.
+ENGINE_ERROR = re.compile(r"EngineCore.*ERROR.*\] (\w*(?:Error|Exception): .+|Worker proc \S+ died unexpectedly \(exit code: \S+\))")
 
 
 class Follower:
@@ -64,7 +68,7 @@ class Follower:
 
 
 class LastWords(NamedTuple):
-    """What a process group said before torchrun began to report, and which rank torchrun saw fail first, with its exit code."""
+    """What a process group said before torchrun began to report, and which rank failed first by its report, with its exit code."""
 
     lines: list[str]
     rank: int | None = None
@@ -80,8 +84,10 @@ def last_words(log: Path, since: int = 0, count: int = 200) -> LastWords:
         lines = [text(line) for line in file.read().removesuffix(b"\n").split(b"\n")]
     end = next((n for n, line in enumerate(lines) if REPORT.search(line)), len(lines))
     said = [line for line in lines[:end] if line.strip()][-count:]
-    found = next((match for line in lines[end:] if (match := FIRST_FAILED.search(line))), None)
-    return LastWords(said, int(found[2]), int(found[1])) if found else LastWords(said)
+    report = "\n".join(lines[end:])
+    told = TOLD_TO_END.findall(report)
+    found = next((match for match in KILLED.finditer(report) if match["pid"] not in told), None) or FIRST_FAILED.search(report)
+    return LastWords(said, int(found["rank"]), int(found["code"])) if found else LastWords(said)
 
 
 def root_cause(lines: list[str]) -> str | None:

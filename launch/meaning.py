@@ -123,7 +123,8 @@ MEANINGS = [
         "(containers/images.lock.yaml).",
     ),
     _meaning(
-        r"signal 9 \(SIGKILL\)|DefaultCPUAllocator: (?:can't|not enough)|^MemoryError\b|\] MemoryError\b|Cannot allocate memory",
+        r"signal 9 \(SIGKILL\)|died unexpectedly \(exit code: (?:-9|None)\)"
+        r"|DefaultCPUAllocator: (?:can't|not enough)|^MemoryError\b|\] MemoryError\b|Cannot allocate memory",
         "the host's memory is full (`dmesg | grep -i oom` shows what the kernel killed), or somebody killed the process. "
         "hardware.dataloader.num_workers=0, or a smaller model.",
     ),

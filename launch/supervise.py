@@ -262,7 +262,8 @@ def describe(plan: Plan, outcome: Outcome) -> str:
     shown = words.lines[-SHOWN_LINES:]
     rank, why, known = None, outcome.why, None
     if process.kind == "server":
-        why = why or logs.root_cause(words.lines)
+        # vLLM's API server ends with 0 when its engine has died, hundreds of lines after the engine has said why.
+        why = logs.root_cause(logs.last_words(log, outcome.since, count=1000).lines) or why
     elif outcome.status == "failed":
         known = next(iter(failures(plan.run_dir)), None)
         if words.exit_code is not None and words.exit_code < 0:  # it could write nothing, and others failed because of it

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from launch import logs
 from launch.logs import Follower, LastWords, last_words
 
 API = "W1121 14:12:47.579000 2899 /x/torch/distributed/elastic/multiprocessing/api.py"
 ASKED = f"{API}:1028] Sending process 2962 closing signal SIGTERM"
+FAILED_0 = f"{API}:1002] failed (exitcode: 1) local_rank: 0 (pid: 2961) of binary: python"
 FAILED = f"{API}:1002] failed (exitcode: -9) local_rank: 1 (pid: 2963) of binary: python"
 
 
@@ -111,6 +114,22 @@ def test_last_words_are_those_before_torchrun_reports(tmp_path):
     assert last_words(log) == LastWords(["rank 1 says"], rank=1, exit_code=-9)
 
 
+@pytest.mark.parametrize(
+    ("codes", "told", "first"),
+    [
+        ({0: 1, 1: -9}, "", (1, -9)),  # torchrun saw 0, which lost 1, before 1
+        ({0: 1, 1: -9}, ASKED, (0, 1)),  # torchrun's own SIGKILL, for a rank that does not end
+        ({0: 1, 1: -6}, "", (0, 1)),
+        ({0: 1, 1: 1}, "", (0, 1)),
+    ],
+)
+def test_a_rank_that_was_killed_failed_first(tmp_path, codes, told, first):
+    log = tmp_path / "a.log"
+    summary = [f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: {2961 + rank})" for rank, code in codes.items()]
+    log.write_text("\n".join(["rank 0 lost rank 1", told, FAILED_0, *summary]) + "\n")
+    assert last_words(log) == LastWords(["rank 0 lost rank 1"], *first)
+
+
 def test_last_words_are_those_of_this_attempt(tmp_path):
     log = tmp_path / "a.log"
     log.write_text(f"first attempt\n{ASKED}\n{FAILED}\n")
@@ -138,3 +157,13 @@ def test_the_error_that_ended_vllms_engine():
     ]
     assert logs.root_cause(said) == "ValueError: Free memory on device cuda:0 is less than desired"
     assert logs.root_cause(said[-1:]) is None
+
+
+def test_a_worker_that_vllms_engine_has_lost():
+    """As it was said when a worker was killed; all that follows is about the engine's own end."""
+    said = [
+        "(EngineCore pid=1) ERROR 11-21 15:10:37 [multiproc_executor.py:314] "
+        "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor.",
+        "(EngineCore pid=1) ERROR 11-21 15:10:37 [core.py:1673] RuntimeError: cancelled",
+    ]
+    assert logs.root_cause(said) == "Worker proc VllmWorker-0 died unexpectedly (exit code: -9)"

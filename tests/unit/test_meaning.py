@@ -92,6 +92,7 @@ SAMPLES = {
     "this vLLM is not one": ['cli.py: error: unrecognized arguments: --weight-transfer-config {"backend": "nccl"}'],
     "the host's memory is full": [
         "killed by signal 9 (SIGKILL)",
+        "Worker proc VllmWorker-0 died unexpectedly (exit code: -9)",
         "traceback : Signal 9 (SIGKILL) received by PID 2963",
         "RuntimeError: [enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9e11 B.",
     ],

@@ -1,0 +1,263 @@
+"""Runs of several real processes on a CPU, and what becomes of them when one dies or hangs.
+
+Ranks alone come first, then a vLLM server with its trainers. faults.py is what goes wrong.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch import orphans, rundir, serving
+from tests.conftest import ROOT, command
+from tests.integration.conftest import lacking
+from tests.supervised import eventually
+
+pytestmark = pytest.mark.integration
+
+SMALL = [
+    *["hardware=cpu", "method=grpo", "model=tiny", "precision=fp32", "data.num_train=64", "tracking=none"],
+    *["+method.rewards={faults.reward: 1.0}", "method.args.num_generations=4", "method.args.per_device_train_batch_size=4"],
+    # Weights that move enough in one step for the server's log-probabilities to show it.
+    *["method.args.learning_rate=3e-5", "method.args.lr_scheduler_type=constant", "method.args.warmup_steps=0"],
+]
+TWO_RANKS = [
+    *["topology=ddp", "hardware.gpus_per_node=2", "topology.num_gpus=2", "model.num_layers=1"],
+    *["method.args.max_completion_length=6", "method.args.max_steps=8", "method.args.save_steps=2"],
+]
+# What differs between two runs of the same computation.
+TIMED = {"time_s", "step_s", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "memory_peak_gb"}
+KILLED = "failed: killed by signal 9 (SIGKILL)\nLast lines of"
+MEANS = (
+    "This usually means: the host's memory is full (`dmesg | grep -i oom` shows what the kernel killed), or somebody killed the process."
+)
+ROUNDING = 1e-4  # of log-probabilities in fp32, computed here and by vLLM
+ENDS_WITHIN_S = 300  # of a run on two cores that do something else too
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return prepared(tmp_path)
+
+
+def prepared(folder: Path, plugin: bool = False) -> Path:
+    """Where a launcher is started: faults.py is importable there, since the reward is one's own."""
+    folder.mkdir(exist_ok=True)
+    shutil.copy(ROOT / "tests/integration/faults.py", folder)
+    if plugin:
+        metadata = folder / "faults-1.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: faults\nVersion: 1\n")
+        (metadata / "entry_points.txt").write_text("[vllm.general_plugins]\nfaults = faults:register\n")
+    return folder
+
+
+def left(folder: Path) -> list[int]:
+    """Processes of runs that were started here."""
+    return [pid for pid in orphans.marked({}) if working_directory(pid) == str(folder)]
+
+
+def working_directory(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/cwd")
+    except FileNotFoundError:  # it has just ended
+        return None
+
+
+def computed(run: Path) -> list[dict]:
+    """metrics.jsonl without what a clock says."""
+    return [{key: value for key, value in row.items() if key not in TIMED} for row in rundir.read_metrics(run / "metrics.jsonl")]
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = folder.glob("runs/*/*/")
+    return run
+
+
+# ---- Ranks alone
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> list[dict]:
+    folder = prepared(tmp_path_factory.mktemp("undisturbed"))
+    done = command(*SMALL, *TWO_RANKS, cwd=folder, timeout=ENDS_WITHIN_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return computed(only_run(folder))
+
+
+def test_a_run_that_is_killed_again_and_again_computes_what_an_undisturbed_one_does(folder, undisturbed):
+    """The same command each time: rank 1 dies in the first, a middle and the last step; the launcher is told to stop, and is killed."""
+    rank_1 = f"trainers, rank 1 {KILLED}"
+    told = "SIGTERM: waiting for trainers to save and end"
+    # Fault, step it begins after, exit code, what is said.
+    for fault, resumed, code, words in [
+        ("kill 1", 0, 4, [rank_1, MEANS]),
+        ("kill 4", 0, 4, [rank_1, MEANS]),
+        ("stop 5", 2, 75, [told, "interrupted after step 5"]),
+        ("lose 6", 5, -signal.SIGKILL, []),
+        ("kill 8", 6, 4, [rank_1, MEANS]),
+        ("", 6, 0, ["done: 8 steps"]),
+    ]:
+        (folder / "fault").write_text(fault)
+        done = command(*SMALL, *TWO_RANKS, cwd=folder, timeout=ENDS_WITHIN_S)
+        said = done.stdout + done.stderr
+        assert done.returncode == code, said
+        assert all(word in said for word in words), said
+        assert eventually(lambda: left(folder) == []), f"{fault}: processes are left"
+        assert not fault or not (folder / "fault").exists(), f"{fault} did not happen"
+        checkpoint = only_run(folder) / f"checkpoints/checkpoint-{resumed}"
+        assert (f"resuming from {checkpoint}\n" in said) == (resumed > 0), said
+    assert computed(only_run(folder)) == undisturbed
+    assert undisturbed[0]["reward_std"] > 0
+    assert [row["step"] for row in undisturbed] == list(range(1, 9))
+
+
+def test_a_rank_that_hangs(folder):
+    """Imports say nothing for as long as a busy machine needs for them, which the timeout has to allow."""
+    (folder / "fault").write_text("hang 2")
+    done = command(*SMALL, *TWO_RANKS, "runtime.hang_timeout_s=40", "runtime.stop_timeout_s=2", cwd=folder, timeout=ENDS_WITHIN_S)
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert not (folder / "fault").exists()
+    run = only_run(folder)
+    assert "trainers hung: no step, no token and no load progress for 4" in done.stdout
+    assert f"stacks of all processes are in {run / 'stacks'}" in done.stdout
+    stacks = {rank: next((run / "stacks").glob(f"rank{rank}-*.txt")).read_text() for rank in (0, 1)}
+    # Where py-spy may not look, each rank writes its own into the log.
+    log = (run / "logs/trainers.log").read_text()
+    assert "hang_here" in stacks[1] or ("its stacks are in the log" in stacks[1] and "in hang_here" in log)
+    assert "gather" in stacks[0] or ("its stacks are in the log" in stacks[0] and "gather" in log)
+    assert json.loads((run / "record.json").read_text())["status"] == "hung"
+    assert left(folder) == []
+
+
+# ---- A server and its trainers
+
+SPLIT = [
+    *["topology=split", "hardware.vllm=true", "topology.server_max_length=256", "model.num_layers=2"],
+    *["method.args.save_steps=2", "method.args.max_completion_length=128"],
+]
+# A server that is killed takes its restart; the second time the run ends.
+ONE_AND_ONE = [
+    *[*SMALL, *SPLIT, "hardware.gpus_per_node=2", "topology.num_gpus=2"],
+    *["topology.overlap=true", "runtime.max_restarts=1", "method.args.max_steps=12"],
+    # A trainer asks a server that is gone again and again, for a minute; nothing here takes longer than this to save.
+    "runtime.stop_timeout_s=5",
+]
+RUNNING = re.compile(r"^vllm:num_requests_running(?:\{.*\})? ([1-9]\S*)", re.MULTILINE)
+ARRIVE = "weights reach the server: log-probabilities moved by"
+
+
+@pytest.fixture(scope="module")
+def vllm() -> None:
+    if importlib.util.find_spec("vllm") is None:
+        lacking("no vLLM (make vllm)")
+
+
+@pytest.fixture(scope="module")
+def killed_twice(vllm, tmp_path_factory) -> tuple[Path, int, str]:
+    """Where a run was started whose server died in the middle of a transfer, then of a generation; its exit code, and what it said."""
+    folder = prepared(tmp_path_factory.mktemp("split"), plugin=True)
+    (folder / "fault").write_text("sync 6")  # three are the check's, then one a step
+    argv = [sys.executable, str(ROOT / "launch/run.py"), *ONE_AND_ONE]
+    with (folder / "said").open("w") as said:
+        launcher = subprocess.Popen(argv, cwd=folder, stdout=said, stderr=said, env={**os.environ, "COLUMNS": "200"})
+    try:
+        assert eventually(lambda: launcher.poll() is not None or generates(folder, after_step=4), ENDS_WITHIN_S)
+        orphans.kill({orphans.PROCESS: f"{launcher.pid}/server"})
+        return folder, launcher.wait(ENDS_WITHIN_S), (folder / "said").read_text()
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+def generates(folder: Path, after_step: int) -> bool:
+    """Whether this step's checkpoint is there, and the server works on a request."""
+    if not list(folder.glob(f"runs/*/*/checkpoints/checkpoint-{after_step}")):
+        return False
+    plan = json.loads((only_run(folder) / "plan.json").read_text())
+    (argv,) = [process["argv"] for process in plan["processes"] if process["kind"] == "server"]
+    try:
+        return RUNNING.search(serving.get(int(argv[argv.index("--port") + 1]), "/metrics")) is not None
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def finished(killed_twice) -> tuple[Path, int, str]:
+    """The run that the same command has brought to its end, after which step it began, and what it said."""
+    folder, *_ = killed_twice
+    newest = max(int(path.name.partition("-")[2]) for path in folder.glob("runs/*/*/checkpoints/checkpoint-*"))
+    done = command(*ONE_AND_ONE, cwd=folder, timeout=ENDS_WITHIN_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return only_run(folder), newest, done.stdout + done.stderr
+
+
+def test_a_server_that_dies_in_a_weight_transfer_is_started_anew_with_its_trainers(killed_twice):
+    folder, _, said = killed_twice
+    first, restart, second = said.partition("restart 1 of 1, from the newest whole checkpoint")
+    assert restart, said
+    assert "\nserver failed: Worker proc VllmWorker-0 died unexpectedly (exit code: " in first, first
+    assert MEANS in first
+    assert "trainers failed" not in first
+    assert ARRIVE in second
+    assert f"resuming from {only_run(folder) / 'checkpoints/checkpoint-2'}\n" in second
+
+
+def test_a_server_that_dies_while_it_generates_ends_the_run(killed_twice):
+    folder, code, said = killed_twice
+    assert code == 4, said
+    assert f"\nserver {KILLED}" in said
+    assert MEANS in said
+    assert "trainers failed" not in said
+    record = json.loads((only_run(folder) / "record.json").read_text())
+    assert (record["status"], record["restarts"]) == ("failed", 1)
+    assert left(folder) == []
+
+
+def test_the_same_command_finishes_what_its_server_did_not_survive(finished):
+    run, newest, said = finished
+    assert 4 <= newest < 12
+    assert f"resuming from {run / 'checkpoints'}/checkpoint-{newest}\n" in said
+    assert ARRIVE in said
+    assert [row["step"] for row in computed(run)] == list(range(1, 13))
+    assert json.loads((run / "record.json").read_text())["status"] == "done"
+    assert left(run.parents[2]) == []
+
+
+def test_generation_that_overlaps_training_is_one_step_off_policy(finished):
+    """After a start both have the same weights; from then on the trainer's are those of one step later."""
+    run, newest, _ = finished
+    rows = rundir.read_metrics(run / "metrics.jsonl")
+    off = {row["step"]: row["sampling/sampling_logp_difference/mean"] for row in rows}
+    ratio = {row["step"]: abs(row["sampling/importance_sampling_ratio/mean"] - 1) for row in rows}
+    started = {1, 3, newest + 1}
+    assert {step for step in off if off[step] < ROUNDING} == started, off
+    assert max(ratio[step] for step in started) < ROUNDING < max(ratio.values()) < 0.5, ratio
+    assert max(off.values()) < 0.05, off
+    for row in rows:
+        assert min(row[name] for name in ("reward_std", "grad_norm", "generation_s", "wait_s", "sync_s")) > 0
+
+
+def test_one_server_and_seven_ranks(vllm, folder):
+    one_and_seven = ["hardware.gpus_per_node=8", "topology.num_gpus=8", "method.args.max_steps=2", "method.args.max_completion_length=16"]
+    done = command(*SMALL, *SPLIT, *one_and_seven, cwd=folder, timeout=ENDS_WITHIN_S)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert ARRIVE in said
+    run = only_run(folder)
+    assert len(list((run / "checkpoints/checkpoint-2").glob("rng_state_*.pth"))) == 7
+    rows = rundir.read_metrics(run / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:  # synchronous: the server has what the ranks have, also after their weights have moved
+        assert row["sampling/sampling_logp_difference/mean"] < ROUNDING
+        assert min(row[name] for name in ("reward_std", "grad_norm", "generation_s", "wait_s", "sync_s")) > 0
+    assert left(folder) == []
