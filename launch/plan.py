@@ -99,8 +99,9 @@ def plain(node: Any) -> Any:
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """What makes two runs the same run."""
-    return {key: value for key, value in plain(config).items() if key not in NOT_IDENTITY}
+    """What makes two runs the same run. Of the runtime its name and how many nodes: a time limit or a number of restarts is none of it."""
+    found = {key: value for key, value in plain(config).items() if key not in NOT_IDENTITY}
+    return {**found, "runtime": {"name": config.runtime.name, "nodes": config.runtime.slurm.nodes}}
 
 
 def composition_hash(config: Config) -> str:
