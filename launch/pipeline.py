@@ -14,7 +14,7 @@ from launch.check_files import check_files
 from launch.compose import compose
 from launch.errors import EXIT_DONE, UserError
 from launch.execute import STATUS, check_host, execute
-from launch.plan import Plan, composition_hash, identity, make_plan, pipeline_json, prepare
+from launch.plan import Plan, composition, composition_hash, make_plan, pipeline_json, prepare
 from launch.schema import Config, Mode, Phase
 
 
@@ -76,7 +76,7 @@ def _run_phases(
         "status": "running",
         "exit_code": None,
         "overrides": overrides,
-        "composition": identity(config),
+        "composition": composition(config),
         "composition_hash": composition_hash(config),
         "phases": {name: plan.run_dir.name for name, plan in plans.items()},
     }

@@ -98,14 +98,19 @@ def plain(node: Any) -> Any:
     return str(node) if isinstance(node, Path) else node
 
 
-def identity(config: Config) -> dict[str, Any]:
+def composition(config: Config) -> dict[str, Any]:
+    """What a record keeps: all that a run can be made again from."""
+    return {key: value for key, value in plain(config).items() if key not in NOT_IDENTITY}
+
+
+def identity(composition: dict[str, Any]) -> dict[str, Any]:
     """What makes two runs the same run. Of the runtime its name and how many nodes: a time limit or a number of restarts is none of it."""
-    found = {key: value for key, value in plain(config).items() if key not in NOT_IDENTITY}
-    return {**found, "runtime": {"name": config.runtime.name, "nodes": config.runtime.slurm.nodes}}
+    runtime = composition.get("runtime", {})
+    return {**composition, "runtime": {"name": runtime.get("name"), "nodes": runtime.get("slurm", {}).get("nodes")}}
 
 
 def composition_hash(config: Config) -> str:
-    return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(identity(composition(config)), sort_keys=True).encode()).hexdigest()
 
 
 def image_json(config: Config) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from launch.detect import Host, text
 from launch.environment import ROOT, SECRET, secret_names
-from launch.plan import Plan, composition_hash, identity, image_json, plain
+from launch.plan import Plan, composition, composition_hash, image_json, plain
 from launch.rundir import sha256
 from launch.topology import Process
 
@@ -66,7 +66,7 @@ def begin(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: list[
             "started": now(),
             "finished": None,
             "overrides": overrides,
-            "composition": identity(plan.config),
+            "composition": composition(plan.config),
             "composition_hash": composition_hash(plan.config),
             "argv": {p.name: p.argv for p in plan.processes},
             "environment": {p.name: _environment(plan, p, host) for p in plan.processes},

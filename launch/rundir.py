@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.errors import UserError
-from launch.plan import composition_hash, default_name, identity
+from launch.plan import composition, composition_hash, default_name, identity
 from launch.schema import Config
 
 LOCK_ATTEMPTS = 5
@@ -71,7 +71,7 @@ def _asked_for(config: Config) -> Path:
     changed = changed_data(record)
     if changed:
         raise UserError(f"resume={config.resume}: {', '.join(changed)} changed since that run began. resume=never starts afresh.")
-    differing = differences(record.get("composition", {}), identity(config))
+    differing = differences(identity(record.get("composition", {})), identity(composition(config)))
     if differing:
         raise UserError(f"resume={config.resume}: another composition; it differs in {'; '.join(differing)}.")
     return folder

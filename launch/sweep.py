@@ -19,7 +19,7 @@ from launch.compose import compose
 from launch.detect import Host
 from launch.errors import EXIT_DONE, EXIT_USER, HostError, UserError, near
 from launch.execute import check_host, signals
-from launch.plan import NOT_IDENTITY, identity, plain
+from launch.plan import NOT_IDENTITY, composition, identity, plain
 from launch.schema import Config, Mode
 from launch.sweep_loop import Loop
 from launch.sweep_study import Grid, Search, Source, preview
@@ -143,7 +143,7 @@ def _search(config: Config, typed: list[str], grid: list[list[str]], launcher: l
             raise UserError(f"{given[parameter.key]}: sweep={sweep.name} varies it. To hold it: '~sweep.space.{name}' beside it.")
     config = compose([*sweep.overrides, *everything])  # a search is the same only while every value that it holds is
     searched = [sweep.metric, sweep.direction.value, plain(sweep.space)]
-    folder = _folder(config, config.name or sweep.name, [identity(config), *searched])
+    folder = _folder(config, config.name or sweep.name, [identity(composition(config)), *searched])
     return Command(config, folder, [*sweep.overrides, *typed], [[]], [])
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from launch import rundir
-from launch.plan import composition_hash, identity
+from launch.plan import composition, composition_hash
 from tests.conftest import command, composed
 
 # arguments -> what the message must say
@@ -141,7 +141,7 @@ def test_model_directory(launch, tmp_path, files, said):
 def test_resume_of_another_composition_names_the_keys(launch, tmp_path):
     config = composed("hardware=cpu", "seed=3")
     rundir.write_json(
-        tmp_path / "old/record.json", {"status": "failed", "composition": identity(config), "composition_hash": composition_hash(config)}
+        tmp_path / "old/record.json", {"status": "failed", "composition": composition(config), "composition_hash": composition_hash(config)}
     )
     done = launch("hardware=cpu", f"resume={tmp_path / 'old'}", "seed=4", "method.args.max_steps=7")
     assert done.code == 2

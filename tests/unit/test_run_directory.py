@@ -161,3 +161,15 @@ def test_metrics_are_compared_to_the_last_digit():
 
 def test_differences_name_the_leaves():
     assert rundir.differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == ["a.c: 2 -> 3", "d: None -> 4"]
+
+
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        (["runtime.max_restarts=3", "runtime.hang_timeout_s=60", "runtime.stop_timeout_s=30"], True),
+        (["runtime=slurm", "runtime.slurm.nodes=2", "topology=ddp"], False),
+        (["seed=1"], False),
+    ],
+)
+def test_which_settings_make_another_run(given, same):
+    assert (composition_hash(composed("hardware=cpu", *given)) == composition_hash(composed("hardware=cpu"))) is same
