@@ -92,12 +92,12 @@ def test_a_run_interrupted_and_resumed_equals_one_that_was_not(tmp_path, whole, 
     assert_equal(tmp_path, whole(method))
 
 
-def test_a_truncated_checkpoint_is_passed_over(tmp_path, whole, capsys):
+def test_a_truncated_checkpoint_is_passed_over(tmp_path, whole, capfd):
     assert run(tmp_path, "sft")[0] == 0
     weights = tmp_path / "checkpoints/checkpoint-4/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     assert run(tmp_path, "sft")[0] == 0
-    out = capsys.readouterr().out
+    out = capfd.readouterr().out
     assert "checkpoint-4 is refused: model.safetensors has" in out
     assert "checkpoint-2" in out.split("resuming from")[1]
     assert_equal(tmp_path, whole("sft"))
