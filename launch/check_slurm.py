@@ -18,13 +18,13 @@ OWNED = {
     "--time": "runtime.slurm.time",
     "--gres": "runtime.slurm.gres and topology.num_gpus",
     "--gpus": "topology.num_gpus",
-    "--gpus-per-node": "topology.num_gpus",
+    **dict.fromkeys(("--gpus-per-node", "--gpus-per-task", "--gpus-per-socket"), "topology.num_gpus"),
     "--signal": "runtime.slurm.early_signal_s",
     "--requeue": "runtime.slurm.requeue",
     "--no-requeue": "runtime.slurm.requeue",
     "--wait": "runtime.slurm.wait",
     "--job-name": "name",
-    **dict.fromkeys(("--ntasks", "--ntasks-per-node"), "the launcher, which starts one task a node"),
+    **dict.fromkeys(("--ntasks", "--ntasks-per-node", "--tasks-per-node"), "the launcher, which starts one task a node"),
     **dict.fromkeys(("--output", "--error", "--open-mode", "--chdir", "--export"), "the launcher, which keeps a run's files together"),
     **dict.fromkeys(("--array", "--parsable", "--test-only", "--wrap"), "nothing: a job is one run"),
 }
@@ -47,10 +47,15 @@ def seconds(time: str) -> int | None:
     return (hours * 60 + minutes) * 60 + rest
 
 
+def _owner(option: str) -> str | None:
+    """What decides an option, also one that is abbreviated: sbatch takes every beginning of a name that is no other's."""
+    name = option.partition("=")[0]
+    return OWNED.get(name) or next((OWNED[owned] for owned in OWNED if owned.startswith(name)), None)
+
+
 def _bad_option(config: Config) -> str | None:
     """The first that is no long option, or that something else decides."""
-    options = config.runtime.slurm.options
-    return next((o for o in options if not re.match(r"--[a-z]", o) or o.partition("=")[0] in OWNED), None)
+    return next((o for o in config.runtime.slurm.options if not re.match(r"--[a-z]", o) or _owner(o)), None)
 
 
 def _too_early(config: Config) -> bool:
@@ -111,7 +116,7 @@ SLURM_RULES = [
         lambda c: _bad_option(c) is not None,
         lambda c: (
             f"runtime.slurm.options: {_bad_option(c)!r} "
-            + (f"is decided by {OWNED[name]}" if (name := str(_bad_option(c)).partition("=")[0]) in OWNED else "is no long option")
+            + (f"is decided by {_owner(str(_bad_option(c)))}" if re.match(r"--[a-z]", str(_bad_option(c))) else "is no long option")
         ),
         lambda c: "options of sbatch that nothing here decides, for example runtime.slurm.options=['--exclusive','--constraint=ib']",
     ),

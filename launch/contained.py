@@ -25,11 +25,12 @@ print(direct.open(sys.argv[1], timeout=float(sys.argv[2])).read().decode(errors=
 """
 # Ranks have a handler for it, which prints their stacks; it would end others.
 SIGNAL_RANKS = """
-import os, pathlib, signal
+import contextlib, os, pathlib, signal
 for status in pathlib.Path("/proc").glob("[0-9]*/status"):
-    caught = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigCgt:")]
-    if caught and int(caught[0], 16) >> (signal.SIGUSR1 - 1) & 1:
-        os.kill(int(status.parent.name), signal.SIGUSR1)
+    with contextlib.suppress(OSError):  # it has just ended; the others are asked all the same
+        caught = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigCgt:")]
+        if caught and int(caught[0], 16) >> (signal.SIGUSR1 - 1) & 1:
+            os.kill(int(status.parent.name), signal.SIGUSR1)
 """
 LOST = "the engine stopped answering while this container ran; `docker ps -a` shows what is left of it"
 
@@ -103,10 +104,18 @@ class ContainedProcess:
             raise OSError(answer)
         return answer
 
-    def dump_stacks(self, folder: Path) -> None:
-        """Its ranks write their stacks into the log: py-spy may not look into a container from outside, nor without CAP_SYS_PTRACE."""
-        with contextlib.suppress(DockerException, requests.RequestException):
-            self.container.exec_run(["python3", "-c", SIGNAL_RANKS])
+    def dump_stacks(self, folder: Path) -> Path:
+        """Its ranks write their stacks into the log: py-spy may not look into a container from outside, nor without CAP_SYS_PTRACE.
+
+        Returns where they are. Raises OSError.
+        """
+        try:
+            done = self.container.exec_run(["python3", "-c", SIGNAL_RANKS])
+        except (DockerException, requests.RequestException) as error:
+            raise OSError(str(error)) from error
+        if done.exit_code != 0:
+            raise OSError(done.output.decode(errors="replace").strip())
+        return self.log
 
     def _follow(self) -> None:
         """Log lines until the container ends, then how it ended. Whatever happens, the launcher learns that it is over."""

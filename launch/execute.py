@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -44,6 +45,11 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
     if config.runtime.slurm.nodes > 1 and "SLURM_JOB_ID" not in host.environ:
         raise HostError(f"a run on {config.runtime.slurm.nodes} nodes is started inside a job of Slurm, by launch/run.py runtime=slurm.")
     if config.runtime.on_node != "docker":
+        if config.topology.numa_binding and shutil.which("numactl") is None:
+            raise HostError(
+                f"topology.numa_binding={config.topology.numa_binding.value}: torchrun binds its ranks with the program numactl, which is "
+                "not found here. apt-get install numactl, or topology.numa_binding=null."
+            )
         orphans.remove()
         return None
     from launch import engine  # takes a quarter of a second to import, and only this runtime needs it

@@ -80,5 +80,8 @@ class LocalProcess:
         """What the server of this group answers. Raises OSError."""
         return serving.get(port, path)
 
-    def dump_stacks(self, folder: Path) -> None:
+    def dump_stacks(self, folder: Path) -> Path:
+        """Returns where they are. Raises OSError."""
+        folder.mkdir(exist_ok=True)
         stacks.dump(orphans.marked(self.mark), folder)
+        return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 from launch import record, rundir, show
 from launch.detect import Host
+from launch.environment import MASK
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import check_plan, write_inputs
 from launch.logs import Follower
@@ -22,6 +24,8 @@ from launch.slurm_process import JOB_PROGRAM
 from launch.topology import num_gpus
 
 SCRIPT, JOB, LOG = "job.sh", "slurm.json", "logs/slurm.log"  # in the run directory
+# Slurm's masks of the GPUs it gives (gres.conf: Flags), ROCr's first. HIP_VISIBLE_DEVICES is none of them: it would be a shell's own.
+MASKS = ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 ASK_EVERY_S = 5.0  # Slurm's own advice is not to ask its controller in a tight loop
 HEAD = """\
 #!/usr/bin/env bash
@@ -77,7 +81,9 @@ def submit(plan: Plan, host: Host, overrides: list[str], config: Config) -> int:
         rundir.write_json(plan.run_dir / "record.json", record.seal({**began, "status": "submitted"}))
         rundir.write_text(plan.run_dir / SCRIPT, text)
     file = plan.run_dir / SCRIPT
-    done = subprocess.run(["sbatch", "--parsable", str(file)], capture_output=True, text=True)
+    # Without a mask of this shell's, which names GPUs of this machine: one that is there in the job is Slurm's.
+    environ = {name: value for name, value in os.environ.items() if name not in (*MASKS, *MASK.values())}
+    done = subprocess.run(["sbatch", "--parsable", str(file)], capture_output=True, text=True, env=environ)
     if done.returncode != 0:
         refused = done.stderr.strip() or f"exit code {done.returncode}"
         failed = record.finish(began, plan.run_dir, "failed", EXIT_HOST, [], {"error": refused})

@@ -24,10 +24,7 @@ from launch.errors import EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import check_host, execute
 from launch.plan import Plan, make_plan, prepare
 from launch.schema import Config, Vendor
-from launch.slurm import state_of
-
-# Slurm's masks of the GPUs it gives (gres.conf: Flags); it sets all of them unless told which.
-MASKS = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+from launch.slurm import MASKS, state_of
 
 
 def composition(run_dir: Path) -> Config:
@@ -44,6 +41,7 @@ def composition(run_dir: Path) -> Config:
 
 def take_mask(vendor: Vendor) -> None:
     """Slurm's mask of this node's GPUs under the one name that the launcher reads; nothing where it gives none."""
+    os.environ.pop("HIP_VISIBLE_DEVICES", None)  # of the shell that submitted, or of the job's first node
     given = [os.environ.pop(name, "") for name in MASKS]
     chosen = next((mask for mask in given if re.fullmatch(r"\d+(,\d+)*", mask)), None)
     if chosen is not None and vendor in MASK:

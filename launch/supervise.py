@@ -40,7 +40,7 @@ class Started(Protocol):
     def remove(self) -> None: ...
     def why(self) -> str | None: ...
     def ask(self, port: int, path: str) -> str: ...
-    def dump_stacks(self, folder: Path) -> None: ...
+    def dump_stacks(self, folder: Path) -> Path: ...
 
 
 Starter = Callable[[Process, Path], Started]
@@ -189,17 +189,16 @@ class Attempt:
         return self.watchdog.hung((steps, loading, self.saved, *(group.tokens for group in self.groups)), now)
 
     def _dump_stacks(self) -> Outcome:
-        folder = self.plan.run_dir / "stacks"
         quiet = self.watchdog.quiet_s(time.monotonic())
         why = f"no step, no token and no load progress for {quiet:.0f} s (runtime.hang_timeout_s)"
         self.progress.say("nothing gets on; taking the stacks of all processes")
-        try:
-            folder.mkdir(exist_ok=True)
-            for group in self.groups:
-                group.started.dump_stacks(folder)
-            why += f"; stacks of all processes are in {folder}"
-        except OSError as error:
-            why += f"; their stacks cannot be written to {folder}: {error.strerror}"
+        for group in self.groups:
+            if group.started.poll() is None:
+                name = group.process.name
+                try:
+                    why += f"; stacks of {name} are in {group.started.dump_stacks(self.plan.run_dir / 'stacks')}"
+                except OSError as error:
+                    why += f"; stacks of {name} cannot be taken: {error}"
         self.grace_s = min(self.grace_s, HUNG_GRACE_S)
         return self.groups[-1].ended("hung", why)
 

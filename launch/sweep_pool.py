@@ -36,7 +36,10 @@ def at_once(gpus: list[int], wanted: int, parallel: int | None) -> int:
 
 def environment_of(trial: Prepared, gpus: list[int], together: int, host: Host) -> dict[str, str]:
     """What a trial's launcher finds in its shell beside the user's own: its GPUs, and its share of the cores."""
-    mask = MASK.get(trial.plans[0].config.hardware.vendor)
+    config = trial.plans[0].config
+    if config.runtime.name == "slurm":  # it runs on another machine, with GPUs and cores of its own
+        return {}
+    mask = MASK.get(config.hardware.vendor)
     found = {mask: ",".join(map(str, gpus))} if mask and gpus else {}
     if together > 1 and "OMP_NUM_THREADS" not in host.environ:
         found["OMP_NUM_THREADS"] = str(max(1, host.num_cores // together // trial.num_ranks))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from launch import orphans, supervise
 from launch.compose import compose
 from launch.detect import Gpu, Host
 from launch.run import main
@@ -37,6 +38,15 @@ def launch(capfd, tmp_path, monkeypatch):
         return Done(code, captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture
+def quick_supervision(monkeypatch):
+    """Looks often, and sees afterwards that no process is left."""
+    monkeypatch.setattr(supervise, "POLL_S", 0.02)
+    monkeypatch.setattr(supervise, "ASK_EVERY_S", 0.02)
+    yield
+    assert orphans.marked({orphans.LAUNCHER: orphans.launcher()}) == [], "processes are left"
 
 
 def command(*arguments: str, cwd: Path, **kwargs) -> subprocess.CompletedProcess:

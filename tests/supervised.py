@@ -8,11 +8,13 @@ runs one as launch/run.py would, for tests that kill the launcher.
 from __future__ import annotations
 
 import dataclasses
+import json
 import socket
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -21,6 +23,7 @@ from launch.plan import Plan, make_plan
 from launch.topology import Process
 from tests.conftest import composed, host_with
 
+QUICK = "runtime.stop_timeout_s=5"
 KINDS = {"prepare": "prepare", "server": "server", "trainers": "trainer"}
 # What every script begins with: its run directory, and what a recipe writes.
 COMMON = """
@@ -80,6 +83,12 @@ def plan_of(run_dir: Path, scripts: dict[str, str], *overrides: str) -> Plan:
         argv = [sys.executable, "-c", COMMON + script, str(run_dir), str(port)]
         processes.append(Process(name, KINDS[name], argv, plan.processes[-1].settings, [], **serves))
     return dataclasses.replace(plan, processes=processes)
+
+
+def executed(plan: Plan) -> tuple[int, dict[str, Any]]:
+    """The exit code of the run and its record."""
+    code = execute.execute(plan, host_with(0), None, [])
+    return code, json.loads((plan.run_dir / "record.json").read_text())
 
 
 def eventually(holds: Callable[[], object], within_s: float = 20.0) -> bool:

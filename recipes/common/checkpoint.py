@@ -18,6 +18,7 @@ from recipes.common.program import say
 
 MANIFEST = "manifest.json"
 STAGING = ".staging"
+HEARTBEAT = "heartbeat"  # in the run directory, beside that of the checkpoints: the launcher's watchdog looks at its time
 
 
 class AtomicCheckpoints:
@@ -38,7 +39,7 @@ class AtomicCheckpoints:
             self._staging = None
         self.accelerator.wait_for_everyone()  # every rank has written its part
         if self.args.should_save:
-            seal(directory / STAGING / name, directory / name)
+            seal(directory / STAGING / name, directory / name, directory.with_name(HEARTBEAT))
             clear_staging(directory)
             rotate(directory, self.args.save_total_limit)
         self.accelerator.wait_for_everyone()
@@ -52,25 +53,28 @@ class AtomicCheckpoints:
         """None: record.json says what the run was, and a card written beside the checkpoints would not be written atomically."""
 
 
-def seal(staged: Path, target: Path) -> None:
-    """Give the directory `staged` its manifest and make it `target` in one step."""
-    files = {str(p.relative_to(staged)): {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in _files(staged)}
+def seal(staged: Path, target: Path, heartbeat: Path | None = None) -> None:
+    """Give the directory `staged` its manifest and make it `target` in one step. `heartbeat` is touched while it is hashed."""
+    files = {str(p.relative_to(staged)): {"bytes": p.stat().st_size, "sha256": sha256(p, heartbeat)} for p in _files(staged)}
     write_json(staged / MANIFEST, {"files": files})
     move_directory(staged, target)
 
 
-def newest(directory: Path) -> Path | None:
-    """The newest whole checkpoint of `directory`, or None. One that is not whole is named on stdout and passed over."""
+def newest(directory: Path, heartbeat: Path | None = None) -> Path | None:
+    """The newest whole checkpoint of `directory`, or None. One that is not whole is named on stdout and passed over.
+
+    `heartbeat` is touched while they are hashed.
+    """
     for path in reversed(_checkpoints(directory)):
-        fault = find_fault(path)
+        fault = find_fault(path, heartbeat)
         if fault is None:
             return path
         say(f"checkpoint {path} is refused: {fault}; looking for an older one")
     return None
 
 
-def find_fault(checkpoint: Path) -> str | None:
-    """What differs from the manifest, or None for a whole checkpoint."""
+def find_fault(checkpoint: Path, heartbeat: Path | None = None) -> str | None:
+    """What differs from the manifest, or None for a whole checkpoint. `heartbeat` is touched while it is hashed."""
     manifest = checkpoint / MANIFEST
     if not manifest.is_file():
         return f"it has no {MANIFEST}"
@@ -84,7 +88,7 @@ def find_fault(checkpoint: Path) -> str | None:
             return f"{name} is missing"
         if path.stat().st_size != expected["bytes"]:
             return f"{name} has {path.stat().st_size} bytes of {expected['bytes']}"
-        if sha256(path) != expected["sha256"]:
+        if sha256(path, heartbeat) != expected["sha256"]:
             return f"the content of {name} has changed"
     return None
 

@@ -57,17 +57,18 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     Steps after which a checkpoint may be taken are multiples of `cycle`. Raises Interrupted after a checkpoint when a signal came.
     """
     output_dir = Path(trainer.args.output_dir)
+    heartbeat = Path(config.run_dir) / checkpoint.HEARTBEAT
     stop = StopOnSignal(cycle)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(stop)
     trainer.add_callback(metrics)
-    trainer.add_callback(Heartbeat(Path(config.run_dir) / "heartbeat"))
+    trainer.add_callback(Heartbeat(heartbeat))
     if config.profile == "torch":
         trainer.add_callback(TorchProfile(Path(config.run_dir) / "profile"))
     if is_main_rank():
         checkpoint.clear_staging(output_dir)
     _check_strategy(config, trainer)
-    _run_steps(trainer, metrics, _newest_for_all(output_dir))
+    _run_steps(trainer, metrics, _newest_for_all(output_dir, heartbeat))
     if stop.stopped and trainer.state.global_step < trainer.state.max_steps:
         say(f"interrupted after step {trainer.state.global_step}; the same command continues from {output_dir}")
         raise Interrupted(steps=trainer.state.global_step, **metrics.summary())
@@ -80,7 +81,8 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     save_model(trainer, model_dir)
     if not is_main_rank():
         return {}
-    result = {"steps": trainer.state.global_step, **metrics.summary(), "model": str(model_dir), "weights_sha256": weights_sha256(model_dir)}
+    hashed = weights_sha256(model_dir, heartbeat)
+    result = {"steps": trainer.state.global_step, **metrics.summary(), "model": str(model_dir), "weights_sha256": hashed}
     say(f"done: {result['steps']} steps, loss {result.get('loss')}, model in {model_dir}")
     return result
 
@@ -116,9 +118,9 @@ def merged(model: PeftModel, state: dict[str, torch.Tensor] | None) -> PreTraine
     return whole.merge_and_unload()
 
 
-def _newest_for_all(output_dir: Path) -> Path | None:
+def _newest_for_all(output_dir: Path, heartbeat: Path) -> Path | None:
     """The checkpoint to resume from: one rank reads and hashes it, and tells the others."""
-    found: list[Path | None] = [checkpoint.newest(output_dir) if is_main_rank() else None]
+    found: list[Path | None] = [checkpoint.newest(output_dir, heartbeat) if is_main_rank() else None]
     if dist.is_initialized():
         dist.broadcast_object_list(found)
     return found[0]

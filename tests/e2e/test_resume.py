@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from launch.compose import compose
 from launch.plan import plain, prepare
 from launch.trainer_args import complete
-from recipes.common import checkpoint, program, training
+from recipes.common import checkpoint, files, program, training
 from recipes.dpo import dpo
 from recipes.evaluate import evaluate
 from recipes.grpo import grpo
@@ -32,7 +32,7 @@ def configure(run_dir: Path, method: str, *overrides: str) -> Path:
     training_only = [] if method == "evaluate" else STEPS
     composed = compose([*SMALL, f"method={method}", *training_only, *OWN.get(method, []), *overrides])
     settings, _ = prepare(composed)
-    content = {**plain(settings), "run_dir": str(run_dir), "trainer_args": complete(settings, run_dir)}
+    content = {**plain(settings), "run_dir": str(run_dir), "trainer_args": complete(settings, run_dir, (8000, 8001))}
     path = run_dir / "config.yaml"
     path.write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
     return path
@@ -92,15 +92,31 @@ def test_a_run_interrupted_and_resumed_equals_one_that_was_not(tmp_path, whole, 
     assert_equal(tmp_path, whole(method))
 
 
-def test_a_truncated_checkpoint_is_passed_over(tmp_path, whole, capsys):
+def test_a_truncated_checkpoint_is_passed_over(tmp_path, whole, capfd):
     assert run(tmp_path, "sft")[0] == 0
     weights = tmp_path / "checkpoints/checkpoint-4/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     assert run(tmp_path, "sft")[0] == 0
-    out = capsys.readouterr().out
+    out = capfd.readouterr().out
     assert "checkpoint-4 is refused: model.safetensors has" in out
     assert "checkpoint-2" in out.split("resuming from")[1]
     assert_equal(tmp_path, whole("sft"))
+
+
+def test_the_heart_beats_in_the_run_directory_while_anything_is_hashed(tmp_path, monkeypatch):
+    hashed = []
+
+    def noted(path, heartbeat=None):
+        hashed.append((path.name, heartbeat))
+        return sha256(path, heartbeat)
+
+    sha256 = files.sha256
+    monkeypatch.setattr(files, "sha256", noted)
+    monkeypatch.setattr(checkpoint, "sha256", noted)
+    for _ in range(2):  # saves; then resumes
+        assert run(tmp_path, "sft")[0] == 0
+    assert {heartbeat for _, heartbeat in hashed} == {tmp_path / "heartbeat"}
+    assert [name for name, _ in hashed].count("model.safetensors") == 5, "two checkpoints and the model; one checkpoint and the model"
 
 
 def test_a_finished_run_started_again_trains_no_further(tmp_path, whole):

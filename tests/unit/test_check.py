@@ -112,6 +112,10 @@ CASES = {
     "image_trl": (["hardware=mi300x", "container=seed_mi300x"], ["TRL 0.", "written for 1.16.0", "container=rocm"]),
     "custom_reference": (["container=custom", "container.reference=null"], ["container=custom", "container.reference="]),
     "docker_keys": (["runtime=local", "runtime.memory_gb=8"], ["runtime.memory_gb", "ignored", "runtime=docker"]),
+    "numa_binding_docker": (
+        ["hardware=mi300x", "topology=ddp", "runtime=docker", "topology.numa_binding=node"],
+        ["topology.numa_binding=node in a container", "numactl", "our images do not hold it", "topology.numa_binding=null"],
+    ),
     "custom_reference_form": (["container=custom", "container.reference='Foo bar@sha256:1'"], ["'Foo bar@sha256:1' names no image"]),
     "secret_names": (["runtime=docker", "container=cpu", "runtime.secrets=['my-key']"], ["runtime.secrets: 'my-key'", "names only"]),
     "slurm_keys": (["runtime=local", "runtime.slurm.nodes=2", "topology=ddp"], ["under runtime=local", "ignored", "runtime=slurm"]),

@@ -1,10 +1,12 @@
 """Checkpoints: whole or refused, the one before used, old ones removed; files that replace each other in one step."""
 
+import hashlib
 import json
 import math
 
 import pytest
 
+from launch import watchdog
 from recipes.common import checkpoint, files
 
 
@@ -71,6 +73,47 @@ def test_a_cut_off_save_is_invisible_and_cleared(tmp_path):
     assert checkpoint.newest(tmp_path) is None
     checkpoint.clear_staging(tmp_path)
     assert not (tmp_path / checkpoint.STAGING).exists()
+
+
+class Beats:
+    """A heartbeat that counts."""
+
+    count = 0
+
+    def touch(self):
+        self.count += 1
+
+
+def hash_for_a_save(directory, heartbeat):
+    staged = directory / checkpoint.STAGING / "checkpoint-3"
+    staged.mkdir(parents=True)
+    (staged / "model.safetensors").write_text("weights")
+    checkpoint.seal(staged, directory / "checkpoint-3", heartbeat)
+
+
+@pytest.mark.parametrize(
+    "hash_all",
+    [hash_for_a_save, checkpoint.newest, lambda directory, heartbeat: files.weights_sha256(directory / "checkpoint-2", heartbeat)],
+    ids=["save", "resume", "model"],
+)
+def test_the_heart_beats_while_a_large_file_is_hashed(tmp_path, monkeypatch, hash_all):
+    """After every block, here of two bytes of seven; launch/watchdog.py sees it."""
+    save(tmp_path / "checkpoints", 2)
+    beats = Beats()
+    monkeypatch.setattr(files, "BLOCK", 2)
+    hash_all(tmp_path / "checkpoints", beats)
+    assert beats.count >= 4
+
+
+def test_the_watchdog_sees_the_beats(tmp_path):
+    hash_for_a_save(tmp_path / "checkpoints", tmp_path / checkpoint.HEARTBEAT)
+    assert watchdog.steps_done(tmp_path) > (0, 0)
+
+
+def test_a_hash_is_of_all_blocks(tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(b"seven b")
+    monkeypatch.setattr(files, "BLOCK", 2)
+    assert files.sha256(tmp_path / "a") == hashlib.sha256(b"seven b").hexdigest()
 
 
 def test_rotation_keeps_the_newest(tmp_path):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from launch import batch, orphans, record, rundir, slurm, slurm_job, topology
+from launch.check import refusals
 from launch.check_slurm import seconds
 from launch.errors import HostError, UserError
 from launch.plan import composition_hash, prepare
@@ -167,12 +168,34 @@ def test_times_as_sbatch_reads_them(time, found):
     assert seconds(time) == found
 
 
-@pytest.mark.parametrize("option", ["-p gpu", "exclusive", "--time=5", "--array=0-3", "--gpus-per-node=2"])
-def test_an_option_that_is_none_or_decided_elsewhere_is_refused(option):
-    from launch.check import refusals
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("-p gpu", "is no long option"),
+        ("exclusive", "is no long option"),
+        ("--", "is no long option"),
+        ("--time=5", "is decided by runtime.slurm.time"),
+        ("--array=0-3", "is decided by nothing"),
+        ("--gpus-per-node=2", "is decided by topology.num_gpus"),
+        ("--gpus-per-task=1", "is decided by topology.num_gpus"),
+        ("--gpus-per-socket=1", "is decided by topology.num_gpus"),
+        ("--tasks-per-node=2", "is decided by the launcher"),
+        ("--part=x", "is decided by runtime.slurm.partition"),  # getopt takes abbreviations
+        ("--nod=3", "is decided by runtime.slurm.nodes"),
+        ("--sig=KILL@10", "is decided by runtime.slurm.early_signal_s"),
+    ],
+)
+def test_an_option_that_is_none_or_decided_elsewhere_is_refused(option, why):
+    config = composed("hardware=cpu", "runtime=slurm", f"runtime.slurm.options=['{option}']")
+    (rule,) = refusals(config)
+    assert (rule.name, f"{option!r} {why}" in rule.message(config)) == ("slurm_options", True), rule.message(config)
 
-    found = refusals(composed("hardware=cpu", "runtime=slurm", f"runtime.slurm.options=['{option}']"))
-    assert [rule.name for rule in found] == ["slurm_options"]
+
+@pytest.mark.parametrize(
+    "option", ["--exclusive", "--mem=0", "--time-min=5", "--gres-flags=enforce-binding", "--nodelist=n1", "--gpu-bind=none"]
+)
+def test_options_that_nothing_here_decides_pass(option):
+    assert refusals(composed("hardware=cpu", "runtime=slurm", f"runtime.slurm.options=['{option}']")) == []
 
 
 def test_phases_are_no_job(launch):
@@ -204,6 +227,17 @@ def test_submit_leaves_what_the_job_needs_and_returns(launch, tools, tmp_path):
     assert (kept["status"], kept["overrides"], record.faults(kept)) == ("submitted", JOB, [])
     config = slurm_job.composition(run_dir)
     assert composition_hash(config) == kept["composition_hash"]  # the job computes what was submitted, and resumes it
+
+
+def test_a_mask_of_the_submitting_shell_stays_there(launch, tools, monkeypatch, tmp_path):
+    for name in ("HIP_VISIBLE_DEVICES", *slurm.MASKS):
+        monkeypatch.setenv(name, "5")
+    monkeypatch.setenv("MINE", "kept")
+    tools.add("sbatch", f"env > {tmp_path}/seen; echo 12")
+    assert launch(*JOB).code == 0
+    seen = (tmp_path / "seen").read_text().splitlines()
+    assert "MINE=kept" in seen
+    assert [line for line in seen if line.endswith("=5")] == []
 
 
 def test_submit_says_so_in_json(launch, tools):

@@ -11,6 +11,7 @@ import pytest
 from launch import detect, slurm_job
 from launch.errors import HostError
 from launch.schema import Vendor
+from launch.slurm import MASKS
 from launch.slurm_process import NodeProcess
 from tests.unit.slurm_examples import JOB, TWO, Tools, planned
 
@@ -30,18 +31,26 @@ def tools(tmp_path_factory, monkeypatch):
         (Vendor.amd, {"ROCR_VISIBLE_DEVICES": "2,3"}, {"HIP_VISIBLE_DEVICES": "2,3"}),
         (Vendor.amd, {"CUDA_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "0"}, {"HIP_VISIBLE_DEVICES": "0"}),
         (Vendor.nvidia, {"CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "1"}),
+        (
+            Vendor.amd,
+            {"HIP_VISIBLE_DEVICES": "5", "ROCR_VISIBLE_DEVICES": "0,1", "GPU_DEVICE_ORDINAL": "0,1"},
+            {"HIP_VISIBLE_DEVICES": "0,1"},
+        ),
+        (Vendor.amd, {"HIP_VISIBLE_DEVICES": "5"}, {}),
+        (Vendor.amd, {"GPU_DEVICE_ORDINAL": "3"}, {"HIP_VISIBLE_DEVICES": "3"}),
         (Vendor.amd, {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, {}),
         (Vendor.none, {"CUDA_VISIBLE_DEVICES": "0"}, {}),
         (Vendor.amd, {}, {}),
     ],
 )
 def test_slurms_mask_becomes_the_one_that_is_read(monkeypatch, vendor, given, left):
-    for name in slurm_job.MASKS:
+    masks = ("HIP_VISIBLE_DEVICES", *MASKS)
+    for name in masks:
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     slurm_job.take_mask(vendor)
-    assert {name: os.environ[name] for name in slurm_job.MASKS if name in os.environ} == left
+    assert {name: os.environ[name] for name in masks if name in os.environ} == left
     monkeypatch.undo()
 
 
@@ -109,7 +118,7 @@ def test_stacks_of_another_node_are_asked_for_by_a_signal(tmp_path, tools):
     try:
         while "ready" not in log.read_text():
             assert started.poll() is None
-        started.dump_stacks(tmp_path)
+        assert started.dump_stacks(tmp_path / "stacks") == log
         assert "stacks" in log.read_text()
     finally:
         started.remove()

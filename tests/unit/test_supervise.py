@@ -11,14 +11,13 @@ import sys
 
 import pytest
 
-from launch import execute, orphans, supervise
+from launch import orphans, supervise
 from launch.errors import HostError
 from launch.local import LocalProcess
 from launch.progress import Progress
-from tests.conftest import ROOT, host_with
-from tests.supervised import DONE, FOREVER, SAVES, SERVER, eventually, plan_of
+from tests.conftest import ROOT
+from tests.supervised import DONE, FOREVER, QUICK, SAVES, SERVER, eventually, executed, plan_of
 
-QUICK = "runtime.stop_timeout_s=5"
 FAILS = """
 print("Traceback of mine", flush=True)
 write("failures/rank0.json", rank=0, time=1.0, error="ValueError: no", exit_code=1)
@@ -35,22 +34,7 @@ if tries < 3:
 """
 
 
-@pytest.fixture(autouse=True)
-def _quick_and_clean(monkeypatch):
-    monkeypatch.setattr(supervise, "POLL_S", 0.02)
-    monkeypatch.setattr(supervise, "ASK_EVERY_S", 0.02)
-    yield
-    assert orphans.marked({orphans.LAUNCHER: orphans.launcher()}) == [], "processes are left"
-
-
-def supervised(plan, stopping=()):
-    with Progress(plan) as progress:
-        return supervise.supervise(plan, LocalProcess, progress, list(stopping))
-
-
-def executed(plan):
-    code = execute.execute(plan, host_with(0), None, [])
-    return code, json.loads((plan.run_dir / "record.json").read_text())
+pytestmark = pytest.mark.usefixtures("quick_supervision")
 
 
 # ---- To the end
@@ -153,77 +137,6 @@ def test_a_program_that_is_not_there(tmp_path):
     with pytest.raises(HostError, match="trainers cannot be started: .*no-python: No such file"):
         executed(dataclasses.replace(plan, processes=[process]))
     assert json.loads((tmp_path / "record.json").read_text())["status"] == "failed"
-
-
-# ---- Nothing gets on
-
-
-def test_a_server_that_never_answers(tmp_path, capsys):
-    server = (
-        "print('loading the weights', flush=True)\nwhile True:\n    print('waiting for the engine (5 s)', flush=True); time.sleep(0.05)"
-    )
-    plan = plan_of(tmp_path, {"server": server, "trainers": DONE}, QUICK, "runtime.hang_timeout_s=1")
-    code, record = executed(plan)
-    assert (code, record["status"], record["exit_code"]) == (5, "hung", 5)
-    said = capsys.readouterr().out
-    assert "server hung: no step, no token and no load progress for 1 s" in said
-    assert "  | waiting for the engine (5 s)" in said
-
-
-def test_a_server_that_loads_for_longer_than_the_timeout(tmp_path):
-    server = "for shard in range(15):\n    print(f'shard {shard} of 15', flush=True); time.sleep(0.1)\n" + SERVER
-    code, _ = executed(plan_of(tmp_path, {"server": server, "trainers": DONE}, QUICK, "runtime.hang_timeout_s=1"))
-    assert code == 0
-
-
-def test_a_rank_that_hangs_leaves_its_stacks(tmp_path, capsys):
-    rank = "def stuck_here():\n    forever()\nos.environ.clear()\n(run / 'heartbeat').touch()\nstuck_here()"
-    plan = plan_of(tmp_path, {"trainers": rank}, QUICK, "runtime.hang_timeout_s=1")
-    code, record = executed(plan)
-    assert (code, record["status"]) == (5, "hung")
-    (stacks,) = (tmp_path / "stacks").iterdir()
-    assert "stuck_here" in stacks.read_text()
-    assert f"stacks of all processes are in {tmp_path / 'stacks'}" in capsys.readouterr().out
-
-
-def test_what_hangs_is_not_waited_for_as_a_save_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(supervise, "HUNG_GRACE_S", 0.2)
-    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); forever()"
-    plan = plan_of(tmp_path, {"trainers": deaf}, "runtime.stop_timeout_s=300", "runtime.hang_timeout_s=1")
-    outcome, restarts = supervised(plan)
-    assert (outcome.status, outcome.process, restarts) == ("hung", "trainers", 0)
-
-
-def test_a_long_save_is_no_hang(tmp_path):
-    save = """
-(run / "heartbeat").touch()
-(run / "checkpoints/.staging").mkdir(parents=True)
-for part in range(15):
-    (run / f"checkpoints/.staging/{part}").write_bytes(b"x")
-    time.sleep(0.1)
-"""
-    code, _ = executed(plan_of(tmp_path, {"trainers": save + DONE}, QUICK, "runtime.hang_timeout_s=1"))
-    assert code == 0
-
-
-def test_generated_tokens_are_progress_and_a_server_without_an_answer_makes_none(tmp_path):
-    """A server that answers now and then, always the same, must not pass for one that gets on."""
-    server = SERVER.replace("class Handler", "import itertools\ncount = itertools.count()\nclass Handler").replace(
-        "        self.send_response(",
-        """        if self.path == "/metrics":
-            self.send_response(200 if next(count) % 2 else 500)
-            self.end_headers()
-            self.wfile.write(b'vllm:generation_tokens_total{engine="0"} 7.0\\n')
-            return
-        self.send_response(""",
-    )
-    trainers = "(run / 'heartbeat').touch()\nforever()"
-    plan = plan_of(tmp_path, {"server": server, "trainers": trainers}, QUICK, "runtime.hang_timeout_s=1")
-    assert supervised(plan)[0].status == "hung"
-    growing = server.replace("200 if next(count) % 2 else 500", "200").replace("7.0\\n'", "%d.0\\n' % next(count)")
-    slow = "(run / 'heartbeat').touch()\ntime.sleep(1.8)\n"
-    plan = plan_of(tmp_path / "grows", {"server": growing, "trainers": slow + DONE}, QUICK, "runtime.hang_timeout_s=1")
-    assert supervised(plan)[0].status == "done"
 
 
 # ---- Again

@@ -76,6 +76,11 @@ def test_on_a_cpu_a_trial_takes_no_gpu_and_alone_keeps_all_cores():
     assert environment_of(trial, [], 4, host_with(0, OMP_NUM_THREADS="3")) == {}
 
 
+def test_a_trial_of_slurm_gets_nothing_of_this_machine():
+    host = host_with(0)
+    assert environment_of(prepared(["hardware=cpu", "runtime=slurm"], host), [], 4, host) == {}
+
+
 def test_a_mask_of_the_users_that_names_no_index_is_refused():
     with pytest.raises(HostError, match="indices are needed"):
         prepared(ONE_GPU, host_with(8, HIP_VISIBLE_DEVICES="GPU-1234"))
