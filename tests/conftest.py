@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,6 +19,12 @@ from launch.run import main
 from launch.schema import Config
 
 ROOT = Path(__file__).parents[1]
+
+
+def pytest_configure() -> None:
+    """A shell that is no terminal's starts what stands before `&` with SIGINT ignored, and every child inherits that."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass
