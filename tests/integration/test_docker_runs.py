@@ -158,7 +158,7 @@ def owners(folder: Path) -> set[int]:
     "overrides",
     [
         ["method=sft", "runtime.network=none"],
-        ["method=dpo", "runtime.network=host"],
+        ["method=dpo", "runtime.network=host", "hardware=mi300x", "topology=fsdp"],
         ["method=grpo"],
         ["method=evaluate"],
         ["method=grpo", "hardware=mi300x", "model=qwen3_4b", "topology=split"],

@@ -98,9 +98,14 @@ class Cluster:
         return dict(re.findall(r"(\w+)=(\S*)", done.stdout))
 
     def starts_again(self, job: str) -> None:
-        """Slurm lets a requeued job wait for two minutes; not here."""
+        """Slurm lets a requeued job wait for two minutes; not here. While its last start still completes it sets that time anew."""
+
+        def started() -> bool:
+            subprocess.run(["scontrol", "update", f"jobid={job}", "starttime=now"], capture_output=True)
+            return self.asked(job)["JobState"] != "PENDING"
+
         wait_until(lambda: self.asked(job)["JobState"] == "PENDING", f"job {job} to be back in the queue")
-        subprocess.run(["scontrol", "update", f"jobid={job}", "starttime=now"], check=True)
+        wait_until(started, f"job {job} to start again")
 
     def ended(self, job: str) -> dict[str, str]:
         """What Slurm says of the job once it has left the queue for good."""

@@ -129,7 +129,7 @@ def test_a_rank_that_hangs(folder):
     assert not (folder / "fault").exists()
     run = only_run(folder)
     assert "trainers hung: no step, no token and no load progress for 4" in done.stdout
-    assert f"stacks of all processes are in {run / 'stacks'}" in done.stdout
+    assert f"stacks of trainers are in {run / 'stacks'}" in done.stdout
     stacks = {rank: next((run / "stacks").glob(f"rank{rank}-*.txt")).read_text() for rank in (0, 1)}
     # Where py-spy may not look, each rank writes its own into the log.
     log = (run / "logs/trainers.log").read_text()
