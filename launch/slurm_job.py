@@ -23,6 +23,7 @@ from launch.environment import MASK
 from launch.errors import EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import check_host, execute
 from launch.plan import Plan, make_plan, prepare
+from launch.reproduce import recorded_config
 from launch.schema import Config, Vendor
 from launch.slurm import MASKS, state_of
 
@@ -35,8 +36,7 @@ def composition(run_dir: Path) -> Config:
         raise UserError(f"{run_dir}/config.yaml: {error.strerror}. Every node of the job must see the run directory.") from error
     for added in ("run_dir", "trainer_args"):
         del content[added]
-    config: Config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), content))  # type: ignore[assignment]
-    return config
+    return recorded_config(content)
 
 
 def take_mask(vendor: Vendor) -> None:

@@ -21,7 +21,7 @@ from launch.errors import HostError, UserError
 from launch.plan import composition_hash, prepare
 from launch.slurm_process import step
 from tests.conftest import composed, host_with
-from tests.unit.slurm_examples import JOB, TWO, Tools, planned
+from tests.unit.slurm_examples import JOB, TWO, planned
 
 GOLDEN = Path(__file__).parent / "golden/slurm"
 SCRIPTS = {
@@ -205,15 +205,6 @@ def test_phases_are_no_job(launch):
 
 
 # ---- Submission
-
-
-@pytest.fixture
-def tools(tmp_path_factory, monkeypatch):
-    found = Tools(tmp_path_factory.mktemp("tools") / "bin")
-    found.add("sbatch", "echo 12")
-    found.add("squeue", "echo PENDING")
-    monkeypatch.setenv("PATH", f"{found.folder}:{os.environ['PATH']}")
-    return found
 
 
 def test_submit_leaves_what_the_job_needs_and_returns(launch, tools, tmp_path):

@@ -13,16 +13,7 @@ from launch.errors import HostError
 from launch.schema import Vendor
 from launch.slurm import MASKS
 from launch.slurm_process import NodeProcess
-from tests.unit.slurm_examples import JOB, TWO, Tools, planned
-
-
-@pytest.fixture
-def tools(tmp_path_factory, monkeypatch):
-    found = Tools(tmp_path_factory.mktemp("tools") / "bin")
-    found.add("sbatch", "echo 12")
-    found.add("squeue", "echo PENDING")
-    monkeypatch.setenv("PATH", f"{found.folder}:{os.environ['PATH']}")
-    return found
+from tests.unit.slurm_examples import JOB, TWO, planned
 
 
 @pytest.mark.parametrize(
