@@ -47,8 +47,9 @@ def sft(model: str, precision: str, topology: str, gpus: int, seed: int = 0) -> 
     return Job(name, gpus, [*shared, f"model={model}", f"precision={precision}", f"topology={topology}", f"topology.num_gpus={gpus}"])
 
 
-def grpo(model: str, topology: str, gpus: int, *extra: str, name: str | None = None) -> Job:
-    ranks = gpus - 1 if topology == "split" else gpus
+def grpo(model: str, topology: str, gpus: int, *extra: str, name: str | None = None, serving: int = 1) -> Job:
+    """`serving` of the GPUs generate, in a split."""
+    ranks = gpus - serving if topology == "split" else gpus
     shared = ["method=grpo", "~method.rewards.reasoning_gym", "+method.rewards.accuracy=1.0", "method.args.max_completion_length=512"]
     shared += [f"effective_batch={GRPO_BATCH}", "method.args.per_device_train_batch_size=8", f"method.args.max_steps={STEPS['bf16']}"]
     assert GRPO_BATCH % (8 * ranks) == 0
@@ -68,6 +69,9 @@ def jobs(model: str, gpus: int, precisions: list[str], methods: list[str]) -> li
             found += [grpo(model, "split", n, "topology.server_max_length=1024")]
             found += [grpo(model, "split", n, "topology.server_max_length=1024", "topology.overlap=true", name="split_overlap")]
         found.append(grpo(model, "colocate", 1, "method.args.vllm_max_model_length=1024"))
+        for name, key, strategy in (("split_servers", "servers", "zero3"), ("split_tensor_parallel", "server_tensor_parallel", "fsdp")):
+            two = ["topology.server_max_length=1024", f"topology.{key}=2", f"topology.strategy={strategy}"]
+            found += [grpo(model, "split", n, *two, name=name, serving=2) for n in counts if n == 4]
     if "sft" in methods:
         found += [sft(model, p, t, n) for n in counts for p in precisions for t in ("ddp", "fsdp", "zero2", "zero3")]
         found += [sft(model, p, "single", 1, seed) for p in precisions for seed in ((0, 1) if p == "bf16" else (0,))]
@@ -105,9 +109,14 @@ def start(job: Job, hardware: str, folder: Path, data: dict[str, Path], gpus: li
 
 
 def run(todo: list[Job], hardware: str, folder: Path, num_gpus: int, until: float) -> None:
-    """Several at a time; none is started after `until` (seconds, monotonic)."""
+    """Several at a time; none is started after `until` (seconds, monotonic).
+
+    A run's GPUs go to the next one when its last step is logged: that one loads its libraries while the first saves.
+    """
     data = write_data(folder)
-    free, running = list(range(num_gpus)), []
+    given = os.environ.get(MASK)
+    free = [int(gpu) for gpu in given.split(",")] if given else list(range(num_gpus))
+    running = []
     while todo or running:
         for job in list(todo):
             if job.gpus <= len(free) and time.monotonic() < until:
@@ -119,12 +128,22 @@ def run(todo: list[Job], hardware: str, folder: Path, num_gpus: int, until: floa
         time.sleep(0.5)
         for entry in list(running):
             job, process, taken, began = entry
-            if process.poll() is not None:
-                running.remove(entry)
+            ended = process.poll() is not None
+            if taken and (ended or trained(job, folder)):
                 free = sorted([*free, *taken])
+                taken.clear()
+            if ended:
+                running.remove(entry)
                 print(f"{job.name}: exit {process.returncode}, {time.monotonic() - began:.0f} s", flush=True)
     for job in todo:
         print(f"{job.name}: not run, no time left", flush=True)
+
+
+def trained(job: Job, folder: Path) -> bool:
+    """Whether the newest run of it has logged its last step."""
+    found = sorted((folder / "runs" / job.name).glob("*/metrics.jsonl"))
+    rows = found[-1].read_text().split("\n")[:-1] if found else []
+    return bool(rows) and json.loads(rows[-1])["step"] == json.loads(rows[-1])["num_steps"]
 
 
 def measured(job: Job, folder: Path) -> dict[str, Any] | None:
