@@ -45,7 +45,8 @@ def torchrun(run_dir, script, *overrides):
 )
 def test_one_rank_fails_while_another_waits(tmp_path, capsys, end, told):
     began = time.monotonic()
-    assert execute.execute(torchrun(tmp_path, f"{RANK_1}{end}{RANK_0}print('rank 0 waits', flush=True)\nforever()"), host_with(0), None, []) == 4
+    plan = torchrun(tmp_path, f"{RANK_1}{end}\nprint('rank 0 waits', flush=True){RANK_0}forever()")
+    assert execute.execute(plan, host_with(0), None, []) == 4
     assert time.monotonic() - began < 30, "torchrun waits that long for a rank that ignores SIGTERM, and this one does not"
     said, shown = capsys.readouterr()
     assert told in said
