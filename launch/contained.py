@@ -104,10 +104,10 @@ class ContainedProcess:
             raise OSError(answer)
         return answer
 
-    def dump_stacks(self, folder: Path) -> Path:
-        """Its ranks write their stacks into the log: py-spy may not look into a container from outside, nor without CAP_SYS_PTRACE.
+    def dump_stacks(self, folder: Path) -> None:
+        """Its ranks write their stacks into their logs: py-spy may not look into a container from outside, nor without CAP_SYS_PTRACE.
 
-        Returns where they are. Raises OSError.
+        Raises OSError.
         """
         try:
             done = self.container.exec_run(["python3", "-c", SIGNAL_RANKS])
@@ -115,7 +115,6 @@ class ContainedProcess:
             raise OSError(str(error)) from error
         if done.exit_code != 0:
             raise OSError(done.output.decode(errors="replace").strip())
-        return self.log
 
     def _follow(self) -> None:
         """Log lines until the container ends, then how it ended. Whatever happens, the launcher learns that it is over."""

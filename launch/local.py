@@ -80,8 +80,8 @@ class LocalProcess:
         """What the server of this group answers. Raises OSError."""
         return serving.get(port, path)
 
-    def dump_stacks(self, folder: Path) -> Path:
-        """Returns where they are. Raises OSError."""
+    def dump_stacks(self, folder: Path) -> Path | None:
+        """Returns where they are; None where its processes print them into their logs. Raises OSError."""
         folder.mkdir(exist_ok=True)
         stacks.dump(orphans.marked(self.mark), folder)
         return folder

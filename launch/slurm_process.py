@@ -24,12 +24,11 @@ class NodeProcess(LocalProcess):
         # The settings are computed there: they follow from that node's GPUs and cores.
         super().__init__(dataclasses.replace(process, argv=step(run_dir, process), settings=[]), log)
 
-    def dump_stacks(self, folder: Path) -> Path:
-        """srun passes the signal to every process of the step; ranks have a handler that prints their stacks into the log."""
+    def dump_stacks(self, folder: Path) -> None:
+        """srun passes the signal to every process of the step; ranks have a handler that prints their stacks into their logs."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.child.pid, signal.SIGUSR1)
         self.wait(TAKES_USR1_S)
-        return self.log
 
 
 def step(run_dir: Path, process: Process) -> list[str]:

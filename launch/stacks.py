@@ -40,7 +40,7 @@ def _stacks(pid: int) -> str:
         return f"no stacks: {reason}"
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGUSR1)
-    return f"its stacks are in the log of its process group: {reason}"
+    return f"its stacks are in its log: {reason}"
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:

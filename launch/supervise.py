@@ -40,7 +40,7 @@ class Started(Protocol):
     def remove(self) -> None: ...
     def why(self) -> str | None: ...
     def ask(self, port: int, path: str) -> str: ...
-    def dump_stacks(self, folder: Path) -> Path: ...
+    def dump_stacks(self, folder: Path) -> Path | None: ...
 
 
 Starter = Callable[[Process, Path], Started]
@@ -48,21 +48,21 @@ Starter = Callable[[Process, Path], Started]
 
 @dataclass
 class Outcome:
-    """How an attempt ended: done, interrupted, failed or hung; at which process group, why, and where its log of this attempt begins."""
+    """How an attempt ended: done, interrupted, failed or hung; at which process group, why, and at which byte of each log it began."""
 
     status: str
     process: str
     why: str | None = None
-    since: int = 0
+    began: dict[Path, int] = field(default_factory=dict)
 
 
 @dataclass
 class Group:
-    """A process group that runs, with its log, and what its server has said of itself."""
+    """A process group that runs, with its logs by what stands before their lines, and what its server has said of itself."""
 
     process: Process
     started: Started
-    log: logs.Follower
+    followers: dict[str, logs.Follower]
     asked_at: float = 0.0
     tokens: float = 0.0
 
@@ -79,8 +79,9 @@ class Group:
         self.asked_at = now
         return True
 
-    def ended(self, status: str, why: str | None = None) -> Outcome:
-        return Outcome(status, self.process.name, why, self.log.began)
+    @property
+    def num_said(self) -> int:
+        return sum(follower.num_said for follower in self.followers.values())
 
 
 @dataclass
@@ -103,16 +104,20 @@ class Attempt:
         """Start all in order, each when the one before is ready, and wait until the last has ended. Raises HostError."""
         try:
             for process in self.plan.processes:
-                log = self.plan.run_dir / "logs" / f"{process.name}.log"
-                follower = logs.Follower(log)
-                group = Group(process, start(process, log), follower)
+                followers = self._followers(process)
+                group = Group(process, start(process, group_log(self.plan, process)), followers)
                 self.groups.append(group)
                 outcome = self._until(functools.partial(self._ready, group))
                 if outcome:
                     return outcome
-            return self._until(self._finished) or self.groups[-1].ended("done")
+            return self._until(self._finished) or self._ended(self.groups[-1], "done")
         finally:
             self._stop()
+
+    def _followers(self, process: Process) -> dict[str, logs.Follower]:
+        """Ranks first: what torchrun reports of them comes after what they said."""
+        of_ranks = {f"rank {rank}": file for rank, file in rank_logs(self.plan, process).items()}
+        return {name: logs.Follower(file) for name, file in {**of_ranks, process.name: group_log(self.plan, process)}.items()}
 
     def _until(self, reached: Callable[[], bool]) -> Outcome | None:
         while True:
@@ -155,8 +160,14 @@ class Attempt:
     def _look(self) -> None:
         """Copy new log lines to the terminal."""
         for group in self.groups:
-            self.progress.log(group.process.name, group.log.lines(all_of_it=group.started.poll() is not None))
+            ended = group.started.poll() is not None
+            for name, follower in group.followers.items():
+                self.progress.log(name, follower.lines(all_of_it=ended))
         self.progress.update()
+
+    def _ended(self, group: Group, status: str, why: str | None = None) -> Outcome:
+        began = {follower.file: follower.began for each in self.groups for follower in each.followers.values()}
+        return Outcome(status, group.process.name, why, began)
 
     def _first_failure(self) -> Outcome | None:
         """The servers stand first: trainers fail because their server did. One that ends when the trainers have finished did not fail."""
@@ -166,20 +177,20 @@ class Attempt:
                 continue
             result = rundir.read_json(self.plan.run_dir / "result.json") or {}
             if not is_server and result.get("status") == "interrupted":  # somebody told the ranks to stop, and not us
-                return group.ended("interrupted")
-            return group.ended("failed", group.started.why() or ("it ended by itself" if code == 0 else None))
+                return self._ended(group, "interrupted")
+            return self._ended(group, "failed", group.started.why() or ("it ended by itself" if code == 0 else None))
         return None
 
     def _interrupted(self) -> Outcome:
         waits = f"at most {self.grace_s:g} s; another signal does not shorten it"
         self.progress.note(f"{signal.Signals(self.stopping[0]).name}: waiting for {self.groups[-1].process.name} to save and end ({waits})")
-        return self.groups[-1].ended("interrupted")
+        return self._ended(self.groups[-1], "interrupted")
 
     def _hung(self) -> bool:
         steps = watchdog.steps_done(self.plan.run_dir)
         self.begun = self.begun or steps != self.steps_before
         # Until training begins, what a log says for the first time is progress: a server that loads, a model that is drawn.
-        loading = () if self.begun else tuple(group.log.num_said for group in self.groups)
+        loading = () if self.begun else tuple(group.num_said for group in self.groups)
         now = time.monotonic()
         if self.watchdog.quiet_s(now) > ASK_AFTER * self.watchdog.timeout_s:
             self.saved = watchdog.bytes_saved(self.plan.run_dir)
@@ -194,13 +205,15 @@ class Attempt:
         self.progress.say("nothing gets on; taking the stacks of all processes")
         for group in self.groups:
             if group.started.poll() is None:
-                name = group.process.name
+                name, log = group.process.name, group_log(self.plan, group.process)
+                printed = log.with_name("rank*.log") if rank_logs(self.plan, group.process) else log
                 try:
-                    why += f"; stacks of {name} are in {group.started.dump_stacks(self.plan.run_dir / 'stacks')}"
+                    stacks = group.started.dump_stacks(self.plan.run_dir / "stacks") or printed
+                    why += f"; stacks of {name} are in {stacks}"
                 except OSError as error:
                     why += f"; stacks of {name} cannot be taken: {error}"
         self.grace_s = min(self.grace_s, HUNG_GRACE_S)
-        return self.groups[-1].ended("hung", why)
+        return self._ended(self.groups[-1], "hung", why)
 
     def _stop(self) -> None:
         """SIGTERM, time to save, then SIGKILL to what is left. The last that started first: a server outlives those it serves."""
@@ -253,35 +266,61 @@ def failures(run_dir: Path) -> list[dict[str, Any]]:
     return sorted((f for f in found if all(key in f for key in FAILURE)), key=lambda f: float(f["time"]))
 
 
+def group_log(plan: Plan, process: Process) -> Path:
+    """Of a process group: all that it says, but for ranks that have logs of their own."""
+    return plan.run_dir / "logs" / f"{process.name}.log"
+
+
+def rank_logs(plan: Plan, process: Process) -> dict[int, Path]:
+    """Of each of its ranks, counted over all nodes (recipes/common/rank_log.py); none where one rank is all there is."""
+    if process.kind in ("server", "prepare") or process.num_ranks * plan.config.runtime.slurm.nodes == 1:
+        return {}
+    first = process.node * process.num_ranks
+    return {rank: plan.run_dir / "logs" / f"rank{rank}.log" for rank in range(first, first + process.num_ranks)}
+
+
 def describe(plan: Plan, outcome: Outcome) -> str:
     """Who failed first, why, the last lines of its log, and what they usually mean."""
-    process, several = _failed_first(plan, outcome), plan.config.runtime.slurm.nodes > 1
-    log = plan.run_dir / "logs" / f"{process.name}.log"
-    words = logs.last_words(log, outcome.since)
-    shown = words.lines[-SHOWN_LINES:]
+    process = _failed_first(plan, outcome)
+    log, of_ranks = group_log(plan, process), rank_logs(plan, process)
+    words = logs.last_words(log, outcome.began.get(log, 0))
     rank, why, known = None, outcome.why, None
     if process.kind == "server":
         # vLLM's API server ends with 0 when its engine has died, hundreds of lines after the engine has said why.
-        why = logs.root_cause(logs.last_words(log, outcome.since, count=1000).lines) or why
-    elif outcome.status == "failed":
+        why = logs.root_cause(logs.last_words(log, outcome.began.get(log, 0), count=1000).lines) or why
+    elif outcome.status != "hung":
         known = next(iter(failures(plan.run_dir)), None)
+        reported = None if words.rank is None else process.node * process.num_ranks + words.rank  # torchrun counts ranks of its node
         if words.exit_code is not None and words.exit_code < 0:  # it could write nothing, and others failed because of it
-            rank, why = words.rank, logs.killed_by(-words.exit_code)
+            rank, why = reported, logs.killed_by(-words.exit_code)
         elif known:
             rank, why = known["rank"], str(known["error"])
         elif words.exit_code is not None:
-            rank, why = words.rank, f"exit code {words.exit_code}"
-    name = process.name + (f", rank {rank}" if rank is not None and (process.num_ranks > 1 or several) else "")
+            rank, why = reported, f"exit code {words.exit_code}"
+    name = process.name + (f", rank {rank}" if rank is not None and of_ranks else "")
+    log, said = _spoken(outcome, log, of_ranks, rank)
+    shown = said[-SHOWN_LINES:]
     # Further up than is shown only where no rank has said what it died of: an old warning would explain everything.
-    meaning = meaning_of([why or ""]) or meaning_of(shown) or (None if known else meaning_of(words.lines))
+    meaning = meaning_of([why or ""]) or meaning_of(shown) or (None if known else meaning_of(said))
     told = f"\n{name} {'hung' if outcome.status == 'hung' else 'failed'}" + (f": {why}" if why else "") + "\n"
     told += f"Last lines of {log}:\n" + ("".join(f"  | {line}\n" for line in shown) or "  (nothing)\n")
     return told + (f"This usually means: {meaning}\n" if meaning and (known or {}).get("exit_code") != EXIT_USER else "")
 
 
+def _spoken(outcome: Outcome, log: Path, of_ranks: dict[int, Path], rank: int | None) -> tuple[Path, list[str]]:
+    """The log to show and its last lines: the rank's, of a hang the first rank's, which tells the steps; then the group's.
+
+    Where it is not known which rank failed, the group's comes first. A log without a word gives way to the other.
+    """
+    own = next(iter(of_ranks.values()), None) if rank is None else of_ranks.get(rank)
+    files = [log, own] if rank is None and outcome.status != "hung" else [own, log]
+    said = ((file, logs.last_words(file, outcome.began.get(file, 0)).lines) for file in files if file)
+    return next((found for found in said if found[1]), (log, []))
+
+
 def _failed_first(plan: Plan, outcome: Outcome) -> Process:
     """On several nodes every torchrun ends when one does: the rank that said so first tells which."""
     first = next(iter(failures(plan.run_dir)), None)
-    if first and outcome.status == "failed" and plan.config.runtime.slurm.nodes > 1:
+    if first and outcome.status != "hung" and plan.config.runtime.slurm.nodes > 1:
         return next(p for p in plan.processes if p.node == int(first["rank"]) // p.num_ranks)
     return next(p for p in plan.processes if p.name == outcome.process)

@@ -17,6 +17,8 @@ from tests.conftest import ROOT, host_with
 from tests.supervised import COMMON, DONE, SAVES, eventually, plan_of
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
+# As a recipe begins: recipes/__init__.py.
+OWN_LOG = "from recipes.common.rank_log import redirect\nredirect(['--config', str(run / 'config.yaml')], os.environ)\n"
 RANK_1 = "if os.environ['RANK'] == '1':\n    while not (run / 'rank0').exists(): time.sleep(0.02)\n    "
 RANK_0 = "\n(run / 'rank0').write_text(str(os.getpid()))\n"
 
@@ -24,7 +26,7 @@ RANK_0 = "\n(run / 'rank0').write_text(str(os.getpid()))\n"
 def torchrun(run_dir, script, *overrides):
     """A plan whose trainers are two ranks of this script."""
     plan = plan_of(run_dir, {"trainers": DONE}, "runtime.stop_timeout_s=20", *overrides)
-    (run_dir / "rank.py").write_text(COMMON + script)
+    (run_dir / "rank.py").write_text(COMMON + OWN_LOG + script)
     process = dataclasses.replace(plan.processes[0], argv=[*TORCHRUN, str(run_dir / "rank.py"), str(run_dir)], num_ranks=2)
     return dataclasses.replace(plan, processes=[process])
 
@@ -43,12 +45,17 @@ def torchrun(run_dir, script, *overrides):
 )
 def test_one_rank_fails_while_another_waits(tmp_path, capsys, end, told):
     began = time.monotonic()
-    assert execute.execute(torchrun(tmp_path, f"{RANK_1}{end}{RANK_0}forever()"), host_with(0), None, []) == 4
+    plan = torchrun(tmp_path, f"{RANK_1}{end}\nprint('rank 0 waits', flush=True){RANK_0}forever()")
+    assert execute.execute(plan, host_with(0), None, []) == 4
     assert time.monotonic() - began < 30, "torchrun waits that long for a rank that ignores SIGTERM, and this one does not"
-    said = capsys.readouterr().out
+    said, shown = capsys.readouterr()
     assert told in said
     assert "closing signal" not in said, "the last lines are the rank's, not torchrun's"
-    assert ("  | rank 1 says why" in said) == ("says why" in end)
+    why = "says why" in end
+    assert (f"Last lines of {tmp_path / 'logs/rank1.log'}:\n  | rank 1 says why\n" in said) == why
+    assert ("\nrank 1 | rank 1 says why\n" in shown) == why
+    assert "rank 0 | rank 0 waits\n" in shown
+    assert "closing signal SIGTERM" in (tmp_path / "logs/trainers.log").read_text(), "torchrun's own lines stay in the group's"
     assert orphans.marked({orphans.LAUNCHER: orphans.launcher()}) == []
 
 

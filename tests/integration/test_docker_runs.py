@@ -177,7 +177,7 @@ def test_smoke_run_trains_inside(caller, overrides):
     log = (run / "logs").glob("*.log")
     lines = [line for file in log for line in file.read_text().splitlines()]
     assert lines
-    prefix = {"evaluator | ", "trainers | "}
+    prefix = {"evaluator | ", "trainers | ", "rank 0 | "}
     assert any(line.startswith(tuple(prefix)) and line.split(" | ", 1)[1] in lines for line in done.stderr.splitlines())
     assert caller.containers() == []
     if "method=evaluate" not in overrides:

@@ -210,6 +210,8 @@ def test_two_nodes_compute_what_two_ranks_of_one_machine_do(cluster, at_home, tm
     assert (kept["status"], record.faults(kept)) == ("done", [])
     assert {file.name for file in (run_dir / "nodes").iterdir()} == set(NODES)
     assert "trainers-1 is on n2" in (run_dir / "logs/trainers-1.log").read_text()
+    assert "step 40/40" in (run_dir / "logs/rank0.log").read_text()
+    assert (run_dir / "logs/rank1.log").exists(), "of the other node"
     assert "step 40/40" in done.stdout  # wait=true follows
     job = rundir.read_json(run_dir / "slurm.json")["job"]
     assert cluster.asked(job)["Comment"] == "a"  # of `a b`: asked() cuts at the blank
@@ -224,7 +226,7 @@ def test_an_early_signal_saves_requeues_and_the_run_goes_on(cluster, at_home, tm
     end = cluster.ended(job)
     assert (end["JobState"], end["Restarts"]) == ("COMPLETED", "1"), slurm_log(run_dir)
     assert "goes back into the queue" in slurm_log(run_dir)
-    assert "resuming from" in (run_dir / "logs/trainers.log").read_text()
+    assert "resuming from" in (run_dir / "logs/rank0.log").read_text()
     assert compare_metrics(at_home, rundir.read_metrics(run_dir / "metrics.jsonl")) == []
     assert rundir.read_json(run_dir / "record.json")["status"] == "done"
 

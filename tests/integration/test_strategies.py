@@ -42,6 +42,9 @@ def runs(tmp_path_factory) -> dict[str, Path]:
             done = command("method=sft", f"topology={topology}", *two, *SETTINGS, cwd=folder)
             assert done.returncode == 0, done.stdout + done.stderr
             (found[topology],) = folder.glob("runs/*/*/")
+            shown = done.stderr.splitlines()
+            speaks = "trainers | " if topology == "single" else "rank 0 | "
+            assert f"done: {STEPS} steps" in "".join(line for line in shown if line.startswith(speaks)), done.stderr
     return found
 
 

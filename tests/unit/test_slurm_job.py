@@ -109,7 +109,7 @@ def test_stacks_of_another_node_are_asked_for_by_a_signal(tmp_path, tools):
     try:
         while "ready" not in log.read_text():
             assert started.poll() is None
-        assert started.dump_stacks(tmp_path / "stacks") == log
+        assert started.dump_stacks(tmp_path / "stacks") is None, "they are in a log"
         assert "stacks" in log.read_text()
     finally:
         started.remove()

@@ -56,10 +56,10 @@ def test_a_server_that_ends_as_the_trainers_have_finished_did_not_fail(tmp_path)
     trainers = f"{DONE}; os.kill(int((run / 'pid').read_text()), signal.SIGKILL)"
     server = "(run / 'pid').write_text(str(os.getpid()))\n" + SERVER
     plan = plan_of(tmp_path, {"server": server, "trainers": trainers}, QUICK)
-    group = [supervise.Group(p, LocalProcess(p, tmp_path / "logs" / p.name), None) for p in plan.processes[:1]]
+    group = [supervise.Group(p, LocalProcess(p, tmp_path / "logs" / p.name), {}) for p in plan.processes[:1]]
     attempt = supervise.Attempt(plan, Progress(plan), [], group)
     assert eventually(lambda: (tmp_path / "order").exists())
-    group.append(supervise.Group(plan.processes[1], LocalProcess(plan.processes[1], tmp_path / "logs/trainers"), None))
+    group.append(supervise.Group(plan.processes[1], LocalProcess(plan.processes[1], tmp_path / "logs/trainers"), {}))
     assert eventually(lambda: all(g.started.poll() is not None for g in group))
     assert attempt._first_failure() is None
     for g in group:
