@@ -144,8 +144,8 @@ def _strategy(config: Config) -> dict[str, Any]:
 def _deepspeed(config: Config) -> dict[str, Any]:
     """`auto` is filled by transformers from the trainer's own arguments."""
     stage = int(config.topology.strategy[-1])
-    # Stage 2 reduces gradients on a stream of its own, and has used buffers that were given away by then (DeepSpeed#5294, #7965); on
-    # four H200s its losses left those of ddp and fsdp at the third step (docs/results/topologies.md).
+    # Stage 2 would reduce gradients on a stream of its own, and has used buffers that were given away by then (DeepSpeed#5294, #7965);
+    # on four H200s it was no slower without (docs/results/topologies.md).
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": stage == 3, "contiguous_gradients": True}
     if config.topology.zero.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": config.hardware.dataloader.pin_memory}

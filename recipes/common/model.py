@@ -67,8 +67,19 @@ def build_model(config: DictConfig) -> PreTrainedModel:
     if model.init == "random":
         unset_hf_deepspeed_config()  # ZeRO-3 would draw each rank's part, and other weights than every other strategy
         with torch.device(device()):
-            return AutoModelForCausalLM.from_config(model_config(model), **kwargs)
+            return _rounded(AutoModelForCausalLM.from_config(model_config(model), **kwargs), compute_dtype(config))
     return _from_hub(AutoModelForCausalLM, model, use_safetensors=True, **kwargs)
+
+
+def _rounded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Random weights of the precision they compute in, as published ones are, whatever dtype holds them.
+
+    DeepSpeed's fp32 copy starts from 16-bit weights, those of the other strategies from what they are given: with digits that 16 bits
+    do not hold, a first step of 2e-5 moved loss by 3.1 under ddp and fsdp and by 1.2 under ZeRO (docs/results/topologies.md).
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype).to(parameter.dtype)
+    return model
 
 
 def model_directory(config: DictConfig) -> Path | None:
@@ -142,6 +153,11 @@ def _dtype(config: DictConfig) -> torch.dtype:
     if weights not in DTYPES:
         raise UserError(f"precision={config.precision.name} keeps weights in {weights}, which comes with part 6. {near(weights, DTYPES)}")
     return DTYPES[weights]
+
+
+def compute_dtype(config: DictConfig) -> torch.dtype:
+    """Of matrix products; fp8 computes in bf16 around its own."""
+    return DTYPES.get(config.precision.compute, torch.bfloat16)
 
 
 def device() -> torch.device:

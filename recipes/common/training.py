@@ -26,7 +26,7 @@ from recipes.common import checkpoint
 from recipes.common.errors import UserError
 from recipes.common.files import move_directory, weights_sha256
 from recipes.common.metrics import Metrics
-from recipes.common.model import DTYPES
+from recipes.common.model import compute_dtype
 from recipes.common.program import Interrupted, is_main_rank, say, stop_asked
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
@@ -43,7 +43,7 @@ def build_arguments(arguments_class: type[Arguments], config: DictConfig) -> Arg
         args = arguments_class(**OmegaConf.to_container(config.trainer_args))
     except (TypeError, ValueError) as error:
         raise UserError(f"method.args: {arguments_class.__name__} refuses them: {error}") from error
-    compute = DTYPES.get(config.precision.compute, torch.bfloat16)  # fp8 computes in bf16 around its matrix products
+    compute = compute_dtype(config)
     if config.topology.strategy == "fsdp" and compute != torch.float32:
         # accelerate would reduce in the dtype of the matrix products, and has no argument that reaches here.
         reduce = torch.float32 if config.topology.fsdp.reduce_dtype == "fp32" else compute

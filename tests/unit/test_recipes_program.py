@@ -110,6 +110,17 @@ def test_weights_come_in_the_precision_asked_for(tmp_path):
         model.build_model(config(tmp_path, weights="nf4"))
 
 
+@pytest.mark.parametrize(("compute", "exact"), [("fp32", False), ("fp16", True), ("bf16", True), ("fp8", True)])
+def test_random_weights_have_no_more_digits_than_they_compute_with(tmp_path, compute, exact):
+    """Strategies that keep fp32 weights, and DeepSpeed, which makes them of 16-bit ones, then start from the same."""
+    settings = config(tmp_path, num_layers=1)
+    settings.precision.compute = compute
+    weight, dtype = model.build_model(settings).lm_head.weight, model.compute_dtype(settings)
+    assert weight.dtype == torch.float32
+    assert torch.equal(weight, weight.to(torch.float16 if compute == "fp16" else torch.bfloat16).float()) == exact
+    assert dtype == {"fp32": torch.float32, "fp16": torch.float16}.get(compute, torch.bfloat16)
+
+
 def test_a_tokenizer_is_trained_the_same_way_each_time(tmp_path):
     settings = config(tmp_path)
     first, again = (model.build_tokenizer(settings, ["Calculate 12 + 34.", "46"]) for _ in range(2))
