@@ -1,0 +1,296 @@
+"""Which Triton kernels there are to compile, and with which arguments: Liger's as Liger itself would launch them, or a function of a user's file.
+
+Needs Triton, and for Liger's kernels torch and liger-kernel. Nothing is launched: Liger's host code runs on tensors that have shapes and no
+memory, and where it would launch a kernel, what it would launch is written down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton.language as tl
+import yaml
+from triton.runtime.jit import JITFunction
+
+from recipes.common.errors import UserError, near
+
+# Triton's names of types. A pointer is `*` and the type of what it points to.
+POINTEES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.bool: "i1",
+    torch.int8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+}
+TYPES = (*POINTEES.values(), "u16", "u32", "u64", "fp8e4nv", "fp8e4b8", "fp8e5", "fp8e5b16")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+# What Triton's launcher tells its compiler of arguments: an address or a number is a multiple of 16, a tensor is smaller than 2 GB
+# (HIPBackend.get_tensor_specialization of Triton 3.7). torch allocates at multiples of 512 bytes.
+DIVISIBLE = ["tt.divisibility", 16]
+SMALL = ["tt.pointer_range", 32]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel and everything that its compilation depends on, but for the architecture."""
+
+    name: str
+    function: JITFunction
+    signature: dict[str, str]  # parameter -> type; "constexpr" for what is compiled in
+    constants: dict[str, Any]
+    attributes: dict[tuple[int, ...], list[list[Any]]]  # by position of the parameter
+    options: dict[str, int] = field(default_factory=dict)  # num_warps, num_stages, waves_per_eu, matrix_instr_nonkdim
+    workgroups: int | None = None  # of the grid; None: not known
+    per_compute_unit: bool = False  # the grid is one workgroup a compute unit, however large the input
+
+    @property
+    def same(self) -> str:
+        """Equal for launches that compile to the same code."""
+        return repr((self.function.__name__, self.signature, self.constants, self.attributes, self.options))
+
+
+# ---- Liger's
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Of a model's step: `tokens` go through the layers at once, in `dtype`."""
+
+    tokens: int
+    dtype: torch.dtype
+    model: SimpleNamespace  # a file of conf/model
+
+    def empty(self, *size: int, **options: Any) -> torch.Tensor:
+        return torch.empty(size, dtype=self.dtype, device="meta", **options)
+
+
+def _rms_norm(shapes: Shapes) -> None:
+    from liger_kernel.ops import rms_norm
+
+    model, norms = shapes.model, [(shapes.tokens, shapes.model.hidden_size)]
+    if model.architecture.startswith("qwen3"):  # normalizes each head of queries and of keys
+        norms += [(shapes.tokens * heads, model.head_dim) for heads in (model.num_heads, model.num_kv_heads)]
+    for rows, columns in norms:
+        x, weight = shapes.empty(rows, columns), shapes.empty(columns)
+        _, x, rstd, block, warps, casting = rms_norm.rms_norm_forward(x, weight, 1e-6, 0.0, "llama", None)
+        rms_norm.rms_norm_backward(shapes.empty(rows, columns), x, weight, rstd, 0.0, casting, block, warps, True, None)
+
+
+def _rope(shapes: Shapes) -> None:
+    from liger_kernel.ops import rope
+
+    model = shapes.model
+    query, key = (shapes.empty(1, heads, shapes.tokens, model.head_dim) for heads in (model.num_heads, model.num_kv_heads))
+    angles = shapes.empty(1, shapes.tokens, model.head_dim)
+    rope.rope_forward(query, key, angles, angles)
+    rope.rope_backward(query, key, angles, angles)
+
+
+def _swiglu(shapes: Shapes) -> None:
+    from liger_kernel.ops import swiglu
+
+    gate = shapes.empty(shapes.tokens, shapes.model.intermediate_size)
+    swiglu.swiglu_forward(gate, gate)
+    swiglu.swiglu_backward(gate, gate, gate)
+
+
+def _cross_entropy(shapes: Shapes) -> None:
+    from liger_kernel.ops import cross_entropy
+
+    logits = shapes.empty(shapes.tokens, shapes.model.vocab_size, requires_grad=True)
+    labels = torch.zeros(shapes.tokens, dtype=torch.int64)  # real: Liger looks for labels that are out of range
+    cross_entropy.cross_entropy_forward(logits, labels, None, -100, 0.0, 0.0, "mean", None, False)
+    cross_entropy.cross_entropy_backward(logits, torch.tensor(2.0))  # not 1: the gradient of a loss that is averaged on needs a kernel
+
+
+def _fused_linear_cross_entropy(shapes: Shapes) -> None:
+    from liger_kernel.ops import fused_linear_cross_entropy as fused
+
+    model = shapes.model
+    hidden = shapes.empty(shapes.tokens, model.hidden_size, requires_grad=True)
+    head = shapes.empty(model.vocab_size, model.hidden_size, requires_grad=True)
+    labels = torch.zeros(shapes.tokens, dtype=torch.int64)
+    _, _, _, _, grad_input, grad_weight, grad_bias = fused.fused_linear_cross_entropy_forward(hidden, head, labels)
+    fused.fused_linear_cross_entropy_backward(torch.tensor(2.0), grad_input, grad_weight, grad_bias)
+
+
+_OPERATIONS: dict[str, Callable[[Shapes], None]] = {
+    "rms_norm": _rms_norm,
+    "rope": _rope,
+    "swiglu": _swiglu,
+    "cross_entropy": _cross_entropy,
+    "fused_linear_cross_entropy": _fused_linear_cross_entropy,
+}
+
+# Their grid is torch's count of compute units, which these tensors have none of.
+_PER_COMPUTE_UNIT = ("_rms_norm_backward_kernel", "_block_rms_norm_backward_kernel")
+
+
+def liger_launches(operation: str, model: Path, tokens: int, dtype: str) -> list[Launch]:
+    """What Liger launches on ROCm for one operation, forward and backward, each distinct kernel once with its smallest grid.
+
+    `model` is a file of conf/model, whose shape is taken.
+    """
+    shapes = Shapes(tokens, DTYPES[dtype], SimpleNamespace(**yaml.safe_load(model.read_text())))
+    with _recording() as found:
+        _OPERATIONS[operation](shapes)
+    distinct: dict[str, Launch] = {}
+    for launch in found:
+        launch = replace(launch, per_compute_unit=launch.function.__name__ in _PER_COMPUTE_UNIT)
+        if launch.per_compute_unit:
+            launch = replace(launch, workgroups=None)
+        earlier = distinct.setdefault(launch.same, launch)
+        if (launch.workgroups or 0) < (earlier.workgroups or 0):
+            distinct[launch.same] = launch
+    return _named_apart(list(distinct.values()))
+
+
+@contextlib.contextmanager
+def _recording() -> Iterator[list[Launch]]:
+    """Inside, a launch is written down instead of made, and Liger takes this torch for a ROCm one (it chooses fewer warps there)."""
+    found: list[Launch] = []
+
+    def record(function: JITFunction, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        values = dict(zip(function.arg_names, args, strict=False)) | {k: v for k, v in named.items() if k in function.arg_names}
+        options = {key: value for key, value in named.items() if key not in function.arg_names}
+        launch = specialize(function, values, options)
+        found.append(replace(launch, workgroups=math.prod(grid(values) if callable(grid) else grid)))
+
+    saved = JITFunction.run, torch.version.hip
+    JITFunction.run, torch.version.hip = record, torch.version.hip or "0"
+    try:
+        yield found
+    finally:
+        JITFunction.run, torch.version.hip = saved
+
+
+def specialize(function: JITFunction, values: dict[str, Any], options: dict[str, int]) -> Launch:
+    """What Triton's launcher makes of the arguments of a call: types, constants, and what is known of each number and address."""
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    for position, parameter in enumerate(function.params):
+        value = values[parameter.name] if parameter.name in values else parameter.default
+        # None and 1 are compiled in: a tensor that is not given, a stride of contiguous memory.
+        one = isinstance(value, int) and not isinstance(value, bool) and value == 1 and not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or one:
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name] = f"*{POINTEES[value.dtype]}"
+            small = value.untyped_storage().size() <= 2**31 - 1
+            attributes[position,] = [DIVISIBLE, *([SMALL] if small else [])]
+        elif isinstance(value, bool):
+            signature[parameter.name] = "u1"
+        elif isinstance(value, int):
+            signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if value % 16 == 0 and not parameter.do_not_specialize:
+                attributes[position,] = [DIVISIBLE]
+        else:
+            signature[parameter.name] = "fp32"
+    return Launch(function.__name__.removeprefix("_"), function, signature, constants, attributes, options)
+
+
+def _named_apart(launches: list[Launch]) -> list[Launch]:
+    """The same kernel twice is told apart by the constants that differ."""
+    named = []
+    for launch in launches:
+        twins = [other for other in launches if other.name == launch.name]
+        apart = [key for key, value in launch.constants.items() if any(other.constants.get(key) != value for other in twins)]
+        suffix = " ".join(f"{key}={launch.constants[key]}" for key in apart)
+        named.append(replace(launch, name=f"{launch.name} {suffix}".strip()))
+    return named
+
+
+# ---- A user's
+
+
+def file_launch(place: str, arguments: dict[str, str], workgroups: int | None) -> Launch:
+    """`file.py:function` with its arguments as text: a type (`*bf16`, `i32`, `i32:16` for a multiple of 16) or a constant.
+
+    Pointers are taken for torch's: multiples of 16, to less than 2 GB. A parameter that is not named has its annotation's type or its default.
+    """
+    file, _, name = place.rpartition(":")
+    functions = _functions_of(Path(file))
+    if name not in functions:
+        raise UserError(f"{file} has no Triton kernel named {name}: no function under @triton.jit. {near(name, functions)}")
+    function = functions[name]
+    unknown = [key for key in arguments if key not in function.arg_names]
+    if unknown:
+        raise UserError(f"args: {name} has no parameter {unknown[0]}. {near(unknown[0], function.arg_names)}")
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    for position, parameter in enumerate(function.params):
+        text = arguments.get(parameter.name) or parameter.annotation_type
+        kind, _, multiple = text.partition(":")
+        if not text and parameter.has_default:
+            signature[parameter.name], constants[parameter.name] = "constexpr", parameter.default
+        elif not text:
+            raise UserError(
+                f"args: nothing is known of {name}'s parameter {parameter.name}. Say what it is, as "
+                f"args={parameter.name}={'128' if parameter.is_constexpr else '*bf16'} (types: {', '.join(TYPES)}; a pointer has a * before it)"
+            )
+        elif kind.lstrip("*") in TYPES and not parameter.is_constexpr:
+            if multiple not in ("", "16"):
+                raise UserError(f"args: {parameter.name}={text}: Triton tells apart multiples of 16 only. Write {kind}:16, or {kind}")
+            signature[parameter.name] = kind
+            if kind.startswith("*") or multiple:
+                attributes[position,] = [DIVISIBLE, SMALL] if kind.startswith("*") else [DIVISIBLE]
+        else:
+            signature[parameter.name], constants[parameter.name] = "constexpr", _constant(parameter.name, text)
+    return Launch(name, function, signature, constants, attributes, {}, workgroups)
+
+
+def _functions_of(file: Path) -> dict[str, JITFunction]:
+    if not file.is_file():
+        raise UserError(f"There is no file {file}. A kernel is named as kernel=path/to/file.py:function")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{file} is no Python file. A kernel is named as kernel=path/to/file.py:function")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(file.parent))  # as `python file.py` does: it may import its neighbours
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the user's own code raises is the user's to mend
+        raise UserError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    functions = {name: _below(value) for name, value in vars(module).items()}
+    return {name: value for name, value in functions.items() if isinstance(value, JITFunction)}
+
+
+def _below(value: Any) -> Any:
+    """The kernel under @triton.autotune and @triton.heuristics, which keep it in `fn`; their choices have to be given as arguments."""
+    while not isinstance(value, JITFunction) and type(value).__module__.startswith("triton.") and hasattr(value, "fn"):
+        value = value.fn
+    return value
+
+
+def _constant(name: str, text: str) -> Any:
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    if text.startswith("tl.") and isinstance(getattr(tl, text[3:], None), tl.dtype):
+        return getattr(tl, text[3:])
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            return number(text)
+    raise UserError(
+        f"args: {name}={text} is neither a type ({', '.join(TYPES)}, with * before it for a pointer) nor a constant "
+        f"(a number, true, false, none, tl.float32). {near(text.lstrip('*'), TYPES)}"
+    )
