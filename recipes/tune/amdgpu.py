@@ -1,9 +1,9 @@
 """What an AMD compute unit holds, how many waves of a kernel that makes, and what a kernel's assembly says it needs.
 
-The numbers are those LLVM compiles by: llvm/lib/Target/AMDGPU/Utils/AMDGPUBaseInfo.cpp (the function is named at each field) and the feature
-lists of AMDGPU.td. The formula is that of AMD's workload optimization guide ("Compute the occupancy of a kernel"), which writes it for the
-MI300X and for registers and LDS alone; scalar registers and barriers are limits of the same form. A kernel whose scratch memory limits it is
-not modelled: LLVM does not know that either.
+The numbers are those LLVM compiles by: llvm/lib/Target/AMDGPU/Utils/AMDGPUBaseInfo.cpp (each field names its function) and the lists of
+features in AMDGPU.td. The formula is that of AMD's workload optimization guide ("Compute the occupancy of a kernel"), which writes it for
+the MI300X, for registers and LDS alone; scalar registers and barriers are limits of the same form. Scratch memory can be one too, and is
+not modelled: LLVM does not know how much there is.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Resources:
 class Occupancy:
     """Waves that one SIMD holds, on average over those that share a workgroup's LDS.
 
-    `by_*`: what one resource alone would allow, in whole workgroups. A workgroup of w waves on s SIMDs adds w / s. 0: not one workgroup fits.
+    `by_*`: what one resource alone would allow, in whole workgroups. A workgroup of w waves on s SIMDs adds w / s. 0: not one fits.
     """
 
     by_vgpr: float
@@ -167,11 +167,11 @@ def read_resources(isa: str, dynamic_lds_bytes: int = 0) -> Resources:
 class Instructions:
     """How often each kind of instruction stands in the text of a kernel, not how often it runs. Keys of the first four: width, as b128."""
 
-    global_loads: Counter[str]
-    global_stores: Counter[str]
-    lds_loads: Counter[str]
-    lds_stores: Counter[str]
-    matrix: Counter[str]  # by mnemonic: v_mfma_..., v_wmma_...
+    global_loads: dict[str, int]
+    global_stores: dict[str, int]
+    lds_loads: dict[str, int]
+    lds_stores: dict[str, int]
+    matrix: dict[str, int]  # by mnemonic: v_mfma_..., v_wmma_...
 
 
 _INSTRUCTION = re.compile(r"^\s+([a-z]\w*)", re.MULTILINE)
@@ -195,18 +195,16 @@ _BITS = {
 
 def count_instructions(isa: str) -> Instructions:
     """Memory instructions by what one lane moves in one of them, and matrix instructions."""
-    counts = Instructions(Counter(), Counter(), Counter(), Counter(), Counter())
+    loads, stores, lds_loads, lds_stores, matrix = (Counter[str]() for _ in range(5))
     for mnemonic in _INSTRUCTION.findall(isa):
         name = re.sub(r"_e(32|64)$", "", mnemonic)
         if match := _GLOBAL.fullmatch(name):
-            into = counts.global_loads if match[1] == "load" else counts.global_stores
-            into[_width(match[2])] += 1
+            (loads if match[1] == "load" else stores)[_width(match[2])] += 1
         elif match := _LDS.fullmatch(name):
-            into = counts.lds_loads if match[1] in ("read", "load") else counts.lds_stores
-            into[("2x" if match[2] else "") + _width(match[3])] += 1
+            (lds_loads if match[1] in ("read", "load") else lds_stores)[("2x" if match[2] else "") + _width(match[3])] += 1
         elif _MATRIX.fullmatch(name):
-            counts.matrix[name] += 1
-    return counts
+            matrix[name] += 1
+    return Instructions(dict(loads), dict(stores), dict(lds_loads), dict(lds_stores), dict(matrix))
 
 
 def _width(suffix: str) -> str:

@@ -61,7 +61,7 @@ class _Worker:
         # fork: torch and Triton are imported once, and the tasks need no pickling. No thread runs in this process.
         context = multiprocessing.get_context("fork")
         self.connection, theirs = context.Pipe()
-        self.stderr = tempfile.TemporaryFile()
+        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 - kill() closes it
         self.process = context.Process(target=_work, args=(tasks, cache, theirs, self.stderr.fileno()), daemon=True)
         self.process.start()
         theirs.close()
@@ -84,7 +84,7 @@ class _Worker:
             result: Compiled = self.connection.recv()
         except EOFError:
             self.process.join()
-            code = self.process.exitcode
+            code = self.process.exitcode or 0
             ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             result = Compiled(seconds=seconds, error=f"the compiler died ({ending})")
         return replace(result, error=f"{result.error}{self._last_error()}") if result.error else result

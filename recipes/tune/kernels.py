@@ -1,6 +1,6 @@
-"""Which Triton kernels there are to compile, and with which arguments: Liger's as Liger itself would launch them, or a function of a user's file.
+"""Which Triton kernels there are to compile and with which arguments: Liger's as Liger itself would launch them, or one of a user's file.
 
-Needs Triton, and for Liger's kernels torch and liger-kernel. Nothing is launched: Liger's host code runs on tensors that have shapes and no
+Needs Triton, torch, and for Liger's kernels liger-kernel. Nothing is launched: Liger's host code runs on tensors that have shapes and no
 memory, and where it would launch a kernel, what it would launch is written down.
 """
 
@@ -185,7 +185,7 @@ def specialize(function: JITFunction, values: dict[str, Any], options: dict[str,
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     for position, parameter in enumerate(function.params):
-        value = values[parameter.name] if parameter.name in values else parameter.default
+        value = values.get(parameter.name, parameter.default)
         # None and 1 are compiled in: a tensor that is not given, a stride of contiguous memory.
         one = isinstance(value, int) and not isinstance(value, bool) and value == 1 and not parameter.do_not_specialize
         if parameter.is_constexpr or value is None or one:
@@ -222,7 +222,8 @@ def _named_apart(launches: list[Launch]) -> list[Launch]:
 def file_launch(place: str, arguments: dict[str, str], workgroups: int | None) -> Launch:
     """`file.py:function` with its arguments as text: a type (`*bf16`, `i32`, `i32:16` for a multiple of 16) or a constant.
 
-    Pointers are taken for torch's: multiples of 16, to less than 2 GB. A parameter that is not named has its annotation's type or its default.
+    Pointers are taken for torch's: multiples of 16, to less than 2 GB. A parameter that is not named has the type of its annotation, or its
+    default. Raises UserError for what does not exist, and for a parameter of which nothing is known.
     """
     file, _, name = place.rpartition(":")
     functions = _functions_of(Path(file))
@@ -242,8 +243,8 @@ def file_launch(place: str, arguments: dict[str, str], workgroups: int | None) -
             signature[parameter.name], constants[parameter.name] = "constexpr", parameter.default
         elif not text:
             raise UserError(
-                f"args: nothing is known of {name}'s parameter {parameter.name}. Say what it is, as "
-                f"args={parameter.name}={'128' if parameter.is_constexpr else '*bf16'} (types: {', '.join(TYPES)}; a pointer has a * before it)"
+                f"args: nothing is known of {name}'s parameter {parameter.name}. Say what it is, as args={parameter.name}="
+                f"{'128' if parameter.is_constexpr else '*bf16'} (types: {', '.join(TYPES)}; a pointer has a * before it)"
             )
         elif kind.lstrip("*") in TYPES and not parameter.is_constexpr:
             if multiple not in ("", "16"):

@@ -2,25 +2,25 @@
 
     python -m recipes.tune.occupancy kernel=liger:rms_norm arch=gfx942
     python -m recipes.tune.occupancy kernel=liger:all model=qwen3_8b tokens=8192 format=json
-    python -m recipes.tune.occupancy kernel=my.py:matmul 'args=a=*bf16,b=*bf16,n=i32:16,BLOCK=128' grid=32x32 num_warps=4,8 waves_per_eu=0,2 save=out
+    python -m recipes.tune.occupancy kernel=my.py:scale 'args=x=*bf16,n=i32:16,BLOCK=128' grid=4096 num_warps=4,8 waves_per_eu=0,2 save=out
 
 A program of its own, not a method of launch/run.py: it starts no ranks, takes no GPU and leaves a table, not a run.
 Keys (several values, separated by commas, are all tried):
     kernel                liger:<operation>, liger:all for what use_liger_kernel=true turns on, or file.py:function (several)
     arch                  gfx908 gfx90a gfx942 gfx950 gfx1100 gfx1151 gfx1201 (several; default: all)
     num_warps, num_stages, waves_per_eu, matrix_instr_nonkdim     (several; default: what the launch says)
-    model, tokens, dtype  of Liger's kernels: a file of conf/model (qwen3_8b), tokens that go through a layer at once (4096), bf16 fp16 fp32
-    args                  of a file's kernel: name=*bf16, name=i32, name=i32:16 (a multiple of 16), name=128 (a constant), separated by commas
+    model, tokens, dtype  of Liger's kernels: a file of conf/model (qwen3_8b), tokens in a layer at once (4096), bf16 fp16 fp32 (bf16)
+    args                  of a file's kernel: name=*bf16, name=i32, name=i32:16 (a multiple of 16), name=128 (a constant); commas between
     grid                  of a file's kernel: its number of workgroups, or 64x32
     save                  a folder for the assembly (.s) and Triton's representation with layouts (.ttgir)
     format                text or json
     jobs, timeout_s       compilations at once (default: a core each), and the longest one may take (300)
 
-Rows of one kernel and architecture stand with those that spill last and the highest occupancy first. That promises no speed: occupancy hides
-latency, and a kernel with enough independent work in each wave does not need it. Counts of instructions are of the text, not of what runs.
-Triton compiles the same for a GPU that is there, provided its version is the same: the table names it.
+Of one kernel on one architecture the highest occupancy stands first, and what spills last. That promises no speed: occupancy hides latency,
+and a wave with enough independent work needs none of it. Counts of instructions are of the text, not of what runs. The same Triton compiles
+the same for a GPU that is there: the table names the version.
 
-Exit codes: 0 done, 2 the request is wrong, 3 Triton or Liger is not installed, 4 a kernel compiles for some architecture in no way asked for.
+Exit codes: 0 done, 2 the request is wrong, 3 Triton or Liger is not installed, 4 for some kernel and architecture nothing has compiled.
 """
 
 from __future__ import annotations
@@ -89,8 +89,17 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Code:
+    """What a compiled kernel is."""
+
+    resources: Resources
+    occupancy: Occupancy
+    instructions: Instructions
+
+
+@dataclass(frozen=True)
 class Row:
-    """One kernel, compiled for one architecture with one set of options; or `error`, why it could not be."""
+    """One kernel, compiled for one architecture with one set of options; or `error`, why there is no `code`."""
 
     kernel: str
     arch: str
@@ -99,9 +108,7 @@ class Row:
     per_compute_unit: bool
     seconds: float
     error: str | None = None
-    resources: Resources | None = None
-    occupancy: Occupancy | None = None
-    instructions: Instructions | None = None
+    code: Code | None = None
 
     @property
     def small_grid(self) -> bool:
@@ -111,9 +118,10 @@ class Row:
     @property
     def rank(self) -> tuple[Any, ...]:
         """Best first: what compiles, without spills, by occupancy, and then with the fewest registers."""
-        if not (self.resources and self.occupancy):
+        if not self.code:
             return (2,)
-        return (bool(self.resources.spills), -self.occupancy.waves, self.resources.vgprs, self.resources.lds_bytes)
+        needs = self.code.resources
+        return (bool(needs.spills), -self.code.occupancy.waves, needs.vgprs, needs.lds_bytes)
 
 
 # ---- The request
@@ -242,10 +250,10 @@ def row(launch: Launch, arch: str, compiled: Compiled) -> Row:
     needs = read_resources(compiled.isa, compiled.lds_bytes)
     found = occupancy(ARCHITECTURES[arch], needs)
     if not found.workgroups:
-        return replace(
-            start, error=f"cannot start: not one workgroup fits ({', '.join(found.limits)}; it takes {needs.lds_bytes} bytes of LDS)"
-        )
-    return replace(start, resources=needs, occupancy=found, instructions=count_instructions(compiled.isa))
+        needed = {"VGPR": f"{needs.vgprs} VGPRs", "SGPR": f"{needs.sgprs} SGPRs", "LDS": f"{needs.lds_bytes} bytes of LDS"}
+        lacking = " and ".join(needed[limit] for limit in found.limits)
+        return replace(start, error=f"cannot start: one workgroup needs {lacking}, which is more than there is")
+    return replace(start, code=Code(needs, found, count_instructions(compiled.isa)))
 
 
 def measure(request: Request, on_progress: Callable[[int, int], None]) -> list[Row]:
@@ -270,17 +278,17 @@ def stem(one: Row) -> str:
     return re.sub(r"[^\w.=-]+", "_", f"{one.kernel}-{one.arch}{options}")
 
 
-def versions() -> dict[str, str]:
-    names = ("triton", "liger_kernel")
-    found = {
-        package: name for name, packages in importlib.metadata.packages_distributions().items() if name in names for package in packages
-    }
-    return {package: importlib.metadata.version(package) for package in sorted(found)}
+def versions(request: Request) -> dict[str, str]:
+    """Of what has compiled, and of where the kernels are from."""
+    import triton
+
+    liger = any(name.startswith("liger:") for name in request.kernels)
+    return {"triton": triton.__version__, **({"liger-kernel": importlib.metadata.version("liger-kernel")} if liger else {})}
 
 
-def as_json(rows: list[Row]) -> str:
+def as_json(rows: list[Row], compiled_by: dict[str, str]) -> str:
     objects = [{**asdict(one), "small_grid": one.small_grid} for one in rows]
-    return json.dumps({"schema": 1, "versions": versions(), "rows": objects}, indent=1)
+    return json.dumps({"schema": 1, "versions": compiled_by, "rows": objects}, indent=1)
 
 
 def main(argv: list[str]) -> int:
@@ -301,9 +309,9 @@ def main(argv: list[str]) -> int:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     if request.json:
-        print(as_json(rows))
+        print(as_json(rows, versions(request)))
     else:
-        table.show(rows, versions(), request.save)
+        table.show(rows, versions(request), request.save)
     compiled = {(one.kernel, one.arch) for one in rows if not one.error}
     return EXIT_DONE if compiled == {(one.kernel, one.arch) for one in rows} else EXIT_FAILED
 

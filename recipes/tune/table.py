@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from rich.table import Table
 from recipes.tune.amdgpu import ENOUGH_WORKGROUPS
 
 if TYPE_CHECKING:
-    from recipes.tune.occupancy import Row
+    from recipes.tune.occupancy import Code, Row
 
 WIDE = 190  # columns of a table that goes into a file: no line is broken
 
@@ -45,16 +44,15 @@ def show(rows: list[Row], versions: dict[str, str], saved: Path | None) -> None:
     columns = [column for column in COLUMNS if column.always or any(_value(column, one) not in ("", "0") for one in rows)]
     title = f"Compiled by {', '.join(f'{name} {version}' for name, version in versions.items())}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    groups = Counter((one.kernel, one.arch) for one in rows)
+    swept = len({(one.kernel, one.arch) for one in rows}) < len(rows)
+
+    def section(one: Row) -> tuple[str, ...]:
+        return (one.kernel, one.arch) if swept else (one.kernel,)
+
     for column in columns:
         table.add_column(column.heading, justify=column.justify, overflow="fold")
     for index, one in enumerate(rows):
-        following = rows[index + 1] if index + 1 < len(rows) else one
-        ends = (
-            (following.kernel, following.arch) != (one.kernel, one.arch)
-            if groups.most_common(1)[0][1] > 1
-            else following.kernel != one.kernel
-        )
+        ends = index + 1 < len(rows) and section(rows[index + 1]) != section(one)
         table.add_row(*(_value(column, one) for column in columns), end_section=ends)
     console.print(table)
     lines = [*_failures(rows), *_legend(rows)]
@@ -67,59 +65,57 @@ def show(rows: list[Row], versions: dict[str, str], saved: Path | None) -> None:
 @dataclass(frozen=True)
 class _Column:
     heading: str
-    text: Callable[[Row], object]
+    of_row: Callable[[Row], object] | None = None
+    of_code: Callable[[Code], object] | None = None
     justify: Literal["left", "right"] = "right"
-    always: bool = False  # shown even where it is 0 or empty in every row
-    compiled: bool = True  # only of what has compiled
-
-
-def _occupancy(one: Row) -> str:
-    assert one.occupancy
-    return f"{one.occupancy.waves:g}/{one.occupancy.max_waves}"
+    always: bool = True  # else only where some row has more to show than 0 or nothing
 
 
 COLUMNS = (
-    _Column("kernel", lambda one: one.kernel, "left", always=True, compiled=False),
-    _Column("arch", lambda one: one.arch, "left", always=True, compiled=False),
-    _Column("warps", lambda one: one.options.get("num_warps", ""), compiled=False),
-    _Column("stages", lambda one: one.options.get("num_stages", ""), compiled=False),
-    _Column("waves_per_eu", lambda one: one.options.get("waves_per_eu", ""), compiled=False),
-    _Column("nonkdim", lambda one: one.options.get("matrix_instr_nonkdim", ""), compiled=False),
-    _Column("VGPR", lambda one: one.resources.vgprs, always=True),
-    _Column("AGPR", lambda one: one.resources.agprs),
-    _Column("SGPR", lambda one: one.resources.sgprs, always=True),
-    _Column("spills", lambda one: one.resources.spills, always=True),
-    _Column("scratch B", lambda one: one.resources.scratch_bytes),
-    _Column("LDS B", lambda one: one.resources.lds_bytes, always=True),
-    _Column("waves", lambda one: one.resources.waves, always=True),
-    _Column("by VGPR", lambda one: f"{one.occupancy.by_vgpr:g}", always=True),
-    _Column("by SGPR", lambda one: f"{one.occupancy.by_sgpr:g}", always=True),
-    _Column("by LDS", lambda one: f"{one.occupancy.by_lds:g}", always=True),
-    _Column("occupancy", _occupancy, always=True),
-    _Column("limit", lambda one: " ".join(one.occupancy.limits), "left"),
-    _Column("matrix", lambda one: _matrix(one.instructions.matrix), "left"),
-    _Column("loads b128", lambda one: _wide(one.instructions.global_loads), always=True),
-    _Column("LDS b128", lambda one: _wide(one.instructions.lds_loads + one.instructions.lds_stores), always=True),
-    _Column("workgroups", lambda one: _grid(one), compiled=False),
+    _Column("kernel", lambda one: one.kernel, justify="left"),
+    _Column("arch", lambda one: one.arch, justify="left"),
+    _Column("warps", lambda one: one.options.get("num_warps", ""), always=False),
+    _Column("stages", lambda one: one.options.get("num_stages", ""), always=False),
+    _Column("waves_per_eu", lambda one: one.options.get("waves_per_eu", ""), always=False),
+    _Column("nonkdim", lambda one: one.options.get("matrix_instr_nonkdim", ""), always=False),
+    _Column("VGPR", of_code=lambda code: code.resources.vgprs),
+    _Column("AGPR", of_code=lambda code: code.resources.agprs, always=False),
+    _Column("SGPR", of_code=lambda code: code.resources.sgprs),
+    _Column("spills", of_code=lambda code: code.resources.spills),
+    _Column("scratch B", of_code=lambda code: code.resources.scratch_bytes, always=False),
+    _Column("LDS B", of_code=lambda code: code.resources.lds_bytes),
+    _Column("waves", of_code=lambda code: code.resources.waves),
+    _Column("by VGPR", of_code=lambda code: f"{code.occupancy.by_vgpr:g}"),
+    _Column("by SGPR", of_code=lambda code: f"{code.occupancy.by_sgpr:g}"),
+    _Column("by LDS", of_code=lambda code: f"{code.occupancy.by_lds:g}"),
+    _Column("occupancy", of_code=lambda code: f"{code.occupancy.waves:g}/{code.occupancy.max_waves}"),
+    _Column("limit", of_code=lambda code: " ".join(code.occupancy.limits), justify="left", always=False),
+    _Column("matrix", of_code=lambda code: _matrix(code.instructions.matrix), justify="left"),
+    _Column("loads b128", of_code=lambda code: _wide(code.instructions.global_loads)),
+    _Column("LDS b128", of_code=lambda code: _wide(code.instructions.lds_loads, code.instructions.lds_stores)),
+    _Column("workgroups", lambda one: _grid(one), always=False),
 )
 
 
 def _value(column: _Column, one: Row) -> str:
-    if column.compiled and one.error:
-        return "failed" if column.heading == "occupancy" else ""
-    return str(column.text(one))
+    if column.of_row:
+        return str(column.of_row(one))
+    assert column.of_code
+    if one.code:
+        return str(column.of_code(one.code))
+    return "failed" if column.heading == "occupancy" else ""
 
 
-def _matrix(counts: Counter[str]) -> str:
+def _matrix(counts: dict[str, int]) -> str:
     """`MFMA 32x32x8 48`: the kind, the shapes, and how many instructions there are."""
     kinds = sorted({name.split("_")[1].upper() for name in counts})
     shapes = sorted({part for name in counts for part in re.findall(r"\d+x\d+x\d+", name)})
-    return " ".join([*kinds, *shapes, str(counts.total())]) if counts else ""
+    return " ".join([*kinds, *shapes, str(sum(counts.values()))]) if counts else "none"
 
 
-def _wide(counts: Counter[str]) -> str:
-    """`8/9`: those of 16 bytes a lane in one address, and all."""
-    return f"{counts['b128']}/{counts.total()}" if counts else ""
+def _wide(*counts: dict[str, int]) -> str:
+    """`8/9`: those of 16 bytes a lane at one address, and all."""
+    return f"{sum(one.get('b128', 0) for one in counts)}/{sum(sum(one.values()) for one in counts)}" if any(counts) else "none"
 
 
 def _grid(one: Row) -> str:
@@ -139,12 +135,12 @@ def _failures(rows: list[Row]) -> list[str]:
 
 def _legend(rows: list[Row]) -> list[str]:
     lines = [
-        "occupancy: waves that one SIMD holds, of those it has places for; by ...: what one resource alone would allow; waves: of one workgroup.",
-        "VGPR: on gfx90a, gfx942 and gfx950 with the AGPRs in it. b128: accesses of 16 bytes a lane (dwordx4), of all; loops are not multiplied.",
+        "occupancy: waves that one SIMD holds / has places for; by ...: what one resource alone would allow; waves: of one workgroup.",
+        "VGPR: on gfx90a, gfx942 and gfx950 with the AGPRs in it. b128: accesses of 16 bytes a lane (dwordx4) / all, in the text.",
         "More occupancy promises no speed: measure.",
     ]
     if any(one.small_grid for one in rows):
         lines.append(f"!: fewer than {ENOUGH_WORKGROUPS} workgroups, which AMD's workload guide asks for to fill an MI300X.")
-    if any(one.resources and one.resources.spills for one in rows):
+    if any(one.code and one.code.resources.spills for one in rows):
         lines.append("spills: registers that went to memory. More warps, smaller blocks, fewer stages or a lower waves_per_eu avoid them.")
     return lines
