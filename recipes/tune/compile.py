@@ -12,9 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from recipes.tune.amdgpu import ARCHITECTURES, MAX_THREADS
-from recipes.tune.kernels import Launch
+
+if TYPE_CHECKING:
+    from recipes.tune.kernels import Launch
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ def _work(tasks: Sequence[tuple[Launch, str]], cache: str, connection: Connectio
 
 def compile_one(launch: Launch, arch: str) -> Compiled:
     """In this process. Raises what Triton raises."""
-    from triton import compile as triton_compile
+    from triton import compile as triton_compile  # here: what runs the workers needs no Triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 

@@ -223,7 +223,8 @@ def launches(request: Request) -> list[Launch]:
         if any(name.startswith("liger:") for name in request.kernels):
             import liger_kernel  # noqa: F401
     except ModuleNotFoundError as error:
-        raise HostError(f"{error.name} is not installed, and this program compiles with it. In .venv on Linux: make kernels") from error
+        package = str(error.name).split(".")[0]
+        raise HostError(f"{package} is not installed, and this program compiles with it. In .venv on Linux: make kernels") from error
     found: list[Launch] = []
     for name in request.kernels:
         family = name.removeprefix("liger:")
