@@ -174,7 +174,8 @@ class Instructions:
     matrix: dict[str, int]  # by mnemonic: v_mfma_..., v_wmma_...
 
 
-_INSTRUCTION = re.compile(r"^\s+([a-z]\w*)", re.MULTILINE)
+# Spilled registers are stored and loaded by buffer instructions too, up to gfx90a. LLVM says so behind each.
+_INSTRUCTION = re.compile(r"^\s+([a-z]\w*)(?!.*Folded (?:Spill|Reload))", re.MULTILINE)
 _GLOBAL = re.compile(r"(?:global|buffer|flat)_(load|store)_(?:lds_|tr_|d16_hi_|d16_)?(\w+)")
 _LDS = re.compile(r"ds_(read|load|write|store)_?(2|2addr|2st64|2addr_stride64)?_(?:tr_|addtid_)?([bui]\d+)\w*")
 _MATRIX = re.compile(r"v_(?:mfma|smfmac|wmma|swmmac)_\w+")

@@ -124,16 +124,16 @@ def _work(tasks: Sequence[tuple[Launch, str]], cache: str, connection: Connectio
 
 def compile_one(launch: Launch, arch: str) -> Compiled:
     """In this process. Raises what Triton raises."""
-    from triton import compile as triton_compile  # here: what runs the workers needs no Triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     wave_size = ARCHITECTURES[arch].wave_size
     threads = launch.options.get("num_warps", 4) * wave_size  # 4: HIPOptions
     if threads > MAX_THREADS:
         return Compiled(
             error=f"num_warps={launch.options['num_warps']} makes a workgroup of {threads} threads, and {MAX_THREADS} are the most"
         )
+    from triton import compile as triton_compile  # here: what runs the workers needs no Triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
     source = ASTSource(launch.function, launch.signature, launch.constants, launch.attributes)
     started_s = time.monotonic()
     kernel = triton_compile(source, target=GPUTarget("hip", arch, wave_size), options=dict(launch.options))

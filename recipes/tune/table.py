@@ -19,7 +19,7 @@ from recipes.tune.amdgpu import ENOUGH_WORKGROUPS
 if TYPE_CHECKING:
     from recipes.tune.occupancy import Code, Row
 
-WIDE = 190  # columns of a table that goes into a file: no line is broken
+WIDE = 230  # columns of a table that goes into a file: no line is broken
 
 
 @contextlib.contextmanager

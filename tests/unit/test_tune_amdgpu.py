@@ -177,6 +177,8 @@ def test_loads_and_stores_by_width() -> None:
             METADATA,
             "\ts_load_dwordx4 s[0:3], s[4:5], 0x0\n"  # scalar: not a lane's
             "\tscratch_load_dwordx4 v[0:3], off, s0\n"  # a spill
+            "\tbuffer_load_dword v0, off, s[0:3], 0 offset:4          ; 4-byte Folded Reload\n"
+            "\tbuffer_store_dword v0, off, s[0:3], 0 offset:4         ; 4-byte Folded Spill\n"
             "\tglobal_load_dwordx4 v[0:3], v[4:5], off\n"
             "\tbuffer_load_dwordx4 v[0:3], v4, s[0:3], 0 offen ; global_load_dwordx4 in a remark\n"
             "\tbuffer_load_dword v0, v4, s[0:3], 0 offen lds\n"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
+import shlex
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -103,20 +104,44 @@ def test_help(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str
 def test_without_triton_the_target_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)  # what an import finds where there is none
     monkeypatch.delitem(sys.modules, "recipes.tune.kernels", raising=False)
+    monkeypatch.delattr("recipes.tune.kernels", raising=False)
     assert occupancy.main([LIGER]) == 3
     captured = capsys.readouterr()
     assert captured.err == "error: triton is not installed, and this program compiles with it. In .venv on Linux: make kernels\n"
     assert captured.out == ""
 
 
+FOLDER = Path(__file__).parents[2]
+SHOWN = [
+    line.split("python -m recipes.tune.occupancy ")[1].split("   ")[0].strip()
+    for file in ("docs/kernels.md", "README.md", "recipes/tune/occupancy.py")
+    for line in (FOLDER / file).read_text().splitlines()
+    if line.startswith("    python -m recipes.tune.occupancy ")
+]
+
+
+def test_commands_are_shown() -> None:
+    assert len(SHOWN) >= 7
+
+
+@pytest.mark.parametrize("text", SHOWN)
+def test_a_command_that_is_shown_is_understood(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert occupancy.parse(shlex.split(text)).kernels
+
+
 # ---- Configurations
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton (make kernels)")
-def test_a_sweep_is_every_combination_in_place_of_the_launch_s_own() -> None:
-    from recipes.tune.kernels import Launch
+@dataclass(frozen=True)
+class Launch:
+    """What configurations() needs of recipes.tune.kernels.Launch, which needs Triton."""
 
-    launch = Launch("k", None, {}, {}, {}, {"num_warps": 16, "num_stages": 4})
+    options: dict[str, int]
+
+
+def test_a_sweep_is_every_combination_in_place_of_the_launch_s_own() -> None:
+    launch = Launch({"num_warps": 16, "num_stages": 4})
     found = occupancy.configurations(launch, {"num_warps": (4, 8), "waves_per_eu": (0, 2)})
     assert [one.options for one in found] == [
         {"num_warps": warps, "num_stages": 4, "waves_per_eu": waves} for warps, waves in ((4, 0), (4, 2), (8, 0), (8, 2))
@@ -176,7 +201,6 @@ def test_whoever_stops_listening_leaves_no_process(monkeypatch: pytest.MonkeyPat
 
 
 def test_too_many_threads_are_refused_before_anything_is_compiled() -> None:
-    pytest.importorskip("triton", reason="no Triton (make kernels)")
     found = compiler.compile_one(SimpleNamespace(options={"num_warps": 32}), "gfx942")
     assert found.error == "num_warps=32 makes a workgroup of 2048 threads, and 1024 are the most"
 
