@@ -1,4 +1,4 @@
-"""Compiles kernels for GPUs that are not there, each in a process of its own: LLVM ends the process when it cannot go on."""
+"""Compiles kernels for GPUs that are not there, in processes of their own: LLVM ends the process in which it cannot go on."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import os
 import signal
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ class Compiled:
 
 def compile_all(tasks: Sequence[tuple[Launch, str]], jobs: int, timeout_s: float) -> Iterator[tuple[int, Compiled]]:
     """Each (launch, architecture) compiled, with its index, in the order in which they end; at most `jobs` at once."""
-    waiting, workers = list(range(len(tasks)))[::-1], list[_Worker]()
+    waiting, workers = deque(range(len(tasks))), list[_Worker]()
     with tempfile.TemporaryDirectory(prefix="triton-") as cache:
         try:
             while waiting or any(worker.busy for worker in workers):
@@ -41,7 +42,7 @@ def compile_all(tasks: Sequence[tuple[Launch, str]], jobs: int, timeout_s: float
                     worker = next((w for w in workers if not w.busy), None) or _Worker(tasks, cache)
                     if worker not in workers:
                         workers.append(worker)
-                    worker.begin(waiting.pop())
+                    worker.begin(waiting.popleft())
                 busy = [worker for worker in workers if worker.busy]
                 next_end_s = min(worker.began_s for worker in busy) + timeout_s
                 ready = wait([worker.connection for worker in busy], max(0.0, next_end_s - time.monotonic()))
@@ -77,20 +78,22 @@ class _Worker:
         self.connection.send(index)
 
     def end(self, timeout_s: float) -> Compiled:
-        """What it has sent; why it has not, where it died or was still at work after its time. Then it is dead."""
+        """What it has sent. Where it died, or was still at work after its time: why there is nothing, and then it is gone for good."""
         self.busy = False
         seconds = time.monotonic() - self.began_s
-        if not self.connection.poll():
-            self.kill()
-            return Compiled(seconds=seconds, error=f"not compiled after {timeout_s:g} s (timeout_s)")
         try:
-            result: Compiled = self.connection.recv()
-        except EOFError:
+            result = self.connection.recv() if self.connection.poll() else None
+            reason = f"not compiled after {timeout_s:g} s (timeout_s)"
+        except (EOFError, ConnectionResetError):
             self.process.join()
-            code = self.process.exitcode or 0
-            ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            result = Compiled(seconds=seconds, error=f"the compiler died ({ending})")
-        return replace(result, error=f"{result.error}{self._last_error()}") if result.error else result
+            result, code = None, self.process.exitcode or 0
+            reason = f"the compiler died ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
+        if result and not result.error:
+            return result
+        failed = Compiled(error=f"{result.error if result else reason}{self._last_error()}", seconds=seconds)
+        if not result:
+            self.kill()
+        return failed
 
     def _last_error(self) -> str:
         """What MLIR or LLVM has printed, which Triton's exceptions leave out."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 import triton.language as tl
 import yaml
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import JITFunction, KernelParam
 
 from recipes.common.errors import UserError, near
 
@@ -43,6 +44,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # (HIPBackend.get_tensor_specialization of Triton 3.7). torch allocates at multiples of 512 bytes.
 DIVISIBLE = ["tt.divisibility", 16]
 SMALL = ["tt.pointer_range", 32]
+ANY_NUMBER = 17  # neither 1 nor a multiple of 16: nothing is known of it
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ _OPERATIONS: dict[str, Callable[[Shapes], None]] = {
     "fused_linear_cross_entropy": _fused_linear_cross_entropy,
 }
 
-# Their grid is torch's count of compute units, which these tensors have none of.
+# Their grid is torch's count of compute units, which these tensors have none of, and so are the rows that each program goes through.
 _PER_COMPUTE_UNIT = ("_rms_norm_backward_kernel", "_block_rms_norm_backward_kernel")
 
 
@@ -147,13 +149,10 @@ def liger_launches(operation: str, model: Path, tokens: int, dtype: str) -> list
     `model` is a file of conf/model, whose shape is taken.
     """
     shapes = Shapes(tokens, DTYPES[dtype], SimpleNamespace(**yaml.safe_load(model.read_text())))
-    with _recording() as found:
+    with recording() as found:
         _OPERATIONS[operation](shapes)
     distinct: dict[str, Launch] = {}
     for launch in found:
-        launch = replace(launch, per_compute_unit=launch.function.__name__ in _PER_COMPUTE_UNIT)
-        if launch.per_compute_unit:
-            launch = replace(launch, workgroups=None)
         earlier = distinct.setdefault(launch.same, launch)
         if (launch.workgroups or 0) < (earlier.workgroups or 0):
             distinct[launch.same] = launch
@@ -161,15 +160,18 @@ def liger_launches(operation: str, model: Path, tokens: int, dtype: str) -> list
 
 
 @contextlib.contextmanager
-def _recording() -> Iterator[list[Launch]]:
+def recording() -> Iterator[list[Launch]]:
     """Inside, a launch is written down instead of made, and Liger takes this torch for a ROCm one (it chooses fewer warps there)."""
     found: list[Launch] = []
 
     def record(function: JITFunction, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
         values = dict(zip(function.arg_names, args, strict=False)) | {k: v for k, v in named.items() if k in function.arg_names}
         options = {key: value for key, value in named.items() if key not in function.arg_names}
-        launch = specialize(function, values, options)
-        found.append(replace(launch, workgroups=math.prod(grid(values) if callable(grid) else grid)))
+        per_compute_unit = function.__name__ in _PER_COMPUTE_UNIT
+        if "rows_per_program" in values and per_compute_unit:
+            values["rows_per_program"] = ANY_NUMBER
+        workgroups = None if per_compute_unit else math.prod(grid(values) if callable(grid) else grid)
+        found.append(replace(specialize(function, values, options), workgroups=workgroups, per_compute_unit=per_compute_unit))
 
     saved = JITFunction.run, torch.version.hip
     JITFunction.run, torch.version.hip = record, torch.version.hip or "0"
@@ -186,23 +188,26 @@ def specialize(function: JITFunction, values: dict[str, Any], options: dict[str,
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     for position, parameter in enumerate(function.params):
         value = values.get(parameter.name, parameter.default)
-        # None and 1 are compiled in: a tensor that is not given, a stride of contiguous memory.
-        one = isinstance(value, int) and not isinstance(value, bool) and value == 1 and not parameter.do_not_specialize
-        if parameter.is_constexpr or value is None or one:
-            signature[parameter.name], constants[parameter.name] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[parameter.name] = f"*{POINTEES[value.dtype]}"
-            small = value.untyped_storage().size() <= 2**31 - 1
-            attributes[position,] = [DIVISIBLE, *([SMALL] if small else [])]
-        elif isinstance(value, bool):
-            signature[parameter.name] = "u1"
-        elif isinstance(value, int):
-            signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            if value % 16 == 0 and not parameter.do_not_specialize:
-                attributes[position,] = [DIVISIBLE]
-        else:
-            signature[parameter.name] = "fp32"
+        signature[parameter.name], known = _argument(parameter, value)
+        if signature[parameter.name] == "constexpr":
+            constants[parameter.name] = value
+        if known:
+            attributes[position,] = known
     return Launch(function.__name__.removeprefix("_"), function, signature, constants, attributes, options)
+
+
+def _argument(parameter: KernelParam, value: Any) -> tuple[str, list[list[Any]]]:
+    """The type of one argument and what is known of it. None and 1 are compiled in: a tensor that is left out, a contiguous stride."""
+    free = not parameter.do_not_specialize
+    if parameter.is_constexpr or value is None or (type(value) is int and value == 1 and free):
+        return "constexpr", []
+    if isinstance(value, torch.Tensor):
+        return f"*{POINTEES[value.dtype]}", [DIVISIBLE, SMALL] if value.untyped_storage().size() <= 2**31 - 1 else [DIVISIBLE]
+    if isinstance(value, bool):
+        return "u1", []
+    if isinstance(value, int):
+        return "i32" if -(2**31) <= value < 2**31 else "i64", [DIVISIBLE] if value % 16 == 0 and free else []
+    return "fp32", []
 
 
 def _named_apart(launches: list[Launch]) -> list[Launch]:
@@ -239,21 +244,27 @@ def file_launch(place: str, arguments: dict[str, str], workgroups: int | None) -
     for position, parameter in enumerate(function.params):
         text = arguments.get(parameter.name) or parameter.annotation_type
         kind, _, multiple = text.partition(":")
+        known: list[list[Any]] = []
         if not text and parameter.has_default:
-            signature[parameter.name], constants[parameter.name] = "constexpr", parameter.default
+            constants[parameter.name] = parameter.default
+            kind, known = _argument(parameter, parameter.default)
         elif not text:
             raise UserError(
                 f"args: nothing is known of {name}'s parameter {parameter.name}. Say what it is, as args={parameter.name}="
                 f"{'128' if parameter.is_constexpr else '*bf16'} (types: {', '.join(TYPES)}; a pointer has a * before it)"
             )
-        elif kind.lstrip("*") in TYPES and not parameter.is_constexpr:
-            if multiple not in ("", "16"):
-                raise UserError(f"args: {parameter.name}={text}: Triton tells apart multiples of 16 only. Write {kind}:16, or {kind}")
-            signature[parameter.name] = kind
-            if kind.startswith("*") or multiple:
-                attributes[position,] = [DIVISIBLE, SMALL] if kind.startswith("*") else [DIVISIBLE]
-        else:
-            signature[parameter.name], constants[parameter.name] = "constexpr", _constant(parameter.name, text)
+        elif parameter.is_constexpr or not re.fullmatch(rf"(\**|\*k)({'|'.join(TYPES)})", kind):
+            constants[parameter.name], kind = _constant(parameter.name, text), "constexpr"
+        elif multiple not in ("", "16"):
+            raise UserError(f"args: {parameter.name}={text}: Triton tells apart multiples of 16 only. Write {kind}:16, or {kind}")
+        elif kind.startswith("*"):
+            known = [DIVISIBLE, SMALL]
+        elif multiple:
+            known = [DIVISIBLE]
+        signature[parameter.name] = kind
+        if known:
+            attributes[position,] = known
+    constants = {key: value for key, value in constants.items() if signature[key] == "constexpr"}
     return Launch(name, function, signature, constants, attributes, {}, workgroups)
 
 

@@ -117,11 +117,12 @@ class Row:
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """Best first: what compiles, without spills, by occupancy, and then with the fewest registers."""
+        """Best first: what compiles, without spills, by occupancy, then by the share of wide loads, then with the fewest registers."""
         if not self.code:
             return (2,)
-        needs = self.code.resources
-        return (bool(needs.spills), -self.code.occupancy.waves, needs.vgprs, needs.lds_bytes)
+        needs, loads = self.code.resources, self.code.instructions.global_loads
+        wide = loads.get("b128", 0) / max(sum(loads.values()), 1)
+        return (bool(needs.spills), -self.code.occupancy.waves, -wide, needs.vgprs)
 
 
 # ---- The request

@@ -96,7 +96,7 @@ def test_a_model_s_step_launches_these_kernels_and_no_others(kind: str, tmp_path
     config = getattr(transformers, f"{kind}Config")(**shape, **heads, num_hidden_layers=1, max_position_embeddings=64)
     model = getattr(transformers, f"{kind}ForCausalLM")(config).to(torch.bfloat16)
     apply_liger_kernel(model, {"fused_linear_cross_entropy": False})
-    with kernels._recording() as launched:
+    with kernels.recording() as launched:
         model(input_ids=torch.zeros(1, 32, dtype=torch.int64)).logits.sum().backward()
     file = tmp_path / "model.yaml"
     file.write_text(json.dumps({**shape, "num_heads": 4, "num_kv_heads": 2, "architecture": config.model_type}))
@@ -276,15 +276,16 @@ def test_annotations_defaults_and_decorators(tmp_path: Path) -> None:
 
     file = tmp_path / "annotated.py"
     file.write_text(
-        "import triton\nimport triton.language as tl\n\n@triton.autotune(configs=[triton.Config({'BLOCK': 64})], key=[])\n"
-        "@triton.heuristics({'EVEN': lambda args: True})\n@triton.jit\n"
-        "def kernel(x, n: 'i64', scale, BLOCK: tl.constexpr, EVEN: tl.constexpr, TYPE: tl.constexpr = tl.float32, bias=None):\n    pass\n"
+        "import triton\nimport triton.language as tl\n\n"
+        "@triton.autotune(configs=[triton.Config({'BLOCK': 64})], key=[])\n@triton.heuristics({'EVEN': lambda args: True})\n@triton.jit\n"
+        "def kernel(x, n: 'i64', scale, BLOCK: tl.constexpr, EVEN: tl.constexpr, TYPE: tl.constexpr = tl.float32,\n"
+        "           bias=None, eps=1e-6, rows=32, step=1):\n    pass\n"
     )
-    found = file_launch(f"{file}:kernel", {"x": "*fp16", "scale": "fp32", "BLOCK": "64", "EVEN": "true"}, 7)
-    assert found.signature == {
-        **dict(zip(("x", "n", "scale"), ("*fp16", "i64", "fp32"), strict=True)),
-        **dict.fromkeys(("BLOCK", "EVEN", "TYPE", "bias"), "constexpr"),
-    }
-    assert {name: str(value) for name, value in found.constants.items()} == {"BLOCK": "64", "EVEN": "True", "TYPE": "fp32", "bias": "None"}
-    assert found.attributes == {(0,): [["tt.divisibility", 16], ["tt.pointer_range", 32]]}
+    found = file_launch(f"{file}:kernel", {"x": "*kfp16", "scale": "fp32", "BLOCK": "64", "EVEN": "true"}, 7)
+    types = {name: kind for name, kind in found.signature.items() if kind != "constexpr"}
+    assert types == {"x": "*kfp16", "n": "i64", "scale": "fp32", "eps": "fp32", "rows": "i32"}
+    assert list(found.constants) == ["BLOCK", "EVEN", "TYPE", "bias", "step"]
+    assert [str(value) for value in found.constants.values()] == ["64", "True", "fp32", "None", "1"]
+    assert {*types, *found.constants} == set(found.signature)
+    assert found.attributes == {(0,): [["tt.divisibility", 16], ["tt.pointer_range", 32]], (8,): [["tt.divisibility", 16]]}
     assert found.workgroups == 7

@@ -216,7 +216,7 @@ def a_row(
     if error:
         return start
     resources = Resources(vgprs, 0, 30, spills, 0, 4 * spills, lds, 256, 64)
-    counts = Instructions({"b128": 3, "b32": 1}, {}, {"b128": 2}, {"2xb64": 6}, {"v_mfma_f32_32x32x8_bf16": 12})
+    counts = Instructions(fields.pop("loads", {"b128": 3, "b32": 1}), {}, {"b128": 2}, {"2xb64": 6}, {"v_mfma_f32_32x32x8_bf16": 12})
     found = occupancy.occupancy(ARCHITECTURES[arch], resources)
     return Row(kernel, arch, options, start.workgroups, start.per_compute_unit, 0.1, None, Code(resources, found, counts))
 
@@ -225,8 +225,9 @@ def test_the_best_stands_first() -> None:
     spilling = a_row(vgprs=24, spills=1)  # 8 waves, and spills
     failed = a_row(error="no")
     two, four, eight, eight_smaller = (a_row(vgprs=vgprs) for vgprs in (256, 128, 64, 32))
-    assert sorted([failed, spilling, two, eight, four, eight_smaller], key=lambda one: one.rank) == [
-        *(eight_smaller, eight, four, two, spilling, failed)
+    narrow = a_row(vgprs=24, loads={"b32": 4})
+    assert sorted([narrow, failed, spilling, two, eight, four, eight_smaller], key=lambda one: one.rank) == [
+        *(eight_smaller, eight, narrow, four, two, spilling, failed)
     ]
 
 
