@@ -1,10 +1,11 @@
-"""`make setup` and `make vllm`: the environment in .venv, from hashed locks, with the build of torch that this machine needs.
+"""`make setup`, `make vllm`, `make kernels`: the environment in .venv, from hashed locks, with the build of torch that this machine needs.
 
 Runs with nothing but Python's standard library, before anything is installed. Its annotations are quoted so that even a
 Python as old as 3.6 can read the file as far as the message that says it is too old.
 
     python containers/environment.py setup [--torch cpu|rocm|cuda]
     python containers/environment.py vllm       adds vLLM's build for the CPU
+    python containers/environment.py kernels    adds Triton and Liger's kernels, to compile them for GPUs that are not there
 
 Exit codes: 0 done (or nothing to do), 2 the request is wrong (too old a Python, an unknown build of torch), 3 the host cannot
 do it (no venv module, a package that cannot be had), 75 interrupted (run it again: pip keeps what it has downloaded).
@@ -36,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "containers" / "cpu"
 STAMP = "setup.json"
 LOG = "setup.log"
-VLLM_STAMP = "vllm.sha256"
+ADD_ONS = {"vllm": "vLLM's build for the CPU", "kernels": "Triton with Liger's kernels"}  # the name of their target and of their lock
 
 # reasoning-gym imports pycosat for a single task, at its own import: without this module none of its tasks could be used.
 STAND_IN = '''"""A stand-in that `make setup` wrote: pycosat could not be compiled on this machine."""
@@ -161,6 +162,14 @@ def vllm_refusal(build: str, system: str, machine: str, cpu_flags: "set[str]") -
     return None
 
 
+def kernels_refusal(build: str, system: str) -> "str | None":
+    """Why Triton cannot be added. CUDA's torch has brought the same one."""
+    if system != "Linux":
+        return f"Triton is for Linux, and this is {system}"
+    own = "torch's ROCm build has a Triton of its own, which a second one would overwrite. To change it: make setup TORCH=cpu"
+    return own if build == "rocm" else None
+
+
 def torch_unavailable(python: str, machine: str) -> str:
     tag = "cp" + "".join(python.split(".")[:2])
     wheel = f"torch-{TORCH}+cpu-{tag}-{tag}-manylinux_2_28_{machine}.whl"
@@ -177,13 +186,8 @@ def torch_unavailable(python: str, machine: str) -> str:
 
 def amd_gpu(kfd: Path = Path("/dev/kfd"), topology: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> bool:
     """A KFD node with SIMDs: /dev/kfd also exists where only a CPU is registered."""
-    if not kfd.exists():
-        return False
-    for properties in topology.glob("*/properties"):
-        counts = [line.split()[1] for line in properties.read_text().splitlines() if line.startswith("simd_count ")]
-        if any(int(count) for count in counts):
-            return True
-    return False
+    texts = [file.read_text() for file in topology.glob("*/properties")] if kfd.exists() else []
+    return any(int(line.split()[1]) for text in texts for line in text.splitlines() if line.startswith("simd_count "))
 
 
 def detect() -> Facts:
@@ -288,8 +292,7 @@ def stand_in(venv: Path) -> None:
 def check_torch(venv: Path, build: str) -> None:
     """The installed build is the one that was meant, whatever pip is configured to prefer."""
     code = "import importlib.metadata as m; print(m.version('torch'), *[d.name for d in m.distributions() if d.name.startswith('nvidia-')])"
-    argv = [str(venv_python(venv)), "-c", code]
-    version, *nvidia = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    version, *nvidia = subprocess.run([str(venv_python(venv)), "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     wanted = {"cpu": f"{TORCH}+cpu", "rocm": f"{TORCH}+{ROCM}"}.get(build, TORCH)
     if version != wanted or (build == "cpu" and nvidia):
         found = " and ".join([f"torch {version}", *nvidia[:1]])
@@ -297,8 +300,7 @@ def check_torch(venv: Path, build: str) -> None:
 
 
 def install(venv: Path, build: str, version: str) -> None:
-    python = venv_python(venv)
-    steps = plan(python, build)
+    steps = plan(venv_python(venv), build)
     progress = Progress(venv / LOG, len(steps))
     progress.log.write_text("")
     for step in steps:
@@ -335,32 +337,32 @@ def setup(venv: Path, asked: "str | None", python_named: bool) -> bool:
         print("  note: an AMD GPU is supported through images (runtime=docker), whose ROCm fits it; this wheel suits recent GPUs only")
     # What setup made itself is made afresh: packages of another lock, and half-installed ones, must not stay behind.
     clear = bool(stamp) or (venv / LOG).exists()
-    had_vllm = (venv / VLLM_STAMP).exists()
-    (venv / STAMP).unlink(missing_ok=True)
-    (venv / VLLM_STAMP).unlink(missing_ok=True)
+    added = [name for name in ADD_ONS if (venv / f"{name}.sha256").exists()]
+    for file in (STAMP, *(f"{name}.sha256" for name in added)):
+        (venv / file).unlink(missing_ok=True)
     if clear and (venv / "lib").is_dir():
         shutil.rmtree(venv / "lib")  # before the log: an interruption here leaves what says that the rest is no good
     make_venv(venv, base, clear)
     install(venv, build, version)
     (venv / STAMP).write_text(json.dumps({"fingerprint": target, "python": version, "torch": build, "torch_asked": asked}) + "\n")
-    if had_vllm:
-        print("note: vLLM went with the old environment. To have it again: make vllm")
+    for name in added:
+        print(f"note: {ADD_ONS[name]} went with the old environment. To have it again: make {name}")
     return True
 
 
-def vllm(venv: Path) -> bool:
+def add_on(venv: Path, name: str) -> bool:
     """Whether anything had to be done. Adds packages to those of setup(), and changes none: its lock agrees with theirs."""
-    build = read_stamp(venv).get("torch")
+    build, system = read_stamp(venv).get("torch"), platform.system()
     if build is None:
-        raise Refused("There is no .venv to add vLLM to. Run make setup first")
-    refusal = vllm_refusal(build, platform.system(), platform.machine(), cpu_flags())
+        raise Refused(f"There is no .venv to add {ADD_ONS[name]} to. Run make setup first")
+    refusal = vllm_refusal(build, system, platform.machine(), cpu_flags()) if name == "vllm" else kernels_refusal(build, system)
     if refusal:
         raise Refused(refusal, 3)
-    lock = LOCKS / "vllm.lock"
-    done, target = venv / VLLM_STAMP, hashlib.sha256(lock.read_bytes()).hexdigest()
+    lock = LOCKS / f"{name}.lock"
+    done, target = venv / f"{name}.sha256", hashlib.sha256(lock.read_bytes()).hexdigest()
     if done.exists() and done.read_text() == target:
         return False
-    step = Step("vLLM's build for the CPU", (pip_install(venv_python(venv), lock),))
+    step = Step(ADD_ONS[name], (pip_install(venv_python(venv), lock),))
     if not run_step(step, Progress(venv / LOG, steps=1)):
         raise Refused(f"{step.title}: pip failed, its last lines stand above. All of its output: {venv / LOG}", 3)
     done.write_text(target)
@@ -377,13 +379,13 @@ def main(argv: "list[str]") -> int:
         print(f"error: {old}", file=sys.stderr)
         return 2
     parser = argparse.ArgumentParser(description="The environment in .venv, from hashed locks")
-    parser.add_argument("command", choices=("setup", "vllm"))
+    parser.add_argument("command", choices=("setup", *ADD_ONS))
     parser.add_argument("--torch", default=os.environ.get("TORCH"), help="cpu, rocm or cuda; default: TORCH, or what this machine needs")
     arguments = parser.parse_args(argv)
     started_s = time.monotonic()
     try:
         venv = ROOT / ".venv"
-        if vllm(venv) if arguments.command == "vllm" else setup(venv, arguments.torch, named):
+        if setup(venv, arguments.torch, named) if arguments.command == "setup" else add_on(venv, arguments.command):
             print(f"Ready in {time.monotonic() - started_s:.0f} s: .venv")
     except Refused as refusal:
         print(f"error: {refusal}", file=sys.stderr)

@@ -28,10 +28,11 @@ def test_commands_name_no_path_of_this_machine() -> None:
     assert {"--no-emit-package=torch", "--no-emit-package=triton", "--no-emit-package=nvidia-nccl-cu13"} <= set(first)
 
 
-def test_vllm_keeps_to_everything_that_make_setup_installs() -> None:
-    command = lock.uv_compile(Path("uv"), "vllm")
+@pytest.mark.parametrize("name", lock.ADD_ONS)
+def test_an_add_on_keeps_to_everything_that_make_setup_installs(name: str) -> None:
+    command = lock.uv_compile(Path("uv"), name)
     assert [command[i + 1] for i, word in enumerate(command) if word in ("--constraints", "--config-file")] == [
-        *["containers/cpu/requirements.lock", "containers/cpu/dev.lock", "containers/cpu/vllm.toml"]
+        *["containers/cpu/requirements.lock", "containers/cpu/dev.lock", f"containers/cpu/{name}.toml"]
     ]
 
 
@@ -98,7 +99,10 @@ def test_lock_holds_what_its_source_asks_for(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("one_lock", "other_lock"),
-    [*(("requirements", name) for name in ("tools", "dev", "torch_pypi")), *((name, "vllm") for name in ("requirements", "tools", "dev"))],
+    [
+        *(("requirements", name) for name in ("tools", "dev", "torch_pypi")),
+        *((name, add_on) for name in ("requirements", "tools", "dev") for add_on in lock.ADD_ONS),
+    ],
 )
 def test_a_lock_changes_nothing_that_another_has_installed(one_lock: str, other_lock: str) -> None:
     one, other = ({(package, version) for package, version, _ in blocks(LOCKS / f"{name}.lock")} for name in (one_lock, other_lock))
@@ -125,6 +129,13 @@ def test_cpu_torch_has_one_digest_for_each_python_and_machine() -> None:
 def test_torch_is_one_version_everywhere() -> None:
     assert f"torch=={environment.TORCH}" in (LOCKS / "requirements.in").read_text().split()
     assert ("torch", environment.TORCH) in {(name, version) for name, version, _ in blocks(LOCKS / "torch_pypi.lock")}
+
+
+def test_triton_is_the_one_that_torch_asks_for() -> None:
+    pins = [{(name, version) for name, version, _ in blocks(LOCKS / f"{file}.lock")} for file in ("kernels", "torch_pypi")]
+    assert {name for name, _ in pins[0]} == {"triton", "liger-kernel"}
+    assert {pin for pin in pins[0] if pin[0] == "triton"} == {pin for pin in pins[1] if pin[0] == "triton"}
+    assert set(lock.ADD_ONS) == set(environment.ADD_ONS)
 
 
 def test_this_environment_is_the_locked_one() -> None:

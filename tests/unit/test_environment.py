@@ -263,18 +263,19 @@ def test_environment_without_its_python_is_made_again(setup: Setup) -> None:
     assert setup()
 
 
-def test_a_fresh_environment_says_that_vllm_is_gone(setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", environment.ADD_ONS)
+def test_a_fresh_environment_says_what_is_gone(setup: Setup, capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert setup()
-    (setup.venv / environment.VLLM_STAMP).write_text("a hash")
+    (setup.venv / f"{name}.sha256").write_text("a hash")
     assert not setup()
-    assert (setup.venv / environment.VLLM_STAMP).exists()
+    assert (setup.venv / f"{name}.sha256").exists()
     capsys.readouterr()
     assert setup(asked="cuda")
-    assert capsys.readouterr().out.endswith("To have it again: make vllm\n")
-    assert not (setup.venv / environment.VLLM_STAMP).exists()
+    assert capsys.readouterr().out.endswith(f"To have it again: make {name}\n")
+    assert not (setup.venv / f"{name}.sha256").exists()
 
 
-# ---- vLLM's build for the CPU
+# ---- vLLM's build for the CPU, Triton's kernels
 
 
 @pytest.mark.parametrize(
@@ -290,6 +291,19 @@ def test_a_machine_without_a_build_of_vllm_is_refused(build: str, system: str, m
     assert said in str(environment.vllm_refusal(build, system, machine, flags))
 
 
+@pytest.mark.parametrize(
+    ("build", "system", "said"),
+    [
+        ("macos", "Darwin", "Triton is for Linux, and this is Darwin"),
+        ("rocm", "Linux", "a Triton of its own, which a second one would overwrite. To change it: make setup TORCH=cpu"),
+    ],
+)
+def test_triton_is_refused_where_it_cannot_be_added(build: str, system: str, said: str) -> None:
+    assert said in str(environment.kernels_refusal(build, system))
+    assert environment.kernels_refusal("cpu", "Linux") is None
+    assert environment.kernels_refusal("cuda", "Linux") is None
+
+
 def test_instruction_sets_are_read_as_linux_lists_them(tmp_path: Path) -> None:
     file = tmp_path / "cpuinfo"
     assert environment.cpu_flags(file) == set()
@@ -299,7 +313,7 @@ def test_instruction_sets_are_read_as_linux_lists_them(tmp_path: Path) -> None:
 
 @pytest.fixture
 def vllm(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """environment.vllm on a machine that has a build of it, with a pip that ends with `status`."""
+    """environment.add_on on a machine that has a build of it, with a pip that ends with `status`."""
     state = SimpleNamespace(argv=[], status=0, venv=setup.venv)
 
     def run(_: environment.Progress, argv: tuple[str, ...]) -> tuple[int, str]:
@@ -313,18 +327,19 @@ def vllm(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return state
 
 
-def test_vllm_comes_from_its_lock_once(vllm: SimpleNamespace, setup: Setup) -> None:
+@pytest.mark.parametrize("name", environment.ADD_ONS)
+def test_an_add_on_comes_from_its_lock_once(vllm: SimpleNamespace, setup: Setup, name: str) -> None:
     assert setup()
-    assert environment.vllm(vllm.venv)
-    assert not environment.vllm(vllm.venv)
+    assert environment.add_on(vllm.venv, name)
+    assert not environment.add_on(vllm.venv, name)
     python = str(vllm.venv / "bin" / "python")
-    assert vllm.argv == [(python, *PIP[1:], *HASHED, str(LOCKS / "vllm.lock"))]
+    assert vllm.argv == [(python, *PIP[1:], *HASHED, str(LOCKS / f"{name}.lock"))]
     assert not setup()
 
 
 def test_vllm_without_an_environment_is_refused(vllm: SimpleNamespace) -> None:
     with pytest.raises(Refused, match="Run make setup first") as refusal:
-        environment.vllm(vllm.venv)
+        environment.add_on(vllm.venv, "vllm")
     assert refusal.value.code == 2
 
 
@@ -332,7 +347,7 @@ def test_vllm_on_a_machine_without_a_build_is_the_hosts_fault(vllm: SimpleNamesp
     assert setup()
     monkeypatch.setattr(environment, "cpu_flags", set)
     with pytest.raises(Refused, match="without AVX2") as refusal:
-        environment.vllm(vllm.venv)
+        environment.add_on(vllm.venv, "vllm")
     assert (refusal.value.code, vllm.argv) == (3, [])
 
 
@@ -340,11 +355,11 @@ def test_vllm_that_pip_cannot_install_is_tried_again(vllm: SimpleNamespace, setu
     assert setup()
     vllm.status = 1
     with pytest.raises(Refused, match=r"vLLM's build for the CPU: pip failed.*setup\.log") as refusal:
-        environment.vllm(vllm.venv)
+        environment.add_on(vllm.venv, "vllm")
     assert refusal.value.code == 3
     assert "what pip said" in capsys.readouterr().err
     vllm.status = 0
-    assert environment.vllm(vllm.venv)
+    assert environment.add_on(vllm.venv, "vllm")
 
 
 # ---- Steps that fail

@@ -1,0 +1,1 @@
+"""Programs that help to choose settings. They train nothing."""

@@ -1,0 +1,291 @@
+"""The Triton kernels that recipes enable, compiled for every AMD GPU that claims Triton; and what recipes.tune.occupancy says of real code.
+
+Needs `make kernels`, no GPU. The gate is test_every_kernel_compiles_without_spills. All do today: the first that does not needs its
+reason in the GPU's file in conf/hardware, and a rule that reads it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from recipes.tune import occupancy
+from recipes.tune.amdgpu import ARCHITECTURES, sgpr_waves, vgpr_waves
+
+LACKING = [name for name in ("triton", "liger_kernel") if importlib.util.find_spec(name) is None]
+pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(LACKING), reason=f"no {' and no '.join(LACKING)} (make kernels)")]
+
+MATMUL = Path(__file__).parents[1] / "data/matmul.py"
+MATMUL_ARGS = "args=a_ptr=*bf16,b_ptr=*bf16,c_ptr=*bf16,m=i32:16,n=i32:16,k=i32:16"
+MODELS = sorted(occupancy.MODELS.glob("*.yaml"))
+
+
+@cache
+def recipe_launches():
+    """What use_liger_kernel=true launches in a step of each model: in bf16, in few tokens and in many; in the other types of one model."""
+    from recipes.tune.kernels import liger_launches
+
+    shapes = [(model, tokens, "bf16") for model in MODELS for tokens in (512, 4096)]
+    shapes += [(occupancy.MODELS / "qwen3_8b.yaml", 4096, dtype) for dtype in ("fp16", "fp32")]
+    found = [(shape, one) for shape in shapes for name in occupancy.RECIPE_KERNELS for one in liger_launches(name, *shape)]
+    return list({one.same: (f"{shape[0].stem} {shape[1]} tokens {shape[2]}", one) for shape, one in found}.values())
+
+
+@cache
+def compiled(arch: str):
+    """(what for, launch, compiled, row) of every kernel of a recipe."""
+    from recipes.tune.compile import compile_all
+
+    launches = recipe_launches()
+    results = compile_all([(one, arch) for _, one in launches], os.cpu_count() or 1, timeout_s=300)
+    return [(*launches[index], found, occupancy.row(launches[index][1], arch, found)) for index, found in results]
+
+
+def test_there_are_many_kernels() -> None:
+    assert len(recipe_launches()) > 50
+    assert {one.name.split()[0] for _, one in recipe_launches()} == {
+        *("rms_norm_forward_kernel", "rms_norm_backward_kernel", "block_rms_norm_forward_kernel", "block_rms_norm_backward_kernel"),
+        *("triton_rope", "swiglu_forward_kernel", "swiglu_backward_kernel"),
+    }
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_kernel_compiles_without_spills(arch: str) -> None:
+    bad = [
+        f"{what}: {launch.name}: {row.error or row.code.resources}"
+        for what, launch, _, row in compiled(arch)
+        if not row.code or row.code.resources.spills
+    ]
+    assert bad == []
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_registers_allow_what_llvm_says_they_do(arch: str) -> None:
+    """LLVM writes its own figure into the assembly, from registers alone: it does not know the size of Triton's LDS."""
+    limits = ARCHITECTURES[arch]
+    for _, launch, found, row in compiled(arch):
+        needs = row.code.resources
+        said = int(re.search(r"^; Occupancy: (\d+)$", found.isa, re.MULTILINE)[1])
+        assert min(vgpr_waves(limits, needs.vgprs), sgpr_waves(limits, needs.sgprs)) == said, launch.name
+        assert needs.wave_size == limits.wave_size
+        assert re.findall(r"\.amdhsa_workgroup_processor_mode (\d)", found.isa) == (["1"] if limits.wave_size == 32 else [])
+
+
+# ---- What is compiled is what would be launched
+
+
+@pytest.mark.parametrize("kind", ["Qwen3", "Qwen2", "Llama"])
+def test_a_model_s_step_launches_these_kernels_and_no_others(kind: str, tmp_path: Path) -> None:
+    """A model of transformers with Liger's kernels in it, as TRL has them put there; its step runs, but for the kernels themselves."""
+    import torch
+    import transformers
+    from transformers.integrations.liger import apply_liger_kernel
+
+    from recipes.tune import kernels
+
+    shape = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 64, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = getattr(transformers, f"{kind}Config")(**shape, **heads, num_hidden_layers=1, max_position_embeddings=64)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).to(torch.bfloat16)
+    apply_liger_kernel(model, {"fused_linear_cross_entropy": False})
+    with kernels.recording() as launched:
+        model(input_ids=torch.zeros(1, 32, dtype=torch.int64)).logits.sum().backward()
+    file = tmp_path / "model.yaml"
+    file.write_text(json.dumps({**shape, "num_heads": 4, "num_kv_heads": 2, "architecture": config.model_type}))
+    ours = {one.same for name in occupancy.RECIPE_KERNELS for one in kernels.liger_launches(name, file, 32, "bf16")}
+    assert {one.same for one in launched} == ours
+    assert len(ours) == (8 if kind == "Qwen3" else 6)  # Qwen3 also normalizes heads
+
+
+def test_arguments_are_specialized_as_triton_does() -> None:
+    import torch
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    from recipes.tune import kernels
+
+    kernel = kernels._functions_of(MATMUL)["matmul"]
+    backend = make_backend(GPUTarget("hip", "gfx942", 64))
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    large = torch.empty(2**30 + 1, dtype=torch.bfloat16, device="meta")  # 2 bytes more than 2 GB
+    small = torch.empty(16, dtype=torch.float32, device="meta")
+    for values in ((small, large, None, 16, 17, 1), (small, small, small, 2**31, 2**31 + 16, True), (large, small, small, -1, 0, 2.5)):
+        bound, found, _ = bind(*values)
+        _, signature, constants, attributes = kernel._pack_args(backend, {}, bound, found, None)
+        ours = kernels.specialize(kernel, dict(zip(kernel.arg_names, values, strict=False)), {})
+        assert ours.signature == signature
+        assert {(kernel.arg_names.index(name),): value for name, value in ours.constants.items()} == constants
+        assert ours.attributes == {position: given for position, given in attributes.items() if given}
+
+
+def test_the_operations_are_those_of_the_command_line() -> None:
+    from recipes.tune import kernels
+
+    assert tuple(kernels._OPERATIONS) == occupancy.LIGER
+    for name in occupancy.LIGER:
+        found = kernels.liger_launches(name, MODELS[0], 2048, "bf16")
+        assert all(one.workgroups or one.per_compute_unit for one in found)
+        assert len({one.name for one in found}) == len(found) >= 2
+
+
+# ---- The program
+
+
+def rows(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> list[dict]:
+    assert occupancy.main([*arguments, "format=json"]) == code
+    return json.loads(capsys.readouterr().out)["rows"]
+
+
+def test_a_user_s_kernel_is_swept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = rows(
+        capsys,
+        *(
+            f"kernel={MATMUL}:matmul",
+            MATMUL_ARGS,
+            "grid=32x16",
+            "arch=gfx942,gfx1100",
+            "num_warps=4,8,32",
+            "num_stages=2",
+            f"save={tmp_path}",
+        ),
+        "matrix_instr_nonkdim=16,32",
+    )
+    assert len(found) == 2 * 6
+    cdna, rdna = found[:6], found[6:]
+    assert {one["arch"] for one in cdna} == {"gfx942"}
+    # 32 warps of 64 lanes are too many, of 32 they are not. What fails stands last.
+    assert [one["error"] for one in cdna] == [None] * 4 + ["num_warps=32 makes a workgroup of 2048 threads, and 1024 are the most"] * 2
+    assert [one["error"] for one in rdna] == [None] * 6
+    good = cdna[:4]
+    assert [one["code"]["occupancy"]["waves"] for one in good] == sorted((one["code"]["occupancy"]["waves"] for one in good), reverse=True)
+    for one in good:
+        needs, counts, size = one["code"]["resources"], one["code"]["instructions"], one["options"]["matrix_instr_nonkdim"]
+        assert needs["threads"] == 64 * one["options"]["num_warps"]
+        assert needs["lds_bytes"] == 2 * (128 * 64) * 2  # one stage in LDS, the other in registers: two blocks of 128 x 64 in two bytes
+        assert set(counts["global_loads"]) == {"b128"}
+        assert all(f"v_mfma_f32_{size}x{size}x" in name for name in counts["matrix"])
+        assert one["small_grid"]  # 512
+    assert all(name.startswith("v_wmma_") for one in rdna for name in one["code"]["instructions"]["matrix"])
+    assert {one["code"]["resources"]["wave_size"] for one in rdna} == {32}
+    # 4 warps on gfx1100 hold 128 x 128 results in fp32: all 256 registers of a lane would hold nothing else.
+    assert [bool(one["code"]["resources"]["vgpr_spills"]) for one in rdna] == [one["options"]["num_warps"] == 4 for one in rdna]
+    assert [one["options"]["num_warps"] for one in rdna[-2:]] == [4, 4]
+    files = sorted(file.name for file in tmp_path.iterdir())
+    assert len(files) == 2 * 10
+    isa = (tmp_path / "matmul-gfx942-matrix_instr_nonkdim16-num_stages2-num_warps4.s").read_text()
+    assert "v_mfma_f32_16x16x16" in isa
+    assert "#ttg." in (tmp_path / "matmul-gfx942-matrix_instr_nonkdim16-num_stages2-num_warps4.ttgir").read_text()
+
+
+def test_the_sums_of_the_docs_are_those_of_the_code(capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/kernels.md: registers and LDS as compiled, and each sum done again."""
+    found = {
+        (one["kernel"], one["arch"]): one["code"]
+        for one in rows(capsys, f"kernel=liger:rms_norm,liger:cross_entropy,{MATMUL}:matmul", MATMUL_ARGS, "arch=gfx942,gfx950,gfx1100")
+    }
+    text = (Path(__file__).parents[2] / "docs/kernels.md").read_text()
+    table = re.findall(
+        r"^\| (\w+) \| (gfx\w+) \| (\d+) \| (\d+) \| (\d+) \| (.*: \d+) \| (.*: \d+) \| (.*: \d+) \| (.*) of (\d+) \|$", text, re.MULTILINE
+    )
+    assert len(table) == 9
+    for kernel, arch, vgprs, lds, waves, *sums, occupied, most in table:
+        needs, code = found[kernel, arch]["resources"], found[kernel, arch]["occupancy"]
+        assert (needs["vgprs"], needs["lds_bytes"], needs["threads"] // needs["wave_size"]) == (int(vgprs), int(lds), int(waves))
+        by_vgpr, workgroups, by_lds = (done(one) for one in sums)
+        assert int(sums[1].split()[0]) == by_vgpr
+        simd, granules = (int(number) for number in re.findall(r"\d+", sums[0])[:2])
+        assert simd == ARCHITECTURES[arch].vgprs
+        assert 0 <= granules - int(vgprs) < ARCHITECTURES[arch].vgpr_granule
+        assert min(workgroups, by_lds) == code["workgroups"]
+        left, _, right = occupied.partition(" = ")
+        assert left == f"{code['workgroups']} * {waves} / 4"
+        assert (float(right), int(most)) == (code["waves"], code["max_waves"])
+
+
+def done(text: str) -> int:
+    """`7 * 4 / 8: 3`, with the result checked."""
+    left, _, result = text.partition(": ")
+    numbers = [int(number) for number in re.findall(r"\d+", left)]
+    assert math.prod(numbers[:-1]) // numbers[-1] == int(result), text
+    return int(result)
+
+
+def test_waves_per_eu_makes_the_compiler_use_fewer_registers(capsys: pytest.CaptureFixture[str]) -> None:
+    found = rows(capsys, "kernel=liger:cross_entropy", "arch=gfx942", "num_warps=4", "waves_per_eu=0,4")
+    waves = {(one["kernel"], one["options"]["waves_per_eu"]): one["code"]["occupancy"]["by_vgpr"] for one in found}
+    assert waves["liger_cross_entropy_kernel", 4] >= 4
+
+
+def test_a_configuration_that_does_not_compile_is_a_row(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import triton\nimport triton.language as tl\n\n@triton.jit\ndef scale(x, n, BLOCK: tl.constexpr):\n"
+        "    tl.static_assert(BLOCK >= 64, 'BLOCK is too small')\n    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
+        "    tl.store(x + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)\n"
+    )
+    (one,) = rows(capsys, f"kernel={file}:scale", "args=x=*bf16,n=i32,BLOCK=32", "arch=gfx942", code=4)
+    assert one["error"].startswith("CompileTimeAssertionFailure")
+    assert "BLOCK is too small" in one["error"]
+    (one,) = rows(capsys, f"kernel={file}:scale", "args=x=*bf16,n=i32:16,BLOCK=2048", "arch=gfx942")
+    assert one["code"]["instructions"]["global_loads"] == {"b128": 1}  # 2048 elements of 2 bytes, 256 lanes: 16 bytes each
+    assert str(tmp_path) not in sys.path
+
+
+@pytest.mark.parametrize(
+    ("kernel", "args", "said"),
+    [
+        ("nofile.py:scale", "", "There is no file nofile.py. A kernel is named as kernel=path/to/file.py:function"),
+        ("mine.py:scael", "", "mine.py has no Triton kernel named scael: no function under @triton.jit. Did you mean scale"),
+        ("mine.py:plain", "", "mine.py has no Triton kernel named plain"),
+        ("broken.py:scale", "", "broken.py cannot be imported: NameError: name 'nothing' is not defined"),
+        ("text.txt:scale", "", "text.txt is no Python file"),
+        ("mine.py:scale", "y=*bf16", "args: scale has no parameter y."),
+        ("mine.py:scale", "x=*bf16,BLOCK=64", "args: nothing is known of scale's parameter n. Say what it is, as args=n=*bf16"),
+        ("mine.py:scale", "x=*bf16,n=i32", "args: nothing is known of scale's parameter BLOCK. Say what it is, as args=BLOCK=128"),
+        ("mine.py:scale", "x=*bf61,n=i32,BLOCK=64", "args: x=*bf61 is neither a type (bf16, "),
+        ("mine.py:scale", "x=*bf16,n=i32:8,BLOCK=64", "args: n=i32:8: Triton tells apart multiples of 16 only. Write i32:16, or i32"),
+    ],
+)
+def test_a_kernel_that_is_not_there_is_one_message(
+    kernel: str, args: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "import triton\nimport triton.language as tl\n\n@triton.jit\ndef scale(x, n, BLOCK: tl.constexpr):\n    pass\n\n"
+        "def plain():\n    pass\n"
+    )
+    Path("broken.py").write_text("nothing\n")
+    Path("text.txt").write_text("")
+    assert occupancy.main([f"kernel={kernel}", *([f"args={args}"] if args else [])]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert said in captured.err
+
+
+def test_annotations_defaults_and_decorators(tmp_path: Path) -> None:
+    from recipes.tune.kernels import file_launch
+
+    file = tmp_path / "annotated.py"
+    file.write_text(
+        "import triton\nimport triton.language as tl\n\n"
+        "@triton.autotune(configs=[triton.Config({'BLOCK': 64})], key=[])\n@triton.heuristics({'EVEN': lambda args: True})\n@triton.jit\n"
+        "def kernel(x, n: 'i64', scale, BLOCK: tl.constexpr, EVEN: tl.constexpr, TYPE: tl.constexpr = tl.float32,\n"
+        "           bias=None, eps=1e-6, rows=32, step=1):\n    pass\n"
+    )
+    found = file_launch(f"{file}:kernel", {"x": "*kfp16", "scale": "fp32", "BLOCK": "64", "EVEN": "true"}, 7)
+    types = {name: kind for name, kind in found.signature.items() if kind != "constexpr"}
+    assert types == {"x": "*kfp16", "n": "i64", "scale": "fp32", "eps": "fp32", "rows": "i32"}
+    assert list(found.constants) == ["BLOCK", "EVEN", "TYPE", "bias", "step"]
+    assert [str(value) for value in found.constants.values()] == ["64", "True", "fp32", "None", "1"]
+    assert {*types, *found.constants} == set(found.signature)
+    assert found.attributes == {(0,): [["tt.divisibility", 16], ["tt.pointer_range", 32]], (8,): [["tt.divisibility", 16]]}
+    assert found.workgroups == 7
