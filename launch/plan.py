@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from containers import images
-from launch import batch, check, container, environment, estimate, smoke, topology, trainer_args
+from launch import batch, check, container, environment, memory, smoke, speed, topology, trainer_args
 from launch.container import ContainerSpec
 from launch.detect import Host
 from launch.errors import UserError
-from launch.estimate import Memory, Speed
+from launch.memory import Memory
 from launch.schema import Config, Target
+from launch.speed import Speed
 from launch.topology import Process
 
 SCHEMA = 1
@@ -75,8 +76,8 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
         trainer_args=trainer_args.complete(config, run_dir, topology.ports(host, run_dir)),
         processes=processes,
         containers=container.specs(config, processes, host, run_dir),
-        memory=estimate.memory(config, processes),
-        speed=estimate.speed(config),
+        memory=memory.memory(config, processes),
+        speed=speed.speed(config),
         warnings=[*warnings, *image_warnings(config), *secret_warnings(config, host)],
     )
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from launch import batch, rundir, topology
 from launch.container import ContainerSpec
-from launch.estimate import Memory
+from launch.memory import Memory
 from launch.plan import Plan, image_json
 from launch.schema import Config, Format, Vendor
 
@@ -159,7 +159,7 @@ def _memory(plan: Plan) -> Table:
             continue
         parts = ", ".join(f"{name} {size:.3g}" for name, size in entry.parts_gb.items())
         gpus = str(len(process.gpus)) if process.gpus else "CPU"
-        table.add_row(process.name, gpus, f"{entry.total_gb:.1f} GB", f"{entry.capacity_gb:g} GB", _bar(entry), parts)
+        table.add_row(process.name, gpus, f"{entry.total_gb:.1f} GB", f"{entry.capacity_gb:.0f} GB", _bar(entry), parts)
     return table
 
 

@@ -1,0 +1,236 @@
+"""Memory of every process in parts, from shapes alone: what it holds at the moment it holds most.
+
+A training step passes through five such moments; the plan shows the parts of the largest. Where nothing else is said a part follows
+from dtype and count: 4 bytes an element of fp32, 2 of 16 bits. docs/results/memory.md has predictions beside measurements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launch import shapes, topology
+from launch.activations import MicroStep, Numerics
+from launch.batch import Batch, batch
+from launch.schema import Config, Vendor
+from launch.trainer_args import value
+
+GIB = 2**30 / 1e9  # makers' GB of a GPU's memory are 2**30 bytes, those of this project 1e9
+BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}  # nf4: 4 bits and an fp32 scale for 64 weights (arXiv:2305.14314)
+# Beside what torch allocates: the context, libraries' workspaces and what the allocator rounds up. A round figure.
+OVERHEAD_GB = 2.0
+BUCKET = 500_000_000  # elements of the buffer that ZeRO collects gradients in: DeepSpeed's default reduce_bucket_size
+SUB_GROUP = 1_000_000_000  # parameters that ZeRO-3 steps at once: DeepSpeed's default sub_group_size
+
+
+@dataclass(frozen=True)
+class Memory:
+    process: str
+    gpu: int | None  # None: the host's memory
+    parts_gb: dict[str, float]
+    capacity_gb: float
+    moment: str = ""  # of a training step, at which a rank holds most
+
+    @property
+    def total_gb(self) -> float:
+        return sum(self.parts_gb.values())
+
+    @property
+    def allocated_gb(self) -> float:
+        """What torch's peak, torch.cuda.max_memory_allocated, shows of it."""
+        return self.total_gb - self.parts_gb.get("context", 0.0)
+
+    @property
+    def fits(self) -> bool:
+        return self.total_gb <= self.capacity_gb + 1e-6  # a server fills what it has, by sums of floats
+
+
+def memory(config: Config, processes: list[topology.Process]) -> list[Memory]:
+    """One entry for each process and GPU."""
+    capacity = config.hardware.memory_gb * GIB
+    found = []
+    for process in processes:
+        if process.kind == "prepare":  # over before the others begin
+            continue
+        serves = process.kind == "server"
+        moment, parts = ("", _server_parts(config, capacity)) if serves else _rank_parts(config, capacity)
+        # A server keeps to its share: weights that outgrow it do not fit, however much memory is left beside it.
+        most = config.topology.server_memory_share * capacity if serves else capacity
+        devices: list[int | None] = [*process.gpus] or [None]
+        found += [Memory(process.name, gpu, parts, most, moment) for gpu in devices]
+    return found
+
+
+def _server_parts(config: Config, capacity: float) -> dict[str, float]:
+    """vLLM fills its share of the GPU: what the weights leave is the cache of keys and values."""
+    width = 4.0 if config.precision.compute == "fp32" else 2.0
+    weights = width * config.model.num_parameters / config.topology.server_tensor_parallel / 1e9
+    room = config.topology.server_memory_share * capacity - OVERHEAD_GB - weights
+    return {"weights": weights, "kv cache": max(0.0, room), "context": OVERHEAD_GB}
+
+
+def _rank_parts(config: Config, capacity: float) -> tuple[str, dict[str, float]]:
+    """The moment at which a rank holds most, and what."""
+    overhead = 0.5 if config.hardware.vendor == Vendor.none else OVERHEAD_GB
+    if config.method.kind != "trainer":
+        kept = BYTES[config.precision.weights] * config.model.num_parameters / 1e9
+        return "", {"weights": kept, "context": overhead}
+    state = _state(config)
+    moment, most = max(moments(config).items(), key=lambda item: sum(item[1].values()))
+    parts = {name: size / 1e9 for name, size in {**state, **most}.items() if size}
+    if config.topology.name == "colocate":
+        parts["vllm"] = float(value(config, "vllm_gpu_memory_utilization")) * capacity
+    return moment, {**parts, "context": overhead}
+
+
+def numerics(config: Config) -> Numerics:
+    if config.precision.compute == "fp32":
+        return Numerics.fp32
+    cast = config.topology.strategy in ("fsdp", "zero2", "zero3") or BYTES[config.precision.weights] == 2
+    return Numerics.cast if cast else Numerics.autocast
+
+
+def micro_step(config: Config, size: Batch) -> MicroStep:
+    """Preferences go through as pairs."""
+    rows = size.per_device * (2 if config.method.name == "dpo" else 1)
+    checkpointing = bool(value(config, "gradient_checkpointing")) or config.topology.fsdp.activation_checkpointing
+    return MicroStep(config.model, numerics(config), rows, size.sequence, config.adapter.rank is not None, checkpointing)
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Elements, and bytes of one, that the state of a rank is made of."""
+
+    base: int  # all weights of the model
+    trained: int
+    ranks: int  # that share what the strategy shards
+    width: float  # bytes of a weight that trains
+
+    @classmethod
+    def of(cls, config: Config) -> _Counts:
+        train = shapes.trainable_parameters(config.model, config.adapter)
+        width = 4.0 if config.adapter.rank is not None else max(2.0, BYTES[config.precision.weights])
+        return cls(config.model.num_parameters, train, topology.num_trainers(config), width)
+
+
+def _state(config: Config) -> dict[str, float]:
+    """Bytes that stay from step to step. Sharding after arXiv:1910.02054; Adam keeps two moments of a parameter's own dtype.
+
+    DeepSpeed holds 16-bit weights, a copy of them in fp32 and that copy's moments.
+    """
+    n, strategy = _Counts.of(config), config.topology.strategy
+    shared = n.ranks if strategy in ("fsdp", "zero3") else 1
+    base, adapter = BYTES[config.precision.weights], 0.0
+    if config.adapter.rank is not None:
+        adapter = 4.0 * n.trained
+    found = {"weights": base * n.base / shared, "adapter": adapter / shared}
+    if strategy in ("zero2", "zero3"):
+        low = 4.0 if config.precision.compute == "fp32" else 2.0
+        found |= {"weights": low * n.base / shared, "adapter": 0.0, "master weights": 4.0 * n.trained / n.ranks}
+        found["optimizer"] = 0.0 if config.topology.zero.offload_optimizer else 8.0 * n.trained / n.ranks
+        if config.topology.zero.offload_optimizer:
+            found["master weights"] = 0.0
+        if config.topology.zero.offload_parameters:
+            found["weights"] = 0.0
+    elif config.topology.fsdp.cpu_offload:
+        found |= {"weights": 0.0, "adapter": 0.0}
+    else:
+        found["optimizer"] = 2 * n.width * n.trained / shared
+    if has_reference(config):
+        found["reference"] = base * n.base / shared
+    return found
+
+
+def has_reference(config: Config) -> bool:
+    """DPO compares with the start; GRPO only where beta is not 0. With an adapter the base serves as reference."""
+    if config.adapter.rank is not None:
+        return False
+    return config.method.name == "dpo" or (config.method.name == "grpo" and bool(value(config, "beta")))
+
+
+def moments(config: Config) -> dict[str, dict[str, float]]:
+    """Bytes beside the state, in parts, at each of the moments that can be the largest."""
+    size = batch(config)
+    n, step, sharing = _Counts.of(config), micro_step(config, size), _sharing(config, size)
+    model, layers = config.model, config.model.num_layers
+    trains_head = config.adapter.rank is None
+    kept = layers * (step.hidden if step.checkpointing else step.saved_by_layer())
+    copies = layers * step.linear_bytes()
+    head_weights = float(model.vocab_size * model.hidden_size) if trains_head else 0.0
+    # A tied head's gradient waits for the embedding's; another's is added to what is there.
+    waiting = step.numerics.hidden_bytes * head_weights if model.tied_embeddings else 0.0
+    accumulates = size.accumulation > 1
+    held = sharing.gradients if accumulates else 0.0
+    one_layer = step.saved_by_layer() if step.checkpointing else 0.0
+    backward = {"activations": kept + one_layer + step.backward_of_layer(), "logits": waiting}
+    backward["weights in 16 bits"] = step.linear_bytes() if step.checkpointing else copies
+    found = {
+        "forward": {
+            "activations": kept + step.head(),
+            "logits": step.tile(),
+            "weights in 16 bits": 0.0 if step.adapter and step.checkpointing else copies,
+            "gradients": held,
+        },
+        "backward of the head": {
+            "activations": kept + step.head_backward(),
+            "logits": step.tile() + (4 + (2 if step.numerics is Numerics.cast else 0)) * head_weights,
+            "weights in 16 bits": 0.0 if step.checkpointing else copies,
+            "gradients": held,
+        },
+        "backward of the last layer": {**backward, "gradients": held or (0.0 if model.tied_embeddings else n.width * head_weights)},
+        "backward of the first layer": {
+            **backward,
+            "activations": (step.hidden if step.checkpointing else step.saved_by_layer()) + one_layer + step.backward_of_layer(),
+            "gradients": sharing.gradients - (n.width * head_weights if model.tied_embeddings and not accumulates else 0.0),
+        },
+        "backward of the embedding": {"logits": step.numerics.hidden_bytes * head_weights + waiting, "gradients": sharing.gradients},
+    }
+    for parts in found.values():
+        parts["communication"] = sharing.buffers
+    found["optimizer step"] = {"gradients": sharing.gradients_of_step, "communication": sharing.buffers_of_step}
+    return found
+
+
+@dataclass(frozen=True)
+class _Sharing:
+    """Bytes of gradients, and of what a strategy gathers and sends, in backward and at the optimizer's step."""
+
+    gradients: float
+    buffers: float
+    gradients_of_step: float
+    buffers_of_step: float
+
+
+def _sharing(config: Config, size: Batch) -> _Sharing:
+    n, strategy = _Counts.of(config), config.topology.strategy
+    own = n.width * n.trained
+    if strategy == "fsdp":
+        return _fsdp(config, size, n)
+    if strategy in ("zero2", "zero3"):
+        return _zero(config, n)
+    buckets = own if strategy == "ddp" and n.ranks > 1 else 0.0  # DDP's gradients are copies of its buckets
+    return _Sharing(own, buckets, own, buckets)
+
+
+def _fsdp(config: Config, size: Batch, n: _Counts) -> _Sharing:
+    """One layer computes while the next is on its way. As long as gradients accumulate, accelerate leaves them whole on every rank."""
+    reshards = config.topology.fsdp.reshard_after_forward
+    sharded = 0.0 if config.topology.fsdp.cpu_offload else n.width * n.trained / n.ranks
+    whole = 4.0 * n.trained if size.accumulation > 1 else sharded
+    return _Sharing(whole, _gathered(config, n, 2 if reshards else config.model.num_layers), sharded, 0.0)
+
+
+def _zero(config: Config, n: _Counts) -> _Sharing:
+    """Gradients go through a bucket into a part of the products' dtype, which the step flattens and makes fp32. Stage 3 gathers
+    weights as FSDP does."""
+    low = 4.0 if config.precision.compute == "fp32" else 2.0
+    part, bucket = low * n.trained / n.ranks, low * min(BUCKET, n.trained)
+    if config.topology.strategy == "zero2":
+        return _Sharing(part, bucket, 2 * part + 4.0 * n.trained / n.ranks, 0.0)
+    return _Sharing(part, 2 * bucket + _gathered(config, n, 2), part + 4.0 * min(SUB_GROUP, n.trained / n.ranks), bucket)
+
+
+def _gathered(config: Config, n: _Counts, layers: int) -> float:
+    """Whole weights of the outermost unit (embedding and head), and of so many layers."""
+    layer = shapes.layer_parameters(config.model)
+    low = 4.0 if config.precision.compute == "fp32" else 2.0
+    return low * (n.base - config.model.num_layers * layer + min(layers, config.model.num_layers) * layer)

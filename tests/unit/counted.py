@@ -1,0 +1,90 @@
+"""Bytes that a training micro-step really holds, counted as torch runs it on fake tensors: shapes and lifetimes, no memory, no GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.weak import WeakIdKeyDictionary
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.llama import modeling_llama
+from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen3 import modeling_qwen3
+from trl.kernels import chunked_logprob
+from trl.trainer.utils import add_fused_lm_head
+
+ALIGNED = 512  # bytes that CUDA's allocator rounds up to
+
+
+class Counter(TorchDispatchMode):
+    """Bytes alive, and the most since `peak` was last set."""
+
+    def __init__(self, sums: tuple[int, int]) -> None:
+        super().__init__()
+        self.alive = self.peak = 0
+        self.seen: Any = WeakIdKeyDictionary()
+        self.sums = sums  # shape of a tied head's gradient: the engine adds the embedding's to it in place, but not under a mode
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        for tensor in tree_iter(out):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage() not in self.seen:
+                in_place = function is torch.ops.aten.add.Tensor and tuple(tensor.shape) == self.sums
+                self._made(tensor.untyped_storage(), 0 if in_place else -(-tensor.untyped_storage().nbytes() // ALIGNED) * ALIGNED)
+        return out
+
+    def _made(self, storage: Any, size: int) -> None:
+        self.seen[storage] = size
+        self.alive += size
+        self.peak = max(self.peak, self.alive)
+        weakref.finalize(storage, self._freed, size)
+
+    def _freed(self, size: int) -> None:
+        self.alive -= size
+
+
+@contextlib.contextmanager
+def as_on_a_gpu(monkeypatch: Any) -> Any:
+    """No causal mask (a GPU's kernels need none), the head's tiles in place (as its Triton kernels do)."""
+    for module in (modeling_llama, modeling_qwen2, modeling_qwen3):
+        monkeypatch.setattr(module, "create_causal_mask", lambda **_: None)
+    for name in ("_forward_tile", "_backward_tile"):
+        monkeypatch.setattr(chunked_logprob, name, lambda *_, **__: None)
+    monkeypatch.setattr(chunked_logprob, "_addmm_fp32", lambda *_: None)
+    yield
+
+
+def micro_step(shape: SimpleNamespace, numerics: str, rows: int, length: int, checkpointing: bool, accumulates: bool) -> float:
+    """Most bytes that forward and backward of SFT hold beside weights and gradients that were there before."""
+    counter = Counter((shape.vocab_size, shape.hidden_size))
+    with FakeTensorMode(allow_non_fake_inputs=True), counter:
+        config = AutoConfig.for_model(
+            shape.architecture,
+            num_hidden_layers=shape.num_layers,
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            num_attention_heads=shape.num_heads,
+            num_key_value_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            vocab_size=shape.vocab_size,
+            tie_word_embeddings=shape.tied_embeddings,
+        )
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if numerics == "cast" else torch.float32).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
+        if accumulates:
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+        before = counter.peak = counter.alive
+        tokens = torch.zeros(rows, length, dtype=torch.long)
+        with contextlib.nullcontext() if numerics == "fp32" else torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = -model(input_ids=tokens, labels=tokens, fused_lm_head=True).log_probs.sum()
+        loss.backward()
+    return counter.peak - before
