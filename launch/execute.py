@@ -40,7 +40,10 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
         if here and beyond and len(here) >= needed:
             raise HostError(f"GPU {beyond[0]} is asked for, and this machine has {len(here)}, from 0. Choose others in your mask.")
         if len(here) < needed:
-            raise HostError(f"hardware={config.hardware.name}: {needed} {vendor.name} GPU(s) needed, {len(here)} found here. {offer}.")
+            withheld = f" ({len(host.withheld)} more were not given to this container)" if host.withheld else ""
+            raise HostError(
+                f"hardware={config.hardware.name}: {needed} {vendor.name} GPU(s) needed, {len(here)} found here{withheld}. {offer}."
+            )
     check_plan(plan)
     if config.runtime.slurm.nodes > 1 and "SLURM_JOB_ID" not in host.environ:
         raise HostError(f"a run on {config.runtime.slurm.nodes} nodes is started inside a job of Slurm, by launch/run.py runtime=slurm.")
