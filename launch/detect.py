@@ -36,6 +36,7 @@ class Host:
     device_nodes: dict[str, int | None] = field(default_factory=dict)
     selinux: bool = False  # enforcing
     listening: frozenset[int] = frozenset()  # TCP ports that are taken
+    sysroot: str = "/"  # where all of this was read
 
     def free_port(self, wanted: int) -> int:
         """The first from `wanted` on that nobody listens on."""
@@ -116,6 +117,7 @@ def host(python: str, sysroot: str = "/") -> Host:
         device_nodes=_device_nodes(Path(sysroot)),
         selinux=text(Path(sysroot) / "sys/fs/selinux/enforce") == "1",
         listening=_listening(Path(sysroot)),
+        sysroot=sysroot,
     )
 
 

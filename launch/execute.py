@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from launch import orphans, record, rundir, secret_files
+from launch import orphans, preflight, record, rundir, secret_files
 from launch.detect import Host
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_HUNG, EXIT_INTERRUPTED, EXIT_USER, HostError
 from launch.local import LocalProcess
@@ -54,11 +54,14 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
                 "not found here. apt-get install numactl, or topology.numa_binding=null."
             )
         orphans.remove()
+        preflight.check(plan, host)  # after those that hold GPU memory for a launcher that is gone
         return None
     from launch import engine  # takes a quarter of a second to import, and only this runtime needs it
 
     secret_files.remove_orphans(host)
-    return engine.check(plan, host)
+    image = engine.check(plan, host)
+    preflight.check(plan, host)
+    return image
 
 
 def check_plan(plan: Plan) -> None:
