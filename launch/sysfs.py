@@ -25,6 +25,14 @@ def as_number(value: str | None) -> int | None:
         return None
 
 
+def as_decimal(value: str | None) -> float | None:
+    """The first word, as in `32.0 GT/s PCIe`."""
+    try:
+        return float((value or "").split()[0])
+    except (ValueError, IndexError):
+        return None
+
+
 def properties(file: Path) -> dict[str, int]:
     """`name value` lines; those whose value is not a number are left out."""
     pairs = [line.split() for line in (text(file) or "").splitlines()]

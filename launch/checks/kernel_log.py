@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
-from launch.sysfs import text
+from launch.sysfs import as_decimal, text
 
 HOUR_S = 3600.0
 SHOWN = 100  # characters of a line
@@ -53,10 +53,10 @@ def kernel_log(facts: Facts) -> Finding:
 
 def last_hour(facts: Facts) -> list[str] | None:
     """Messages of the kernel's own buffer, of the journal, or of kern.log: the first that may be read."""
-    uptime = (facts.file("proc/uptime") or "").split()
+    uptime_s = as_decimal(facts.file("proc/uptime"))
     records = _read_live() if facts.is_live else text(facts.root / "dev/kmsg")
-    if records is not None and uptime:
-        return _recent(records, float(uptime[0]))
+    if records is not None and uptime_s is not None:
+        return _recent(records, uptime_s)
     journal = _journal() if facts.is_live else None
     return _kern_log(facts.root / "var/log/kern.log") if journal is None else journal
 

@@ -10,7 +10,7 @@ from launch.checks.finding import Expected, Finding
 from launch.gpu import Gpu
 from launch.kfd import GTT
 from launch.schema import Link as LinkKind
-from launch.sysfs import number, text
+from launch.sysfs import as_decimal, number, text
 
 BRIDGE = "0x0604"  # PCI class
 HEADER = 256  # bytes of configuration that stand before the extended capabilities
@@ -86,7 +86,7 @@ def pcie(facts: Facts) -> Finding | None:
     for gpu in found:
         device = facts.device(gpu)
         width, widest = number(device / "current_link_width"), number(device / "max_link_width")
-        speed, fastest = (_speed(device / f"{which}_link_speed") for which in ("current", "max"))
+        speed, fastest = (as_decimal(text(device / f"{which}_link_speed")) for which in ("current", "max"))
         if not (width and widest and speed and fastest) or width > widest:
             unknown.append(gpu.pci_address)
             continue
@@ -102,14 +102,6 @@ def pcie(facts: Facts) -> Finding | None:
     if unknown:
         return expected.unknown(f"not stated for {len(unknown)} of {len(found)} GPUs", f"sudo lspci -vv -s {unknown[0]} | grep LnkSta")
     return expected.passed(f"{len(found)} GPUs: {', '.join(sorted(words))}")
-
-
-def _speed(file: Path) -> float | None:
-    """`32.0 GT/s PCIe`"""
-    try:
-        return float((text(file) or "").split(" ")[0])
-    except ValueError:
-        return None
 
 
 def xgmi(facts: Facts) -> Finding | None:

@@ -40,7 +40,8 @@ def memory_size(facts: Facts) -> Finding | None:
         return None
     wanted = facts.hardware.memory_gb
     expected = Expected(f"{wanted:g} GB each", f"conf/hardware: memory_gb of {facts.group}")
-    sizes = [gpu.memory_gb for gpu in facts.gpus if gpu.memory_gb is not None]
+    of_group = [gpu for gpu in facts.gpus if facts.group in (gpu.group, gpu.partition_of)]  # not an integrated one beside it
+    sizes = [gpu.memory_gb for gpu in of_group or facts.gpus if gpu.memory_gb is not None]
     if not sizes:
         return expected.unknown("the driver states no size", "amd-smi static --vram, or nvidia-smi")
     least = min(sizes)
