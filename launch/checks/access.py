@@ -84,8 +84,10 @@ def _some(nodes: list[str]) -> str:
 
 def _join_groups(facts: Facts, nodes: list[str]) -> str:
     """By number where this machine (a container) has no name for the host's group."""
-    names = {number: name for name, number in facts.host.gids.items()}
     gids = sorted({gid for node in nodes if (gid := facts.host.device_nodes[node]) is not None})
+    if 0 in gids:  # nobody should have to be in root's group: udev has not given the node to render
+        return f"on the host: sudo chgrp render {' '.join(nodes)}; sudo usermod -aG render,video $USER, then log in again"
+    names = {number: name for name, number in facts.host.gids.items()}
     outside = ",".join(names.get(gid, str(gid)) for gid in gids)
     inside = " ".join(f"--group-add {gid}" for gid in gids)
     return f"sudo usermod -aG {outside} $USER, then log in again. In a container: docker run {inside} ..."

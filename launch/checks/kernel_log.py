@@ -6,6 +6,7 @@ import datetime
 import os
 import re
 import subprocess
+import time
 from pathlib import Path
 
 from launch.checks.facts import Facts
@@ -14,6 +15,7 @@ from launch.sysfs import as_decimal, text
 
 HOUR_S = 3600.0
 SHOWN = 100  # characters of a line
+JOURNAL_LINES = 10_000  # of an hour, with room
 # What a run dies of, or hangs on.
 BAD = {
     "xGMI error": re.compile(r"xgmi.*(error|fail)", re.IGNORECASE),
@@ -94,13 +96,19 @@ def _read_live() -> str | None:
 
 
 def _journal() -> list[str] | None:
-    command = ["journalctl", "--dmesg", "--since=-1h", "--output=cat", "--no-pager"]
+    """Of this boot. One that is empty is one that this user may not read."""
+    command = ["journalctl", "--dmesg", f"--lines={JOURNAL_LINES}", "--output=short-unix", "--no-pager", "--quiet"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    hidden = done.returncode != 0 or "not seeing messages" in done.stderr or "No journal files" in done.stderr
-    return None if hidden else done.stdout.splitlines()
+    return _recent_journal(done.stdout, time.time()) if done.stdout else None
+
+
+def _recent_journal(output: str, now_s: float) -> list[str]:
+    """`seconds.microseconds host kernel: message`"""
+    rows = [line.split(" ", 3) for line in output.splitlines()]
+    return [row[3] for row in rows if len(row) == 4 and (when := as_decimal(row[0])) is not None and when >= now_s - HOUR_S]
 
 
 def _kern_log(file: Path) -> list[str] | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from launch.checks import table
+from launch.checks import access, kernel_log, table
 from launch.checks.facts import Space
 from launch.checks.finding import Status
 from tests.unit import sysroots
@@ -95,7 +97,7 @@ BROKEN = [
     Broken("kfd", MI300X, lambda m: m.remove("dev/kfd"), FAIL, "/dev/kfd is missing", "--device /dev/kfd"),
     Broken("kfd", MI300X, no_rocm_group, FAIL, "closed to uid 4242", "sudo usermod -aG"),
     Broken("kfd", MI300X, lambda m: m.remove("dev"), UNKNOWN, "no dev/", "copy dev/"),
-    Broken("render_nodes", MI300X, no_rocm_group, FAIL, "and 5 more closed", "--group-add"),
+    Broken("render_nodes", MI300X, no_rocm_group, FAIL, "and 5 more closed", "sudo usermod -aG"),
     Broken("render_nodes", MI300X, lambda m: m.remove("dev/dri/renderD130"), WARN, "1 of 8 GPUs", "--device /dev/dri/renderD130"),
     Broken("render_nodes", MI300X, lambda m: m.remove("dev/dri"), FAIL, "8 of 8 GPUs", "--device /dev/dri/renderD128"),
     Broken("partition_mode", MI300X, partition, FAIL, "CPX, NPS1; SPX, NPS1", "--compute-partition SPX"),
@@ -223,6 +225,44 @@ def test_a_machine_without_a_gpu_is_asked_about_its_host_only(tmp_path):
     found = findings(sysroots.laptop(tmp_path))
     assert set(found) == {"kernel_log", "open_files", "shm", "run_root_disk", "clock"}
     assert {finding.status for finding in found.values()} == {Status.passed}
+
+
+def test_docker_gives_too_little_shared_memory_but_a_cpu_runs_with_it(tmp_path):
+    machine = sysroots.laptop(tmp_path)
+    machine.space = Space(0.064, 0.064)
+    assert findings(machine)["shm"].status == Status.warn
+
+
+@pytest.mark.parametrize(("gid", "cure"), [(993, "usermod -aG render $USER"), (5, "--group-add 5"), (0, "sudo chgrp render /dev/kfd")])
+def test_who_may_open_a_node_that_is_closed(tmp_path, gid, cure):
+    facts = sysroots.mi300x(tmp_path).facts()
+    host = dataclasses.replace(facts.host, device_nodes={"/dev/kfd": gid}, gids={"render": 993}, member_of=(4242,))
+    finding = access.kfd_node(dataclasses.replace(facts, host=host))
+    assert finding.status == Status.fail
+    assert cure in finding.cure
+
+
+KERN_LOG = """\
+2026-11-21T15:00:00.000000+00:00 host kernel: [1.0] amdgpu: GPU reset begin!
+2026-11-21T17:30:00.000000+00:00 host kernel: [9000.0] eth0: link is up
+2026-11-21T17:40:00.000000+00:00 host systemd[1]: GPU reset is not the kernel's word here
+2026-11-21T17:59:00.000000+00:00 host kernel: [10000.0] {last}
+"""
+
+
+@pytest.mark.parametrize("old_stamps", [False, True])
+@pytest.mark.parametrize(("last", "status"), [("usb 1-1: new device", Status.passed), ("amdgpu: ring gfx_0 timeout", Status.fail)])
+def test_kern_log_is_read_where_the_kernel_buffer_is_not(tmp_path, last, status, old_stamps):
+    machine = sysroots.mi50(tmp_path)
+    machine.remove("dev/kmsg")
+    text = KERN_LOG.format(last=last)
+    machine.write("var/log/kern.log", re.sub(r"2026-11-21T(\S{8})\S+", r"Nov 21 \1", text) if old_stamps else text)
+    assert findings(machine)["kernel_log"].status == status
+
+
+def test_journal_of_the_last_hour():
+    output = "1000.5 host kernel: old: GPU reset\n4650.25 host kernel: new: link is up\nodd line\n"
+    assert kernel_log._recent_journal(output, now_s=4700.0) == ["new: link is up"]
 
 
 @pytest.mark.parametrize("content", ["", "many\n", "-1\n", "999999999999999999999999\n", b"\xff\x00\xfe", "a b c\n= :\n"], ids=repr)
