@@ -50,21 +50,26 @@ def hardware_group(sysroot: str = "/") -> str:
 
 def group_of(found: tuple[Gpu, ...]) -> str:
     """The same for GPUs found before: of those that may be used, where any may."""
-    chosen = [gpu for gpu in found if gpu.usable] or list(found)
-    if not chosen:
-        return "cpu"
+    wrong = undecided(found)
+    if wrong:
+        raise HostError(f"hardware=auto: this machine has {wrong[0]}; {wrong[1]}.")
+    return next((gpu.group for gpu in _chosen(found) if gpu.group), "cpu")
+
+
+def undecided(found: tuple[Gpu, ...]) -> tuple[str, str] | None:
+    """Where no group follows from these GPUs: what they are, and what to do."""
+    chosen = _chosen(found)
     kinds = Counter(gpu.group or describe(gpu) for gpu in chosen)
     listed = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     if len(kinds) > 1:
-        raise HostError(
-            f"hardware=auto: this machine has {listed}; name the group to use, for example hardware=mi300x, "
-            "and show only its GPUs: HIP_VISIBLE_DEVICES=<indices>."
-        )
-    if chosen[0].group is not None:
-        return chosen[0].group
-    if chosen[0].partition_of is not None:
-        raise HostError(f"hardware=auto: this machine has {listed}. {_partition_remedy(chosen)}")
-    raise HostError(f"hardware=auto: this machine has {listed}, which no group of conf/hardware describes; name one that is near.")
+        return listed, "name the group to use, for example hardware=mi300x, and show only its GPUs: HIP_VISIBLE_DEVICES=<indices>"
+    if not chosen or chosen[0].group is not None:
+        return None
+    return listed, _partition_remedy(chosen) if chosen[0].partition_of else "no group of conf/hardware describes it: name one that is near"
+
+
+def _chosen(found: tuple[Gpu, ...]) -> list[Gpu]:
+    return [gpu for gpu in found if gpu.usable] or list(found)
 
 
 def describe(gpu: Gpu) -> str:
@@ -78,9 +83,10 @@ def _partition_remedy(found: list[Gpu]) -> str:
     gpu = found[0]
     memory = "<GB of one partition>" if gpu.memory_gb is None else f"{gpu.memory_gb:.0f}"
     return (
-        f"hardware={gpu.partition_of} describes a whole GPU, not a partition. Make them whole (nothing may run on them): sudo amd-smi set "
+        f"hardware={gpu.partition_of} is a whole GPU, not a partition. Make them whole (nothing may run on them): sudo amd-smi set "
         f"--gpu all --compute-partition SPX. Or keep them and say what one has: hardware={gpu.partition_of} hardware.memory_gb={memory} "
-        f"hardware.compute_units={gpu.compute_units} hardware.gpus_per_node={len(found)}; speed is then overestimated."
+        f"hardware.compute_units={gpu.compute_units} hardware.gpus_per_node={len(found)} "
+        f"hardware.host.compute_partition={gpu.compute_partition} (speed is then overestimated)"
     )
 
 
@@ -88,7 +94,7 @@ def found_line(found: tuple[Gpu, ...], group: str) -> str:
     """What hardware=auto found, and the group that follows."""
     if not found:
         return f"hardware=auto: no GPU in /sys/class/kfd nor in /proc/driver/nvidia: hardware={group}"
-    usable = [gpu for gpu in found if gpu.usable] or list(found)
+    usable = _chosen(found)
     kinds = ", ".join(f"{count} x {kind}" for kind, count in Counter(describe(gpu) for gpu in usable).items())
     withheld = len(found) - len(usable)
     return f"hardware=auto: {kinds}{f', and {withheld} that were not given to this container' if withheld else ''}: hardware={group}"

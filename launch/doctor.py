@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,10 +65,8 @@ def hardware_of(asked: str, host: Host) -> Hardware | None:
     wholes = {gpu.partition_of for gpu in found}
     group: str | None = asked
     if asked == "auto":
-        try:
-            group = detect.group_of(found)
-        except HostError:  # the check `hardware` says it
-            group = wholes.pop() if len(wholes) == 1 else None
+        undecided = detect.undecided(found)  # the check `hardware` says it
+        group = (wholes.pop() if len(wholes) == 1 else None) if undecided else detect.group_of(found)
     return compose([f"hardware={group}"]).hardware if group else None
 
 
@@ -88,10 +87,13 @@ def main(arguments: list[str]) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     found = table.run(facts.gather(host, hardware))
-    if asked.format == Format.json.value:
-        print(as_json(host, found))
-    else:
-        doctor_report.show(host, hardware, found)
+    try:
+        if asked.format == Format.json.value:
+            print(as_json(host, found), flush=True)
+        else:
+            doctor_report.show(host, hardware, found)
+    except BrokenPipeError:  # `| head` has seen enough; Python would fail once more as it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_HOST if any(finding.status == Status.fail for finding in found.values()) else EXIT_DONE
 
 

@@ -42,13 +42,17 @@ def nvml() -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
-def memory(pci_address: str) -> tuple[int, int] | None:
-    """Bytes used and in all of one GPU; None where NVML does not say."""
+def memory(addresses: list[str]) -> dict[str, tuple[int, int]]:
+    """Bytes used and in all of GPUs, by PCI address; without those that NVML does not answer for."""
     with nvml() as library:
         if library is None:
-            return None
-        found = _ask(library, lambda: library.nvmlDeviceGetMemoryInfo(library.nvmlDeviceGetHandleByPciBusId(pci_address.encode())))
-        return None if found is None else (int(found.used), int(found.total))
+            return {}
+        found = {address: _ask(library, lambda at=address: _memory_info(library, at)) for address in addresses}
+    return {address: (int(info.used), int(info.total)) for address, info in found.items() if info is not None}
+
+
+def _memory_info(library: Any, address: str) -> Any:
+    return library.nvmlDeviceGetMemoryInfo(library.nvmlDeviceGetHandleByPciBusId(address.encode()))
 
 
 def _ask(library: Any, question: Any) -> Any:

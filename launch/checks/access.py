@@ -5,7 +5,6 @@ from __future__ import annotations
 from launch import detect
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
-from launch.errors import HostError
 
 GUIDE = "AMD's installation guide, `Configuring permissions for GPU access`"
 KFD = "/dev/kfd"
@@ -16,11 +15,12 @@ def hardware_group(facts: Facts) -> Finding | None:
     if not found:
         return None
     expected = Expected("one kind of GPU, which a file of conf/hardware describes", "conf/hardware; launch/kfd.py (products)")
-    try:
-        group = detect.group_of(found)
-    except HostError as error:
-        kinds, _, remedy = str(error).removeprefix("hardware=auto: this machine has ").partition(". " if ". " in str(error) else "; ")
-        return expected.fail(kinds, remedy or "hardware=<group>")
+    wrong = detect.undecided(found)
+    if wrong and facts.hardware is not None and not any(gpu.partition_of for gpu in found):
+        return expected.warn(f"{wrong[0]}, and hardware={facts.group} was asked for", wrong[1])
+    if wrong:
+        return expected.fail(*wrong)
+    group = detect.group_of(found)
     read = detect.found_line(found, group).removeprefix("hardware=auto: ")
     if facts.hardware is not None and facts.group != group:
         return expected.warn(f"{read}, and hardware={facts.group} was asked for", f"hardware={group}, or hardware=auto")

@@ -13,7 +13,8 @@ from launch.schema import Link as LinkKind
 from launch.sysfs import as_decimal, number, text
 
 BRIDGE = "0x0604"  # PCI class
-HEADER = 256  # bytes of configuration that stand before the extended capabilities
+PUBLIC = 64  # bytes of configuration that anybody may read
+HEADER = 256  # bytes that stand before the extended capabilities; a bridge of plain PCI has no more
 ACS = 0x000D  # number of the extended capability; its control register is 6 bytes in, its low five bits redirect peer traffic
 ACS_BITS = 0b11111
 GRUB = "/etc/default/grub"
@@ -64,7 +65,7 @@ def _acs_control(config: Path) -> int | None:
         data = config.read_bytes()
     except OSError:
         return None
-    if len(data) <= HEADER:
+    if len(data) <= PUBLIC:
         return None
     at, seen = HEADER, set()
     while at >= HEADER and at + 8 <= len(data) and at not in seen:

@@ -13,7 +13,7 @@ from launch.kfd import GTT
 from launch.sysfs import folders, number, properties, text
 
 FITS = 0.97  # of the file's figure: it is nominal, and firmware keeps a little
-OCCUPIED_WARN, OCCUPIED_FAIL = 0.03, 0.10  # an idle driver keeps 0.3 GB, a desktop some; the plan counts on nine tenths
+OCCUPIED_WARN, OCCUPIED_FAIL = 0.03, 0.10  # our choice: an idle driver keeps 0.3 GB, a desktop 1 of 24; more is another run
 NEAR_LIMIT_C = 10.0  # before the limit that the device states
 POWER_CAP = 0.95  # of the file's power_w
 KFD_PROCESSES = "sys/class/kfd/kfd/proc"
@@ -27,12 +27,17 @@ def partition_mode(facts: Facts) -> Finding | None:
     modes = sorted({(gpu.compute_partition or "unknown", gpu.memory_partition or "unknown") for gpu in facts.amd_gpus})
     read = "; ".join(", ".join(mode) for mode in modes)
     if any(mode[0] not in (compute, "unknown") for mode in modes):
-        return expected.fail(read, f"stop what uses the GPUs, then sudo amd-smi set --gpu all --compute-partition {compute}")
+        cure = f"stop what uses the GPUs, then sudo amd-smi set --gpu all --compute-partition {compute}"
+        return expected.fail(read, f"{cure}; {_keep('compute', modes[0][0])}")
     if any(mode[1] not in (memory, "unknown") for mode in modes):
         return expected.fail(read, f"stop what uses the GPUs, then sudo amd-smi set --memory-partition {memory} (restarts the driver)")
     if modes != [(compute, memory)]:
         return expected.unknown(read, "amd-smi partition")
     return expected.passed(read)
+
+
+def _keep(kind: str, mode: str) -> str:
+    return f"to keep it: hardware.host.{kind}_partition={mode}, with hardware.memory_gb and hardware.compute_units of one device"
 
 
 def memory_size(facts: Facts) -> Finding | None:
@@ -52,10 +57,16 @@ def memory_size(facts: Facts) -> Finding | None:
     )
 
 
-def memory_of(facts: Facts, gpu: Gpu) -> tuple[int, int] | None:
-    """Bytes used and in all; of an integrated GPU, of what it may take of the system's."""
-    if not gpu.gfx.startswith("gfx"):
-        return nvidia.memory(gpu.pci_address) if facts.is_live and gpu.pci_address else None
+def _memory(facts: Facts) -> dict[str, tuple[int, int]]:
+    """Bytes used and in all of each PCI device that states both."""
+    if facts.is_live and not facts.amd_gpus:
+        return nvidia.memory([gpu.pci_address for gpu in facts.gpus if gpu.pci_address])
+    found = {gpu.pci_address: _amd_memory(facts, gpu) for gpu in facts.whole_gpus()}
+    return {address: memory for address, memory in found.items() if address and memory}
+
+
+def _amd_memory(facts: Facts, gpu: Gpu) -> tuple[int, int] | None:
+    """Of an integrated GPU: of what it may take of the system's."""
     pool = "gtt" if gpu.gfx in GTT else "vram"
     used, total = (number(facts.device(gpu) / f"mem_info_{pool}_{which}") for which in ("used", "total"))
     return (used, total) if used is not None and total else None
@@ -67,7 +78,7 @@ def memory_occupied(facts: Facts) -> Finding | None:
     expected = Expected(
         f"less than {OCCUPIED_WARN:.0%} used (fails from {OCCUPIED_FAIL:.0%})", "launch/checks/state.py: plans count on free GPUs"
     )
-    found = {gpu.pci_address: memory for gpu in facts.whole_gpus() if (memory := memory_of(facts, gpu))}
+    found = _memory(facts)
     if not found:
         return expected.unknown("the driver does not say", "amd-smi metric --mem-usage, or nvidia-smi")
     parts = {address: used / total for address, (used, total) in found.items()}

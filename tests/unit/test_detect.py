@@ -158,7 +158,7 @@ def test_real_mi300x_in_cpx(tmp_path):
         ("AMD Instinct MI300X, CPX partition (1 of 8)", 38, "mi300x", None)
     }
     assert len({g.pci_address for g in found}) == len({g.uuid for g in found}) == 8
-    with pytest.raises(HostError, match=r"63 x AMD Instinct MI300X, CPX .* describes a whole GPU, not a partition"):
+    with pytest.raises(HostError, match=r"63 x AMD Instinct MI300X, CPX .* is a whole GPU, not a partition"):
         detect.hardware_group(str(tmp_path))
 
 
@@ -237,7 +237,7 @@ def test_nvml(monkeypatch):
         found = nvidia._of_nvml(library, 1)
     assert (found.product, found.gfx, found.group, found.uuid) == ("NVIDIA H200", "sm_90", "h200", "GPU-1")
     assert (found.memory_gb, found.pci_address) == (150.754820096, "0000:1a:00.0")
-    assert nvidia.memory("0000:1a:00.0") == (1 << 30, 150_754_820_096)
+    assert nvidia.memory(["0000:1a:00.0"]) == {"0000:1a:00.0": (1 << 30, 150_754_820_096)}
 
 
 def test_nvml_that_does_not_answer(monkeypatch):
@@ -248,11 +248,11 @@ def test_nvml_that_does_not_answer(monkeypatch):
     with nvidia.nvml() as library:
         found = nvidia._of_nvml(library, 0)
     assert (found.memory_gb, found.pci_address) == (None, None)
-    assert nvidia.memory("0000:1a:00.0") is None
+    assert nvidia.memory(["0000:1a:00.0"]) == {}
     monkeypatch.setitem(sys.modules, "pynvml", nvml_of_two_h200(nvmlInit=refuse))
-    assert nvidia.memory("0000:1a:00.0") is None
+    assert nvidia.memory(["0000:1a:00.0"]) == {}
     monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
-    assert nvidia.memory("0000:1a:00.0") is None
+    assert nvidia.memory(["0000:1a:00.0"]) == {}
 
 
 def test_what_auto_found_is_said(launch, capfd):
