@@ -30,7 +30,8 @@ def partition_mode(facts: Facts) -> Finding | None:
         cure = f"stop what uses the GPUs, then sudo amd-smi set --gpu all --compute-partition {compute}"
         return expected.fail(read, f"{cure}; {_keep('compute', modes[0][0])}")
     if any(mode[1] not in (memory, "unknown") for mode in modes):
-        return expected.fail(read, f"stop what uses the GPUs, then sudo amd-smi set --memory-partition {memory} (restarts the driver)")
+        cure = f"stop what uses the GPUs, then (it restarts the driver) sudo amd-smi set --memory-partition {memory}"
+        return expected.fail(read, f"{cure}; {_keep('memory', modes[0][1])}")
     if modes != [(compute, memory)]:
         return expected.unknown(read, "amd-smi partition")
     return expected.passed(read)
