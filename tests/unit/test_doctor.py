@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from launch import doctor, preflight
+from launch import doctor, execute, preflight
 from launch.checks import facts, table
 from launch.checks.facts import Space
 from launch.detect import host
@@ -164,6 +164,22 @@ def test_what_would_fail_is_refused_with_its_cure(tmp_path):
     assert "sudo usermod -aG" in str(error.value)
     assert "memory_occupied: 0000:05:00.0 161.1 GB (78%)." in str(error.value)
     assert "python launch/doctor.py" in str(error.value)
+
+
+def test_a_run_asks_before_it_starts(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    plan, found = plan_on(machine, "hardware=mi300x")
+    assert execute.check_host(plan, found) is None
+    machine.write(f"{machine.device(5)}/mem_info_vram_used", 150 << 30)
+    with pytest.raises(HostError, match="memory_occupied"):
+        execute.check_host(plan, found)
+
+
+def test_a_run_says_which_gpus_its_container_was_not_given(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    machine.remove("dev/dri/renderD130")
+    with pytest.raises(HostError, match=r"8 amd GPU\(s\) needed, 7 found here \(1 more were not given to this container\)"):
+        execute.check_host(*plan_on(machine, "hardware=mi300x"))
 
 
 def test_only_the_gpus_of_the_run_matter(tmp_path):
