@@ -76,7 +76,7 @@ def describe(gpu: Gpu) -> str:
     """Product, target, size, in a few words."""
     memory = "memory unknown" if gpu.memory_gb is None else f"{gpu.memory_gb:.0f} GB"
     units = "compute units unknown" if gpu.compute_units is None else f"{gpu.compute_units} CUs"
-    return f"{'an unknown GPU' if gpu.product == 'unknown' else gpu.product} ({gpu.gfx}, {units}, {memory})"
+    return f"{'unknown GPU' if gpu.product == 'unknown' else gpu.product} ({gpu.gfx}, {units}, {memory})"
 
 
 def _partition_remedy(found: list[Gpu]) -> str:
@@ -101,8 +101,8 @@ def found_line(found: tuple[Gpu, ...], group: str) -> str:
 
 
 def gpus(sysroot: str = "/") -> tuple[Gpu, ...]:
-    """AMD GPUs of the kernel's topology, or else NVIDIA's of its driver; also those that the caller may not use."""
-    return tuple(kfd.gpus(Path(sysroot))) or tuple(nvidia.gpus(Path(sysroot)))
+    """AMD GPUs of the kernel's topology, then NVIDIA's of its driver; also those that the caller may not use."""
+    return (*kfd.gpus(Path(sysroot)), *nvidia.gpus(Path(sysroot)))
 
 
 def host(python: str, sysroot: str = "/") -> Host:

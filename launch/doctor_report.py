@@ -71,10 +71,10 @@ def _peers(gpu: Gpu) -> str:
 
 
 def _wrong(check: Check, finding: Finding) -> Panel:
-    body = Text.assemble(
-        ("found      ", "dim"), finding.read, ("\nexpected   ", "dim"), finding.threshold, (f"  [{finding.source}]", "dim"),
-        ("\ncure       ", "dim"), (finding.cure, "bold"),
-    )  # fmt: skip
+    body = Table.grid(padding=(0, 2))
+    body.add_row(Text("found", "dim"), Text(finding.read))
+    body.add_row(Text("expected", "dim"), Text.assemble(finding.threshold, (f"  [{finding.source}]", "dim")))
+    body.add_row(Text("cure", "dim"), Text(finding.cure, "bold"))
     style = STYLE[finding.status]
     title = f"[{style}]{finding.status.value.upper()}[/] {check.name}"
     return Panel(body, title=title, title_align="left", border_style=style)

@@ -20,7 +20,8 @@ def check(plan: Plan, host: Host) -> None:
     if config.hardware.vendor == Vendor.none:
         return
     used = frozenset(gpu for process in plan.processes for gpu in process.gpus)
-    seen = dataclasses.replace(host, environ={**host.environ, **config.user_env})
+    gpus = tuple(gpu for gpu in host.gpus if gpu.gfx.startswith("gfx") == (config.hardware.vendor == Vendor.amd))  # as its mask counts
+    seen = dataclasses.replace(host, gpus=gpus, environ={**host.environ, **config.user_env})
     found = table.before_run(gather(seen, config.hardware, config.run_root, used), contained=config.runtime.on_node == "docker")
     wrong = {status: [(check.name, f) for check, f in found.items() if f.status == status] for status in (Status.fail, Status.warn)}
     for name, finding in wrong[Status.warn]:

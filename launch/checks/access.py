@@ -8,6 +8,7 @@ from launch.checks.finding import Expected, Finding
 
 GUIDE = "AMD's installation guide, `Configuring permissions for GPU access`"
 KFD = "/dev/kfd"
+NOT_COPIED = "copy it too, or run the doctor on the machine itself"
 
 
 def hardware_group(facts: Facts) -> Finding | None:
@@ -46,9 +47,9 @@ def kfd_node(facts: Facts) -> Finding | None:
     if not facts.is_amd:
         return None
     expected = Expected(f"{KFD} is there, and you may read and write it", GUIDE)
+    if _left_out(facts):
+        return expected.unknown(f"this tree holds no {_left_out(facts)}", NOT_COPIED)
     if KFD not in facts.host.device_nodes:
-        if not (facts.root / "dev").is_dir():
-            return expected.unknown("this tree holds no dev/", "copy dev/ too, or run the doctor on the machine itself")
         return expected.fail(
             f"{KFD} is missing",
             f"on the host: sudo modprobe amdgpu. In a container: docker run --device {KFD} --device /dev/dri/renderD128 ...",
@@ -65,8 +66,8 @@ def render_nodes(facts: Facts) -> Finding | None:
     if not wanted:
         return None
     expected = Expected("a /dev/dri/renderD<N> for each GPU, which you may read and write", GUIDE)
-    if not (facts.root / "dev").is_dir():
-        return expected.unknown("this tree holds no dev/", "copy dev/ too, or run the doctor on the machine itself")
+    if _left_out(facts):
+        return expected.unknown(f"this tree holds no {_left_out(facts)}", NOT_COPIED)
     missing = [node for node in wanted if node not in facts.host.device_nodes]
     closed = [node for node in wanted if node not in missing and not facts.may_open(node)]
     if closed:
@@ -76,6 +77,11 @@ def render_nodes(facts: Facts) -> Finding | None:
         cure = "give them to the container: " + " ".join(f"--device {node}" for node in missing[:8])
         return expected.fail(read, cure) if len(missing) == len(wanted) else expected.warn(read, cure)
     return expected.passed(f"{len(wanted)} of {len(wanted)} open for uid {facts.host.uid}")
+
+
+def _left_out(facts: Facts) -> str | None:
+    """Of a copied machine: without its device nodes, or without who asks, nobody can say who may open what."""
+    return next((path for path in ("dev", "proc/self/status") if not (facts.root / path).exists()), None)
 
 
 def _some(nodes: list[str]) -> str:

@@ -86,6 +86,12 @@ class Facts:
         """One for each PCI device: partitions share what is read there."""
         return list({gpu.pci_address: gpu for gpu in self.gpus if gpu.pci_address}.values())
 
+    def mask_without(self, addresses: list[str]) -> str:
+        """The mask that leaves these GPUs out; empty where it would leave none."""
+        same = [gpu for gpu in self.host.gpus if bool(self.amd_gpus) == gpu.gfx.startswith("gfx")]
+        kept = [str(index) for index, gpu in enumerate(same) if gpu.pci_address not in addresses]
+        return f"{'HIP' if self.amd_gpus else 'CUDA'}_VISIBLE_DEVICES={','.join(kept)}" if kept else ""
+
     def file(self, path: str) -> str | None:
         return text(self.root / path)
 

@@ -76,7 +76,7 @@ def _recent(records: str, uptime_s: float) -> list[str]:
 
 def _read_live() -> str | None:
     """/dev/kmsg gives a record a read, from the oldest, and EAGAIN after the newest."""
-    found = []
+    found: list[str] = []
     try:
         descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -84,11 +84,14 @@ def _read_live() -> str | None:
     try:
         while True:
             try:
-                found.append(os.read(descriptor, 8192).decode(errors="replace"))
+                record = os.read(descriptor, 8192)
             except BlockingIOError:
-                return "".join(found)
+                record = b""
             except BrokenPipeError:  # overwritten while we read: go on with the next
                 continue
+            if not record:  # at once where a container has a link to another device there
+                return "".join(found) or None
+            found.append(record.decode(errors="replace"))
     except OSError:
         return None
     finally:

@@ -86,7 +86,8 @@ def memory_occupied(facts: Facts) -> Finding | None:
     busy = [f"{address} {found[address][0] / 1e9:.1f} GB ({part:.0%})" for address, part in parts.items() if part >= OCCUPIED_WARN]
     if not busy:
         return expected.passed(f"{len(found)} GPUs, at most {max(parts.values()):.1%} used")
-    cure = "stop the processes that hold it (amd-smi process, or nvidia-smi), or take others: HIP_VISIBLE_DEVICES=<free ones>"
+    others = facts.mask_without([address for address, part in parts.items() if part >= OCCUPIED_WARN])
+    cure = "stop the processes that hold it (amd-smi process, or nvidia-smi)" + (f", or take the others: export {others}" if others else "")
     read = "; ".join(busy[:4]) + (f"; and {len(busy) - 4} more" if len(busy) > 4 else "")
     return expected.fail(read, cure) if max(parts.values()) >= OCCUPIED_FAIL else expected.warn(read, cure)
 
@@ -126,7 +127,9 @@ def ras(facts: Facts) -> Finding | None:
         return expected.passed(f"none on {len(facts.whole_gpus())} GPUs")
     read = "; ".join(where[:4])
     if totals["ue"]:
-        return expected.fail(f"uncorrectable: {read}", "leave this GPU out (HIP_VISIBLE_DEVICES), reboot; if it counts again, replace it")
+        others = facts.mask_without([line.split()[0] for line in where])
+        leave_out = f"leave this GPU out: export {others}; then " if others else ""
+        return expected.fail(f"uncorrectable: {read}", f"{leave_out}reboot; if it counts again, replace it")
     return expected.warn(f"corrected: {read}", "watch it: amd-smi metric --ecc. Rising counts come before a failure")
 
 

@@ -92,6 +92,7 @@ FAIL, WARN, UNKNOWN = Status.fail, Status.warn, Status.unknown
 STRIX_GPU = "sys/bus/pci/devices/0000:c6:00.0"
 BRIDGE = "0000:00:01.1"
 HUGEPAGES = "sys/kernel/mm/transparent_hugepage/enabled"
+FREE = "export HIP_VISIBLE_DEVICES=1,3,4,5,6,7"  # without those that on_each breaks
 EXPANDABLE = "expandable_segments:True"
 # fmt: off
 BROKEN = [
@@ -102,7 +103,8 @@ BROKEN = [
     Broken("gpus_found", MI50, lambda m: m.remove(f"{KFD}/nodes/1"), FAIL, "0000:43:00.0 on the bus", "reboot"),
     Broken("kfd", MI300X, lambda m: m.remove("dev/kfd"), FAIL, "/dev/kfd is missing", "--device /dev/kfd"),
     Broken("kfd", MI300X, no_rocm_group, FAIL, "closed to uid 4242", "sudo usermod -aG"),
-    Broken("kfd", MI300X, lambda m: m.remove("dev"), UNKNOWN, "no dev/", "copy dev/"),
+    Broken("kfd", MI300X, lambda m: m.remove("dev"), UNKNOWN, "no dev", "copy it too"),
+    Broken("render_nodes", MI300X, lambda m: m.remove("proc/self/status"), UNKNOWN, "no proc/self/status", "copy it too"),
     Broken("render_nodes", MI300X, no_rocm_group, FAIL, "and 5 more closed", "sudo usermod -aG"),
     Broken("render_nodes", MI300X, lambda m: m.remove("dev/dri/renderD130"), WARN, "1 of 8 GPUs", "--device /dev/dri/renderD130"),
     Broken("render_nodes", MI300X, lambda m: m.remove("dev/dri"), FAIL, "8 of 8 GPUs", "--device /dev/dri/renderD128"),
@@ -118,11 +120,11 @@ BROKEN = [
         "17.2 GB",
         "hardware.memory_gb=17",
     ),
-    Broken("memory_occupied", MI300X, on_each("mem_info_vram_used", 150 << 30), FAIL, "0000:05:00.0 161.1 GB (78%)", "HIP_VISIBLE_DEVICES"),
+    Broken("memory_occupied", MI300X, on_each("mem_info_vram_used", 150 << 30), FAIL, "0000:05:00.0 161.1 GB (78%)", FREE),
     Broken("memory_occupied", MI300X, on_each("mem_info_vram_used", 10 << 30), WARN, "(5%)", "amd-smi process"),
     Broken("foreign_processes", MI300X, lambda m: foreign(m), WARN, "python3 (711), not of this container (713)", "kill 711"),
     Broken("foreign_processes", MI300X, lambda m: m.remove("sys/class/kfd/kfd/proc"), UNKNOWN, "not there", "amd-smi process"),
-    Broken("ras", MI300X, on_each("ras/umc_err_count", "ue: 2\nce: 5"), FAIL, "uncorrectable: 0000:05:00.0 umc ue 2", "replace it"),
+    Broken("ras", MI300X, on_each("ras/umc_err_count", "ue: 2\nce: 5"), FAIL, "uncorrectable: 0000:05:00.0 umc ue 2", FREE),
     Broken("ras", MI300X, on_each("ras/gfx_err_count", "ue: 0\nce: 5"), WARN, "corrected: 0000:05:00.0 gfx ce 5", "watch it"),
     Broken("temperature", MI300X, on_each("hwmon/hwmon3/temp2_input", 95000), WARN, "junction 95 of 100 C", "inlet air"),
     Broken("temperature", MI300X, on_each("hwmon/hwmon3/temp2_input", 101000), FAIL, "101 of 100 C", "--power-cap"),

@@ -208,6 +208,13 @@ def test_auto_goes_by_what_may_be_used(tmp_path):
     assert detect.hardware_group(str(tmp_path)) == "mi300x"
 
 
+def test_two_makers_are_not_guessed_between(tmp_path):
+    sysroots.h200(tmp_path)
+    kfd_node(tmp_path, 1, 0.5, **gpu(100306, 2))
+    with pytest.raises(HostError, match=r"1 x unknown GPU \(gfx1036, 2 CUs, 0 GB\), 2 x h200; name the group"):
+        detect.hardware_group(str(tmp_path))
+
+
 class NotSupported(Exception):
     """NVML's error class."""
 

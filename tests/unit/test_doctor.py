@@ -192,6 +192,15 @@ def test_only_the_gpus_of_the_run_matter(tmp_path):
         preflight.check(*plan_on(machine, "hardware=mi300x", "topology=ddp", "topology.num_gpus=2"))
 
 
+def test_indices_are_those_of_the_maker(tmp_path):
+    """An integrated GPU of AMD's beside NVIDIA's cards: CUDA counts only the latter."""
+    machine = sysroots.h200(tmp_path)
+    sysroots.gpu_node(machine, 20, 0xF3, 1 << 29, gfx_target_version=100306, simd_count=4, simd_per_cu=2)
+    plan, found = plan_on(machine, "hardware=h200", "topology=ddp", "topology.num_gpus=2")
+    assert len(found.gpus) == 3
+    assert execute.check_host(plan, found) is None
+
+
 def test_a_warning_is_printed(tmp_path, capsys):
     overrides = ("hardware=mi300x", "topology=single", "user_env.PYTORCH_ALLOC_CONF=expandable_segments:True")
     preflight.check(*plan_on(sysroots.mi300x(tmp_path), *overrides))
