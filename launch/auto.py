@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import sys
+
 from omegaconf import DictConfig, OmegaConf
 
 from launch import detect
 
 
 def hardware(composed: DictConfig) -> list[str]:
-    """Overrides that replace `hardware=auto` by the group of the GPUs found here."""
+    """Overrides that replace `hardware=auto` by the group of the GPUs found here, which is said on stderr. Raises HostError."""
     if composed.hardware.name != "auto":
         return []
-    return [f"hardware={detect.hardware_group()}"]
+    found = detect.gpus()
+    group = detect.group_of(found)
+    _say(detect.found_line(found, group))
+    return [f"hardware={group}"]
+
+
+@functools.cache  # once, however many compositions a sweep or a pipeline makes
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def others(composed: DictConfig) -> list[str]:

@@ -11,36 +11,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from launch import kfd, nvidia
 from launch.errors import HostError
-
-# (gfx target, compute units) -> group; memory in GB decides where two products share a chip.
-# Source: AMD's product pages, as listed in docs/hardware/.
-GROUPS = {
-    ("gfx906", 60): "mi50",
-    ("gfx906", 64): "mi60",
-    ("gfx908", 120): "mi100",
-    ("gfx90a", 104): "mi210",
-    ("gfx90a", 110): "mi250x",
-    ("gfx942", 228): "mi300a",
-    ("gfx942", 304): "mi300x",
-    ("gfx950", 256): "mi350x",
-    ("gfx1100", 96): "rx7900xtx",
-    ("gfx1201", 64): "rx9070xt",
-    ("gfx1151", 40): "strix_halo",
-}
-BIGGER = {"mi300x": (220, "mi325x"), "rx9070xt": (24, "r9700")}  # group -> (GB from which it is the other, the other)
-PCI_DEVICE = {0x75A3: "mi355x"}  # MI350X and MI355X differ in clocks and power only (pci.ids)
-NVIDIA = {"H100": "h100", "H200": "h200"}
-
-
-@dataclass(frozen=True)
-class Gpu:
-    product: str
-    gfx: str
-    compute_units: int
-    memory_gb: float
-    group: str | None  # of conf/hardware, where one fits
-    render_minor: int | None = None  # N of /dev/dri/renderDN
+from launch.gpu import Gpu as Gpu
+from launch.sysfs import text
 
 
 @dataclass(frozen=True)
@@ -49,7 +23,8 @@ class Host:
 
     python: str
     num_cores: int
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[Gpu, ...] = ()  # those that the caller may use, as torch would count them
+    withheld: tuple[Gpu, ...] = ()  # those that are here, and whose device nodes this container was not given
     environ: dict[str, str] = field(default_factory=dict)
     cwd: str = "."
     home: str = "/root"
@@ -61,6 +36,7 @@ class Host:
     device_nodes: dict[str, int | None] = field(default_factory=dict)
     selinux: bool = False  # enforcing
     listening: frozenset[int] = frozenset()  # TCP ports that are taken
+    sysroot: str = "/"  # where all of this was read
 
     def free_port(self, wanted: int) -> int:
         """The first from `wanted` on that nobody listens on."""
@@ -69,70 +45,74 @@ class Host:
 
 def hardware_group(sysroot: str = "/") -> str:
     """The conf/hardware group of this machine's GPUs; `cpu` where there is none. Raises HostError rather than guess."""
-    found = gpus(sysroot)
-    kinds = Counter(gpu.group or f"an unknown GPU ({gpu.product}, {gpu.gfx}, {gpu.compute_units} CUs)" for gpu in found)
-    if not kinds:
-        return "cpu"
-    group = found[0].group
-    if len(kinds) > 1 or group is None:
-        listed = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
-        raise HostError(f"hardware=auto: this machine has {listed}; name the group to use, for example hardware=mi300x.")
-    return group
+    return group_of(gpus(sysroot))
+
+
+def group_of(found: tuple[Gpu, ...]) -> str:
+    """The same for GPUs found before: of those that may be used, where any may."""
+    wrong = undecided(found)
+    if wrong:
+        raise HostError(f"hardware=auto: this machine has {wrong[0]}; {wrong[1]}.")
+    return next((gpu.group for gpu in _chosen(found) if gpu.group), "cpu")
+
+
+def undecided(found: tuple[Gpu, ...]) -> tuple[str, str] | None:
+    """Where no group follows from these GPUs: what they are, and what to do."""
+    chosen = _chosen(found)
+    kinds = Counter(gpu.group or describe(gpu) for gpu in chosen)
+    listed = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    if len(kinds) > 1:
+        return listed, "name the group to use, for example hardware=mi300x, and show only its GPUs: HIP_VISIBLE_DEVICES=<indices>"
+    if not chosen or chosen[0].group is not None:
+        return None
+    return listed, _partition_remedy(chosen) if chosen[0].partition_of else "no group of conf/hardware describes it: name one that is near"
+
+
+def _chosen(found: tuple[Gpu, ...]) -> list[Gpu]:
+    return [gpu for gpu in found if gpu.usable] or list(found)
+
+
+def describe(gpu: Gpu) -> str:
+    """Product, target, size, in a few words."""
+    memory = "memory unknown" if gpu.memory_gb is None else f"{gpu.memory_gb:.0f} GB"
+    units = "compute units unknown" if gpu.compute_units is None else f"{gpu.compute_units} CUs"
+    return f"{'unknown GPU' if gpu.product == 'unknown' else gpu.product} ({gpu.gfx}, {units}, {memory})"
+
+
+def _partition_remedy(found: list[Gpu]) -> str:
+    gpu = found[0]
+    memory = "<GB of one partition>" if gpu.memory_gb is None else f"{gpu.memory_gb:.0f}"
+    return (
+        f"hardware={gpu.partition_of} is a whole GPU, not a partition. Make them whole (nothing may run on them): sudo amd-smi set "
+        f"--gpu all --compute-partition SPX. Or keep them and say what one has: hardware={gpu.partition_of} hardware.memory_gb={memory} "
+        f"hardware.compute_units={gpu.compute_units} hardware.gpus_per_node={len(found)} "
+        f"hardware.host.compute_partition={gpu.compute_partition} (speed is then overestimated)"
+    )
+
+
+def found_line(found: tuple[Gpu, ...], group: str) -> str:
+    """What hardware=auto found, and the group that follows."""
+    if not found:
+        return f"hardware=auto: no GPU in /sys/class/kfd nor in /proc/driver/nvidia: hardware={group}"
+    usable = _chosen(found)
+    kinds = ", ".join(f"{count} x {kind}" for kind, count in Counter(describe(gpu) for gpu in usable).items())
+    withheld = len(found) - len(usable)
+    return f"hardware=auto: {kinds}{f', and {withheld} that were not given to this container' if withheld else ''}: hardware={group}"
 
 
 def gpus(sysroot: str = "/") -> tuple[Gpu, ...]:
-    """AMD GPUs of the kernel's topology, or else NVIDIA's of its driver."""
-    return tuple(_amd(Path(sysroot))) or tuple(_nvidia(Path(sysroot)))
-
-
-def _amd(root: Path) -> list[Gpu]:
-    nodes = root / "sys/class/kfd/kfd/topology/nodes"
-    folders = sorted(nodes.iterdir(), key=lambda p: int(p.name)) if nodes.is_dir() else []
-    found = []
-    for folder in folders:
-        values = _properties(folder / "properties")
-        version = values.get("gfx_target_version", 0)
-        if version == 0:  # a CPU
-            continue
-        memory_gb = sum(_properties(bank).get("size_in_bytes", 0) for bank in folder.glob("mem_banks/*/properties")) / 1e9
-        gfx = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
-        units = values.get("simd_count", 0) // (values.get("simd_per_cu", 0) or 4)
-        group = PCI_DEVICE.get(values.get("device_id", 0), GROUPS.get((gfx, units)))
-        if group in BIGGER and memory_gb >= BIGGER[group][0]:
-            group = BIGGER[group][1]
-        found.append(Gpu("AMD GPU", gfx, units, memory_gb, group, values.get("drm_render_minor")))
-    return found
-
-
-def _properties(file: Path) -> dict[str, int]:
-    """`name value` lines; what is not a number is left out."""
-    pairs = [line.split() for line in (text(file) or "").splitlines()]
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
-
-
-def text(file: str | Path) -> str | None:
-    """What stands in a file, None where there is none or nothing."""
-    try:
-        return Path(file).read_text().strip() or None
-    except OSError:
-        return None
-
-
-def _nvidia(root: Path) -> list[Gpu]:
-    found = []
-    for file in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
-        model = next((line.split(":", 1)[1].strip() for line in file.read_text().splitlines() if line.startswith("Model:")), "unknown")
-        group = next((name for key, name in NVIDIA.items() if key in model), None)
-        found.append(Gpu(model, "sm_90" if group else "unknown", 0, 0.0, group))
-    return found
+    """AMD GPUs of the kernel's topology, then NVIDIA's of its driver; also those that the caller may not use."""
+    return (*kfd.gpus(Path(sysroot)), *nvidia.gpus(Path(sysroot)))
 
 
 def host(python: str, sysroot: str = "/") -> Host:
     """Facts of this machine. `num_cores` are those this process may use."""
+    found = gpus(sysroot)
     return Host(
         python=python,
         num_cores=len(os.sched_getaffinity(0)),
-        gpus=gpus(sysroot),
+        gpus=tuple(gpu for gpu in found if gpu.usable),
+        withheld=tuple(gpu for gpu in found if not gpu.usable),
         environ=dict(os.environ),
         cwd=os.getcwd(),
         home=_home(),
@@ -143,6 +123,7 @@ def host(python: str, sysroot: str = "/") -> Host:
         device_nodes=_device_nodes(Path(sysroot)),
         selinux=text(Path(sysroot) / "sys/fs/selinux/enforce") == "1",
         listening=_listening(Path(sysroot)),
+        sysroot=sysroot,
     )
 
 

@@ -40,10 +40,15 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
         if here and beyond and len(here) >= needed:
             raise HostError(f"GPU {beyond[0]} is asked for, and this machine has {len(here)}, from 0. Choose others in your mask.")
         if len(here) < needed:
-            raise HostError(f"hardware={config.hardware.name}: {needed} {vendor.name} GPU(s) needed, {len(here)} found here. {offer}.")
+            withheld = f" ({len(host.withheld)} more were not given to this container)" if host.withheld else ""
+            raise HostError(
+                f"hardware={config.hardware.name}: {needed} {vendor.name} GPU(s) needed, {len(here)} found here{withheld}. {offer}."
+            )
     check_plan(plan)
     if config.runtime.slurm.nodes > 1 and "SLURM_JOB_ID" not in host.environ:
         raise HostError(f"a run on {config.runtime.slurm.nodes} nodes is started inside a job of Slurm, by launch/run.py runtime=slurm.")
+    from launch import preflight  # mode=plan does not need its imports, a twentieth of the time that it takes
+
     if config.runtime.on_node != "docker":
         if config.topology.numa_binding and shutil.which("numactl") is None:
             raise HostError(
@@ -51,11 +56,14 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
                 "not found here. apt-get install numactl, or topology.numa_binding=null."
             )
         orphans.remove()
+        preflight.check(plan, host)  # after those that hold GPU memory for a launcher that is gone
         return None
     from launch import engine  # takes a quarter of a second to import, and only this runtime needs it
 
     secret_files.remove_orphans(host)
-    return engine.check(plan, host)
+    image = engine.check(plan, host)
+    preflight.check(plan, host)
+    return image
 
 
 def check_plan(plan: Plan) -> None:

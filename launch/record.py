@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.detect import Host, text
+from launch.detect import Host
 from launch.environment import ROOT, SECRET, secret_names
 from launch.plan import Plan, composition, composition_hash, image_json, plain
 from launch.rundir import sha256
+from launch.sysfs import text
 from launch.topology import Process
 
 # Variables that change numbers or speed and hold no secret. Of any other only the name could matter, and we keep none.

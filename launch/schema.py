@@ -12,6 +12,8 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
+from launch.schema_host import HostNeeds
+
 
 class Vendor(Enum):
     amd = "amd"
@@ -120,6 +122,7 @@ class Hardware:
     dataloader: Dataloader = field(default_factory=Dataloader)
     env: dict[str, EnvVar] = field(default_factory=dict)
     rocm: Optional[Rocm] = None
+    host: HostNeeds = field(default_factory=HostNeeds)
     container: str = MISSING  # the image that serves it
 
 

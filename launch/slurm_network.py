@@ -8,9 +8,9 @@ import socket
 import struct
 from pathlib import Path
 
-from launch.detect import text
 from launch.errors import HostError, near
 from launch.schema import Slurm
+from launch.sysfs import text
 
 SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
 NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"

@@ -85,4 +85,5 @@ def host_with(num_gpus: int, gfx: str = "gfx942", **environ: str) -> Host:
         gids={"video": 44, "render": 109},
         member_of=(1000, 44, 109),
         device_nodes=nodes,
+        sysroot="/nowhere",
     )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from pathlib import Path
 
 import pytest
 
-from launch import detect
+from launch import detect, kfd, nvidia
 from launch.errors import HostError
+from launch.gpu import Link
+from tests.conftest import composed
+from tests.unit import sysroots
 
 
 def kfd_node(root: Path, number: int, memory_gb: float = 0.0, **properties: int) -> None:
@@ -80,7 +85,7 @@ def test_two_kinds_are_not_guessed_between(tmp_path):
 
 def test_an_unknown_gpu_is_named_not_guessed(tmp_path):
     kfd_node(tmp_path, 0, 24.0, **gpu(90402, 38))  # a CPX partition of an MI300X
-    with pytest.raises(HostError, match=r"unknown GPU \(AMD GPU, gfx942, 38 CUs\)"):
+    with pytest.raises(HostError, match=r"unknown GPU \(gfx942, 38 CUs, 24 GB\)"):
         detect.hardware_group(str(tmp_path))
 
 
@@ -88,4 +93,180 @@ def test_odd_files_do_not_crash_it(tmp_path):
     kfd_node(tmp_path, 0, 206.0, **gpu(90402, 304))
     (tmp_path / "sys/class/kfd/kfd/topology/nodes/0/mem_banks/0/properties").write_text("size_in_bytes many\nodd\n")
     (tmp_path / "sys/class/kfd/kfd/topology/nodes/1").mkdir()
-    assert detect.gpus(str(tmp_path))[0].memory_gb == 0
+    assert detect.gpus(str(tmp_path))[0].memory_gb is None
+
+
+def test_products_are_those_of_the_hardware_files():
+    for product in kfd.PRODUCTS:
+        if product.group is not None:
+            hardware = composed(f"hardware={product.group}").hardware
+            assert (product.gfx, product.compute_units) == (hardware.gfx, hardware.compute_units), product
+
+
+@pytest.mark.parametrize(
+    ("device_id", "units", "product", "partition"),
+    [
+        (0x74A1, 304, "AMD Instinct MI300X", "SPX"),
+        (0x74B5, 304, "AMD Instinct MI300X", "SPX"),  # a virtual function
+        (0x74A5, 304, "AMD Instinct MI325X", "SPX"),
+        (0x74A0, 228, "AMD Instinct MI300A", "SPX"),
+        (0x74A2, 80, "AMD Instinct MI308X", "SPX"),
+        (0x74A1, 152, "AMD Instinct MI300X, DPX partition (1 of 2)", "DPX"),
+        (0x74A1, 76, "AMD Instinct MI300X, QPX partition (1 of 4)", "QPX"),
+        (0x74A1, 38, "AMD Instinct MI300X, CPX partition (1 of 8)", "CPX"),
+        (0x74A0, 76, "AMD Instinct MI300A, TPX partition (1 of 3)", "TPX"),
+        (0x74A2, 20, "AMD Instinct MI308X, CPX partition (1 of 4)", "CPX"),
+        (0x74A1, 300, "unknown", None),
+        (0x740C, 104, "AMD Instinct MI250 (one of its two dies)", None),
+    ],
+)
+def test_product_by_device_id(tmp_path, device_id, units, product, partition):
+    version = 90010 if device_id == 0x740C else 90402
+    kfd_node(tmp_path, 0, 0.0, **gpu(version, units, device_id=device_id, unique_id=7))
+    (found,) = detect.gpus(str(tmp_path))
+    assert (found.product, found.compute_partition) == (product, partition)
+    assert found.group == (None if "partition" in product or product.endswith(("MI308X", "unknown")) else found.group)
+
+
+def test_partitions_are_told_by_their_number_where_there_is_no_device_id(tmp_path):
+    for number in range(4):
+        kfd_node(tmp_path, number, 48.0, **gpu(90402, 76, unique_id=7, location_id=0x0500 + number))
+    found = detect.gpus(str(tmp_path))
+    assert {g.product for g in found} == {"AMD Instinct MI300X, QPX partition (1 of 4)"}
+    assert {g.pci_address for g in found} == {"0000:05:00.0"}
+    with pytest.raises(HostError, match=r"4 x AMD Instinct MI300X, QPX.*--compute-partition SPX.*hardware.memory_gb=48 .*gpus_per_node=4"):
+        detect.hardware_group(str(tmp_path))
+
+
+def test_real_mi210_server(tmp_path):
+    found = detect.gpus(str(sysroots.real(tmp_path, "mi210_xgmi_pcie")))
+    assert [g.render_minor for g in found] == list(range(128, 136))
+    assert {g.product for g in found} == {"AMD Instinct MI210"}
+    assert [g.numa_node for g in found] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert (found[0].pci_address, found[0].uuid) == ("0000:63:00.0", "GPU-1901ead3a2ecd4a6")
+    assert len({g.hive for g in found}) == 2
+    assert [(link.node, link.gb_s) for link in found[0].links if link.kind == "xgmi"] == [(3, 50.0), (4, 50.0), (5, 50.0)]
+    assert found[0].links[0] == Link(0, "pcie", 32.0)
+    assert found[0].memory_gb is None  # the copy holds no mem_banks
+    assert detect.hardware_group(str(tmp_path)) == "mi210"
+
+
+def test_real_mi300x_in_cpx(tmp_path):
+    found = detect.gpus(str(sysroots.real(tmp_path, "mi300x_cpx")))
+    assert len(found) == 63  # one node is missing in the copy
+    assert {(g.product, g.compute_units, g.partition_of, g.group) for g in found} == {
+        ("AMD Instinct MI300X, CPX partition (1 of 8)", 38, "mi300x", None)
+    }
+    assert len({g.pci_address for g in found}) == len({g.uuid for g in found}) == 8
+    with pytest.raises(HostError, match=r"63 x AMD Instinct MI300X, CPX .* is a whole GPU, not a partition"):
+        detect.hardware_group(str(tmp_path))
+
+
+def test_everything_that_is_known_of_a_gpu(tmp_path):
+    sysroots.mi300x(tmp_path)
+    found = detect.gpus(str(tmp_path))[1]
+    assert (found.node, found.pci_address, found.device_id, found.uuid) == (3, "0000:15:00.0", "0x74a1", "GPU-000000000000abc3")
+    assert (found.compute_partition, found.memory_partition, found.numa_node) == ("SPX", "NPS1", 0)
+    assert len([link for link in found.links if link.kind == "xgmi"]) == 7
+
+
+def test_memory_of_an_integrated_gpu_is_what_it_may_take(tmp_path):
+    machine = sysroots.strix_halo(tmp_path)
+    assert detect.gpus(str(tmp_path))[0].memory_gb == pytest.approx(133.1, abs=0.1)
+    machine.remove(f"{machine.device(0xC6)}/mem_info_gtt_total")
+    assert detect.gpus(str(tmp_path))[0].memory_gb is None  # not the half GiB of mem_banks
+
+
+def test_a_container_counts_the_gpus_that_it_was_given(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    for minor in (128, 130):
+        machine.remove(f"dev/dri/renderD{minor}")
+    host = detect.host("python", str(tmp_path))
+    assert [g.render_minor for g in host.gpus] == [129, 131, 132, 133, 134, 135]
+    assert [g.render_minor for g in host.withheld] == [128, 130]
+    found = (*host.gpus, *host.withheld)
+    line = "6 x AMD Instinct MI300X (gfx942, 304 CUs, 206 GB), and 2 that were not given to this container: hardware=mi300x"
+    assert detect.found_line(found, "mi300x") == f"hardware=auto: {line}"
+
+
+def test_a_gpu_that_the_kernel_hides_is_no_gpu_of_this_container(tmp_path):
+    machine = sysroots.mi300x(tmp_path, num_gpus=2)
+    properties = f"{sysroots.KFD}/nodes/2/properties"
+    machine.remove(properties)
+    (tmp_path / properties).mkdir()  # unreadable, also for root
+    host = detect.host("python", str(tmp_path))
+    assert (len(host.gpus), len(host.withheld)) == (1, 1)
+    assert detect.hardware_group(str(tmp_path)) == "mi300x"
+
+
+def test_auto_goes_by_what_may_be_used(tmp_path):
+    machine = sysroots.mi300x(tmp_path, num_gpus=2)
+    sysroots.gpu_node(machine, 20, 0xF3, 32 << 30, gfx_target_version=90006, simd_count=240)
+    with pytest.raises(HostError, match="2 x mi300x, 1 x mi50"):
+        detect.hardware_group(str(tmp_path))
+    machine.remove("dev/dri/renderD146")
+    assert detect.hardware_group(str(tmp_path)) == "mi300x"
+
+
+def test_two_makers_are_not_guessed_between(tmp_path):
+    sysroots.h200(tmp_path)
+    kfd_node(tmp_path, 1, 0.5, **gpu(100306, 2))
+    with pytest.raises(HostError, match=r"1 x unknown GPU \(gfx1036, 2 CUs, 0 GB\), 2 x h200; name the group"):
+        detect.hardware_group(str(tmp_path))
+
+
+class NotSupported(Exception):
+    """NVML's error class."""
+
+
+def nvml_of_two_h200(**more):
+    """The module pynvml with what NVML answers for two GPUs."""
+    memory = types.SimpleNamespace(used=1 << 30, total=150_754_820_096)
+    answers = {
+        "NVMLError": NotSupported,
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetHandleByPciBusId": lambda address: address,
+        "nvmlDeviceGetName": lambda handle: b"NVIDIA H200",
+        "nvmlDeviceGetMemoryInfo": lambda handle: memory,
+        "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
+        "nvmlDeviceGetPciInfo": lambda handle: types.SimpleNamespace(busId=f"00000000:{0x19 + handle:02X}:00.0"),
+        "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
+    }
+    return types.SimpleNamespace(**answers | more)
+
+
+def test_nvml(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml_of_two_h200())
+    with nvidia.nvml() as library:
+        found = nvidia._of_nvml(library, 1)
+    assert (found.product, found.gfx, found.group, found.uuid) == ("NVIDIA H200", "sm_90", "h200", "GPU-1")
+    assert (found.memory_gb, found.pci_address) == (150.754820096, "0000:1a:00.0")
+    assert nvidia.memory(["0000:1a:00.0"]) == {"0000:1a:00.0": (1 << 30, 150_754_820_096)}
+
+
+def test_nvml_that_does_not_answer(monkeypatch):
+    def refuse(*_):
+        raise NotSupported
+
+    monkeypatch.setitem(sys.modules, "pynvml", nvml_of_two_h200(nvmlDeviceGetMemoryInfo=refuse, nvmlDeviceGetPciInfo=refuse))
+    with nvidia.nvml() as library:
+        found = nvidia._of_nvml(library, 0)
+    assert (found.memory_gb, found.pci_address) == (None, None)
+    assert nvidia.memory(["0000:1a:00.0"]) == {}
+    monkeypatch.setitem(sys.modules, "pynvml", nvml_of_two_h200(nvmlInit=refuse))
+    assert nvidia.memory(["0000:1a:00.0"]) == {}
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
+    assert nvidia.memory(["0000:1a:00.0"]) == {}
+
+
+def test_what_auto_found_is_said(launch, capfd):
+    from launch import auto
+
+    auto._say.cache_clear()
+    done = launch("mode=plan", "format=json")
+    assert done.err.startswith("hardware=auto: ")
+    assert "hardware=auto" not in done.out
+    assert launch("mode=plan", "hardware=cpu").err == ""

@@ -1,0 +1,42 @@
+"""What a check says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Status(Enum):
+    passed = "pass"
+    warn = "warn"  # slower, or a risk
+    fail = "fail"  # a run would fail, hang, or go by wrong figures
+    unknown = "unknown"
+
+
+@dataclass(frozen=True)
+class Finding:
+    status: Status
+    read: str
+    threshold: str
+    source: str
+    cure: str = ""  # the command, or what to do; empty where it passes
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A threshold with its source, from which a check makes its finding."""
+
+    threshold: str
+    source: str
+
+    def passed(self, read: str) -> Finding:
+        return Finding(Status.passed, read, self.threshold, self.source)
+
+    def warn(self, read: str, cure: str) -> Finding:
+        return Finding(Status.warn, read, self.threshold, self.source, cure)
+
+    def fail(self, read: str, cure: str) -> Finding:
+        return Finding(Status.fail, read, self.threshold, self.source, cure)
+
+    def unknown(self, read: str, cure: str) -> Finding:
+        return Finding(Status.unknown, read, self.threshold, self.source, cure)

@@ -1,0 +1,101 @@
+"""Says what this machine is and what on it would make a run fail, hang or crawl, with the command that cures each.
+
+    python launch/doctor.py [sysroot=DIR] [hardware=GROUP|auto] [format=text|json]
+
+  sysroot=DIR          a tree that stands for `/`: copies of sys/, proc/, dev/, etc/ from another machine
+  hardware=GROUP       check against this group of conf/hardware; auto takes the one of the GPUs that are found
+  format=text|json     json prints one object: gpus, one object a device, and checks
+
+Works as any user, on a host and in a container, with GPUs and without. What it cannot read it calls unknown.
+
+Exit codes: 0 nothing fails (warnings and unknowns may stand), 2 a wrong argument, 3 a check fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from launch import detect, doctor_report
+from launch.checks import facts, table
+from launch.checks.finding import Finding, Status
+from launch.compose import compose, groups, unknown_option
+from launch.detect import Host
+from launch.errors import EXIT_DONE, EXIT_HOST, HostError, UserError, near
+from launch.schema import Format, Hardware
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command line, checked."""
+
+    sysroot: str = "/"
+    hardware: str = "auto"
+    format: str = Format.text.value
+
+
+def parse(arguments: list[str]) -> Asked:
+    values = dataclasses.asdict(Asked())
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals or not value:
+            raise UserError(f"`{argument}`: key=value is expected, such as format=json. Keys: {', '.join(values)}.{near(key, values)}")
+        if key not in values:
+            raise UserError(f"There is no key `{key}`. Keys: {', '.join(values)}.{near(key, values)}")
+        values[key] = value
+    asked = Asked(**values)
+    if asked.format not in Format.__members__:
+        raise UserError(f"format={asked.format}: text or json is expected.{near(asked.format, Format.__members__)}")
+    if asked.hardware not in groups()["hardware"]:
+        raise unknown_option("hardware", asked.hardware)
+    if not Path(asked.sysroot).is_dir():
+        raise UserError(f"sysroot={asked.sysroot}: there is no such directory. It holds sys/, and may hold proc/, dev/ and etc/.")
+    return asked
+
+
+def hardware_of(asked: str, host: Host) -> Hardware | None:
+    """The group to check against; None where several kinds of GPU, or one that no group describes, leave none."""
+    found = (*host.gpus, *host.withheld)
+    wholes = {gpu.partition_of for gpu in found}
+    group: str | None = asked
+    if asked == "auto":
+        undecided = detect.undecided(found)  # the check `hardware` says it
+        group = (wholes.pop() if len(wholes) == 1 else None) if undecided else detect.group_of(found)
+    return compose([f"hardware={group}"]).hardware if group else None
+
+
+def as_json(host: Host, found: dict[table.Check, Finding]) -> str:
+    checks = [{"name": check.name, **dataclasses.asdict(finding), "status": finding.status.value} for check, finding in found.items()]
+    return json.dumps({"gpus": [dataclasses.asdict(gpu) for gpu in (*host.gpus, *host.withheld)], "checks": checks}, indent=1)
+
+
+def main(arguments: list[str]) -> int:
+    if any(argument in ("-h", "--help", "help") for argument in arguments):
+        print(__doc__)
+        return EXIT_DONE
+    try:
+        asked = parse(arguments)
+        host = facts.host_of(asked.sysroot)
+        hardware = hardware_of(asked.hardware, host)
+    except (UserError, HostError) as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    found = table.run(facts.gather(host, hardware))
+    try:
+        if asked.format == Format.json.value:
+            print(as_json(host, found), flush=True)
+        else:
+            doctor_report.show(host, hardware, found)
+    except BrokenPipeError:  # `| head` has seen enough; Python would fail once more as it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_HOST if any(finding.status == Status.fail for finding in found.values()) else EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

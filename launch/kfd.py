@@ -1,0 +1,172 @@
+"""AMD GPUs, from the kernel's topology (/sys/class/kfd) and from what amdgpu says of each PCI device. Needs no ROCm.
+
+Sources: linux/drivers/gpu/drm/amd/amdkfd/kfd_topology.c (what each property means), include/uapi/linux/kfd_sysfs.h.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.gpu import Gpu, Link
+from launch.sysfs import folders, number, properties, text
+
+NODES = "sys/class/kfd/kfd/topology/nodes"
+LINKS = {2: "pcie", 11: "xgmi"}  # HSA_IOLINKTYPE_*
+MODES = {1: "SPX", 2: "DPX", 3: "TPX", 4: "QPX"}  # by the number of partitions; one for each die is CPX
+GTT = ("gfx1150", "gfx1151")  # integrated: their memory is the system's, and mem_banks counts only the small part that the BIOS sets aside
+
+
+@dataclass(frozen=True)
+class Product:
+    """What tells a product from others. `compute_units` and `dies` are of the whole device: a partition has fewer of both."""
+
+    name: str
+    gfx: str
+    compute_units: int
+    group: str | None  # of conf/hardware
+    device_ids: tuple[int, ...] = ()  # PCI, virtual functions included (pci.ids; AMD's amdgpu.ids)
+    dies: int = 1  # XCDs, of which a compute partition has one or more
+    from_gb: float = 0  # memory from which it is this one, where two share everything else
+
+
+# Compute units: AMD's product pages, as in conf/hardware (tests/unit/test_detect.py compares). Without an id the first that fits is taken.
+PRODUCTS = (
+    Product("AMD Radeon Instinct MI50", "gfx906", 60, "mi50"),
+    Product("AMD Radeon Instinct MI60", "gfx906", 64, "mi60"),
+    Product("AMD Instinct MI100", "gfx908", 120, "mi100", (0x738C, 0x738E)),
+    Product("AMD Instinct MI210", "gfx90a", 104, "mi210", (0x740F,)),
+    Product("AMD Instinct MI250 (one of its two dies)", "gfx90a", 104, "mi210", (0x740C,)),  # figures of a die are the MI210's
+    Product("AMD Instinct MI250X (one of its two dies)", "gfx90a", 110, "mi250x", (0x7408, 0x740C)),
+    Product("AMD Instinct MI300A", "gfx942", 228, "mi300a", (0x74A0,), dies=6),
+    Product("AMD Instinct MI300X", "gfx942", 304, "mi300x", (0x74A1, 0x74A9, 0x74B5, 0x74BD), dies=8),
+    Product("AMD Instinct MI325X", "gfx942", 304, "mi325x", (0x74A5, 0x74B9), dies=8, from_gb=220),
+    Product("AMD Instinct MI308X", "gfx942", 80, None, (0x74A2, 0x74A8, 0x74B6), dies=4),
+    Product("AMD Instinct MI350X", "gfx950", 256, "mi350x", (0x75A0, 0x75B0), dies=8),
+    Product("AMD Instinct MI355X", "gfx950", 256, "mi355x", (0x75A3, 0x75B3), dies=8),
+    Product("AMD Radeon RX 7900 XTX", "gfx1100", 96, "rx7900xtx"),
+    Product("AMD Radeon RX 9070 XT", "gfx1201", 64, "rx9070xt"),
+    Product("AMD Radeon AI PRO R9700", "gfx1201", 64, "r9700", (0x7551,), from_gb=24),
+    Product("AMD Ryzen AI Max+ 395 (Radeon 8060S)", "gfx1151", 40, "strix_halo"),
+)
+
+
+def gpus(root: Path) -> list[Gpu]:
+    """Every GPU that the kernel shows, also those that this container was not given."""
+    nodes = {int(folder.name): folder for folder in folders(root / NODES)}
+    values = {node: properties(folder / "properties") for node, folder in nodes.items()}
+    cards = Counter(_card(found, node) for node, found in values.items())
+    gpus = []
+    for node, folder in nodes.items():
+        if values[node].get("gfx_target_version"):
+            gpus.append(_gpu(root, folder, values[node], siblings=cards[_card(values[node], node)]))
+        elif _closed(folder / "properties"):  # the kernel refuses a container's view of a device that it was not given
+            gpus.append(Gpu("unknown", "unknown", None, None, None, node=node, usable=False))
+    return gpus
+
+
+def _closed(file: Path) -> bool:
+    try:
+        file.read_bytes()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def _card(values: dict[str, int], node: int) -> tuple[str, int]:
+    """The same for all partitions of one GPU: they share its serial number, or at least its PCI slot."""
+    serial, location = values.get("unique_id", 0), values.get("location_id", 0)
+    if serial:
+        return "serial", serial
+    return ("slot", values.get("domain", 0) << 16 | location & 0xFFF8) if location else ("node", node)
+
+
+def _gpu(root: Path, folder: Path, values: dict[str, int], siblings: int) -> Gpu:
+    version, minor = values["gfx_target_version"], values.get("drm_render_minor")
+    gfx = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+    units = values.get("simd_count", 0) // (values.get("simd_per_cu", 0) or 4) or None
+    pci = _pci_address(values, siblings)
+    device = root / "sys/bus/pci/devices" / (pci or "none")
+    memory_gb = _memory_gb(folder, device, gfx)
+    product = _product(gfx, units or 0, memory_gb or 0, values.get("device_id", 0), siblings)
+    parts = product.compute_units // units if product and units else 1
+    compute = text(device / "current_compute_partition") or (_mode(parts, product.dies) if product and product.dies > 1 else None)
+    links = _links(folder)
+    return Gpu(
+        product=(product.name + (f", {compute} partition (1 of {parts})" if parts > 1 else "")) if product else "unknown",
+        gfx=gfx,
+        compute_units=units,
+        memory_gb=memory_gb,
+        group=product.group if product and parts == 1 else None,
+        render_minor=minor,
+        node=int(folder.name),
+        device_id=f"0x{values['device_id']:04x}" if values.get("device_id") else None,
+        pci_address=pci,
+        uuid=f"GPU-{values['unique_id']:016x}" if values.get("unique_id") else None,
+        numa_node=_numa_node(root, device, links),
+        compute_partition=compute,
+        memory_partition=text(device / "current_memory_partition"),
+        partition_of=product.group if product and parts > 1 else None,
+        hive=f"0x{values['hive_id']:016x}" if values.get("hive_id") else None,
+        firmware=values.get("fw_version") or None,
+        links=links,
+        # A tree without dev/ says nothing about device nodes.
+        usable=minor is None or not (root / "dev").is_dir() or (root / f"dev/dri/renderD{minor}").exists(),
+    )
+
+
+def _pci_address(values: dict[str, int], siblings: int) -> str | None:
+    """Bus, device and function stand in location_id; of a partition, whose number the kernel puts there too, the function is 0."""
+    location = values.get("location_id", 0)
+    if not location:
+        return None
+    function = location & 7 if siblings == 1 else 0
+    return f"{values.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{function}"
+
+
+def _memory_gb(folder: Path, device: Path, gfx: str) -> float | None:
+    if gfx in GTT:
+        total = number(device / "mem_info_gtt_total")
+    else:
+        total = sum(properties(bank).get("size_in_bytes", 0) for bank in folder.glob("mem_banks/*/properties"))
+    return total / 1e9 if total else None
+
+
+def _product(gfx: str, units: int, memory_gb: float, device_id: int, siblings: int) -> Product | None:
+    """By PCI device id where the table has it, else by the compute units of all partitions of a GPU together, and by memory."""
+    by_id = next((p for p in PRODUCTS if device_id in p.device_ids and _divides(p, units)), None)
+    fits = [p for p in PRODUCTS if p.gfx == gfx and p.compute_units == units * siblings and memory_gb * siblings >= p.from_gb]
+    return by_id or max(fits, key=lambda p: p.from_gb, default=None)
+
+
+def _divides(product: Product, units: int) -> bool:
+    """Whether so many compute units are the whole device or one partition of it."""
+    return any(product.dies % parts == 0 and units * parts == product.compute_units for parts in range(1, product.dies + 1))
+
+
+def _mode(parts: int, dies: int) -> str | None:
+    return "CPX" if parts == dies else MODES.get(parts)
+
+
+def _links(folder: Path) -> tuple[Link, ...]:
+    """To CPUs and GPUs: io_links are direct, p2p_links pass through the host."""
+    found = []
+    for link in (link for kind in ("io_links", "p2p_links") for link in folders(folder / kind)):
+        values = properties(link / "properties")
+        if "node_to" in values and "type" in values:
+            speed = values.get("max_bandwidth")  # MB/s
+            kind = LINKS.get(values["type"], f"type {values['type']}")
+            found.append(Link(values["node_to"], kind, speed / 1000 if speed else None))
+    return tuple(found)
+
+
+def _numa_node(root: Path, device: Path, links: tuple[Link, ...]) -> int | None:
+    """As PCI says (-1: it does not), else the CPU that the GPU is linked to: KFD numbers CPUs first, one for each NUMA node."""
+    found = number(device / "numa_node")
+    if found is not None and found >= 0:
+        return found
+    cpus = (link.node for link in links if properties(root / NODES / str(link.node) / "properties").get("cpu_cores_count"))
+    return next(cpus, None)

@@ -1,0 +1,48 @@
+"""Files of the kernel, and of machines copied from one: absent, unreadable, empty or odd means unknown, and never an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def text(file: str | Path) -> str | None:
+    """What stands in a file, None where there is none or nothing."""
+    try:
+        return Path(file).read_text(errors="replace").strip() or None
+    except OSError:
+        return None
+
+
+def number(file: str | Path) -> int | None:
+    """A decimal integer that is all there is in the file."""
+    return as_number(text(file))
+
+
+def as_number(value: str | None) -> int | None:
+    try:
+        return None if value is None else int(value)
+    except ValueError:
+        return None
+
+
+def as_decimal(value: str | None) -> float | None:
+    """The first word, as in `32.0 GT/s PCIe`."""
+    try:
+        return float((value or "").split()[0])
+    except (ValueError, IndexError):
+        return None
+
+
+def properties(file: Path) -> dict[str, int]:
+    """`name value` lines; those whose value is not a number are left out."""
+    pairs = [line.split() for line in (text(file) or "").splitlines()]
+    found = {pair[0]: as_number(pair[1]) for pair in pairs if len(pair) == 2}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def folders(parent: Path) -> list[Path]:
+    """Subfolders that are named by a number, in its order."""
+    try:
+        return sorted((path for path in parent.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name))
+    except OSError:
+        return []

@@ -1,0 +1,238 @@
+"""launch/doctor.py: its command line, its JSON, its page, and the short set that a run starts with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launch import doctor, execute, preflight
+from launch.checks import facts, table
+from launch.checks.facts import Space
+from launch.detect import host
+from launch.errors import HostError
+from launch.plan import make_plan
+from tests.conftest import ROOT, composed, host_with
+from tests.unit import sysroots
+from tests.unit.test_documented_commands import commands
+
+FIELDS = ["name", "status", "read", "threshold", "source", "cure"]
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    code = doctor.main(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("json", "`json`: key=value is expected, such as format=json. Keys: sysroot, hardware, format."),
+        ("sysroot=", "`sysroot=`: key=value is expected"),
+        ("formt=json", "There is no key `formt`. Keys: sysroot, hardware, format. Did you mean format?"),
+        ("format=yaml", "format=yaml: text or json is expected."),
+        ("hardware=mi300", "hardware=mi300: no such hardware. Did you mean mi300x"),
+        ("sysroot=/nowhere/at/all", "sysroot=/nowhere/at/all: there is no such directory."),
+    ],
+)
+def test_a_wrong_argument_is_refused(capsys, argument, message):
+    code, out, err = run(capsys, argument)
+    assert (code, out) == (2, "")
+    assert err.startswith(message)
+
+
+@pytest.mark.parametrize("text", commands("launch/doctor.py"))
+def test_documented_command_is_understood(text):
+    assert doctor.parse(text.split()).format in ("text", "json")
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "help"])
+def test_help(capsys, word):
+    code, out, _ = run(capsys, word)
+    assert code == 0
+    assert "python launch/doctor.py [sysroot=DIR]" in out
+
+
+def test_json_holds_gpus_and_checks_and_nothing_else(capsys, tmp_path):
+    sysroots.mi300x(tmp_path)
+    code, out, err = run(capsys, f"sysroot={tmp_path}", "format=json")
+    found = json.loads(out)
+    assert (code, err, list(found)) == (0, "", ["gpus", "checks"])
+    assert len(found["gpus"]) == 8
+    assert found["gpus"][7]["pci_address"] == "0000:75:00.0"
+    assert found["gpus"][0]["links"][1] == {"node": 3, "kind": "xgmi", "gb_s": 64.0}
+    for check in found["checks"]:
+        assert sorted(check) == sorted(FIELDS)
+        assert check["status"] in ("pass", "unknown")  # what nobody can ask of a tree
+        assert bool(check["cure"]) == (check["status"] != "pass")
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_failing_check_is_exit_code_3(capsys, tmp_path, form):
+    sysroots.mi300x(tmp_path).remove("dev/kfd")
+    assert run(capsys, f"sysroot={tmp_path}", f"format={form}")[0] == 3
+
+
+def test_what_fails_stands_first_with_its_cure(capsys, tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    machine.write("proc/sys/kernel/numa_balancing", 1)
+    machine.write(f"{machine.device(5)}/ras/umc_err_count", "ue: 1\nce: 0")
+    code, out, _ = run(capsys, f"sysroot={tmp_path}")
+    assert code == 3
+    assert max(len(line) for line in out.splitlines()) <= 100
+    assert out.index("FAIL ras") < out.index("WARN numa_balancing") < out.index("sudo sysctl kernel.numa_balancing=0") < out.index("Links")
+    assert "8 x AMD Instinct MI300X (gfx942, 304 CUs, 206 GB)" in out
+    assert "1 fail, 1 warn" in out.splitlines()[-1]
+
+
+def test_a_machine_without_a_gpu(capsys, tmp_path):
+    sysroots.laptop(tmp_path)
+    code, out, _ = run(capsys, f"sysroot={tmp_path}")
+    assert code == 0
+    assert f"No GPU was found: {len(table.CHECKS) - 5} checks of GPUs, their links and their driver are left out." in out
+    assert run(capsys, f"sysroot={tmp_path}", "hardware=mi300x")[0] == 3  # asked for: then its absence is what is wrong
+
+
+def test_real_trees(capsys, tmp_path):
+    code, out, _ = run(capsys, f"sysroot={sysroots.real(tmp_path / 'a', 'mi210_xgmi_pcie')}", "format=json")
+    found = {check["name"]: check for check in json.loads(out)["checks"]}
+    assert code == 0
+    assert found["hardware"]["read"] == "8 x AMD Instinct MI210 (gfx90a, 104 CUs, memory unknown): hardware=mi210"
+    assert found["xgmi"]["read"] == "2 hive(s) of 4 + 4 GPUs, complete"
+    code, out, _ = run(capsys, f"sysroot={sysroots.real(tmp_path / 'b', 'mi300x_cpx')}", "format=json")
+    found = {check["name"]: check for check in json.loads(out)["checks"]}
+    assert code == 3
+    assert [name for name, check in found.items() if check["status"] == "fail"] == ["hardware", "partition_mode"]
+    assert found["gpu_firmware"]["read"] == "MEC firmware 177"
+    code, out, _ = run(capsys, f"sysroot={tmp_path / 'b'}")
+    assert "63 x AMD Instinct MI300X, CPX partition (1 of 8)" in out
+    assert "format=json lists each device." in out
+
+
+def test_mixed_machine_is_refused_with_both_named(capsys, tmp_path):
+    machine = sysroots.mi300x(tmp_path, num_gpus=2)
+    sysroots.gpu_node(machine, 20, 0xF3, 32 << 30, gfx_target_version=90006, simd_count=240)
+    code, out, _ = run(capsys, f"sysroot={tmp_path}")
+    assert code == 3
+    assert "2 x mi300x, 1 x mi50" in out
+    assert "no group of conf/hardware fits: hardware=GROUP names one" in out
+    assert "checked against hardware=mi300x" in run(capsys, f"sysroot={tmp_path}", "hardware=mi300x")[1]
+
+
+def test_it_runs_here_as_it_is(tmp_path):
+    """On whatever machine runs the tests, from another folder, as a process of its own."""
+    done = subprocess.run([sys.executable, str(ROOT / "launch/doctor.py"), "format=json"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode in (0, 3), done.stderr
+    names = [check["name"] for check in json.loads(done.stdout)["checks"]]
+    assert {"open_files", "shm", "run_root_disk", "clock", "kernel_log"} <= set(names)
+
+
+def test_a_reader_that_has_seen_enough(tmp_path):
+    command = [sys.executable, str(ROOT / "launch/doctor.py")]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()  # before it has written anything
+        assert process.stderr.read() == b""
+    assert process.returncode in (0, 3)
+
+
+# ---- The short set before a run
+
+
+def plan_on(machine: sysroots.Machine, *overrides: str):
+    """A plan for this machine, and its facts."""
+    found = facts.host_of(str(machine.root))
+    return make_plan(composed("model=qwen3_0_6b", "runtime=local", *overrides), found, machine.root / "run"), found
+
+
+def test_a_healthy_machine_runs(tmp_path, capsys):
+    preflight.check(*plan_on(sysroots.mi300x(tmp_path), "hardware=mi300x"))
+    assert capsys.readouterr().err == ""
+
+
+def test_what_would_fail_is_refused_with_its_cure(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    machine.write(f"{machine.device(5)}/mem_info_vram_used", 150 << 30)
+    machine.write("proc/self/status", "Uid:\t4242\nGid:\t4242\nGroups:\t4242")
+    with pytest.raises(HostError) as error:
+        preflight.check(*plan_on(machine, "hardware=mi300x"))
+    assert "kfd: /dev/kfd is closed to uid 4242." in str(error.value)
+    assert "sudo usermod -aG" in str(error.value)
+    assert "memory_occupied: 0000:05:00.0 161.1 GB (78%)." in str(error.value)
+    assert "python launch/doctor.py" in str(error.value)
+
+
+def test_a_run_asks_before_it_starts(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    plan, found = plan_on(machine, "hardware=mi300x")
+    assert execute.check_host(plan, found) is None
+    machine.write(f"{machine.device(5)}/mem_info_vram_used", 150 << 30)
+    with pytest.raises(HostError, match="memory_occupied"):
+        execute.check_host(plan, found)
+
+
+def test_a_run_says_which_gpus_its_container_was_not_given(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    machine.remove("dev/dri/renderD130")
+    with pytest.raises(HostError, match=r"8 amd GPU\(s\) needed, 7 found here \(1 more were not given to this container\)"):
+        execute.check_host(*plan_on(machine, "hardware=mi300x"))
+
+
+def test_only_the_gpus_of_the_run_matter(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    machine.write(f"{machine.device(5)}/mem_info_vram_used", 150 << 30)
+    machine.set_environ(HIP_VISIBLE_DEVICES="3,4")
+    preflight.check(*plan_on(machine, "hardware=mi300x", "topology=ddp", "topology.num_gpus=2"))
+    machine.set_environ(HIP_VISIBLE_DEVICES="0,4")
+    with pytest.raises(HostError, match="memory_occupied"):
+        preflight.check(*plan_on(machine, "hardware=mi300x", "topology=ddp", "topology.num_gpus=2"))
+
+
+def test_indices_are_those_of_the_maker(tmp_path):
+    """An integrated GPU of AMD's beside NVIDIA's cards: CUDA counts only the latter."""
+    machine = sysroots.h200(tmp_path)
+    sysroots.gpu_node(machine, 20, 0xF3, 1 << 29, gfx_target_version=100306, simd_count=4, simd_per_cu=2)
+    plan, found = plan_on(machine, "hardware=h200", "topology=ddp", "topology.num_gpus=2")
+    assert len(found.gpus) == 3
+    assert execute.check_host(plan, found) is None
+
+
+def test_a_warning_is_printed(tmp_path, capsys):
+    overrides = ("hardware=mi300x", "topology=single", "user_env.PYTORCH_ALLOC_CONF=expandable_segments:True")
+    preflight.check(*plan_on(sysroots.mi300x(tmp_path), *overrides))
+    assert capsys.readouterr().err.startswith("warning: allocator: PYTORCH_ALLOC_CONF=expandable_segments:True. Expected: no expandable")
+
+
+def test_a_card_that_is_smaller_than_its_file(tmp_path):
+    machine = sysroots.mi50(tmp_path)
+    machine.write(f"{sysroots.KFD}/nodes/1/mem_banks/0/properties", f"size_in_bytes {16 << 30}")
+    with pytest.raises(HostError, match=r"memory_size: 17\.2 GB.*hardware.memory_gb=17"):
+        preflight.check(*plan_on(machine, "hardware=mi50"))
+    preflight.check(*plan_on(machine, "hardware=mi50", "hardware.memory_gb=17"))
+
+
+def test_a_container_has_its_own_shm_and_groups(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    machine.space = Space(0.06, 0.06)
+    machine.remove("dev/kfd")  # the engine says so: launch/engine.py
+    names = [{check.name for check in table.before_run(machine.facts(), contained=c)} for c in (False, True)]
+    assert names[0] - names[1] == {"kfd", "render_nodes", "shm"}
+
+
+def test_the_cpu_is_not_asked(tmp_path, capsys):
+    preflight.check(make_plan(composed("hardware=cpu"), host_with(0), tmp_path), dataclasses.replace(host("python"), sysroot="/"))
+    smoke = composed("hardware=mi300x", "model=qwen3_4b", "smoke=true")
+    preflight.check(make_plan(smoke, host_with(0), tmp_path), host_with(0))
+    assert capsys.readouterr().err == ""
+
+
+def test_the_short_set_takes_no_time(tmp_path):
+    """0.1 s is what a person does not notice; measured 5 ms on eight GPUs, the first time."""
+    plan, found = plan_on(sysroots.mi300x(tmp_path), "hardware=mi300x")
+    began = time.process_time()
+    preflight.check(plan, found)
+    assert time.process_time() - began < 0.1
