@@ -28,7 +28,8 @@ from launch.checks.finding import Finding, Status
 from launch.compose import compose, groups, unknown_option
 from launch.detect import Host
 from launch.errors import EXIT_DONE, EXIT_HOST, HostError, UserError, near
-from launch.schema import Format, Hardware
+from launch.schema import Hardware
+from launch.schema_enums import Format
 
 
 @dataclass(frozen=True)

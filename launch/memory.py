@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from launch import shapes, topology
 from launch.activations import MicroStep, Numerics
 from launch.batch import Batch, batch
-from launch.schema import Config, Vendor
+from launch.schema import Config
+from launch.schema_enums import Vendor
 from launch.trainer_args import value
 
 GIB = 2**30 / 1e9  # makers' GB of a GPU's memory are 2**30 bytes, those of this project 1e9
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}  # nf4: 4 bits and an fp32 scale for 64 weights (arXiv:2305.14314)
 # Beside what torch allocates: the context, libraries' workspaces and what the allocator rounds up. A round figure.
 OVERHEAD_GB = 2.0
+SYSTEM_GB = 8.0  # of a memory that GPU and host share, for the system and for loading data: a round figure
 BUCKET = 500_000_000  # elements of the buffer that ZeRO collects gradients in: DeepSpeed's default reduce_bucket_size
 SUB_GROUP = 1_000_000_000  # parameters that ZeRO-3 steps at once: DeepSpeed's default sub_group_size
 
@@ -46,7 +48,7 @@ class Memory:
 
 def memory(config: Config, processes: list[topology.Process]) -> list[Memory]:
     """One entry for each process and GPU."""
-    capacity = config.hardware.memory_gb * GIB
+    capacity = config.hardware.memory_gb * GIB - (SYSTEM_GB if config.hardware.unified_memory else 0.0)
     found = []
     for process in processes:
         if process.kind == "prepare":  # over before the others begin

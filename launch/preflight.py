@@ -11,7 +11,7 @@ from launch.checks.finding import Status
 from launch.detect import Host
 from launch.errors import HostError
 from launch.plan import Plan
-from launch.schema import Vendor
+from launch.schema_enums import Vendor
 
 
 def check(plan: Plan, host: Host) -> None:

@@ -12,65 +12,8 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
+from launch.schema_enums import Debug, Find, Format, Init, Link, Mode, Network, NumaBinding, Profile, Vendor, When
 from launch.schema_host import HostNeeds
-
-
-class Vendor(Enum):
-    amd = "amd"
-    nvidia = "nvidia"
-    none = "none"
-
-
-class Link(Enum):
-    xgmi = "xgmi"
-    nvlink = "nvlink"
-    pcie = "pcie"
-    none = "none"
-
-
-class When(Enum):
-    """Which processes an environment variable of the hardware group is for."""
-
-    always = "always"
-    trainer = "trainer"  # a process that trains, on any number of GPUs
-    server = "server"  # a process that generates with vLLM
-    multi_gpu = "multi_gpu"  # a process group whose ranks talk through RCCL or NCCL
-    fsdp = "fsdp"  # ranks that shard parameters (fsdp, zero3)
-    eight_gpus = "eight_gpus"  # a process group of eight ranks
-
-
-class Init(Enum):
-    pretrained = "pretrained"
-    random = "random"
-
-
-class Mode(Enum):
-    run = "run"
-    plan = "plan"
-
-
-class Format(Enum):
-    text = "text"
-    json = "json"
-
-
-class Profile(Enum):
-    none = "none"
-    torch = "torch"
-
-
-class Debug(Enum):
-    none = "none"
-    memory_fault = "memory_fault"
-
-
-class NumaBinding(Enum):
-    """To which cores torchrun binds each rank: those of its GPU's NUMA node or socket, or a share of them for itself."""
-
-    node = "node"
-    socket = "socket"
-    exclusive = "exclusive"
-    core_complex = "core-complex"
 
 
 @dataclass
@@ -245,14 +188,6 @@ class Data:
     limit: Optional[int] = None  # train on the first rows only
 
 
-class Network(Enum):
-    """What a container reaches."""
-
-    bridge = "bridge"  # the outside, through an interface of its own
-    host = "host"  # everything that the host reaches; several nodes need it
-    none = "none"  # its own loopback only
-
-
 @dataclass
 class Container:
     """An image of containers/images.lock.yaml by its name, or `custom` with a reference of the user's own."""
@@ -380,6 +315,7 @@ class Config:
     sweep: Sweep = field(default_factory=Sweep)
 
     mode: Mode = Mode.run
+    find: Find = Find.none  # mode=plan: search with the memory planner
     format: Format = Format.text
     verbose: bool = False  # the text plan shows full command lines and environments
     smoke: bool = False

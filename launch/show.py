@@ -17,7 +17,8 @@ from launch import batch, rundir, topology
 from launch.container import ContainerSpec
 from launch.memory import Memory
 from launch.plan import Plan, image_json
-from launch.schema import Config, Format, Vendor
+from launch.schema import Config
+from launch.schema_enums import Format, Vendor
 
 
 def show(config: Config, as_json: Callable[[], dict[str, Any]], *plans: Plan) -> None:

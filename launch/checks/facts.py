@@ -14,7 +14,8 @@ from pathlib import Path
 from launch import detect
 from launch.detect import Host
 from launch.gpu import Gpu
-from launch.schema import Hardware, Vendor
+from launch.schema import Hardware
+from launch.schema_enums import Vendor
 from launch.schema_host import HostNeeds
 from launch.sysfs import as_number, text
 
