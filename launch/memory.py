@@ -225,10 +225,12 @@ def _zero(config: Config, n: _Counts) -> _Sharing:
     """Gradients go through a bucket into a part of the products' dtype, which the step flattens and makes fp32. Stage 3 gathers
     weights as FSDP does."""
     low = 4.0 if config.precision.compute == "fp32" else 2.0
-    part, bucket = low * n.trained / n.ranks, low * min(BUCKET, n.trained)
+    part, flat, bucket = low * n.trained / n.ranks, 4.0 * n.trained / n.ranks, low * min(BUCKET, n.trained)
+    if config.topology.zero.offload_optimizer:
+        part = flat = 0.0  # what a bucket holds goes to the host
     if config.topology.strategy == "zero2":
-        return _Sharing(part, bucket, 2 * part + 4.0 * n.trained / n.ranks, 0.0)
-    return _Sharing(part, 2 * bucket + _gathered(config, n, 2), part + 4.0 * min(SUB_GROUP, n.trained / n.ranks), bucket)
+        return _Sharing(part, bucket, 2 * part + flat, 0.0)
+    return _Sharing(part, 2 * bucket + _gathered(config, n, 2), part + min(4.0 * SUB_GROUP, flat), bucket)
 
 
 def _gathered(config: Config, n: _Counts, layers: int) -> float:

@@ -149,3 +149,9 @@ def test_every_part_is_positive_and_the_moment_is_named():
                 found = planned("hardware=mi300x", "model=qwen3_0_6b", f"method={method}", f"topology={kind}", f"adapter={adapter}")
                 assert min(found.parts_gb.values()) > 0
                 assert found.moment in memory.moments(composed("hardware=mi300x", "model=qwen3_0_6b", "topology=single", "method=sft"))
+
+
+def test_the_document_has_the_report():
+    from tests.gpu.predictions import report
+
+    assert (ROOT / "docs/results/memory.md").read_text().endswith(report())
