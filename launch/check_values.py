@@ -26,6 +26,7 @@ LEAST = {
     "hardware.gpus_per_node": 1,
     "hardware.memory_gb": 1,
     "hardware.bandwidth_gb_s": 1,
+    "hardware.gemm_share": 0.01,
     "hardware.dataloader.num_workers": 0,
     "model.num_layers": 1,
     "model.hidden_size": 1,
@@ -42,6 +43,7 @@ LEAST = {
     "runtime.slurm.rendezvous_timeout_s": 1,
     "runtime.slurm.gid_index": 0,
     "runtime.shm_gb": 0.064,  # docker's own
+    "price_per_gpu_hour": 0,
     "runtime.memory_gb": 0.1,
     "runtime.hang_timeout_s": 1,
     "runtime.max_restarts": 0,

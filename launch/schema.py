@@ -55,6 +55,7 @@ class Hardware:
     compute_units: int = MISSING
     power_w: Optional[float] = None
     peak_tflops: dict[str, float] = field(default_factory=dict)  # dense; fp32, fp16, bf16, fp8, fp4; absent where there is none
+    gemm_share: Optional[float] = None  # of the dense peak in 16 bits that matrix products reach; empty: an H200's, measured
     link: Link = Link.none
     link_gb_s: Optional[float] = None  # all links of one device, per direction
     precisions: list[str] = MISSING  # what it computes in, the preferred one first
@@ -323,6 +324,7 @@ class Config:
     profile: Profile = Profile.none
     debug: Debug = Debug.none
     effective_batch: Optional[int] = None  # sequences of one optimizer step; the accumulation follows from it
+    price_per_gpu_hour: Optional[float] = None  # in any currency: the plan then says what the run costs
     seed: int = 0
     name: Optional[str] = None  # empty: <method>-<model>-<hardware>
     run_root: str = "runs"

@@ -1,7 +1,7 @@
-"""Predicted memory and speed beside measured: runs every configuration below, and prints the table of docs/results/memory.md.
+"""Predicted memory and speed beside measured: runs every configuration below, and prints the tables of docs/results/memory.md and speed.md.
 
-    python tests/gpu/predictions.py measure hardware=h200 --gpus 4      writes runs/predictions/memory_h200.jsonl
-    python tests/gpu/predictions.py report                              needs no GPU: docs/results/memory_h200.jsonl as a table
+    python tests/gpu/predictions.py measure hardware=h200 --gpus 4      writes runs/predictions/predictions_h200.jsonl
+    python tests/gpu/predictions.py report                              needs no GPU: docs/results/predictions_h200.jsonl as tables
 
 The configurations were written down, and the planner's formulas fixed, before they were measured.
 """
@@ -13,6 +13,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from launch import detect, memory, topology
 from launch.compose import compose
 from launch.plan import prepare
-from launch.speed import speed
+from launch.speed import Speed, speed
 from tests.gpu.jobs import Job, rows_of, run, step_s
 
 ROOT = Path(__file__).parents[2]
-MEASURED = ROOT / "docs/results/memory_h200.jsonl"
+MEASURED = ROOT / "docs/results/predictions_h200.jsonl"
 STEPS = {"sft": 6, "dpo": 4, "grpo": 4}
 # name: GPUs, overrides. Batch is of one rank; accumulation is 1 where nothing else is said.
 HELD_OUT: dict[str, tuple[int, str]] = {
@@ -97,35 +98,49 @@ def measure(hardware: str, gpus: int, only: list[str] | None, folder: Path, seco
             row: dict[str, Any] = {"name": found.name, "held_out": True, "peak_gb": round(max(r["memory_peak_gb"] for r in rows), 3)}
             row |= {"step_s": round(step_s(rows), 4), "overrides": [hardware, *found.overrides]}
             lines.append(json.dumps(row))
-    (folder / f"memory_{hardware.partition('=')[2]}.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / f"predictions_{hardware.partition('=')[2]}.jsonl").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 
 
-def predicted(overrides: list[str]) -> tuple[memory.Memory, float | None]:
-    """The tightest rank's memory, and seconds a step."""
+def planned(overrides: list[str]) -> tuple[memory.Memory, Speed]:
+    """The memory of a rank, and the speed of the run."""
     config, _ = prepare(compose(overrides))
     host = detect.Host(python="python", num_cores=64)
-    return memory.memory(config, topology.processes(config, host, Path("/runs/x/1")))[-1], speed(config).step_s
+    return memory.memory(config, topology.processes(config, host, Path("/runs/x/1")))[-1], speed(config)
 
 
-def report() -> str:
-    """Every measured row beside its prediction, worst and mean error, those apart that the formulas were made with."""
+def tables(columns: str, measured: str, predict: Callable[[list[str]], tuple[float | None, str]]) -> str:
+    """Every row that has `measured` beside its prediction, worst and mean error, those apart that the formulas were made with."""
     rows = [json.loads(line) for line in MEASURED.read_text().splitlines()]
     lines = []
-    for title, wanted in (("Measured after the formulas were fixed", True), ("Measured before", False)):
-        chosen = [row for row in rows if row.get("held_out", False) == wanted]
-        if not chosen:
-            continue
-        errors, table = [], ["| run | GB measured | predicted | error | most at |", "|---|---|---|---|---|"]
-        for row in chosen:
-            found, _ = predicted(row["overrides"])
-            errors.append(found.allocated_gb / row["peak_gb"] - 1)
-            figures = f"{row['peak_gb']:.2f} | {found.allocated_gb:.2f} | {errors[-1]:+.1%}"
-            table.append(f"| {row['name']} | {figures} | {found.moment} |")
-        worst = max(errors, key=abs)
-        mean = statistics.mean(abs(error) for error in errors)
-        lines += [f"## {title}", "", f"{len(chosen)} runs; worst {worst:+.1%}, mean {mean:.1%}.", "", *table, ""]
+    for title, held_out in (("Measured after the formulas were fixed", True), ("Measured before", False)):
+        errors, table = [], [columns, "|" + "---|" * (columns.count("|") - 1)]
+        for row in rows:
+            if row.get("held_out", False) == held_out and measured in row:
+                found, note = predict(row["overrides"])
+                if found:
+                    errors.append(found / row[measured] - 1)
+                    table.append(f"| {row['name']} | {row[measured]:.2f} | {found:.2f} | {errors[-1]:+.1%} | {note} |")
+        if errors:
+            mean = statistics.mean(abs(error) for error in errors)
+            lines += [f"## {title}", "", f"{len(errors)} runs; worst {max(errors, key=abs):+.1%}, mean {mean:.1%}.", "", *table, ""]
     return "\n".join(lines)
+
+
+def memory_report() -> str:
+    def predict(overrides: list[str]) -> tuple[float | None, str]:
+        found = planned(overrides)[0]
+        return found.allocated_gb, found.moment
+
+    return tables("| run | GB measured | predicted | error | most at |", "peak_gb", predict)
+
+
+def speed_report() -> str:
+    def predict(overrides: list[str]) -> tuple[float | None, str]:
+        found = planned(overrides)[1]
+        return found.step_s, found.basis.partition(": ")[2]
+
+    return tables("| run | s a step measured | predicted | error | what takes the time |", "step_s", predict)
 
 
 def main() -> None:
@@ -138,7 +153,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600, help="no run is started after so many")
     asked = parser.parse_args()
     if asked.what == "report":
-        print(report())
+        print(memory_report())
+        print(speed_report())
     else:
         measure(asked.hardware, asked.gpus, asked.only, asked.folder, asked.seconds)
 
