@@ -144,8 +144,8 @@ def _wrong(code: int | None, measured: dict[int, Measured], unread: dict[int, st
         return f"no end within {TIMEOUT_S:g} s, so it was killed: {where}{said}"
     if code:
         why = logs.killed_by(-words.exit_code) if words.exit_code is not None and words.exit_code < 0 else f"exit code {words.exit_code}"
-        who = f"process {words.rank} ended first ({why}), it {at.get(words.rank, 'wrote nothing')}" if words.rank is not None else where
-        return f"{who}{said}"
+        who = f"process {words.rank} ended first, {why}; " if words.rank is not None else ""
+        return f"{who}{where}{said}"
     if unread:
         return "; ".join(f"process {rank}: {reason}" for rank, reason in unread.items())
     return None

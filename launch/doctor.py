@@ -87,7 +87,7 @@ def as_json(host: Host, found: dict[table.Check, Finding], active: Outcome | Non
     checks = [{"name": check.name, **dataclasses.asdict(finding), "status": finding.status.value} for check, finding in found.items()]
     page = {"gpus": [dataclasses.asdict(gpu) for gpu in (*host.gpus, *host.withheld)], "checks": checks}
     if active:
-        page["measured"] = [dataclasses.asdict(one) for one in active.measured]
+        page["measured"] = [{"gpu": active.gpus[one.rank] if active.gpus else None, **dataclasses.asdict(one)} for one in active.measured]
     return json.dumps(page, indent=1)
 
 

@@ -108,7 +108,8 @@ def _measured(outcome: Outcome) -> Table:
     for one in outcome.measured:
         rates = (one.gemm_tflops, one.fp32_output_tflops, one.copy_gb_s, one.multiply_gb_s, one.all_reduce_gb_s)
         words = ["-" if rate is None else f"{rate:.4g}" for rate in rates]
-        table.add_row(str(outcome.gpus[one.rank] if outcome.gpus else one.rank), *words, " ".join(map(str, one.clocks_mhz or [])) or "-")
+        dies = f"{min(one.clocks_mhz)} to {max(one.clocks_mhz)}" if one.clocks_mhz else "-"
+        table.add_row(str(outcome.gpus[one.rank] if outcome.gpus else one.rank), *words, dies)
     return table
 
 

@@ -58,7 +58,8 @@ def ran(facts: Facts) -> Finding:
     left = [found for found in outcome.measured if found.not_measured]
     if left:
         cure = "free it and run this again, or test beside what uses it: python launch/doctor.py active=force"
-        return expected.unknown(_named(facts, left, lambda found: found.not_measured), cure)
+        unseen = any(found.num_gpus < len(outcome.gpus) for found in left)
+        return expected.unknown(_named(facts, left, lambda found: found.not_measured), "see torch_gpus" if unseen else cure)
     what = f"{len(outcome.gpus)} GPU(s)" if outcome.gpus else f"{len(outcome.measured)} processes on the CPU"
     return expected.passed(f"{what} in {outcome.seconds:.0f} s")
 
@@ -147,7 +148,7 @@ def _rate(
 
 
 def _span(values: list[float]) -> str:
-    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
+    low, high = (f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"
 
 

@@ -210,7 +210,7 @@ def measure_all_reduce(rank: Rank) -> None:
 
 def run(rank: Rank) -> None:
     rank.phase("start")
-    backend = "gloo" if rank.device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    backend = "cpu:gloo,cuda:nccl" if rank.device.type == "cuda" and rank.found.num_gpus else "gloo"
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=JOIN_S))
     rank.found.not_measured = rank.why_not()
     usable = rank.found.not_measured is None
