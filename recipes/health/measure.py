@@ -102,11 +102,17 @@ class Rank:
         self.found.product = properties.name
         free, total = (size / 1e9 for size in torch.cuda.mem_get_info(self.device))
         self.found.memory_free_gb, self.found.memory_total_gb = free, total
-        if free < NEEDED_GB:
-            return f"memory is short: {free:.1f} of {total:.0f} GB are free, and {NEEDED_GB:g} are needed"
-        if total - free > MOST_USED * total and not self.force and not getattr(properties, "is_integrated", False):
-            return f"it is in use: {total - free:.1f} of {total:.0f} GB are taken"
-        return None
+        shared = bool(getattr(properties, "is_integrated", False))  # the system's memory, which others use by right
+        return unusable(free, total, self.force or shared)
+
+
+def unusable(free_gb: float, total_gb: float, force: bool) -> str | None:
+    """Why a GPU with so much memory free is left alone."""
+    if free_gb < NEEDED_GB:
+        return f"memory is short: {free_gb:.1f} of {total_gb:.0f} GB are free, and {NEEDED_GB:g} are needed"
+    if total_gb - free_gb > MOST_USED * total_gb and not force:
+        return f"it is in use: {total_gb - free_gb:.1f} of {total_gb:.0f} GB are taken"
+    return None
 
 
 def together(ready: bool) -> bool:

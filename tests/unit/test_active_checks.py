@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
 from launch import active, detect
+from launch.checks import active as active_checks
 from launch.checks import table
 from launch.checks.facts import Facts, gather
 from launch.checks.finding import Finding, Status
+from launch.compose import groups
 from launch.gpu import Gpu
 from launch.measured import Measured, Outcome
 from launch.schema_enums import Vendor
@@ -173,6 +176,42 @@ def test_processes(hardware, tmp_path):
     assert process.env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "5"
     if group.vendor == Vendor.amd:
         assert (process.env["HIP_VISIBLE_DEVICES"], "CUDA_VISIBLE_DEVICES" in process.env) == ("1,3", False)
+
+
+@pytest.mark.parametrize(
+    ("free_gb", "force", "told"),
+    [
+        (135.0, False, None),
+        (120.0, False, "it is in use: 21.0 of 141 GB are taken"),
+        (120.0, True, None),
+        (3.0, True, "memory is short: 3.0 of 141 GB are free, and 4 are needed"),
+    ],
+)
+def test_a_gpu_that_is_left_alone(free_gb, force, told):
+    assert measure.unusable(free_gb, 141.0, force) == told
+
+
+def test_wrong_products_are_noticed():
+    """bf16's own rounding passes; one entry of 65,536 that is not finite does not, nor what was rounded on its way to fp32."""
+    torch.manual_seed(0)
+    a, b = (torch.randn(256, 256, dtype=torch.bfloat16) for _ in range(2))
+    rounded = measure.error(a @ b, a, b)
+    assert active_checks.FP32_ERROR < rounded < active_checks.GEMM_ERROR
+    assert measure.error(a.float() @ b.float(), a, b) < active_checks.FP32_ERROR / 10
+    assert measure.error((a @ b).roll(1, 0), a, b) > 1
+    product = a @ b
+    product[77, 13] = float("nan")
+    assert measure.error(product, a, b) is None
+
+
+@pytest.mark.parametrize("hardware", [name for name in groups()["hardware"] if name != "auto"])
+def test_shares_of_a_healthy_gpu(hardware):
+    """No share of a figure that is not there, and none beyond it (NVLink SHARP alone adds on the way)."""
+    group = composed(f"hardware={hardware}").hardware
+    healthy = group.healthy
+    assert all(share is None or 0.4 <= share <= 1 for share in (healthy.gemm, healthy.copy, healthy.all_reduce))
+    assert healthy.gemm is None or {"bf16", "fp16"} & set(group.peak_tflops)
+    assert healthy.all_reduce is None or group.gpus_per_node > 1
 
 
 def test_the_doctor_reads_what_the_program_writes():
