@@ -13,7 +13,7 @@ from typing import Any, Optional
 from omegaconf import MISSING
 
 from launch.schema_enums import Debug, Find, Format, Init, Link, Mode, Network, NumaBinding, Profile, Vendor, When
-from launch.schema_host import HostNeeds
+from launch.schema_host import Healthy, HostNeeds
 
 
 @dataclass
@@ -67,6 +67,7 @@ class Hardware:
     env: dict[str, EnvVar] = field(default_factory=dict)
     rocm: Optional[Rocm] = None
     host: HostNeeds = field(default_factory=HostNeeds)
+    healthy: Healthy = field(default_factory=Healthy)
     container: str = MISSING  # the image that serves it
 
 

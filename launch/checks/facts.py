@@ -14,6 +14,7 @@ from pathlib import Path
 from launch import detect
 from launch.detect import Host
 from launch.gpu import Gpu
+from launch.measured import Outcome
 from launch.schema import Hardware
 from launch.schema_enums import Vendor
 from launch.schema_host import HostNeeds
@@ -47,6 +48,7 @@ class Facts:
     run_root: str
     probe: Probe
     only: frozenset[int] | None = None  # indices of the GPUs that a run uses; None: of all that the caller may use
+    active: Outcome | None = None  # of the active tests, where they were asked for
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:

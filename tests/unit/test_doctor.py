@@ -32,9 +32,9 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("json", "`json`: key=value is expected, such as format=json. Keys: sysroot, hardware, format."),
+        ("json", "`json`: key=value is expected, such as format=json. Keys: sysroot, hardware, format, active."),
         ("sysroot=", "`sysroot=`: key=value is expected"),
-        ("formt=json", "There is no key `formt`. Keys: sysroot, hardware, format. Did you mean format?"),
+        ("formt=json", "There is no key `formt`. Keys: sysroot, hardware, format, active. Did you mean format?"),
         ("format=yaml", "format=yaml: text or json is expected."),
         ("hardware=mi300", "hardware=mi300: no such hardware. Did you mean mi300x"),
         ("sysroot=/nowhere/at/all", "sysroot=/nowhere/at/all: there is no such directory."),
