@@ -26,7 +26,6 @@ LEAST = {
     "hardware.gpus_per_node": 1,
     "hardware.memory_gb": 1,
     "hardware.bandwidth_gb_s": 1,
-    "hardware.gemm_share": 0.01,
     "hardware.dataloader.num_workers": 0,
     "model.num_layers": 1,
     "model.hidden_size": 1,

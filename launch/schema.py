@@ -55,7 +55,6 @@ class Hardware:
     compute_units: int = MISSING
     power_w: Optional[float] = None
     peak_tflops: dict[str, float] = field(default_factory=dict)  # dense; fp32, fp16, bf16, fp8, fp4; absent where there is none
-    gemm_share: Optional[float] = None  # of the dense peak in 16 bits that matrix products reach; empty: an H200's, measured
     link: Link = Link.none
     link_gb_s: Optional[float] = None  # all links of one device, per direction
     precisions: list[str] = MISSING  # what it computes in, the preferred one first

@@ -17,8 +17,8 @@ from launch.schema import Config
 from launch.schema_enums import Vendor
 from launch.trainer_args import known, value
 
-# Shares of the dense peak and of the bandwidth that eager training reached.
-GEMM, GEMM_FP32, ATTENTION, BANDWIDTH, LINKS = 0.72, 0.76, 0.40, 0.50, 0.7
+# Shares of the dense peak and of the bandwidth that eager training reached; of 16-bit products, of what a healthy GPU's largest reach.
+GEMM, GEMM_FP32, ATTENTION, BANDWIDTH, LINKS = 0.96, 0.76, 0.40, 0.50, 0.7
 KERNEL_S = 6e-6  # that torch needs to start a kernel: below that a GPU waits
 FSDP_LAYER_S = 2.5e-3  # of gathering and freeing one layer under FSDP2, each micro-step
 ZERO3_LAYER_S, ZERO3_WEIGHT_S = 8e-3, 0.18e-9  # of DeepSpeed's hooks for a layer, and for a weight of it
@@ -132,7 +132,7 @@ def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float
     if has_reference(config):
         products += 2.0 * tokens * (linear + model.vocab_size * model.hidden_size)
         scores += 2.0 * tokens * step.length * model.num_layers * model.num_heads * model.head_dim
-    share = GEMM_FP32 if step.numerics is Numerics.fp32 else config.hardware.gemm_share or GEMM
+    share = GEMM_FP32 if step.numerics is Numerics.fp32 else GEMM * (config.hardware.healthy.gemm or 1.0)
     moved, kernels = _traffic(config, step, linear)
     times = {
         "matrix products": products / (share * peak),
