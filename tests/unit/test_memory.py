@@ -158,6 +158,12 @@ def test_the_documents_have_the_reports(name):
     assert (ROOT / f"docs/results/{name}.md").read_text().endswith(getattr(predictions, f"{name}_report")())
 
 
+def test_the_document_has_what_others_published():
+    from tests.gpu import published
+
+    assert published.report() in (ROOT / "docs/results/memory.md").read_text()
+
+
 @pytest.mark.parametrize("row", [r for r in MEASURED if "-sft-bf16-" in r["name"] or r.get("held_out")], ids=lambda row: row["name"])
 def test_measured_steps_are_predicted(row):
     """17% of those that the shares were read off; docs/results/speed.md says what held-out runs showed."""
