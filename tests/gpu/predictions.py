@@ -9,6 +9,7 @@ The configurations were written down, and the planner's formulas fixed, before t
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -104,7 +105,12 @@ def measure(hardware: str, gpus: int, only: list[str] | None, folder: Path, seco
 
 def planned(overrides: list[str]) -> tuple[memory.Memory, Speed]:
     """The memory of a rank, and the speed of the run."""
-    config, _ = prepare(compose(overrides))
+    return _planned(tuple(overrides))
+
+
+@functools.cache
+def _planned(overrides: tuple[str, ...]) -> tuple[memory.Memory, Speed]:
+    config, _ = prepare(compose([*overrides]))
     host = detect.Host(python="python", num_cores=64)
     return memory.memory(config, topology.processes(config, host, Path("/runs/x/1")))[-1], speed(config)
 

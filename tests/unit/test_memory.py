@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from launch import memory, speed, topology
 from launch.plan import make_plan, prepare
 from tests.conftest import composed, host_with
+from tests.gpu import predictions, published
 
 ROOT = Path(__file__).parents[2]
 RUN = Path("/runs/x/1")
@@ -71,7 +72,7 @@ def test_what_a_micro_step_holds_is_what_torch_holds(model, numerics, rows, leng
 @pytest.mark.parametrize("row", MEASURED, ids=lambda row: row["name"])
 def test_measured_peaks_are_predicted(row):
     """5%; 10% for splits and offload, as issue and docs/results/memory.md promise."""
-    found = planned(*row["overrides"])
+    found = predictions.planned(row["overrides"])[0]
     allowed = 0.10 if any(word in " ".join(row["overrides"]) for word in ("split", "colocate", "offload")) else 0.05
     assert found.allocated_gb == pytest.approx(row["peak_gb"], rel=allowed)
 
@@ -153,22 +154,17 @@ def test_every_part_is_positive_and_the_moment_is_named():
 
 @pytest.mark.parametrize("name", ["memory", "speed"])
 def test_the_documents_have_the_reports(name):
-    from tests.gpu import predictions
-
     assert (ROOT / f"docs/results/{name}.md").read_text().endswith(getattr(predictions, f"{name}_report")())
 
 
 def test_the_document_has_what_others_published():
-    from tests.gpu import published
-
     assert published.report() in (ROOT / "docs/results/memory.md").read_text()
 
 
 @pytest.mark.parametrize("row", [r for r in MEASURED if "-sft-bf16-" in r["name"] or r.get("held_out")], ids=lambda row: row["name"])
 def test_measured_steps_are_predicted(row):
     """17% of those that the shares were read off; docs/results/speed.md says what held-out runs showed."""
-    config, _ = prepare(composed(*row["overrides"]))
-    assert speed.speed(config).step_s == pytest.approx(row["step_s"], rel=0.17)
+    assert predictions.planned(row["overrides"])[1].step_s == pytest.approx(row["step_s"], rel=0.17)
 
 
 SMALL = ("hardware=h200", "model=qwen3_0_6b", "method=sft", "topology=single", "precision=bf16")
