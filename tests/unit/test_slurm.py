@@ -260,7 +260,7 @@ def test_sbatch_refuses(launch, tools, tmp_path):
 def test_what_does_not_fit_is_not_submitted(launch, tools):
     done = launch("runtime=slurm", "hardware=mi50", "model=qwen3_14b", "topology=single", "tracking=none")
     assert done.code == 3
-    assert "GB missing" in done.err
+    assert " missing. " in done.err
     assert tools.calls() == []
 
 
