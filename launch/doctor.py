@@ -15,20 +15,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from launch import detect, doctor_report
+from launch import detect, doctor_report, masks
 from launch.checks import facts, table
 from launch.checks.finding import Finding, Status
 from launch.compose import compose, groups, unknown_option
 from launch.detect import Host
 from launch.errors import EXIT_DONE, EXIT_HOST, HostError, UserError, near
 from launch.schema import Format, Hardware
+from launch.stream import run_program
+from launch.sysfs import is_folder
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,14 @@ def parse(arguments: list[str]) -> Asked:
         raise UserError(f"format={asked.format}: text or json is expected.{near(asked.format, Format.__members__)}")
     if asked.hardware not in groups()["hardware"]:
         raise unknown_option("hardware", asked.hardware)
-    if not Path(asked.sysroot).is_dir():
+    if not is_folder(Path(asked.sysroot)):
         raise UserError(f"sysroot={asked.sysroot}: there is no such directory. It holds sys/, and may hold proc/, dev/ and etc/.")
     return asked
 
 
 def hardware_of(asked: str, host: Host) -> Hardware | None:
     """The group to check against; None where several kinds of GPU, or one that no group describes, leave none."""
-    found = (*host.gpus, *host.withheld)
+    found = masks.visible((*host.gpus, *host.withheld), host.environ)
     wholes = {gpu.partition_of for gpu in found}
     group: str | None = asked
     if asked == "auto":
@@ -87,15 +88,12 @@ def main(arguments: list[str]) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     found = table.run(facts.gather(host, hardware))
-    try:
-        if asked.format == Format.json.value:
-            print(as_json(host, found), flush=True)
-        else:
-            doctor_report.show(host, hardware, found)
-    except BrokenPipeError:  # `| head` has seen enough; Python would fail once more as it ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if asked.format == Format.json.value:
+        print(as_json(host, found))
+    else:
+        doctor_report.show(host, hardware, found)
     return EXIT_HOST if any(finding.status == Status.fail for finding in found.values()) else EXIT_DONE
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_program(main)
