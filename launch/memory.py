@@ -6,15 +6,16 @@ from dtype and count: 4 bytes an element of fp32, 2 of 16 bits. docs/results/mem
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launch import shapes, topology
 from launch.activations import MicroStep, Numerics
 from launch.batch import Batch, batch
+from launch.gpu import GIB
 from launch.schema import Config, Vendor
 from launch.trainer_args import value
 
-GIB = 2**30 / 1e9  # makers' GB of a GPU's memory are 2**30 bytes, those of this project 1e9
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}  # nf4: 4 bits and an fp32 scale for 64 weights (arXiv:2305.14314)
 # Beside what torch allocates: the context, libraries' workspaces and what the allocator rounds up. A round figure.
 OVERHEAD_GB = 2.0
@@ -44,14 +45,14 @@ class Memory:
         return self.total_gb <= self.capacity_gb + 1e-6  # a server fills what it has, by sums of floats
 
 
-def memory(config: Config, processes: list[topology.Process]) -> list[Memory]:
-    """One entry for each process and GPU."""
-    capacity = config.hardware.memory_gb * GIB
+def memory(config: Config, processes: list[topology.Process], measured_gb: Mapping[int, float] = {}) -> list[Memory]:
+    """One entry for each process and GPU. `measured_gb`, in 1e9 bytes: of GPUs that have less than hardware.memory_gb says, by index."""
     found = []
     for process in processes:
         if process.kind == "prepare":  # over before the others begin
             continue
         serves = process.kind == "server"
+        capacity = min([config.hardware.memory_gb * GIB, *(measured_gb[gpu] for gpu in process.gpus if gpu in measured_gb)])
         moment, parts = ("", _server_parts(config, capacity)) if serves else _rank_parts(config, capacity)
         # A server keeps to its share: weights that outgrow it do not fit, however much memory is left beside it.
         most = config.topology.server_memory_share * capacity if serves else capacity

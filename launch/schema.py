@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from launch.schema_host import HostNeeds
+from launch.schema_host import HostNeeds, Preflight
 
 
 class Vendor(Enum):
@@ -383,6 +383,7 @@ class Config:
     format: Format = Format.text
     verbose: bool = False  # the text plan shows full command lines and environments
     smoke: bool = False
+    preflight: Preflight = Preflight.refuse
     resume: str = "auto"  # auto, never, or a run directory
     profile: Profile = Profile.none
     debug: Debug = Debug.none

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Optional
+
+
+class Preflight(Enum):
+    """What a run does where the doctor's short set finds what would make it fail."""
+
+    refuse = "refuse"
+    warn = "warn"
 
 
 @dataclass
