@@ -77,7 +77,7 @@ def check_plan(plan: Plan) -> None:
     if tight:
         m = tight[0]
         raise HostError(
-            f"{m.process} on GPU {m.gpu}: {m.total_gb:.1f} GB estimated, {m.capacity_gb:g} GB there; "
+            f"{m.process} on GPU {m.gpu}: {m.total_gb:.1f} GB estimated, {m.capacity_gb:.1f} GB there; "
             f"{m.total_gb - m.capacity_gb:.1f} GB missing. A smaller per_device_train_batch_size or max_length, "
             "gradient_checkpointing=true, adapter=lora, or more GPUs under topology=fsdp."
         )

@@ -44,11 +44,11 @@ def amdgpu_driver(facts: Facts) -> Finding | None:
     rocm = image_rocm(facts.hardware)
     expected = Expected(f"a driver within a year of the image's ROCm {rocm}" if rocm else "loaded", MATRIX)
     found = facts.file("sys/module/amdgpu/version")
+    if found is None and not is_folder(facts.root / "sys/module"):
+        return expected.unknown("this tree holds no sys/module", "cat /sys/module/amdgpu/version")
     if not is_folder(facts.root / "sys/module/amdgpu") and not facts.amd_gpus:
         return expected.fail("amdgpu is not loaded", "sudo modprobe amdgpu; where that fails: sudo dmesg | grep -i amdgpu")
     kernel = facts.file("proc/sys/kernel/osrelease") or "unknown"
-    if found is None and not is_folder(facts.root / "sys/module/amdgpu"):
-        return expected.unknown("this tree holds no sys/module", "cat /sys/module/amdgpu/version")
     if found is None:
         return expected.unknown(
             f"the kernel's own driver (Linux {kernel}), for which AMD states no range",

@@ -131,7 +131,7 @@ def _link(device: Path, which: str) -> tuple[int, float] | None:
 
 def _rests(device: Path) -> bool:
     """A card that draws (PCI class) and has nothing to do. Accelerators keep their speed."""
-    return number(device / "gpu_busy_percent") == 0 and (text(device / "class") or "").startswith("0x03")
+    return not number(device / "gpu_busy_percent") and (text(device / "class") or "").startswith("0x03")
 
 
 def xgmi(facts: Facts) -> Finding | None:
@@ -148,13 +148,16 @@ def xgmi(facts: Facts) -> Finding | None:
     if not any(gpu.links for gpu in facts.amd_gpus):
         return expected.unknown("the topology states no links", "amd-smi topology")
     missing = [f"{a.node}-{b.node}" for hive in hives.values() for a in hive for b in hive if a is not b and not _linked(a, b)]
-    if missing or alone:
-        read = f"no xGMI between nodes {', '.join(missing[:6])}" if missing else f"{len(alone)} GPUs in no hive"
+    if missing:
         cure = "power the machine off and on; if it stays, the board or a bridge is at fault: amd-smi topology"
-        return expected.fail(f"{read} ({len(missing)} links missing)", cure)
+        return expected.fail(f"no xGMI between nodes {', '.join(missing[:6])} ({len(missing)} links missing)", cure)
+    if alone:
+        return expected.warn(f"{len(alone)} GPUs in no hive: their traffic goes over PCIe", "seat the bridge; or leave them out of a run")
     sizes = " + ".join(str(len(hive)) for hive in hives.values())
     return expected.passed(f"{len(hives)} hive(s) of {sizes} GPUs, complete")
 
 
 def _linked(one: Gpu, other: Gpu) -> bool:
-    return any(link.node == other.node and link.kind == "xgmi" for link in one.links)
+    """Two partitions of a GPU need none."""
+    same_card = one.pci_address is not None and one.pci_address == other.pci_address
+    return same_card or any(link.node == other.node and link.kind == "xgmi" for link in one.links)
