@@ -46,7 +46,7 @@ def amdgpu_driver(facts: Facts) -> Finding | None:
     found = facts.file("sys/module/amdgpu/version")
     if found is None and not is_folder(facts.root / "sys/module"):
         return expected.unknown("this tree holds no sys/module", "cat /sys/module/amdgpu/version")
-    if not is_folder(facts.root / "sys/module/amdgpu") and not facts.amd_gpus:
+    if not is_folder(facts.root / "sys/module/amdgpu") and not facts.amd_gpus and not facts.host.withheld:
         return expected.fail("amdgpu is not loaded", "sudo modprobe amdgpu; where that fails: sudo dmesg | grep -i amdgpu")
     kernel = facts.file("proc/sys/kernel/osrelease") or "unknown"
     if found is None:
