@@ -15,7 +15,8 @@ from launch.check_values import check_values
 from launch.environment import SECRET
 from launch.errors import UserError, near
 from launch.rule import Rule
-from launch.schema import Config, Debug, Link, Vendor
+from launch.schema import Config
+from launch.schema_enums import Debug, Find, Link, Mode, Vendor
 from launch.trainer_args import known, value
 
 
@@ -244,6 +245,12 @@ RULES = [
         lambda c: c.model.path is not None and c.model.init.name == "random" and c.model.hub_id is not None,
         lambda c: f"model.path={c.model.path} with model.init=random: the weights there would be ignored",
         lambda c: "model.init=pretrained, or no model.path",
+    ),
+    Rule(
+        "find",
+        lambda c: c.find != Find.none and c.mode != Mode.plan,
+        lambda c: f"find={c.find.value}: a search with the planner, which starts nothing",
+        lambda c: f"mode=plan find={c.find.value}",
     ),
     *RUNTIME_RULES,
 ]

@@ -9,7 +9,8 @@ from containers.images import Image
 from launch.check_slurm import SLURM_RULES
 from launch.environment import INSIDE, MASK
 from launch.rule import Rule
-from launch.schema import Config, Vendor
+from launch.schema import Config
+from launch.schema_enums import Vendor
 from launch.trainer_args import lock
 
 # [registry[:port]/]name[/name...][:tag][@digest], as docker's own grammar has it.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from launch.rule import Rule
-from launch.schema import Config, Slurm, Vendor
+from launch.schema import Config, Slurm
+from launch.schema_enums import Vendor
 
 # topologies whose ranks are alike, and may stand on any number of nodes
 SPREAD = ("ddp", "fsdp", "zero2", "zero3")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from launch import topology
 from launch.rule import Rule
-from launch.schema import Config, Fsdp, Topology, Vendor
+from launch.schema import Config, Fsdp, Topology
+from launch.schema_enums import Vendor
 from launch.trainer_args import known, value
 
 

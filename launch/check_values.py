@@ -42,6 +42,7 @@ LEAST = {
     "runtime.slurm.rendezvous_timeout_s": 1,
     "runtime.slurm.gid_index": 0,
     "runtime.shm_gb": 0.064,  # docker's own
+    "price_per_gpu_hour": 0,
     "runtime.memory_gb": 0.1,
     "runtime.hang_timeout_s": 1,
     "runtime.max_restarts": 0,

@@ -17,7 +17,8 @@ from launch.detect import Host
 from launch.environment import ROOT
 from launch.errors import UserError
 from launch.paths import home, hub_cache, run_hash, secret_dir
-from launch.schema import Config, Network, Vendor
+from launch.schema import Config
+from launch.schema_enums import Network, Vendor
 from launch.topology import Process
 
 SECRETS = "/run/secrets"

@@ -15,10 +15,12 @@ from launch import kfd, nvidia
 from launch.errors import HostError
 from launch.gpu import GIB
 from launch.gpu import Gpu as Gpu
-from launch.schema import Hardware, Vendor
+from launch.schema import Hardware
+from launch.schema_enums import Vendor
 from launch.sysfs import status_of, text
 
 FITS = 0.97  # of the file's figure: it is nominal, and firmware keeps a little
+FITS_SHARED = 0.90  # the same where the system lives on it too
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,9 @@ def _chosen(found: tuple[Gpu, ...]) -> list[Gpu]:
 
 def is_smaller(gpu: Gpu, hardware: Hardware) -> bool:
     """Whether it is a GPU of this group, with less memory than the group says: a card of another size, a GTT left at half."""
+    share = FITS_SHARED if hardware.unified_memory else FITS
     of_group = hardware.name in (gpu.group, gpu.partition_of)
-    return of_group and gpu.memory_gb is not None and gpu.memory_gb < FITS * hardware.memory_gb * GIB
+    return of_group and gpu.memory_gb is not None and gpu.memory_gb < share * hardware.memory_gb * GIB
 
 
 def describe(gpu: Gpu) -> str:

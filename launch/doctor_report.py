@@ -15,6 +15,7 @@ from launch.checks.finding import Finding, Status
 from launch.checks.table import CHECKS, Check
 from launch.detect import Host
 from launch.gpu import Gpu
+from launch.measured import Outcome
 from launch.schema import Hardware
 
 STYLE = {Status.fail: "bold red", Status.warn: "yellow", Status.unknown: "cyan", Status.passed: "green"}
@@ -22,7 +23,7 @@ FEW = 16  # GPUs that are listed one by one
 WIDTH = 100  # where there is no terminal
 
 
-def show(host: Host, hardware: Hardware | None, found: dict[Check, Finding]) -> None:
+def show(host: Host, hardware: Hardware | None, found: dict[Check, Finding], active: Outcome | None = None) -> None:
     console = Console()
     console = console if console.is_terminal else Console(width=WIDTH)
     console.print(_machine(host, hardware))
@@ -35,8 +36,11 @@ def show(host: Host, hardware: Hardware | None, found: dict[Check, Finding]) -> 
             if finding.status == status:
                 console.print(_wrong(check, finding))
     console.print(_all(found))
+    if active and active.measured:
+        console.print(_measured(active))
     if not host.gpus and not host.withheld:
-        console.print(f"No GPU was found: {len(CHECKS) - len(found)} checks of GPUs, their links and their driver are left out.")
+        left_out = sum(check not in found for check in CHECKS)
+        console.print(f"No GPU was found: {left_out} checks of GPUs, their links and their driver are left out.")
     console.print(_sum(found))
 
 
@@ -91,6 +95,19 @@ def _all(found: dict[Check, Finding]) -> Table:
         if finding.status == Status.unknown:
             read = Text.assemble(read, (f"\n{finding.cure}", "bold"))
         table.add_row(first, check.name, Text(finding.status.value, STYLE[finding.status]), read)
+    return table
+
+
+def _measured(outcome: Outcome) -> Table:
+    """Every figure that was measured; a process on a CPU has a line too."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for name in ("GPU", "GEMM TFLOPS", "fp32 output", "copy GB/s", "multiply GB/s", "all-reduce GB/s", "MHz of its dies"):
+        table.add_column(name)
+    for one in outcome.measured:
+        rates = (one.gemm_tflops, one.fp32_output_tflops, one.copy_gb_s, one.multiply_gb_s, one.all_reduce_gb_s)
+        words = ["-" if rate is None else f"{rate:.4g}" for rate in rates]
+        dies = f"{min(one.clocks_mhz)} to {max(one.clocks_mhz)}" if one.clocks_mhz else "-"
+        table.add_row(str(outcome.gpus[one.rank] if outcome.gpus else one.rank), *words, dies)
     return table
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from launch import masks, paths
 from launch.detect import Host
 from launch.errors import HostError
-from launch.schema import Config, Debug, Vendor, When
+from launch.schema import Config
+from launch.schema_enums import Debug, Vendor, When
 
 # Names of variables and arguments that hold secrets. A token as in HF_TOKEN or HF_TOKEN_READ; not max_tokens, not eos_token.
 SECRET = re.compile(r"((?<!EOS_)(?<!BOS_)(?<!PAD_)(?<!UNK_)TOKEN(?![A-Z])|SECRET|PASSWORD|API_?KEY|CREDENTIAL)", re.IGNORECASE)

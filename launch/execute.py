@@ -11,13 +11,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from launch import orphans, record, rundir, secret_files
+from launch import fit, orphans, record, rundir, secret_files
 from launch.detect import Host
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_HUNG, EXIT_INTERRUPTED, EXIT_USER, HostError
 from launch.local import LocalProcess
 from launch.plan import Plan, as_json, rank_config
 from launch.progress import Progress
-from launch.schema import Vendor
+from launch.schema_enums import Vendor
 from launch.slurm_process import NodeProcess
 from launch.stream import drop
 from launch.supervise import Outcome, Starter, describe, failures, supervise, worth_another
@@ -73,14 +73,9 @@ def check_plan(plan: Plan) -> None:
     offer = "mode=plan shows what would run; smoke=true runs it small, on the CPU"
     if config.precision.compute == "fp8" or config.precision.weights == "nf4":
         raise HostError(f"precision={config.precision.name}: this version plans it and does not train in it yet. {offer}.")
-    tight = [m for m in plan.memory if not m.fits and config.hardware.vendor != Vendor.none]
-    if tight:
-        m = tight[0]
-        raise HostError(
-            f"{m.process} on GPU {m.gpu}: {m.total_gb:.1f} GB estimated, {m.capacity_gb:.1f} GB there; "
-            f"{m.total_gb - m.capacity_gb:.1f} GB missing. A smaller per_device_train_batch_size or max_length, "
-            "gradient_checkpointing=true, adapter=lora, or more GPUs under topology=fsdp."
-        )
+    lacking = fit.shortage(plan)
+    if lacking:
+        raise HostError(f"{lacking} The same command with mode=plan names changes that make it fit.")
 
 
 def execute(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: list[str], parent: str | None = None) -> int:

@@ -23,6 +23,8 @@ examples:
 
 keys:
   mode=run|plan          plan prints everything that would run, and changes nothing
+  find=largest_batch|smallest_hardware   with mode=plan: search with the memory planner
+  price_per_gpu_hour=P   the plan says what the run costs
   format=text|json       of the plan; json prints one object on stdout
   verbose=true           the text plan with full command lines and environments
   smoke=true             the composition scaled down until a CPU runs it in seconds

@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from launch import shapes, topology
 from launch.activations import MicroStep, Numerics
 from launch.batch import Batch, batch
+from launch.detect import Host, is_smaller
 from launch.gpu import GIB
-from launch.schema import Config, Vendor
+from launch.schema import Config
+from launch.schema_enums import Vendor
 from launch.trainer_args import value
 
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}  # nf4: 4 bits and an fp32 scale for 64 weights (arXiv:2305.14314)
 # Beside what torch allocates: the context, libraries' workspaces and what the allocator rounds up. A round figure.
 OVERHEAD_GB = 2.0
+SYSTEM_GB = 8.0  # of a memory that GPU and host share, for the system and for loading data: a round figure
 BUCKET = 500_000_000  # elements of the buffer that ZeRO collects gradients in: DeepSpeed's default reduce_bucket_size
 SUB_GROUP = 1_000_000_000  # parameters that ZeRO-3 steps at once: DeepSpeed's default sub_group_size
 
@@ -45,14 +48,22 @@ class Memory:
         return self.total_gb <= self.capacity_gb + 1e-6  # a server fills what it has, by sums of floats
 
 
-def memory(config: Config, processes: list[topology.Process], measured_gb: Mapping[int, float] = {}) -> list[Memory]:
-    """One entry for each process and GPU. `measured_gb`, in 1e9 bytes: of GPUs that have less than hardware.memory_gb says, by index."""
+def measured(config: Config, processes: list[topology.Process], host: Host) -> dict[int, float]:
+    """Of the GPUs these processes use that are here and have less memory than hardware.memory_gb says: 1e9 bytes, by index."""
+    here = host.gpus_of(config.hardware.vendor)
+    used = sorted({gpu for process in processes for gpu in process.gpus})
+    return {i: here[i].memory_gb or 0.0 for i in used if i < len(here) and is_smaller(here[i], config.hardware)}
+
+
+def memory(config: Config, processes: list[topology.Process], smaller: Mapping[int, float] = {}) -> list[Memory]:
+    """One entry for each process and GPU. `smaller`: what `measured` found."""
+    nominal = config.hardware.memory_gb * GIB - (SYSTEM_GB if config.hardware.unified_memory else 0.0)
     found = []
     for process in processes:
         if process.kind == "prepare":  # over before the others begin
             continue
         serves = process.kind == "server"
-        capacity = min([config.hardware.memory_gb * GIB, *(measured_gb[gpu] for gpu in process.gpus if gpu in measured_gb)])
+        capacity = min([nominal, *(smaller[gpu] for gpu in process.gpus if gpu in smaller)])
         moment, parts = ("", _server_parts(config, capacity)) if serves else _rank_parts(config, capacity)
         # A server keeps to its share: weights that outgrow it do not fit, however much memory is left beside it.
         most = config.topology.server_memory_share * capacity if serves else capacity
@@ -224,10 +235,12 @@ def _zero(config: Config, n: _Counts) -> _Sharing:
     """Gradients go through a bucket into a part of the products' dtype, which the step flattens and makes fp32. Stage 3 gathers
     weights as FSDP does."""
     low = 4.0 if config.precision.compute == "fp32" else 2.0
-    part, bucket = low * n.trained / n.ranks, low * min(BUCKET, n.trained)
+    part, flat, bucket = low * n.trained / n.ranks, 4.0 * n.trained / n.ranks, low * min(BUCKET, n.trained)
+    if config.topology.zero.offload_optimizer:
+        part = flat = 0.0  # what a bucket holds goes to the host
     if config.topology.strategy == "zero2":
-        return _Sharing(part, bucket, 2 * part + 4.0 * n.trained / n.ranks, 0.0)
-    return _Sharing(part, 2 * bucket + _gathered(config, n, 2), part + 4.0 * min(SUB_GROUP, n.trained / n.ranks), bucket)
+        return _Sharing(part, bucket, 2 * part + flat, 0.0)
+    return _Sharing(part, 2 * bucket + _gathered(config, n, 2), part + min(4.0 * SUB_GROUP, flat), bucket)
 
 
 def _gathered(config: Config, n: _Counts, layers: int) -> float:

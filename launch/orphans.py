@@ -19,6 +19,7 @@ from typing import NamedTuple
 LAUNCHER, PROCESS = "ROCM_RECIPES_OWNER", "ROCM_RECIPES_PROCESS"
 PROC = Path("/proc")
 POLL_S = 0.05
+SURE = 3  # empty looks in a row: one that forks and ends may be between two entries of /proc in one of them
 GUARD_POLL_S = 0.2  # reading every process's environment takes a hundredth of a second on a large machine
 DIES_WITHIN_S = 10.0  # of SIGKILL; one that waits inside the kernel, for a GPU that hangs, does not
 
@@ -67,10 +68,16 @@ def children(pid: int) -> list[str]:
 
 def kill(wanted: dict[str, str]) -> list[int]:
     """SIGKILL to all that carry this mark, until none is left. Returns those that do not die."""
-    deadline = time.monotonic() + DIES_WITHIN_S
-    while (left := [one for one in _all_marked() if one.carries(wanted)]) and time.monotonic() < deadline:
-        _kill(left)
-        time.sleep(POLL_S)
+    deadline, empty = time.monotonic() + DIES_WITHIN_S, 0
+    left: list[_Marked] = []
+    while empty < SURE and time.monotonic() < deadline:
+        left = [one for one in _all_marked() if one.carries(wanted)]
+        if left:
+            empty = 0
+            _kill(left)
+            time.sleep(POLL_S)
+        else:
+            empty += 1
     return [one.pid for one in left]
 
 

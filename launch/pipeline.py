@@ -15,13 +15,16 @@ from launch.compose import compose
 from launch.errors import EXIT_DONE, UserError
 from launch.execute import STATUS, check_host, execute
 from launch.plan import Plan, composition, composition_hash, make_plan, pipeline_json, prepare
-from launch.schema import Config, Mode, Phase
+from launch.schema import Config, Phase
+from launch.schema_enums import Find, Mode
 
 
 def run(config: Config, overrides: list[str]) -> int:
     """Every phase of `config`, planned before the first one starts."""
     if config.runtime.name == "slurm":
         raise UserError("runtime=slurm with phases: a job is one run. Use: each phase as a run of its own, or runtime=local inside a job.")
+    if config.find != Find.none:
+        raise UserError(f"find={config.find.value} with phases: it searches for one run. Use: each phase as a run of its own.")
     host = detect.host(sys.executable)
     run_dir, resumed = rundir.choose(config)
     plans = {phase.name: plan_phase(config, phase, overrides, host, run_dir) for phase in config.phases}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from containers import images
-from launch import batch, check, container, detect, environment, memory, smoke, speed, topology, trainer_args
+from launch import batch, check, container, environment, memory, smoke, speed, topology, trainer_args
 from launch.container import ContainerSpec
 from launch.detect import Host
 from launch.errors import UserError
@@ -24,7 +24,7 @@ from launch.topology import Process
 
 SCHEMA = 1
 # Keys that do not change what is computed: two compositions that differ in them only are the same run.
-NOT_IDENTITY = ("mode", "format", "verbose", "resume", "run_root", "name", "sweep", "preflight")
+NOT_IDENTITY = ("mode", "find", "price_per_gpu_hour", "format", "verbose", "resume", "run_root", "name", "sweep", "preflight")
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,7 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
     if key:
         raise UserError(f"{key}: holds a secret of your shell, and a composition ends in records. The processes inherit the variable.")
     processes = topology.processes(config, host, run_dir)
-    used = sorted({gpu for process in processes for gpu in process.gpus})
-    here = host.gpus_of(config.hardware.vendor)
-    smaller = {i: here[i].memory_gb or 0.0 for i in used if i < len(here) and detect.is_smaller(here[i], config.hardware)}
+    smaller = memory.measured(config, processes, host)
     return Plan(
         name=config.name or default_name(config),
         run_dir=run_dir,

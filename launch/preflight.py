@@ -12,8 +12,7 @@ from launch.checks.finding import Finding, Status
 from launch.detect import Host
 from launch.errors import HostError
 from launch.plan import Plan
-from launch.schema import Vendor
-from launch.schema_host import Preflight
+from launch.schema_enums import Preflight, Vendor
 
 RELEASED_WITHIN_S = 5.0  # our choice: the driver takes back the memory of a process that has ended some time after its end
 POLL_S = 0.2

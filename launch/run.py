@@ -5,18 +5,19 @@ python launch/run.py hardware=mi350x method=grpo model=qwen3_4b mode=plan
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from launch import detect, help, hydra_options, pipeline, rundir, show, slurm, sweep
+from launch import detect, fit, help, hydra_options, pipeline, rundir, show, slurm, sweep
 from launch.check_files import check_files
 from launch.compose import compose
 from launch.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import check_host, execute
 from launch.plan import as_json, make_plan, prepare
-from launch.schema import Mode
+from launch.schema_enums import Find, Mode
 from launch.stream import run_program
 
 
@@ -27,17 +28,27 @@ def run(overrides: list[str]) -> int:
         raise UserError(f"sweep={config.sweep.name}: a search of many runs. Put -m before it: python launch/run.py -m ...")
     if config.phases:
         return pipeline.run(config, overrides)
+    host, found = detect.host(sys.executable), None
+    if config.find != Find.none:
+        overrides, found = fit.search(config, overrides, host)
+        config = compose(overrides)
     config, warnings = prepare(config)
     check_files(config, all_lines=config.mode == Mode.run)
-    host = detect.host(sys.executable)
     run_dir, resumed = rundir.choose(config)
     plan = make_plan(config, host, run_dir, warnings)
+    advice = fit.advice(plan, overrides, host)
     on_slurm = config.runtime.name == "slurm"
     if config.mode == Mode.plan:
-        show.show(config, lambda: slurm.plan_json(plan, host) if on_slurm else as_json(plan), plan)
+        plan = dataclasses.replace(plan, warnings=[*plan.warnings, *([advice] if advice else [])])
+        whole = {"found": found} if found else {}
+        show.show(config, lambda: {**(slurm.plan_json(plan, host) if on_slurm else as_json(plan)), **whole}, plan)
+        if found:
+            show.say(config, "\n".join(found["said"]))
         if on_slurm:
             show.say(config, f"\n{slurm.SCRIPT}:\n{slurm.script(plan, host)}")
         return EXIT_DONE
+    if advice:
+        raise HostError(advice)
     if on_slurm:
         show.show_start(config, plan, None, resumed)
         return slurm.submit(plan, host, overrides, config)

@@ -12,65 +12,8 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from launch.schema_host import HostNeeds, Preflight
-
-
-class Vendor(Enum):
-    amd = "amd"
-    nvidia = "nvidia"
-    none = "none"
-
-
-class Link(Enum):
-    xgmi = "xgmi"
-    nvlink = "nvlink"
-    pcie = "pcie"
-    none = "none"
-
-
-class When(Enum):
-    """Which processes an environment variable of the hardware group is for."""
-
-    always = "always"
-    trainer = "trainer"  # a process that trains, on any number of GPUs
-    server = "server"  # a process that generates with vLLM
-    multi_gpu = "multi_gpu"  # a process group whose ranks talk through RCCL or NCCL
-    fsdp = "fsdp"  # ranks that shard parameters (fsdp, zero3)
-    eight_gpus = "eight_gpus"  # a process group of eight ranks
-
-
-class Init(Enum):
-    pretrained = "pretrained"
-    random = "random"
-
-
-class Mode(Enum):
-    run = "run"
-    plan = "plan"
-
-
-class Format(Enum):
-    text = "text"
-    json = "json"
-
-
-class Profile(Enum):
-    none = "none"
-    torch = "torch"
-
-
-class Debug(Enum):
-    none = "none"
-    memory_fault = "memory_fault"
-
-
-class NumaBinding(Enum):
-    """To which cores torchrun binds each rank: those of its GPU's NUMA node or socket, or a share of them for itself."""
-
-    node = "node"
-    socket = "socket"
-    exclusive = "exclusive"
-    core_complex = "core-complex"
+from launch.schema_enums import Debug, Find, Format, Init, Link, Mode, Network, NumaBinding, Preflight, Profile, Vendor, When
+from launch.schema_host import Healthy, HostNeeds
 
 
 @dataclass
@@ -123,6 +66,7 @@ class Hardware:
     env: dict[str, EnvVar] = field(default_factory=dict)
     rocm: Optional[Rocm] = None
     host: HostNeeds = field(default_factory=HostNeeds)
+    healthy: Healthy = field(default_factory=Healthy)
     container: str = MISSING  # the image that serves it
 
 
@@ -243,14 +187,6 @@ class Data:
     split: str = "train"
     heldout_split: Optional[str] = None
     limit: Optional[int] = None  # train on the first rows only
-
-
-class Network(Enum):
-    """What a container reaches."""
-
-    bridge = "bridge"  # the outside, through an interface of its own
-    host = "host"  # everything that the host reaches; several nodes need it
-    none = "none"  # its own loopback only
 
 
 @dataclass
@@ -380,6 +316,7 @@ class Config:
     sweep: Sweep = field(default_factory=Sweep)
 
     mode: Mode = Mode.run
+    find: Find = Find.none  # mode=plan: search with the memory planner
     format: Format = Format.text
     verbose: bool = False  # the text plan shows full command lines and environments
     smoke: bool = False
@@ -388,6 +325,7 @@ class Config:
     profile: Profile = Profile.none
     debug: Debug = Debug.none
     effective_batch: Optional[int] = None  # sequences of one optimizer step; the accumulation follows from it
+    price_per_gpu_hour: Optional[float] = None  # in any currency: the plan then says what the run costs
     seed: int = 0
     name: Optional[str] = None  # empty: <method>-<model>-<hardware>
     run_root: str = "runs"

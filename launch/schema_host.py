@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Optional
-
-
-class Preflight(Enum):
-    """What a run does where the doctor's short set finds what would make it fail."""
-
-    refuse = "refuse"
-    warn = "warn"
 
 
 @dataclass
@@ -24,3 +16,12 @@ class HostNeeds:
     kernel: Optional[str] = None  # oldest Linux
     linux_firmware: Optional[str] = None  # oldest release of linux-firmware, a date: YYYYMMDD
     mec_firmware: Optional[int] = None  # oldest firmware of the compute microengine, KFD's fw_version
+
+
+@dataclass
+class Healthy:
+    """What a healthy device reaches, as shares of its file's figures: launch/doctor.py active=true compares. Empty where nobody says."""
+
+    gemm: Optional[float] = None  # of peak_tflops, by a product of 8192 x 8192 matrices in the half precision that it prefers
+    copy: Optional[float] = None  # of bandwidth_gb_s, read and written
+    all_reduce: Optional[float] = None  # of link_gb_s: bus bandwidth of large sums among all GPUs of a node

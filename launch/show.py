@@ -17,7 +17,8 @@ from launch import batch, rundir, topology
 from launch.container import ContainerSpec
 from launch.memory import Memory
 from launch.plan import Plan, image_json
-from launch.schema import Config, Format, Vendor
+from launch.schema import Config
+from launch.schema_enums import Format, Vendor
 
 
 def show(config: Config, as_json: Callable[[], dict[str, Any]], *plans: Plan) -> None:
@@ -140,7 +141,12 @@ def _spread(plan: Plan) -> str:
 def _speed(plan: Plan) -> str:
     if plan.speed.tokens_per_second is None or plan.speed.step_s is None:
         return f"unknown: {plan.speed.basis}"
-    return f"{plan.speed.tokens_per_second:,.0f} tokens/s, {plan.speed.step_s:.3g} s a step ({plan.speed.basis})"
+    found = f"{plan.speed.tokens_per_second:,.0f} tokens/s, {plan.speed.step_s:.3g} s a step"
+    if plan.speed.run_hours is not None:
+        found += f", {plan.speed.run_hours:.3g} h"
+    if plan.speed.cost is not None:
+        found += f", costs {plan.speed.cost:,.2f}"
+    return f"{found} ({plan.speed.basis})"
 
 
 def _processes(plan: Plan) -> Table:

@@ -19,7 +19,8 @@ from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_HOST, EXIT_INTERRUPTED, H
 from launch.execute import check_plan, write_inputs
 from launch.logs import Follower
 from launch.plan import Plan, as_json
-from launch.schema import Config, Format, Vendor
+from launch.schema import Config
+from launch.schema_enums import Format, Vendor
 from launch.slurm_process import JOB_PROGRAM
 from launch.topology import num_gpus
 

@@ -24,7 +24,8 @@ from launch.errors import EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import check_host, execute
 from launch.plan import Plan, make_plan, prepare
 from launch.reproduce import recorded_config
-from launch.schema import Config, Vendor
+from launch.schema import Config
+from launch.schema_enums import Vendor
 from launch.slurm import MASKS, state_of
 
 

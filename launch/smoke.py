@@ -6,7 +6,8 @@ import copy
 import importlib.util
 
 from launch import shapes, trainer_args
-from launch.schema import Config, Debug, Init, Link, Topology, Vendor
+from launch.schema import Config, Topology
+from launch.schema_enums import Debug, Init, Link, Vendor
 
 # Sizes only: what an argument means for the algorithm (loss, beta, scheduler ...) stays as composed.
 SIZES = {

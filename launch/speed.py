@@ -1,17 +1,58 @@
-"""A first estimate of speed: shares of a GPU's peak and bandwidth that are assumed, and named as such."""
+"""Time of a training step from a roofline: matrix products, attention, memory-bound kernels, the optimizer, communication, generation.
+
+Work is counted from shapes; how much of a GPU's peak and bandwidth each kind of work reaches was measured on H200s with runs that
+docs/results/speed.md lists, and is assumed to be the same share elsewhere. `basis` says so where it matters.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from launch import shapes
+from launch import shapes, topology
+from launch.activations import MicroStep, Numerics
 from launch.batch import Batch, batch
+from launch.memory import has_reference, micro_step
 from launch.schema import Config
+from launch.schema_enums import Vendor
 from launch.trainer_args import known, value
 
-ASSUMED_MFU = 0.3  # share of the dense peak that TRL's trainers are assumed to reach
-ASSUMED_BANDWIDTH = 0.6  # share of the memory bandwidth that decoding is assumed to reach
+# Shares of the dense peak and of the bandwidth that eager training reached; of 16-bit products, of what a healthy GPU's largest reach.
+GEMM, GEMM_FP32, ATTENTION, BANDWIDTH, LINKS = 0.96, 0.76, 0.40, 0.50, 0.7
+KERNEL_S = 6e-6  # that torch needs to start a kernel: below that a GPU waits
+FSDP_LAYER_S = 2.5e-3  # of gathering and freeing one layer under FSDP2, each micro-step
+ZERO3_LAYER_S, ZERO3_WEIGHT_S = 8e-3, 0.18e-9  # of DeepSpeed's hooks for a layer, and for a weight of it
+STEP_S = 0.1  # of a step that no kernel fills: collating, gathering metrics, logging
+DECODE_S = 8.4e-3  # of one token of all sequences by vLLM 0.26: 8.6 ms for 0.6B, 8.3 ms for 4B, so not the GPU's
+DECODE_BANDWIDTH = 0.6  # share at which decoding reads weights, where that takes longer
 SERVER_SEQUENCES = 256  # completions that one server decodes at once (vLLM's max_num_seqs)
+SYNC_S, SYNC_GB_S = 0.14, 134.0  # of sending weights to a server
+WEIGHT_BYTES = {Numerics.autocast: (30.8, 24.5), Numerics.cast: (6.4, 6.3), Numerics.fp32: (12.8, 12.7)}  # a weight and micro-step
+ADAM_BYTES = 28 + 12  # a parameter: fused AdamW reads four tensors and writes three, clipping reads twice and writes
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that memory-bound kernels of one layer read and write for a token, per unit of width; and kernels of a layer.
+
+    Counted on fake tensors over transformers 5.17's Qwen3: norms, rotations, casts, residuals, the activation, and their backward.
+    """
+
+    hidden: float
+    wide: float
+    heads: float  # per unit of query and of key width
+    kernels: int
+
+
+TRAFFIC = {  # by numerics and gradient checkpointing
+    (Numerics.autocast, True): Traffic(558, 38, 347, 254),
+    (Numerics.autocast, False): Traffic(462, 28, 262, 192),
+    (Numerics.cast, True): Traffic(442, 38, 241, 220),
+    (Numerics.cast, False): Traffic(364, 28, 184, 168),
+    (Numerics.fp32, True): Traffic(455, 76, 297, 196),
+    (Numerics.fp32, False): Traffic(364, 56, 220, 150),
+}
+WITHOUT_HEAD_NORMS = 0.31  # of that traffic for heads remains where queries and keys are not normed (qwen2, llama)
 
 
 @dataclass(frozen=True)
@@ -21,34 +62,131 @@ class Speed:
     tokens_per_second: float | None
     step_s: float | None
     basis: str
+    run_hours: float | None = None  # of training, without start and evaluation; None where the data decides and is not read
+    cost: float | None = None  # of the run's GPUs, in the currency of price_per_gpu_hour
 
 
 def speed(config: Config) -> Speed:
     """Tokens a second of the whole run, and seconds a step."""
-    peak = config.hardware.peak_tflops.get(config.precision.compute)
+    compute = config.precision.compute
+    peak = config.hardware.peak_tflops.get(compute)
     if peak is None:
-        return Speed(None, None, f"no peak of {config.hardware.name} in {config.precision.compute} is known")
+        return Speed(None, None, f"no peak of {config.hardware.name} in {compute} is known")
     if config.method.kind != "trainer":
         return Speed(None, None, f"no estimate for {config.method.name} yet")
     size = batch(config)
-    recomputes = bool("gradient_checkpointing" in known(config) and value(config, "gradient_checkpointing"))
-    flops = shapes.flops_per_token(config.model, size.sequence, config.adapter.rank is None, recomputes)
+    parts = step_parts(config, size, peak * 1e12)
+    train_s, generate_s = sum(parts.values()) - parts["generation"], parts["generation"]
+    step_s = max(train_s, generate_s) if config.topology.overlap else train_s + generate_s
     pairs = 2 if config.method.name == "dpo" else 1
-    train_s = flops * size.tokens * pairs / size.ranks / (ASSUMED_MFU * peak * 1e12)
-    generate_s = _generation_s(config, size)
-    step_s = train_s + generate_s
-    basis = f"assumed, not measured: {ASSUMED_MFU:.0%} of the {config.precision.compute} peak"
-    if generate_s:
-        basis += f", generation at {ASSUMED_BANDWIDTH:.0%} of the memory bandwidth ({generate_s / step_s:.0%} of the step)"
-    return Speed(size.tokens * pairs / step_s, step_s, basis)
+    measured = "measured shares of an H200's peak and bandwidth"
+    basis = measured if config.hardware.name == "h200" else f"{measured}, assumed for {config.hardware.name}"
+    largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
+    said = f"{basis}: {', '.join(f'{name} {part / step_s:.0%}' for name, part in largest)}"
+    hours = steps * step_s / 3600 if (steps := num_steps(config, size)) else None
+    return Speed(size.tokens * pairs / step_s, step_s, said, hours, _cost(config, hours))
+
+
+def num_steps(config: Config, size: Batch) -> int | None:
+    """Optimizer steps of the run; None where the rows of a data set that is not read decide."""
+    most = value(config, "max_steps")
+    if most and int(most) > 0:
+        return int(most)
+    rows = config.data.limit or config.data.num_train
+    if not rows:
+        return None
+    # GRPO makes a group of completions of each row.
+    per_row = int(value(config, "num_generations")) if "num_generations" in known(config) else 1
+    return math.ceil(rows * per_row / size.sequences * float(value(config, "num_train_epochs")))
+
+
+def _cost(config: Config, hours: float | None) -> float | None:
+    price = config.price_per_gpu_hour
+    gpus = topology.num_gpus(config) * config.runtime.slurm.nodes
+    return None if price is None or hours is None else price * gpus * hours
+
+
+def step_parts(config: Config, size: Batch, peak: float) -> dict[str, float]:
+    """Seconds of one optimizer step of a rank, by kind of work; `peak` in operations a second."""
+    step = micro_step(config, size)
+    micro = micro_parts(config, step, peak)
+    found = {name: size.accumulation * part for name, part in micro.items()}
+    bandwidth = config.hardware.bandwidth_gb_s * 1e9 * BANDWIDTH
+    sharded = size.ranks if config.topology.strategy in ("fsdp", "zero2", "zero3") else 1
+    found["optimizer"] = ADAM_BYTES * shapes.trainable_parameters(config.model, config.adapter) / sharded / bandwidth
+    found["between steps"] = STEP_S
+    found["communication"] = _communication(config, size, sum(micro.values()))
+    found["generation"] = _generation_s(config, size)
+    return found
+
+
+def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float]:
+    """Seconds of forward and backward of one micro-step."""
+    model, tokens = config.model, step.tokens
+    trains_base = config.adapter.rank is None
+    linear = model.num_layers * sum(i * o for i, o in shapes.linear_sizes(model))
+    passes = 1 + step.checkpointing + (2 if trains_base else 1)
+    head = 4 if trains_base else 3  # TRL's head makes its logits again in the backward
+    products = 2.0 * tokens * (passes * linear + head * model.vocab_size * model.hidden_size)
+    scores = 2.0 * tokens * step.length * model.num_layers * model.num_heads * model.head_dim * (1 + step.checkpointing + 2.5)
+    if has_reference(config):
+        products += 2.0 * tokens * (linear + model.vocab_size * model.hidden_size)
+        scores += 2.0 * tokens * step.length * model.num_layers * model.num_heads * model.head_dim
+    share = GEMM_FP32 if step.numerics is Numerics.fp32 else GEMM * (config.hardware.healthy.gemm or 1.0)
+    moved, kernels = _traffic(config, step, linear)
+    times = {
+        "matrix products": products / (share * peak),
+        "attention": scores / (ATTENTION * peak),
+        "memory-bound kernels": moved / (config.hardware.bandwidth_gb_s * 1e9 * BANDWIDTH),
+    }
+    waits = kernels * KERNEL_S - sum(times.values())
+    return {**times, "starting kernels": max(0.0, waits)}
+
+
+def _traffic(config: Config, step: MicroStep, linear: float) -> tuple[float, float]:
+    """Bytes that memory-bound kernels move in a micro-step, and how many kernels there are."""
+    model, (hidden, wide, query, key) = config.model, step.widths
+    of_layer = TRAFFIC[step.numerics, step.checkpointing]
+    heads = of_layer.heads * (1.0 if model.architecture == "qwen3" else WITHOUT_HEAD_NORMS)
+    per_token = of_layer.hidden * hidden + of_layer.wide * wide + heads * (query + key)
+    scores = 12 * step._scores() * (2 if step.checkpointing else 1)  # unfused attention reads and writes them all over
+    weights = WEIGHT_BYTES[step.numerics][0 if step.checkpointing else 1] * (linear + model.vocab_size * hidden)
+    moved = model.num_layers * (step.tokens * per_token + scores) + (weights if config.adapter.rank is None else weights / 3)
+    kernels = model.num_layers * of_layer.kernels
+    if has_reference(config):  # a forward, a fifth of the kernels of forward, forward again and backward
+        moved, kernels = 1.2 * moved, round(1.2 * kernels)
+    return moved, kernels
+
+
+def _communication(config: Config, size: Batch, micro_s: float) -> float:
+    """What gradients and gathered weights cost beyond what a backward hides."""
+    strategy, n = config.topology.strategy, size.ranks
+    if n == 1 or config.hardware.vendor == Vendor.none or not config.hardware.link_gb_s:
+        return 0.0
+    model = config.model
+    trained = shapes.trainable_parameters(model, config.adapter)
+    link = config.hardware.link_gb_s * 1e9 * LINKS
+    reduced = 2 * (n - 1) / n * 4.0 * trained / link
+    exposed = max(0.0, reduced - micro_s / 2)
+    layers = size.accumulation * model.num_layers
+    if strategy == "fsdp":
+        return exposed + layers * FSDP_LAYER_S
+    if strategy == "zero2":  # does not overlap, and reduces in every micro-step, in 16 bits but for AMD
+        width = 4 if config.hardware.vendor == Vendor.amd or config.precision.compute == "fp32" else 2
+        return size.accumulation * (n - 1) / n * width * trained / link
+    if strategy == "zero3":
+        return exposed + layers * (ZERO3_LAYER_S + ZERO3_WEIGHT_S * shapes.layer_parameters(model))
+    return exposed
 
 
 def _generation_s(config: Config, size: Batch) -> float:
-    """Seconds to decode the completions of one step: every token reads all weights once for a batch of sequences."""
+    """Seconds to decode the completions of one step, and to send the weights to a server before it."""
     if not size.completion:
         return 0.0
-    read_s = 2.0 * config.model.num_parameters / (ASSUMED_BANDWIDTH * config.hardware.bandwidth_gb_s * 1e9)
+    weights_gb = 2.0 * config.model.num_parameters / 1e9
+    read_s = weights_gb / config.topology.server_tensor_parallel / (DECODE_BANDWIDTH * config.hardware.bandwidth_gb_s)
     engines = max(1, config.topology.servers) if config.topology.servers else size.ranks
     waves = max(1.0, size.sequences / engines / SERVER_SEQUENCES)
-    passes = int(value(config, "num_iterations") or 1)  # one generation serves several
-    return read_s / config.topology.server_tensor_parallel * size.completion * waves / passes
+    passes = int(value(config, "num_iterations") or 1) if "num_iterations" in known(config) else 1  # one generation serves several
+    sync_s = SYNC_S + weights_gb / SYNC_GB_S if config.topology.servers else 0.0
+    return (max(DECODE_S, read_s) * size.completion * waves + sync_s) / passes

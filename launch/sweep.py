@@ -20,7 +20,8 @@ from launch.detect import Host
 from launch.errors import EXIT_DONE, EXIT_USER, HostError, UserError, near
 from launch.execute import check_host, signals
 from launch.plan import NOT_IDENTITY, composition, identity, plain
-from launch.schema import Config, Mode
+from launch.schema import Config
+from launch.schema_enums import Mode
 from launch.sweep_loop import Loop
 from launch.sweep_study import Grid, Search, Source, preview
 from launch.sweep_trials import Prepared, Trial, prepared

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.plan import as_json, pipeline_json, plain
-from launch.schema import Config, Direction, Format, Parameter, Sweep
+from launch.schema import Config, Direction, Parameter, Sweep
+from launch.schema_enums import Format
 from launch.show import show_plan
 from launch.sweep_pool import at_once, pack, typed
 from launch.sweep_trials import Prepared, Trial

@@ -9,7 +9,8 @@ from pathlib import Path
 from launch import environment, paths, serving
 from launch.detect import Host
 from launch.environment import Setting
-from launch.schema import Config, Vendor
+from launch.schema import Config
+from launch.schema_enums import Vendor
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from launch.errors import UserError, near
-from launch.schema import Config, Vendor
+from launch.schema import Config
+from launch.schema_enums import Vendor
 
 LOCK = Path(__file__).parents[1] / "containers/trainer_args.lock.json"
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from launch import detect
 from launch.detect import Host
 from launch.gpu import Gpu
-from launch.schema import Hardware, Vendor
+from launch.measured import Outcome
+from launch.schema import Hardware
+from launch.schema_enums import Vendor
 from launch.schema_host import HostNeeds
 from launch.sysfs import as_number, status_of, text
 
@@ -47,6 +49,7 @@ class Facts:
     run_root: str
     probe: Probe
     only: frozenset[int] | None = None  # indices of the GPUs that a run uses; None: of all that the caller may use
+    active: Outcome | None = None  # of the active tests, where they were asked for
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:

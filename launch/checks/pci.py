@@ -9,7 +9,7 @@ from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding, boot_with
 from launch.gpu import Gpu
 from launch.kfd import GTT
-from launch.schema import Link as LinkKind
+from launch.schema_enums import Link as LinkKind
 from launch.sysfs import as_decimal, number, text
 
 BRIDGE = "0x0604"  # PCI class

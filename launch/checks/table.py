@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from launch.checks import access, driver, environment, host, kernel_log, pci, state, strix_halo
+from launch.checks import access, active, driver, environment, host, kernel_log, pci, state, strix_halo
 from launch.checks.facts import Facts
 from launch.checks.finding import Finding
 
@@ -57,10 +57,30 @@ CHECKS = (
     Check("allocator", "Environment", environment.allocator, "always"),
 )
 
+ACTIVE = "Active tests"
+ACTIVE_CHECKS = (  # of a program that has run: launch/active.py
+    Check("active_tests", ACTIVE, active.ran),
+    Check("torch_gpus", ACTIVE, active.torch_gpus),
+    Check("gemm", ACTIVE, active.gemm),
+    Check("gemm_rate", ACTIVE, active.gemm_rate),
+    Check("gemm_fp32_output", ACTIVE, active.fp32_output),
+    Check("xcd_clocks", ACTIVE, active.xcd_clocks),
+    Check("copy_rate", ACTIVE, active.copy_rate),
+    Check("all_reduce", ACTIVE, active.all_reduce),
+    Check("all_reduce_rate", ACTIVE, active.all_reduce_rate),
+)
+
 
 def run(facts: Facts) -> dict[Check, Finding]:
     """What every check says that is about this machine."""
-    return _found(facts, CHECKS)
+    return _found(facts, CHECKS + _of_active(facts))
+
+
+def _of_active(facts: Facts) -> tuple[Check, ...]:
+    """One that failed, or was not run, says so once."""
+    if facts.active is None:
+        return ()
+    return ACTIVE_CHECKS if facts.active.measured and not facts.active.failed else ACTIVE_CHECKS[:1]
 
 
 def before_run(facts: Facts, contained: bool) -> dict[str, Finding]:

@@ -11,32 +11,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import random
 import statistics
-import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-MASK = "HIP_VISIBLE_DEVICES" if Path("/dev/kfd").exists() else "CUDA_VISIBLE_DEVICES"
-WARM_UP = 3  # steps that allocate, compile and tune
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.gpu.jobs import WARM_UP, Job, rows_of, run, step_s
+
 STEPS = {"fp32": 6, "bf16": 10}
 TOKENS = 2048  # of an SFT row
 SFT_BATCH, GRPO_BATCH = 32, 96  # sequences of a step, of all ranks together
-DIGITS_A_ROW = 2300  # one token each
-
-
-@dataclass(frozen=True)
-class Job:
-    """A run: its name, the GPUs it takes, and its overrides."""
-
-    name: str
-    gpus: int
-    overrides: list[str]
 
 
 def sft(model: str, precision: str, topology: str, gpus: int, seed: int = 0) -> Job:
@@ -57,6 +44,7 @@ def grpo(model: str, topology: str, gpus: int, *extra: str, name: str | None = N
         f"{model}-grpo-{name or topology}-{gpus}",
         gpus,
         [*shared, f"model={model}", "precision=bf16", f"topology={topology}", f"topology.num_gpus={gpus}", *extra],
+        "grpo",
     )
 
 
@@ -78,82 +66,12 @@ def jobs(model: str, gpus: int, precisions: list[str], methods: list[str]) -> li
     return found
 
 
-def write_data(folder: Path) -> dict[str, Path]:
-    """Rows of random digits for SFT, short sums for GRPO."""
-    drawn = random.Random(0)
-    files = {method: folder / f"{method}.jsonl" for method in ("sft", "grpo")}
-    with files["sft"].open("w") as file:
-        for _ in range(SFT_BATCH * STEPS["bf16"]):
-            digits = "".join(drawn.choices("0123456789", k=DIGITS_A_ROW))
-            file.write(json.dumps({"text": digits}) + "\n")
-    with files["grpo"].open("w") as file:
-        for _ in range(GRPO_BATCH * STEPS["bf16"]):
-            a, b = drawn.randrange(100), drawn.randrange(100)
-            row = {"prompt": [{"role": "user", "content": f"What is {a} plus {b}?"}], "answer": str(a + b)}
-            file.write(json.dumps(row) + "\n")
-    return files
-
-
-def start(job: Job, hardware: str, folder: Path, data: dict[str, Path], gpus: list[int]) -> subprocess.Popen[bytes]:
-    method = "grpo" if "method=grpo" in job.overrides else "sft"
-    fixed = ["model.init=random", "data=jsonl", f"data.path={data[method]}", "tracking=none", "method.args.logging_steps=1"]
-    fixed += ["method.args.save_strategy=no", f"name={job.name}", f"run_root={folder / 'runs'}", hardware, "resume=never"]
-    fixed += ["runtime.hang_timeout_s=300"]
-    log = (folder / f"{job.name}.log").open("wb")
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "launch/run.py"), *fixed, *job.overrides],
-        env={**os.environ, MASK: ",".join(map(str, gpus))},
-        stdout=log,
-        stderr=subprocess.STDOUT,
-    )
-
-
-def run(todo: list[Job], hardware: str, folder: Path, num_gpus: int, until: float) -> None:
-    """Several at a time; none is started after `until` (seconds, monotonic).
-
-    A run's GPUs go to the next one when its last step is logged: that one loads its libraries while the first saves.
-    """
-    data = write_data(folder)
-    given = os.environ.get(MASK)
-    free = [int(gpu) for gpu in given.split(",")] if given else list(range(num_gpus))
-    running = []
-    while todo or running:
-        for job in list(todo):
-            if job.gpus <= len(free) and time.monotonic() < until:
-                taken, free = free[: job.gpus], free[job.gpus :]
-                todo.remove(job)
-                running.append((job, start(job, hardware, folder, data, taken), taken, time.monotonic()))
-        if not running:
-            break
-        time.sleep(0.5)
-        for entry in list(running):
-            job, process, taken, began = entry
-            ended = process.poll() is not None
-            if taken and (ended or trained(job, folder)):
-                free = sorted([*free, *taken])
-                taken.clear()
-            if ended:
-                running.remove(entry)
-                print(f"{job.name}: exit {process.returncode}, {time.monotonic() - began:.0f} s", flush=True)
-    for job in todo:
-        print(f"{job.name}: not run, no time left", flush=True)
-
-
-def trained(job: Job, folder: Path) -> bool:
-    """Whether the newest run of it has logged its last step."""
-    found = sorted((folder / "runs" / job.name).glob("*/metrics.jsonl"))
-    rows = found[-1].read_text().split("\n")[:-1] if found else []
-    return bool(rows) and json.loads(rows[-1])["step"] == json.loads(rows[-1])["num_steps"]
-
-
 def measured(job: Job, folder: Path) -> dict[str, Any] | None:
     """Medians of the steps after the warm-up; None where the run is not done."""
-    found = sorted((folder / "runs" / job.name).glob("*/result.json"))
-    if not found or json.loads(found[-1].read_text()).get("status") != "done":
+    rows = rows_of(job, folder)
+    if rows is None:
         return None
-    rows = [json.loads(line) for line in (found[-1].parent / "metrics.jsonl").read_text().splitlines()]
-    steps = [after["time_s"] - before["time_s"] for before, after in zip(rows, rows[1:], strict=False)][WARM_UP - 1 :]
-    row: dict[str, Any] = {"name": job.name, "gpus": job.gpus, "step_s": statistics.median(steps), "losses": [r["loss"] for r in rows]}
+    row: dict[str, Any] = {"name": job.name, "gpus": job.gpus, "step_s": step_s(rows), "losses": [r["loss"] for r in rows]}
     for key in ("tokens_per_second", "mfu", "generation_s", "wait_s", "sync_s", "reward", "sampling/importance_sampling_ratio/mean"):
         values = [r[key] for r in rows[WARM_UP:] if r.get(key) is not None]
         if values:
@@ -196,11 +114,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/topologies"))
     parser.add_argument("--seconds", type=float, default=3600, help="no run is started after so many")
     asked = parser.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
     every = jobs(asked.model, asked.gpus, asked.precisions, asked.methods)
     every = [j for j in every if not asked.only or any(word in j.name for word in asked.only)]
-    todo = [job for job in every if measured(job, asked.folder) is None]
-    run(todo, asked.hardware, asked.folder.resolve(), asked.gpus, time.monotonic() + asked.seconds)
+    run(every, asked.hardware, asked.folder.resolve(), asked.gpus, time.monotonic() + asked.seconds)
     rows = [row for row in (measured(job, asked.folder) for job in every) if row]
     (asked.folder / f"topologies-{asked.model}.json").write_text(json.dumps(rows, indent=1))
     print(table(rows))

@@ -103,6 +103,7 @@ CASES = {
     "data_limit": (["data.limit=0"], ["data.limit=0"]),
     "model_source": (["model.init=pretrained"], ["no weights are named", "model.path="]),
     "model_path_and_random": (["model=qwen3_4b", "model.init=random", "model.path=/m"], ["model.path=/m", "ignored"]),
+    "find": (["find=largest_batch"], ["find=largest_batch", "mode=plan find=largest_batch"]),
     "docker_without_image": (["hardware=h200", "runtime=docker", "model=qwen3_4b"], ["h200", "container=custom", "runtime=local"]),
     "image_without_docker": (["runtime=local", "container=cpu"], ["container=cpu under runtime=local", "runtime=docker"]),
     "image_serves_gpu": (

@@ -12,7 +12,8 @@ import pytest
 from launch.check import refusals
 from launch.compose import CONF, groups
 from launch.plan import prepare
-from launch.schema import Config, Init
+from launch.schema import Config
+from launch.schema_enums import Init
 from tests.conftest import command, composed
 
 # What a option needs beside itself to make a composition that works.

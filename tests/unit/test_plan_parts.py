@@ -32,7 +32,7 @@ def test_flops_by_hand():
 def test_speed_states_its_basis():
     speed = plan("hardware=mi300x", "model=qwen3_4b", "method=grpo").speed
     assert speed.tokens_per_second > 0
-    assert "assumed, not measured" in speed.basis
+    assert "assumed for mi300x" in speed.basis
     unknown = plan("hardware=mi50", "precision=bf16").speed
     assert (unknown.tokens_per_second, unknown.basis) == (None, "no peak of mi50 in bf16 is known")
 
@@ -105,10 +105,10 @@ def test_masks_that_contradict(environ, said):
                 "topology.server_memory_share=0.5",
             ],
             8,
-            "server on GPU 0",
+            "server: .* on GPU 0",
         ),
         (["hardware=mi300x", "topology=single", "precision=fp8"], 8, "does not train in it yet"),
-        (["hardware=rx9070xt", "model=qwen3_32b"], 8, "GB missing"),
+        (["hardware=rx9070xt", "model=qwen3_32b"], 8, "[0-9.]+ missing"),
     ],
 )
 def test_a_host_that_cannot_run_it(overrides, gpus, said):

@@ -10,7 +10,7 @@ import pytest
 
 from launch import detect, slurm_job
 from launch.errors import HostError
-from launch.schema import Vendor
+from launch.schema_enums import Vendor
 from launch.slurm import MASKS
 from launch.slurm_process import NodeProcess
 from tests.unit.slurm_examples import JOB, TWO, planned

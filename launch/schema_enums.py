@@ -1,0 +1,86 @@
+"""Values that a key of the schema may have, where they are few."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Vendor(Enum):
+    amd = "amd"
+    nvidia = "nvidia"
+    none = "none"
+
+
+class Link(Enum):
+    xgmi = "xgmi"
+    nvlink = "nvlink"
+    pcie = "pcie"
+    none = "none"
+
+
+class When(Enum):
+    """Which processes an environment variable of the hardware group is for."""
+
+    always = "always"
+    trainer = "trainer"  # a process that trains, on any number of GPUs
+    server = "server"  # a process that generates with vLLM
+    multi_gpu = "multi_gpu"  # a process group whose ranks talk through RCCL or NCCL
+    fsdp = "fsdp"  # ranks that shard parameters (fsdp, zero3)
+    eight_gpus = "eight_gpus"  # a process group of eight ranks
+
+
+class Init(Enum):
+    pretrained = "pretrained"
+    random = "random"
+
+
+class Mode(Enum):
+    run = "run"
+    plan = "plan"
+
+
+class Format(Enum):
+    text = "text"
+    json = "json"
+
+
+class Profile(Enum):
+    none = "none"
+    torch = "torch"
+
+
+class Debug(Enum):
+    none = "none"
+    memory_fault = "memory_fault"
+
+
+class NumaBinding(Enum):
+    """To which cores torchrun binds each rank: those of its GPU's NUMA node or socket, or a share of them for itself."""
+
+    node = "node"
+    socket = "socket"
+    exclusive = "exclusive"
+    core_complex = "core-complex"
+
+
+class Network(Enum):
+    """What a container reaches."""
+
+    bridge = "bridge"  # the outside, through an interface of its own
+    host = "host"  # everything that the host reaches; several nodes need it
+    none = "none"  # its own loopback only
+
+
+class Find(Enum):
+    """What mode=plan searches for with the memory planner."""
+
+    none = "none"
+    largest_batch = "largest_batch"  # the most sequences that a rank can take at once
+    smallest_hardware = "smallest_hardware"  # the groups of conf/hardware that it fits, the least memory first
+
+
+class Preflight(Enum):
+    """What a run does where the doctor's short set finds what would make it fail."""
+
+    refuse = "refuse"
+    warn = "warn"

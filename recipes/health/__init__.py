@@ -1,0 +1,1 @@
+"""Measures the GPUs of a machine for launch/doctor.py."""

@@ -1,0 +1,138 @@
+"""launch/doctor.py active=true on a CPU: the real program, and every way in which its processes can go wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from launch import active, doctor, orphans
+from launch.checks import table
+from launch.checks.finding import Status
+from tests.conftest import ROOT
+from tests.unit import sysroots
+
+
+def checks(out: str) -> dict[str, dict]:
+    return {check["name"]: check for check in json.loads(out)["checks"]}
+
+
+def test_on_a_cpu(tmp_path):
+    """As a person calls it, from another folder: two processes, gloo, and an all-reduce whose sum is right."""
+    command = [sys.executable, str(ROOT / "launch/doctor.py"), "hardware=cpu", "active=true", "format=json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    found = checks(done.stdout)
+    assert found["active_tests"]["status"] == "pass", (found["active_tests"], done.stderr)
+    assert found["active_tests"]["read"].startswith("2 processes on the CPU in ")
+    assert done.returncode == (3 if any(check["status"] == "fail" for check in found.values()) else 0)
+    assert "Traceback" not in done.stderr
+    assert done.stderr == "active tests: 2 processes on the CPU, at most 180 s\n"
+    assert (found["gemm"]["status"], found["all_reduce"]["status"]) == ("pass", "pass")
+    assert found["all_reduce"]["read"] == "right among 2"
+    for name in ("gemm_rate", "copy_rate", "all_reduce_rate"):
+        assert (found[name]["status"], found[name]["threshold"]) == ("unknown", "none is known")
+    assert not {"gemm_fp32_output", "xcd_clocks"} & set(found), "of GPUs only"
+    measured = json.loads(done.stdout)["measured"]
+    assert [one["rank"] for one in measured] == [0, 1]
+    for one in measured:
+        assert one["phase"] == "done"
+        assert one["all_reduce_wrong"] == 0
+        assert min(one[name] for name in ("gemm_tflops", "copy_gb_s", "multiply_gb_s", "all_reduce_gb_s")) > 0
+        assert one["gemm_error"] < 1e-4  # in fp32: 256 roundings of 6e-8 at most
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "timeout_s", "told"),
+    [
+        ("dies", 60, "process 1 ended first, killed by signal 9 (SIGKILL); process 0 was in "),
+        ("fails", 60, "process 1 ended first, exit code 9; process 0"),
+        ("hangs", 1, "no end within 1 s, so it was killed: process 0"),
+        ("is cut off", 60, "process 0: rank0.json is not whole: Unterminated string"),
+    ],
+)
+def test_a_process_that(wrong, timeout_s, told, monkeypatch, capsys):
+    monkeypatch.setattr(active, "PROGRAM", "tests.active_ranks")
+    monkeypatch.setattr(active, "TIMEOUT_S", timeout_s)
+    monkeypatch.setenv("WRONG", wrong)
+    began = time.monotonic()
+    code = doctor.main(["hardware=cpu", "active=true", "format=json"])
+    out, err = capsys.readouterr()
+    found = checks(out)
+    assert code == 3
+    assert found["active_tests"]["status"] == "fail"
+    assert found["active_tests"]["read"].startswith(told)
+    assert "run it by hand" in found["active_tests"]["cure"]
+    assert f"PYTHONPATH={ROOT}" in found["active_tests"]["cure"]
+    if wrong == "dies":
+        assert "process 1 was in GEMM" in found["active_tests"]["read"]
+    if wrong == "fails":
+        assert "Last lines: the GPU says no" in found["active_tests"]["read"]
+    assert not {"torch_gpus", "gemm", "all_reduce"} & set(found), "one failure, said once"
+    assert "Traceback" not in err
+    assert orphans.marked({orphans.LAUNCHER: orphans.launcher()}) == [], "processes are left"
+    assert time.monotonic() - began < timeout_s + 15
+
+
+def test_without_torch(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)  # as Python marks what cannot be imported
+    doctor.main(["hardware=cpu", "active=true", "format=json"])
+    found = checks(capsys.readouterr().out)["active_tests"]
+    assert (found["status"], found["read"]) == ("unknown", f"{sys.executable} has no torch")
+    assert found["cure"].startswith("make setup")
+
+
+def test_gpus_in_use_are_left_alone(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    machine.write(f"{machine.device(5)}/mem_info_vram_used", 150 << 30)
+    outcome = active.run(machine.facts(), force=False)
+    assert outcome.not_run == (
+        "the GPUs are in use: 0000:05:00.0 161.1 GB (78%)",
+        "wait for them, or test beside them: python launch/doctor.py active=force",
+    )
+
+
+def test_a_gpu_that_was_asked_for_and_is_not_there(tmp_path):
+    machine = sysroots.laptop(tmp_path)
+    machine.hardware = "mi300x"
+    assert active.run(machine.facts(), force=True).not_run[0] == "no GPU was found"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this torch sees a GPU")
+def test_a_torch_that_sees_none_of_the_gpus(tmp_path):
+    """The program as it is started for a GPU."""
+    found = sysroots.mi300x(tmp_path, num_gpus=1).facts()
+    found = dataclasses.replace(found, host=dataclasses.replace(found.host, python=sys.executable))
+    outcome = active.run(found, force=False)
+    assert outcome.failed is None
+    assert outcome.measured[0].not_measured == f"torch {torch.__version__} sees 0 GPU(s)"
+    wrong = {check.name: finding for check, finding in table.run(dataclasses.replace(found, active=outcome)).items()}
+    assert wrong["torch_gpus"].status == Status.fail
+    assert wrong["torch_gpus"].read == f"torch {torch.__version__} sees 0"
+    assert wrong["active_tests"].status == Status.unknown
+    assert "gemm" not in wrong
+
+
+@pytest.mark.parametrize(("mask", "told"), [("GPU-1234", "indices are needed here"), ("0,0", "named twice")])
+def test_a_mask_that_cannot_be_kept(tmp_path, mask, told):
+    machine = sysroots.mi300x(tmp_path)
+    machine.set_environ(HIP_VISIBLE_DEVICES=mask)
+    assert told in active.run(machine.facts(), force=False).not_run[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["active=yes"], "active=yes: false, true or force is expected."),
+        (["active=treu"], "active=treu: false, true or force is expected. Did you mean true?"),
+        (["active=true", "sysroot=/tmp"], "active=true tests the GPUs of this machine, and sysroot=/tmp is another's."),
+    ],
+)
+def test_a_wrong_argument(arguments, told, capsys):
+    assert doctor.main(arguments) == 2
+    assert capsys.readouterr().err.startswith(told)

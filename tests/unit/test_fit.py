@@ -1,0 +1,134 @@
+"""What fits: every change and every finding is a command that the planner accepts, and the next larger one is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launch import fit, run
+from launch.errors import HostError, UserError
+from launch.plan import make_plan, prepare
+from tests.conftest import composed, host_with
+
+TIGHT = {  # commands that do not fit, and what has to be among the changes
+    "batch": (
+        ["hardware=h200", "model=qwen3_8b", "method=sft", "topology=single", "method.args.per_device_train_batch_size=128"],
+        fit.BATCH,
+    ),
+    "checkpointing": (
+        ["hardware=h200", "model=qwen3_4b", "method=sft", "topology=single", "method.args.gradient_checkpointing=false"]
+        + ["method.args.max_length=8192"],
+        "method.args.gradient_checkpointing=true",
+    ),
+    "sharding": (["hardware=mi210", "model=qwen3_4b", "method=sft", "topology=ddp"], "topology=fsdp"),
+    "adapter": (["hardware=rx7900xtx", "model=qwen3_4b", "method=sft"], "adapter=lora"),
+    "dpo": (["hardware=h200", "model=qwen3_8b", "method=dpo", "topology=single"], "adapter=lora"),
+    "split": (["hardware=mi210", "model=qwen3_4b", "method=grpo", "topology=split", "topology.num_gpus=4"], "topology.strategy=fsdp"),
+    "frozen weights": (["hardware=rx7900xtx", "model=qwen3_8b", "method=sft", "adapter=lora"], "precision.weights=bf16"),
+    "two at once": (["hardware=rx7900xtx", "model=qwen3_8b", "method=sft"], "precision.weights=bf16"),
+}
+
+
+def plan_of(overrides):
+    config, _ = prepare(composed(*overrides))
+    return make_plan(config, host_with(8), Path("/runs/x/1"))
+
+
+@pytest.mark.parametrize("name", TIGHT)
+def test_each_change_is_composed_again_and_fits(name):
+    overrides, wanted = TIGHT[name]
+    plan = plan_of(overrides)
+    assert not all(m.fits for m in plan.memory)
+    found = fit.changes(plan.config, overrides, host_with(8))
+    assert 1 <= len(found) <= fit.WANTED
+    assert any(o.startswith(wanted) for change in found for o in change.overrides)
+    for change in found:
+        assert all(m.fits for m in plan_of([*overrides, *change.overrides]).memory)
+
+
+def test_a_smaller_batch_keeps_the_global_one():
+    overrides, _ = TIGHT["batch"]
+    change = fit.changes(plan_of(overrides).config, overrides, host_with(8))[0]
+    sizes = [int(o.partition("=")[2]) for o in change.overrides]
+    assert change.overrides[0].startswith(fit.BATCH)
+    assert change.overrides[1].startswith(fit.ACCUMULATION)
+    assert sizes[0] * sizes[1] == 128
+
+
+def test_what_nothing_mends_says_so():
+    overrides = ["hardware=mi50", "model=llama3_1_70b", "method=sft", "topology=single", "precision=fp32"]
+    said = fit.advice(plan_of(overrides), overrides, host_with(8))
+    assert "missing. No change that the planner knows makes it fit on mi50" in said
+
+
+def test_what_fits_needs_no_advice():
+    overrides = ["hardware=mi300x", "model=qwen3_4b", "method=sft"]
+    assert fit.advice(plan_of(overrides), overrides, host_with(8)) is None
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["hardware=h200", "model=qwen3_4b", "method=sft", "topology=single"],
+        ["hardware=mi300x", "model=qwen3_8b", "method=grpo"],
+        ["hardware=rx7900xtx", "model=qwen3_0_6b", "method=dpo", "method.args.max_length=4096"],
+    ],
+)
+def test_the_largest_batch_fits_and_the_next_does_not(overrides):
+    found, finding = fit.search(composed(*overrides, "mode=plan", "find=largest_batch"), overrides, host_with(8))
+    assert found[-1] == finding["override"]
+    size = int(found[-1].partition("=")[2])
+    assert all(m.fits for m in plan_of(found).memory)
+    unit = next(b for b in range(1, 65) if fit._planned([*overrides, f"{fit.BATCH}={b}"], host_with(8)))
+    assert not all(m.fits for m in plan_of([*overrides, f"{fit.BATCH}={size + unit}"]).memory)
+
+
+def test_the_smallest_hardware_is_the_first_that_fits():
+    overrides = ["model=qwen3_8b", "method=sft", "topology=single"]
+    found, finding = fit.search(composed(*overrides, "hardware=mi50", "mode=plan", "find=smallest_hardware"), overrides, host_with(8))
+    assert finding["override"] == "hardware=h200"  # 151 GB; MI300A and Strix Halo share 137 with their host
+    assert all(m.fits for m in plan_of(found).memory)
+    verdicts = [" fits" in line for line in finding["said"][1:]]
+    assert verdicts == sorted(verdicts, reverse=True)
+    assert not verdicts[-1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "said"),
+    [
+        (["hardware=cpu", "find=largest_batch"], UserError, "on a GPU"),
+        (["hardware=mi300x", "method=evaluate", "find=largest_batch"], UserError, "for a method that trains"),
+        (["hardware=mi50", "model=qwen3_32b", "method=sft", "topology=single", "find=largest_batch"], HostError, "not even 1 sequence"),
+        (["hardware=mi50", "model=llama3_1_70b", "method=sft", "topology=single", "find=smallest_hardware"], HostError, "no group of conf"),
+    ],
+)
+def test_searches_that_find_nothing(overrides, error, said):
+    with pytest.raises(error, match=said):
+        fit.search(composed(*overrides, "mode=plan"), [o for o in overrides if "find" not in o], host_with(8))
+
+
+def test_a_run_that_does_not_fit_ends_before_it_starts(capsys, tmp_path):
+    assert run.main([*TIGHT["adapter"][0], f"run_root={tmp_path}"]) == 3
+    said = capsys.readouterr().err
+    assert "GB needed on GPU 0" in said
+    assert "It fits with one of:" in said
+    assert "adapter=lora" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_shows_the_changes_and_the_finding(capsys):
+    assert run.main([*TIGHT["adapter"][0], "mode=plan", "format=json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert "adapter=lora" in plan["warnings"][-1]
+    assert not plan["memory"][0]["fits"]
+    assert run.main(["hardware=h200", "model=qwen3_4b", "method=sft", "mode=plan", "format=json", "find=largest_batch"]) == 0
+    assert json.loads(capsys.readouterr().out)["found"]["find"] == "largest_batch"
+    assert run.main(["hardware=h200", "model=qwen3_4b", "method=sft", "mode=plan", "find=largest_batch"]) == 0
+    assert "largest batch that fits: method.args.per_device_train_batch_size=" in capsys.readouterr().out
+
+
+def test_phases_are_not_searched(capsys):
+    assert run.main(["experiment=quickstart", "mode=plan", "find=largest_batch"]) == 2
+    assert "with phases" in capsys.readouterr().err
