@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from launch import environment, logs, orphans
+from launch import environment, logs, masks, orphans
 from launch.checks import state
 from launch.checks.facts import Facts
 from launch.checks.finding import Status
@@ -65,7 +65,8 @@ def _composed(facts: Facts) -> tuple[Config, tuple[int, ...]]:
     overrides = [f"hardware={facts.hardware.name}", "runtime=local", "topology=ddp"]
     if facts.hardware.vendor == Vendor.none:
         return compose([*overrides, f"topology.num_gpus={ON_CPU}"]), ()
-    mask = facts.host.environ.get(environment.MASK[facts.hardware.vendor])
+    given = masks.given(masks.AMD if facts.is_amd else masks.NVIDIA, facts.host.environ)
+    mask = next(iter(given.values()), None)
     of_maker = [gpu for gpu in facts.gpus if gpu.gfx.startswith("gfx") == (facts.hardware.vendor == Vendor.amd)]
     count = len(of_maker) if mask is None else len(mask.split(","))
     config = compose([*overrides, f"topology.num_gpus={count}"])

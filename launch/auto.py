@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 
 from omegaconf import DictConfig, OmegaConf
 
-from launch import detect
+from launch import detect, masks
 
 
 def hardware(composed: DictConfig) -> list[str]:
     """Overrides that replace `hardware=auto` by the group of the GPUs found here, which is said on stderr. Raises HostError."""
     if composed.hardware.name != "auto":
         return []
-    found = detect.gpus()
+    found = masks.visible(detect.gpus(), os.environ)
     group = detect.group_of(found)
     _say(detect.found_line(found, group))
     return [f"hardware={group}"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from launch import topology, trainer_args
+from launch import masks, topology, trainer_args
 from launch.batch import batch, fitting_batches, generation_batch
 from launch.check_runtime import RUNTIME_RULES
 from launch.check_topology import TOPOLOGY_RULES, longest
@@ -61,7 +61,6 @@ def _largest_divisor(config: Config) -> int:
 
 # What only one kind of data reads.
 DATA_KEYS = {"jsonl": ("path", "heldout_path"), "hub": ("hub_id", "heldout_split")}
-MASKS = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 
 RULES = [
     Rule(
@@ -219,8 +218,8 @@ RULES = [
     ),
     Rule(
         "mask_in_user_env",
-        lambda c: any(name in c.user_env for name in MASKS),
-        lambda c: f"user_env.{next(n for n in MASKS if n in c.user_env)}: every process would get the same GPUs",
+        lambda c: any(name in c.user_env for name in masks.ALL),
+        lambda c: f"user_env.{next(n for n in masks.ALL if n in c.user_env)}: every process would get the same GPUs",
         lambda c: "the variable in your shell (HIP_VISIBLE_DEVICES=2,3 python launch/run.py ...), which is shared out",
     ),
     Rule(

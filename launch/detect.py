@@ -13,8 +13,14 @@ from pathlib import Path
 
 from launch import kfd, nvidia
 from launch.errors import HostError
+from launch.gpu import GIB
 from launch.gpu import Gpu as Gpu
-from launch.sysfs import text
+from launch.schema import Hardware
+from launch.schema_enums import Vendor
+from launch.sysfs import status_of, text
+
+FITS = 0.97  # of the file's figure: it is nominal, and firmware keeps a little
+FITS_SHARED = 0.90  # the same where the system lives on it too
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,10 @@ class Host:
     selinux: bool = False  # enforcing
     listening: frozenset[int] = frozenset()  # TCP ports that are taken
     sysroot: str = "/"  # where all of this was read
+
+    def gpus_of(self, vendor: Vendor) -> tuple[Gpu, ...]:
+        """Those that a mask of this maker counts, in its order."""
+        return tuple(gpu for gpu in self.gpus if gpu.gfx.startswith("gfx") == (vendor == Vendor.amd))
 
     def free_port(self, wanted: int) -> int:
         """The first from `wanted` on that nobody listens on."""
@@ -72,6 +82,13 @@ def _chosen(found: tuple[Gpu, ...]) -> list[Gpu]:
     return [gpu for gpu in found if gpu.usable] or list(found)
 
 
+def is_smaller(gpu: Gpu, hardware: Hardware) -> bool:
+    """Whether it is a GPU of this group, with less memory than the group says: a card of another size, a GTT left at half."""
+    share = FITS_SHARED if hardware.unified_memory else FITS
+    of_group = hardware.name in (gpu.group, gpu.partition_of)
+    return of_group and gpu.memory_gb is not None and gpu.memory_gb < share * hardware.memory_gb * GIB
+
+
 def describe(gpu: Gpu) -> str:
     """Product, target, size, in a few words."""
     memory = "memory unknown" if gpu.memory_gb is None else f"{gpu.memory_gb:.0f} GB"
@@ -81,7 +98,7 @@ def describe(gpu: Gpu) -> str:
 
 def _partition_remedy(found: list[Gpu]) -> str:
     gpu = found[0]
-    memory = "<GB of one partition>" if gpu.memory_gb is None else f"{gpu.memory_gb:.0f}"
+    memory = "<GB of one partition>" if gpu.memory_gb is None else f"{gpu.memory_gb / GIB:.0f}"
     return (
         f"hardware={gpu.partition_of} is a whole GPU, not a partition. Make them whole (nothing may run on them): sudo amd-smi set "
         f"--gpu all --compute-partition SPX. Or keep them and say what one has: hardware={gpu.partition_of} hardware.memory_gb={memory} "
@@ -93,7 +110,7 @@ def _partition_remedy(found: list[Gpu]) -> str:
 def found_line(found: tuple[Gpu, ...], group: str) -> str:
     """What hardware=auto found, and the group that follows."""
     if not found:
-        return f"hardware=auto: no GPU in /sys/class/kfd nor in /proc/driver/nvidia: hardware={group}"
+        return f"hardware=auto: no GPU in /sys/class/kfd nor in /proc/driver/nvidia (or none that your mask leaves): hardware={group}"
     usable = _chosen(found)
     kinds = ", ".join(f"{count} x {kind}" for kind, count in Counter(describe(gpu) for gpu in usable).items())
     withheld = len(found) - len(usable)
@@ -140,8 +157,9 @@ def _gids(file: Path) -> dict[str, int]:
 
 
 def _device_nodes(root: Path) -> dict[str, int | None]:
-    found = [*root.glob("dev/kfd"), *sorted(root.glob("dev/dri/renderD*")), *root.glob("dev/infiniband")]
-    return {"/" + str(path.relative_to(root)): _group(path.stat()) for path in found}
+    paths = [*root.glob("dev/kfd"), *sorted(root.glob("dev/dri/renderD*")), *root.glob("dev/infiniband")]
+    found = {path: status for path in paths if (status := status_of(path))}  # a link may lead nowhere, a device go away
+    return {"/" + str(path.relative_to(root)): _group(status) for path, status in found.items()}
 
 
 def _group(found: os.stat_result) -> int | None:

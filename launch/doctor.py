@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from launch import detect, doctor_report
+from launch import detect, doctor_report, masks
 from launch.checks import facts, table
 from launch.checks.finding import Finding, Status
 from launch.compose import compose, groups, unknown_option
@@ -33,6 +32,8 @@ from launch.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, HostError, Use
 from launch.measured import Outcome
 from launch.schema import Hardware
 from launch.schema_enums import Format
+from launch.stream import run_program
+from launch.sysfs import is_folder
 
 ACTIVE = ("false", "true", "force")
 
@@ -67,14 +68,14 @@ def parse(arguments: list[str]) -> Asked:
         )
     if asked.hardware not in groups()["hardware"]:
         raise unknown_option("hardware", asked.hardware)
-    if not Path(asked.sysroot).is_dir():
+    if not is_folder(Path(asked.sysroot)):
         raise UserError(f"sysroot={asked.sysroot}: there is no such directory. It holds sys/, and may hold proc/, dev/ and etc/.")
     return asked
 
 
 def hardware_of(asked: str, host: Host) -> Hardware | None:
     """The group to check against; None where several kinds of GPU, or one that no group describes, leave none."""
-    found = (*host.gpus, *host.withheld)
+    found = masks.visible((*host.gpus, *host.withheld), host.environ)
     wholes = {gpu.partition_of for gpu in found}
     group: str | None = asked
     if asked == "auto":
@@ -112,15 +113,12 @@ def main(arguments: list[str]) -> int:
             print("Interrupted; the processes of the active tests are ended.", file=sys.stderr)
             return EXIT_INTERRUPTED
     found = table.run(known)
-    try:
-        if asked.format == Format.json.value:
-            print(as_json(host, found, known.active), flush=True)
-        else:
-            doctor_report.show(host, hardware, found, known.active)
-    except BrokenPipeError:  # `| head` has seen enough; Python would fail once more as it ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if asked.format == Format.json.value:
+        print(as_json(host, found, known.active))
+    else:
+        doctor_report.show(host, hardware, found, known.active)
     return EXIT_HOST if any(finding.status == Status.fail for finding in found.values()) else EXIT_DONE
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_program(main)

@@ -26,24 +26,22 @@ WIDTH = 100  # where there is no terminal
 def show(host: Host, hardware: Hardware | None, found: dict[Check, Finding], active: Outcome | None = None) -> None:
     console = Console()
     console = console if console.is_terminal else Console(width=WIDTH)
-    with console.capture() as page:  # printed at once: rich would end the program itself where nobody reads
-        console.print(_machine(host, hardware))
-        if 0 < len(host.gpus) <= FEW:
-            console.print(_gpus(host))
-        elif host.gpus:
-            console.print("format=json lists each device.")
-        for status in (Status.fail, Status.warn):
-            for check, finding in found.items():
-                if finding.status == status:
-                    console.print(_wrong(check, finding))
-        console.print(_all(found))
-        if active and active.measured:
-            console.print(_measured(active))
-        if not host.gpus and not host.withheld:
-            left_out = sum(check not in found for check in CHECKS)
-            console.print(f"No GPU was found: {left_out} checks of GPUs, their links and their driver are left out.")
-        console.print(_sum(found))
-    print(page.get(), end="", flush=True)
+    console.print(_machine(host, hardware))
+    if 0 < len(host.gpus) <= FEW:
+        console.print(_gpus(host))
+    elif host.gpus:
+        console.print("format=json lists each device.")
+    for status in (Status.fail, Status.warn):
+        for check, finding in found.items():
+            if finding.status == status:
+                console.print(_wrong(check, finding))
+    console.print(_all(found))
+    if active and active.measured:
+        console.print(_measured(active))
+    if not host.gpus and not host.withheld:
+        left_out = sum(check not in found for check in CHECKS)
+        console.print(f"No GPU was found: {left_out} checks of GPUs, their links and their driver are left out.")
+    console.print(_sum(found))
 
 
 def _machine(host: Host, hardware: Hardware | None) -> Panel:

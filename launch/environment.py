@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch import paths
+from launch import masks, paths
 from launch.detect import Host
 from launch.errors import HostError
 from launch.schema import Config
@@ -75,15 +75,19 @@ def visible_gpus(config: Config, host: Host, wanted: int) -> list[int]:
 
 def chosen_gpus(config: Config, host: Host, wanted: int) -> list[int]:
     """The same for a composition whose GPU smoke=true has replaced by the CPU."""
-    mask = MASK[Vendor.amd if config.hardware.gfx.startswith("gfx") else Vendor.nvidia]
-    if mask == MASK[Vendor.amd] and "ROCR_VISIBLE_DEVICES" in host.environ:
+    is_amd = config.hardware.gfx.startswith("gfx")
+    if is_amd and masks.ROCR in host.environ:
         raise HostError(
             "ROCR_VISIBLE_DEVICES is set: with HIP_VISIBLE_DEVICES beside it ROCm miscounts (pytorch/pytorch#140398) and RCCL's "
             "weight transfer fails. Unset it and choose GPUs by HIP_VISIBLE_DEVICES."
         )
-    given = host.environ.get(mask)
-    if given is None:
+    found = masks.given(masks.AMD if is_amd else masks.NVIDIA, host.environ)
+    if not found:
         return list(range(wanted))
+    (mask, given), *others = found.items()
+    differs = next((name for name, value in others if value != given), None)
+    if differs:
+        raise HostError(f"{mask}={given} and {differs}={found[differs]}: two masks that differ. Keep one: unset {differs}.")
     if not all(part.strip().isdigit() for part in given.split(",")):
         raise HostError(f"{mask}={given}: indices are needed here, for example {mask}=0,1.")
     visible = [int(part) for part in given.split(",")]

@@ -16,9 +16,10 @@ from launch.detect import Host
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_HUNG, EXIT_INTERRUPTED, EXIT_USER, HostError
 from launch.local import LocalProcess
 from launch.plan import Plan, as_json, rank_config
-from launch.progress import Progress, drop
+from launch.progress import Progress
 from launch.schema_enums import Vendor
 from launch.slurm_process import NodeProcess
+from launch.stream import drop
 from launch.supervise import Outcome, Starter, describe, failures, supervise, worth_another
 
 ASKS_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -34,7 +35,7 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
     vendor = config.hardware.vendor
     offer = "mode=plan shows what would run; smoke=true runs it small, on the CPU"
     if vendor != Vendor.none:
-        here = [gpu for gpu in host.gpus if (gpu.gfx.startswith("gfx")) == (vendor == Vendor.amd)]
+        here = host.gpus_of(vendor)
         needed = len({gpu for p in plan.processes for gpu in p.gpus})  # what prepares uses one that trains later
         beyond = sorted({gpu for p in plan.processes for gpu in p.gpus if gpu >= len(here)})
         if here and beyond and len(here) >= needed:

@@ -113,7 +113,8 @@ def _planned(overrides: list[str], host: Host) -> Memory | None:
     """The process that has least to spare; None for what is refused."""
     try:
         config, _ = prepare(compose(overrides))
-        found = memory.memory(config, topology.processes(config, host, Path(config.run_root)))
+        processes = topology.processes(config, host, Path(config.run_root))
+        found = memory.memory(config, processes, memory.measured(config, processes, host))
     except (UserError, HostError):
         return None
     return min(found, key=lambda m: m.capacity_gb - m.total_gb)

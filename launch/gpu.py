@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+GIB = 2**30 / 1e9  # makers' GB of a GPU's memory are 2**30 bytes, those of this project 1e9
+
 
 @dataclass(frozen=True)
 class Link:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.gpu import Gpu, Link
-from launch.sysfs import folders, number, properties, text
+from launch.sysfs import folders, is_folder, number, properties, status_of, text
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
 LINKS = {2: "pcie", 11: "xgmi"}  # HSA_IOLINKTYPE_*
@@ -77,11 +77,11 @@ def _closed(file: Path) -> bool:
 
 
 def _card(values: dict[str, int], node: int) -> tuple[str, int]:
-    """The same for all partitions of one GPU: they share its serial number, or at least its PCI slot."""
+    """The same for all partitions of one GPU: they share its PCI slot. Newer drivers give each a serial number of its own."""
     serial, location = values.get("unique_id", 0), values.get("location_id", 0)
-    if serial:
-        return "serial", serial
-    return ("slot", values.get("domain", 0) << 16 | location & 0xFFF8) if location else ("node", node)
+    if location:
+        return "slot", values.get("domain", 0) << 16 | location & 0xFFF8
+    return ("serial", serial) if serial else ("node", node)
 
 
 def _gpu(root: Path, folder: Path, values: dict[str, int], siblings: int) -> Gpu:
@@ -93,7 +93,7 @@ def _gpu(root: Path, folder: Path, values: dict[str, int], siblings: int) -> Gpu
     memory_gb = _memory_gb(folder, device, gfx)
     product = _product(gfx, units or 0, memory_gb or 0, values.get("device_id", 0), siblings)
     parts = product.compute_units // units if product and units else 1
-    compute = text(device / "current_compute_partition") or (_mode(parts, product.dies) if product and product.dies > 1 else None)
+    compute = _stated(device / "current_compute_partition") or (_mode(parts, product.dies) if product and product.dies > 1 else None)
     links = _links(folder)
     return Gpu(
         product=(product.name + (f", {compute} partition (1 of {parts})" if parts > 1 else "")) if product else "unknown",
@@ -108,14 +108,20 @@ def _gpu(root: Path, folder: Path, values: dict[str, int], siblings: int) -> Gpu
         uuid=f"GPU-{values['unique_id']:016x}" if values.get("unique_id") else None,
         numa_node=_numa_node(root, device, links),
         compute_partition=compute,
-        memory_partition=text(device / "current_memory_partition"),
+        memory_partition=_stated(device / "current_memory_partition"),
         partition_of=product.group if product and parts > 1 else None,
         hive=f"0x{values['hive_id']:016x}" if values.get("hive_id") else None,
         firmware=values.get("fw_version") or None,
         links=links,
         # A tree without dev/ says nothing about device nodes.
-        usable=minor is None or not (root / "dev").is_dir() or (root / f"dev/dri/renderD{minor}").exists(),
+        usable=minor is None or not is_folder(root / "dev") or status_of(root / f"dev/dri/renderD{minor}") is not None,
     )
+
+
+def _stated(mode: Path) -> str | None:
+    """A virtual function may answer UNKNOWN."""
+    found = text(mode)
+    return None if found == "UNKNOWN" else found
 
 
 def _pci_address(values: dict[str, int], siblings: int) -> str | None:

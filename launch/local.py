@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from launch import logs, orphans, serving, stacks
+from launch import logs, masks, orphans, serving, stacks
 from launch.errors import HostError
 from launch.topology import Process
 
@@ -25,7 +25,7 @@ class LocalProcess:
             with log.open("ab") as file:
                 self.child = subprocess.Popen(
                     process.argv,
-                    env={**os.environ, **process.env, **self.mark},
+                    env=masks.inherited({**process.env, **self.mark}),
                     stdout=file,
                     stderr=subprocess.STDOUT,
                     stdin=subprocess.DEVNULL,

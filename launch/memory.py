@@ -6,16 +6,18 @@ from dtype and count: 4 bytes an element of fp32, 2 of 16 bits. docs/results/mem
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launch import shapes, topology
 from launch.activations import MicroStep, Numerics
 from launch.batch import Batch, batch
+from launch.detect import Host, is_smaller
+from launch.gpu import GIB
 from launch.schema import Config
 from launch.schema_enums import Vendor
 from launch.trainer_args import value
 
-GIB = 2**30 / 1e9  # makers' GB of a GPU's memory are 2**30 bytes, those of this project 1e9
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}  # nf4: 4 bits and an fp32 scale for 64 weights (arXiv:2305.14314)
 # Beside what torch allocates: the context, libraries' workspaces and what the allocator rounds up. A round figure.
 OVERHEAD_GB = 2.0
@@ -46,14 +48,22 @@ class Memory:
         return self.total_gb <= self.capacity_gb + 1e-6  # a server fills what it has, by sums of floats
 
 
-def memory(config: Config, processes: list[topology.Process]) -> list[Memory]:
-    """One entry for each process and GPU."""
-    capacity = config.hardware.memory_gb * GIB - (SYSTEM_GB if config.hardware.unified_memory else 0.0)
+def measured(config: Config, processes: list[topology.Process], host: Host) -> dict[int, float]:
+    """Of the GPUs these processes use that are here and have less memory than hardware.memory_gb says: 1e9 bytes, by index."""
+    here = host.gpus_of(config.hardware.vendor)
+    used = sorted({gpu for process in processes for gpu in process.gpus})
+    return {i: here[i].memory_gb or 0.0 for i in used if i < len(here) and is_smaller(here[i], config.hardware)}
+
+
+def memory(config: Config, processes: list[topology.Process], smaller: Mapping[int, float] = {}) -> list[Memory]:
+    """One entry for each process and GPU. `smaller`: what `measured` found."""
+    nominal = config.hardware.memory_gb * GIB - (SYSTEM_GB if config.hardware.unified_memory else 0.0)
     found = []
     for process in processes:
         if process.kind == "prepare":  # over before the others begin
             continue
         serves = process.kind == "server"
+        capacity = min([nominal, *(smaller[gpu] for gpu in process.gpus if gpu in smaller)])
         moment, parts = ("", _server_parts(config, capacity)) if serves else _rank_parts(config, capacity)
         # A server keeps to its share: weights that outgrow it do not fit, however much memory is left beside it.
         most = config.topology.server_memory_share * capacity if serves else capacity

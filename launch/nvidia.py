@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ def _of_proc(root: Path, file: Path) -> Gpu:
 
 
 def _group(name: str) -> str | None:
-    return next((group for key, group in GROUPS.items() if key in name), None)
+    return next((group for key, group in GROUPS.items() if re.search(rf"\b{key}\b", name)), None)
 
 
 def _numa_node(root: Path, address: str | None) -> int | None:

@@ -16,6 +16,7 @@ from launch import batch, check, container, environment, memory, smoke, speed, t
 from launch.container import ContainerSpec
 from launch.detect import Host
 from launch.errors import UserError
+from launch.gpu import GIB
 from launch.memory import Memory
 from launch.schema import Config, Target
 from launch.speed import Speed
@@ -23,7 +24,7 @@ from launch.topology import Process
 
 SCHEMA = 1
 # Keys that do not change what is computed: two compositions that differ in them only are the same run.
-NOT_IDENTITY = ("mode", "find", "price_per_gpu_hour", "format", "verbose", "resume", "run_root", "name", "sweep")
+NOT_IDENTITY = ("mode", "find", "price_per_gpu_hour", "format", "verbose", "resume", "run_root", "name", "sweep", "preflight")
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
     if key:
         raise UserError(f"{key}: holds a secret of your shell, and a composition ends in records. The processes inherit the variable.")
     processes = topology.processes(config, host, run_dir)
+    smaller = memory.measured(config, processes, host)
     return Plan(
         name=config.name or default_name(config),
         run_dir=run_dir,
@@ -76,10 +78,21 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
         trainer_args=trainer_args.complete(config, run_dir, topology.ports(host, run_dir)),
         processes=processes,
         containers=container.specs(config, processes, host, run_dir),
-        memory=memory.memory(config, processes),
+        memory=memory.memory(config, processes, smaller),
         speed=speed.speed(config),
-        warnings=[*warnings, *image_warnings(config), *secret_warnings(config, host)],
+        warnings=[*warnings, *smaller_warnings(config, smaller), *image_warnings(config), *secret_warnings(config, host)],
     )
+
+
+def smaller_warnings(config: Config, smaller: dict[int, float]) -> list[str]:
+    if not smaller:
+        return []
+    had, nominal = min(smaller.values()) / GIB, config.hardware.memory_gb
+    remedy = "; python launch/doctor.py says how to raise it" if config.hardware.unified_memory else ""
+    return [
+        f"GPU {min(smaller, key=lambda i: smaller[i])} has {had:.0f} GB, hardware.memory_gb={nominal:g}: memory is planned with {had:.0f}"
+        f"{remedy}."
+    ]
 
 
 def default_name(config: Config) -> str:

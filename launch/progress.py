@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -14,36 +13,7 @@ from rich.status import Status
 from rich.text import Text
 
 from launch.plan import Plan
-
-
-class Unwatched:
-    """A stream that people may stop reading (a closed pipe, a terminal that went away): a run goes on, and saves, unwatched."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
-
-    def write(self, text: str) -> int:
-        try:
-            return self.stream.write(text)
-        except OSError:
-            drop(self.stream)
-            return len(text)
-
-    def flush(self) -> None:
-        try:
-            self.stream.flush()
-        except OSError:
-            drop(self.stream)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-
-def drop(stream: TextIO) -> None:
-    """Send what is still written to it nowhere; Python fails at its end otherwise, for what it could not flush."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+from launch.stream import Unwatched
 
 
 class Progress:

@@ -6,7 +6,6 @@ python launch/run.py hardware=mi350x method=grpo model=qwen3_4b mode=plan
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from launch.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, HostError, Use
 from launch.execute import check_host, execute
 from launch.plan import as_json, make_plan, prepare
 from launch.schema_enums import Find, Mode
+from launch.stream import run_program
 
 
 def run(overrides: list[str]) -> int:
@@ -55,16 +55,8 @@ def run(overrides: list[str]) -> int:
     image = check_host(plan, host)
     show.show_start(config, plan, image, resumed)
     exit_code = execute(plan, host, image, overrides)
-    try:
-        show.show_end(config, plan, exit_code)
-    except BrokenPipeError:
-        _nobody_reads()
+    show.show_end(config, plan, exit_code)
     return exit_code
-
-
-def _nobody_reads() -> None:
-    """Python would fail once more as it ends, on what it still holds for stdout."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main(arguments: list[str]) -> int:
@@ -81,13 +73,10 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:  # before anything runs; a run that is under way saves first
         print("interrupted: nothing was started", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # `| head` has seen enough
-        _nobody_reads()
-        return EXIT_DONE
     except OSError as error:  # a disk that is full, a run directory that went away
         print(f"{error.filename or 'this machine'}: {error.strerror or error}", file=sys.stderr)
         return EXIT_HOST
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_program(main)

@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from launch.schema_enums import Debug, Find, Format, Init, Link, Mode, Network, NumaBinding, Profile, Vendor, When
+from launch.schema_enums import Debug, Find, Format, Init, Link, Mode, Network, NumaBinding, Preflight, Profile, Vendor, When
 from launch.schema_host import Healthy, HostNeeds
 
 
@@ -320,6 +320,7 @@ class Config:
     format: Format = Format.text
     verbose: bool = False  # the text plan shows full command lines and environments
     smoke: bool = False
+    preflight: Preflight = Preflight.refuse
     resume: str = "auto"  # auto, never, or a run directory
     profile: Profile = Profile.none
     debug: Debug = Debug.none

@@ -77,3 +77,10 @@ class Find(Enum):
     none = "none"
     largest_batch = "largest_batch"  # the most sequences that a rank can take at once
     smallest_hardware = "smallest_hardware"  # the groups of conf/hardware that it fits, the least memory first
+
+
+class Preflight(Enum):
+    """What a run does where the doctor's short set finds what would make it fail."""
+
+    refuse = "refuse"
+    warn = "warn"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from launch import masks
 from launch.detect import Host
 from launch.environment import MASK, ROOT
 from launch.sweep_trials import Prepared
@@ -65,7 +65,7 @@ class TrialProcess:
         with log.open("ab") as file:
             file.write(" ".join(["$", *(f"{name}={value}" for name, value in env.items()), typed(overrides)]).encode() + b"\n")
             file.flush()
-            self.child = subprocess.Popen([*tied, *argv(overrides)], env={**os.environ, **env}, stdout=file, **options)
+            self.child = subprocess.Popen([*tied, *argv(overrides)], env=masks.inherited(env), stdout=file, **options)
 
     def poll(self) -> int | None:
         return self.child.poll()

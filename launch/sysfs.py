@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 
@@ -11,6 +13,19 @@ def text(file: str | Path) -> str | None:
         return Path(file).read_text(errors="replace").strip() or None
     except OSError:
         return None
+
+
+def status_of(path: Path) -> os.stat_result | None:
+    """None where there is nothing, or a folder above it is closed to this user (where Path.exists raises)."""
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def is_folder(path: Path) -> bool:
+    status = status_of(path)
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def number(file: str | Path) -> int | None:

@@ -71,7 +71,7 @@ def composed(*overrides: str) -> Config:
 
 
 def host_with(num_gpus: int, gfx: str = "gfx942", **environ: str) -> Host:
-    gpus = tuple(Gpu("test", gfx, 304, 192.0, "mi300x", render_minor=128 + i) for i in range(num_gpus))
+    gpus = tuple(Gpu("test", gfx, 304, 206.2, "mi300x", render_minor=128 + i) for i in range(num_gpus))
     nodes = dict.fromkeys(("/dev/kfd", *(f"/dev/dri/renderD{128 + i}" for i in range(num_gpus))), 109) if num_gpus else {}
     return Host(
         python="python",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from launch import detect
+from launch import detect, masks
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
+from launch.sysfs import is_folder, status_of
 
 GUIDE = "AMD's installation guide, `Configuring permissions for GPU access`"
 KFD = "/dev/kfd"
@@ -12,10 +13,12 @@ NOT_COPIED = "copy it too, or run the doctor on the machine itself"
 
 
 def hardware_group(facts: Facts) -> Finding | None:
-    found = (*facts.gpus, *facts.host.withheld)
+    found = masks.visible((*facts.gpus, *facts.host.withheld), facts.host.environ)
+    expected = Expected("one kind of GPU, which a file of conf/hardware describes", "conf/hardware; launch/kfd.py (products)")
+    if not found and not facts.is_live and not is_folder(facts.root / "sys"):
+        return expected.unknown("this tree holds no sys", "copy it too; of a topology alone, as sys/class/kfd/kfd/topology")
     if not found:
         return None
-    expected = Expected("one kind of GPU, which a file of conf/hardware describes", "conf/hardware; launch/kfd.py (products)")
     wrong = detect.undecided(found)
     if wrong and facts.hardware is not None and not any(gpu.partition_of for gpu in found):
         return expected.warn(f"{wrong[0]}, and hardware={facts.group} was asked for", wrong[1])
@@ -30,7 +33,7 @@ def hardware_group(facts: Facts) -> Finding | None:
 
 def gpus_found(facts: Facts) -> Finding | None:
     """A card on the bus that the driver does not show: it failed to start, or fell off."""
-    cards = facts.amd_cards()
+    cards = facts.amd_cards() if facts.is_amd else []
     shown = {gpu.pci_address for gpu in (*facts.gpus, *facts.host.withheld)}
     expected = Expected("every AMD GPU on the PCI bus is in the kernel's topology", "linux amdkfd: a GPU without a node serves no ROCm")
     if not cards:
@@ -74,6 +77,10 @@ def render_nodes(facts: Facts) -> Finding | None:
         return expected.fail(f"{_some(closed)} closed to uid {facts.host.uid}", _join_groups(facts, closed))
     if missing:
         read = f"{_some(missing)} missing: {len(missing)} of {len(wanted)} GPUs do not count here"
+        if facts.is_contained and len(missing) < len(wanted):
+            return expected.passed(
+                f"{len(wanted) - len(missing)} open for uid {facts.host.uid}, {len(missing)} not given to this container"
+            )
         cure = "give them to the container: " + " ".join(f"--device {node}" for node in missing[:8])
         return expected.fail(read, cure) if len(missing) == len(wanted) else expected.warn(read, cure)
     return expected.passed(f"{len(wanted)} of {len(wanted)} open for uid {facts.host.uid}")
@@ -81,7 +88,7 @@ def render_nodes(facts: Facts) -> Finding | None:
 
 def _left_out(facts: Facts) -> str | None:
     """Of a copied machine: without its device nodes, or without who asks, nobody can say who may open what."""
-    return next((path for path in ("dev", "proc/self/status") if not (facts.root / path).exists()), None)
+    return next((path for path in ("dev", "proc/self/status") if status_of(facts.root / path) is None), None)
 
 
 def _some(nodes: list[str]) -> str:

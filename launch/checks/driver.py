@@ -8,6 +8,7 @@ from containers import images
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
 from launch.schema import Hardware
+from launch.sysfs import is_folder
 
 # Month of each ROCm release, as (year, month): AMD's release notes. That of 7.14 is from the first images that hold it.
 RELEASED = {
@@ -43,11 +44,11 @@ def amdgpu_driver(facts: Facts) -> Finding | None:
     rocm = image_rocm(facts.hardware)
     expected = Expected(f"a driver within a year of the image's ROCm {rocm}" if rocm else "loaded", MATRIX)
     found = facts.file("sys/module/amdgpu/version")
-    if not (facts.root / "sys/module/amdgpu").is_dir() and not facts.amd_gpus:
+    if found is None and not is_folder(facts.root / "sys/module"):
+        return expected.unknown("this tree holds no sys/module", "cat /sys/module/amdgpu/version")
+    if not is_folder(facts.root / "sys/module/amdgpu") and not facts.amd_gpus and not facts.host.withheld:
         return expected.fail("amdgpu is not loaded", "sudo modprobe amdgpu; where that fails: sudo dmesg | grep -i amdgpu")
     kernel = facts.file("proc/sys/kernel/osrelease") or "unknown"
-    if found is None and not (facts.root / "sys/module/amdgpu").is_dir():
-        return expected.unknown("this tree holds no sys/module", "cat /sys/module/amdgpu/version")
     if found is None:
         return expected.unknown(
             f"the kernel's own driver (Linux {kernel}), for which AMD states no range",
@@ -109,12 +110,16 @@ def linux_firmware(facts: Facts) -> Finding | None:
     found = _packaged_firmware(facts)
     if found is None:
         return expected.unknown("no record of the package linux-firmware (dpkg's and pacman's are read)", "rpm -q linux-firmware")
-    return expected.passed(found) if found >= facts.needs.linux_firmware else expected.fail(found, FIRMWARE_CURE)
+    if found[:8] >= facts.needs.linux_firmware:
+        return expected.passed(found)
+    if "ubuntu" in found:
+        return expected.unknown(f"{found}: Ubuntu keeps the date and adds newer files", "apt-get changelog linux-firmware")
+    return expected.fail(found, FIRMWARE_CURE)
 
 
 def _packaged_firmware(facts: Facts) -> str | None:
-    """Its date, YYYYMMDD, as Debian's or Arch's package database has it."""
-    dpkg = re.search(r"^Package: linux-firmware\n(?:.+\n)*?Version: (\d{8})", facts.file("var/lib/dpkg/status") or "", re.MULTILINE)
+    """Its version, which begins with a date, YYYYMMDD, as Debian's or Arch's package database has it."""
+    dpkg = re.search(r"^Package: linux-firmware\n(?:.+\n)*?Version: (\d{8}\S*)", facts.file("var/lib/dpkg/status") or "", re.MULTILINE)
     if dpkg:
         return dpkg.group(1)
     folders = sorted((facts.root / "var/lib/pacman/local").glob("linux-firmware-[0-9]*"))

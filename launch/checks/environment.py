@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
+from launch import masks
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
 from launch.kfd import GTT, PRODUCTS
 
 SMALL = 16  # compute units: what integrated GPUs beside a card have at most (Radeon 890M)
-OWN = {"gfx906": "9.0.6"}  # its own version: ROCm 7.2.1 images need it, ours have to do without (containers/images.lock.yaml)
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-ROCR, HIP, CUDA, ORDINAL = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"
+HIP = masks.AMD[0]
 
 
 def integrated_gpu(facts: Facts) -> Finding | None:
-    gpus = facts.host.gpus
+    gpus = tuple(gpu for gpu in facts.host.gpus if gpu.gfx.startswith("gfx"))  # as HIP counts
     small = [i for i, gpu in enumerate(gpus) if not (gpu.group or gpu.partition_of) and 0 < (gpu.compute_units or 0) <= SMALL]
     others = [i for i, gpu in enumerate(gpus) if i not in small and gpu.gfx not in GTT]
     if not facts.amd_gpus or not others:
@@ -21,12 +23,12 @@ def integrated_gpu(facts: Facts) -> Finding | None:
     expected = Expected("none among the GPUs that a run sees", "Radeon owners: `invalid image` or a segfault with an iGPU beside the card")
     if not small:
         return expected.passed("none beside the card")
-    mask = facts.host.environ.get(HIP)
     named = f"{gpus[small[0]].gfx}, {gpus[small[0]].compute_units} CUs"
-    left_out = mask is not None and not {str(i) for i in small} & {part.strip() for part in mask.split(",")}
+    left_out = gpus[small[0]] not in masks.visible(gpus, facts.host.environ)
     if left_out or (facts.only is not None and not facts.only & set(small)):  # a run sets the mask itself
         return expected.passed(f"{named}, which is left out")
-    return expected.fail(f"index {small[0]} is one ({named})", f"export {HIP}={','.join(map(str, others))}, or switch it off in the BIOS")
+    read, cure = f"index {small[0]} is one ({named})", f"export {HIP}={','.join(map(str, others))}, or switch it off in the BIOS"
+    return expected.fail(read, cure) if small[0] < others[0] else expected.warn(read, cure)  # runs take the first ones
 
 
 def gfx_override(facts: Facts) -> Finding | None:
@@ -41,29 +43,33 @@ def gfx_override(facts: Facts) -> Finding | None:
     targets = {gpu.gfx for gpu in facts.amd_gpus} or ({facts.hardware.gfx} if facts.hardware else set())
     native = targets & {product.gfx for product in PRODUCTS}
     cure = "unset HSA_OVERRIDE_GFX_VERSION"
-    if native and not all(OWN.get(target) == found for target in native):
+    if native and not all(_version(target) == found for target in native):
         return expected.fail(f"{found}, and {', '.join(sorted(native))} has kernels of its own", cure)
     return expected.warn(f"{found}: holds for every GPU of a process", f"{cure}, unless no image has code for your GPU")
+
+
+def _version(target: str) -> str:
+    """As the variable spells it: gfx90a is 9.0.10. Its own changes nothing, on this GPU."""
+    return f"{target[3:-2]}.{int(target[-2], 16)}.{int(target[-1], 16)}"
 
 
 def visibility_masks(facts: Facts) -> Finding | None:
     if not facts.gpus and not facts.is_amd:
         return None
     expected = Expected("one mask at most, with indices that exist", "vLLM platforms/rocm.py; pytorch/pytorch#140398; ROCm: GPU isolation")
-    environ = facts.host.environ
-    given = {name: environ[name] for name in (ROCR, HIP, CUDA, ORDINAL) if name in environ}
-    read = ", ".join(f"{name}={value}" for name, value in given.items()) or "none set"
-    if facts.is_amd and ROCR in given:
-        return expected.fail(read, f"unset {ROCR}; choose GPUs by {HIP}")
-    if facts.is_amd and HIP in given and given.get(CUDA, given[HIP]) != given[HIP]:
-        return expected.fail(read, f"unset {CUDA}: vLLM refuses two masks that differ")
-    mask = given.get(HIP if facts.is_amd else CUDA, "")
-    beyond = [part for part in mask.split(",") if part.strip().isdecimal() and int(part) >= len(facts.host.gpus)]
-    if beyond and facts.host.gpus:
-        return expected.fail(f"{read}: this machine has {len(facts.host.gpus)} GPUs, from 0", f"export {HIP if facts.is_amd else CUDA}=0")
-    if facts.is_amd and (ORDINAL in given or CUDA in given):
-        name = ORDINAL if ORDINAL in given else CUDA
-        return expected.warn(read, f"unset {name}; choose GPUs by {HIP}, the mask that plans narrow")
+    environ, names = facts.host.environ, masks.AMD if facts.is_amd else masks.NVIDIA
+    read = ", ".join(f"{name}={environ[name]}" for name in masks.ALL if name in environ) or "none set"
+    if facts.is_amd and masks.ROCR in environ:
+        given = environ[masks.ROCR]
+        kept = f"export {HIP}={given}" if re.fullmatch(r"[\d,]+", given) else f"choose GPUs by {HIP}"
+        return expected.fail(read, f"unset {masks.ROCR}; {kept}")
+    found = masks.given(names, environ)
+    if len(set(found.values())) > 1:
+        return expected.fail(read, f"unset {list(found)[1]}: which of the two is meant, nobody can tell")
+    count = len([gpu for gpu in facts.host.gpus if gpu.gfx.startswith("gfx") == facts.is_amd])
+    beyond = [part for value in found.values() for part in value.split(",") if part.strip().isdecimal() and int(part) >= count]
+    if beyond and count:
+        return expected.fail(f"{read}: this machine has {count} GPUs, from 0", f"export {names[0]}=0")
     return expected.passed(read)
 
 

@@ -18,10 +18,11 @@ from launch.measured import Outcome
 from launch.schema import Hardware
 from launch.schema_enums import Vendor
 from launch.schema_host import HostNeeds
-from launch.sysfs import as_number, text
+from launch.sysfs import as_number, status_of, text
 
 AMD = "0x1002"
 DISPLAYS = ("0x03", "0x12")  # PCI classes of display controllers and processing accelerators
+OTHER_DRIVERS = ("radeon", "vfio-pci")
 TIME_ERROR = 5  # adjtimex(2): the clock is not synchronized
 
 
@@ -68,18 +69,20 @@ class Facts:
 
     @property
     def is_amd(self) -> bool:
-        """AMD GPUs are asked for, or here, or on the bus although the driver does not show them."""
-        asked = self.hardware is not None and self.hardware.vendor == Vendor.amd
-        return asked or bool(self.amd_gpus) or bool(self.host.withheld) or bool(self.amd_cards())
+        """What is asked for; else AMD GPUs are here, or on the bus although the driver does not show them."""
+        if self.hardware is not None and self.hardware.vendor != Vendor.none:
+            return self.hardware.vendor == Vendor.amd
+        return bool(self.amd_gpus) or bool(self.host.withheld) or bool(self.amd_cards())
 
     @property
     def is_live(self) -> bool:
         return self.root == Path("/")
 
     def amd_cards(self) -> list[str]:
-        """PCI addresses of AMD's GPUs on the bus, whatever drives them."""
+        """PCI addresses of AMD's GPUs on the bus, but for those that another driver has: old ones, those of virtual machines."""
         found = (self.root / "sys/bus/pci/devices").glob("*")
-        return sorted(p.name for p in found if text(p / "vendor") == AMD and (text(p / "class") or "").startswith(DISPLAYS))
+        gpus = [p for p in found if text(p / "vendor") == AMD and (text(p / "class") or "").startswith(DISPLAYS)]
+        return sorted(p.name for p in gpus if (p / "driver").resolve().name not in OTHER_DRIVERS)
 
     def device(self, gpu: Gpu) -> Path:
         """What the kernel says of a GPU's PCI device."""
@@ -94,6 +97,12 @@ class Facts:
         same = [gpu for gpu in self.host.gpus if bool(self.amd_gpus) == gpu.gfx.startswith("gfx")]
         kept = [str(index) for index, gpu in enumerate(same) if gpu.pci_address not in addresses]
         return f"{'HIP' if self.amd_gpus else 'CUDA'}_VISIBLE_DEVICES={','.join(kept)}" if kept else ""
+
+    @property
+    def is_contained(self) -> bool:
+        """Docker, podman, Kubernetes: they leave a mark."""
+        marks = (status_of(self.root / ".dockerenv"), status_of(self.root / "run/.containerenv"))
+        return any(marks) or "KUBERNETES_SERVICE_HOST" in self.host.environ
 
     def file(self, path: str) -> str | None:
         return text(self.root / path)
@@ -124,7 +133,7 @@ def _caller_of(root: Path, host: Host) -> Host:
 
 
 def _space(path: str) -> Space | None:
-    existing = next((p for p in (Path(path), *Path(path).absolute().parents) if p.exists()), Path("/"))
+    existing = next((p for p in (Path(path), *Path(path).absolute().parents) if status_of(p)), Path("/"))
     try:
         found = shutil.disk_usage(existing)
     except OSError:

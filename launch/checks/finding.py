@@ -22,6 +22,14 @@ class Finding:
     cure: str = ""  # the command, or what to do; empty where it passes
 
 
+def boot_with(parameters: str) -> str:
+    """The command that gives the kernel these parameters."""
+    return (
+        f"add {parameters} to GRUB_CMDLINE_LINUX in /etc/default/grub, sudo update-grub "
+        f"(Fedora, RHEL: sudo grubby --update-kernel=ALL --args='{parameters}'), reboot"
+    )
+
+
 @dataclass(frozen=True)
 class Expected:
     """A threshold with its source, from which a check makes its finding."""

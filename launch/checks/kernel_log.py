@@ -11,21 +11,27 @@ from pathlib import Path
 
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
-from launch.sysfs import as_decimal, text
+from launch.sysfs import as_decimal, status_of, text
 
 HOUR_S = 3600.0
 SHOWN = 100  # characters of a line
 JOURNAL_LINES = 10_000  # of an hour, with room
-# What a run dies of, or hangs on.
+# What the GPU, or its link, did. Each names the driver: other devices have rings, resets and hangs too.
 BAD = {
     "xGMI error": re.compile(r"xgmi.*(error|fail)", re.IGNORECASE),
-    "ring timeout": re.compile(r"ring \S+ timeout", re.IGNORECASE),
-    "GPU reset": re.compile(r"gpu reset", re.IGNORECASE),
+    "ring timeout": re.compile(r"amdgpu.*\bring \S+ timeout", re.IGNORECASE),
+    "GPU reset": re.compile(r"amdgpu.*gpu reset(?! method)", re.IGNORECASE),
     "GPU hang": re.compile(r"(amdgpu|kfd).*\b(hang|hung)\b", re.IGNORECASE),
+    "uncorrectable error": re.compile(
+        r"amdgpu.*([1-9]\d* (new )?uncorrectable|uncorrectable hardware error\(|poison.*consum)", re.IGNORECASE
+    ),
+    "NVIDIA Xid": re.compile(r"NVRM: Xid (?!.*: (13|31|43|45),)"),
+}
+# What a program did, to the GPU or to itself; and tasks that wait, for a GPU or for a disk.
+SUSPECT = {
     "page fault": re.compile(r"amdgpu.*page fault", re.IGNORECASE),
-    "uncorrectable error": re.compile(r"amdgpu.*(uncorrectable|poison)", re.IGNORECASE),
+    "a program's Xid": re.compile(r"NVRM: Xid .*: (13|31|43|45),"),
     "stuck task": re.compile(r"blocked for more than \d+ seconds"),
-    "NVIDIA Xid": re.compile(r"NVRM: Xid"),
 }
 OUT_OF_MEMORY = re.compile(r"out of memory: killed process|oom-kill:", re.IGNORECASE)
 STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S*|\w{3} [ \d]\d \d\d:\d\d:\d\d) \S+ kernel: (.*)$")
@@ -39,17 +45,24 @@ def kernel_log(facts: Facts) -> Finding:
     if lines is None:
         return expected.unknown(
             "closed to this user" if facts.is_live else "not in this tree",
-            "sudo dmesg --level err,warn; to open it to all: sudo sysctl kernel.dmesg_restrict=0",
+            "sudo dmesg --level err,warn",
         )
-    bad = [(name, line) for line in lines for name, pattern in BAD.items() if pattern.search(line)]
+    bad, suspect = (
+        [(name, line) for line in lines for name, pattern in patterns.items() if pattern.search(line)] for patterns in (BAD, SUSPECT)
+    )
     killed = [line for line in lines if OUT_OF_MEMORY.search(line)]
     if bad:
         name, line = bad[-1]
-        cure = "stop what runs; sudo amd-smi reset --gpureset --gpu <N>, or reboot; if it comes back, leave that GPU out or replace it"
+        tool = "sudo nvidia-smi --gpu-reset -i <N>" if name == "NVIDIA Xid" else "sudo amd-smi reset --gpureset --gpu <N>"
+        cure = f"stop what runs; {tool}, or reboot; if it comes back, leave that GPU out or replace it"
         return expected.fail(f"{len(bad)} line(s); the last ({name}): {line[:SHOWN]}", cure)
     if killed:
         cure = "less host memory in use: fewer loader workers, no offload to the CPU, runtime.memory_gb=<limit>; free -h"
         return expected.warn(f"{len(killed)} process(es) killed for memory: {killed[-1][:SHOWN]}", cure)
+    if suspect:
+        name, line = suspect[-1]
+        cure = "look at the process that it names; a fault of a run of ours: debug=memory_fault"
+        return expected.warn(f"{len(suspect)} line(s); the last ({name}): {line[:SHOWN]}", cure)
     return expected.passed(f"{len(lines)} lines, none of them")
 
 
@@ -60,7 +73,13 @@ def last_hour(facts: Facts) -> list[str] | None:
     if records is not None and uptime_s is not None:
         return _recent(records, uptime_s)
     journal = _journal() if facts.is_live else None
-    return _kern_log(facts.root / "var/log/kern.log") if journal is None else journal
+    if journal is not None:
+        return journal
+    file = facts.root / "var/log/kern.log"
+    status = status_of(file)
+    if facts.is_live and status and status.st_mtime < time.time() - HOUR_S:
+        return []  # its last line is older than that
+    return _kern_log(file)
 
 
 def _recent(records: str, uptime_s: float) -> list[str]:
@@ -131,7 +150,8 @@ def _when(stamp: str) -> datetime.datetime | None:
     """Of rsyslog's two forms; the older one has no year, and differences within a day need none."""
     try:
         if stamp[:4].isdecimal():
-            return datetime.datetime.fromisoformat(stamp)
+            when = datetime.datetime.fromisoformat(stamp)
+            return when if when.tzinfo else when.replace(tzinfo=datetime.UTC)
         return datetime.datetime.strptime(f"2000 {stamp}", "%Y %b %d %H:%M:%S").replace(tzinfo=datetime.UTC)
     except ValueError:
         return None

@@ -6,7 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from launch.checks.facts import Facts
-from launch.checks.finding import Expected, Finding
+from launch.checks.finding import Expected, Finding, boot_with
 from launch.gpu import Gpu
 from launch.kfd import GTT
 from launch.schema_enums import Link as LinkKind
@@ -17,7 +17,7 @@ PUBLIC = 64  # bytes of configuration that anybody may read
 HEADER = 256  # bytes that stand before the extended capabilities; a bridge of plain PCI has no more
 ACS = 0x000D  # number of the extended capability; its control register is 6 bytes in, its low five bits redirect peer traffic
 ACS_BITS = 0b11111
-GRUB = "/etc/default/grub"
+PARAMETERS = "iommu=pt"  # on Intel too, where the IOMMU is on
 
 
 def iommu(facts: Facts) -> Finding | None:
@@ -30,20 +30,19 @@ def iommu(facts: Facts) -> Finding | None:
     modes = {text(facts.device(gpu) / "iommu_group/type") for gpu in facts.whole_gpus()} - {None}
     if "iommu=pt" in words or modes == {"identity"}:
         return expected.passed("the GPUs pass through")
-    on = any((facts.root / "sys/class/iommu").glob("*")) or any((facts.root / "sys/kernel/iommu_groups").glob("*"))
-    if not on and not modes:
-        if not words:
-            return expected.unknown("neither /proc/cmdline nor /sys/class/iommu is there", "cat /proc/cmdline")
-        return expected.passed("no IOMMU is on")
-    read = f"an IOMMU is on, without iommu=pt{f' (mode {min(filter(None, modes))})' if modes else ''}"
-    cure = f"add iommu=pt (on Intel: intel_iommu=on iommu=pt) to GRUB_CMDLINE_LINUX in {GRUB}, sudo update-grub, reboot"
-    return expected.fail(read, cure)
+    if modes:
+        return expected.fail(f"an IOMMU translates (mode {min(filter(None, modes))})", boot_with(PARAMETERS))
+    if any((facts.root / "sys/class/iommu").glob("*")) or not words:
+        return expected.unknown("the GPUs' iommu_group/type cannot be read", "cat /sys/bus/pci/devices/*/iommu_group/type")
+    return expected.passed("no IOMMU is on")
 
 
 def acs(facts: Facts) -> Finding | None:
     """Access control services of the bridges send peer copies through the root complex."""
     if len(facts.gpus) < 2:
         return None
+    if _all_xgmi(facts) and not any((facts.root / "sys/class/infiniband").glob("*")):
+        return None  # no peer copy passes a bridge
     expected = Expected("off on every PCIe bridge", "AMD's workload guide (RCCL over PCIe and between nodes): lspci -vvv | grep ACSCtl")
     found = (facts.root / "sys/bus/pci/devices").glob("*")
     bridges = sorted(path for path in found if (text(path / "class") or "").startswith(BRIDGE))
@@ -57,6 +56,10 @@ def acs(facts: Facts) -> Finding | None:
     if any(bits is None for bits in control.values()):
         return expected.unknown("only root may read it", "sudo lspci -vvv | grep -i acsctl: `SrcValid+` is on")
     return expected.passed(f"off at {len(bridges)} bridges")
+
+
+def _all_xgmi(facts: Facts) -> bool:
+    return len({gpu.hive for gpu in facts.gpus}) == 1 and facts.gpus[0].hive is not None
 
 
 def _acs_control(config: Path) -> int | None:
@@ -78,31 +81,57 @@ def _acs_control(config: Path) -> int | None:
 
 
 def pcie(facts: Facts) -> Finding | None:
-    """Width and speed of each GPU's link, against what both its ends can do."""
+    """Width and speed of every link from a GPU up to the root port, against what both its ends can do.
+
+    Many cards have a switch of their own: the link of the GPU itself never leaves the board, that of the slot is further up.
+    """
     found = [gpu for gpu in facts.whole_gpus() if gpu.gfx not in GTT]  # an integrated one has no link
     if not found:
         return None
-    expected = Expected("each GPU at its own full width and speed", "max_link_width, max_link_speed of the device (sysfs)")
-    narrow, slow, unknown, words = [], [], [], set()
+    expected = Expected("each GPU at the full width and speed of its slot", "current_ and max_link_width, _speed of both ends (sysfs)")
+    narrow: list[str] = []
+    slow: list[str] = []
+    resting: list[str] = []
+    unknown, words = [], set()
     for gpu in found:
-        device = facts.device(gpu)
-        width, widest = number(device / "current_link_width"), number(device / "max_link_width")
-        speed, fastest = (as_decimal(text(device / f"{which}_link_speed")) for which in ("current", "max"))
-        if not (width and widest and speed and fastest) or width > widest:
+        links = _links_up(facts.device(gpu))
+        if not links:
             unknown.append(gpu.pci_address)
-            continue
-        words.add(f"x{width} at {speed:g} GT/s")
-        narrow += [f"{gpu.pci_address} x{width} of x{widest}"] if width < widest else []
-        slow += [f"{gpu.pci_address} {speed:g} of {fastest:g} GT/s"] if speed < fastest else []
+        for width, widest, speed, fastest in links:
+            words.add(f"x{width} at {speed:g} GT/s")
+            narrow += [f"{gpu.pci_address} x{width} of x{widest}"] if width < widest else []
+            if speed < fastest:
+                (resting if _rests(facts.device(gpu)) else slow).append(f"{gpu.pci_address} {speed:g} of {fastest:g} GT/s")
     if narrow:
         return expected.fail("; ".join(narrow[:4]), "switch off, seat the card and its riser anew, in a slot of full width; sudo lspci -vv")
     if slow:
-        return expected.warn(
-            "; ".join(slow[:4]), "cards slow their link down when idle: look again during a run. Else PCIe speed in the BIOS: auto"
-        )
+        return expected.warn("; ".join(slow[:4]), "PCIe speed in the BIOS: auto; seat the card and its riser anew; sudo lspci -vv")
+    if resting:
+        return expected.unknown(f"{'; '.join(resting[:4])}, idle", "look again during a run: cards slow their link down when idle")
     if unknown:
         return expected.unknown(f"not stated for {len(unknown)} of {len(found)} GPUs", f"sudo lspci -vv -s {unknown[0]} | grep LnkSta")
     return expected.passed(f"{len(found)} GPUs: {', '.join(sorted(words))}")
+
+
+def _links_up(device: Path) -> list[tuple[int, int, float, float]]:
+    """Width now and at best, GT/s now and at best, of each link. Folders of a device stand in that of the port above it."""
+    found = []
+    lower = device.resolve()
+    while (now := _link(lower, "current")) and (best := _link(lower, "max")) and now[0] <= best[0]:
+        port = _link(lower.parent, "max") or best
+        found.append((now[0], min(best[0], port[0]), now[1], min(best[1], port[1])))
+        lower = lower.parent.parent  # the upper end of the switch that the port belongs to
+    return found
+
+
+def _link(device: Path, which: str) -> tuple[int, float] | None:
+    width, speed = number(device / f"{which}_link_width"), as_decimal(text(device / f"{which}_link_speed"))
+    return (width, speed) if width and speed else None
+
+
+def _rests(device: Path) -> bool:
+    """A card that draws (PCI class) and has nothing to do. Accelerators keep their speed."""
+    return not number(device / "gpu_busy_percent") and (text(device / "class") or "").startswith("0x03")
 
 
 def xgmi(facts: Facts) -> Finding | None:
@@ -119,13 +148,16 @@ def xgmi(facts: Facts) -> Finding | None:
     if not any(gpu.links for gpu in facts.amd_gpus):
         return expected.unknown("the topology states no links", "amd-smi topology")
     missing = [f"{a.node}-{b.node}" for hive in hives.values() for a in hive for b in hive if a is not b and not _linked(a, b)]
-    if missing or alone:
-        read = f"no xGMI between nodes {', '.join(missing[:6])}" if missing else f"{len(alone)} GPUs in no hive"
+    if missing:
         cure = "power the machine off and on; if it stays, the board or a bridge is at fault: amd-smi topology"
-        return expected.fail(f"{read} ({len(missing)} links missing)", cure)
+        return expected.fail(f"no xGMI between nodes {', '.join(missing[:6])} ({len(missing)} links missing)", cure)
+    if alone:
+        return expected.warn(f"{len(alone)} GPUs in no hive: their traffic goes over PCIe", "seat the bridge; or leave them out of a run")
     sizes = " + ".join(str(len(hive)) for hive in hives.values())
     return expected.passed(f"{len(hives)} hive(s) of {sizes} GPUs, complete")
 
 
 def _linked(one: Gpu, other: Gpu) -> bool:
-    return any(link.node == other.node and link.kind == "xgmi" for link in one.links)
+    """Two partitions of a GPU need none."""
+    same_card = one.pci_address is not None and one.pci_address == other.pci_address
+    return same_card or any(link.node == other.node and link.kind == "xgmi" for link in one.links)

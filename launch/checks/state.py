@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
-from launch import nvidia
+from launch import detect, nvidia
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
-from launch.gpu import Gpu
-from launch.kfd import GTT
-from launch.sysfs import folders, number, properties, text
+from launch.gpu import GIB, Gpu
+from launch.kfd import GTT, NODES
+from launch.sysfs import folders, is_folder, number, properties, text
 
-FITS = 0.97  # of the file's figure: it is nominal, and firmware keeps a little
-OCCUPIED_WARN, OCCUPIED_FAIL = 0.03, 0.10  # our choice: an idle driver keeps 0.3 GB, a desktop 1 of 24; more is another run
+OCCUPIED = 0.10  # our choice: an idle driver keeps 0.3 GB, a desktop 1 of 24; more is another run
+HELD = 100_000_000  # bytes; our choice. ROCr opens every GPU that it sees, also those a process does not use
 NEAR_LIMIT_C = 10.0  # before the limit that the device states
-POWER_CAP = 0.95  # of the file's power_w
+CAPS = ("power1_cap", "power1_cap_default")
 KFD_PROCESSES = "sys/class/kfd/kfd/proc"
 
 
@@ -26,12 +27,14 @@ def partition_mode(facts: Facts) -> Finding | None:
     expected = Expected(f"{compute}, {memory}", f"conf/hardware: host.compute_partition and memory_partition of {facts.group}")
     modes = sorted({(gpu.compute_partition or "unknown", gpu.memory_partition or "unknown") for gpu in facts.amd_gpus})
     read = "; ".join(", ".join(mode) for mode in modes)
-    if any(mode[0] not in (compute, "unknown") for mode in modes):
+    wrong = [mode for mode in modes if mode[0] not in (compute, "unknown")]
+    if wrong:
         cure = f"stop what uses the GPUs, then sudo amd-smi set --gpu all --compute-partition {compute}"
-        return expected.fail(read, f"{cure}; {_keep('compute', modes[0][0])}")
-    if any(mode[1] not in (memory, "unknown") for mode in modes):
+        return expected.fail(read, f"{cure}; {_keep('compute', wrong[0][0])}")
+    wrong = [mode for mode in modes if mode[1] not in (memory, "unknown")]
+    if wrong:
         cure = f"stop what uses the GPUs, then (it restarts the driver) sudo amd-smi set --memory-partition {memory}"
-        return expected.fail(read, f"{cure}; {_keep('memory', modes[0][1])}")
+        return expected.fail(read, f"{cure}; {_keep('memory', wrong[0][1])}")
     if modes != [(compute, memory)]:
         return expected.unknown(read, "amd-smi partition")
     return expected.passed(read)
@@ -44,26 +47,23 @@ def _keep(kind: str, mode: str) -> str:
 def memory_size(facts: Facts) -> Finding | None:
     if facts.hardware is None or not facts.gpus or facts.hardware.unified_memory:
         return None
-    wanted = facts.hardware.memory_gb
-    expected = Expected(f"{wanted:g} GB each", f"conf/hardware: memory_gb of {facts.group}")
-    of_group = [gpu for gpu in facts.gpus if facts.group in (gpu.group, gpu.partition_of)]  # not an integrated one beside it
-    sizes = [gpu.memory_gb for gpu in of_group or facts.gpus if gpu.memory_gb is not None]
-    if not sizes:
+    expected = Expected(f"{facts.hardware.memory_gb:g} GiB each", f"conf/hardware: memory_gb of {facts.group}")
+    known = [gpu for gpu in facts.gpus if gpu.memory_gb is not None and facts.group in (gpu.group, gpu.partition_of)]
+    if not known:
         return expected.unknown("the driver states no size", "amd-smi static --vram, or nvidia-smi")
-    least = min(sizes)
-    if least >= FITS * wanted:
-        return expected.passed(f"{least:.0f} GB each")
-    return expected.fail(
-        f"{least:.1f} GB: plans would count on memory that is not there", f"hardware.memory_gb={least:.0f} on the command line"
-    )
+    least = min(known, key=lambda gpu: gpu.memory_gb or 0)
+    read = f"{(least.memory_gb or 0) / GIB:.0f} GiB each"
+    if detect.is_smaller(least, facts.hardware):
+        return expected.warn(read, f"nothing: plans of runs here count with it. Elsewhere: hardware.memory_gb={read.split()[0]}")
+    return expected.passed(read)
 
 
 def _memory(facts: Facts) -> dict[str, tuple[int, int]]:
     """Bytes used and in all of each PCI device that states both."""
-    if facts.is_live and not facts.amd_gpus:
-        return nvidia.memory([gpu.pci_address for gpu in facts.gpus if gpu.pci_address])
-    found = {gpu.pci_address: _amd_memory(facts, gpu) for gpu in facts.whole_gpus()}
-    return {address: memory for address, memory in found.items() if address and memory}
+    found = {gpu.pci_address or "": _amd_memory(facts, gpu) for gpu in facts.whole_gpus() if gpu.gfx.startswith("gfx")}
+    others = [gpu.pci_address for gpu in facts.gpus if gpu.pci_address and not gpu.gfx.startswith("gfx")]
+    asked = nvidia.memory(others) if others and facts.is_live else {}
+    return {**{address: memory for address, memory in found.items() if memory}, **asked}
 
 
 def _amd_memory(facts: Facts, gpu: Gpu) -> tuple[int, int] | None:
@@ -73,38 +73,68 @@ def _amd_memory(facts: Facts, gpu: Gpu) -> tuple[int, int] | None:
     return (used, total) if used is not None and total else None
 
 
+def _holders(facts: Facts) -> dict[int, dict[str, int]] | None:
+    """Bytes that processes compute with on these GPUs, by process and PCI address; None where the kernel does not tell.
+
+    It shows the processes of every container, by their numbers on the host. A desktop's memory is not among it.
+    """
+    if not facts.amd_gpus or not is_folder(facts.root / KFD_PROCESSES):
+        return None
+    ids = {gpu.pci_address or "": number(facts.root / NODES / str(gpu.node) / "gpu_id") for gpu in facts.amd_gpus}
+    found = {}
+    for folder in folders(facts.root / KFD_PROCESSES):
+        held = {address: number(folder / f"vram_{gpu_id}") or 0 for address, gpu_id in ids.items()}
+        if max(held.values()) >= HELD and not (facts.is_live and int(folder.name) == os.getpid()):
+            found[int(folder.name)] = held
+    return found
+
+
 def memory_occupied(facts: Facts) -> Finding | None:
+    """By others. What a screen may take, and no computation holds, is a warning."""
     if not facts.gpus:
         return None
-    expected = Expected(
-        f"less than {OCCUPIED_WARN:.0%} used (fails from {OCCUPIED_FAIL:.0%})", "launch/checks/state.py: plans count on free GPUs"
-    )
+    expected = Expected(f"less than {OCCUPIED:.0%} used", "launch/checks/state.py: plans count on free GPUs")
     found = _memory(facts)
     if not found:
         return expected.unknown("the driver does not say", "amd-smi metric --mem-usage, or nvidia-smi")
-    parts = {address: used / total for address, (used, total) in found.items()}
-    busy = [f"{address} {found[address][0] / 1e9:.1f} GB ({part:.0%})" for address, part in parts.items() if part >= OCCUPIED_WARN]
+    busy = {address: used / total for address, (used, total) in found.items() if used >= OCCUPIED * total}
     if not busy:
-        return expected.passed(f"{len(found)} GPUs, at most {max(parts.values()):.1%} used")
-    others = facts.mask_without([address for address, part in parts.items() if part >= OCCUPIED_WARN])
+        return expected.passed(f"{len(found)} GPUs, at most {max(used / total for used, total in found.values()):.1%} used")
+    holders = _holders(facts) or {}
+    computed = {address: sum(held.get(address, 0) for held in holders.values()) for address in busy}
+    drawing = {gpu.pci_address for gpu in facts.gpus if _draws(facts, gpu)}
+    sure = any(address not in drawing or computed[address] >= OCCUPIED * found[address][1] for address in busy)
+    words = [f"{address} {found[address][0] / 1e9:.1f} GB ({part:.0%})" for address, part in busy.items()]
+    read = "; ".join(words[:4]) + (f"; and {len(words) - 4} more" if len(words) > 4 else "") + _named(facts, holders)
+    others = facts.mask_without(list(busy))
     cure = "stop the processes that hold it (amd-smi process, or nvidia-smi)" + (f", or take the others: export {others}" if others else "")
-    read = "; ".join(busy[:4]) + (f"; and {len(busy) - 4} more" if len(busy) > 4 else "")
-    return expected.fail(read, cure) if max(parts.values()) >= OCCUPIED_FAIL else expected.warn(read, cure)
+    return expected.fail(read, cure) if sure else expected.warn(read, cure)
+
+
+def _draws(facts: Facts, gpu: Gpu) -> bool:
+    """It is integrated, or of the PCI class of what has a screen."""
+    return gpu.gfx in GTT or (text(facts.device(gpu) / "class") or "").startswith("0x0300")
+
+
+def _named(facts: Facts, pids: Iterable[int]) -> str:
+    names = [f"{facts.file(f'proc/{pid}/comm') or 'not of this container'} ({pid})" for pid in pids]
+    return f", by {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else ""
 
 
 def foreign_processes(facts: Facts) -> Finding | None:
     if not facts.amd_gpus:
         return None
-    expected = Expected("no process but yours", "kernel: /sys/class/kfd/kfd/proc")
-    if not (facts.root / KFD_PROCESSES).is_dir():
+    expected = Expected(f"no other process holds {HELD / 1e9:g} GB of these GPUs", "kernel: /sys/class/kfd/kfd/proc")
+    holders = _holders(facts)
+    if holders is None:
         return expected.unknown(f"/{KFD_PROCESSES} is not there", "amd-smi process")
-    pids = [int(folder.name) for folder in folders(facts.root / KFD_PROCESSES)]
-    others = [pid for pid in pids if not facts.is_live or pid != os.getpid()]
-    if not others:
+    if not holders:
         return expected.passed("none")
-    words = [f"{facts.file(f'proc/{pid}/comm') or 'not of this container'} ({pid})" for pid in others]
-    read = ", ".join(words[:5]) + (f" and {len(words) - 5} more" if len(words) > 5 else "")
-    return expected.warn(read, f"wait for them, or, if they are yours and forgotten: kill {others[0]}")
+    mine = [
+        pid for pid in holders if (facts.file(f"proc/{pid}/status") or "").partition("\nUid:\t")[2].split("\t")[0] == str(facts.host.uid)
+    ]
+    stop = f"; if it is yours and forgotten: kill {mine[0]}" if mine else ""
+    return expected.warn(_named(facts, holders).removeprefix(", by "), f"wait for them, or take other GPUs{stop}")
 
 
 def ras(facts: Facts) -> Finding | None:
@@ -161,20 +191,22 @@ def temperature(facts: Facts) -> Finding | None:
 
 
 def power_cap(facts: Facts) -> Finding | None:
-    if facts.hardware is None or facts.hardware.power_w is None or not facts.amd_gpus:
+    """Against the board's own default: that of a Radeon leaves out what power_w of its file counts in (fans, memory)."""
+    if not facts.amd_gpus:
         return None
-    wanted = facts.hardware.power_w
-    expected = Expected(f"{wanted:g} W", f"conf/hardware: power_w of {facts.group}")
-    caps = {gpu.pci_address: _cap_w(facts, gpu) for gpu in facts.whole_gpus()}
-    known = {address: cap for address, cap in caps.items() if cap}  # the second die of an MI250X has none of its own
+    expected = Expected("the device's own default", "kernel: hwmon power1_cap_default of each GPU")
+    caps = {gpu.pci_address: _caps_w(facts, gpu) for gpu in facts.whole_gpus()}
+    known = {address: caps for address, caps in caps.items() if all(caps)}  # the second die of an MI250X has none of its own
     if not known:
-        return expected.unknown("the driver states no cap", "amd-smi metric --power")
-    low = [f"{address} {cap:.0f} W" for address, cap in known.items() if cap < POWER_CAP * wanted]
+        return expected.unknown("the driver states no cap, or no default", "amd-smi metric --power")
+    low = [(f"{address} {cap:.0f} of {default:.0f} W", default) for address, (cap, default) in known.items() if cap < default]
     if not low:
-        return expected.passed(f"{min(known.values()):.0f} W or more")
-    return expected.warn("; ".join(low[:4]), f"sudo amd-smi set --power-cap {wanted:g}, unless somebody capped it on purpose")
+        return expected.passed(f"{min(cap for cap, _ in known.values()):.0f} W or more")
+    cure = f"sudo amd-smi set --gpu all --power-cap {low[0][1]:.0f}, unless somebody capped it on purpose"
+    return expected.warn("; ".join(words for words, _ in low[:4]), cure)
 
 
-def _cap_w(facts: Facts, gpu: Gpu) -> float | None:
-    found = [number(folder / "power1_cap") for folder in _sensors(facts, gpu)]
-    return next((cap / 1e6 for cap in found if cap), None)
+def _caps_w(facts: Facts, gpu: Gpu) -> tuple[float, float]:
+    """Now and by default; 0 for what is not stated."""
+    cap, default = (next((n for folder in _sensors(facts, gpu) if (n := number(folder / name))), 0) for name in CAPS)
+    return cap / 1e6, default / 1e6

@@ -25,13 +25,13 @@ CHECKS = (
     Check("kfd", "GPUs", access.kfd_node, "local"),
     Check("render_nodes", "GPUs", access.render_nodes, "local"),
     Check("partition_mode", "GPUs", state.partition_mode, "always"),
-    Check("memory_size", "GPUs", state.memory_size, "always"),
+    Check("memory_size", "GPUs", state.memory_size),
     Check("memory_occupied", "GPUs", state.memory_occupied, "always"),
     Check("foreign_processes", "GPUs", state.foreign_processes),
     Check("ras", "GPUs", state.ras),
     Check("temperature", "GPUs", state.temperature),
     Check("power_cap", "GPUs", state.power_cap),
-    Check("gtt_size", "GPUs", strix_halo.gtt_size, "always"),
+    Check("gtt_size", "GPUs", strix_halo.gtt_size),
     Check("carved_memory", "GPUs", strix_halo.carved_memory),
     Check("amdgpu_driver", "Driver and firmware", driver.amdgpu_driver),
     Check("rocm", "Driver and firmware", driver.rocm_version),
@@ -83,11 +83,10 @@ def _of_active(facts: Facts) -> tuple[Check, ...]:
     return ACTIVE_CHECKS if facts.active.measured and not facts.active.failed else ACTIVE_CHECKS[:1]
 
 
-def before_run(facts: Facts, contained: bool) -> dict[Check, Finding]:
-    """The short set: cheap, and what it finds would make a run fail."""
-    return _found(
-        facts, tuple(check for check in CHECKS if check.before_run == "always" or (check.before_run == "local" and not contained))
-    )
+def before_run(facts: Facts, contained: bool) -> dict[str, Finding]:
+    """The short set, by name: cheap, and what it finds would make a run fail."""
+    chosen = tuple(check for check in CHECKS if check.before_run == "always" or (check.before_run == "local" and not contained))
+    return {check.name: finding for check, finding in _found(facts, chosen).items()}
 
 
 def _found(facts: Facts, checks: tuple[Check, ...]) -> dict[Check, Finding]:

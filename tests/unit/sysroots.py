@@ -101,6 +101,7 @@ def gpu_node(machine: Machine, node: int, bus: int, memory: int, links: Mapping[
     values = {"cpu_cores_count": 0, "simd_per_cu": 4, "location_id": bus << 8, "domain": 0, "vendor_id": 4098, "drm_render_minor": minor}
     values |= {"unique_id": 0xABC0 + node, "fw_version": 177, **properties}
     machine.write_properties(f"{KFD}/nodes/{node}/properties", values)
+    machine.write(f"{KFD}/nodes/{node}/gpu_id", 50000 + node)
     machine.write_properties(f"{KFD}/nodes/{node}/mem_banks/0/properties", {"heap_type": 1, "size_in_bytes": memory})
     for number, (other, kind) in enumerate(links.items()):
         link = {"type": kind, "node_from": node, "node_to": other, "max_bandwidth": 64000 if kind == 11 else 32000}
@@ -126,6 +127,7 @@ def pci_device(machine: Machine, bus: int, memory: int, power_w: int, pci_class:
         "hwmon/hwmon3/temp2_crit": 100000,
         "hwmon/hwmon3/temp2_label": "junction",
         "hwmon/hwmon3/power1_cap": power_w * 1_000_000,
+        "hwmon/hwmon3/power1_cap_default": power_w * 1_000_000,
     }
     for name, content in files.items():
         machine.write(f"{machine.device(bus)}/{name}", content)
@@ -173,7 +175,7 @@ def strix_halo(root: Path) -> Machine:
     """A Ryzen AI Max+ 395 with 124 GiB for its GPU, and the kernel's own driver."""
     machine = Machine(root, "strix_halo")
     host_files(machine, "6.18.5-arch1-1", "ttm.pages_limit=32505856", None, None)
-    machine.write("var/lib/dpkg/status", "Package: linux-firmware\nStatus: install ok installed\nVersion: 20260115.git1-0ubuntu1")
+    machine.write("var/lib/dpkg/status", "Package: linux-firmware\nStatus: install ok installed\nVersion: 20260115-1")
     cpu_node(machine, 0)
     integrated = {"gfx_target_version": 110501, "simd_count": 80, "simd_per_cu": 2, "device_id": 0x1586, "fw_version": 32}
     gpu_node(machine, 1, 0xC6, GIB // 2, {0: 2}, **integrated)
@@ -185,12 +187,12 @@ def strix_halo(root: Path) -> Machine:
 
 def rx7900xtx(root: Path) -> Machine:
     """A card in a desktop whose processor has a GPU of its own, left out by a mask."""
-    machine = Machine(root, "rx7900xtx")
+    machine = Machine(root, "rx7900xtx")  # its cap is 327 W, of the 355 of its data sheet
     host_files(machine, "6.14.0-27-generic", "quiet", "6.16.13", "7.2.3-81")
     cpu_node(machine, 0)
     card = {"gfx_target_version": 110000, "simd_count": 192, "simd_per_cu": 2, "device_id": 0x744C}
     gpu_node(machine, 1, 0x03, 24 * GIB, {0: 2}, **card)
-    pci_device(machine, 0x03, 24 * GIB, 355, "0x030000")
+    pci_device(machine, 0x03, 24 * GIB, 327, "0x030000")
     gpu_node(machine, 2, 0x0E, GIB // 2, {0: 2}, gfx_target_version=100306, simd_count=4, simd_per_cu=2, device_id=0x164E)
     pci_device(machine, 0x0E, GIB // 2, 355, "0x030000")
     bridge(machine, "0000:00:01.1", 0)

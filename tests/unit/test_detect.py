@@ -10,7 +10,7 @@ import pytest
 
 from launch import detect, kfd, nvidia
 from launch.errors import HostError
-from launch.gpu import Link
+from launch.gpu import GIB, Link
 from tests.conftest import composed
 from tests.unit import sysroots
 
@@ -130,12 +130,41 @@ def test_product_by_device_id(tmp_path, device_id, units, product, partition):
 
 def test_partitions_are_told_by_their_number_where_there_is_no_device_id(tmp_path):
     for number in range(4):
-        kfd_node(tmp_path, number, 48.0, **gpu(90402, 76, unique_id=7, location_id=0x0500 + number))
+        kfd_node(tmp_path, number, 48 * GIB, **gpu(90402, 76, unique_id=7, location_id=0x0500 + number))
     found = detect.gpus(str(tmp_path))
     assert {g.product for g in found} == {"AMD Instinct MI300X, QPX partition (1 of 4)"}
     assert {g.pci_address for g in found} == {"0000:05:00.0"}
     with pytest.raises(HostError, match=r"4 x AMD Instinct MI300X, QPX.*--compute-partition SPX.*hardware.memory_gb=48 .*gpus_per_node=4"):
         detect.hardware_group(str(tmp_path))
+
+
+def test_partitions_of_newer_drivers_have_serial_numbers_of_their_own(tmp_path):
+    for number in range(8):
+        more = {"device_id": 0x74A1, "unique_id": 70 + number, "location_id": 0x0500 + number}
+        kfd_node(tmp_path, number, 24 * GIB, **gpu(90402, 38, **more))
+    found = detect.gpus(str(tmp_path))
+    assert {g.pci_address for g in found} == {"0000:05:00.0"}
+    assert len({g.uuid for g in found}) == 8
+    assert {g.product for g in found} == {"AMD Instinct MI300X, CPX partition (1 of 8)"}
+
+
+def test_a_virtual_function_that_does_not_know_its_mode(tmp_path):
+    machine = sysroots.mi300x(tmp_path, num_gpus=1)
+    for kind in ("compute", "memory"):
+        machine.write(f"{machine.device(5)}/current_{kind}_partition", "UNKNOWN")
+    (found,) = detect.gpus(str(tmp_path))
+    assert (found.compute_partition, found.memory_partition) == ("SPX", None)
+
+
+def test_a_device_node_that_leads_nowhere(tmp_path):
+    machine = sysroots.mi300x(tmp_path, num_gpus=1)
+    (machine.root / "dev/dri/renderD250").symlink_to("/nowhere/at/all")
+    assert set(detect.host("python", str(tmp_path)).device_nodes) == {"/dev/kfd", "/dev/dri/renderD128"}
+
+
+@pytest.mark.parametrize(("name", "group"), [("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA GH200 480GB", None)])
+def test_nvidia_products(name, group):
+    assert nvidia._group(name) == group
 
 
 def test_real_mi210_server(tmp_path):
