@@ -44,6 +44,7 @@ class MicroStep:
     length: int
     adapter: bool  # the base is frozen: its linear layers save no inputs for their weights' gradients
     checkpointing: bool
+    fused: bool = True  # the GPU has a fused attention kernel for 16 bits
 
     @property
     def tokens(self) -> int:
@@ -84,9 +85,10 @@ class MicroStep:
         return query * (normed + 2 * out) + key * (normed + out + values) + 4 * self.model.num_heads
 
     def _scores(self) -> float:
-        """Attention weights, which torch keeps where it has no fused kernel: in fp32 with keys that serve several heads."""
+        """Attention weights, which torch keeps in fp32 where it has no fused kernel: on such a GPU (it then computes 16 bits in fp32),
+        and in fp32 with keys that serve several heads."""
         model = self.model
-        unfused = self.numerics is Numerics.fp32 and model.num_kv_heads != model.num_heads
+        unfused = not self.fused or (self.numerics is Numerics.fp32 and model.num_kv_heads != model.num_heads)
         return 4.0 * self.rows * model.num_heads * self.length**2 if unfused else 0.0
 
     def _copies_of_query(self) -> float:

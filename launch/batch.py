@@ -11,6 +11,8 @@ from launch.errors import UserError
 from launch.schema import Config
 from launch.trainer_args import known, value
 
+UNCUT = 1024  # tokens that stand for a row's, where max_length=null
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -40,8 +42,8 @@ def batch(config: Config) -> Batch:
         return int(given) if given else otherwise
 
     completion = number("max_completion_length", 0)
-    # GRPO has no bound on prompts; 256 tokens stand for one until the data is read.
-    sequence = number("max_length", 0) or completion + 256
+    # Nothing bounds a prompt: 256 tokens stand for one until the data is read, and TRL's default for rows that are not cut.
+    sequence = number("max_length", UNCUT) if "max_length" in names else (completion or number("max_new_tokens", 0)) + 256
     return Batch(
         ranks=topology.num_trainers(config),
         per_device=number("per_device_train_batch_size", number("batch_size", 1)),

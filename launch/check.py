@@ -17,12 +17,7 @@ from launch.errors import UserError, near
 from launch.rule import Rule
 from launch.schema import Config
 from launch.schema_enums import Debug, Find, Link, Mode, Vendor
-from launch.trainer_args import known, value
-
-
-def _arg(config: Config, name: str) -> object:
-    """An argument's value, None where the method has no such argument."""
-    return value(config, name) if name in known(config) else None
+from launch.trainer_args import argument, value
 
 
 def _supported(config: Config) -> str:
@@ -107,12 +102,12 @@ RULES = [
             f"method.args.num_train_epochs={c.method.args['num_train_epochs']} with max_steps={c.method.args['max_steps']}: "
             "max_steps would win without a word"
         ),
-        lambda c: "method.args.max_steps=-1 to count epochs, or method.args.num_train_epochs=null to count steps",
+        lambda c: "method.args.max_steps=-1 to count epochs, or '~method.args.num_train_epochs' to count steps",
     ),
     Rule(
         "evaluation_while_training",
-        lambda c: c.method.kind == "trainer" and _arg(c, "eval_strategy") not in (None, "no"),
-        lambda c: f"method.args.eval_strategy={_arg(c, 'eval_strategy')}: the recipes hand the trainer no held-out rows",
+        lambda c: c.method.kind == "trainer" and argument(c, "eval_strategy") not in (None, "no"),
+        lambda c: f"method.args.eval_strategy={argument(c, 'eval_strategy')}: the recipes hand the trainer no held-out rows",
         lambda c: "method=evaluate on the run's model, or phases as in experiment=quickstart",
     ),
     Rule(
@@ -126,13 +121,13 @@ RULES = [
     ),
     Rule(
         "compile",
-        lambda c: bool(_arg(c, "torch_compile")) and not c.hardware.compile,
+        lambda c: bool(argument(c, "torch_compile")) and not c.hardware.compile,
         lambda c: f"method.args.torch_compile=true on {c.hardware.name}: Inductor miscompiles or refuses {c.hardware.gfx}",
         lambda c: "method.args.torch_compile=false",
     ),
     Rule(
         "triton_kernels",
-        lambda c: bool(_arg(c, "use_liger_kernel")) and not c.hardware.triton,
+        lambda c: bool(argument(c, "use_liger_kernel")) and not c.hardware.triton,
         lambda c: (
             f"method.args.use_liger_kernel=true on {c.hardware.name}: they are Triton kernels, and Triton has none for {c.hardware.gfx}"
         ),

@@ -35,6 +35,7 @@ LEAST = {
     "model.head_dim": 1,
     "model.vocab_size": 1,
     "model.max_positions": 1,
+    "model.num_parameters": 1,
     "adapter.rank": 1,
     "runtime.stop_timeout_s": 1,
     "runtime.slurm.nodes": 1,
@@ -55,7 +56,9 @@ LEAST = {
     "method.args.per_device_train_batch_size": 1,
     "method.args.gradient_accumulation_steps": 1,
     "method.args.num_generations": 2,  # a group of one has no mean to be above
+    "method.args.num_train_epochs": 1e-9,
     "method.args.steps_per_generation": 1,
+    "method.args.generation_batch_size": 1,
     "method.args.num_iterations": 1,
     "method.args.max_length": 1,
     "method.args.max_completion_length": 1,

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from launch import shapes, topology
 from launch.activations import MicroStep, Numerics
-from launch.batch import Batch, batch
+from launch.batch import UNCUT, Batch, batch, generation_batch
 from launch.detect import Host, is_smaller
 from launch.gpu import GIB
 from launch.schema import Config
 from launch.schema_enums import Vendor
-from launch.trainer_args import value
+from launch.trainer_args import argument, known, value
 
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}  # nf4: 4 bits and an fp32 scale for 64 weights (arXiv:2305.14314)
 # Beside what torch allocates: the context, libraries' workspaces and what the allocator rounds up. A round figure.
@@ -84,20 +84,37 @@ def _rank_parts(config: Config, capacity: float) -> tuple[str, dict[str, float]]
     """The moment at which a rank holds most, and what."""
     overhead = 0.5 if config.hardware.vendor == Vendor.none else OVERHEAD_GB
     if config.method.kind != "trainer":
-        kept = BYTES[config.precision.weights] * config.model.num_parameters / 1e9
-        return "", {"weights": kept, "context": overhead}
-    state = _state(config)
-    moment, most = max(moments(config).items(), key=lambda item: sum(item[1].values()))
-    parts = {name: size / 1e9 for name, size in {**state, **most}.items() if size}
+        rows = batch(config).per_device * int(value(config, "samples_per_prompt"))
+        parts = {"weights": _base_bytes(config), **_generating(config, rows)}
+        return "", {**{name: size / 1e9 for name, size in parts.items()}, "context": overhead}
+    state, at = _state(config), moments(config)
     if config.topology.name == "colocate":
-        parts["vllm"] = float(value(config, "vllm_gpu_memory_utilization")) * capacity
+        vllm = {"vllm": float(value(config, "vllm_gpu_memory_utilization")) * capacity * 1e9}
+        if value(config, "vllm_enable_sleep_mode"):  # gives its memory back while the trainer trains
+            at["generation"] = vllm
+        else:
+            state |= vllm
+    moment, most = max(at.items(), key=lambda item: sum(item[1].values()))
+    parts = {name: size / 1e9 for name, size in {**state, **most}.items() if size}
     return moment, {**parts, "context": overhead}
+
+
+def generates_with_vllm(config: Config) -> bool:
+    return config.topology.servers > 0 or config.topology.name == "colocate"
+
+
+def _generating(config: Config, rows: int) -> dict[str, float]:
+    """Bytes of so many completions as transformers makes them: keys and values of every layer, and three fp32 copies of a token's logits
+    (cast, processed, probabilities: GenerationMixin._sample)."""
+    model, width = config.model, 4 if config.precision.compute == "fp32" else 2
+    cache = 2 * width * model.num_layers * model.num_kv_heads * model.head_dim * batch(config).sequence
+    return {"kv cache": float(rows * cache), "logits": 12.0 * rows * model.vocab_size}
 
 
 def numerics(config: Config) -> Numerics:
     if config.precision.compute == "fp32":
         return Numerics.fp32
-    cast = config.topology.strategy in ("fsdp", "zero2", "zero3") or BYTES[config.precision.weights] == 2
+    cast = config.topology.strategy in ("fsdp", "zero2", "zero3") or BYTES[config.precision.weights] <= 2  # nf4 unpacks to 16 bits
     return Numerics.cast if cast else Numerics.autocast
 
 
@@ -105,7 +122,8 @@ def micro_step(config: Config, size: Batch) -> MicroStep:
     """Preferences go through as pairs."""
     rows = size.per_device * (2 if config.method.name == "dpo" else 1)
     checkpointing = bool(value(config, "gradient_checkpointing")) or config.topology.fsdp.activation_checkpointing
-    return MicroStep(config.model, numerics(config), rows, size.sequence, config.adapter.rank is not None, checkpointing)
+    fused = config.hardware.fused_attention and config.hardware.attention != "eager"
+    return MicroStep(config.model, numerics(config), rows, size.sequence, config.adapter.rank is not None, checkpointing, fused)
 
 
 @dataclass(frozen=True)
@@ -129,34 +147,71 @@ def _state(config: Config) -> dict[str, float]:
 
     DeepSpeed holds 16-bit weights, a copy of them in fp32 and that copy's moments.
     """
-    n, strategy = _Counts.of(config), config.topology.strategy
-    shared = n.ranks if strategy in ("fsdp", "zero3") else 1
-    base, adapter = BYTES[config.precision.weights], 0.0
-    if config.adapter.rank is not None:
-        adapter = 4.0 * n.trained
-    found = {"weights": base * n.base / shared, "adapter": adapter / shared}
-    if strategy in ("zero2", "zero3"):
+    n, zero = _Counts.of(config), config.topology.zero
+    shared = n.ranks if config.topology.strategy in ("fsdp", "zero3") else 1
+    adapter = 4.0 * n.trained if config.adapter.rank is not None else 0.0
+    found = {"weights": _base_bytes(config) / shared, "adapter": adapter / shared}
+    found["optimizer"] = _optimizer_bytes(config, n, n.width) / shared
+    if config.topology.strategy in ("zero2", "zero3"):
         low = 4.0 if config.precision.compute == "fp32" else 2.0
         found |= {"weights": low * n.base / shared, "adapter": 0.0, "master weights": 4.0 * n.trained / n.ranks}
-        found["optimizer"] = 0.0 if config.topology.zero.offload_optimizer else 8.0 * n.trained / n.ranks
-        if config.topology.zero.offload_optimizer:
-            found["master weights"] = 0.0
-        if config.topology.zero.offload_parameters:
-            found["weights"] = 0.0
-    elif config.topology.fsdp.cpu_offload:
-        found |= {"weights": 0.0, "adapter": 0.0}
-    else:
-        found["optimizer"] = 2 * n.width * n.trained / shared
-    if has_reference(config):
-        found["reference"] = base * n.base / shared
+        found["optimizer"] = _optimizer_bytes(config, n, 4.0) / n.ranks
+        if zero.offload_optimizer:
+            found |= {"optimizer": 0.0, "master weights": 0.0}
+    if has_reference(config):  # TRL hands it to the strategy too; under ZeRO-2, whole
+        found["reference"] = found["weights"]
+    if config.topology.fsdp.cpu_offload or zero.offload_parameters:
+        found |= {"weights": 0.0, "adapter": 0.0, "reference": 0.0}
+    if config.topology.fsdp.cpu_offload:
+        found["optimizer"] = 0.0
     return found
 
 
+def _base_bytes(config: Config) -> float:
+    """Of the model's own weights. nf4 packs the linear layers only; bitsandbytes leaves the others as they are, here in 16 bits."""
+    model, width = config.model, BYTES[config.precision.weights]
+    packed = model.num_layers * sum(i * o for i, o in shapes.linear_sizes(model)) if config.precision.weights == "nf4" else 0
+    return width * packed + max(2.0, width) * (model.num_parameters - packed)
+
+
+# Moments in the parameter's dtype, by the argument optim. Adafactor keeps sums of rows and columns, next to nothing (arXiv:1804.04235).
+OPTIMIZERS = {"adamw_torch_fused": 2, "adamw_torch": 2, "adafactor": 0, "sgd": 0}
+IN_8_BITS = ("adamw_8bit", "adamw_bnb_8bit")
+
+
+def _optimizer_bytes(config: Config, n: _Counts, width: float) -> float:
+    """Of all trained parameters; AdamW's where the planner does not know another's, which `uncounted` says."""
+    name = value(config, "optim")
+    if name not in IN_8_BITS:
+        return OPTIMIZERS.get(name, 2) * width * n.trained
+    # Two moments of a byte and their scales; transformers keeps those of an embedding in fp32.
+    embedding = 0 if config.adapter.rank is not None else config.model.vocab_size * config.model.hidden_size
+    return 2 * (1 + 4 / 256) * (n.trained - embedding) + 8.0 * embedding
+
+
 def has_reference(config: Config) -> bool:
-    """DPO compares with the start; GRPO only where beta is not 0. With an adapter the base serves as reference."""
+    """DPO compares with the start, unless it has done so beforehand; GRPO only where beta is not 0. With an adapter the base serves
+    as reference."""
     if config.adapter.rank is not None:
         return False
-    return config.method.name == "dpo" or (config.method.name == "grpo" and bool(value(config, "beta")))
+    if config.method.name == "dpo":
+        return not value(config, "precompute_ref_log_probs")
+    return config.method.name == "grpo" and bool(value(config, "beta"))
+
+
+def uncounted(config: Config) -> list[str]:
+    """A line for each argument given that memory or speed depends on and the planner does not count."""
+    found = {name: argument(config, name) for name in ("torch_compile", "use_liger_kernel", "packing", "padding_free")}
+    found |= {name: argument(config, name) for name in ("activation_offloading", "auto_find_batch_size")}
+    given = [f"method.args.{name}=true" for name, is_given in found.items() if is_given]
+    optimizer = argument(config, "optim")
+    if optimizer not in (None, *OPTIMIZERS, *IN_8_BITS):
+        given.append(f"method.args.optim={optimizer} (AdamW stands for it)")
+    if "max_length" in known(config) and not value(config, "max_length"):
+        given.append(f"method.args.max_length=null ({UNCUT} tokens stand for the longest row)")
+    if config.topology.fsdp.wrap_min_parameters:
+        given.append(f"topology.fsdp.wrap_min_parameters={config.topology.fsdp.wrap_min_parameters} (layers are gathered one by one)")
+    return [f"memory and speed are planned without {', '.join(given)}."] if given else []
 
 
 def moments(config: Config) -> dict[str, dict[str, float]]:
@@ -199,6 +254,15 @@ def moments(config: Config) -> dict[str, dict[str, float]]:
     for parts in found.values():
         parts["communication"] = sharing.buffers
     found["optimizer step"] = {"gradients": sharing.gradients_of_step, "communication": sharing.buffers_of_step}
+    if value(config, "optim") == "adamw_torch":
+        # A step of torch's `foreach` kernels makes one more copy of all it trains (docs.pytorch.org, torch.optim.AdamW).
+        found["optimizer step"]["optimizer's copies"] = _state(config)["optimizer"] / 2
+    if config.method.name == "grpo" and not generates_with_vllm(config):
+        found["generation"] = _generating(config, generation_batch(config) // size.ranks)
+        if trains_head:  # autocast keeps copies of what trains, through a forward
+            found["generation"]["weights in 16 bits"] = copies
+        whole = config.topology.strategy == "zero3" and value(config, "ds3_gather_for_generation")
+        found["generation"]["communication"] = 2.0 * n.base if whole else sharing.buffers
     return found
 
 
@@ -227,7 +291,9 @@ def _fsdp(config: Config, size: Batch, n: _Counts) -> _Sharing:
     """One layer computes while the next is on its way. As long as gradients accumulate, accelerate leaves them whole on every rank."""
     reshards = config.topology.fsdp.reshard_after_forward
     sharded = 0.0 if config.topology.fsdp.cpu_offload else n.width * n.trained / n.ranks
-    whole = 4.0 * n.trained if size.accumulation > 1 else sharded
+    # In the dtype they are summed in (torch's FSDPParam.to_accumulated_grad_if_needed).
+    kept = 4.0 if config.topology.fsdp.reduce_dtype == "fp32" or config.precision.compute == "fp32" else 2.0
+    whole = kept * n.trained if size.accumulation > 1 else sharded
     return _Sharing(whole, _gathered(config, n, 2 if reshards else config.model.num_layers), sharded, 0.0)
 
 

@@ -80,7 +80,13 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
         containers=container.specs(config, processes, host, run_dir),
         memory=memory.memory(config, processes, smaller),
         speed=speed.speed(config),
-        warnings=[*warnings, *smaller_warnings(config, smaller), *image_warnings(config), *secret_warnings(config, host)],
+        warnings=[
+            *warnings,
+            *memory.uncounted(config),
+            *smaller_warnings(config, smaller),
+            *image_warnings(config),
+            *secret_warnings(config, host),
+        ],
     )
 
 

@@ -59,6 +59,7 @@ class Hardware:
     link_gb_s: Optional[float] = None  # all links of one device, per direction
     precisions: list[str] = MISSING  # what it computes in, the preferred one first
     attention: str = MISSING  # attn_implementation of transformers
+    fused_attention: bool = True  # torch has a kernel that never writes the scores
     compile: bool = True  # torch.compile works
     triton: bool = True  # Triton has a back end for it
     vllm: bool = True  # an image with vLLM exists for it

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from launch import shapes, topology
 from launch.activations import MicroStep, Numerics
-from launch.batch import Batch, batch
-from launch.memory import has_reference, micro_step
+from launch.batch import Batch, batch, generation_batch
+from launch.memory import generates_with_vllm, micro_step
 from launch.schema import Config
 from launch.schema_enums import Vendor
-from launch.trainer_args import known, value
+from launch.trainer_args import argument, value
 
 # Shares of the dense peak and of the bandwidth that eager training reached; of 16-bit products, of what a healthy GPU's largest reach.
 GEMM, GEMM_FP32, ATTENTION, BANDWIDTH, LINKS = 0.96, 0.76, 0.40, 0.50, 0.7
@@ -81,6 +81,10 @@ def speed(config: Config) -> Speed:
     pairs = 2 if config.method.name == "dpo" else 1
     measured = "measured shares of an H200's peak and bandwidth"
     basis = measured if config.hardware.name == "h200" else f"{measured}, assumed for {config.hardware.name}"
+    if config.runtime.slurm.nodes > 1:
+        basis += "; links between nodes taken for those within one"
+    if size.completion and not generates_with_vllm(config):
+        basis += "; transformers generates, at best so fast"
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
     said = f"{basis}: {', '.join(f'{name} {part / step_s:.0%}' for name, part in largest)}"
     hours = steps * step_s / 3600 if (steps := num_steps(config, size)) else None
@@ -88,15 +92,15 @@ def speed(config: Config) -> Speed:
 
 
 def num_steps(config: Config, size: Batch) -> int | None:
-    """Optimizer steps of the run; None where the rows of a data set that is not read decide."""
+    """Optimizer steps of the run; None where rows that are not read, or packing that joins them, decide."""
     most = value(config, "max_steps")
     if most and int(most) > 0:
         return int(most)
-    rows = config.data.limit or config.data.num_train
-    if not rows:
+    rows = min(filter(None, (config.data.limit, config.data.num_train)), default=None)
+    if not rows or argument(config, "packing"):
         return None
-    # GRPO makes a group of completions of each row.
-    per_row = int(value(config, "num_generations")) if "num_generations" in known(config) else 1
+    # GRPO makes a group of completions of each row, and trains on it num_iterations times.
+    per_row = int(argument(config, "num_generations") or 1) * int(argument(config, "num_iterations") or 1)
     return math.ceil(rows * per_row / size.sequences * float(value(config, "num_train_epochs")))
 
 
@@ -129,9 +133,9 @@ def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float
     head = 4 if trains_base else 3  # TRL's head makes its logits again in the backward
     products = 2.0 * tokens * (passes * linear + head * model.vocab_size * model.hidden_size)
     scores = 2.0 * tokens * step.length * model.num_layers * model.num_heads * model.head_dim * (1 + step.checkpointing + 2.5)
-    if has_reference(config):
-        products += 2.0 * tokens * (linear + model.vocab_size * model.hidden_size)
-        scores += 2.0 * tokens * step.length * model.num_layers * model.num_heads * model.head_dim
+    forwards = extra_forwards(config)
+    products += forwards * 2.0 * tokens * (linear + model.vocab_size * model.hidden_size)
+    scores += forwards * 2.0 * tokens * step.length * model.num_layers * model.num_heads * model.head_dim
     share = GEMM_FP32 if step.numerics is Numerics.fp32 else GEMM * (config.hardware.healthy.gemm or 1.0)
     moved, kernels = _traffic(config, step, linear)
     times = {
@@ -153,9 +157,22 @@ def _traffic(config: Config, step: MicroStep, linear: float) -> tuple[float, flo
     weights = WEIGHT_BYTES[step.numerics][0 if step.checkpointing else 1] * (linear + model.vocab_size * hidden)
     moved = model.num_layers * (step.tokens * per_token + scores) + (weights if config.adapter.rank is None else weights / 3)
     kernels = model.num_layers * of_layer.kernels
-    if has_reference(config):  # a forward, a fifth of the kernels of forward, forward again and backward
-        moved, kernels = 1.2 * moved, round(1.2 * kernels)
-    return moved, kernels
+    more = 1 + 0.2 * extra_forwards(config)  # a forward is a fifth of forward, forward again and backward
+    return more * moved, more * kernels
+
+
+def extra_forwards(config: Config) -> float:
+    """Forwards without gradients, for each that trains: DPO's and GRPO's reference (the base where an adapter trains), and GRPO's
+    log-probabilities of what vLLM generated or older weights did. Those of GRPO serve num_iterations of training."""
+    if config.method.name == "dpo":
+        return 0.0 if value(config, "precompute_ref_log_probs") else 1.0
+    if config.method.name != "grpo":
+        return 0.0
+    passes = int(value(config, "num_iterations"))
+    accumulation = batch(config).accumulation
+    older = accumulation % (passes * int(value(config, "steps_per_generation") or accumulation)) != 0
+    corrected = generates_with_vllm(config) and bool(value(config, "vllm_importance_sampling_correction"))
+    return (bool(value(config, "beta")) + (older or corrected)) / passes
 
 
 def _communication(config: Config, size: Batch, micro_s: float) -> float:
@@ -183,10 +200,14 @@ def _generation_s(config: Config, size: Batch) -> float:
     """Seconds to decode the completions of one step, and to send the weights to a server before it."""
     if not size.completion:
         return 0.0
-    weights_gb = 2.0 * config.model.num_parameters / 1e9
+    model = config.model
+    weights_gb = 2.0 * model.num_parameters / 1e9
     read_s = weights_gb / config.topology.server_tensor_parallel / (DECODE_BANDWIDTH * config.hardware.bandwidth_gb_s)
-    engines = max(1, config.topology.servers) if config.topology.servers else size.ranks
-    waves = max(1.0, size.sequences / engines / SERVER_SEQUENCES)
-    passes = int(value(config, "num_iterations") or 1) if "num_iterations" in known(config) else 1  # one generation serves several
+    # transformers starts every kernel of a forward for every token: a third of those of forward and backward.
+    start_s = DECODE_S if generates_with_vllm(config) else model.num_layers * TRAFFIC[Numerics.cast, False].kernels / 3 * KERNEL_S
+    engines = config.topology.servers or size.ranks
+    completions = generation_batch(config)
+    waves = max(1.0, completions / engines / SERVER_SEQUENCES)
     sync_s = SYNC_S + weights_gb / SYNC_GB_S if config.topology.servers else 0.0
-    return (max(DECODE_S, read_s) * size.completion * waves + sync_s) / passes
+    each_s = max(start_s, read_s) * size.completion * waves + sync_s
+    return each_s * size.sequences / completions / int(value(config, "num_iterations"))  # one generation serves several steps

@@ -75,6 +75,11 @@ def value(config: Config, name: str) -> Any:
     return config.method.args.get(name, known(config)[name]["default"])
 
 
+def argument(config: Config, name: str) -> Any:
+    """As `value`, and None where the method has no such argument."""
+    return value(config, name) if name in known(config) else None
+
+
 def check(config: Config) -> None:
     """Refuse what the configuration class would refuse, or another key decides. Raises UserError."""
     arguments, cls = known(config), config.method.config_class

@@ -113,6 +113,8 @@ def test_gradients_that_accumulate_are_whole_under_fsdp():
     once, twice = trainer(*base), trainer(*base, "method.args.gradient_accumulation_steps=2")
     assert twice["gradients"] == pytest.approx(4 * 8_190_735_360 / 1e9)
     assert once.get("gradients", 0) < twice["gradients"] / 4
+    in_16_bits = trainer(*base, "method.args.gradient_accumulation_steps=2", "topology.fsdp.reduce_dtype=bf16")
+    assert in_16_bits["gradients"] == pytest.approx(twice["gradients"] / 2)
 
 
 def test_an_adapter_trains_little_and_nf4_keeps_little():
@@ -127,6 +129,74 @@ def test_dpo_keeps_a_reference_and_an_adapter_spares_it():
     assert trainer(*base)["reference"] == pytest.approx(4 * QWEN_4B / 1e9)
     assert "reference" not in trainer(*base, "adapter=lora")
     assert "reference" in trainer(*base[:-1], "method=grpo", "method.args.beta=0.04")
+
+
+def test_a_reference_is_held_as_the_strategy_holds_it():
+    base = ("hardware=mi300x", "model=qwen3_4b", "method=dpo")
+    assert trainer(*base, "topology=zero2")["reference"] == pytest.approx(2 * QWEN_4B / 1e9)  # DeepSpeed's 16 bits, whole
+    assert trainer(*base, "topology=zero3")["reference"] == pytest.approx(2 * QWEN_4B / 8 / 1e9)
+    assert trainer(*base, "topology=fsdp")["reference"] == pytest.approx(4 * QWEN_4B / 8 / 1e9)
+    assert "reference" not in trainer(*base, "topology=fsdp", "topology.fsdp.cpu_offload=true")
+    assert "reference" not in trainer(*base, "topology=single", "method.args.precompute_ref_log_probs=true")
+
+
+def test_nf4_packs_the_linear_layers_only():
+    """Qwen3-8B: 36 layers of 192,937,984 weights in linear layers; embedding, head and norms stay in 16 bits."""
+    linear = 36 * 192_937_984
+    found = trainer("hardware=mi300x", "model=qwen3_8b", "topology=single", "method=sft", "adapter=qlora")
+    assert found["weights"] == pytest.approx((0.5625 * linear + 2 * (8_190_735_360 - linear)) / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("optim", "gb"), [("adamw_torch", 8 * QWEN_4B / 1e9), ("sgd", 0.0), ("adafactor", 0.0), ("adamw_8bit", 10.4), ("lion_32bit", 32.18)]
+)
+def test_moments_of_optimizers(optim, gb):
+    """adamw_8bit: 8.13 bytes of four for 3.63e9 weights, 8 for the embedding's 389e6."""
+    found = trainer("hardware=mi300x", "model=qwen3_4b", "topology=single", "method=sft", f"method.args.optim={optim}")
+    assert found.get("optimizer", 0.0) == pytest.approx(gb, rel=0.01)
+    assert found.get("optimizer's copies", 0.0) == pytest.approx(4 * QWEN_4B / 1e9 if optim == "adamw_torch" else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("method.args.torch_compile=true", "method.args.torch_compile=true"),
+        ("method.args.optim=lion_32bit", "AdamW stands for it"),
+        ("method.args.max_length=null", "1024 tokens stand for the longest row"),
+        ("topology.fsdp.wrap_min_parameters=100000000", "layers are gathered one by one"),
+    ],
+)
+def test_a_plan_says_what_it_does_not_count(override, said):
+    base = ("hardware=mi300x", "model=qwen3_4b", "method=sft", "topology=fsdp")
+    plan = make_plan(composed(*base, override), host_with(8), RUN)
+    assert sum(said in warning for warning in plan.warnings) == 1
+    assert not [w for w in make_plan(composed(*base), host_with(8), RUN).warnings if "planned without" in w]
+
+
+def test_attention_without_a_fused_kernel_keeps_its_scores():
+    base = ("model=qwen3_0_6b", "method=sft", "topology=single", "precision=bf16", "method.args.max_length=4096")
+    fused, unfused = planned("hardware=mi300x", *base), planned("hardware=mi100", *base)
+    assert unfused.total_gb - fused.total_gb > 3 * 4 * 4 * 16 * 4096**2 / 1e9 - 2  # scores and their gradients, 4 rows x 16 heads
+    assert planned("hardware=mi300x", *base, "hardware.attention=eager").total_gb == pytest.approx(unfused.total_gb)
+
+
+def test_what_transformers_generates_is_kept():
+    """Keys and values: 2 x 36 layers x 1024 wide x 2 bytes a token; 64 x 4 completions of 512 + 256 tokens."""
+    found = trainer("hardware=mi300x", "model=qwen3_4b", "method=evaluate", "method.args.samples_per_prompt=4")
+    assert found["kv cache"] == pytest.approx(2 * 36 * 1024 * 2 * 256 * 768 / 1e9)
+    lora = ("hardware=mi300x", "model=qwen3_4b", "method=grpo", "adapter=lora", "topology=zero3")
+    many = planned(*lora, "method.args.steps_per_generation=64")
+    assert many.moment == "generation"
+    assert many.parts_gb["communication"] == pytest.approx(2 * QWEN_4B / 1e9)  # TRL gathers the weights
+    assert many.parts_gb["kv cache"] == pytest.approx(2 * 36 * 1024 * 2 * 8 * 64 * 768 / 1e9)
+
+
+def test_vllm_that_sleeps_leaves_the_memory_to_training():
+    base = ("hardware=mi300x", "model=qwen3_4b", "method=grpo", "topology=colocate")
+    awake, asleep = planned(*base), planned(*base, "method.args.vllm_enable_sleep_mode=true")
+    assert awake.parts_gb["vllm"] == pytest.approx(0.3 * 192 * 1.073741824)
+    assert asleep.total_gb == pytest.approx(max(awake.total_gb - awake.parts_gb["vllm"], asleep.total_gb))
+    assert asleep.total_gb < awake.total_gb
 
 
 def test_checkpointing_saves_activations():
@@ -149,7 +219,9 @@ def test_every_part_is_positive_and_the_moment_is_named():
             for adapter in ("none", "lora", "dora"):
                 found = planned("hardware=mi300x", "model=qwen3_0_6b", f"method={method}", f"topology={kind}", f"adapter={adapter}")
                 assert min(found.parts_gb.values()) > 0
-                assert found.moment in memory.moments(composed("hardware=mi300x", "model=qwen3_0_6b", "topology=single", "method=sft"))
+                assert found.moment in memory.moments(
+                    composed("hardware=mi300x", "model=qwen3_0_6b", f"topology={kind}", f"method={method}")
+                )
 
 
 @pytest.mark.parametrize("name", ["memory", "speed"])
@@ -185,7 +257,19 @@ def test_hours_and_cost_of_a_run():
     [
         (["method.args.max_steps=7"], 7),
         (["data.limit=10", "method.args.num_train_epochs=1"], 3),
+        (["data.limit=10", "data.num_train=4", "method.args.num_train_epochs=1"], 1),
         (["data=jsonl", "data.path=/x.jsonl"], None),
+        (["method.args.packing=true"], None),
+        (
+            [
+                "method=grpo",
+                "method.args.max_steps=-1",
+                "method.args.num_train_epochs=1",
+                "data.num_train=16",
+                "method.args.num_iterations=2",
+            ],
+            32,
+        ),
         (["method=grpo", "method.args.max_steps=-1", "method.args.num_train_epochs=1", "data.num_train=16"], 16),
     ],
 )
@@ -205,6 +289,33 @@ def test_each_kind_of_work_grows_with_what_makes_it():
     assert parts("adapter=lora")["optimizer"] < base["optimizer"] / 20
     assert parts("method.args.per_device_train_batch_size=1", "method.args.max_length=64")["starting kernels"] > 0
     assert parts("method=grpo", "topology=colocate")["generation"] > 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "forwards"),
+    [
+        (["method=sft"], 0),
+        (["method=dpo"], 1),
+        (["method=dpo", "adapter=lora"], 1),  # with the adapter off
+        (["method=dpo", "method.args.precompute_ref_log_probs=true"], 0),
+        (["method=grpo"], 0),
+        (["method=grpo", "method.args.beta=0.1"], 1),
+        (["method=grpo", "topology=colocate"], 1),  # log-probabilities of what vLLM sampled
+        (["method=grpo", "topology=colocate", "method.args.vllm_importance_sampling_correction=false"], 0),
+        (["method=grpo", "method.args.num_iterations=2"], 0.5),
+    ],
+)
+def test_forwards_without_gradients(overrides, forwards):
+    assert speed.extra_forwards(composed(*SMALL[:2], "topology=single", *overrides)) == forwards
+
+
+def test_one_generation_serves_the_steps_that_share_it():
+    def generation(*overrides: str) -> float:
+        config = composed(*SMALL[:2], "method=grpo", "topology=colocate", *overrides)
+        return speed.step_parts(config, speed.batch(config), 1e15)["generation"]
+
+    assert generation("method.args.steps_per_generation=4") == pytest.approx(generation() / 4)
+    assert generation("method.args.num_iterations=2") == pytest.approx(generation() / 2)
 
 
 def test_overlapped_generation_hides_the_shorter_of_both():
