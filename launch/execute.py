@@ -17,7 +17,7 @@ from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_HUNG, EXIT_INTERRUPTED, E
 from launch.local import LocalProcess
 from launch.plan import Plan, as_json, rank_config
 from launch.progress import Progress
-from launch.schema_enums import Vendor
+from launch.schema_enums import Preflight, Vendor
 from launch.slurm_process import NodeProcess
 from launch.stream import drop
 from launch.supervise import Outcome, Starter, describe, failures, supervise, worth_another
@@ -74,8 +74,10 @@ def check_plan(plan: Plan) -> None:
     if config.precision.compute == "fp8" or config.precision.weights == "nf4":
         raise HostError(f"precision={config.precision.name}: this version plans it and does not train in it yet. {offer}.")
     lacking = fit.shortage(plan)
+    if lacking and config.preflight == Preflight.refuse:
+        raise HostError(f"{lacking} The same command with mode=plan names changes that make it fit; preflight=warn starts it all the same.")
     if lacking:
-        raise HostError(f"{lacking} The same command with mode=plan names changes that make it fit.")
+        print(f"warning: {lacking}", file=sys.stderr)
 
 
 def execute(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: list[str], parent: str | None = None) -> int:

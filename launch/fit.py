@@ -5,7 +5,10 @@ Every answer is a command that was composed, checked and planned as the user's o
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +23,7 @@ from launch.memory import Memory
 from launch.plan import Plan, prepare
 from launch.schema import Config
 from launch.schema_enums import Find, Vendor
-from launch.trainer_args import known
+from launch.trainer_args import argument, known, value
 
 MOST_SEQUENCES = 4096  # of a rank, that a search goes up to
 WANTED = 3  # changes that a message names
@@ -64,107 +67,169 @@ def advice(plan: Plan, overrides: list[str], host: Host) -> str | None:
 
 def changes(config: Config, overrides: list[str], host: Host) -> list[Change]:
     """At most three, the cheapest first: what trains the same before what trains otherwise, one change before two."""
+    alone = [([], ""), *_candidates(config)]
+    pairs = [(a + b, f"{cost}; {other}") for n, (a, cost) in enumerate(alone[1:], 2) for b, other in alone[n:] if _apart(a, b)]
     found: list[Change] = []
-    alone = list(_candidates(config))
-    pairs = ((a + b, f"{cost}; {other}") for n, (a, cost) in enumerate(alone) for b, other in alone[n + 1 :] if _apart(a, b))
-    for tried, cost in [*alone, *pairs]:
-        if any(set(change.overrides) <= set(tried) for change in found):
+    print("It does not fit: looking for changes that would make it.", file=sys.stderr)  # seconds
+    # A smaller batch comes first, alone and then beside each other change.
+    searches = [(alone[:1], True), (alone[1:], False), (alone[1:], True), (pairs, False)]
+    for tried, cost, smaller in ((*one, smaller) for many, smaller in searches for one in many):
+        known_to_fit = [set(change.overrides) for change in found]
+        if any(fits <= set(tried) or (smaller and any(o.startswith(BATCH) for o in fits)) for fits in known_to_fit if fits):
             continue
-        tightest = _planned([*overrides, *tried], host)
-        if tightest and tightest.fits:
-            found.append(Change(tried, cost, tightest))
+        change = _smaller_batch(config, overrides, tried, cost, host) if smaller else _change(overrides, tried, cost, host)
+        found += [change] if change else []
         if len(found) == WANTED:
             break
     return found
+
+
+def _change(overrides: list[str], tried: list[str], cost: str, host: Host) -> Change | None:
+    tightest = _planned([*overrides, *tried], host)
+    return Change(tried, cost, tightest) if tightest and tightest.fits else None
 
 
 def _apart(one: list[str], other: list[str]) -> bool:
     return not {o.partition("=")[0] for o in one} & {o.partition("=")[0] for o in other}
 
 
+def _smaller_batch(config: Config, overrides: list[str], tried: list[str], cost: str, host: Host) -> Change | None:
+    """`tried` with the largest part of the batch that makes it fit, accumulated to the same step."""
+    names, size = known(config), batch(config)
+    if "gradient_accumulation_steps" not in names or {BATCH, ACCUMULATION} & {o.partition("=")[0] for o in tried}:
+        return None
+    # bnpo averages over the tokens of one rank's batch, whatever is accumulated.
+    otherwise = config.method.name == "grpo" and value(config, "loss_type") == "bnpo"
+    said = "; ".join(filter(None, [cost, "averages over fewer tokens" if otherwise else "" if cost else "trains the same"]))
+
+    def with_parts(parts: int) -> Change | None:
+        smaller = [*tried, f"{BATCH}={size.per_device // parts}"]
+        if config.effective_batch is None:
+            smaller.append(f"{ACCUMULATION}={size.accumulation * parts}")
+        if "steps_per_generation" in names and (steps := value(config, "steps_per_generation")):
+            smaller.append(f"method.args.steps_per_generation={int(steps) * parts}")
+        return _change(overrides, smaller, said, host)
+
+    parts = divisors(size.per_device)[1:]
+    if not parts or not with_parts(parts[-1]):
+        return None
+    return with_parts(parts[bisect.bisect_left(parts, True, key=lambda n: with_parts(n) is not None)])
+
+
+def divisors(number: int) -> list[int]:
+    """In ascending order."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
 def _candidates(config: Config) -> Iterator[tuple[list[str], str]]:
     """Overrides and what they cost, the cheapest first."""
-    names = known(config)
     size = batch(config)
-    if size.per_device > 1 and "gradient_accumulation_steps" in names:
-        for parts in (d for d in range(2, size.per_device + 1) if size.per_device % d == 0):
-            smaller = [f"{BATCH}={size.per_device // parts}"]
-            if config.effective_batch is None:
-                smaller.append(f"{ACCUMULATION}={size.accumulation * parts}")
-            yield smaller, "trains the same"
-    if config.method.args.get("gradient_checkpointing") is False:
+    if argument(config, "gradient_checkpointing") is False:
         yield ["method.args.gradient_checkpointing=true"], "trains the same, a third more work"
     if config.hardware.gpus_per_node > 1 and config.topology.strategy in ("none", "ddp"):
-        sharded = "topology.strategy=fsdp" if config.topology.servers else "topology=fsdp"
-        yield [sharded], "trains the same, weights travel"
+        yield _sharded(config)
     if config.precision.weights == "fp32" and config.precision.compute == "bf16":
-        lost = "weights and moments in 16 bits lose small updates" if config.adapter.rank is None else "frozen weights in 16 bits"
-        yield ["precision.weights=bf16"], lost
-    if config.adapter.rank is None:
+        yield ["precision.weights=bf16"], "weights in 16 bits: where they train, small updates are lost"
+    if config.adapter.rank is None and config.method.kind == "trainer":
         yield ["adapter=lora"], "trains about 1% of the parameters"
     if config.topology.strategy == "zero3":
         yield ["topology.zero.offload_optimizer=true"], "trains the same, slower: the host keeps the optimizer"
     for key in ("max_length", "max_completion_length"):
-        if key in names and size.sequence >= 512 and config.method.args.get(key):
-            yield [f"method.args.{key}={int(config.method.args[key]) // 2}"], "cuts longer rows"
+        if size.sequence >= 512 and (longest := argument(config, key)):
+            yield [f"method.args.{key}={int(longest) // 2}"], "cuts longer rows"
+    if config.method.kind != "trainer" and size.per_device > 1:
+        yield ["method.args.batch_size=1"], "the same answers, slower"
+
+
+def _sharded(config: Config) -> tuple[list[str], str]:
+    """FSDP over the same ranks, or over all GPUs of the node where one trained."""
+    if config.topology.servers:
+        return ["topology.strategy=fsdp"], "trains the same, weights travel"
+    if config.topology.strategy == "ddp":
+        return ["topology=fsdp"], "trains the same, weights travel"
+    ranks, accumulation = config.hardware.gpus_per_node, batch(config).accumulation
+    if config.effective_batch is not None:
+        return ["topology=fsdp"], f"trains the same on {ranks} GPUs, weights travel"
+    if accumulation % ranks == 0:
+        return ["topology=fsdp", f"{ACCUMULATION}={accumulation // ranks}"], f"trains the same on {ranks} GPUs, weights travel"
+    return ["topology=fsdp"], f"{ranks} GPUs, so {ranks} times the sequences a step; weights travel"
 
 
 def _planned(overrides: list[str], host: Host) -> Memory | None:
-    """The process that has least to spare; None for what is refused."""
+    """As `_plan`; None for what is refused."""
     try:
-        config, _ = prepare(compose(overrides))
-        processes = topology.processes(config, host, Path(config.run_root))
-        found = memory.memory(config, processes, memory.measured(config, processes, host))
+        return _plan(overrides, host)
     except (UserError, HostError):
         return None
+
+
+def _plan(overrides: list[str], host: Host) -> Memory:
+    """The process that has least to spare."""
+    config, _ = prepare(compose(overrides))
+    processes = topology.processes(config, host, Path(config.run_root))
+    found = memory.memory(config, processes, memory.measured(config, processes, host))
     return min(found, key=lambda m: m.capacity_gb - m.total_gb)
 
 
 def search(config: Config, overrides: list[str], host: Host) -> tuple[list[str], dict[str, Any]]:
     """The overrides of what was found, to plan instead, and the finding for people and programs. Raises UserError, HostError."""
+    if config.smoke:
+        raise UserError(f"find={config.find.value} with smoke=true: everything fits then. Leave one of them out.")
+    print(f"find={config.find.value}: planning one after the other", file=sys.stderr)  # seconds
     return (_largest_batch if config.find == Find.largest_batch else _smallest_hardware)(config, overrides, host)
 
 
 def _largest_batch(config: Config, overrides: list[str], host: Host) -> tuple[list[str], dict[str, Any]]:
     if config.hardware.vendor == Vendor.none or "per_device_train_batch_size" not in known(config):
         raise UserError("find=largest_batch: for a method that trains, on a GPU. Name hardware=, or leave find= out.")
-    # Steps of GRPO have to divide by the group: the first batch that is accepted says which do.
-    unit = next((b for b in range(1, 65) if _planned([*overrides, f"{BATCH}={b}"], host)), 1)
+    sizes = _batches(config)
+    _plan([*overrides, f"{BATCH}={sizes[0]}"], host)  # what is refused says why
 
-    def fitting(units: int) -> bool:
-        planned = _planned([*overrides, f"{BATCH}={units * unit}"], host)
-        return planned is not None and planned.fits
+    def lacks(size: int) -> bool:
+        planned = _planned([*overrides, f"{BATCH}={size}"], host)
+        return planned is None or not planned.fits
 
-    fits, beyond = 0, 1
-    while beyond * unit <= MOST_SEQUENCES and fitting(beyond):
-        fits, beyond = beyond, 2 * beyond
-    while beyond - fits > 1:
-        middle = (fits + beyond) // 2
-        fits, beyond = (middle, beyond) if fitting(middle) else (fits, middle)
-    if not fits:
+    fitting = bisect.bisect_left(sizes, True, key=lacks)
+    if not fitting:
         elsewhere = "find=smallest_hardware looks elsewhere"
-        raise HostError(f"find=largest_batch: not even {unit} sequence(s) a rank fit on {config.hardware.name}. {elsewhere}.")
-    chosen = f"{BATCH}={fits * unit}"
-    after = _planned([*overrides, f"{BATCH}={(fits + 1) * unit}"], host)
+        raise HostError(f"find=largest_batch: not even {sizes[0]} sequence(s) a rank fit on {config.hardware.name}. {elsewhere}.")
+    chosen = f"{BATCH}={sizes[fitting - 1]}"
     said = f"largest batch that fits: {chosen}"
-    if after:
-        said += f"; {(fits + 1) * unit} would lack {after.total_gb - after.capacity_gb:.1f} GB ({after.process})"
+    if fitting == len(sizes):
+        said += "; no larger one was tried"
+    elif after := _planned([*overrides, f"{BATCH}={sizes[fitting]}"], host):
+        said += f"; {sizes[fitting]} would lack {after.total_gb - after.capacity_gb:.1f} GB ({after.process})"
     return [*overrides, chosen], {"find": "largest_batch", "override": chosen, "said": [said]}
+
+
+def _batches(config: Config) -> list[int]:
+    """Sequences of a rank, ascending, that effective_batch, or the completions that GRPO makes at once, can be made of."""
+    ranks = batch(config).ranks
+    whole = config.effective_batch or argument(config, "generation_batch_size")
+    if whole:
+        return divisors(max(1, int(whole) // ranks))
+    group = int(argument(config, "num_generations") or 1)
+    times = int(argument(config, "steps_per_generation") or batch(config).accumulation)
+    unit = group // math.gcd(group, ranks * times)
+    return list(range(unit, max(MOST_SEQUENCES, unit) + 1, unit))
 
 
 def _smallest_hardware(config: Config, overrides: list[str], host: Host) -> tuple[list[str], dict[str, Any]]:
     others = [o for o in overrides if o.partition("=")[0] != "hardware"]
-    rows = []
+    rows, refused = [], {}
     for name in groups()["hardware"]:
         if name in ("auto", "cpu"):
             continue
-        found = _planned([*others, f"hardware={name}"], dataclasses.replace(host, environ={}))
-        if found:
-            rows.append((found, name))
+        try:
+            rows.append((_plan([*others, f"hardware={name}"], dataclasses.replace(host, environ={}, gpus=())), name))
+        except (UserError, HostError) as error:
+            refused[name] = str(error)
     rows.sort(key=lambda row: (not row[0].fits, row[0].capacity_gb, row[1]))
     said = [
         f"{name:<12} {m.total_gb:6.0f} of {m.capacity_gb:4.0f} GB  {'fits' if m.fits else 'does not fit'} ({m.process})" for m, name in rows
     ]
+    said += [f"{name:<12} refused: {why.splitlines()[0]}" for name, why in refused.items()]
     if not rows or not rows[0][0].fits:
         raise HostError("find=smallest_hardware: no group of conf/hardware holds it.\n" + "\n".join(said))
     chosen = f"hardware={rows[0][1]}"

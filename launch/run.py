@@ -17,7 +17,7 @@ from launch.compose import compose
 from launch.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import check_host, execute
 from launch.plan import as_json, make_plan, prepare
-from launch.schema_enums import Find, Mode
+from launch.schema_enums import Find, Mode, Preflight
 from launch.stream import run_program
 
 
@@ -36,7 +36,8 @@ def run(overrides: list[str]) -> int:
     check_files(config, all_lines=config.mode == Mode.run)
     run_dir, resumed = rundir.choose(config)
     plan = make_plan(config, host, run_dir, warnings)
-    advice = fit.advice(plan, overrides, host)
+    forced = config.mode == Mode.run and config.preflight == Preflight.warn  # check_plan then says what is lacking
+    advice = None if forced else fit.advice(plan, overrides, host)
     on_slurm = config.runtime.name == "slurm"
     if config.mode == Mode.plan:
         plan = dataclasses.replace(plan, warnings=[*plan.warnings, *([advice] if advice else [])])
@@ -48,7 +49,7 @@ def run(overrides: list[str]) -> int:
             show.say(config, f"\n{slurm.SCRIPT}:\n{slurm.script(plan, host)}")
         return EXIT_DONE
     if advice:
-        raise HostError(advice)
+        raise HostError(f"{advice}\npreflight=warn starts it all the same.")
     if on_slurm:
         show.show_start(config, plan, None, resumed)
         return slurm.submit(plan, host, overrides, config)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import fit, run
+from launch import batch, execute, fit, run
 from launch.errors import HostError, UserError
 from launch.plan import make_plan, prepare
 from tests.conftest import composed, host_with
@@ -57,6 +57,55 @@ def test_a_smaller_batch_keeps_the_global_one():
     assert sizes[0] * sizes[1] == 128
 
 
+def test_a_huge_batch_is_cut_to_what_fits():
+    overrides = [*TIGHT["batch"][0][:-1], "method.args.per_device_train_batch_size=1000000000"]
+    found = fit.changes(plan_of(overrides).config, overrides, host_with(8))
+    assert found[0].overrides[0].startswith(fit.BATCH)
+    assert sum(o.startswith(fit.BATCH) for change in found for o in change.overrides) == 1  # three changes, not three batches
+
+
+@pytest.mark.parametrize(("loss", "said"), [("dapo", "trains the same"), ("bnpo", "averages over fewer tokens")])
+def test_grpo_generates_as_much_with_a_smaller_batch(loss, said):
+    overrides = ["hardware=h200", "model=qwen3_4b", "method=grpo", "topology=single", "method.args.per_device_train_batch_size=256"]
+    overrides += ["method.args.steps_per_generation=2", f"method.args.loss_type={loss}"]
+    change = fit.changes(plan_of(overrides).config, overrides, host_with(8))[0]
+    after = plan_of([*overrides, *change.overrides]).config
+    assert batch.generation_batch(after) == batch.generation_batch(plan_of(overrides).config) == 512
+    assert change.cost == said
+
+
+@pytest.mark.parametrize(
+    ("given", "extra", "said"),
+    [
+        ([], [], "8 GPUs, so 8 times the sequences a step"),
+        (["method.args.gradient_accumulation_steps=16"], [f"{fit.ACCUMULATION}=2"], "trains the same on 8 GPUs"),
+        (["effective_batch=64"], [], "trains the same on 8 GPUs"),
+    ],
+)
+def test_one_gpu_to_eight_says_what_becomes_of_the_batch(given, extra, said):
+    overrides = ["hardware=mi210", "hardware.gpus_per_node=8", "model=qwen3_8b", "method=sft", "topology=single", *given]
+    found = fit.changes(plan_of(overrides).config, overrides, host_with(8))
+    assert found[0].overrides == ["topology=fsdp", *extra]
+    assert found[0].cost.startswith(said)
+
+
+def test_changes_win_over_what_was_given():
+    overrides = ["hardware=rx7900xtx", "model=qwen3_8b", "method=sft", "adapter=none", "precision.weights=fp32", "adapter=none"]
+    overrides += ["++method.args.max_length=2048", "~method.args.gradient_accumulation_steps", "topology=single"]
+    for change in fit.changes(plan_of(overrides).config, overrides, host_with(8)):
+        after = plan_of([*overrides, *change.overrides])
+        assert all(m.fits for m in after.memory)
+        assert (after.config.adapter.name == "lora") == ("adapter=lora" in change.overrides)
+
+
+def test_a_largest_batch_divides_the_effective_one(capsys):
+    overrides = ["hardware=h200", "model=qwen3_4b", "method=sft", "topology=ddp", "effective_batch=768"]
+    found, finding = fit.search(composed(*overrides, "mode=plan", "find=largest_batch"), overrides, host_with(8))
+    assert found[-1] == f"{fit.BATCH}=96"
+    assert "no larger one was tried" in finding["said"][0]
+    assert "find=largest_batch" in capsys.readouterr().err  # it takes seconds
+
+
 def test_what_nothing_mends_says_so():
     overrides = ["hardware=mi50", "model=llama3_1_70b", "method=sft", "topology=single", "precision=fp32"]
     said = fit.advice(plan_of(overrides), overrides, host_with(8))
@@ -100,6 +149,10 @@ def test_the_smallest_hardware_is_the_first_that_fits():
     [
         (["hardware=cpu", "find=largest_batch"], UserError, "on a GPU"),
         (["hardware=mi300x", "method=evaluate", "find=largest_batch"], UserError, "for a method that trains"),
+        (["hardware=mi300x", "smoke=true", "find=largest_batch"], UserError, "everything fits"),
+        (["hardware=h200", "topology=ddp", "effective_batch=7", "find=largest_batch"], UserError, "no multiple of 8"),
+        (["hardware=mi50", "precision=bf16", "find=largest_batch"], UserError, "no bf16 in hardware"),
+        (["hardware=mi50", "precision=nf4", "find=smallest_hardware"], HostError, "refused: precision=nf4"),
         (["hardware=mi50", "model=qwen3_32b", "method=sft", "topology=single", "find=largest_batch"], HostError, "not even 1 sequence"),
         (["hardware=mi50", "model=llama3_1_70b", "method=sft", "topology=single", "find=smallest_hardware"], HostError, "no group of conf"),
     ],
@@ -116,6 +169,22 @@ def test_a_run_that_does_not_fit_ends_before_it_starts(capsys, tmp_path):
     assert "It fits with one of:" in said
     assert "adapter=lora" in said
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_does_not_fit_can_be_started_nevertheless(capsys, tmp_path):
+    """It gets as far as to miss the GPU."""
+    assert run.main([*TIGHT["adapter"][0], "runtime=local", "preflight=warn", f"run_root={tmp_path}"]) == 3
+    said = capsys.readouterr().err
+    assert "fits with one of" not in said
+    assert "1 amd GPU(s) needed, 0 found" in said
+
+
+def test_a_plan_that_does_not_fit_is_checked(capsys):
+    plan = plan_of([*TIGHT["adapter"][0]])
+    with pytest.raises(HostError, match="preflight=warn starts it all the same"):
+        execute.check_plan(plan)
+    execute.check_plan(plan_of([*TIGHT["adapter"][0], "preflight=warn"]))
+    assert "warning: trainers" in capsys.readouterr().err
 
 
 def test_a_plan_shows_the_changes_and_the_finding(capsys):
