@@ -52,7 +52,6 @@ LEAST = {
     "topology.server_tensor_parallel": 1,
     "topology.server_memory_share": 0.01,
     "topology.server_max_length": 2,
-    "topology.fsdp.wrap_min_parameters": 1,
     "method.args.per_device_train_batch_size": 1,
     "method.args.gradient_accumulation_steps": 1,
     "method.args.num_generations": 2,  # a group of one has no mean to be above

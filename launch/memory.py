@@ -209,8 +209,6 @@ def uncounted(config: Config) -> list[str]:
         given.append(f"method.args.optim={optimizer} (AdamW stands for it)")
     if "max_length" in known(config) and not value(config, "max_length"):
         given.append(f"method.args.max_length=null ({UNCUT} tokens stand for the longest row)")
-    if config.topology.fsdp.wrap_min_parameters:
-        given.append(f"topology.fsdp.wrap_min_parameters={config.topology.fsdp.wrap_min_parameters} (layers are gathered one by one)")
     return [f"memory and speed are planned without {', '.join(given)}."] if given else []
 
 

@@ -131,7 +131,6 @@ class Precision:
 @dataclass
 class Fsdp:
     reduce_dtype: str = "fp32"  # fp32 or bf16: what gradients are summed in over the ranks
-    wrap_min_parameters: Optional[int] = None  # gather modules of at least this size; empty: each transformer layer
     reshard_after_forward: bool = True
     cpu_offload: bool = False
     activation_checkpointing: bool = False

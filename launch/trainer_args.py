@@ -135,7 +135,6 @@ def _strategy(config: Config) -> dict[str, Any]:
             "fsdp": True,
             "fsdp_config": {
                 "version": 2,
-                **({"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": fsdp.wrap_min_parameters} if fsdp.wrap_min_parameters else {}),
                 "reshard_after_forward": fsdp.reshard_after_forward,
                 "cpu_offload": fsdp.cpu_offload,
                 "activation_checkpointing": fsdp.activation_checkpointing,

@@ -192,7 +192,7 @@ def test_a_composition_that_works_is_not_refused():
         (["topology.server_memory_share=0"], "topology.server_memory_share=0"),
         (["topology.server_max_length=1"], "topology.server_max_length=1"),
         (["topology.fsdp.reduce_dtype=fp16"], "topology.fsdp.reduce_dtype=fp16: it takes fp32, bf16"),
-        (["topology.fsdp.wrap_min_parameters=0"], "topology.fsdp.wrap_min_parameters=0"),
+        (["price_per_gpu_hour=-1"], "price_per_gpu_hour=-1"),
         (["runtime.hang_timeout_s=0"], "runtime.hang_timeout_s=0"),
         (["runtime.max_restarts=-1"], "runtime.max_restarts=-1"),
         (["hardware.memory_gb=-5"], "hardware.memory_gb=-5"),

@@ -163,7 +163,6 @@ def test_moments_of_optimizers(optim, gb):
         ("method.args.torch_compile=true", "method.args.torch_compile=true"),
         ("method.args.optim=lion_32bit", "AdamW stands for it"),
         ("method.args.max_length=null", "1024 tokens stand for the longest row"),
-        ("topology.fsdp.wrap_min_parameters=100000000", "layers are gathered one by one"),
     ],
 )
 def test_a_plan_says_what_it_does_not_count(override, said):
