@@ -99,7 +99,7 @@ def test_ranks_of_all_nodes_count():
     assert (topology.num_gpus(config), topology.num_trainers(config), batch.batch(config).ranks) == (8, 16, 16)
     one, two = planned(*TWO[:2], "topology=fsdp", "runtime=local"), planned(*TWO, "topology=fsdp")
     assert two.memory[0].parts_gb["optimizer"] == one.memory[0].parts_gb["optimizer"] / 2
-    assert two.speed.tokens_per_second == pytest.approx(2 * one.speed.tokens_per_second)
+    assert two.speed.tokens_per_second == pytest.approx(2 * one.speed.tokens_per_second, rel=0.02)  # a rank's share of the optimizer
 
 
 def test_effective_batch_counts_all_nodes():
