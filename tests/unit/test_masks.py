@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from launch import auto, detect, masks
+from launch.compose import compose
 from launch.environment import Setting
 from launch.errors import HostError
 from launch.local import LocalProcess
@@ -99,7 +100,7 @@ def test_auto_takes_the_card_that_the_mask_leaves(tmp_path, monkeypatch, capsys)
     for name in masks.ALL:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(HostError, match=r"1 x rx7900xtx, 1 x unknown GPU \(gfx1036"):
-        composed("hardware=auto")
+        compose(["hardware=auto"])
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
-    assert composed("hardware=auto").hardware.name == "rx7900xtx"
+    assert compose(["hardware=auto"]).hardware.name == "rx7900xtx"
     assert "hardware=auto: 1 x AMD Radeon RX 7900 XTX" in capsys.readouterr().err
