@@ -1,7 +1,7 @@
 """Bytes that a micro-step holds beside weights and optimizer: what autograd saves of a layer, and what the moments of a step add.
 
 Counted from the models of transformers 5.17 (qwen3, qwen2, llama), run layer by layer in eager mode with fused attention, and from
-TRL 1.16's head, which computes log-probabilities in tiles and never holds all logits. `tests/gpu/memory.py` measures them on a GPU.
+TRL 1.16's head, which computes log-probabilities in tiles and never holds all logits. `tests/gpu/predictions.py` measures them on a GPU.
 Letters: hidden H, intermediate I, query width Q, key width K, vocabulary V.
 """
 
@@ -65,7 +65,7 @@ class MicroStep:
         """What one layer keeps for its backward, all tokens."""
         hidden, wide, query, key = self.widths
         per_token = self._norms() * hidden + 4 * self.numerics.product_bytes * wide + self._attention(query, key)
-        return self.tokens * per_token + self._scores() + 4 * self._copies_of_query()
+        return self.tokens * per_token + self.scores() + 4 * self._copies_of_query()
 
     def _norms(self) -> int:
         """Of both norms, per unit of H, with the copies of their outputs that the five linear layers behind them read."""
@@ -84,7 +84,7 @@ class MicroStep:
         values = 0 if self.adapter and out == 2 else out
         return query * (normed + 2 * out) + key * (normed + out + values) + 4 * self.model.num_heads
 
-    def _scores(self) -> float:
+    def scores(self) -> float:
         """Attention weights, which torch keeps in fp32 where it has no fused kernel: on such a GPU (it then computes 16 bits in fp32),
         and in fp32 with keys that serve several heads."""
         model = self.model
@@ -93,14 +93,14 @@ class MicroStep:
 
     def _copies_of_query(self) -> float:
         """One tensor of the query's size: without a fused kernel torch scales query and key, and repeats keys and values."""
-        return 4.0 * self.tokens * self.widths[2] if self._scores() else 0.0
+        return 4.0 * self.tokens * self.widths[2] if self.scores() else 0.0
 
     def backward_of_layer(self) -> float:
         """What a layer's backward adds to what it saved: gradients of its hidden state and of what the MLP multiplies."""
         hidden, wide, _, _ = self.widths
         if self.adapter:
             return self.tokens * (12 * hidden + 6 * wide)
-        unfused = 2 * self._scores() + 5 * self._copies_of_query()
+        unfused = 2 * self.scores() + 5 * self._copies_of_query()
         return max(self.hidden + self.tokens * 2 * self.numerics.product_bytes * wide, unfused)
 
     def linear_bytes(self) -> float:

@@ -74,7 +74,7 @@ def memory(config: Config, processes: list[topology.Process], smaller: Mapping[i
 
 def _server_parts(config: Config, capacity: float) -> dict[str, float]:
     """vLLM fills its share of the GPU: what the weights leave is the cache of keys and values."""
-    width = 4.0 if config.precision.compute == "fp32" else 2.0
+    width = _width(config)
     weights = width * config.model.num_parameters / config.topology.server_tensor_parallel / 1e9
     room = config.topology.server_memory_share * capacity - OVERHEAD_GB - weights
     return {"weights": weights, "kv cache": max(0.0, room), "context": OVERHEAD_GB}
@@ -153,7 +153,7 @@ def _state(config: Config) -> dict[str, float]:
     found = {"weights": _base_bytes(config) / shared, "adapter": adapter / shared}
     found["optimizer"] = _optimizer_bytes(config, n, n.width) / shared
     if config.topology.strategy in ("zero2", "zero3"):
-        low = 4.0 if config.precision.compute == "fp32" else 2.0
+        low = _width(config)
         found |= {"weights": low * n.base / shared, "adapter": 0.0, "master weights": 4.0 * n.trained / n.ranks}
         found["optimizer"] = _optimizer_bytes(config, n, 4.0) / n.ranks
         if zero.offload_optimizer:
@@ -298,7 +298,7 @@ def _fsdp(config: Config, size: Batch, n: _Counts) -> _Sharing:
 def _zero(config: Config, n: _Counts) -> _Sharing:
     """Gradients go through a bucket into a part of the products' dtype, which the step flattens and makes fp32. Stage 3 gathers
     weights as FSDP does."""
-    low = 4.0 if config.precision.compute == "fp32" else 2.0
+    low = _width(config)
     part, flat, bucket = low * n.trained / n.ranks, 4.0 * n.trained / n.ranks, low * min(BUCKET, n.trained)
     if config.topology.zero.offload_optimizer:
         part = flat = 0.0  # what a bucket holds goes to the host
@@ -307,8 +307,13 @@ def _zero(config: Config, n: _Counts) -> _Sharing:
     return _Sharing(part, 2 * bucket + _gathered(config, n, 2), part + min(4.0 * SUB_GROUP, flat), bucket)
 
 
+def _width(config: Config) -> float:
+    """Bytes of a weight as products read it."""
+    return 4.0 if config.precision.compute == "fp32" else 2.0
+
+
 def _gathered(config: Config, n: _Counts, layers: int) -> float:
     """Whole weights of the outermost unit (embedding and head), and of so many layers."""
     layer = shapes.layer_parameters(config.model)
-    low = 4.0 if config.precision.compute == "fp32" else 2.0
+    low = _width(config)
     return low * (n.base - config.model.num_layers * layer + min(layers, config.model.num_layers) * layer)

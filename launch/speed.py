@@ -132,10 +132,9 @@ def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float
     passes = 1 + step.checkpointing + (2 if trains_base else 1)
     head = 4 if trains_base else 3  # TRL's head makes its logits again in the backward
     products = 2.0 * tokens * (passes * linear + head * model.vocab_size * model.hidden_size)
-    scores = 2.0 * tokens * step.length * model.num_layers * model.num_heads * model.head_dim * (1 + step.checkpointing + 2.5)
     forwards = extra_forwards(config)
     products += forwards * 2.0 * tokens * (linear + model.vocab_size * model.hidden_size)
-    scores += forwards * 2.0 * tokens * step.length * model.num_layers * model.num_heads * model.head_dim
+    scores = 2.0 * tokens * step.length * model.num_layers * step.widths[2] * (1 + step.checkpointing + 2.5 + forwards)
     share = GEMM_FP32 if step.numerics is Numerics.fp32 else GEMM * (config.hardware.healthy.gemm or 1.0)
     moved, kernels = _traffic(config, step, linear)
     times = {
@@ -153,7 +152,7 @@ def _traffic(config: Config, step: MicroStep, linear: float) -> tuple[float, flo
     of_layer = TRAFFIC[step.numerics, step.checkpointing]
     heads = of_layer.heads * (1.0 if model.architecture == "qwen3" else WITHOUT_HEAD_NORMS)
     per_token = of_layer.hidden * hidden + of_layer.wide * wide + heads * (query + key)
-    scores = 12 * step._scores() * (2 if step.checkpointing else 1)  # unfused attention reads and writes them all over
+    scores = 12 * step.scores() * (2 if step.checkpointing else 1)  # unfused attention reads and writes them all over
     weights = WEIGHT_BYTES[step.numerics][0 if step.checkpointing else 1] * (linear + model.vocab_size * hidden)
     moved = model.num_layers * (step.tokens * per_token + scores) + (weights if config.adapter.rank is None else weights / 3)
     kernels = model.num_layers * of_layer.kernels

@@ -54,7 +54,7 @@ NUMERICS = {"autocast": ["precision=bf16"], "cast": ["precision=bf16", "precisio
     ],
 )
 def test_what_a_micro_step_holds_is_what_torch_holds(model, numerics, rows, length, checkpointing, accumulates, monkeypatch):
-    monkeypatch.setattr(memory.MicroStep, "_scores", lambda self: 0.0)  # fake tensors run on the CPU's fused attention, also in fp32
+    monkeypatch.setattr(memory.MicroStep, "scores", lambda self: 0.0)  # fake tensors run on the CPU's fused attention, also in fp32
     precision, accumulation = NUMERICS[numerics], 2 if accumulates else 1
     config = composed(
         *["hardware=h200", "method=sft", "topology=single", f"model={model}", "model.num_layers=6", *precision],
