@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from launch.schema_enums import Debug, Find, Format, Init, Link, Mode, Network, NumaBinding, Preflight, Profile, Vendor, When
+from launch.schema_enums import Debug, Find, Format, Init, Link, Mode, Network, NumaBinding, Preflight, Profile, Rocprof, Vendor, When
 from launch.schema_host import Healthy, HostNeeds
 
 
@@ -323,6 +323,7 @@ class Config:
     preflight: Preflight = Preflight.refuse
     resume: str = "auto"  # auto, never, or a run directory
     profile: Profile = Profile.none
+    rocprof: Rocprof = Rocprof.v3  # under profile=rocprof: the program
     debug: Debug = Debug.none
     effective_batch: Optional[int] = None  # sequences of one optimizer step; the accumulation follows from it
     price_per_gpu_hour: Optional[float] = None  # in any currency: the plan then says what the run costs
