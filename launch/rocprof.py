@@ -41,9 +41,13 @@ def options(program: Rocprof, folder: Path) -> list[str]:
 
 def check(config: Config) -> None:
     """Raises HostError where the profiler is not on this machine's PATH."""
-    program = config.rocprof.value
-    if config.profile == Profile.rocprof and shutil.which(program) is None:
-        raise HostError(
-            f"profile=rocprof: the program {program} is not found here. apt-get install {PACKAGES[config.rocprof]} (AMD's repository of "
-            "ROCm), and PATH=/opt/rocm/bin:$PATH; or runtime=docker, whose ROCm images hold it; or profile=torch, which needs nothing."
-        )
+    if config.profile == Profile.rocprof and shutil.which(config.rocprof.value) is None:
+        raise absent(config, "here", "with PATH=/opt/rocm/bin:$PATH")
+
+
+def absent(config: Config, where: str, how: str) -> HostError:
+    """What to install `where` the profiler is not found."""
+    return HostError(
+        f"profile=rocprof: the program {config.rocprof.value} is not found {where}. Install {PACKAGES[config.rocprof]} of AMD's repository "
+        f"for ROCm, {how}; or use profile=torch, which needs nothing."
+    )

@@ -69,6 +69,17 @@ CASES = {
     ),
     "strategy_of_topology": (["hardware=mi300x", "topology=ddp", "topology.strategy=fsdp"], ["contradicts", "topology.strategy=ddp"]),
     "debug_without_gpu": (["debug=memory_fault"], ["debug=memory_fault on a CPU", "debug=none"]),
+    "memory_profile_without_gpu": (["profile=memory"], ["profile=memory on a CPU", "profile=torch", "memory_peak_gb"]),
+    "rocprof_without_amd": (["hardware=h200", "profile=rocprof"], ["profile=rocprof on h200", "profile=torch"]),
+    "rocprof_compute_alone": (
+        ["hardware=mi300x", "topology=ddp", "profile=rocprof", "rocprof=compute", "method.args.save_strategy=no"],
+        ["rocprof=compute on 8 ranks", "topology=single", "rocprof=v3"],
+    ),
+    "rocprof_compute_saves": (
+        ["hardware=mi300x", "topology=single", "profile=rocprof", "rocprof=compute"],
+        ["save_strategy=steps", "resume", "method.args.save_strategy=no"],
+    ),
+    "rocprof_program_unused": (["rocprof=sys"], ["rocprof=sys with profile=none", "ignored", "profile=rocprof rocprof=sys"]),
     "adapter_rank": (["adapter.rank=8"], ["adapter.rank=8 with adapter=none", "adapter=lora"]),
     "epochs_and_steps": (["method.args.num_train_epochs=3"], ["max_steps=275", "max_steps=-1"]),
     "evaluation_while_training": (["method.args.eval_strategy=steps"], ["no held-out rows", "method=evaluate"]),
