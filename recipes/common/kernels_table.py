@@ -26,7 +26,7 @@ KINDS = (
     (
         "gemm",
         r"gemm|gemv|nvjet|cublas|Cijk_|hipblaslt|xmma|cutlass|wvSp?lit?K|flatmm|triton_tem_fused|triton_mm|dot_kernel|mkldnn|"
-        r"aten::(mm|bmm|addmm|baddbmm|matmul|linear|_scaled_mm|convolution)$",
+        r"aten::(mm|bmm|addmm_?|baddbmm_?|addbmm|mv|dot|matmul|linear|_grouped_mm|_scaled_(grouped_)?mm|convolution|_addmm_activation)$",
     ),
     (
         "memory_bound",
