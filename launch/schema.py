@@ -54,7 +54,7 @@ class Hardware:
     bandwidth_gb_s: float = MISSING
     compute_units: int = MISSING
     power_w: Optional[float] = None
-    peak_tflops: dict[str, float] = field(default_factory=dict)  # dense; fp32, fp16, bf16, fp8, fp4; absent where there is none
+    peak_tflops: dict[str, float] = field(default_factory=dict)  # dense; fp32, tf32, fp16, bf16, fp8, fp4; absent where there is none
     link: Link = Link.none
     link_gb_s: Optional[float] = None  # all links of one device, per direction
     precisions: list[str] = MISSING  # what it computes in, the preferred one first
