@@ -353,9 +353,11 @@ ROW = "{hardware: h200, match: {size: 1}, value: 1, source: a, where: x}"
             "[{hardware: h200, match: {sizes: 1}, value: 1, source: a, where: x}]",
             "match.sizes: no such key in the benchmark's rows. Did you mean size?",
         ),
-        ("[{hardware: h200, match: {size: '1'}, value: 1, source: a, where: x}]", "match.size='1': the benchmark's rows carry a int there"),
+        ("[{hardware: h200, match: {size: '1'}, value: 1, source: a, where: x}]", "match.size='1': the benchmark's rows carry int there"),
         ("[{hardware: h200, match: {size: 1}, value: 1, source: b, where: x}]", "source=b: not in sources. Known: a."),
         ("[{hardware: h200, match: {size: 1}, value: 1, source: a, where: x, kind: guess}]", "kind=guess: unknown"),
+        ("[{hardware: h200, match: {size: 1}, value: fast, source: a, where: x}]", "value='fast': a number is expected"),
+        ("[fast]", "row 1: keys and values are expected, not 'fast'"),
         (f"[{ROW}, {ROW}]", "two rows say the same"),
     ],
 )

@@ -136,9 +136,11 @@ def _reference(where: str, row: Any, content: Any, sources: Mapping[str, Source]
         if key not in keys:
             raise PublishedError(f"{where}: match.{key}: no such key in the benchmark's rows. {near(key, keys)}")
         if type(value) is not keys[key]:
-            raise PublishedError(f"{where}: match.{key}={value!r}: the benchmark's rows carry a {keys[key].__name__} there.")
+            raise PublishedError(f"{where}: match.{key}={value!r}: the benchmark's rows carry {keys[key].__name__} there.")
     if row["source"] not in sources:
         raise PublishedError(f"{where}: source={row['source']}: not in sources. {near(row['source'], sources)}")
+    if not isinstance(row["value"], int | float):
+        raise PublishedError(f"{where}: value={row['value']!r}: a number is expected.")
     kind = row.get("kind", "measured")
     if kind not in KINDS:
         raise PublishedError(f"{where}: kind={kind}: unknown. {near(kind, KINDS)}")
@@ -152,7 +154,9 @@ def _names(hardware: str | Sequence[str]) -> tuple[str, ...]:
     return (hardware,) if isinstance(hardware, str) else tuple(hardware)
 
 
-def _known(where: str, given: Mapping[str, Any], known: Sequence[str], needed: Sequence[str]) -> None:
+def _known(where: str, given: Any, known: Sequence[str], needed: Sequence[str]) -> None:
+    if not isinstance(given, Mapping):
+        raise PublishedError(f"{where}: keys and values are expected, not {given!r}.")
     for key in given:
         if key not in known:
             raise PublishedError(f"{where}: {key}: unknown key. {near(str(key), known)}")
