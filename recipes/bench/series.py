@@ -84,6 +84,7 @@ def measure(config: DictConfig, args: SeriesConfig, table: Table, cases: Iterabl
     `work` takes a case and returns its figures; memory that runs out, and a UserError, become the row's `error`, and the series goes on.
     Raises Failed with the result where a figure is below the gate, and Interrupted between two cases when a signal asked to stop.
     """
+    published.require(table.benchmark, config.hardware.name, table.figure, args.fail_below)
     cases = list(cases)
     path, began = Path(config.run_dir) / "metrics.jsonl", time.monotonic()
     rows = kept(path, cases)

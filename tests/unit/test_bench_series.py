@@ -15,7 +15,7 @@ from recipes.common.errors import UserError
 from recipes.common.program import Failed, Interrupted
 
 TABLE = Table("gemm", figure="tflops", columns=[Column("shape", "m n k"), Column("tflops", "TFLOPS", 1)])
-CASES = [{"shape": "8192 8192 8192", "dtype": "bf16", "op": "matmul"}, {"shape": "1 1 1", "dtype": "bf16", "op": "matmul"}]
+CASES = [{"shape": shape, "dtype": "bf16", "op": "matmul", "values": "normal", "padding": 0} for shape in ("8192 8192 8192", "1 1 1")]
 
 
 @pytest.fixture
@@ -98,6 +98,12 @@ def test_rows_of_other_cases_are_measured_anew(config):
     found = measure(config, args(), TABLE, CASES[1:], lambda case: {"tflops": 2.0})
     assert [row["tflops"] for row in found["rows"]] == [2.0]
     assert len(lines(config)) == 1
+
+
+def test_a_gate_with_nothing_to_compare_is_refused_before_anything_is_measured(config):
+    config.hardware.name = "mi50"
+    with pytest.raises(UserError, match="fail_below=0.9"):
+        measure(config, args(fail_below=0.9), TABLE, CASES, lambda case: pytest.fail("measured"))
 
 
 def test_fail_below_is_a_ratio():
