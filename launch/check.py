@@ -83,6 +83,24 @@ RULES = [
         lambda c: f"adapter={c.adapter.name} with method={c.method.name}: {c.method.name} trains nothing",
         lambda c: "adapter=none",
     ),
+    Rule(
+        "bench_without_gpu",
+        lambda c: c.method.kind in ("bench", "tune") and c.hardware.vendor == Vendor.none and not c.smoke,
+        lambda c: f"method={c.method.name} on a CPU: it measures a GPU",
+        lambda c: "smoke=true, which runs its code on this CPU and whose figures say nothing; or hardware=<a GPU>",
+    ),
+    Rule(
+        "bench_dtypes",
+        lambda c: bool(_lacking_dtypes(c)),
+        lambda c: f"method.args.dtypes={_lacking_dtypes(c)[0]} on {c.hardware.name}: {c.hardware.gfx} does not compute in it",
+        lambda c: f"method.args.dtypes=[{','.join(c.hardware.peak_tflops)}], or null for all of them",
+    ),
+    Rule(
+        "model_unused",
+        lambda c: not c.method.uses_model and c.model.name != "tiny",
+        lambda c: f"model={c.model.name} with method={c.method.name}: it measures the machine, and would ignore the model",
+        lambda c: "no model=",
+    ),
     *TOPOLOGY_RULES,
     Rule(
         "debug_without_gpu",
@@ -251,6 +269,12 @@ RULES = [
     ),
     *RUNTIME_RULES,
 ]
+
+
+def _lacking_dtypes(config: Config) -> list[str]:
+    """Of a benchmark's series of precisions, those without a peak. Under smoke=true the CPU has none."""
+    asked = argument(config, "dtypes") or []
+    return [] if config.smoke or config.hardware.vendor == Vendor.none else [d for d in asked if d not in config.hardware.peak_tflops]
 
 
 def _secrets(config: Config) -> list[str]:

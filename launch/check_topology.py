@@ -62,10 +62,13 @@ TOPOLOGY_RULES = [
         lambda c: "topology=ddp, fsdp, zero2, zero3 or split",
     ),
     Rule(
-        "one_evaluator",
-        lambda c: c.method.kind != "trainer" and c.topology.name != "single",
-        lambda c: f"topology={c.topology.name} with method={c.method.name}: it runs in one process",
-        lambda c: "topology=single",
+        "topology_of_method",
+        lambda c: bool(c.method.topologies) and c.topology.name not in c.method.topologies,
+        lambda c: (
+            f"topology={c.topology.name} with method={c.method.name}: it runs "
+            + ("in one process" if c.method.topologies == ["single"] else f"under {', '.join(c.method.topologies)}")
+        ),
+        lambda c: " or ".join(f"topology={name}" for name in c.method.topologies),
     ),
     Rule(
         "split_is_for_grpo",

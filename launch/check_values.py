@@ -10,7 +10,7 @@ from launch.trainer_args import known
 
 # key -> the words it takes
 WORDS = {
-    "method.kind": ("trainer", "evaluator"),
+    "method.kind": ("trainer", "evaluator", "bench", "tune"),
     "model.architecture": ("qwen3", "qwen2", "llama"),
     "precision.compute": ("fp32", "fp16", "bf16", "fp8"),
     "precision.weights": ("fp32", "fp16", "bf16", "nf4"),
@@ -65,6 +65,10 @@ LEAST = {
     "method.args.batch_size": 1,
     "method.args.max_new_tokens": 1,
     "method.args.samples_per_prompt": 1,
+    "method.args.fail_below": 1e-9,
+    "method.args.repetitions": 1,
+    "method.args.warmup": 0,
+    "method.args.steps": 1,
 }
 
 

@@ -102,7 +102,9 @@ def smaller_warnings(config: Config, smaller: dict[int, float]) -> list[str]:
 
 
 def default_name(config: Config) -> str:
-    return f"{config.method.name}-{config.model.name}-{config.hardware.name}" + ("-smoke" if config.smoke else "")
+    model = [config.model.name] if config.method.uses_model else []
+    parts = [config.method.name.replace("/", "-"), *model, config.hardware.name, *(["smoke"] if config.smoke else [])]
+    return "-".join(parts)
 
 
 def plain(node: Any) -> Any:

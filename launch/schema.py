@@ -54,7 +54,7 @@ class Hardware:
     bandwidth_gb_s: float = MISSING
     compute_units: int = MISSING
     power_w: Optional[float] = None
-    peak_tflops: dict[str, float] = field(default_factory=dict)  # dense; fp32, fp16, bf16, fp8, fp4; absent where there is none
+    peak_tflops: dict[str, float] = field(default_factory=dict)  # dense; fp32, tf32, fp16, bf16, fp8, fp4; absent where there is none
     link: Link = Link.none
     link_gb_s: Optional[float] = None  # all links of one device, per direction
     precisions: list[str] = MISSING  # what it computes in, the preferred one first
@@ -102,10 +102,13 @@ class Method:
 
     name: str = MISSING
     program: str = MISSING  # module of recipes/, run by every rank
-    kind: str = MISSING  # trainer or evaluator
+    kind: str = MISSING  # trainer, evaluator, bench or tune
     config_class: str = MISSING  # the class `args` are checked against, as module.Class
     args: dict[str, Any] = field(default_factory=dict)
     rewards: dict[str, float] = field(default_factory=dict)  # grpo: named reward or dotted path -> weight
+    topologies: list[str] = field(default_factory=list)  # those it runs under, the one for a single GPU first; empty: a trainer's
+    uses_model: bool = True  # false: a benchmark of the machine, which reads neither model nor data
+    smoke: dict[str, Any] = field(default_factory=dict)  # arguments under smoke=true, where other sizes than the usual ones are needed
 
 
 @dataclass

@@ -58,7 +58,8 @@ def show_plan(plan: Plan, console: Console, verbose: bool) -> None:
     """Hardware, model, method, what runs where, memory against capacity, speed with its basis, warnings."""
     console.print(Panel(_facts(plan), title=f"[bold]{plan.name}[/bold]", title_align="left"))
     console.print(_processes(plan))
-    console.print(_memory(plan))
+    if plan.memory:
+        console.print(_memory(plan))
     if verbose:
         for process in plan.processes:
             console.print(_details(plan, process))
@@ -72,14 +73,16 @@ def show_plan(plan: Plan, console: Console, verbose: bool) -> None:
 
 def _facts(plan: Plan) -> Table:
     config, hardware = plan.config, plan.config.hardware
+    measures = config.method.kind in ("bench", "tune")  # a series, whose arguments say what is measured
+    model = f"{config.model.name}, {_count(config.model.num_parameters)} parameters, from {_source(plan)}"
     rows = {
         "hardware": f"{_nodes(config)}{hardware.gpus_per_node} x {hardware.product} ({hardware.gfx}), {hardware.memory_gb:g} GB each",
-        "model": f"{config.model.name}, {_count(config.model.num_parameters)} parameters, from {_source(plan)}",
-        "method": f"{config.method.name}, {config.precision.name}, adapter {config.adapter.name}, {_batch(plan)}",
-        "data": _data(plan),
+        **({"model": model} if config.method.uses_model else {}),
+        "method": f"{config.method.name}, " + (_arguments(plan) if measures else _training(plan)),
+        **({} if measures else {"data": _data(plan)}),
         "topology": f"{config.topology.name} on {_runtime(config)}: {_spread(plan)}",
         **({"image": _image(plan)} if plan.containers else {}),
-        "expected speed": _speed(plan),
+        **({} if measures else {"expected speed": _speed(plan)}),
         "run directory": str(plan.run_dir),
     }
     if hardware.vendor == Vendor.none:
@@ -89,6 +92,15 @@ def _facts(plan: Plan) -> Table:
     for name, text in rows.items():
         table.add_row(Text(name, style="bold"), Text(text))
     return table
+
+
+def _training(plan: Plan) -> str:
+    return f"{plan.config.precision.name}, adapter {plan.config.adapter.name}, {_batch(plan)}"
+
+
+def _arguments(plan: Plan) -> str:
+    """What was asked of a series; the rest is said by its configuration class."""
+    return ", ".join(f"{name} {value}" for name, value in plan.config.method.args.items() if value is not None) or "all that it measures"
 
 
 def _nodes(config: Config) -> str:

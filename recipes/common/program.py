@@ -34,6 +34,14 @@ class Interrupted(Exception):
         self.result = result
 
 
+class Failed(Exception):
+    """The work was done and its outcome is a failure: a benchmark below its gate. `result` goes into result.json."""
+
+    def __init__(self, message: str, **result: Any) -> None:
+        super().__init__(message)
+        self.result = result
+
+
 def stop_asked() -> bool:
     """Whether SIGTERM or SIGINT has reached this process."""
     return _stop_asked
@@ -87,6 +95,9 @@ def _run(work: Callable[[DictConfig], dict[str, Any]], config: DictConfig) -> in
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         result, exit_code = {"status": "failed", "error": str(error)}, EXIT_USER
+    except Failed as failure:
+        print(f"error: {failure}", file=sys.stderr, flush=True)
+        result, exit_code = {**failure.result, "status": "failed", "error": str(failure)}, EXIT_FAILED
     except Exception as error:
         traceback.print_exc()
         result, exit_code = {"status": "failed", "error": traceback.format_exception_only(error)[-1].strip()}, EXIT_FAILED

@@ -98,13 +98,18 @@ class Cluster:
         return dict(re.findall(r"(\w+)=(\S*)", done.stdout))
 
     def starts_again(self, job: str) -> None:
-        """Slurm lets a requeued job wait for two minutes; not here. While its last start still completes it sets that time anew."""
+        """Slurm lets a requeued job wait for two minutes; not here. While its last start still completes it sets that time anew.
+
+        A node refuses what was asked for in the second of the kill or before ("Job credential revoked"), and the job has failed.
+        """
 
         def started() -> bool:
             subprocess.run(["scontrol", "update", f"jobid={job}", "starttime=now"], capture_output=True)
             return self.asked(job)["JobState"] != "PENDING"
 
         wait_until(lambda: self.asked(job)["JobState"] == "PENDING", f"job {job} to be back in the queue")
+        killed = int(time.time())
+        wait_until(lambda: time.time() >= killed + 1, "the next second")
         wait_until(started, f"job {job} to start again")
 
     def ended(self, job: str) -> dict[str, str]:

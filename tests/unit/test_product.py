@@ -61,7 +61,7 @@ def expected(hardware: str, method: str, precision: str, topology: str) -> set[s
     reasons = {
         "precision": precision not in has,
         "nf4_without_adapter": precision == "nf4" and method != "evaluate",  # 4-bit weights take no gradients
-        "one_evaluator": method == "evaluate" and topology != "single",
+        "topology_of_method": method == "evaluate" and topology != "single",
         "split_is_for_grpo": topology in ("split", "colocate") and method in ("sft", "dpo"),
         "split_needs_vllm": topology in ("split", "colocate") and method == "grpo" and not vllm,
         "split_needs_a_trainer": topology == "split" and gpus == 1,

@@ -1,0 +1,183 @@
+"""Matrix products: the shapes of a 70B model's training, by precision, by the way they are called, by values and by strides.
+
+Started by the launcher:
+
+    1 GPU:   python launch/run.py hardware=mi350x method=bench/gemm
+    A gate:  python launch/run.py hardware=mi350x method=bench/gemm method.args.dtypes=[bf16] method.args.fail_below=0.9
+
+Method of SemiAnalysis (December 2024): 30 warm-up calls, 200 timed ones, caches cleared between, the median; normal random values. A
+product of (m, k) and (k, n) counts 2 m n k operations.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from omegaconf import DictConfig
+
+from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
+from recipes.bench.timing import median_ms
+from recipes.common.errors import UserError, near
+from recipes.common.program import main
+
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+OPS = ("matmul", "linear", "compiled", "hipblaslt-bench")
+VALUES = ("normal", "integers", "zeros")
+# What hipblaslt-bench calls them (hipblaslt-bench --help).
+HIPBLASLT = {"fp32": "f32_r", "fp16": "f16_r", "bf16": "bf16_r", "fp8": "f8_r"}
+
+
+@dataclass
+class GemmConfig(SeriesConfig):
+    """`shapes`: lists of m, n, k. `dtypes` empty: all that the hardware computes in. `ops`: torch.matmul; F.linear, whose second matrix
+    lies transposed; matmul under torch.compile with max-autotune; hipBLASLt's own program where it is installed. `values` and `paddings`
+    (bytes a row) beyond the first are measured for the first shape only: zeros and small integers switch fewer transistors and run at
+    higher clocks; rows whose stride is a multiple of 512 bytes meet in the same cache tags on MI300 (AMD's workload guide, "Tagram channel
+    hotspotting"). Raises UserError.
+    """
+
+    shapes: list[list[int]] = field(default_factory=list)
+    dtypes: list[str] | None = None
+    ops: list[str] = field(default_factory=lambda: ["matmul", "linear"])
+    values: list[str] = field(default_factory=lambda: ["normal"])
+    paddings: list[int] = field(default_factory=lambda: [0])
+    warmup: int = 30
+    repetitions: int = 200
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for shape in self.shapes:
+            if len(shape) != 3 or min(shape) < 1:
+                raise UserError(f"method.args.shapes: {shape}: a shape is [m, n, k], each at least 1.")
+        for name, known in (("dtypes", tuple(DTYPES)), ("ops", OPS), ("values", VALUES)):
+            for given in getattr(self, name) or ():
+                if given not in known:
+                    raise UserError(f"method.args.{name}={given}: unknown. {near(str(given), known)}")
+        for name in ("shapes", "ops", "values", "paddings"):
+            if not getattr(self, name):
+                raise UserError(f"method.args.{name}=[]: nothing would be measured.")
+        if min(self.paddings) < 0 or any(padding % 4 for padding in self.paddings):
+            raise UserError(f"method.args.paddings={self.paddings}: bytes, multiples of 4.")
+
+
+def gemm(config: DictConfig) -> dict[str, Any]:
+    args = GemmConfig(**config.trainer_args)
+    device = device_of(args)
+    table = Table(
+        "gemm",
+        figure="tflops",
+        columns=[
+            Column("shape", "m n k"),
+            Column("dtype", "dtype"),
+            Column("op", "op"),
+            Column("values", "values"),
+            Column("padding", "padding B"),
+            Column("ms", "ms", 3),
+            Column("tflops", "TFLOPS", 1),
+            Column("share_of_peak", "of peak", 2),
+        ],
+    )
+    peaks = dict(config.hardware.peak_tflops)
+    if "hipblaslt-bench" in args.ops and shutil.which("hipblaslt-bench") is None:
+        table.notes.append("hipblaslt-bench is not installed here (package hipblaslt-clients of ROCm): its rows are left out.")
+    return measure(config, args, table, cases(args, peaks), lambda case: one(case, args, peaks.get(case["dtype"]), device))
+
+
+def cases(args: GemmConfig, peaks: dict[str, float]) -> list[Row]:
+    """Every shape, precision and call; then the first shape and call of matmul with the other values and paddings."""
+    dtypes = args.dtypes or [dtype for dtype in DTYPES if dtype in peaks]
+    ops = [op for op in args.ops if op != "hipblaslt-bench" or shutil.which(op)]
+    shapes = [" ".join(map(str, shape)) for shape in args.shapes]
+    found = [
+        {"shape": shape, "dtype": dtype, "op": op, "values": args.values[0], "padding": args.paddings[0]}
+        for dtype, shape, op in itertools.product(dtypes, shapes, ops)
+        if not (op == "hipblaslt-bench" and dtype not in HIPBLASLT) and not (dtype == "fp8" and op in ("linear", "compiled"))
+    ]
+    for dtype in dtypes:
+        first = {"shape": shapes[0], "dtype": dtype, "op": ops[0], "values": args.values[0], "padding": args.paddings[0]}
+        found += [{**first, "values": values} for values in args.values[1:]]
+        transposed = "linear" if "linear" in ops and dtype != "fp8" else ops[0]  # the case that suffers most, by AMD's guide
+        found += [{**first, "op": transposed, "padding": padding} for padding in args.paddings[1:]]
+    return found
+
+
+def one(case: Row, args: GemmConfig, peak: float | None, device: torch.device) -> Row:
+    m, n, k = map(int, case["shape"].split())
+    if case["op"] == "hipblaslt-bench":
+        ms = hipblaslt_ms(m, n, k, case["dtype"], args)
+    else:
+        torch.manual_seed(args.seed)
+        call = product(m, n, k, case, device)
+        torch.backends.cuda.matmul.allow_tf32 = case["dtype"] == "tf32"
+        ms = median_ms(call, device, args.warmup, args.repetitions)
+    tflops = 2 * m * n * k / ms / 1e9
+    return {"ms": ms, "tflops": tflops, "share_of_peak": tflops / peak if peak else None}
+
+
+def product(m: int, n: int, k: int, case: Row, device: torch.device) -> Callable[[], torch.Tensor]:
+    """The call: (m, k) by (k, n)."""
+    dtype = float8(device) if case["dtype"] == "fp8" else DTYPES[case["dtype"]]
+    a = matrix(m, k, case, dtype, device)
+    if case["dtype"] == "fp8":
+        one_, b = torch.ones((), device=device), matrix(n, k, case, dtype, device).t()  # its kernels take the second one transposed
+        return lambda: torch._scaled_mm(a, b, scale_a=one_, scale_b=one_, out_dtype=torch.bfloat16)
+    if case["op"] == "linear":
+        weight = matrix(n, k, case, dtype, device)
+        return lambda: F.linear(a, weight)
+    b = matrix(k, n, case, dtype, device)
+    if case["op"] == "compiled":
+        torch._dynamo.reset()  # it compiles a function for eight shapes, and then no more
+        compiled = torch.compile(torch.matmul, mode="max-autotune-no-cudagraphs", dynamic=False)
+        return lambda: compiled(a, b)
+    return lambda: torch.matmul(a, b)
+
+
+def matrix(rows: int, columns: int, case: Row, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """(rows, columns), each row followed by the padding."""
+    padding = int(case["padding"]) // dtype.itemsize
+    shape = (rows, columns + padding)
+    if case["values"] == "zeros":
+        whole = torch.zeros(shape, device=device)
+    elif case["values"] == "integers":
+        whole = torch.randint(-2, 3, shape, device=device).float()
+    else:
+        whole = torch.randn(shape, device=device)
+    return whole.to(dtype)[:, :columns]
+
+
+def float8(device: torch.device) -> torch.dtype:
+    """gfx942 has a format of its own, in which negative zero is NaN; all others have OCP's."""
+    arch = getattr(torch.cuda.get_device_properties(device), "gcnArchName", "") if device.type == "cuda" else ""
+    return torch.float8_e4m3fnuz if arch.startswith("gfx942") else torch.float8_e4m3fn
+
+
+def hipblaslt_ms(m: int, n: int, k: int, dtype: str, args: GemmConfig) -> float:
+    """What hipBLASLt's own program measures; it prints a table of comma-separated values, microseconds in the column `us`."""
+    argv = ["hipblaslt-bench", "-m", str(m), "-n", str(n), "-k", str(k), "--precision", HIPBLASLT[dtype]]
+    argv += ["--iters", str(args.repetitions), "--cold_iters", str(args.warmup), "--initialization", "norm_dist"]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise UserError(f"hipblaslt-bench: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")
+    return parsed_us(done.stdout) / 1e3
+
+
+def parsed_us(text: str) -> float:
+    """Raises UserError where the table is not there."""
+    lines = [line.strip() for line in text.splitlines()]
+    for head, values in itertools.pairwise(lines):
+        names = [re.sub(r"^\[\d+\]:", "", name) for name in head.split(",")]
+        if "us" in names:
+            return float(values.split(",")[names.index("us")])
+    raise UserError("hipblaslt-bench printed no column `us`.")
+
+
+if __name__ == "__main__":
+    main(gemm)

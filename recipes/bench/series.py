@@ -1,0 +1,196 @@
+"""What every benchmark does around its measurements: a row for each case, kept as soon as it is measured, compared with what was
+published, and shown as a table.
+
+A benchmark lists its cases and says how one is measured:
+
+    table = Table("gemm", figure="tflops", columns=[Column("shape", "m, n, k"), Column("tflops", "TFLOPS", digits=1)])
+    return measure(config, args, table, cases, lambda case: {"tflops": ...})
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from recipes.bench import published
+from recipes.common.errors import UserError
+from recipes.common.metrics import append
+from recipes.common.program import Failed, Interrupted, is_main_rank, say, stop_asked
+
+Row = dict[str, Any]
+WIDTH = 150  # of the table: it is read in logs, too
+
+
+@dataclass
+class SeriesConfig:
+    """What each benchmark takes. `fail_below`: the least ratio to the published figure, below which the run fails (exit code 4).
+
+    Raises UserError for a value out of range.
+    """
+
+    output_dir: str
+    seed: int = 0
+    use_cpu: bool = False
+    fail_below: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.fail_below is not None and self.fail_below <= 0:
+            raise UserError(f"method.args.fail_below={self.fail_below}: a ratio above 0, as 0.9.")
+
+
+@dataclass(frozen=True)
+class Column:
+    key: str  # of the row
+    title: str  # with the unit
+    digits: int | None = None  # behind the point; None: as it is
+
+
+@dataclass(frozen=True)
+class Table:
+    """`figure`: the key that is compared with what was published, by the row's other keys."""
+
+    benchmark: str
+    columns: Sequence[Column]
+    figure: str
+    higher_is_better: bool = True
+    notes: list[str] = field(default_factory=list)
+
+
+def device_of(args: SeriesConfig) -> torch.device:
+    """This rank's. Raises UserError where there is no GPU."""
+    if args.use_cpu:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError("torch sees no GPU here. Use: smoke=true, which runs the benchmark's code on a CPU.")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def measure(config: DictConfig, args: SeriesConfig, table: Table, cases: Iterable[Row], work: Callable[[Row], Row]) -> dict[str, Any]:
+    """Measure each case that this run has not measured before, and return the content of result.json.
+
+    `work` takes a case and returns its figures; memory that runs out, and a UserError, become the row's `error`, and the series goes on.
+    Raises Failed with the result where a figure is below the gate, and Interrupted between two cases when a signal asked to stop.
+    """
+    published.require(table.benchmark, config.hardware.name, table.figure, args.fail_below)
+    cases = list(cases)
+    path, began = Path(config.run_dir) / "metrics.jsonl", time.monotonic()
+    rows = kept(path, cases)
+    for case in cases[len(rows) :]:
+        if together(stop_asked()):
+            raise Interrupted(rows=rows)
+        row = {**case, **_attempt(case, work), "time_s": time.monotonic() - began}
+        rows.append(row)
+        if is_main_rank():
+            append(path, {"step": len(rows), "num_steps": len(cases), **row})
+        say(f"{len(rows)}/{len(cases)}  {_line(table, row)}")
+    return result(config, args, table, rows)
+
+
+def result(config: DictConfig, args: SeriesConfig, table: Table, rows: list[Row]) -> dict[str, Any]:
+    """Rows beside published figures, printed. Raises Failed where the gate is asked for and one is below it."""
+    compared = published.compare(rows, table.benchmark, config.hardware.name, table.figure, table.higher_is_better, args.fail_below)
+    notes = [*table.notes, *compared.notes]
+    content = {
+        "benchmark": table.benchmark,
+        "columns": [asdict(column) for column in table.columns],
+        "figure": table.figure,
+        "higher_is_better": table.higher_is_better,
+        "rows": compared.rows,
+        "notes": notes,
+        "fail_below": args.fail_below,
+        "below": compared.below,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() and not args.use_cpu else "CPU",
+    }
+    if is_main_rank():
+        console = Console(width=WIDTH)
+        console.print(_rich(table, compared.rows, config.hardware.name))
+        for note in notes:
+            console.print(note, markup=False, highlight=False, soft_wrap=True)
+    if compared.below:
+        raise Failed(f"below method.args.fail_below={args.fail_below:g} of what was published: {'; '.join(compared.below)}", **content)
+    return content
+
+
+def kept(path: Path, cases: Sequence[Row]) -> list[Row]:
+    """Rows that an interrupted run has measured, as long as they are the first of these cases; others are dropped from the file."""
+    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+    rows: list[Row] = []
+    for line, case in zip(lines, cases, strict=False):
+        if not line.endswith("\n"):  # cut off in the middle of being written
+            break
+        row = {key: value for key, value in json.loads(line).items() if key not in ("step", "num_steps")}
+        if any(row.get(key) != value for key, value in case.items()):
+            break
+        rows.append(row)
+    if is_main_rank() and len(rows) < len(lines):
+        path.write_text("".join(lines[: len(rows)]))
+    if rows:
+        say(f"{len(rows)} of {len(cases)} were measured before the interruption")
+    return rows
+
+
+def together(flag: bool) -> bool:
+    """Whether it is true on any rank: all of them go on, or none does."""
+    if not dist.is_initialized():
+        return flag
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    shared = torch.tensor(int(flag), device=device)
+    dist.all_reduce(shared, dist.ReduceOp.MAX)
+    return bool(shared)
+
+
+def _attempt(case: Row, work: Callable[[Row], Row]) -> Row:
+    """The figures of a case, or why there are none. Several ranks run out of memory together or wait for each other: the launcher's
+    watchdog ends those."""
+    try:
+        return {**work(case), "error": None}
+    except torch.OutOfMemoryError:
+        error = "out of memory"
+    except UserError as refused:
+        error = str(refused)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # for the next case
+    return {"error": error}
+
+
+def _line(table: Table, row: Row) -> str:
+    cells = [f"{column.title} {_cell(row.get(column.key), column.digits)}" for column in table.columns if row.get(column.key) is not None]
+    return "  ".join([*cells, *([row["error"]] if row["error"] else [])])
+
+
+def _cell(value: object, digits: int | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.{digits}f}" if isinstance(value, (int, float)) and digits is not None else str(value)
+
+
+def _rich(table: Table, rows: Sequence[Row], hardware: str) -> RichTable:
+    shown = RichTable(title=table.benchmark, title_justify="left")
+    for column in table.columns:
+        shown.add_column(column.title, justify="left" if column.digits is None else "right")
+    with_published = any(row.get("published") is not None for row in rows)
+    if with_published:
+        shown.add_column(f"published {hardware}", justify="right")
+        shown.add_column("ratio", justify="right")
+    for row in rows:
+        cells = [_cell(row.get(column.key), column.digits) for column in table.columns]
+        if row["error"]:
+            at = next(i for i, column in enumerate(table.columns) if column.key == table.figure)
+            cells[at] = row["error"]
+        if with_published:
+            cells += [_cell(row.get("published"), None), _cell(row.get("ratio"), 2)]
+        shown.add_row(*cells)
+    return shown
