@@ -180,9 +180,9 @@ class Telemetry:
             self.sample(time.monotonic())
 
 
-def of_this_rank() -> Telemetry:
-    """Of the GPU that this rank computes on."""
-    return Telemetry(source(pci_address()) if torch.cuda.is_available() else None)
+def of_this_rank(vendor: str) -> Telemetry:
+    """Of the GPU that this rank computes on; `none` computes on the CPU, also where there is a GPU."""
+    return Telemetry(source(pci_address()) if vendor != "none" and torch.cuda.is_available() else None)
 
 
 def pci_address() -> str:
@@ -209,19 +209,21 @@ def fragmentation() -> dict[str, float]:
         return {}
     stats = torch.cuda.memory_stats()
     reserved = stats.get("reserved_bytes.all.current", 0)
-    return {"gpu_memory_fragmentation": stats["inactive_split_bytes.all.current"] / reserved} if reserved else {}
+    return {"gpu_memory_fragmentation": stats.get("inactive_split_bytes.all.current", 0) / reserved} if reserved else {}
 
 
 def energy(mine_j: float | None, num_tokens: float) -> dict[str, float]:
-    """`energy_j` of all ranks' GPUs and what a million tokens took. Nothing where a rank's GPU does not tell. Every rank takes part."""
+    """`energy_j` of all ranks' GPUs and what a million tokens took. Every rank takes part; `num_tokens` is known to the main one.
+
+    Nothing where a rank's GPU does not tell: the sum would be too small. Nothing either where no token was trained on.
+    """
     told = [mine_j]
     if dist.is_initialized():
         told = [None] * dist.get_world_size()
         dist.all_gather_object(told, mine_j)
-    total = None if None in told else sum(told)
-    if total is None:
+    if None in told or not num_tokens:
         return {}
-    return {"energy_j": total, **({"energy_kwh_per_million_tokens": total / KWH_J / (num_tokens / 1e6)} if num_tokens else {})}
+    return {"energy_j": sum(told), "energy_kwh_per_million_tokens": sum(told) / KWH_J / (num_tokens / 1e6)}
 
 
 def _text(path: Path) -> str:

@@ -66,7 +66,7 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     if is_main_rank():
         checkpoint.clear_staging(output_dir)
     _check_strategy(config, trainer)
-    metrics.telemetry = telemetry.of_this_rank()
+    metrics.telemetry = telemetry.of_this_rank(config.hardware.vendor)
     with profiling.of_trainer(config, trainer, cycle), metrics.telemetry.running():
         _run_steps(trainer, metrics, _newest_for_all(output_dir, heartbeat))
     energy = telemetry.energy(metrics.telemetry.energy_j, metrics.num_tokens())

@@ -213,3 +213,45 @@ def test_memory_at_the_fullest_moment():
     expected = {"allocated_peak_gb": 10.0, "reserved_peak_gb": 12.0, "before_gb": 4.0, "fragmentation": 0.25}
     assert found == {**expected, "num_alloc_retries": 1, "num_ooms": 0}
     assert "10.00 GB allocated at most" in memory_table.text({**found, "at_peak": []})
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    """In the place of torch's recorder, which only a GPU has; returns what it was told."""
+    told: list[str] = []
+
+    def record(enabled: str | None = "all", **kwargs) -> None:
+        told.append("on" if enabled else "off")
+
+    def dump(path: str) -> None:
+        told.append(path.rpartition("/")[2])
+
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", dump)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [[entry("alloc", 1, 4_000_000_000)]]})
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"allocated_bytes.all.peak": 5_000_000_000})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return told
+
+
+@pytest.mark.parametrize(("num_steps", "recorded"), [(10, 3), (2, 2)])
+def test_memory_of_the_first_steps(tmp_path, recorder, num_steps, recorded):
+    with profiling.session(config(tmp_path, "memory"), num_steps) as profile:
+        for number in range(1, num_steps + 1):
+            profile.step()
+            assert ("off" in recorder) == (number >= recorded), "the rest of the run is not slowed down"
+    assert recorder == ["on", "memory.pickle", "off"]
+    found = read(tmp_path, "memory.json")
+    assert (found["steps"], found["before_gb"], found["at_peak"][0]["gb"]) == (recorded, 1.0, 4.0)
+
+
+def test_memory_that_runs_out(tmp_path, recorder):
+    def fails() -> None:
+        with profiling.session(config(tmp_path, "memory"), 10) as profile:
+            profile.step()
+            raise torch.OutOfMemoryError("no room")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        fails()
+    assert recorder == ["on", "memory.pickle", "off"]
+    assert read(tmp_path, "memory.json")["steps"] == 1
