@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from recipes.bench import published
+from recipes.common import profiling
 from recipes.common.errors import UserError
 from recipes.common.metrics import append
 from recipes.common.program import Failed, Interrupted, is_main_rank, say, stop_asked
@@ -88,14 +89,17 @@ def measure(config: DictConfig, args: SeriesConfig, table: Table, cases: Iterabl
     cases = list(cases)
     path, began = Path(config.run_dir) / "metrics.jsonl", time.monotonic()
     rows = kept(path, cases)
-    for case in cases[len(rows) :]:
-        if together(stop_asked()):
-            raise Interrupted(rows=rows)
-        row = {**case, **_attempt(case, work), "time_s": time.monotonic() - began}
-        rows.append(row)
-        if is_main_rank():
-            append(path, {"step": len(rows), "num_steps": len(cases), **row})
-        say(f"{len(rows)}/{len(cases)}  {_line(table, row)}")
+    left = cases[len(rows) :]
+    with profiling.session(config, max(1, len(left))) as profile:
+        for case in left:
+            if together(stop_asked()):
+                raise Interrupted(rows=rows)
+            row = {**case, **_attempt(case, work), "time_s": time.monotonic() - began}
+            rows.append(row)
+            if is_main_rank():
+                append(path, {"step": len(rows), "num_steps": len(cases), **row})
+            say(f"{len(rows)}/{len(cases)}  {_line(table, row)}")
+            profile.step()
     return result(config, args, table, rows)
 
 

@@ -20,7 +20,7 @@ CASES = [{"shape": shape, "dtype": "bf16", "op": "matmul", "values": "normal", "
 
 @pytest.fixture
 def config(tmp_path):
-    return OmegaConf.create({"run_dir": str(tmp_path), "hardware": {"name": "mi350x"}})
+    return OmegaConf.create({"run_dir": str(tmp_path), "hardware": {"name": "mi350x"}, "profile": "none"})
 
 
 def args(**given) -> SeriesConfig:
