@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from launch import masks, topology, trainer_args
-from launch.batch import batch, fitting_batches, generation_batch
+from launch.batch import batch, fitting_batches, generation_batch, whole_generations
 from launch.check_runtime import RUNTIME_RULES
 from launch.check_topology import TOPOLOGY_RULES, longest
 from launch.check_values import check_values
@@ -41,12 +41,23 @@ def _batch_does_not_divide(config: Config) -> bool:
 
 
 def _batches_that_would_do(config: Config) -> str:
-    size = batch(config)
+    size, group = batch(config), f"or method.args.num_generations={_largest_divisor(config)}"
+    if argument(config, "generation_batch_size"):
+        return f"{_generations_that_would_do(config)}; {group}"
+    # What is accumulated is a generation's only where nothing else says how many micro-steps share one.
+    given = argument(config, "steps_per_generation")
+    name = "steps_per_generation" if given else "gradient_accumulation_steps"
     pairs = [f"{b} x {a} ({b * a * size.ranks})" for b, a in fitting_batches(config)]
-    return (
-        "method.args.per_device_train_batch_size x gradient_accumulation_steps that would do on "
-        f"{size.ranks} rank(s): {', '.join(pairs)}; or method.args.num_generations={_largest_divisor(config)}"
-    )
+    return f"method.args.per_device_train_batch_size x {name} that would do on {size.ranks} rank(s): {', '.join(pairs)}; {group}"
+
+
+def _generations_that_would_do(config: Config) -> str:
+    return " or ".join(f"method.args.generation_batch_size={n}" for n in whole_generations(config))
+
+
+def _generation_does_not_divide(config: Config) -> bool:
+    given = argument(config, "generation_batch_size")
+    return bool(given) and int(given) % _micro_step(config) != 0
 
 
 def _largest_divisor(config: Config) -> int:
@@ -118,6 +129,31 @@ RULES = [
             f"method.args.num_generations={value(c, 'num_generations')}"
         ),
         _batches_that_would_do,
+    ),
+    # As trl.GRPOConfig.__post_init__ refuses them, on every rank.
+    Rule(
+        "generation_divides",
+        _generation_does_not_divide,
+        lambda c: (
+            f"method.args.generation_batch_size={argument(c, 'generation_batch_size')} is no multiple of the {_micro_step(c)} sequences "
+            f"that {topology.num_trainers(c)} training rank(s) take at once, {batch(c).per_device} each"
+        ),
+        lambda c: f"{_generations_that_would_do(c)}; or no generation_batch_size, and method.args.steps_per_generation=N",
+    ),
+    Rule(
+        "generation_twice",
+        lambda c: bool(argument(c, "generation_batch_size")) and bool(argument(c, "steps_per_generation")),
+        lambda c: (
+            f"method.args.generation_batch_size={argument(c, 'generation_batch_size')} with "
+            f"steps_per_generation={argument(c, 'steps_per_generation')}: each decides the other, and TRL takes one"
+        ),
+        lambda c: "one of them",
+    ),
+    Rule(
+        "groups_and_smaller_batches",
+        lambda c: c.method.name == "grpo" and bool(argument(c, "auto_find_batch_size")),
+        lambda c: "method.args.auto_find_batch_size=true with method=grpo: a smaller batch may cut a group of completions",
+        lambda c: "method.args.auto_find_batch_size=false; mode=plan find=largest_batch plans what fits",
     ),
     Rule(
         "compile",
@@ -249,6 +285,11 @@ RULES = [
     ),
     *RUNTIME_RULES,
 ]
+
+
+def _micro_step(config: Config) -> int:
+    """Sequences of all ranks together."""
+    return batch(config).per_device * batch(config).ranks
 
 
 def _secrets(config: Config) -> list[str]:
