@@ -138,8 +138,13 @@ class _Counts:
     @classmethod
     def of(cls, config: Config) -> _Counts:
         train = shapes.trainable_parameters(config.model, config.adapter)
-        width = 4.0 if config.adapter.rank is not None else max(2.0, BYTES[config.precision.weights])
+        width = 4.0 if config.adapter.rank is not None else max(2.0, BYTES[config.precision.weights])  # peft's adapters are fp32
         return cls(config.model.num_parameters, train, topology.num_trainers(config), width)
+
+
+def stepped_bytes(config: Config) -> float:
+    """Of a weight as the optimizer steps it: DeepSpeed keeps a copy in fp32."""
+    return 4.0 if config.topology.strategy in ("zero2", "zero3") else _Counts.of(config).width
 
 
 def _state(config: Config) -> dict[str, float]:

@@ -228,8 +228,9 @@ def test_the_documents_have_the_reports(name):
     assert (ROOT / f"docs/results/{name}.md").read_text().endswith(getattr(predictions, f"{name}_report")())
 
 
-def test_the_document_has_what_others_published():
-    assert published.report() in (ROOT / "docs/results/memory.md").read_text()
+@pytest.mark.parametrize("name", ["memory", "speed"])
+def test_the_documents_have_what_others_published(name):
+    assert getattr(published, f"{name}_report")() in (ROOT / f"docs/results/{name}.md").read_text()
 
 
 @pytest.mark.parametrize("row", [r for r in MEASURED if "-sft-bf16-" in r["name"] or r.get("held_out")], ids=lambda row: row["name"])
@@ -288,6 +289,35 @@ def test_each_kind_of_work_grows_with_what_makes_it():
     assert parts("adapter=lora")["optimizer"] < base["optimizer"] / 20
     assert parts("method.args.per_device_train_batch_size=1", "method.args.max_length=64")["starting kernels"] > 0
     assert parts("method=grpo", "topology=colocate")["generation"] > 0
+
+
+def test_attention_computes_in_bf16_where_linear_layers_compute_in_fp8():
+    def parts(precision: str, peak: float) -> dict[str, float]:
+        config = composed("hardware=mi350x", "model=qwen3_8b", "method=sft", "topology=single", f"precision={precision}")
+        return speed.step_parts(config, speed.batch(config), peak)
+
+    bf16, fp8 = parts("bf16", 2300e12), parts("fp8", 4614e12)
+    assert fp8["attention"] == pytest.approx(bf16["attention"])
+    assert fp8["matrix products"] == pytest.approx(bf16["matrix products"] * 2300 / 4614)
+
+
+@pytest.mark.parametrize(("overrides", "share"), [(["precision.weights=bf16"], 0.5), (["topology=zero2", "precision.weights=bf16"], 1 / 8)])
+def test_the_optimizer_reads_weights_as_it_keeps_them(overrides, share):
+    def optimizer(*overrides: str) -> float:
+        config = composed("hardware=mi350x", "model=qwen3_8b", "method=sft", "precision=bf16", *overrides)
+        return speed.step_parts(config, speed.batch(config), 1e15)["optimizer"]
+
+    assert optimizer("topology=ddp", *overrides) == pytest.approx(share * optimizer("topology=ddp"))
+
+
+def test_fewer_gpus_of_a_board_use_fewer_xgmi_links():
+    def communication(gpus: int) -> float:
+        config = composed(
+            *["hardware=mi300x", "model=qwen3_8b", "method=sft", "precision=bf16", "topology=ddp", f"topology.num_gpus={gpus}"]
+        )
+        return speed._communication(config, speed.batch(config), 0.0)
+
+    assert communication(2) == pytest.approx(communication(8) * (1 / 2) / (7 / 8) * 7)
 
 
 @pytest.mark.parametrize(
