@@ -14,6 +14,7 @@ from launch.check_topology import TOPOLOGY_RULES, longest
 from launch.check_values import check_values
 from launch.environment import SECRET
 from launch.errors import UserError, near
+from launch.memory import makes_fp32
 from launch.rule import Rule
 from launch.schema import Config
 from launch.schema_enums import Debug, Find, Link, Mode, Vendor
@@ -340,6 +341,8 @@ def warnings(config: Config) -> list[str]:
         found.append("seven training ranks do not use all xGMI links (rccl#1270); the eighth generates meanwhile.")
     if any("expandable_segments:True" in value for value in config.user_env.values()) and config.hardware.gfx.startswith("gfx"):
         found.append("expandable_segments hangs on some ROCm stacks (pytorch#192259) and gives NaN in bf16 on gfx1201 (pytorch#195202).")
+    if makes_fp32(config) and config.method.kind == "trainer" and config.adapter.rank is None:
+        found.append(f"precision.weights={config.precision.weights} under FSDP: accelerate holds weights that train in fp32 all the same.")
     if "HSA_OVERRIDE_GFX_VERSION" in config.user_env and config.hardware.gfx != "gfx906":
         found.append(f"HSA_OVERRIDE_GFX_VERSION makes {config.hardware.gfx} run another GPU's code; it is supported natively.")
     if config.hardware.name == "strix_halo" and (config.hardware.dataloader.num_workers or config.hardware.dataloader.pin_memory):

@@ -301,6 +301,7 @@ WARNINGS = {
     "seven training ranks": ["hardware=mi350x", "method=grpo", "topology=split"],
     "expandable_segments hangs": ["hardware=mi300x", "user_env.PYTORCH_ALLOC_CONF='expandable_segments:True'"],
     "supported natively": ["hardware=strix_halo", "user_env.HSA_OVERRIDE_GFX_VERSION=11.0.0"],
+    "accelerate holds weights that train in fp32": ["hardware=mi300x", "topology=fsdp", "precision=bf16", "precision.weights=bf16"],
     "pinned memory hang": ["hardware=strix_halo", "hardware.dataloader.num_workers=2"],
 }
 
