@@ -123,7 +123,8 @@ def micro_step(config: Config, size: Batch) -> MicroStep:
     rows = size.per_device * (2 if config.method.name == "dpo" else 1)
     checkpointing = bool(value(config, "gradient_checkpointing")) or config.topology.fsdp.activation_checkpointing
     fused = config.hardware.fused_attention and config.hardware.attention != "eager"
-    return MicroStep(config.model, numerics(config), rows, size.sequence, config.adapter.rank is not None, checkpointing, fused)
+    compiled = bool(argument(config, "torch_compile"))
+    return MicroStep(config.model, numerics(config), rows, size.sequence, config.adapter.rank is not None, checkpointing, fused, compiled)
 
 
 @dataclass(frozen=True)
@@ -215,15 +216,19 @@ def has_reference(config: Config) -> bool:
 
 def uncounted(config: Config) -> list[str]:
     """A line for each argument given that memory or speed depends on and the planner does not count."""
-    found = {name: argument(config, name) for name in ("torch_compile", "use_liger_kernel", "packing", "padding_free")}
-    found |= {name: argument(config, name) for name in ("activation_offloading", "auto_find_batch_size")}
+    names = ("use_liger_kernel", "packing", "padding_free", "activation_offloading", "auto_find_batch_size")
+    found = {name: argument(config, name) for name in names}
     given = [f"method.args.{name}=true" for name, is_given in found.items() if is_given]
     optimizer = argument(config, "optim")
     if optimizer not in (None, *OPTIMIZERS, *IN_8_BITS):
         given.append(f"method.args.optim={optimizer} (AdamW stands for it)")
     if "max_length" in known(config) and not value(config, "max_length"):
         given.append(f"method.args.max_length=null ({UNCUT} tokens stand for the longest row)")
-    return [f"memory and speed are planned without {', '.join(given)}."] if given else []
+    lines = [f"memory and speed are planned without {', '.join(given)}."] if given else []
+    if argument(config, "torch_compile"):
+        without = "memory and speed are" if config.adapter.rank is not None else "speed is"
+        lines.append(f"{without} planned without method.args.torch_compile=true.")
+    return lines
 
 
 def moments(config: Config) -> dict[str, dict[str, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,6 +68,26 @@ def test_what_a_micro_step_holds_is_what_torch_holds(model, numerics, rows, leng
     held = parameters * (2 if numerics == "cast" else 4) if accumulates else 0
     most = max(sum(parts.values()) for parts in moments.values()) - held
     assert most == pytest.approx(counted(model, numerics, rows, length, checkpointing, accumulates), rel=0.09)
+
+
+@pytest.mark.parametrize(
+    ("model", "numerics"),
+    [("qwen3_0_6b", "autocast"), ("qwen3_4b", "cast"), ("qwen2_5_1_5b", "fp32"), ("llama3_1_8b", "autocast")],
+)
+def test_what_a_compiled_layer_keeps_is_what_torchs_partitioner_keeps(model, numerics, monkeypatch):
+    """A layer: what three keep beyond what two do. An odd length tells tokens from weights."""
+    from tests.unit import counted as oracle
+
+    monkeypatch.setattr(memory.MicroStep, "scores", lambda self: 0.0)  # as above
+    rows, length = 2, 251
+    shape = SimpleNamespace(**OmegaConf.load(ROOT / f"conf/model/{model}.yaml"))
+    kept = []
+    with pytest.MonkeyPatch.context() as patch, oracle.as_on_a_gpu(patch):
+        for shape.num_layers in (2, 3):
+            kept.append(oracle.saved_when_compiled(shape, numerics, rows, length))
+    step = memory.MicroStep(shape, memory.Numerics(numerics), rows, length, adapter=False, checkpointing=False, compiled=True)
+    assert step.saved_by_layer() == pytest.approx(kept[1] - kept[0], rel=0.01)
+    assert step.saved_by_layer() < 0.85 * dataclasses.replace(step, compiled=False).saved_by_layer()
 
 
 @pytest.mark.parametrize("row", MEASURED, ids=lambda row: row["name"])
@@ -160,7 +181,7 @@ def test_moments_of_optimizers(optim, gb):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("method.args.torch_compile=true", "method.args.torch_compile=true"),
+        ("method.args.torch_compile=true", "speed is planned without method.args.torch_compile=true"),
         ("method.args.optim=lion_32bit", "AdamW stands for it"),
         ("method.args.max_length=null", "1024 tokens stand for the longest row"),
     ],
