@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from launch import batch
 from launch.check import RULES, check, refusals, warnings
 from launch.errors import UserError
 from launch.schema import Config
@@ -97,6 +98,18 @@ CASES = {
             "method.args.num_generations=8",
         ],
         ["28 completions", "7 training rank(s)", "num_generations=8", "4 x 2 (56)", "num_generations=7"],
+    ),
+    "generation_divides": (
+        ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "topology=split", "method.args.generation_batch_size=64"],
+        ["generation_batch_size=64", "56 sequences", "7 training rank(s)", "generation_batch_size=56 or", "generation_batch_size=112"],
+    ),
+    "generation_twice": (
+        ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "method.args.generation_batch_size=112", "method.args.steps_per_generation=2"],
+        ["generation_batch_size=112 with steps_per_generation=2", "one of them"],
+    ),
+    "groups_and_smaller_batches": (
+        ["method=grpo", "method.args.auto_find_batch_size=true"],
+        ["auto_find_batch_size=true with method=grpo", "find=largest_batch"],
     ),
     "compile": (["hardware=mi50", "precision=fp32", "method.args.torch_compile=true"], ["gfx906", "torch_compile=false"]),
     "triton_kernels": (["hardware=mi50", "precision=fp32", "method.args.use_liger_kernel=true"], ["Triton", "gfx906"]),
@@ -251,12 +264,58 @@ def test_seven_ranks_and_groups_of_eight_that_divide(pair):
     assert refusals(config) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "remedies"),
+    [
+        (["per_device_train_batch_size=4", "generation_batch_size=4"], ["Use: method.args.generation_batch_size=8;", "num_generations=4"]),
+        (
+            ["per_device_train_batch_size=4", "generation_batch_size=12"],
+            ["generation_batch_size=8 or method.args.generation_batch_size=16"],
+        ),
+        (["per_device_train_batch_size=3", "steps_per_generation=3"], ["per_device_train_batch_size x steps_per_generation", "2 x 4 (8)"]),
+    ],
+)
+def test_remedies_for_groups_change_what_was_given(arguments, remedies):
+    with pytest.raises(UserError) as raised:
+        check(
+            composed(
+                "hardware=mi300x", "model=qwen3_4b", "method=grpo", "topology=single", *(f"method.args.{given}" for given in arguments)
+            )
+        )
+    assert "do not divide by method.args.num_generations=8" in str(raised.value)
+    assert all(remedy in str(raised.value) for remedy in remedies)
+
+
+@pytest.mark.parametrize("size", [8, 12, 16, 24, 36, 48])
+@pytest.mark.parametrize("per_device", [3, 4, 8])
+@pytest.mark.parametrize("group", [4, 8])
+def test_what_trl_says_of_generation_batches_the_rules_say(size, per_device, group):
+    """On one rank; whole_generations' values are taken."""
+    from trl import GRPOConfig
+
+    def refused_by_trl(size: int) -> bool:
+        given = {"per_device_train_batch_size": per_device, "generation_batch_size": size, "num_generations": group}
+        try:
+            GRPOConfig(output_dir="unused", use_cpu=True, bf16=False, **given)
+        except ValueError as error:
+            return "must be divisible by" in str(error)
+        return False
+
+    arguments = {"per_device_train_batch_size": per_device, "generation_batch_size": size, "num_generations": group}
+    config = composed("hardware=cpu", "method=grpo", "topology=single", *(f"method.args.{name}={n}" for name, n in arguments.items()))
+    ours = {rule.name for rule in refusals(config)}
+    assert bool(ours) is refused_by_trl(size)
+    assert ours <= {"groups_divide", "generation_divides"}
+    assert not any(refused_by_trl(n) for n in batch.whole_generations(config))
+
+
 WARNINGS = {
     "twice as slow": ["hardware=strix_halo", "adapter=qlora", "precision=nf4", "model=qwen3_8b"],
     "rccl#1270": ["hardware=mi300x", "topology=ddp", "topology.num_gpus=4"],
     "seven training ranks": ["hardware=mi350x", "method=grpo", "topology=split"],
     "expandable_segments hangs": ["hardware=mi300x", "user_env.PYTORCH_ALLOC_CONF='expandable_segments:True'"],
     "supported natively": ["hardware=strix_halo", "user_env.HSA_OVERRIDE_GFX_VERSION=11.0.0"],
+    "accelerate holds weights that train in fp32": ["hardware=mi300x", "topology=fsdp", "precision=bf16", "precision.weights=bf16"],
     "pinned memory hang": ["hardware=strix_halo", "hardware.dataloader.num_workers=2"],
 }
 
