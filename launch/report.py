@@ -89,7 +89,7 @@ def made(asked: Asked) -> Page:
         runs = [read(phase, phase.name) for phase in phases_of(folder)]
         return many.pipeline(folder, status_of(folder, record), record.get("exit_code"), runs)
     run = read(folder)
-    return Page(folder.parent.name, folder.name, run.status, one.sections(run))
+    return Page(folder.parent.name, folder.name, run.status, one.sections(run), about=one.about(run))
 
 
 def compared(folders: list[tuple[Path, str]]) -> tuple[list[Run], list[str]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,23 +14,37 @@ from launch.reports.data import Points
 from launch.reports.parts import number
 
 # The plot within the SVG, in its own units: a phone shows it about as large as it is, a desktop a little larger.
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 220, 52, 12, 10, 26
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 236, 52, 12, 10, 42
 MOST_POINTS = 400  # of a curve on a page of few: one for each unit of width
 FEW = 4
 MOST_POINTS_OF_MANY = 150
+MEANS = 50  # stretches that a mean is taken of
 # Those of page.css on white, in the same order: each has 3:1 or more against it.
 COLOURS = ("#0b62c4", "#c2410c", "#15803d", "#9333ea", "#b91c1c", "#0e7490", "#a16207", "#be185d")
 DASHES = ((), (6, 3), (2, 3), (9, 3, 2, 3))
 
 
+def dash(number: int) -> int:
+    """Of DASHES: with the colour it tells 32 curves apart, and neighbours without it."""
+    return (number + number // len(COLOURS)) % len(DASHES)
+
+
 @dataclass(frozen=True)
 class Curve:
-    """`number` chooses colour and dashes, the same in every chart of a page. `dots`: single points without a line."""
+    """`number` chooses colour and dashes, the same in every chart of a page. `dots`: single points without a line.
+
+    `faint`: behind another that is the mean of it.
+    """
 
     label: str
     points: Points
     number: int = 0
     dots: bool = False
+    faint: bool = False
+
+    @property
+    def dash(self) -> int:
+        return dash(self.number)
 
 
 @dataclass(frozen=True)
@@ -49,8 +64,8 @@ class Chart:
 
     def drawn(self) -> Chart:
         """With few enough points of each curve."""
-        fewer = [Curve(c.label, downsample(c.points, self.most_points), c.number, c.dots) for c in self.curves]
-        return Chart(self.key, self.title, fewer, self.unit, self.x_title, self.from_zero)
+        fewer = [replace(c, points=downsample(c.points, self.most_points)) for c in self.curves]
+        return replace(self, curves=fewer)
 
 
 @dataclass(frozen=True)
@@ -87,12 +102,12 @@ class Plot:
 
     @classmethod
     def of(cls, chart: Chart) -> Plot:
-        said = "; ".join(summary(c, chart) for c in chart.curves) if len(chart.curves) <= FEW else _ends(chart)
+        said = "; ".join(summary(c, chart) for c in chart.curves if not c.faint) if len(chart.curves) <= 2 else _ends(chart)
         chart = chart.drawn()
         xs = [x for c in chart.curves for x in c.points[0]]
         ys = [y for c in chart.curves for y in c.points[1]]
         x_low, x_high = (min(xs), max(xs)) if min(xs) < max(xs) else (min(xs) - 0.5, max(xs) + 0.5)
-        y_ticks = ticks(min([*ys, 0.0] if chart.from_zero else ys), max(ys))
+        y_ticks = ticks(0.0, max(ys) or 1.0) if chart.from_zero and min(ys) >= 0 else ticks(min(ys), max(ys))
         x_at = _scale(x_low, x_high, LEFT, WIDTH - RIGHT)
         y_at = _scale(min(y_ticks[0], *ys), max(y_ticks[-1], *ys), HEIGHT - BOTTOM, TOP)
         x_ticks = [x for x in ticks(x_low, x_high, 5, whole=True) if x_low <= x <= x_high]
@@ -126,6 +141,18 @@ def downsample(points: Points, most: int) -> Points:
         kept |= {min(inside, key=values.__getitem__), max(inside, key=values.__getitem__)}
     chosen = sorted(kept)
     return [steps[i] for i in chosen], [values[i] for i in chosen]
+
+
+def with_mean(curve: Curve) -> list[Curve]:
+    """The curve, and over a long one the mean of each stretch of it: noise hides where it goes."""
+    steps, values = curve.points
+    width = len(values) // MEANS
+    if width < 4 or min(values) == max(values):
+        return [curve]
+    starts = range(0, len(values) - width + 1, max(1, width // 2))
+    means = [statistics.fmean(values[at : at + width]) for at in starts]
+    middle = [steps[at + width // 2] for at in starts]
+    return [replace(curve, label="each line", faint=True), Curve(f"mean of {width:,} lines", (middle, means), curve.number)]
 
 
 def ticks(low: float, high: float, about: int = 4, whole: bool = False) -> list[float]:
@@ -196,7 +223,7 @@ def write_pngs(charts: Sequence[Chart], folder: Path, stem: str) -> list[Path]:
     for chart in (c.drawn() for c in charts):
         figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
         for curve in chart.curves:
-            style = DASHES[curve.number % len(DASHES)]
+            style = DASHES[curve.dash]
             line = (0, style) if style else "solid"
             shown = {"linestyle": "none"} if curve.dots else {"linestyle": line}
             # parse_math: a name with two dollar signs is no formula.
@@ -206,6 +233,7 @@ def write_pngs(charts: Sequence[Chart], folder: Path, stem: str) -> list[Path]:
                 color=COLOURS[curve.number % len(COLOURS)],
                 marker="o" if curve.dots or len(curve.points[0]) == 1 else None,
                 linewidth=1.4,
+                alpha=0.35 if curve.faint else 1.0,
                 **shown,
             )
         axes.set_title(_plain(chart.title), parse_math=False)

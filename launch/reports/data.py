@@ -19,7 +19,7 @@ from launch.supervise import failures
 # One of these makes a directory a run's.
 RUN_FILES = ("record.json", "plan.json", "config.yaml", "metrics.jsonl", "result.json")
 NAMED_FAULTS = 5  # lines of a metrics.jsonl that are named one by one; the others are counted
-LAST_LINES = 30
+LAST_LINES = 20
 LARGEST = 1e300  # differences and sums of smaller ones are finite
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # of C where PyYAML has it: ten times as fast
 
@@ -56,8 +56,8 @@ class Metrics:
         if not self.faults:
             return []
         more = len(self.faults) - NAMED_FAULTS
-        named = "; ".join(self.faults[:NAMED_FAULTS]) + (f"; and {more} more" if more > 0 else "")
-        return [f"metrics.jsonl: {len(self.faults)} of {len(self.faults) + len(self.rows)} lines skipped: {named}."]
+        named = "; ".join(self.faults[:NAMED_FAULTS]) + (f"; and {more:,} more" if more > 0 else "")
+        return [f"metrics.jsonl: {len(self.faults):,} of {len(self.faults) + len(self.rows):,} lines skipped: {named}."]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from launch.reports import one, series, tables
 from launch.reports.curves import Charts
 from launch.reports.data import Run, is_number
-from launch.reports.parts import Bars, Cell, Inner, Note, Notes, Page, Section, Table, cell, duration, percent, text
+from launch.reports.parts import Bars, Cell, Figure, Figures, Inner, Note, Notes, Page, Section, Table, cell, duration, percent, text
 
 # Keys of a composition that say where and not what: paths of a phase, prints.
 NOT_COMPARED = {"name", "run_root", "mode", "format", "verbose", "resume"}
@@ -21,10 +21,12 @@ def pipeline(folder: Path, status: str, exit_code: int | None, runs: Sequence[Ru
     columns = ["phase", "method", "status", "steps", "loss", "reward", "held-out accuracy", "tokens/s", "time"]
     rows = [[Cell(run.folder.name), cell(run.get("method", "name")), _status(run), *_figures(run)] for run in runs]
     accuracies = [float(v) for run in runs if is_number(v := run.result.get("accuracy"))]
-    gained = [Note(f"Held-out accuracy {percent(accuracies[0])} → {percent(accuracies[-1])}: "
-                   f"{100 * (accuracies[-1] - accuracies[0]):+.1f} points.")] if len(accuracies) > 1 else []  # fmt: skip
-    verdict = one.VERDICTS.get(status, f"Its record says {status}.") + (f" Exit code {exit_code}." if exit_code else "")
-    blocks: list[Any] = [Note(verdict, "" if status == "done" else one.mark_of(status)), *gained, Table("Phases", columns, rows)]
+    figures = [Figure("status", status, f"exit code {exit_code}" if exit_code is not None else "", one.mark_of(status))]
+    if accuracies:
+        gained = f"{100 * (accuracies[-1] - accuracies[0]):+.1f} points, from {percent(accuracies[0])}" if len(accuracies) > 1 else ""
+        figures.append(Figure("held-out accuracy", percent(accuracies[-1]), gained))
+    verdict = [] if status == "done" else [Note(one.VERDICTS.get(status, f"Its record says {status}."), one.mark_of(status))]
+    blocks = [Figures(figures), *verdict, Table("Phases", columns, rows)]
     charts = series.phases(runs)
     found = [Section("Summary", blocks), Section("Curves", [Charts(charts)] if charts else []), _warnings(runs)]
     inner = [Inner(run.folder.name, one.sections(run, curves=False), run.status not in ("done", "waiting"), run.status) for run in runs]
@@ -38,7 +40,7 @@ def compare(runs: Sequence[Run], names: Sequence[str]) -> Page:
     charts = series.together(runs)
     sections = [
         Section("Differences", differences(runs)),
-        Section("Curves", [Charts(charts)] if charts else [Note("None of these runs has a curve.", "warn")]),
+        Section("Curves", [Charts(charts)] if charts else []),
         Section("Results", [*results(runs), *benchmarks(runs), *step_parts(runs)]),
         _warnings(runs),
     ]
@@ -61,7 +63,7 @@ def compare(runs: Sequence[Run], names: Sequence[str]) -> Page:
 def differences(runs: Sequence[Run]) -> list[Any]:
     """A row for each value that is not the same in all: of the composition, then of code, image, packages, host."""
     configs = [flat({key: value for key, value in run.config.items() if key not in NOT_COMPARED}) for run in runs]
-    around = [flat({"code": run.record.get("code"), "image": run.record.get("image"), "packages": run.record.get("packages"),
+    around = [flat({"code": _code(run), "image": run.record.get("image"), "packages": run.record.get("packages"),
                     "host": _host(run)}) for run in runs]  # fmt: skip
     blocks: list[Any] = []
     for caption, flats, same in (
@@ -72,6 +74,11 @@ def differences(runs: Sequence[Run]) -> list[Any]:
         rows = [[Cell(key), *(Cell(text(f[key])) if key in f else Cell("–") for f in flats)] for key in keys]
         blocks.append(Table(caption, ["key", *(run.name for run in runs)], rows) if rows else Note(same))
     return blocks
+
+
+def _code(run: Run) -> dict[str, Any]:
+    changes = dig(run.record, "code", "diff_sha256")
+    return {"commit": dig(run.record, "code", "commit"), "changes not committed": f"sha256 {str(changes)[:12]}" if changes else "none"}
 
 
 def _host(run: Run) -> dict[str, Any]:
@@ -131,7 +138,7 @@ def benchmarks(runs: Sequence[Run]) -> list[Any]:
 
 
 def _side_by_side(name: str, runs: Sequence[Run]) -> Table:
-    figure = runs[0].result.get("figure")
+    figure = str(runs[0].result.get("figure"))
     columns = tables.columns_of(runs[0])
     measured = {figure, *tables.SAID_OF_ROWS, *(c["key"] for c in columns if tables.digits_of(c) is not None)}
     own = [c for c in columns if c["key"] not in measured and not str(c["key"]).startswith("share")]

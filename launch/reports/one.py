@@ -43,7 +43,23 @@ VERDICTS = {
 }
 PACKAGES = ("torch", "transformers", "trl", "vllm", "accelerate", "deepspeed", "peft", "triton")
 # Keys of a result.json that a page shows elsewhere, or that are no figures of the run.
-NOT_RESULTS = {"status", "exit_code", "error", "columns", "rows", "notes", "below", "before", "after", "overrides", "samples", "by_task"}
+NOT_RESULTS = {
+    "status",
+    "exit_code",
+    "error",
+    "columns",
+    "rows",
+    "notes",
+    "below",
+    "before",
+    "after",
+    "overrides",
+    "samples",
+    "by_task",
+    "fail_below",
+    "gain",
+}
+SHOWN_ELSEWHERE = {"benchmark", "figure", "device", "tuning", "experiment"}
 
 
 def sections(run: Run, curves: bool = True) -> list[Section]:
@@ -68,13 +84,15 @@ def sections(run: Run, curves: bool = True) -> list[Section]:
 
 def summary(run: Run) -> list[Any]:
     blocks: list[Any] = [Figures(figures(run))]
-    verdict, error = VERDICTS.get(run.status, f"Its record says {run.status}."), run.result.get("error")
+    is_gate = run.status == "failed" and run.result.get("status") == "done" and bool(run.result.get("below"))
+    verdict, error = "Below its gate." if is_gate else VERDICTS.get(run.status, f"Its record says {run.status}."), run.result.get("error")
     code = f" Exit code {run.exit_code}." if run.exit_code else ""
-    blocks.append(Note(verdict + code + (f" {error}" if error else ""), "" if run.status == "done" else mark_of(run.status)))
-    if not run.metrics.rows and run.status != "waiting":
+    if run.status != "done" or error:
+        blocks.append(Note(verdict + code + (f" {error}" if error else ""), mark_of(run.status)))
+    if not run.metrics.rows and run.status != "waiting" and not tables.rows_of(run):
         blocks.append(Note("metrics.jsonl holds no line, so there are no curves.", "warn"))
     blocks += [Note(line, "warn") for line in run.notes]
-    if run.status not in ("done", "running", "waiting"):
+    if run.status not in ("done", "running", "waiting") and not is_gate:
         for words in last_words(run):
             why = f": {words.why}" if words.why else ""
             meaning = [Note(f"This usually means: {words.meaning}")] if words.meaning else []
@@ -90,7 +108,7 @@ def figures(run: Run) -> list[Figure]:
     """What is read first: progress, loss, reward, accuracy, speed, MFU, memory, time, energy; of a benchmark its rows."""
     found = [Figure("status", run.status, f"exit code {run.exit_code}" if run.exit_code is not None else "", mark_of(run.status))]
     last = run.metrics.last
-    if is_number(last.get("num_steps")):
+    if is_number(last.get("num_steps")) and not tables.rows_of(run):
         found.append(Figure("steps", number(last["step"]), f"of {number(last['num_steps'])}"))
     for key in ("loss", "reward", "accuracy"):
         values = run.metrics.points(key)[1] or [v for v in [run.result.get(key)] if is_number(v)]
@@ -124,7 +142,7 @@ def speed_figures(run: Run) -> list[Figure]:
         under = f"{percent(measured / predicted)} of {number(predicted)} predicted" if is_number(predicted) and predicted else ""
         found.append(Figure("tokens/s", number(measured), under))
     if (mfu := tables.measured(run, "mfu")) is not None:
-        found.append(Figure("MFU", percent(mfu), "of the GPU's peak"))
+        found.append(Figure("MFU", percent(mfu), "of the hardware's peak"))
     if (peak := tables.peak_gb(run)) is not None:
         entry = tables.planned_memory(run)
         under = f"of {number(round(entry['total_gb'], 1))} GB predicted" if entry else ""
@@ -145,11 +163,14 @@ def elapsed_s(run: Run) -> float | None:
 def results(run: Run) -> list[Any]:
     """Figures of result.json with targets beside them; accuracy by task, and some answers."""
     targets = run.plan.get("targets") or {}
-    rows = [[Cell(key), cell(value), *_target(targets.get(key), value)] for key, value in run.result.items() if key not in NOT_RESULTS]
-    missing = [[Cell(key), Cell("not reached" if run.status == "done" else "not yet"), *_target(t, None)] for key, t in targets.items()]
-    rows += [row for row in missing if row[0].text not in run.result]
+    numbers = {k: v for k, v in run.result.items() if k not in NOT_RESULTS and (is_number(v) or k in targets)}
+    rows = [[Cell(key), cell(value), *_target(targets.get(key), value)] for key, value in numbers.items()]
+    absent = Cell("not reached" if run.status == "done" else "not yet")
+    rows += [[Cell(key), absent, *_target(target, None)] for key, target in targets.items() if key not in numbers]
     columns = ["figure", "result", "target", "of target", "source of the target"] if targets else ["figure", "result"]
-    blocks: list[Any] = [Table("Results", columns, [row[: len(columns)] for row in rows])] if rows else []
+    blocks: list[Any] = [Table("Figures of the end", columns, [row[: len(columns)] for row in rows])] if rows else []
+    words = {k: v for k, v in run.result.items() if k not in NOT_RESULTS and k not in SHOWN_ELSEWHERE and isinstance(v, str)}
+    blocks += [Facts(words)] if words else []
     by_task = run.result.get("by_task")
     if isinstance(by_task, dict) and by_task:
         keys = list(dict.fromkeys(key for task in by_task.values() if isinstance(task, dict) for key in task))
@@ -189,7 +210,17 @@ def other_curves(run: Run) -> list[Any]:
     note = f"The same in every line, and not drawn: {said}." if constant else ""
     if not charts:
         return [Note(note)] if note else []
-    return [Folded(f"{len(charts)} curves", [Charts(charts, note)])]
+    return [Folded(f"{len(charts)} curve(s)", [Charts(charts, note)])]
+
+
+def about(run: Run) -> str:
+    """What ran, in a line: grpo of qwen3_4b, bf16, split on mi300x, commit 66483e3d."""
+    method, model = (run.get(key, "name") or run.plan.get(key) for key in ("method", "model"))
+    around = [run.get("precision", "name"), run.get("topology", "name")]
+    place = run.result.get("device") or run.get("hardware", "name") or run.plan.get("hardware")
+    commit = str(dig(run.record, "code", "commit") or "")[:8]
+    parts = [f"{method} of {model}" if method and model else None, *around, f"on {place}" if place else None, commit and f"commit {commit}"]
+    return ", ".join(str(part) for part in parts if part)
 
 
 def what_ran(run: Run) -> list[Any]:

@@ -1,14 +1,14 @@
 "use strict";
 // Values under the pointer. A page without it says the same in the line below each chart.
 for (const figure of document.querySelectorAll(".chart")) {
-  const svg = figure.querySelector("svg"), cursor = svg.querySelector(".cursor");
-  const readout = figure.querySelector(".readout"), said = figure.querySelectorAll(".summary");
+  const svg = figure.querySelector(":scope > svg"), cursor = svg.querySelector(".cursor");
+  const readout = figure.querySelector(".readout"), said = figure.querySelector(".summary");
   const [left, right] = ["x1", "x2"].map((name) => Number(svg.querySelector(".grid").getAttribute(name)));
   let chart = null; // parsed when it is first wanted
   const show = (on) => {
     cursor.toggleAttribute("hidden", !on);
     readout.hidden = !on;
-    for (const line of said) line.hidden = on;
+    said.hidden = on;
   };
   const text = (value) => Number(value.toPrecision(5)).toLocaleString("en", { maximumSignificantDigits: 5 });
   svg.addEventListener("pointermove", (event) => {

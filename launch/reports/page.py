@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.record import now
-from launch.reports.curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
+from launch.reports.curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, dash
 from launch.reports.parts import Page, number
 
 if TYPE_CHECKING:
@@ -43,5 +43,6 @@ def _environment() -> Environment:
     loader = jinja2.FileSystemLoader(HERE)
     made = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.filters["number"] = number
+    made.globals["dash"] = dash
     made.filters["slug"] = lambda text: re.sub(r"[^a-z0-9]+", "-", str(text).lower()).strip("-")
     return made

@@ -32,9 +32,12 @@ class Table:
     marks: Sequence[str] = ()
     note: str = ""
 
-    def is_numeric(self, column: int) -> bool:
-        cells = [row[column] for row in self.rows if column < len(row) and row[column].text not in ("", NONE)]
-        return bool(cells) and all(cell.number for cell in cells)
+    @property
+    def numeric(self) -> list[bool]:
+        """Of each column: whether it holds numbers, and absent ones, only."""
+        columns = [[row[n] for row in self.rows if n < len(row)] for n in range(max([len(self.columns), *map(len, self.rows)]))]
+        found = [[cell for cell in column if cell.text not in ("", NONE)] for column in columns]
+        return [bool(cells) and all(cell.number for cell in cells) for cells in found]
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,7 @@ class Page:
     sections: Sequence[Section]
     inner: Sequence[Inner] = ()
     labels: Sequence[tuple[str, str, str]] = ()  # of runs on one axis: label, name, status
+    about: str = ""  # what ran, in a line
 
 
 def number(value: float, digits: int | None = None) -> str:

@@ -5,31 +5,31 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from launch.reports.curves import Chart, Curve
-from launch.reports.data import Run
+from launch.reports.curves import Chart, Curve, with_mean
+from launch.reports.data import Points, Run
 from launch.reports.parts import number
 
-# key -> (title, unit, whether the axis begins at 0). In the order of a page.
+# key -> (title, unit, whether the axis begins at 0), in the order of a page. A unit of % is of a share, drawn a hundredfold.
 MAIN = {
     "loss": ("Loss", "", False),
     "reward": ("Reward", "", False),
-    "accuracy": ("Accuracy", "", True),
-    "mean_token_accuracy": ("Token accuracy (training)", "", True),
-    "rewards/accuracies": ("Accuracy of rewards (chosen over rejected)", "", True),
+    "accuracy": ("Accuracy", "%", True),
+    "mean_token_accuracy": ("Token accuracy (training)", "%", True),
+    "rewards/accuracies": ("Accuracy of rewards (chosen over rejected)", "%", True),
     "rewards/margins": ("Margin of rewards", "", False),
     "kl": ("KL from the reference", "", False),
     "eval_loss": ("Loss (held out)", "", False),
     "tokens_per_second": ("Tokens per second", "tokens/s", True),
-    "mfu": ("MFU", "", True),
+    "mfu": ("MFU", "%", True),
     "memory_peak_gb": ("Memory, most so far", "GB", True),
 }
 PARTS = {"step_s": "whole step", "generation_s": "generation", "wait_s": "trainers wait", "sync_s": "weight sync"}
 TELEMETRY = {
-    "gpu_utilization": ("GPU utilization", ""),
+    "gpu_utilization": ("GPU utilization", "%"),
     "gpu_memory_used_gb": ("GPU memory in use", "GB"),
     "gpu_gtt_used_gb": ("GTT in use (system memory)", "GB"),
-    "gpu_memory_fragmentation": ("Memory held and unused (fragmentation)", ""),
-    "gpu_memory_bandwidth_share": ("Memory bandwidth, share of the peak", ""),
+    "gpu_memory_fragmentation": ("Memory held and unused (fragmentation)", "%"),
+    "gpu_memory_bandwidth_share": ("Memory bandwidth, share of the peak", "%"),
     "gpu_power_w": ("Power", "W"),
     "gpu_temperature_c": ("Temperature", "°C"),
     "gpu_clock_mhz": ("Clock", "MHz"),
@@ -37,6 +37,11 @@ TELEMETRY = {
 }
 # No curves of the run: what they are drawn over, or what another curve says.
 NOT_DRAWN = {"step", "num_steps", "time_s", "num_tokens", "tokens_per_second_per_gpu"}
+
+
+def points_of(run: Run, key: str, unit: str) -> Points:
+    steps, values = run.metrics.points(key)
+    return steps, [100 * value for value in values] if unit == "%" else values
 
 
 def main(run: Run) -> list[Chart]:
@@ -48,10 +53,10 @@ def together(runs: Sequence[Run]) -> list[Chart]:
     """The charts of MAIN with a curve for each run that has the key; a single run's carry no label."""
     charts = []
     for key, (title, unit, from_zero) in MAIN.items():
-        found = [(n, run.metrics.points(key)) for n, run in enumerate(runs)]
+        found = [(n, points_of(run, key, unit)) for n, run in enumerate(runs)]
         curves = [Curve(runs[n].name if len(runs) > 1 else title, points, n) for n, points in found if points[1]]
         if curves:
-            charts.append(Chart(_file(key), title, curves, unit, from_zero=from_zero))
+            charts.append(Chart(_file(key), title, with_mean(curves[0]) if len(runs) == 1 else curves, unit, from_zero=from_zero))
     if len(runs) == 1:
         parts = [Curve(name, points, n) for n, (key, name) in enumerate(PARTS.items()) if (points := runs[0].metrics.points(key))[1]]
         if len(parts) > 1:
@@ -60,7 +65,7 @@ def together(runs: Sequence[Run]) -> list[Chart]:
 
 
 def telemetry(run: Run) -> list[Chart]:
-    found = ((key, title, unit, run.metrics.points(key)) for key, (title, unit) in TELEMETRY.items())
+    found = ((key, title, unit, points_of(run, key, unit)) for key, (title, unit) in TELEMETRY.items())
     return [Chart(_file(key), title, [Curve(title, points)], unit, from_zero=True) for key, title, unit, points in found if points[1]]
 
 
@@ -88,10 +93,10 @@ def phases(runs: Sequence[Run]) -> list[Chart]:
         if run.get("method", "kind") != "trainer":
             if isinstance(value := run.result.get("accuracy"), (int, float)):
                 accuracy[0].append(before)
-                accuracy[1].append(float(value))
+                accuracy[1].append(100 * float(value))
             continue
         for key in MAIN:
-            steps, values = run.metrics.points(key)
+            steps, values = points_of(run, key, MAIN[key][1])
             if values:
                 curves.setdefault(key, []).append(Curve(run.name, ([before + s for s in steps], values), n))
         before += max((float(row["step"]) for row in run.metrics.rows[-1:]), default=0.0)
@@ -100,7 +105,9 @@ def phases(runs: Sequence[Run]) -> list[Chart]:
         Chart(_file(k), MAIN[k][0], c, MAIN[k][1], axis, MAIN[k][2]) for k, c in sorted(curves.items(), key=lambda i: [*MAIN].index(i[0]))
     ]
     if accuracy[1]:
-        charts.insert(0, Chart("held-out-accuracy", "Held-out accuracy", [Curve("held-out accuracy", accuracy, dots=True)], "", axis, True))
+        charts.insert(
+            0, Chart("held-out-accuracy", "Held-out accuracy", [Curve("held-out accuracy", accuracy, dots=True)], "%", axis, True)
+        )
     return charts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from launch.sweep_report import short
 from launch.sweep_study import JOURNAL
 
 MOST_CURVES = 16  # trials on one axis: the best, where there are more
-FEWEST_FOR_IMPORTANCE = 4  # done trials; with fewer any order of parameters is chance
+FEWEST_OF_A_SEARCH = 10  # done trials, of which PED-ANOVA looks at the best tenth
 Trial = dict[str, Any]
 
 
@@ -46,7 +47,7 @@ def page(folder: Path) -> Page:
     sections = [
         Section("Summary", _summary(content, statuses, metric, best, status, smaller)),
         Section("Trials", [_table(trials, metric, best)]),
-        Section("Importance of the parameters", _importance(folder, content, trials, metric, smaller)),
+        Section("Importance of the parameters", _importance(folder, trials, metric)),
         Section("Curves", _curves(runs, len(trials), trials, metric)),
         Section(
             "Failed trials",
@@ -101,46 +102,63 @@ def _value(given: str | None) -> Cell:
         return Cell(str(given))
 
 
-def _importance(folder: Path, content: Trial, trials: list[Trial], metric: str | None, smaller: bool) -> list[Any]:
-    """By PED-ANOVA, Optuna's own. A reason in a sentence where it cannot be said."""
+def _importance(folder: Path, trials: list[Trial], metric: str | None) -> list[Any]:
+    """Of a search by PED-ANOVA, Optuna's own; of a grid by its means. A reason in a sentence where it cannot be said."""
     done = [t for t in trials if t.get("status") == "done" and is_number(t.get("value"))]
-    varied = [key for key in dict.fromkeys(k for t in done for k in parameters(t)) if len({parameters(t).get(key) for t in done}) > 1]
+    varied = varying(done)
     if not varied:
         return [Note("Cannot be said: no parameter has two values among the trials that are done.")]
     if len(varied) == 1:
-        return [Note(f"{varied[0]} is the only parameter that varies, so all that is not chance is its.")]
-    if len(done) < FEWEST_FOR_IMPORTANCE:
-        return [Note(f"Cannot be said of {len(done)} trial(s): {FEWEST_FOR_IMPORTANCE} that are done are needed.")]
+        return [Note(f"{varied[0]} is the only parameter that varies: all that is not chance is its.")]
     if len({t["value"] for t in done}) == 1:
         return [Note(f"Cannot be said: {metric} is the same in all trials.")]
-    found = importances(folder, done, smaller)
+    is_search = (folder / JOURNAL).is_file()
+    if is_search and len(done) < FEWEST_OF_A_SEARCH:
+        return [Note(f"Cannot be said of {len(done)} trials: a search needs {FEWEST_OF_A_SEARCH} that are done, fewer follow chance.")]
+    found = of_search(folder) if is_search else of_grid(done)
+    how = (
+        f"PED-ANOVA (Optuna) over {len(done)} trials that are done: what tells the best tenth from the others."
+        if is_search
+        else f"Share of the variance of {metric} that lies between the means of a parameter's values, over {len(done)} trials that are done. "
+        "(Optuna's own estimate is for searches: it looks at the best tenth, which of a grid is a trial or two.)"
+    )
     rows = [[Cell(key), Cell(percent(share), number=True, share=share)] for key, share in found.items()]
-    note = f"PED-ANOVA (Optuna) over {len(done)} trials that are done; few trials make it uncertain."
-    return [Table(f"How much of {metric} each parameter decides", ["parameter", "share"], rows, note=note)]
+    return [Table(f"How much of {metric} each parameter decides", ["parameter", "share"], rows, note=how)]
 
 
-def importances(folder: Path, done: list[Trial], smaller: bool) -> dict[str, float]:
-    """parameter -> share, the largest first. From the search's journal; of a grid from its values as categories."""
-    import optuna  # 0.3 s, for a sweep only
-    from optuna.distributions import CategoricalDistribution
+def varying(trials: list[Trial]) -> list[str]:
+    """Parameters with more than one value."""
+    keys = dict.fromkeys(key for trial in trials for key in parameters(trial))
+    return [key for key in keys if len({parameters(t).get(key) for t in trials}) > 1]
+
+
+def of_grid(done: list[Trial]) -> dict[str, float]:
+    """parameter -> share of the variance, the largest first, then what is left: parameters together, and chance."""
+    values = [float(t["value"]) for t in done]
+    mean = statistics.fmean(values)
+    total = sum((value - mean) ** 2 for value in values)
+    found = {}
+    for key in varying(done):
+        groups: dict[str | None, list[float]] = {}
+        for trial in done:
+            groups.setdefault(parameters(trial).get(key), []).append(float(trial["value"]))
+        found[key] = sum(len(group) * (statistics.fmean(group) - mean) ** 2 for group in groups.values()) / total
+    ordered = dict(sorted(found.items(), key=lambda item: -item[1]))
+    return {**ordered, "together, and chance": max(0.0, 1 - sum(found.values()))}
+
+
+def of_search(folder: Path) -> dict[str, float]:
+    """parameter -> share, the largest first, from the journal."""
+    import optuna  # 0.3 s, for the page of a search only
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    if (folder / JOURNAL).is_file():
-        content = (folder / JOURNAL).read_bytes()
-        with tempfile.TemporaryDirectory() as scratch:  # a copy, without a last line that is being written: reading takes a lock
-            (Path(scratch) / JOURNAL).write_bytes(content[: content.rfind(b"\n") + 1])
-            storage = JournalStorage(JournalFileBackend(str(Path(scratch) / JOURNAL)))
-            study = optuna.load_study(study_name=None, storage=storage)
-            return dict(optuna.importance.get_param_importances(study))
-    keys = [key for key in parameters(done[0]) if len({parameters(t).get(key) for t in done}) > 1]
-    space = {key: CategoricalDistribution(sorted({parameters(t).get(key, "") for t in done})) for key in keys}
-    study = optuna.create_study(direction="minimize" if smaller else "maximize")
-    for trial in done:
-        values = {key: parameters(trial).get(key, "") for key in keys}
-        study.add_trial(optuna.trial.create_trial(params=values, distributions=dict(space), value=float(trial["value"])))
-    return dict(optuna.importance.get_param_importances(study))
+    content = (folder / JOURNAL).read_bytes()
+    with tempfile.TemporaryDirectory() as scratch:  # a copy, without a last line that is being written: reading takes a lock
+        (Path(scratch) / JOURNAL).write_bytes(content[: content.rfind(b"\n") + 1])
+        storage = JournalStorage(JournalFileBackend(str(Path(scratch) / JOURNAL)))
+        return dict(optuna.importance.get_param_importances(optuna.load_study(study_name=None, storage=storage)))
 
 
 def _runs(folder: Path, trials: Sequence[Trial]) -> list[Run]:

@@ -140,6 +140,8 @@ def step_s(run: Run) -> float | None:
 
 def speed(run: Run) -> list[Any]:
     """Predicted beside measured, and where the time of a step goes."""
+    if run.get("method", "kind") in ("bench", "tune"):
+        return []
     planned = run.plan.get("speed") or {}
     rows = []
     for title, was, found in (
@@ -154,7 +156,11 @@ def speed(run: Run) -> list[Any]:
     basis = f" The prediction rests on: {planned['basis']}." if planned.get("basis") else ""
     note = f"Measured: medians of the logged steps, the first {WARM_UP} left out.{over}{basis}"
     has_figures = any(row[2].number for row in rows)
-    blocks: list[Any] = [Table("Speed", ["", "predicted", "measured", "measured of predicted"], rows, note=note)] if has_figures else []
+    blocks: list[Any] = (
+        [Table("Speed, predicted and measured", ["", "predicted", "measured", "measured of predicted"], rows, note=note)]
+        if has_figures
+        else []
+    )
     return [*blocks, *step_parts(run)]
 
 
@@ -221,7 +227,7 @@ def memory(run: Run) -> list[Any]:
         markers = {"measured": found} if found is not None else {}
         whole = max(capacity, entry["total_gb"], found or 0.0) or 1.0
         title = f"{entry.get('process')}, {'GPU' if entry.get('gpu') is not None else 'host memory'}, of {number(round(capacity, 1))} GB"
-        bars.append(Bar(title, [Piece(name, round(size, 3)) for name, size in parts.items()], whole, "GB", markers))
+        bars.append(Bar(title, [Piece(name, size) for name, size in parts.items()], whole, "GB", markers))
         # torch's peak does not see what the driver and the libraries hold.
         seen = entry["total_gb"] - (parts.get("context", 0.0) if entry.get("gpu") is not None else 0.0)
         ratio = percent(found / seen) if found is not None and seen else ""
@@ -244,7 +250,7 @@ def profile(run: Run) -> list[Any]:
     shares = {k: v for k, v in (kernels.get("shares") or {}).items() if is_number(v)}
     alone = {k: v for k, v in shares.items() if k != "communication_hidden"}  # it runs beside others, which are counted
     if alone:
-        pieces = [Piece(SHARES.get(k, k), v, idle=k == "idle") for k, v in alone.items() if v > 0]
+        pieces = [Piece(SHARES.get(k, k), 100 * v, idle=k == "idle") for k, v in alone.items() if v > 0]
         hidden = (
             f" Communication hidden behind them: {percent(shares['communication_hidden'])}." if shares.get("communication_hidden") else ""
         )
@@ -253,7 +259,7 @@ def profile(run: Run) -> list[Any]:
             if is_number(kernels.get("time_s")) and is_number(kernels.get("steps"))
             else ""
         )
-        blocks.append(Bars([Bar("Shares of the time", pieces, max(1.0, sum(alone.values())), "of 1")], window + hidden))
+        blocks.append(Bars([Bar("Shares of the time", pieces, max(100.0, 100 * sum(alone.values())), "%")], window + hidden))
     found = [k for k in kernels.get("kernels") or [] if isinstance(k, dict)][:MOST_KERNELS]
     if found:
         rows = [[Cell(str(k.get("name"))), cell(k.get("kind")), cell(k.get("calls")), cell(k.get("time_s")), _share(k)] for k in found]
