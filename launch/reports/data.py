@@ -21,6 +21,14 @@ RUN_FILES = ("record.json", "plan.json", "config.yaml", "metrics.jsonl", "result
 NAMED_FAULTS = 5  # lines of a metrics.jsonl that are named one by one; the others are counted
 LAST_LINES = 20
 LARGEST = 1e300  # differences and sums of smaller ones are finite
+# What a page reads into. A value of another type is left out, and named.
+SHAPES: dict[str, dict[str, type]] = {
+    "record.json": dict.fromkeys(("composition", "host", "code", "packages", "image", "data", "phases"), dict) | {"overrides": list},
+    "plan.json": dict.fromkeys(("speed", "trainer_args", "targets", "image"), dict)
+    | dict.fromkeys(("processes", "memory", "warnings"), list),
+    "result.json": dict.fromkeys(("before", "after", "by_task"), dict)
+    | dict.fromkeys(("columns", "rows", "notes", "below", "overrides", "samples"), list),
+}
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # of C where PyYAML has it: ten times as fast
 
 Points = tuple[list[float], list[float]]  # steps and values
@@ -132,7 +140,7 @@ def kind_of(folder: Path) -> str:
 
 def phases_of(folder: Path) -> list[Path]:
     """The runs of a pipeline, in order, those that have not begun too."""
-    return [folder / str(name) for name in (rundir.read_json(folder / "record.json") or {}).get("phases", {}).values()]
+    return [folder / str(name) for name in _object(folder / "record.json", []).get("phases", {}).values()]
 
 
 def read(folder: Path, name: str | None = None) -> Run:
@@ -194,10 +202,31 @@ def _row(line: bytes, decode: Callable[[str], Any]) -> tuple[dict[str, Any] | No
 
 
 def _object(path: Path, unreadable: list[str]) -> dict[str, Any]:
+    """A JSON object with what SHAPES says of it; what cannot be read is said in `unreadable`."""
     found = rundir.read_json(path)
     if found is None and path.exists():
         unreadable.append(f"{path.name}: cannot be read as a JSON object; what it says is missing here.")
-    return found or {}
+    kept = found or {}
+    for key, shape in SHAPES[path.name].items():
+        if kept.get(key) is not None and not isinstance(kept[key], shape):
+            unreadable.append(f"{path.name}: {key} is a {type(kept[key]).__name__} in place of a {shape.__name__}, and left out.")
+            kept.pop(key)
+    return kept
+
+
+def objects(content: Any) -> list[dict[str, Any]]:
+    """Those items of a list that are objects."""
+    return [item for item in content if isinstance(item, dict)] if isinstance(content, list) else []
+
+
+def listed(content: Any) -> list[Any]:
+    """A list; an empty one in place of anything else."""
+    return content if isinstance(content, list) else []
+
+
+def table(content: Any) -> dict[str, Any]:
+    """An object; an empty one in place of anything else."""
+    return content if isinstance(content, dict) else {}
 
 
 def _yaml(path: Path, unreadable: list[str]) -> dict[str, Any]:
@@ -226,7 +255,7 @@ def last_words(run: Run) -> list[Words]:
 
 def _training(run: Run) -> str:
     """The name of the process group whose ranks write failures/."""
-    kinds = {str(p.get("name")): p.get("kind") for p in run.plan.get("processes", []) if isinstance(p, dict)}
+    kinds = {str(p.get("name")): p.get("kind") for p in objects(run.plan.get("processes"))}
     return next((name for name, kind in kinds.items() if kind not in ("server", "prepare")), "trainers")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from launch.reports import one, series, tables
 from launch.reports.curves import Charts
-from launch.reports.data import Run, is_number
+from launch.reports.data import Run, dig, is_number, objects
 from launch.reports.parts import Bars, Cell, Figure, Figures, Inner, Note, Notes, Page, Section, Table, cell, duration, percent, text
 
 # Keys of a composition that say where and not what: paths of a phase, prints.
@@ -84,7 +84,7 @@ def _code(run: Run) -> dict[str, Any]:
 def _host(run: Run) -> dict[str, Any]:
     host = run.record.get("host") or {}
     kept = {key: host.get(key) for key in ("hostname", "kernel", "python", "num_cores", "amdgpu_driver", "rocm", "nvidia_driver")}
-    return {**kept, "gpus": [str(gpu.get("product")) for gpu in host.get("gpus") or [] if isinstance(gpu, dict)]}
+    return {**kept, "gpus": [str(gpu.get("product")) for gpu in objects(host.get("gpus"))]}
 
 
 def flat(content: Any, at: str = "") -> dict[str, Any]:
@@ -130,10 +130,10 @@ def _more(run: Run) -> list[Cell]:
 def benchmarks(runs: Sequence[Run]) -> list[Any]:
     """The figure of runs of one benchmark side by side, row by row; a row is known by the columns that are no measurement."""
     blocks: list[Any] = []
-    for name in dict.fromkeys(run.result.get("benchmark") for run in runs if run.result.get("benchmark")):
-        same = [run for run in runs if run.result.get("benchmark") == name]
+    for name in dict.fromkeys(str(run.result["benchmark"]) for run in runs if run.result.get("benchmark")):
+        same = [run for run in runs if str(run.result.get("benchmark")) == name]
         if len(same) > 1:
-            blocks.append(_side_by_side(str(name), same))
+            blocks.append(_side_by_side(name, same))
     return blocks
 
 

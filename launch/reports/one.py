@@ -5,13 +5,12 @@ from __future__ import annotations
 import datetime
 import json
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from launch.reports import series, tables
 from launch.reports.curves import Charts
-from launch.reports.data import Run, dig, is_number, last_words
+from launch.reports.data import Run, dig, is_number, last_words, listed, objects, table
 from launch.reports.parts import (
     Cell,
     Facts,
@@ -172,12 +171,12 @@ def results(run: Run) -> list[Any]:
     words = {k: v for k, v in run.result.items() if k not in NOT_RESULTS and k not in SHOWN_ELSEWHERE and isinstance(v, str)}
     blocks += [Facts(words)] if words else []
     by_task = run.result.get("by_task")
-    if isinstance(by_task, dict) and by_task:
+    if by_task:
         keys = list(dict.fromkeys(key for task in by_task.values() if isinstance(task, dict) for key in task))
         blocks.append(
             Table("By task", ["task", *keys], [[Cell(str(name)), *(cell(dig(task, k)) for k in keys)] for name, task in by_task.items()])
         )
-    samples = [s for s in run.result.get("samples") or [] if isinstance(s, dict)]
+    samples = objects(run.result.get("samples"))
     if samples:
         keys = list(dict.fromkeys(key for sample in samples for key in sample))
         rows = [[Cell(str(n)), *(cell(sample.get(key)) for key in keys)] for n, sample in enumerate(samples, start=1)]
@@ -255,8 +254,8 @@ def what_ran(run: Run) -> list[Any]:
 
 def _hardware(run: Run) -> str | None:
     name = run.get("hardware", "name") or run.plan.get("hardware")
-    found = [f"{gpu.get('product')} ({gpu.get('gfx')})" for gpu in dig(run.record, "host", "gpus") or [] if isinstance(gpu, dict)]
-    used = {gpu for p in run.plan.get("processes") or [] if isinstance(p, dict) for gpu in p.get("gpus") or []}
+    found = [f"{gpu.get('product')} ({gpu.get('gfx')})" for gpu in objects(dig(run.record, "host", "gpus"))]
+    used = {str(gpu) for p in objects(run.plan.get("processes")) for gpu in listed(p.get("gpus"))}
     device = run.result.get("device")
     parts = [str(name)] if name else []
     parts += [str(device)] if device else []
@@ -304,8 +303,8 @@ def _model(run: Run) -> str | None:
 def _data(run: Run) -> str | None:
     kind = run.get("data", "kind")
     source = run.get("data", "path") or run.get("data", "hub_id") or ""
-    tasks = ", ".join(str(dig(task, "name")) for task in run.get("data", "tasks") or [] if isinstance(task, dict))
-    digests = ", ".join(f"{Path(f).name} sha256 {d[:16]}" for f, d in (dig(run.record, "data", "files") or {}).items())
+    tasks = ", ".join(str(dig(task, "name")) for task in objects(run.get("data", "tasks")))
+    digests = ", ".join(f"{Path(f).name} sha256 {str(d)[:16]}" for f, d in table(dig(run.record, "data", "files")).items())
     return ", ".join(part for part in (str(kind or ""), str(source), tasks if kind == "reasoning" else "", digests) if part) or None
 
 
@@ -323,12 +322,8 @@ def configuration(run: Run) -> list[Any]:
         blocks.append(Pre("The whole configuration", json.dumps(run.config, indent=1, ensure_ascii=False), folded=True))
     if run.plan.get("trainer_args"):
         blocks.append(Pre("Arguments of the trainer", json.dumps(run.plan["trainer_args"], indent=1, ensure_ascii=False), folded=True))
-    for process in _objects(run.plan.get("processes")):
-        given = "\n".join(f"{k}={v}" for k, v in (process.get("env") or {}).items())
-        argv = shlex.join(map(str, process.get("argv") or []))
+    for process in objects(run.plan.get("processes")):
+        given = "\n".join(f"{k}={v}" for k, v in table(process.get("env")).items())
+        argv = shlex.join(map(str, listed(process.get("argv"))))
         blocks.append(Pre(f"Process {process.get('name')}: command and environment", f"{argv}\n\n{given}", folded=True))
     return blocks
-
-
-def _objects(content: Any) -> Sequence[dict[str, Any]]:
-    return [item for item in content or [] if isinstance(item, dict)]

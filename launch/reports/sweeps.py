@@ -119,7 +119,7 @@ def _importance(folder: Path, trials: list[Trial], metric: str | None) -> list[A
     how = (
         f"PED-ANOVA (Optuna) over {len(done)} trials that are done: what tells the best tenth from the others."
         if is_search
-        else f"Share of the variance of {metric} that lies between the means of a parameter's values, over {len(done)} trials that are done. "
+        else f"Share of the variance of {metric} that lies between the means of a parameter's values, over {len(done)} done trials. "
         "(Optuna's own estimate is for searches: it looks at the best tenth, which of a grid is a trial or two.)"
     )
     rows = [[Cell(key), Cell(percent(share), number=True, share=share)] for key, share in found.items()]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launch import rundir
-from launch.reports.data import Run, is_number
+from launch.reports.data import Run, is_number, objects, table
 from launch.reports.parts import Bar, Bars, Cell, Facts, Note, Notes, Piece, Pre, Table, cell, number, percent
 
 WARM_UP = 3  # first lines that a median leaves out: kernels are compiled and caches filled in them
@@ -27,9 +27,8 @@ SAID_OF_ROWS = {"published": "published", "ratio": "ratio", "error": "error"}
 
 def rows_of(run: Run) -> list[dict[str, Any]]:
     """Rows of a benchmark or trials of a tuning; of one that has not ended those that metrics.jsonl has."""
-    rows = run.result.get("rows")
-    if isinstance(rows, list):
-        return [row for row in rows if isinstance(row, dict)]
+    if "rows" in run.result:
+        return objects(run.result["rows"])
     if run.get("method", "kind") not in ("bench", "tune"):
         return []
     return [{k: v for k, v in row.items() if k not in ("step", "num_steps", "time_s")} for row in run.metrics.rows]
@@ -37,7 +36,7 @@ def rows_of(run: Run) -> list[dict[str, Any]]:
 
 def columns_of(run: Run) -> list[dict[str, Any]]:
     """{key, title, digits} of each column; those that rows have and result.json does not name come last."""
-    named = [c for c in run.result.get("columns") or [] if isinstance(c, dict) and "key" in c]
+    named = [c for c in objects(run.result.get("columns")) if isinstance(c.get("key"), str)]
     rows = rows_of(run)
     known = {c["key"] for c in named}
     keys = SAID_OF_ROWS if named else dict.fromkeys(key for row in rows for key in row if key != "published_source")
@@ -104,7 +103,7 @@ def tuning(run: Run) -> list[Any]:
     """Before, after, the overrides that apply it, the experiment that was written, the trials."""
     if run.get("method", "kind") != "tune" and "tuning" not in run.result:
         return []
-    before, after = (found if isinstance(found := run.result.get(key), dict) else {} for key in ("before", "after"))
+    before, after = (run.result.get(key) or {} for key in ("before", "after"))
     rows = []
     for key in dict.fromkeys([*before, *after]):
         old, new = before.get(key), after.get(key)
@@ -204,9 +203,9 @@ def _per_step(run: Run, key: str, steps: float) -> float:
 
 def planned_memory(run: Run) -> dict[str, Any] | None:
     """The plan's entry of what trains: that is what memory_peak_gb is measured in."""
-    kinds = {p.get("name"): p.get("kind") for p in run.plan.get("processes") or [] if isinstance(p, dict)}
-    entries = [m for m in run.plan.get("memory") or [] if isinstance(m, dict) and is_number(m.get("total_gb"))]
-    return next((m for m in entries if kinds.get(m.get("process")) not in ("server", "prepare")), None)
+    kinds = {str(p.get("name")): str(p.get("kind")) for p in objects(run.plan.get("processes"))}
+    entries = [m for m in objects(run.plan.get("memory")) if is_number(m.get("total_gb"))]
+    return next((m for m in entries if kinds.get(str(m.get("process"))) not in ("server", "prepare")), None)
 
 
 def peak_gb(run: Run) -> float | None:
@@ -217,11 +216,11 @@ def peak_gb(run: Run) -> float | None:
 
 def memory(run: Run) -> list[Any]:
     """Each process's parts against the capacity; the trainer's with what was measured."""
-    entries = [m for m in run.plan.get("memory") or [] if isinstance(m, dict) and is_number(m.get("total_gb"))]
+    entries = [m for m in objects(run.plan.get("memory")) if is_number(m.get("total_gb"))]
     peak, trained = peak_gb(run), planned_memory(run)
     bars, rows = [], []
     for entry in entries:
-        parts = {str(k): v for k, v in (entry.get("parts_gb") or {}).items() if is_number(v)}
+        parts = {str(k): v for k, v in table(entry.get("parts_gb")).items() if is_number(v)}
         capacity = entry["capacity_gb"] if is_number(entry.get("capacity_gb")) else entry["total_gb"]
         found = peak if entry is trained else None
         markers = {"measured": found} if found is not None else {}
@@ -247,7 +246,7 @@ def profile(run: Run) -> list[Any]:
     folder = run.folder / "profile"
     kernels, fp32, held = (rundir.read_json(folder / f"{name}.json") or {} for name in ("kernels", "fp32_modules", "memory"))
     blocks: list[Any] = []
-    shares = {k: v for k, v in (kernels.get("shares") or {}).items() if is_number(v)}
+    shares = {k: v for k, v in table(kernels.get("shares")).items() if is_number(v)}
     alone = {k: v for k, v in shares.items() if k != "communication_hidden"}  # it runs beside others, which are counted
     if alone:
         pieces = [Piece(SHARES.get(k, k), 100 * v, idle=k == "idle") for k, v in alone.items() if v > 0]
@@ -260,11 +259,11 @@ def profile(run: Run) -> list[Any]:
             else ""
         )
         blocks.append(Bars([Bar("Shares of the time", pieces, max(100.0, 100 * sum(alone.values())), "%")], window + hidden))
-    found = [k for k in kernels.get("kernels") or [] if isinstance(k, dict)][:MOST_KERNELS]
+    found = objects(kernels.get("kernels"))[:MOST_KERNELS]
     if found:
         rows = [[Cell(str(k.get("name"))), cell(k.get("kind")), cell(k.get("calls")), cell(k.get("time_s")), _share(k)] for k in found]
         blocks.append(Table("Kernels that take most", ["kernel", "kind", "calls", "seconds", "share"], rows))
-    modules = [m for m in fp32.get("modules") or [] if isinstance(m, dict)]
+    modules = objects(fp32.get("modules"))
     if modules:
         rows = [[Cell(str(m.get("name"))), cell(m.get("class")), cell(m.get("calls")), cell(m.get("time_s")), _share(m)] for m in modules]
         share = f", {percent(fp32['share'])} of the time" if is_number(fp32.get("share")) else ""
