@@ -83,6 +83,10 @@ class Bar:
     markers: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def total(self) -> float:
+        return sum(piece.value for piece in self.pieces) or 1.0
+
+    @property
     def label(self) -> str:
         """What the bar shows, for who cannot see it."""
         pieces = ", ".join(f"{p.label} {number(p.value)} {self.unit}" for p in self.pieces)

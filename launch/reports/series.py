@@ -106,7 +106,7 @@ def phases(runs: Sequence[Run]) -> list[Chart]:
     ]
     if accuracy[1]:
         charts.insert(
-            0, Chart("held-out-accuracy", "Held-out accuracy", [Curve("held-out accuracy", accuracy, dots=True)], "%", axis, True)
+            0, Chart("held-out-accuracy", "Held-out accuracy", [Curve("Held-out accuracy", accuracy, dots=True)], "%", axis, True)
         )
     return charts
 

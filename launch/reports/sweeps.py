@@ -193,7 +193,7 @@ def _scatter(trials: list[Trial], metric: str | None) -> list[Chart]:
         Chart(
             "trials",
             f"{metric} of each trial",
-            [Curve(metric, ([n for n, _ in valued], [v for _, v in valued]), dots=True)],
+            [Curve(f"{metric} of each trial", ([n for n, _ in valued], [v for _, v in valued]), dots=True)],
             x_title="trial",
         )
     ]
