@@ -1,15 +1,15 @@
-"""Fine-tuning of Qwen3-8B, all weights in bf16 and with fp8 products, and by LoRA: the MI350X report's fifth benchmark, which AMD's MAD ran.
+"""Fine-tuning of Qwen3-8B, full in bf16 and with fp8 products, and LoRA: the MI350X report's fifth benchmark, made with AMD's MAD.
 
 Started by the launcher:
 
     1 GPU:   python launch/run.py hardware=mi350x topology=single method=bench/finetune model=qwen3_8b model.init=random
     8 GPUs:  python launch/run.py hardware=mi350x method=bench/finetune model=qwen3_8b model.init=random
 
-14 sequences of 8192 random tokens a GPU, every layer compiled and recomputed in backward, fused AdamW, weights, gradients and moments in bf16;
-over several GPUs by FSDP2, whose gradients travel in bf16, too. Speed does not depend on the weights, so random ones do. The head and its loss
-are computed a sequence at a time and again in backward: 14 x 8192 rows of logits would take 35 GB in bf16. fp8 is torchao's dynamic scaling of
-whole tensors, in all linear layers but the head. The report leaves unstated: whether 14 is a GPU's batch, whether rows are full, LoRA's rank
-(here that of conf/adapter/lora.yaml), the scaling of fp8, and in which dtype gradients travel.
+14 sequences of 8192 random tokens a GPU, every layer compiled and recomputed in backward, fused AdamW, weights, gradients and moments in
+bf16; over several GPUs by FSDP2, whose gradients travel in bf16, too. Speed does not depend on the weights, so random ones do. The head and
+its loss are computed a sequence at a time and again in backward: 14 x 8192 rows of logits would take 35 GB in bf16. fp8 is torchao's
+dynamic scaling of whole tensors, in all linear layers but the head. The report leaves unstated: whether 14 is a GPU's batch, whether rows
+are full, LoRA's rank (here that of conf/adapter/lora.yaml), the scaling of fp8, and in which dtype gradients travel.
 """
 
 from __future__ import annotations

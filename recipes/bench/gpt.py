@@ -1,10 +1,12 @@
 """The GPT-style transformers of the MI350X report (its benchmarks 3 and 4), 30M to 10.1B parameters.
 
-The report gives layers, heads, width and feed-forward. The rest follows from its figures: in all eight rows TFLOPS are 6 N x tokens/s, so N is
-known to three digits or more, and it comes out with GPT-2's vocabulary of 50,257, a head tied to the embedding, a learned position for each token
-of the sequence, two matrices in the feed-forward, and five vectors of the width in a layer: here two layer norms with bias, and a bias on what
-attention returns. tests/unit/test_bench_transformer.py holds N against the report. It leaves unstated: dropout (none here), the activation
-(GELU here) and the attention kernel (torch's scaled_dot_product_attention here).
+The report gives layers, heads, width and feed-forward. The rest follows from its figures. In all eight rows TFLOPS are 6 N x tokens/s, so N
+is known to three digits or more, and comes out with GPT-2's vocabulary of 50,257, a head tied to the embedding, a learned position for each
+token of the sequence, two matrices in the feed-forward, and five vectors of the width in a layer: here two layer norms with bias, and a
+bias on what attention returns. Its memory (107.9 and 119.7 GB of the two largest) comes out to 0.1 GB with bf16 weights, gradients and
+moments, attention that keeps its scores, and dropout on them and on both branches: `attention="eager", dropout=0.1`. The default is torch's
+scaled_dot_product_attention without dropout, which needs 45 and 35 GB less. The activation is unstated; here GELU.
+tests/unit/test_bench_transformer.py holds all of it against the report.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from recipes.bench.training import numerics
 from recipes.common.errors import UserError, near
 
 VOCABULARY = 50257
+ATTENTION = ("sdpa", "eager")
 
 
 @dataclass(frozen=True)
 class Size:
-    """`batch` sequences of `sequence` tokens are what the report trained it with on one GPU."""
+    """`batch` sequences of `sequence` tokens are what the report trained it with on one GPU. `attention`: a name of ATTENTION."""
 
     layers: int
     heads: int
@@ -34,6 +37,8 @@ class Size:
     batch: int
     sequence: int
     vocabulary: int = VOCABULARY
+    attention: str = "sdpa"
+    dropout: float = 0.0
 
 
 SIZES = {
@@ -61,7 +66,7 @@ def check_names(models: Sequence[str]) -> None:
 class Block(nn.Module):
     def __init__(self, size: Size) -> None:
         super().__init__()
-        self.heads = size.heads
+        self.heads, self.attention, self.dropout = size.heads, size.attention, size.dropout
         self.norm1 = nn.LayerNorm(size.width)
         self.qkv = nn.Linear(size.width, 3 * size.width, bias=False)
         self.out = nn.Linear(size.width, size.width)
@@ -73,9 +78,17 @@ class Block(nn.Module):
         """(batch, sequence, width) to the same."""
         batch, sequence, width = x.shape
         heads = self.qkv(self.norm1(x)).view(batch, sequence, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(*heads.unbind(0), is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(batch, sequence, width))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        attended = self.attend(*heads.unbind(0)).transpose(1, 2).reshape(batch, sequence, width)
+        x = x + F.dropout(self.out(attended), self.dropout)
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm2(x)))), self.dropout)
+
+    def attend(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Each (batch, heads, sequence, width of a head), and what is returned."""
+        if self.attention == "sdpa":
+            return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, dropout_p=self.dropout)
+        scores = queries @ keys.transpose(-1, -2) * queries.shape[-1] ** -0.5
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        return F.dropout(scores.masked_fill(future, float("-inf")).softmax(-1), self.dropout) @ values
 
 
 class GPT(nn.Module):
@@ -113,9 +126,11 @@ def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def notes(config: DictConfig) -> list[str]:
-    """What the published tables do not say of themselves, said of ours."""
-    found = [f"Here: {numerics(config)}; fused AdamW; SDPA; TFLOPS are 6 x parameters x tokens/s."]
+def notes(config: DictConfig, attention: str = "sdpa", dropout: float = 0.0) -> list[str]:
+    """How ours were trained, and what is known of how the published ones were."""
+    found = [f"Here: {numerics(config)}; fused AdamW; attention {attention}, dropout {dropout:g}; TFLOPS are 6 x parameters x tokens/s."]
+    if attention == "sdpa":
+        found.append("The MI350X report's memory is that of attention that keeps its scores, with dropout: attention=eager, dropout=0.1.")
     if config.precision.weights == "fp32" and config.precision.compute != "fp32":
         found.append("The MI350X report's 119.7 GB for 10.1B parameters are those of 16-bit weights: precision.weights=bf16.")
     return found

@@ -1,4 +1,4 @@
-"""Several ranks that measure together, all of them or the first few: what they agree on goes over gloo, so that ranks that only wait use no GPU."""
+"""Several ranks that measure together, all or the first few: they agree over gloo, so that ranks that only wait use no GPU."""
 
 from __future__ import annotations
 

@@ -3,12 +3,12 @@
 Started by the launcher:
 
     8 GPUs:       python launch/run.py hardware=mi350x method=bench/scaling precision.weights=bf16
-    13B, by DDP:  python launch/run.py hardware=mi350x method=bench/scaling precision.weights=bf16 method.args.models=[13b] method.args.batch=8 \
-                  method.args.num_gpus=[1,8] method.args.strategies=[ddp]
+    13B, by DDP:  python launch/run.py hardware=mi350x method=bench/scaling precision.weights=bf16 method.args.models=[13b] \
+                  method.args.batch=8 method.args.num_gpus=[1,8] method.args.strategies=[ddp]
 
-The models and the step are bench/transformer's. One run measures every number of GPUs up to its own: the first n ranks train, the others wait
-without touching their GPUs. On one GPU there is nothing to average or to shard, so that row, which efficiency is measured against, is the plain
-loop. Time is the slowest rank's, memory the fullest one's. Gradients travel in the dtype of the weights, under both strategies.
+The models and the step are bench/transformer's. One run measures every number of GPUs up to its own: the first n ranks train, the others
+wait without touching their GPUs. On one GPU there is nothing to average or to shard, so that row, which efficiency is measured against, is
+the plain loop. Time is the slowest rank's, memory the fullest one's. Gradients travel in the dtype of the weights, under both strategies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from recipes.bench import gpt, ranks
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
-from recipes.bench.training import check_counts, fresh, timed, training_step, weights_dtype
+from recipes.bench.training import check_counts, fresh, given, timed, training_step, weights_dtype
 from recipes.common.errors import UserError, near
 from recipes.common.program import main
 
@@ -54,9 +54,8 @@ class ScalingConfig(SeriesConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         gpt.check_names(self.models)
-        check_counts(num_gpus=min(self.num_gpus, default=0), warmup=self.warmup, steps=self.steps)
-        for name in ("batch", "sequence"):
-            check_counts(**{name: given for given in [getattr(self, name)] if given is not None})
+        check_counts(warmup=self.warmup, steps=self.steps, **given(batch=self.batch, sequence=self.sequence))
+        check_counts(num_gpus=min(self.num_gpus, default=0))
         if not self.strategies:
             raise UserError("method.args.strategies=[]: nothing would be measured.")
         for strategy in self.strategies:
@@ -102,14 +101,21 @@ def cases(args: ScalingConfig, world: int) -> list[Row]:
         for n in sorted(n for n in set(args.num_gpus) if n <= world):
             batch, sequence = args.batch or gpt.SIZES[name].batch, args.sequence or gpt.SIZES[name].sequence
             for strategy in args.strategies[:1] if n == 1 else args.strategies:
-                found.append({"model": name, "num_gpus": n, "strategy": strategy, "batch": batch, "global_batch": n * batch, "sequence": sequence})
+                found.append(
+                    {"model": name, "num_gpus": n, "strategy": strategy, "batch": batch, "global_batch": n * batch, "sequence": sequence}
+                )
     if not found:
         raise UserError(f"method.args.num_gpus={args.num_gpus}: this run has {world}. Use: topology.num_gpus=, or fewer.")
     return found
 
 
 def one(
-    case: Row, config: DictConfig, args: ScalingConfig, device: torch.device, control: dist.ProcessGroup, groups: dict[int, dist.ProcessGroup]
+    case: Row,
+    config: DictConfig,
+    args: ScalingConfig,
+    device: torch.device,
+    control: dist.ProcessGroup,
+    groups: dict[int, dist.ProcessGroup],
 ) -> Row:
     n = case["num_gpus"]
     trains = dist.get_rank() < n

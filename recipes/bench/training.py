@@ -76,3 +76,8 @@ def check_counts(**counts: int) -> None:
         least = 0 if name == "warmup" else 1
         if value < least:
             raise UserError(f"method.args.{name}={value}: at least {least}.")
+
+
+def given(**counts: int | None) -> dict[str, int]:
+    """Those that are not left open."""
+    return {name: value for name, value in counts.items() if value is not None}
