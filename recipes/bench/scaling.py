@@ -89,7 +89,7 @@ def scaling(config: DictConfig) -> dict[str, Any]:
         left_out = [str(n) for n in args.num_gpus if n > world]
         if left_out:
             notes.append(f"{', '.join(left_out)} GPUs are left out: this run has {world}.")
-        groups = {n: dist.new_group(list(range(n))) for n in args.num_gpus if n <= world}  # every rank makes every group
+        groups = {n: dist.new_group(list(range(n))) for n in sorted(set(args.num_gpus)) if 1 < n <= world}  # every rank makes each
         table = Table("scaling", COLUMNS, figure="tokens_per_second", notes=notes)
         return measure(config, args, table, cases(args, world), lambda case: one(case, config, args, device, control, groups))
 
@@ -119,7 +119,7 @@ def one(
 ) -> Row:
     n = case["num_gpus"]
     trains = dist.get_rank() < n
-    found = ranks.slowest(control, (lambda: trained(case, config, args, device, groups[n])) if trains else None)
+    found = ranks.slowest(control, (lambda: trained(case, config, args, device, groups.get(n))) if trains else None)
     tokens_per_second = case["global_batch"] * case["sequence"] / found["ms"] * 1e3
     tflops = 6 * found["parameters"] * tokens_per_second / 1e12
     plain = tokens_per_second if n == 1 else on_one_gpu(Path(config.run_dir) / "metrics.jsonl", case)
@@ -132,8 +132,8 @@ def one(
     }
 
 
-def trained(case: Row, config: DictConfig, args: ScalingConfig, device: torch.device, group: dist.ProcessGroup) -> dict[str, float]:
-    """What this rank measures, with others of `group`."""
+def trained(case: Row, config: DictConfig, args: ScalingConfig, device: torch.device, group: dist.ProcessGroup | None) -> dict[str, float]:
+    """What this rank measures, with the others of `group`; None: alone."""
     fresh(device)
     torch.manual_seed(args.seed)  # equal weights on all: FSDP2 takes each rank's part of its own
     size = gpt.SIZES[case["model"]]
@@ -145,8 +145,8 @@ def trained(case: Row, config: DictConfig, args: ScalingConfig, device: torch.de
     return {"parameters": parameters, **timed(step, device, args.warmup, args.steps)}
 
 
-def spread(model: gpt.GPT, case: Row, device: torch.device, group: dist.ProcessGroup) -> nn.Module:
-    if case["num_gpus"] == 1:
+def spread(model: gpt.GPT, case: Row, device: torch.device, group: dist.ProcessGroup | None) -> nn.Module:
+    if group is None:
         return model
     if case["strategy"] == "ddp":
         # Views: without them every gradient stands in memory twice.
