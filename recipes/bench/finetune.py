@@ -48,8 +48,8 @@ class FinetuneConfig(SeriesConfig):
     lora_alpha: int = 32
     torch_compile: bool = True
     gradient_checkpointing: bool = True
-    warmup: int = 3
-    steps: int = 5
+    warmup: int = 2
+    steps: int = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
