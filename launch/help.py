@@ -44,7 +44,7 @@ TAIL = """
 Every key of the composition:   python launch/run.py --cfg job [overrides]
 Where each value comes from:    python launch/run.py --info defaults-tree [overrides]
 Completion in bash:             eval "$(python launch/run.py -sc install=bash)"
-Other commands:                 launch/doctor.py; launch/reproduce.py RUN; containers/build.py image=NAME
+Other commands:                 launch/doctor.py; launch/report.py RUN...; launch/reproduce.py RUN; containers/build.py image=NAME
 
 exit codes: 0 done; 2 the configuration is wrong; 3 this host cannot run it; 4 a process failed; 5 hung and was stopped;
 75 interrupted, run it again to resume"""

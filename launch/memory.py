@@ -216,6 +216,8 @@ def has_reference(config: Config) -> bool:
 
 def uncounted(config: Config) -> list[str]:
     """A line for each argument given that memory or speed depends on and the planner does not count."""
+    if config.method.kind in ("bench", "tune"):  # of which nothing is planned
+        return []
     names = ("use_liger_kernel", "packing", "padding_free", "activation_offloading", "auto_find_batch_size")
     found = {name: argument(config, name) for name in names}
     given = [f"method.args.{name}=true" for name, is_given in found.items() if is_given]
