@@ -16,7 +16,7 @@ CASES = {
     "precision": (["hardware=mi210", "precision=fp8"], ["precision=fp8 on mi210", "gfx90a"]),
     "nf4_without_adapter": (["hardware=mi300x", "precision=nf4", "model=qwen3_4b"], ["adapter=none", "adapter=qlora"]),
     "qlora_without_nf4": (["hardware=mi300x", "adapter=qlora", "precision=bf16"], ["adapter=qlora with precision=bf16", "precision=nf4"]),
-    "adapter_without_training": (["method=evaluate", "adapter=lora"], ["evaluate trains nothing", "adapter=none"]),
+    "adapter_without_training": (["method=evaluate", "adapter=lora"], ["method=evaluate: it trains none", "adapter=none"]),
     "tensor_parallel": (["topology.tensor_parallel=2"], ["tensor-parallel training is not offered", "topology=fsdp"]),
     "pipeline_parallel": (["topology.pipeline_parallel=2"], ["pipeline-parallel training is not offered", "zero3"]),
     "num_gpus": (["hardware=mi300x", "topology=ddp", "topology.num_gpus=9"], ["num_gpus=9", "has 8", "1 to 8"]),
