@@ -3,7 +3,7 @@
 Started by the launcher:
 
     1 GPU:   python launch/run.py hardware=mi350x method=bench/batch_size model=qwen3_4b model.init=random
-    LoRA:    python launch/run.py hardware=mi350x method=bench/batch_size model=qwen3_8b model.init=random adapter=lora precision.weights=bf16
+    LoRA:    python launch/run.py hardware=mi350x method=bench/batch_size model=qwen3_8b model.init=random adapter=lora
 
 `model`, `adapter` and `precision` are those of a run; the rows are random tokens, all of `sequence` tokens (recipes/bench/training.py says
 what a step is). `mode=plan find=largest_batch` with method=sft computes what this measures.

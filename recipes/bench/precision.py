@@ -3,7 +3,7 @@
 Started by the launcher:
 
     1 GPU:   python launch/run.py hardware=mi350x method=bench/precision model=qwen3_0_6b model.init=random
-    Some:    python launch/run.py hardware=mi350x method=bench/precision model=qwen3_0_6b model.init=random method.args.precisions=[fp32,bf16]
+    Longer:  python launch/run.py hardware=mi350x method=bench/precision model=qwen3_0_6b model.init=random method.args.steps=200
 
 All start from the same fp32 weights and see the same rows, which count upwards from random numbers, so that a loss can fall. As in
 conf/precision: fp16 and bf16 keep fp32 weights under autocast, fp16 with a loss scaler; fp8 is bf16 with torchao's fp8 linear layers; nf4

@@ -66,7 +66,7 @@ class Steps:
 
 
 def build_steps(config: DictConfig, args: TrainingConfig, device: torch.device) -> Steps:
-    """The model, adapter and precision of the composition. Raises UserError where the rows are too long for the model, or it does not fit."""
+    """The model, adapter and precision of the composition. Raises UserError where the rows are too long, or it does not fit."""
     check_sequence(config, args)
     try:
         model, adapter = build_model(config), adapter_config(config)
