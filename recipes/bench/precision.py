@@ -84,7 +84,7 @@ def one(case: Row, rows: list[Row], start: nn.Module, tokens: torch.Tensor, conf
     name, device = case["precision"], tokens.device
     if device.type == "cuda" and name not in config.hardware.precisions:
         raise UserError(f"{config.hardware.name} does not train in it: {', '.join(config.hardware.precisions)}")
-    fresh_memory(device)
+    fresh_memory(device, args)
     steps = Steps(prepared(copy.deepcopy(start), name, device), COMPUTE[name], device, args)
     batches, losses = iter(tokens), []
     ms = steps_ms(lambda: losses.append(steps(next(batches))), device, args.warmup, args.steps)

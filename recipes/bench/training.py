@@ -92,7 +92,7 @@ def random_tokens(config: DictConfig, args: TrainingConfig, rows: int, device: t
 
 def speed(steps: Steps, tokens: torch.Tensor, config: DictConfig, args: TrainingConfig) -> Row:
     """Figures of training on the same tokens (rows, sequence) over and over. `memory_gb` is the most allocated, None on a CPU."""
-    fresh_memory(steps.device)
+    fresh_memory(steps.device, args)
     ms = steps_ms(lambda: steps(tokens), steps.device, args.warmup, args.steps)
     rate = tokens.numel() / ms * 1e3
     tflops = rate * flops_per_token(steps.model, args.sequence) / 1e12
@@ -106,9 +106,10 @@ def speed(steps: Steps, tokens: torch.Tensor, config: DictConfig, args: Training
     }
 
 
-def fresh_memory(device: torch.device) -> None:
+def fresh_memory(device: torch.device, args: TrainingConfig) -> None:
     """What an earlier case left is given back, compiled code too, and the peak is counted anew."""
-    torch._dynamo.reset()  # it compiles a function for eight shapes, and then no more
+    if args.torch_compile:
+        torch._dynamo.reset()  # it compiles a function for eight shapes, and then no more
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
