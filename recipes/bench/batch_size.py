@@ -5,7 +5,7 @@ Started by the launcher:
     1 GPU:   python launch/run.py hardware=mi350x method=bench/batch_size model=qwen3_4b model.init=random
     LoRA:    python launch/run.py hardware=mi350x method=bench/batch_size model=qwen3_8b model.init=random adapter=lora
 
-`model`, `adapter` and `precision` are those of a run; the rows are random tokens, all of `sequence` tokens (recipes/bench/training.py says
+`model`, `adapter` and `precision` are those of a run; the rows are random tokens, all of `sequence` tokens (recipes/bench/language_model.py says
 what a step is). `mode=plan find=largest_batch` with method=sft computes what this measures.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from recipes.bench.series import OUT_OF_MEMORY, Column, Row, Table, device_of, measure_rows, result
-from recipes.bench.training import Steps, TrainingConfig, build_steps, random_tokens, speed
+from recipes.bench.language_model import Steps, TrainingConfig, build_steps, random_tokens, speed
 from recipes.common.errors import UserError
 from recipes.common.program import main
 

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from recipes.bench.series import Column, Row, Table, device_of, measure_rows, result
-from recipes.bench.training import Steps, TrainingConfig, build_steps, random_tokens, speed
+from recipes.bench.language_model import Steps, TrainingConfig, build_steps, random_tokens, speed
 from recipes.common.errors import UserError, near
 from recipes.common.program import main
 

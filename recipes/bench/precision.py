@@ -26,7 +26,7 @@ from torch import nn
 
 from recipes.bench.series import Column, Row, Table, device_of, measure_rows, result
 from recipes.bench.timing import steps_ms
-from recipes.bench.training import Steps, TrainingConfig, check_sequence, fresh_memory, peak_gb
+from recipes.bench.language_model import Steps, TrainingConfig, check_sequence, fresh_memory, peak_gb
 from recipes.common.errors import UserError, near
 from recipes.common.model import build_model
 from recipes.common.program import main

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recipes.bench import batch_size, checkpointing, precision, training
+from recipes.bench import batch_size, checkpointing, precision, language_model
 from recipes.common.errors import UserError
 from recipes.common.flops import flops_per_token
 from tests.unit.bench_config import bench_config
@@ -24,7 +24,7 @@ def memory_for(rows):
             if len(kwargs["input_ids"]) > rows:
                 raise torch.OutOfMemoryError("tried to allocate 64 GiB")
 
-        steps = training.build_steps(config, args, device)
+        steps = language_model.build_steps(config, args, device)
         steps.model.register_forward_pre_hook(refuse, with_kwargs=True)
         return steps
 
@@ -33,13 +33,13 @@ def memory_for(rows):
 
 def test_a_step_learns_and_the_figures_follow_from_its_time(tmp_path):
     config = bench_config(tmp_path)
-    args = training.TrainingConfig(output_dir="x", use_cpu=True, learning_rate=1e-2, **SMALL)
-    steps = training.build_steps(config, args, CPU)
-    tokens = training.random_tokens(config, args, 2, CPU)
+    args = language_model.TrainingConfig(output_dir="x", use_cpu=True, learning_rate=1e-2, **SMALL)
+    steps = language_model.build_steps(config, args, CPU)
+    tokens = language_model.random_tokens(config, args, 2, CPU)
     losses = [float(steps(tokens)) for _ in range(5)]
     assert losses[-1] < losses[0] - 0.5
     assert not any(parameter.grad is not None for parameter in steps.parameters)
-    found = training.speed(steps, tokens, config, args)
+    found = language_model.speed(steps, tokens, config, args)
     assert found["tokens_per_second"] == pytest.approx(2 * 16 / found["ms"] * 1e3)
     assert found["tflops"] == pytest.approx(found["tokens_per_second"] * flops_per_token(steps.model, 16) / 1e12)
     assert found["mfu"] == pytest.approx(found["tflops"] / 0.1)
@@ -48,8 +48,8 @@ def test_a_step_learns_and_the_figures_follow_from_its_time(tmp_path):
 
 def test_an_adapter_trains_alone(tmp_path):
     config = bench_config(tmp_path, adapter={"name": "lora", "rank": 2, "alpha": 4})
-    args = training.TrainingConfig(output_dir="x", use_cpu=True, **SMALL)
-    steps = training.build_steps(config, args, CPU)
+    args = language_model.TrainingConfig(output_dir="x", use_cpu=True, **SMALL)
+    steps = language_model.build_steps(config, args, CPU)
     trained = [name for name, parameter in steps.model.named_parameters() if parameter.requires_grad]
     assert trained
     assert all("lora_" in name for name in trained)
@@ -93,9 +93,9 @@ def test_weights_that_do_not_fit_are_a_users_mistake(tmp_path, monkeypatch):
     def refuse(_config):
         raise torch.OutOfMemoryError("tried to allocate 280 GiB")
 
-    monkeypatch.setattr(training, "build_model", refuse)
+    monkeypatch.setattr(language_model, "build_model", refuse)
     with pytest.raises(UserError, match=r"model=tiny: its weights alone are out of memory .*adapter=lora"):
-        training.build_steps(bench_config(tmp_path), training.TrainingConfig(output_dir="x", **SMALL), CPU)
+        language_model.build_steps(bench_config(tmp_path), language_model.TrainingConfig(output_dir="x", **SMALL), CPU)
 
 
 def test_rows_longer_than_the_model_are_refused(tmp_path):
@@ -167,8 +167,8 @@ def products(steps, tokens, mode):
 def test_selective_checkpointing_computes_no_product_again(tmp_path):
     config = bench_config(tmp_path)
     args = checkpointing.CheckpointingConfig(output_dir="x", use_cpu=True, **SMALL)
-    steps = training.build_steps(config, args, CPU)
-    tokens = training.random_tokens(config, args, 2, CPU)
+    steps = language_model.build_steps(config, args, CPU)
+    tokens = language_model.random_tokens(config, args, 2, CPU)
     backward = {mode: products(steps, tokens, mode) for mode in checkpointing.MODES}
     assert backward["on"][0] == backward["off"][0] + 2 * 6  # two layers of seven products each, of which no one needs the last again
     assert backward["selective"] == backward["off"]
@@ -193,8 +193,8 @@ def test_checkpointing_is_compared_with_none(tmp_path):
         (checkpointing.CheckpointingConfig, {"batch_size": 0}, ["batch_size=0"]),
         (precision.PrecisionConfig, {"precisions": ["fp64"]}, ["precisions=fp64", "fp16"]),
         (precision.PrecisionConfig, {"precisions": []}, ["precisions=[]"]),
-        (training.TrainingConfig, {"steps": 0}, ["steps=0", "at least 1"]),
-        (training.TrainingConfig, {"learning_rate": 0.0}, ["learning_rate=0.0"]),
+        (language_model.TrainingConfig, {"steps": 0}, ["steps=0", "at least 1"]),
+        (language_model.TrainingConfig, {"learning_rate": 0.0}, ["learning_rate=0.0"]),
     ],
 )
 def test_bad_arguments_are_named(cls, args, words):
