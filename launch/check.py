@@ -9,6 +9,7 @@ import re
 
 from launch import masks, topology, trainer_args
 from launch.batch import batch, fitting_batches, generation_batch
+from launch.check_profile import PROFILE_RULES
 from launch.check_runtime import RUNTIME_RULES
 from launch.check_topology import TOPOLOGY_RULES, longest
 from launch.check_values import check_values
@@ -107,6 +108,7 @@ RULES = [
         lambda c: f"debug={c.debug.name} on a CPU: it sets variables of a GPU's runtime",
         lambda c: "debug=none",
     ),
+    *PROFILE_RULES,
     Rule(
         "adapter_rank",
         lambda c: (c.adapter.name == "none") != (c.adapter.rank is None),

@@ -30,7 +30,8 @@ keys:
   smoke=true             the composition scaled down until a CPU runs it in seconds
   resume=auto|never|DIR  auto continues the newest unfinished run of the same composition
   preflight=warn         runs although the doctor's short set says that it would fail (docs/doctor.md)
-  seed=N  name=NAME  run_root=DIR  profile=none|torch
+  profile=torch|memory|rocprof   what time and memory go into (docs/profiling.md); rocprof=v3|compute|sys is the program
+  seed=N  name=NAME  run_root=DIR
   method.args.NAME=V     any argument of the method's own trainer (TRL's SFTConfig, DPOConfig, GRPOConfig)
   sweep.KEY=V            of -m: num_trials, parallel, metric, direction, space.NAME.low ... (docs/sweeps.md)
   user_env.NAME=V        an environment variable of yours; it wins over ours

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from recipes.bench import published
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
 from recipes.bench.timing import median_ms
 from recipes.common.errors import UserError, near
@@ -96,6 +97,7 @@ def attention(config: DictConfig) -> dict[str, Any]:
         notes=[
             "Operations: 4 s^2 d h forward, halved by the causal mask; backward 2.5 times forward.",
             f"max error: the largest difference from attention in fp32 over its largest value, on {CHECKED_TOKENS} tokens.",
+            *published.notes_of("attention", config.hardware.name),
         ],
     )
     name = str(dtype).removeprefix("torch.")
@@ -291,6 +293,7 @@ def varlen_function(ends: Tensor, tokens: int) -> Attention:
 
 BACKENDS: dict[str, Callable[[list[Tensor]], Attention]] = {
     "eager": lambda _inputs: eager,
+    "sdpa": lambda _inputs: functools.partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True),  # what torch chooses
     "math": functools.partial(sdpa, SDPBackend.MATH),
     "efficient": functools.partial(sdpa, SDPBackend.EFFICIENT_ATTENTION),
     "flash": functools.partial(sdpa, SDPBackend.FLASH_ATTENTION),

@@ -5,8 +5,8 @@ Started by the launcher:
     1 GPU:   python launch/run.py hardware=mi350x method=bench/batch_size model=qwen3_4b model.init=random
     LoRA:    python launch/run.py hardware=mi350x method=bench/batch_size model=qwen3_8b model.init=random adapter=lora
 
-`model`, `adapter` and `precision` are those of a run; the rows are random tokens, all of `sequence` tokens (recipes/bench/language_model.py says
-what a step is). `mode=plan find=largest_batch` with method=sft computes what this measures.
+`model`, `adapter` and `precision` are those of a run; the rows are random tokens, all of `sequence` tokens. What a step is stands in
+recipes/bench/language_model.py. `mode=plan find=largest_batch` with method=sft computes what this measures.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from recipes.bench.series import OUT_OF_MEMORY, Column, Row, Table, device_of, measure_rows, result
 from recipes.bench.language_model import Steps, TrainingConfig, build_steps, random_tokens, speed
+from recipes.bench.series import OUT_OF_MEMORY, Column, Row, Table, device_of, measure_rows, result
 from recipes.common.errors import UserError
 from recipes.common.program import main
 
@@ -58,7 +58,7 @@ def batch_size(config: DictConfig) -> dict[str, Any]:
     )
     cases = [{"model": config.model.name, "sequence": args.sequence, "batch_size": size} for size in args.batch_sizes]
     rows: list[Row] = []
-    measure_rows(config, table, cases, lambda case: one(case, rows, steps, config, args), rows)
+    measure_rows(config, args, table, cases, lambda case: one(case, rows, steps, config, args), rows)
     found = best(rows)
     line = "largest batch {largest}, fastest {fastest}".format(**found) if found else "no batch size could be measured"
     table.notes.append(f"{config.model.name}, rows of {args.sequence} tokens: {line}.")

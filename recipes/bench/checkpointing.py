@@ -19,8 +19,8 @@ import torch
 from omegaconf import DictConfig
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from recipes.bench.series import Column, Row, Table, device_of, measure_rows, result
 from recipes.bench.language_model import Steps, TrainingConfig, build_steps, random_tokens, speed
+from recipes.bench.series import Column, Row, Table, device_of, measure_rows, result
 from recipes.common.errors import UserError, near
 from recipes.common.program import main
 
@@ -59,35 +59,32 @@ def checkpointing(config: DictConfig) -> dict[str, Any]:
     tokens = random_tokens(config, args, args.batch_size, steps.device)
     table = Table(
         "checkpointing",
-        figure="tokens_per_second",
+        figure="slowdown",
+        higher_is_better=False,
         columns=[
-            Column("checkpointing", "checkpointing"),
+            Column("mode", "checkpointing"),
             Column("batch_size", "batch"),
             Column("tokens_per_second", "tokens/s", 0),
-            Column("speed_of_off", "of off", 2),
+            Column("ms", "ms/step", 1),
+            Column("slowdown", "times off", 2),
             Column("memory_gb", "peak GB", 1),
-            Column("memory_of_off", "of off", 2),
+            Column("memory_share", "of off", 2),
             Column("mfu", "MFU", 2),
         ],
         notes=["MFU counts what the model needs, not what is computed again."],
     )
     same = {"model": config.model.name, "sequence": args.sequence, "batch_size": args.batch_size}
-    cases = [{**same, "checkpointing": mode} for mode in args.modes]
-    rows: list[Row] = []
-    measure_rows(config, table, cases, lambda case: one(case, rows, steps, tokens, config, args), rows)
+    cases = [{**same, "mode": mode, "checkpointing": mode != "off"} for mode in args.modes]
+    rows = measure_rows(config, args, table, cases, lambda case: one(case, steps, tokens, config, args), [])
+    off = next((row for row in rows if row["mode"] == "off"), {})
+    for row in rows:
+        row["slowdown"], row["memory_share"] = share(row, off, "ms"), share(row, off, "memory_gb")
     return result(config, args, table, rows)
 
 
-def one(case: Row, rows: list[Row], steps: Steps, tokens: torch.Tensor, config: DictConfig, args: TrainingConfig) -> Row:
-    """`speed_of_off` and `memory_of_off`: this mode's figure over that of `off`, None where that was not measured before."""
-    switch(steps, case["checkpointing"])
-    figures = speed(steps, tokens, config, args)
-    off = figures if case["checkpointing"] == "off" else next((row for row in rows if row["checkpointing"] == "off"), {})
-    return {
-        **figures,
-        "speed_of_off": share(figures["tokens_per_second"], off.get("tokens_per_second")),
-        "memory_of_off": share(figures["memory_gb"], off.get("memory_gb")),
-    }
+def one(case: Row, steps: Steps, tokens: torch.Tensor, config: DictConfig, args: TrainingConfig) -> Row:
+    switch(steps, case["mode"])
+    return speed(steps, tokens, config, args)
 
 
 def switch(steps: Steps, mode: str) -> None:
@@ -100,8 +97,9 @@ def switch(steps: Steps, mode: str) -> None:
         steps.model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": context})
 
 
-def share(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part and whole else None
+def share(row: Row, off: Row, key: str) -> float | None:
+    """Of the figure without checkpointing; None where either was not measured."""
+    return row[key] / off[key] if row.get(key) and off.get(key) else None
 
 
 if __name__ == "__main__":

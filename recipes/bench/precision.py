@@ -24,9 +24,9 @@ from omegaconf import DictConfig, OmegaConf
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
+from recipes.bench.language_model import Steps, TrainingConfig, check_sequence, fresh_memory, peak_gb
 from recipes.bench.series import Column, Row, Table, device_of, measure_rows, result
 from recipes.bench.timing import steps_ms
-from recipes.bench.language_model import Steps, TrainingConfig, check_sequence, fresh_memory, peak_gb
 from recipes.common.errors import UserError, near
 from recipes.common.model import build_model
 from recipes.common.program import main
@@ -60,11 +60,13 @@ def precision(config: DictConfig) -> dict[str, Any]:
     tokens = counting(config, args).to(device)
     table = Table(
         "precision",
-        figure="tokens_per_second",
+        figure="slowdown",
+        higher_is_better=False,
         columns=[
             Column("precision", "precision"),
             Column("tokens_per_second", "tokens/s", 0),
             Column("ms", "ms/step", 1),
+            Column("slowdown", "times bf16", 2),
             Column("memory_gb", "peak GB", 1),
             Column("loss", "last loss", 4),
             Column("loss_difference", "less fp32's", 4),
@@ -74,13 +76,16 @@ def precision(config: DictConfig) -> dict[str, Any]:
         table.notes.append(f"nf4 trains LoRA of rank {LORA_RANK} on frozen weights: its loss is that of another training.")
     same = {"model": config.model.name, "sequence": args.sequence, "batch_size": args.batch_size}
     cases = [{**same, "precision": name} for name in args.precisions]
-    rows: list[Row] = []
-    measure_rows(config, table, cases, lambda case: one(case, rows, start, tokens, config, args), rows)
+    rows = measure_rows(config, args, table, cases, lambda case: one(case, start, tokens, config, args), [])
+    loss, ms = (next((row.get(key) for row in rows if row["precision"] == name), None) for name, key in (("fp32", "loss"), ("bf16", "ms")))
+    for row in rows:  # None where one of the two was not measured
+        row["loss_difference"] = row["loss"] - loss if loss is not None and row["error"] is None else None
+        row["slowdown"] = row["ms"] / ms if ms is not None and row["error"] is None else None
     return result(config, args, table, rows)
 
 
-def one(case: Row, rows: list[Row], start: nn.Module, tokens: torch.Tensor, config: DictConfig, args: PrecisionConfig) -> Row:
-    """`loss_difference`: the last loss less that of fp32, None where fp32 was not measured before. Raises UserError, see `prepared`."""
+def one(case: Row, start: nn.Module, tokens: torch.Tensor, config: DictConfig, args: PrecisionConfig) -> Row:
+    """Raises UserError where the GPU or a package is not there for it."""
     name, device = case["precision"], tokens.device
     if device.type == "cuda" and name not in config.hardware.precisions:
         raise UserError(f"{config.hardware.name} does not train in it: {', '.join(config.hardware.precisions)}")
@@ -88,15 +93,8 @@ def one(case: Row, rows: list[Row], start: nn.Module, tokens: torch.Tensor, conf
     steps = Steps(prepared(copy.deepcopy(start), name, device), COMPUTE[name], device, args)
     batches, losses = iter(tokens), []
     ms = steps_ms(lambda: losses.append(steps(next(batches))), device, args.warmup, args.steps)
-    loss = float(losses[-1])
-    reference = loss if name == "fp32" else next((row.get("loss") for row in rows if row["precision"] == "fp32"), None)
-    return {
-        "ms": ms,
-        "tokens_per_second": tokens[0].numel() / ms * 1e3,
-        "memory_gb": peak_gb(device),
-        "loss": loss,
-        "loss_difference": None if reference is None else loss - reference,
-    }
+    rate = tokens[0].numel() / ms * 1e3
+    return {"ms": ms, "tokens_per_second": rate, "memory_gb": peak_gb(device), "loss": float(losses[-1])}
 
 
 def counting(config: DictConfig, args: PrecisionConfig) -> torch.Tensor:

@@ -10,11 +10,11 @@ from tests.conftest import command
 
 # benchmark -> (overrides, figure, keys of its rows whose values tell them apart, number of rows)
 SMOKE = {
-    "attention": ([], "tflops", ("backend", "pass"), 16),
+    "attention": ([], "tflops", ("backend", "pass"), 18),
     "dataloader": ([], "samples_per_second", ("num_workers", "with_step"), 4),
     "batch_size": (["model=qwen3_4b", "adapter=lora"], "tokens_per_second", ("batch_size",), 3),
-    "precision": (["model=qwen3_0_6b"], "tokens_per_second", ("precision",), 5),
-    "checkpointing": (["model=qwen3_4b"], "tokens_per_second", ("checkpointing",), 3),
+    "precision": (["model=qwen3_0_6b"], "slowdown", ("precision",), 5),
+    "checkpointing": (["model=qwen3_4b"], "slowdown", ("mode",), 3),
 }
 
 

@@ -20,6 +20,7 @@ def bench_config(run_dir: Path, adapter: dict[str, Any] | None = None, **args: A
         {
             "run_dir": str(run_dir),
             "seed": 0,
+            "profile": "none",
             "model": {**model, **shape, "vocab_size": 512},
             "precision": {"name": "fp32", "weights": "fp32", "compute": "fp32"},
             "hardware": {**hardware, "dataloader": {"num_workers": 0, "pin_memory": False}},

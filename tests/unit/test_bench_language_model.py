@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recipes.bench import batch_size, checkpointing, precision, language_model
+from recipes.bench import batch_size, checkpointing, language_model, precision
 from recipes.common.errors import UserError
 from recipes.common.flops import flops_per_token
 from tests.unit.bench_config import bench_config
@@ -106,18 +106,20 @@ def test_rows_longer_than_the_model_are_refused(tmp_path):
 
 
 def test_precisions_start_alike_and_are_compared_with_fp32(tmp_path):
-    args = {"precisions": ["fp32", "bf16", "fp16"], "batch_size": 2, "learning_rate": 1e-2, **SMALL, "steps": 6}
+    args = {"precisions": ["fp16", "fp32", "bf16"], "batch_size": 2, "learning_rate": 1e-2, **SMALL, "steps": 6}
     rows = {row["precision"]: row for row in precision.precision(bench_config(tmp_path, **args))["rows"]}
     assert rows["fp32"]["loss_difference"] == 0.0
     assert rows["fp32"]["loss"] < 5.5  # ln(512) = 6.2 at the start
     for name in ("bf16", "fp16"):
         assert 0 < abs(rows[name]["loss_difference"]) < 0.1
         assert rows[name]["loss_difference"] == rows[name]["loss"] - rows["fp32"]["loss"]
+        assert rows[name]["slowdown"] == rows[name]["ms"] / rows["bf16"]["ms"]
 
 
-def test_without_fp32_there_is_nothing_to_compare_with(tmp_path):
-    result = precision.precision(bench_config(tmp_path, precisions=["bf16", "fp32"], batch_size=2, **SMALL))
-    assert [row["loss_difference"] for row in result["rows"]] == [None, 0.0]
+def test_alone_there_is_nothing_to_compare_with(tmp_path):
+    (row,) = precision.precision(bench_config(tmp_path, precisions=["fp16"], batch_size=2, **SMALL))["rows"]
+    assert (row["loss_difference"], row["slowdown"], row["error"]) == (None, None, None)
+    assert row["tokens_per_second"] > 0
 
 
 def test_rows_count_upwards_and_are_the_same_each_time(tmp_path):
@@ -176,11 +178,11 @@ def test_selective_checkpointing_computes_no_product_again(tmp_path):
 
 def test_checkpointing_is_compared_with_none(tmp_path):
     result = checkpointing.checkpointing(bench_config(tmp_path, batch_size=2, **SMALL))
-    rows = {row["checkpointing"]: row for row in result["rows"]}
-    assert rows["off"]["speed_of_off"] == 1.0
-    assert rows["on"]["speed_of_off"] == rows["on"]["tokens_per_second"] / rows["off"]["tokens_per_second"]
-    assert rows["selective"]["memory_of_off"] is None  # a CPU's memory is not counted
-    kept = [json.loads(line)["checkpointing"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = {row["mode"]: row for row in result["rows"]}
+    assert rows["off"]["slowdown"] == 1.0
+    assert rows["on"]["slowdown"] == rows["on"]["ms"] / rows["off"]["ms"]
+    assert rows["selective"]["memory_share"] is None  # a CPU's memory is not counted
+    kept = [json.loads(line)["mode"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert kept == ["off", "on", "selective"]
 
 
