@@ -42,7 +42,7 @@ class CheckpointingConfig(TrainingConfig):
     """`modes` in the order they are measured; `off` is what the others are compared with. Raises UserError."""
 
     modes: list[str] = field(default_factory=lambda: list(MODES))
-    batch_size: int = 4
+    batch_size: int = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
