@@ -91,8 +91,8 @@ RULES = [
     ),
     Rule(
         "adapter_without_training",
-        lambda c: c.adapter.name != "none" and c.method.kind != "trainer",
-        lambda c: f"adapter={c.adapter.name} with method={c.method.name}: {c.method.name} trains nothing",
+        lambda c: c.adapter.name != "none" and c.method.kind != "trainer" and not c.method.takes_adapter,
+        lambda c: f"adapter={c.adapter.name} with method={c.method.name}: it trains none, and would ignore it",
         lambda c: "adapter=none",
     ),
     Rule(

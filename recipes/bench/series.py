@@ -9,6 +9,7 @@ A benchmark lists its cases and says how one is measured:
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import time
@@ -31,6 +32,7 @@ from recipes.common.program import Failed, Interrupted, is_main_rank, say, stop_
 
 Row = dict[str, Any]
 WIDTH = 150  # of the table: it is read in logs, too
+OUT_OF_MEMORY = "out of memory"  # the `error` of a row that ran into it
 
 
 @dataclass
@@ -85,10 +87,17 @@ def measure(config: DictConfig, args: SeriesConfig, table: Table, cases: Iterabl
     `work` takes a case and returns its figures; memory that runs out, and a UserError, become the row's `error`, and the series goes on.
     Raises Failed with the result where a figure is below the gate, and Interrupted between two cases when a signal asked to stop.
     """
+    return result(config, args, table, measure_rows(config, args, table, cases, work, []))
+
+
+def measure_rows(
+    config: DictConfig, args: SeriesConfig, table: Table, cases: Iterable[Row], work: Callable[[Row], Row], rows: list[Row]
+) -> list[Row]:
+    """The first half of `measure`, where rows depend on one another. `work` may look at `rows` while they are filled."""
     published.require(table.benchmark, config.hardware.name, table.figure, args.fail_below)
     cases = list(cases)
     path, began = Path(config.run_dir) / "metrics.jsonl", time.monotonic()
-    rows = kept(path, cases)
+    rows += kept(path, cases)
     left = cases[len(rows) :]
     with profiling.session(config, max(1, len(left))) as profile:
         for case in left:
@@ -100,14 +109,18 @@ def measure(config: DictConfig, args: SeriesConfig, table: Table, cases: Iterabl
                 append(path, {"step": len(rows), "num_steps": len(cases), **row})
             say(f"{len(rows)}/{len(cases)}  {_line(table, row)}")
             profile.step()
-    return result(config, args, table, rows)
+    return rows
 
 
-def result(config: DictConfig, args: SeriesConfig, table: Table, rows: list[Row]) -> dict[str, Any]:
-    """Rows beside published figures, printed. Raises Failed where the gate is asked for and one is below it."""
+def result(config: DictConfig, args: SeriesConfig, table: Table, rows: list[Row], **own: Any) -> dict[str, Any]:
+    """Rows beside published figures, printed; `own` are further keys of result.json.
+
+    Raises Failed where the gate is asked for and a figure is below it.
+    """
     compared = published.compare(rows, table.benchmark, config.hardware.name, table.figure, table.higher_is_better, args.fail_below)
     notes = [*table.notes, *compared.notes]
     content = {
+        **own,
         "benchmark": table.benchmark,
         "columns": [asdict(column) for column in table.columns],
         "figure": table.figure,
@@ -162,10 +175,11 @@ def _attempt(case: Row, work: Callable[[Row], Row]) -> Row:
     try:
         return {**work(case), "error": None}
     except torch.OutOfMemoryError:
-        error = "out of memory"
+        error = OUT_OF_MEMORY
     except UserError as refused:
         error = str(refused)
     if torch.cuda.is_available():
+        gc.collect()  # a backward pass that broke off holds its tensors in cycles
         torch.cuda.empty_cache()  # for the next case
     return {"error": error}
 

@@ -17,7 +17,7 @@ CASES = {
     "precision": (["hardware=mi210", "precision=fp8"], ["precision=fp8 on mi210", "gfx90a"]),
     "nf4_without_adapter": (["hardware=mi300x", "precision=nf4", "model=qwen3_4b"], ["adapter=none", "adapter=qlora"]),
     "qlora_without_nf4": (["hardware=mi300x", "adapter=qlora", "precision=bf16"], ["adapter=qlora with precision=bf16", "precision=nf4"]),
-    "adapter_without_training": (["method=evaluate", "adapter=lora"], ["evaluate trains nothing", "adapter=none"]),
+    "adapter_without_training": (["method=evaluate", "adapter=lora"], ["method=evaluate: it trains none", "adapter=none"]),
     "bench_without_gpu": (["hardware=cpu", "method=bench/gemm"], ["bench/gemm on a CPU", "smoke=true"]),
     "bench_dtypes": (["hardware=mi50", "method=bench/gemm", "method.args.dtypes=[bf16]"], ["dtypes=bf16 on mi50", "[fp32,fp16]"]),
     "model_unused": (["hardware=mi300x", "method=bench/gemm", "model=qwen3_4b"], ["model=qwen3_4b", "would ignore the model"]),
