@@ -14,7 +14,6 @@ are full, LoRA's rank (here that of conf/adapter/lora.yaml), the scaling of fp8,
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from recipes.bench import ranks
+from recipes.bench.low_precision import package, to_float8
 from recipes.bench.scaling import shard
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
 from recipes.bench.training import check_counts, fresh, timed, training_step
@@ -163,22 +163,7 @@ def check_fp8(case: Row, config: DictConfig, args: FinetuneConfig) -> None:
     if args.use_cpu or "fp8" not in config.hardware.peak_tflops:
         name = "the CPU" if args.use_cpu else config.hardware.name
         raise UserError(f"{name} has no fp8 matrix units: leave the modes with fp8 out of method.args.modes.")
-    if importlib.util.find_spec("torchao") is None:
-        raise UserError("fp8 products are torchao's, which is not installed here: pip install torchao.")
-
-
-def to_float8(model: nn.Module) -> None:
-    """Linear layers but the head, and but an adapter's, whose inner size fp8 products do not take."""
-    from torchao.float8 import convert_to_float8_training
-
-    convert_to_float8_training(model, module_filter_fn=takes_float8)
-
-
-def takes_float8(module: nn.Module, name: str) -> bool:
-    """fp8 products need sizes that are multiples of 16 (torch._scaled_mm)."""
-    if not isinstance(module, nn.Linear) or name.endswith("lm_head") or "lora_" in name:
-        return False
-    return module.in_features % 16 == 0 and module.out_features % 16 == 0
+    package("torchao.float8", "fp8", "torchao")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ A step is what TRL's trainer does by default: autocast, transformers' own loss o
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from torch import nn
 
 from recipes.bench.series import Row, SeriesConfig
 from recipes.bench.timing import steps_ms
+from recipes.bench.training import fresh
 from recipes.common.errors import UserError
 from recipes.common.flops import flops_per_token
 from recipes.common.model import adapter_config, build_model, compute_dtype
@@ -110,10 +110,7 @@ def fresh_memory(device: torch.device, args: TrainingConfig) -> None:
     """What an earlier case left is given back, compiled code too, and the peak is counted anew."""
     if args.torch_compile:
         torch._dynamo.reset()  # it compiles a function for eight shapes, and then no more
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
+    fresh(device)
 
 
 def peak_gb(device: torch.device) -> float | None:

@@ -14,9 +14,7 @@ arguments, whatever precision= says.
 from __future__ import annotations
 
 import copy
-import importlib
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,6 +23,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from recipes.bench.language_model import Steps, TrainingConfig, check_sequence, fresh_memory, peak_gb
+from recipes.bench.low_precision import package, to_float8
 from recipes.bench.series import Column, Row, Table, device_of, measure_rows, result
 from recipes.bench.timing import steps_ms
 from recipes.common.errors import UserError, near
@@ -108,18 +107,8 @@ def counting(config: DictConfig, args: PrecisionConfig) -> torch.Tensor:
 def prepared(model: nn.Module, name: str, device: torch.device) -> nn.Module:
     """The fp32 `model` as this precision trains it. Raises UserError where a package it needs is not installed."""
     if name == "fp8":
-        return fp8(model)
+        return to_float8(model)
     return nf4(model, device) if name == "nf4" else model
-
-
-def fp8(model: nn.Module) -> nn.Module:
-    """Linear layers but the head compute in fp8, scaled tensor by tensor; its kernels take sizes that 16 divides."""
-    float8 = package("torchao.float8", "fp8", "torchao")
-
-    def takes(layer: nn.Module, name: str) -> bool:
-        return "lm_head" not in name and layer.in_features % 16 == 0 and layer.out_features % 16 == 0
-
-    return float8.convert_to_float8_training(model, module_filter_fn=takes)
 
 
 def nf4(model: nn.Module, device: torch.device) -> nn.Module:
@@ -138,14 +127,6 @@ def nf4(model: nn.Module, device: torch.device) -> nn.Module:
     model.is_loaded_in_4bit = True  # so peft takes its layer for these
     lora = LoraConfig(task_type="CAUSAL_LM", r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules="all-linear")
     return get_peft_model(model.to(device), lora)  # .to() quantizes
-
-
-def package(module: str, precision: str, name: str) -> ModuleType:
-    """Raises UserError."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UserError(f"{precision} needs {name}: {error}") from error
 
 
 if __name__ == "__main__":

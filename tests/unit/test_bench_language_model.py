@@ -137,7 +137,7 @@ def test_low_precisions_learn_or_name_their_package(tmp_path, name, package):
     try:
         __import__(package)
     except ImportError:
-        assert row["error"] == f"{name} needs {package}: No module named '{package}'"
+        assert row["error"].startswith(f"{name} needs {package}: No module named '{package}'")
     else:
         assert row["error"] is None
         assert row["loss"] < 6.1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import sys
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 from torch import nn
 
-from recipes.bench import finetune, matmul, mlp_loop, ranks, scaling
+from recipes.bench import finetune, low_precision, matmul, mlp_loop, ranks, scaling
 from recipes.bench.finetune import FinetuneConfig
 from recipes.bench.matmul import MatmulConfig
 from recipes.bench.mlp_loop import Mlp, MlpLoopConfig
@@ -35,6 +35,7 @@ def config(tmp_path, **trainer_args):
     return OmegaConf.create(
         {
             "run_dir": str(tmp_path),
+            "profile": "none",
             "seed": 0,
             "precision": {"name": "fp32", "compute": "fp32", "weights": "fp32"},
             "hardware": {"name": "mi350x", "attention": "sdpa", "peak_tflops": {"fp32": 100.0}},
@@ -148,17 +149,17 @@ def test_the_loss_by_sequence_is_the_loss():
     ],
 )
 def test_what_fp8_reaches(name, module, takes):
-    assert finetune.takes_float8(module, name) is takes
+    assert low_precision.takes_float8(module, name) is takes
 
 
 def test_fp8_names_what_is_missing(monkeypatch):
     case, args = {"precision": "fp8"}, FinetuneConfig("out")
     with pytest.raises(UserError, match="mi210 has no fp8 matrix units"):
         finetune.check_fp8(case, composed("hardware=mi210"), args)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "torchao.float8", None)  # how Python marks what cannot be imported
     with pytest.raises(UserError, match="pip install torchao"):
         finetune.check_fp8(case, composed("hardware=mi350x"), args)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "torchao.float8", sys)
     finetune.check_fp8(case, composed("hardware=mi350x"), args)
     finetune.check_fp8({"precision": "bf16"}, composed("hardware=mi210"), args)
 

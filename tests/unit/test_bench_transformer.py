@@ -35,7 +35,8 @@ def args(**given) -> TransformerConfig:
 
 def config(tmp_path=".", compute="fp32", weights="fp32"):
     precision = {"name": compute, "compute": compute, "weights": weights}
-    return OmegaConf.create({"run_dir": str(tmp_path), "precision": precision, "hardware": {"name": "cpu", "peak_tflops": {"fp32": 0.5}}})
+    hardware = {"name": "cpu", "peak_tflops": {"fp32": 0.5}}
+    return OmegaConf.create({"run_dir": str(tmp_path), "profile": "none", "precision": precision, "hardware": hardware})
 
 
 def counted(name: str) -> int:
