@@ -71,6 +71,16 @@ TOPOLOGY_RULES = [
         lambda c: " or ".join(f"topology={name}" for name in c.method.topologies),
     ),
     Rule(
+        "several_ranks",
+        lambda c: (
+            c.method.topologies == ["ddp"] == [c.topology.name]
+            and topology.num_trainers(c) == 1
+            and not (c.smoke and c.topology.num_gpus is None)  # two processes then
+        ),
+        lambda c: f"method={c.method.name} on one rank: it measures what passes between several",
+        lambda c: "topology.num_gpus=2 or more; or smoke=true, which runs its code in two processes on a CPU",
+    ),
+    Rule(
         "split_is_for_grpo",
         lambda c: c.topology.name in ("split", "colocate") and c.method.name != "grpo" and c.method.kind == "trainer",
         lambda c: f"topology={c.topology.name} with method={c.method.name}: only grpo generates while it trains",

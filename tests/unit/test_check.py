@@ -22,6 +22,10 @@ CASES = {
     "num_gpus": (["hardware=mi300x", "topology=ddp", "topology.num_gpus=9"], ["num_gpus=9", "has 8", "1 to 8"]),
     "single_is_one": (["hardware=mi300x", "topology=single", "topology.num_gpus=2"], ["topology=single", "ddp"]),
     "topology_of_method": (["hardware=mi300x", "method=evaluate", "topology=ddp"], ["one process", "topology=single"]),
+    "several_ranks": (
+        ["hardware=mi300x", "method=bench/collectives", "topology.num_gpus=1"],
+        ["bench/collectives on one rank", "num_gpus=2"],
+    ),
     "split_is_for_grpo": (["hardware=mi300x", "topology=split"], ["only grpo generates", "topology=ddp"]),
     "split_needs_vllm": (
         ["hardware=mi50", "hardware.gpus_per_node=4", "method=grpo", "topology=split", "precision=fp16"],
