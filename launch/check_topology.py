@@ -93,6 +93,12 @@ TOPOLOGY_RULES = [
         lambda c: "topology=single or ddp, where transformers generates",
     ),
     Rule(
+        "bench_needs_vllm",
+        lambda c: c.method.name == "bench/vllm" and not c.hardware.vllm and not c.smoke,
+        lambda c: f"method=bench/vllm on {c.hardware.name}: no released vLLM serves {c.hardware.gfx}",
+        lambda c: "another hardware; or smoke=true, which runs its code with vLLM's build for the CPU",
+    ),
+    Rule(
         "split_needs_a_trainer",
         lambda c: c.topology.name == "split" and topology.num_gpus(c) <= topology.num_server_gpus(c),
         lambda c: (

@@ -31,6 +31,7 @@ CASES = {
         ["hardware=mi50", "hardware.gpus_per_node=4", "method=grpo", "topology=split", "precision=fp16"],
         ["gfx906", "transformers generates"],
     ),
+    "bench_needs_vllm": (["hardware=mi50", "method=bench/vllm", "precision=fp16"], ["bench/vllm on mi50", "gfx906", "smoke=true"]),
     "split_needs_a_trainer": (["hardware=mi300x", "method=grpo", "topology=split", "topology.num_gpus=1"], ["none is left to train on"]),
     "split_needs_a_server": (
         ["hardware=mi300x", "method=grpo", "topology=split", "topology.servers=0"],
