@@ -302,6 +302,8 @@ class Engines:
     def finish(self, programs: Sequence[vllm.Process], watched: Sequence[vllm.Process]) -> None:
         ended = lambda: all(process.ended() for process in programs)  # noqa: E731
         vllm.wait(watched, ended, self.args.timeout_s, self.heartbeat)
+        for process in programs:
+            process.end()  # what an engine has started and left would keep its memory
 
     def engine_options(self) -> list[str]:
         own = arguments.argv_of(self.setting)

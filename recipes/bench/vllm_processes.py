@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -90,10 +91,8 @@ class Process:
                 os.killpg(self.popen.pid, number)
             except ProcessLookupError:
                 break
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.popen.wait(ENDS_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                continue
 
 
 def wait(processes: Sequence[Process], done: Callable[[], bool], timeout_s: float, heartbeat: Path) -> None:
