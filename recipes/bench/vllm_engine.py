@@ -51,13 +51,15 @@ class EngineConfig(SeriesConfig):
     """`kinds`: offline (all requests at once), served (over HTTP, at most `concurrency` requests at once) and latency (one batch of
     `batch_sizes`). `lengths`: lists of tokens in, tokens out. `settings`: arguments of vLLM over `base`, {} for vLLM's own; upper-case keys
     are environment variables, `instances` puts several engines on a GPU, `label` names the row. `num_prompts`: requests of an engine
-    offline; served it is `rounds` times the concurrency. `timeout_s`: of one start and of one measurement. Raises UserError."""
+    offline, after `num_warmups` that are not timed (0: vLLM is not asked for any); served it is `rounds` times the concurrency.
+    `timeout_s`: of one start and of one measurement. Raises UserError."""
 
     kinds: list[str] = field(default_factory=lambda: ["offline", "served"])
     lengths: list[list[int]] = field(default_factory=list)
     base: dict[str, Any] = field(default_factory=dict)
     settings: list[dict[str, Any]] = field(default_factory=lambda: [{}])
     num_prompts: int = 1000
+    num_warmups: int = 64
     concurrency: list[int] = field(default_factory=lambda: [64])
     rounds: int = 8
     batch_sizes: list[int] = field(default_factory=lambda: [1])
@@ -76,7 +78,7 @@ class EngineConfig(SeriesConfig):
         for pair in self.lengths:
             if len(pair) != 2 or min(pair) < 1:
                 raise UserError(f"method.args.lengths: {pair}: [tokens in, tokens out], each at least 1.")
-        least = {"num_prompts": 1, "rounds": 1, "warmup": 0, "repetitions": 1, "timeout_s": 1}
+        least = {"num_prompts": 1, "num_warmups": 0, "rounds": 1, "warmup": 0, "repetitions": 1, "timeout_s": 1}
         for name, at_least in least.items():
             if getattr(self, name) < at_least:
                 raise UserError(f"method.args.{name}={getattr(self, name)}: at least {at_least}.")
@@ -288,6 +290,7 @@ class Engines:
             files.append(self.result(instance))
             if case["kind"] == "offline":
                 argv = ["throughput", "--num-prompts", str(case["concurrency"]), *random_prompts(case)]
+                argv += ["--num-warmups", str(self.args.num_warmups)] if self.args.num_warmups else []
             else:
                 argv = ["latency", "--batch-size", str(case["concurrency"]), "--num-iters-warmup", str(self.args.warmup)]
                 argv += ["--num-iters", str(self.args.repetitions), "--input-len", str(lengths[0]), "--output-len", str(lengths[1])]

@@ -55,13 +55,14 @@ def test_arguments_said_to_be_gone_are(options):
 
 def test_arguments_that_replaced_them_and_those_of_the_series_are_there(options):
     method = yaml.safe_load((ROOT / "conf/method/bench/vllm.yaml").read_text())
-    known = {option[2:].replace("-", "_") for option in options["engine"] if option.startswith("--")}
-    named = {word.strip(":,;") for text in arguments.REMOVED.values() for word in text.split() if "_" in word} - set(arguments.REMOVED)
+    known = {option[2:].replace("-", "_") for option in options["throughput"] if option.startswith("--")}
+    named = {word.strip("{:,;") for text in arguments.REMOVED.values() for word in text.split() if "_" in word}
+    named -= {*arguments.REMOVED, "rope_parameters"}  # that one stands within hf_overrides
     assert {word for word in named if word == word.lower()} <= known
     used = {name for setting in [*method["args"]["settings"], method["smoke"]["base"]] for name in setting} - set(arguments.OURS)
     assert used <= known
     asked = ["--random-input-len", "--random-output-len", "--random-range-ratio", "--dataset-name", "--num-prompts", "--seed"]
-    assert set(asked) | {"--output-json"} <= set(options["throughput"])
+    assert {*asked, "--output-json", "--num-warmups"} <= set(options["throughput"])
     served = ["--max-concurrency", "--num-warmups", "--percentile-metrics", "--metric-percentiles", "--ignore-eos", "--result-filename"]
     assert {*asked, *served, "--disable-tqdm"} <= set(options["serve"])
     assert {"--batch-size", "--num-iters", "--num-iters-warmup", "--input-len", "--output-len"} <= set(options["latency"])
