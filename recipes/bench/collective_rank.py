@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 import torch
@@ -113,12 +113,12 @@ class Collective:
 
     def wrong(self) -> int:
         """Elements of one call's result that are not exactly what they must be, over whole buffers."""
-        for index in self._blocks(self.input):
-            self.input[index[0] : index[-1] + 1] = self._sent(index, self.rank).to(self.input.dtype)
+        for part, index in blocks(self.input):
+            part.copy_(self._sent(index, self.rank))
         if self.output is not self.input:
             self.output.fill_(-1)  # the allocator may give memory that still holds the right result of a call before
         self.call()
-        return sum(int((self.output[index[0] : index[-1] + 1] != self._expected(index)).sum()) for index in self._blocks(self.output))
+        return int(sum((part != self._expected(index)).sum() for part, index in blocks(self.output)))
 
     def prepare(self) -> None:
         """Values to be timed with: normal ones; zeros where each call adds to what the last one left."""
@@ -126,9 +126,6 @@ class Collective:
             self.output.zero_()
         else:
             self.input.normal_()
-
-    def _blocks(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        return [torch.arange(at, min(at + BLOCK, len(buffer)), device=buffer.device) for at in range(0, len(buffer), BLOCK)]
 
     def _sent(self, index: torch.Tensor, rank: torch.Tensor | int) -> torch.Tensor:
         """What stands at these places of a rank's input: no two neighbours, and no two ranks, have the same."""
@@ -144,6 +141,12 @@ class Collective:
         if self.op == "all_to_all":
             return self._sent(self.rank * self.chunk + within, source).to(self.output.dtype)
         return self._sent(index, 0).to(self.output.dtype)
+
+
+def blocks(buffer: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Parts of a buffer, each with the places it stands at: eight bytes a place, so not all at once."""
+    for at in range(0, len(buffer), BLOCK):
+        yield buffer[at : at + BLOCK], torch.arange(at, min(at + BLOCK, len(buffer)), device=buffer.device)
 
 
 def highest(value: float) -> float:
