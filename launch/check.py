@@ -113,6 +113,12 @@ RULES = [
         lambda c: f"model={c.model.name} with method={c.method.name}: it measures the machine, and would ignore the model",
         lambda c: "no model=",
     ),
+    Rule(
+        "precision_unused",
+        lambda c: not c.method.uses_precision and not c.smoke and c.precision.name != next(iter(c.hardware.precisions), "fp32"),
+        lambda c: f"precision={c.precision.name} with method={c.method.name}: its rows name their own, and it would be ignored",
+        lambda c: "no precision=",
+    ),
     *TOPOLOGY_RULES,
     Rule(
         "debug_without_gpu",

@@ -108,6 +108,7 @@ class Method:
     rewards: dict[str, float] = field(default_factory=dict)  # grpo: named reward or dotted path -> weight
     topologies: list[str] = field(default_factory=list)  # those it runs under, the one for a single GPU first; empty: a trainer's
     uses_model: bool = True  # false: a benchmark of the machine, which reads neither model nor data
+    uses_precision: bool = True  # false: a benchmark whose rows name their own
     takes_adapter: bool = False  # a benchmark that trains one; trainers always do
     smoke: dict[str, Any] = field(default_factory=dict)  # arguments under smoke=true, where other sizes than the usual ones are needed
 

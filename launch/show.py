@@ -100,7 +100,10 @@ def _training(plan: Plan) -> str:
 
 def _arguments(plan: Plan) -> str:
     """What was asked of a series; the rest is said by its configuration class."""
-    return ", ".join(f"{name} {value}" for name, value in plan.config.method.args.items() if value is not None) or "all that it measures"
+    config = plan.config
+    kept = {"precision": config.precision.name if config.method.uses_precision else None}
+    kept |= {"adapter": config.adapter.name if config.method.takes_adapter else None, **config.method.args}
+    return ", ".join(f"{name} {value}" for name, value in kept.items() if value is not None) or "all that it measures"
 
 
 def _nodes(config: Config) -> str:

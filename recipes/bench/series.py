@@ -134,8 +134,9 @@ def result(config: DictConfig, args: SeriesConfig, table: Table, rows: list[Row]
     if is_main_rank():
         console = Console(width=WIDTH)
         console.print(_rich(table, compared.rows, config.hardware.name))
-        for note in notes:
-            console.print(note, markup=False, highlight=False, soft_wrap=True)
+        failed = [f"{_name(table, row)}: {row['error']}" for row in compared.rows if row["error"]]
+        for line in [*failed, *notes]:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     if compared.below:
         raise Failed(f"below method.args.fail_below={args.fail_below:g} of what was published: {'; '.join(compared.below)}", **content)
     return content
@@ -189,6 +190,11 @@ def _line(table: Table, row: Row) -> str:
     return "  ".join([*cells, *([row["error"]] if row["error"] else [])])
 
 
+def _name(table: Table, row: Row) -> str:
+    """What tells a row from the others: its columns that are no figures."""
+    return " ".join(str(row[column.key]) for column in table.columns if column.digits is None and row.get(column.key) is not None)
+
+
 def _cell(value: object, digits: int | None) -> str:
     if value is None:
         return ""
@@ -207,7 +213,7 @@ def _rich(table: Table, rows: Sequence[Row], hardware: str) -> RichTable:
         cells = [_cell(row.get(column.key), column.digits) for column in table.columns]
         if row["error"]:
             at = next(i for i, column in enumerate(table.columns) if column.key == table.figure)
-            cells[at] = row["error"]
+            cells[at] = "failed"
         if with_published:
             cells += [_cell(row.get("published"), None), _cell(row.get("ratio"), 2)]
         shown.add_row(*cells)

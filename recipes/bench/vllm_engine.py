@@ -143,14 +143,17 @@ def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]
     at_once = {"offline": [args.num_prompts], "served": args.concurrency, "latency": args.batch_sizes}
     found = []
     for setting in args.settings:
-        needed, name = gpus_of({**args.base, **setting}), arguments.name_of(setting)
+        engine, name = {**args.base, **setting}, arguments.name_of(setting)
+        needed, quantization = gpus_of(engine), engine.get("quantization", "none")
         if local % needed:
             notes.append(f"Left out: {name}: an engine of {needed} GPUs, and this run has {local} on a node.")
             continue
-        engines = world // needed * int({**args.base, **setting}.get("instances", 1))
+        engines = world // needed * int(engine.get("instances", 1))
         for kind, (tokens_in, tokens_out) in itertools.product(args.kinds, args.lengths):
             for number in at_once[kind]:
                 row = {"kind": kind, "input": tokens_in, "output": tokens_out, "concurrency": number, "setting": name}
+                # By these two, which `setting` says in words, a published row is found.
+                row |= {"quantization": quantization, "tensor_parallel": int(engine.get("tensor_parallel_size", 1))}
                 found.append({"model": config.model.name, **row, "num_gpus": world, "engines": engines})
     if not found:
         raise UserError(f"method.args.settings: none fits {local} GPU(s). {' '.join(notes)}")

@@ -21,6 +21,7 @@ CASES = {
     "bench_without_gpu": (["hardware=cpu", "method=bench/gemm"], ["bench/gemm on a CPU", "smoke=true"]),
     "bench_dtypes": (["hardware=mi50", "method=bench/gemm", "method.args.dtypes=[bf16]"], ["dtypes=bf16 on mi50", "[fp32,fp16]"]),
     "model_unused": (["hardware=mi300x", "method=bench/gemm", "model=qwen3_4b"], ["model=qwen3_4b", "would ignore the model"]),
+    "precision_unused": (["hardware=mi300x", "method=bench/gemm", "precision=fp32"], ["precision=fp32", "rows name their own"]),
     "tensor_parallel": (["topology.tensor_parallel=2"], ["tensor-parallel training is not offered", "topology=fsdp"]),
     "pipeline_parallel": (["topology.pipeline_parallel=2"], ["pipeline-parallel training is not offered", "zero3"]),
     "num_gpus": (["hardware=mi300x", "topology=ddp", "topology.num_gpus=9"], ["num_gpus=9", "has 8", "1 to 8"]),

@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent
 KEYS: dict[str, dict[str, type]] = {
     "attention": {"backend": str},
     "checkpointing": {"checkpointing": bool},
-    "collectives": {"op": str, "bytes": int, "num_gpus": int, "dtype": str},
+    "collectives": {"op": str, "bytes": int, "ranks": int, "dtype": str},
     "finetune": {
         "model": str, "method": str, "precision": str, "adapter": str, "sequence": int, "batch": int, "accumulation": int, "num_gpus": int,
         "setup": str, "samples": int, "step": int,
@@ -34,8 +34,7 @@ KEYS: dict[str, dict[str, type]] = {
     "scaling": {"model": str, "num_gpus": int, "batch": int, "strategy": str},
     "transformer": {"model": str, "num_gpus": int, "batch": int, "sequence": int},
     "vllm": {
-        "mode": str, "model": str, "quantization": str, "tensor_parallel": int, "input_tokens": int, "output_tokens": int,
-        "num_prompts": int, "max_num_seqs": int, "batch": int,
+        "kind": str, "model": str, "quantization": str, "tensor_parallel": int, "input": int, "output": int, "concurrency": int,
     },
 }  # fmt: skip
 # measured; the least that the source accepts; a data sheet's peak; a rough or foretold figure. Ours are compared with the first two.
