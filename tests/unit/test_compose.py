@@ -33,6 +33,7 @@ NEEDS = {
     "topology/zero3": ["hardware=mi300x"],
     "topology/split": ["hardware=mi300x", "method=grpo"],
     "topology/colocate": ["hardware=mi300x", "method=grpo"],
+    **{f"method/bench/{name}": ["hardware=mi300x", "model=qwen3_8b"] for name in ("batch_size", "checkpointing", "finetune")},
     "container/custom": ["container.reference=me/mine:1"],
 }
 # Images that are there to be built and entered: no recipe of ours runs in them, and the rule says why.
