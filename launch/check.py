@@ -78,7 +78,7 @@ RULES = [
     ),
     Rule(
         "adapter_without_training",
-        lambda c: c.adapter.name != "none" and c.method.kind != "trainer",
+        lambda c: c.adapter.name != "none" and c.method.kind != "trainer" and not trainer_args.recipe_name(c),
         lambda c: f"adapter={c.adapter.name} with method={c.method.name}: {c.method.name} trains nothing",
         lambda c: "adapter=none",
     ),

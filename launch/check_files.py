@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from containers import images
+from launch import tuned
 from launch.errors import UserError, near
 from launch.schema import Config
 
@@ -29,6 +30,7 @@ COLUMNS = {
 
 
 def check_files(config: Config, all_lines: bool) -> None:
+    config = tuned.recipe(config) or config  # it is the recipe of a tuning that reads them
     _model(config)
     if config.data.kind == "jsonl":
         # What is trained on is the method's; an evaluation reads it for the tokenizer only. What is held out is evaluated.

@@ -9,6 +9,7 @@ A benchmark lists its cases and says how one is measured:
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import time
@@ -30,6 +31,7 @@ from recipes.common.program import Failed, Interrupted, is_main_rank, say, stop_
 
 Row = dict[str, Any]
 WIDTH = 150  # of the table: it is read in logs, too
+OUT_OF_MEMORY = "out of memory"  # the `error` of a row that ran into it
 
 
 @dataclass
@@ -84,9 +86,13 @@ def measure(config: DictConfig, args: SeriesConfig, table: Table, cases: Iterabl
     `work` takes a case and returns its figures; memory that runs out, and a UserError, become the row's `error`, and the series goes on.
     Raises Failed with the result where a figure is below the gate, and Interrupted between two cases when a signal asked to stop.
     """
-    cases = list(cases)
+    return result(config, args, table, measure_rows(config, table, list(cases), work, []))
+
+
+def measure_rows(config: DictConfig, table: Table, cases: list[Row], work: Callable[[Row], Row], rows: list[Row]) -> list[Row]:
+    """The first half of `measure`: fills `rows`, which `work` may look at where a case depends on earlier ones."""
     path, began = Path(config.run_dir) / "metrics.jsonl", time.monotonic()
-    rows = kept(path, cases)
+    rows += kept(path, cases)
     for case in cases[len(rows) :]:
         if together(stop_asked()):
             raise Interrupted(rows=rows)
@@ -95,14 +101,18 @@ def measure(config: DictConfig, args: SeriesConfig, table: Table, cases: Iterabl
         if is_main_rank():
             append(path, {"step": len(rows), "num_steps": len(cases), **row})
         say(f"{len(rows)}/{len(cases)}  {_line(table, row)}")
-    return result(config, args, table, rows)
+    return rows
 
 
-def result(config: DictConfig, args: SeriesConfig, table: Table, rows: list[Row]) -> dict[str, Any]:
-    """Rows beside published figures, printed. Raises Failed where the gate is asked for and one is below it."""
+def result(config: DictConfig, args: SeriesConfig, table: Table, rows: list[Row], **own: Any) -> dict[str, Any]:
+    """Rows beside published figures, printed; `own` are further keys of result.json.
+
+    Raises Failed where the gate is asked for and a figure is below it.
+    """
     compared = published.compare(rows, table.benchmark, config.hardware.name, table.figure, table.higher_is_better, args.fail_below)
     notes = [*table.notes, *compared.notes]
     content = {
+        **own,
         "benchmark": table.benchmark,
         "columns": [asdict(column) for column in table.columns],
         "figure": table.figure,
@@ -115,7 +125,7 @@ def result(config: DictConfig, args: SeriesConfig, table: Table, rows: list[Row]
     }
     if is_main_rank():
         console = Console(width=WIDTH)
-        console.print(_rich(table, compared.rows, config.hardware.name))
+        console.print(rich_table(table, compared.rows, config.hardware.name))
         for note in notes:
             console.print(note, markup=False, highlight=False, soft_wrap=True)
     if compared.below:
@@ -157,10 +167,11 @@ def _attempt(case: Row, work: Callable[[Row], Row]) -> Row:
     try:
         return {**work(case), "error": None}
     except torch.OutOfMemoryError:
-        error = "out of memory"
+        error = OUT_OF_MEMORY
     except UserError as refused:
         error = str(refused)
     if torch.cuda.is_available():
+        gc.collect()  # a backward pass that broke off holds its tensors in cycles
         torch.cuda.empty_cache()  # for the next case
     return {"error": error}
 
@@ -176,7 +187,7 @@ def _cell(value: object, digits: int | None) -> str:
     return f"{value:,.{digits}f}" if isinstance(value, (int, float)) and digits is not None else str(value)
 
 
-def _rich(table: Table, rows: Sequence[Row], hardware: str) -> RichTable:
+def rich_table(table: Table, rows: Sequence[Row], hardware: str) -> RichTable:
     shown = RichTable(title=table.benchmark, title_justify="left")
     for column in table.columns:
         shown.add_column(column.title, justify="left" if column.digits is None else "right")
