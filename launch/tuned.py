@@ -33,7 +33,7 @@ def recipe(config: Config) -> Config | None:
         return None
     method, own = _standard(config, name).method, trainer_args.own(config)
     given = {key: value for key, value in config.method.args.items() if key not in own}
-    args = {**method.args, **given, **(method.smoke if config.smoke else {})}
+    args = {**method.args, **(method.smoke if config.smoke else {}), **given}
     if config.smoke:
         args.pop("num_train_epochs", None)  # a trial is bounded by its steps
     return dataclasses.replace(config, method=dataclasses.replace(method, args=args, rewards=config.method.rewards or method.rewards))

@@ -43,7 +43,7 @@ class BatchConfig(TrainingTuneConfig):
 
 
 def batch(config: DictConfig) -> dict[str, Any]:
-    args = BatchConfig(**config.trainer_args)
+    args = BatchConfig(**OmegaConf.to_container(config.trainer_args))
     if not is_main_rank():  # the trials have ranks of their own, on the same GPUs
         return {}
     planned: list[dict[str, Any]] = OmegaConf.to_container(config.tuned.planned)  # type: ignore[assignment]

@@ -62,21 +62,22 @@ def run(
     setting: Setting,
     unrecorded: Mapping[str, Any] = {},
     data: Mapping[str, Any] = {},
+    env: Mapping[str, str] = {},
     on_rows: Callable[[list[Row]], bool] = lambda rows: False,
 ) -> Outcome:
     """Run the recipe in `<run>/trials/<name>`, which holds its config.yaml, log and metrics afterwards.
 
-    `unrecorded` are arguments that bound the trial and are no part of the setting; `data` replaces keys of config.data. `on_rows` is
-    called whenever a line was added, and returns true to stop. Raises Interrupted when a signal asked to.
+    `unrecorded` and `env` are arguments and variables that the trial needs and the setting does not have; `data` replaces keys of
+    config.data. `on_rows` is called whenever a line was added, and returns true to stop. Raises Interrupted when a signal asked to.
     """
-    folder = Path(config.run_dir) / "trials" / name
+    folder = folder_of(config, name)
     shutil.rmtree(folder, ignore_errors=True)  # of a trial that was interrupted
     folder.mkdir(parents=True)
     _write_config(config, folder, {**setting.args, **unrecorded}, data)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             _argv(config, folder),
-            env=_environment(setting.env),
+            env=_environment({**env, **setting.env}),
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -90,13 +91,18 @@ def run(
     return Outcome(_rows(folder), error, stopped, folder)
 
 
-def training(config: DictConfig, name: str, setting: Setting, steps: int, warmup: int, data: Mapping[str, Any] = {}) -> Row:
-    """Speed of so many training steps after `warmup` ones: tokens/s of all ranks, the median step, how far steps lie apart, and memory.
+def folder_of(config: DictConfig, name: str) -> Path:
+    return Path(config.run_dir) / "trials" / name
 
-    Raises UserError with the reason of a trial that failed.
+
+def training(
+    config: DictConfig, name: str, setting: Setting, steps: int, warmup: int, data: Mapping[str, Any], env: Mapping[str, str] = {}
+) -> Row:
+    """Speed of so many training steps after `warmup` ones: tokens/s of all ranks, the median step, how far steps lie apart, the first
+    step with all that it compiles, and memory. Raises UserError with the reason of a trial that failed.
     """
     bounds = {"max_steps": warmup + steps, "num_train_epochs": 1, "logging_steps": 1, "save_strategy": "no", "eval_strategy": "no"}
-    outcome = run(config, name, setting, bounds, data)
+    outcome = run(config, name, setting, bounds, data, env)
     if outcome.error:
         raise UserError(outcome.error)
     return speed(outcome.rows, warmup)
@@ -113,6 +119,7 @@ def speed(rows: list[Row], warmup: int) -> Row:
     return {
         "tokens_per_second": tokens / step_s,
         "step_s": step_s,
+        "first_step_s": rows[0]["time_s"],
         "spread": (max(times) - min(times)) / step_s,
         "memory_gb": max(row["memory_peak_gb"] for row in rows),
     }
