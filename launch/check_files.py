@@ -9,6 +9,7 @@ import ast
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,9 +40,22 @@ def check_files(config: Config, all_lines: bool) -> None:
             _jsonl("data.path", Path(config.data.path), trained, all_lines)
         if config.data.heldout_path is not None:
             _jsonl("data.heldout_path", Path(config.data.heldout_path), "evaluate", all_lines)
+    _tuned_products(config)
     _rewards(config)
     _tracking(config)
     _run_root(Path(config.run_root))
+
+
+def _tuned_products(config: Config) -> None:
+    """TunableOp goes on without a word where its file is missing. It looks for one with the GPU's number before the point."""
+    given = config.user_env.get("PYTORCH_TUNABLEOP_FILENAME")
+    if given is None or config.user_env.get("PYTORCH_TUNABLEOP_TUNING") != "0":
+        return
+    first = Path(given.replace("%d", "0") if "%d" in given else re.sub(r"(\.[^.]*)?$", r"0\1", given, count=1))
+    if not Path(given).is_absolute() or not first.is_file():
+        raise UserError(
+            f"user_env.PYTORCH_TUNABLEOP_FILENAME={given}: there is no {first}. Use: the whole path that method=tune/tunableop printed."
+        )
 
 
 def _model(config: Config) -> None:

@@ -36,6 +36,7 @@ def _compiled(mode: str | None = None, **env: str) -> Setting:
 _TUNED = "max-autotune-no-cudagraphs"
 CANDIDATES = {
     "eager": Setting({"torch_compile": False}),
+    "graphs-only": Setting({"torch_compile": True, "torch_compile_backend": "aot_eager"}),  # what is left of it without inductor
     "default": _compiled(),
     "reduce-overhead": _compiled("reduce-overhead"),
     "max-autotune-no-cudagraphs": _compiled(_TUNED),

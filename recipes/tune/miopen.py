@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.bench.series import Column, Row, Table, measure_rows
@@ -63,6 +64,8 @@ def miopen(config: DictConfig) -> dict[str, Any]:
     measure_rows(config, table, [{"run": BEFORE}], work, rows)
     if not rows[0].get("calls"):
         said = f"{args.recipe} of {config.model.name} calls nothing of MIOpen: it has no convolutions. There is nothing to tune."
+        if torch.version.hip is None:
+            said = "This torch has no MIOpen, so its log names no calls; on ROCm the same run says which there are."
         return finish(config, table, rows, rows[0], [Setting()], [said])
     rows = []
     measure_rows(config, table, [{"run": run} for run in (BEFORE, SEARCH, AFTER)], work, rows)

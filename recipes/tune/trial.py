@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from recipes.common.errors import UserError
 from recipes.common.program import Interrupted, stop_asked
 
 POLL_S = 0.1
-STOP_TIMEOUT_S = 15.0  # from SIGTERM to SIGKILL: nothing of a trial needs saving
+STOP_TIMEOUT_S = 60.0  # from SIGTERM to SIGKILL: nothing of a trial needs saving, but engines of vLLM have processes to end
 # What torchrun tells its ranks: a trial's have a torchrun of their own, or are told anew.
 OF_TORCHRUN = ("TORCHELASTIC_", "GROUP_", "ROLE_", "LOCAL_", "MASTER_", "RANK", "WORLD_SIZE", "TORCH_NCCL_ASYNC")
 
@@ -42,7 +42,7 @@ class Setting:
 
     def overrides(self) -> list[str]:
         """The same for the command line of launch/run.py."""
-        given = [f"method.args.{name}={_word(value)}" for name, value in self.args.items()]
+        given = [f"method.args.{name}={_word(value)}" for name, value in _flat(self.args)]
         return given + [f"user_env.{name}={value}" for name, value in self.env.items()]
 
 
@@ -164,15 +164,16 @@ def _free_port() -> int:
 
 
 def _follow(process: subprocess.Popen[bytes], folder: Path, heartbeat: Path, on_rows: Callable[[list[Row]], bool]) -> bool:
-    """Until it ends, or `on_rows` says so, which is returned. What the trial logs counts for the launcher's watchdog."""
-    seen, counted = (0, 0), 0
+    """Until it ends, or `on_rows` says so, which is returned. What the trial does counts for the launcher's watchdog."""
+    seen, counted = (0.0,), 0
+    files = [folder / name for name in ("metrics.jsonl", "log", HEARTBEAT)]
     while True:
         ended = process.poll() is not None
         if stop_asked():
             raise Interrupted()
-        size = tuple(path.stat().st_size if path.exists() else 0 for path in (folder / "metrics.jsonl", folder / "log"))
-        if size != seen:
-            seen = size
+        now = tuple(path.stat().st_mtime if path.exists() else 0.0 for path in files)
+        if now != seen:
+            seen = now
             heartbeat.touch()
             rows = _rows(folder)
             if len(rows) > counted:
@@ -212,6 +213,15 @@ def _why(folder: Path, code: int) -> str:
     lines = [line for line in (folder / "log").read_text(errors="replace").splitlines() if line.strip()]
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return f"{how}: {lines[-1][:200]}" if lines else how
+
+
+def _flat(args: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values."""
+    for name, value in args.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{at}{name}.")
+        else:
+            yield f"{at}{name}", value
 
 
 def _word(value: Any) -> str:

@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipes.bench.series import Column, Row, Table, measure_rows
 from recipes.common.errors import UserError
 from recipes.common.files import write_json
-from recipes.common.program import main, say
+from recipes.common.program import main
 from recipes.tune import trial
 from recipes.tune.trial import Setting
 from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, trial_data
@@ -69,11 +69,14 @@ def tunableop(config: DictConfig) -> dict[str, Any]:
         return trial.training(config, case["run"], setting, args.steps, args.warmup, data)
 
     rows: list[Row] = []
+    measure_rows(config, table, [{"run": WITHOUT}, {"run": COLLECT}], work, rows)
+    if not result.exists():
+        why = rows[1]["error"] or "this torch is not built for ROCm, and has no other kernels to choose from"
+        return finish(config, table, rows[:1], rows[0], [Setting()], [f"Nothing was tuned: {why}."])
+    rows = []
     measure_rows(config, table, [{"run": run} for run in (WITHOUT, COLLECT, WITH)], work, rows)
-    notes = [f"collect is slower: it writes down each product. {_kept(result)}"]
-    if rows[1]["error"]:
-        rows[2] |= {"error": rows[2]["error"] or "not tuned"}
-    return finish(config, table, [rows[0], rows[2]], rows[0], [Setting(), used(result)], notes)
+    kept = f"Tuned products are in {json.loads(result.read_text())['file']}, with the GPU's number before the point."
+    return finish(config, table, [rows[0], rows[2]], rows[0], [Setting(), used(result)], [kept])
 
 
 def collect(config: DictConfig, args: TunableopConfig, data: dict[str, Any], result: Path) -> Row:
@@ -91,7 +94,6 @@ def collect(config: DictConfig, args: TunableopConfig, data: dict[str, Any], res
     row = trial.training(config, COLLECT, Setting(), 1, args.warmup, data, env)
     found = products(untuned.with_name("untuned0.csv"))
     if torch.version.hip is None:
-        say("left out: tuning. This torch is not built for ROCm, and has no other kernels to choose from.")
         return {**row, "products": len(found), "tuning_s": None}
     if not found:
         raise UserError("the recipe's steps made no matrix product that TunableOp knows")
@@ -146,17 +148,9 @@ def numbered(name: str, gpu: int) -> str:
 
 
 def used(result: Path) -> Setting:
-    """What makes a run take the file; nothing where none was written."""
-    if not result.exists():
-        return Setting()
+    """What makes a run take the file."""
     file = json.loads(result.read_text())["file"]
     return Setting(env={f"PYTORCH_TUNABLEOP_{name}": value for name, value in (("ENABLED", "1"), ("TUNING", "0"), ("FILENAME", file))})
-
-
-def _kept(result: Path) -> str:
-    if not result.exists():
-        return "Nothing was tuned, so both runs are the same."
-    return f"Tuned products are in {json.loads(result.read_text())['file']}, with the GPU's number before the point."
 
 
 def tune_offline(argv: list[str]) -> None:
