@@ -71,6 +71,16 @@ TOPOLOGY_RULES = [
         lambda c: " or ".join(f"topology={name}" for name in c.method.topologies),
     ),
     Rule(
+        "several_ranks",
+        lambda c: (
+            c.method.topologies == ["ddp"] == [c.topology.name]
+            and topology.num_trainers(c) == 1
+            and not (c.smoke and c.topology.num_gpus is None)  # two processes then
+        ),
+        lambda c: f"method={c.method.name} on one rank: it measures what passes between several",
+        lambda c: "topology.num_gpus=2 or more; or smoke=true, which runs its code in two processes on a CPU",
+    ),
+    Rule(
         "split_is_for_grpo",
         lambda c: c.topology.name in ("split", "colocate") and c.method.name != "grpo" and c.method.kind == "trainer",
         lambda c: f"topology={c.topology.name} with method={c.method.name}: only grpo generates while it trains",
@@ -81,6 +91,12 @@ TOPOLOGY_RULES = [
         lambda c: c.topology.name in ("split", "colocate") and c.method.name == "grpo" and not c.hardware.vllm,
         lambda c: f"topology={c.topology.name} on {c.hardware.name}: no released vLLM serves {c.hardware.gfx}",
         lambda c: "topology=single or ddp, where transformers generates",
+    ),
+    Rule(
+        "bench_needs_vllm",
+        lambda c: c.method.name == "bench/vllm" and not c.hardware.vllm and not c.smoke,
+        lambda c: f"method=bench/vllm on {c.hardware.name}: no released vLLM serves {c.hardware.gfx}",
+        lambda c: "another hardware; or smoke=true, which runs its code with vLLM's build for the CPU",
     ),
     Rule(
         "split_needs_a_trainer",

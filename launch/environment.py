@@ -104,7 +104,9 @@ def _launcher(config: Config, host: Host, kind: str, gpus: list[int], run_dir: P
         Setting("PYTHONSAFEPATH", "1", "a folder `recipes` where the command is typed must not hide ours", "launcher"),
         Setting("PYTHONHASHSEED", "0", "sets iterate in the same order in every run; Python reads it at start", "launcher"),
     ]
-    if kind != "server" or not gpus:  # vLLM on a GPU takes one thread where nothing is said, so that the cores serve what schedules
+    if (
+        not generates(config, kind) or not gpus
+    ):  # vLLM on a GPU takes one thread where nothing is said, so that the cores serve what schedules
         why = f"{host.num_cores} cores over {ranks} rank(s); torchrun would set 1"
         found.append(Setting("OMP_NUM_THREADS", str(max(1, host.num_cores // ranks)), why, "launcher"))
     if kind == "trainer":
@@ -122,16 +124,22 @@ def _launcher(config: Config, host: Host, kind: str, gpus: list[int], run_dir: P
     found += _network(config)
     if kind == "server":
         found.append(Setting("VLLM_SERVER_DEV_MODE", "1", "opens the weight-update endpoints; the server is bound to loopback", "launcher"))
+    if generates(config, kind):
         found.append(Setting("VLLM_NO_USAGE_STATS", "1", "vLLM reports what it runs to its makers otherwise", "launcher"))
         if config.hardware.vendor == Vendor.none:
             found += _server_on_cpu()
-    if (kind == "server" or config.topology.name == "colocate") and config.hardware.vendor == Vendor.nvidia:
+    if (generates(config, kind) or config.topology.name == "colocate") and config.hardware.vendor == Vendor.nvidia:
         why = "flashinfer is not in our environment (vLLM looks for it on NVIDIA)"
         found.append(Setting("VLLM_USE_FLASHINFER_SAMPLER", "0", why, "launcher"))
     if kind == "trainer" and config.tracking.name == "tensorboard":
         # transformers 5 takes the directory from here; it has no argument for it.
         found.append(Setting("TENSORBOARD_LOGGING_DIR", str(run_dir / "tensorboard"), "event files stay in the run directory", "launcher"))
     return found
+
+
+def generates(config: Config, kind: str) -> bool:
+    """Whether vLLM runs in this process group on its own: a server, or a benchmark or a tuning that starts one."""
+    return kind == "server" or config.method.name in ("bench/vllm", "tune/vllm")
 
 
 def _network(config: Config) -> list[Setting]:
@@ -179,7 +187,8 @@ def _debug(config: Config) -> list[Setting]:
 
 def _python_path(config: Config, host: Host) -> str:
     """recipes/ and, on a CPU, the vLLM plugin of recipes/smoke; then the user's own."""
-    on_cpu = [str(ROOT / "recipes/smoke")] if config.hardware.vendor == Vendor.none and config.topology.servers else []
+    vllm = config.topology.servers > 0 or generates(config, config.method.kind)
+    on_cpu = [str(ROOT / "recipes/smoke")] if config.hardware.vendor == Vendor.none and vllm else []
     return os.pathsep.join([str(ROOT), *on_cpu, *own_python_path(config, host)])
 
 
@@ -217,7 +226,7 @@ def _hardware(config: Config, kind: str, num_gpus: int) -> list[Setting]:
     holds = {
         When.always: True,
         When.trainer: kind == "trainer",
-        When.server: kind == "server",
+        When.server: generates(config, kind),
         When.multi_gpu: num_gpus * config.runtime.slurm.nodes > 1,
         When.fsdp: kind == "trainer" and config.topology.strategy in ("fsdp", "zero3"),
         When.eight_gpus: num_gpus == 8,

@@ -25,11 +25,16 @@ CASES = {
     "num_gpus": (["hardware=mi300x", "topology=ddp", "topology.num_gpus=9"], ["num_gpus=9", "has 8", "1 to 8"]),
     "single_is_one": (["hardware=mi300x", "topology=single", "topology.num_gpus=2"], ["topology=single", "ddp"]),
     "topology_of_method": (["hardware=mi300x", "method=evaluate", "topology=ddp"], ["one process", "topology=single"]),
+    "several_ranks": (
+        ["hardware=mi300x", "method=bench/collectives", "topology.num_gpus=1"],
+        ["bench/collectives on one rank", "num_gpus=2"],
+    ),
     "split_is_for_grpo": (["hardware=mi300x", "topology=split"], ["only grpo generates", "topology=ddp"]),
     "split_needs_vllm": (
         ["hardware=mi50", "hardware.gpus_per_node=4", "method=grpo", "topology=split", "precision=fp16"],
         ["gfx906", "transformers generates"],
     ),
+    "bench_needs_vllm": (["hardware=mi50", "method=bench/vllm", "precision=fp16"], ["bench/vllm on mi50", "gfx906", "smoke=true"]),
     "split_needs_a_trainer": (["hardware=mi300x", "method=grpo", "topology=split", "topology.num_gpus=1"], ["none is left to train on"]),
     "split_needs_a_server": (
         ["hardware=mi300x", "method=grpo", "topology=split", "topology.servers=0"],

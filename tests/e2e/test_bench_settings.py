@@ -1,0 +1,29 @@
+"""Collectives on two gloo ranks: every operation is right, each setting has processes of its own, and one that fails is a row."""
+
+from __future__ import annotations
+
+import json
+
+from tests.conftest import command
+
+SMALL = ["hardware=mi350x", "method=bench/collectives", "smoke=true", "method.smoke.max_bytes=8192"]
+
+
+def test_settings_and_one_whose_processes_end(tmp_path):
+    # Without PYTHONPATH a process does not find its program.
+    settings = "method.smoke.settings=[{PYTHONPATH: null}, {OMP_NUM_THREADS: 3}]"
+    done = command(*SMALL, settings, "method.args.ranks=[2,4]", cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = tmp_path.glob("runs/*/*/")
+    result = json.loads((run / "result.json").read_text())
+    rows = result["rows"]
+    assert len(rows) == 3 * 5 * 2
+    by_setting = {row["setting"]: [other for other in rows if other["setting"] == row["setting"]] for row in rows}
+    assert list(by_setting) == ["as configured", "PYTHONPATH unset", "OMP_NUM_THREADS=3"]
+    for row in [*by_setting["as configured"], *by_setting["OMP_NUM_THREADS=3"]]:
+        assert row["error"] is None
+        assert min(row["us"], row["algorithm_gb_s"], row["bus_gb_s"]) > 0
+    first, *others = by_setting["PYTHONPATH unset"]
+    assert "its process ended with exit code 1" in first["error"]
+    assert all(row["error"].startswith("not measured: rank 0: its process ended") for row in others)
+    assert "Left out: 4 ranks; this run has fewer." in result["notes"]

@@ -1,0 +1,97 @@
+"""vLLM's benchmark with a real vLLM, its build for the CPU: its programs are driven and read, and its parser knows our arguments."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launch import orphans
+from recipes.bench import vllm_arguments as arguments
+from tests.conftest import ROOT, command
+from tests.integration.conftest import lacking
+
+pytestmark = pytest.mark.integration
+
+SMALL = ["hardware=mi350x", "method=bench/vllm", "model=qwen3_4b", "smoke=true"]
+OPTIONS = """
+import json
+from vllm.benchmarks import latency, serve, throughput
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+found = {}
+for name, add in [("throughput", throughput), ("serve", serve), ("latency", latency), ("engine", EngineArgs)]:
+    parser = FlexibleArgumentParser()
+    add.add_cli_args(parser)
+    found[name] = sorted(option for action in parser._actions for option in action.option_strings)
+print(json.dumps(found))
+"""
+ENDS_WITHIN_S = 1200  # of several starts of an engine, on two cores that do something else too
+
+
+@pytest.fixture(scope="module", autouse=True)
+def vllm() -> None:
+    if importlib.util.find_spec("vllm") is None:
+        lacking("no vLLM (make vllm)")
+
+
+@pytest.fixture(scope="module")
+def options() -> dict[str, list[str]]:
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'recipes/smoke'}"}
+    done = subprocess.run([sys.executable, "-c", OPTIONS], env=env, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_arguments_said_to_be_gone_are(options):
+    gone = [name for name in arguments.REMOVED if not name.isupper()]
+    assert [name for name in gone if "--" + name.replace("_", "-") in options["engine"]] == []
+
+
+def test_arguments_that_replaced_them_and_those_of_the_series_are_there(options):
+    method = yaml.safe_load((ROOT / "conf/method/bench/vllm.yaml").read_text())
+    known = {option[2:].replace("-", "_") for option in options["engine"] if option.startswith("--")}
+    named = {word.strip(":,;") for text in arguments.REMOVED.values() for word in text.split() if "_" in word} - set(arguments.REMOVED)
+    assert {word for word in named if word == word.lower()} <= known
+    used = {name for setting in [*method["args"]["settings"], method["smoke"]["base"]] for name in setting} - set(arguments.OURS)
+    assert used <= known
+    asked = ["--random-input-len", "--random-output-len", "--random-range-ratio", "--dataset-name", "--num-prompts", "--seed"]
+    assert set(asked) | {"--output-json"} <= set(options["throughput"])
+    served = ["--max-concurrency", "--num-warmups", "--percentile-metrics", "--metric-percentiles", "--ignore-eos", "--result-filename"]
+    assert {*asked, *served, "--disable-tqdm"} <= set(options["serve"])
+    assert {"--batch-size", "--num-iters", "--num-iters-warmup", "--input-len", "--output-len"} <= set(options["latency"])
+
+
+def result_of(folder: Path) -> dict:
+    (file,) = folder.glob("runs/*/*/result.json")
+    return json.loads(file.read_text())
+
+
+def test_two_engines_at_once_and_one_that_does_not_start(tmp_path):
+    settings = ["method.smoke.settings=[{max_num_sequences: 4}, {}, {tensor_parallel_size: 4}]", "+method.smoke.kinds=[served,offline]"]
+    done = command(*SMALL, *settings, "topology.num_gpus=2", cwd=tmp_path, timeout=ENDS_WITHIN_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = result_of(tmp_path)
+    broken, broken_offline, served, offline = result["rows"]
+    for row in (broken, broken_offline):
+        assert "unrecognized arguments: --max-num-sequences 4 (exit code 2; logs/vllm" in row["error"]
+    for row in (served, offline):
+        assert row["error"] is None
+        assert (row["num_gpus"], row["engines"], row["input"], row["output"]) == (2, 2, 16, 8)
+        assert row["total_tokens_per_second"] == pytest.approx(3 * row["output_tokens_per_second"], rel=0.05)
+        assert row["output_tokens_per_second"] > 0
+    assert served["ttft_p99_ms"] >= served["ttft_ms"] > 0
+    assert served["itl_p99_ms"] >= served["itl_ms"] > 0
+    assert any(note.startswith("Left out: tensor_parallel_size=4: an engine of 4 GPUs") for note in result["notes"])
+    assert orphans.marked({}) == []
+
+
+def test_latency_needs_a_vocabulary(tmp_path):
+    done = command(*SMALL, "topology=single", "+method.smoke.kinds=[latency]", cwd=tmp_path, timeout=ENDS_WITHIN_S)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "draws token ids up to 10000, and its vocabulary has 512" in done.stdout + done.stderr
