@@ -54,7 +54,7 @@ def prepare(config: Config) -> tuple[Config, list[str]]:
     without it is a warning.
     """
     check.check_given(config)
-    replaced = batch.apply_effective_batch(config)
+    replaced = [] if trainer_args.recipe_name(config) else batch.apply_effective_batch(config)  # a tuning's recipe takes the steps
     if not config.smoke:
         check.check(config)
         tuned.check_recipe(config)

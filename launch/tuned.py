@@ -36,14 +36,20 @@ def recipe(config: Config) -> Config | None:
     args = {**method.args, **(method.smoke if config.smoke else {}), **given}
     if config.smoke:
         args.pop("num_train_epochs", None)  # a trial is bounded by its steps
-    return dataclasses.replace(config, method=dataclasses.replace(method, args=args, rewards=config.method.rewards or method.rewards))
+    rewards = config.method.rewards or method.rewards
+    found = dataclasses.replace(config, method=dataclasses.replace(method, args=args, rewards=rewards))
+    batch.apply_effective_batch(found)
+    return found
 
 
 def check_recipe(config: Config) -> None:
     """Raises UserError for what the recipe would be refused for by itself."""
     tuned = recipe(config)
-    if tuned is not None:
-        check.check(tuned)
+    if tuned is None:
+        return
+    if "rows" in trainer_args.own(config) and tuned.method.kind != "trainer":
+        raise UserError(f"method.args.recipe={tuned.method.name}: {config.method.name} measures training steps. Use: sft, dpo or grpo.")
+    check.check(tuned)
 
 
 def for_ranks(config: Config, host: Host, run_dir: Path, ports: tuple[int, int]) -> dict[str, Any] | None:
@@ -61,11 +67,11 @@ def for_ranks(config: Config, host: Host, run_dir: Path, ports: tuple[int, int])
 
 
 def planned(config: Config, tuned: Config, host: Host, run_dir: Path) -> list[dict[str, Any]]:
-    """Each candidate of tune/batch with what the memory planner says: GB of the process with least to spare. Raises UserError."""
+    """Each candidate of tune/batch with what the memory planner says: GB of the process with least to spare."""
     if "batches" not in trainer_args.own(config):
         return []
     processes = topology.processes(tuned, host, run_dir)
-    smaller, found, refused = memory.measured(tuned, processes, host), [], ""
+    smaller, found = memory.measured(tuned, processes, host), []
     own = trainer_args.value(tuned, CHECKPOINTING), trainer_args.value(tuned, BATCH)  # the recipe as it stands is one of them
     pairs = itertools.product(trainer_args.value(config, "checkpointing"), trainer_args.value(config, "batches"))
     for checkpointing, size in sorted({own, *pairs}):
@@ -74,14 +80,11 @@ def planned(config: Config, tuned: Config, host: Host, run_dir: Path) -> list[di
         try:
             batch.apply_effective_batch(candidate)
             check.check(candidate)
-        except UserError as error:
-            refused = str(error)
+        except UserError:  # the recipe as it stands was checked before; a batch that it cannot take is no candidate
             continue
         most = min(memory.memory(candidate, processes, smaller), key=lambda m: m.capacity_gb - m.total_gb)
         kept = {key: args[key] for key in (BATCH, CHECKPOINTING, ACCUMULATION) if key in args}
         found.append({"args": kept, "planned_gb": most.allocated_gb, "capacity_gb": most.capacity_gb, "fits": most.fits})
-    if not found:
-        raise UserError(f"method.args.batches={trainer_args.value(config, 'batches')}: each of them is refused. {refused}")
     return found
 
 

@@ -109,13 +109,15 @@ def training(
 
 
 def speed(rows: list[Row], warmup: int) -> Row:
-    """Of the lines that a trainer logged, one a step. Raises UserError where there are none after the warm-up."""
+    """Of the lines that a trainer logged, one a step. Raises UserError where none is after the warm-up, or no token was counted."""
     measured = list(zip(rows[warmup - 1 :], rows[warmup:], strict=False)) if warmup else []
     if not measured:
         raise UserError(f"{len(rows)} steps were taken, and {warmup} are warm-up: nothing was measured.")
     times = [after["time_s"] - before["time_s"] for before, after in measured]
     step_s = statistics.median(times)
     tokens = (rows[-1]["num_tokens"] - rows[warmup - 1]["num_tokens"]) / len(measured)
+    if not tokens:
+        raise UserError("the trainer counted no tokens")
     return {
         "tokens_per_second": tokens / step_s,
         "step_s": step_s,

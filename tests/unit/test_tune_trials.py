@@ -74,6 +74,8 @@ def test_a_trial_that_fails_says_why(tmp_path, args, said):
 def test_a_trial_with_too_few_steps(tmp_path):
     with pytest.raises(UserError, match="1 steps were taken, and 1 are warm-up"):
         trial.speed([{"time_s": 1.0, "num_tokens": 1, "memory_peak_gb": 0.0}], 1)
+    with pytest.raises(UserError, match="no tokens"):
+        trial.speed([{"time_s": float(step), "num_tokens": 0, "memory_peak_gb": 0.0} for step in range(3)], 1)
 
 
 def test_a_trial_is_stopped_by_what_looks_at_its_rows(tmp_path):
