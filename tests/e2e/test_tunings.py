@@ -36,8 +36,8 @@ def test_tuning_ends_with_before_after_and_an_experiment(tmp_path, tuning, overr
     assert len(result["rows"]) == num_rows
     assert result["gain"] >= 1.0
     assert result["after"][figure] >= result["before"][figure] > 0
-    assert "before:" in done.stdout
-    assert result["command"] in done.stdout
+    assert "before:" in done.stderr
+    assert result["command"] in done.stderr
     planned = command(*shlex.split(result["command"])[2:], "mode=plan", "format=json", cwd=tmp_path)
     assert planned.returncode == 0, planned.stderr
     plan = json.loads(planned.stdout)
