@@ -29,6 +29,8 @@ HERE = Path(__file__).resolve().parent  # beside it: probe.py, locks.txt (one lo
 OVERLAY = Path("/opt/recipes")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # What a base is chosen for. pip would replace each with a build that knows no AMD GPU.
+# One module under its makers' names.
+ALSO_CALLED = {"triton": ("triton-rocm", "pytorch-triton-rocm")}
 GUARDED = re.compile(r"torch|torchvision|torchaudio|torchcodec|(pytorch-)?triton(-.+)?|vllm|flash-attn|(amd-)?aiter|amdsmi|rocm(-.+)?")
 BUILT_FOR_AMD = re.compile(r"\+.*(rocm|hip|git)")  # in a version's local part
 # reasoning-gym imports pycosat for a single task, at its own import: without this module none of its tasks could be used.
@@ -162,6 +164,7 @@ def unmet(ours: Iterable[str], everything: Mapping[str, importlib.metadata.Distr
             if not asked:
                 continue
             wanted = canonical(need.name)
+            wanted = next((name for name in (wanted, *ALSO_CALLED.get(wanted, ())) if name in everything), wanted)
             if wanted not in everything:
                 if wanted not in stood_in:
                     lacking.append(f"{name} {dist.version} needs {need}, which is not in the image")

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "containers" / "cpu"
 
 # In the order in which `make lock` resolves them: the later ones keep to the versions of the first.
-COMPILED = ("requirements", "tools", "compiled", "torch_pypi", "dev", "vllm", "kernels")
+COMPILED = ("requirements", "tools", "compiled", "torch_pypi", "dev", "liger", "vllm", "kernels")
 # Installed beside the test tools, and resolved with a configuration of their own.
 ADD_ONS = ("vllm", "kernels")
 # Resolved with requirements.in, but left out of its lock: they are in locks of their own.
@@ -51,6 +51,8 @@ def uv_compile(uv: Path, name: str) -> tuple[str, ...]:
         options += [f"--no-emit-package={package}" for package in (*ELSEWHERE, *CUDA)]
     else:
         options += ["--constraints", str(folder / "requirements.lock")]
+    if name == "liger":
+        options += ["--no-deps"]  # torch and Triton, which an image's base brings
     if name in ADD_ONS:
         options += ["--constraints", str(folder / "dev.lock"), "--config-file", str(folder / f"{name}.toml")]
     return (str(uv), "pip", "compile", *options, "--output-file", str(folder / f"{name}.lock"), str(folder / f"{name}.in"))

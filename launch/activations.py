@@ -45,6 +45,7 @@ class MicroStep:
     adapter: bool  # the base is frozen: its linear layers save no inputs for their weights' gradients
     checkpointing: bool
     fused: bool = True  # the GPU has a fused attention kernel for 16 bits
+    compiled: bool = False  # by torch.compile, which computes norms, rotations and the activation again instead of keeping them
 
     @property
     def tokens(self) -> int:
@@ -64,8 +65,18 @@ class MicroStep:
     def saved_by_layer(self) -> float:
         """What one layer keeps for its backward, all tokens."""
         hidden, wide, query, key = self.widths
+        if self.compiled and not self.adapter:
+            return self.tokens * self._compiled_per_token() + self.scores() + 4 * self._copies_of_query()
         per_token = self._norms() * hidden + 4 * self.numerics.product_bytes * wide + self._attention(query, key)
         return self.tokens * per_token + self.scores() + 4 * self._copies_of_query()
+
+    def _compiled_per_token(self) -> int:
+        """What inductor's partitioner (torch 2.13, min_cut_rematerialization_partition) keeps: the hidden state before both norms and what
+        they make of it, gate, up and their product, query, key, value and output of attention (and both before qwen3's norms), sums."""
+        hidden, wide, query, key = self.widths
+        out, normed = self.numerics.product_bytes, self.model.architecture == "qwen3"
+        sums = 4 * (2 + self.model.num_heads + (self.model.num_heads + self.model.num_kv_heads if normed else 0))
+        return 2 * (self.numerics.hidden_bytes + out) * hidden + 3 * out * wide + (3 if normed else 2) * out * (query + key) + sums
 
     def _norms(self) -> int:
         """Of both norms, per unit of H, with the copies of their outputs that the five linear layers behind them read."""

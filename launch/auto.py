@@ -40,7 +40,8 @@ def others(composed: DictConfig) -> list[str]:
 
 
 def topology(composed: DictConfig) -> str:
-    """A method's own, or: one GPU: single. GRPO on several of one node: split, where vLLM runs. Else ddp, or fsdp when one GPU cannot hold a replica."""
+    """A method's own. One GPU: single. GRPO on several of one node: split, where vLLM runs. Else ddp, or fsdp when one GPU cannot hold a
+    replica."""
     gpus, nodes = composed.topology.num_gpus or composed.hardware.gpus_per_node, composed.runtime.slurm.nodes
     if composed.method.topologies:
         return str(composed.method.topologies[0 if gpus * nodes == 1 else -1])

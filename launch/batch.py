@@ -88,9 +88,20 @@ def generation_batch(config: Config) -> int:
     return int(given or size.per_device * size.ranks * int(value(config, "steps_per_generation") or size.accumulation))
 
 
-def fitting_batches(config: Config, most: int = 16) -> list[tuple[int, int]]:
-    """(per-device batch, accumulation) pairs near the composed ones whose product divides by num_generations."""
+def whole_generations(config: Config) -> list[int]:
+    """Values of generation_batch_size next to the one given (below, above) that TRL takes: multiples of the sequences of a micro-step of
+    all ranks, and of num_generations."""
+    size = batch(config)
+    unit = math.lcm(size.per_device * size.ranks, int(value(config, "num_generations")))
+    below = generation_batch(config) // unit * unit
+    return [n for n in (below, below + unit) if n]
+
+
+def fitting_batches(config: Config) -> list[tuple[int, int]]:
+    """(per-device batch, micro-steps of a generation) pairs near the composed ones whose product divides by num_generations."""
     size, wanted = batch(config), int(value(config, "num_generations"))
-    pairs = [(b, a) for b in range(1, most + 1) for a in range(1, most + 1) if b * a * size.ranks % wanted == 0]
-    near = sorted(pairs, key=lambda p: (abs(p[0] * p[1] - size.per_device * size.accumulation), abs(p[0] - size.per_device), p))
+    steps = int(value(config, "steps_per_generation") or size.accumulation)
+    most = range(1, max(16, wanted) + 1)
+    pairs = [(b, a) for b in most for a in most if b * a * size.ranks % wanted == 0]
+    near = sorted(pairs, key=lambda p: (abs(p[0] * p[1] - size.per_device * steps), abs(p[0] - size.per_device), p))
     return near[:3]

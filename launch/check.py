@@ -8,12 +8,15 @@ from __future__ import annotations
 import re
 
 from launch import masks, topology, trainer_args
-from launch.batch import batch, fitting_batches, generation_batch
+from launch.batch import batch, fitting_batches, generation_batch, whole_generations
+from launch.check_profile import PROFILE_RULES
 from launch.check_runtime import RUNTIME_RULES
 from launch.check_topology import TOPOLOGY_RULES, longest
+from launch.check_tune import TUNE_RULES
 from launch.check_values import check_values
 from launch.environment import SECRET
 from launch.errors import UserError, near
+from launch.memory import makes_fp32
 from launch.rule import Rule
 from launch.schema import Config
 from launch.schema_enums import Debug, Find, Link, Mode, Vendor
@@ -41,12 +44,23 @@ def _batch_does_not_divide(config: Config) -> bool:
 
 
 def _batches_that_would_do(config: Config) -> str:
-    size = batch(config)
+    size, group = batch(config), f"or method.args.num_generations={_largest_divisor(config)}"
+    if argument(config, "generation_batch_size"):
+        return f"{_generations_that_would_do(config)}; {group}"
+    # What is accumulated is a generation's only where nothing else says how many micro-steps share one.
+    given = argument(config, "steps_per_generation")
+    name = "steps_per_generation" if given else "gradient_accumulation_steps"
     pairs = [f"{b} x {a} ({b * a * size.ranks})" for b, a in fitting_batches(config)]
-    return (
-        "method.args.per_device_train_batch_size x gradient_accumulation_steps that would do on "
-        f"{size.ranks} rank(s): {', '.join(pairs)}; or method.args.num_generations={_largest_divisor(config)}"
-    )
+    return f"method.args.per_device_train_batch_size x {name} that would do on {size.ranks} rank(s): {', '.join(pairs)}; {group}"
+
+
+def _generations_that_would_do(config: Config) -> str:
+    return " or ".join(f"method.args.generation_batch_size={n}" for n in whole_generations(config))
+
+
+def _generation_does_not_divide(config: Config) -> bool:
+    given = argument(config, "generation_batch_size")
+    return bool(given) and int(given) % _micro_step(config) != 0
 
 
 def _largest_divisor(config: Config) -> int:
@@ -78,8 +92,8 @@ RULES = [
     ),
     Rule(
         "adapter_without_training",
-        lambda c: c.adapter.name != "none" and c.method.kind != "trainer" and not trainer_args.recipe_name(c),
-        lambda c: f"adapter={c.adapter.name} with method={c.method.name}: {c.method.name} trains nothing",
+        lambda c: c.adapter.name != "none" and c.method.kind != "trainer" and not c.method.takes_adapter,
+        lambda c: f"adapter={c.adapter.name} with method={c.method.name}: it trains none, and would ignore it",
         lambda c: "adapter=none",
     ),
     Rule(
@@ -100,26 +114,7 @@ RULES = [
         lambda c: f"model={c.model.name} with method={c.method.name}: it measures the machine, and would ignore the model",
         lambda c: "no model=",
     ),
-    Rule(
-        "tune_rows",
-        lambda c: argument(c, "rows") == "full" and c.method.kind == "tune" and c.data.name != "reasoning",
-        lambda c: (
-            f"data={c.data.name} with method={c.method.name}: it measures rows that it makes, full to max_length, and would ignore them"
-        ),
-        lambda c: "no data=; or method.args.rows=data, whose steps are of the lengths that the data has",
-    ),
-    Rule(
-        "tune_for_rocm",
-        lambda c: c.method.name in ("tune/tunableop", "tune/miopen") and c.hardware.vendor == Vendor.nvidia,
-        lambda c: f"method={c.method.name} on {c.hardware.name}: it chooses between kernels of ROCm's libraries",
-        lambda c: "an AMD GPU; method=tune/inductor and tune/batch are for this one too",
-    ),
-    Rule(
-        "tune_inductor",
-        lambda c: c.method.name == "tune/inductor" and not c.hardware.compile,
-        lambda c: f"method=tune/inductor on {c.hardware.name}: Inductor miscompiles or refuses {c.hardware.gfx}",
-        lambda c: "method=tune/tunableop or tune/batch",
-    ),
+    *TUNE_RULES,
     *TOPOLOGY_RULES,
     Rule(
         "debug_without_gpu",
@@ -127,6 +122,7 @@ RULES = [
         lambda c: f"debug={c.debug.name} on a CPU: it sets variables of a GPU's runtime",
         lambda c: "debug=none",
     ),
+    *PROFILE_RULES,
     Rule(
         "adapter_rank",
         lambda c: (c.adapter.name == "none") != (c.adapter.rank is None),
@@ -156,6 +152,31 @@ RULES = [
             f"method.args.num_generations={value(c, 'num_generations')}"
         ),
         _batches_that_would_do,
+    ),
+    # As trl.GRPOConfig.__post_init__ refuses them, on every rank.
+    Rule(
+        "generation_divides",
+        _generation_does_not_divide,
+        lambda c: (
+            f"method.args.generation_batch_size={argument(c, 'generation_batch_size')} is no multiple of the {_micro_step(c)} sequences "
+            f"that {topology.num_trainers(c)} training rank(s) take at once, {batch(c).per_device} each"
+        ),
+        lambda c: f"{_generations_that_would_do(c)}; or no generation_batch_size, and method.args.steps_per_generation=N",
+    ),
+    Rule(
+        "generation_twice",
+        lambda c: bool(argument(c, "generation_batch_size")) and bool(argument(c, "steps_per_generation")),
+        lambda c: (
+            f"method.args.generation_batch_size={argument(c, 'generation_batch_size')} with "
+            f"steps_per_generation={argument(c, 'steps_per_generation')}: each decides the other, and TRL takes one"
+        ),
+        lambda c: "one of them",
+    ),
+    Rule(
+        "groups_and_smaller_batches",
+        lambda c: c.method.name == "grpo" and bool(argument(c, "auto_find_batch_size")),
+        lambda c: "method.args.auto_find_batch_size=true with method=grpo: a smaller batch may cut a group of completions",
+        lambda c: "method.args.auto_find_batch_size=false; mode=plan find=largest_batch plans what fits",
     ),
     Rule(
         "compile",
@@ -295,6 +316,11 @@ def _lacking_dtypes(config: Config) -> list[str]:
     return [] if config.smoke or config.hardware.vendor == Vendor.none else [d for d in asked if d not in config.hardware.peak_tflops]
 
 
+def _micro_step(config: Config) -> int:
+    """Sequences of all ranks together."""
+    return batch(config).per_device * batch(config).ranks
+
+
 def _secrets(config: Config) -> list[str]:
     """Keys that hold a secret and have a value."""
     free = {f"user_env.{k}": v for k, v in config.user_env.items()} | {f"method.args.{k}": v for k, v in config.method.args.items()}
@@ -343,6 +369,8 @@ def warnings(config: Config) -> list[str]:
         found.append("seven training ranks do not use all xGMI links (rccl#1270); the eighth generates meanwhile.")
     if any("expandable_segments:True" in value for value in config.user_env.values()) and config.hardware.gfx.startswith("gfx"):
         found.append("expandable_segments hangs on some ROCm stacks (pytorch#192259) and gives NaN in bf16 on gfx1201 (pytorch#195202).")
+    if makes_fp32(config) and config.method.kind == "trainer" and config.adapter.rank is None:
+        found.append(f"precision.weights={config.precision.weights} under FSDP: accelerate holds weights that train in fp32 all the same.")
     if "HSA_OVERRIDE_GFX_VERSION" in config.user_env and config.hardware.gfx != "gfx906":
         found.append(f"HSA_OVERRIDE_GFX_VERSION makes {config.hardware.gfx} run another GPU's code; it is supported natively.")
     if config.hardware.name == "strix_halo" and (config.hardware.dataloader.num_workers or config.hardware.dataloader.pin_memory):

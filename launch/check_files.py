@@ -1,4 +1,4 @@
-"""Checks that need the file system or the installed packages: the model's directory, the data, rewards, tracking, run_root.
+"""Checks that need the file system or the installed packages: the model's directory, the data, rewards, tracking, Liger, run_root.
 
 Each raises UserError with one message. Nothing here imports the training stack or runs a user's code.
 """
@@ -18,6 +18,7 @@ from containers import images
 from launch import tuned
 from launch.errors import UserError, near
 from launch.schema import Config
+from launch.trainer_args import argument
 
 PLAN_LINES = 10_000  # of a data file that mode=plan reads; a run reads all
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -42,7 +43,7 @@ def check_files(config: Config, all_lines: bool) -> None:
             _jsonl("data.heldout_path", Path(config.data.heldout_path), "evaluate", all_lines)
     _tuned_products(config)
     _rewards(config)
-    _tracking(config)
+    _packages(config)
     _run_root(Path(config.run_root))
 
 
@@ -153,20 +154,23 @@ def _defined(source: Path) -> set[str]:
     return names
 
 
-def _tracking(config: Config) -> None:
-    package = config.tracking.package
-    if package and config.runtime.on_node == "docker":
+def _packages(config: Config) -> None:
+    """What tracking and Liger need beside the training stack, in the image or in this Python."""
+    tracked = f"tracking={config.tracking.name}"
+    if config.tracking.package:
+        _package(config, tracked, config.tracking.package, "tracking=tensorboard", "requirements.in")
+    if argument(config, "use_liger_kernel"):
+        _package(config, "method.args.use_liger_kernel=true", "liger-kernel", "method.args.use_liger_kernel=false", "liger.in")
+
+
+def _package(config: Config, given: str, package: str, instead: str, source: str) -> None:
+    if config.runtime.on_node == "docker":
         image = images.load().get(config.container.name)  # what an image of the user's own holds is not known
         if image and not any(f"\n{package}==" in (images.FOLDER / lock).read_text(encoding="utf-8") for lock in image.locks):
-            raise UserError(
-                f"tracking={config.tracking.name}: the image {image.name} holds no {package}. Use: tracking=tensorboard, runtime=local, "
-                f"or {package} in containers/cpu/requirements.in, then make lock and the image anew."
-            )
-        return
-    if package and importlib.util.find_spec(package) is None:
-        raise UserError(
-            f"tracking={config.tracking.name}: the package {package} is not installed. Install it, or use tracking=tensorboard."
-        )
+            holding = f"{package} in containers/cpu/{source} and among the image's locks, then make lock and the image anew"
+            raise UserError(f"{given}: the image {image.name} holds no {package}. Use: {instead}, runtime=local, or {holding}.")
+    elif not config.runtime.slurm.python and importlib.util.find_spec(package.replace("-", "_")) is None:
+        raise UserError(f"{given}: the package {package} is not installed. Install it, or use {instead}.")
 
 
 def _run_root(root: Path) -> None:

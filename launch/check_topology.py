@@ -11,7 +11,7 @@ from launch.trainer_args import known, value
 
 def longest(config: Config) -> int:
     """Tokens of the longest sequence an argument asks for."""
-    names = ("max_length", "max_completion_length", "max_new_tokens")
+    names = ("max_length", "max_completion_length", "max_new_tokens", "sequence")
     asked = [value(config, name) for name in names if name in known(config)]
     return max(int(a) for a in [*asked, 0] if isinstance(a, (int, float)))
 

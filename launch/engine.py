@@ -14,7 +14,7 @@ from typing import Any
 
 import docker
 import requests
-from docker.errors import APIError, DockerException, NotFound
+from docker.errors import APIError, ContainerError, DockerException, NotFound
 from docker.models.containers import Container
 from docker.models.images import Image
 from rich.console import Console
@@ -22,11 +22,12 @@ from rich.console import Console
 from containers import engine as images_engine
 from containers import images
 from containers.images import LABEL, OCI
-from launch import rundir
+from launch import rocprof, rundir
 from launch.container import ContainerSpec, container_name, sdk_arguments
 from launch.detect import Host
 from launch.errors import HostError
 from launch.plan import Plan
+from launch.schema_enums import Profile
 
 
 def connect() -> docker.DockerClient:
@@ -54,6 +55,8 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
         check_devices(plan, host)
         facts = image_facts(pull_if_absent(client, plan))
     check_image(plan, facts)
+    if plan.config.profile == Profile.rocprof:
+        check_profiler(client, plan, facts["id"])
     return facts
 
 
@@ -128,6 +131,16 @@ def check_image(plan: Plan, facts: dict[str, Any]) -> None:
     gfx = config.hardware.gfx
     if gfx.startswith("gfx") and not config.smoke and gfx not in labels.get("gfx", "").split(","):
         raise HostError(f"container={image.name}: the image has no code for {gfx}, only for {labels.get('gfx')}. {rebuild}")
+
+
+def check_profiler(client: docker.DockerClient, plan: Plan, image_id: str) -> None:
+    """The image holds the program of profile=rocprof: a container that looks for it and goes. Raises HostError."""
+    look = ["-c", 'command -v "$0"', plan.config.rocprof.value]
+    with told():
+        try:
+            client.containers.run(image_id, look, entrypoint="/bin/sh", network_mode="none", remove=True)
+        except ContainerError as error:
+            raise rocprof.absent(plan.config, f"in container={plan.config.container.name}", "in an image of your own") from error
 
 
 def remove_orphans(client: docker.DockerClient, host: Host) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from launch import fit, orphans, record, rundir, secret_files
+from launch import fit, orphans, record, rocprof, rundir, secret_files
 from launch.detect import Host
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_HUNG, EXIT_INTERRUPTED, EXIT_USER, HostError
 from launch.local import LocalProcess
@@ -56,6 +56,7 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
                 f"topology.numa_binding={config.topology.numa_binding.value}: torchrun binds its ranks with the program numactl, which is "
                 "not found here. apt-get install numactl, or topology.numa_binding=null."
             )
+        rocprof.check(config)
         orphans.remove()
         preflight.check(plan, host)  # after those that hold GPU memory for a launcher that is gone
         return None

@@ -30,7 +30,8 @@ keys:
   smoke=true             the composition scaled down until a CPU runs it in seconds
   resume=auto|never|DIR  auto continues the newest unfinished run of the same composition
   preflight=warn         runs although the doctor's short set says that it would fail (docs/doctor.md)
-  seed=N  name=NAME  run_root=DIR  profile=none|torch
+  profile=torch|memory|rocprof   what time and memory go into (docs/profiling.md); rocprof=v3|compute|sys is the program
+  seed=N  name=NAME  run_root=DIR
   method.args.NAME=V     any argument of the method's own trainer (TRL's SFTConfig, DPOConfig, GRPOConfig)
   sweep.KEY=V            of -m: num_trials, parallel, metric, direction, space.NAME.low ... (docs/sweeps.md)
   user_env.NAME=V        an environment variable of yours; it wins over ours
@@ -43,7 +44,7 @@ TAIL = """
 Every key of the composition:   python launch/run.py --cfg job [overrides]
 Where each value comes from:    python launch/run.py --info defaults-tree [overrides]
 Completion in bash:             eval "$(python launch/run.py -sc install=bash)"
-Other commands:                 launch/doctor.py; launch/reproduce.py RUN; containers/build.py image=NAME
+Other commands:                 launch/doctor.py; launch/report.py RUN...; launch/reproduce.py RUN; containers/build.py image=NAME
 
 exit codes: 0 done; 2 the configuration is wrong; 3 this host cannot run it; 4 a process failed; 5 hung and was stopped;
 75 interrupted, run it again to resume"""

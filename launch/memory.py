@@ -123,7 +123,8 @@ def micro_step(config: Config, size: Batch) -> MicroStep:
     rows = size.per_device * (2 if config.method.name == "dpo" else 1)
     checkpointing = bool(value(config, "gradient_checkpointing")) or config.topology.fsdp.activation_checkpointing
     fused = config.hardware.fused_attention and config.hardware.attention != "eager"
-    return MicroStep(config.model, numerics(config), rows, size.sequence, config.adapter.rank is not None, checkpointing, fused)
+    compiled = bool(argument(config, "torch_compile"))
+    return MicroStep(config.model, numerics(config), rows, size.sequence, config.adapter.rank is not None, checkpointing, fused, compiled)
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,19 @@ class _Counts:
     @classmethod
     def of(cls, config: Config) -> _Counts:
         train = shapes.trainable_parameters(config.model, config.adapter)
-        width = 4.0 if config.adapter.rank is not None else max(2.0, BYTES[config.precision.weights])
+        fp32 = config.adapter.rank is not None or makes_fp32(config)  # peft's adapters are fp32
+        width = 4.0 if fp32 else max(2.0, BYTES[config.precision.weights])
         return cls(config.model.num_parameters, train, topology.num_trainers(config), width)
+
+
+def makes_fp32(config: Config) -> bool:
+    """Whether what trains is held in fp32 although it was loaded in 16 bits: accelerate's fsdp2_prepare_model, under mixed precision."""
+    return config.topology.strategy == "fsdp" and config.precision.compute != "fp32" and BYTES[config.precision.weights] == 2
+
+
+def stepped_bytes(config: Config) -> float:
+    """Of a weight as the optimizer steps it: DeepSpeed keeps a copy in fp32."""
+    return 4.0 if config.topology.strategy in ("zero2", "zero3") else _Counts.of(config).width
 
 
 def _state(config: Config) -> dict[str, float]:
@@ -150,7 +162,10 @@ def _state(config: Config) -> dict[str, float]:
     n, zero = _Counts.of(config), config.topology.zero
     shared = n.ranks if config.topology.strategy in ("fsdp", "zero3") else 1
     adapter = 4.0 * n.trained if config.adapter.rank is not None else 0.0
-    found = {"weights": _base_bytes(config) / shared, "adapter": adapter / shared}
+    base = _base_bytes(config)
+    found = {"weights": base / shared, "adapter": adapter / shared}
+    if makes_fp32(config) and config.adapter.rank is None:
+        found["weights"] = 4.0 * n.base / shared
     found["optimizer"] = _optimizer_bytes(config, n, n.width) / shared
     if config.topology.strategy in ("zero2", "zero3"):
         low = _width(config)
@@ -158,8 +173,8 @@ def _state(config: Config) -> dict[str, float]:
         found["optimizer"] = _optimizer_bytes(config, n, 4.0) / n.ranks
         if zero.offload_optimizer:
             found |= {"optimizer": 0.0, "master weights": 0.0}
-    if has_reference(config):  # TRL hands it to the strategy too; under ZeRO-2, whole
-        found["reference"] = found["weights"]
+    if has_reference(config):  # TRL hands it to the strategy too; under ZeRO-2, whole; under FSDP2, as it was loaded
+        found["reference"] = base / shared if config.topology.strategy == "fsdp" else found["weights"]
     if config.topology.fsdp.cpu_offload or zero.offload_parameters:
         found |= {"weights": 0.0, "adapter": 0.0, "reference": 0.0}
     if config.topology.fsdp.cpu_offload:
@@ -201,15 +216,21 @@ def has_reference(config: Config) -> bool:
 
 def uncounted(config: Config) -> list[str]:
     """A line for each argument given that memory or speed depends on and the planner does not count."""
-    found = {name: argument(config, name) for name in ("torch_compile", "use_liger_kernel", "packing", "padding_free")}
-    found |= {name: argument(config, name) for name in ("activation_offloading", "auto_find_batch_size")}
+    if config.method.kind in ("bench", "tune"):  # of which nothing is planned
+        return []
+    names = ("use_liger_kernel", "packing", "padding_free", "activation_offloading", "auto_find_batch_size")
+    found = {name: argument(config, name) for name in names}
     given = [f"method.args.{name}=true" for name, is_given in found.items() if is_given]
     optimizer = argument(config, "optim")
     if optimizer not in (None, *OPTIMIZERS, *IN_8_BITS):
         given.append(f"method.args.optim={optimizer} (AdamW stands for it)")
     if "max_length" in known(config) and not value(config, "max_length"):
         given.append(f"method.args.max_length=null ({UNCUT} tokens stand for the longest row)")
-    return [f"memory and speed are planned without {', '.join(given)}."] if given else []
+    lines = [f"memory and speed are planned without {', '.join(given)}."] if given else []
+    if argument(config, "torch_compile"):
+        without = "memory and speed are" if config.adapter.rank is not None else "speed is"
+        lines.append(f"{without} planned without method.args.torch_compile=true.")
+    return lines
 
 
 def moments(config: Config) -> dict[str, dict[str, float]]:
@@ -251,6 +272,10 @@ def moments(config: Config) -> dict[str, dict[str, float]]:
     }
     for parts in found.values():
         parts["communication"] = sharing.buffers
+    for moment in ("backward of the last layer", "backward of the first layer", "backward of the embedding"):
+        found[moment]["communication"] -= sharing.buffers_of_head
+    for moment in ("backward of the first layer", "backward of the embedding"):
+        found[moment]["communication"] += sharing.gathered_again
     found["optimizer step"] = {"gradients": sharing.gradients_of_step, "communication": sharing.buffers_of_step}
     if value(config, "optim") == "adamw_torch":
         # A step of torch's `foreach` kernels makes one more copy of all it trains (docs.pytorch.org, torch.optim.AdamW).
@@ -272,6 +297,8 @@ class _Sharing:
     buffers: float
     gradients_of_step: float
     buffers_of_step: float
+    buffers_of_head: float = 0.0  # of the buffers, what is freed with the head's backward
+    gathered_again: float = 0.0  # for the embedding's backward
 
 
 def _sharing(config: Config, size: Batch) -> _Sharing:
@@ -292,7 +319,13 @@ def _fsdp(config: Config, size: Batch, n: _Counts) -> _Sharing:
     # In the dtype they are summed in (torch's FSDPParam.to_accumulated_grad_if_needed).
     kept = 4.0 if config.topology.fsdp.reduce_dtype == "fp32" or config.precision.compute == "fp32" else 2.0
     whole = kept * n.trained if size.accumulation > 1 else sharded
-    return _Sharing(whole, _gathered(config, n, 2 if reshards else config.model.num_layers), sharded, 0.0)
+    layers, model = config.model.num_layers, config.model
+    matrix = _width(config) * model.vocab_size * model.hidden_size
+    if model.tied_embeddings:  # one unit, gathered throughout
+        return _Sharing(whole, _gathered(config, n, 2 if reshards else layers), sharded, 0.0)
+    if not reshards:
+        return _Sharing(whole, _gathered(config, n, layers), sharded, 0.0, matrix)
+    return _Sharing(whole, _gathered(config, n, 2) - matrix, sharded, 0.0, matrix, matrix)  # embedding and head, each where it is needed
 
 
 def _zero(config: Config, n: _Counts) -> _Sharing:
@@ -313,7 +346,7 @@ def _width(config: Config) -> float:
 
 
 def _gathered(config: Config, n: _Counts, layers: int) -> float:
-    """Whole weights of the outermost unit (embedding and head), and of so many layers."""
+    """Whole weights of everything outside the layers (embedding and head), and of so many layers."""
     layer = shapes.layer_parameters(config.model)
     low = _width(config)
     return low * (n.base - config.model.num_layers * layer + min(layers, config.model.num_layers) * layer)

@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from launch.schema_enums import Debug, Find, Format, Init, Link, Mode, Network, NumaBinding, Preflight, Profile, Vendor, When
+from launch.schema_enums import Debug, Find, Format, Init, Link, Mode, Network, NumaBinding, Preflight, Profile, Rocprof, Vendor, When
 from launch.schema_host import Healthy, HostNeeds
 
 
@@ -54,7 +54,7 @@ class Hardware:
     bandwidth_gb_s: float = MISSING
     compute_units: int = MISSING
     power_w: Optional[float] = None
-    peak_tflops: dict[str, float] = field(default_factory=dict)  # dense; fp32, fp16, bf16, fp8, fp4; absent where there is none
+    peak_tflops: dict[str, float] = field(default_factory=dict)  # dense; fp32, tf32, fp16, bf16, fp8, fp4; absent where there is none
     link: Link = Link.none
     link_gb_s: Optional[float] = None  # all links of one device, per direction
     precisions: list[str] = MISSING  # what it computes in, the preferred one first
@@ -108,6 +108,7 @@ class Method:
     rewards: dict[str, float] = field(default_factory=dict)  # grpo: named reward or dotted path -> weight
     topologies: list[str] = field(default_factory=list)  # those it runs under, the one for a single GPU first; empty: a trainer's
     uses_model: bool = True  # false: a benchmark of the machine, which reads neither model nor data
+    takes_adapter: bool = False  # a benchmark that trains one; trainers always do
     smoke: dict[str, Any] = field(default_factory=dict)  # arguments under smoke=true, where other sizes than the usual ones are needed
 
 
@@ -326,6 +327,7 @@ class Config:
     preflight: Preflight = Preflight.refuse
     resume: str = "auto"  # auto, never, or a run directory
     profile: Profile = Profile.none
+    rocprof: Rocprof = Rocprof.v3  # under profile=rocprof: the program
     debug: Debug = Debug.none
     effective_batch: Optional[int] = None  # sequences of one optimizer step; the accumulation follows from it
     price_per_gpu_hour: Optional[float] = None  # in any currency: the plan then says what the run costs

@@ -45,8 +45,20 @@ class Format(Enum):
 
 
 class Profile(Enum):
+    """What a run leaves in profile/ beside its result."""
+
     none = "none"
-    torch = "torch"
+    torch = "torch"  # a trace of a few steps, and what their time went into
+    memory = "memory"  # torch's memory snapshot
+    rocprof = "rocprof"  # each rank under a profiler of ROCm
+
+
+class Rocprof(Enum):
+    """The program that profile=rocprof starts each rank under."""
+
+    v3 = "rocprofv3"  # kernels, copies and calls of HIP and RCCL, with times
+    compute = "rocprof-compute"  # hardware counters of every kernel; runs the program 13 to 20 times
+    sys = "rocprof-sys-sample"  # call stacks of the CPU beside the GPU's kernels
 
 
 class Debug(Enum):

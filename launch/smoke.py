@@ -7,7 +7,7 @@ import importlib.util
 
 from launch import shapes, trainer_args
 from launch.schema import Config, Topology
-from launch.schema_enums import Debug, Init, Link, Vendor
+from launch.schema_enums import Debug, Init, Link, Profile, Rocprof, Vendor
 
 # Sizes only: what an argument means for the algorithm (loss, beta, scheduler ...) stays as composed.
 SIZES = {
@@ -28,6 +28,7 @@ SIZES = {
     "torch_compile": False,
     "use_liger_kernel": False,
     "eval_strategy": "no",
+    "fail_below": None,  # a CPU's figures are compared with nothing
     "optim": "adamw_torch",
 }
 
@@ -52,6 +53,9 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
     if small.debug != Debug.none:
         left_out.append(f"debug={small.debug.name}: its variables are for a GPU")
         small.debug = Debug.none
+    if small.profile in (Profile.memory, Profile.rocprof):
+        left_out.append(f"profile={small.profile.name}: it watches a GPU; profile=torch here")
+        small.profile, small.rocprof = Profile.torch, Rocprof.v3
     hardware = small.hardware
     hardware.vendor, hardware.link, hardware.attention, hardware.env = Vendor.none, Link.none, "sdpa", {}
     hardware.gpus_per_node = max(1, small.topology.num_gpus or 1)

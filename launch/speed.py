@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from launch import shapes, topology
 from launch.activations import MicroStep, Numerics
 from launch.batch import Batch, batch, generation_batch
-from launch.memory import generates_with_vllm, micro_step
+from launch.memory import generates_with_vllm, micro_step, stepped_bytes
 from launch.schema import Config
-from launch.schema_enums import Vendor
+from launch.schema_enums import Link, Vendor
 from launch.trainer_args import argument, value
 
 # Shares of the dense peak and of the bandwidth that eager training reached; of 16-bit products, of what a healthy GPU's largest reach.
@@ -28,7 +28,7 @@ DECODE_BANDWIDTH = 0.6  # share at which decoding reads weights, where that take
 SERVER_SEQUENCES = 256  # completions that one server decodes at once (vLLM's max_num_seqs)
 SYNC_S, SYNC_GB_S = 0.14, 134.0  # of sending weights to a server
 WEIGHT_BYTES = {Numerics.autocast: (30.8, 24.5), Numerics.cast: (6.4, 6.3), Numerics.fp32: (12.8, 12.7)}  # a weight and micro-step
-ADAM_BYTES = 28 + 12  # a parameter: fused AdamW reads four tensors and writes three, clipping reads twice and writes
+ADAM_TENSORS = 7 + 3  # as large as all that trains: fused AdamW reads four and writes three, clipping reads twice and writes
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ def step_parts(config: Config, size: Batch, peak: float) -> dict[str, float]:
     found = {name: size.accumulation * part for name, part in micro.items()}
     bandwidth = config.hardware.bandwidth_gb_s * 1e9 * BANDWIDTH
     sharded = size.ranks if config.topology.strategy in ("fsdp", "zero2", "zero3") else 1
-    found["optimizer"] = ADAM_BYTES * shapes.trainable_parameters(config.model, config.adapter) / sharded / bandwidth
+    trained = shapes.trainable_parameters(config.model, config.adapter)
+    found["optimizer"] = ADAM_TENSORS * stepped_bytes(config) * trained / sharded / bandwidth
     found["between steps"] = STEP_S
     found["communication"] = _communication(config, size, sum(micro.values()))
     found["generation"] = _generation_s(config, size)
@@ -136,10 +137,13 @@ def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float
     products += forwards * 2.0 * tokens * (linear + model.vocab_size * model.hidden_size)
     scores = 2.0 * tokens * step.length * model.num_layers * step.widths[2] * (1 + step.checkpointing + 2.5 + forwards)
     share = GEMM_FP32 if step.numerics is Numerics.fp32 else GEMM * (config.hardware.healthy.gemm or 1.0)
+    peak_of_attention = peak
+    if config.precision.compute == "fp8":  # the linear layers' products only; attention computes in bf16
+        peak_of_attention = config.hardware.peak_tflops["bf16"] * 1e12
     moved, kernels = _traffic(config, step, linear)
     times = {
         "matrix products": products / (share * peak),
-        "attention": scores / (ATTENTION * peak),
+        "attention": scores / (ATTENTION * peak_of_attention),
         "memory-bound kernels": moved / (config.hardware.bandwidth_gb_s * 1e9 * BANDWIDTH),
     }
     waits = kernels * KERNEL_S - sum(times.values())
@@ -182,7 +186,9 @@ def _communication(config: Config, size: Batch, micro_s: float) -> float:
     model = config.model
     trained = shapes.trainable_parameters(model, config.adapter)
     link = config.hardware.link_gb_s * 1e9 * LINKS
-    reduced = 2 * (n - 1) / n * 4.0 * trained / link
+    if config.hardware.link == Link.xgmi:  # a link to each other GPU of the board: fewer GPUs use fewer (ROCm/rccl#1270)
+        link *= min(1.0, (n - 1) / (config.hardware.gpus_per_node - 1)) if config.hardware.gpus_per_node > 1 else 1.0
+    reduced = 2 * (n - 1) / n * (stepped_bytes(config) if strategy == "ddp" else 4.0) * trained / link
     exposed = max(0.0, reduced - micro_s / 2)
     layers = size.accumulation * model.num_layers
     if strategy == "fsdp":

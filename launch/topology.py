@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch import environment, paths, serving
+from launch import environment, paths, rocprof, serving
 from launch.detect import Host
 from launch.environment import Setting
 from launch.schema import Config
@@ -103,7 +103,10 @@ def ranks_argv(config: Config, host: Host, num_ranks: int, run_dir: Path, progra
     """torchrun on a node."""
     torchrun = [python(config, host), "-m", "torch.distributed.run", *rendezvous(config, host, node)]
     binding = ["--numa-binding", config.topology.numa_binding.value] if config.topology.numa_binding else []
-    return [*torchrun, "--nproc-per-node", str(num_ranks), *binding, "-m", program, "--config", str(run_dir / "config.yaml")]
+    ranks = ["-m", program, "--config", str(run_dir / "config.yaml")]
+    if program == config.method.program:
+        ranks = rocprof.wrapped(config, run_dir, python(config, host), ranks)
+    return [*torchrun, "--nproc-per-node", str(num_ranks), *binding, *ranks]
 
 
 def rendezvous(config: Config, host: Host, node: int) -> list[str]:

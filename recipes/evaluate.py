@@ -22,7 +22,7 @@ import torch
 from omegaconf import DictConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from recipes.common import rewards
+from recipes.common import profiling, rewards
 from recipes.common.data import Row, load_heldout, load_train, texts
 from recipes.common.errors import UserError
 from recipes.common.files import json_sha256
@@ -70,24 +70,26 @@ def evaluate(config: DictConfig) -> dict[str, Any]:
     answered: list[Row] = []
     began = time.monotonic()
     starts = range(0, len(rows), args.batch_size)
-    for step, start in enumerate(starts, start=1):
-        batch = [row for row in rows[start : start + args.batch_size] for _ in range(args.samples_per_prompt)]
-        completions, num_tokens = generate(model, tokenizer, [row["prompt"] for row in batch], args)
-        answered += grade(batch, completions)
-        elapsed = time.monotonic() - began
-        line = {
-            "step": step,
-            "num_steps": len(starts),
-            "time_s": elapsed,
-            "accuracy": _mean(answered),
-            "num_problems": min(start + args.batch_size, len(rows)),
-            "completion_tokens": num_tokens / len(batch),
-            "memory_peak_gb": memory_peak_gb(),
-        }
-        append(metrics, line)
-        say(progress_line(line, elapsed / step))
-        if stop_asked() and step < len(starts):
-            raise Interrupted(accuracy=_mean(answered), num_problems=line["num_problems"])
+    with profiling.session(config, len(starts), model=model) as profile:
+        for step, start in enumerate(starts, start=1):
+            batch = [row for row in rows[start : start + args.batch_size] for _ in range(args.samples_per_prompt)]
+            completions, num_tokens = generate(model, tokenizer, [row["prompt"] for row in batch], args)
+            answered += grade(batch, completions)
+            elapsed = time.monotonic() - began
+            line = {
+                "step": step,
+                "num_steps": len(starts),
+                "time_s": elapsed,
+                "accuracy": _mean(answered),
+                "num_problems": min(start + args.batch_size, len(rows)),
+                "completion_tokens": num_tokens / len(batch),
+                "memory_peak_gb": memory_peak_gb(),
+            }
+            append(metrics, line)
+            say(progress_line(line, elapsed / step))
+            profile.step()
+            if stop_asked() and step < len(starts):
+                raise Interrupted(accuracy=_mean(answered), num_problems=line["num_problems"])
     say(f"done: {_mean(answered):.1%} of {len(rows)} held-out problems solved")
     return summary(answered, len(rows), time.monotonic() - began) | {"data_sha256": json_sha256(rows)}
 

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from recipes.bench import published
+from recipes.common import profiling
 from recipes.common.errors import UserError
 from recipes.common.metrics import append
 from recipes.common.program import Failed, Interrupted, is_main_rank, say, stop_asked
@@ -86,21 +87,28 @@ def measure(config: DictConfig, args: SeriesConfig, table: Table, cases: Iterabl
     `work` takes a case and returns its figures; memory that runs out, and a UserError, become the row's `error`, and the series goes on.
     Raises Failed with the result where a figure is below the gate, and Interrupted between two cases when a signal asked to stop.
     """
-    return result(config, args, table, measure_rows(config, table, list(cases), work, []))
+    return result(config, args, table, measure_rows(config, args, table, cases, work, []))
 
 
-def measure_rows(config: DictConfig, table: Table, cases: list[Row], work: Callable[[Row], Row], rows: list[Row]) -> list[Row]:
-    """The first half of `measure`: fills `rows`, which `work` may look at where a case depends on earlier ones."""
+def measure_rows(
+    config: DictConfig, args: SeriesConfig, table: Table, cases: Iterable[Row], work: Callable[[Row], Row], rows: list[Row]
+) -> list[Row]:
+    """The first half of `measure`, where rows depend on one another. `work` may look at `rows` while they are filled."""
+    published.require(table.benchmark, config.hardware.name, table.figure, args.fail_below)
+    cases = list(cases)
     path, began = Path(config.run_dir) / "metrics.jsonl", time.monotonic()
     rows += kept(path, cases)
-    for case in cases[len(rows) :]:
-        if together(stop_asked()):
-            raise Interrupted(rows=rows)
-        row = {**case, **_attempt(case, work), "time_s": time.monotonic() - began}
-        rows.append(row)
-        if is_main_rank():
-            append(path, {"step": len(rows), "num_steps": len(cases), **row})
-        say(f"{len(rows)}/{len(cases)}  {_line(table, row)}")
+    left = cases[len(rows) :]
+    with profiling.session(config, max(1, len(left))) as profile:
+        for case in left:
+            if together(stop_asked()):
+                raise Interrupted(rows=rows)
+            row = {**case, **_attempt(case, work), "time_s": time.monotonic() - began}
+            rows.append(row)
+            if is_main_rank():
+                append(path, {"step": len(rows), "num_steps": len(cases), **row})
+            say(f"{len(rows)}/{len(cases)}  {_line(table, row)}")
+            profile.step()
     return rows
 
 

@@ -15,6 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from recipes.common.flops import flops_per_token
 from recipes.common.program import is_main_rank, say
+from recipes.common.telemetry import Telemetry
 
 # TRL's names that say nothing of their unit, or that a resumed run would count from zero.
 RENAMED = {"step_time": "step_s"}
@@ -29,10 +30,12 @@ class Metrics(TrainerCallback):
     """
 
     def __init__(self, config: DictConfig, reference: bool = False) -> None:
+        self.telemetry = Telemetry(None)  # recipes/common/training.py puts the rank's own here
         self.path = Path(config.run_dir) / "metrics.jsonl"
         self.peak_tflops = config.hardware.peak_tflops.get(config.precision.compute)
         self.reference = reference
         self.last: dict[str, Any] = {}
+        self.first_tokens = 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.begin(state)
@@ -59,6 +62,7 @@ class Metrics(TrainerCallback):
             **{RENAMED.get(k, k): v for k, v in logs.items() if k not in COUNTED_HERE},
             **self._speed(args, state, logs.get("num_tokens", 0), model, now),
             "memory_peak_gb": memory_peak_gb(),
+            **self.telemetry.take(),
         }
         self.last = {key: _finite(value) for key, value in row.items()}
         append(self.path, self.last)
@@ -71,9 +75,13 @@ class Metrics(TrainerCallback):
     def summary(self) -> dict[str, Any]:
         """Figures of the last line, and speed over all steps of this process."""
         elapsed, steps = self.previous_time - self.began, self.previous_step - self.first_step
-        tokens = self.last.get("num_tokens", 0) - self.first_tokens
+        tokens = self.num_tokens()
         speed = {"step_s": elapsed / steps, "tokens_per_second": tokens / elapsed} if steps else {}
         return {**{k: v for k, v in self.last.items() if k in ("loss", "reward", "mfu", "tflops_per_gpu", "memory_peak_gb")}, **speed}
+
+    def num_tokens(self) -> int:
+        """Of all ranks, in the steps of this process; known to the main rank."""
+        return int(self.last.get("num_tokens", 0) - self.first_tokens)
 
     def _speed(self, args: TrainingArguments, state: TrainerState, tokens: int, model: Any, now: float) -> dict[str, Any]:
         done, steps = tokens - self.previous_tokens, state.global_step - self.previous_step

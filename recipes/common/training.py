@@ -22,7 +22,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from recipes.common import checkpoint
+from recipes.common import checkpoint, profiling, telemetry
 from recipes.common.errors import UserError
 from recipes.common.files import move_directory, weights_sha256
 from recipes.common.metrics import Metrics
@@ -30,7 +30,6 @@ from recipes.common.model import compute_dtype
 from recipes.common.program import Interrupted, is_main_rank, say, stop_asked
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
-PROFILED_STEPS = 3
 
 
 def build_arguments(arguments_class: type[Arguments], config: DictConfig) -> Arguments:
@@ -64,15 +63,16 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     trainer.add_callback(stop)
     trainer.add_callback(metrics)
     trainer.add_callback(Heartbeat(heartbeat))
-    if config.profile == "torch":
-        trainer.add_callback(TorchProfile(Path(config.run_dir) / "profile"))
     if is_main_rank():
         checkpoint.clear_staging(output_dir)
     _check_strategy(config, trainer)
-    _run_steps(trainer, metrics, _newest_for_all(output_dir, heartbeat))
+    metrics.telemetry = telemetry.of_this_rank(config.hardware.vendor)
+    with profiling.of_trainer(config, trainer, cycle), metrics.telemetry.running():
+        _run_steps(trainer, metrics, _newest_for_all(output_dir, heartbeat))
+    energy = telemetry.energy(metrics.telemetry.energy_j, metrics.num_tokens())
     if stop.stopped and trainer.state.global_step < trainer.state.max_steps:
         say(f"interrupted after step {trainer.state.global_step}; the same command continues from {output_dir}")
-        raise Interrupted(steps=trainer.state.global_step, **metrics.summary())
+        raise Interrupted(steps=trainer.state.global_step, **metrics.summary(), **energy)
     if trainer.state.global_step == 0:  # the trainer ends without a word when no whole batch can be filled
         raise UserError(
             f"no step was taken: the data has {len(trainer.train_dataset)} rows, fewer than one batch. "
@@ -85,7 +85,7 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     if not is_main_rank():
         return {}
     hashed = weights_sha256(model_dir, heartbeat)
-    result = {"steps": trainer.state.global_step, **metrics.summary(), "model": str(model_dir), "weights_sha256": hashed}
+    result = {"steps": trainer.state.global_step, **metrics.summary(), **energy, "model": str(model_dir), "weights_sha256": hashed}
     say(f"done: {result['steps']} steps, loss {result.get('loss')}, model in {model_dir}")
     return result
 
@@ -191,32 +191,6 @@ class Heartbeat(TrainerCallback):
     def _beat(self) -> None:
         if is_main_rank():
             self.path.touch()
-
-
-class TorchProfile(TrainerCallback):
-    """A trace of a few steps as `trace.json` (chrome://tracing, Perfetto) and its sums by operator as `operators.txt`."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # The first step allocates and compiles; the second one starts the profiler's own machinery.
-        schedule = torch.profiler.schedule(wait=1, warmup=1, active=PROFILED_STEPS, repeat=1)
-        self.profiler = torch.profiler.profile(schedule=schedule, on_trace_ready=self._write)
-        self.profiler.start()
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.profiler.step()
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.profiler.stop()
-
-    def _write(self, profiler: torch.profiler.profile) -> None:
-        if is_main_rank():
-            self.directory.mkdir(exist_ok=True)
-            profiler.export_chrome_trace(str(self.directory / "trace.json"))
-            by = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-            (self.directory / "operators.txt").write_text(profiler.key_averages().table(sort_by=by, row_limit=40))
 
 
 def _any_rank(flag: bool, device: torch.device) -> bool:

@@ -66,7 +66,7 @@ def batch(config: DictConfig) -> dict[str, Any]:
         name = f"batch{case['batch']}-{'with' if case['checkpointing'] else 'without'}-checkpointing"
         return trial.training(config, name, settings[case["batch"], case["checkpointing"]], args.steps, args.warmup, data)
 
-    measure_rows(config, table, cases, work, rows)
+    measure_rows(config, args, table, cases, work, rows)
     before = as_it_stands(config, rows)
     used = [settings[row["batch"], row["checkpointing"]] for row in rows]
     return finish(config, table, rows, before, used, [*notes, *margin(rows, chosen)])

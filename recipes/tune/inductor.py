@@ -89,7 +89,7 @@ def inductor(config: DictConfig) -> dict[str, Any]:
         return trial.training(config, name, setting, args.steps, args.warmup, data, caches)
 
     rows: list[Row] = []
-    measure_rows(config, table, [{"candidate": name} for name in names], work, rows)
+    measure_rows(config, args, table, [{"candidate": name} for name in names], work, rows)
     return finish(config, table, rows, rows[0], [CANDIDATES[row["candidate"]] for row in rows])
 
 

@@ -61,14 +61,14 @@ def miopen(config: DictConfig) -> dict[str, Any]:
         row = trial.training(config, case["run"], setting, args.steps, args.warmup, data, env)
         return {**row, "calls": len(calls(trial.folder_of(config, case["run"]) / "log"))}
 
-    measure_rows(config, table, [{"run": BEFORE}], work, rows)
+    measure_rows(config, args, table, [{"run": BEFORE}], work, rows)
     if not rows[0].get("calls"):
         said = f"{args.recipe} of {config.model.name} calls nothing of MIOpen: it has no convolutions. There is nothing to tune."
         if torch.version.hip is None:
             said = "This torch has no MIOpen, so its log names no calls; on ROCm the same run says which there are."
         return finish(config, table, rows, rows[0], [Setting()], [said])
     rows = []
-    measure_rows(config, table, [{"run": run} for run in (BEFORE, SEARCH, AFTER)], work, rows)
+    measure_rows(config, args, table, [{"run": run} for run in (BEFORE, SEARCH, AFTER)], work, rows)
     return finish(config, table, [rows[0], rows[2]], rows[0], [Setting(), after])
 
 

@@ -69,12 +69,12 @@ def tunableop(config: DictConfig) -> dict[str, Any]:
         return trial.training(config, case["run"], setting, args.steps, args.warmup, data)
 
     rows: list[Row] = []
-    measure_rows(config, table, [{"run": WITHOUT}, {"run": COLLECT}], work, rows)
+    measure_rows(config, args, table, [{"run": WITHOUT}, {"run": COLLECT}], work, rows)
     if not result.exists():
         why = rows[1]["error"] or "this torch is not built for ROCm, and has no other kernels to choose from"
         return finish(config, table, rows[:1], rows[0], [Setting()], [f"Nothing was tuned: {why}."])
     rows = []
-    measure_rows(config, table, [{"run": run} for run in (WITHOUT, COLLECT, WITH)], work, rows)
+    measure_rows(config, args, table, [{"run": run} for run in (WITHOUT, COLLECT, WITH)], work, rows)
     kept = f"Tuned products are in {json.loads(result.read_text())['file']}, with the GPU's number before the point."
     return finish(config, table, [rows[0], rows[2]], rows[0], [Setting(), used(result)], [kept])
 

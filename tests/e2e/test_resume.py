@@ -137,14 +137,30 @@ def test_what_a_run_leaves(whole):
 
 
 def test_an_adapter_is_trained_kept_and_merged(tmp_path):
-    code, result = run(tmp_path, "sft", "adapter=lora", "adapter.rank=4", "profile=torch")
+    code, result = run(tmp_path, "sft", "adapter=lora", "adapter.rank=4")
     assert code == 0
     assert (tmp_path / "adapter/adapter_model.safetensors").is_file()
     assert (tmp_path / "model/model.safetensors").is_file()
-    assert (tmp_path / "profile/trace.json").is_file()
     again = run(tmp_path / "evaluation", "evaluate", f"model.path={result['model']}", "method.args.max_new_tokens=4")
     assert again[0] == 0
     assert again[1]["num_problems"] == 8
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo", "grpo", "evaluate"])
+def test_a_profile_of_each_recipe(tmp_path, method):
+    """Two steps of four, and the run computes what it would without."""
+    overrides = ["method.args.batch_size=2", "method.args.max_new_tokens=2"] if method == "evaluate" else []
+    assert run(tmp_path, method, "profile=torch", *overrides)[0] == 0
+    assert (tmp_path / "profile/trace-rank0.json.gz").is_file()
+    found = json.loads((tmp_path / "profile/kernels.json").read_text())
+    assert found["steps"] == 2
+    assert found["shares"]["gemm"] > 0
+    assert {row["kind"] for row in found["kernels"]} >= {"gemm", "memory_bound"}
+
+
+def test_a_profile_changes_no_number(tmp_path, whole):
+    assert run(tmp_path, "sft", "profile=torch")[0] == 0
+    assert_equal(tmp_path, whole("sft"))
 
 
 def test_evaluation_is_the_same_every_time_and_can_sample(tmp_path, whole):

@@ -8,6 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -60,22 +64,52 @@ def as_on_a_gpu(monkeypatch: Any) -> Any:
     yield
 
 
+def _model(shape: SimpleNamespace, numerics: str) -> Any:
+    config = AutoConfig.for_model(
+        shape.architecture,
+        num_hidden_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab_size,
+        tie_word_embeddings=shape.tied_embeddings,
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if numerics == "cast" else torch.float32).train()
+
+
+def saved_when_compiled(shape: SimpleNamespace, numerics: str, rows: int, length: int) -> float:
+    """Bytes of activations that torch.compile's partitioner keeps for the backward of the layers, as inductor asks it to."""
+    saved: dict[Any, int] = {}
+
+    def partition(joint: Any, inputs: Any, **kwargs: Any) -> Any:
+        forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
+        (output,) = forward.graph.find_nodes(op="output")
+        for node in output.args[0][kwargs["num_fwd_outputs"] :]:
+            value = node.meta.get("val")
+            # Weights, and copies of them, have no dimension of tokens.
+            if isinstance(value, torch.Tensor) and node.op != "placeholder" and value.numel() % (rows * length) == 0:
+                saved[value.untyped_storage()._cdata] = value.untyped_storage().nbytes()
+        return forward, backward
+
+    def as_it_is(graph: Any, _: Any) -> Any:
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=as_it_is, bw_compiler=as_it_is, partition_fn=partition, decompositions=select_decomp_table())
+    torch._dynamo.reset()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = torch.compile(_model(shape, numerics).model, backend=backend)
+        with contextlib.nullcontext() if numerics == "fp32" else torch.autocast("cpu", dtype=torch.bfloat16):
+            model(input_ids=torch.zeros(rows, length, dtype=torch.long))
+    return float(sum(saved.values()))
+
+
 def micro_step(shape: SimpleNamespace, numerics: str, rows: int, length: int, checkpointing: bool, accumulates: bool) -> float:
     """Most bytes that forward and backward of SFT hold beside weights and gradients that were there before."""
     counter = Counter((shape.vocab_size, shape.hidden_size))
     with FakeTensorMode(allow_non_fake_inputs=True), counter:
-        config = AutoConfig.for_model(
-            shape.architecture,
-            num_hidden_layers=shape.num_layers,
-            hidden_size=shape.hidden_size,
-            intermediate_size=shape.intermediate_size,
-            num_attention_heads=shape.num_heads,
-            num_key_value_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            vocab_size=shape.vocab_size,
-            tie_word_embeddings=shape.tied_embeddings,
-        )
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if numerics == "cast" else torch.float32).train()
+        model = _model(shape, numerics)
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))

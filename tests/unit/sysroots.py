@@ -1,12 +1,15 @@
 """Machines as trees of files that stand for `/`: whole healthy ones, built here, and the topologies of two real ones.
 
 Shapes are those of a real machine's files; a test breaks one thing.
+
+    python -m tests.unit.sysroots mi210_xgmi_pcie <folder>        lays out one of the two real ones of tests/data/kfd
 """
 
 from __future__ import annotations
 
 import dataclasses
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -234,3 +237,7 @@ def real(root: Path, name: str) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
     return root
+
+
+if __name__ == "__main__":
+    real(Path(sys.argv[2]), sys.argv[1])

@@ -130,6 +130,14 @@ def test_unmet_requirements_are_named():
     ]
 
 
+@pytest.mark.parametrize("name", ["triton", "triton-rocm", "pytorch-triton-rocm"])
+def test_triton_is_found_under_each_makers_name(name):
+    assert install.unmet(["liger-kernel"], {"liger-kernel": dist("0.8.5", "triton>=2.3.1"), name: dist("3.4.0")}) == []
+    assert install.unmet(["liger-kernel"], {"liger-kernel": dist("0.8.5", "triton>=2.3.1"), name: dist("2.0.0")}) == [
+        f"liger-kernel 0.8.5 needs triton>=2.3.1, and the image holds {name} 2.0.0"
+    ]
+
+
 def test_the_extras_that_are_asked_for_count_and_no_others():
     everything = {
         "ours": dist("1.0", "server[Fast,all]>=1"),

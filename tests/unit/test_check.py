@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from launch import batch
 from launch.check import RULES, check, refusals, warnings
 from launch.errors import UserError
 from launch.schema import Config
@@ -16,13 +17,14 @@ CASES = {
     "precision": (["hardware=mi210", "precision=fp8"], ["precision=fp8 on mi210", "gfx90a"]),
     "nf4_without_adapter": (["hardware=mi300x", "precision=nf4", "model=qwen3_4b"], ["adapter=none", "adapter=qlora"]),
     "qlora_without_nf4": (["hardware=mi300x", "adapter=qlora", "precision=bf16"], ["adapter=qlora with precision=bf16", "precision=nf4"]),
-    "adapter_without_training": (["method=evaluate", "adapter=lora"], ["evaluate trains nothing", "adapter=none"]),
+    "adapter_without_training": (["method=evaluate", "adapter=lora"], ["method=evaluate: it trains none", "adapter=none"]),
     "bench_without_gpu": (["hardware=cpu", "method=bench/gemm"], ["bench/gemm on a CPU", "smoke=true"]),
     "bench_dtypes": (["hardware=mi50", "method=bench/gemm", "method.args.dtypes=[bf16]"], ["dtypes=bf16 on mi50", "[fp32,fp16]"]),
     "model_unused": (["hardware=mi300x", "method=bench/gemm", "model=qwen3_4b"], ["model=qwen3_4b", "would ignore the model"]),
     "tune_rows": (["hardware=mi300x", "method=tune/batch", "data=hub", "data.hub_id=a/b"], ["would ignore them", "rows=data"]),
     "tune_for_rocm": (["hardware=h200", "method=tune/tunableop"], ["tune/tunableop on h200", "tune/inductor"]),
     "tune_inductor": (["hardware=mi50", "method=tune/inductor"], ["gfx906", "tune/batch"]),
+    "tune_profile": (["hardware=mi300x", "method=tune/batch", "profile=torch"], ["profile=torch with method=tune/batch", "trials"]),
     "tensor_parallel": (["topology.tensor_parallel=2"], ["tensor-parallel training is not offered", "topology=fsdp"]),
     "pipeline_parallel": (["topology.pipeline_parallel=2"], ["pipeline-parallel training is not offered", "zero3"]),
     "num_gpus": (["hardware=mi300x", "topology=ddp", "topology.num_gpus=9"], ["num_gpus=9", "has 8", "1 to 8"]),
@@ -80,6 +82,17 @@ CASES = {
     ),
     "strategy_of_topology": (["hardware=mi300x", "topology=ddp", "topology.strategy=fsdp"], ["contradicts", "topology.strategy=ddp"]),
     "debug_without_gpu": (["debug=memory_fault"], ["debug=memory_fault on a CPU", "debug=none"]),
+    "memory_profile_without_gpu": (["profile=memory"], ["profile=memory on a CPU", "profile=torch", "memory_peak_gb"]),
+    "rocprof_without_amd": (["hardware=h200", "profile=rocprof"], ["profile=rocprof on h200", "profile=torch"]),
+    "rocprof_compute_alone": (
+        ["hardware=mi300x", "topology=ddp", "profile=rocprof", "rocprof=compute", "method.args.save_strategy=no"],
+        ["rocprof=compute on 8 ranks", "topology=single", "rocprof=v3"],
+    ),
+    "rocprof_compute_saves": (
+        ["hardware=mi300x", "topology=single", "profile=rocprof", "rocprof=compute"],
+        ["save_strategy=steps", "resume", "method.args.save_strategy=no"],
+    ),
+    "rocprof_program_unused": (["rocprof=sys"], ["rocprof=sys with profile=none", "ignored", "profile=rocprof rocprof=sys"]),
     "adapter_rank": (["adapter.rank=8"], ["adapter.rank=8 with adapter=none", "adapter=lora"]),
     "epochs_and_steps": (["method.args.num_train_epochs=3"], ["max_steps=275", "max_steps=-1"]),
     "evaluation_while_training": (["method.args.eval_strategy=steps"], ["no held-out rows", "method=evaluate"]),
@@ -94,6 +107,18 @@ CASES = {
             "method.args.num_generations=8",
         ],
         ["28 completions", "7 training rank(s)", "num_generations=8", "4 x 2 (56)", "num_generations=7"],
+    ),
+    "generation_divides": (
+        ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "topology=split", "method.args.generation_batch_size=64"],
+        ["generation_batch_size=64", "56 sequences", "7 training rank(s)", "generation_batch_size=56 or", "generation_batch_size=112"],
+    ),
+    "generation_twice": (
+        ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "method.args.generation_batch_size=112", "method.args.steps_per_generation=2"],
+        ["generation_batch_size=112 with steps_per_generation=2", "one of them"],
+    ),
+    "groups_and_smaller_batches": (
+        ["method=grpo", "method.args.auto_find_batch_size=true"],
+        ["auto_find_batch_size=true with method=grpo", "find=largest_batch"],
     ),
     "compile": (["hardware=mi50", "precision=fp32", "method.args.torch_compile=true"], ["gfx906", "torch_compile=false"]),
     "triton_kernels": (["hardware=mi50", "precision=fp32", "method.args.use_liger_kernel=true"], ["Triton", "gfx906"]),
@@ -248,12 +273,58 @@ def test_seven_ranks_and_groups_of_eight_that_divide(pair):
     assert refusals(config) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "remedies"),
+    [
+        (["per_device_train_batch_size=4", "generation_batch_size=4"], ["Use: method.args.generation_batch_size=8;", "num_generations=4"]),
+        (
+            ["per_device_train_batch_size=4", "generation_batch_size=12"],
+            ["generation_batch_size=8 or method.args.generation_batch_size=16"],
+        ),
+        (["per_device_train_batch_size=3", "steps_per_generation=3"], ["per_device_train_batch_size x steps_per_generation", "2 x 4 (8)"]),
+    ],
+)
+def test_remedies_for_groups_change_what_was_given(arguments, remedies):
+    with pytest.raises(UserError) as raised:
+        check(
+            composed(
+                "hardware=mi300x", "model=qwen3_4b", "method=grpo", "topology=single", *(f"method.args.{given}" for given in arguments)
+            )
+        )
+    assert "do not divide by method.args.num_generations=8" in str(raised.value)
+    assert all(remedy in str(raised.value) for remedy in remedies)
+
+
+@pytest.mark.parametrize("size", [8, 12, 16, 24, 36, 48])
+@pytest.mark.parametrize("per_device", [3, 4, 8])
+@pytest.mark.parametrize("group", [4, 8])
+def test_what_trl_says_of_generation_batches_the_rules_say(size, per_device, group):
+    """On one rank; whole_generations' values are taken."""
+    from trl import GRPOConfig
+
+    def refused_by_trl(size: int) -> bool:
+        given = {"per_device_train_batch_size": per_device, "generation_batch_size": size, "num_generations": group}
+        try:
+            GRPOConfig(output_dir="unused", use_cpu=True, bf16=False, **given)
+        except ValueError as error:
+            return "must be divisible by" in str(error)
+        return False
+
+    arguments = {"per_device_train_batch_size": per_device, "generation_batch_size": size, "num_generations": group}
+    config = composed("hardware=cpu", "method=grpo", "topology=single", *(f"method.args.{name}={n}" for name, n in arguments.items()))
+    ours = {rule.name for rule in refusals(config)}
+    assert bool(ours) is refused_by_trl(size)
+    assert ours <= {"groups_divide", "generation_divides"}
+    assert not any(refused_by_trl(n) for n in batch.whole_generations(config))
+
+
 WARNINGS = {
     "twice as slow": ["hardware=strix_halo", "adapter=qlora", "precision=nf4", "model=qwen3_8b"],
     "rccl#1270": ["hardware=mi300x", "topology=ddp", "topology.num_gpus=4"],
     "seven training ranks": ["hardware=mi350x", "method=grpo", "topology=split"],
     "expandable_segments hangs": ["hardware=mi300x", "user_env.PYTORCH_ALLOC_CONF='expandable_segments:True'"],
     "supported natively": ["hardware=strix_halo", "user_env.HSA_OVERRIDE_GFX_VERSION=11.0.0"],
+    "accelerate holds weights that train in fp32": ["hardware=mi300x", "topology=fsdp", "precision=bf16", "precision.weights=bf16"],
     "pinned memory hang": ["hardware=strix_halo", "hardware.dataloader.num_workers=2"],
 }
 

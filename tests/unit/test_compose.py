@@ -43,7 +43,7 @@ OPTIONS = [f"{group}/{option}" for group, options in groups().items() for option
 @pytest.mark.parametrize("option", OPTIONS)
 def test_option_composes_and_is_not_refused(option):
     group, name = option.split("/", 1)
-    beside = NEEDS.get(option, [])
+    beside = NEEDS.get(option, ["hardware=mi300x"] if name.startswith(("bench/", "tune/")) else [])
     base = [] if group in ("hardware", "experiment") or any(o.startswith("hardware=") for o in beside) else ["hardware=cpu"]
     config = composed(*base, *beside, f"{group}={name}")
     assert isinstance(config, Config)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from containers import images
 from launch import container, detect, record
+from launch.check_files import check_files
 from launch.compose import groups
 from launch.container import as_json, sdk_arguments
 from launch.errors import HostError, UserError
@@ -235,6 +237,20 @@ def test_tracking_that_the_image_does_not_hold_is_refused(launch):
     done = launch("hardware=cpu", "container=cpu", "tracking=wandb", "smoke=true")
     assert done.code == 2
     assert "the image cpu holds no wandb" in done.err
+
+
+LIGER = ("model=qwen3_4b", "method.args.use_liger_kernel=true")
+
+
+def test_liger_that_the_image_or_this_python_does_not_hold_is_refused(monkeypatch):
+    check_files(composed("hardware=mi300x", *LIGER), all_lines=False)
+    with pytest.raises(UserError, match="use_liger_kernel=true: the image cpu holds no liger-kernel"):
+        check_files(composed("hardware=mi300x", "runtime=docker", "container=cpu", *LIGER), all_lines=False)
+    monkeypatch.setitem(sys.modules, "liger_kernel", None)  # as where it is not installed
+    with pytest.raises(UserError, match="the package liger-kernel is not installed"):
+        check_files(composed("hardware=h200", *LIGER), all_lines=False)
+    elsewhere = ["runtime=slurm", "runtime.slurm.inner=local", "runtime.slurm.python=/shared/venv/bin/python"]
+    check_files(composed("hardware=h200", *elsewhere, *LIGER), all_lines=False)
 
 
 def test_data_model_and_own_code_are_mounted_read_only():

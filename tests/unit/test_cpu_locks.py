@@ -81,7 +81,7 @@ def test_a_lock_names_no_folder_and_no_index_of_the_machine_that_made_it(file: P
     assert not [line for line in requirements if re.search(r"://|--find-links|--(extra-)?index-url|(-r|-c|-i|-f) /", line)]
 
 
-@pytest.mark.parametrize("name", ["requirements", "tools", "compiled", "dev", "vllm"])
+@pytest.mark.parametrize("name", ["requirements", "tools", "compiled", "dev", "liger", "vllm"])
 def test_no_build_of_torch_and_nothing_of_cuda_in_the_shared_locks(name: str) -> None:
     names = [name for name, _, _ in blocks(LOCKS / f"{name}.lock")]
     assert not [name for name in names if re.match(r"(nvidia|cuda)-|(pytorch-)?triton|torch$", name)]
@@ -102,6 +102,7 @@ def test_lock_holds_what_its_source_asks_for(name: str) -> None:
     [
         *(("requirements", name) for name in ("tools", "dev", "torch_pypi")),
         *((name, add_on) for name in ("requirements", "tools", "dev") for add_on in lock.ADD_ONS),
+        ("liger", "kernels"),
     ],
 )
 def test_a_lock_changes_nothing_that_another_has_installed(one_lock: str, other_lock: str) -> None:

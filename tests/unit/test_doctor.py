@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
 import subprocess
 import sys
 import threading
@@ -72,6 +74,32 @@ def test_json_holds_gpus_and_checks_and_nothing_else(capsys, tmp_path):
         assert sorted(check) == sorted(FIELDS)
         assert check["status"] in ("pass", "unknown")  # what nobody can ask of a tree
         assert bool(check["cure"]) == (check["status"] != "pass")
+
+
+PAGES = ROOT / "docs/results/doctor.md"
+
+
+@pytest.mark.parametrize(("name", "code"), [("mi210_xgmi_pcie", 0), ("mi300x_cpx", 3)])
+def test_the_document_has_the_pages_of_the_real_topologies(capsys, tmp_path, monkeypatch, name, code):
+    """`UPDATE_GOLDEN=1 pytest <this file>` writes them anew; read the diff."""
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    found, out, _ = run(capsys, f"sysroot={sysroots.real(tmp_path, name)}")
+    page = "\n".join(line.rstrip() for line in out.splitlines()).strip("\n")
+    before, _, rest = PAGES.read_text().partition(f"<!-- {name} -->\n```text\n")
+    shown, _, after = rest.partition("\n```\n")
+    if os.environ.get("UPDATE_GOLDEN"):
+        PAGES.write_text(f"{before}<!-- {name} -->\n```text\n{page}\n```\n{after}")
+    else:
+        assert shown == page
+    assert found == code
+
+
+def test_the_page_of_a_machine_without_a_gpu_is_this_doctors():
+    """What it found there was that machine's; checks, order and wording of the last lines are the program's."""
+    shown = PAGES.read_text().partition("<!-- this machine -->\n```text\n")[2].partition("\n```\n")[0]
+    names = [check.name for check in table.CHECKS if re.search(rf"^.{{0,24}}\b{check.name} +(pass|warn|unknown) ", shown, re.MULTILINE)]
+    assert names == ["kernel_log", "open_files", "shm", "run_root_disk", "clock"]
+    assert f"No GPU was found: {len(table.CHECKS) - len(names)} checks of GPUs, their links and their driver are left out." in shown
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

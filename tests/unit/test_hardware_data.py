@@ -42,6 +42,8 @@ FIGURES = {
     "h100": ("sm_90", 8, 80, 3350, 132, 67, 989, 989, 1979, None, 450),
     "h200": ("sm_90", 8, 141, 4800, 132, 67, 989, 989, 1979, None, 450),
 }
+# Four times fp32 on gfx942 (AMD), half of fp16 on Hopper (NVIDIA); no other GPU has matrix units for it.
+TF32 = {"mi300a": 490.3, "mi300x": 653.7, "mi325x": 653.7, "h100": 494.5, "h200": 494.5}
 # Who trains in what, besides fp32: written down apart from the files, from hardware and kernels that exist.
 NO_BF16 = {"mi50", "mi60"}
 FP8 = {"mi300a", "mi300x", "mi325x", "mi350x", "mi355x", "rx9070xt", "r9700", "h100", "h200"}
@@ -88,7 +90,7 @@ def test_figures(hardware, name):
     found = hardware[name]
     assert (found.gfx, found.gpus_per_node, found.compute_units) == (gfx, devices, units)
     assert (found.memory_gb, found.bandwidth_gb_s) == (memory, bandwidth)
-    peaks = {"fp32": fp32, "fp16": fp16, "bf16": bf16, "fp8": fp8, "fp4": fp4}
+    peaks = {"fp32": fp32, "tf32": TF32.get(name), "fp16": fp16, "bf16": bf16, "fp8": fp8, "fp4": fp4}
     assert dict(found.peak_tflops) == pytest.approx({name: peak for name, peak in peaks.items() if peak is not None})
     assert found.link_gb_s == (None if link is None else pytest.approx(link))
 

@@ -58,6 +58,13 @@ def test_the_image_that_a_hardware_names_serves_it_and_fits_the_recipes(name):
     assert image.trl == trainer_args()["trl"]
 
 
+@pytest.mark.parametrize("name", sorted(file.stem for file in (CONF / "hardware").glob("*.yaml") if file.stem != "auto"))
+def test_liger_is_where_triton_is(name):
+    hardware = composed(f"hardware={name}").hardware
+    if hardware.container != "none":
+        assert ("liger-kernel" in installed(ENTRIES[hardware.container])) is hardware.triton
+
+
 def test_a_group_for_every_image_and_an_image_for_every_group():
     groups = {file.stem: yaml.safe_load(file.read_text()) for file in (CONF / "container").glob("*.yaml")}
     assert set(groups) == {*ENTRIES, "auto", "none", "custom"} - {"sandbox"}, "no run starts in the sandbox"

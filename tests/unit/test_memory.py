@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,6 +68,26 @@ def test_what_a_micro_step_holds_is_what_torch_holds(model, numerics, rows, leng
     held = parameters * (2 if numerics == "cast" else 4) if accumulates else 0
     most = max(sum(parts.values()) for parts in moments.values()) - held
     assert most == pytest.approx(counted(model, numerics, rows, length, checkpointing, accumulates), rel=0.09)
+
+
+@pytest.mark.parametrize(
+    ("model", "numerics"),
+    [("qwen3_0_6b", "autocast"), ("qwen3_4b", "cast"), ("qwen2_5_1_5b", "fp32"), ("llama3_1_8b", "autocast")],
+)
+def test_what_a_compiled_layer_keeps_is_what_torchs_partitioner_keeps(model, numerics, monkeypatch):
+    """A layer: what three keep beyond what two do. An odd length tells tokens from weights."""
+    from tests.unit import counted as oracle
+
+    monkeypatch.setattr(memory.MicroStep, "scores", lambda self: 0.0)  # as above
+    rows, length = 2, 251
+    shape = SimpleNamespace(**OmegaConf.load(ROOT / f"conf/model/{model}.yaml"))
+    kept = []
+    with pytest.MonkeyPatch.context() as patch, oracle.as_on_a_gpu(patch):
+        for shape.num_layers in (2, 3):
+            kept.append(oracle.saved_when_compiled(shape, numerics, rows, length))
+    step = memory.MicroStep(shape, memory.Numerics(numerics), rows, length, adapter=False, checkpointing=False, compiled=True)
+    assert step.saved_by_layer() == pytest.approx(kept[1] - kept[0], rel=0.01)
+    assert step.saved_by_layer() < 0.85 * dataclasses.replace(step, compiled=False).saved_by_layer()
 
 
 @pytest.mark.parametrize("row", MEASURED, ids=lambda row: row["name"])
@@ -160,7 +181,7 @@ def test_moments_of_optimizers(optim, gb):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("method.args.torch_compile=true", "method.args.torch_compile=true"),
+        ("method.args.torch_compile=true", "speed is planned without method.args.torch_compile=true"),
         ("method.args.optim=lion_32bit", "AdamW stands for it"),
         ("method.args.max_length=null", "1024 tokens stand for the longest row"),
     ],
@@ -228,8 +249,9 @@ def test_the_documents_have_the_reports(name):
     assert (ROOT / f"docs/results/{name}.md").read_text().endswith(getattr(predictions, f"{name}_report")())
 
 
-def test_the_document_has_what_others_published():
-    assert published.report() in (ROOT / "docs/results/memory.md").read_text()
+@pytest.mark.parametrize("name", ["memory", "speed"])
+def test_the_documents_have_what_others_published(name):
+    assert getattr(published, f"{name}_report")() in (ROOT / f"docs/results/{name}.md").read_text()
 
 
 @pytest.mark.parametrize("row", [r for r in MEASURED if "-sft-bf16-" in r["name"] or r.get("held_out")], ids=lambda row: row["name"])
@@ -288,6 +310,35 @@ def test_each_kind_of_work_grows_with_what_makes_it():
     assert parts("adapter=lora")["optimizer"] < base["optimizer"] / 20
     assert parts("method.args.per_device_train_batch_size=1", "method.args.max_length=64")["starting kernels"] > 0
     assert parts("method=grpo", "topology=colocate")["generation"] > 0
+
+
+def test_attention_computes_in_bf16_where_linear_layers_compute_in_fp8():
+    def parts(precision: str, peak: float) -> dict[str, float]:
+        config = composed("hardware=mi350x", "model=qwen3_8b", "method=sft", "topology=single", f"precision={precision}")
+        return speed.step_parts(config, speed.batch(config), peak)
+
+    bf16, fp8 = parts("bf16", 2300e12), parts("fp8", 4614e12)
+    assert fp8["attention"] == pytest.approx(bf16["attention"])
+    assert fp8["matrix products"] == pytest.approx(bf16["matrix products"] * 2300 / 4614)
+
+
+@pytest.mark.parametrize(("overrides", "share"), [(["precision.weights=bf16"], 0.5), (["topology=zero2", "precision.weights=bf16"], 1 / 8)])
+def test_the_optimizer_reads_weights_as_it_keeps_them(overrides, share):
+    def optimizer(*overrides: str) -> float:
+        config = composed("hardware=mi350x", "model=qwen3_8b", "method=sft", "precision=bf16", *overrides)
+        return speed.step_parts(config, speed.batch(config), 1e15)["optimizer"]
+
+    assert optimizer("topology=ddp", *overrides) == pytest.approx(share * optimizer("topology=ddp"))
+
+
+def test_fewer_gpus_of_a_board_use_fewer_xgmi_links():
+    def communication(gpus: int) -> float:
+        config = composed(
+            *["hardware=mi300x", "model=qwen3_8b", "method=sft", "precision=bf16", "topology=ddp", f"topology.num_gpus={gpus}"]
+        )
+        return speed._communication(config, speed.batch(config), 0.0)
+
+    assert communication(2) == pytest.approx(communication(8) * (1 / 2) / (7 / 8) * 7)
 
 
 @pytest.mark.parametrize(

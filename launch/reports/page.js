@@ -1,0 +1,31 @@
+"use strict";
+// Values under the pointer. A page without it says the same in the line below each chart.
+for (const figure of document.querySelectorAll(".chart")) {
+  const svg = figure.querySelector(":scope > svg"), cursor = svg.querySelector(".cursor");
+  const readout = figure.querySelector(".readout"), said = figure.querySelector(".summary");
+  const [left, right] = ["x1", "x2"].map((name) => Number(svg.querySelector(".grid").getAttribute(name)));
+  let chart = null; // parsed when it is first wanted
+  const show = (on) => {
+    cursor.toggleAttribute("hidden", !on);
+    readout.hidden = !on;
+    said.hidden = on;
+  };
+  const text = (value) => Number(value.toPrecision(5)).toLocaleString("en", { maximumSignificantDigits: 5 });
+  svg.addEventListener("pointermove", (event) => {
+    chart ??= JSON.parse(figure.dataset.chart);
+    const box = svg.getBoundingClientRect();
+    const at = ((event.clientX - box.left) / box.width) * svg.viewBox.baseVal.width;
+    const [low, high] = chart.x;
+    const wanted = low + ((at - left) / (right - left)) * (high - low);
+    const nearest = (xs) => xs.reduce((best, x, n) => (Math.abs(x - wanted) < Math.abs(xs[best] - wanted) ? n : best), 0);
+    const found = chart.curves.map(([label, xs, ys]) => [label, nearest(xs), xs, ys]);
+    const step = found.reduce((best, [, n, xs]) => (Math.abs(xs[n] - wanted) < Math.abs(best - wanted) ? xs[n] : best), Infinity);
+    const place = left + ((step - low) / (high - low)) * (right - left);
+    cursor.setAttribute("x1", place);
+    cursor.setAttribute("x2", place);
+    const values = found.map(([label, n, , ys]) => (found.length > 1 ? `${label} ` : "") + text(ys[n]) + (chart.unit && ` ${chart.unit}`));
+    readout.textContent = `${chart.x_title.split(",")[0]} ${text(step)}: ${values.join("; ")}`;
+    show(true);
+  });
+  svg.addEventListener("pointerleave", () => show(false));
+}

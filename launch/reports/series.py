@@ -1,0 +1,124 @@
+"""Which keys of metrics.jsonl are drawn, in which charts, under which names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from launch.reports.curves import Chart, Curve, with_mean
+from launch.reports.data import Points, Run
+from launch.reports.parts import number
+
+# key -> (title, unit, whether the axis begins at 0), in the order of a page. A unit of % is of a share, drawn a hundredfold.
+MAIN = {
+    "loss": ("Loss", "", False),
+    "reward": ("Reward", "", False),
+    "accuracy": ("Accuracy", "%", True),
+    "mean_token_accuracy": ("Token accuracy (training)", "%", True),
+    "rewards/accuracies": ("Accuracy of rewards (chosen over rejected)", "%", True),
+    "rewards/margins": ("Margin of rewards", "", False),
+    "kl": ("KL from the reference", "", False),
+    "eval_loss": ("Loss (held out)", "", False),
+    "tokens_per_second": ("Tokens per second", "tokens/s", True),
+    "mfu": ("MFU", "%", True),
+    "memory_peak_gb": ("Memory, most so far", "GB", True),
+}
+PARTS = {"step_s": "whole step", "generation_s": "generation", "wait_s": "trainers wait", "sync_s": "weight sync"}
+TELEMETRY = {
+    "gpu_utilization": ("GPU utilization", "%"),
+    "gpu_memory_used_gb": ("GPU memory in use", "GB"),
+    "gpu_gtt_used_gb": ("GTT in use (system memory)", "GB"),
+    "gpu_memory_fragmentation": ("Memory held and unused (fragmentation)", "%"),
+    "gpu_memory_bandwidth_share": ("Memory bandwidth, share of the peak", "%"),
+    "gpu_power_w": ("Power", "W"),
+    "gpu_temperature_c": ("Temperature", "°C"),
+    "gpu_clock_mhz": ("Clock", "MHz"),
+    "gpu_memory_clock_mhz": ("Memory clock", "MHz"),
+}
+# No curves of the run: what they are drawn over, or what another curve says.
+NOT_DRAWN = {"step", "num_steps", "time_s", "num_tokens", "tokens_per_second_per_gpu"}
+
+
+def points_of(run: Run, key: str, unit: str) -> Points:
+    steps, values = run.metrics.points(key)
+    return steps, [100 * value for value in values] if unit == "%" else values
+
+
+def main(run: Run) -> list[Chart]:
+    """Those of MAIN that the run has, and the parts of a step where generation is timed."""
+    return together([run])
+
+
+def together(runs: Sequence[Run]) -> list[Chart]:
+    """The charts of MAIN with a curve for each run that has the key; a single run's carry no label."""
+    charts = []
+    for key, (title, unit, from_zero) in MAIN.items():
+        found = [(n, points_of(run, key, unit)) for n, run in enumerate(runs)]
+        curves = [Curve(runs[n].name if len(runs) > 1 else title, points, n) for n, points in found if points[1]]
+        if curves:
+            charts.append(Chart(_file(key), title, with_mean(curves[0]) if len(runs) == 1 else curves, unit, from_zero=from_zero))
+    if len(runs) == 1:
+        parts = [Curve(name, points, n) for n, (key, name) in enumerate(PARTS.items()) if (points := runs[0].metrics.points(key))[1]]
+        if len(parts) > 1:
+            charts.append(Chart("step-parts", "Seconds of a step", parts, "s", from_zero=True))
+    return charts
+
+
+def telemetry(run: Run) -> list[Chart]:
+    found = ((key, title, unit, points_of(run, key, unit)) for key, (title, unit) in TELEMETRY.items())
+    return [Chart(_file(key), title, [Curve(title, points)], unit, from_zero=True) for key, title, unit, points in found if points[1]]
+
+
+def others(run: Run) -> tuple[list[Chart], dict[str, float]]:
+    """(charts of every other key, those that never change with their value)."""
+    known = {*MAIN, *TELEMETRY, *NOT_DRAWN, *(PARTS if "generation_s" in run.metrics.numeric_keys else ())}
+    own = {c["key"] for c in run.result.get("columns") or [] if isinstance(c, dict) and "key" in c}  # a benchmark's rows are no series
+    charts, constant = [], {}
+    for key in run.metrics.numeric_keys:
+        if key in known or key in own or (own and "step" in run.metrics.last and not _is_training(run)):
+            continue
+        points = run.metrics.points(key)
+        if len(set(points[1])) == 1:
+            constant[key] = points[1][0]
+        else:
+            charts.append(Chart(_file(key), key, [Curve(key, points)]))
+    return charts, constant
+
+
+def phases(runs: Sequence[Run]) -> list[Chart]:
+    """The curves of a pipeline over the steps of all its phases, and its held-out accuracy as points between them."""
+    curves: dict[str, list[Curve]] = {}
+    before, accuracy = 0.0, ([], [])  # type: tuple[float, tuple[list[float], list[float]]]
+    for n, run in enumerate(runs):
+        if run.get("method", "kind") != "trainer":
+            if isinstance(value := run.result.get("accuracy"), (int, float)):
+                accuracy[0].append(before)
+                accuracy[1].append(100 * float(value))
+            continue
+        for key in MAIN:
+            steps, values = points_of(run, key, MAIN[key][1])
+            if values:
+                curves.setdefault(key, []).append(Curve(run.name, ([before + s for s in steps], values), n))
+        before += max((float(row["step"]) for row in run.metrics.rows[-1:]), default=0.0)
+    axis = "step, counted through all phases"
+    charts = [
+        Chart(_file(k), MAIN[k][0], c, MAIN[k][1], axis, MAIN[k][2]) for k, c in sorted(curves.items(), key=lambda i: [*MAIN].index(i[0]))
+    ]
+    if accuracy[1]:
+        charts.insert(
+            0, Chart("held-out-accuracy", "Held-out accuracy", [Curve("Held-out accuracy", accuracy, dots=True)], "%", axis, True)
+        )
+    return charts
+
+
+def mean_of(chart: Chart) -> str:
+    values = chart.curves[0].points[1]
+    return f"{number(sum(values) / len(values))} {chart.unit}".strip()
+
+
+def _is_training(run: Run) -> bool:
+    return run.get("method", "kind") in (None, "trainer")
+
+
+def _file(key: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", key.lower()).strip("-")

@@ -1,0 +1,142 @@
+"""The GPT-style transformers of the MI350X report (its benchmarks 3 and 4), 30M to 10.1B parameters.
+
+The report gives layers, heads, width and feed-forward. The rest follows from its figures. In all eight rows TFLOPS are 6 N x tokens/s, so N
+is known to three digits or more, and comes out with GPT-2's vocabulary of 50,257, a head tied to the embedding, a learned position for each
+token of the sequence, two matrices in the feed-forward, and five vectors of the width in a layer: here two layer norms with bias, and a
+bias on what attention returns. Its memory (107.9 and 119.7 GB of the two largest) comes out to 0.1 GB with bf16 weights, gradients and
+moments, attention that keeps its scores, and dropout on them and on both branches: `attention="eager", dropout=0.1`. The default is torch's
+scaled_dot_product_attention without dropout, which needs 45 and 35 GB less. The activation is unstated; here GELU.
+tests/unit/test_bench_transformer.py holds all of it against the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from omegaconf import DictConfig
+from torch import nn
+
+from recipes.bench.training import numerics
+from recipes.common.errors import UserError, near
+
+VOCABULARY = 50257
+ATTENTION = ("sdpa", "eager")
+
+
+@dataclass(frozen=True)
+class Size:
+    """`batch` sequences of `sequence` tokens are what the report trained it with on one GPU. `attention`: a name of ATTENTION."""
+
+    layers: int
+    heads: int
+    width: int
+    feed_forward: int
+    batch: int
+    sequence: int
+    vocabulary: int = VOCABULARY
+    attention: str = "sdpa"
+    dropout: float = 0.0
+
+
+SIZES = {
+    "small": Size(6, 6, 384, 1536, 32, 512),
+    "medium": Size(12, 12, 768, 3072, 16, 512),
+    "large": Size(24, 16, 1024, 4096, 8, 512),
+    "xl": Size(36, 20, 1280, 5120, 4, 512),
+    "1.5b": Size(48, 24, 1536, 6144, 4, 512),
+    "3b": Size(32, 32, 2560, 10240, 2, 512),
+    "7b": Size(32, 32, 4096, 11008, 8, 1024),
+    "13b": Size(40, 40, 5120, 13824, 4, 1024),
+    "tiny": Size(2, 2, 64, 128, 2, 32, vocabulary=512),  # not the report's: for smoke=true
+}
+
+
+def check_names(models: Sequence[str]) -> None:
+    """Raises UserError for a model that is not in SIZES, and for none."""
+    if not models:
+        raise UserError("method.args.models=[]: nothing would be measured.")
+    for name in models:
+        if name not in SIZES:
+            raise UserError(f"method.args.models={name}: unknown. {near(name, SIZES)}")
+
+
+class Block(nn.Module):
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.heads, self.attention, self.dropout = size.heads, size.attention, size.dropout
+        self.norm1 = nn.LayerNorm(size.width)
+        self.qkv = nn.Linear(size.width, 3 * size.width, bias=False)
+        self.out = nn.Linear(size.width, size.width)
+        self.norm2 = nn.LayerNorm(size.width)
+        self.up = nn.Linear(size.width, size.feed_forward, bias=False)
+        self.down = nn.Linear(size.feed_forward, size.width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, sequence, width) to the same."""
+        batch, sequence, width = x.shape
+        heads = self.qkv(self.norm1(x)).view(batch, sequence, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        attended = self.attend(*heads.unbind(0)).transpose(1, 2).reshape(batch, sequence, width)
+        x = x + F.dropout(self.out(attended), self.dropout)
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm2(x)))), self.dropout)
+
+    def attend(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Each (batch, heads, sequence, width of a head), and what is returned."""
+        if self.attention == "sdpa":
+            return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, dropout_p=self.dropout)
+        scores = queries @ keys.transpose(-1, -2) * queries.shape[-1] ** -0.5
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        return F.dropout(scores.masked_fill(future, float("-inf")).softmax(-1), self.dropout) @ values
+
+
+class GPT(nn.Module):
+    """Takes tokens (batch, sequence) and the tokens that follow them, and returns the mean loss in nats."""
+
+    def __init__(self, size: Size, sequence: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(size.vocabulary, size.width)  # the head, too
+        self.positions = nn.Embedding(sequence, size.width)
+        self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
+        self.norm = nn.LayerNorm(size.width)
+
+    def forward(self, tokens: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens) + self.positions.weight
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.norm(x), self.embedding.weight)
+        return F.cross_entropy(logits.flatten(0, 1), following.flatten())
+
+
+def build(size: Size, sequence: int, device: torch.device, dtype: torch.dtype) -> GPT:
+    """With random weights, drawn where they will be: a CPU needs minutes for 10e9."""
+    with torch.device("meta"):
+        model = GPT(size, sequence).to(dtype)
+    model.to_empty(device=device)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.02)  # GPT-2's
+        else:
+            nn.init.constant_(parameter, 1.0 if "norm" in name and name.endswith("weight") else 0.0)
+    return model
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def notes(config: DictConfig, attention: str = "sdpa", dropout: float = 0.0) -> list[str]:
+    """How ours were trained, and what is known of how the published ones were."""
+    found = [f"Here: {numerics(config)}; fused AdamW; attention {attention}, dropout {dropout:g}; TFLOPS are 6 x parameters x tokens/s."]
+    if attention == "sdpa":
+        found.append("The MI350X report's memory is that of attention that keeps its scores, with dropout: attention=eager, dropout=0.1.")
+    if config.precision.weights == "fp32" and config.precision.compute != "fp32":
+        found.append("The MI350X report's 119.7 GB for 10.1B parameters are those of 16-bit weights: precision.weights=bf16.")
+    return found
+
+
+def random_batch(size: Size, batch: int, sequence: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens, and those that follow them: both (batch, sequence)."""
+    tokens = torch.randint(size.vocabulary, (batch, sequence + 1), device=device)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

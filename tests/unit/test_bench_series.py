@@ -1,0 +1,125 @@
+"""What every benchmark does around its measurements."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from recipes.bench import series, timing
+from recipes.bench.series import Column, SeriesConfig, Table, measure
+from recipes.common import program
+from recipes.common.errors import UserError
+from recipes.common.program import Failed, Interrupted
+
+TABLE = Table("gemm", figure="tflops", columns=[Column("shape", "m n k"), Column("tflops", "TFLOPS", 1)])
+CASES = [{"shape": shape, "dtype": "bf16", "op": "matmul", "values": "normal", "padding": 0} for shape in ("8192 8192 8192", "1 1 1")]
+
+
+@pytest.fixture
+def config(tmp_path):
+    return OmegaConf.create({"run_dir": str(tmp_path), "hardware": {"name": "mi350x"}, "profile": "none"})
+
+
+def args(**given) -> SeriesConfig:
+    return SeriesConfig("out", use_cpu=True, **given)
+
+
+def lines(config) -> list[dict]:
+    with open(f"{config.run_dir}/metrics.jsonl") as file:
+        return [json.loads(line) for line in file]
+
+
+def test_a_row_for_each_case_as_soon_as_it_is_measured(config, capsys):
+    seen = []
+
+    def work(case):
+        seen.append(len(lines(config)) if seen else 0)
+        return {"tflops": 552.0 if case is CASES[0] else 1.0}
+
+    found = measure(config, args(), TABLE, CASES, work)
+    assert seen == [0, 1]
+    assert [row["step"] for row in lines(config)] == [1, 2]
+    assert [row["tflops"] for row in found["rows"]] == [552.0, 1.0]
+    assert [row["ratio"] for row in found["rows"]] == [pytest.approx(0.5), None]  # 1,104 TFLOPS in the MI350X report
+    assert "8192 8192 8192" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("problem", [torch.OutOfMemoryError("64 GiB"), UserError("no such back end here")])
+def test_a_case_that_fails_is_a_row_and_the_series_goes_on(config, capsys, problem):
+    def work(case):
+        if case is CASES[0]:
+            raise problem
+        return {"tflops": 1.0}
+
+    found = measure(config, args(), TABLE, CASES, work)
+    assert [bool(row["error"]) for row in found["rows"]] == [True, False]
+    assert found["rows"][0]["error"] in ("out of memory", "no such back end here")
+    assert found["rows"][0]["error"] in capsys.readouterr().out
+
+
+def test_an_error_of_the_benchmark_itself_is_no_row(config):
+    with pytest.raises(ZeroDivisionError):
+        measure(config, args(), TABLE, CASES, lambda case: {"tflops": 1 / 0})
+
+
+def test_below_the_gate_fails_with_the_rows(config):
+    with pytest.raises(Failed, match=r"below method.args.fail_below=0.9 .*8192 8192 8192") as caught:
+        measure(config, args(fail_below=0.9), TABLE, CASES, lambda case: {"tflops": 552.0})
+    assert len(caught.value.result["rows"]) == 2
+    assert len(caught.value.result["below"]) == 1
+    above = measure(config, args(fail_below=0.4), TABLE, CASES, lambda case: {"tflops": 552.0})
+    assert above["below"] == []
+
+
+def test_a_stopped_series_goes_on_where_it_was(config, monkeypatch):
+    monkeypatch.setattr(series, "stop_asked", lambda: (len(lines(config)) if (config.run_dir and measured) else 0) >= 1)
+    measured: list[str] = []
+
+    def work(case):
+        measured.append(case["shape"])
+        return {"tflops": 1.0}
+
+    with pytest.raises(Interrupted):
+        measure(config, args(), TABLE, CASES, work)
+    assert measured == ["8192 8192 8192"]
+    with open(f"{config.run_dir}/metrics.jsonl", "a") as file:
+        file.write('{"step": 2, "num')  # a line cut off by a crash
+    monkeypatch.setattr(series, "stop_asked", program.stop_asked)
+    found = measure(config, args(), TABLE, CASES, work)
+    assert measured == ["8192 8192 8192", "1 1 1"]
+    assert len(found["rows"]) == len(lines(config)) == 2
+
+
+def test_rows_of_other_cases_are_measured_anew(config):
+    measure(config, args(), TABLE, CASES, lambda case: {"tflops": 1.0})
+    found = measure(config, args(), TABLE, CASES[1:], lambda case: {"tflops": 2.0})
+    assert [row["tflops"] for row in found["rows"]] == [2.0]
+    assert len(lines(config)) == 1
+
+
+def test_a_gate_with_nothing_to_compare_is_refused_before_anything_is_measured(config):
+    config.hardware.name = "mi50"
+    with pytest.raises(UserError, match="fail_below=0.9"):
+        measure(config, args(fail_below=0.9), TABLE, CASES, lambda case: pytest.fail("measured"))
+
+
+def test_fail_below_is_a_ratio():
+    with pytest.raises(UserError, match="fail_below=0"):
+        args(fail_below=0)
+
+
+def test_no_gpu_is_said(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="smoke=true"):
+        series.device_of(SeriesConfig("out"))
+
+
+def test_a_call_is_timed_as_often_as_asked():
+    calls = []
+    assert timing.median_ms(lambda: calls.append(1), torch.device("cpu"), warmup=2, repetitions=5) >= 0
+    assert len(calls) == 7
+    timing.steps_ms(lambda: calls.append(1), torch.device("cpu"), warmup=1, steps=3)
+    assert len(calls) == 11

@@ -1,0 +1,260 @@
+"""launch/report.py: what a page says of run directories, whatever state they are in."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from launch import report, rundir
+from launch.reports import sweeps
+from launch.reports.data import read, read_metrics
+from launch.sweep_study import Search
+from launch.sweep_trials import Trial
+from tests.conftest import composed
+from tests.unit.report_examples import HOSTILE, a_benchmark, a_pipeline, a_run, a_sweep, change, log, steps
+from tests.unit.report_reader import made
+
+
+def test_a_run_that_is_done(tmp_path, capsys):
+    folder = log(a_run(tmp_path / "r", "method.args.max_steps=9", loss=0.8889, tokens_per_second=950.0), *steps(9, mfu=0.25))
+    assert report.main([str(folder)]) == 0
+    assert f"The report is in {folder / 'report.html'}" in capsys.readouterr().out
+    pngs = sorted(p.name for p in folder.glob("report-*.png"))
+    assert pngs == ["report-loss.png", "report-memory-peak-gb.png", "report-mfu.png", "report-tokens-per-second.png"]
+    assert all((folder / name).read_bytes()[:4] == b"\x89PNG" for name in pngs)
+    seen = made(folder)
+    for wanted in (
+        "status done exit code 0",
+        "loss 0.8889 from 8",
+        "python launch/run.py method.args.max_steps=9",
+        "sft of tiny",
+        f"commit {rundir.read_json(folder / 'record.json')['code']['commit']}",
+        "trl 1.16.0",
+        "none: runtime=local",
+        "Speed, predicted and measured",
+        "seconds a step 0.5848 2 342.0%",
+        "Over the whole run, its first steps included: 950 tokens/s",
+        "8 → 0.8889 (lowest 0.8889, highest 8)",
+        "measured 0.5 GB",
+        "reproduce.py",
+    ):
+        assert wanted in seen.text, wanted
+
+
+def test_lines_that_are_no_metrics_are_named_skipped_and_counted(tmp_path):
+    bad = ['{"step": 4, "lo', "[1]", '"x"', '{"loss": 1}', "", "{" * 3, '{"step": true}']
+    folder = log(a_run(tmp_path / "r"), *steps(3), *bad, {"step": 5, "loss": float("nan")}, {"step": 6, "loss": 10**400})
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 7, "x": "\xff"}\n{"step": 8')
+    found = read_metrics(folder / "metrics.jsonl")
+    assert [row["step"] for row in found.rows] == [1, 2, 3, 5, 6]
+    assert found.points("loss")[0] == [1, 2, 3]
+    assert [fault.partition(":")[0] for fault in found.faults] == [f"line {n}" for n in (4, 5, 6, 7, 8, 9, 10, 13, 14)]
+    assert found.faults[1:4] == ["line 5: list in place of an object", "line 6: str in place of an object", "line 7: no step in it"]
+    assert found.faults[-2] == "line 13: not UTF-8 at byte 19"
+    text = made(folder).text
+    assert "metrics.jsonl: 9 of 14 lines skipped: line 4: no JSON, Unterminated string" in text
+    assert "and 4 more." in text
+
+
+def test_a_line_that_is_being_written_is_no_fault(tmp_path):
+    folder = log(a_run(tmp_path / "r", exit_code=None), *steps(2))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "lo')
+    with rundir.locked(folder):
+        assert read(folder).status == "running"
+        text = made(folder).text
+    assert "Still running" in text
+    assert "skipped" not in text
+    assert "steps 2 of 2" in text
+    assert read(folder).status == "lost"
+    text = made(folder).text
+    assert "no launcher on this machine holds it" in text
+    assert "1 of 3 lines skipped: line 3" in text
+
+
+def test_a_crash_shows_the_last_words_of_the_rank_that_failed(tmp_path):
+    folder = a_run(tmp_path / "r", exit_code=4, error="torch.OutOfMemoryError: HIP out of memory")
+    (folder / "logs/trainers.log").write_text("".join(f"line {n}\n" for n in range(90)))
+    (folder / "logs/rank1.log").write_text(f"torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB {HOSTILE}\n")
+    rundir.write_json(folder / "failures/rank1.json", {"rank": 1, "time": 1.0, "error": "torch.OutOfMemoryError", "exit_code": 1})
+    text = made(folder).text
+    assert "Failed. Exit code 4. torch.OutOfMemoryError: HIP out of memory" in text
+    assert "Last lines of logs/rank1.log (rank1, rank 1: torch.OutOfMemoryError)" in text
+    assert f"Tried to allocate 2 GiB {HOSTILE}" in text
+    assert "This usually means: the GPU's memory is full" in text
+    assert "metrics.jsonl holds no line" in text
+    assert "line 89" not in text
+    shutil.rmtree(folder / "failures")
+    text = made(folder).text
+    assert "line 70 line 71" in text
+    assert "line 69 " not in text
+
+
+def test_a_benchmark_beside_what_was_published(tmp_path):
+    text = made(a_benchmark(tmp_path / "b")).text
+    for wanted in (
+        "gemm on some GPU",
+        "16384 8192 1280 bf16 1,011.0 1,104.0 [1] 0.92",
+        "16384 1024 8192 bf16 870.0 1,104.0 [1] 0.79 below the gate",
+        "fp8: this GPU has none",
+        "[1] somebody, 2024-12-22",
+        "1 row(s) below the gate fail_below=0.9: 16384 1024 8192 bf16: 0.79 of 1104.",
+        "rows 4 1 failed",
+        "Below its gate. Exit code 4.",
+        "One sentence.",
+    ):
+        assert wanted in text.replace("1,104 [1]", "1,104.0 [1]"), wanted
+
+
+def test_rows_that_a_benchmark_had_measured_when_it_stopped(tmp_path):
+    folder = a_benchmark(tmp_path / "b")
+    (folder / "result.json").unlink()
+    kept = rundir.read_json(folder / "record.json")
+    kept["composition"]["method"]["kind"] = "bench"
+    change(folder / "record.json", status="failed", exit_code=4, composition=kept["composition"])
+    text = made(folder).text
+    assert "4096 4096 4096 fp16 700" in text
+    assert "16384 1024 8192 bf16 870" in text
+
+
+def test_a_tuning(tmp_path):
+    rows = [{"batch": 4, "tokens_per_second": 11000}, {"batch": 64, "error": "out of memory"}]
+    columns = [{"key": "batch", "title": "batch"}, {"key": "tokens_per_second", "title": "tokens/s", "digits": 0}]
+    before, after = {"tokens_per_second": 11000}, {"tokens_per_second": 13500}
+    overrides, experiment = ["method.args.per_device_train_batch_size=8"], "conf/experiment/tuned.yaml"
+    said = {"tuning": "batch", "before": before, "after": after, "gain": 1.227, "overrides": overrides, "experiment": experiment}
+    text = made(a_run(tmp_path / "t", rows=rows, columns=columns, **said)).text
+    assert "tokens_per_second 11,000 13,500 1.23×" in text
+    assert f"The overrides that apply it {overrides[0]}" in text
+    assert experiment in text
+    assert "64 – out of memory" in text
+
+
+def test_a_step_of_grpo_and_who_waits_in_it(tmp_path):
+    rows = steps(8, reward=0.5, step_s=1.6, generation_s=1.2, wait_s=0.4, sync_s=0.1)
+    folder = log(a_run(tmp_path / "g", "method=grpo"), *rows)
+    text = made(folder).text
+    assert "Trainers training 1.1 s (55%) weight sync 0.1 s (5%) optimizer, logging, saving 0.4 s (20%)" in text
+    assert "idle: waiting for generation 0.4 s (20%)" in text
+    assert "Generation server generation 1.2 s (60%) weight sync 0.1 s (5%) idle 0.7 s (35%)" in text
+    assert "0.8 s of generation pass while the trainers train" in text
+
+
+def test_a_generation_that_serves_several_steps_is_shared_among_them(tmp_path):
+    folder = a_run(tmp_path / "g", "method=grpo", "method.args.steps_per_generation=4")
+    rows = [
+        {**row, "step_s": 1.5} | ({"generation_s": 2.0, "wait_s": 2.0, "sync_s": 0.4} if n % 4 == 0 else {})
+        for n, row in enumerate(steps(16))
+    ]
+    text = made(log(folder, *rows)).text
+    assert "a generation serves 4 step(s)" in text
+    assert "idle: waiting for generation 0.4615 s" in text  # the first three lines are left out: 3 calls of 13 steps
+
+
+def test_telemetry_profile_targets_and_energy(tmp_path):
+    folder = log(a_run(tmp_path / "r", reward=0.9, energy_kwh_per_million_tokens=0.25), *steps(4, gpu_power_w=600.0, gpu_utilization=0.8))
+    change(folder / "plan.json", targets={"reward": {"value": 0.6, "source": "a table"}, "accuracy": {"value": 1.0, "source": "another"}})
+    kernels = [{"name": "Cijk_" + "A" * 300, "kind": "gemm", "calls": 12, "time_s": 0.3, "share": 0.25}]
+    shares = {"gemm": 0.6, "idle": 0.4, "communication_hidden": 0.02}
+    rundir.write_json(folder / "profile/kernels.json", {"time_s": 1.2, "steps": 2, "shares": shares, "kernels": kernels})
+    modules = [{"name": "model.norm", "class": "RMSNorm", "calls": 4, "time_s": 0.01, "share": 0.008}]
+    rundir.write_json(folder / "profile/fp32_modules.json", {"modules": modules, "share": 0.03})
+    text = made(folder).text
+    for wanted in (
+        "reward 0.9 0.6 150.0% a table",
+        "accuracy not reached 1 another",
+        "energy 0.25 kWh per million tokens",
+        "Power W",
+        "600 W throughout",
+        "GPU utilization %",
+        "80 % throughout",
+        "gemm 12 0.3 25.0%",
+        "Modules that compute in fp32, 3.0% of the time",
+        "Communication hidden behind them: 2.0%",
+        "idle 40 %",
+    ):
+        assert wanted in text, wanted
+
+
+def test_several_runs_differences_first(tmp_path):
+    a = log(a_run(tmp_path / "runs/a", "method.args.learning_rate=1e-3"), *steps(4))
+    b = log(a_run(tmp_path / "runs/b", "seed=7"), *steps(6))
+    seen = made(a, b)
+    text = seen.text
+    assert text.index("Differences in configuration") < text.index("Curves Loss") < text.index("Results run status")
+    assert "seed 0 7" in text
+    assert "method.args.learning_rate" in text
+    assert "Code, image, packages and host are the same in all." in text
+    assert "A done 4 2 1,000" in text
+    assert "B done 6 1.333 1,000" in text
+    assert report.parse([str(a), str(b)]).output == tmp_path / "runs/report.html"
+
+
+def test_benchmarks_side_by_side(tmp_path):
+    text = made(a_benchmark(tmp_path / "a"), a_benchmark(tmp_path / "b", tflops=1213.2)).text
+    assert "16384 8192 1280 bf16 1,011 1,213 1.200" in text
+    assert "8192 8192 8192 fp8 fp8: this GPU has none" in text
+
+
+def test_a_pipeline(tmp_path):
+    folder = a_pipeline(tmp_path / "p", ("base", "evaluate"), ("sft", "sft"), ("after", "evaluate"))
+    text = made(folder).text
+    assert "held-out accuracy 75.0% +50.0 points, from 25.0%" in text
+    assert "1_base evaluate done" in text
+    assert "step, counted through all phases" in text
+    shutil.rmtree(folder / "3_after")
+    change(folder / "record.json", status="failed", exit_code=4)
+    assert "Not begun." in made(folder).text
+    both = made(folder, log(a_run(tmp_path / "r"), *steps(2))).text
+    assert "p/2_sft" in both
+
+
+GRID = [{"varied": [f"method.args.learning_rate={rate}", f"seed={seed}"], "value": value} for rate, seed, value in
+        (("1e-4", 0, 5.0), ("1e-4", 1, 5.2), ("1e-3", 0, 2.0), ("1e-3", 1, 2.2))]  # fmt: skip
+
+
+def test_a_grid(tmp_path):
+    failed = {"varied": ["method.args.learning_rate=fast", "seed=0"], "status": "failed", "why": HOSTILE}
+    text = made(a_sweep(tmp_path, [*GRID, failed])).text
+    assert "best loss 2 trial 2" in text
+    assert "2 (best) 0.001 0 2 done 2" in text
+    assert "method.args.learning_rate 99.6% seed 0.44%" in text
+    assert "2: learning_rate=1e-3 seed=0" in text  # its run, found beside the sweep: /gone is not there
+    assert HOSTILE in text
+
+
+@pytest.mark.parametrize(
+    ("trials", "why"),
+    [
+        (GRID[:1], "no parameter has two values"),
+        (GRID[:2], "seed is the only parameter that varies"),
+        ([{**trial, "value": 1.0} for trial in GRID], "loss is the same in all trials"),
+        ([{**GRID[0], "status": "running", "value": None}], "No trial has a figure yet"),
+    ],
+)
+def test_importance_that_cannot_be_said(tmp_path, trials, why):
+    assert why in made(a_sweep(tmp_path, trials)).text
+
+
+def test_importance_of_a_search_is_optunas(tmp_path):
+    config = composed("hardware=cpu", "sweep=batch").sweep
+    folder = a_sweep(tmp_path, [], metric="loss")
+    search, trials = Search(config, 0, folder), []
+    for _ in range(12):
+        trial = search.next()
+        rate = float(dict(o.partition("=")[::2] for o in trial.varied)["method.args.learning_rate"])
+        trial.status, trial.value = "done", rate
+        search.tell(trial)
+        trials.append({"varied": trial.varied, "value": rate, "status": "done"})
+    journal = (folder / "journal.log").read_bytes()
+    (folder / "journal.log").write_bytes(journal + b'{"op_co')  # it is being written
+    shares = sweeps.of_search(folder)
+    assert shares["learning_rate"] > 0.5
+    assert sum(shares.values()) == pytest.approx(1)
+    rows = [vars(Trial(n, **trial)) for n, trial in enumerate(trials)]
+    change(folder / "sweep.json", trials=rows)
+    assert "PED-ANOVA (Optuna) over 12 trials" in made(folder).text
+    change(folder / "sweep.json", trials=rows[:5])
+    assert "Cannot be said of 5 trials: a search needs 10" in made(folder).text

@@ -1,0 +1,164 @@
+"""launch/report.py: strings, values and sizes that nobody foresaw, arguments that are wrong, colours that must be seen."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from launch import report, rundir
+from launch.reports import many, one, page
+from launch.reports.data import kind_of, read
+from launch.reports.parts import Page, number
+from tests.unit.report_examples import HOSTILE, a_benchmark, a_pipeline, a_run, a_sweep, change, log, steps
+from tests.unit.report_reader import Outline, made
+
+
+def test_hostile_strings_are_text(tmp_path):
+    hostile = f'"{HOSTILE}"\x00\x1b[31m'
+    folder = a_run(
+        tmp_path / HOSTILE.replace("/", "∕"), benchmark=hostile, rows=[{hostile: hostile}], notes=[hostile], by_task={hostile: {hostile: 1}}
+    )
+    log(folder, {"step": 1, hostile: 1.0}, {"step": 2, hostile: 2.0})
+    change(
+        folder / "plan.json",
+        warnings=[hostile],
+        speed={"basis": hostile, "step_s": 1.0},
+        targets={hostile: {"value": 1, "source": hostile}},
+    )
+    html = page.render(report.made(report.parse([str(folder)])))
+    assert "<script>alert" not in html
+    assert "<img" not in html
+    assert "\x00" not in html
+    assert "49" not in Outline(html).text.split()
+    assert HOSTILE in made(folder).text
+
+
+def test_a_page_of_nothing_but_a_config(tmp_path):
+    folder = tmp_path / "r"
+    rundir.write_text(folder / "config.yaml", "method: {name: sft}\n")
+    assert "There is no record of how it ended." in made(folder).text
+    rundir.write_text(folder / "config.yaml", "a: [")
+    rundir.write_text(folder / "record.json", "{")
+    rundir.write_json(folder / "plan.json", {"processes": 3, "warnings": ["w"]})
+    text = made(folder).text
+    assert "record.json: cannot be read" in text
+    assert "config.yaml: cannot be read" in text
+    assert "plan.json: processes is a int in place of a list, and left out." in text
+
+
+@pytest.mark.parametrize("odd", [None, 1, "x", [], {}, [1], {"a": 1}, [None], [[1]], {"a": {"b": [1]}}, True])
+@pytest.mark.parametrize("name", ["record", "plan", "result"])
+def test_values_of_any_type_give_a_page(tmp_path, name, odd):
+    folder = log(a_benchmark(tmp_path / "b"), *steps(3))
+    file = folder / f"{name}.json"
+    content = rundir.read_json(file)
+    for key, value in content.items():
+        inner = [{**value, k: odd} for k in value] if isinstance(value, dict) and key not in ("packages", "locks") else []
+        for changed in (odd, *inner):
+            rundir.write_json(file, {**content, key: changed})
+            run = read(folder)
+            assert one.sections(run, curves=False)
+            assert many.results([run])
+            assert isinstance(one.about(run), str)
+    assert page.render(Page("x", "", run.status, one.sections(run)))
+
+
+def test_a_hundred_thousand_lines(tmp_path):
+    folder = a_run(tmp_path / "r")
+    with (folder / "metrics.jsonl").open("w") as file:
+        for n in range(100_000):
+            row = {"step": n, "num_steps": 100_000, "time_s": n * 0.1, "loss": n % 7, "reward": n % 5, "grad_norm": n % 3, "mfu": 0.3}
+            file.write(json.dumps({**row, "loss": 99} if n == 50_001 else row) + "\n")
+    began = time.process_time()
+    html = page.render(report.made(report.parse([str(folder)])))
+    assert time.process_time() - began < 20
+    assert len(html) < 1_000_000
+    text = Outline(html).text
+    assert "Curves of up to 100,000 points: 400 of each are drawn" in text
+    assert "99" in html.partition("data-chart")[2].partition("</figure>")[0]  # the one spike is among them
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "No run is given. Use: python launch/report.py runs/<name>/<timestamp>-<id>."),
+        (["runz"], "runz: no such directory. Did you mean runs?"),
+        (["runs"], "runs: no run there"),
+        (["runs/x"], "holds 1 runs and is none itself. Give one or several of them, for example"),
+        (["runs/x/1", "runs/x/1"], "given twice"),
+        (["runs/x/1", "outptu=a.html"], "There is no key `outptu`. Keys: output. Did you mean output?"),
+        (["runs/x/1", "output=a.pdf"], "output=a.pdf: a page is a file that ends with .html"),
+        (["runs/x/1", "output=d.html"], "output=d.html: a directory. Use a file in it: output=d.html/report.html."),
+        (["runs/x/1", "output=file/a.html"], "cannot be written (File exists). Choose another place by output=FILE.html."),
+        (["--open", "runs/x/1"], "--open: no such option."),
+        (["runs/sweeps/s", "runs/x/1"], "a sweep compares its own trials"),
+        (["bad"], "sweep.json: cannot be read as a sweep's"),
+    ],
+)
+def test_bad_input_is_one_message(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    log(a_run(tmp_path / "runs/x/1"), *steps(1))
+    a_sweep(tmp_path / "other", [])
+    shutil.move(tmp_path / "other/runs/sweeps", tmp_path / "runs/sweeps")
+    (tmp_path / "d.html").mkdir()
+    (tmp_path / "file").write_text("")
+    rundir.write_text(tmp_path / "bad/sweep.json", "[]")
+    assert report.main(arguments) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.out == ""
+    assert "Traceback" not in said.err
+
+
+def test_help(capsys):
+    assert report.main(["--help"]) == 0
+    assert "python launch/report.py RUN... [output=FILE.html]" in capsys.readouterr().out
+
+
+def test_what_a_directory_is(tmp_path):
+    assert kind_of(a_run(tmp_path / "r")) == "run"
+    assert kind_of(a_pipeline(tmp_path / "p", ("a", "sft"))) == "pipeline"
+    assert kind_of(a_sweep(tmp_path, [])) == "sweep"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(12345.6, "12,346"), (1.57270, "1.573"), (0.0021, "0.0021"), (2.5e-5, "2.5e-05"), (0, "0"), (-3.0, "-3"), (4096, "4,096")],
+)
+def test_numbers(value, shown):
+    assert number(value) == shown
+
+
+def test_colours_stand_out_from_what_they_stand_on():
+    """4.5:1 for text, 3:1 for curves (WCAG 2.2, 1.4.3 and 1.4.11), light and dark."""
+    style = (Path(page.__file__).parent / "page.css").read_text()
+    blocks = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        colours = dict(re.findall(r"(--[a-z0-9-]+): (#[0-9a-f]{6})", block))
+        for ink, papers in {
+            "--ink": ("--paper", "--panel", "--bad-paper", "--good-paper"),
+            "--soft": ("--paper", "--panel"),
+            "--link": ("--paper",),
+            "--good": ("--paper", "--good-paper"),
+            "--warn": ("--paper", "--warn-paper"),
+            "--bad": ("--paper", "--bad-paper"),
+        }.items():
+            assert all(contrast(colours[ink], colours[paper]) >= 4.5 for paper in papers), ink
+        assert all(contrast(colours[f"--c{n}"], colours["--paper"]) >= 3 for n in range(8))
+
+
+def contrast(one_: str, other: str) -> float:
+    light, dark = sorted((luminance(one_), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
