@@ -47,18 +47,18 @@ def parse(arguments: list[str]) -> Asked:
     output: Path | None = None
     for argument in arguments:
         key, equals, value = argument.partition("=")
-        if equals and not Path(argument).exists():
+        if equals and not os.path.exists(argument):
             if key != "output":
                 raise UserError(f"There is no key `{key}`. Keys: output.{near(key, ['output'])} A run that is meant is not there.")
             output = _output(value)
         elif argument.startswith("-"):
             raise UserError(f"{argument}: no such option. Use: {EXAMPLE}, and output=FILE.html; --help says more.")
         else:
-            folder = Path(argument).absolute()
+            folder = Path(os.path.realpath(argument))  # .. and links have no name of their own
             folders.append((folder, kind_of(folder)))
     if not folders:
         raise UserError(f"No run is given. Use: {EXAMPLE}.")
-    given = [folder.resolve() for folder, _ in folders]
+    given = [folder for folder, _ in folders]
     twice = next((folder for folder in given if given.count(folder) > 1), None)
     if twice:
         raise UserError(f"{twice}: given twice. Leave one out.")
@@ -85,19 +85,21 @@ def made(asked: Asked) -> Page:
         runs, names = compared(asked.folders)
         return many.compare(runs, names)
     if kind == "pipeline":
+        held = rundir.is_locked(folder)
         record = rundir.read_json(folder / "record.json") or {}
         runs = [read(phase, phase.name) for phase in phases_of(folder)]
-        return many.pipeline(folder, status_of(folder, record), record.get("exit_code"), runs)
+        return many.pipeline(folder, status_of(folder, record, held), record.get("exit_code"), runs)
     run = read(folder)
     return Page(folder.parent.name, folder.name, run.status, one.sections(run), about=one.about(run))
 
 
 def compared(folders: list[tuple[Path, str]]) -> tuple[list[Run], list[str]]:
     """(runs with short labels A, B, ...; their names)."""
-    places = [p for folder, kind in folders for p in (phases_of(folder) if kind == "pipeline" else [folder])]
-    parts = {len(p.parts): None for p in places}
-    common = Path(os.path.commonpath(places)) if len(places) > 1 else places[0].parent
-    names = [str(p.relative_to(common)) if len(parts) else p.name for p in places]
+    places = list(dict.fromkeys(p for folder, kind in folders for p in (phases_of(folder) if kind == "pipeline" else [folder])))
+    if len(places) < 2:
+        raise UserError(f"{len(places)} run(s) in what is given: nothing to compare. Give several runs, or pipelines with phases.")
+    common = Path(os.path.commonpath(places))
+    names = [str(p.relative_to(common)) for p in places]
     return [read(place, label(n)) for n, place in enumerate(places)], names
 
 

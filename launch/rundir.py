@@ -136,7 +136,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """None where there is no such file, or one that is no JSON."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
 
