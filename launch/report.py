@@ -46,6 +46,8 @@ def parse(arguments: list[str]) -> Asked:
     folders: list[tuple[Path, str]] = []
     output: Path | None = None
     for argument in arguments:
+        if not argument:
+            raise UserError(f"An empty argument is no run. Use: {EXAMPLE}.")
         key, equals, value = argument.partition("=")
         if equals and not os.path.exists(argument):
             if key != "output":
@@ -71,7 +73,7 @@ def _output(value: str) -> Path:
     path = Path(value).expanduser().absolute()
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"output={value}: a page is a file that ends with .html. Use, for example, output={value or 'report'}.html.")
-    if path.is_dir():
+    if os.path.isdir(path):  # not Path's own, which raises for a name that is too long
         raise UserError(f"output={value}: a directory. Use a file in it: output={Path(value) / 'report.html'}.")
     return path
 
@@ -124,9 +126,8 @@ def write(found: Page, output: Path) -> str:
         rundir.write_text(output, page.render(found))
         pngs = write_pngs(charts, output.parent, output.stem) if charts else []
     except OSError as error:
-        raise UserError(
-            f"{error.filename or output}: cannot be written ({error.strerror}). Choose another place by output=FILE.html."
-        ) from error
+        reason = f"the page or a PNG beside it cannot be written ({error.strerror})"
+        raise UserError(f"{output}: {reason}. Choose another place by output=FILE.html.") from error
     beside = f"; {len(pngs)} PNG(s) of its curves beside it" if pngs else "; it has no curves, so no PNG"
     return f"The report is in {output} ({output.stat().st_size / 1e6:.2f} MB{beside})"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,7 @@ from launch.supervise import failures
 
 # One of these makes a directory a run's.
 RUN_FILES = ("record.json", "plan.json", "config.yaml", "metrics.jsonl", "result.json")
+PHASE = re.compile(r"[\w.-]{1,200}")  # the name of a phase's directory
 NAMED_FAULTS = 5  # lines of a metrics.jsonl that are named one by one; the others are counted
 LAST_LINES = 20
 LARGEST = 1e150  # differences, sums and squares of smaller ones are finite
@@ -121,7 +124,7 @@ def dig(content: Any, *keys: str) -> Any:
 
 def kind_of(folder: Path) -> str:
     """sweep, pipeline or run. Raises UserError for anything else."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # not Path's own, which raises for a name that is too long
         beside = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
         raise UserError(
             f"{folder}: no such directory.{near(folder.name, beside)} Give the directory of a run, runs/<name>/<timestamp>-<id>."
@@ -140,7 +143,8 @@ def kind_of(folder: Path) -> str:
 
 def phases_of(folder: Path) -> list[Path]:
     """The runs of a pipeline, in order, those that have not begun too."""
-    return [folder / str(name) for name in _object(folder / "record.json", []).get("phases", {}).values()]
+    names = (_object(folder / "record.json", []).get("phases") or {}).values()
+    return [folder / name for name in names if isinstance(name, str) and PHASE.fullmatch(name)]
 
 
 def read(folder: Path, name: str | None = None) -> Run:
@@ -210,7 +214,7 @@ def _row(line: bytes, decode: Callable[[str], Any]) -> tuple[dict[str, Any] | No
 def _object(path: Path, unreadable: list[str]) -> dict[str, Any]:
     """A JSON object with what SHAPES says of it; what cannot be read is said in `unreadable`."""
     found = rundir.read_json(path)
-    if found is None and path.exists():
+    if found is None and os.path.exists(path):
         unreadable.append(f"{path.name}: cannot be read as a JSON object; what it says is missing here.")
     kept = found or {}
     for key, shape in SHAPES[path.name].items():
