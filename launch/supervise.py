@@ -264,7 +264,7 @@ def failures(run_dir: Path) -> list[dict[str, Any]]:
     """What ranks wrote as they failed, the first one first; one that was cut off in the middle is left out."""
     found = [rundir.read_json(file) or {} for file in sorted((run_dir / "failures").glob("*.json"))]
     whole = [f for f in found if all(key in f for key in FAILURE) and isinstance(f["time"], (int, float))]
-    return sorted(whole, key=lambda f: float(f["time"]))
+    return sorted(whole, key=lambda f: f["time"])
 
 
 def group_log(plan: Plan, process: Process) -> Path:

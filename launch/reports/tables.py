@@ -187,9 +187,10 @@ def step_parts(run: Run) -> list[Any]:
 def _steps(run: Run) -> float:
     """Optimizer steps that one generation serves (recipes/grpo.py: cycle_steps)."""
     args = run.plan.get("trainer_args") or {}
-    accumulated = args.get("gradient_accumulation_steps") or 1
-    micro = (args.get("steps_per_generation") or accumulated) * (args.get("num_iterations") or 1)
-    return max(1.0, micro / accumulated) if is_number(micro) and is_number(accumulated) else 1.0
+    accumulated, iterations = args.get("gradient_accumulation_steps") or 1, args.get("num_iterations") or 1
+    micro = args.get("steps_per_generation") or accumulated
+    known = is_number(accumulated) and is_number(iterations) and is_number(micro)
+    return max(1.0, micro * iterations / accumulated) if known else 1.0
 
 
 def _per_step(run: Run, key: str, steps: float) -> float:
