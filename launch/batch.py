@@ -12,6 +12,7 @@ from launch.schema import Config
 from launch.trainer_args import known, value
 
 UNCUT = 1024  # tokens that stand for a row's, where max_length=null
+MOST_TRIED = 10_000  # batches per device that are tried for one that divides
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,10 @@ def fitting_batches(config: Config) -> list[tuple[int, int]]:
     """(per-device batch, micro-steps of a generation) pairs near the composed ones whose product divides by num_generations."""
     size, wanted = batch(config), int(value(config, "num_generations"))
     steps = int(value(config, "steps_per_generation") or size.accumulation)
-    most = range(1, max(16, wanted) + 1)
-    pairs = [(b, a) for b in most for a in most if b * a * size.ranks % wanted == 0]
+    most, pairs = max(16, wanted), []
+    for per_device in range(1, min(most, MOST_TRIED) + 1):
+        unit = wanted // math.gcd(per_device * size.ranks, wanted)  # the micro-steps that divide are its multiples
+        at = min(size.per_device * steps // per_device, most) // unit
+        pairs += [(per_device, n * unit) for n in range(max(1, at - 2), at + 4) if n * unit <= most]
     near = sorted(pairs, key=lambda p: (abs(p[0] * p[1] - size.per_device * steps), abs(p[0] - size.per_device), p))
     return near[:3]

@@ -46,19 +46,21 @@ def parse(arguments: list[str]) -> Asked:
     folders: list[tuple[Path, str]] = []
     output: Path | None = None
     for argument in arguments:
+        if not argument:
+            raise UserError(f"An empty argument is no run. Use: {EXAMPLE}.")
         key, equals, value = argument.partition("=")
-        if equals and not Path(argument).exists():
+        if equals and not os.path.exists(argument):
             if key != "output":
                 raise UserError(f"There is no key `{key}`. Keys: output.{near(key, ['output'])} A run that is meant is not there.")
             output = _output(value)
         elif argument.startswith("-"):
             raise UserError(f"{argument}: no such option. Use: {EXAMPLE}, and output=FILE.html; --help says more.")
         else:
-            folder = Path(argument).absolute()
+            folder = Path(os.path.realpath(argument))  # .. and links have no name of their own
             folders.append((folder, kind_of(folder)))
     if not folders:
         raise UserError(f"No run is given. Use: {EXAMPLE}.")
-    given = [folder.resolve() for folder, _ in folders]
+    given = [folder for folder, _ in folders]
     twice = next((folder for folder in given if given.count(folder) > 1), None)
     if twice:
         raise UserError(f"{twice}: given twice. Leave one out.")
@@ -71,7 +73,7 @@ def _output(value: str) -> Path:
     path = Path(value).expanduser().absolute()
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"output={value}: a page is a file that ends with .html. Use, for example, output={value or 'report'}.html.")
-    if path.is_dir():
+    if os.path.isdir(path):  # not Path's own, which raises for a name that is too long
         raise UserError(f"output={value}: a directory. Use a file in it: output={Path(value) / 'report.html'}.")
     return path
 
@@ -85,19 +87,21 @@ def made(asked: Asked) -> Page:
         runs, names = compared(asked.folders)
         return many.compare(runs, names)
     if kind == "pipeline":
+        held = rundir.is_locked(folder)
         record = rundir.read_json(folder / "record.json") or {}
         runs = [read(phase, phase.name) for phase in phases_of(folder)]
-        return many.pipeline(folder, status_of(folder, record), record.get("exit_code"), runs)
+        return many.pipeline(folder, status_of(folder, record, held), record.get("exit_code"), runs)
     run = read(folder)
     return Page(folder.parent.name, folder.name, run.status, one.sections(run), about=one.about(run))
 
 
 def compared(folders: list[tuple[Path, str]]) -> tuple[list[Run], list[str]]:
     """(runs with short labels A, B, ...; their names)."""
-    places = [p for folder, kind in folders for p in (phases_of(folder) if kind == "pipeline" else [folder])]
-    parts = {len(p.parts): None for p in places}
-    common = Path(os.path.commonpath(places)) if len(places) > 1 else places[0].parent
-    names = [str(p.relative_to(common)) if len(parts) else p.name for p in places]
+    places = list(dict.fromkeys(p for folder, kind in folders for p in (phases_of(folder) if kind == "pipeline" else [folder])))
+    if len(places) < 2:
+        raise UserError(f"{len(places)} run(s) in what is given: nothing to compare. Give several runs, or pipelines with phases.")
+    common = Path(os.path.commonpath(places))
+    names = [str(p.relative_to(common)) for p in places]
     return [read(place, label(n)) for n, place in enumerate(places)], names
 
 
@@ -122,9 +126,8 @@ def write(found: Page, output: Path) -> str:
         rundir.write_text(output, page.render(found))
         pngs = write_pngs(charts, output.parent, output.stem) if charts else []
     except OSError as error:
-        raise UserError(
-            f"{error.filename or output}: cannot be written ({error.strerror}). Choose another place by output=FILE.html."
-        ) from error
+        reason = f"the page or a PNG beside it cannot be written ({error.strerror})"
+        raise UserError(f"{output}: {reason}. Choose another place by output=FILE.html.") from error
     beside = f"; {len(pngs)} PNG(s) of its curves beside it" if pngs else "; it has no curves, so no PNG"
     return f"The report is in {output} ({output.stat().st_size / 1e6:.2f} MB{beside})"
 

@@ -121,11 +121,16 @@ def write_text(path: Path, text: str) -> None:
     """Whole or not at all: a temporary file, fsync, rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        if os.path.exists(temporary):
+            temporary.unlink()
+        raise
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -136,7 +141,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """None where there is no such file, or one that is no JSON."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
 

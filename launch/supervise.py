@@ -263,7 +263,8 @@ def worth_another(run_dir: Path) -> bool:
 def failures(run_dir: Path) -> list[dict[str, Any]]:
     """What ranks wrote as they failed, the first one first; one that was cut off in the middle is left out."""
     found = [rundir.read_json(file) or {} for file in sorted((run_dir / "failures").glob("*.json"))]
-    return sorted((f for f in found if all(key in f for key in FAILURE)), key=lambda f: float(f["time"]))
+    whole = [f for f in found if all(key in f for key in FAILURE) and isinstance(f["time"], (int, float))]
+    return sorted(whole, key=lambda f: f["time"])
 
 
 def group_log(plan: Plan, process: Process) -> Path:

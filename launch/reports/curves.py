@@ -59,6 +59,11 @@ class Chart:
     from_zero: bool = False
 
     @property
+    def begins_at_zero(self) -> bool:
+        """As it should, where no value lies below."""
+        return self.from_zero and min(min(c.points[1]) for c in self.curves) >= 0
+
+    @property
     def most_points(self) -> int:
         return MOST_POINTS if len(self.curves) <= FEW else MOST_POINTS_OF_MANY
 
@@ -106,8 +111,8 @@ class Plot:
         chart = chart.drawn()
         xs = [x for c in chart.curves for x in c.points[0]]
         ys = [y for c in chart.curves for y in c.points[1]]
-        x_low, x_high = (min(xs), max(xs)) if min(xs) < max(xs) else (min(xs) - 0.5, max(xs) + 0.5)
-        y_ticks = ticks(0.0, max(ys) or 1.0) if chart.from_zero and min(ys) >= 0 else ticks(min(ys), max(ys))
+        x_low, x_high = _apart(min(xs), max(xs), 0.5)
+        y_ticks = ticks(0.0, max(ys) or 1.0) if chart.begins_at_zero else ticks(min(ys), max(ys))
         x_at = _scale(x_low, x_high, LEFT, WIDTH - RIGHT)
         y_at = _scale(min(y_ticks[0], *ys), max(y_ticks[-1], *ys), HEIGHT - BOTTOM, TOP)
         x_ticks = [x for x in ticks(x_low, x_high, 5, whole=True) if x_low <= x <= x_high]
@@ -157,9 +162,7 @@ def with_mean(curve: Curve) -> list[Curve]:
 
 def ticks(low: float, high: float, about: int = 4, whole: bool = False) -> list[float]:
     """Round numbers that enclose low to high, `about` so many steps apart. `whole`: no fractions of one."""
-    if low == high:
-        pad = abs(low) * 0.1 or 1.0
-        low, high = low - pad, high + pad
+    low, high = _apart(low, high, abs(low) * 0.1 or 1.0)
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
@@ -167,6 +170,12 @@ def ticks(low: float, high: float, about: int = 4, whole: bool = False) -> list[
         step = max(1.0, round(step))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(n * step, 12 - math.floor(math.log10(step))) for n in range(first, last + 1)]
+
+
+def _apart(low: float, high: float, pad: float) -> tuple[float, float]:
+    """Both, `pad` added on either side where they are one value, or so near to it that no axis tells them apart."""
+    nearest = max(abs(low), abs(high), 1e-200) * 1e-12
+    return (low, high) if high - low > nearest else (low - max(pad, nearest), high + max(pad, nearest))
 
 
 def _scale(low: float, high: float, at_low: float, at_high: float) -> Scale:
@@ -239,7 +248,7 @@ def write_pngs(charts: Sequence[Chart], folder: Path, stem: str) -> list[Path]:
         axes.set_title(_plain(chart.title), parse_math=False)
         axes.set_xlabel(_plain(chart.x_title), parse_math=False)
         axes.set_ylabel(_plain(chart.unit), parse_math=False)
-        if chart.from_zero:
+        if chart.begins_at_zero:
             axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         if len(chart.curves) > 1:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +20,10 @@ from launch.supervise import failures
 
 # One of these makes a directory a run's.
 RUN_FILES = ("record.json", "plan.json", "config.yaml", "metrics.jsonl", "result.json")
+PHASE = re.compile(r"[\w.-]{1,200}")  # the name of a phase's directory
 NAMED_FAULTS = 5  # lines of a metrics.jsonl that are named one by one; the others are counted
 LAST_LINES = 20
-LARGEST = 1e300  # differences and sums of smaller ones are finite
+LARGEST = 1e150  # differences, sums and squares of smaller ones are finite
 # What a page reads into. A value of another type is left out, and named.
 SHAPES: dict[str, dict[str, type]] = {
     "record.json": dict.fromkeys(("composition", "host", "code", "packages", "image", "data", "phases"), dict) | {"overrides": list},
@@ -108,7 +111,7 @@ class Words:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """A finite one that a float holds; true and false are none."""
+    """A finite one that can be reckoned with; true and false are none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
@@ -121,7 +124,7 @@ def dig(content: Any, *keys: str) -> Any:
 
 def kind_of(folder: Path) -> str:
     """sweep, pipeline or run. Raises UserError for anything else."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # not Path's own, which raises for a name that is too long
         beside = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
         raise UserError(
             f"{folder}: no such directory.{near(folder.name, beside)} Give the directory of a run, runs/<name>/<timestamp>-<id>."
@@ -140,23 +143,30 @@ def kind_of(folder: Path) -> str:
 
 def phases_of(folder: Path) -> list[Path]:
     """The runs of a pipeline, in order, those that have not begun too."""
-    return [folder / str(name) for name in _object(folder / "record.json", []).get("phases", {}).values()]
+    names = (_object(folder / "record.json", []).get("phases") or {}).values()
+    return [folder / name for name in names if isinstance(name, str) and PHASE.fullmatch(name)]
 
 
 def read(folder: Path, name: str | None = None) -> Run:
     """The run of a directory, or what there is of it."""
     unreadable: list[str] = []
+    held = rundir.is_locked(folder)  # before its record is read: a run that ends meanwhile is done, not lost
     record, plan, result = (_object(folder / file, unreadable) for file in ("record.json", "plan.json", "result.json"))
-    status = status_of(folder, record)
+    status = status_of(folder, record, held)
     config = record.get("composition") or _yaml(folder / "config.yaml", unreadable)
-    metrics = read_metrics(folder / "metrics.jsonl", still_written=status == "running")
+    try:
+        metrics = read_metrics(folder / "metrics.jsonl", still_written=status == "running")
+    except OSError as error:
+        metrics = Metrics()
+        unreadable.append(f"metrics.jsonl: cannot be read ({error.strerror}).")
     return Run(folder, name or f"{folder.parent.name}/{folder.name}", status, record, plan, result, config, metrics, unreadable)
 
 
-def status_of(folder: Path, record: dict[str, Any]) -> str:
+def status_of(folder: Path, record: dict[str, Any], held: bool) -> str:
+    """`held`: a launcher had the directory's lock before `record` was read."""
     if not record:
         return "unknown" if any((folder / name).exists() for name in RUN_FILES) else "waiting"
-    if record.get("status") == "running" and not rundir.is_locked(folder):
+    if record.get("status") == "running" and not held:
         return "lost"
     return str(record.get("status") or "unknown")
 
@@ -204,7 +214,7 @@ def _row(line: bytes, decode: Callable[[str], Any]) -> tuple[dict[str, Any] | No
 def _object(path: Path, unreadable: list[str]) -> dict[str, Any]:
     """A JSON object with what SHAPES says of it; what cannot be read is said in `unreadable`."""
     found = rundir.read_json(path)
-    if found is None and path.exists():
+    if found is None and os.path.exists(path):
         unreadable.append(f"{path.name}: cannot be read as a JSON object; what it says is missing here.")
     kept = found or {}
     for key, shape in SHAPES[path.name].items():
@@ -234,7 +244,7 @@ def _yaml(path: Path, unreadable: list[str]) -> dict[str, Any]:
         return {}
     try:
         found = yaml.load(path.read_bytes(), Loader=LOADER)
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:
         unreadable.append(f"config.yaml: cannot be read ({str(error).splitlines()[0]}).")
         return {}
     return found if isinstance(found, dict) else {}
@@ -244,7 +254,7 @@ def last_words(run: Run) -> list[Words]:
     """What the processes said last: of a failed run the one that failed first, where that is known; else of each."""
     folder = run.folder / "logs"
     first = next(iter(failures(run.folder)), None)
-    files = sorted(folder.glob("*.log"))
+    files = sorted(file for file in folder.glob("*.log") if file.is_file())
     if first is not None:
         own = folder / f"rank{first['rank']}.log"
         chosen = [own] if own in files and own.stat().st_size else [f for f in files if f.stem == _training(run)] or files

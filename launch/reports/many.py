@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,10 @@ def _more(run: Run) -> list[Cell]:
 
 
 def benchmarks(runs: Sequence[Run]) -> list[Any]:
-    """The figure of runs of one benchmark side by side, row by row; a row is known by the columns that are no measurement."""
+    """The figure of runs of one benchmark side by side, row by row; a row is known by the columns that are no measurement.
+
+    A measurement has digits, and is no whole number in every row: that is a size.
+    """
     blocks: list[Any] = []
     for name in dict.fromkeys(str(run.result["benchmark"]) for run in runs if run.result.get("benchmark")):
         same = [run for run in runs if str(run.result.get("benchmark")) == name]
@@ -140,9 +144,11 @@ def benchmarks(runs: Sequence[Run]) -> list[Any]:
 def _side_by_side(name: str, runs: Sequence[Run]) -> Table:
     figure = str(runs[0].result.get("figure"))
     columns = tables.columns_of(runs[0])
-    measured = {figure, *tables.SAID_OF_ROWS, *(c["key"] for c in columns if tables.digits_of(c) is not None)}
+    values_of = {c["key"]: [row.get(c["key"]) for run in runs for row in tables.rows_of(run)] for c in columns}
+    sizes = {key for key, values in values_of.items() if all(isinstance(v, int) for v in values)}
+    measured = {figure, *tables.SAID_OF_ROWS, *(c["key"] for c in columns if tables.digits_of(c) is not None and c["key"] not in sizes)}
     own = [c for c in columns if c["key"] not in measured and not str(c["key"]).startswith("share")]
-    found = [{tuple(text(row.get(c["key"])) for c in own): row for row in tables.rows_of(run)} for run in runs]
+    found = [_by_key(tables.rows_of(run), [c["key"] for c in own]) for run in runs]
     rows = []
     for key in dict.fromkeys(k for rows_ in found for k in rows_):
         values = [rows_.get(key, {}).get(figure) for rows_ in found]
@@ -152,9 +158,20 @@ def _side_by_side(name: str, runs: Sequence[Run]) -> Table:
             for value, r in zip(values, found, strict=True)
         ]
         ratios = [Cell(f"{v / first:.3f}", number=True) if is_number(v) and is_number(first) and first else Cell("") for v in values[1:]]
-        rows.append([*map(Cell, key), *cells, *ratios])
+        rows.append([*map(Cell, key[:-1]), *cells, *ratios])
     titles = [*map(tables.title_of, own), *(run.name for run in runs), *(f"{run.name} over {runs[0].name}" for run in runs[1:])]
     return Table(f"{name}: {figure}", titles, rows)
+
+
+def _by_key(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> dict[tuple[str, ...], dict[str, Any]]:
+    """Rows by their values of `keys`, and how many there were before with the same."""
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    before: Counter[tuple[str, ...]] = Counter()
+    for row in rows:
+        key = tuple(text(row.get(name)) for name in keys)
+        found[(*key, str(before[key]))] = row
+        before[key] += 1
+    return found
 
 
 def step_parts(runs: Sequence[Run]) -> list[Any]:

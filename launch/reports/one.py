@@ -214,18 +214,29 @@ def other_curves(run: Run) -> list[Any]:
 
 def about(run: Run) -> str:
     """What ran, in a line: grpo of qwen3_4b, bf16, split on mi300x, commit 66483e3d."""
-    method, model = (run.get(key, "name") or run.plan.get(key) for key in ("method", "model"))
+    method, model = run.get("method", "name") or run.plan.get("method"), _model_name(run)
     around = [run.get("precision", "name"), run.get("topology", "name")]
     place = run.result.get("device") or run.get("hardware", "name") or run.plan.get("hardware")
     commit = str(dig(run.record, "code", "commit") or "")[:8]
-    parts = [f"{method} of {model}" if method and model else None, *around, f"on {place}" if place else None, commit and f"commit {commit}"]
+    parts = [
+        f"{method} of {model}" if method and model else method,
+        *around,
+        f"on {place}" if place else None,
+        commit and f"commit {commit}",
+    ]
     return ", ".join(str(part) for part in parts if part)
+
+
+def _model_name(run: Run) -> str | None:
+    """None of a benchmark that reads no model: the one of its composition did not run."""
+    return None if run.get("method", "uses_model") is False else run.get("model", "name") or run.plan.get("model")
 
 
 def what_ran(run: Run) -> list[Any]:
     """Hardware, image, model, method, code, command: each as far as the run's files say it."""
     image = run.record.get("image") or run.plan.get("image") or {}
     runtime = run.get("runtime", "name") or run.plan.get("runtime")
+    uses_model = run.get("method", "uses_model") is not False
     topology = {"topology": run.get("topology", "name") or run.plan.get("topology"), "strategy": run.get("topology", "strategy")}
     facts = {
         "run": str(run.folder),
@@ -237,11 +248,11 @@ def what_ran(run: Run) -> list[Any]:
         "host": _host(run),
         "image": _image(image) if image else (f"none: runtime={runtime}" if runtime else None),
         "packages": _packages(run) or None,
-        "model": _model(run),
+        "model": _model(run) if uses_model else None,
         "method": run.get("method", "name") or run.plan.get("method"),
-        "data": _data(run),
+        "data": _data(run) if uses_model else None,
         "precision": run.get("precision", "name") or run.plan.get("precision"),
-        "adapter": run.get("adapter", "name") or run.plan.get("adapter"),
+        "adapter": (run.get("adapter", "name") or run.plan.get("adapter")) if uses_model else None,
         "topology": ", ".join(str(v) for v in topology.values() if v and v != "none") or None,
         "seed": run.get("seed"),
         "code": _code(run),

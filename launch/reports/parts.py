@@ -167,10 +167,12 @@ class Page:
 
 
 def number(value: float, digits: int | None = None) -> str:
-    """For a reader: 12,346; 1.573; 0.0021; 2.5e-05. `digits` fixes those behind the point."""
+    """For a reader: 12,346; 1.573; 0.0021; 2.5e-05; 1e+15. `digits` fixes those behind the point."""
+    if abs(value) >= 1e15:
+        return f"{value:.4g}"
     if digits is not None:
         return f"{value:,.{digits}f}"
-    if value == int(value) and abs(value) < 1e15:
+    if value == int(value):
         return f"{int(value):,}"
     size = abs(value)
     if size >= 1000:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from launch.reports.curves import Chart, Curve, with_mean
-from launch.reports.data import Points, Run
+from launch.reports.data import Points, Run, objects
 from launch.reports.parts import number
 
 # key -> (title, unit, whether the axis begins at 0), in the order of a page. A unit of % is of a share, drawn a hundredfold.
@@ -72,7 +72,7 @@ def telemetry(run: Run) -> list[Chart]:
 def others(run: Run) -> tuple[list[Chart], dict[str, float]]:
     """(charts of every other key, those that never change with their value)."""
     known = {*MAIN, *TELEMETRY, *NOT_DRAWN, *(PARTS if "generation_s" in run.metrics.numeric_keys else ())}
-    own = {c["key"] for c in run.result.get("columns") or [] if isinstance(c, dict) and "key" in c}  # a benchmark's rows are no series
+    own = {c["key"] for c in objects(run.result.get("columns")) if isinstance(c.get("key"), str)}  # a benchmark's rows are no series
     charts, constant = [], {}
     for key in run.metrics.numeric_keys:
         if key in known or key in own or (own and "step" in run.metrics.last and not _is_training(run)):

@@ -12,7 +12,7 @@ from launch import rundir
 from launch.errors import UserError
 from launch.reports import one, series
 from launch.reports.curves import Chart, Charts, Curve
-from launch.reports.data import Run, is_number, kind_of, phases_of, read
+from launch.reports.data import Run, dig, is_number, kind_of, listed, objects, phases_of, read
 from launch.reports.parts import Cell, Figure, Figures, Note, Page, Pre, Section, Table, cell, number, percent
 from launch.sweep_report import short
 from launch.sweep_study import JOURNAL
@@ -27,7 +27,7 @@ def page(folder: Path) -> Page:
     content = rundir.read_json(folder / "sweep.json")
     if content is None or not isinstance(content.get("trials"), list):
         raise UserError(f"{folder / 'sweep.json'}: cannot be read as a sweep's. The same sweep command writes it anew.")
-    trials = [t for t in content["trials"] if isinstance(t, dict)]
+    trials = [{**t, "varied": listed(t.get("varied"))} for t in objects(content["trials"])]
     metric = content.get("metric") or next((t["metric"] for t in trials if t.get("metric")), None)
     # A grid names no metric; of the usual ones only the loss is better where it is lower.
     smaller = content.get("direction") == "minimize" if content.get("metric") else metric == "loss"
@@ -68,16 +68,16 @@ def _summary(content: Trial, statuses: list[str], metric: str | None, best: Tria
     if best is None:
         return [*blocks, Note("No trial has a figure yet, so none is the best.", "warn")]
     figures.append(Figure(f"best {metric}", number(best["value"]), f"trial {best.get('number')}", "good"))
-    varied = [str(o) for o in best.get("varied") or []]
+    varied = [str(o) for o in best["varied"]]
     if not content.get("metric"):
         blocks.append(Note(f"A grid that names no metric: compared by {metric}, {'lower' if smaller else 'higher'} is better."))
-    command = (content.get("best") or {}).get("command")
+    command = dig(content, "best", "command")
     return [*blocks, Pre(f"The best trial, {best.get('number')}", str(command) if command else " ".join(varied))]
 
 
 def parameters(trial: Trial) -> dict[str, str]:
     """key: value of the overrides that make it this trial."""
-    pairs = (str(o).lstrip("+~").partition("=") for o in trial.get("varied") or [])
+    pairs = (str(o).lstrip("+~").partition("=") for o in trial["varied"])
     return {key: value for key, _, value in pairs}
 
 
@@ -167,10 +167,14 @@ def _runs(folder: Path, trials: Sequence[Trial]) -> list[Run]:
     for trial in trials:
         at = Path(str(trial.get("run_dir") or ""))
         # Beside the sweep first: the folder of runs may have been moved.
-        place = next((p for p in (folder.parents[1] / Path(*at.parts[-2:]), at) if trial.get("run_dir") and p.is_dir()), None)
+        place = next((p for p in (folder.parent.parent / Path(*at.parts[-2:]), at) if trial.get("run_dir") and p.is_dir()), None)
         if place is None:
             continue
-        if kind_of(place) == "pipeline":
+        try:
+            kind = kind_of(place)
+        except UserError:  # it failed before its run had a file
+            continue
+        if kind == "pipeline":
             place = ([p for p in phases_of(place) if (p / "metrics.jsonl").is_file()] or [place])[-1]
         found.append(read(place, f"{trial.get('number')}: {short([str(o) for o in trial.get('varied') or []])}"))
     return found

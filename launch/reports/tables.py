@@ -187,9 +187,10 @@ def step_parts(run: Run) -> list[Any]:
 def _steps(run: Run) -> float:
     """Optimizer steps that one generation serves (recipes/grpo.py: cycle_steps)."""
     args = run.plan.get("trainer_args") or {}
-    accumulated = args.get("gradient_accumulation_steps") or 1
-    micro = (args.get("steps_per_generation") or accumulated) * (args.get("num_iterations") or 1)
-    return max(1.0, micro / accumulated) if is_number(micro) and is_number(accumulated) else 1.0
+    accumulated, iterations = args.get("gradient_accumulation_steps") or 1, args.get("num_iterations") or 1
+    micro = args.get("steps_per_generation") or accumulated
+    known = is_number(accumulated) and is_number(iterations) and is_number(micro)
+    return max(1.0, micro * iterations / accumulated) if known else 1.0
 
 
 def _per_step(run: Run, key: str, steps: float) -> float:
@@ -244,8 +245,13 @@ def memory(run: Run) -> list[Any]:
 def profile(run: Run) -> list[Any]:
     """Shares of the time, the kernels that take most of it, modules that compute in fp32, and where the traces are."""
     folder = run.folder / "profile"
-    kernels, fp32, held = (rundir.read_json(folder / f"{name}.json") or {} for name in ("kernels", "fp32_modules", "memory"))
-    blocks: list[Any] = []
+    contents = {name: rundir.read_json(folder / f"{name}.json") for name in ("kernels", "fp32_modules", "memory")}
+    blocks: list[Any] = [
+        Note(f"profile/{name}.json cannot be read as a JSON object.", "warn")
+        for name, content in contents.items()
+        if content is None and (folder / f"{name}.json").exists()
+    ]
+    kernels, fp32, held = (content or {} for content in contents.values())
     shares = {k: v for k, v in table(kernels.get("shares")).items() if is_number(v)}
     alone = {k: v for k, v in shares.items() if k != "communication_hidden"}  # it runs beside others, which are counted
     if alone:
@@ -265,14 +271,18 @@ def profile(run: Run) -> list[Any]:
         blocks.append(Table("Kernels that take most", ["kernel", "kind", "calls", "seconds", "share"], rows))
     modules = objects(fp32.get("modules"))
     if modules:
-        rows = [[Cell(str(m.get("name"))), cell(m.get("class")), cell(m.get("calls")), cell(m.get("time_s")), _share(m)] for m in modules]
+        rows = [
+            [Cell(str(m.get("name"))), cell(m.get("class")), cell(m.get("what")), cell(m.get("calls")), cell(m.get("time_s")), _share(m)]
+            for m in modules
+        ]
         share = f", {percent(fp32['share'])} of the time" if is_number(fp32.get("share")) else ""
-        blocks.append(Table(f"Modules that compute in fp32{share}", ["module", "class", "calls", "seconds", "share"], rows))
+        share += f", {percent(fp32['products_share'])} in matrix products" if is_number(fp32.get("products_share")) else ""
+        blocks.append(Table(f"Modules that compute in fp32{share}", ["module", "class", "what", "calls", "seconds", "share"], rows))
     elif fp32:
         blocks.append(Note("No module computes in fp32 that was not told to."))
     if held:
         blocks.append(Pre("profile/memory.json", json.dumps(held, indent=1)[:20_000], folded=True))
-    files = sorted(f.name for f in folder.iterdir()) if folder.is_dir() else []
+    files = sorted(f.name for f in folder.iterdir() if not f.name.startswith(".")) if folder.is_dir() else []
     if files:
         how = "Open trace-*.json.gz in ui.perfetto.dev, memory.pickle in docs.pytorch.org/memory_viz: both read the file in the browser."
         blocks.append(Note(f"In profile/: {', '.join(files)}. {how}"))

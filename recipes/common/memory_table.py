@@ -9,10 +9,11 @@ SHOWN = 15
 LIBRARIES = ("/torch/", "/accelerate/")  # their lines say less than that of whoever called them
 
 
-def summary(snapshot: dict[str, Any], stats: dict[str, int], device: int = 0) -> dict[str, Any]:
+def summary(snapshot: dict[str, Any], stats: dict[str, int], device: int = 0, most_events: int | None = None) -> dict[str, Any]:
     """The content of memory.json, from torch.cuda.memory._snapshot() and memory_stats(). Sizes in units of 1e9 bytes.
 
-    `before_gb` is what was there before the history begins: the weights, in a trainer.
+    `before_gb` is what was there before the history begins: the weights, in a trainer. `history_is_cut`: the recorder keeps no more than
+    `most_events`, so that the history begins in the middle, and `before_gb` holds more than the weights.
     """
     traces = snapshot["device_traces"][device] if snapshot["device_traces"] else []
     live, peak = _at_peak(traces)
@@ -26,6 +27,7 @@ def summary(snapshot: dict[str, Any], stats: dict[str, int], device: int = 0) ->
         "allocated_peak_gb": at_most / 1e9,
         "reserved_peak_gb": stats.get("reserved_bytes.all.peak", 0) / 1e9,
         "before_gb": max(0, at_most - peak) / 1e9,
+        "history_is_cut": most_events is not None and len(traces) >= most_events,
         "fragmentation": stats.get("inactive_split_bytes.all.current", 0) / reserved if reserved else 0.0,
         "num_alloc_retries": stats.get("num_alloc_retries", 0),  # the cache was emptied to find room: each one costs a synchronization
         "num_ooms": stats.get("num_ooms", 0),
@@ -66,6 +68,7 @@ def text(found: dict[str, Any]) -> str:
     lines = [
         f"memory: {found['allocated_peak_gb']:.2f} GB allocated at most, {found['reserved_peak_gb']:.2f} GB reserved, "
         f"{found['before_gb']:.2f} GB from before, fragmentation {found['fragmentation']:.1%}",
+        *(["the history was full: what was allocated before its last events counts as from before"] if found["history_is_cut"] else []),
         f"{'GB':>9} {'blocks':>7}  allocated by (what lived at the fullest moment)",
     ]
     return "\n".join([*lines, *(f"{row['gb']:>9.3f} {row['blocks']:>7}  {row['line']}" for row in found["at_peak"])])

@@ -142,7 +142,7 @@ class MemoryProfile(Profile):
         snapshot = torch.cuda.memory._snapshot()
         torch.cuda.memory._dump_snapshot(str(self.folder / "memory.pickle"))
         torch.cuda.memory._record_memory_history(enabled=None)
-        found = memory_table.summary(snapshot, torch.cuda.memory_stats(), torch.cuda.current_device())
+        found = memory_table.summary(snapshot, torch.cuda.memory_stats(), torch.cuda.current_device(), MEMORY_EVENTS)
         write_json(self.folder / "memory.json", {"steps": self.at, **found})
         say(memory_table.text(found))
         say(f"profile: {self.folder / 'memory.pickle'} opens at pytorch.org/memory_viz")

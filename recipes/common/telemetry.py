@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,7 +41,10 @@ class AmdSysfs:
         self.address, self.sysfs = address, sysfs
         self.folder = sysfs / "bus/pci/devices" / address
         self.hwmon = next(iter(sorted(self.folder.glob("hwmon/hwmon*"))), self.folder / "hwmon")
-        labels = {_text(path): path.name.partition("_")[0] for path in sorted(self.hwmon.glob("temp*_label"))}
+        labels = {}
+        for path in sorted(self.hwmon.glob("temp*_label")):
+            with contextlib.suppress(OSError, ValueError):
+                labels[_text(path)] = path.name.partition("_")[0]
         self.temperature = labels.get("junction") or labels.get("edge") or "temp1"  # junction: the hottest place, which throttles
 
     def there(self) -> bool:
@@ -119,7 +121,7 @@ class AmdSmi:
     def _ask(self, question: Any) -> Any:
         try:
             return question()
-        except self.smi.AmdSmiException:
+        except (self.smi.AmdSmiException, KeyError, AttributeError, TypeError):  # names and arguments differ between ROCm 6 and 7
             return None
 
 
@@ -129,7 +131,7 @@ class Telemetry:
     def __init__(self, source: Source | None, interval_s: float = INTERVAL_S) -> None:
         self.source, self.interval_s = source, interval_s
         self.lock, self.ended = threading.Lock(), threading.Event()
-        self.samples: dict[str, list[float]] = defaultdict(list)
+        self.sums: dict[str, tuple[float, int]] = {}  # with the number of samples: only the main rank takes them
         self.energy_j: float | None = None
         self._before: tuple[float, float] | None = None  # time and power of the sample before
         self._counter_at_start = source.energy_j() if source else None
@@ -154,11 +156,11 @@ class Telemetry:
         """Means of the samples since the last call; of a short step that had none, one taken now."""
         if self.source is None:
             return {}
-        if not self.samples:
+        if not self.sums:
             self.sample(time.monotonic())
         with self.lock:
-            found = {key: sum(values) / len(values) for key, values in self.samples.items()}
-            self.samples.clear()
+            found = {key: total / count for key, (total, count) in self.sums.items()}
+            self.sums.clear()
         return {**found, **fragmentation()}
 
     def sample(self, now_s: float) -> None:
@@ -167,9 +169,11 @@ class Telemetry:
         read, counter = self.source.read(), self.source.energy_j()
         with self.lock:
             for key, value in read.items():
-                self.samples[key].append(value)
-            if counter is not None and self._counter_at_start is not None:
-                self.energy_j = counter - self._counter_at_start
+                total, count = self.sums.get(key, (0.0, 0))
+                self.sums[key] = (total + value, count + 1)
+            if self._counter_at_start is not None:  # one that does not answer now does later, with what was used meanwhile
+                if counter is not None:
+                    self.energy_j = counter - self._counter_at_start
             elif (power := read.get("gpu_power_w")) is not None:
                 began, earlier = self._before or (now_s, power)
                 self.energy_j = (self.energy_j or 0.0) + (now_s - began) * (earlier + power) / 2
@@ -182,12 +186,15 @@ class Telemetry:
 
 def of_this_rank(vendor: str) -> Telemetry:
     """Of the GPU that this rank computes on; `none` computes on the CPU, also where there is a GPU."""
-    return Telemetry(source(pci_address()) if vendor != "none" and torch.cuda.is_available() else None)
+    address = pci_address() if vendor != "none" and torch.cuda.is_available() else None
+    return Telemetry(source(address) if address else None)
 
 
-def pci_address() -> str:
-    """`0000:05:00.0` of this rank's GPU: no mask renumbers it."""
+def pci_address() -> str | None:
+    """`0000:05:00.0` of this rank's GPU: no mask renumbers it. None where torch is too old to say."""
     properties = torch.cuda.get_device_properties(device())
+    if not hasattr(properties, "pci_bus_id"):
+        return None
     return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
 
 

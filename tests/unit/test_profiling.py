@@ -205,13 +205,15 @@ def test_memory_at_the_fullest_moment():
         "inactive_split_bytes.all.current": 2_000_000_000,
         "num_alloc_retries": 1,
     }
-    found = memory_table.summary({"device_traces": [[], trace]}, stats, device=1)
+    assert memory_table.summary({"device_traces": [[], trace]}, stats, 1, most_events=len(trace))["history_is_cut"]
+    found = memory_table.summary({"device_traces": [[], trace]}, stats, 1, most_events=len(trace) + 1)
+    assert not found["history_is_cut"]
     assert found.pop("at_peak") == [
         {"line": "trl/trainer/sft.py:40 loss", "blocks": 2, "gb": 3.0},
         {"line": "no line of Python (backward)", "blocks": 1, "gb": 3.0},
     ]
     expected = {"allocated_peak_gb": 10.0, "reserved_peak_gb": 12.0, "before_gb": 4.0, "fragmentation": 0.25}
-    assert found == {**expected, "num_alloc_retries": 1, "num_ooms": 0}
+    assert found == {**expected, "history_is_cut": False, "num_alloc_retries": 1, "num_ooms": 0}
     assert "10.00 GB allocated at most" in memory_table.text({**found, "at_peak": []})
 
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from launch import report, rundir
-from launch.reports import sweeps
+from launch.reports import many, one, sweeps
 from launch.reports.data import read, read_metrics
 from launch.sweep_study import Search
 from launch.sweep_trials import Trial
@@ -196,6 +196,31 @@ def test_benchmarks_side_by_side(tmp_path):
     text = made(a_benchmark(tmp_path / "a"), a_benchmark(tmp_path / "b", tflops=1213.2)).text
     assert "16384 8192 1280 bf16 1,011 1,213 1.200" in text
     assert "8192 8192 8192 fp8 fp8: this GPU has none" in text
+
+
+def test_sizes_tell_rows_of_a_benchmark_apart(tmp_path):
+    """A size may have digits as a measurement has; rows that nothing tells apart stay by their order."""
+    columns = [{"key": "op", "title": "op"}, {"key": "bytes", "title": "bytes", "digits": 0}, {"key": "us", "title": "us", "digits": 1}]
+    for n in (1, 2):
+        rows = [{"op": "all_reduce", "bytes": 2**size, "us": float(size * n)} for size in (10, 20, 20)]
+        a_run(tmp_path / str(n), rows=rows, columns=columns, benchmark="collectives", figure="us")
+    [found] = many.benchmarks([read(tmp_path / "1", "A"), read(tmp_path / "2", "B")])
+    assert [[cell.text for cell in row] for row in found.rows] == [
+        ["all_reduce", "1024", "10", "20", "2.000"],
+        *[["all_reduce", "1048576", "20", "40", "2.000"]] * 2,
+    ]
+
+
+def test_a_benchmark_without_a_model_names_none(tmp_path):
+    run = read(a_run(tmp_path / "a", "method=bench/gemm", "smoke=true"))
+    assert one.about(run).startswith("bench/gemm, fp32")
+    assert not {"model", "data", "adapter"} & set(one.what_ran(run)[0].rows)
+
+
+def test_a_trial_that_left_an_empty_directory(tmp_path):
+    folder = a_sweep(tmp_path, [{"varied": ["seed=1"], "value": 1.0}, {"varied": ["seed=2"], "status": "failed", "why": "no disk"}])
+    (tmp_path / "runs" / "x" / "1").mkdir()
+    assert "no disk" in made(folder).text
 
 
 def test_a_pipeline(tmp_path):

@@ -12,7 +12,8 @@ import pytest
 
 from launch import report, rundir
 from launch.reports import many, one, page
-from launch.reports.data import kind_of, read
+from launch.reports.curves import Chart, Curve, Plot
+from launch.reports.data import kind_of, read, status_of
 from launch.reports.parts import Page, number
 from tests.unit.report_examples import HOSTILE, a_benchmark, a_pipeline, a_run, a_sweep, change, log, steps
 from tests.unit.report_reader import Outline, made
@@ -93,6 +94,9 @@ def test_a_hundred_thousand_lines(tmp_path):
         (["runs/x/1", "runs/x/1"], "given twice"),
         (["runs/x/1", "outptu=a.html"], "There is no key `outptu`. Keys: output. Did you mean output?"),
         (["runs/x/1", "output=a.pdf"], "output=a.pdf: a page is a file that ends with .html"),
+        ([""], "An empty argument is no run."),
+        (["x" * 5000], "no such directory"),
+        (["runs/x/1", "output=" + "x" * 300 + ".html"], "cannot be written (File name too long)"),
         (["runs/x/1", "output=d.html"], "output=d.html: a directory. Use a file in it: output=d.html/report.html."),
         (["runs/x/1", "output=file/a.html"], "cannot be written (File exists). Choose another place by output=FILE.html."),
         (["--open", "runs/x/1"], "--open: no such option."),
@@ -113,6 +117,40 @@ def test_bad_input_is_one_message(tmp_path, monkeypatch, capsys, arguments, mess
     assert message in said.err
     assert said.out == ""
     assert "Traceback" not in said.err
+
+
+def test_a_record_nested_too_deep_is_named(tmp_path):
+    (tmp_path / "record.json").write_text("[" * 100_000)
+    (tmp_path / "config.yaml").write_text("a: " + "[" * 3000)
+    (tmp_path / "metrics.jsonl").mkdir()
+    notes = " ".join(read(tmp_path).notes)
+    assert "record.json: cannot be read" in notes
+    assert "config.yaml: cannot be read" in notes
+
+
+@pytest.mark.parametrize(
+    "points", [([9e15], [1.0]), ([9e15, 9e15 + 2], [0.0, 5e-324]), ([1.0, 2.0], [1.0, 1.0 + 3e-16]), ([1.0], [-1e149])]
+)
+def test_values_that_no_axis_tells_apart(points):
+    for from_zero in (True, False):
+        plot = Plot.of(Chart("x", "x", [Curve("x", points)], from_zero=from_zero))
+        assert "nan" not in plot.lines[0][1]
+        assert len(plot.y_ticks) > 1
+
+
+def test_a_run_that_ends_while_it_is_read_is_not_lost():
+    assert status_of(Path("x"), {"status": "running"}, held=True) == "running"
+    assert status_of(Path("x"), {"status": "running"}, held=False) == "lost"
+    assert status_of(Path("x"), {"status": "done"}, held=True) == "done"
+
+
+def test_a_page_that_cannot_be_written_leaves_no_file(tmp_path, capsys):
+    folder = log(a_run(tmp_path / "a"), *steps(3))
+    before = sorted(p.name for p in folder.iterdir())
+    (folder / "report.html").mkdir()
+    assert report.main([str(folder)]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert sorted(p.name for p in folder.iterdir()) == sorted([*before, "report.html"])
 
 
 def test_help(capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -101,6 +102,23 @@ def test_means_since_the_last_line_and_energy(gpu):
     assert found.energy_j == pytest.approx(2 * 700 + 2 * 600)
     gpu({"gpu_busy_percent": "10"})
     assert found.take()["gpu_utilization"] == pytest.approx(0.10), "a line with no sample since the last one takes its own"
+
+
+def test_samples_that_nobody_takes_do_not_pile_up(gpu):
+    """Only the first rank writes lines."""
+    found = Telemetry(AmdSysfs(ADDRESS, gpu()))
+    found.sample(0.0)
+    size = len(pickle.dumps(found.sums))
+    for second in range(1, 100):
+        found.sample(float(second))
+    assert len(pickle.dumps(found.sums)) <= size
+    assert found.take()["gpu_power_w"] == pytest.approx(700)
+
+
+def test_a_torch_that_does_not_name_the_address(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name="AMD Instinct MI300X"))
+    assert telemetry.of_this_rank("amd").source is None
 
 
 def test_the_thread_samples_and_ends(gpu):
@@ -218,6 +236,16 @@ def test_nvml(tmp_path, nvml):
     assert counted.energy_j == pytest.approx(4.0), "from the GPU's own counter: 2 J at each look"
 
 
+def test_an_energy_counter_that_does_not_answer_for_a_while(nvml):
+    """Power is not added to a counter that knows what was used meanwhile."""
+    source = Nvml(ADDRESS, nvml())
+    found, answer = Telemetry(source), source.energy_j
+    for second, asked in ((0.0, answer), (10.0, lambda: None), (20.0, lambda: None), (30.0, answer)):
+        source.energy_j = asked
+        found.sample(second)
+    assert found.energy_j == pytest.approx(4.0), "2 J at each look that was answered"
+
+
 def test_nvml_without_an_energy_counter(nvml):
     found = Telemetry(Nvml(ADDRESS, nvml(energy=3)))
     found.sample(0.0)
@@ -265,4 +293,6 @@ def test_amdsmi_where_sysfs_is_hidden(tmp_path, amdsmi):
     assert found.read() == pytest.approx(EXPECTED)
     amdsmi.amdsmi_get_gpu_activity = refuse
     assert set(EXPECTED) - set(found.read()) == {"gpu_utilization", "gpu_memory_bandwidth_share"}
+    amdsmi.amdsmi_get_clock_info = lambda _, which: {"cur_clk": 1700}  # of ROCm 6.0
+    assert not {"gpu_clock_mhz", "gpu_memory_clock_mhz"} & set(found.read())
     assert telemetry.source("0000:99:00.0", tmp_path, "no-such-library.so") is None
