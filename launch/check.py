@@ -200,9 +200,9 @@ RULES = [
     ),
     Rule(
         "sequence_length",
-        lambda c: longest(c) > c.model.max_positions,
+        lambda c: c.method.uses_model and longest(c) > c.model.max_positions,
         lambda c: f"sequences of {longest(c)} tokens: {c.model.name} has {c.model.max_positions} positions",
-        lambda c: f"method.args.max_length or max_completion_length of at most {c.model.max_positions}",
+        lambda c: f"method.args of at most {c.model.max_positions} tokens (max_length, max_completion_length, sequence)",
     ),
     Rule(
         "rewards_needed",

@@ -101,6 +101,7 @@ def wait(processes: Sequence[Process], done: Callable[[], bool], timeout_s: floa
     Raises UserError where one ends with an error or the time is over, Stopped when a signal asks for it; all have ended then.
     """
     deadline, size = time.monotonic() + timeout_s, -1
+    heartbeat.touch()
     try:
         while not done():
             for process in processes:

@@ -19,7 +19,7 @@ def a_run(folder: Path, *overrides: str, exit_code: int | None = 0, **result: An
     """A run of `overrides` with its plan and record. `exit_code` None: it has not ended."""
     plan = make_plan(composed("hardware=cpu", *overrides), host_with(0), folder)
     rundir.make(folder)
-    write_inputs(plan)
+    write_inputs(plan, [])
     kept = record.begin(plan, host_with(0), None, list(overrides), None)
     if exit_code is not None:
         status = STATUS.get(exit_code, "failed")
