@@ -106,6 +106,7 @@ def one(case: Row, config: DictConfig, args: FinetuneConfig, device: torch.devic
 def trained(case: Row, config: DictConfig, args: FinetuneConfig, device: torch.device) -> dict[str, float]:
     """What this rank measures, with all others."""
     check_fp8(case, config, args)
+    torch._dynamo.reset()  # the last row's compiled layers, before its memory is given back
     fresh(device)
     own = numerics_of(case, config, args)
     model = build_model(own).to(device)
@@ -119,7 +120,6 @@ def trained(case: Row, config: DictConfig, args: FinetuneConfig, device: torch.d
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if args.torch_compile:
-        torch._dynamo.reset()  # the last row's layers
         for layer in layers:
             layer.forward = torch.compile(layer.forward)  # inside of what checkpointing repeats, and of FSDP2's hooks
     whole = WithLoss(model.train())

@@ -78,7 +78,7 @@ def precision(config: DictConfig) -> dict[str, Any]:
     rows = measure_rows(config, args, table, cases, lambda case: one(case, start, tokens, config, args), [])
     loss, ms = (next((row.get(key) for row in rows if row["precision"] == name), None) for name, key in (("fp32", "loss"), ("bf16", "ms")))
     for row in rows:  # None where one of the two was not measured
-        row["loss_difference"] = row["loss"] - loss if loss is not None and row["error"] is None else None
+        row["loss_difference"] = row["loss"] - loss if loss is not None and row.get("loss") is not None else None
         row["slowdown"] = row["ms"] / ms if ms is not None and row["error"] is None else None
     return result(config, args, table, rows)
 
