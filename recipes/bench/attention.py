@@ -19,7 +19,7 @@ import itertools
 import math
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,7 +167,7 @@ def timed(attend: Attention, inputs: list[Tensor], one_pass: str, repeated: bool
     for tensor in inputs:
         tensor.requires_grad_(True)
     output = forward()
-    gradient = torch.randn_like(output)
+    gradient = random(output.shape, output.dtype, output.device)  # the same whatever strides a kernel gives its output
 
     def backward() -> tuple[Tensor, ...]:
         return torch.autograd.grad(output, inputs, gradient, retain_graph=True)
@@ -219,8 +219,12 @@ def random_inputs(rows: int, sequence: int, heads: str, dtype: torch.dtype, devi
     In memory a token's heads stand together, as a model's projections leave them: a back end that wants them otherwise pays for the copy.
     """
     query_heads, key_heads, width = map(int, heads.split())
-    shapes = [(rows, sequence, number, width) for number in (query_heads, key_heads, key_heads)]
-    return [torch.randn(shape, dtype=dtype, device=device).transpose(1, 2) for shape in shapes]
+    return [random((rows, number, sequence, width), dtype, device) for number in (query_heads, key_heads, key_heads)]
+
+
+def random(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    rows, heads, tokens, width = shape
+    return torch.randn(rows, tokens, heads, width, device=device).to(dtype).transpose(1, 2)
 
 
 def repeat(tensor: Tensor, group: int) -> Tensor:

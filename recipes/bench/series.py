@@ -87,7 +87,8 @@ def measure(config: DictConfig, args: SeriesConfig, table: Table, cases: Iterabl
     """Measure each case that this run has not measured before, and return the content of result.json.
 
     `work` takes a case and returns its figures; memory that runs out, and a UserError, become the row's `error`, and the series goes on.
-    Raises Failed with the result where a figure is below the gate or no row has one, and Interrupted between two cases when a signal asked to stop.
+    Raises Failed with the result where a figure is below the gate or no row has one, and Interrupted between two cases when a signal
+    asked to stop.
     """
     return result(config, args, table, measure_rows(config, args, table, cases, work, []))
 
