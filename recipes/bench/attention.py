@@ -30,6 +30,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure_rows, result
 from recipes.bench.timing import median_ms
+from recipes.bench.training import check_tuples
 from recipes.common.errors import UserError, near
 from recipes.common.model import compute_dtype
 from recipes.common.program import main
@@ -66,11 +67,10 @@ class AttentionConfig(SeriesConfig):
         for name in ("backends", "sequences", "heads", "passes"):
             if not getattr(self, name):
                 raise UserError(f"method.args.{name}=[]: nothing would be measured.")
+        check_tuples("heads", self.heads, "query heads", "key heads", "width")
         for shape in self.heads:
-            if len(shape) != 3 or min(shape) < 1 or shape[0] % shape[1]:
-                raise UserError(
-                    f"method.args.heads: {shape}: query heads, key heads and width, each at least 1; key heads divide query heads."
-                )
+            if shape[0] % shape[1]:
+                raise UserError(f"method.args.heads: {shape}: {shape[1]} key heads do not divide {shape[0]} query heads.")
         if min([*self.sequences, self.tokens, self.repetitions]) < 1:
             raise UserError(f"method.args.sequences={self.sequences}, tokens={self.tokens}, repetitions={self.repetitions}: at least 1.")
 

@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, refusals
 from recipes.bench.timing import median_ms
-from recipes.bench.training import check_counts
+from recipes.bench.training import check_counts, check_tuples
 from recipes.common.errors import UserError, near
 from recipes.common.program import main
 
@@ -55,9 +55,7 @@ class GemmConfig(SeriesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for shape in self.shapes:
-            if len(shape) != 3 or min(shape) < 1:
-                raise UserError(f"method.args.shapes: {shape}: a shape is [m, n, k], each at least 1.")
+        check_tuples("shapes", self.shapes, "m", "n", "k")
         for name, known in (("dtypes", tuple(DTYPES)), ("ops", OPS), ("values", VALUES)):
             for given in getattr(self, name) or ():
                 if given not in known:

@@ -155,6 +155,7 @@ def test_the_reason_is_one_line_with_torchs_own_warning():
         ({"passes": ["both"]}, ["passes=both", "forward"]),
         ({"sequences": []}, ["sequences=[]", "nothing"]),
         ({"heads": [[32, 5, 128]]}, ["[32, 5, 128]", "divide"]),
+        ({"heads": [32, 8, 128]}, ["heads: 32", "query heads, key heads, width"]),
         ({"heads": [[32, 8]]}, ["[32, 8]", "width"]),
         ({"tokens": 0}, ["tokens=0", "at least 1"]),
     ],

@@ -77,7 +77,9 @@ def test_operations_are_two_a_multiplication(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"shapes": [[8, 4]]}, r"a shape is \[m, n, k\]"),
+        ({"shapes": [[8, 4]]}, r"\[8, 4\]: a list of \[m, n, k\]"),
+        ({"shapes": [8, 4, 16]}, r"shapes: 8: a list of \[m, n, k\]"),
+        ({"shapes": [["8", 4, 16]]}, r"a list of \[m, n, k\]"),
         ({"shapes": []}, "nothing would be measured"),
         ({"dtypes": []}, "nothing would be measured"),
         ({"repetitions": 0}, "repetitions=0: at least 1"),
