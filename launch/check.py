@@ -12,6 +12,7 @@ from launch.batch import batch, fitting_batches, generation_batch, whole_generat
 from launch.check_profile import PROFILE_RULES
 from launch.check_runtime import RUNTIME_RULES
 from launch.check_topology import TOPOLOGY_RULES, longest
+from launch.check_tune import TUNE_RULES
 from launch.check_values import check_values
 from launch.environment import SECRET
 from launch.errors import UserError, near
@@ -119,6 +120,7 @@ RULES = [
         lambda c: f"precision={c.precision.name} with method={c.method.name}: its rows name their own, and it would be ignored",
         lambda c: "no precision=",
     ),
+    *TUNE_RULES,
     *TOPOLOGY_RULES,
     Rule(
         "debug_without_gpu",

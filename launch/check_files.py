@@ -9,11 +9,13 @@ import ast
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from containers import images
+from launch import tuned
 from launch.errors import UserError, near
 from launch.schema import Config
 from launch.trainer_args import argument
@@ -30,6 +32,7 @@ COLUMNS = {
 
 
 def check_files(config: Config, all_lines: bool) -> None:
+    config = tuned.recipe(config) or config  # it is the recipe of a tuning that reads them
     _model(config)
     if config.data.kind == "jsonl":
         # What is trained on is the method's; an evaluation reads it for the tokenizer only. What is held out is evaluated.
@@ -38,9 +41,22 @@ def check_files(config: Config, all_lines: bool) -> None:
             _jsonl("data.path", Path(config.data.path), trained, all_lines)
         if config.data.heldout_path is not None:
             _jsonl("data.heldout_path", Path(config.data.heldout_path), "evaluate", all_lines)
+    _tuned_products(config)
     _rewards(config)
     _packages(config)
     _run_root(Path(config.run_root))
+
+
+def _tuned_products(config: Config) -> None:
+    """TunableOp goes on without a word where its file is missing. It looks for one with the GPU's number before the point."""
+    given = config.user_env.get("PYTORCH_TUNABLEOP_FILENAME")
+    if given is None or config.user_env.get("PYTORCH_TUNABLEOP_TUNING") != "0":
+        return
+    first = Path(given.replace("%d", "0") if "%d" in given else re.sub(r"(\.[^.]*)?$", r"0\1", given, count=1))
+    if not Path(given).is_absolute() or not first.is_file():
+        raise UserError(
+            f"user_env.PYTORCH_TUNABLEOP_FILENAME={given}: there is no {first}. Use: the whole path that method=tune/tunableop printed."
+        )
 
 
 def _model(config: Config) -> None:

@@ -214,6 +214,8 @@ def _refuse_hiding(mount: Mount, host: Host) -> None:
 def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
     given = [(config.data.path, "data"), (config.data.heldout_path, "held-out data"), (config.model.path, "model")]
     given += [(folder, "what the model's files are links to") for folder in _link_targets(config.model.path)]
+    tuned = config.user_env.get("PYTORCH_TUNABLEOP_FILENAME")
+    given += [(str(Path(tuned).parent), "tuned matrix products")] if tuned else []
     given += [(folder, "PYTHONPATH") for folder in environment.own_python_path(config, host)]
     found = {path: why for path, why in given if path and Path(path) != ROOT}
     return list(found.items())

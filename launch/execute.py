@@ -88,7 +88,7 @@ def execute(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: lis
     """
     rundir.make(plan.run_dir)
     with rundir.locked(plan.run_dir), signals() as stopping:
-        write_inputs(plan)
+        write_inputs(plan, overrides)
         began = record.begin(plan, host, image, overrides, parent)
         rundir.write_json(plan.run_dir / "record.json", began)
         secrets = sorted({name for spec in plan.containers.values() for name in spec.secrets})
@@ -109,9 +109,9 @@ def execute(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: lis
     return exit_code
 
 
-def write_inputs(plan: Plan) -> None:
+def write_inputs(plan: Plan, overrides: list[str]) -> None:
     """What a rank reads, and what a person does."""
-    rundir.write_text(plan.run_dir / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(rank_config(plan))))
+    rundir.write_text(plan.run_dir / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(rank_config(plan, overrides))))
     rundir.write_json(plan.run_dir / "plan.json", as_json(plan))
 
 

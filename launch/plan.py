@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from containers import images
-from launch import batch, check, container, environment, memory, smoke, speed, topology, trainer_args
+from launch import batch, check, container, environment, memory, smoke, speed, topology, trainer_args, tuned
 from launch.container import ContainerSpec
 from launch.detect import Host
 from launch.errors import UserError
@@ -40,6 +40,7 @@ class Plan:
     memory: list[Memory]
     speed: Speed
     warnings: list[str]
+    tuned: dict[str, Any] | None = None  # of a tuning: the recipe that it runs
 
     @property
     def targets(self) -> dict[str, Target]:
@@ -53,12 +54,14 @@ def prepare(config: Config) -> tuple[Config, list[str]]:
     without it is a warning.
     """
     check.check_given(config)
-    replaced = batch.apply_effective_batch(config)
+    replaced = [] if trainer_args.recipe_name(config) else batch.apply_effective_batch(config)  # a tuning's recipe takes the steps
     if not config.smoke:
         check.check(config)
+        tuned.check_recipe(config)
         return config, [*replaced, *check.warnings(config)]
     small, left_out = smoke.scale_down(config)
     check.check(small)
+    tuned.check_recipe(small)
     refused = [f"without smoke=true this is refused: {rule.message(config)}." for rule in check.refusals(config)]
     return small, [*(f"smoke: in place of {line}." for line in left_out), *refused]
 
@@ -70,12 +73,12 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
     if key:
         raise UserError(f"{key}: holds a secret of your shell, and a composition ends in records. The processes inherit the variable.")
     processes = topology.processes(config, host, run_dir)
-    smaller = memory.measured(config, processes, host)
+    smaller, ports = memory.measured(config, processes, host), topology.ports(host, run_dir)
     return Plan(
         name=config.name or default_name(config),
         run_dir=run_dir,
         config=config,
-        trainer_args=trainer_args.complete(config, run_dir, topology.ports(host, run_dir)),
+        trainer_args=trainer_args.complete(config, run_dir, ports),
         processes=processes,
         containers=container.specs(config, processes, host, run_dir),
         memory=memory.memory(config, processes, smaller),
@@ -87,6 +90,7 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
             *image_warnings(config),
             *secret_warnings(config, host),
         ],
+        tuned=tuned.for_ranks(config, host, run_dir, ports),
     )
 
 
@@ -163,9 +167,14 @@ def secret_warnings(config: Config, host: Host) -> list[str]:
     return [f"runtime.secrets: {name} is not set in your shell, so no process gets it." for name in absent]
 
 
-def rank_config(plan: Plan) -> dict[str, Any]:
-    """The file every rank reads: the composition, its run directory, the complete arguments of its configuration class."""
-    return {**plain(plan.config), "run_dir": str(plan.run_dir), "trainer_args": plan.trainer_args}
+def rank_config(plan: Plan, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The file every rank reads: the composition, its run directory, the complete arguments of its configuration class.
+
+    Of a tuning also the recipe, and what its experiment file begins with; `overrides` are the command's."""
+    content = {**plain(plan.config), "run_dir": str(plan.run_dir), "trainer_args": plan.trainer_args}
+    if plan.tuned is not None:
+        content["tuned"] = {**plain(plan.tuned), "experiment": tuned.experiment(plan.config, overrides)}
+    return content
 
 
 def as_json(plan: Plan) -> dict[str, Any]:

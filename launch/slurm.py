@@ -78,7 +78,7 @@ def submit(plan: Plan, host: Host, overrides: list[str], config: Config) -> int:
     rundir.make(plan.run_dir)
     began = record.begin(plan, host, None, overrides, None)
     with rundir.locked(plan.run_dir):
-        write_inputs(plan)
+        write_inputs(plan, overrides)
         rundir.write_json(plan.run_dir / "record.json", record.seal({**began, "status": "submitted"}))
         rundir.write_text(plan.run_dir / SCRIPT, text)
     file = plan.run_dir / SCRIPT

@@ -7,11 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from launch.errors import UserError, near
 from launch.schema import Config
 from launch.schema_enums import Vendor
 
 LOCK = Path(__file__).parents[1] / "containers/trainer_args.lock.json"
+METHODS = Path(__file__).parents[1] / "conf/method"
 
 # Arguments that another key decides; given under method.args they would contradict it.
 OWNED = {
@@ -62,12 +65,40 @@ def lock() -> dict[str, Any]:
     return content
 
 
-def known(config: Config) -> dict[str, dict[str, Any]]:
+def own(config: Config) -> dict[str, dict[str, Any]]:
     """Argument -> {types, default} of the method's configuration class."""
-    arguments: dict[str, dict[str, Any]] = lock()["arguments"].get(config.method.config_class, {})
+    return _of_class(config.method.config_class)
+
+
+def known(config: Config) -> dict[str, dict[str, Any]]:
+    """The same, and for a tuning the arguments of the recipe that it tunes."""
+    name = recipe_name(config)
+    return {**_of_class(_class_of_method(name)), **own(config)} if name else own(config)
+
+
+def recipe_name(config: Config) -> str | None:
+    """The method whose runs are the trials of a tuning; None for every other method."""
+    if config.method.kind != "tune":
+        return None
+    default = own(config).get("recipe", {}).get("default")
+    return str(config.method.args.get("recipe", default))
+
+
+def _of_class(config_class: str) -> dict[str, dict[str, Any]]:
+    arguments: dict[str, dict[str, Any]] = lock()["arguments"].get(config_class, {})
     if not arguments:
-        raise UserError(f"method.config_class={config.method.config_class}: not in {LOCK.name}. Run `make lock` after adding a method.")
+        raise UserError(f"method.config_class={config_class}: not in {LOCK.name}. Run `make lock` after adding a method.")
     return arguments
+
+
+@functools.cache
+def _class_of_method(name: str) -> str:
+    """Raises UserError for a recipe that does not exist, or is itself a tuning."""
+    names = sorted(str(file.relative_to(METHODS).with_suffix("")) for file in METHODS.rglob("*.yaml"))
+    names = [other for other in names if not other.startswith("tune/")]
+    if name not in names:
+        raise UserError(f"method.args.recipe={name}: no such recipe.{near(name, names)} Recipes: {', '.join(names)}.")
+    return str(yaml.safe_load((METHODS / f"{name}.yaml").read_text())["config_class"])
 
 
 def value(config: Config, name: str) -> Any:
@@ -118,8 +149,9 @@ def complete(config: Config, run_dir: Path, ports: tuple[int, int]) -> dict[str,
         **_strategy(config),
         **_generation(config, ports),
     }
-    names = known(config)
-    return {**{k: v for k, v in implied.items() if k in names}, **config.method.args}
+    names = own(config)
+    given = {k: v for k, v in config.method.args.items() if k in names}  # those of a tuning's recipe are not its own
+    return {**{k: v for k, v in implied.items() if k in names}, **given}
 
 
 def epochs_and_steps(config: Config) -> bool:

@@ -137,7 +137,7 @@ def result(config: DictConfig, args: SeriesConfig, table: Table, rows: list[Row]
     }
     if is_main_rank():
         console = Console(width=WIDTH)
-        console.print(_rich(table, compared.rows, config.hardware.name))
+        console.print(rich_table(table, compared.rows, config.hardware.name))
         failed = [f"{_name(table, row)}: {row['error']}" for row in compared.rows if row["error"]]
         for line in [*failed, *notes]:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -230,7 +230,7 @@ def _cell(value: object, digits: int | None) -> str:
     return f"{value:,.{digits}f}" if isinstance(value, (int, float)) and digits is not None else str(value)
 
 
-def _rich(table: Table, rows: Sequence[Row], hardware: str) -> RichTable:
+def rich_table(table: Table, rows: Sequence[Row], hardware: str) -> RichTable:
     shown = RichTable(title=table.benchmark, title_justify="left")
     for column in table.columns:
         shown.add_column(column.title, justify="left" if column.digits is None else "right")

@@ -78,6 +78,8 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
             f"no step was taken: the data has {len(trainer.train_dataset)} rows, fewer than one batch. "
             "Lower method.args.per_device_train_batch_size, or give more data."
         )
+    if "trial" in config:  # of a tuning, which wants its speed only
+        return {"steps": trainer.state.global_step, **metrics.summary()}
     model_dir = Path(config.run_dir) / "model"
     save_model(trainer, model_dir)
     if not is_main_rank():

@@ -21,7 +21,7 @@ SMALL_GB = 45  # held by a run that saves: another may start beside it
 
 @dataclass(frozen=True)
 class Job:
-    """A run: its name, the GPUs it takes, its overrides, and which of the data files it reads."""
+    """A run: its name, the GPUs it takes, its overrides, and which of the data files it reads; `none`: a benchmark, which makes its own."""
 
     name: str
     gpus: int
@@ -51,9 +51,12 @@ def write_data(folder: Path) -> None:
 
 
 def start(job: Job, hardware: str, folder: Path, gpus: list[int]) -> subprocess.Popen[bytes]:
-    fixed = ["model.init=random", "data=jsonl", f"data.path={folder / job.data}.jsonl", "tracking=none", "method.args.logging_steps=1"]
-    fixed += ["method.args.save_strategy=no", f"name={job.name}", f"run_root={folder / 'runs'}", hardware, "resume=never"]
-    fixed += ["runtime.hang_timeout_s=300"]
+    fixed = ["model.init=random", f"name={job.name}", f"run_root={folder / 'runs'}", hardware]
+    if job.data == "none":  # goes on with the rows that are left
+        fixed += ["resume=auto"]
+    else:
+        fixed += ["data=jsonl", f"data.path={folder / job.data}.jsonl", "tracking=none", "method.args.logging_steps=1"]
+        fixed += ["method.args.save_strategy=no", "resume=never", "runtime.hang_timeout_s=300"]
     with (folder / f"{job.name}.log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, str(ROOT / "launch/run.py"), *fixed, *job.overrides],
@@ -100,7 +103,7 @@ def run(todo: list[Job], hardware: str, folder: Path, num_gpus: int, until: floa
 def trained(job: Job, folder: Path) -> bool:
     """Whether the newest run of it has logged its last step, and holds little."""
     found = sorted((folder / "runs" / job.name).glob("*/metrics.jsonl"))
-    rows = [json.loads(line) for line in found[-1].read_text().split("\n")[:-1]] if found else []
+    rows = [json.loads(line) for line in found[-1].read_text().split("\n")[:-1]] if found and job.data != "none" else []
     return bool(rows) and rows[-1]["step"] == rows[-1]["num_steps"] and rows[-1]["memory_peak_gb"] < SMALL_GB
 
 

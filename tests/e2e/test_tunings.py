@@ -1,0 +1,56 @@
+"""Each tuning as a person starts it, small and on the CPU; the experiment that it writes composes and plans."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+
+import pytest
+
+from tests.conftest import command
+
+SMALL = ["hardware=mi350x", "smoke=true", "run_root=runs"]
+
+
+@pytest.mark.parametrize(
+    ("tuning", "overrides", "figure", "num_rows"),
+    [
+        ("batch", ["model=qwen3_4b", "topology=single"], "tokens_per_second", 2),
+        ("inductor", ["model=qwen3_4b"], "tokens_per_second", 2),
+        ("tunableop", ["model=qwen3_4b"], "tokens_per_second", 1),
+        ("miopen", ["model=qwen3_4b"], "tokens_per_second", 1),
+        ("rccl", [], "bus_gb_s", 2),
+        ("vllm", ["model=qwen3_4b", "topology=single"], "output_tokens_per_second", 2),
+    ],
+)
+def test_tuning_ends_with_before_after_and_an_experiment(tmp_path, tuning, overrides, figure, num_rows):
+    if tuning == "vllm" and importlib.util.find_spec("vllm") is None:
+        pytest.skip("vllm is not installed: make vllm")
+    done = command(*SMALL, f"method=tune/{tuning}", *overrides, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result_file,) = tmp_path.glob("runs/*/*/result.json")
+    result = json.loads(result_file.read_text())
+    assert result["tuning"] == tuning
+    assert result["figure"] == figure
+    assert len(result["rows"]) == num_rows
+    assert result["gain"] >= 1.0
+    assert result["after"][figure] >= result["before"][figure] > 0
+    assert "before:" in done.stderr
+    assert result["command"] in done.stderr
+    planned = command(*shlex.split(result["command"])[2:], "mode=plan", "format=json", cwd=tmp_path)
+    assert planned.returncode == 0, planned.stderr
+    plan = json.loads(planned.stdout)
+    assert (plan["hardware"], plan["topology"] in ("single", "ddp")) == ("mi350x", True)
+    for override in result["overrides"]:
+        key, _, value = override.partition("=")
+        if key == "method.args.per_device_train_batch_size":
+            assert plan["trainer_args"]["per_device_train_batch_size"] == int(value)
+        if key.startswith("user_env."):
+            assert plan["processes"][0]["env"][key.removeprefix("user_env.")] == value
+
+
+def test_no_gpu_and_no_smoke(tmp_path):
+    done = command("hardware=cpu", "method=tune/batch", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "smoke=true" in done.stderr

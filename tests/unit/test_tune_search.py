@@ -1,0 +1,132 @@
+"""recipes/tune/search.py: what is searched, given up, kept, and gone on with after a kill."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+from omegaconf import OmegaConf
+
+from recipes.bench.series import Column, Table
+from recipes.common import program
+from recipes.common.errors import UserError
+from recipes.common.program import Interrupted
+from recipes.tune.search import PRUNED, SearchConfig, combinations, search
+from tests.conftest import ROOT
+
+TABLE = Table("test", figure="speed", columns=[Column("setting", "setting"), Column("speed", "speed", 0)])
+
+
+def settings(num_trials=12, **space):
+    return SearchConfig(output_dir="", num_trials=num_trials, space=space or {"a": [1, 2, 3], "b": ["x"]})
+
+
+def run(folder, args, measure):
+    return search(OmegaConf.create({"run_dir": str(folder)}), args, TABLE, measure)
+
+
+def speed_of(point):
+    return 100.0 + 10 * point.get("a", 0) + (5 if point.get("b") else 0)
+
+
+def test_the_first_is_the_recipe_as_it_stands_and_no_point_is_measured_twice(tmp_path):
+    seen = []
+
+    def measure(number, point, report):
+        seen.append((number, tuple(point.items())))
+        return {"speed": speed_of(point)}
+
+    rows = run(tmp_path, settings(), measure)
+    assert rows[0]["setting"] == "as it stands"
+    assert seen[0] == (0, ())
+    assert len({point for _, point in seen}) == len(seen) == len(rows) <= combinations({"a": [1, 2, 3], "b": ["x"]}) == 8
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, len(rows) + 1))
+
+
+def test_a_trial_that_is_behind_is_given_up(tmp_path):
+    reported = []
+
+    def measure(number, point, report):
+        for figure in [10.0 if number == 6 else 100.0] * 3:
+            reported.append(number)
+            report(figure)
+        return {"speed": 100.0}
+
+    rows = run(tmp_path, settings(8, a=[1, 2, 3, 4, 5, 6, 7, 8, 9]), measure)
+    assert [row["error"] for row in rows] == [PRUNED if number == 6 else None for number in range(8)]
+    assert reported.count(6) == 1
+
+
+def test_a_trial_that_fails_is_a_row_and_the_search_goes_on(tmp_path):
+    def measure(number, point, report):
+        if point.get("b"):
+            raise UserError("no such engine")
+        return {"speed": speed_of(point)}
+
+    rows = run(tmp_path, settings(), measure)
+    assert {row["error"] for row in rows} == {None, "no such engine"}
+
+
+def test_a_search_that_is_stopped_goes_on(tmp_path, monkeypatch):
+    seen = []
+
+    def measure(number, point, report):
+        seen.append(tuple(point.items()))
+        monkeypatch.setattr(program, "_stop_asked", len(seen) == 3)
+        return {"speed": speed_of(point)}
+
+    with pytest.raises(Interrupted):
+        run(tmp_path, settings(), measure)
+    monkeypatch.setattr(program, "_stop_asked", False)
+    rows = run(tmp_path, settings(), measure)
+    assert len(set(seen)) == len(seen) == len(rows)
+
+
+KILLED = """
+import os, signal, sys
+from tests.unit.test_tune_search import run, settings, speed_of
+from pathlib import Path
+def measure(number, point, report):
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"speed": speed_of(point)}
+run(Path(sys.argv[1]), settings(), measure)
+"""
+
+
+def test_a_search_that_is_killed_repeats_no_finished_trial(tmp_path):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    finished = [json.loads(line)["setting"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(finished) == 3
+    with (tmp_path / "journal.log").open("a") as journal:
+        journal.write('{"op_code": 5, "worker')  # a line cut off
+    (tmp_path / "journal.log.lock").write_text("")
+    seen = []
+
+    def measure(number, point, report):
+        seen.append(number)
+        return {"speed": speed_of(point)}
+
+    rows = run(tmp_path, settings(), measure)
+    assert [row["setting"] for row in rows[:3]] == finished
+    assert seen == list(range(3, len(rows)))
+    assert len({row["setting"] for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"num_trials": 1, "space": {"a": [1]}}, "at least 2"),
+        ({"space": {"a": []}}, "nothing would be searched"),
+        ({"space": {"a": [[1]]}}, "different numbers or words"),
+        ({"space": {"a": [1, 1]}}, "different numbers or words"),
+    ],
+)
+def test_a_space_that_is_none(args, said):
+    with pytest.raises(UserError, match=said):
+        SearchConfig(output_dir="", **args)

@@ -1,0 +1,274 @@
+"""recipes/tune: trials in processes of their own, and what tunings make of them. Recipes here are stand-ins; tests/e2e runs real ones."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from launch.compose import compose
+from recipes.bench.series import Column, Table
+from recipes.common import program
+from recipes.common.errors import UserError
+from recipes.common.program import Failed, Interrupted
+from recipes.tune import batch, inductor, miopen, rows, trial, tunableop
+from recipes.tune.trial import Setting
+from recipes.tune.tuning import TrainingTuneConfig, finish, trial_data, write_experiment
+from tests.conftest import ROOT
+
+
+def tuned_config(run_dir, **args):
+    """What a rank reads of a tuning."""
+    given = {"output_dir": "", "max_steps": 1, "size": 2, "sleep_s": 0.0, "says": None, "ends_with": 0, "max_length": 8, **args}
+    groups = {"hardware": "mi350x", "model": "qwen3_4b", "method": "sft", "adapter": "none", "precision": "bf16"}
+    groups |= {"topology": "single", "data": "reasoning", "tracking": "none"}
+    return OmegaConf.create(
+        {
+            "run_dir": str(run_dir),
+            "smoke": False,
+            "hardware": {"name": "mi350x", "product": "AMD Instinct MI350X", "gfx": "gfx950", "vendor": "amd"},
+            "data": {"kind": "reasoning", "path": None},
+            "method": {"program": "recipes.tune.batch"},
+            "tuned": {
+                "method": {"program": "tests.unit.tuned_recipe"},
+                "trainer_args": given,
+                "cache": str(run_dir / "cache"),
+                "experiment": {"groups": groups, "values": {"model": {"init": "random"}}},
+            },
+        }
+    )
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def test_a_trial_gets_its_setting_and_is_measured(tmp_path):
+    found = trial.training(tuned_config(tmp_path), "one", Setting({"size": 4}, {"MINE": "yes"}), 3, 2, {"kind": "jsonl"})
+    assert found["tokens_per_second"] == 400 / 0.5  # 100 x 4 tokens in each step of half a second
+    assert (found["step_s"], found["spread"], found["first_step_s"], found["memory_gb"]) == (0.5, 0.0, 10.5, 5.0)
+    assert (tmp_path / "trials/one/log").read_text() == "started jsonl yes 0\n"
+    written = yaml.safe_load((tmp_path / "trials/one/config.yaml").read_text())
+    assert written["trial"] is True
+    assert "tuned" not in written
+    assert (tmp_path / "heartbeat").exists()  # the watchdog sees that a trial gets on
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"ends_with": 1, "says": "torch.OutOfMemoryError: CUDA out of memory. Tried to"}, "out of memory"),
+        ({"ends_with": 1, "says": "ValueError: no\nsecond line"}, "ValueError: no"),
+        ({"ends_with": 7}, "exit code 7: started reasoning None 0"),
+        ({"ends_with": -9}, "killed by SIGKILL: started"),
+    ],
+)
+def test_a_trial_that_fails_says_why(tmp_path, args, said):
+    with pytest.raises(UserError, match=said):
+        trial.training(tuned_config(tmp_path, **args), "one", Setting(), 1, 1, {})
+
+
+def test_a_trial_with_too_few_steps(tmp_path):
+    with pytest.raises(UserError, match="1 steps were taken, and 1 are warm-up"):
+        trial.speed([{"time_s": 1.0, "num_tokens": 1, "memory_peak_gb": 0.0}], 1)
+    with pytest.raises(UserError, match="no tokens"):
+        trial.speed([{"time_s": float(step), "num_tokens": 0, "memory_peak_gb": 0.0} for step in range(3)], 1)
+
+
+def test_a_trial_is_stopped_by_what_looks_at_its_rows(tmp_path):
+    config = tuned_config(tmp_path, max_steps=10_000, sleep_s=0.01)
+    outcome = trial.run(config, "one", Setting(), on_rows=lambda found: len(found) >= 2)
+    assert outcome.stopped
+    assert outcome.error is None
+    assert 2 <= len(outcome.rows) < 10_000
+
+
+def test_a_signal_ends_the_trial_too(tmp_path, monkeypatch):
+    config = tuned_config(tmp_path, max_steps=10_000, sleep_s=0.01)
+    monkeypatch.setattr(program, "_stop_asked", False)
+
+    def ask(found):
+        monkeypatch.setattr(program, "_stop_asked", True)
+        return False
+
+    with pytest.raises(Interrupted):
+        trial.run(config, "one", Setting(), on_rows=ask)
+    size = (tmp_path / "trials/one/metrics.jsonl").stat().st_size
+    time.sleep(0.05)
+    assert (tmp_path / "trials/one/metrics.jsonl").stat().st_size == size
+
+
+def test_overrides_are_what_the_command_line_takes():
+    setting = Setting({"torch_compile": True, "base": {"max_num_seqs": 512}, "none": None}, {"NCCL_ALGO": "Ring"})
+    assert setting.overrides() == [
+        "method.args.torch_compile=true",
+        "method.args.base.max_num_seqs=512",
+        "method.args.none=null",
+        "user_env.NCCL_ALGO=Ring",
+    ]
+
+
+TABLE = Table("batch", figure="tokens_per_second", columns=[Column("batch", "batch"), Column("tokens_per_second", "tokens/s", 0)])
+
+
+def row(batch_size, figure, error=None, **more):
+    return {"batch": batch_size, "tokens_per_second": figure, "error": error, **more}
+
+
+def test_before_after_and_an_experiment_that_composes(tmp_path):
+    found = [row(4, 100.0), row(8, 150.0), row(16, None, "out of memory")]
+    settings = [Setting({"per_device_train_batch_size": one["batch"]}, {"A_B": "1"}) for one in found]
+    result = finish(tuned_config(tmp_path), TABLE, found, found[0], settings)
+    assert result["gain"] == 1.5
+    assert result["before"] == {"tokens_per_second": 100.0}
+    assert result["overrides"] == ["method.args.per_device_train_batch_size=8", "user_env.A_B=1"]
+    config = compose([f"hydra.searchpath=[file://{tmp_path}/conf]", "experiment=tuned_batch_sft_qwen3_4b_mi350x"])
+    assert config.method.args["per_device_train_batch_size"] == 8
+    assert (config.hardware.name, config.model.init.name, config.user_env) == ("mi350x", "random", {"A_B": "1"})
+    assert config.name == "tuned_batch_sft_qwen3_4b_mi350x"
+
+
+def test_nothing_to_compare_with(tmp_path):
+    found = [row(4, None, "out of memory"), row(8, 1.0)]
+    with pytest.raises(Failed, match="as it stands could not be measured: out of memory"):
+        finish(tuned_config(tmp_path), TABLE, found, found[0], [Setting(), Setting()])
+
+
+def test_an_experiment_of_a_smoke_run_says_so(tmp_path):
+    config = tuned_config(tmp_path)
+    config.smoke = True
+    path, command = write_experiment(config, TABLE, Setting(), row(1, 1.0), row(1, 1.0))
+    assert "From a smoke run" in path.read_text()
+    assert command in path.read_text()
+
+
+@pytest.mark.parametrize("recipe", ["sft", "dpo"])
+def test_full_rows(tmp_path, recipe):
+    path = tmp_path / "rows.jsonl"
+    rows.full_rows(path, recipe, 16, 3, seed=0)
+    lines = [yaml.safe_load(line) for line in path.read_text().splitlines()]
+    assert len(lines) == 3
+    assert all(len(line["text" if recipe == "sft" else "chosen"]) == 64 for line in lines)
+    before = path.read_text()
+    rows.full_rows(path, recipe, 16, 3, seed=1)  # kept: an interrupted tuning goes on with the same
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"rows": "some"}, "full or data"),
+        ({"recipe": "grpo"}, "rows=data"),
+        ({"steps": 0}, "at least 1"),
+    ],
+)
+def test_arguments_out_of_range(args, said):
+    with pytest.raises(UserError, match=said):
+        TrainingTuneConfig(output_dir="", **args)
+
+
+def test_rows_without_a_length(tmp_path):
+    with pytest.raises(UserError, match="max_length=null"):
+        trial_data(tuned_config(tmp_path, max_length=None), TrainingTuneConfig(output_dir=""), 1)
+    assert trial_data(tuned_config(tmp_path), TrainingTuneConfig(output_dir="", rows="data"), 1) == {}
+
+
+# ---- batch
+
+
+def planned(size, checkpointing, fits):
+    args = {"per_device_train_batch_size": size, "gradient_checkpointing": checkpointing}
+    return {"args": args, "planned_gb": 10.0 * size, "capacity_gb": 80.0, "fits": fits}
+
+
+def test_what_the_planner_says_does_not_fit_is_tried_once():
+    given = [planned(1, True, True), planned(2, True, False), planned(4, True, False), planned(1, False, False)]
+    chosen, notes = batch.to_measure(given)
+    assert chosen == [given[0], given[1], given[3]]
+    assert notes == ["not measured, because the planner says that they do not fit: batches of 4 with checkpointing."]
+
+
+def test_the_margin_of_the_plan_is_said():
+    chosen = [planned(1, True, True), planned(2, True, False)]
+    assert batch.margin([row(1, 1.0), row(2, 2.0, memory_gb=79.0)], chosen) == [
+        "batch 2, planned to need more than the 80 GB there are: fitted, with 79.0 GB at its peak."
+    ]
+    assert batch.margin([row(1, 1.0), row(2, None, "out of memory")], chosen)[0].endswith("did not fit.")
+
+
+def test_a_batch_above_one_that_ran_out_of_memory():
+    done = [row(2, None, "out of memory", checkpointing=True)]
+    assert batch.out_of_memory_before({"batch": 4, "checkpointing": True}, done) == 2
+    assert batch.out_of_memory_before({"batch": 4, "checkpointing": False}, done) is None
+
+
+@pytest.mark.parametrize("args", [{"batches": []}, {"batches": [0]}, {"checkpointing": []}])
+def test_batches_out_of_range(args):
+    with pytest.raises(UserError, match=r"method\.args\."):
+        batch.BatchConfig(output_dir="", **args)
+
+
+# ---- inductor
+
+
+def test_candidates_that_this_hardware_has_not():
+    args = inductor.InductorConfig(output_dir="", candidates=["default", "ck", "cpp"])
+    on_amd, notes = inductor.candidates(args, "gfx950", on_cpu=False)
+    assert on_amd == ["eager", "default", "ck"]
+    assert "cpp" in notes[-1]
+    on_nvidia, _ = inductor.candidates(args, "sm_90", on_cpu=False)
+    assert on_nvidia == ["eager", "default"]
+    assert "freezing is for inference" in notes[0]
+
+
+@pytest.mark.parametrize(("name", "said"), [("freezing", "without gradients only"), ("max-autotone", "max-autotune")])
+def test_candidates_that_are_none(name, said):
+    with pytest.raises(UserError, match=said):
+        inductor.InductorConfig(output_dir="", candidates=[name])
+
+
+# ---- tunableop
+
+
+VALIDATORS = [["PT_VERSION", "2.13.0"], ["ROCM_VERSION", "7.2.0.0-1"], ["HIPBLASLT_VERSION", "1.2.0-abc"]]
+VALIDATORS += [["GCN_ARCH_NAME", "gfx950:sramecc+:xnack-"]]
+
+
+def test_tuned_products_are_kept_by_version_and_added_to(tmp_path):
+    assert tunableop.key(VALIDATORS) == "gfx950-rocm7.2.0.0-1-hipblaslt1.2.0-abc"
+    with pytest.raises(UserError, match="HIPBLASLT_VERSION"):
+        tunableop.key(VALIDATORS[:2] + VALIDATORS[3:])
+    for number, lines in enumerate((["GemmTunableOp_BFloat16_TN,tn_1_2_3,A,0.1", "Gemm_x,y,Z,1"], ["Gemm_x,y,W,2", "Gemm_x,z,W,2"])):
+        (tmp_path / f"{number}.csv").write_text("\n".join(["Validator,PT_VERSION,2.13.0", *lines]) + "\n")
+        folder = tunableop.keep(tmp_path / f"{number}.csv", VALIDATORS, tmp_path / "cache")
+    expected = ["Validator,PT_VERSION,2.13.0", "GemmTunableOp_BFloat16_TN,tn_1_2_3,A,0.1", "Gemm_x,y,W,2", "Gemm_x,z,W,2"]
+    assert [(folder / f"tunableop{gpu}.csv").read_text().splitlines() for gpu in range(8)] == [expected] * 8
+
+
+def test_a_tuning_that_found_nothing(tmp_path):
+    (tmp_path / "empty.csv").write_text("Validator,PT_VERSION,2.13.0\n")
+    with pytest.raises(UserError, match="tuning wrote no kernel"):
+        tunableop.keep(tmp_path / "empty.csv", VALIDATORS, tmp_path)
+
+
+@pytest.mark.parametrize("args", [{"max_duration_ms": 0}, {"max_iterations": 0}])
+def test_tunableop_out_of_range(args):
+    with pytest.raises(UserError, match="at least 1"):
+        tunableop.TunableopConfig(output_dir="", **args)
+
+
+# ---- miopen
+
+
+def test_calls_of_miopen_in_a_log(tmp_path):
+    call = "MIOpen(HIP): Command [LogCmdConvolution] ./bin/MIOpenDriver convbfp16 -n 1 -c 1024 -H 14 -F 1 -t 1"
+    (tmp_path / "log").write_text(f"step 1\n{call}\n{call}\n{call.replace('1024', '512')}\n")
+    assert len(miopen.calls(tmp_path / "log")) == 2
+
+
+def test_miopen_mode_that_does_not_exist():
+    with pytest.raises(UserError, match="dynamic-hybrid"):
+        miopen.MiopenConfig(output_dir="", find_mode="slow")
