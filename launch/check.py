@@ -202,7 +202,7 @@ RULES = [
         "sequence_length",
         lambda c: c.method.uses_model and longest(c) > c.model.max_positions,
         lambda c: f"sequences of {longest(c)} tokens: {c.model.name} has {c.model.max_positions} positions",
-        lambda c: f"method.args of at most {c.model.max_positions} tokens (max_length, max_completion_length, sequence)",
+        lambda c: f"{_length_argument(c)} of at most {c.model.max_positions}, or another model=",
     ),
     Rule(
         "rewards_needed",
@@ -314,6 +314,10 @@ RULES = [
     ),
     *RUNTIME_RULES,
 ]
+
+
+def _length_argument(config: Config) -> str:
+    return f"method.args.{'sequence' if config.method.kind in ('bench', 'tune') else 'max_length or max_completion_length'}"
 
 
 def _lacking_dtypes(config: Config) -> list[str]:

@@ -119,7 +119,8 @@ def check(config: Config) -> None:
             raise UserError(f"method.args.{name}={given}: decided elsewhere; set {OWNED[name]} instead.")
         if name not in arguments:
             why = f" Removed from TRL: {REPLACED[name]}." if name in REPLACED else near(name, set(arguments) - set(OWNED))
-            raise UserError(f"method.args.{name}={given}: {cls} of TRL {lock()['trl']} has no such argument.{why}")
+            whose = cls if cls.startswith("recipes.") else f"{cls} of TRL {lock()['trl']}"
+            raise UserError(f"method.args.{name}={given}: {whose} has no such argument.{why}")
         types = arguments[name]["types"]
         kind = JSON_TYPES[type(given)]
         if "any" not in types and kind not in types and not (kind == "int" and "float" in types):

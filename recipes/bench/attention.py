@@ -19,7 +19,7 @@ import itertools
 import math
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,9 +28,9 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from recipes.bench import published
-from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
+from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure_rows, result
 from recipes.bench.timing import median_ms
+from recipes.bench.training import check_tuples
 from recipes.common.errors import UserError, near
 from recipes.common.model import compute_dtype
 from recipes.common.program import main
@@ -67,11 +67,10 @@ class AttentionConfig(SeriesConfig):
         for name in ("backends", "sequences", "heads", "passes"):
             if not getattr(self, name):
                 raise UserError(f"method.args.{name}=[]: nothing would be measured.")
+        check_tuples("heads", self.heads, "query heads", "key heads", "width")
         for shape in self.heads:
-            if len(shape) != 3 or min(shape) < 1 or shape[0] % shape[1]:
-                raise UserError(
-                    f"method.args.heads: {shape}: query heads, key heads and width, each at least 1; key heads divide query heads."
-                )
+            if shape[0] % shape[1]:
+                raise UserError(f"method.args.heads: {shape}: {shape[1]} key heads do not divide {shape[0]} query heads.")
         if min([*self.sequences, self.tokens, self.repetitions]) < 1:
             raise UserError(f"method.args.sequences={self.sequences}, tokens={self.tokens}, repetitions={self.repetitions}: at least 1.")
 
@@ -97,7 +96,6 @@ def attention(config: DictConfig) -> dict[str, Any]:
         notes=[
             "Operations: 4 s^2 d h forward, halved by the causal mask; backward 2.5 times forward.",
             f"max error: the largest difference from attention in fp32 over its largest value, on {CHECKED_TOKENS} tokens.",
-            *published.notes_of("attention", config.hardware.name),
         ],
     )
     name = str(dtype).removeprefix("torch.")
@@ -110,13 +108,13 @@ def attention(config: DictConfig) -> dict[str, Any]:
 
     def work(case: Row) -> Row:
         found = one(case, args, dtype, device, peak)
-        error = checked(case["backend"], case["heads"])[case["pass"]]
-        note = f"{case['backend']} is wrong in the {case['pass']} pass: its error is {error:.2g} of the largest value."
-        if error > WRONG and note not in table.notes:
-            table.notes.append(note)
-        return {**found, "max_error": error}
+        return {**found, "max_error": checked(case["backend"], case["heads"]).get(case["pass"])}
 
-    return measure(config, args, table, cases, work)
+    rows = measure_rows(config, args, table, cases, work, [])
+    wrong = {(row["backend"], row["pass"]): row["max_error"] for row in rows if (row.get("max_error") or 0) > WRONG}
+    for (backend, one_pass), error in wrong.items():
+        table.notes.append(f"{backend} is wrong in the {one_pass} pass: its error is {error:.2g} of the largest value.")
+    return result(config, args, table, rows)
 
 
 def one(case: Row, args: AttentionConfig, dtype: torch.dtype, device: torch.device, peak: float | None) -> Row:
@@ -169,7 +167,7 @@ def timed(attend: Attention, inputs: list[Tensor], one_pass: str, repeated: bool
     for tensor in inputs:
         tensor.requires_grad_(True)
     output = forward()
-    gradient = torch.randn_like(output)
+    gradient = random(output.shape, output.dtype, output.device)  # the same whatever strides a kernel gives its output
 
     def backward() -> tuple[Tensor, ...]:
         return torch.autograd.grad(output, inputs, gradient, retain_graph=True)
@@ -216,9 +214,17 @@ def as_tuple(result: Any) -> tuple[Tensor, ...]:
 
 
 def random_inputs(rows: int, sequence: int, heads: str, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Queries, keys and values, normal. `heads` as a row has it."""
+    """Queries, keys and values, normal. `heads` as a row has it.
+
+    In memory a token's heads stand together, as a model's projections leave them: a back end that wants them otherwise pays for the copy.
+    """
     query_heads, key_heads, width = map(int, heads.split())
-    return [torch.randn(rows, heads, sequence, width, dtype=dtype, device=device) for heads in (query_heads, key_heads, key_heads)]
+    return [random((rows, number, sequence, width), dtype, device) for number in (query_heads, key_heads, key_heads)]
+
+
+def random(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    rows, heads, tokens, width = shape
+    return torch.randn(rows, tokens, heads, width, device=device).to(dtype).transpose(1, 2)
 
 
 def repeat(tensor: Tensor, group: int) -> Tensor:

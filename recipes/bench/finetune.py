@@ -14,6 +14,7 @@ are full, LoRA's rank (here that of conf/adapter/lora.yaml), the scaling of fp8,
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from recipes.bench import ranks
 from recipes.bench.low_precision import package, to_float8
 from recipes.bench.scaling import shard
-from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
+from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, refusals
 from recipes.bench.training import check_counts, fresh, timed, training_step
 from recipes.common.errors import UserError, near
 from recipes.common.flops import flops_per_token
@@ -90,7 +91,9 @@ def finetune(config: DictConfig) -> dict[str, Any]:
 
 
 def one(case: Row, config: DictConfig, args: FinetuneConfig, device: torch.device, control: dist.ProcessGroup) -> Row:
-    found = ranks.slowest(control, lambda: trained(case, config, args, device))
+    # Of several ranks one that goes on alone would wait for the others for ever.
+    with refusals(case["precision"]) if case["num_gpus"] == 1 else contextlib.nullcontext():
+        found = ranks.slowest(control, lambda: trained(case, config, args, device))
     per_gpu = case["batch"] * case["sequence"] / found["ms"] * 1e3
     tflops = per_gpu * found.pop("flops_per_token") / 1e12
     peak = config.hardware.peak_tflops.get(case["precision"])
@@ -106,6 +109,7 @@ def one(case: Row, config: DictConfig, args: FinetuneConfig, device: torch.devic
 def trained(case: Row, config: DictConfig, args: FinetuneConfig, device: torch.device) -> dict[str, float]:
     """What this rank measures, with all others."""
     check_fp8(case, config, args)
+    torch._dynamo.reset()  # the last row's compiled layers, before its memory is given back
     fresh(device)
     own = numerics_of(case, config, args)
     model = build_model(own).to(device)
@@ -119,7 +123,6 @@ def trained(case: Row, config: DictConfig, args: FinetuneConfig, device: torch.d
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if args.torch_compile:
-        torch._dynamo.reset()  # the last row's layers
         for layer in layers:
             layer.forward = torch.compile(layer.forward)  # inside of what checkpointing repeats, and of FSDP2's hooks
     whole = WithLoss(model.train())

@@ -23,8 +23,9 @@ import torch
 import torch.nn.functional as F
 from omegaconf import DictConfig
 
-from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
+from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, refusals
 from recipes.bench.timing import median_ms
+from recipes.bench.training import check_counts, check_tuples
 from recipes.common.errors import UserError, near
 from recipes.common.program import main
 
@@ -54,18 +55,17 @@ class GemmConfig(SeriesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for shape in self.shapes:
-            if len(shape) != 3 or min(shape) < 1:
-                raise UserError(f"method.args.shapes: {shape}: a shape is [m, n, k], each at least 1.")
+        check_tuples("shapes", self.shapes, "m", "n", "k")
         for name, known in (("dtypes", tuple(DTYPES)), ("ops", OPS), ("values", VALUES)):
             for given in getattr(self, name) or ():
                 if given not in known:
                     raise UserError(f"method.args.{name}={given}: unknown. {near(str(given), known)}")
-        for name in ("shapes", "ops", "values", "paddings"):
-            if not getattr(self, name):
+        for name in ("shapes", "dtypes", "ops", "values", "paddings"):
+            if getattr(self, name) in ([], ()):
                 raise UserError(f"method.args.{name}=[]: nothing would be measured.")
         if min(self.paddings) < 0 or any(padding % 4 for padding in self.paddings):
             raise UserError(f"method.args.paddings={self.paddings}: bytes, multiples of 4.")
+        check_counts(warmup=self.warmup, repetitions=self.repetitions)
 
 
 def gemm(config: DictConfig) -> dict[str, Any]:
@@ -92,9 +92,11 @@ def gemm(config: DictConfig) -> dict[str, Any]:
 
 
 def cases(args: GemmConfig, peaks: dict[str, float]) -> list[Row]:
-    """Every shape, precision and call; then the first shape and call of matmul with the other values and paddings."""
+    """Every shape, precision and call; then the first shape and call of torch's with the other values and paddings. Raises UserError."""
     dtypes = args.dtypes or [dtype for dtype in DTYPES if dtype in peaks]
     ops = [op for op in args.ops if op != "hipblaslt-bench" or shutil.which(op)]
+    if not ops:
+        raise UserError(f"method.args.ops={args.ops}: hipblaslt-bench is not installed here, so nothing would be measured. Add matmul.")
     shapes = [" ".join(map(str, shape)) for shape in args.shapes]
     found = [
         {"shape": shape, "dtype": dtype, "op": op, "values": args.values[0], "padding": args.paddings[0]}
@@ -102,9 +104,12 @@ def cases(args: GemmConfig, peaks: dict[str, float]) -> list[Row]:
         if not (op == "hipblaslt-bench" and dtype not in HIPBLASLT) and not (dtype == "fp8" and op in ("linear", "compiled"))
     ]
     for dtype in dtypes:
-        first = {"shape": shapes[0], "dtype": dtype, "op": ops[0], "values": args.values[0], "padding": args.paddings[0]}
+        calls = [op for op in ops if op == "matmul" or (op != "hipblaslt-bench" and dtype != "fp8")]  # these take values and paddings
+        if not calls:
+            continue
+        first = {"shape": shapes[0], "dtype": dtype, "op": calls[0], "values": args.values[0], "padding": args.paddings[0]}
         found += [{**first, "values": values} for values in args.values[1:]]
-        transposed = "linear" if "linear" in ops and dtype != "fp8" else ops[0]  # the case that suffers most, by AMD's guide
+        transposed = "linear" if "linear" in calls else calls[0]  # the case that suffers most, by AMD's guide
         found += [{**first, "op": transposed, "padding": padding} for padding in args.paddings[1:]]
     return found
 
@@ -115,9 +120,9 @@ def one(case: Row, args: GemmConfig, peak: float | None, device: torch.device) -
         ms = hipblaslt_ms(m, n, k, case["dtype"], args)
     else:
         torch.manual_seed(args.seed)
-        call = product(m, n, k, case, device)
         torch.backends.cuda.matmul.allow_tf32 = case["dtype"] == "tf32"
-        ms = median_ms(call, device, args.warmup, args.repetitions)
+        with refusals(f"{case['op']} in {case['dtype']}"):
+            ms = median_ms(product(m, n, k, case, device), device, args.warmup, args.repetitions)
     tflops = 2 * m * n * k / ms / 1e9
     return {"ms": ms, "tflops": tflops, "share_of_peak": tflops / peak if peak else None}
 
@@ -165,7 +170,7 @@ def hipblaslt_ms(m: int, n: int, k: int, dtype: str, args: GemmConfig) -> float:
     argv += ["--iters", str(args.repetitions), "--cold_iters", str(args.warmup), "--initialization", "norm_dist"]
     done = subprocess.run(argv, capture_output=True, text=True)
     if done.returncode != 0:
-        raise UserError(f"hipblaslt-bench: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")
+        raise UserError(f"hipblaslt-bench: {' '.join((done.stderr or done.stdout).strip().splitlines()[-1:]) or 'it said nothing'}")
     return parsed_us(done.stdout) / 1e3
 
 

@@ -19,7 +19,7 @@ import torch
 from omegaconf import DictConfig
 
 from recipes.bench import gemm
-from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
+from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, refusals
 from recipes.bench.timing import steps_ms
 from recipes.bench.training import check_counts, fresh
 from recipes.common.errors import UserError, near
@@ -66,9 +66,10 @@ def one(case: Row, args: MatmulConfig, peak: float | None, device: torch.device)
     fresh(device)
     torch.manual_seed(args.seed)
     size = case["size"]
-    call = gemm.product(size, size, size, {**case, "op": "matmul", "values": "normal", "padding": 0}, device)
     torch.backends.cuda.matmul.allow_tf32 = case["dtype"] == "tf32"
-    ms = steps_ms(call, device, args.warmup, args.iterations)
+    with refusals(case["dtype"]):
+        call = gemm.product(size, size, size, {**case, "op": "matmul", "values": "normal", "padding": 0}, device)
+        ms = steps_ms(call, device, args.warmup, args.iterations)
     tflops = 2 * size**3 / ms / 1e9
     return {"total_s": ms * args.iterations / 1e3, "tflops": tflops, "share_of_peak": tflops / peak if peak else None}
 

@@ -24,7 +24,7 @@ from torch import nn
 
 from recipes.bench.language_model import Steps, TrainingConfig, check_sequence, fresh_memory, peak_gb
 from recipes.bench.low_precision import package, to_float8
-from recipes.bench.series import Column, Row, Table, device_of, measure_rows, result
+from recipes.bench.series import Column, Row, Table, device_of, measure_rows, refusals, result
 from recipes.bench.timing import steps_ms
 from recipes.common.errors import UserError, near
 from recipes.common.model import build_model
@@ -78,7 +78,7 @@ def precision(config: DictConfig) -> dict[str, Any]:
     rows = measure_rows(config, args, table, cases, lambda case: one(case, start, tokens, config, args), [])
     loss, ms = (next((row.get(key) for row in rows if row["precision"] == name), None) for name, key in (("fp32", "loss"), ("bf16", "ms")))
     for row in rows:  # None where one of the two was not measured
-        row["loss_difference"] = row["loss"] - loss if loss is not None and row["error"] is None else None
+        row["loss_difference"] = row["loss"] - loss if loss is not None and row.get("loss") is not None else None
         row["slowdown"] = row["ms"] / ms if ms is not None and row["error"] is None else None
     return result(config, args, table, rows)
 
@@ -89,9 +89,10 @@ def one(case: Row, start: nn.Module, tokens: torch.Tensor, config: DictConfig, a
     if device.type == "cuda" and name not in config.hardware.precisions:
         raise UserError(f"{config.hardware.name} does not train in it: {', '.join(config.hardware.precisions)}")
     fresh_memory(device, args)
-    steps = Steps(prepared(copy.deepcopy(start), name, device), COMPUTE[name], device, args)
     batches, losses = iter(tokens), []
-    ms = steps_ms(lambda: losses.append(steps(next(batches))), device, args.warmup, args.steps)
+    with refusals(name):
+        steps = Steps(prepared(copy.deepcopy(start), name, device), COMPUTE[name], device, args)
+        ms = steps_ms(lambda: losses.append(steps(next(batches))), device, args.warmup, args.steps)
     rate = tokens[0].numel() / ms * 1e3
     return {"ms": ms, "tokens_per_second": rate, "memory_gb": peak_gb(device), "loss": float(losses[-1])}
 

@@ -9,11 +9,13 @@ A benchmark lists its cases and says how one is measured:
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
+import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,7 +87,8 @@ def measure(config: DictConfig, args: SeriesConfig, table: Table, cases: Iterabl
     """Measure each case that this run has not measured before, and return the content of result.json.
 
     `work` takes a case and returns its figures; memory that runs out, and a UserError, become the row's `error`, and the series goes on.
-    Raises Failed with the result where a figure is below the gate, and Interrupted between two cases when a signal asked to stop.
+    Raises Failed with the result where a figure is below the gate or no row has one, and Interrupted between two cases when a signal
+    asked to stop.
     """
     return result(config, args, table, measure_rows(config, args, table, cases, work, []))
 
@@ -96,14 +99,14 @@ def measure_rows(
     """The first half of `measure`, where rows depend on one another. `work` may look at `rows` while they are filled."""
     published.require(table.benchmark, config.hardware.name, table.figure, args.fail_below)
     cases = list(cases)
-    path, began = Path(config.run_dir) / "metrics.jsonl", time.monotonic()
+    path = Path(config.run_dir) / "metrics.jsonl"
     rows += kept(path, cases)
-    left = cases[len(rows) :]
+    left, began = cases[len(rows) :], time.monotonic() - (rows[-1]["time_s"] if rows else 0)
     with profiling.session(config, max(1, len(left))) as profile:
         for case in left:
             if together(stop_asked()):
                 raise Interrupted(rows=rows)
-            row = {**case, **_attempt(case, work), "time_s": time.monotonic() - began}
+            row = {**case, **_finite(_attempt(case, work)), "time_s": time.monotonic() - began}
             rows.append(row)
             if is_main_rank():
                 append(path, {"step": len(rows), "num_steps": len(cases), **row})
@@ -115,10 +118,11 @@ def measure_rows(
 def result(config: DictConfig, args: SeriesConfig, table: Table, rows: list[Row], **own: Any) -> dict[str, Any]:
     """Rows beside published figures, printed; `own` are further keys of result.json.
 
-    Raises Failed where the gate is asked for and a figure is below it.
+    Raises Failed where the gate is asked for and a figure is below it, and where no row has one.
     """
     compared = published.compare(rows, table.benchmark, config.hardware.name, table.figure, table.higher_is_better, args.fail_below)
     notes = [*table.notes, *compared.notes]
+    notes += [f"{_name(table, row)}: {', '.join(row['not_finite'])} came out as inf or nan." for row in rows if row.get("not_finite")]
     content = {
         **own,
         "benchmark": table.benchmark,
@@ -137,6 +141,8 @@ def result(config: DictConfig, args: SeriesConfig, table: Table, rows: list[Row]
         failed = [f"{_name(table, row)}: {row['error']}" for row in compared.rows if row["error"]]
         for line in [*failed, *notes]:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if rows and all(row["error"] for row in rows):
+        raise Failed(f"no row could be measured; the first: {_name(table, rows[0])}: {rows[0]['error']}", **content)
     if compared.below:
         raise Failed(f"below method.args.fail_below={args.fail_below:g} of what was published: {'; '.join(compared.below)}", **content)
     return content
@@ -149,12 +155,18 @@ def kept(path: Path, cases: Sequence[Row]) -> list[Row]:
     for line, case in zip(lines, cases, strict=False):
         if not line.endswith("\n"):  # cut off in the middle of being written
             break
-        row = {key: value for key, value in json.loads(line).items() if key not in ("step", "num_steps")}
+        try:
+            row = json.loads(line)
+        except ValueError:  # a disk that was full, or a node that lost its power: this row and those after it are measured anew
+            say(f"{path.name}: line {len(rows) + 1} is no JSON: measured anew from there")
+            break
         if any(row.get(key) != value for key, value in case.items()):
             break
-        rows.append(row)
+        rows.append({key: value for key, value in row.items() if key not in ("step", "num_steps")})
     if is_main_rank() and len(rows) < len(lines):
-        path.write_text("".join(lines[: len(rows)]))
+        staged = path.with_name(f".{path.name}.tmp")
+        staged.write_text("".join(lines[: len(rows)]))
+        staged.replace(path)  # at once: other ranks read it, too
     if rows:
         say(f"{len(rows)} of {len(cases)} were measured before the interruption")
     return rows
@@ -170,6 +182,17 @@ def together(flag: bool) -> bool:
     return bool(shared)
 
 
+@contextlib.contextmanager
+def refusals(what: str) -> Iterator[None]:
+    """Raises UserError, which becomes the row's error, where torch has no kernel for a case or cannot compile one: a RuntimeError."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise UserError(f"{what}: {(str(error).strip() or type(error).__name__).splitlines()[0]}") from error
+
+
 def _attempt(case: Row, work: Callable[[Row], Row]) -> Row:
     """The figures of a case, or why there are none. Several ranks run out of memory together or wait for each other: the launcher's
     watchdog ends those."""
@@ -183,6 +206,12 @@ def _attempt(case: Row, work: Callable[[Row], Row]) -> Row:
         gc.collect()  # a backward pass that broke off holds its tensors in cycles
         torch.cuda.empty_cache()  # for the next case
     return {"error": error}
+
+
+def _finite(figures: Row) -> Row:
+    """None for figures that are no numbers, as the loss of a training that went astray; JSON has none. `not_finite` names them."""
+    bad = [key for key, value in figures.items() if isinstance(value, float) and not math.isfinite(value)]
+    return {**figures, **dict.fromkeys(bad), "not_finite": bad} if bad else figures
 
 
 def _line(table: Table, row: Row) -> str:

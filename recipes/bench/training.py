@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -80,6 +81,14 @@ def check_counts(**counts: int) -> None:
         least = 0 if name == "warmup" else 1
         if value < least:
             raise UserError(f"method.args.{name}={value}: at least {least}.")
+
+
+def check_tuples(name: str, tuples: Sequence[Any], *parts: str) -> None:
+    """Raises UserError where one of `tuples` is not a list of whole numbers above 0, one for each of `parts`."""
+    for one in tuples:
+        numbers = isinstance(one, Sequence) and len(one) == len(parts) and all(isinstance(part, int) and part > 0 for part in one)
+        if not numbers:
+            raise UserError(f"method.args.{name}: {one}: a list of [{', '.join(parts)}] is expected, each at least 1: [[...], [...]].")
 
 
 def given(**counts: int | None) -> dict[str, int]:

@@ -32,6 +32,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from recipes.bench import vllm_arguments as arguments
 from recipes.bench import vllm_processes as vllm
 from recipes.bench.series import Column, Row, SeriesConfig, Table, measure
+from recipes.bench.training import check_tuples
 from recipes.bench.vllm_arguments import gpus_of
 from recipes.common.errors import UserError, near
 from recipes.common.files import move_directory
@@ -75,9 +76,7 @@ class EngineConfig(SeriesConfig):
         for name in ("kinds", "lengths", "settings", "concurrency", "batch_sizes"):
             if not getattr(self, name):
                 raise UserError(f"method.args.{name}=[]: nothing would be measured.")
-        for pair in self.lengths:
-            if len(pair) != 2 or min(pair) < 1:
-                raise UserError(f"method.args.lengths: {pair}: [tokens in, tokens out], each at least 1.")
+        check_tuples("lengths", self.lengths, "tokens in", "tokens out")
         least = {"num_prompts": 1, "num_warmups": 0, "rounds": 1, "warmup": 0, "repetitions": 1, "timeout_s": 1}
         for name, at_least in least.items():
             if getattr(self, name) < at_least:

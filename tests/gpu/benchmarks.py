@@ -35,7 +35,13 @@ BENCHMARKS: dict[str, tuple[int, str]] = {
         "method=bench/vllm model=qwen3_4b method.args.lengths=[[1024,128],[128,1024]] method.args.num_prompts=500 method.args.rounds=2 "
         "method.args.concurrency=[1,64] method.args.settings=[{},{quantization:fp8}]",
     ),
-    "gemm": (1, "method=bench/gemm"),
+    # All at once take longer than a session: fp32 without TF32 is 40 s a call's row at 16384, and its compiler tries twenty kernels.
+    "gemm": (1, "method=bench/gemm method.args.dtypes=[fp16,bf16,fp8] method.args.ops=[matmul,linear]"),
+    "gemm_fp32": (1, "method=bench/gemm method.args.dtypes=[fp32,tf32] method.args.ops=[matmul] method.args.shapes=[[8192,8192,8192]]"),
+    "gemm_compiled": (
+        1,
+        "method=bench/gemm method.args.dtypes=[bf16] method.args.ops=[compiled] method.args.values=[normal] method.args.paddings=[0]",
+    ),
     "transformer": (1, "method=bench/transformer precision.weights=bf16"),
     "transformer_eager": (1, "method=bench/transformer precision.weights=bf16 method.args.attention=eager method.args.dropout=0.1"),
     "attention": (1, "method=bench/attention"),

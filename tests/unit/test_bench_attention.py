@@ -80,6 +80,21 @@ def test_a_wrong_kernel_is_seen(tmp_path, monkeypatch):
     assert sum("flash is wrong" in note for note in result["notes"]) == 2
 
 
+def test_the_gradient_is_the_same_whatever_strides_the_output_has(monkeypatch):
+    def transposed(_inputs):  # as flash kernels on a GPU return it
+        return lambda *inputs: attention.eager(*inputs).transpose(1, 2).contiguous().transpose(1, 2)
+
+    monkeypatch.setitem(attention.BACKENDS, "flash", transposed)
+    assert attention.errors("flash", "4 2 32", torch.float32, CPU, seed=0)["backward"] < 1e-5
+
+
+def test_inputs_lie_as_a_models_projections_leave_them():
+    query, key, _ = attention.random_inputs(2, 8, "4 2 16", torch.float32, CPU)
+    assert query.shape == (2, 4, 8, 16)
+    assert query.transpose(1, 2).is_contiguous()
+    assert key.transpose(1, 2).is_contiguous()
+
+
 def test_keys_are_repeated_where_groups_are_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(attention.BACKENDS, "efficient", without_groups)
     measured, _ = rows(tmp_path, backends=["efficient"])
@@ -102,7 +117,7 @@ def test_what_a_back_end_lacks_is_a_row_and_the_series_goes_on(tmp_path, monkeyp
 
 @pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash-attn is installed")
 def test_a_package_that_is_missing_is_named(tmp_path):
-    measured, _ = rows(tmp_path, backends=["flash-attn"], passes=["forward"])
+    measured, _ = rows(tmp_path, backends=["flash-attn", "math"], passes=["forward"])
     assert measured[0]["error"] == "No module named 'flash_attn'"
 
 
@@ -140,6 +155,7 @@ def test_the_reason_is_one_line_with_torchs_own_warning():
         ({"passes": ["both"]}, ["passes=both", "forward"]),
         ({"sequences": []}, ["sequences=[]", "nothing"]),
         ({"heads": [[32, 5, 128]]}, ["[32, 5, 128]", "divide"]),
+        ({"heads": [32, 8, 128]}, ["heads: 32", "query heads, key heads, width"]),
         ({"heads": [[32, 8]]}, ["[32, 8]", "width"]),
         ({"tokens": 0}, ["tokens=0", "at least 1"]),
     ],

@@ -36,6 +36,26 @@ def test_values_and_paddings_are_measured_for_the_first_shape_only():
     ]
 
 
+def test_values_and_paddings_are_those_of_a_call_that_takes_them(monkeypatch):
+    monkeypatch.setattr(gemm.shutil, "which", lambda name: name)
+    given = args(ops=["hipblaslt-bench", "linear"], dtypes=["bf16", "fp8"], values=["normal", "zeros"], paddings=[0, 64])
+    found = [(c["dtype"], c["op"], c["values"], c["padding"]) for c in gemm.cases(given, {})]
+    assert found[-2:] == [("bf16", "linear", "zeros", 0), ("bf16", "linear", "normal", 64)]
+    assert not [case for case in found if case[0] == "fp8" and case[1] != "hipblaslt-bench"]
+    monkeypatch.setattr(gemm.shutil, "which", lambda name: None)
+    with pytest.raises(UserError, match="nothing would be measured"):
+        gemm.cases(args(ops=["hipblaslt-bench"]), {"fp32": 1.0})
+
+
+def test_a_product_that_torch_refuses_is_a_row(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+
+    monkeypatch.setattr(gemm, "median_ms", refuse)
+    with pytest.raises(UserError, match="matmul in fp32: CUBLAS_STATUS_NOT_SUPPORTED"):
+        gemm.one({"shape": "8 8 8", "dtype": "fp32", "op": "matmul", "values": "zeros", "padding": 0}, args(), None, CPU)
+
+
 @pytest.mark.parametrize("op", ["matmul", "linear"])
 @pytest.mark.parametrize("padding", [0, 64])
 def test_a_call_multiplies_m_by_k_and_k_by_n(op, padding):
@@ -57,8 +77,12 @@ def test_operations_are_two_a_multiplication(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"shapes": [[8, 4]]}, r"a shape is \[m, n, k\]"),
+        ({"shapes": [[8, 4]]}, r"\[8, 4\]: a list of \[m, n, k\]"),
+        ({"shapes": [8, 4, 16]}, r"shapes: 8: a list of \[m, n, k\]"),
+        ({"shapes": [["8", 4, 16]]}, r"a list of \[m, n, k\]"),
         ({"shapes": []}, "nothing would be measured"),
+        ({"dtypes": []}, "nothing would be measured"),
+        ({"repetitions": 0}, "repetitions=0: at least 1"),
         ({"dtypes": ["bf61"]}, "dtypes=bf61.*bf16"),
         ({"ops": ["matmull"]}, "ops=matmull.*matmul"),
         ({"values": ["ones"]}, "values=ones"),

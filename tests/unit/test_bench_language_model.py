@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from recipes.bench import batch_size, checkpointing, language_model, precision
 from recipes.common.errors import UserError
 from recipes.common.flops import flops_per_token
+from recipes.common.program import Failed
 from tests.unit.bench_config import bench_config
 
 CPU = torch.device("cpu")
@@ -79,7 +80,9 @@ def test_an_interrupted_series_remembers_what_was_out_of_memory(tmp_path, monkey
 
 def test_not_even_one_row_fits(tmp_path, monkeypatch):
     monkeypatch.setattr(batch_size, "build_steps", memory_for(rows=0))
-    result = batch_size.batch_size(bench_config(tmp_path, batch_sizes=[1, 2], **SMALL))
+    with pytest.raises(Failed, match="no row could be measured; the first: 1: out of memory") as failed:
+        batch_size.batch_size(bench_config(tmp_path, batch_sizes=[1, 2], **SMALL))
+    result = failed.value.result
     assert "largest" not in result
     assert "no batch size could be measured" in result["notes"][0]
 

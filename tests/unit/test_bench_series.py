@@ -60,6 +60,46 @@ def test_a_case_that_fails_is_a_row_and_the_series_goes_on(config, capsys, probl
     assert found["rows"][0]["error"] in capsys.readouterr().out
 
 
+def test_a_series_without_any_figure_fails(config):
+    def work(case):
+        raise UserError("no such back end here")
+
+    with pytest.raises(Failed, match=r"no row could be measured; the first: 8192 8192 8192: no such back end here") as caught:
+        measure(config, args(), TABLE, CASES, work)
+    assert len(caught.value.result["rows"]) == 2
+
+
+def test_figures_that_are_no_numbers_are_left_out_and_said(config):
+    found = measure(config, args(), TABLE, CASES, lambda case: {"tflops": 1.0, "loss": float("nan")})
+    assert [row["loss"] for row in lines(config)] == [None, None]
+    assert "8192 8192 8192: loss came out as inf or nan." in found["notes"]
+
+
+def test_what_torch_refuses_is_a_reason_and_what_memory_lacks_is_not():
+    with pytest.raises(UserError, match="^fp8: no kernel$"), series.refusals("fp8"):
+        raise RuntimeError("no kernel\nException raised from ...")
+    with pytest.raises(torch.OutOfMemoryError), series.refusals("fp8"):
+        raise torch.OutOfMemoryError
+
+
+def test_a_corrupt_line_is_measured_anew_with_all_after_it(config, capsys):
+    measure(config, args(), TABLE, CASES, lambda case: {"tflops": 1.0})
+    with open(f"{config.run_dir}/metrics.jsonl", "r+") as file:
+        file.write("\0" * 10)
+    found = measure(config, args(), TABLE, CASES, lambda case: {"tflops": 2.0})
+    assert [row["tflops"] for row in found["rows"]] == [2.0, 2.0]
+    assert "line 1 is no JSON" in capsys.readouterr().out
+
+
+def test_time_goes_on_after_an_interruption(config):
+    measure(config, args(), TABLE, CASES, lambda case: {"tflops": 1.0})
+    kept = [{**lines(config)[0], "time_s": 100.0}]
+    with open(f"{config.run_dir}/metrics.jsonl", "w") as file:
+        file.write(json.dumps(kept[0]) + "\n")
+    found = measure(config, args(), TABLE, CASES, lambda case: {"tflops": 1.0})
+    assert found["rows"][1]["time_s"] >= 100
+
+
 def test_an_error_of_the_benchmark_itself_is_no_row(config):
     with pytest.raises(ZeroDivisionError):
         measure(config, args(), TABLE, CASES, lambda case: {"tflops": 1 / 0})
