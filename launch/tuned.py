@@ -70,6 +70,13 @@ def planned(config: Config, tuned: Config, host: Host, run_dir: Path) -> list[di
     """Each candidate of tune/batch with what the memory planner says: GB of the process with least to spare."""
     if "batches" not in trainer_args.own(config):
         return []
+    for name, kind, said in (
+        ("batches", int, "whole numbers above 0, as [4,8]"),
+        ("checkpointing", bool, "true, false or both, as [true]"),
+    ):
+        given = trainer_args.value(config, name)
+        if not given or any(type(one) is not kind or (kind is int and one < 1) for one in given):
+            raise UserError(f"method.args.{name}={given}: a list of {said}.")
     processes = topology.processes(tuned, host, run_dir)
     smaller, found = memory.measured(tuned, processes, host), []
     own = trainer_args.value(tuned, CHECKPOINTING), trainer_args.value(tuned, BATCH)  # the recipe as it stands is one of them

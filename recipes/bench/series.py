@@ -136,16 +136,21 @@ def result(config: DictConfig, args: SeriesConfig, table: Table, rows: list[Row]
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() and not args.use_cpu else "CPU",
     }
     if is_main_rank():
-        console = Console(width=WIDTH)
-        console.print(rich_table(table, compared.rows, config.hardware.name))
-        failed = [f"{_name(table, row)}: {row['error']}" for row in compared.rows if row["error"]]
-        for line in [*failed, *notes]:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        show(table, compared.rows, config.hardware.name, notes)
     if rows and all(row["error"] for row in rows):
         raise Failed(f"no row could be measured; the first: {_name(table, rows[0])}: {rows[0]['error']}", **content)
     if compared.below:
         raise Failed(f"below method.args.fail_below={args.fail_below:g} of what was published: {'; '.join(compared.below)}", **content)
     return content
+
+
+def show(table: Table, rows: Sequence[Row], hardware: str, lines: Sequence[str]) -> None:
+    """The table, and under it why rows failed, and `lines`."""
+    console = Console(width=WIDTH)
+    console.print(rich_table(table, rows, hardware))
+    failed = [f"{_name(table, row)}: {row['error']}" for row in rows if row["error"]]
+    for line in [*failed, *lines]:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def kept(path: Path, cases: Sequence[Row]) -> list[Row]:

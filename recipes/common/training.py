@@ -58,7 +58,7 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     """
     output_dir = Path(trainer.args.output_dir)
     heartbeat = Path(config.run_dir) / checkpoint.HEARTBEAT
-    stop = StopOnSignal(cycle)
+    stop = StopOnSignal(cycle, saves="trial" not in config)  # a trial's time would go into a checkpoint that nobody wants
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(stop)
     trainer.add_callback(metrics)
@@ -155,16 +155,17 @@ def _run_steps(trainer: Trainer, metrics: Metrics, resumed: Path | None) -> None
 
 
 class StopOnSignal(TrainerCallback):
-    """Saves and stops after the step in which SIGTERM or SIGINT came, or a few later where `cycle` asks for it."""
+    """Saves, unless told otherwise, and stops after the step in which SIGTERM or SIGINT came, or a few later where `cycle` asks for it."""
 
-    def __init__(self, cycle: int) -> None:
-        self.cycle = cycle
+    def __init__(self, cycle: int, saves: bool = True) -> None:
+        self.cycle, self.saves = cycle, saves
         self.stopped = False
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         aligned = state.global_step % self.cycle == 0
         if aligned and _any_rank(stop_asked(), args.device):
-            control.should_save = control.should_training_stop = self.stopped = True
+            control.should_training_stop = self.stopped = True
+            control.should_save = control.should_save or self.saves
 
 
 class Heartbeat(TrainerCallback):

@@ -64,12 +64,14 @@ def batch(config: DictConfig) -> dict[str, Any]:
         if smaller := out_of_memory_before(case, rows):
             raise UserError(f"not measured: a batch of {smaller} ran out of memory")
         name = f"batch{case['batch']}-{'with' if case['checkpointing'] else 'without'}-checkpointing"
-        return trial.training(config, name, settings[case["batch"], case["checkpointing"]], args.steps, args.warmup, data)
+        taken = case["batch"] * case["accumulation"] * ranks * (args.steps + args.warmup)  # no more rows than that are read
+        rows_of_trial = {**data, "limit": taken} if data else {}
+        return trial.training(config, name, settings[case["batch"], case["checkpointing"]], args.steps, args.warmup, rows_of_trial)
 
     measure_rows(config, args, table, cases, work, rows)
     before = as_it_stands(config, rows)
     used = [settings[row["batch"], row["checkpointing"]] for row in rows]
-    return finish(config, table, rows, before, used, [*notes, *margin(rows, chosen)])
+    return finish(config, table, rows, before, used, [*notes, *margin(rows, chosen), *another(before, config.tuned.trainer_args)])
 
 
 def to_measure(planned: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -95,6 +97,15 @@ def as_it_stands(config: DictConfig, rows: list[Row]) -> Row:
     own = config.tuned.trainer_args
     measured = [row for row in rows if not row["error"]] or rows
     return min(measured, key=lambda row: (row["checkpointing"] != own[CHECKPOINTING], abs(row["batch"] - own[SIZE])))
+
+
+def another(before: Row, own: Any) -> list[str]:
+    """What `before` is where the recipe's own arguments could not be measured."""
+    if (before["batch"], before["checkpointing"]) == (own[SIZE], own[CHECKPOINTING]):
+        return []
+    named = [f"batch {size} {'with' if kind else 'without'} checkpointing" for size, kind in
+             ((own[SIZE], own[CHECKPOINTING]), (before["batch"], before["checkpointing"]))]  # fmt: skip
+    return [f"the recipe as it stands, {named[0]}, does not run here; before is the nearest that does, {named[1]}."]
 
 
 def margin(rows: list[Row], chosen: list[dict[str, Any]]) -> list[str]:

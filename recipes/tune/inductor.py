@@ -12,6 +12,7 @@ compile_fx.py): no training is faster by it, and it is refused here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,21 +23,23 @@ from recipes.common.errors import UserError, near
 from recipes.common.program import main
 from recipes.tune import trial
 from recipes.tune.trial import Setting
-from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, trial_data
+from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, require_first, trial_data
 
 BACK_ENDS = "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS"
 CPP_WRAPPER = "TORCHINDUCTOR_CPP_WRAPPER"
+MODE, BACK_END = "torch_compile_mode", "torch_compile_backend"
+AS_IT_STANDS = "as it stands"  # a recipe that compiles already
 
 
 def _compiled(mode: str | None = None, **env: str) -> Setting:
-    return Setting({"torch_compile": True, **({"torch_compile_mode": mode} if mode else {})}, env)
+    return Setting({"torch_compile": True, **({MODE: mode} if mode else {})}, env)
 
 
 # CUDA graphs are left out of the modes that choose products: one thing at a time; `max-autotune` has both.
 _TUNED = "max-autotune-no-cudagraphs"
 CANDIDATES = {
     "eager": Setting({"torch_compile": False}),
-    "graphs-only": Setting({"torch_compile": True, "torch_compile_backend": "aot_eager"}),  # what is left of it without inductor
+    "graphs-only": Setting({"torch_compile": True, BACK_END: "aot_eager"}),  # what is left of it without inductor
     "default": _compiled(),
     "reduce-overhead": _compiled("reduce-overhead"),
     "max-autotune-no-cudagraphs": _compiled(_TUNED),
@@ -73,31 +76,37 @@ class InductorConfig(TrainingTuneConfig):
 
 def inductor(config: DictConfig) -> dict[str, Any]:
     args = InductorConfig(**OmegaConf.to_container(config.trainer_args))
-    names, notes = candidates(args, str(config.hardware.gfx), config.hardware.vendor == "none")
+    own = config.tuned.trainer_args
+    settings, notes = candidates(args, own, str(config.hardware.gfx), config.hardware.vendor == "none")
     table = Table(
         "inductor",
         figure="tokens_per_second",
         columns=[Column("candidate", "candidate"), *TRAINING, Column("first_step_s", "first step s", 0)],
         notes=notes,
     )
-    own = config.tuned.trainer_args
     data = trial_data(config, args, own.per_device_train_batch_size * own.get("gradient_accumulation_steps", 1))
 
     def work(case: Row) -> Row:
-        name, setting = case["candidate"], CANDIDATES[case["candidate"]]
+        require_first(rows)
+        name, setting = case["candidate"], settings[case["candidate"]]
         caches = {f"{of}_CACHE_DIR": str(trial.folder_of(config, name) / of.lower()) for of in ("TORCHINDUCTOR", "TRITON")}
         return trial.training(config, name, setting, args.steps, args.warmup, data, caches)
 
     rows: list[Row] = []
-    measure_rows(config, args, table, [{"candidate": name} for name in names], work, rows)
-    return finish(config, table, rows, rows[0], [CANDIDATES[row["candidate"]] for row in rows])
+    measure_rows(config, args, table, [{"candidate": name} for name in settings], work, rows)
+    return finish(config, table, rows, rows[0], [settings[row["candidate"]] for row in rows])
 
 
-def candidates(args: InductorConfig, gfx: str, on_cpu: bool) -> tuple[list[str], list[str]]:
-    """Those to measure, the recipe without compiling first, and what is left out because this hardware has it not."""
+def candidates(args: InductorConfig, own: Mapping[str, Any], gfx: str, on_cpu: bool) -> tuple[dict[str, Setting], list[str]]:
+    """Those to measure, the recipe as it stands first, and what is left out because this hardware has it not. `own` are the recipe's
+    arguments: a mode or back end of its own is no part of a candidate."""
     lacking = (() if gfx.startswith("gfx") and not on_cpu else ROCM_ONLY) + (() if on_cpu else CPU_ONLY)
     asked = args.candidates or list(CANDIDATES)
-    found = ["eager", *(name for name in asked if name != "eager" and name not in lacking)]
+    names = dict.fromkeys(["eager", *(name for name in asked if name not in lacking)])
+    unset = {name: None for name in (MODE, BACK_END) if own.get(name)}
+    found = {name: Setting({**unset, **CANDIDATES[name].args}, CANDIDATES[name].env) for name in names}
+    if unset or own.get("torch_compile"):  # transformers compiles where a mode or a back end is given
+        found = {AS_IT_STANDS: Setting(), **found}
     left_out = [name for name in asked if name in lacking]
     notes = ["freezing is for inference: inductor does it without gradients only, so no training is faster by it."]
     return found, notes + ([f"left out, because this hardware has them not: {', '.join(left_out)}."] if left_out else [])

@@ -24,7 +24,7 @@ from recipes.common.errors import UserError
 from recipes.common.program import main
 from recipes.tune import trial
 from recipes.tune.trial import Setting
-from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, trial_data
+from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, require_first, trial_data
 
 BEFORE, SEARCH, AFTER = "before", "search", "after"
 # MIOPEN_ENABLE_LOGGING_CMD=1 prints each call as the command of MIOpen's own driver that repeats it.
@@ -54,6 +54,7 @@ def miopen(config: DictConfig) -> dict[str, Any]:
     rows: list[Row] = []
 
     def work(case: Row) -> Row:
+        require_first(rows)
         setting, env = (Setting() if case["run"] == BEFORE else after), {"MIOPEN_ENABLE_LOGGING_CMD": "1"}
         if case["run"] == SEARCH:
             database.mkdir(parents=True, exist_ok=True)
@@ -62,7 +63,7 @@ def miopen(config: DictConfig) -> dict[str, Any]:
         return {**row, "calls": len(calls(trial.folder_of(config, case["run"]) / "log"))}
 
     measure_rows(config, args, table, [{"run": BEFORE}], work, rows)
-    if not rows[0].get("calls"):
+    if not rows[0]["error"] and not rows[0]["calls"]:
         said = f"{args.recipe} of {config.model.name} calls nothing of MIOpen: it has no convolutions. There is nothing to tune."
         if torch.version.hip is None:
             said = "This torch has no MIOpen, so its log names no calls; on ROCm the same run says which there are."

@@ -26,6 +26,8 @@ from recipes.tune.search import Point, Report, SearchConfig, search, set_only
 from recipes.tune.trial import Setting
 from recipes.tune.tuning import finish, geometric_mean
 
+VARIABLES = ("NCCL_", "RCCL_", "HSA_", "HIP_", "GPU_", "ROC_", "TORCH_NCCL_")
+
 
 @dataclass
 class RcclConfig(SearchConfig):
@@ -37,6 +39,15 @@ class RcclConfig(SearchConfig):
         super().__post_init__()
         if self.recipe != "bench/collectives":
             raise UserError(f"method.args.recipe={self.recipe}: tune/rccl measures bench/collectives. Leave it out.")
+        for name in self.space:
+            if not name.startswith(VARIABLES):  # no library would read it, and the best of equal trials would be called a gain
+                raise UserError(f"method.args.space.{name}: no variable of RCCL or of what is below it: {', '.join(VARIABLES)}...")
+        # A value that is set already would be measured as another setting than the run's own.
+        set_here = {name: [one for one in values if str(one) == os.environ.get(name)] for name, values in self.space.items()}
+        self.space = {name: [one for one in values if one not in set_here[name]] for name, values in self.space.items()}
+        self.space = {name: values for name, values in self.space.items() if values}
+        if not self.space:
+            raise UserError("method.args.space: every value is set in this run already, so nothing would be searched.")
 
 
 def rccl(config: DictConfig) -> dict[str, Any]:

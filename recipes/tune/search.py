@@ -73,6 +73,8 @@ def search(config: DictConfig, args: SearchConfig, table: Table, measure: Callab
     _rewrite(folder / "metrics.jsonl", rows, args.num_trials)
     again = 0
     while len(rows) < min(args.num_trials, combinations(args.space)) and again < SAME_AGAIN:
+        if rows and rows[0]["error"]:  # nothing to compare with: the caller says so, before hours go into the others
+            break
         if stop_asked():
             raise Interrupted(rows=rows)
         study.sampler = _sampler(args.seed + len(study.trials))
@@ -130,7 +132,7 @@ def _measured(study: optuna.Study, trial: optuna.Trial, table: Table, measure: C
 def _finished(study: optuna.Study) -> list[Row]:
     """The rows of earlier trials. One that ran when its run was killed is tried again."""
     for trial in study.get_trials(states=(TrialState.RUNNING,)):
-        study.enqueue_trial(trial.params)
+        study.enqueue_trial(trial.system_attrs.get("fixed_params") or trial.params)  # its parameters come one by one
         study.tell(trial.number, state=TrialState.FAIL)
     rows = [trial.user_attrs["row"] for trial in study.get_trials(states=FINISHED) if "row" in trial.user_attrs]
     if rows:

@@ -6,8 +6,10 @@ because compilers, libraries and memory allocators keep for the life of a proces
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -15,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,11 @@ from recipes.common.program import Interrupted, stop_asked
 
 POLL_S = 0.1
 STOP_TIMEOUT_S = 60.0  # from SIGTERM to SIGKILL: nothing of a trial needs saving, but engines of vLLM have processes to end
+DIES_WITHIN_S = 30.0  # of SIGKILL; one that waits inside the kernel, for a GPU that hangs, does not
+HUNG_SHARE = 0.8  # of runtime.hang_timeout_s: a trial that hangs is a row, before the launcher's watchdog ends the whole tuning
+# Its processes inherit it. torchrun and vLLM give theirs sessions of their own, so no signal to a group reaches all of them.
+MARK = "RECIPES_TRIAL"
+PLAIN = re.compile(r"[\w./:+@%-]+")  # what Hydra's grammar takes without quotes
 # What torchrun tells its ranks: a trial's have a torchrun of their own, or are told anew.
 OF_TORCHRUN = ("TORCHELASTIC_", "GROUP_", "ROLE_", "LOCAL_", "MASTER_", "RANK", "WORLD_SIZE", "TORCH_NCCL_ASYNC")
 
@@ -43,7 +50,7 @@ class Setting:
     def overrides(self) -> list[str]:
         """The same for the command line of launch/run.py."""
         given = [f"method.args.{name}={_word(value)}" for name, value in _flat(self.args)]
-        return given + [f"user_env.{name}={value}" for name, value in self.env.items()]
+        return given + [f"user_env.{name}={_word(value)}" for name, value in self.env.items()]
 
 
 @dataclass(frozen=True)
@@ -74,21 +81,37 @@ def run(
     shutil.rmtree(folder, ignore_errors=True)  # of a trial that was interrupted
     folder.mkdir(parents=True)
     _write_config(config, folder, {**setting.args, **unrecorded}, data)
-    with (folder / "log").open("wb") as log:
+    return follow(config, _argv(config, folder), _environment({**env, **setting.env}), folder, "log", on_rows)
+
+
+def follow(
+    config: DictConfig,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    folder: Path,
+    log_name: str,
+    on_rows: Callable[[list[Row]], bool] = lambda rows: False,
+) -> Outcome:
+    """Run a program whose log is `folder`/`log_name` to its end, and leave none of its processes. Raises as `run` does."""
+    with (folder / log_name).open("wb") as log:
         process = subprocess.Popen(
-            _argv(config, folder),
-            env=_environment({**env, **setting.env}),
+            argv,
+            env={**env, MARK: str(folder)},
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # so that all of its processes can be stopped
         )
+    patience_s = HUNG_SHARE * config.runtime.hang_timeout_s
     try:
-        stopped = _follow(process, folder, Path(config.run_dir) / HEARTBEAT, on_rows)
+        stopped = _follow(process, folder / log_name, Path(config.run_dir) / HEARTBEAT, on_rows, patience_s)
+        hung = stopped is None
     finally:
-        _end(process)
-    error = None if stopped or process.returncode == 0 else _why(folder, process.returncode)
-    return Outcome(_rows(folder), error, stopped, folder)
+        _end(process, folder)
+    if hung:
+        return Outcome(_rows(folder), f"hung: nothing got on for {patience_s:.0f} s", False, folder)
+    error = None if stopped or process.returncode == 0 else _why(folder / log_name, process.returncode)
+    return Outcome(_rows(folder), error, bool(stopped), folder)
 
 
 def folder_of(config: DictConfig, name: str) -> Path:
@@ -165,25 +188,30 @@ def _free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def _follow(process: subprocess.Popen[bytes], folder: Path, heartbeat: Path, on_rows: Callable[[list[Row]], bool]) -> bool:
-    """Until it ends, or `on_rows` says so, which is returned. What the trial does counts for the launcher's watchdog."""
-    seen, counted = (0.0,), 0
-    files = [folder / name for name in ("metrics.jsonl", "log", HEARTBEAT)]
+def _follow(
+    process: subprocess.Popen[bytes], log: Path, heartbeat: Path, on_rows: Callable[[list[Row]], bool], patience_s: float
+) -> bool | None:
+    """Until it ends, or `on_rows` says so, which is returned; None: nothing got on for `patience_s`. What the trial does counts for the
+    launcher's watchdog."""
+    seen, counted, changed = (0.0,), 0, time.monotonic()
+    files = [log, *(log.with_name(name) for name in ("metrics.jsonl", HEARTBEAT))]
     while True:
         ended = process.poll() is not None
         if stop_asked():
             raise Interrupted()
         now = tuple(path.stat().st_mtime if path.exists() else 0.0 for path in files)
         if now != seen:
-            seen = now
+            seen, changed = now, time.monotonic()
             heartbeat.touch()
-            rows = _rows(folder)
+            rows = _rows(log.parent)
             if len(rows) > counted:
                 counted = len(rows)
                 if on_rows(rows) and not ended:
                     return True
         if ended:
             return False
+        if time.monotonic() - changed > patience_s:
+            return None
         time.sleep(POLL_S)
 
 
@@ -193,26 +221,46 @@ def _rows(folder: Path) -> list[Row]:
     return [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be in the middle of being written
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for number, patience_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, None)):
-        if process.poll() is not None:
-            return
-        os.killpg(process.pid, number)
-        try:
-            process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            continue
+def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """All of its processes, also where the first one has ended: what is left holds the GPU's memory against the next trial."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_TIMEOUT_S)
+    deadline = time.monotonic() + DIES_WITHIN_S
+    while (left := _marked(folder)) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(POLL_S)
+    if left:
+        raise RuntimeError(f"processes {left} of {folder} do not end, and hold what the next trial needs")
+    process.wait()
 
 
-def _why(folder: Path, code: int) -> str:
+def _marked(folder: Path) -> list[int]:
+    """Living processes of the trial. One that has ended has no environment any more."""
+    mark, found = f"{MARK}={folder}".encode(), []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # another user's, or just gone
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def _why(log: Path, code: int) -> str:
     """Why a trial failed, in one line: what a rank said, or the end of its log."""
-    files = [*sorted((folder / "failures").glob("rank*.json")), folder / "result.json"]
-    said = [str(error) for path in files if path.exists() and (error := json.loads(path.read_text()).get("error"))]
+    folder = log.parent
+    # The first to fail says why; the others, that it is gone.
+    failures = sorted((json.loads(path.read_text()) for path in (folder / "failures").glob("rank*.json")), key=lambda one: one["time"])
+    result = folder / "result.json"
+    files = [*failures, *([json.loads(result.read_text())] if result.exists() else [])]
+    said = [str(one["error"]) for one in files if one.get("error")]
     if any("OutOfMemoryError" in one for one in said):
         return OUT_OF_MEMORY
     if said:
         return said[0].splitlines()[0][:300]
-    lines = [line for line in (folder / "log").read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return f"{how}: {lines[-1][:200]}" if lines else how
 
@@ -227,5 +275,12 @@ def _flat(args: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _word(value: Any) -> str:
-    """As Hydra's command line takes it."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value).replace("'", "").replace(" ", "")
+    """As Hydra's command line takes it: a comma outside of quotes would be a sweep."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return json.dumps(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(_word(one) for one in value)}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_word(one)}" for key, one in value.items()) + "}"
+    text = str(value)
+    return text if PLAIN.fullmatch(text) else "'" + text.replace("'", "\\'") + "'"

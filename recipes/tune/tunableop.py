@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +24,13 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from recipes.bench.series import Column, Row, Table, measure_rows
+from recipes.bench.series import Column, Row, Table, measure_rows, show
 from recipes.common.errors import UserError
 from recipes.common.files import write_json
-from recipes.common.program import main
+from recipes.common.program import Failed, main
 from recipes.tune import trial
 from recipes.tune.trial import Setting
-from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, trial_data
+from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, require_first, trial_data
 
 FILE = "tunableop.csv"  # TunableOp puts the number of the process's GPU before the point
 MOST_GPUS = 8  # of a node, each of which reads a copy of its own
@@ -63,6 +63,7 @@ def tunableop(config: DictConfig) -> dict[str, Any]:
     result = trial.folder_of(config, COLLECT) / "tuned.json"
 
     def work(case: Row) -> Row:
+        require_first(rows)
         if case["run"] == COLLECT:
             return collect(config, args, data, result)
         setting = used(result) if case["run"] == WITH else Setting()
@@ -70,13 +71,17 @@ def tunableop(config: DictConfig) -> dict[str, Any]:
 
     rows: list[Row] = []
     measure_rows(config, args, table, [{"run": WITHOUT}, {"run": COLLECT}], work, rows)
+    if any(row["error"] for row in rows):
+        show(table, rows, config.hardware.name, [])
+        raise Failed(f"nothing was tuned: {rows[0]['error'] or rows[1]['error']}", tuning=table.benchmark, rows=rows)
     if not result.exists():
-        why = rows[1]["error"] or "this torch is not built for ROCm, and has no other kernels to choose from"
-        return finish(config, table, rows[:1], rows[0], [Setting()], [f"Nothing was tuned: {why}."])
+        why = "Nothing was tuned: this torch is not built for ROCm, and has no other kernels to choose from."
+        return finish(config, table, rows[:1], rows[0], [Setting()], [why])
     rows = []
     measure_rows(config, args, table, [{"run": run} for run in (WITHOUT, COLLECT, WITH)], work, rows)
     kept = f"Tuned products are in {json.loads(result.read_text())['file']}, with the GPU's number before the point."
-    return finish(config, table, [rows[0], rows[2]], rows[0], [Setting(), used(result)], [kept])
+    after = {**rows[2], "products": rows[1]["products"], "tuning_s": rows[1]["tuning_s"]}
+    return finish(config, table, [rows[0], after], rows[0], [Setting(), used(result)], [kept])
 
 
 def collect(config: DictConfig, args: TunableopConfig, data: dict[str, Any], result: Path) -> Row:
@@ -100,10 +105,12 @@ def collect(config: DictConfig, args: TunableopConfig, data: dict[str, Any], res
     tuned = untuned.with_name(FILE)
     argv = [sys.executable, "-m", "recipes.tune.tunableop", "--tune", str(untuned.with_name("untuned0.csv")), "--out", str(tuned)]
     argv += ["--max-duration-ms", str(args.max_duration_ms), "--max-iterations", str(args.max_iterations)]
-    done = subprocess.run(argv, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise UserError(f"tuning failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
-    said = json.loads(done.stdout.splitlines()[-1])
+    argv += ["--said", str(untuned.with_name("said.json"))]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTORCH_TUNABLEOP_")}  # they win over the program
+    error = trial.follow(config, argv, env, untuned.parent, "tuning.log").error
+    if error:
+        raise UserError(f"tuning failed: {error}")
+    said = json.loads(untuned.with_name("said.json").read_text())
     folder = keep(tuned, said["validators"], Path(config.tuned.cache) / "tunableop")
     write_json(result, {"file": str(folder / FILE), "products": len(found), "tuning_s": said["time_s"]})
     return {**row, "products": len(found), "tuning_s": said["time_s"]}
@@ -162,6 +169,7 @@ def tune_offline(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description="Tunes the products of an untuned file; recipes.tune.tunableop starts it.")
     parser.add_argument("--tune", required=True)
     parser.add_argument("--out", required=True)
+    parser.add_argument("--said", required=True)
     parser.add_argument("--max-duration-ms", type=int, required=True)
     parser.add_argument("--max-iterations", type=int, required=True)
     given = parser.parse_args(argv)
@@ -172,14 +180,18 @@ def tune_offline(argv: list[str]) -> None:
     tunable.set_filename(given.out, insert_device_ordinal=False)
     tunable.set_max_tuning_duration(given.max_duration_ms)
     tunable.set_max_tuning_iterations(given.max_iterations)
-    tunable.tune_gemm_in_file(given.tune)
+    for number, product in enumerate(found := products(Path(given.tune)), 1):
+        one = Path(given.tune).with_name("one.csv")
+        one.write_text(f"{product}\n")
+        tunable.tune_gemm_in_file(str(one))
+        print(f"{number}/{len(found)}  {product}", flush=True)  # a log that grows is what shows that it gets on
     torch.cuda.synchronize()
     results = tunable.get_results()
     validators = [list(pair) for pair in tunable.get_validators()]
     lines = [f"Validator,{name},{value}" for name, value in validators]
     lines += [",".join(map(str, one)) for one in results]
     Path(given.out).write_text("\n".join(lines) + "\n")
-    print(json.dumps({"validators": validators, "time_s": time.monotonic() - began}), flush=True)
+    write_json(Path(given.said), {"validators": validators, "time_s": time.monotonic() - began})
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ starts what was measured; copied to conf/experiment/, the file is an experiment 
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,9 +16,8 @@ from typing import Any, ClassVar
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
-from recipes.bench.series import WIDTH, Column, Row, Table, rich_table
+from recipes.bench.series import Column, Row, Table, show
 from recipes.common.errors import UserError
 from recipes.common.program import Failed, say
 from recipes.tune.rows import full_rows
@@ -75,6 +75,12 @@ def trial_data(config: DictConfig, args: TrainingTuneConfig, most: int) -> dict[
     return {"name": "full rows", "kind": "jsonl", "path": str(path), "limit": None}
 
 
+def require_first(rows: Sequence[Row]) -> None:
+    """Raises UserError where the recipe as it stands has failed: no further trial has anything to be compared with."""
+    if rows and rows[0]["error"]:
+        raise UserError("not measured: the recipe as it stands failed")
+
+
 def finish(
     config: DictConfig, table: Table, rows: Sequence[Row], before: Row, settings: Sequence[Setting], notes: Sequence[str] = ()
 ) -> Row:
@@ -90,9 +96,8 @@ def finish(
         "rows": list(rows),
         "notes": [*table.notes, *notes],
     }
-    console = Console(width=WIDTH)
-    console.print(rich_table(table, rows, config.hardware.name))
     if before["error"]:
+        show(table, rows, config.hardware.name, content["notes"])
         raise Failed(f"the recipe as it stands could not be measured: {before['error']}", **content)
     measured = [(row, setting) for row, setting in zip(rows, settings, strict=True) if not row["error"] and row.get(table.figure)]
     sign = 1 if table.higher_is_better else -1
@@ -102,9 +107,11 @@ def finish(
     path, command = write_experiment(config, table, setting, before, best)
     title = next(column.title for column in table.columns if column.key == table.figure)
     lines = [*content["notes"], f"before: {before[table.figure]:,.4g} {title}; after: {best[table.figure]:,.4g}, {gain:.3f} times as good"]
-    lines += [f"overrides: {' '.join(overrides) or 'none: what stands is the fastest'}", f"experiment: {path}", f"  {command}"]
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    spread = max(before.get("spread", 0.0), best.get("spread", 0.0))
+    if 1 < gain < 1 + spread:
+        lines.append(f"steps of one run lie {spread:.3f} apart: a gain below that may be none")
+    lines += [f"overrides: {shlex.join(overrides) or 'none: what stands is the fastest'}", f"experiment: {path}", f"  {command}"]
+    show(table, rows, config.hardware.name, lines)
     say(f"done: {gain:.3f} times as good")
     figures = {column.key for column in table.columns if column.digits is not None}
     return {

@@ -16,6 +16,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from recipes.bench import vllm_arguments
 from recipes.bench.series import Column, Row, Table
 from recipes.common.errors import UserError
 from recipes.common.program import is_main_rank, main
@@ -37,6 +38,8 @@ class VllmConfig(SearchConfig):
         super().__post_init__()
         if self.recipe != "bench/vllm":
             raise UserError(f"method.args.recipe={self.recipe}: tune/vllm measures bench/vllm. Leave it out.")
+        for name in self.space:
+            vllm_arguments.check({name: None} if name != "instances" else {}, "method.args.space")
 
 
 def vllm(config: DictConfig) -> dict[str, Any]:

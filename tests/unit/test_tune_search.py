@@ -14,7 +14,7 @@ from recipes.bench.series import Column, Table
 from recipes.common import program
 from recipes.common.errors import UserError
 from recipes.common.program import Interrupted
-from recipes.tune.search import PRUNED, SearchConfig, combinations, search
+from recipes.tune.search import PRUNED, SearchConfig, _study, combinations, search
 from tests.conftest import ROOT
 
 TABLE = Table("test", figure="speed", columns=[Column("setting", "setting"), Column("speed", "speed", 0)])
@@ -71,6 +71,18 @@ def test_a_trial_that_fails_is_a_row_and_the_search_goes_on(tmp_path):
     assert {row["error"] for row in rows} == {None, "no such engine"}
 
 
+def test_nothing_is_searched_where_the_recipe_as_it_stands_fails(tmp_path):
+    seen = []
+
+    def measure(number, point, report):
+        seen.append(number)
+        raise UserError("no engine")
+
+    for _ in range(2):  # the same command again has nothing else to say
+        assert [row["error"] for row in run(tmp_path, settings(), measure)] == ["no engine"]
+    assert seen == [0]
+
+
 def test_a_search_that_is_stopped_goes_on(tmp_path, monkeypatch):
     seen = []
 
@@ -96,6 +108,13 @@ def measure(number, point, report):
     return {"speed": speed_of(point)}
 run(Path(sys.argv[1]), settings(), measure)
 """
+
+
+def test_a_kill_before_the_first_trial_has_its_parameters(tmp_path):
+    study = _study(tmp_path / "journal.log", settings())
+    study.ask()  # its parameters come one by one, later
+    rows = run(tmp_path, settings(), lambda number, point, report: {"speed": speed_of(point)})
+    assert rows[0]["setting"] == "as it stands"
 
 
 def test_a_search_that_is_killed_repeats_no_finished_trial(tmp_path):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -27,6 +30,7 @@ def tuned_config(run_dir, **args):
     return OmegaConf.create(
         {
             "run_dir": str(run_dir),
+            "runtime": {"hang_timeout_s": 1200},
             "smoke": False,
             "hardware": {"name": "mi350x", "product": "AMD Instinct MI350X", "gfx": "gfx950", "vendor": "amd"},
             "data": {"kind": "reasoning", "path": None},
@@ -111,6 +115,45 @@ def test_overrides_are_what_the_command_line_takes():
     ]
 
 
+@pytest.mark.parametrize("name", ["ck", "cpp-wrapper", "graphs-only"])
+def test_overrides_of_every_candidate_compose(name):
+    setting = inductor.CANDIDATES[name]
+    config = compose(["hardware=mi350x", "model=qwen3_4b", *setting.overrides()])
+    assert {key: config.method.args[key] for key in setting.args} == setting.args
+    assert config.user_env == setting.env
+
+
+@pytest.mark.parametrize(
+    "value", ["ATEN,TRITON,CK", "it's", "a b", "{x}", ["a", "b c"], {"type": "yarn", "factor": 2.0}, [1, 2], None, 0.5]
+)
+def test_values_that_hydra_would_read_as_something_else(value):
+    given = Setting({"packing_strategy": value}).overrides()
+    assert (
+        compose(["hardware=mi350x", "model=qwen3_4b", "+method.args.packing_strategy=null", *given]).method.args["packing_strategy"]
+        == value
+    )
+
+
+CHILD = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(child.pid, flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize(("then", "timeout_s", "said"), [("sys.exit(3)", 1200, "exit code 3"), ("time.sleep(600)", 0.5, "hung")])
+def test_a_trial_leaves_no_process_however_it_ends(tmp_path, then, timeout_s, said):
+    config = tuned_config(tmp_path)
+    config.runtime.hang_timeout_s = timeout_s
+    (folder := tmp_path / "trials/one").mkdir(parents=True)
+    outcome = trial.follow(config, [sys.executable, "-c", CHILD.format(then=then)], dict(os.environ), folder, "log")
+    assert said in outcome.error
+    child = int((folder / "log").read_text())
+    state = Path(f"/proc/{child}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
 TABLE = Table("batch", figure="tokens_per_second", columns=[Column("batch", "batch"), Column("tokens_per_second", "tokens/s", 0)])
 
 
@@ -129,6 +172,14 @@ def test_before_after_and_an_experiment_that_composes(tmp_path):
     assert config.method.args["per_device_train_batch_size"] == 8
     assert (config.hardware.name, config.model.init.name, config.user_env) == ("mi350x", "random", {"A_B": "1"})
     assert config.name == "tuned_batch_sft_qwen3_4b_mi350x"
+
+
+def test_rows_that_failed_say_why_under_the_table(tmp_path, capsys):
+    found = [row(4, 100.0, spread=0.2), row(8, 110.0, spread=0.1), row(16, None, "out of memory: so it is")]
+    finish(tuned_config(tmp_path), TABLE, found, found[0], [Setting()] * 3)
+    said = capsys.readouterr().out
+    assert "16: out of memory: so it is\n" in said
+    assert "steps of one run lie 0.200 apart: a gain below that may be none" in said
 
 
 def test_nothing_to_compare_with(tmp_path):
@@ -199,6 +250,13 @@ def test_the_margin_of_the_plan_is_said():
     assert batch.margin([row(1, 1.0), row(2, None, "out of memory")], chosen)[0].endswith("did not fit.")
 
 
+def test_before_that_is_not_the_recipe_as_it_stands_is_said():
+    own = {"per_device_train_batch_size": 8, "gradient_checkpointing": False}
+    assert batch.another({"batch": 8, "checkpointing": False}, own) == []
+    (said,) = batch.another({"batch": 4, "checkpointing": False}, own)
+    assert said.startswith("the recipe as it stands, batch 8 without checkpointing, does not run here")
+
+
 def test_a_batch_above_one_that_ran_out_of_memory():
     done = [row(2, None, "out of memory", checkpointing=True)]
     assert batch.out_of_memory_before({"batch": 4, "checkpointing": True}, done) == 2
@@ -216,12 +274,22 @@ def test_batches_out_of_range(args):
 
 def test_candidates_that_this_hardware_has_not():
     args = inductor.InductorConfig(output_dir="", candidates=["default", "ck", "cpp"])
-    on_amd, notes = inductor.candidates(args, "gfx950", on_cpu=False)
-    assert on_amd == ["eager", "default", "ck"]
+    on_amd, notes = inductor.candidates(args, {}, "gfx950", on_cpu=False)
+    assert list(on_amd) == ["eager", "default", "ck"]
     assert "cpp" in notes[-1]
-    on_nvidia, _ = inductor.candidates(args, "sm_90", on_cpu=False)
-    assert on_nvidia == ["eager", "default"]
+    on_nvidia, _ = inductor.candidates(args, {}, "sm_90", on_cpu=False)
+    assert list(on_nvidia) == ["eager", "default"]
     assert "freezing is for inference" in notes[0]
+
+
+def test_a_recipe_that_compiles_is_what_candidates_are_compared_with():
+    args = inductor.InductorConfig(output_dir="", candidates=["default"])
+    found, _ = inductor.candidates(args, {"torch_compile": True, "torch_compile_mode": "reduce-overhead"}, "gfx950", on_cpu=False)
+    assert list(found) == ["as it stands", "eager", "default"]
+    assert found["as it stands"] == Setting()
+    # transformers compiles where a mode is given, whatever torch_compile says
+    assert found["eager"].args == {"torch_compile": False, "torch_compile_mode": None}
+    assert found["default"].args == {"torch_compile": True, "torch_compile_mode": None}
 
 
 @pytest.mark.parametrize(("name", "said"), [("freezing", "without gradients only"), ("max-autotone", "max-autotune")])

@@ -59,6 +59,9 @@ def test_candidates_keep_the_effective_batch():
         (["adapter=none", "precision=nf4"], "4-bit weights take no gradients"),
         (["topology=fsdp", "topology.fsdp.activation_checkpointing=true", "method.args.checkpointing=[true]"], "transformers refuses both"),
         (["effective_batch=6"], "it is no multiple of 32"),
+        (["method.args.batches=[a]"], "whole numbers above 0"),
+        (["method.args.batches=[0]", "effective_batch=32"], "whole numbers above 0"),
+        (["method.args.checkpointing=[]"], "true, false or both"),
     ],
 )
 def test_a_recipe_that_would_be_refused_is_refused_here(overrides, said):
