@@ -200,7 +200,7 @@ RULES = [
     ),
     Rule(
         "sequence_length",
-        lambda c: longest(c) > c.model.max_positions,
+        lambda c: c.method.uses_model and longest(c) > c.model.max_positions,
         lambda c: f"sequences of {longest(c)} tokens: {c.model.name} has {c.model.max_positions} positions",
         lambda c: f"{_length_argument(c)} of at most {c.model.max_positions}, or another model=",
     ),
