@@ -32,8 +32,9 @@ from recipes.common.program import main
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 OPS = ("matmul", "linear", "compiled", "hipblaslt-bench")
 VALUES = ("normal", "integers", "zeros")
-# What hipblaslt-bench calls them (hipblaslt-bench --help).
+# What hipblaslt-bench calls them (hipblaslt-bench --help); fp8 as float8() has it, and its results in bf16.
 HIPBLASLT = {"fp32": "f32_r", "fp16": "f16_r", "bf16": "bf16_r", "fp8": "f8_r"}
+ROTATED_MB = 512  # of operands that its calls take in turn, so that none finds them in a cache
 
 
 @dataclass
@@ -117,7 +118,7 @@ def cases(args: GemmConfig, peaks: dict[str, float]) -> list[Row]:
 def one(case: Row, args: GemmConfig, peak: float | None, device: torch.device) -> Row:
     m, n, k = map(int, case["shape"].split())
     if case["op"] == "hipblaslt-bench":
-        ms = hipblaslt_ms(m, n, k, case["dtype"], args)
+        ms = hipblaslt_ms(m, n, k, case["dtype"], device, args)
     else:
         torch.manual_seed(args.seed)
         torch.backends.cuda.matmul.allow_tf32 = case["dtype"] == "tf32"
@@ -133,7 +134,7 @@ def product(m: int, n: int, k: int, case: Row, device: torch.device) -> Callable
     a = matrix(m, k, case, dtype, device)
     if case["dtype"] == "fp8":
         one_, b = torch.ones((), device=device), matrix(n, k, case, dtype, device).t()  # its kernels take the second one transposed
-        return lambda: torch._scaled_mm(a, b, scale_a=one_, scale_b=one_, out_dtype=torch.bfloat16)
+        return lambda: torch._scaled_mm(a, b, scale_a=one_, scale_b=one_, out_dtype=torch.bfloat16, use_fast_accum=True)
     if case["op"] == "linear":
         weight = matrix(n, k, case, dtype, device)
         return lambda: F.linear(a, weight)
@@ -164,10 +165,18 @@ def float8(device: torch.device) -> torch.dtype:
     return torch.float8_e4m3fnuz if arch.startswith("gfx942") else torch.float8_e4m3fn
 
 
-def hipblaslt_ms(m: int, n: int, k: int, dtype: str, args: GemmConfig) -> float:
-    """What hipBLASLt's own program measures; it prints a table of comma-separated values, microseconds in the column `us`."""
-    argv = ["hipblaslt-bench", "-m", str(m), "-n", str(n), "-k", str(k), "--precision", HIPBLASLT[dtype]]
-    argv += ["--iters", str(args.repetitions), "--cold_iters", str(args.warmup), "--initialization", "norm_dist"]
+def hipblaslt_ms(m: int, n: int, k: int, dtype: str, device: torch.device, args: GemmConfig) -> float:
+    """What hipBLASLt's own program measures, with its own random values (`hpl`: uniform; normal ones only newer versions draw).
+
+    It prints a table of comma-separated values, microseconds in the column `us`. Raises UserError with its words.
+    """
+    argv = ["hipblaslt-bench", "-m", str(m), "-n", str(n), "-k", str(k), "--rotating", str(ROTATED_MB)]
+    argv += ["--iters", str(args.repetitions), "--cold_iters", str(args.warmup)]
+    if dtype == "fp8":
+        operand = "f8_fnuz_r" if float8(device) == torch.float8_e4m3fnuz else HIPBLASLT[dtype]
+        argv += ["--a_type", operand, "--b_type", operand, "--c_type", "bf16_r", "--d_type", "bf16_r", "--compute_type", "f32_r"]
+    else:
+        argv += ["--precision", HIPBLASLT[dtype]]
     done = subprocess.run(argv, capture_output=True, text=True)
     if done.returncode != 0:
         raise UserError(f"hipblaslt-bench: {' '.join((done.stderr or done.stdout).strip().splitlines()[-1:]) or 'it said nothing'}")

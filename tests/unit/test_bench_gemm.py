@@ -114,6 +114,8 @@ def test_a_real_program_of_that_name_is_asked(monkeypatch, tmp_path):
     found = gemm.one({"shape": "8192 8192 8192", "dtype": "bf16", "op": "hipblaslt-bench"}, args(), None, CPU)
     assert found["ms"] == pytest.approx(1.2505)
     assert "--precision bf16_r" in (tmp_path / "asked").read_text()
+    gemm.one({"shape": "8192 8192 8192", "dtype": "fp8", "op": "hipblaslt-bench"}, args(), None, CPU)
+    assert "--a_type f8_r --b_type f8_r --c_type bf16_r" in (tmp_path / "asked").read_text()
     program.write_text("#!/bin/sh\necho no device >&2\nexit 1\n")
     with pytest.raises(UserError, match="no device"):
-        gemm.hipblaslt_ms(8, 8, 8, "bf16", args())
+        gemm.hipblaslt_ms(8, 8, 8, "bf16", CPU, args())
