@@ -35,7 +35,7 @@ from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, require_fi
 FILE = "tunableop.csv"  # TunableOp puts the number of the process's GPU before the point
 MOST_GPUS = 8  # of a node, each of which reads a copy of its own
 WITHOUT, COLLECT, WITH = "without", "collect", "with"
-VERSIONS = ("GCN_ARCH_NAME", "ROCM_VERSION", "HIPBLASLT_VERSION")
+VERSIONS = ("GCN_ARCH_NAME", "ROCM_VERSION", "HIPBLASLT_VERSION", "PT_VERSION")
 
 
 @dataclass
@@ -141,13 +141,13 @@ def keep(tuned: Path, validators: list[list[str]], cache: Path) -> Path:
 
 
 def key(validators: list[list[str]]) -> str:
-    """A folder's name from the versions that a file is bound to: gfx942-rocm7.2.0-hipblaslt1.2.0."""
+    """A folder's name from the versions that a file is bound to: gfx942-rocm7.2.0-hipblaslt1.2.0-torch2.13.0."""
     found = dict(validators)
     missing = [name for name in VERSIONS if name not in found]
     if missing:
         raise UserError(f"TunableOp names no {', '.join(missing)}: is hipBLASLt switched off?")
-    gfx, rocm, hipblaslt = (re.sub(r"[^\w.-]", "-", found[name].split(":")[0]) for name in VERSIONS)
-    return f"{gfx}-rocm{rocm}-hipblaslt{hipblaslt}"
+    gfx, rocm, hipblaslt, torch_version = (re.sub(r"[^\w.-]", "-", found[name].split(":")[0]) for name in VERSIONS)
+    return f"{gfx}-rocm{rocm}-hipblaslt{hipblaslt}-torch{torch_version}"
 
 
 def numbered(name: str, gpu: int) -> str:

@@ -306,7 +306,7 @@ VALIDATORS += [["GCN_ARCH_NAME", "gfx950:sramecc+:xnack-"]]
 
 
 def test_tuned_products_are_kept_by_version_and_added_to(tmp_path):
-    assert tunableop.key(VALIDATORS) == "gfx950-rocm7.2.0.0-1-hipblaslt1.2.0-abc"
+    assert tunableop.key(VALIDATORS) == "gfx950-rocm7.2.0.0-1-hipblaslt1.2.0-abc-torch2.13.0"
     with pytest.raises(UserError, match="HIPBLASLT_VERSION"):
         tunableop.key(VALIDATORS[:2] + VALIDATORS[3:])
     for number, lines in enumerate((["GemmTunableOp_BFloat16_TN,tn_1_2_3,A,0.1", "Gemm_x,y,Z,1"], ["Gemm_x,y,W,2", "Gemm_x,z,W,2"])):
