@@ -13,6 +13,7 @@ torch.distributed costs on the host; the rows of rccl-tests do not.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import json
@@ -252,11 +253,9 @@ class Workers:
     def ask(self, case: Row) -> dict[str, Any]:
         assert self.process is not None
         assert self.process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it has ended: what it said last, if anything, is read below
             self.process.stdin.write(json.dumps(case) + "\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended: what it said last, if anything, is read below
         if not select.select([self.reply], [], [], self.args.timeout_s)[0]:
             return {"error": f"no answer in {self.args.timeout_s:g} s (method.args.timeout_s)"}
         line = self.reply.readline()

@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
-from launch import detect, slurm_job
+from launch import detect, rundir, slurm_job
 from launch.errors import HostError
+from launch.execute import write_inputs
+from launch.plan import composition_hash
 from launch.schema_enums import Vendor
 from launch.slurm import MASKS
 from launch.slurm_process import NodeProcess
@@ -126,3 +128,11 @@ def test_the_job_plans_with_its_own_address(launch, tools, tmp_path, monkeypatch
     assert os.environ["MASTER_ADDR"] == "127.0.0.1"
     assert [p.argv[p.argv.index("--master-addr") + 1] for p in plan.processes] == ["127.0.0.1", "127.0.0.1"]
     assert plan.processes[0].argv[0] == sys.executable
+
+
+@pytest.mark.parametrize("overrides", [["method=sft"], ["method=tune/batch", "topology=ddp"]])
+def test_a_job_reads_the_composition_that_was_submitted(tmp_path, overrides):
+    plan = planned("hardware=mi300x", "model=qwen3_4b", "runtime=slurm", *overrides, run_dir=tmp_path)
+    rundir.make(tmp_path)
+    write_inputs(plan, overrides)
+    assert composition_hash(slurm_job.composition(tmp_path)) == composition_hash(plan.config)
