@@ -10,7 +10,7 @@ VENV_PYTHON := .venv/bin/python
 # The same seed gives the same run only if hashes of strings are the same too.
 export PYTHONHASHSEED := 0
 
-.PHONY: help setup vllm kernels quickstart test test-integration lint format lock clean
+.PHONY: help setup vllm quantization kernels quickstart test test-integration lint format lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ quickstart: setup ## train a small model from nothing: SFT, then GRPO, on this m
 
 vllm: setup ## add vLLM for the CPU: smoke runs and tests of topology=split run whole
 	@"$(BOOTSTRAP)" containers/environment.py vllm
+
+quantization: setup ## add torchao and bitsandbytes: precision=fp8 and nf4, and the benchmarks' rows of both
+	@"$(BOOTSTRAP)" containers/environment.py quantization
 
 kernels: setup ## add Triton and Liger's kernels: recipes.tune.occupancy and its tests compile them for AMD GPUs, with none there
 	@"$(BOOTSTRAP)" containers/environment.py kernels

@@ -1,11 +1,12 @@
-"""`make setup`, `make vllm`, `make kernels`: the environment in .venv, from hashed locks, with the build of torch that this machine needs.
+"""`make setup`, and what may be added to it: the environment in .venv, from hashed locks, with the build of torch that this machine needs.
 
 Runs with nothing but Python's standard library, before anything is installed. Its annotations are quoted so that even a
 Python as old as 3.6 can read the file as far as the message that says it is too old.
 
     python containers/environment.py setup [--torch cpu|rocm|cuda]
-    python containers/environment.py vllm       adds vLLM's build for the CPU
-    python containers/environment.py kernels    adds Triton and Liger's kernels, to compile them for GPUs that are not there
+    python containers/environment.py vllm            adds vLLM's build for the CPU
+    python containers/environment.py quantization    adds torchao and bitsandbytes: fp8 and nf4
+    python containers/environment.py kernels         adds Triton and Liger's kernels, to compile them for GPUs that are not there
 
 Exit codes: 0 done (or nothing to do), 2 the request is wrong (too old a Python, an unknown build of torch), 3 the host cannot
 do it (no venv module, a package that cannot be had), 75 interrupted (run it again: pip keeps what it has downloaded).
@@ -35,9 +36,9 @@ ROCM_INDEX = "https://download.pytorch.org/whl/" + ROCM
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "containers" / "cpu"
-STAMP = "setup.json"
-LOG = "setup.log"
-ADD_ONS = {"vllm": "vLLM's build for the CPU", "kernels": "Triton with Liger's kernels"}  # the name of their target and of their lock
+STAMP, LOG = "setup.json", "setup.log"
+# Their target and lock. quantization is none of setup's: every rank would import it, for two seconds.
+ADD_ONS = {"vllm": "vLLM's build for the CPU", "quantization": "torchao and bitsandbytes", "kernels": "Triton with Liger's kernels"}
 
 # reasoning-gym imports pycosat for a single task, at its own import: without this module none of its tasks could be used.
 STAND_IN = '''"""A stand-in that `make setup` wrote: pycosat could not be compiled on this machine."""
@@ -355,7 +356,7 @@ def add_on(venv: Path, name: str) -> bool:
     build, system = read_stamp(venv).get("torch"), platform.system()
     if build is None:
         raise Refused(f"There is no .venv to add {ADD_ONS[name]} to. Run make setup first")
-    refusal = vllm_refusal(build, system, platform.machine(), cpu_flags()) if name == "vllm" else kernels_refusal(build, system)
+    refusal = {"vllm": vllm_refusal(build, system, platform.machine(), cpu_flags()), "kernels": kernels_refusal(build, system)}.get(name)
     if refusal:
         raise Refused(refusal, 3)
     lock = LOCKS / f"{name}.lock"
@@ -382,9 +383,8 @@ def main(argv: "list[str]") -> int:
     parser.add_argument("command", choices=("setup", *ADD_ONS))
     parser.add_argument("--torch", default=os.environ.get("TORCH"), help="cpu, rocm or cuda; default: TORCH, or what this machine needs")
     arguments = parser.parse_args(argv)
-    started_s = time.monotonic()
+    started_s, venv = time.monotonic(), ROOT / ".venv"
     try:
-        venv = ROOT / ".venv"
         if setup(venv, arguments.torch, named) if arguments.command == "setup" else add_on(venv, arguments.command):
             print(f"Ready in {time.monotonic() - started_s:.0f} s: .venv")
     except Refused as refusal:

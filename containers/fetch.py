@@ -56,7 +56,8 @@ def lock_names(image: Image) -> list[str]:
 def files_of(image: Image) -> dict[str, Path]:
     """What both the fetching container and the build see, beside the wheels: name there -> file here."""
     locks = {f"locks/{name}": FOLDER / file for name, file in zip(lock_names(image), image.locks, strict=True)}
-    return {"install.py": FOLDER / "install.py", "probe.py": FOLDER / "probe.py", **locks}
+    programs = {Path(name).name: FOLDER / name for name in image.programs}
+    return {"install.py": FOLDER / "install.py", "probe.py": FOLDER / "probe.py", **programs, **locks}
 
 
 def lock_hash(image: Image) -> str:

@@ -62,7 +62,13 @@ class Image:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Files that go into the image, relative to containers/."""
-        return (self.dockerfile, *self.locks, *SHARED)
+        return (self.dockerfile, *self.programs, *self.locks, *SHARED)
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """Those beside a Dockerfile of its own, relative to containers/."""
+        folder = (FOLDER / self.dockerfile).parent
+        return () if folder == FOLDER else tuple(sorted(str(file.relative_to(FOLDER)) for file in folder.glob("*.py")))
 
     @functools.cached_property
     def tag(self) -> str:

@@ -15,9 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "containers" / "cpu"
 
 # In the order in which `make lock` resolves them: the later ones keep to the versions of the first.
-COMPILED = ("requirements", "tools", "compiled", "torch_pypi", "dev", "liger", "vllm", "kernels")
-# Installed beside the test tools, and resolved with a configuration of their own.
+COMPILED = ("requirements", "tools", "compiled", "torch_pypi", "dev", "liger", "quantization", "vllm", "kernels")
+# Installed beside the test tools, and resolved with a configuration of their own. Of quantization only what it names is locked.
 ADD_ONS = ("vllm", "kernels")
+# Resolved without what they need of others: torch and Triton are there before, from an image's base or from a lock of their own.
+OVER_TORCH = ("liger", "quantization")
 # Resolved with requirements.in, but left out of its lock: they are in locks of their own.
 ELSEWHERE = ("pycosat", "torch", "triton")
 # What torch's CUDA build brings; uv has no pattern for names, and a test says so when torch brings one more.
@@ -51,8 +53,8 @@ def uv_compile(uv: Path, name: str) -> tuple[str, ...]:
         options += [f"--no-emit-package={package}" for package in (*ELSEWHERE, *CUDA)]
     else:
         options += ["--constraints", str(folder / "requirements.lock")]
-    if name == "liger":
-        options += ["--no-deps"]  # torch and Triton, which an image's base brings
+    if name in OVER_TORCH:
+        options += ["--no-deps"]
     if name in ADD_ONS:
         options += ["--constraints", str(folder / "dev.lock"), "--config-file", str(folder / f"{name}.toml")]
     return (str(uv), "pip", "compile", *options, "--output-file", str(folder / f"{name}.lock"), str(folder / f"{name}.in"))

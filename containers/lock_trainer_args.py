@@ -45,11 +45,19 @@ def default_of(field: dataclasses.Field) -> object:
 
 
 def arguments(config_class: str) -> dict[str, dict[str, object]]:
-    """Argument -> {types, default} of a dataclass named `module.Class`."""
+    """Argument -> {types, default} of a dataclass named `module.Class`; of one that takes names (recipes/common/names.py) those, too."""
     module, name = config_class.rsplit(".", 1)
     cls = getattr(importlib.import_module(module), name)
     hints = typing.get_type_hints(cls)
-    return {f.name: {"types": type_names(hints[f.name]), "default": default_of(f)} for f in dataclasses.fields(cls) if f.init}
+    return {
+        f.name: {"types": type_names(hints[f.name]), "default": default_of(f), **names_of(f)} for f in dataclasses.fields(cls) if f.init
+    }
+
+
+def names_of(field: dataclasses.Field) -> dict[str, object]:
+    names = {"names": list(field.metadata["names"]())} if "names" in field.metadata else {}
+    refused = field.metadata.get("refused")
+    return {**names, **({"refused": dict(refused)} if refused else {})}
 
 
 def lock() -> dict[str, object]:
@@ -59,7 +67,7 @@ def lock() -> dict[str, object]:
     return {
         "trl": importlib.metadata.version("trl"),
         "transformers": importlib.metadata.version("transformers"),
-        "rewards": sorted(rewards.REWARDS),
+        "rewards": rewards.NAMES,
         "arguments": {name: arguments(name) for name in classes},
     }
 

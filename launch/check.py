@@ -9,13 +9,19 @@ import re
 
 from launch import masks, topology, trainer_args
 from launch.batch import batch, fitting_batches, generation_batch, whole_generations
+from launch.check_adapters import ADAPTER_RULES
+from launch.check_cycles import CYCLE_RULES
+from launch.check_data import DATA_RULES
+from launch.check_evaluate import EVALUATE_RULES, lacks_heldout
 from launch.check_profile import PROFILE_RULES
+from launch.check_rewards import REWARD_RULES
 from launch.check_runtime import RUNTIME_RULES
+from launch.check_save import SAVE_RULES
 from launch.check_topology import TOPOLOGY_RULES, longest
 from launch.check_tune import TUNE_RULES
 from launch.check_values import check_values
 from launch.environment import SECRET
-from launch.errors import UserError, near
+from launch.errors import UserError
 from launch.memory import makes_fp32
 from launch.rule import Rule
 from launch.schema import Config
@@ -69,7 +75,7 @@ def _largest_divisor(config: Config) -> int:
 
 
 # What only one kind of data reads.
-DATA_KEYS = {"jsonl": ("path", "heldout_path"), "hub": ("hub_id", "heldout_split")}
+DATA_KEYS = {"jsonl": ("path", "heldout_path"), "hub": ("hub_id", "heldout_split"), "samples": ("path",)}
 
 RULES = [
     Rule(
@@ -96,6 +102,7 @@ RULES = [
         lambda c: f"adapter={c.adapter.name} with method={c.method.name}: it trains none, and would ignore it",
         lambda c: "adapter=none",
     ),
+    *ADAPTER_RULES,
     Rule(
         "bench_without_gpu",
         lambda c: c.method.kind in ("bench", "tune") and c.hardware.vendor == Vendor.none and not c.smoke,
@@ -121,6 +128,9 @@ RULES = [
         lambda c: "no precision=",
     ),
     *TUNE_RULES,
+    *EVALUATE_RULES,
+    *CYCLE_RULES,
+    *SAVE_RULES,
     *TOPOLOGY_RULES,
     Rule(
         "debug_without_gpu",
@@ -204,24 +214,7 @@ RULES = [
         lambda c: f"sequences of {longest(c)} tokens: {c.model.name} has {c.model.max_positions} positions",
         lambda c: f"{_length_argument(c)} of at most {c.model.max_positions}, or another model=",
     ),
-    Rule(
-        "rewards_needed",
-        lambda c: c.method.name == "grpo" and not c.method.rewards,
-        lambda c: "method=grpo without rewards: nothing would be learned",
-        lambda c: f"method.rewards.accuracy=1.0; named rewards: {', '.join(trainer_args.lock()['rewards'])}",
-    ),
-    Rule(
-        "rewards_unused",
-        lambda c: bool(c.method.rewards) and c.method.name != "grpo",
-        lambda c: f"method.rewards under method={c.method.name}: it would be ignored",
-        lambda c: "method=grpo",
-    ),
-    Rule(
-        "reward_unknown",
-        lambda c: bool(_unknown_rewards(c)),
-        lambda c: f"method.rewards.{_unknown_rewards(c)[0]}: no such reward.{near(_unknown_rewards(c)[0], trainer_args.lock()['rewards'])}",
-        lambda c: f"{', '.join(trainer_args.lock()['rewards'])}, or the dotted path of your function (package.module.function)",
-    ),
+    *REWARD_RULES,
     Rule(
         "name",
         lambda c: bool(c.name) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", str(c.name)),
@@ -243,16 +236,17 @@ RULES = [
     Rule(
         "reasoning_data",
         lambda c: (
-            c.data.kind == "reasoning" and (not c.data.tasks or c.data.num_train is None or c.data.num_train < 1 or c.data.num_heldout < 0)
+            c.data.kind in ("reasoning", "code")
+            and (not c.data.tasks or c.data.num_train is None or c.data.num_train < 1 or c.data.num_heldout < 0)
         ),
-        lambda c: f"data=reasoning with {len(c.data.tasks)} tasks, num_train={c.data.num_train}, num_heldout={c.data.num_heldout}",
+        lambda c: f"data={c.data.name} with {len(c.data.tasks)} tasks, num_train={c.data.num_train}, num_heldout={c.data.num_heldout}",
         lambda c: "at least one task in data.tasks, data.num_train of at least 1, data.num_heldout of at least 0",
     ),
     Rule(
         "evaluation_data",
-        lambda c: c.method.name == "evaluate" and not (c.data.num_heldout or c.data.heldout_path or c.data.heldout_split),
+        lacks_heldout,
         lambda c: f"method=evaluate with data={c.data.name}: no held-out problems",
-        lambda c: "data.num_heldout= (reasoning), data.heldout_path= (jsonl) or data.heldout_split= (hub)",
+        lambda c: "data.num_heldout= (reasoning), data.heldout_path= (jsonl), data.heldout_split= (hub) or data.heldout_fraction=",
     ),
     Rule(
         "data_path",
@@ -283,12 +277,6 @@ RULES = [
         lambda c: "the variable in your shell (HIP_VISIBLE_DEVICES=2,3 python launch/run.py ...), which is shared out",
     ),
     Rule(
-        "reasoning_reward",
-        lambda c: "reasoning_gym" in c.method.rewards and c.data.kind != "reasoning",
-        lambda c: f"method.rewards.reasoning_gym with data={c.data.name}: it reads the task's own record, which only data=reasoning has",
-        lambda c: "'~method.rewards.reasoning_gym' method.rewards.accuracy=1.0",
-    ),
-    Rule(
         "data_limit",
         lambda c: c.data.limit is not None and c.data.limit < 1,
         lambda c: f"data.limit={c.data.limit}: no rows",
@@ -312,6 +300,7 @@ RULES = [
         lambda c: f"find={c.find.value}: a search with the planner, which starts nothing",
         lambda c: f"mode=plan find={c.find.value}",
     ),
+    *DATA_RULES,
     *RUNTIME_RULES,
 ]
 
@@ -338,12 +327,8 @@ def _secrets(config: Config) -> list[str]:
 
 
 def _ignored_data(config: Config) -> list[str]:
-    keys = [key for kind, names in DATA_KEYS.items() if kind != config.data.kind for key in names]
+    keys = [key for names in DATA_KEYS.values() for key in names if key not in DATA_KEYS.get(config.data.kind, ())]
     return [key for key in keys if getattr(config.data, key) is not None]
-
-
-def _unknown_rewards(config: Config) -> list[str]:
-    return [name for name in config.method.rewards if "." not in name and name not in trainer_args.lock()["rewards"]]
 
 
 def refusals(config: Config) -> list[Rule]:
@@ -368,7 +353,13 @@ def check(config: Config) -> None:
 def warnings(config: Config) -> list[str]:
     """What works and costs: shown in every plan."""
     found = []
+    if config.data.preview and config.mode == Mode.plan:
+        found.append(
+            f"data.preview={config.data.preview} shows rows where mode=plan is left out; this is the plan of that command without it."
+        )
     ranks = topology.trainers_of_a_node(config)
+    if config.method.name == "evaluate" and config.hardware.gpus_per_node > 1:
+        found.append(f"method=evaluate: one of the node's {config.hardware.gpus_per_node} GPUs evaluates, the others stay idle.")
     if config.precision.weights == "nf4" and config.hardware.name == "strix_halo":
         found.append(
             "precision=nf4 on strix_halo is twice as slow as bf16 (measured in the Strix Halo report): memory is not what it lacks."

@@ -16,8 +16,12 @@ from pathlib import Path
 
 from containers import images
 from launch import tuned
+from launch.check_adapters import check_adapter
+from launch.check_data import check_data_files
 from launch.errors import UserError, near
 from launch.schema import Config
+from launch.schema_enums import Init
+from launch.smoke import LOW_PRECISION
 from launch.trainer_args import argument
 
 PLAN_LINES = 10_000  # of a data file that mode=plan reads; a run reads all
@@ -27,6 +31,7 @@ COLUMNS = {
     "sft": (("messages",), ("text",), ("prompt", "completion")),
     "dpo": (("prompt", "chosen", "rejected"), ("chosen", "rejected")),
     "grpo": (("prompt",),),
+    "sample": (("prompt",),),
     "evaluate": (("prompt", "answer"),),
 }
 
@@ -34,17 +39,25 @@ COLUMNS = {
 def check_files(config: Config, all_lines: bool) -> None:
     config = tuned.recipe(config) or config  # it is the recipe of a tuning that reads them
     _model(config)
+    check_adapter(config)
     if config.data.kind == "jsonl":
-        # What is trained on is the method's; an evaluation reads it for the tokenizer only. What is held out is evaluated.
-        trained = "sft" if config.method.name == "evaluate" else config.method.name
         if config.data.path is not None:
-            _jsonl("data.path", Path(config.data.path), trained, all_lines)
+            _jsonl("data.path", Path(config.data.path), _read_as(config), all_lines)
         if config.data.heldout_path is not None:
             _jsonl("data.heldout_path", Path(config.data.heldout_path), "evaluate", all_lines)
+    check_data_files(config)
     _tuned_products(config)
     _rewards(config)
     _packages(config)
     _run_root(Path(config.run_root))
+
+
+def _read_as(config: Config) -> str:
+    """The method whose fields data.path must have. An evaluation reads its own part of it, or makes a tokenizer of it, or neither."""
+    if config.method.name != "evaluate":
+        return config.method.name
+    makes_tokenizer = config.model.path is None and config.model.init == Init.random
+    return "evaluate" if config.data.heldout_fraction else "sft" if makes_tokenizer else "nothing"
 
 
 def _tuned_products(config: Config) -> None:
@@ -155,12 +168,28 @@ def _defined(source: Path) -> set[str]:
 
 
 def _packages(config: Config) -> None:
-    """What tracking and Liger need beside the training stack, in the image or in this Python."""
+    """What tracking, Liger and low precisions need beside the training stack, in the image or in this Python."""
     tracked = f"tracking={config.tracking.name}"
     if config.tracking.package:
         _package(config, tracked, config.tracking.package, "tracking=tensorboard", "requirements.in")
     if argument(config, "use_liger_kernel"):
         _package(config, "method.args.use_liger_kernel=true", "liger-kernel", "method.args.use_liger_kernel=false", "liger.in")
+    if not config.smoke:  # a CPU computes in fp32
+        for given, precision, instead in _low_precisions(config):
+            _package(config, given, LOW_PRECISION[precision], instead, "quantization.in")
+
+
+def _low_precisions(config: Config) -> Iterator[tuple[str, str, str]]:
+    """(what was given, fp8 or nf4, what to use instead) for each that this composition computes in."""
+    if config.method.uses_precision and config.precision.name in LOW_PRECISION:
+        yield f"precision={config.precision.name}", config.precision.name, "precision=bf16"
+    for name in ("modes", "precisions") if config.method.kind == "bench" else ():
+        given = argument(config, name) or []
+        plain = [one for one in given if not one.endswith(tuple(LOW_PRECISION))]
+        for one in given:
+            precision = one.rpartition("_")[2]  # full_fp8
+            if precision in LOW_PRECISION and precision in config.hardware.precisions:  # else its row says that the GPU lacks it
+                yield f"method.args.{name}={one}", precision, f"method.args.{name}=[{','.join(plain)}]"
 
 
 def _package(config: Config, given: str, package: str, instead: str, source: str) -> None:
@@ -170,7 +199,8 @@ def _package(config: Config, given: str, package: str, instead: str, source: str
             holding = f"{package} in containers/cpu/{source} and among the image's locks, then make lock and the image anew"
             raise UserError(f"{given}: the image {image.name} holds no {package}. Use: {instead}, runtime=local, or {holding}.")
     elif not config.runtime.slurm.python and importlib.util.find_spec(package.replace("-", "_")) is None:
-        raise UserError(f"{given}: the package {package} is not installed. Install it, or use {instead}.")
+        install = "make quantization" if package in LOW_PRECISION.values() else f"pip install {package}"
+        raise UserError(f"{given}: the package {package} is not installed. Install it ({install}), or use {instead}.")
 
 
 def _run_root(root: Path) -> None:

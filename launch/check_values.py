@@ -10,14 +10,14 @@ from launch.trainer_args import known
 
 # key -> the words it takes
 WORDS = {
-    "method.kind": ("trainer", "evaluator", "bench", "tune"),
+    "method.kind": ("trainer", "evaluator", "bench", "tune", "cycles"),
     "model.architecture": ("qwen3", "qwen2", "llama"),
     "precision.compute": ("fp32", "fp16", "bf16", "fp8"),
     "precision.weights": ("fp32", "fp16", "bf16", "nf4"),
     "topology.strategy": ("none", "ddp", "fsdp", "zero2", "zero3"),
     "topology.fsdp.reduce_dtype": ("fp32", "bf16"),
     "topology.fsdp.state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
-    "data.kind": ("reasoning", "jsonl", "hub"),
+    "data.kind": ("reasoning", "code", "jsonl", "hub", "mix", "samples"),
     "hardware.attention": ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
 }
 # key -> the least it may be, where it has a value
@@ -37,6 +37,7 @@ LEAST = {
     "model.max_positions": 1,
     "model.num_parameters": 1,
     "adapter.rank": 1,
+    "adapter.alpha": 1,
     "runtime.stop_timeout_s": 1,
     "runtime.slurm.nodes": 1,
     "runtime.slurm.early_signal_s": 1,
@@ -52,6 +53,19 @@ LEAST = {
     "topology.server_tensor_parallel": 1,
     "topology.server_memory_share": 0.01,
     "topology.server_max_length": 2,
+    "method.sandbox.workers": 1,
+    "method.sandbox.time_s": 0.1,
+    "method.sandbox.memory_gb": 0.1,  # of address space: Python alone takes a part of it
+    "method.sandbox.processes": 8,
+    "method.sandbox.output_kb": 1,
+    "method.sandbox.disk_mb": 1,
+    "data.preview": 0,
+    "data.pairs_per_prompt": 1,
+    "data.shuffle_buffer": 1,
+    "data.filter.min_tokens": 0,
+    "data.filter.max_tokens": 1,
+    "data.filter.max_prompt_tokens": 1,
+    "method.lr_reference_batch": 1,
     "method.args.per_device_train_batch_size": 1,
     "method.args.gradient_accumulation_steps": 1,
     "method.args.num_generations": 2,  # a group of one has no mean to be above
@@ -66,6 +80,9 @@ LEAST = {
     "method.args.max_new_tokens": 1,
     "method.args.samples_per_prompt": 1,
     "method.args.fail_below": 1e-9,
+    "method.args.num_prompts": 1,
+    "method.args.per_prompt": 1,
+    "method.args.cycles": 1,
     "method.args.repetitions": 1,
     "method.args.warmup": 0,
     "method.args.steps": 1,

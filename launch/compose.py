@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import pickle
 import re
 import typing
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -34,8 +37,9 @@ NOT_A_TOPOLOGY = dict.fromkeys(
 )
 
 
+@functools.cache  # looked at for every override
 def groups() -> dict[str, list[str]]:
-    """Every group of conf/ with its options. Folders of shared bases (`base/`) are no options."""
+    """Every group of conf/ with its options; shared, so read it only. Folders of shared bases (`base/`) are no options."""
     found = {}
     for folder in sorted(p for p in CONF.iterdir() if p.is_dir()):
         names = sorted(str(p.relative_to(folder).with_suffix("")) for p in folder.rglob("*.yaml"))
@@ -43,8 +47,11 @@ def groups() -> dict[str, list[str]]:
     return found
 
 
-def compose(overrides: list[str]) -> Config:
-    """The composition that `overrides` name, every `auto` resolved. Raises UserError."""
+def compose(overrides: list[str], given: list[str] | None = None) -> Config:
+    """The composition that `overrides` name, every `auto` resolved. `given`: those that a person gave, all unless said otherwise; under
+    smoke=true their arguments of the method stay as they are. Raises UserError.
+    """
+    names = _argument_names(overrides if given is None else given)
     overrides = [o for o in freed(overrides) if o != "experiment=null"]  # the default, which Hydra refuses to be told
     composed = _compose(overrides)
     # The hardware comes first: what the other groups choose by themselves follows from it.
@@ -56,16 +63,32 @@ def compose(overrides: list[str]) -> Config:
     missing = sorted(OmegaConf.missing_keys(composed))
     if missing:
         raise UserError(f"{', '.join(missing)}: no value. Give one, for example {missing[0]}=...")
-    return _absolute(typing.cast(Config, OmegaConf.to_object(composed)))
+    config = _absolute(typing.cast(Config, OmegaConf.to_object(composed)))
+    if config.smoke:
+        config.method.smoke |= {name: config.method.args[name] for name in names if name in config.method.args}
+    return config
+
+
+def _argument_names(overrides: list[str]) -> list[str]:
+    """Of method.args, as overrides give them."""
+    keys = [str(override.key_or_group).split(".") for override in _parse(overrides)]
+    return [key[2] for key in keys if key[:2] == ["method", "args"] and len(key) > 2]
 
 
 def _absolute(config: Config) -> Config:
     """Paths as seen from where the command was typed: ranks, records and later commands stand elsewhere."""
     config.run_root = str(Path(config.run_root).absolute())
-    for group, names in ((config.model, ("path",)), (config.data, ("path", "heldout_path"))):
+    of_data = ("path", "heldout_path", "chat_template", "cache", "pass_rates")
+    sources = [(source, ("path",)) for source in config.data.sources]
+    for group, names in ((config.model, ("path", "chat_template")), (config.adapter, ("path",)), (config.data, of_data), *sources):
         for name in names:
             given = getattr(group, name)
             setattr(group, name, given and str(Path(given).expanduser().absolute()))
+    parts = [config.method.args.get(name) for name in ("sample", "evaluate")]  # method=raft's, for these phases
+    for args in (config.method.args, *(part for part in parts if isinstance(part, dict))):
+        for name in ("pass_rates", "reuse", "lm_eval_include"):
+            if isinstance(args.get(name), str):
+                args[name] = str(Path(args[name]).expanduser().absolute())
     return config
 
 
@@ -83,13 +106,32 @@ def freed(overrides: list[str]) -> list[str]:
 
 
 def _compose(overrides: list[str]) -> DictConfig:
+    """As Hydra composes: the options of groups first, whatever stands where, then the keys in their order. The options are the slow part
+    (a tenth of a second), and the same ones come again: `auto`, find=, pipelines and sweeps compose dozens of times in a process."""
     try:
         if GlobalHydra.instance().is_initialized():  # inside a sweep Hydra is up already
             return hydra_compose("config", overrides)
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return hydra_compose("config", overrides)
+        parsed = OverridesParser.create().parse_overrides(overrides)
+        options = [o for o in parsed if o.key_or_group in groups()]
+        plain = all(o.type == OverrideType.CHANGE and o.package is None and isinstance(o.value(), str) for o in options)
+        if not plain or any(o.is_sweep_override() or o.is_hydra_override() or "/" in o.key_or_group for o in parsed):
+            return _hydra(overrides)
+        composed = pickle.loads(_options(tuple(str(o.input_line) for o in options)))  # a copy: a hundredth of the time
+        ConfigLoaderImpl._apply_overrides_to_config([o for o in parsed if o.key_or_group not in groups()], composed)
+        return typing.cast(DictConfig, composed)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise translate(error) from error
+
+
+@functools.cache
+def _options(overrides: tuple[str, ...]) -> bytes:
+    """What options of groups alone compose to, pickled."""
+    return pickle.dumps(_hydra(list(overrides)))
+
+
+def _hydra(overrides: list[str]) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra_compose("config", overrides)
 
 
 def _parse(overrides: list[str]) -> list[Override]:

@@ -13,6 +13,7 @@ from typing import Any
 from containers import images
 from containers.images import LABEL
 from launch import environment
+from launch.check_data import named_files
 from launch.detect import Host
 from launch.environment import ROOT
 from launch.errors import UserError
@@ -20,6 +21,7 @@ from launch.paths import home, hub_cache, run_hash, secret_dir
 from launch.schema import Config
 from launch.schema_enums import Network, Vendor
 from launch.topology import Process
+from launch.trainer_args import argument
 
 SECRETS = "/run/secrets"
 OVERLAY = "/opt/recipes"  # where our images hold their packages
@@ -36,6 +38,17 @@ class Mount:
     target: str
     read_only: bool
     reason: str
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """What holds code that nobody has read: no writable file but in `tmpfs`, no process but its own as the first, gone when it ends."""
+
+    copies: int  # containers of this kind
+    pids: int  # processes and threads in each
+    cpus: float
+    tmpfs: dict[str, str]  # path -> mount options
+    sysctls: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,7 @@ class ContainerSpec:
     labels: dict[str, str]
     cap_add: list[str] = field(default_factory=list)  # none: the caller is no root, and could not use one
     cap_drop: list[str] = field(default_factory=lambda: ["ALL"])
+    confinement: Confinement | None = None  # of the sandbox
 
 
 def container_name(run_dir: Path, process: str) -> str:
@@ -187,6 +201,7 @@ def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mou
     """Code and data read-only; the run directory and two caches writable. Raises UserError for what cannot be a mount."""
     found = [(ROOT, True, "code"), *((Path(path), True, why) for path, why in _inputs(config, host))]
     found += [(run_dir, False, "run directory"), (home(config, host), False, "HOME: caches of compiled kernels")]
+    found += [(Path(config.data.cache), False, "prepared rows")] if config.data.cache else []
     found.append((hub_cache(host), False, "models and data sets of the hub"))
     listed = [Mount(str(path), str(path), read_only, why) for path, read_only, why in found]
     if secrets:
@@ -212,7 +227,17 @@ def _refuse_hiding(mount: Mount, host: Host) -> None:
 
 
 def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
-    given = [(config.data.path, "data"), (config.data.heldout_path, "held-out data"), (config.model.path, "model")]
+    given = [
+        (config.data.path, "data"),
+        (config.data.heldout_path, "held-out data"),
+        (config.model.path, "model"),
+        (config.adapter.path, "adapter"),
+    ]
+    given += [(path, key) for key, path in named_files(config).items()]
+    if config.method.name == "sample":
+        given += [(argument(config, name), f"method.args.{name}") for name in ("reuse", "pass_rates")]
+    if config.method.name == "evaluate":
+        given += [(argument(config, "lm_eval_include"), "method.args.lm_eval_include")]
     given += [(folder, "what the model's files are links to") for folder in _link_targets(config.model.path)]
     tuned = config.user_env.get("PYTORCH_TUNABLEOP_FILENAME")
     given += [(str(Path(tuned).parent), "tuned matrix products")] if tuned else []
@@ -252,6 +277,7 @@ def as_json(spec: ContainerSpec) -> dict[str, Any]:
         "stop_timeout_s": spec.stop_timeout_s,
         "secrets": spec.secrets,
         "labels": spec.labels,
+        **({"read_only": True, **vars(spec.confinement)} if spec.confinement else {}),
     }
 
 
@@ -272,7 +298,7 @@ def sdk_arguments(spec: ContainerSpec) -> dict[str, dict[str, Any]]:
     }
     if spec.pid != "private":
         host["pid_mode"] = spec.pid
-    if not spec.ipc.startswith("container:"):
+    if spec.ipc in ("private", "shareable"):
         host["shm_size"] = int(spec.shm_gb * 1e9)
     if spec.memory_gb is not None:
         host["mem_limit"] = host["memswap_limit"] = int(spec.memory_gb * 1e9)
@@ -292,4 +318,21 @@ def sdk_arguments(spec: ContainerSpec) -> dict[str, dict[str, Any]]:
         "stop_timeout": spec.stop_timeout_s,  # for `docker stop` and a host that shuts down; the engine's own 10 s kill a save
         "use_config_proxy": False,  # the client's proxies, passwords and all, would show in `docker inspect`
     }
+    if spec.confinement:
+        _confine(spec.confinement, container, host)
     return {"container": container, "host": host}
+
+
+def _confine(confinement: Confinement, container: dict[str, Any], host: dict[str, Any]) -> None:
+    """`detach` false: the engine closes stdin when the launcher is gone, however it ended; then the container ends, and goes."""
+    container |= {"working_dir": "/tmp", "stdin_open": True, "detach": False}
+    host |= {
+        "init": False,  # its server is process 1, which the kernel protects from the signals of all others
+        "read_only": True,
+        "auto_remove": True,
+        "pids_limit": confinement.pids,
+        "nano_cpus": int(confinement.cpus * 1e9),
+        "tmpfs": confinement.tmpfs,
+        "sysctls": confinement.sysctls,
+        "log_config": {"Type": "none", "Config": {}},  # verdicts are no log
+    }

@@ -35,12 +35,24 @@ def gather(plans: list[Plan]) -> tuple[dict[str, tuple[list[int], list[float]]],
     return curves, accuracies
 
 
+def sampled(plans: list[Plan]) -> list[str]:
+    """A line for each phase that sampled: how many samples it kept, and pass@k of the model that it sampled."""
+    lines = []
+    for plan in plans:
+        result: dict[str, Any] = rundir.read_json(plan.run_dir / "result.json") or {}
+        if plan.config.method.name == "sample" and isinstance(result.get("pass_at_k"), dict):
+            curve = "  ".join(f"pass@{k} {value:.1%}" for k, value in result["pass_at_k"].items())
+            lines.append(f"{plan.run_dir.name}: {result['num_selected']:,} of {result['num_samples']:,} samples kept; {curve}")
+    return lines
+
+
 def show_all(run_dir: Path, plans: list[Plan]) -> str:
     """The terminal's text; curves.png is written beside it."""
     curves, accuracies = gather(plans)
     lines = [f"{name}: held-out accuracy {value:.1%}" for name, _, value in accuracies]
     if len(accuracies) > 1:
         lines.append(f"gained {100 * (accuracies[-1][2] - accuracies[0][2]):+.1f} points")
+    lines += sampled(plans)
     if not curves:
         return "\n".join(lines)
     _png(run_dir / "curves.png", curves, accuracies)

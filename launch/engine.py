@@ -23,7 +23,7 @@ from containers import engine as images_engine
 from containers import images
 from containers.images import LABEL, OCI
 from launch import rocprof, rundir
-from launch.container import ContainerSpec, container_name, sdk_arguments
+from launch.container import ContainerSpec, container_name, image_reference, sdk_arguments
 from launch.detect import Host
 from launch.errors import HostError
 from launch.plan import Plan
@@ -36,6 +36,14 @@ def connect() -> docker.DockerClient:
         return images_engine.connect()
     except HostError as error:
         raise HostError(f"{error}\nWithout containers: runtime=local.") from error
+
+
+def connect_for(what: str) -> docker.DockerClient:
+    """For what no runtime does without an engine. Raises HostError."""
+    try:
+        return images_engine.connect()
+    except HostError as error:
+        raise HostError(f"{what}. {error}") from error
 
 
 @contextlib.contextmanager
@@ -81,7 +89,7 @@ def check_devices(plan: Plan, host: Host) -> None:
 
 def pull_if_absent(client: docker.DockerClient, plan: Plan) -> Image:
     """The image of a plan. One that nobody has pushed is built, not pulled. Raises HostError."""
-    name, reference = plan.config.container.name, next(iter(plan.containers.values())).image
+    name, reference = plan.config.container.name, image_reference(plan.config)
     found = images_engine.find(client, reference)
     if found is not None:
         return found
@@ -204,8 +212,8 @@ def create(client: docker.DockerClient, spec: ContainerSpec, image_id: str, host
             remove(old)
         arguments = sdk_arguments(spec)
         host_config = client.api.create_host_config(**sdk_objects(arguments["host"]))
-        # A rootless engine's root is its caller.
-        own = {"image": image_id, "user": images_engine.caller(client)}
+        # A rootless engine's root is its caller. The sandbox writes nothing that anybody owns.
+        own = {"image": image_id, "user": spec.user if spec.confinement else images_engine.caller(client)}
         made = client.api.create_container(**{**arguments["container"], **own}, host_config=host_config)
         return client.containers.get(made["Id"])
 

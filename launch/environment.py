@@ -138,8 +138,8 @@ def _launcher(config: Config, host: Host, kind: str, gpus: list[int], run_dir: P
 
 
 def generates(config: Config, kind: str) -> bool:
-    """Whether vLLM runs in this process group on its own: a server, or a benchmark or a tuning that starts one."""
-    return kind == "server" or config.method.name in ("bench/vllm", "tune/vllm")
+    """Whether vLLM runs in this process group on its own: a server, a benchmark or a tuning that starts one, or engine=vllm."""
+    return kind == "server" or config.method.name in ("bench/vllm", "tune/vllm") or config.method.args.get("engine") == "vllm"
 
 
 def _network(config: Config) -> list[Setting]:

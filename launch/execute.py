@@ -7,11 +7,12 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from launch import fit, orphans, record, rocprof, rundir, secret_files
+from launch import fit, orphans, record, rocprof, rundir, sandbox, secret_files
 from launch.detect import Host
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_HUNG, EXIT_INTERRUPTED, EXIT_USER, HostError
 from launch.local import LocalProcess
@@ -20,7 +21,8 @@ from launch.progress import Progress
 from launch.schema_enums import Preflight, Vendor
 from launch.slurm_process import NodeProcess
 from launch.stream import drop
-from launch.supervise import Outcome, Starter, describe, failures, supervise, worth_another
+from launch.supervise import Outcome, Started, Starter, describe, failures, supervise, worth_another
+from launch.topology import Process
 
 ASKS_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STATUS = {EXIT_DONE: "done", EXIT_INTERRUPTED: "interrupted", EXIT_HUNG: "hung"}
@@ -58,24 +60,34 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
             )
         rocprof.check(config)
         orphans.remove()
+        check_sandbox(plan, host)
         preflight.check(plan, host)  # after those that hold GPU memory for a launcher that is gone
         return None
     from launch import engine  # takes a quarter of a second to import, and only this runtime needs it
 
     secret_files.remove_orphans(host)
+    check_sandbox(plan, host)
     image = engine.check(plan, host)
     preflight.check(plan, host)
     return image
 
 
+def check_sandbox(plan: Plan, host: Host) -> None:
+    """Raises HostError where the plan tests code and there is no engine, or no image, to do it in: never without."""
+    if not sandbox.needed(plan.config):
+        return
+    from launch import engine, sandboxed  # the engine's package, which most runs of runtime=local do without
+
+    client = engine.connect_for("method.rewards.code_tests runs code in containers, under every runtime")
+    sandboxed.image_id(client)
+    with engine.told():
+        engine.remove_orphans(client, host)
+
+
 def check_plan(plan: Plan) -> None:
-    """Raises HostError for what no machine of this kind, or this version, can run."""
-    config = plan.config
-    offer = "mode=plan shows what would run; smoke=true runs it small, on the CPU"
-    if config.precision.compute == "fp8" or config.precision.weights == "nf4":
-        raise HostError(f"precision={config.precision.name}: this version plans it and does not train in it yet. {offer}.")
+    """Raises HostError for what no machine of this kind can run."""
     lacking = fit.shortage(plan)
-    if lacking and config.preflight == Preflight.refuse:
+    if lacking and plan.config.preflight == Preflight.refuse:
         raise HostError(f"{lacking} The same command with mode=plan names changes that make it fit; preflight=warn starts it all the same.")
     if lacking:
         print(f"warning: {lacking}", file=sys.stderr)
@@ -118,17 +130,26 @@ def write_inputs(plan: Plan, overrides: list[str]) -> None:
 def _starter(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
     if plan.config.runtime.slurm.nodes > 1:
         return lambda process, log: NodeProcess(plan.run_dir, process, log) if process.node else LocalProcess(process, log)
-    if image is None:
+    if not plan.containers:
         return LocalProcess
-    from launch import contained, engine
+    from launch import contained, engine, sandboxed
 
-    client, image_id = engine.connect(), str(image["id"])
-    return lambda process, log: contained.ContainedProcess(client, plan.containers[process.name], image_id, host, log)
+    client = engine.connect()
+
+    def start(process: Process, log: Path) -> Started:
+        if process.kind == "verifier":
+            return sandboxed.SandboxProcess(client, plan, process, host, log)
+        if image is None:
+            return LocalProcess(process, log)
+        return contained.ContainedProcess(client, plan.containers[process.name], str(image["id"]), host, log)
+
+    return start
 
 
 def _guarded(plan: Plan) -> contextlib.AbstractContextManager[None]:
     """Containers need none: the engine keeps them, and the next start removes them by their labels."""
-    return contextlib.nullcontext() if plan.containers else orphans.guarded(plan.config.runtime.stop_timeout_s)
+    in_containers = plan.config.runtime.on_node == "docker"
+    return contextlib.nullcontext() if in_containers else orphans.guarded(plan.config.runtime.stop_timeout_s)
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ keys:
   smoke=true             the composition scaled down until a CPU runs it in seconds
   resume=auto|never|DIR  auto continues the newest unfinished run of the same composition
   preflight=warn         runs although the doctor's short set says that it would fail (docs/doctor.md)
+  save_model=false       the trained model is not written: of a run that measures
   profile=torch|memory|rocprof   what time and memory go into (docs/profiling.md); rocprof=v3|compute|sys is the program
   seed=N  name=NAME  run_root=DIR
   method.args.NAME=V     any argument of the method's own trainer (TRL's SFTConfig, DPOConfig, GRPOConfig)

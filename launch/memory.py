@@ -1,7 +1,8 @@
 """Memory of every process in parts, from shapes alone: what it holds at the moment it holds most.
 
-A training step passes through five such moments; the plan shows the parts of the largest. Where nothing else is said a part follows
-from dtype and count: 4 bytes an element of fp32, 2 of 16 bits. docs/results/memory.md has predictions beside measurements.
+A training step passes through six such moments, and two come before it; the plan shows the parts of the largest. Where nothing else is
+said a part follows from dtype and count: 4 bytes an element of fp32, 2 of 16 bits. docs/results/memory.md has predictions beside
+measurements.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from launch.batch import UNCUT, Batch, batch, generation_batch
 from launch.detect import Host, is_smaller
 from launch.gpu import GIB
 from launch.schema import Config
-from launch.schema_enums import Vendor
+from launch.schema_enums import Init, Vendor
 from launch.trainer_args import argument, known, value
 
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}  # nf4: 4 bits and an fp32 scale for 64 weights (arXiv:2305.14314)
@@ -23,7 +24,7 @@ BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}  # nf4: 4 bits an
 OVERHEAD_GB = 2.0
 SYSTEM_GB = 8.0  # of a memory that GPU and host share, for the system and for loading data: a round figure
 BUCKET = 500_000_000  # elements of the buffer that ZeRO collects gradients in: DeepSpeed's default reduce_bucket_size
-SUB_GROUP = 1_000_000_000  # parameters that ZeRO-3 steps at once: DeepSpeed's default sub_group_size
+SUB_GROUP = 1_000_000_000  # parameters of a rank that ZeRO-3 steps at once: DeepSpeed's default sub_group_size
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def memory(config: Config, processes: list[topology.Process], smaller: Mapping[i
     for process in processes:
         if process.kind in ("prepare", "bench", "tune"):  # over before the others begin; a series goes as far as the memory
             continue
-        serves = process.kind == "server"
+        serves = process.kind == "server" or argument(config, "engine") == "vllm"
         capacity = min([nominal, *(smaller[gpu] for gpu in process.gpus if gpu in smaller)])
         moment, parts = ("", _server_parts(config, capacity)) if serves else _rank_parts(config, capacity)
         # A server keeps to its share: weights that outgrow it do not fit, however much memory is left beside it.
@@ -94,8 +95,9 @@ def _rank_parts(config: Config, capacity: float) -> tuple[str, dict[str, float]]
             at["generation"] = vllm
         else:
             state |= vllm
-    moment, most = max(at.items(), key=lambda item: sum(item[1].values()))
-    parts = {name: size / 1e9 for name, size in {**state, **most}.items() if size}
+    held = {**preparation(config), **{name: {**state, **parts} for name, parts in at.items()}}
+    moment, most = max(held.items(), key=lambda item: sum(item[1].values()))
+    parts = {name: size / 1e9 for name, size in most.items() if size}
     return moment, {**parts, "context": overhead}
 
 
@@ -182,6 +184,27 @@ def _state(config: Config) -> dict[str, float]:
     return found
 
 
+def preparation(config: Config) -> dict[str, dict[str, float]]:
+    """Bytes of a rank before the first step, in parts, where random weights are drawn on its GPU: every rank draws all of them.
+
+    "loading": they are rounded to the dtype that they compute in, one parameter after another (recipes/common/model.py).
+    "sharding": accelerate 1.15's fsdp2_prepare_model holds the whole model (`original_sd`) until each parameter has its shard. 8B in fp32
+    with LoRA took 49.4 GB there on each of two H200s, and trains in 23. Weights that are read come from the CPU, a parameter at a time.
+    """
+    if config.model.init != Init.random or config.model.path or generates_with_vllm(config):
+        return {}
+    n, base = _Counts.of(config), _base_bytes(config)
+    rounds = BYTES[config.precision.weights] == 4 and config.precision.compute != "fp32"
+    embedding = config.model.vocab_size * config.model.hidden_size  # the largest parameter: its 16 bits, and fp32 again, beside it
+    found = {"loading": {"weights": base, "reference": base * has_reference(config), "rounding": 6.0 * embedding * rounds}}
+    if config.topology.strategy == "fsdp":
+        trained = n.width * n.trained
+        whole = trained + (base if config.adapter.rank is not None else 0.0)
+        shards = {"weights": 0.0 if config.topology.fsdp.cpu_offload else whole / n.ranks, "whole weights": whole}
+        found["sharding"] = {**shards, "reference": _state(config).get("reference", 0.0)}
+    return found
+
+
 def _base_bytes(config: Config) -> float:
     """Of the model's own weights. nf4 packs the linear layers only; bitsandbytes leaves the others as they are, here in 16 bits."""
     model, width = config.model, BYTES[config.precision.weights]
@@ -244,8 +267,11 @@ def moments(config: Config) -> dict[str, dict[str, float]]:
     head_weights = float(model.vocab_size * model.hidden_size) if trains_head else 0.0
     # A tied head's gradient waits for the embedding's; another's is added to what is there.
     waiting = step.numerics.hidden_bytes * head_weights if model.tied_embeddings else 0.0
-    accumulates = size.accumulation > 1
-    held = sharing.gradients if accumulates else 0.0
+    # DeepSpeed's stage 3 allocates its part of the gradients once (grad_partitions_flat_buffer); elsewhere a first micro-step finds none.
+    held = sharing.gradients if size.accumulation > 1 or config.topology.strategy == "zero3" else 0.0
+    # The embedding's own gradient becomes the kept one, unless that is there already or sharded: then it is one more.
+    sharded = config.topology.strategy in ("fsdp", "zero2", "zero3")
+    second = step.numerics.hidden_bytes * head_weights if held or sharded else 0.0
     one_layer = step.saved_by_layer() if step.checkpointing else 0.0
     backward = {"activations": kept + one_layer + step.backward_of_layer(), "logits": waiting}
     backward["weights in 16 bits"] = step.linear_bytes() if step.checkpointing else copies
@@ -266,9 +292,9 @@ def moments(config: Config) -> dict[str, dict[str, float]]:
         "backward of the first layer": {
             **backward,
             "activations": (step.hidden if step.checkpointing else step.saved_by_layer()) + one_layer + step.backward_of_layer(),
-            "gradients": sharing.gradients - (n.width * head_weights if model.tied_embeddings and not accumulates else 0.0),
+            "gradients": sharing.gradients - (n.width * head_weights if model.tied_embeddings and not held else 0.0),
         },
-        "backward of the embedding": {"logits": step.numerics.hidden_bytes * head_weights + waiting, "gradients": sharing.gradients},
+        "backward of the embedding": {"activations": step.hidden, "logits": waiting + second, "gradients": sharing.gradients},
     }
     for parts in found.values():
         parts["communication"] = sharing.buffers
@@ -277,6 +303,12 @@ def moments(config: Config) -> dict[str, dict[str, float]]:
     for moment in ("backward of the first layer", "backward of the embedding"):
         found[moment]["communication"] += sharing.gathered_again
     found["optimizer step"] = {"gradients": sharing.gradients_of_step, "communication": sharing.buffers_of_step}
+    if has_reference(config) and config.topology.strategy == "fsdp":
+        # TRL shards it as one unit (trl.models.utils.prepare_fsdp), which a forward gathers whole, and then splits into its parameters;
+        # torch frees what was gathered only when the unit gathers again (FSDPParamGroup.wait_for_unshard).
+        found["forward of the reference"] = {**found["forward"], "reference in parameters": _width(config) * n.base}
+        for parts in found.values():
+            parts["reference as gathered"] = _width(config) * n.base
     if value(config, "optim") == "adamw_torch":
         # A step of torch's `foreach` kernels makes one more copy of all it trains (docs.pytorch.org, torch.optim.AdamW).
         found["optimizer step"]["optimizer's copies"] = _state(config)["optimizer"] / 2
@@ -329,15 +361,16 @@ def _fsdp(config: Config, size: Batch, n: _Counts) -> _Sharing:
 
 
 def _zero(config: Config, n: _Counts) -> _Sharing:
-    """Gradients go through a bucket into a part of the products' dtype, which the step flattens and makes fp32. Stage 3 gathers
-    weights as FSDP does."""
+    """Gradients go through a bucket into a part of the products' dtype, which the step flattens and makes fp32; stage 3 does so for a
+    sub-group at a time (_prepare_fp32_grad_for_sub_group), and gathers weights as FSDP does."""
     low = _width(config)
     part, flat, bucket = low * n.trained / n.ranks, 4.0 * n.trained / n.ranks, low * min(BUCKET, n.trained)
     if config.topology.zero.offload_optimizer:
         part = flat = 0.0  # what a bucket holds goes to the host
     if config.topology.strategy == "zero2":
         return _Sharing(part, bucket, 2 * part + flat, 0.0)
-    return _Sharing(part, 2 * bucket + _gathered(config, n, 2), part + min(4.0 * SUB_GROUP, flat), bucket)
+    stepped = min(4.0 * SUB_GROUP, flat) * (1.5 if low == 2 else 1.0)  # flattened in 16 bits, then in fp32
+    return _Sharing(part, 2 * bucket + _gathered(config, n, 2), part + stepped, bucket)
 
 
 def _width(config: Config) -> float:

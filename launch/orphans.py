@@ -1,7 +1,8 @@
 """Processes of runs whose launcher is gone. Each one of ours carries a mark in its environment, which its children inherit.
 
 A guard beside the launcher ends them when it dies, however it dies: ranks have sessions of their own (torchrun gives them those), so no
-signal to a group or a session reaches all. What a guard that was killed too has left is killed when the next run starts.
+signal to a group or a session reaches all. The next run to start waits for what a guard is ending, which may be saving, and kills what a
+guard that was killed too has left.
 """
 
 from __future__ import annotations
@@ -82,10 +83,20 @@ def kill(wanted: dict[str, str]) -> list[int]:
 
 
 def remove() -> list[int]:
-    """Kill what launchers that are gone have left. Returns the pids."""
-    left = [one for one in _all_marked() if _gone(one.launcher)]
+    """Kill what launchers that are gone have left, after waiting for what their guards are ending. Returns the pids."""
+    told = False
+    while _ending() & {one.launcher for one in _left()}:
+        if not told:
+            print("waiting for the processes of a launcher that was killed: they may be saving", file=sys.stderr, flush=True)
+        told = True
+        time.sleep(GUARD_POLL_S)  # a guard's own time is bounded: runtime.stop_timeout_s
+    left = _left()
     _kill(left)
     return [one.pid for one in left]
+
+
+def _left() -> list[_Marked]:
+    return [one for one in _all_marked() if _gone(one.launcher)]
 
 
 def _kill(marked: list[_Marked]) -> None:
@@ -125,6 +136,17 @@ def guard(of: str, stop_timeout_s: float) -> None:
             time.sleep(GUARD_POLL_S)
         if kill(group):
             return
+
+
+def _ending() -> set[str]:
+    """Launchers whose guard lives."""
+    found = set()
+    for folder in PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if len(words) > 3 and words[2].endswith("launch/orphans.py"):
+                found.add(words[3])
+    return found
 
 
 def _groups(of: str) -> dict[str, list[int]]:

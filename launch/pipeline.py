@@ -1,22 +1,29 @@
 """Phases: runs in order, the model of one feeding another, each in a directory of its own under one parent.
 
-A pipeline that stopped goes on at the phase it stopped in: phases that are done are not run again.
+A pipeline that stopped goes on at the phase it stopped in: phases that are done are not run again. method=raft is a pipeline too.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launch import curves, detect, record, rundir, show
+from launch import curves, cycles, detect, record, rundir, show
 from launch.check_files import check_files
 from launch.compose import compose
 from launch.errors import EXIT_DONE, UserError
 from launch.execute import STATUS, check_host, execute
 from launch.plan import Plan, composition, composition_hash, make_plan, pipeline_json, prepare
-from launch.schema import Config, Phase
-from launch.schema_enums import Find, Mode
+from launch.schema import Config, Data, Phase
+from launch.schema_enums import Find, Init, Mode
+
+
+def has_phases(config: Config) -> bool:
+    return bool(config.phases) or config.method.kind == "cycles"
 
 
 def run(config: Config, overrides: list[str]) -> int:
@@ -27,7 +34,7 @@ def run(config: Config, overrides: list[str]) -> int:
         raise UserError(f"find={config.find.value} with phases: it searches for one run. Use: each phase as a run of its own.")
     host = detect.host(sys.executable)
     run_dir, resumed = rundir.choose(config)
-    plans = {phase.name: plan_phase(config, phase, overrides, host, run_dir) for phase in config.phases}
+    plans = make_plans(config, overrides, host, run_dir)
     name = run_dir.parent.name
     if config.mode == Mode.plan:
         show.show(config, lambda: pipeline_json(name, run_dir, plans), *plans.values())
@@ -41,27 +48,74 @@ def run(config: Config, overrides: list[str]) -> int:
     return exit_code
 
 
-def phase_dir(config: Config, name: str, run_dir: Path) -> Path:
-    names = [phase.name for phase in config.phases]
-    if name not in names:
-        raise UserError(f"phases: model_from={name} names no phase. Phases: {', '.join(names)}.")
-    return run_dir / f"{names.index(name) + 1}_{name}"
+def make_plans(config: Config, overrides: list[str], host: detect.Host, run_dir: Path) -> dict[str, Plan]:
+    """The plan of every phase by its name, in their order."""
+    composer = _Composer(overrides)
+    given = config.phases or [Phase(name="")]
+    phases = cycles.expand(given, lambda phase: _cycles_of(config if not config.phases else composer(phase)))
+    names = [phase.name for phase in phases]
+    folders = {name: run_dir / f"{number}_{name}" for number, name in enumerate(names, start=1)}
+    return {phase.name: _plan(config, phase, composer, host, folders) for phase in phases}
 
 
-def plan_phase(config: Config, phase: Phase, overrides: list[str], host: detect.Host, run_dir: Path) -> Plan:
-    """The plan of one phase: the experiment, the phase's overrides, then the command line's, which win."""
-    mine = [*(o for o in overrides if o.startswith("experiment=")), *phase.overrides]
-    theirs = [o for o in overrides if not o.startswith("experiment=")]
-    source = [f"model.path={phase_dir(config, phase.model_from, run_dir) / 'model'}"] if phase.model_from else []
+class _Composer:
+    """Compositions of phases: the experiment, the phase's overrides, then the command line's, which win. Cycles repeat theirs."""
+
+    def __init__(self, overrides: list[str]) -> None:
+        self.experiment = [o for o in overrides if o.startswith("experiment=")]
+        self.others = [o for o in overrides if not o.startswith("experiment=")]
+        self.made: dict[tuple[str, ...], Config] = {}
+
+    def __call__(self, phase: Phase) -> Config:
+        """A composition of the phase's own. Raises UserError."""
+        if isinstance(phase, cycles.CyclePhase):  # RAFT's method and arguments are its phases' already
+            given = cycles.without_method(self.others)
+            wanted = [*self.experiment, *phase.overrides, *given, *phase.groups]
+        else:
+            given = self.others
+            wanted = [*self.experiment, *phase.overrides, *given]
+        key = tuple(wanted)
+        if key not in self.made:
+            self.made[key] = compose([*wanted, "phases=[]"], given=given)
+        return copy.deepcopy(self.made[key])
+
+
+def _cycles_of(config: Config) -> Config:
+    """A composition that RAFT's phases can be made of: checked, smoke=true applied. Any other is looked at with its own phase."""
+    return prepare(dataclasses.replace(config, effective_batch=None))[0] if config.method.kind == "cycles" else config
+
+
+def _plan(config: Config, phase: Phase, composer: Callable[[Phase], Config], host: detect.Host, folders: dict[str, Path]) -> Plan:
     try:
-        composed = compose([*mine, *theirs, *source, "phases=[]", f"name={run_dir.parent.name}-{phase.name}"])
+        composed = composer(phase)
+        composed.name = f"{folders[phase.name].parent.parent.name}-{phase.name}"
+        source = str(folders[phase.model_from] / "model") if phase.model_from else composed.model.path
+        if not config.smoke:
+            composed.model.path = source
+        if phase.data_from:
+            composed.data = cycles.samples_of(folders[phase.data_from], composed)
+        if isinstance(phase, cycles.CyclePhase):
+            cycles.apply(composed, phase)
+            if phase.pass_rates_from:
+                composed.method.args["pass_rates"] = str(folders[phase.pass_rates_from] / "result.json")
         prepared, warnings = prepare(composed)
-        plan = make_plan(prepared, host, phase_dir(config, phase.name, run_dir), warnings)
-        if not phase.model_from:  # the model of an earlier phase is not there yet
-            check_files(prepared, all_lines=config.mode == Mode.run)
+        prepared.model.path = source  # under smoke=true the model of an earlier phase is as small as this one's was just made
+        plan = make_plan(prepared, host, folders[phase.name], warnings)
+        there = copy.deepcopy(prepared)  # but for what an earlier phase leaves
+        if phase.model_from:
+            there.model.path, there.model.init = None, Init.pretrained
+        if phase.data_from:
+            there.data = Data(kind="none")
+        check_files(there, all_lines=config.mode == Mode.run)
     except UserError as error:
         raise UserError(f"phase {phase.name}: {error}") from error
     return plan
+
+
+def given_files(run_dir: Path, plans: list[Plan]) -> dict[str, str]:
+    """Data files of all phases by content, but for what the phases themselves leave: a pipeline goes on with the rows it began with."""
+    named = {path for plan in plans for path in record.data_files(plan)}
+    return {path: rundir.sha256(Path(path)) for path in sorted(named) if run_dir not in Path(path).parents}
 
 
 def _run_phases(
@@ -82,6 +136,7 @@ def _run_phases(
         "composition": composition(config),
         "composition_hash": composition_hash(config),
         "phases": {name: plan.run_dir.name for name, plan in plans.items()},
+        "data": {"files": given_files(run_dir, list(plans.values()))},
     }
     rundir.write_json(run_dir / "record.json", record.seal(kept))
     exit_code = EXIT_DONE

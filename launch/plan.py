@@ -12,7 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from containers import images
-from launch import batch, check, container, environment, memory, smoke, speed, topology, trainer_args, tuned
+from launch import (
+    batch,
+    check,
+    container,
+    data_cache,
+    environment,
+    lr_scaling,
+    memory,
+    sampling,
+    sandbox,
+    smoke,
+    speed,
+    topology,
+    trainer_args,
+    tuned,
+)
 from launch.container import ContainerSpec
 from launch.detect import Host
 from launch.errors import UserError
@@ -25,7 +40,7 @@ from launch.topology import Process
 SCHEMA = 1
 # Keys that do not change what is computed: two compositions that differ in them only are the same run.
 NOT_IDENTITY = ("mode", "find", "price_per_gpu_hour", "format", "verbose", "resume", "run_root", "name", "sweep", "preflight")
-ADDED = ("run_dir", "trainer_args", "tuned")  # to the composition, in the file that every rank reads
+ADDED = ("run_dir", "trainer_args", "tuned", "data_cache")  # to the composition, in the file that every rank reads
 
 
 @dataclass(frozen=True)
@@ -37,11 +52,13 @@ class Plan:
     config: Config
     trainer_args: dict[str, Any]
     processes: list[Process]
-    containers: dict[str, ContainerSpec]  # by process; empty under runtime=local
+    containers: dict[str, ContainerSpec]  # by process; under runtime=local the sandbox's only
     memory: list[Memory]
     speed: Speed
     warnings: list[str]
     tuned: dict[str, Any] | None = None  # of a tuning: the recipe that it runs
+    data_cache: dict[str, str] | None = None  # of a training: where its rows are kept when they are prepared
+    data: dict[str, Any] | None = None  # figures of the rows, where they are prepared
 
     @property
     def targets(self) -> dict[str, Target]:
@@ -74,24 +91,29 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
     if key:
         raise UserError(f"{key}: holds a secret of your shell, and a composition ends in records. The processes inherit the variable.")
     processes = topology.processes(config, host, run_dir)
+    containers = container.specs(config, processes, host, run_dir)
     smaller, ports = memory.measured(config, processes, host), topology.ports(host, run_dir)
+    args, scaling = lr_scaling.scaled(config, trainer_args.complete(config, run_dir, ports))
     return Plan(
         name=config.name or default_name(config),
         run_dir=run_dir,
         config=config,
-        trainer_args=trainer_args.complete(config, run_dir, ports),
-        processes=processes,
-        containers=container.specs(config, processes, host, run_dir),
+        trainer_args=args,
+        processes=[*sandbox.processes(config), *processes],
+        containers={**sandbox.specs(config, host, run_dir), **containers},
         memory=memory.memory(config, processes, smaller),
-        speed=speed.speed(config),
+        speed=sampling.speed(config) if config.method.name == "sample" else speed.speed(config),
         warnings=[
             *warnings,
+            *scaling,
             *memory.uncounted(config),
             *smaller_warnings(config, smaller),
             *image_warnings(config),
             *secret_warnings(config, host),
         ],
         tuned=tuned.for_ranks(config, host, run_dir, ports),
+        data_cache=data_cache.for_ranks(config, host),
+        data=data_cache.known(config, host),
     )
 
 
@@ -173,6 +195,8 @@ def rank_config(plan: Plan, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
     Of a tuning also the recipe, and what its experiment file begins with; `overrides` are the command's."""
     content = {**plain(plan.config), "run_dir": str(plan.run_dir), "trainer_args": plan.trainer_args}
+    if plan.data_cache is not None:
+        content["data_cache"] = plan.data_cache
     if plan.tuned is not None:
         content["tuned"] = {**plain(plan.tuned), "experiment": tuned.experiment(plan.config, overrides)}
     return content
@@ -195,6 +219,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "processes": [_process_json(p, plan.containers.get(p.name)) for p in plan.processes],
         "memory": [{**plain(m), "total_gb": m.total_gb, "fits": m.fits} for m in plan.memory],
         "speed": plain(plan.speed),
+        "data": plan.data,
         "trainer_args": plan.trainer_args,
         "targets": plain(plan.targets),
         "warnings": plan.warnings,

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.check_data import named_files
 from launch.detect import Host
 from launch.environment import ROOT, SECRET, secret_names
 from launch.plan import Plan, composition, composition_hash, image_json, plain
@@ -161,13 +162,19 @@ def model(plan: Plan) -> dict[str, Any]:
     return {**source, "files": {f.name: sha256(f) for f in files}}
 
 
+def data_files(plan: Plan) -> list[str]:
+    """Files that the composition's data names, of those that are there."""
+    given = plan.config.data
+    named = [given.path, given.heldout_path, *named_files(plan.config).values()]
+    return [path for path in named if path and Path(path).is_file()]
+
+
 def data(plan: Plan) -> dict[str, Any]:
     """A file by its content; generated problems by what generates them (their rows' hash is in result.json)."""
     given = plan.config.data
-    files = {path: sha256(Path(path)) for path in (given.path, given.heldout_path) if path and Path(path).is_file()}
     return {
         "kind": given.kind,
-        "files": files,
+        "files": {path: sha256(Path(path)) for path in data_files(plan)},
         "hub_id": given.hub_id,
         "revision": given.revision,
         "tasks": plain(given.tasks),

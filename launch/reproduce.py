@@ -23,6 +23,7 @@ from launch.schema import Config
 
 # Figures of time and memory: they vary from run to run and are not compared.
 VARIES = {"time_s", "step_s", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "memory_peak_gb"}
+VARIES |= {"generation_s", "verification_s"}
 COMPARED = ("code", "packages", "locks", "image", "model", "data", "host")
 
 
@@ -92,7 +93,7 @@ def _compare(run_dir: Path, again_dir: Path) -> int:
     then, now = (rundir.read_metrics(folder / "metrics.jsonl") for folder in (run_dir, again_dir))
     differing = compare_metrics(then, now)
     results = [rundir.read_json(folder / "result.json") or {} for folder in (run_dir, again_dir)]
-    for key in ("weights_sha256", "data_sha256", "accuracy"):
+    for key in ("weights_sha256", "data_sha256", "selected_sha256", "accuracy"):
         if results[0].get(key) != results[1].get(key):
             differing.append(f"result.{key}: {results[0].get(key)} -> {results[1].get(key)}")
     if not differing:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from launch import detect, fit, help, hydra_options, pipeline, rundir, show, slurm, sweep
+from launch import detect, fit, help, hydra_options, pipeline, preview, rundir, show, slurm, sweep
 from launch.check_files import check_files
 from launch.compose import compose
 from launch.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError
@@ -26,7 +26,9 @@ def run(overrides: list[str]) -> int:
     config = compose(overrides)
     if config.sweep.name != "none":
         raise UserError(f"sweep={config.sweep.name}: a search of many runs. Put -m before it: python launch/run.py -m ...")
-    if config.phases:
+    if pipeline.has_phases(config) and config.data.preview:
+        raise UserError("data.preview with phases: each has rows of its own. Use: the command of one phase, with data.preview.")
+    if pipeline.has_phases(config):
         return pipeline.run(config, overrides)
     host, found = detect.host(sys.executable), None
     if config.find != Find.none:
@@ -34,6 +36,8 @@ def run(overrides: list[str]) -> int:
         config = compose(overrides)
     config, warnings = prepare(config)
     check_files(config, all_lines=config.mode == Mode.run)
+    if config.data.preview and config.mode == Mode.run:
+        return preview.run(config, host, warnings, overrides)
     run_dir, resumed = rundir.choose(config)
     plan = make_plan(config, host, run_dir, warnings)
     forced = config.mode == Mode.run and config.preflight == Preflight.warn  # check_plan then says what is lacking

@@ -12,6 +12,7 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
+from launch.schema_data import Balance, Curriculum, CurriculumArgs, Deduplicate, Filter, LrScaling, Source
 from launch.schema_enums import Debug, Find, Format, Init, Link, Mode, Network, NumaBinding, Preflight, Profile, Rocprof, Vendor, When
 from launch.schema_host import Healthy, HostNeeds
 
@@ -57,6 +58,8 @@ class Hardware:
     peak_tflops: dict[str, float] = field(default_factory=dict)  # dense; fp32, tf32, fp16, bf16, fp8, fp4; absent where there is none
     link: Link = Link.none
     link_gb_s: Optional[float] = None  # all links of one device, per direction
+    hive: Optional[int] = None  # devices that have these links to one another; empty: all of the node
+    hives_gb_s: Optional[float] = None  # between two hives, per direction: a ring over more devices than one hive goes at this pace
     precisions: list[str] = MISSING  # what it computes in, the preferred one first
     attention: str = MISSING  # attn_implementation of transformers
     fused_attention: bool = True  # torch has a kernel that never writes the scores
@@ -80,6 +83,7 @@ class Model:
     hub_id: Optional[str] = None
     revision: Optional[str] = None  # a commit of the hub, 40 hexadecimal digits
     path: Optional[str] = None  # a local directory; wins over hub_id
+    chat_template: Optional[str] = None  # a file in Jinja; in place of the tokenizer's own
     init: Init = Init.pretrained
     num_layers: int = MISSING
     hidden_size: int = MISSING
@@ -97,15 +101,32 @@ class Model:
 
 
 @dataclass
+class Sandbox:
+    """What reward `code_tests` gives the code of one completion, all of its tests together; in containers of image `sandbox`."""
+
+    workers: int = 4  # containers, each of which runs one completion's code at a time, on one core
+    time_s: float = 10.0  # of the wall's clock, compiling included
+    memory_gb: float = 0.5
+    processes: int = 64
+    output_kb: int = 64  # what a program writes to stdout, and the largest file that it may write
+    disk_mb: int = 64  # /tmp, which is memory and counts as such
+
+
+@dataclass
 class Method:
     """A recipe program and the arguments of its own configuration class."""
 
     name: str = MISSING
     program: str = MISSING  # module of recipes/, run by every rank
-    kind: str = MISSING  # trainer, evaluator, bench or tune
+    kind: str = MISSING  # trainer, evaluator, bench, tune, or cycles: of phases
     config_class: str = MISSING  # the class `args` are checked against, as module.Class
     args: dict[str, Any] = field(default_factory=dict)
-    rewards: dict[str, float] = field(default_factory=dict)  # grpo: named reward or dotted path -> weight
+    lr_scaling: LrScaling = LrScaling.none  # of the learning rate with the batch
+    lr_reference_batch: Optional[int] = None  # sequences of the step that the learning rate was chosen for
+    rewards: dict[str, float] = field(default_factory=dict)  # grpo, sample, raft, evaluate: named reward or dotted path -> weight
+    reward_chain: list[str] = field(default_factory=list)  # of these rewards each is asked only where the one before gave 1; else it is 0
+    reward_pattern: Optional[str] = None  # of reward `regex`, for rows without a column `pattern`
+    sandbox: Sandbox = field(default_factory=Sandbox)
     topologies: list[str] = field(default_factory=list)  # those it runs under, the one for a single GPU first; empty: a trainer's
     uses_model: bool = True  # false: a benchmark of the machine, which reads neither model nor data
     uses_precision: bool = True  # false: a benchmark whose rows name their own
@@ -123,6 +144,7 @@ class Adapter:
     rslora: bool = False
     dora: bool = False
     quantize_base: bool = False  # nf4 base weights under the adapter
+    path: Optional[str] = None  # an adapter to train on, of the same kind: <run>/adapter
 
 
 @dataclass
@@ -157,7 +179,7 @@ class Topology:
     strategy: str = MISSING  # of the trainers: none, ddp, fsdp, zero2, zero3
     servers: int = 0  # split: replicas of the model that generate, behind one address
     server_tensor_parallel: int = 1  # split: GPUs of one replica
-    server_memory_share: float = 0.9  # split: of a GPU's memory, that the server may take
+    server_memory_share: float = 0.9  # split, and engine=vllm: of a GPU's memory, that vLLM may take
     server_max_length: Optional[int] = None  # split: tokens of prompt and completion; empty: all positions of the model
     overlap: bool = False  # split: generate the next batch while this one trains, one step off policy
     numa_binding: Optional[NumaBinding] = None
@@ -169,7 +191,7 @@ class Topology:
 
 @dataclass
 class Task:
-    """A reasoning-gym task; `level` sets every attribute of its curriculum, `config` any field of its own on top."""
+    """A task of reasoning-gym or code_tasks.py; `level` sets every attribute of its curriculum, `config` any field of its own on top."""
 
     name: str = MISSING
     level: int = 0
@@ -179,8 +201,10 @@ class Task:
 
 @dataclass
 class Data:
+    """The rows of a run. What does not fit together is refused by launch/check_data.py."""
+
     name: str = MISSING
-    kind: str = MISSING  # reasoning, jsonl or hub
+    kind: str = MISSING  # reasoning, code, jsonl, hub, mix or samples
     tasks: list[Task] = field(default_factory=list)
     num_train: Optional[int] = None  # reasoning: problems to generate
     num_heldout: int = 0  # reasoning: problems that are never trained on
@@ -191,7 +215,21 @@ class Data:
     revision: Optional[str] = None
     split: str = "train"
     heldout_split: Optional[str] = None
-    limit: Optional[int] = None  # train on the first rows only
+    limit: Optional[int] = None  # train on the first rows only, of those that filters leave
+    sources: list[Source] = field(default_factory=list)  # mix: files and data sets of the hub
+    filter: Filter = field(default_factory=Filter)
+    deduplicate: Deduplicate = Deduplicate.none
+    heldout_fraction: Optional[float] = None  # of the rows, by a hash of their question: never trained on
+    balance: Balance = Balance.none
+    pairs_per_prompt: int = 1  # samples: preference pairs of a prompt at most
+    streaming: bool = False  # read rows as they are needed; for data larger than memory
+    shuffle_buffer: int = 1000  # streaming: rows among which the next one is drawn
+    curriculum: Curriculum = Curriculum.none
+    curriculum_args: CurriculumArgs = field(default_factory=CurriculumArgs)
+    pass_rates: Optional[str] = None  # adaptive: a result.json with by_level, of an evaluation or of sampling
+    chat_template: Optional[str] = None  # a file in Jinja; in place of the tokenizer's own
+    cache: Optional[str] = None  # directory of prepared rows; empty: the user's cache
+    preview: int = 0  # show so many rows as the model will see them, and end
 
 
 @dataclass
@@ -269,11 +307,14 @@ class Target:
 
 @dataclass
 class Phase:
-    """One run of a pipeline: overrides on top of the experiment. `model_from` names an earlier phase whose model it takes."""
+    """One run of a pipeline: overrides on top of the experiment. `model_from` names an earlier phase whose model it takes, `data_from`
+    one of method=sample whose samples it trains on: the selected ones, for DPO pairs of all. A phase of method=raft stands for those of
+    its cycles."""
 
     name: str = MISSING
     overrides: list[str] = field(default_factory=list)
     model_from: Optional[str] = None
+    data_from: Optional[str] = None
 
 
 class Direction(Enum):
@@ -327,6 +368,7 @@ class Config:
     smoke: bool = False
     preflight: Preflight = Preflight.refuse
     resume: str = "auto"  # auto, never, or a run directory
+    save_model: bool = True  # false: a measurement, whose trained model nobody wants: saving 8B takes longer than a few steps
     profile: Profile = Profile.none
     rocprof: Rocprof = Rocprof.v3  # under profile=rocprof: the program
     debug: Debug = Debug.none

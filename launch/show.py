@@ -13,12 +13,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from launch import batch, rundir, topology
-from launch.container import ContainerSpec
+from launch import batch, data_cache, rundir, topology
+from launch.container import Confinement, ContainerSpec
 from launch.memory import Memory
 from launch.plan import Plan, image_json
 from launch.schema import Config
 from launch.schema_enums import Format, Vendor
+from launch.trainer_args import argument
 
 
 def show(config: Config, as_json: Callable[[], dict[str, Any]], *plans: Plan) -> None:
@@ -80,8 +81,9 @@ def _facts(plan: Plan) -> Table:
         **({"model": model} if config.method.uses_model else {}),
         "method": f"{config.method.name}, " + (_arguments(plan) if measures else _training(plan)),
         **({} if measures else {"data": _data(plan)}),
+        **({"its rows": data_cache.said(config, plan.data)} if plan.data_cache else {}),
         "topology": f"{config.topology.name} on {_runtime(config)}: {_spread(plan)}",
-        **({"image": _image(plan)} if plan.containers else {}),
+        **({"image": _image(plan)} if config.runtime.on_node == "docker" else {}),
         **({} if measures else {"expected speed": _speed(plan)}),
         "run directory": str(plan.run_dir),
     }
@@ -135,15 +137,18 @@ def _source(plan: Plan) -> str:
 def _batch(plan: Plan) -> str:
     size = batch.batch(plan.config)
     if plan.config.method.kind != "trainer":
-        return f"{size.per_device} problems at a time"
+        samples = int(argument(plan.config, "samples_per_prompt"))
+        return f"{size.per_device} problems at a time" + (f", {samples} samples of each" if samples > 1 else "")
     split = f"{size.ranks} rank(s) x {size.per_device} x {size.accumulation} accumulated"
     return f"{size.sequences} sequences a step ({split}), up to {size.sequence} tokens each"
 
 
 def _data(plan: Plan) -> str:
     data = plan.config.data
-    if data.kind == "reasoning":
+    if data.kind in ("reasoning", "code"):
         return f"{data.num_train} generated problems of {', '.join(t.name for t in data.tasks)}; {data.num_heldout} held out"
+    if data.sources:
+        return "mix of " + ", ".join(f"{s.weight:.4g} {s.path or s.hub_id}" for s in data.sources)
     return f"{data.kind} {data.path or data.heldout_path or data.hub_id}"
 
 
@@ -198,7 +203,7 @@ def _details(plan: Plan, process: topology.Process) -> Group:
         table.add_row(setting.name, given[setting.name], setting.origin, Text(setting.reason))
     arguments = Text("trainer arguments: " + ", ".join(f"{k}={v}" for k, v in sorted(plan.trainer_args.items())))
     parts: list[Any] = [Text(f"\n{process.name}", style="bold"), Text(shlex.join(process.argv)), table]
-    return Group(*parts, *([] if process.kind == "server" else [arguments]))
+    return Group(*parts, *([] if process.kind in ("server", "verifier") else [arguments]))
 
 
 def _container(spec: ContainerSpec) -> Table:
@@ -208,7 +213,9 @@ def _container(spec: ContainerSpec) -> Table:
         table.add_row("device", node, why)
     for mount in spec.mounts:
         table.add_row("read-only" if mount.read_only else "writable", mount.source, mount.reason)
-    table.add_row("user", spec.user, "yours: every file it leaves belongs to you")
+    if spec.confinement:
+        _add_confinement(table, spec.confinement)
+    table.add_row("user", spec.user, "nobody" if spec.confinement else "yours: every file it leaves belongs to you")
     for label, values in (("group", spec.groups), ("security", spec.security_opt), ("secret", spec.secrets)):
         for value in values:
             table.add_row(label, value, "")
@@ -217,6 +224,12 @@ def _container(spec: ContainerSpec) -> Table:
     table.add_row("memory", limit, f"locked memory {'unlimited' if spec.memlock else 'as the engine sets it'}")
     table.add_row("stop", f"{spec.stop_timeout_s} s", "from SIGTERM to SIGKILL: time to save")
     return table
+
+
+def _add_confinement(table: Table, confinement: Confinement) -> None:
+    table.add_row("containers", str(confinement.copies), "method.sandbox.workers: each runs one job at a time")
+    table.add_row("read-only", "/", "all but /tmp, which is memory and emptied after each test")
+    table.add_row("processes, cores", f"{confinement.pids}, {confinement.cpus:g}", "of each")
 
 
 def show_end(config: Config, plan: Plan, exit_code: int) -> None:

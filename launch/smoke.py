@@ -9,7 +9,8 @@ from launch import shapes, trainer_args
 from launch.schema import Config, Topology
 from launch.schema_enums import Debug, Init, Link, Profile, Rocprof, Vendor
 
-# Sizes only: what an argument means for the algorithm (loss, beta, scheduler ...) stays as composed.
+# Sizes only: what an argument means for the algorithm (loss, beta, scheduler ...) stays as composed. One that the command line gives stays,
+# too (launch/compose.py adds it to method.smoke).
 SIZES = {
     "max_steps": 2,
     "logging_steps": 1,
@@ -25,11 +26,15 @@ SIZES = {
     "max_new_tokens": 8,
     "samples_per_prompt": 1,
     "batch_size": 8,
-    "torch_compile": False,
-    "use_liger_kernel": False,
     "eval_strategy": "no",
-    "fail_below": None,  # a CPU's figures are compared with nothing
-    "optim": "adamw_torch",
+}
+LOW_PRECISION = {"fp8": "torchao", "nf4": "bitsandbytes"}  # the packages that compute in them
+# Arguments that a CPU has no use for, whoever gives them, and why.
+NOT_ON_A_CPU = {
+    "torch_compile": (False, "compiling takes minutes of a CPU"),
+    "use_liger_kernel": (False, "Liger's kernels are for a GPU"),
+    "fail_below": (None, "a CPU's figures are compared with nothing"),
+    "optim": ("adamw_torch", "the optimizer that runs everywhere"),
 }
 
 
@@ -37,14 +42,13 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
     """The small composition, and a line for each thing it leaves out."""
     small, left_out = copy.deepcopy(config), []
     _shrink_model(small)
-    small.method.args |= {k: v for k, v in SIZES.items() if k in trainer_args.known(config)} | config.method.smoke
-    small.method.args.pop("num_train_epochs", None)  # max_steps bounds it now
+    left_out += _shrink_arguments(small)
     small.data.num_train = small.data.num_train and 32
     small.data.num_heldout = min(small.data.num_heldout, 8)
     small.data.limit = min(small.data.limit or 32, 32)
-    if small.adapter.rank is not None:
+    if small.adapter.rank is not None and small.adapter.path is None:  # one that is loaded has its own
         small.adapter.rank = min(small.adapter.rank, 4)
-    if config.precision.name != "fp32":
+    if config.precision.name != "fp32" and not _has_precision(config):
         left_out.append(f"precision={config.precision.name}: a CPU computes in fp32")
         small.precision.name = small.precision.compute = small.precision.weights = "fp32"
         small.precision.loss_scaling = small.adapter.quantize_base = False
@@ -60,9 +64,29 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
     hardware.vendor, hardware.link, hardware.attention, hardware.env = Vendor.none, Link.none, "sdpa", {}
     hardware.gpus_per_node = max(1, small.topology.num_gpus or 1)
     hardware.dataloader.num_workers, hardware.dataloader.pin_memory = 0, False
-    hardware.peak_tflops, hardware.precisions = {}, ["fp32"]
+    hardware.peak_tflops, hardware.precisions = {}, [small.precision.name]
     hardware.compile = hardware.triton = hardware.vllm = True  # a CPU has them: no rule about the GPU applies
     return small, left_out
+
+
+def _shrink_arguments(config: Config) -> list[str]:
+    """A line for each that a CPU cannot have. Those of method.smoke stand last: the method's own sizes, and what was given."""
+    args, known = config.method.args, trainer_args.known(config)
+    own = {name: value for name, value in config.method.smoke.items() if name not in NOT_ON_A_CPU}
+    bounded = "num_train_epochs" in own and "max_steps" not in own  # else max_steps bounds it
+    sizes = {name: value for name, value in SIZES.items() if name in known and not (bounded and name == "max_steps")}
+    args |= sizes | own
+    if bounded:
+        args.pop("max_steps", None)
+    else:
+        args.pop("num_train_epochs", None)
+    left_out = []
+    for name, (value, why) in NOT_ON_A_CPU.items():
+        if name in known:
+            if args.get(name, value) != value:
+                left_out.append(f"method.args.{name}={args[name]}: {why}")
+            args[name] = value
+    return left_out
 
 
 def _shrink_topology(config: Config, left_out: list[str]) -> None:
@@ -92,6 +116,12 @@ def _shrink_topology(config: Config, left_out: list[str]) -> None:
     if topology.num_gpus is None or topology.num_gpus > 2:
         left_out.append(f"topology.num_gpus={topology.num_gpus or config.hardware.gpus_per_node}: two processes")
         topology.num_gpus = 2
+
+
+def _has_precision(config: Config) -> bool:
+    """bitsandbytes has kernels for a CPU, and torchao rounds to fp8 there, where the Python that runs the ranks has them."""
+    package = LOW_PRECISION.get(config.precision.name)
+    return package is not None and config.runtime.on_node == "local" and importlib.util.find_spec(package) is not None
 
 
 def _has_vllm(config: Config) -> bool:

@@ -12,22 +12,30 @@ from dataclasses import dataclass
 from launch import shapes, topology
 from launch.activations import MicroStep, Numerics
 from launch.batch import Batch, batch, generation_batch
-from launch.memory import generates_with_vllm, micro_step, stepped_bytes
+from launch.memory import generates_with_vllm, has_reference, micro_step, stepped_bytes
 from launch.schema import Config
 from launch.schema_enums import Link, Vendor
 from launch.trainer_args import argument, value
 
-# Shares of the dense peak and of the bandwidth that eager training reached; of 16-bit products, of what a healthy GPU's largest reach.
-GEMM, GEMM_FP32, ATTENTION, BANDWIDTH, LINKS = 0.96, 0.76, 0.40, 0.50, 0.7
-KERNEL_S = 6e-6  # that torch needs to start a kernel: below that a GPU waits
-FSDP_LAYER_S = 2.5e-3  # of gathering and freeing one layer under FSDP2, each micro-step
-ZERO3_LAYER_S, ZERO3_WEIGHT_S = 8e-3, 0.18e-9  # of DeepSpeed's hooks for a layer, and for a weight of it
-STEP_S = 0.1  # of a step that no kernel fills: collating, gathering metrics, logging
-DECODE_S = 8.4e-3  # of one token of all sequences by vLLM 0.26: 8.6 ms for 0.6B, 8.3 ms for 4B, so not the GPU's
+# Shares of peak and bandwidth, read off the runs of docs/results/speed.md. 16-bit products reach healthy.gemm of the hardware's file.
+GEMM_FP32 = 0.69  # of fp32's peak, products and attention alike
+ATTENTION = 0.67  # of the peak, by the fused kernels for 16 bits
+BANDWIDTH = 0.62  # by a layer's memory-bound kernels; large tensors one after another (weights, optimizer) reach healthy.copy
+COPY, LINKS = 0.89, 0.7  # where the hardware's file has no healthy.copy and healthy.all_reduce
+KERNEL_S = 6e-6  # of each kernel: starting and ending, in which nothing is moved
+STEP_S = 0.03  # of a step that no kernel fills: collating, gathering metrics, logging
+# What the host needs for a layer and micro-step, while a GPU that is faster waits: Python hooks around every layer or parameter.
+FSDP_LAYER_S = 13.5e-3
+ZERO3_LAYER_S, ZERO3_WEIGHT_S = 18.5e-3, 0.2e-9  # and for a weight of the layer
+ZERO2_LAYER_S = 1.35e-3  # on top of the GPU's time: gradients are copied into buckets, one parameter after another
+# vLLM 0.26, for a token of all sequences, and for a sequence more: the host's work (scheduling, sampling, text), so not the GPU's.
+DECODE_S, DECODE_SEQUENCE_S = 1.05e-3, 0.085e-3
 DECODE_BANDWIDTH = 0.6  # share at which decoding reads weights, where that takes longer
 SERVER_SEQUENCES = 256  # completions that one server decodes at once (vLLM's max_num_seqs)
 SYNC_S, SYNC_GB_S = 0.14, 134.0  # of sending weights to a server
-WEIGHT_BYTES = {Numerics.autocast: (30.8, 24.5), Numerics.cast: (6.4, 6.3), Numerics.fp32: (12.8, 12.7)}  # a weight and micro-step
+# Bytes of a weight that autocast copies to 16 bits and whose gradient comes back, with checkpointing and without. Counted as TRAFFIC is.
+WEIGHT_BYTES = {Numerics.autocast: (18.0, 12.0), Numerics.cast: (0.0, 0.0), Numerics.fp32: (0.0, 0.0)}
+FROZEN_BYTES = {Numerics.autocast: (13.5, 7.0), Numerics.cast: (1.5, 1.0), Numerics.fp32: (0.0, 0.0)}  # beside an adapter: not kept
 ADAM_TENSORS = 7 + 3  # as large as all that trains: fused AdamW reads four and writes three, clipping reads twice and writes
 
 
@@ -51,6 +59,12 @@ TRAFFIC = {  # by numerics and gradient checkpointing
     (Numerics.cast, False): Traffic(364, 28, 184, 168),
     (Numerics.fp32, True): Traffic(455, 76, 297, 196),
     (Numerics.fp32, False): Traffic(364, 56, 220, 150),
+}
+TRAFFIC_OF_ADAPTERS = {  # the same with peft's: their inputs are made fp32, their products scaled and added (peft 0.21, LoRA)
+    (Numerics.autocast, True): Traffic(652, 128, 397, 386),
+    (Numerics.autocast, False): Traffic(516, 86, 290, 275),
+    (Numerics.cast, True): Traffic(616, 128, 297, 374),
+    (Numerics.cast, False): Traffic(468, 86, 218, 268),
 }
 WITHOUT_HEAD_NORMS = 0.31  # of that traffic for heads remains where queries and keys are not normed (qwen2, llama)
 
@@ -115,11 +129,16 @@ def step_parts(config: Config, size: Batch, peak: float) -> dict[str, float]:
     step = micro_step(config, size)
     micro = micro_parts(config, step, peak)
     found = {name: size.accumulation * part for name, part in micro.items()}
-    bandwidth = config.hardware.bandwidth_gb_s * 1e9 * BANDWIDTH
+    copying = config.hardware.bandwidth_gb_s * 1e9 * (config.hardware.healthy.copy or COPY)
     sharded = size.ranks if config.topology.strategy in ("fsdp", "zero2", "zero3") else 1
     trained = shapes.trainable_parameters(config.model, config.adapter)
-    found["optimizer"] = ADAM_TENSORS * stepped_bytes(config) * trained / sharded / bandwidth
+    found["optimizer"] = ADAM_TENSORS * stepped_bytes(config) * trained / sharded / copying
+    width = 2 if config.precision.weights in ("bf16", "fp16") and config.topology.strategy in ("none", "ddp") else 4
+    found["weights"] += 3 * width * trained * (size.accumulation - 1) / copying  # gradients: both read, their sum written
+    if config.topology.strategy == "ddp" and size.ranks > 1:  # gradients go into DDP's buckets and back
+        found["weights"] += 4 * stepped_bytes(config) * trained / (config.hardware.bandwidth_gb_s * 1e9 * COPY)
     found["between steps"] = STEP_S
+    found["waiting for the host"] = _host_s(config, size, sum(micro.values()))
     found["communication"] = _communication(config, size, sum(micro.values()))
     found["generation"] = _generation_s(config, size)
     return found
@@ -136,32 +155,35 @@ def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float
     forwards = extra_forwards(config)
     products += forwards * 2.0 * tokens * (linear + model.vocab_size * model.hidden_size)
     scores = 2.0 * tokens * step.length * model.num_layers * step.widths[2] * (1 + step.checkpointing + 2.5 + forwards)
-    share = GEMM_FP32 if step.numerics is Numerics.fp32 else GEMM * (config.hardware.healthy.gemm or 1.0)
-    peak_of_attention = peak
-    if config.precision.compute == "fp8":  # the linear layers' products only; attention computes in bf16
-        peak_of_attention = config.hardware.peak_tflops["bf16"] * 1e12
-    moved, kernels = _traffic(config, step, linear)
-    times = {
-        "matrix products": products / (share * peak),
-        "attention": scores / (ATTENTION * peak_of_attention),
-        "memory-bound kernels": moved / (config.hardware.bandwidth_gb_s * 1e9 * BANDWIDTH),
+    bandwidth = config.hardware.bandwidth_gb_s * 1e9
+    gemm, attention = peak * (config.hardware.healthy.gemm or 1.0), peak * ATTENTION
+    if step.numerics is Numerics.fp32:
+        gemm = attention = peak * GEMM_FP32
+    elif config.precision.compute == "fp8":  # the linear layers' products only; attention computes in bf16
+        attention = config.hardware.peak_tflops["bf16"] * 1e12 * ATTENTION
+    moved, weights, kernels = _traffic(config, step, linear)
+    return {
+        "matrix products": products / gemm,
+        "attention": scores / attention,
+        "memory-bound kernels": moved / (bandwidth * BANDWIDTH),
+        "weights": weights / (bandwidth * (config.hardware.healthy.copy or COPY)),
+        "starting kernels": kernels * KERNEL_S,
     }
-    waits = kernels * KERNEL_S - sum(times.values())
-    return {**times, "starting kernels": max(0.0, waits)}
 
 
-def _traffic(config: Config, step: MicroStep, linear: float) -> tuple[float, float]:
-    """Bytes that memory-bound kernels move in a micro-step, and how many kernels there are."""
+def _traffic(config: Config, step: MicroStep, linear: float) -> tuple[float, float, float]:
+    """Bytes that memory-bound kernels move in a micro-step: of tokens, and of weights; and how many kernels there are."""
     model, (hidden, wide, query, key) = config.model, step.widths
-    of_layer = TRAFFIC[step.numerics, step.checkpointing]
+    adapter = config.adapter.rank is not None
+    of_layer = (TRAFFIC_OF_ADAPTERS if adapter and step.numerics is not Numerics.fp32 else TRAFFIC)[step.numerics, step.checkpointing]
     heads = of_layer.heads * (1.0 if model.architecture == "qwen3" else WITHOUT_HEAD_NORMS)
     per_token = of_layer.hidden * hidden + of_layer.wide * wide + heads * (query + key)
     scores = 12 * step.scores() * (2 if step.checkpointing else 1)  # unfused attention reads and writes them all over
-    weights = WEIGHT_BYTES[step.numerics][0 if step.checkpointing else 1] * (linear + model.vocab_size * hidden)
-    moved = model.num_layers * (step.tokens * per_token + scores) + (weights if config.adapter.rank is None else weights / 3)
-    kernels = model.num_layers * of_layer.kernels
+    per_weight = (FROZEN_BYTES if adapter else WEIGHT_BYTES)[step.numerics][0 if step.checkpointing else 1]
+    weights = per_weight * (linear + (0 if adapter else model.vocab_size * hidden))
     more = 1 + 0.2 * extra_forwards(config)  # a forward is a fifth of forward, forward again and backward
-    return more * moved, more * kernels
+    moved = model.num_layers * (step.tokens * per_token + scores)
+    return more * moved, more * weights, more * model.num_layers * of_layer.kernels
 
 
 def extra_forwards(config: Config) -> float:
@@ -178,27 +200,43 @@ def extra_forwards(config: Config) -> float:
     return (bool(value(config, "beta")) + (older or corrected)) / passes
 
 
+def _host_s(config: Config, size: Batch, micro_s: float) -> float:
+    """Seconds that a GPU waits for the hooks of a strategy; none where it has more to do than they take."""
+    strategy, layers = config.topology.strategy, size.accumulation * config.model.num_layers
+    if size.ranks == 1 or config.hardware.vendor == Vendor.none:
+        return 0.0
+    if strategy == "zero2":
+        return layers * ZERO2_LAYER_S
+    of_layer = {"fsdp": FSDP_LAYER_S, "zero3": ZERO3_LAYER_S + ZERO3_WEIGHT_S * shapes.layer_parameters(config.model)}.get(strategy, 0.0)
+    return max(0.0, layers * of_layer - size.accumulation * micro_s)
+
+
 def _communication(config: Config, size: Batch, micro_s: float) -> float:
-    """What gradients and gathered weights cost beyond what a backward hides."""
+    """What sums of gradients and gathered weights cost: DDP's hide behind half of the last micro-step, those of the others take turns
+    with the products."""
     strategy, n = config.topology.strategy, size.ranks
     if n == 1 or config.hardware.vendor == Vendor.none or not config.hardware.link_gb_s:
         return 0.0
     model = config.model
     trained = shapes.trainable_parameters(model, config.adapter)
-    link = config.hardware.link_gb_s * 1e9 * LINKS
-    if config.hardware.link == Link.xgmi:  # a link to each other GPU of the board: fewer GPUs use fewer (ROCm/rccl#1270)
-        link *= min(1.0, (n - 1) / (config.hardware.gpus_per_node - 1)) if config.hardware.gpus_per_node > 1 else 1.0
-    reduced = 2 * (n - 1) / n * (stepped_bytes(config) if strategy == "ddp" else 4.0) * trained / link
-    exposed = max(0.0, reduced - micro_s / 2)
-    layers = size.accumulation * model.num_layers
-    if strategy == "fsdp":
-        return exposed + layers * FSDP_LAYER_S
-    if strategy == "zero2":  # does not overlap, and reduces in every micro-step, in 16 bits but for AMD
-        width = 4 if config.hardware.vendor == Vendor.amd or config.precision.compute == "fp32" else 2
-        return size.accumulation * (n - 1) / n * width * trained / link
-    if strategy == "zero3":
-        return exposed + layers * (ZERO3_LAYER_S + ZERO3_WEIGHT_S * shapes.layer_parameters(model))
-    return exposed
+    share = config.hardware.healthy.all_reduce or LINKS
+    link = config.hardware.link_gb_s * 1e9 * share
+    hive = config.hardware.hive or config.hardware.gpus_per_node
+    if config.hardware.hives_gb_s and n > hive:
+        link = config.hardware.hives_gb_s * 1e9 * share
+    elif config.hardware.link == Link.xgmi:  # a link to each other GPU of the board: fewer GPUs use fewer (ROCm/rccl#1270)
+        link *= min(1.0, (n - 1) / (hive - 1)) if hive > 1 else 1.0
+    if strategy not in ("fsdp", "zero2", "zero3"):
+        return max(0.0, 2 * (n - 1) / n * stepped_bytes(config) * trained / link - micro_s / 2)
+    low = 4.0 if config.precision.compute == "fp32" else 2.0
+    gathered = (n - 1) / n * low * model.num_parameters / link  # all weights, once
+    if strategy == "zero2":  # sums in every micro-step, in 16 bits but for AMD, and gathers what was stepped
+        width = 4.0 if config.hardware.vendor == Vendor.amd else low
+        return size.accumulation * 2 * (n - 1) / n * width * trained / link + gathered * trained / model.num_parameters
+    reference = has_reference(config)
+    gathers = 2 + reference  # for forward and backward, and whole for the reference's forward
+    reduced = (n - 1) / n * 4.0 * trained / link
+    return size.accumulation * gathers * gathered + reduced
 
 
 def _generation_s(config: Config, size: Batch) -> float:
@@ -208,11 +246,14 @@ def _generation_s(config: Config, size: Batch) -> float:
     model = config.model
     weights_gb = 2.0 * model.num_parameters / 1e9
     read_s = weights_gb / config.topology.server_tensor_parallel / (DECODE_BANDWIDTH * config.hardware.bandwidth_gb_s)
-    # transformers starts every kernel of a forward for every token: a third of those of forward and backward.
-    start_s = DECODE_S if generates_with_vllm(config) else model.num_layers * TRAFFIC[Numerics.cast, False].kernels / 3 * KERNEL_S
     engines = config.topology.servers or size.ranks
     completions = generation_batch(config)
+    at_once = min(completions / engines, SERVER_SEQUENCES)
     waves = max(1.0, completions / engines / SERVER_SEQUENCES)
+    if generates_with_vllm(config):
+        start_s = DECODE_S + DECODE_SEQUENCE_S * at_once
+    else:  # transformers starts every kernel of a forward for every token: a third of those of forward and backward
+        start_s = model.num_layers * TRAFFIC[Numerics.cast, False].kernels / 3 * KERNEL_S
     sync_s = SYNC_S + weights_gb / SYNC_GB_S if config.topology.servers else 0.0
     each_s = max(start_s, read_s) * size.completion * waves + sync_s
     return each_s * size.sequences / completions / int(value(config, "num_iterations"))  # one generation serves several steps

@@ -61,7 +61,7 @@ def _command(pid: int) -> str:
 
 
 def _rank(pid: int) -> str:
-    """`rank3-`, or nothing for what is no rank; a rank's dataloader workers have its number too."""
+    """`rank3-`, or nothing for what is no rank; what a rank started (dataloader workers, a verifier) has its number too."""
     found = next((pair for pair in _text(pid, "environ").split("\0") if pair.startswith("RANK=")), "")
     return f"rank{found.removeprefix('RANK=')}-" if found else ""
 

@@ -28,6 +28,7 @@ ASK_EVERY_S = 1.0  # a question to a server in a container starts a program ther
 ASK_AFTER = 0.1  # of hang_timeout_s without a step: then the server is asked what it does
 HUNG_GRACE_S = 15.0  # from SIGTERM to SIGKILL for what hangs: it saves nothing, or it would not have hung
 SHOWN_LINES = 15
+SERVE = ("server", "verifier")  # kinds that end when the others have, and not before
 FAILURE = ("rank", "time", "error", "exit_code")  # what recipes/common/program.py writes
 
 
@@ -155,7 +156,7 @@ class Attempt:
 
     def _finished(self) -> bool:
         all_started = len(self.groups) == len(self.plan.processes)
-        return all_started and all(g.started.poll() == 0 for g in self.groups if g.process.kind != "server")
+        return all_started and all(g.started.poll() == 0 for g in self.groups if g.process.kind not in SERVE)
 
     def _look(self) -> None:
         """Copy new log lines to the terminal."""
@@ -172,7 +173,7 @@ class Attempt:
     def _first_failure(self) -> Outcome | None:
         """The servers stand first: trainers fail because their server did. One that ends when the trainers have finished did not fail."""
         for group in self.groups:
-            code, is_server = group.started.poll(), group.process.kind == "server"
+            code, is_server = group.started.poll(), group.process.kind in SERVE
             if code is None or (code == 0 and not is_server) or (is_server and self._finished()):
                 continue
             result = rundir.read_json(self.plan.run_dir / "result.json") or {}
@@ -204,7 +205,7 @@ class Attempt:
         why = f"no step, no token and no load progress for {quiet:.0f} s (runtime.hang_timeout_s)"
         self.progress.say("nothing gets on; taking the stacks of all processes")
         for group in self.groups:
-            if group.started.poll() is None:
+            if group.started.poll() is None and group.process.kind != "verifier":  # which limits the time of what it runs
                 name, log = group.process.name, group_log(self.plan, group.process)
                 printed = log.with_name("rank*.log") if rank_logs(self.plan, group.process) else log
                 try:
@@ -274,7 +275,7 @@ def group_log(plan: Plan, process: Process) -> Path:
 
 def rank_logs(plan: Plan, process: Process) -> dict[int, Path]:
     """Of each of its ranks, counted over all nodes (recipes/common/rank_log.py); none where one rank is all there is."""
-    if process.kind in ("server", "prepare") or process.num_ranks * plan.config.runtime.slurm.nodes == 1:
+    if process.kind in (*SERVE, "prepare") or process.num_ranks * plan.config.runtime.slurm.nodes == 1:
         return {}
     first = process.node * process.num_ranks
     return {rank: plan.run_dir / "logs" / f"rank{rank}.log" for rank in range(first, first + process.num_ranks)}
@@ -289,7 +290,7 @@ def describe(plan: Plan, outcome: Outcome) -> str:
     if process.kind == "server":
         # vLLM's API server ends with 0 when its engine has died, hundreds of lines after the engine has said why.
         why = logs.root_cause(logs.last_words(log, outcome.began.get(log, 0), count=1000).lines) or why
-    elif outcome.status != "hung":
+    elif outcome.status != "hung" and process.kind != "verifier":
         known = next(iter(failures(plan.run_dir)), None)
         reported = None if words.rank is None else process.node * process.num_ranks + words.rank  # torchrun counts ranks of its node
         if words.exit_code is not None and words.exit_code < 0:  # it could write nothing, and others failed because of it

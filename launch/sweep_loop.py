@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch import rundir, sweep_report
+from launch import pipeline, rundir, sweep_report
 from launch.detect import Host
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
 from launch.logs import last_words
@@ -162,7 +162,7 @@ class Loop:
         return bool(self.running)
 
     def _check_metric(self, running: Running) -> None:
-        if self.sweep.metric is None or running.metric_seen or running.prepared.config.phases:
+        if self.sweep.metric is None or running.metric_seen or pipeline.has_phases(running.prepared.config):
             return
         run_dir = running_run(running.prepared)
         running.metric_seen = run_dir is not None and check_metric_early(self.sweep.metric, run_dir)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from launch import pipeline
 from launch.plan import as_json, pipeline_json, plain
 from launch.schema import Config, Direction, Parameter, Sweep
 from launch.schema_enums import Format
@@ -120,7 +121,7 @@ def show_planned(config: Config, content: dict[str, Any], first: Prepared, gpus:
     while wanted and len(sets) < together and (block := pack(gpus, {gpu for s in sets for gpu in s}, wanted)):
         sets.append(block)
     run_dir = first.plans[0].run_dir
-    plans = {phase.name: plan for phase, plan in zip(first.config.phases, first.plans, strict=False)}
+    plans = {plan.run_dir.name.partition("_")[2]: plan for plan in first.plans} if pipeline.has_phases(first.config) else {}
     if config.format == Format.json:
         shown = pipeline_json(run_dir.parent.parent.name, run_dir.parent, plans) if plans else as_json(first.plans[0])
         added = {"space": plain(sweep.space), "at_once": together, "gpu_sets": sets, "refused": refused, "first": shown}

@@ -70,9 +70,9 @@ class Prepared:
 def prepared(overrides: list[str], host: Host) -> Prepared:
     """Compose and plan, as launch/run.py does; nothing of it depends on a trial before. Raises UserError, HostError."""
     config = compose(overrides)
-    if config.phases:
+    if pipeline.has_phases(config):
         run_dir, _ = rundir.choose(config)
-        plans = [pipeline.plan_phase(config, phase, overrides, host, run_dir) for phase in config.phases]
+        plans = list(pipeline.make_plans(config, overrides, host, run_dir).values())
     else:
         config, warnings = prepare(config)
         check_files(config, all_lines=False)  # its own launcher reads all

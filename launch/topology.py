@@ -15,10 +15,10 @@ from launch.schema_enums import Vendor
 
 @dataclass(frozen=True)
 class Process:
-    """One process group: a generation server, torchrun with a rank for each of its GPUs, or what prepares for these."""
+    """One process group: a generation server, torchrun with a rank for each of its GPUs, what prepares for these, or the sandbox."""
 
     name: str
-    kind: str  # trainer, evaluator, server or prepare
+    kind: str  # trainer, evaluator, server, prepare or verifier
     argv: list[str]
     settings: list[Setting]
     gpus: list[int]

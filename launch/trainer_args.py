@@ -125,6 +125,20 @@ def check(config: Config) -> None:
         kind = JSON_TYPES[type(given)]
         if "any" not in types and kind not in types and not (kind == "int" and "float" in types):
             raise UserError(f"method.args.{name}={given!r}: {kind}, and {cls} takes {' or '.join(types)}.")
+        _check_names(name, given, arguments[name])
+
+
+def _check_names(argument: str, given: Any, allowed: dict[str, Any]) -> None:
+    """Of an argument that takes names, alone or in a list, or mappings with names for keys. Raises UserError."""
+    known, refused = allowed.get("names"), allowed.get("refused", {})
+    if given is None or not (known or refused):
+        return
+    listed = given if isinstance(given, list) else [given]
+    for one in [str(key) for item in listed for key in (item if isinstance(item, dict) else [item])]:
+        if one in refused:
+            raise UserError(f"method.args.{argument}: {one} {refused[one]}")
+        if known and one not in known:
+            raise UserError(f"method.args.{argument}={one}: unknown.{near(one, known)} It takes {', '.join(known)}.")
 
 
 def complete(config: Config, run_dir: Path, ports: tuple[int, int]) -> dict[str, Any]:

@@ -17,34 +17,34 @@ from omegaconf import DictConfig
 from trl import DPOConfig, DPOTrainer
 
 from recipes.common.checkpoint import AtomicCheckpoints
-from recipes.common.data import load_train, texts
-from recipes.common.files import json_sha256
+from recipes.common.data import load, texts
+from recipes.common.data_prepare import PreparedRows
 from recipes.common.metrics import Metrics
 from recipes.common.model import adapter_config, build_model, build_tokenizer
 from recipes.common.program import main
 from recipes.common.training import build_arguments, train
 
 
-class Trainer(AtomicCheckpoints, DPOTrainer):
-    """TRL's trainer, saving atomically."""
+class Trainer(PreparedRows, AtomicCheckpoints, DPOTrainer):
+    """TRL's trainer, saving atomically, with rows prepared once."""
 
 
 def dpo(config: DictConfig) -> dict[str, Any]:
     args = build_arguments(DPOConfig, config)
-    rows = load_train(config.data, "dpo")
-    tokenizer = build_tokenizer(config, texts(rows))
-    adapter = adapter_config(config)
+    loaded = load(config.data, "dpo")
+    tokenizer = build_tokenizer(config, texts(loaded.rows))
     trainer = Trainer(
         model=build_model(config),
         # With an adapter, the reference is the same weights with the adapter off. TRL would load one by name, which random weights lack.
-        ref_model=None if adapter or args.precompute_ref_log_probs else build_model(config),
+        ref_model=None if config.adapter.rank or args.precompute_ref_log_probs else build_model(config),
         args=args,
-        train_dataset=rows,
+        config=config,
+        loaded=loaded,
         processing_class=tokenizer,
-        peft_config=adapter,
+        peft_config=adapter_config(config),
     )
     result = train(config, trainer, Metrics(config, reference=not args.precompute_ref_log_probs))
-    return {**result, "data_sha256": json_sha256(rows.to_list())}
+    return {**result, **loaded.sha256()}
 
 
 if __name__ == "__main__":

@@ -15,24 +15,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from accelerate.utils import gather_object
 from omegaconf import DictConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from recipes.common.checkpoint import AtomicCheckpoints
-from recipes.common.data import load_train, texts
+from recipes.common.data import columns, load, texts
+from recipes.common.data_curriculum import Curriculum
+from recipes.common.data_prepare import prepare_prompts
 from recipes.common.errors import UserError
-from recipes.common.files import json_sha256
 from recipes.common.metrics import Metrics
 from recipes.common.model import adapter_config, build_model, build_tokenizer
 from recipes.common.overlap import OverlappedGeneration
 from recipes.common.program import main
-from recipes.common.rewards import build_rewards
-from recipes.common.serving import CheckWeightsArrive, check_vllm, reach_directly, time_generation
+from recipes.common.serving import CheckWeightsArrive, check_vllm, reach_directly, send_merged, time_generation
 from recipes.common.training import build_arguments, train
+from recipes.common.verify import build_verifier
 
 
-class Trainer(AtomicCheckpoints, GRPOTrainer):
-    """TRL's trainer, saving atomically."""
+class Trainer(Curriculum, AtomicCheckpoints, GRPOTrainer):
+    """TRL's trainer, saving atomically, with prompts drawn by a curriculum where one is asked for."""
 
 
 class OverlappedTrainer(OverlappedGeneration, Trainer):
@@ -40,28 +42,33 @@ class OverlappedTrainer(OverlappedGeneration, Trainer):
 
 
 def grpo(config: DictConfig) -> dict[str, Any]:
-    rows = load_train(config.data, "grpo")
-    rewards, weights = build_rewards(config.method.rewards, rows.column_names)
+    loaded = load(config.data, "grpo")
+    verifier = build_verifier(config, columns(loaded.rows))
+    rewards, weights = verifier.rewards()
     args = build_arguments(GRPOConfig, config)
     args.reward_weights = weights
     cycle = cycle_steps(args)
     if args.use_vllm:
         check_vllm()
         reach_directly()
-    tokenizer = build_tokenizer(config, texts(rows))
+    tokenizer = build_tokenizer(config, texts(loaded.rows))
     trainer = (OverlappedTrainer if config.topology.overlap else Trainer)(
         model=build_model(config),
         args=args,
         reward_funcs=rewards,
-        train_dataset=rows,
+        train_dataset=prepare_prompts(config, loaded, tokenizer),
         processing_class=tokenizer,
         peft_config=adapter_config(config),
     )
+    trainer.use(config.data, config.seed, config.topology.overlap)
+    if args.use_vllm:
+        send_merged(trainer)
     if config.topology.servers:
         time_generation(trainer)
         trainer.add_callback(CheckWeightsArrive(trainer))
     result = train(config, trainer, Metrics(config, reference=args.beta != 0.0), cycle)
-    return {**result, "data_sha256": json_sha256(rows.to_list())}
+    errors = sum(gather_object([verifier.errors]))
+    return {**result, "verifier_errors": errors, **loaded.sha256()}
 
 
 def cycle_steps(args: GRPOConfig) -> int:

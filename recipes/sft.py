@@ -16,31 +16,34 @@ from omegaconf import DictConfig
 from trl import SFTConfig, SFTTrainer
 
 from recipes.common.checkpoint import AtomicCheckpoints
-from recipes.common.data import load_train, texts
-from recipes.common.files import json_sha256
+from recipes.common.data import load, texts
+from recipes.common.data_curriculum import Curriculum
+from recipes.common.data_prepare import PreparedRows
 from recipes.common.metrics import Metrics
 from recipes.common.model import adapter_config, build_model, build_tokenizer
 from recipes.common.program import main
 from recipes.common.training import build_arguments, train
 
 
-class Trainer(AtomicCheckpoints, SFTTrainer):
-    """TRL's trainer, saving atomically."""
+class Trainer(Curriculum, PreparedRows, AtomicCheckpoints, SFTTrainer):
+    """TRL's trainer, saving atomically, with rows prepared once and drawn by a curriculum where one is asked for."""
 
 
 def sft(config: DictConfig) -> dict[str, Any]:
     args = build_arguments(SFTConfig, config)
-    rows = load_train(config.data, "sft")
-    tokenizer = build_tokenizer(config, texts(rows))
+    loaded = load(config.data, "sft")
+    tokenizer = build_tokenizer(config, texts(loaded.rows))
     trainer = Trainer(
         model=build_model(config),
         args=args,
-        train_dataset=rows,
+        config=config,
+        loaded=loaded,
         processing_class=tokenizer,
         peft_config=adapter_config(config),
     )
+    trainer.use(config.data, config.seed)
     result = train(config, trainer, Metrics(config))
-    return {**result, "data_sha256": json_sha256(rows.to_list())}
+    return {**result, **loaded.sha256()}
 
 
 if __name__ == "__main__":

@@ -22,7 +22,10 @@ ROOT = Path(__file__).parents[1]
 
 
 def pytest_configure() -> None:
-    """A shell that is no terminal's starts what stands before `&` with SIGINT ignored, and every child inherits that."""
+    # As launch/environment.py gives ranks on a CPU, before anything imports torch: two test processes share two cores, and threads that
+    # spin while they wait made the trainings of test_resume.py take three times the CPU time.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # A shell that is no terminal's starts what stands before `&` with SIGINT ignored, and every child inherits that.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -29,8 +29,9 @@ SHAPES: dict[str, dict[str, type]] = {
     "record.json": dict.fromkeys(("composition", "host", "code", "packages", "image", "data", "phases"), dict) | {"overrides": list},
     "plan.json": dict.fromkeys(("speed", "trainer_args", "targets", "image"), dict)
     | dict.fromkeys(("processes", "memory", "warnings"), list),
-    "result.json": dict.fromkeys(("before", "after", "by_task"), dict)
-    | dict.fromkeys(("columns", "rows", "notes", "below", "overrides", "samples"), list),
+    "result.json": dict.fromkeys(("before", "after", "by_task", "by_level", "by_task_and_level", "lm_eval"), dict)
+    | dict.fromkeys(("pass_at_k", "maj_at_k", "pass_at_k_interval", "maj_at_k_interval"), dict)
+    | dict.fromkeys(("columns", "rows", "notes", "below", "overrides", "samples", "interval", "right_per_problem"), list),
 }
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # of C where PyYAML has it: ten times as fast
 
@@ -266,7 +267,7 @@ def last_words(run: Run) -> list[Words]:
 def _training(run: Run) -> str:
     """The name of the process group whose ranks write failures/."""
     kinds = {str(p.get("name")): p.get("kind") for p in objects(run.plan.get("processes"))}
-    return next((name for name, kind in kinds.items() if kind not in ("server", "prepare")), "trainers")
+    return next((name for name, kind in kinds.items() if kind not in ("server", "prepare", "verifier")), "trainers")
 
 
 def _words(files: list[Path], first: dict[str, Any] | None) -> Iterator[Words]:

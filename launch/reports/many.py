@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.reports import one, series, tables
+from launch.reports import evaluations, one, series, tables
 from launch.reports.curves import Charts
 from launch.reports.data import Run, dig, is_number, objects
 from launch.reports.parts import Bars, Cell, Figure, Figures, Inner, Note, Notes, Page, Section, Table, cell, duration, percent, text
@@ -29,7 +29,12 @@ def pipeline(folder: Path, status: str, exit_code: int | None, runs: Sequence[Ru
     verdict = [] if status == "done" else [Note(one.VERDICTS.get(status, f"Its record says {status}."), one.mark_of(status))]
     blocks = [Figures(figures), *verdict, Table("Phases", columns, rows)]
     charts = series.phases(runs)
-    found = [Section("Summary", blocks), Section("Curves", [Charts(charts)] if charts else []), _warnings(runs)]
+    found = [
+        Section("Summary", blocks),
+        Section("Evaluation", evaluations.compared(runs)),
+        Section("Curves", [Charts(charts)] if charts else []),
+        _warnings(runs),
+    ]
     inner = [Inner(run.folder.name, one.sections(run, curves=False), run.status not in ("done", "waiting"), run.status) for run in runs]
     labels = [(run.name, str(run.get("method", "name") or ""), run.status) for run in runs]
     return Page(folder.parent.name, folder.name, status, [s for s in found if s.blocks], inner, labels)
@@ -43,6 +48,7 @@ def compare(runs: Sequence[Run], names: Sequence[str]) -> Page:
         Section("Differences", differences(runs)),
         Section("Curves", [Charts(charts)] if charts else []),
         Section("Results", [*results(runs), *benchmarks(runs), *step_parts(runs)]),
+        Section("Evaluation", evaluations.compared(runs)),
         _warnings(runs),
     ]
     inner = [

@@ -8,7 +8,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from launch.reports import series, tables
+from launch.reports import evaluations, series, tables
+from launch.reports import rows as data_rows
 from launch.reports.curves import Charts
 from launch.reports.data import Run, dig, is_number, last_words, listed, objects, table
 from launch.reports.parts import (
@@ -68,6 +69,8 @@ def sections(run: Run, curves: bool = True) -> list[Section]:
         Section("Benchmark", tables.benchmark(run)),
         Section("Tuning", tables.tuning(run)),
         Section("Results", results(run)),
+        Section("Rows", data_rows.section(run)),
+        Section("Evaluation", evaluations.blocks(run)),
         Section("Curves", [Charts(main)] if curves and (main := series.main(run)) else []),
         Section("Speed", tables.speed(run)),
         Section("Memory", tables.memory(run)),
@@ -113,7 +116,8 @@ def figures(run: Run) -> list[Figure]:
         values = run.metrics.points(key)[1] or [v for v in [run.result.get(key)] if is_number(v)]
         if values:
             shown = percent if key == "accuracy" else number
-            found.append(Figure(key, shown(values[-1]), f"from {shown(values[0])}" if len(values) > 1 else ""))
+            under = f"from {shown(values[0])}" if len(values) > 1 else ""
+            found.append(Figure(key, shown(values[-1]), (key == "accuracy" and evaluations.interval(run)) or under))
     found += speed_figures(run)
     rows = tables.rows_of(run)
     if rows:
@@ -160,7 +164,7 @@ def elapsed_s(run: Run) -> float | None:
 
 
 def results(run: Run) -> list[Any]:
-    """Figures of result.json with targets beside them; accuracy by task, and some answers."""
+    """Figures of result.json with targets beside them."""
     targets = run.plan.get("targets") or {}
     numbers = {k: v for k, v in run.result.items() if k not in NOT_RESULTS and (is_number(v) or k in targets)}
     rows = [[Cell(key), cell(value), *_target(targets.get(key), value)] for key, value in numbers.items()]
@@ -170,17 +174,6 @@ def results(run: Run) -> list[Any]:
     blocks: list[Any] = [Table("Figures of the end", columns, [row[: len(columns)] for row in rows])] if rows else []
     words = {k: v for k, v in run.result.items() if k not in NOT_RESULTS and k not in SHOWN_ELSEWHERE and isinstance(v, str)}
     blocks += [Facts(words)] if words else []
-    by_task = run.result.get("by_task")
-    if by_task:
-        keys = list(dict.fromkeys(key for task in by_task.values() if isinstance(task, dict) for key in task))
-        blocks.append(
-            Table("By task", ["task", *keys], [[Cell(str(name)), *(cell(dig(task, k)) for k in keys)] for name, task in by_task.items()])
-        )
-    samples = objects(run.result.get("samples"))
-    if samples:
-        keys = list(dict.fromkeys(key for sample in samples for key in sample))
-        rows = [[Cell(str(n)), *(cell(sample.get(key)) for key in keys)] for n, sample in enumerate(samples, start=1)]
-        blocks.append(Folded(f"{len(samples)} answers", [Table("Answers", ["", *keys], rows)]))
     return blocks
 
 
@@ -316,7 +309,9 @@ def _data(run: Run) -> str | None:
     source = run.get("data", "path") or run.get("data", "hub_id") or ""
     tasks = ", ".join(str(dig(task, "name")) for task in objects(run.get("data", "tasks")))
     digests = ", ".join(f"{Path(f).name} sha256 {str(d)[:16]}" for f, d in table(dig(run.record, "data", "files")).items())
-    return ", ".join(part for part in (str(kind or ""), str(source), tasks if kind == "reasoning" else "", digests) if part) or None
+    return (
+        ", ".join(part for part in (str(kind or ""), str(source), tasks if kind in ("reasoning", "code") else "", digests) if part) or None
+    )
 
 
 def _code(run: Run) -> str | None:

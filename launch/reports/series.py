@@ -23,6 +23,7 @@ MAIN = {
     "mfu": ("MFU", "%", True),
     "memory_peak_gb": ("Memory, most so far", "GB", True),
 }
+LEVEL_SHARE = "level_share/"  # of a curriculum, one key a level
 PARTS = {"step_s": "whole step", "generation_s": "generation", "wait_s": "trainers wait", "sync_s": "weight sync"}
 TELEMETRY = {
     "gpu_utilization": ("GPU utilization", "%"),
@@ -61,6 +62,10 @@ def together(runs: Sequence[Run]) -> list[Chart]:
         parts = [Curve(name, points, n) for n, (key, name) in enumerate(PARTS.items()) if (points := runs[0].metrics.points(key))[1]]
         if len(parts) > 1:
             charts.append(Chart("step-parts", "Seconds of a step", parts, "s", from_zero=True))
+        levels = [key for key in runs[0].metrics.numeric_keys if key.startswith(LEVEL_SHARE)]
+        shares = [Curve(f"level {key.removeprefix(LEVEL_SHARE)}", points_of(runs[0], key, "%"), n) for n, key in enumerate(levels)]
+        if shares:
+            charts.append(Chart("level-shares", "Share of each level in a step", shares, "%", from_zero=True))
     return charts
 
 
@@ -75,7 +80,7 @@ def others(run: Run) -> tuple[list[Chart], dict[str, float]]:
     own = {c["key"] for c in objects(run.result.get("columns")) if isinstance(c.get("key"), str)}  # a benchmark's rows are no series
     charts, constant = [], {}
     for key in run.metrics.numeric_keys:
-        if key in known or key in own or (own and "step" in run.metrics.last and not _is_training(run)):
+        if key in known or key in own or key.startswith(LEVEL_SHARE) or (own and "step" in run.metrics.last and not _is_training(run)):
             continue
         points = run.metrics.points(key)
         if len(set(points[1])) == 1:
@@ -104,11 +109,23 @@ def phases(runs: Sequence[Run]) -> list[Chart]:
     charts = [
         Chart(_file(k), MAIN[k][0], c, MAIN[k][1], axis, MAIN[k][2]) for k, c in sorted(curves.items(), key=lambda i: [*MAIN].index(i[0]))
     ]
+    charts += pass_at_k(runs)
     if accuracy[1]:
         charts.insert(
             0, Chart("held-out-accuracy", "Held-out accuracy", [Curve("Held-out accuracy", accuracy, dots=True)], "%", axis, True)
         )
     return charts
+
+
+def pass_at_k(runs: Sequence[Run]) -> list[Chart]:
+    """Of the phases that sampled: the chance that one of k samples is right, a curve for each."""
+    curves: list[Curve] = []
+    for run in runs:
+        found = run.result.get("pass_at_k") if run.get("method", "name") == "sample" else None
+        points = sorted((float(k), 100 * float(v)) for k, v in found.items()) if isinstance(found, dict) else []
+        if points:
+            curves.append(Curve(run.name, ([k for k, _ in points], [v for _, v in points]), len(curves)))
+    return [Chart("pass-at-k", "pass@k of each cycle's samples", curves, "%", "samples of a prompt, k", True)] if curves else []
 
 
 def mean_of(chart: Chart) -> str:

@@ -31,8 +31,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure_rows, result
 from recipes.bench.timing import median_ms
 from recipes.bench.training import check_tuples
-from recipes.common.errors import UserError, near
+from recipes.common.errors import UserError
 from recipes.common.model import compute_dtype
+from recipes.common.names import named
 from recipes.common.program import main
 
 Tensor = torch.Tensor
@@ -50,20 +51,16 @@ class AttentionConfig(SeriesConfig):
     Raises UserError.
     """
 
-    backends: list[str] = field(default_factory=lambda: list(BACKENDS))
+    backends: list[str] = named(lambda: BACKENDS)
     sequences: list[int] = field(default_factory=list)
     heads: list[list[int]] = field(default_factory=list)
-    passes: list[str] = field(default_factory=lambda: list(PASSES))
+    passes: list[str] = named(lambda: PASSES)
     tokens: int = 16384
     warmup: int = 5
     repetitions: int = 20
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, known in (("backends", tuple(BACKENDS)), ("passes", PASSES)):
-            for given in getattr(self, name):
-                if given not in known:
-                    raise UserError(f"method.args.{name}={given}: unknown. {near(str(given), known)}")
         for name in ("backends", "sequences", "heads", "passes"):
             if not getattr(self, name):
                 raise UserError(f"method.args.{name}=[]: nothing would be measured.")

@@ -32,7 +32,8 @@ from omegaconf import DictConfig
 from recipes.bench import rccl_tests
 from recipes.bench.collective_rank import DTYPES
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
-from recipes.common.errors import UserError, near
+from recipes.common.errors import UserError
+from recipes.common.names import named
 from recipes.common.program import is_main_rank, main
 
 Setting = dict[str, str | None]
@@ -59,13 +60,13 @@ class CollectivesConfig(SeriesConfig):
     Raises UserError.
     """
 
-    ops: list[str] = field(default_factory=lambda: list(BUS_FACTOR))
+    ops: list[str] = named(lambda: BUS_FACTOR)
     min_bytes: int = 1 << 10
     max_bytes: int = 4 << 30
     factor: int = 4
     ranks: list[int] = field(default_factory=lambda: [2, 4, 8])
-    dtypes: list[str] | None = None
-    programs: list[str] = field(default_factory=lambda: ["torch"])
+    dtypes: list[str] | None = named(lambda: DTYPES, None)
+    programs: list[str] = named(lambda: PROGRAMS, ["torch"])
     settings: list[dict[str, Any]] = field(default_factory=list)
     warmup: int = 5
     repetitions: int = 20
@@ -73,10 +74,6 @@ class CollectivesConfig(SeriesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, known in (("ops", BUS_FACTOR), ("dtypes", DTYPES), ("programs", PROGRAMS)):
-            for given in getattr(self, name) or ():
-                if given not in known:
-                    raise UserError(f"method.args.{name}={given}: unknown. {near(str(given), known)}")
         for name in ("ops", "ranks", "programs"):
             if not getattr(self, name):
                 raise UserError(f"method.args.{name}=[]: nothing would be measured.")
@@ -186,8 +183,11 @@ def limit_gb_s(config: DictConfig, ranks: int) -> float | None:
     hardware = config.hardware
     if hardware.link_gb_s is None or hardware.link == "none" or ranks > hardware.gpus_per_node:
         return None
-    if hardware.link == "xgmi" and ranks < hardware.gpus_per_node:
-        return hardware.link_gb_s * (ranks - 1) / (hardware.gpus_per_node - 1) if hardware.gfx in MESH else None
+    hive = hardware.hive or hardware.gpus_per_node
+    if ranks > hive:  # a ring crosses from hive to hive
+        return float(hardware.hives_gb_s) if hardware.hives_gb_s else None
+    if hardware.link == "xgmi" and ranks < hive:
+        return hardware.link_gb_s * (ranks - 1) / (hive - 1) if hardware.gfx in MESH else None
     return float(hardware.link_gb_s)
 
 

@@ -15,7 +15,7 @@ are full, LoRA's rank (here that of conf/adapter/lora.yaml), the scaling of fp8,
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,13 +26,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from recipes.bench import ranks
-from recipes.bench.low_precision import package, to_float8
 from recipes.bench.scaling import shard
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, refusals
 from recipes.bench.training import check_counts, fresh, timed, training_step
-from recipes.common.errors import UserError, near
+from recipes.common.errors import UserError
 from recipes.common.flops import flops_per_token
+from recipes.common.low_precision import package, to_float8
 from recipes.common.model import adapter_config, build_model
+from recipes.common.names import named
 from recipes.common.program import main
 
 MODES = {"full_bf16": ("bf16", "none"), "full_fp8": ("fp8", "none"), "lora_bf16": ("bf16", "lora"), "lora_fp8": ("fp8", "lora")}
@@ -42,7 +43,7 @@ MODES = {"full_bf16": ("bf16", "none"), "full_fp8": ("fp8", "none"), "lora_bf16"
 class FinetuneConfig(SeriesConfig):
     """`modes`: names of MODES. `batch`: sequences a GPU, of `sequence` tokens. Raises UserError."""
 
-    modes: list[str] = field(default_factory=lambda: ["full_bf16", "full_fp8", "lora_bf16"])
+    modes: list[str] = named(lambda: MODES, ["full_bf16", "full_fp8", "lora_bf16"])
     batch: int = 14
     sequence: int = 8192
     lora_rank: int = 16
@@ -57,9 +58,6 @@ class FinetuneConfig(SeriesConfig):
         check_counts(batch=self.batch, sequence=self.sequence, lora_rank=self.lora_rank, warmup=self.warmup, steps=self.steps)
         if not self.modes:
             raise UserError("method.args.modes=[]: nothing would be measured.")
-        for mode in self.modes:
-            if mode not in MODES:
-                raise UserError(f"method.args.modes={mode}: unknown. {near(mode, MODES)}")
 
 
 COLUMNS = [
@@ -85,9 +83,14 @@ def finetune(config: DictConfig) -> dict[str, Any]:
     table = Table("finetune", COLUMNS, figure="tokens_per_second_per_gpu", notes=[note])
     with ranks.joined(device) as control:
         n = dist.get_world_size()
-        shared = {"model": config.model.name, "num_gpus": n, "batch": args.batch, "sequence": args.sequence}
+        shared = {"model": config.model.name, "num_gpus": n, "batch": args.batch, "sequence": args.sequence, "setup": setup(args)}
         cases = [{**shared, "precision": MODES[mode][0], "adapter": MODES[mode][1]} for mode in args.modes]
         return measure(config, args, table, cases, lambda case: one(case, config, args, device, control))
+
+
+def setup(args: FinetuneConfig) -> str:
+    """What tells published rows of one shape apart: plain (a loop, no trainer), compiled, with checkpointing."""
+    return "plain" + "_compiled" * args.torch_compile + "_checkpointing" * args.gradient_checkpointing
 
 
 def one(case: Row, config: DictConfig, args: FinetuneConfig, device: torch.device, control: dist.ProcessGroup) -> Row:

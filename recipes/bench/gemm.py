@@ -26,7 +26,8 @@ from omegaconf import DictConfig
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, refusals
 from recipes.bench.timing import median_ms
 from recipes.bench.training import check_counts, check_tuples
-from recipes.common.errors import UserError, near
+from recipes.common.errors import UserError
+from recipes.common.names import named
 from recipes.common.program import main
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
@@ -47,9 +48,9 @@ class GemmConfig(SeriesConfig):
     """
 
     shapes: list[list[int]] = field(default_factory=list)
-    dtypes: list[str] | None = None
-    ops: list[str] = field(default_factory=lambda: ["matmul", "linear"])
-    values: list[str] = field(default_factory=lambda: ["normal"])
+    dtypes: list[str] | None = named(lambda: DTYPES, None)
+    ops: list[str] = named(lambda: OPS, ["matmul", "linear"])
+    values: list[str] = named(lambda: VALUES, ["normal"])
     paddings: list[int] = field(default_factory=lambda: [0])
     warmup: int = 30
     repetitions: int = 200
@@ -57,10 +58,6 @@ class GemmConfig(SeriesConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_tuples("shapes", self.shapes, "m", "n", "k")
-        for name, known in (("dtypes", tuple(DTYPES)), ("ops", OPS), ("values", VALUES)):
-            for given in getattr(self, name) or ():
-                if given not in known:
-                    raise UserError(f"method.args.{name}={given}: unknown. {near(str(given), known)}")
         for name in ("shapes", "dtypes", "ops", "values", "paddings"):
             if getattr(self, name) in ([], ()):
                 raise UserError(f"method.args.{name}=[]: nothing would be measured.")

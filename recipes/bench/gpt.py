@@ -11,7 +11,6 @@ tests/unit/test_bench_transformer.py holds all of it against the report.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +19,6 @@ from omegaconf import DictConfig
 from torch import nn
 
 from recipes.bench.training import numerics
-from recipes.common.errors import UserError, near
 
 VOCABULARY = 50257
 ATTENTION = ("sdpa", "eager")
@@ -52,15 +50,6 @@ SIZES = {
     "13b": Size(40, 40, 5120, 13824, 4, 1024),
     "tiny": Size(2, 2, 64, 128, 2, 32, vocabulary=512),  # not the report's: for smoke=true
 }
-
-
-def check_names(models: Sequence[str]) -> None:
-    """Raises UserError for a model that is not in SIZES, and for none."""
-    if not models:
-        raise UserError("method.args.models=[]: nothing would be measured.")
-    for name in models:
-        if name not in SIZES:
-            raise UserError(f"method.args.models={name}: unknown. {near(name, SIZES)}")
 
 
 class Block(nn.Module):

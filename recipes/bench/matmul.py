@@ -22,7 +22,8 @@ from recipes.bench import gemm
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, refusals
 from recipes.bench.timing import steps_ms
 from recipes.bench.training import check_counts, fresh
-from recipes.common.errors import UserError, near
+from recipes.common.errors import UserError
+from recipes.common.names import named
 from recipes.common.program import main
 
 
@@ -31,7 +32,7 @@ class MatmulConfig(SeriesConfig):
     """`sizes`: rows and columns. `dtypes` empty: all that the hardware computes in. Raises UserError."""
 
     sizes: list[int] = field(default_factory=list)
-    dtypes: list[str] | None = None
+    dtypes: list[str] | None = named(lambda: gemm.DTYPES, None)
     warmup: int = 5
     iterations: int = 20
 
@@ -40,9 +41,6 @@ class MatmulConfig(SeriesConfig):
         check_counts(warmup=self.warmup, iterations=self.iterations, **({"sizes": min(self.sizes)} if self.sizes else {}))
         if not self.sizes or self.dtypes == []:
             raise UserError("method.args.sizes or dtypes is empty: nothing would be measured.")
-        for dtype in self.dtypes or ():
-            if dtype not in gemm.DTYPES:
-                raise UserError(f"method.args.dtypes={dtype}: unknown. {near(dtype, gemm.DTYPES)}")
 
 
 def matmul(config: DictConfig) -> dict[str, Any]:

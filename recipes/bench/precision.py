@@ -14,7 +14,7 @@ arguments, whatever precision= says.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,11 +23,12 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from recipes.bench.language_model import Steps, TrainingConfig, check_sequence, fresh_memory, peak_gb
-from recipes.bench.low_precision import package, to_float8
 from recipes.bench.series import Column, Row, Table, device_of, measure_rows, refusals, result
 from recipes.bench.timing import steps_ms
-from recipes.common.errors import UserError, near
+from recipes.common.errors import UserError
+from recipes.common.low_precision import package, to_float8
 from recipes.common.model import build_model
+from recipes.common.names import named
 from recipes.common.program import main
 
 COMPUTE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16, "nf4": torch.bfloat16}
@@ -39,16 +40,13 @@ LORA_RANK, LORA_ALPHA = 16, 32  # conf/adapter/qlora.yaml
 class PrecisionConfig(TrainingConfig):
     """`batch_size` rows a step. The loss is that of the last of `steps`. Raises UserError."""
 
-    precisions: list[str] = field(default_factory=lambda: list(COMPUTE))
+    precisions: list[str] = named(lambda: COMPUTE)
     batch_size: int = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.precisions or self.batch_size < 1:
             raise UserError(f"method.args.precisions={self.precisions}, batch_size={self.batch_size}: at least one precision, and one row.")
-        for name in self.precisions:
-            if name not in COMPUTE:
-                raise UserError(f"method.args.precisions={name}: unknown. {near(name, COMPUTE)}")
 
 
 def precision(config: DictConfig) -> dict[str, Any]:

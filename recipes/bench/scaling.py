@@ -30,7 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 from recipes.bench import gpt, ranks
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
 from recipes.bench.training import check_counts, fresh, given, timed, training_step, weights_dtype
-from recipes.common.errors import UserError, near
+from recipes.common.errors import UserError
+from recipes.common.names import named
 from recipes.common.program import main
 
 STRATEGIES = ("ddp", "fsdp")
@@ -43,9 +44,9 @@ class ScalingConfig(SeriesConfig):
     Raises UserError.
     """
 
-    models: list[str] = field(default_factory=list)
+    models: list[str] = named(lambda: gpt.SIZES, [])
     num_gpus: list[int] = field(default_factory=lambda: [1, 2, 4, 8])
-    strategies: list[str] = field(default_factory=lambda: ["ddp", "fsdp"])
+    strategies: list[str] = named(lambda: STRATEGIES)
     batch: int | None = None
     sequence: int | None = None
     warmup: int = 5
@@ -53,14 +54,12 @@ class ScalingConfig(SeriesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        gpt.check_names(self.models)
+        if not self.models:
+            raise UserError("method.args.models=[]: nothing would be measured.")
         check_counts(warmup=self.warmup, steps=self.steps, **given(batch=self.batch, sequence=self.sequence))
         check_counts(num_gpus=min(self.num_gpus, default=0))
         if not self.strategies:
             raise UserError("method.args.strategies=[]: nothing would be measured.")
-        for strategy in self.strategies:
-            if strategy not in STRATEGIES:
-                raise UserError(f"method.args.strategies={strategy}: unknown. {near(strategy, STRATEGIES)}")
 
 
 COLUMNS = [

@@ -30,11 +30,14 @@ from recipes.bench import published
 from recipes.common import profiling
 from recipes.common.errors import UserError
 from recipes.common.metrics import append
+from recipes.common.names import check_names
 from recipes.common.program import Failed, Interrupted, is_main_rank, say, stop_asked
 
 Row = dict[str, Any]
 WIDTH = 150  # of the table: it is read in logs, too
 OUT_OF_MEMORY = "out of memory"  # the `error` of a row that ran into it
+# What a program that starts anew (recipes/bench/ranks.py) is told: the row that it was at, and why that failed; empty: for want of memory.
+ROW, ROW_ERROR = "RECIPES_ROW", "RECIPES_ROW_ERROR"
 
 
 @dataclass
@@ -50,6 +53,7 @@ class SeriesConfig:
     fail_below: float | None = None
 
     def __post_init__(self) -> None:
+        check_names(self)
         if self.fail_below is not None and self.fail_below <= 0:
             raise UserError(f"method.args.fail_below={self.fail_below}: a ratio above 0, as 0.9.")
 
@@ -84,7 +88,7 @@ def device_of(args: SeriesConfig) -> torch.device:
 
 
 def measure(config: DictConfig, args: SeriesConfig, table: Table, cases: Iterable[Row], work: Callable[[Row], Row]) -> dict[str, Any]:
-    """Measure each case that this run has not measured before, and return the content of result.json.
+    """Measure each case that this run has not measured before, or that failed then, and return the content of result.json.
 
     `work` takes a case and returns its figures; memory that runs out, and a UserError, become the row's `error`, and the series goes on.
     Raises Failed with the result where a figure is below the gate or no row has one, and Interrupted between two cases when a signal
@@ -101,18 +105,37 @@ def measure_rows(
     cases = list(cases)
     path = Path(config.run_dir) / "metrics.jsonl"
     rows += kept(path, cases)
-    left, began = cases[len(rows) :], time.monotonic() - (rows[-1]["time_s"] if rows else 0)
+    ended = (int(os.environ[ROW]), os.environ.pop(ROW_ERROR)) if ROW_ERROR in os.environ else None
+    # What failed for want of memory would do so again. A package, a tool or a driver may be there by now.
+    again = [i for i, row in enumerate(rows) if row["error"] not in (None, OUT_OF_MEMORY) and (ended is None or i >= ended[0])]
+    for i in again:
+        say(f"tried again: {_name(table, rows[i])}, which failed: {rows[i]['error']}")
+    left, began = [*again, *range(len(rows), len(cases))], time.monotonic() - max((row["time_s"] for row in rows), default=0)
     with profiling.session(config, max(1, len(left))) as profile:
-        for case in left:
+        for i in left:
             if together(stop_asked()):
                 raise Interrupted(rows=rows)
-            row = {**case, **_finite(_attempt(case, work)), "time_s": time.monotonic() - began}
-            rows.append(row)
-            if is_main_rank():
-                append(path, {"step": len(rows), "num_steps": len(cases), **row})
-            say(f"{len(rows)}/{len(cases)}  {_line(table, row)}")
+            os.environ[ROW] = str(i)
+            known = {"error": ended[1] or OUT_OF_MEMORY} if ended and i == ended[0] else None
+            row = {**cases[i], **(known or _finite(_attempt(cases[i], work))), "time_s": time.monotonic() - began}
+            if i < len(rows):
+                rows[i] = row
+                _write(path, rows, len(cases))
+            else:
+                rows.append(row)
+                if is_main_rank():
+                    append(path, {"step": i + 1, "num_steps": len(cases), **row})
+            say(f"{i + 1}/{len(cases)}  {_line(table, row)}")
             profile.step()
     return rows
+
+
+def _write(path: Path, rows: Sequence[Row], num_cases: int) -> None:
+    """All of metrics.jsonl anew, at once: other ranks read it, too."""
+    if is_main_rank():
+        staged = path.with_name(f".{path.name}.tmp")
+        staged.write_text("".join(json.dumps({"step": i, "num_steps": num_cases, **row}) + "\n" for i, row in enumerate(rows, 1)))
+        staged.replace(path)
 
 
 def result(config: DictConfig, args: SeriesConfig, table: Table, rows: list[Row], **own: Any) -> dict[str, Any]:
@@ -168,10 +191,8 @@ def kept(path: Path, cases: Sequence[Row]) -> list[Row]:
         if any(row.get(key) != value for key, value in case.items()):
             break
         rows.append({key: value for key, value in row.items() if key not in ("step", "num_steps")})
-    if is_main_rank() and len(rows) < len(lines):
-        staged = path.with_name(f".{path.name}.tmp")
-        staged.write_text("".join(lines[: len(rows)]))
-        staged.replace(path)  # at once: other ranks read it, too
+    if len(rows) < len(lines):
+        _write(path, rows, len(cases))
     if rows:
         say(f"{len(rows)} of {len(cases)} were measured before the interruption")
     return rows
@@ -199,8 +220,7 @@ def refusals(what: str) -> Iterator[None]:
 
 
 def _attempt(case: Row, work: Callable[[Row], Row]) -> Row:
-    """The figures of a case, or why there are none. Several ranks run out of memory together or wait for each other: the launcher's
-    watchdog ends those."""
+    """The figures of a case, or why there are none."""
     try:
         return {**work(case), "error": None}
     except torch.OutOfMemoryError:

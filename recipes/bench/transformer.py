@@ -14,7 +14,7 @@ parameters take 162 GB, and it names 119.7. Rows that run out of memory say so, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,8 @@ from omegaconf import DictConfig
 from recipes.bench import gpt
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
 from recipes.bench.training import Step, check_counts, fresh, given, timed, training_step, weights_dtype
-from recipes.common.errors import UserError, near
+from recipes.common.errors import UserError
+from recipes.common.names import named
 from recipes.common.program import main
 
 
@@ -34,20 +35,19 @@ class TransformerConfig(SeriesConfig):
     `attention`: sdpa, or eager, which keeps all scores. Raises UserError.
     """
 
-    models: list[str] = field(default_factory=list)
+    models: list[str] = named(lambda: gpt.SIZES, [])
     batch: int | None = None
     sequence: int | None = None
-    attention: str = "sdpa"
+    attention: str = named(lambda: gpt.ATTENTION, "sdpa")
     dropout: float = 0.0
     warmup: int = 5
     steps: int = 20
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        gpt.check_names(self.models)
+        if not self.models:
+            raise UserError("method.args.models=[]: nothing would be measured.")
         check_counts(warmup=self.warmup, steps=self.steps, **given(batch=self.batch, sequence=self.sequence))
-        if self.attention not in gpt.ATTENTION:
-            raise UserError(f"method.args.attention={self.attention}: unknown. {near(self.attention, gpt.ATTENTION)}")
         if not 0 <= self.dropout < 1:
             raise UserError(f"method.args.dropout={self.dropout:g}: from 0 to below 1.")
 

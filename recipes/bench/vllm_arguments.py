@@ -47,16 +47,16 @@ OWNED = {
     "output_len": "method.args.lengths",
     "num_prompts": "method.args.num_prompts",
 }
+REFUSED = {name: f"is gone from vLLM. Instead: {what}." for name, what in REMOVED.items()}
+REFUSED |= {name: f"is decided elsewhere; set {what} instead." for name, what in OWNED.items()}
 OURS = ("label", "instances")  # keys of a setting that vLLM does not see
 
 
 def check(setting: Mapping[str, Any], where: str) -> None:
     """Raises UserError for an argument that vLLM no longer has, or that another key decides."""
     for name in setting:
-        if name in REMOVED:
-            raise UserError(f"{where}: {name} is gone from vLLM. Instead: {REMOVED[name]}.")
-        if name in OWNED:
-            raise UserError(f"{where}: {name} is decided elsewhere; set {OWNED[name]} instead.")
+        if name in REFUSED:
+            raise UserError(f"{where}: {name} {REFUSED[name]}")
         if not name.isupper() and (name != name.lower() or not name.replace("_", "").isalnum()):
             raise UserError(f"{where}: {name}: an argument is written as max_num_seqs, an environment variable as VLLM_ROCM_USE_AITER.")
     instances = setting.get("instances", 1)

@@ -34,9 +34,10 @@ from recipes.bench import vllm_processes as vllm
 from recipes.bench.series import Column, Row, SeriesConfig, Table, measure
 from recipes.bench.training import check_tuples
 from recipes.bench.vllm_arguments import gpus_of
-from recipes.common.errors import UserError, near
+from recipes.common.errors import UserError
 from recipes.common.files import move_directory
 from recipes.common.model import END, PAD, compute_dtype, model_config
+from recipes.common.names import named
 from recipes.common.program import Interrupted, is_main_rank, main, rank, say
 
 KINDS = ("offline", "served", "latency")
@@ -55,10 +56,10 @@ class EngineConfig(SeriesConfig):
     offline, after `num_warmups` that are not timed (0: vLLM is not asked for any); served it is `rounds` times the concurrency.
     `timeout_s`: of one start and of one measurement. Raises UserError."""
 
-    kinds: list[str] = field(default_factory=lambda: ["offline", "served"])
+    kinds: list[str] = named(lambda: KINDS, ["offline", "served"])
     lengths: list[list[int]] = field(default_factory=list)
-    base: dict[str, Any] = field(default_factory=dict)
-    settings: list[dict[str, Any]] = field(default_factory=lambda: [{}])
+    base: dict[str, Any] = field(default_factory=dict, metadata={"refused": arguments.REFUSED})
+    settings: list[dict[str, Any]] = field(default_factory=lambda: [{}], metadata={"refused": arguments.REFUSED})
     num_prompts: int = 1000
     num_warmups: int = 64
     concurrency: list[int] = field(default_factory=lambda: [64])
@@ -70,9 +71,6 @@ class EngineConfig(SeriesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for given in self.kinds:
-            if given not in KINDS:
-                raise UserError(f"method.args.kinds={given}: unknown. {near(str(given), KINDS)}")
         for name in ("kinds", "lengths", "settings", "concurrency", "batch_sizes"):
             if not getattr(self, name):
                 raise UserError(f"method.args.{name}=[]: nothing would be measured.")

@@ -21,14 +21,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from recipes.common.errors import UserError
-from recipes.common.program import stop_asked
+from recipes.common.program import TORCHRUN, stop_asked
 
 POLL_S = 0.2
 ENDS_WITHIN_S = 30  # after SIGTERM
-# torchrun's: an engine would take its own processes for ranks of ours.
-TORCHRUN = re.compile(
-    r"^(TORCHELASTIC_.*|TORCH_NCCL_ASYNC_ERROR_HANDLING|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT))$"
-)
 MASKS = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 LENGTHS_DIFFER = 0.05
 SAYS_WHY = re.compile(r"(?:\b\w*(?:Error|Exception)|\berror): .*")

@@ -44,6 +44,12 @@ class AtomicCheckpoints:
             rotate(directory, self.args.save_total_limit)
         self.accelerator.wait_for_everyone()
 
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        dtypes = {name: weight.dtype for name, weight in self.model.named_parameters()}
+        super()._load_from_checkpoint(*args, **kwargs)
+        for name, weight in self.model.named_parameters():  # PEFT loads an adapter in fp32, and TRL has made that of a nf4 base bf16
+            weight.data = weight.data.to(dtypes[name])
+
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)
         # A pickle of the arguments that nothing reads: they stand in config.yaml.

@@ -2,50 +2,122 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import datasets
-from datasets import Dataset
-from omegaconf import DictConfig
+import pyarrow
+from datasets import Dataset, IterableDataset
+from omegaconf import DictConfig, OmegaConf
 
-from recipes.common import tasks
+from recipes.common import code_tasks, tasks
+from recipes.common import data_select as select
+from recipes.common.data_select import Row, spelled
 from recipes.common.errors import UserError, near
+from recipes.common.files import json_sha256
 
-Row = dict[str, Any]
-
+# Kind of data -> its training and held-out rows
+GENERATED = {"reasoning": tasks.generate, "code": code_tasks.generate}
 # Method -> the sets of fields of which a row needs one (TRL's dataset formats).
 FORMATS: dict[str, list[set[str]]] = {
     "sft": [{"prompt", "completion"}, {"messages"}, {"text"}],
     "dpo": [{"chosen", "rejected"}],
     "grpo": [{"prompt"}],
     "evaluate": [{"prompt", "answer"}],
+    "samples": [{"prompt", "completion", "score"}],
 }
+KEPT = {"sft": ("prompt", "completion", "messages", "text"), "dpo": ("prompt", "chosen", "rejected")}
+SCORED = "scored.jsonl"  # all samples of a run of method=sample, with their scores
+TOKENIZER_ROWS = 10_000  # of a stream, that a tokenizer is trained on
 
 
-def load_train(data: DictConfig, method: str) -> Dataset:
+@dataclass
+class Loaded:
+    """Rows to train on, and how many were left out on the way, by reason. Of a stream nothing is counted."""
+
+    rows: Dataset | IterableDataset
+    counts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def streamed(self) -> bool:
+        return isinstance(self.rows, IterableDataset)
+
+    def sha256(self) -> dict[str, str]:
+        """`data_sha256` of result.json; nothing of a stream, whose files record.json has by their hashes."""
+        return {} if isinstance(self.rows, IterableDataset) else {"data_sha256": json_sha256(self.rows.to_list())}
+
+
+def load_train(data: DictConfig, method: str) -> Dataset | IterableDataset:
     """Rows to train on in the format of TRL's trainer for `method`, at most `data.limit` of them. Raises UserError."""
-    if data.kind == "reasoning":
-        rows = tasks.generate(data)[0]
-    elif data.kind == "jsonl":
-        rows = read_jsonl(_given(data.path, "data.path"), method)
-    else:
-        rows = _hub(data, data.split, method)
-    rows = rows[: data.limit] if data.limit else rows
+    return load(data, method).rows
+
+
+def load(data: DictConfig, method: str) -> Loaded:
+    """As load_train, with the counts. Raises UserError."""
+    if data.streaming:
+        return Loaded(_stream(data, method))
+    rows, counts = _read(data, method)
+    counts["read"] = len(rows)
+    kept, refused = [], Counter[str]()
+    for row in rows:
+        reason = select.refused_by(row, data.filter)
+        if reason:
+            refused[reason] += 1
+        elif data.heldout_fraction and select.is_heldout(row, data.heldout_fraction):
+            counts["held_out"] = counts.get("held_out", 0) + 1
+        else:
+            kept.append(row)
+    distinct = select.without_duplicates(kept, data.deduplicate)
+    counts |= {"filtered": dict(refused)} if refused else {}
+    counts |= {"duplicates": len(kept) - len(distinct)} if data.deduplicate != "none" else {}
+    if data.sources:
+        parts = [[row for row in distinct if row["source"] == n] for n in range(len(data.sources))]
+        _check_parts(data, parts)
+        distinct = select.mixed(parts, [source.weight for source in data.sources], data.seed)
+    if data.balance != "none":
+        distinct = select.balanced(distinct, data.balance, data.seed)
+    rows = distinct[: data.limit] if data.limit else distinct
     if not rows:
-        raise UserError(f"data={data.name} has no rows to train on.")
+        raise UserError(f"data={data.name} has no rows to train on{_left_out(counts)}.")
     if data.kind == "reasoning" and method == "dpo":
         rows = _pairs(rows, data.seed)
-    return Dataset.from_list([_columns(row, method) for row in rows])
+    extra = ("task", "level") if data.curriculum != "none" else ()
+    counts["rows"] = len(rows)
+    counts |= {f"by_{name}": _shares(rows, name) for name in ("task", "level") if name in rows[0]}
+    _check_one_format(rows, data.name, method)
+    return Loaded(_table([_columns(row, method, extra) for row in rows], data.name), counts)
+
+
+def _table(rows: list[Row], name: str) -> Dataset:
+    """Every field that a row has, null where others lack it: `from_list` alone takes those of the first row. Raises UserError."""
+    fields = dict.fromkeys(field for row in rows for field in row)
+    try:
+        return Dataset.from_dict({field: [row.get(field) for row in rows] for field in fields})
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError) as error:
+        raise UserError(
+            f"data={name}: a field has values of two kinds in different rows ({error}). Write them alike, for example as text."
+        ) from error
 
 
 def load_heldout(data: DictConfig) -> list[Row]:
     """Rows with `prompt` and `answer` that are never trained on. Raises UserError where there are none."""
-    if data.kind == "reasoning":
-        rows = tasks.generate(data)[1]
+    if data.kind in GENERATED:
+        rows = GENERATED[data.kind](data)[1]
+    elif data.heldout_fraction:
+        everything, _ = _read(data, "evaluate")
+        chosen = [row for row in everything if not select.refused_by(row, data.filter)]
+        rows = [row for row in chosen if select.is_heldout(row, data.heldout_fraction)]
+        if not rows:
+            raise UserError(
+                f"data.heldout_fraction={data.heldout_fraction} of {len(chosen)} rows: the held-out split is empty. "
+                "Raise it, or give more rows; rows are held out by a hash of their question."
+            )
     elif data.kind == "jsonl":
         rows = read_jsonl(_given(data.heldout_path, "data.heldout_path"), "evaluate")
     else:
@@ -57,23 +129,92 @@ def load_heldout(data: DictConfig) -> list[Row]:
 
 def read_jsonl(path: str, method: str) -> list[Row]:
     """The rows of a local file. Raises UserError, with the line's number, for a line that is no JSON object or lacks a field."""
+    return list(_lines(path, method))
+
+
+def columns(rows: Dataset | IterableDataset) -> list[str]:
+    """The fields of the rows; of a stream those of the first one."""
+    return list(rows.column_names or next(iter(rows)))
+
+
+def texts(rows: Iterable[Row]) -> list[str]:
+    """Everything a tokenizer of these rows has to spell: message contents and plain strings, in order. Of a stream the first rows."""
+    first = itertools.islice(rows, TOKENIZER_ROWS) if isinstance(rows, IterableDataset) else rows
+    return [text for row in first for name in select.TEXT_FIELDS for text in spelled(row.get(name) or [])]
+
+
+def _read(data: DictConfig, method: str) -> tuple[list[Row], dict[str, Any]]:
+    """All rows of the source, of a mix each with the number of its own as `source`."""
+    if data.kind in GENERATED:
+        return GENERATED[data.kind](data)[0], {}
+    if data.kind == "samples":
+        rows, skipped = select.pairs_of_samples(_samples(_given(data.path, "data.path")), data.pairs_per_prompt)
+        if not rows:
+            raise UserError(
+                f"data.path={data.path}: no preference pair: {dict(skipped) or 'no samples'}. A pair needs two different answers to a "
+                "prompt with different scores: sample more of each, or at a higher temperature."
+            )
+        return rows, {"prompts_without_pair": dict(skipped)}
+    if data.sources:
+        return [{**row, "source": n} for n, one in enumerate(_sources(data)) for row in _rows(one, method)], {}
+    return list(_rows(data, method)), {}
+
+
+def _sources(data: DictConfig) -> list[DictConfig]:
+    """Each source of a mix as a data set of its own."""
+    return [OmegaConf.merge(data, {"kind": "jsonl" if s.path else "hub", "sources": []}, s) for s in data.sources]
+
+
+def _rows(data: DictConfig, method: str) -> Iterator[Row]:
+    if data.kind == "jsonl":
+        return _lines(_given(data.path, "data.path"), method)
+    return iter(_hub(data, data.split, method))
+
+
+def _lines(path: str, method: str) -> Iterator[Row]:
     file = Path(path)
     if not file.is_file():
         siblings = [p.name for p in file.parent.glob("*.jsonl")] if file.parent.is_dir() else []
         hint = near(file.name, siblings) if siblings else "Give the path of an existing file."
         raise UserError(f"data file {path}: there is no such file. {hint}")
     with file.open(encoding="utf-8") as lines:
-        return [_row(line, f"{path}:{number}", method) for number, line in enumerate(lines, start=1) if line.strip()]
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _row(line, f"{path}:{number}", method)
 
 
-def texts(rows: Iterable[Row]) -> list[str]:
-    """Everything a tokenizer of these rows has to spell: message contents and plain strings, in order."""
-    found: list[str] = []
-    for row in rows:
-        for field in ("prompt", "completion", "chosen", "rejected", "messages", "text"):
-            value = row.get(field, [])
-            found += [value] if isinstance(value, str) else [message["content"] for message in value]
-    return found
+def _samples(path: str) -> Iterator[Row]:
+    """Rows of a file of samples, or of every one below a directory; of runs of method=sample their scored.jsonl."""
+    folder = Path(path)
+    files = (sorted(folder.rglob(SCORED)) or sorted(folder.rglob("*.jsonl"))) if folder.is_dir() else [folder]
+    return itertools.chain.from_iterable(_lines(str(file), "samples") for file in files)
+
+
+def _stream(data: DictConfig, method: str) -> IterableDataset:
+    """Rows as they are needed, without an end: a resumed run passes over those it has seen, however often they were repeated."""
+    plain: Callable[[DictConfig], Any] = OmegaConf.to_container
+    parts = [
+        IterableDataset.from_generator(_streamed, gen_kwargs={"data": plain(one), "method": method}).repeat(None)
+        for one in (_sources(data) if data.sources else [data])
+    ]
+    total = sum(source.weight for source in data.sources)  # 1, but for digits: NumPy allows fewer than launch/check_data.py
+    weights = [source.weight / total for source in data.sources]
+    whole = datasets.interleave_datasets(parts, weights, seed=data.seed) if data.sources else parts[0]
+    return whole.shuffle(seed=data.seed, buffer_size=data.shuffle_buffer)
+
+
+def _streamed(data: dict[str, Any], method: str) -> Iterator[Row]:
+    """One pass over a source. Raises UserError where no row is left: the stream would look for one for ever."""
+    config, number = OmegaConf.create(data), 0
+    for row in _lines(config.path, method) if config.kind == "jsonl" else _hub_stream(config, method):
+        if select.refused_by(row, config.filter) or (config.heldout_fraction and select.is_heldout(row, config.heldout_fraction)):
+            continue
+        number += 1
+        yield _columns(row, method)
+        if number == config.limit:
+            return
+    if not number:
+        raise UserError(f"data={config.name}: the stream has no rows to train on. Loosen data.filter, or name another source.")
 
 
 def _row(line: str, where: str, method: str) -> Row:
@@ -84,6 +225,8 @@ def _row(line: str, where: str, method: str) -> Row:
     if not isinstance(row, dict):
         raise UserError(f"{where}: a {type(row).__name__}, and every line must be one JSON object.")
     _check_fields(set(row), where, method)
+    if method == "dpo":
+        select.check_pair(row, where)
     return row
 
 
@@ -93,16 +236,43 @@ def _check_fields(fields: set[str], where: str, method: str) -> None:
         raise UserError(f"{where}: has the fields {', '.join(sorted(fields)) or '(none)'}, and {method} needs {needed}.")
 
 
+def _check_one_format(rows: list[Row], name: str, method: str) -> None:
+    """A trainer takes the format of the first row for that of all."""
+    found = sorted({" and ".join(field for field in KEPT[method] if field in row) for row in rows}) if method in KEPT else []
+    if len(found) > 1:
+        raise UserError(f"data={name}: some rows have {', others '.join(found)}. Give all rows of a {method} the same fields.")
+
+
+def _check_parts(data: DictConfig, parts: list[list[Row]]) -> None:
+    for source, part in zip(data.sources, parts, strict=True):
+        if not part:
+            raise UserError(f"data.sources: no row of {source.path or source.hub_id} is left to mix. Loosen data.filter, or leave it out.")
+
+
 def _hub(data: DictConfig, split: str, method: str) -> list[Row]:
+    rows = _hub_dataset(data, split).to_list()
+    for row in rows[:1]:  # a table: all rows have the columns of the first
+        _check_fields(set(row), f"{data.hub_id}, split {split}", method)
+    for number, row in enumerate(rows if method == "dpo" else []):
+        select.check_pair(row, f"{data.hub_id}, split {split}, row {number}")
+    return rows
+
+
+def _hub_stream(data: DictConfig, method: str) -> Iterator[Row]:
+    for number, row in enumerate(_hub_dataset(data, data.split, streaming=True)):
+        _check_fields(set(row), f"{data.hub_id}, split {data.split}", method)
+        if method == "dpo":
+            select.check_pair(row, f"{data.hub_id}, split {data.split}, row {number}")
+        yield row
+
+
+def _hub_dataset(data: DictConfig, split: str, streaming: bool = False) -> Any:
     if data.hub_id is None or data.revision is None:
         raise UserError("data=hub needs data.hub_id and data.revision (a commit, so that the rows stay the same).")
     try:
-        rows = datasets.load_dataset(data.hub_id, revision=data.revision, split=split).to_list()
+        return datasets.load_dataset(data.hub_id, revision=data.revision, split=split, streaming=streaming)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise UserError(f"data set {data.hub_id} at {data.revision}, split {split}, could not be had: {error}") from error
-    for row in rows[:1]:  # a table: all rows have the columns of the first
-        _check_fields(set(row), f"{data.hub_id}, split {split}", method)
-    return rows
 
 
 def _pairs(problems: list[Row], seed: int) -> list[Row]:
@@ -115,12 +285,20 @@ def _pairs(problems: list[Row], seed: int) -> list[Row]:
     ]
 
 
-def _columns(row: Row, method: str) -> Row:
+def _columns(row: Row, method: str, extra: tuple[str, ...] = ()) -> Row:
     """What the trainer reads; for grpo everything but the right completion, because rewards may read any column."""
     if method == "grpo":
-        return {key: value for key, value in row.items() if key != "completion"}
-    kept = {"sft": ("prompt", "completion", "messages", "text"), "dpo": ("prompt", "chosen", "rejected")}[method]
-    return {key: row[key] for key in kept if key in row}
+        return {key: value for key, value in row.items() if key not in ("completion", "source")}
+    return {key: row[key] for key in (*KEPT[method], *extra) if key in row}
+
+
+def _shares(rows: list[Row], name: str) -> dict[str, int]:
+    return {str(value): number for value, number in sorted(Counter(row.get(name) for row in rows).items(), key=str)}
+
+
+def _left_out(counts: dict[str, Any]) -> str:
+    said = {key: value for key, value in counts.items() if key != "rows" and value}
+    return ": " + ", ".join(f"{key} {value}" for key, value in said.items()) if said else ""
 
 
 def _given(value: str | None, name: str) -> str:

@@ -130,7 +130,7 @@ def progress_line(row: dict[str, Any], step_s: float) -> str:
     """step 40/400  loss 0.912  reward 0.512  12,345 tok/s  eta 1:05"""
     minutes, seconds = divmod(round(step_s * (row["num_steps"] - row["step"])), 60)
     parts = [f"step {row['step']}/{row['num_steps']}"]
-    parts += [f"{key} {row[key]:.4g}" for key in ("loss", "reward", "accuracy") if row.get(key) is not None]
+    parts += [f"{key} {row[key]:.4g}" for key in ("loss", "reward", "accuracy", "pass_rate") if row.get(key) is not None]
     if row.get("tokens_per_second"):
         parts.append(f"{row['tokens_per_second']:,.0f} tok/s")
     return "  ".join([*parts, f"eta {minutes}:{seconds:02d}"])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from omegaconf import DictConfig
-from peft import LoraConfig
+from huggingface_hub import snapshot_download
+from omegaconf import DictConfig, OmegaConf
+from peft import LoraConfig, PeftModel
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoConfig,
@@ -21,8 +24,12 @@ from transformers import (
 )
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from recipes.common import adapters
 from recipes.common.errors import UserError, near
+from recipes.common.files import move_directory
+from recipes.common.low_precision import nf4, to_float8
 
+RANDOM = "model_init"  # in the run directory
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 PAD, USER, ASSISTANT, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"
@@ -46,21 +53,47 @@ def build_tokenizer(config: DictConfig, texts: Iterable[str]) -> PreTrainedToken
     model, directory = config.model, model_directory(config)
     if directory is not None:
         _check_directory(directory)
-        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    if model.init == "random":
-        return train_tokenizer(texts, vocab_size=min(TRAINED_VOCABULARY, model.vocab_size))
-    return _from_hub(AutoTokenizer, model)
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    elif model.init == "random":
+        tokenizer = train_tokenizer(texts, vocab_size=min(TRAINED_VOCABULARY, model.vocab_size))
+    else:
+        tokenizer = _from_hub(AutoTokenizer, model)
+    template = model.chat_template or config.data.chat_template
+    if template:
+        tokenizer.chat_template = Path(template).read_text(encoding="utf-8")
+    return tokenizer
 
 
-def build_model(config: DictConfig) -> PreTrainedModel:
-    """The model of `config.model`, with parameters of dtype `config.precision.weights`, on the CPU where it is pretrained.
+def build_model(config: DictConfig) -> PreTrainedModel | PeftModel:
+    """The model of `config.model` as `config.precision` trains it, with the adapter of `config.adapter.path` where one is given.
 
-    Random weights follow from `config.seed` and, where there is a GPU, are drawn on it: a CPU needs minutes for 8e9 of them.
+    In the run of an adapter its base is noted in the run directory.
 
-    Raises UserError for a directory without safetensors, a model the hub does not give, and weights that need part 6.
+    Raises UserError for a directory without safetensors, a model the hub does not give, a package that the precision needs and that is
+    not installed, and an adapter of another base.
+    """
+    if config.precision.weights == "nf4":
+        model, base = _quantized(config)
+    else:
+        model, base = plain_model(config), None
+    if config.adapter.rank is not None:
+        base = base or _fingerprint(config, model)
+        adapters.note_base(Path(config.run_dir), base)
+    if config.precision.compute == "fp8":
+        model = to_float8(model)
+    return adapters.load_adapter(model, config, base) if config.adapter.path else model
+
+
+def plain_model(config: DictConfig, **kwargs) -> PreTrainedModel:
+    """The model of `config.model` with parameters in the dtype that `config.precision` keeps them in (of nf4: its compute dtype).
+
+    It is on the CPU where it is pretrained. Random weights follow from `config.seed` and, where there is a GPU, are drawn on it: a CPU
+    needs minutes for 8e9 of them. `kwargs` go to from_pretrained.
+
+    Raises UserError for a directory without safetensors, and a model the hub does not give.
     """
     set_seed(config.seed)  # for random weights, and for the adapter that the trainer will draw
-    model, kwargs = config.model, {"dtype": _dtype(config), "attn_implementation": config.hardware.attention}
+    model, kwargs = config.model, {"dtype": _dtype(config), "attn_implementation": config.hardware.attention, **kwargs}
     directory = model_directory(config)
     if directory is not None:
         return AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False, use_safetensors=True, **kwargs)
@@ -69,6 +102,29 @@ def build_model(config: DictConfig) -> PreTrainedModel:
         with torch.device(device()):
             return _rounded(AutoModelForCausalLM.from_config(model_config(model), **kwargs), compute_dtype(config))
     return _from_hub(AutoModelForCausalLM, model, use_safetensors=True, **kwargs)
+
+
+def _quantized(config: DictConfig) -> tuple[PreTrainedModel, str]:
+    """The model with its linear layers in nf4, and its fingerprint. Only files can be read in 4 bits: random weights are written first."""
+    kwargs = {"quantization_config": nf4(compute_dtype(config)), "device_map": {"": device()}}
+    if model_directory(config) is not None or config.model.init != "random":
+        model = plain_model(config, **kwargs)
+        return model, _fingerprint(config, model)
+    drawn = plain_model(config)
+    with tempfile.TemporaryDirectory() as written:
+        drawn.save_pretrained(written)
+        settings = OmegaConf.merge(config, {"model": {"path": written}})
+        model = plain_model(settings, **kwargs)
+    model.name_or_path = model.config._name_or_path = ""  # not that of a directory that is gone
+    return model, adapters.fingerprint_of(drawn)
+
+
+def _fingerprint(config: DictConfig, model: PreTrainedModel) -> str:
+    """From the files where there are some: what is in memory may be in 4 bits, or a rank's part."""
+    directory = model_directory(config)
+    if directory is None and config.model.init != "random":
+        directory = Path(snapshot_download(config.model.hub_id, revision=config.model.revision, local_files_only=True))
+    return adapters.fingerprint_of_files(directory) if directory else adapters.fingerprint_of(model)
 
 
 def _rounded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
@@ -82,9 +138,22 @@ def _rounded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
+def write_random(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Path:
+    """Random weights and their tokenizer in the run directory, for vLLM, which reads a model from files only."""
+    target = Path(config.run_dir) / RANDOM
+    staged = target.with_name(f".{target.name}.staging")
+    shutil.rmtree(staged, ignore_errors=True)
+    model = plain_model(config)  # in 16 or 32 bits, whatever precision the run trains it in
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(staged)
+    tokenizer.save_pretrained(staged)
+    move_directory(staged, target)
+    return target
+
+
 def model_directory(config: DictConfig) -> Path | None:
-    """Where the weights lie on a disk: those the user names, or random ones that recipes/prepare.py has written."""
-    made = Path(config.run_dir) / "model_init"
+    """Where the weights lie on a disk: those the user names, or random ones that write_random has written."""
+    made = Path(config.run_dir) / RANDOM
     return Path(config.model.path) if config.model.path else made if made.is_dir() else None
 
 
@@ -110,12 +179,10 @@ def model_config(model: DictConfig) -> AutoConfig:
 
 
 def adapter_config(config: DictConfig) -> LoraConfig | None:
-    """The peft configuration of `config.adapter`, or None where all parameters train."""
+    """The peft configuration of a new adapter, or None where all parameters train or build_model has loaded the adapter."""
     adapter = config.adapter
-    if adapter.rank is None:
+    if adapter.rank is None or adapter.path:
         return None
-    if adapter.quantize_base:
-        raise UserError(f"adapter={adapter.name}: a quantized base model comes with part 6. Use adapter=lora or adapter=dora.")
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=adapter.rank,
@@ -150,9 +217,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 def _dtype(config: DictConfig) -> torch.dtype:
     weights = config.precision.weights
-    if weights not in DTYPES:
-        raise UserError(f"precision={config.precision.name} keeps weights in {weights}, which comes with part 6. {near(weights, DTYPES)}")
-    return DTYPES[weights]
+    if weights not in (*DTYPES, "nf4"):
+        raise UserError(f"precision.weights={weights}: unknown. {near(weights, [*DTYPES, 'nf4'])}")
+    return DTYPES.get(weights, compute_dtype(config))  # nf4: of what is not quantized
 
 
 def compute_dtype(config: DictConfig) -> torch.dtype:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import os
+import re
 import signal
 import sys
 import time
@@ -22,6 +23,10 @@ from recipes.common.errors import UserError
 from recipes.common.files import write_json
 
 EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 75  # 75 is EX_TEMPFAIL of sysexits.h: run it again
+# torchrun's variables: a vLLM engine would take its own processes for ranks of ours.
+TORCHRUN = re.compile(
+    r"^(TORCHELASTIC_.*|TORCH_NCCL_ASYNC_ERROR_HANDLING|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT))$"
+)
 
 _stop_asked = False
 

@@ -1,22 +1,24 @@
-"""Named GRPO rewards. Each has TRL's signature: f(prompts, completions, **columns) -> one float a completion."""
+"""Named rewards. Each has TRL's signature: f(prompts, completions, **columns) -> one float a completion, from 0 to 1.
+
+`code_tests` is a name too; it needs the sandbox, and stands in recipes/common/verify_code.py. recipes/common/verify.py puts all of them
+together as a composition asks.
+"""
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from math_verify import parse, verify
-
-from recipes.common import tasks
 from recipes.common.errors import UserError, near
 
 Reward = Callable[..., list[float]]
 Completion = str | list[dict[str, str]]
 
 # The layout that DeepSeek-R1 was trained towards (arXiv:2501.12948, section 2.2.2).
-FORMAT = re.compile(r"\s*<think>.*?</think>\s*<answer>.*?</answer>\s*", re.DOTALL)
+INSIDE = r"(?:(?!</?(?:think|answer)>).)*"  # no second pair hides in the first
+FORMAT = re.compile(rf"\s*<think>{INSIDE}</think>\s*<answer>{INSIDE}</answer>\s*", re.DOTALL)
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 HALF_LENGTH_CHARACTERS = 200
 
@@ -38,11 +40,21 @@ def length(prompts: list[Any], completions: list[Completion], **columns: Any) ->
 
 def reasoning_gym(prompts: list[Any], completions: list[Completion], entry: list[str], **columns: Any) -> list[float]:
     """What the task's own scorer gives the completion's answer, from 0 to 1; column `entry` is the task's record."""
+    from recipes.common import tasks  # its import takes two seconds, and most rewards do without
+
     return [tasks.score(final_answer(text(c)), e) for c, e in zip(completions, entry, strict=True)]
 
 
-REWARDS: dict[str, Reward] = {f.__name__: f for f in (accuracy, format, length, reasoning_gym)}
-NEEDED_COLUMN = {"accuracy": "answer", "reasoning_gym": "entry"}
+def regex(prompts: list[Any], completions: list[Completion], pattern: list[str], **columns: Any) -> list[float]:
+    """1 where the completion's answer, as a whole, matches column `pattern`, a regular expression of Python; else 0."""
+    return [float(re.fullmatch(p, final_answer(text(c)), re.DOTALL) is not None) for c, p in zip(completions, pattern, strict=True)]
+
+
+REWARDS: dict[str, Reward] = {f.__name__: f for f in (accuracy, format, length, reasoning_gym, regex)}
+CODE_TESTS = "code_tests"
+NAMES = sorted([*REWARDS, CODE_TESTS])
+SLOW_IMPORTS = {"accuracy": "math_verify", "reasoning_gym": "recipes.common.tasks"}  # of their functions
+NEEDED_COLUMN = {"accuracy": "answer", "reasoning_gym": "entry", "regex": "pattern", CODE_TESTS: "tests"}
 
 
 def text(completion: Completion) -> str:
@@ -56,27 +68,18 @@ def final_answer(generated: str) -> str:
     return (found[-1] if found else generated.rpartition("</think>")[2]).strip()
 
 
-def build_rewards(weights: Mapping[str, float], columns: list[str]) -> tuple[list[Reward], list[float]]:
-    """The functions and weights of `method.rewards`; `columns` are those of the training rows.
-
-    Raises UserError for no reward, an unknown name, a path that cannot be imported, and a reward whose column the rows lack.
-    """
-    if not weights:
-        raise UserError(f"method.rewards is empty; GRPO needs at least one of {', '.join(sorted(REWARDS))}, or package.module.function.")
-    functions = [_imported(name) if "." in name else _named(name, columns) for name in weights]
-    return functions, [float(weight) for weight in weights.values()]
-
-
-def _named(name: str, columns: list[str]) -> Reward:
-    if name not in REWARDS:
-        hint = f"{near(name, REWARDS)} Your own is given as package.module.function."
-        raise UserError(f"method.rewards has {name!r}, which is no reward. {hint}")
+def check_name(name: str, columns: list[str]) -> None:
+    """Raises UserError for a named reward that is none, and for one whose column the rows, which have `columns`, lack."""
+    if name not in NAMES:
+        raise UserError(
+            f"method.rewards has {name!r}, which is no reward. {near(name, NAMES)} Your own is given as package.module.function."
+        )
     if name in NEEDED_COLUMN and NEEDED_COLUMN[name] not in columns:
         raise UserError(f"method.rewards.{name} reads column {NEEDED_COLUMN[name]!r}, and the rows have {', '.join(columns)}.")
-    return REWARDS[name]
 
 
-def _imported(path: str) -> Reward:
+def imported(path: str) -> Reward:
+    """A function of the user's, by its dotted path. Raises UserError."""
     module_name, _, function_name = path.rpartition(".")
     try:
         module = importlib.import_module(module_name)
@@ -90,6 +93,9 @@ def _imported(path: str) -> Reward:
 
 
 def _equal(right: str, given: str) -> bool:
+    from math_verify import parse, verify  # half a second
+
     # math-verify guards itself with SIGALRM, which only a main thread may set; answers are short enough to do without.
+    right = str(right)  # of rows that spell numbers as numbers
     parsed = [parse(answer, parsing_timeout=None) for answer in (right, given)]
     return right.strip() == given or bool(verify(*parsed, timeout_seconds=None))

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list
+from peft import PeftModel
 from torch.distributed.fsdp import FSDPModule
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.import_utils import is_vllm_available
 
+from recipes.common.adapters import merged_params
 from recipes.common.errors import UserError
 from recipes.common.program import say
 
@@ -62,6 +64,18 @@ def _timed(call: Callable, trainer: GRPOTrainer, names: tuple[str, ...]) -> Call
         return result
 
     return timed
+
+
+def send_merged(trainer: GRPOTrainer) -> None:
+    """Have an adapter's trainer send the generation engine weights that its base and its adapter give together.
+
+    TRL has no way to send an adapter alone (1.16: its client names one model and streams whole tensors), and vLLM's own loading of LoRA
+    knows neither DoRA nor a base that trains in 4 bits. TRL merges in place and sends what then lies in the base: of nf4 the packed bytes.
+    """
+    generation = trainer.vllm_generation
+    if isinstance(generation.model, PeftModel):
+        generation._iter_named_params = lambda: merged_params(generation.model, generation._dist.gather_params)
+        say("weights for generation: base and adapter merged, each time (no adapter alone)")
 
 
 class CheckWeightsArrive(TrainerCallback):

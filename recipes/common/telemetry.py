@@ -23,6 +23,7 @@ from recipes.health import clocks
 
 INTERVAL_S = 0.5  # amdgpu's and NVML's own means are over 0.1 to 1 s, and ten files twice a second cost less than a thousandth of a core
 KWH_J = 3.6e6
+WHOLE = "SPX"  # a card that is one device, not several partitions
 
 
 class Source(Protocol):
@@ -62,10 +63,17 @@ class AmdSysfs:
             "gpu_clock_mhz": self._clock_mhz(),
             "gpu_memory_clock_mhz": _times(self._number("hwmon", "freq2_input"), 1e-6),
         }
-        return {key: value for key, value in found.items() if value is not None}
+        return _of_a_card({key: value for key, value in found.items() if value is not None}, self._partition())
 
     def energy_j(self) -> float | None:
         return None
+
+    def _partition(self) -> str:
+        """SPX, CPX ...; GPUs of one die have no such file."""
+        try:
+            return _text(self.folder / "current_compute_partition")
+        except OSError:
+            return WHOLE
 
     def _clock_mhz(self) -> float | None:
         """The mean of all dies, else the one that hwmon states."""
@@ -107,7 +115,8 @@ class AmdSmi:
             "gpu_memory_clock_mhz": (lambda: smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.MEM)["clk"], 1.0),
         }
         answers = {key: (self._ask(question), unit) for key, (question, unit) in asked.items()}
-        return {key: answer * unit for key, (answer, unit) in answers.items() if isinstance(answer, (int, float))}  # else "N/A"
+        found = {key: answer * unit for key, (answer, unit) in answers.items() if isinstance(answer, (int, float))}  # else "N/A"
+        return _of_a_card(found, self._ask(lambda: smi.amdsmi_get_gpu_compute_partition(handle)))
 
     def energy_j(self) -> float | None:
         return None
@@ -231,6 +240,13 @@ def energy(mine_j: float | None, num_tokens: float) -> dict[str, float]:
     if None in told or not num_tokens:
         return {}
     return {"energy_j": sum(told), "energy_kwh_per_million_tokens": sum(told) / KWH_J / (num_tokens / 1e6)}
+
+
+def _of_a_card(found: dict[str, float], partition: object) -> dict[str, float]:
+    """Of a partition nobody measures the power, only that of its card: under a name of its own, and so never summed to an energy."""
+    if partition not in (WHOLE, "N/A", None) and "gpu_power_w" in found:
+        found["card_power_w"] = found.pop("gpu_power_w")
+    return found
 
 
 def _text(path: Path) -> str:

@@ -10,10 +10,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
-from peft import PeftModel, get_peft_model
+from peft import PeftModel
 from transformers import (
-    AutoModelForCausalLM,
-    PreTrainedModel,
     PrinterCallback,
     Trainer,
     TrainerCallback,
@@ -22,7 +20,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from recipes.common import checkpoint, profiling, telemetry
+from recipes.common import adapters, checkpoint, profiling, telemetry
 from recipes.common.errors import UserError
 from recipes.common.files import move_directory, weights_sha256
 from recipes.common.metrics import Metrics
@@ -78,47 +76,47 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
             f"no step was taken: the data has {len(trainer.train_dataset)} rows, fewer than one batch. "
             "Lower method.args.per_device_train_batch_size, or give more data."
         )
-    if "trial" in config:  # of a tuning, which wants its speed only
-        return {"steps": trainer.state.global_step, **metrics.summary()}
+    if "trial" in config or not config.get("save_model", True):  # of a tuning, or a measurement: its speed is all that is wanted
+        say(f"done: {trainer.state.global_step} steps; the model is not saved")
+        return {"steps": trainer.state.global_step, **metrics.summary(), **energy}
     model_dir = Path(config.run_dir) / "model"
-    save_model(trainer, model_dir)
+    saved = save_model(trainer, model_dir)
     if not is_main_rank():
         return {}
     hashed = weights_sha256(model_dir, heartbeat)
-    result = {"steps": trainer.state.global_step, **metrics.summary(), **energy, "model": str(model_dir), "weights_sha256": hashed}
+    result = {"steps": trainer.state.global_step, **metrics.summary(), **energy, **saved}
+    result |= {"model": str(model_dir), "weights_sha256": hashed}
     say(f"done: {result['steps']} steps, loss {result.get('loss')}, model in {model_dir}")
     return result
 
 
-def save_model(trainer: Trainer, target: Path) -> None:
+def save_model(trainer: Trainer, target: Path) -> dict[str, float]:
     """The trained model with its tokenizer as `target`; an adapter is merged into it, and kept beside it as `adapter`.
 
-    Every rank takes part, since its part of the weights is gathered; the main one writes.
+    Returns what result.json says of it: `merge_error` of an adapter (adapters.merge). Every rank takes part, since its part of the
+    weights is gathered; the main one writes.
     """
-    sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    plugin = trainer.accelerator.state.deepspeed_plugin
+    sharded = trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded else None
     if not is_main_rank():
-        return
+        return {}
     staged = target.with_name(f".{target.name}.staging")
     shutil.rmtree(staged, ignore_errors=True)
     model = trainer.accelerator.unwrap_model(trainer.model)
+    lost = None
+    if isinstance(model, PeftModel):
+        model.save_pretrained(staged, state_dict=state, selected_adapters=["default"])  # not the copy that TRL refers to
+        trainer.processing_class.save_pretrained(staged)
+        shutil.copy(target.with_name(adapters.BASE), staged)
+        move_directory(staged, target.with_name("adapter"))
+        model, lost = adapters.merge(model, state)
+        say(f"merged in {str(model.dtype).removeprefix('torch.')}: rounding is {lost:.1%} of what the adapter changes")
+        state = None
     model.save_pretrained(staged, state_dict=state)
     trainer.processing_class.save_pretrained(staged)
-    if isinstance(model, PeftModel):
-        move_directory(staged, target.with_name("adapter"))
-        merged(model, state).save_pretrained(staged)
-        trainer.processing_class.save_pretrained(staged)
     move_directory(staged, target)
-
-
-def merged(model: PeftModel, state: dict[str, torch.Tensor] | None) -> PreTrainedModel:
-    """The base model with its adapter added to its weights; from a gathered `state` where the ranks hold parts."""
-    if state is None:
-        return model.merge_and_unload()
-    with torch.device("meta"):
-        whole = get_peft_model(AutoModelForCausalLM.from_config(model.get_base_model().config), model.active_peft_config)
-    whole.load_state_dict(state, assign=True)
-    return whole.merge_and_unload()
+    return {} if lost is None else {"merge_error": lost}
 
 
 def _newest_for_all(output_dir: Path, heartbeat: Path) -> Path | None:

@@ -19,7 +19,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.bench.series import Column, Row, Table, measure_rows
-from recipes.common.errors import UserError, near
+from recipes.common.names import check_names, named
 from recipes.common.program import main
 from recipes.tune import trial
 from recipes.tune.trial import Setting
@@ -59,19 +59,16 @@ CPU_ONLY = ("cpp",)
 class InductorConfig(TrainingTuneConfig):
     """`candidates` empty: all that this hardware has. Raises UserError."""
 
-    candidates: list[str] | None = None
+    candidates: list[str] | None = named(
+        lambda: CANDIDATES,
+        None,
+        {"freezing": "makes weights constants, which training changes; inductor does it without gradients only. Leave it out."},
+    )
     warmup: int = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in self.candidates or ():
-            if name == "freezing":
-                raise UserError(
-                    "method.args.candidates=freezing: it makes weights constants, which training changes; inductor does it without "
-                    "gradients only. Leave it out."
-                )
-            if name not in CANDIDATES:
-                raise UserError(f"method.args.candidates={name}: unknown. {near(name, CANDIDATES)}")
+        check_names(self)
 
 
 def inductor(config: DictConfig) -> dict[str, Any]:

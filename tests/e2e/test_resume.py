@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -172,8 +171,17 @@ def test_evaluation_is_the_same_every_time_and_can_sample(tmp_path, whole):
     assert 0.0 <= sampled["accuracy"] <= 1.0
 
 
-def test_an_evaluation_without_a_model_directory_and_a_signal(tmp_path, monkeypatch):
-    started = time.monotonic()
-    monkeypatch.setattr("recipes.evaluate.stop_asked", lambda: time.monotonic() > started)
-    code, result = run(tmp_path, "evaluate", "method.args.batch_size=4", "method.args.max_new_tokens=2")
-    assert (code, result["status"], result["num_problems"]) == (75, "interrupted", 4)
+def test_a_stopped_evaluation_goes_on_with_the_same_samples(tmp_path, monkeypatch):
+    """Also without a model directory: random weights, and a tokenizer of the problems."""
+    asked = ["method.args.batch_size=3", "method.args.max_new_tokens=2", "method.args.temperature=1", "method.args.samples_per_prompt=2"]
+    whole, whole_result = run(tmp_path / "whole", "evaluate", *asked)
+    monkeypatch.setattr("recipes.evaluate.stop_asked", lambda: True)
+    code, result = run(tmp_path / "stopped", "evaluate", *asked)
+    assert (code, result["status"], result["num_problems"]) == (75, "interrupted", 3)
+    monkeypatch.undo()
+    code, result = run(tmp_path / "stopped", "evaluate", *asked)
+    assert (code, whole) == (0, 0)
+    assert {**result, "time_s": 0} == {**whole_result, "time_s": 0}
+    assert (tmp_path / "stopped/samples.jsonl").read_text() == (tmp_path / "whole/samples.jsonl").read_text()
+    assert computed(tmp_path / "stopped") == computed(tmp_path / "whole")
+    assert [row["step"] for row in computed(tmp_path / "whole")] == [1, 2, 3]

@@ -1,10 +1,13 @@
 """Every benchmark on the GPUs of this machine, and docs/results/<hardware>.md from what they left.
 
-    python tests/gpu/benchmarks.py measure hardware=h200 --gpus 2 --seconds 540
-    python tests/gpu/benchmarks.py report hardware=h200 > docs/results/h200.md
+    python tests/gpu/benchmarks.py plan hardware=h200 --gpus 2 --seconds 540       in which calls, by estimates; measures nothing
+    python tests/gpu/benchmarks.py measure hardware=h200 --gpus 2 --seconds 540    the first of these calls
+    python tests/gpu/benchmarks.py report hardware=h200 > docs/results/h200.md     from whatever is there; says what is missing
 
-Benchmarks of one GPU run side by side, one a GPU. What is finished is not run again, and what was stopped goes on, so that the list can
-be measured in several sessions. `--only gemm,scaling` takes those whose names hold one of the words.
+In order of worth; with several GPUs what needs them comes first, and benchmarks of one GPU run side by side. A call ends soon after
+`--seconds`: what still runs is stopped, and every row that it has measured is kept. The next call goes on: finished benchmarks are not run
+again. Their files are in `--folder`; report reads several (`--folder one --folder two`), of each benchmark the run with the most rows.
+`--only gemm,scaling` takes those whose names hold one of the words.
 """
 
 from __future__ import annotations
@@ -20,85 +23,157 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from recipes.bench import published
-from tests.gpu.jobs import Job, run
+from tests.gpu.jobs import Job, rows_of, run
 
-# Name -> GPUs, overrides; within a number of GPUs the longest first.
-BENCHMARKS: dict[str, tuple[int, str]] = {
-    "scaling": (4, "method=bench/scaling precision.weights=bf16 method.args.models=[7b]"),
-    "scaling_13b": (4, "method=bench/scaling precision.weights=bf16 method.args.models=[13b] method.args.num_gpus=[1,4]"),
-    "collectives": (4, "method=bench/collectives"),
-    "scaling_2": (2, "method=bench/scaling precision.weights=bf16 method.args.models=[7b]"),
-    "collectives_2": (2, "method=bench/collectives"),
-    "finetune_2": (2, "method=bench/finetune model=qwen3_8b"),
+HARNESS = "tests/gpu/harness.py"
+# Name -> GPUs, seconds on an H200, overrides; in order of worth. Seconds are reckoned from the operations, 30 s for a start and 20 s for
+# what compiles, not measured: each call prints what it took.
+BENCHMARKS: dict[str, tuple[int, int, str]] = {
+    "matmul": (1, 45, "method=bench/matmul method.args.dtypes=[fp16,bf16]"),
+    "mlp_loop": (1, 40, "method=bench/mlp_loop"),
+    "gemm": (1, 150, "method=bench/gemm method.args.dtypes=[bf16,fp8] method.args.ops=[matmul,linear]"),
+    "harness": (1, 240, HARNESS),
+    "transformer": (1, 180, "method=bench/transformer precision.weights=bf16"),
+    "attention": (1, 300, "method=bench/attention"),
+    "precision": (1, 120, "method=bench/precision model=qwen3_0_6b"),
+    "checkpointing": (1, 120, "method=bench/checkpointing model=qwen3_4b"),
+    "batch_size": (1, 150, "method=bench/batch_size model=qwen3_4b"),
+    # As the published row of this shape: compiled, no checkpointing.
+    "finetune_4b": (
+        1,
+        120,
+        "method=bench/finetune model=qwen3_4b method.args.modes=[full_bf16] method.args.batch=4 method.args.sequence=4096 "
+        "method.args.gradient_checkpointing=false method.args.steps=10",
+    ),
+    "finetune": (1, 400, "method=bench/finetune model=qwen3_8b"),
+    "dataloader": (1, 150, "method=bench/dataloader"),
     "vllm": (
         1,
+        480,
         "method=bench/vllm model=qwen3_4b method.args.lengths=[[1024,128],[128,1024]] method.args.num_prompts=500 method.args.rounds=2 "
         "method.args.concurrency=[1,64] method.args.settings=[{},{quantization:fp8}]",
     ),
-    # All at once take longer than a session: fp32 without TF32 is 40 s a call's row at 16384, and its compiler tries twenty kernels.
-    "gemm": (1, "method=bench/gemm method.args.dtypes=[fp16,bf16,fp8] method.args.ops=[matmul,linear]"),
-    "gemm_fp32": (1, "method=bench/gemm method.args.dtypes=[fp32,tf32] method.args.ops=[matmul] method.args.shapes=[[8192,8192,8192]]"),
+    "gemm_fp16": (1, 90, "method=bench/gemm method.args.dtypes=[fp16] method.args.ops=[matmul,linear]"),
+    # fp32 without TF32 is 40 s a row at 16384.
+    "gemm_fp32": (1, 90, "method=bench/gemm method.args.dtypes=[fp32,tf32] method.args.ops=[matmul] method.args.shapes=[[8192,8192,8192]]"),
+    "mlp_loop_fp32": (1, 40, "method=bench/mlp_loop precision=fp32"),
+    "transformer_eager": (1, 200, "method=bench/transformer precision.weights=bf16 method.args.attention=eager method.args.dropout=0.1"),
+    # Its compiler tries twenty kernels a shape.
     "gemm_compiled": (
         1,
+        400,
         "method=bench/gemm method.args.dtypes=[bf16] method.args.ops=[compiled] method.args.values=[normal] method.args.paddings=[0]",
     ),
-    "transformer": (1, "method=bench/transformer precision.weights=bf16"),
-    "transformer_eager": (1, "method=bench/transformer precision.weights=bf16 method.args.attention=eager method.args.dropout=0.1"),
-    "attention": (1, "method=bench/attention"),
-    "dataloader": (1, "method=bench/dataloader"),
-    "batch_size": (1, "method=bench/batch_size model=qwen3_4b"),
-    "precision": (1, "method=bench/precision model=qwen3_0_6b"),
-    "checkpointing": (1, "method=bench/checkpointing model=qwen3_4b"),
-    "matmul": (1, "method=bench/matmul method.args.dtypes=[fp16,bf16]"),
-    "mlp_loop": (1, "method=bench/mlp_loop"),
-    "mlp_loop_fp32": (1, "method=bench/mlp_loop precision=fp32"),
+    "collectives_2": (2, 300, "method=bench/collectives"),
+    "scaling_2": (2, 200, "method=bench/scaling precision.weights=bf16 method.args.models=[7b]"),
+    "finetune_2": (2, 350, "method=bench/finetune model=qwen3_8b"),
+    "scaling": (4, 300, "method=bench/scaling precision.weights=bf16 method.args.models=[7b]"),
+    "scaling_13b": (4, 240, "method=bench/scaling precision.weights=bf16 method.args.models=[13b] method.args.num_gpus=[1,4]"),
+    "collectives": (4, 450, "method=bench/collectives"),
 }
 BESIDE = "mi350x"  # whose published figures stand beside ours
+NO_FIGURES = ("step", "num_steps", "time_s", "error")  # of a line of metrics.jsonl
 
 
 def job(name: str) -> Job:
-    gpus, words = BENCHMARKS[name]
+    gpus, seconds, words = BENCHMARKS[name]
+    if words == HARNESS:
+        return Job(name, gpus, [], "none", seconds, HARNESS)
     method = words.split()[0].partition("=")[2]
     spread = [] if "topology=" in words else [f"topology.num_gpus={gpus}", *(["topology=single"] if gpus == 1 else [])]
     assert method.startswith("bench/")
-    return Job(name, gpus, [*words.split(), *spread], "none")
+    return Job(name, gpus, [*words.split(), *spread], "none", seconds)
+
+
+def command(name: str, hardware: str) -> str:
+    one = job(name)
+    return shlex.join(["python", one.program] if one.program else ["python", "launch/run.py", f"hardware={hardware}", *one.overrides])
+
+
+def todo(gpus: int, only: list[str] | None, folder: Path) -> list[Job]:
+    """What is not finished and these GPUs can run, those of most GPUs first and otherwise in order of worth."""
+    found = [job(name) for name in BENCHMARKS if not only or any(word in name for word in only)]
+    return sorted((j for j in found if j.gpus <= gpus and rows_of(j, folder) is None), key=lambda j: -j.gpus)
+
+
+def calls(jobs: list[Job], gpus: int, seconds: float) -> list[list[tuple[float, Job]]]:
+    """(start, job) of each call, by the estimates, as tests/gpu/jobs.py would start them."""
+    left, found = list(jobs), []
+    while left:
+        free, call = [0.0] * gpus, []
+        for one in list(left):
+            free.sort()
+            start = free[one.gpus - 1]
+            if start + one.seconds < seconds or not call:
+                call.append((start, one))
+                free[: one.gpus] = [start + one.seconds] * one.gpus
+                left.remove(one)
+        found.append(call)
+    return found
+
+
+def plan(hardware: str, gpus: int, only: list[str] | None, folder: Path, seconds: float) -> str:
+    lines = [f"{hardware}: {gpus} GPU(s), {seconds:.0f} s a call; estimates, not measured"]
+    for number, call in enumerate(calls(todo(gpus, only, folder), gpus, seconds), 1):
+        lines.append(f"call {number}: about {max(start + one.seconds for start, one in call):.0f} s")
+        for start, one in call:
+            lines.append(f"  from {start:3.0f} s  {one.seconds:3.0f} s  {one.gpus} GPU(s)  {one.name:18} {command(one.name, hardware)}")
+    finished = [name for name in BENCHMARKS if rows_of(job(name), folder) is not None]
+    return "\n".join([*lines, *([f"finished: {', '.join(finished)}"] if finished else [])])
 
 
 def measure(hardware: str, gpus: int, only: list[str] | None, folder: Path, seconds: float) -> None:
-    todo = sorted((job(name) for name in BENCHMARKS if not only or any(word in name for word in only)), key=lambda j: -j.gpus)
-    run([j for j in todo if j.gpus <= gpus], hardware, folder.resolve(), gpus, time.monotonic() + seconds)
+    run(todo(gpus, only, folder), f"hardware={hardware}", folder.resolve(), gpus, time.monotonic() + seconds)
 
 
-def report(hardware: str, folder: Path) -> str:
-    """A section for each benchmark that has a result: its command, its rows, the same case's published figure of another GPU."""
-    lines = [
-        f"# Benchmarks on {hardware.upper()}",
-        "",
-        "Made by `python tests/gpu/benchmarks.py report`; commands are beside each table.",
-        "",
-    ]
-    for name in BENCHMARKS:
-        found = sorted((folder / "runs" / name).glob("*/result.json"))
-        result: dict[str, Any] = json.loads(found[-1].read_text()) if found else {}
-        if result.get("rows"):
-            lines += section(name, hardware, result)
+def report(hardware: str, folders: list[Path]) -> str:
+    """A section for each benchmark that has rows: its command, its rows, the same case's published figure of another GPU. What has none,
+    or not all, is named first."""
+    results = {name: found for name in BENCHMARKS if (found := best(name, folders))}
+    missing = [name for name in BENCHMARKS if name not in results]
+    partial = [f"{name} ({len(found['rows'])} of {found['of']} rows)" for name, found in results.items() if "of" in found]
+    made = "Made by `python tests/gpu/benchmarks.py report`; commands are beside each table."
+    lines = [f"# Benchmarks on {hardware.upper()}", "", made, ""]
+    lines += [f"Not measured: {', '.join(missing)}.  "] if missing else []
+    lines += [f"Stopped before their end: {', '.join(partial)}.  "] if partial else []
+    for name, result in results.items():
+        lines += ["", f"## {name}", "", f"    {command(name, hardware)}", ""]
+        lines += section(result) if "rows" in result else ["", *(f"    {line}" for line in result["output"].splitlines()), ""]
     return "\n".join(lines)
 
 
-def section(name: str, hardware: str, result: dict[str, Any]) -> list[str]:
-    command = shlex.join(["python", "launch/run.py", f"hardware={hardware}", *job(name).overrides])
-    columns, rows, figure = result["columns"], result["rows"], result["figure"]
+def best(name: str, folders: list[Path]) -> dict[str, Any] | None:
+    """The content of a finished run's result.json, else the rows of the one that got furthest; None where there is nothing."""
+    unfinished: dict[str, Any] = {}
+    for run_dir in sorted(path for folder in folders for path in (folder / "runs" / name).glob("*/")):
+        file = run_dir / "result.json"
+        result: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+        if result.get("output") or (result.get("rows") and "columns" in result):
+            return result
+        metrics = run_dir / "metrics.jsonl"
+        rows = [json.loads(line) for line in metrics.read_text().split("\n")[:-1]] if metrics.is_file() else []
+        if len(rows) > len(unfinished.get("rows", [])):
+            unfinished = {"benchmark": job(name).overrides[0].partition("/")[2], "rows": rows, "of": rows[0]["num_steps"]}
+    return unfinished or None
+
+
+def section(result: dict[str, Any]) -> list[str]:
+    rows = result["rows"]
+    keys = {key: isinstance(value, float) for row in rows for key, value in row.items() if key not in NO_FIGURES}
+    columns = result.get("columns") or [{"key": key, "title": key, "digits": 3 if number else None} for key, number in keys.items()]
+    figure = result.get("figure") or next((row.figure for row in published.load(result["benchmark"]).rows), "")
     other = [published.published(result["benchmark"], BESIDE, row, figure) for row in rows]
     shown = [column for column in columns if any(row.get(column["key"]) is not None for row in rows)]
     head = [column["title"] for column in shown] + ([f"{BESIDE} published"] if any(other) else [])
-    lines = [f"## {name}", "", f"    {command}", "", f"{result['device']}.", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    lines = [f"{result['device']}.", ""] if "device" in result else []
+    lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row, reference in zip(rows, other, strict=True):
         cells = [text(row.get(column["key"]), column["digits"]) for column in shown]
         if row.get("error"):
             at = next((i for i, column in enumerate(shown) if column["key"] == figure), len(cells) - 1)
             cells[at] = str(row["error"]).splitlines()[0][:120]
         lines.append("| " + " | ".join([*cells, *([f"{reference.value:,g}" if reference else ""] if any(other) else [])]) + " |")
-    return [*lines, "", *(f"{note}  " for note in result.get("notes", [])), ""]
+    return [*lines, "", *(f"{note}  " for note in result.get("notes", []))]
 
 
 def text(value: object, digits: int | None) -> str:
@@ -109,17 +184,20 @@ def text(value: object, digits: int | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["measure", "report"])
+    parser.add_argument("what", choices=["plan", "measure", "report"])
     parser.add_argument("hardware", help="hardware=h200")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--only", type=lambda given: given.split(","))
-    parser.add_argument("--folder", type=Path, default=Path("benchmarks"))
-    parser.add_argument("--seconds", type=float, default=3600, help="no benchmark is started after that many")
+    parser.add_argument("--folder", type=Path, action="append")
+    parser.add_argument("--seconds", type=float, default=540, help="of a call; 570 s leave 30 s to stop in")
     given = parser.parse_args()
+    hardware, folders = given.hardware.partition("=")[2], given.folder or [Path("benchmarks")]
     if given.what == "report":
-        print(report(given.hardware.partition("=")[2], given.folder))
+        print(report(hardware, folders))
+    elif given.what == "plan":
+        print(plan(hardware, given.gpus, given.only, folders[0], given.seconds))
     else:
-        measure(given.hardware, given.gpus, given.only, given.folder, given.seconds)
+        measure(hardware, given.gpus, given.only, folders[0], given.seconds)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ class Job:
     gpus: int
     overrides: list[str]
     data: str = "sft"
+    seconds: float = 0.0  # it takes about so long: not started where less is left
+    program: str | None = None  # another than launch/run.py, without arguments: its output is its result
 
 
 def digits(drawn: random.Random, count: int) -> str:
@@ -52,14 +54,17 @@ def write_data(folder: Path) -> None:
 
 def start(job: Job, hardware: str, folder: Path, gpus: list[int]) -> subprocess.Popen[bytes]:
     fixed = ["model.init=random", f"name={job.name}", f"run_root={folder / 'runs'}", hardware]
+    fixed += ["preflight=warn"]  # the run before on this GPU may still be saving
     if job.data == "none":  # goes on with the rows that are left
-        fixed += ["resume=auto"]
+        fixed += ["resume=auto", "runtime.stop_timeout_s=20"]  # nothing to save: a row is kept as soon as it is measured
     else:
         fixed += ["data=jsonl", f"data.path={folder / job.data}.jsonl", "tracking=none", "method.args.logging_steps=1"]
         fixed += ["method.args.save_strategy=no", "resume=never", "runtime.hang_timeout_s=300"]
+        fixed += ["save_model=false"]  # 41 of the 75 s of an 8B in 16 bits were its saving and hashing
+    argv = [job.program] if job.program else ["launch/run.py", *fixed, *job.overrides]
     with (folder / f"{job.name}.log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, str(ROOT / "launch/run.py"), *fixed, *job.overrides],
+            [sys.executable, str(ROOT / argv[0]), *argv[1:]],
             env={**os.environ, MASK: ",".join(map(str, gpus))},
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -67,7 +72,8 @@ def start(job: Job, hardware: str, folder: Path, gpus: list[int]) -> subprocess.
 
 
 def run(todo: list[Job], hardware: str, folder: Path, num_gpus: int, until: float) -> None:
-    """Several at a time; none is started after `until` (seconds, monotonic). What is finished is not run again.
+    """Several at a time; none is started that would end after `until` (seconds, monotonic) but the first, which takes all the time there
+    is, and what still runs then is stopped and goes on the next time. What is finished is not run again.
 
     The GPUs of a run that holds little go to the next one when its last step is logged: that one loads its libraries while the first
     saves.
@@ -77,10 +83,15 @@ def run(todo: list[Job], hardware: str, folder: Path, num_gpus: int, until: floa
     todo = [job for job in todo if rows_of(job, folder) is None]
     given = os.environ.get(MASK)
     free = [int(gpu) for gpu in given.split(",")] if given else list(range(num_gpus))
-    running = []
+    running, many, stopping = [], len(todo), False
     while todo or running:
+        if not stopping and time.monotonic() > until and any(job.data == "none" for job, *_ in running):
+            stopping = True
+            for _, process, *_ in running:
+                process.terminate()
         for job in list(todo):
-            if job.gpus <= len(free) and time.monotonic() < until:
+            first = not running and len(todo) == many
+            if job.gpus <= len(free) and (time.monotonic() + job.seconds < until or (first and time.monotonic() < until)):
                 taken, free = free[: job.gpus], free[job.gpus :]
                 todo.remove(job)
                 running.append((job, start(job, hardware, folder, taken), taken, time.monotonic()))
@@ -95,9 +106,21 @@ def run(todo: list[Job], hardware: str, folder: Path, num_gpus: int, until: floa
                 taken.clear()
             if ended:
                 running.remove(entry)
+                if job.program and process.returncode >= 0:
+                    keep_output(job, folder)
+                for weights in (folder / "runs" / job.name).rglob("*.safetensors"):
+                    weights.unlink()  # an 8B in fp32 fills 33 GB, and nothing reads it
                 print(f"{job.name}: exit {process.returncode}, {time.monotonic() - began:.0f} s", flush=True)
     for job in todo:
         print(f"{job.name}: not run, no time left", flush=True)
+
+
+def keep_output(job: Job, folder: Path) -> None:
+    kept = folder / "runs" / job.name / "output"
+    kept.mkdir(parents=True, exist_ok=True)
+    (kept / "metrics.jsonl").touch()
+    result = {"status": "done", "output": (folder / f"{job.name}.log").read_text()}
+    (kept / "result.json").write_text(json.dumps(result))
 
 
 def trained(job: Job, folder: Path) -> bool:

@@ -1,9 +1,10 @@
 """Predicted memory and speed beside measured: runs every configuration below, and prints the tables of docs/results/memory.md and speed.md.
 
-    python tests/gpu/predictions.py measure hardware=h200 --gpus 4      writes runs/predictions/predictions_h200.jsonl
+    python tests/gpu/predictions.py measure hardware=h200 --gpus 2      writes runs/predictions/predictions_h200.jsonl
     python tests/gpu/predictions.py report                              needs no GPU: docs/results/predictions_h200.jsonl as tables
 
-The configurations were written down, and the planner's formulas fixed, before they were measured.
+HELD_OUT was written down, and the planner's formulas fixed, before any of it is measured. Rows of the file with held_out=false are those
+that the constants rest on.
 """
 
 from __future__ import annotations
@@ -29,36 +30,41 @@ from tests.gpu.jobs import Job, rows_of, run, step_s
 ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "docs/results/predictions_h200.jsonl"
 STEPS = {"sft": 6, "dpo": 4, "grpo": 4}
-# name: GPUs, overrides. Batch is of one rank; accumulation is 1 where nothing else is said.
+# name: GPUs, overrides. Batch is of one rank; accumulation is 1 where nothing else is said. None of them has been measured: what has been
+# is in docs/results/predictions_h200.jsonl, for the constants to rest on. Most are small, so that two GPUs do all in 20 minutes.
 HELD_OUT: dict[str, tuple[int, str]] = {
-    "sft-0.6b-16x512": (1, "sft qwen3_0_6b batch=16 max_length=512"),
-    "sft-0.6b-4x4096-plain": (1, "sft qwen3_0_6b batch=4 max_length=4096 plain"),
-    "sft-0.6b-1x16384": (1, "sft qwen3_0_6b batch=1 max_length=16384"),
-    "sft-0.6b-2x2048-fp32": (1, "sft qwen3_0_6b batch=2 max_length=2048 precision=fp32"),
-    "sft-1.7b-8x1024": (1, "sft qwen3_1_7b batch=8 max_length=1024"),
-    "sft-1.7b-2x4096-plain": (1, "sft qwen3_1_7b batch=2 max_length=4096 plain accumulation=2"),
-    "sft-4b-1x2048-plain": (1, "sft qwen3_4b batch=1 max_length=2048 plain"),
-    "sft-4b-8x1024": (1, "sft qwen3_4b batch=8 max_length=1024 accumulation=2"),
-    "sft-4b-2x8192": (1, "sft qwen3_4b batch=2 max_length=8192"),
-    "sft-8b-2x2048-16bit": (1, "sft qwen3_8b batch=2 max_length=2048 precision.weights=bf16"),
-    "sft-8b-4x2048-lora": (1, "sft qwen3_8b batch=4 max_length=2048 adapter=lora"),
-    "sft-8b-1x16384-lora-16bit": (1, "sft qwen3_8b batch=1 max_length=16384 adapter=lora precision.weights=bf16"),
-    "sft-4b-8x2048-lora-plain": (1, "sft qwen3_4b batch=8 max_length=2048 adapter=lora precision.weights=bf16 plain"),
-    "dpo-0.6b-4x1024": (1, "dpo qwen3_0_6b batch=4 max_length=1024 accumulation=2"),
-    "dpo-1.7b-2x2048": (1, "dpo qwen3_1_7b batch=2 max_length=2048"),
-    "dpo-4b-4x1024-lora": (1, "dpo qwen3_4b batch=4 max_length=1024 adapter=lora"),
-    "grpo-0.6b-colocate": (1, "grpo qwen3_0_6b batch=8 topology=colocate accumulation=2"),
-    "sft-4b-ddp-2": (2, "sft qwen3_4b batch=4 max_length=1024 topology=ddp"),
-    "sft-8b-fsdp-2": (2, "sft qwen3_8b batch=1 max_length=4096 topology=fsdp"),
-    "sft-1.7b-zero2-2": (2, "sft qwen3_1_7b batch=4 max_length=2048 topology=zero2"),
-    "sft-4b-zero3-2": (2, "sft qwen3_4b batch=4 max_length=2048 topology=zero3"),
-    "sft-8b-fsdp-2-lora": (2, "sft qwen3_8b batch=4 max_length=2048 topology=fsdp adapter=lora"),
-    "dpo-1.7b-fsdp-2": (2, "dpo qwen3_1_7b batch=2 max_length=1024 topology=fsdp accumulation=2"),
-    "grpo-1.7b-split-2": (2, "grpo qwen3_1_7b batch=8 topology=split accumulation=2"),
-    "sft-8b-fsdp-4": (4, "sft qwen3_8b batch=4 max_length=2048 topology=fsdp"),
-    "sft-8b-zero2-4": (4, "sft qwen3_8b batch=2 max_length=4096 topology=zero2"),
-    "sft-4b-zero2-4-offload": (4, "sft qwen3_4b batch=4 max_length=2048 topology=zero2 topology.zero.offload_optimizer=true"),
-    "sft-8b-fsdp-4-plain": (4, "sft qwen3_8b batch=1 max_length=2048 topology=fsdp plain"),
+    "sft-0.6b-1x512": (1, "sft qwen3_0_6b batch=1 max_length=512"),
+    "sft-0.6b-8x2048-plain": (1, "sft qwen3_0_6b batch=8 max_length=2048 plain"),
+    "sft-0.6b-2x8192": (1, "sft qwen3_0_6b batch=2 max_length=8192 accumulation=2"),
+    "sft-0.6b-16x1024-16bit": (1, "sft qwen3_0_6b batch=16 max_length=1024 precision.weights=bf16"),
+    "sft-0.6b-4x1024-fp32": (1, "sft qwen3_0_6b batch=4 max_length=1024 precision=fp32"),
+    "sft-1.7b-16x512": (1, "sft qwen3_1_7b batch=16 max_length=512 accumulation=2"),
+    "sft-1.7b-1x4096-plain": (1, "sft qwen3_1_7b batch=1 max_length=4096 plain"),
+    "sft-1.7b-1x16384": (1, "sft qwen3_1_7b batch=1 max_length=16384"),
+    "sft-1.7b-4x2048-lora": (1, "sft qwen3_1_7b batch=4 max_length=2048 adapter=lora"),
+    "sft-1.7b-2x4096-lora-plain": (1, "sft qwen3_1_7b batch=2 max_length=4096 adapter=lora precision.weights=bf16 plain"),
+    "sft-4b-4x2048": (1, "sft qwen3_4b batch=4 max_length=2048"),
+    "sft-4b-1x8192-lora": (1, "sft qwen3_4b batch=1 max_length=8192 adapter=lora"),
+    "sft-8b-1x4096-16bit": (1, "sft qwen3_8b batch=1 max_length=4096 precision.weights=bf16"),
+    "dpo-0.6b-2x2048-plain": (1, "dpo qwen3_0_6b batch=2 max_length=2048 plain"),
+    "dpo-0.6b-8x512": (1, "dpo qwen3_0_6b batch=8 max_length=512"),
+    "dpo-1.7b-4x1024-lora": (1, "dpo qwen3_1_7b batch=4 max_length=1024 adapter=lora precision.weights=bf16"),
+    "grpo-1.7b-colocate": (1, "grpo qwen3_1_7b batch=16 topology=colocate"),
+    "sft-0.6b-ddp-2": (2, "sft qwen3_0_6b batch=4 max_length=4096 topology=ddp"),
+    "sft-0.6b-fsdp-2-offload": (2, "sft qwen3_0_6b batch=8 max_length=1024 topology=fsdp topology.fsdp.cpu_offload=true"),
+    "sft-1.7b-ddp-2-plain": (2, "sft qwen3_1_7b batch=2 max_length=2048 topology=ddp plain accumulation=2"),
+    "sft-1.7b-fsdp-2": (2, "sft qwen3_1_7b batch=8 max_length=2048 topology=fsdp"),
+    "sft-1.7b-zero3-2": (2, "sft qwen3_1_7b batch=4 max_length=4096 topology=zero3"),
+    "sft-1.7b-zero2-2-offload": (2, "sft qwen3_1_7b batch=4 max_length=1024 topology=zero2 topology.zero.offload_optimizer=true"),
+    "sft-0.6b-zero3-2-offload": (
+        2,
+        "sft qwen3_0_6b batch=4 max_length=2048 topology=zero3 topology.zero.offload_optimizer=true topology.zero.offload_parameters=true",
+    ),
+    "sft-4b-zero2-2": (2, "sft qwen3_4b batch=2 max_length=4096 topology=zero2"),
+    "sft-4b-fsdp-2-lora": (2, "sft qwen3_4b batch=2 max_length=1024 topology=fsdp adapter=lora"),
+    "dpo-0.6b-fsdp-2": (2, "dpo qwen3_0_6b batch=4 max_length=2048 topology=fsdp"),
+    "dpo-0.6b-zero3-2": (2, "dpo qwen3_0_6b batch=2 max_length=1024 topology=zero3 accumulation=2"),
+    "grpo-0.6b-split-2": (2, "grpo qwen3_0_6b batch=16 topology=split accumulation=2"),
 }
 
 
@@ -97,7 +103,9 @@ def measure(hardware: str, gpus: int, only: list[str] | None, folder: Path, seco
         rows = rows_of(found, folder)
         if rows:
             row: dict[str, Any] = {"name": found.name, "held_out": True, "peak_gb": round(max(r["memory_peak_gb"] for r in rows), 3)}
-            row |= {"step_s": round(step_s(rows), 4), "overrides": [hardware, *found.overrides]}
+            if "offload" not in found.name:  # how long the host's optimizer and PCIe take is not predicted
+                row["step_s"] = round(step_s(rows), 4)
+            row["overrides"] = [hardware, "model.init=random", *found.overrides]
             lines.append(json.dumps(row))
     (folder / f"predictions_{hardware.partition('=')[2]}.jsonl").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))

@@ -78,14 +78,14 @@ def memory_report() -> str:
 # ---- Speed
 
 REASONS = {
-    "loop": "a bare loop of torch: the 0.1 s a step that TRL's trainer takes are left out of the prediction; all logits are held",
+    "loop": "a bare loop of torch: the 0.03 s a step that TRL's trainer takes are left out of the prediction; all logits are held",
     "small": "presumably small matrix products, for which the same share of the peak is predicted as for large ones, and kernels that take "
     "longer to start than the 6 us of an H200's host: by the report's own count the GPU computes 172 to 229 TFLOPS there, 578 at 5.24B",
     "overlap": "predicted is that sums of gradients hide behind the backward, and cost it nothing. The report contradicts itself here: "
     "eight GPUs make 101,124 tokens/s in one of its tables and 70,763 in the next",
     "compile": "torch.compile, which fuses the memory-bound kernels (a third of the prediction); predicted is eager",
     "torchtune": "torchtune, whose head makes its logits once; its matrix products (F.linear) reach up to 1,206 TFLOPS by that report, "
-    "where 994 are predicted",
+    "where 1,035 are predicted",
     "fp8": "no fp8 product has been measured: bf16's share of the peak stands for it",
     "MI50": "the owner saw a quarter of the GPU used, loads data without workers, and has torch 2.4 of ROCm 6.0; the shares are an H200's",
     "hope": "what its author expected, not measured",

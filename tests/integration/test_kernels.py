@@ -12,6 +12,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -82,6 +83,25 @@ def test_registers_allow_what_llvm_says_they_do(arch: str) -> None:
 # ---- What is compiled is what would be launched
 
 
+@pytest.fixture
+def patched_for_one_test() -> Iterator[None]:
+    """Liger puts its classes and functions in place of transformers' own, for the whole process."""
+    import torch
+    from transformers.models.llama import modeling_llama
+    from transformers.models.qwen2 import modeling_qwen2
+    from transformers.models.qwen3 import modeling_qwen3
+
+    modules = (modeling_llama, modeling_qwen2, modeling_qwen3)
+    classes = [found for module in modules for found in vars(module).values() if isinstance(found, type)]
+    before = [(owner, dict(vars(owner))) for owner in (*modules, *classes, torch.nn.functional)]
+    yield
+    for owner, names in before:
+        for name, value in names.items():
+            if vars(owner).get(name) is not value:
+                setattr(owner, name, value)
+
+
+@pytest.mark.usefixtures("patched_for_one_test")
 @pytest.mark.parametrize("kind", ["Qwen3", "Qwen2", "Llama"])
 def test_a_model_s_step_launches_these_kernels_and_no_others(kind: str, tmp_path: Path) -> None:
     """A model of transformers with Liger's kernels in it, as TRL has them put there; its step runs, but for the kernels themselves."""

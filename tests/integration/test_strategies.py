@@ -41,7 +41,8 @@ def runs(tmp_path_factory) -> dict[str, Path]:
             two = [] if topology == "single" else ["hardware.gpus_per_node=2", "topology.num_gpus=2"]
             done = command("method=sft", f"topology={topology}", *two, *SETTINGS, cwd=folder)
             assert done.returncode == 0, done.stdout + done.stderr
-            (found[topology],) = folder.glob("runs/*/*/")
+            (record,) = folder.glob("runs/*/*/record.json")
+            found[topology] = record.parent
             shown = done.stderr.splitlines()
             speaks = "trainers | " if topology == "single" else "rank 0 | "
             assert f"done: {STEPS} steps" in "".join(line for line in shown if line.startswith(speaks)), done.stderr

@@ -34,6 +34,12 @@ MISTAKES = {
     ("method.args.learning_rate=fast",): ["learning_rate='fast'", "takes float"],
     ("method.args.bf16=true",): ["method.args.bf16=True", "set precision=bf16 instead"],
     ("method.args.output_dir=x",): ["output_dir=x", "run_root="],
+    ("hardware=h200", "method=bench/gemm", "method.args.ops=[matmull]", "mode=plan"): ["ops=matmull: unknown", "Did you mean matmul"],
+    ("hardware=h200", "method=bench/transformer", "method.args.models=[14b]", "mode=plan"): ["models=14b: unknown", "It takes small"],
+    ("hardware=h200", "method=bench/vllm", "method.args.settings=[{num_scheduler_steps: 8}]", "mode=plan"): [
+        "method.args.settings: num_scheduler_steps is gone from vLLM. Instead: engine V1"
+    ],
+    ("hardware=h200", "method=tune/inductor", "method.args.candidates=[freezing]", "mode=plan"): ["candidates: freezing makes weights"],
     ("topology=tensor",): ["tensor- and pipeline-parallel training is not offered", "topology=fsdp"],
     ("topology=pp",): ["tensor- and pipeline-parallel training is not offered", "topology=fsdp"],
     ("topology.tensor_parallel=2",): ["tensor-parallel training is not offered", "topology=fsdp"],

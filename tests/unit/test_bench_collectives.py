@@ -89,6 +89,7 @@ def test_the_limit_is_that_of_the_links_in_use():
     assert [limit_gb_s(config("mi300x"), ranks) for ranks in (2, 4, 8)] == [64, 192, 448]
     assert [limit_gb_s(config("h200"), ranks) for ranks in (2, 8)] == [450, 450]
     assert limit_gb_s(config("h200"), 16) is None, "another node's links are not these"
+    assert [limit_gb_s(config("mi210"), ranks) for ranks in (4, 8)] == [150, 32], "two hives of four, PCIe between them"
     assert limit_gb_s(config("mi250x"), 2) is None, "which links two of its devices have depends on which two"
     assert limit_gb_s(config("mi300x", "smoke=true", "hardware.link=none"), 2) is None
     assert config("mi300a").hardware.link_gb_s is None

@@ -133,6 +133,24 @@ def test_a_stopped_series_goes_on_where_it_was(config, monkeypatch):
     assert len(found["rows"]) == len(lines(config)) == 2
 
 
+def test_what_failed_for_another_reason_than_memory_is_tried_again(config, monkeypatch, capsys):
+    problems = {"8192 8192 8192": UserError("fp8 needs torchao"), "1 1 1": torch.OutOfMemoryError()}
+
+    def work(case):
+        if case["shape"] in problems:
+            raise problems[case["shape"]]
+        return {"tflops": 1.0}
+
+    cases = [*CASES, {**CASES[0], "shape": "2 2 2"}]
+    measure(config, args(), TABLE, cases, work)
+    problems.pop("8192 8192 8192")  # torchao was installed
+    problems["2 2 2"] = UserError("measured before")
+    found = measure(config, args(), TABLE, cases, work)
+    assert [row["error"] for row in found["rows"]] == [None, "out of memory", None]
+    assert [(line["step"], line["error"]) for line in lines(config)] == [(1, None), (2, "out of memory"), (3, None)]
+    assert "tried again: 8192 8192 8192, which failed: fp8 needs torchao" in capsys.readouterr().out
+
+
 def test_rows_of_other_cases_are_measured_anew(config):
     measure(config, args(), TABLE, CASES, lambda case: {"tflops": 1.0})
     found = measure(config, args(), TABLE, CASES[1:], lambda case: {"tflops": 2.0})

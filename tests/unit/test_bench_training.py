@@ -11,11 +11,12 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 from torch import nn
 
-from recipes.bench import finetune, low_precision, matmul, mlp_loop, ranks, scaling
+from recipes.bench import finetune, matmul, mlp_loop, ranks, scaling
 from recipes.bench.finetune import FinetuneConfig
 from recipes.bench.matmul import MatmulConfig
 from recipes.bench.mlp_loop import Mlp, MlpLoopConfig
 from recipes.bench.scaling import ScalingConfig
+from recipes.common import low_precision
 from recipes.common.errors import UserError
 from tests.conftest import ROOT, composed
 

@@ -128,7 +128,7 @@ def test_the_context_holds_what_the_tag_is_a_hash_of_and_the_wheels(tmp_path):
 def test_the_context_of_an_image_without_packages():
     with tarfile.open(fileobj=io.BytesIO(b"".join(build.context(images.load()["sandbox"], None)))) as archive:
         names = archive.getnames()
-    assert sorted(names) == ["Dockerfile", "install.py", "locks.txt", "probe.py"]
+    assert sorted(names) == ["Dockerfile", "install.py", "locks.txt", "probe.py", "server.py"]
 
 
 def test_a_lock_from_elsewhere_travels_under_a_name_of_its_own():

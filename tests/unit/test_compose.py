@@ -8,7 +8,9 @@ import json
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
+from launch import compose
 from launch.check import refusals
 from launch.compose import CONF, groups
 from launch.plan import prepare
@@ -20,6 +22,8 @@ from tests.conftest import command, composed
 NEEDS = {
     "data/jsonl": ["data.path=train.jsonl"],
     "data/hub": ["data.hub_id=owner/name"],
+    "data/mix": ["data.sources=[{path: train.jsonl, weight: 1.0}]"],
+    "data/samples": ["method=dpo", "data.path=samples.jsonl"],
     "adapter/qlora": ["hardware=mi300x", "precision=nf4", "model=qwen3_4b"],
     "precision/nf4": ["hardware=mi300x", "adapter=qlora", "model=qwen3_4b"],
     "precision/fp8": ["hardware=mi300x"],
@@ -27,6 +31,8 @@ NEEDS = {
     "model_method/tiny_dpo": ["method=dpo"],
     "model_method/tiny_grpo": ["method=grpo"],
     "model_method/tiny_evaluate": ["method=evaluate"],
+    "model_method/tiny_sample": ["method=sample"],
+    "model_method/tiny_raft": ["method=raft"],
     "topology/ddp": ["hardware=mi300x"],
     "topology/fsdp": ["hardware=mi300x"],
     "topology/zero2": ["hardware=mi300x"],
@@ -112,6 +118,25 @@ def test_runtime_and_image_follow(overrides, chosen):
     assert (config.runtime.name, config.container.name) == chosen
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["topology.num_gpus=4", "hardware=mi300x", "topology=fsdp", "topology.fsdp.cpu_offload=true", "user_env.A=b"],
+        ["hardware=h200", "hardware=cpu", "++method.args={beta: 0.2}", "~method.args.gradient_accumulation_steps", "method=dpo"],
+        ["experiment=mi50_phase1", "seed=7", "seed=8"],
+    ],
+)
+def test_options_that_are_kept_compose_to_what_hydra_composes(overrides):
+    """A second time too, after the first was changed: each has a copy."""
+    overrides = compose.freed(overrides)
+    whole = OmegaConf.to_yaml(compose._hydra(overrides))
+    for _ in range(2):
+        composed = compose._compose(overrides)
+        assert OmegaConf.to_yaml(composed) == whole
+        assert OmegaConf.is_struct(composed)
+        composed.hardware.name = "changed"
+
+
 def test_free_keys_need_no_plus():
     assert composed("hardware=cpu", "method.args.weight_decay=0.1").method.args["weight_decay"] == 0.1
 
@@ -151,7 +176,8 @@ def test_the_command_line_wins_over_an_experiment():
         ],
     ],
 )
-def test_smoke_makes_any_composition_fit_a_cpu(overrides):
+def test_smoke_makes_any_composition_fit_a_cpu(overrides, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # with torchao and bitsandbytes it keeps fp8 and nf4
     config, warnings = prepare(composed(*overrides, "smoke=true"))
     assert config.model.num_parameters < 1_000_000
     assert config.model.init == Init.random
@@ -187,6 +213,17 @@ def test_smoke_keeps_the_topology(monkeypatch, overrides, vllm, shape, said):
     assert (topology.name, topology.strategy, topology.num_gpus, topology.servers) == shape
     left_out = [line for line in warnings if "smoke: in place of topology" in line]
     assert any(said in line for line in left_out) if said else left_out == []
+
+
+def test_smoke_keeps_the_sizes_that_are_given():
+    config, _ = prepare(composed("smoke=true", "hardware=h200", "method=bench/gemm", "method.args.shapes=[[8,16,32]]"))
+    assert (config.method.args["shapes"], config.method.args["repetitions"]) == ([[8, 16, 32]], 3)
+    config, _ = prepare(composed("smoke=true", "method=sft", "method.args.max_length=128", "method.args.num_train_epochs=1"))
+    assert (config.method.args["max_length"], config.method.args["num_train_epochs"]) == (128, 1)
+    assert "max_steps" not in config.method.args
+    config, said = prepare(composed("smoke=true", "hardware=mi350x", "method=bench/gemm", "method.args.fail_below=0.9"))
+    assert config.method.args["fail_below"] is None
+    assert "smoke: in place of method.args.fail_below=0.9: a CPU's figures are compared with nothing." in said
 
 
 def test_smoke_says_what_would_be_refused_without_it():

@@ -253,6 +253,41 @@ def test_liger_that_the_image_or_this_python_does_not_hold_is_refused(monkeypatc
     check_files(composed("hardware=h200", *elsewhere, *LIGER), all_lines=False)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "package", "said"),
+    [
+        (["precision=fp8"], "torchao", r"precision=fp8: .*\(make quantization\).*precision=bf16"),
+        (["precision=nf4", "adapter=qlora"], "bitsandbytes", "precision=nf4: .*precision=bf16"),
+        (["method=bench/finetune"], "torchao", r"method.args.modes=full_fp8: .*method.args.modes=\[full_bf16,lora_bf16\]"),
+        (["method=bench/precision"], "torchao", r"method.args.precisions=fp8: .*method.args.precisions=\[fp32,fp16,bf16\]"),
+        (["method=bench/precision", "method.args.precisions=[nf4]"], "bitsandbytes", "method.args.precisions=nf4"),
+    ],
+)
+def test_fp8_and_nf4_without_their_packages_are_refused(monkeypatch, overrides, package, said):
+    model = "model=qwen3_0_6b"
+    check_files(composed("hardware=mi300x", model, *overrides), all_lines=False)
+    check_files(composed("hardware=mi300x", model, "smoke=true", *overrides), all_lines=False)
+    with pytest.raises(UserError, match=f"image cpu holds no {package}"):
+        check_files(composed("hardware=mi300x", "runtime=docker", "container=cpu", model, *overrides), all_lines=False)
+    for name in ("torchao", "bitsandbytes"):
+        monkeypatch.setitem(sys.modules, name, None)  # as where they are not installed
+    with pytest.raises(UserError, match=said):
+        check_files(composed("hardware=h200", "topology=single", model, *overrides), all_lines=False)
+    check_files(composed("hardware=mi210", model, "method=bench/finetune", "method.args.modes=[full_fp8]"), all_lines=False)
+
+
+def test_the_harness_in_a_container_sees_task_files_of_ones_own(tmp_path, monkeypatch):
+    """Named from where the command is typed."""
+    (tmp_path / "tasks").mkdir()
+    monkeypatch.chdir(tmp_path)
+    overrides = ["method=evaluate", "model=qwen3_4b", "runtime=docker", "method.args.lm_eval_tasks=[a]"]
+    config, _ = prepare(composed("hardware=mi300x", *overrides, "+method.args.lm_eval_include=tasks"))
+    made = make_plan(config, host_with(8), RUN)
+    (spec,) = made.containers.values()
+    assert [m.read_only for m in spec.mounts if m.source == str(tmp_path / "tasks")] == [True]
+    assert made.trainer_args["lm_eval_include"] == str(tmp_path / "tasks")
+
+
 def test_data_model_and_own_code_are_mounted_read_only():
     given = ["hardware=cpu", "runtime=docker", "method=grpo", "data=jsonl", "data.path=/data/a.jsonl", "model.path=/models/mine"]
     (spec,) = specs(

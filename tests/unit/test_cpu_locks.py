@@ -81,7 +81,7 @@ def test_a_lock_names_no_folder_and_no_index_of_the_machine_that_made_it(file: P
     assert not [line for line in requirements if re.search(r"://|--find-links|--(extra-)?index-url|(-r|-c|-i|-f) /", line)]
 
 
-@pytest.mark.parametrize("name", ["requirements", "tools", "compiled", "dev", "liger", "vllm"])
+@pytest.mark.parametrize("name", ["requirements", "tools", "compiled", "dev", "liger", "quantization", "vllm"])
 def test_no_build_of_torch_and_nothing_of_cuda_in_the_shared_locks(name: str) -> None:
     names = [name for name, _, _ in blocks(LOCKS / f"{name}.lock")]
     assert not [name for name in names if re.match(r"(nvidia|cuda)-|(pytorch-)?triton|torch$", name)]
@@ -101,7 +101,7 @@ def test_lock_holds_what_its_source_asks_for(name: str) -> None:
     ("one_lock", "other_lock"),
     [
         *(("requirements", name) for name in ("tools", "dev", "torch_pypi")),
-        *((name, add_on) for name in ("requirements", "tools", "dev") for add_on in lock.ADD_ONS),
+        *((name, add_on) for name in ("requirements", "tools", "dev") for add_on in environment.ADD_ONS),
         ("liger", "kernels"),
     ],
 )
@@ -136,7 +136,7 @@ def test_triton_is_the_one_that_torch_asks_for() -> None:
     pins = [{(name, version) for name, version, _ in blocks(LOCKS / f"{file}.lock")} for file in ("kernels", "torch_pypi")]
     assert {name for name, _ in pins[0]} == {"triton", "liger-kernel"}
     assert {pin for pin in pins[0] if pin[0] == "triton"} == {pin for pin in pins[1] if pin[0] == "triton"}
-    assert set(lock.ADD_ONS) == set(environment.ADD_ONS)
+    assert {*lock.ADD_ONS, "quantization"} == set(environment.ADD_ONS)
 
 
 def test_this_environment_is_the_locked_one() -> None:

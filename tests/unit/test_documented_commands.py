@@ -34,7 +34,7 @@ def test_there_are_many():
 
 @pytest.mark.parametrize("text", commands())
 def test_command_plans(launch, tmp_path, text):
-    for name in ("train.jsonl", "test.jsonl", "my/train.jsonl", "my/test.jsonl", "tests/data/sft.jsonl"):
+    for name in ("train.jsonl", "test.jsonl", "my/train.jsonl", "my/test.jsonl", "samples.jsonl", "tests/data/sft.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(SFT_ROW)
     for path in re.findall(r"model\.path=(models/\S+)", text):

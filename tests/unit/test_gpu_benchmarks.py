@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from launch.compose import groups
 from launch.plan import prepare
 from tests.conftest import composed
-from tests.gpu import benchmarks
+from tests.gpu import benchmarks, jobs
+from tests.gpu.jobs import Job
+
+RUNS = [name for name in benchmarks.BENCHMARKS if benchmarks.job(name).program is None]
 
 
 def test_every_benchmark_is_in_the_list():
-    listed = {benchmarks.job(name).overrides[0].partition("=")[2] for name in benchmarks.BENCHMARKS}
+    listed = {benchmarks.job(name).overrides[0].partition("=")[2] for name in RUNS}
     assert listed == {name for name in groups()["method"] if name.startswith("bench/")}
 
 
-@pytest.mark.parametrize("name", benchmarks.BENCHMARKS)
+@pytest.mark.parametrize("name", RUNS)
 def test_each_can_run_on_an_h200(name):
     job = benchmarks.job(name)
     config, _ = prepare(composed("hardware=h200", "model.init=random", *job.overrides))
@@ -31,8 +35,44 @@ def test_the_page_shows_ours_beside_the_other_gpu_and_what_failed(tmp_path):
     result["rows"] = [{**row, "tflops": 700.0}, {**row, "shape": "1 1 1", "error": "out of memory"}]
     (tmp_path / "runs/gemm/one").mkdir(parents=True)
     (tmp_path / "runs/gemm/one/result.json").write_text(json.dumps(result))
-    page = benchmarks.report("h200", tmp_path)
+    page = benchmarks.report("h200", [tmp_path])
     assert "python launch/run.py hardware=h200 method=bench/gemm" in page
     assert "| 8192 8192 8192 | 700.0 | 1,104 |" in page  # of the MI350X report
     assert "| 1 1 1 | out of memory |  |" in page
     assert "One sentence." in page
+    assert page.index("Not measured: matmul, mlp_loop, harness") < page.index("## gemm")
+
+
+def test_rows_of_an_interrupted_run_are_on_the_page(tmp_path):
+    run = tmp_path / "runs/matmul/one"
+    run.mkdir(parents=True)
+    row = {"step": 1, "num_steps": 6, "size": 4096, "dtype": "fp16", "total_s": 0.004, "tflops": 700.0, "error": None, "time_s": 1.0}
+    (run / "metrics.jsonl").write_text(json.dumps(row) + "\n" + '{"step": 2, "cut o')
+    (run / "result.json").write_text(json.dumps({"status": "interrupted", "rows": [row]}))
+    page = benchmarks.report("h200", [tmp_path / "nothing", tmp_path])
+    assert "Stopped before their end: matmul (1 of 6 rows)." in page
+    assert "| 4096 | fp16 | 0.004 | 700.000 |" in page
+
+
+def test_calls_are_in_order_of_worth_and_within_their_time(tmp_path):
+    for gpus in (1, 2):
+        listed = benchmarks.todo(gpus, None, tmp_path)
+        found = benchmarks.calls(listed, gpus, 570)
+        assert sorted(one.name for call in found for _, one in call) == sorted(one.name for one in listed)
+        assert all(start + one.seconds <= 570 for call in found for start, one in call)
+    assert [one.name for _, one in found[0]][:1] == ["collectives_2"]
+    assert "python tests/gpu/harness.py" in benchmarks.plan("h200", 1, None, tmp_path, 570)
+
+
+def test_a_call_stops_what_still_runs_and_the_next_goes_on(tmp_path, monkeypatch):
+    """A program that would take a minute is ended when its time is over; one that ends leaves its output as its result."""
+    (tmp_path / "long.py").write_text("import time; time.sleep(60)")
+    (tmp_path / "short.py").write_text("print('1.00 of theirs')")
+    monkeypatch.setattr(jobs, "ROOT", tmp_path)
+    began = time.monotonic()
+    jobs.run([Job("long", 1, [], "none", 30, "long.py")], "hardware=h200", tmp_path, 1, began + 1)
+    assert time.monotonic() - began < 20
+    assert jobs.rows_of(Job("long", 1, [], "none"), tmp_path) is None
+    jobs.run([Job("harness", 1, [], "none", 1, "short.py")], "hardware=h200", tmp_path, 1, time.monotonic() + 20)
+    assert jobs.rows_of(Job("harness", 1, [], "none"), tmp_path) == []
+    assert "    1.00 of theirs" in benchmarks.report("h200", [tmp_path])

@@ -47,7 +47,7 @@ TF32 = {"mi300a": 490.3, "mi300x": 653.7, "mi325x": 653.7, "h100": 494.5, "h200"
 # Who trains in what, besides fp32: written down apart from the files, from hardware and kernels that exist.
 NO_BF16 = {"mi50", "mi60"}
 FP8 = {"mi300a", "mi300x", "mi325x", "mi350x", "mi355x", "rx9070xt", "r9700", "h100", "h200"}
-NO_NF4 = {"mi50", "mi60", "cpu"}
+NO_NF4 = {"mi50", "mi60"}
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,15 @@ def test_liger_is_where_triton_is(name):
         assert ("liger-kernel" in installed(ENTRIES[hardware.container])) is hardware.triton
 
 
+@pytest.mark.parametrize("name", sorted(file.stem for file in (CONF / "hardware").glob("*.yaml") if file.stem != "auto"))
+def test_fp8_and_nf4_have_their_packages_where_the_gpu_trains_in_them(name):
+    hardware = composed(f"hardware={name}").hardware
+    if hardware.container != "none":
+        packages = {"torchao", "bitsandbytes"} & set(installed(ENTRIES[hardware.container]))
+        low = {"fp8", "nf4"} & set(hardware.precisions) and name != "cpu"  # which computes in nf4 outside its image, for tests
+        assert packages == ({"torchao", "bitsandbytes"} if low else set())
+
+
 def test_a_group_for_every_image_and_an_image_for_every_group():
     groups = {file.stem: yaml.safe_load(file.read_text()) for file in (CONF / "container").glob("*.yaml")}
     assert set(groups) == {*ENTRIES, "auto", "none", "custom"} - {"sandbox"}, "no run starts in the sandbox"

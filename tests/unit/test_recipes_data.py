@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from launch.plan import plain
+from launch.schema import Data
 from recipes.common import data, tasks
 from recipes.common.errors import UserError
 
 CONF = Path(__file__).parents[2] / "conf/data"
-EMPTY = {"tasks": [], "num_train": None, "num_heldout": 0, "seed": 0, "path": None, "heldout_path": None, "limit": None}
-EMPTY |= {"hub_id": None, "revision": None, "split": "train", "heldout_split": None}
+EMPTY = plain(Data())
 
 
 def configured(name="reasoning", **own):

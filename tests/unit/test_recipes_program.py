@@ -15,20 +15,20 @@ from trl import GRPOConfig, SFTConfig
 from recipes.common import metrics, model, program, training
 from recipes.common.errors import UserError, near
 from recipes.common.flops import flops_per_token
-from recipes.evaluate import EvaluateConfig, grade, summary
 from recipes.grpo import cycle_steps
+from tests.unit.bench_config import ADAPTER
 
 TINY = Path(__file__).parents[2] / "conf/model/tiny.yaml"
-ADAPTER = {"name": "none", "rank": None, "alpha": None, "dropout": 0.0, "target_modules": "all-linear", "rslora": False, "dora": False}
 
 
 def config(tmp_path, weights="fp32", adapter=None, **own):
-    shape = {"hub_id": None, "revision": None, "path": None, "attention_bias": False, **OmegaConf.load(TINY), **own}
+    shape = {"hub_id": None, "revision": None, "path": None, "chat_template": None, "attention_bias": False, **OmegaConf.load(TINY), **own}
     return OmegaConf.create(
         {
             "run_dir": str(tmp_path),
             "seed": 0,
             "model": shape,
+            "data": {"chat_template": None},
             "precision": {"name": weights, "weights": weights, "compute": "fp32"},
             "hardware": {"attention": "sdpa", "peak_tflops": {}},
             "adapter": {**ADAPTER, "quantize_base": False, **(adapter or {})},
@@ -106,11 +106,11 @@ def test_random_weights_follow_from_the_seed(tmp_path):
 
 def test_weights_come_in_the_precision_asked_for(tmp_path):
     assert model.build_model(config(tmp_path, weights="bf16", num_layers=1)).dtype == torch.bfloat16
-    with pytest.raises(UserError, match="part 6"):
-        model.build_model(config(tmp_path, weights="nf4"))
+    with pytest.raises(UserError, match="precision.weights=nf8: unknown. Did you mean nf4"):
+        model.build_model(config(tmp_path, weights="nf8"))
 
 
-@pytest.mark.parametrize(("compute", "exact"), [("fp32", False), ("fp16", True), ("bf16", True), ("fp8", True)])
+@pytest.mark.parametrize(("compute", "exact"), [("fp32", False), ("fp16", True), ("bf16", True)])
 def test_random_weights_have_no_more_digits_than_they_compute_with(tmp_path, compute, exact):
     """Strategies that keep fp32 weights, and DeepSpeed, which makes them of 16-bit ones, then start from the same."""
     settings = config(tmp_path, num_layers=1)
@@ -174,8 +174,7 @@ def test_adapters(tmp_path):
     assert model.adapter_config(config(tmp_path)) is None
     lora = model.adapter_config(config(tmp_path, adapter={"rank": 4, "alpha": 8, "dora": True}))
     assert (lora.r, lora.lora_alpha, lora.use_dora) == (4, 8, True)
-    with pytest.raises(UserError, match="part 6"):
-        model.adapter_config(config(tmp_path, adapter={"rank": 4, "quantize_base": True}))
+    assert model.adapter_config(config(tmp_path, adapter={"rank": 4, "path": "run/adapter"})) is None
 
 
 def test_trainer_arguments_are_refused_in_trls_words(tmp_path):
@@ -224,24 +223,6 @@ def test_flops_count_products_and_attention(tmp_path):
         parameter.requires_grad = "layers.0" in name
     trained = sum(p.numel() for n, p in built.named_parameters() if "layers.0" in n)
     assert flops_per_token(built, 0.0) == 4 * products + 2 * trained
-
-
-@pytest.mark.parametrize(
-    ("own", "message"),
-    [({"batch_size": 0}, "batch_size=0"), ({"max_new_tokens": 0}, "max_new_tokens=0"), ({"temperature": -1.0}, r"temperature=-1.0")],
-)
-def test_evaluation_arguments_out_of_range(own, message):
-    with pytest.raises(UserError, match=message):
-        EvaluateConfig(output_dir="x", **own)
-
-
-def test_evaluation_counts_full_scores_by_task():
-    rows = [{"prompt": "p", "answer": a, "task": t} for a, t in [("1", "a"), ("2", "a"), ("3", "b")]]
-    answered = grade(rows, ["1", "x", "3"])
-    result = summary(answered, 3, 1.0)
-    assert result["accuracy"] == pytest.approx(2 / 3)
-    assert result["by_task"] == {"a": {"accuracy": 0.5, "num_samples": 2}, "b": {"accuracy": 1.0, "num_samples": 1}}
-    assert [sample["correct"] for sample in result["samples"]] == [True, False, True]
 
 
 def test_a_signal_stops_between_cycles_only(monkeypatch):

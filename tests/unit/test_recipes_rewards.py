@@ -20,6 +20,7 @@ def said(text):
         ("46", "46", 1.0),
         (r"$\frac{1}{2}$", "0.5", 1.0),
         ("<think>47</think><answer>46</answer>", "46", 1.0),
+        ("46", 46, 1.0),
         ("47", "46", 0.0),
         ("", "46", 0.0),
     ],
@@ -30,7 +31,8 @@ def test_accuracy(text, answer, expected):
 
 def test_format():
     texts = ["<think>a</think>\n<answer>b</answer>", "<answer>b</answer>", "<think>a</think><answer>b</answer> c"]
-    assert rewards.format(["p"] * 3, [said(t) for t in texts]) == [1.0, 0.0, 0.0]
+    texts += ["<think>a</think><answer>b</answer> c </answer>", "<think>a<think>b</think><answer>c</answer>"]
+    assert rewards.format(["p"] * 5, [said(t) for t in texts]) == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_length_prefers_short():
@@ -42,22 +44,22 @@ def test_reasoning_gym_is_the_tasks_own_scorer():
     assert rewards.reasoning_gym(["p"] * 5, [said(t) for t in texts], entry=[ENTRY] * 5) == [1.0, 1.0, 1.0, 0.0, 0.0]
 
 
-def test_names_and_dotted_paths_are_found():
-    functions, weights = rewards.build_rewards({"format": 1, "recipes.common.rewards.length": 0.5}, ["prompt"])
-    assert (functions, weights) == ([rewards.format, rewards.length], [1.0, 0.5])
+def test_regex_matches_the_whole_answer():
+    texts = ["<answer>12</answer>", "12 or so", ""]
+    assert rewards.regex(["p"] * 3, texts, pattern=[r"\d+"] * 3) == [1.0, 0.0, 0.0]
+
+
+def test_a_dotted_path_is_found():
+    assert rewards.imported("recipes.common.rewards.length") is rewards.length
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("path", "message"),
     [
-        ({}, "needs at least one of accuracy, format, length, reasoning_gym"),
-        ({"acuracy": 1.0}, "'acuracy', which is no reward. Did you mean accuracy"),
-        ({"nowhere.reward": 1.0}, "No module named 'nowhere'"),
-        ({"recipes.common.rewards.lenght": 1.0}, "has no function 'lenght'. Did you mean length"),
-        ({"reasoning_gym": 1.0}, "reads column 'entry', and the rows have prompt"),
-        ({"accuracy": 1.0}, "reads column 'answer'"),
+        ("nowhere.reward", "No module named 'nowhere'"),
+        ("recipes.common.rewards.lenght", "has no function 'lenght'. Did you mean length"),
     ],
 )
-def test_what_is_refused(given, message):
+def test_a_dotted_path_that_leads_nowhere(path, message):
     with pytest.raises(UserError, match=message):
-        rewards.build_rewards(given, ["prompt"])
+        rewards.imported(path)

@@ -91,6 +91,15 @@ def test_amdgpu_of_other_kinds(gpu, changes, expected):
     assert AmdSysfs(ADDRESS, gpu(changes)).read() == pytest.approx(expected)
 
 
+def test_a_partition_has_no_power_and_no_energy_of_its_own(gpu):
+    found = Telemetry(AmdSysfs(ADDRESS, gpu({"current_compute_partition": "CPX"})))
+    for second in (0.0, 2.0):
+        found.sample(second)
+    assert (found.energy_j, found.take()["card_power_w"]) == (None, 700.0)
+    whole = AmdSysfs(ADDRESS, gpu({"current_compute_partition": "SPX"})).read()
+    assert (whole["gpu_power_w"], "card_power_w" in whole) == (700.0, False)
+
+
 def test_means_since_the_last_line_and_energy(gpu):
     """700 W for 2 s, then 500 W: the change counts half of each between the two samples."""
     root = gpu()

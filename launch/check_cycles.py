@@ -1,0 +1,60 @@
+"""Rows of check.py's table about sampling and RAFT."""
+
+from __future__ import annotations
+
+from launch.rule import Rule
+from launch.schema import Config
+from launch.trainer_args import argument
+
+BASES = ("continued", "fresh")
+CURRICULA = ("none", "progressive", "mixed", "adaptive")  # of recipes/common/samples.py
+OF_CYCLES = ("cycle", "num_cycles", "pass_rates")  # what method=raft gives each of its phases
+
+
+def _samples(config: Config) -> bool:
+    return config.method.name == "sample"
+
+
+def _owned(config: Config) -> list[str]:
+    given = argument(config, "sample") if config.method.kind == "cycles" else None
+    return [name for name in OF_CYCLES if name in (given or {})]
+
+
+CYCLE_RULES = [
+    Rule(
+        "raft_base",
+        lambda c: c.method.kind == "cycles" and argument(c, "base") not in BASES,
+        lambda c: f"method.args.base={argument(c, 'base')}: it says what each cycle's training starts from",
+        lambda c: "continued (the newest model) or fresh (the first one)",
+    ),
+    Rule(
+        "raft_decay",
+        lambda c: c.method.kind == "cycles" and not 0 < float(argument(c, "learning_rate_decay")) <= 1,
+        lambda c: f"method.args.learning_rate_decay={argument(c, 'learning_rate_decay'):g}: each cycle's learning rate, of the one before",
+        lambda c: "a number above 0 and up to 1; 1 keeps it",
+    ),
+    Rule(
+        "raft_decides",
+        lambda c: bool(_owned(c)),
+        lambda c: f"method.args.sample.{_owned(c)[0]}: RAFT counts its cycles and hands on their pass rates itself",
+        lambda c: "method.args.cycles=N, or method=sample by itself",
+    ),
+    Rule(
+        "sample_greedy",
+        lambda c: _samples(c) and argument(c, "temperature") == 0 and argument(c, "samples_per_prompt") > 1,
+        lambda c: f"method.args.temperature=0 with samples_per_prompt={argument(c, 'samples_per_prompt')}: all samples would be the same",
+        lambda c: "a temperature above 0, for example 1.0; or samples_per_prompt=1",
+    ),
+    Rule(
+        "sample_fraction",
+        lambda c: _samples(c) and not 0 < argument(c, "top_fraction") <= 1,
+        lambda c: f"method.args.top_fraction={argument(c, 'top_fraction'):g}: a share of the samples that would be kept",
+        lambda c: "a number above 0 and up to 1; 1 keeps all",
+    ),
+    Rule(
+        "sample_curriculum",
+        lambda c: _samples(c) and argument(c, "curriculum") not in CURRICULA,
+        lambda c: f"method.args.curriculum={argument(c, 'curriculum')}: no such curriculum",
+        lambda c: ", ".join(CURRICULA),
+    ),
+]

@@ -1,0 +1,265 @@
+"""Rows of check.py's table about data, the curriculum and the learning rate's scaling; and the files that data names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from launch.errors import UserError, near
+from launch.rule import Rule
+from launch.schema import Config
+from launch.schema_data import Balance, Curriculum, CurriculumArgs, Deduplicate, LrScaling
+from launch.schema_enums import Format, Mode
+from launch.trainer_args import argument
+
+TRAINS_ON_ROWS = ("sft", "dpo", "grpo")
+ORDERED = ("sft", "grpo")  # methods with a curriculum
+READ_BY = {"earlier": Curriculum.mixed, "floor": Curriculum.adaptive, "memory": Curriculum.adaptive}
+TOLERANCE = 1e-6  # of the sum of weights: 1/3 written with seven digits is one third
+
+
+def _weights(config: Config) -> float:
+    return sum(source.weight for source in config.data.sources)
+
+
+def _faulty_source(config: Config) -> str | None:
+    """What is wrong with the first source that has a fault."""
+    for number, source in enumerate(config.data.sources):
+        if (source.path is None) == (source.hub_id is None):
+            return f"data.sources[{number}] has {'neither path nor hub_id' if source.path is None else 'path and hub_id'}"
+        if source.weight <= 0:
+            return f"data.sources[{number}].weight={source.weight:g}"
+    return None
+
+
+def _not_streamed(config: Config) -> str | None:
+    """What needs all rows at once, or a number of steps that a stream does not give."""
+    data = config.data
+    if data.kind not in ("jsonl", "hub", "mix"):
+        return f"data={data.name}"
+    if data.deduplicate != Deduplicate.none:
+        return f"data.deduplicate={data.deduplicate.value}"
+    if data.balance != Balance.none:
+        return f"data.balance={data.balance.value}"
+    return f"data.curriculum={data.curriculum.value}" if data.curriculum != Curriculum.none else None
+
+
+def _bad_regex(config: Config) -> str | None:
+    for name, pattern in config.data.filter.regex.items():
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            return f"data.filter.regex.{name}={pattern}: {error}"
+    return None
+
+
+def _unread_argument(config: Config) -> str | None:
+    given, standard = config.data.curriculum_args, CurriculumArgs()
+    return next((k for k, by in READ_BY.items() if getattr(given, k) != getattr(standard, k) and config.data.curriculum != by), None)
+
+
+def _share_out_of_range(config: Config) -> str | None:
+    args = config.data.curriculum_args
+    # A floor of 0 leaves no weight at all once every level is solved, or hopeless.
+    return next((name for name in READ_BY if not 0 <= getattr(args, name) < 1 or (name == "floor" and args.floor == 0)), None)
+
+
+def _unread_by_samples(config: Config) -> str | None:
+    """What of `data` only trainings read, and sampling would ignore."""
+    data, filters = config.data, config.data.filter
+    if config.method.name != "sample" and config.method.kind != "cycles":
+        return None
+    given = {"data.streaming": data.streaming, "data.curriculum": data.curriculum != Curriculum.none}
+    given |= {f"data.filter.{n}": getattr(filters, n) is not None for n in ("min_tokens", "max_tokens", "max_prompt_tokens")}
+    return next((key for key, is_given in given.items() if is_given), None)
+
+
+def _steps(config: Config) -> int:
+    return int(argument(config, "max_steps") or -1)
+
+
+DATA_RULES = [
+    Rule(
+        "data_preview",
+        lambda c: c.data.preview > 0 and c.method.name not in TRAINS_ON_ROWS,
+        lambda c: f"data.preview={c.data.preview} with method={c.method.name}: it trains on no rows",
+        lambda c: f"method={', '.join(TRAINS_ON_ROWS)}",
+    ),
+    Rule(
+        "data_preview_alone",
+        lambda c: c.data.preview > 0 and c.mode == Mode.run and c.format == Format.json,
+        lambda c: f"data.preview={c.data.preview} with format=json: it prints rows for a person, and ends",
+        lambda c: "data.preview=5 without format=json; data.json of a run holds the figures",
+    ),
+    Rule(
+        "data_sources",
+        lambda c: (c.data.kind == "mix") != bool(c.data.sources),
+        lambda c: f"data={c.data.name} with {len(c.data.sources)} data.sources",
+        lambda c: "data=mix 'data.sources=[{path: a.jsonl, weight: 0.7}, {path: b.jsonl, weight: 0.3}]'",
+    ),
+    Rule(
+        "data_source",
+        lambda c: _faulty_source(c) is not None,
+        lambda c: str(_faulty_source(c)),
+        lambda c: "a path or a hub_id in each, and a weight above 0",
+    ),
+    Rule(
+        "data_weights",
+        lambda c: bool(c.data.sources) and abs(_weights(c) - 1) > TOLERANCE,
+        lambda c: f"the weights of data.sources sum to {_weights(c):g}, and they are shares of the rows",
+        lambda c: f"weights that sum to 1: {', '.join(f'{source.weight / (_weights(c) or 1):.4g}' for source in c.data.sources)}",
+    ),
+    Rule(
+        "data_samples",
+        lambda c: c.data.kind == "samples" and (c.method.name != "dpo" or not c.data.path),
+        lambda c: f"data=samples with method={c.method.name} and data.path={c.data.path}: it makes preference pairs of a file of samples",
+        lambda c: "method=dpo data=samples data.path=<run of method=sample>/scored.jsonl",
+    ),
+    Rule(
+        "data_of_samples",
+        lambda c: _unread_by_samples(c) is not None,
+        lambda c: f"{_unread_by_samples(c)} with method={c.method.name}: prompts are drawn from all rows, and it would be ignored",
+        lambda c: (
+            f"method.args.{'' if c.method.name == 'sample' else 'sample.'}curriculum and num_prompts beside it, "
+            "and data.filter by fields; or leave it out"
+        ),
+    ),
+    Rule(
+        "data_pairs_number",
+        lambda c: c.data.pairs_per_prompt < 1,
+        lambda c: f"data.pairs_per_prompt={c.data.pairs_per_prompt}: no pairs",
+        lambda c: "at least 1",
+    ),
+    Rule(
+        "data_pairs",
+        lambda c: c.data.pairs_per_prompt != 1 and c.data.kind != "samples",
+        lambda c: f"data.pairs_per_prompt={c.data.pairs_per_prompt} under data={c.data.name}: it would be ignored",
+        lambda c: "data=samples",
+    ),
+    Rule(
+        "data_streaming",
+        lambda c: c.data.streaming and _not_streamed(c) is not None,
+        lambda c: f"data.streaming=true with {_not_streamed(c)}: a stream is never seen whole",
+        lambda c: "data.streaming=false, or data=jsonl or hub without it",
+    ),
+    Rule(
+        "data_streaming_steps",
+        lambda c: c.data.streaming and c.method.kind == "trainer" and _steps(c) < 1,
+        lambda c: "data.streaming=true without method.args.max_steps: a stream has no end",
+        lambda c: "method.args.max_steps=1000",
+    ),
+    Rule(
+        "shuffle_buffer",
+        lambda c: c.data.shuffle_buffer != 1000 and not c.data.streaming,
+        lambda c: f"data.shuffle_buffer={c.data.shuffle_buffer} without data.streaming: all rows are shuffled, and it would be ignored",
+        lambda c: "data.streaming=true",
+    ),
+    Rule(
+        "heldout_fraction",
+        lambda c: c.data.heldout_fraction is not None and not 0 < c.data.heldout_fraction < 1,
+        lambda c: f"data.heldout_fraction={c.data.heldout_fraction}: one of both splits would be empty",
+        lambda c: "a share above 0 and below 1, for example 0.1",
+    ),
+    Rule(
+        "heldout_twice",
+        lambda c: (
+            bool(c.data.heldout_fraction)
+            and bool(c.data.kind in ("reasoning", "code", "samples") or c.data.heldout_path or c.data.heldout_split)
+        ),
+        lambda c: f"data.heldout_fraction={c.data.heldout_fraction} with data={c.data.name}, which has held-out rows of its own or none",
+        lambda c: "data.num_heldout (reasoning, code), or one of data.heldout_path, data.heldout_split and data.heldout_fraction",
+    ),
+    Rule(
+        "filter_regex",
+        lambda c: _bad_regex(c) is not None,
+        lambda c: f"{_bad_regex(c)}",
+        lambda c: "a regular expression of Python's re",
+    ),
+    Rule(
+        "chat_template_twice",
+        lambda c: c.model.chat_template is not None and c.data.chat_template is not None,
+        lambda c: f"model.chat_template={c.model.chat_template} and data.chat_template={c.data.chat_template}: one would be ignored",
+        lambda c: "one of them",
+    ),
+    Rule(
+        "curriculum_method",
+        lambda c: c.data.curriculum != Curriculum.none and c.method.kind == "trainer" and c.method.name not in ORDERED,
+        lambda c: f"data.curriculum={c.data.curriculum.value} with method={c.method.name}: it takes rows as they are",
+        lambda c: f"method={' or '.join(ORDERED)}, or data.curriculum=none",
+    ),
+    Rule(
+        "curriculum_steps",
+        lambda c: c.data.curriculum != Curriculum.none and c.method.name in ORDERED and _steps(c) < 1,
+        lambda c: f"data.curriculum={c.data.curriculum.value} without method.args.max_steps: its stages are parts of the run",
+        lambda c: "method.args.max_steps=1000",
+    ),
+    Rule(
+        "curriculum_packing",
+        lambda c: c.data.curriculum != Curriculum.none and bool(argument(c, "packing")),
+        lambda c: f"data.curriculum={c.data.curriculum.value} with method.args.packing=true: a packed row has many levels",
+        lambda c: "method.args.packing=false",
+    ),
+    Rule(
+        "packing_length",
+        lambda c: bool(argument(c, "packing")) and argument(c, "max_length") is None,
+        lambda c: "method.args.packing=true with max_length=null: rows are packed up to max_length",
+        lambda c: "method.args.max_length=1024, or method.args.packing=false",
+    ),
+    Rule(
+        "curriculum_pass_rates",
+        lambda c: c.data.curriculum == Curriculum.adaptive and c.method.name == "sft" and not c.data.pass_rates,
+        lambda c: "data.curriculum=adaptive with method=sft: nothing is generated, so no pass rates are measured on the way",
+        lambda c: "data.pass_rates=<result.json of an evaluation>, or data.curriculum=progressive",
+    ),
+    Rule(
+        "pass_rates_unused",
+        lambda c: bool(c.data.pass_rates) and c.data.curriculum != Curriculum.adaptive,
+        lambda c: f"data.pass_rates={c.data.pass_rates} with data.curriculum={c.data.curriculum.value}: it would be ignored",
+        lambda c: "data.curriculum=adaptive",
+    ),
+    Rule(
+        "curriculum_args_unused",
+        lambda c: _unread_argument(c) is not None,
+        lambda c: f"data.curriculum_args.{_unread_argument(c)} with data.curriculum={c.data.curriculum.value}: it would be ignored",
+        lambda c: f"data.curriculum={READ_BY[str(_unread_argument(c))].value}",
+    ),
+    Rule(
+        "curriculum_args",
+        lambda c: _share_out_of_range(c) is not None,
+        lambda c: (
+            f"data.curriculum_args.{_share_out_of_range(c)}={getattr(c.data.curriculum_args, str(_share_out_of_range(c))):g}: a share"
+        ),
+        lambda c: "at least 0 (floor: above 0) and below 1",
+    ),
+    Rule(
+        "lr_scaling",
+        lambda c: (c.method.lr_scaling != LrScaling.none) != (c.method.lr_reference_batch is not None),
+        lambda c: f"method.lr_scaling={c.method.lr_scaling.value} with method.lr_reference_batch={c.method.lr_reference_batch}",
+        lambda c: "both, for example method.lr_scaling=sqrt method.lr_reference_batch=32, or none of them",
+    ),
+    Rule(
+        "lr_scaling_unused",
+        lambda c: c.method.lr_scaling != LrScaling.none and c.method.kind != "trainer",
+        lambda c: f"method.lr_scaling={c.method.lr_scaling.value} with method={c.method.name}: it has no learning rate of its own",
+        lambda c: "method.lr_scaling=none",
+    ),
+]
+
+
+def named_files(config: Config) -> dict[str, str]:
+    """Key -> file, of those that data and templates name beside data.path and data.heldout_path."""
+    found = {f"data.sources[{n}].path": source.path for n, source in enumerate(config.data.sources)}
+    found |= {"model.chat_template": config.model.chat_template, "data.chat_template": config.data.chat_template}
+    found |= {"data.pass_rates": config.data.pass_rates}
+    found |= {"data.path": config.data.path} if config.data.kind == "samples" else {}
+    return {key: path for key, path in found.items() if path}
+
+
+def check_data_files(config: Config) -> None:
+    """Raises UserError for a file that is not there, and a cache that is a file."""
+    for key, path in named_files(config).items():
+        if not Path(path).exists():
+            beside = [p.name for p in Path(path).parent.iterdir()] if Path(path).parent.is_dir() else []
+            raise UserError(f"{key}={path}: no such file.{near(Path(path).name, beside)}")
+    if config.data.cache and Path(config.data.cache).is_file():
+        raise UserError(f"data.cache={config.data.cache}: a file. Name a directory.")

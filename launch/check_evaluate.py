@@ -1,0 +1,70 @@
+"""Rows of check.py's table about generating with an engine of one's own, and about evaluations."""
+
+from __future__ import annotations
+
+from launch.errors import near
+from launch.rule import Rule
+from launch.schema import Config
+from launch.trainer_args import argument
+
+ENGINES = ("transformers", "vllm")  # of recipes/common/generation.py
+
+
+def lacks_heldout(config: Config) -> bool:
+    """Of an evaluation, unless it is one of lm-evaluation-harness's tasks alone."""
+    has = config.data.num_heldout or config.data.heldout_path or config.data.heldout_split or config.data.heldout_fraction
+    return config.method.name == "evaluate" and not has and not argument(config, "lm_eval_tasks")
+
+
+def _unused(config: Config) -> bool:
+    """What only the harness reads, without a task for it. smoke=true sets its limit for whoever has one."""
+    given = any(argument(config, f"lm_eval_{name}") is not None for name in ("include", "limit"))
+    return given and not config.smoke and not argument(config, "lm_eval_tasks")
+
+
+def _out_of_range(config: Config) -> str | None:
+    """The sampling argument that no distribution has. Others are looked at in check_values.py."""
+    if argument(config, "engine") is None:  # TRL has arguments of the same names
+        return None
+    within = {"temperature": lambda v: v >= 0, "top_p": lambda v: 0 < v <= 1, "top_k": lambda v: v >= 0}
+    return next((name for name, holds in within.items() if argument(config, name) is not None and not holds(argument(config, name))), None)
+
+
+EVALUATE_RULES = [
+    Rule(
+        "generation_engine",
+        lambda c: argument(c, "engine") not in (None, *ENGINES),
+        lambda c: f"method.args.engine={argument(c, 'engine')}: no such engine.{near(str(argument(c, 'engine')), ENGINES)}",
+        lambda c: " or ".join(f"method.args.engine={name}" for name in ENGINES),
+    ),
+    Rule(
+        "engine_needs_vllm",
+        lambda c: argument(c, "engine") == "vllm" and not c.hardware.vllm and not c.smoke,
+        lambda c: f"method.args.engine=vllm on {c.hardware.name}: no released vLLM serves {c.hardware.gfx}",
+        lambda c: "method.args.engine=transformers",
+    ),
+    Rule(
+        "sampling_range",
+        lambda c: _out_of_range(c) is not None,
+        lambda c: f"method.args.{_out_of_range(c)}={argument(c, str(_out_of_range(c)))}: out of range",
+        lambda c: "temperature of 0 (greedy) or more, top_p above 0 and at most 1, top_k of 0 (cuts nothing) or more",
+    ),
+    Rule(
+        "greedy_samples",
+        lambda c: c.method.name == "evaluate" and argument(c, "samples_per_prompt") > 1 and argument(c, "temperature") == 0,
+        lambda c: f"method.args.samples_per_prompt={argument(c, 'samples_per_prompt')} with temperature=0: all of a problem would be alike",
+        lambda c: "method.args.temperature=0.7, or samples_per_prompt=1",
+    ),
+    Rule(
+        "lm_eval_engine",
+        lambda c: bool(argument(c, "lm_eval_tasks")) and argument(c, "engine") == "vllm",
+        lambda c: "method.args.lm_eval_tasks with engine=vllm: the harness is given the model as transformers holds it",
+        lambda c: "method.args.engine=transformers for these tasks",
+    ),
+    Rule(
+        "lm_eval_unused",
+        _unused,
+        lambda c: "method.args.lm_eval_include or lm_eval_limit without lm_eval_tasks: it would be ignored",
+        lambda c: "method.args.lm_eval_tasks=[<name>]",
+    ),
+]

@@ -1,0 +1,151 @@
+"""RAFT as phases of a pipeline: for each cycle samples, a training on the best of them, and an evaluation. Pure functions.
+
+What a phase does stands in conf/method/ of its own method; what RAFT adds to that, in args.sample, train and evaluate of method=raft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launch.errors import UserError
+from launch.schema import Config, Data, Method, Phase, Topology
+from launch.schema_enums import Init
+from launch.trainer_args import own, value
+
+SELECTED, SCORED = "selected.jsonl", "scored.jsonl"  # what recipes/sample.py leaves for trainings
+VERIFIER = ("rewards", "reward_chain", "reward_pattern", "sandbox")
+METHODS = {"start": "sft", "sample": "sample", "train": "sft", "evaluate": "evaluate"}
+
+
+@dataclass
+class CyclePhase(Phase):
+    """A phase that RAFT stands for."""
+
+    part: str = "sample"  # or train, evaluate, start
+    groups: list[str] = field(default_factory=list)  # options that its part decides, whatever the command line says
+    args: dict[str, Any] = field(default_factory=dict)  # of its method, on top of what it composes to
+    verifier: dict[str, Any] = field(default_factory=dict)  # keys of its method that say how completions are judged
+    learning_rate_factor: float = 1.0
+    pass_rates_from: str | None = None  # the samples of the cycle before
+
+
+def expand(phases: list[Phase], compose: Callable[[Phase], Config]) -> list[Phase]:
+    """`phases` with each of method=raft replaced by those of its cycles; `model_from` of later ones follows.
+
+    `compose` gives a phase's composition. Raises UserError for phases of one name, and for one that takes from none before it.
+    """
+    found: list[Phase] = []
+    models: dict[str, str] = {}  # phase as it was given -> the phase that leaves its model
+    samples: dict[str, str] = {}  # the same, of its samples; phases that leave none are not in it
+    for phase in phases:
+        _check_names(phase, models, samples)
+        config = compose(phase)
+        if config.method.kind != "cycles":
+            found.append(_following(phase, models, samples))
+            models[phase.name] = phase.name
+            samples |= {phase.name: phase.name} if config.method.name == "sample" else {}
+            continue
+        made = of_raft(config, phase.name, models[phase.model_from] if phase.model_from else None, phase.overrides)
+        found += made
+        models[phase.name], samples[phase.name] = (next(p.name for p in reversed(made) if p.part == part) for part in ("train", "sample"))
+    return found
+
+
+def of_raft(config: Config, prefix: str, model_from: str | None, overrides: list[str]) -> list[CyclePhase]:
+    """The phases of a composition of method=raft, smoke=true applied. `model_from` leaves the model that is sampled first, if one does."""
+    before = f"{prefix}_" if prefix else ""
+    raft = {name: value(config, name) for name in own(config)}
+    kept = without_method(overrides)
+    found: list[CyclePhase] = []
+
+    def add(part: str, name: str, **fields: Any) -> str:
+        found.append(CyclePhase(before + name, kept, part=part, groups=_groups(config, part), args=dict(raft[part]), **fields))
+        return found[-1].name
+
+    base = model_from
+    if base is None and config.model.path is None and (config.model.init == Init.random or config.smoke):
+        base = add("start", "start")  # random weights get nothing right, and have no tokenizer to hand on
+    newest, samples = base, None
+    verifier = {name: getattr(config.method, name) for name in VERIFIER}
+    data = config.data
+    measured = bool(data.num_heldout or data.heldout_path or data.heldout_split or data.heldout_fraction)
+    if measured:
+        add("evaluate", "cycle0_evaluate", model_from=base, verifier=verifier)
+    for cycle in range(1, int(raft["cycles"]) + 1):
+        samples = add("sample", f"cycle{cycle}_sample", model_from=newest, verifier=verifier, pass_rates_from=samples)
+        found[-1].args |= {"cycle": cycle, "num_cycles": raft["cycles"]}
+        starts = newest if raft["base"] == "continued" else base
+        factor = float(raft["learning_rate_decay"]) ** (cycle - 1)
+        newest = add("train", f"cycle{cycle}_train", model_from=starts, data_from=samples, learning_rate_factor=factor)
+        if measured:
+            add("evaluate", f"cycle{cycle}_evaluate", model_from=newest, verifier=verifier)
+    return found
+
+
+def apply(config: Config, phase: CyclePhase) -> None:
+    """Turn the composition of a phase into that of its part. An experiment's own keys for method=raft stand in it too, and go."""
+    of_raft = {"cycles", "base", "learning_rate_decay", *METHODS}
+    config.method.args = {name: given for name, given in config.method.args.items() if name not in of_raft} | phase.args
+    for name in VERIFIER:
+        setattr(config.method, name, phase.verifier.get(name, getattr(Method(), name)))
+    if phase.part in ("sample", "evaluate"):  # what says how to train says nothing to them
+        config.effective_batch = None
+        given = config.topology
+        config.topology = Topology(given.name, given.num_gpus, given.strategy, numa_binding=given.numa_binding)
+    elif phase.learning_rate_factor != 1.0:
+        config.method.args["learning_rate"] = float(value(config, "learning_rate")) * phase.learning_rate_factor
+
+
+def samples_of(folder: Path, config: Config) -> Data:
+    """The data of a training on the samples that a phase leaves in `folder`: the selected ones, for DPO pairs of all.
+
+    How rows are written and kept, and how many pairs are made, is as in the composition's own data.
+    """
+    given = config.data
+    kept: dict[str, Any] = {"chat_template": given.chat_template, "cache": given.cache}
+    if config.method.name == "dpo":
+        return Data(name="samples", kind="samples", path=str(folder / SCORED), pairs_per_prompt=given.pairs_per_prompt, **kept)
+    return Data(name="jsonl", kind="jsonl", path=str(folder / SELECTED), **kept)
+
+
+def without_method(overrides: list[str]) -> list[str]:
+    """Overrides of everything but the method, whose arguments RAFT hands to its phases itself."""
+    return [o for o in overrides if not o.lstrip("+~").startswith(("method=", "method."))]
+
+
+def _groups(config: Config, part: str) -> list[str]:
+    """Groups of a part that are not RAFT's own: one that trains nothing takes no adapter, and one GPU or a replica on each."""
+    found = [f"method={METHODS[part]}"]
+    if part in ("start", "train"):
+        return found
+    found += ["adapter=none"]
+    if part == "evaluate":
+        return [*found, "topology=single", "topology.num_gpus=null"]
+    several = (config.topology.num_gpus or config.hardware.gpus_per_node) > 1 and config.topology.name != "single"
+    return [*found, "topology=ddp"] if several else [*found, "topology=single"]
+
+
+def _check_names(phase: Phase, models: Mapping[str, str], samples: Mapping[str, str]) -> None:
+    if phase.name in models:
+        raise UserError(f"phases: two are called {phase.name}. Give each a name of its own.")
+    for key in ("model_from", "data_from"):
+        wanted = getattr(phase, key)
+        if wanted is not None and wanted not in models:
+            raise UserError(
+                f"phases: {key}={wanted} of {phase.name} names no phase before it. Phases before: {', '.join(models) or 'none'}."
+            )
+    if phase.data_from is not None and phase.data_from not in samples:
+        raise UserError(
+            f"phases: data_from={phase.data_from} of {phase.name}: that phase leaves no samples. "
+            f"Phases before of method=sample or raft: {', '.join(samples) or 'none'}."
+        )
+
+
+def _following(phase: Phase, models: Mapping[str, str], samples: Mapping[str, str]) -> Phase:
+    """The phase itself; what it takes from method=raft, it takes from the last training, or the last samples, of its cycles."""
+    model_from = models[phase.model_from] if phase.model_from is not None else None
+    data_from = samples[phase.data_from] if phase.data_from is not None else None
+    return Phase(phase.name, phase.overrides, model_from, data_from)

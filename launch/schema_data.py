@@ -1,0 +1,73 @@
+"""The parts of the schema that say which rows a run trains on, and in which order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Optional
+
+from omegaconf import MISSING
+
+
+class Deduplicate(Enum):
+    """Rows that are left out because an equal one came before."""
+
+    none = "none"
+    exact = "exact"  # equal in every character that a trainer reads
+    normalized = "normalized"  # equal but for case, spaces and Unicode's ways to write a character
+
+
+class Balance(Enum):
+    """What every value of occurs equally often."""
+
+    none = "none"
+    task = "task"
+    level = "level"
+
+
+class Curriculum(Enum):
+    """How the shares of levels change over a run."""
+
+    none = "none"  # as the rows have them
+    progressive = "progressive"  # one level after another
+    mixed = "mixed"  # the same, with a share of earlier levels
+    adaptive = "adaptive"  # most of the level whose answers are right half of the time
+
+
+class LrScaling(Enum):
+    """How the learning rate follows the sequences of a step."""
+
+    none = "none"
+    linear = "linear"  # arXiv:1706.02677, for SGD
+    sqrt = "sqrt"  # arXiv:2205.10287, for Adam
+
+
+@dataclass
+class CurriculumArgs:
+    earlier: float = 0.3  # mixed: share of rows from levels before the current one, all of them alike
+    floor: float = 0.05  # adaptive: the least weight of a level, where that of one that is right half of the time is 0.25
+    memory: float = 0.9  # adaptive, grpo: how much of the pass rate so far stays when a new batch is scored
+
+
+@dataclass
+class Source:
+    """A part of data=mix: a local file, or a data set of the hub. The weights of all parts sum to 1."""
+
+    path: Optional[str] = None
+    hub_id: Optional[str] = None
+    revision: Optional[str] = None
+    split: str = "train"
+    weight: float = MISSING
+
+
+@dataclass
+class Filter:
+    """What a row must be to be used; a row is left out by the first one that it fails. Lengths are in tokens."""
+
+    tasks: list[str] = field(default_factory=list)
+    levels: list[int] = field(default_factory=list)
+    equals: dict[str, Any] = field(default_factory=dict)  # field -> value
+    regex: dict[str, str] = field(default_factory=dict)  # field -> pattern that is found in it
+    min_tokens: Optional[int] = None  # of prompt and completion; grpo: of the prompt
+    max_tokens: Optional[int] = None
+    max_prompt_tokens: Optional[int] = None

@@ -1,0 +1,200 @@
+"""Which levels a batch is made of, and which rows: schedules that follow from the step, the seed and, adaptive ones, from pass rates.
+
+A batch is what all ranks together take in one optimizer step, or for GRPO the prompts of one generation. Every rank makes the same
+batches, because they follow from the same numbers; the data loader then gives each rank its part, as it does of any sampler.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from omegaconf import DictConfig
+from torch.utils.data import Sampler
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+from recipes.common.errors import UserError
+
+Shares = dict[int, float]  # level -> share of a batch; they sum to 1
+UNKNOWN = 0.5  # the pass rate of a level that has not been tried: it gets the most weight
+
+
+def shares(data: DictConfig, levels: Sequence[int], progress: float, pass_rates: Mapping[int, float]) -> Shares:
+    """The share of each level at `progress` (0 to 1) of a run, by `data.curriculum`.
+
+    progressive: stages of equal length, one a level, from the lowest. mixed: the same, and `earlier` of each batch evenly from the
+    levels before. adaptive: in proportion to p(1-p) of the pass rate p, at least `floor`: where all answers are right or all are
+    wrong, GRPO's advantages are zero and nothing is learned.
+    """
+    args = data.curriculum_args
+    if data.curriculum == "adaptive":
+        weights = {level: max(args.floor, (p := pass_rates.get(level, UNKNOWN)) * (1 - p)) for level in levels}
+        return {level: weight / sum(weights.values()) for level, weight in weights.items()}
+    stage = min(len(levels) - 1, math.floor(progress * len(levels)))
+    earlier = args.earlier if data.curriculum == "mixed" and stage else 0.0
+    return {level: 1 - earlier if n == stage else (earlier / stage if n < stage else 0.0) for n, level in enumerate(levels)}
+
+
+def read_pass_rates(path: str | None) -> dict[int, float]:
+    """`by_level` of a result.json, level -> pass rate (or accuracy); empty without a path. Raises UserError."""
+    if path is None:
+        return {}
+    try:
+        by_level = json.loads(Path(path).read_text(encoding="utf-8"))["by_level"]
+        return {int(level): float(row.get("pass_rate", row.get("accuracy"))) for level, row in by_level.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"data.pass_rates={path}: a result.json with by_level (pass_rate or accuracy) is needed: {error!r}.") from error
+
+
+class Schedule:
+    """The rows of every batch. `observe` tells it how a batch was answered; only adaptive schedules look at that.
+
+    `lag` is how many batches are drawn before the answers to one are known: batch n looks at those before n - lag, and so is the same
+    whether the data loader asks early or late, and in a resumed run, whose history comes from its checkpoint.
+    """
+
+    def __init__(
+        self, data: DictConfig, row_levels: Sequence[int], batch_size: int, num_batches: int, seed: int, lag: int = 1, online: bool = False
+    ) -> None:
+        self.data, self.batch_size, self.num_batches, self.seed, self.lag, self.online = data, batch_size, num_batches, seed, lag, online
+        self.rows = {level: [n for n, of in enumerate(row_levels) if of == level] for level in sorted(set(row_levels))}
+        # Pass rates by level as they stand after each batch that was answered, those of a file before the first.
+        self.rates: list[dict[int, float]] = [read_pass_rates(data.pass_rates)]
+        self.logged_step = 0
+
+    def shares(self, batch: int) -> Shares:
+        return shares(self.data, list(self.rows), batch / self.num_batches, self._pass_rates(batch))
+
+    def observe(self, levels: Sequence[int], scores: Sequence[float]) -> None:
+        """Levels of the prompts of the next batch and scores of the answers, from 0 to 1, of all ranks."""
+        memory, found = self.data.curriculum_args.memory, dict(self.rates[-1])
+        for level in sorted(set(levels)):
+            of_level = [score for of, score in zip(levels, scores, strict=True) if of == level]
+            rate = sum(of_level) / len(of_level)
+            found[level] = memory * found[level] + (1 - memory) * rate if level in found else rate
+        self.rates.append(found)
+
+    def batches(self) -> Iterator[list[int]]:
+        """Row numbers of every batch, from the first. Each level's rows come in random order, all of them before one comes again."""
+        rng = random.Random(self.seed)
+        waiting: dict[int, list[int]] = {level: [] for level in self.rows}
+        owed = dict.fromkeys(self.rows, 0.0)
+        for batch in range(self.num_batches):
+            chosen = []
+            wanted = self.shares(batch)
+            for level in self._levels(wanted, owed):
+                if not waiting[level]:
+                    waiting[level] = rng.sample(self.rows[level], len(self.rows[level]))
+                chosen.append(waiting[level].pop())
+            rng.shuffle(chosen)
+            yield chosen
+
+    def _levels(self, wanted: Shares, owed: dict[int, float]) -> Iterator[int]:
+        """A level for each place of a batch: the one that most is owed to. What rounding left over is owed to the next batch."""
+        for _ in range(self.batch_size):
+            for level, share in wanted.items():
+                owed[level] += share
+            # A level without a share gets none, though rounding may have left it something.
+            level = max((level for level, share in wanted.items() if share > 0), key=lambda level: owed[level])
+            owed[level] -= 1.0
+            yield level
+
+    def _pass_rates(self, batch: int) -> dict[int, float]:
+        known = max(0, batch - self.lag) if self.online else 0
+        if known >= len(self.rates):
+            raise RuntimeError(f"batch {batch} was drawn before batch {known - 1} was scored: the lag of {self.lag} is too small")
+        return self.rates[known]
+
+
+class ScheduleSampler(Sampler[int]):
+    """The row numbers of a schedule in one sequence; as GRPO wants them, each `each` times in a row and each batch `whole` times."""
+
+    def __init__(self, schedule: Schedule, each: int = 1, whole: int = 1) -> None:
+        self.schedule, self.each, self.whole = schedule, each, whole
+
+    def __iter__(self) -> Iterator[int]:
+        for batch in self.schedule.batches():
+            for _ in range(self.whole):
+                yield from (row for row in batch for _ in range(self.each))
+
+    def __len__(self) -> int:
+        return self.schedule.num_batches * self.schedule.batch_size * self.each * self.whole
+
+
+class ScheduleState(TrainerCallback, ExportableState):
+    """Keeps what an adaptive schedule has observed in the trainer's state, and so in every checkpoint."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+
+    def state(self) -> dict[str, Any]:
+        rates = [{str(level): rate for level, rate in found.items()} for found in self.schedule.rates]  # JSON has no integer keys
+        return {"args": {}, "attributes": {"rates": rates}}
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        saved = state.stateful_callbacks.get(type(self).__name__)
+        self.schedule.logged_step = state.global_step
+        if saved:
+            self.schedule.rates[:] = [{int(level): rate for level, rate in found.items()} for found in saved["attributes"]["rates"]]
+
+
+class Curriculum:
+    """Mixed into a trainer of TRL, before it: rows by `data.curriculum`, and `level_share/<level>` in every logged line."""
+
+    _schedule: Schedule | None = None
+
+    def use(self, data: DictConfig, seed: int, overlap: bool = False) -> None:
+        """Call once, after __init__. Raises UserError where rows have no level."""
+        if data.curriculum == "none":
+            return
+        if "level" not in self.train_dataset.column_names:
+            raise UserError(f"data.curriculum={data.curriculum}: the rows have no field 'level'. Add one, or data.curriculum=none.")
+        odd = next((level for level in self.train_dataset["level"] if not isinstance(level, int)), 0)
+        if not isinstance(odd, int):
+            raise UserError(f"data.curriculum={data.curriculum}: a row's level is {odd!r}, and levels are whole numbers in every row.")
+        args, self._each, self._whole = self.args, 1, 1
+        self._per_step = 1  # draws from the data loader an optimizer step
+        size = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
+        if hasattr(self, "num_generations"):
+            self._each, self._whole = self.num_generations, self.num_iterations * args.steps_per_generation
+            self._per_step, size = args.gradient_accumulation_steps, args.generation_batch_size // self.num_generations
+        num_batches = math.ceil(args.max_steps * self._per_step / self._whole)
+        # The loader is one draw ahead to see its end, its workers further, and a step's draws are taken at once.
+        ahead = self._per_step + 1 + args.dataloader_num_workers * (args.dataloader_prefetch_factor or 2)
+        lag = math.ceil(ahead / self._whole) + 1 + overlap
+        online = hasattr(self, "num_generations") and data.curriculum == "adaptive"
+        self._schedule = Schedule(data, self.train_dataset["level"], size, num_batches, seed, lag, online)
+        self.add_callback(ScheduleState(self._schedule))
+
+    def _get_train_sampler(self, dataset: Any = None) -> Sampler:
+        if self._schedule is None:
+            return super()._get_train_sampler(dataset)
+        return ScheduleSampler(self._schedule, self._each, self._whole)
+
+    def _calculate_rewards(self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any) -> torch.Tensor:
+        rewards = super()._calculate_rewards(inputs, *args, **kwargs)
+        if self._schedule is not None and self._schedule.online and self.model.training:
+            weights = self.reward_weights.to(rewards.device)
+            scores = (rewards.nan_to_num() * weights).sum(1) / weights.sum()
+            self._schedule.observe(gather_object([row["level"] for row in inputs]), scores.tolist())
+        return rewards
+
+    def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """The parent's, with the shares since the last line: those of the schedule, of which rounding makes rows."""
+        if self._schedule is not None and "loss" in logs:
+            logs = {**logs, **self.level_shares(self._schedule.logged_step, self.state.global_step)}
+            self._schedule.logged_step = self.state.global_step
+        super().log(logs, *args, **kwargs)
+
+    def level_shares(self, after: int, until: int) -> dict[str, float]:
+        """Mean share of each level in the optimizer steps after the first to the second."""
+        draws = range(min(after, until - 1) * self._per_step, until * self._per_step)
+        found = [self._schedule.shares(draw // self._whole) for draw in draws]
+        return {f"level_share/{level}": sum(one[level] for one in found) / len(found) for level in found[0]}

@@ -1,0 +1,171 @@
+"""Which rows of those that were read are used: filters, duplicates, the held-out split, mixing, balance, preference pairs.
+
+Everything here is a function of the rows and of `data`; random choices follow from `data.seed`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+
+from recipes.common.errors import UserError, near
+
+Row = dict[str, Any]
+
+TEXT_FIELDS = ("prompt", "completion", "chosen", "rejected", "messages", "text")
+
+
+def spelled(value: Any) -> list[str]:
+    """The texts of a plain string, or of messages."""
+    return [value] if isinstance(value, str) else [str(message.get("content") or "") for message in value]
+
+
+def content(row: Row) -> str:
+    """All that a trainer reads of a row, as one string."""
+    return "\0".join(text for field in TEXT_FIELDS if row.get(field) for text in [field, *_with_roles(row[field])])
+
+
+def _with_roles(value: Any) -> list[str]:
+    """As `spelled`, and of messages all else that a template may write: who says it, and calls of tools."""
+    if isinstance(value, str):
+        return [value]
+    rest = [json.dumps({k: v for k, v in message.items() if k != "content"}, sort_keys=True, default=str) for message in value]
+    return [text for pair in zip(rest, spelled(value), strict=True) for text in pair]
+
+
+def question(row: Row) -> str:
+    """What is asked: the prompt; of messages those before the first answer; of a text all of it."""
+    if row.get("prompt"):
+        return "\0".join(spelled(row["prompt"]))
+    if row.get("messages"):
+        roles = [message["role"] for message in row["messages"]]
+        asked = row["messages"][: roles.index("assistant")] if "assistant" in roles else row["messages"]
+        return "\0".join(spelled(asked or row["messages"]))
+    return content(row)
+
+
+def normalized(text: str) -> str:
+    """Without differences of case, of spaces and of how Unicode writes a character. Signs stay: 1-2 and 1+2 are two questions."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def refused_by(row: Row, filters: DictConfig) -> str | None:
+    """The first filter of `data.filter` that leaves the row out, or None. Raises UserError for a field that the row lacks.
+
+    Lengths in tokens are looked at later, by recipes/common/data_prepare.py.
+    """
+    if filters.tasks and _field(row, "task", "data.filter.tasks") not in filters.tasks:
+        return "tasks"
+    if filters.levels and _field(row, "level", "data.filter.levels") not in filters.levels:
+        return "levels"
+    for name, wanted in filters.equals.items():
+        if _field(row, name, f"data.filter.equals.{name}") != wanted:
+            return f"equals.{name}"
+    for name, pattern in filters.regex.items():
+        value = _field(row, name, f"data.filter.regex.{name}")
+        if not re.search(pattern, "\n".join(spelled(value)) if isinstance(value, (str, list)) else str(value)):
+            return f"regex.{name}"
+    return None
+
+
+def _field(row: Row, name: str, key: str) -> Any:
+    if name not in row:
+        raise UserError(f"{key}: a row has no field {name!r}. {near(name, row)}")
+    return row[name]
+
+
+def without_duplicates(rows: Sequence[Row], how: str) -> list[Row]:
+    """The first of rows with equal content; `how` is none, exact or normalized."""
+    if how == "none":
+        return list(rows)
+    seen: set[bytes] = set()
+    kept = []
+    for row in rows:
+        key = hashlib.sha256((content(row) if how == "exact" else normalized(content(row))).encode()).digest()
+        if key not in seen:
+            seen.add(key)
+            kept.append(row)
+    return kept
+
+
+def is_heldout(row: Row, fraction: float) -> bool:
+    """Whether a row is never trained on: by a hash of its question alone, so that it stays where it is when rows are added.
+
+    Rows with one question are on one side. The hash is of the normalized question, so near copies are on one side too.
+    """
+    number = int.from_bytes(hashlib.sha256(normalized(question(row)).encode()).digest()[:8], "big")
+    return number < fraction * 2**64
+
+
+def quotas(total: int, weights: Sequence[float]) -> list[int]:
+    """`total` shared out by `weights`, each within one of its exact share (largest remainders; the earlier one of equals)."""
+    exact = [total * weight / sum(weights) for weight in weights]
+    given = [math.floor(share) for share in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda i: (given[i] - exact[i], i))
+    for i in by_remainder[: total - sum(given)]:
+        given[i] += 1
+    return given
+
+
+def mixed(groups: Sequence[Sequence[Row]], weights: Sequence[float], seed: int) -> list[Row]:
+    """As many rows as all groups hold together, each group with its share of them, in random order.
+
+    A group with fewer rows than its share is repeated whole, then by a sample; of one with more a sample is taken.
+    """
+    rng, chosen = random.Random(seed), []
+    for group, number in zip(groups, quotas(sum(map(len, groups)), weights), strict=True):
+        whole, rest = divmod(number, len(group))
+        chosen += [*(list(group) * whole), *rng.sample(list(group), rest)]
+    rng.shuffle(chosen)
+    return chosen
+
+
+def balanced(rows: Sequence[Row], by: str, seed: int) -> list[Row]:
+    """As many rows, every task (or level) as often as every other. Raises UserError for rows without that field."""
+    groups: dict[Any, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[_field(row, by, f"data.balance={by}")].append(row)
+    return mixed([groups[name] for name in sorted(groups)], [1.0] * len(groups), seed)
+
+
+def check_pair(row: Row, where: str) -> None:
+    """Raises UserError for a preference pair whose sides are equal: there is nothing to prefer, and its gradient is zero."""
+    if row.get("chosen") is not None and row.get("chosen") == row.get("rejected"):
+        raise UserError(f"{where}: chosen and rejected are equal, so nothing is preferred. Remove the row, or give two different answers.")
+
+
+def pairs_of_samples(samples: Iterable[Row], most: int) -> tuple[list[Row], Counter[str]]:
+    """Preference pairs of verified samples ({prompt, completion, score}), and how many prompts gave none, by reason.
+
+    Of each prompt's samples the best with the worst, then the second best with the second worst, at most `most` pairs; the sides of
+    a pair differ in score and in text.
+    """
+    by_prompt: dict[str, list[Row]] = defaultdict(list)
+    for row in samples:
+        by_prompt["\0".join(spelled(row["prompt"]))].append(row)
+    pairs, skipped = [], Counter[str]()
+    for group in by_prompt.values():
+        distinct = list({"\0".join(spelled(row["completion"])): row for row in group}.values())
+        ordered = sorted(distinct, key=lambda row: -row["score"])  # stable: of equal scores the first sampled
+        found = [(b, w) for b, w in zip(ordered, reversed(ordered), strict=True) if b["score"] > w["score"]][:most]
+        pairs += [_pair(best, worst) for best, worst in found]
+        if not found:
+            skipped["one answer" if len(distinct) == 1 else "equal scores"] += 1
+    return pairs, skipped
+
+
+def _pair(best: Row, worst: Row) -> Row:
+    sides = {"chosen": best["completion"], "rejected": worst["completion"]}
+    if not isinstance(best["prompt"], str):  # TRL wants all of a row conversational, or none of it
+        sides = {name: [{"role": "assistant", "content": c}] if isinstance(c, str) else c for name, c in sides.items()}
+    kept = {key: best[key] for key in ("task", "level") if key in best}
+    return {"prompt": best["prompt"], **sides, **kept}

@@ -1,0 +1,40 @@
+"""Arguments that take names of a list. The names stand once, with the recipe that has them: `make lock` writes them into
+containers/trainer_args.lock.json, from which the launcher refuses others without importing torch; a rank refuses what reaches it all the
+same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from recipes.common.errors import UserError, near
+
+ALL = object()
+
+
+def named(known: Callable[[], Iterable[str]], default: object = ALL, refused: Mapping[str, str] | None = None) -> Any:
+    """A field of a dataclass that takes a name of `known()`, or a list of them. `refused`: what is none, and why, as somebody may try it.
+
+    `known` is a function, so that a table may stand below the class.
+    """
+    metadata = {"names": known, "refused": refused or {}}
+    if default is ALL:
+        return dataclasses.field(default_factory=lambda: list(known()), metadata=metadata)
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def check_names(arguments: Any) -> None:
+    """Raises UserError for a name that a field of this dataclass does not take."""
+    for field in dataclasses.fields(arguments):
+        value = getattr(arguments, field.name)
+        if "names" in field.metadata and value is not None:
+            known, refused = list(field.metadata["names"]()), field.metadata["refused"]
+            for given in [value] if isinstance(value, str) else value:
+                if given in refused:
+                    raise UserError(f"method.args.{field.name}: {given} {refused[given]}")
+                if given not in known:
+                    raise UserError(f"method.args.{field.name}={given}: unknown. {near(str(given), known)}")

@@ -1,0 +1,201 @@
+"""The rewards of a composition together: weighted, chained, and safe from what a completion can do to them.
+
+A completion that a reward crashes or hangs on fails there with a score of 0 and the reason; the next ones are unaffected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from recipes.common import rewards
+from recipes.common.errors import UserError
+from recipes.common.rewards import Completion, Reward
+from recipes.common.verify_code import CodeTests
+from recipes.common.verify_isolated import Isolated
+
+Columns = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What one reward says of one completion: a score, None where it does not apply; and why it had to be cut off, if so."""
+
+    score: float | None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`score` is the weighted mean of `scores` (by reward, those that apply), from 0 to 1; `error` the first crash, hang or limit."""
+
+    score: float
+    scores: dict[str, float]
+    error: str | None
+
+
+Judge = Callable[[list[Any], list[Completion], Columns], list[Judged]]
+
+
+class Verifier:
+    """Judges completions. `errors` counts those that crashed a reward, hung in it or met a limit, since it was made."""
+
+    def __init__(self, judges: dict[str, Judge], weights: dict[str, float], chain: list[str]) -> None:
+        self.judges, self.weights, self.chain = judges, weights, chain
+        self.errors = 0
+        self._last: tuple[Any, list[dict[str, Judged]]] | None = None
+
+    def __call__(self, prompts: list[Any], completions: list[Completion], columns: Columns) -> list[Verdict]:
+        return [self._verdict(judged) for judged in self._judge(prompts, completions, columns)]
+
+    def rewards(self) -> tuple[list[Reward], list[float]]:
+        """The same as TRL takes it: a function for each reward, under its name, and their weights. The errors go to TRL's metrics."""
+        return [_Function(self, name) for name in self.judges], [self.weights[name] for name in self.judges]
+
+    def of_batch(self, prompts: list[Any], completions: list[Completion], columns: Columns) -> list[dict[str, Judged]]:
+        """What all rewards say: judged once, though TRL asks for one reward after the other."""
+        if self._last is None or self._last[0] is not completions:
+            self._last = (completions, self._judge(prompts, completions, columns))
+        return self._last[1]
+
+    def _judge(self, prompts: list[Any], completions: list[Completion], columns: Columns) -> list[dict[str, Judged]]:
+        found: list[dict[str, Judged]] = [{} for _ in completions]
+        asked = list(range(len(completions)))
+        for name in self.chain:
+            self._ask(name, asked, found, prompts, completions, columns)
+            for judged in found:
+                judged.setdefault(name, Judged(0.0))
+            asked = [i for i in asked if found[i][name].score == 1.0]
+        for name in self.judges:
+            if name not in self.chain:
+                self._ask(name, list(range(len(completions))), found, prompts, completions, columns)
+        self.errors += sum(any(j.error for j in judged.values()) for judged in found)
+        return found
+
+    def _ask(self, name: str, which: list[int], found: list[dict[str, Judged]], prompts: Any, completions: Any, columns: Columns) -> None:
+        if not which:
+            return
+        # What is no list of rows is TRL's own: its state, its functions to log with.
+        of_these = {k: [v[i] for i in which] if _is_column(v, len(completions)) else v for k, v in columns.items()}
+        judged = self.judges[name]([prompts[i] for i in which], [completions[i] for i in which], of_these)
+        for i, each in zip(which, judged, strict=True):
+            found[i][name] = each
+
+    def _verdict(self, judged: dict[str, Judged]) -> Verdict:
+        scores = {name: j.score for name, j in judged.items() if j.score is not None}
+        total = sum(abs(self.weights[name]) for name in scores)
+        score = sum(self.weights[name] * value for name, value in scores.items()) / total if total else 0.0
+        return Verdict(score, scores, next((f"{name}: {j.error}" for name, j in judged.items() if j.error), None))
+
+
+class _Function:
+    """One reward of a verifier as TRL calls it."""
+
+    def __init__(self, verifier: Verifier, name: str) -> None:
+        self.verifier, self.name = verifier, name
+        self.__name__ = name.rpartition(".")[2]  # what TRL logs it under
+
+    def __call__(self, prompts: list[Any], completions: list[Completion], **columns: Any) -> list[float | None]:
+        judged = self.verifier.of_batch(prompts, completions, columns)
+        if self.name == next(iter(self.verifier.judges)) and "log_metric" in columns:
+            # TRL takes the mean over ranks and batches: a share has one, a count has not.
+            columns["log_metric"]("verifier_error_share", sum(any(j.error for j in each.values()) for each in judged) / len(judged))
+        return [each[self.name].score for each in judged]
+
+
+def build_verifier(config: DictConfig, columns: list[str]) -> Verifier:
+    """The verifier of `method.rewards`, `reward_chain` and `reward_pattern`; `columns` are those of the rows.
+
+    Raises UserError for no reward, an unknown name, a path that cannot be imported, a reward whose column the rows lack, and a chain
+    that names what is no reward of the composition.
+    """
+    method = config.method
+    if not method.rewards:
+        raise UserError(f"method.rewards is empty: it needs at least one of {', '.join(rewards.NAMES)}, or package.module.function.")
+    stray = [name for name in method.reward_chain if name not in method.rewards]
+    if stray:
+        raise UserError(f"method.reward_chain names {stray[0]!r}, which method.rewards does not have.")
+    pattern = method.reward_pattern
+    if pattern is not None and "pattern" in columns:
+        raise UserError("method.reward_pattern is given, and the rows have a column 'pattern': one of them would be ignored.")
+    isolated = Isolated([name for name in method.rewards if name in rewards.REWARDS])
+    judges: dict[str, Judge] = {}
+    for name in method.rewards:
+        if "." in name:
+            judges[name] = _Own(name)
+            continue
+        rewards.check_name(name, columns + ["pattern"] * (pattern is not None))
+        judges[name] = _code_tests(config) if name == rewards.CODE_TESTS else _named(name, isolated, pattern)
+    return Verifier(judges, {name: float(weight) for name, weight in method.rewards.items()}, list(method.reward_chain))
+
+
+def _code_tests(config: DictConfig) -> Judge:
+    run = CodeTests(Path(config.run_dir))
+
+    def judge(prompts: list[Any], completions: list[Completion], columns: Columns) -> list[Judged]:
+        texts = [rewards.text(c) for c in completions]
+        return [Judged(*pair) for pair in run(texts, columns["tests"], columns.get("language"))]
+
+    return judge
+
+
+def _named(name: str, isolated: Isolated, pattern: str | None) -> Judge:
+    """In a process of its own that can be killed: a completion may be a number that takes a year to write out."""
+    needed = rewards.NEEDED_COLUMN.get(name)
+
+    def judge(prompts: list[Any], completions: list[Completion], columns: Columns) -> list[Judged]:
+        given = [pattern] * len(completions) if needed == "pattern" and pattern is not None else columns.get(needed or "", [])
+        rows = [{needed: value} for value in given] if needed else [{} for _ in completions]
+        return [Judged(*isolated(name, rewards.text(c), row)) for c, row in zip(completions, rows, strict=True)]
+
+    return judge
+
+
+class _Own:
+    """A function of the user's, in this process, since it may hold state; so a hang of it is the run's.
+
+    One that fails for a batch is asked for each completion alone. Raises UserError where it has never worked, or returns another number
+    of scores than there are completions.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path, self.function, self.works = path, rewards.imported(path), False
+
+    def __call__(self, prompts: list[Any], completions: list[Completion], columns: Columns) -> list[Judged]:
+        try:
+            judged = [Judged(score) for score in self._scores(prompts, completions, columns)]
+        except UserError:
+            raise
+        except Exception:  # whatever a stranger's function raises is these completions' failure, found one by one
+            judged = [self._alone(i, prompts, completions, columns) for i in range(len(completions))]
+        if not self.works and all(j.error for j in judged):
+            raise UserError(f"method.rewards.{self.path} fails for every completion: {judged[0].error}.")
+        self.works = True
+        return judged
+
+    def _alone(self, i: int, prompts: list[Any], completions: list[Completion], columns: Columns) -> Judged:
+        row = {k: [v[i]] if _is_column(v, len(completions)) else v for k, v in columns.items()}
+        try:
+            return Judged(self._scores([prompts[i]], [completions[i]], row)[0])
+        except UserError:
+            raise
+        except Exception as error:
+            return Judged(0.0, f"{type(error).__name__}: {error}")
+
+    def _scores(self, prompts: list[Any], completions: list[Completion], columns: Columns) -> list[float | None]:
+        scores = self.function(prompts=prompts, completions=completions, **columns)
+        if len(scores) != len(completions):
+            raise UserError(f"method.rewards.{self.path} returned {len(scores)} scores for {len(completions)} completions: one each.")
+        found = [None if score is None else float(score) for score in scores]
+        if not all(score is None or math.isfinite(score) for score in found):
+            raise ValueError(f"a score that is no number: {found}")
+        return found
+
+
+def _is_column(value: Any, count: int) -> bool:
+    return isinstance(value, list) and len(value) == count

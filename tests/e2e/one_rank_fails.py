@@ -1,0 +1,34 @@
+"""A benchmark of three rows; in the second, rank 1 runs out of memory while the others wait for it in an all-reduce."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from omegaconf import DictConfig
+
+from recipes.bench import ranks
+from recipes.bench.series import Column, Row, SeriesConfig, Table, measure
+from recipes.common.program import main
+
+ranks.GRACE_S = 1.0
+
+
+def bench(config: DictConfig) -> dict[str, Any]:
+    with ranks.joined(torch.device("cpu")) as control:
+        table = Table("gemm", [Column("shape", "shape"), Column("sum", "sum", 0)], figure="sum")
+
+        def work(case: Row) -> dict[str, float]:
+            if case["shape"] == "second" and dist.get_rank() == 1:
+                raise torch.OutOfMemoryError
+            one = torch.ones(())
+            dist.all_reduce(one)
+            return {"sum": float(one)}
+
+        cases = [{"shape": name} for name in ("first", "second", "third")]
+        return measure(config, SeriesConfig("out", use_cpu=True), table, cases, lambda case: ranks.slowest(control, lambda: work(case)))
+
+
+if __name__ == "__main__":
+    main(bench)

@@ -1,0 +1,71 @@
+"""Data as a person meets it: a preview that leaves no run, a plan that knows prepared rows, curricula on ranks and after a stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import command
+
+LEVELS = "data.tasks=[{name: chain_sum, level: 0}, {name: chain_sum, level: 1}]"
+SMALL = ["hardware=cpu", "data.num_train=40", "data.num_heldout=0", "tracking=none"]
+
+
+def run_dir(done) -> Path:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Path(json.loads(done.stdout[done.stdout.index("{\n") :])["run_dir"])
+
+
+def metrics(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_preview_shows_tokens_with_their_mask_leaves_no_run_and_the_plan_then_knows(tmp_path):
+    row = {"prompt": [{"role": "user", "content": "1+1"}], "completion": [{"role": "assistant", "content": "2"}]}
+    (tmp_path / "a.jsonl").write_text((json.dumps(row) + "\n") * 3)
+    given = ["hardware=cpu", "data=jsonl", "data.path=a.jsonl", "data.deduplicate=exact"]
+    before = command(*given, "mode=plan", cwd=tmp_path).stdout
+    assert "not prepared yet" in before
+    shown = command(*given, "data.preview=2", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    mask = re.findall(r"^ +\d+ +\d+ (loss|-) +'(.*)'$", shown.stdout, re.MULTILINE)
+    assert "".join(text for _, text in mask) == "<|user|>1+1<|assistant|>2<|end|>"
+    assert "".join(text for counts, text in mask if counts == "loss") == "2<|end|>"
+    assert "duplicates: 2" in shown.stdout
+    assert os.listdir(tmp_path / "runs") == [".cache"]
+    plan = json.loads(command(*given, "mode=plan", "format=json", cwd=tmp_path).stdout)
+    assert (plan["data"]["rows"], plan["data"]["duplicates"], plan["data"]["efficiency"]) == (1, 2, 1.0)
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write(json.dumps(row | {"completion": [{"role": "assistant", "content": "two"}]}) + "\n")
+    assert "not prepared yet" in command(*given, "mode=plan", cwd=tmp_path).stdout
+
+
+def test_a_curriculum_on_two_ranks_draws_its_levels(tmp_path):
+    given = [*SMALL, LEVELS, "data.curriculum=mixed", "smoke=true", "topology=ddp", "topology.num_gpus=2", "method.args.max_steps=4"]
+    folder = run_dir(command(*given, "format=json", cwd=tmp_path))
+    rows = metrics(folder)
+    found = [(row["level_share/0"], row["level_share/1"]) for row in rows]
+    assert found == [(1.0, 0.0)] * (len(rows) // 2) + [(pytest.approx(0.3), pytest.approx(0.7))] * (len(rows) // 2)
+    assert json.loads((folder / "data.json").read_text())["by_level"] == {"0": 16, "1": 16}
+
+
+def test_an_adaptive_curriculum_of_grpo_goes_on_after_a_stop_as_if_there_was_none(tmp_path):
+    given = [*SMALL, LEVELS, "method=grpo", "data.curriculum=adaptive", "model.num_layers=1", "model.num_parameters=525000"]
+    args = {"max_steps": 6, "save_steps": 3, "num_generations": 2, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    given += [f"method.args.{name}={value}" for name, value in args.items()]
+    whole = run_dir(command(*given, "format=json", "name=whole", cwd=tmp_path))
+    state = json.loads((whole / "checkpoints/checkpoint-3/trainer_state.json").read_text())
+    assert len(state["stateful_callbacks"]["ScheduleState"]["attributes"]["rates"]) == 1 + 3
+    first = {key: [row.get(key) for row in metrics(whole)] for key in ("level_share/0", "loss", "reward")}
+    # As if it had been killed after the checkpoint of step 3: what came later is gone, and the record says so.
+    for path in [whole / "result.json", *(whole / "checkpoints/checkpoint-6").iterdir()]:
+        path.unlink()
+    (whole / "checkpoints/checkpoint-6").rmdir()
+    record = json.loads((whole / "record.json").read_text())
+    (whole / "record.json").write_text(json.dumps(record | {"status": "interrupted"}))
+    assert run_dir(command(*given, "format=json", "name=whole", cwd=tmp_path)) == whole
+    assert {key: [row.get(key) for row in metrics(whole)] for key in first} == first

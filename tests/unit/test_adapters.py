@@ -1,0 +1,207 @@
+"""Adapters on a model of one layer: merged as PEFT merges them, on the base they were trained on."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from launch import check_adapters
+from launch.errors import UserError as Refused
+from recipes.common import adapters
+from recipes.common.errors import UserError
+from tests.conftest import composed
+
+
+def base(dtype=torch.float32, seed=0, hidden=32):
+    torch.manual_seed(seed)
+    shape = {
+        "num_hidden_layers": 1,
+        "hidden_size": hidden,
+        "intermediate_size": hidden * 3 // 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    config = AutoConfig.for_model("qwen3", **shape, head_dim=16, vocab_size=64, tie_word_embeddings=True)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+def with_adapter(model, **kind):
+    """One that has learnt: B is zero before the first step, and its merge would be nothing."""
+    torch.manual_seed(1)
+    found = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules="all-linear", **kind))
+    for name, weight in found.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.02)
+        elif "magnitude" in name:
+            weight.data *= 1.1
+    return found
+
+
+KINDS = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_merging_equals_pefts(kind):
+    """Both what is saved and what a generation server is sent; the base stays as it was."""
+    model = with_adapter(base(), **KINDS[kind])
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    sent = dict(adapters.merged_params(model, lambda _: contextlib.nullcontext()))
+    saved, error = adapters.merge(model, None)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+    wanted = dict(copy.deepcopy(model).merge_and_unload().named_parameters())
+    assert set(sent) == set(wanted) == set(dict(saved.named_parameters()))
+    for name, weight in saved.named_parameters():
+        torch.testing.assert_close(weight, wanted[name], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(sent[name], wanted[name], atol=1e-6, rtol=1e-5)
+    assert error == 0.0
+    assert saved.lm_head.weight is saved.model.embed_tokens.weight
+
+
+def test_pefts_merge_and_unmerge_move_a_base_in_16_bits_and_ours_does_not():
+    """Why TRL's weight transfer is not used as it is: it merges and unmerges for every one."""
+    model = with_adapter(base(torch.bfloat16))
+    weight = model.get_base_model().model.layers[0].mlp.up_proj.base_layer.weight
+    before = weight.detach().clone()
+    for _ in adapters.merged_params(model, lambda _: contextlib.nullcontext()):
+        pass
+    assert torch.equal(weight, before)
+    model.merge_adapter()
+    model.unmerge_adapter()
+    assert not torch.equal(weight, before)
+
+
+def test_the_error_of_a_merge_is_what_rounding_takes():
+    model = with_adapter(base(torch.bfloat16))
+    saved, error = adapters.merge(model, None)
+    start, learnt, lost = dict(base(torch.bfloat16).named_parameters()), 0.0, 0.0
+    for name, weight in copy.deepcopy(model).float().merge_and_unload().named_parameters():
+        if name.endswith("proj.weight"):
+            learnt += (weight - start[name].float()).square().sum().item()
+            lost += (dict(saved.named_parameters())[name].float() - weight).square().sum().item()
+    assert error == pytest.approx((lost / learnt) ** 0.5, rel=1e-3)
+    assert error > 0
+
+
+def test_layers_without_an_adapter_are_unpacked_too(monkeypatch):
+    """A base in 4 bits whose adapter is on some layers only: the others would be saved as packed bytes."""
+    torch.manual_seed(1)
+    model = get_peft_model(base(), LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"]))
+    packed = model.get_base_model().model.layers[0].mlp.up_proj.weight
+    monkeypatch.setattr(adapters, "dequantized", lambda weight: (weight * 2 if weight is packed else weight).detach())
+    saved, _ = adapters.merge(model, None)
+    assert torch.equal(saved.model.layers[0].mlp.up_proj.weight, packed * 2)
+
+
+def test_an_adapter_of_more_than_linear_layers_is_refused_not_dropped():
+    config = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["embed_tokens", "q_proj"])
+    with pytest.raises(UserError, match="embed_tokens"):
+        adapters.merge(get_peft_model(base(), config), None)
+
+
+def settings(path, **adapter):
+    own = {"rank": 4, "alpha": 8, "rslora": False, "dora": False, "dropout": 0.0, "path": str(path), **adapter}
+    return OmegaConf.create({"adapter": own, "model": {"path": None, "name": "tiny"}, "topology": {"strategy": "none"}})
+
+
+@pytest.fixture
+def written(tmp_path):
+    start = base()
+    found = adapters.fingerprint_of(start)
+    with_adapter(start).save_pretrained(tmp_path / "adapter")
+    (tmp_path / "adapter/base.json").write_text(json.dumps({"fingerprint": found}))
+    return tmp_path / "adapter"
+
+
+def test_an_adapter_is_loaded_to_be_trained_on(written):
+    start = base()
+    model = adapters.load_adapter(start, settings(written), adapters.fingerprint_of(base()))
+    wanted = dict(with_adapter(base()).named_parameters())
+    assert all(torch.equal(weight, wanted[name]) for name, weight in model.named_parameters())
+    assert {name for name, weight in model.named_parameters() if weight.requires_grad} == {name for name in wanted if "lora_" in name}
+
+
+def test_dropout_is_that_of_the_composition(written):
+    model = adapters.load_adapter(base(), settings(written, dropout=0.25), adapters.fingerprint_of(base()))
+    assert {module.p for name, module in model.named_modules() if name.endswith("lora_dropout.default")} == {0.25}
+
+
+def test_an_adapter_of_another_base_is_refused(written):
+    with pytest.raises(UserError, match="another base than model=tiny"):
+        adapters.load_adapter(base(seed=5), settings(written), adapters.fingerprint_of(base(seed=5)))
+    with pytest.raises(UserError, match=r"adapter.rank=8: that of .* has rank=4"):
+        adapters.load_adapter(base(), settings(written, rank=8), "")
+    (written / "base.json").unlink()
+    with pytest.raises(UserError, match="does not fit model=tiny: size mismatch"):
+        adapters.load_adapter(base(hidden=64), settings(written), "")
+
+
+def test_a_fingerprint_is_that_of_the_files_and_of_any_precision(tmp_path):
+    base().save_pretrained(tmp_path)
+    assert adapters.fingerprint_of_files(tmp_path) == adapters.fingerprint_of(base()) == adapters.fingerprint_of(base(torch.bfloat16))
+    assert adapters.fingerprint_of(base(seed=5)) != adapters.fingerprint_of(base())
+
+
+def test_checkpoints_of_another_base_are_not_resumed(tmp_path):
+    for _ in range(2):
+        adapters.note_base(tmp_path, "one")
+    with pytest.raises(UserError, match="trained on other base weights"):
+        adapters.note_base(tmp_path, "two")
+
+
+def test_the_launcher_refuses_what_does_not_fit_the_model(written):
+    def given(path, *overrides):
+        found = copy.deepcopy(composed("hardware=cpu", "model=tiny", "adapter=lora", "adapter.rank=4", "adapter.alpha=8", *overrides))
+        found.adapter.path = str(path)
+        return found
+
+    with pytest.raises(Refused, match="belongs to another base: .* is of size 48, and model=tiny has"):
+        check_adapters.check_adapter(given(written))
+    with pytest.raises(Refused, match=r"adapter.alpha=9: .* has 8. Use: adapter.alpha=8"):
+        check_adapters.check_adapter(given(written, "adapter.alpha=9"))
+    with pytest.raises(Refused, match="no such directory. Did you mean adapter"):
+        check_adapters.check_adapter(given(written.with_name("adapte")))
+    (written / "adapter_model.safetensors").write_bytes(b"short")
+    with pytest.raises(Refused, match="cannot be read"):
+        check_adapters.check_adapter(given(written))
+    (written / "adapter_model.safetensors").unlink()
+    with pytest.raises(Refused, match="no adapter_model.safetensors"):
+        check_adapters.check_adapter(given(written))
+
+
+@pytest.mark.parametrize(
+    ("own", "override", "message"),
+    [
+        ({"alpha_pattern": {"q_proj": 64}}, "seed=1", "has alpha_pattern="),
+        ({"bias": "all"}, "seed=1", "has bias=all"),
+        ({}, "adapter.target_modules=q_proj", "adapter.target_modules=q_proj: .* has its own layers"),
+        ({"use_dora": True}, "seed=1", "Use: adapter.dora=true"),
+        ([], "seed=1", "holds no JSON object"),
+    ],
+)
+def test_the_launcher_refuses_an_adapter_that_would_be_merged_wrong_or_change_what_was_asked(tmp_path, own, override, message):
+    content = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "k_proj"], **own} if isinstance(own, dict) else own
+    (tmp_path / "adapter_config.json").write_text(json.dumps(content))
+    (tmp_path / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    given = copy.deepcopy(composed("hardware=cpu", "model=tiny", "adapter=lora", "adapter.rank=4", "adapter.alpha=8", override))
+    given.adapter.path = str(tmp_path)
+    with pytest.raises(Refused, match=message):
+        check_adapters.check_adapter(given)
+
+
+def test_what_is_merged_replaces_trls_own_for_an_adapter_only():
+    from recipes.common.serving import send_merged
+
+    engine = SimpleNamespace(model=with_adapter(base()), _dist=SimpleNamespace(gather_params=lambda _: contextlib.nullcontext()))
+    send_merged(SimpleNamespace(vllm_generation=engine))
+    assert {name for name, _ in engine._iter_named_params()} == set(dict(base().named_parameters()))
+    plain = SimpleNamespace(model=base())
+    send_merged(SimpleNamespace(vllm_generation=plain))
+    assert not hasattr(plain, "_iter_named_params")

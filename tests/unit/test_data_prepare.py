@@ -1,0 +1,102 @@
+"""Prepared rows: a key that changes with each of the four it is of, a cache that is whole, and what is refused before a step."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from omegaconf import OmegaConf
+
+from launch.plan import plain
+from launch.schema import Data
+from recipes.common import data_prepare
+from recipes.common.data import Loaded
+from recipes.common.data_prepare import cache_key, cached, check_template, prepare_prompts, statistics
+from recipes.common.errors import UserError
+from recipes.common.model import train_tokenizer
+
+ROWS = Dataset.from_list([{"prompt": [{"role": "user", "content": f"{n} plus {10**n}"}]} for n in range(6)])
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["1 plus 2"], 300)
+
+
+def configured(tmp_path, method="grpo", positions=1024, **filters):
+    return OmegaConf.create(
+        {
+            "run_dir": str(tmp_path),
+            "data_cache": {"directory": str(tmp_path / "cache"), "key": "k"},
+            "data": plain(Data(name="jsonl", kind="jsonl")) | {"filter": plain(Data().filter) | filters},
+            "model": {"name": "tiny", "max_positions": positions},
+            "method": {"name": method},
+            "topology": {"servers": 0},
+            "trainer_args": {"max_completion_length": 8, "max_length": 12, "per_device_train_batch_size": 2},
+        }
+    )
+
+
+def test_the_key_changes_with_rows_tokenizer_template_and_code(tokenizer, monkeypatch):
+    def key(rows=ROWS, spelling=tokenizer, template="t", **arguments):
+        return cache_key(rows, spelling, template, arguments)
+
+    found = [key(), key(ROWS.select(range(5))), key(spelling=train_tokenizer(["1 plus 2 plus"], 300)), key(template="u"), key(mask=True)]
+    monkeypatch.setattr(data_prepare, "trl", SimpleNamespace(__version__="0"))
+    found.append(key())
+    monkeypatch.undo()
+    monkeypatch.setattr(data_prepare, "sha256", lambda path: "another file")
+    assert len({*found, key()}) == 7
+    monkeypatch.undo()
+    assert key(Dataset.from_list(ROWS.to_list()), train_tokenizer(["1 plus 2"], 300)) == found[0]  # equal content, equal key
+
+
+def test_rows_are_made_once_and_a_cut_off_write_is_not_taken(tmp_path):
+    config, calls = configured(tmp_path), []
+    (tmp_path / "cache/rows/.key.1").mkdir(parents=True)  # what a process that was killed has left
+
+    def make():
+        calls.append(1)
+        return ROWS
+
+    assert cached(config, "key", make).to_list() == cached(config, "key", make).to_list() == ROWS.to_list()
+    assert len(calls) == 1
+
+
+def test_prompts_are_filtered_by_tokens_and_described(tmp_path, tokenizer):
+    config = configured(tmp_path, max_prompt_tokens=8)
+    kept = prepare_prompts(config, Loaded(ROWS, {"read": 6}), tokenizer)
+    lengths = [len(tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False)) for row in ROWS]
+    assert kept.to_list() == [row for row, length in zip(ROWS.to_list(), lengths, strict=True) if length <= 8]
+    said = json.loads((tmp_path / "data.json").read_text())
+    assert said == json.loads((tmp_path / "cache/statistics/k.json").read_text())
+    assert said["filtered"] == {"max_prompt_tokens": 6 - len(kept)}
+    assert (said["rows"], sum(n for *_, n in said["histogram"]), said["length"]["shortest"]) == (len(kept), len(kept), min(lengths))
+
+
+def test_a_prompt_longer_than_the_context_is_refused(tmp_path, tokenizer):
+    with pytest.raises(UserError, match=r"prompt longer than the context: \d of 6 rows.*Use: data.filter.max_prompt_tokens=8"):
+        prepare_prompts(configured(tmp_path, positions=16), Loaded(ROWS), tokenizer)
+
+
+def test_a_chat_template_that_is_missing_or_wrong_is_refused(tokenizer):
+    bare = train_tokenizer(["1"], 300)
+    bare.chat_template = None
+    with pytest.raises(UserError, match="chat template missing: the rows are messages.*model.chat_template="):
+        check_template(bare, ROWS)
+    check_template(bare, Dataset.from_list([{"prompt": "plain"}]))
+    bare.chat_template = "{{ raise_exception('no user here') }}"
+    with pytest.raises(UserError, match="refuses the first row: no user here"):
+        check_template(bare, ROWS)
+
+
+def test_statistics_by_hand(tmp_path):
+    lengths = {"tokens": np.array([6, 6, 20]), "prompt": np.array([2, 6, 2]), "filtered": {}}
+    found = statistics(configured(tmp_path, "sft"), lengths, None)
+    assert (found["truncated"], found["tokens"], found["without_answer"]) == (1, 6 + 6 + 12, 1)
+    assert found["histogram"][0][0] == 6
+    assert [n for *_, n in found["histogram"] if n] == [2, 1]
+    assert found["efficiency"] in (24 / (12 * 2 + 6), 24 / (6 * 2 + 12))  # the long row beside a short one, or alone
+    packed = Dataset.from_dict({"input_ids": [[0] * 12, [0] * 12]})
+    assert statistics(configured(tmp_path, "sft"), lengths, packed)["efficiency"] == 1.0

@@ -1,0 +1,146 @@
+"""Which rows are used: filters, duplicates, a split that stays, exact shares, pairs that prefer something, streams without an end."""
+
+import itertools
+import json
+from collections import Counter
+
+import pytest
+from omegaconf import OmegaConf
+
+from launch.plan import plain
+from launch.schema import Data
+from recipes.common import data, data_select
+from recipes.common.errors import UserError
+
+
+def rows(number, **fields):
+    return [{"prompt": f"What is {n}?", "completion": str(n), "answer": str(n), "level": n % 3, **fields} for n in range(number)]
+
+
+def jsonl(path, content):
+    path.write_text("".join(json.dumps(row) + "\n" for row in content))
+    return str(path)
+
+
+def configured(**own):
+    return OmegaConf.merge(plain(Data(name="jsonl", kind="jsonl")), own)
+
+
+def test_filters_leave_out_and_count(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", rows(30))
+    found = data.load(configured(path=path, filter={"levels": [0, 1], "regex": {"prompt": "[5-9]"}, "equals": {"answer": "15"}}), "sft")
+    assert found.rows.to_list() == [{"prompt": "What is 15?", "completion": "15"}]
+    assert found.counts["filtered"]["levels"] == 10
+    assert found.counts["read"] == 30 == found.counts["rows"] + sum(found.counts["filtered"].values())
+    with pytest.raises(UserError, match=r"data.filter.equals.anser: a row has no field 'anser'. Did you mean answer"):
+        data.load(configured(path=path, filter={"equals": {"anser": 1}}), "sft")
+
+
+def test_who_says_it_and_what_is_called_make_a_difference():
+    def said(role, **more):
+        return {"messages": [{"role": role, "content": "Go", **more}, {"role": "assistant", "content": "Yes"}]}
+
+    different = [said("user"), said("system"), said("user", tool_calls=[{"name": "f"}])]
+    assert data_select.without_duplicates([*different, *different], "exact") == different
+
+
+def test_duplicates():
+    same = [{"text": "Add 1-2"}, {"text": "add  1-2 "}, {"text": "add 1+2"}, {"text": "Add 1-2"}]
+    assert [len(data_select.without_duplicates(same, how)) for how in ("none", "exact", "normalized")] == [4, 3, 2]
+
+
+def test_heldout_rows_stay_held_out_when_rows_are_added(tmp_path):
+    def split(number):
+        settings = configured(path=jsonl(tmp_path / f"{number}.jsonl", rows(number)), heldout_fraction=0.2)
+        trained = {row["prompt"] for row in data.load_train(settings, "sft")}
+        return trained, {row["prompt"] for row in data.load_heldout(settings)}
+
+    (few, few_held), (many, many_held) = split(200), split(1000)
+    assert few < many
+    assert few_held < many_held
+    assert not many & many_held
+    assert len(many | many_held) == 1000
+    assert 160 < len(many_held) < 240  # 200 expected, three standard deviations are 38
+    assert data_select.is_heldout({"prompt": "a  B"}, 0.5) == data_select.is_heldout(
+        {"messages": [{"role": "user", "content": "A b"}]}, 0.5
+    )
+
+
+def test_an_empty_heldout_split_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"heldout_fraction=0.001 of 4 rows: the held-out split is empty. Raise it"):
+        data.load_heldout(configured(path=jsonl(tmp_path / "a.jsonl", rows(4)), heldout_fraction=0.001))
+
+
+def test_a_mix_has_exact_shares_and_is_the_same_every_time(tmp_path):
+    small, large = (jsonl(tmp_path / f"{name}.jsonl", rows(n, completion=name)) for name, n in (("small", 10), ("large", 90)))
+    settings = configured(kind="mix", sources=[{"path": small, "weight": 0.25}, {"path": large, "weight": 0.75}])
+    found = data.load_train(settings, "sft").to_list()
+    assert Counter(row["completion"] for row in found) == {"small": 25, "large": 75}
+    assert set(Counter(row["prompt"] for row in found if row["completion"] == "small").values()) == {2, 3}
+    assert max(Counter(row["prompt"] for row in found if row["completion"] == "large").values()) == 1
+    assert found == data.load_train(settings, "sft").to_list()
+    assert data_select.quotas(10, [1 / 3, 1 / 3, 1 / 3]) == [4, 3, 3]
+
+
+def test_fields_that_only_later_rows_have_are_kept_and_formats_are_not_mixed(tmp_path):
+    few, many = jsonl(tmp_path / "few.jsonl", [{"prompt": "a"}]), jsonl(tmp_path / "many.jsonl", [{"prompt": "b", "answer": "1"}])
+    settings = configured(kind="mix", sources=[{"path": few, "weight": 0.5}, {"path": many, "weight": 0.5}])
+    assert {row["prompt"]: row["answer"] for row in data.load(settings, "grpo").rows} == {"a": None, "b": "1"}
+    mixed = jsonl(tmp_path / "mixed.jsonl", [{"text": "a"}, {"prompt": "a", "completion": "b"}])
+    with pytest.raises(UserError, match="some rows have prompt and completion, others text"):
+        data.load(configured(path=mixed), "sft")
+    odd = jsonl(tmp_path / "odd.jsonl", [{"prompt": "a", "answer": 1}, {"prompt": "a", "answer": "x"}])
+    with pytest.raises(UserError, match="values of two kinds"):
+        data.load(configured(path=odd), "grpo")
+
+
+def test_weights_that_are_one_but_for_digits_make_a_stream(tmp_path):
+    sources = [{"path": jsonl(tmp_path / f"{n}.jsonl", rows(2)), "weight": 0.3333333} for n in range(3)]
+    stream = data.load_train(configured(kind="mix", streaming=True, shuffle_buffer=1, sources=sources), "sft")
+    assert len(list(itertools.islice(stream, 5))) == 5
+
+
+def test_balance(tmp_path):
+    uneven = [{**row, "task": "rare" if n < 3 else "usual"} for n, row in enumerate(rows(30))]
+    found = data.load(configured(path=jsonl(tmp_path / "a.jsonl", uneven), balance="task"), "grpo")
+    assert found.counts["by_task"] == {"rare": 15, "usual": 15}
+    with pytest.raises(UserError, match="data.balance=task: a row has no field 'task'"):
+        data.load(configured(path=jsonl(tmp_path / "b.jsonl", rows(3)), balance="task"), "grpo")
+
+
+def sample(prompt, completion, score):
+    return {"prompt": [{"role": "user", "content": prompt}], "completion": completion, "score": score}
+
+
+def test_pairs_are_of_the_best_and_the_worst_and_differ(tmp_path):
+    samples = [sample("a", "right", 1.0), sample("a", "half", 0.5), sample("a", "wrong", 0.0), sample("a", "near", 0.75)]
+    samples += [sample("b", "x", 0.0), sample("b", "y", 0.0), sample("c", "same", 1.0), sample("c", "same", 1.0)]
+    (tmp_path / "hash").mkdir()
+    jsonl(tmp_path / "hash/0.jsonl", samples)
+    found = data.load(configured(kind="samples", path=str(tmp_path), pairs_per_prompt=4), "dpo")
+    answers = [(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in found.rows]
+    assert answers == [("right", "wrong"), ("near", "half")]
+    assert found.rows[0]["chosen"][0]["role"] == "assistant"
+    assert found.counts["prompts_without_pair"] == {"equal scores": 1, "one answer": 1}
+    with pytest.raises(UserError, match=r"no preference pair: .*equal scores.*sample more of each"):
+        data.load(configured(kind="samples", path=jsonl(tmp_path / "b.jsonl", samples[4:])), "dpo")
+
+
+def test_a_pair_with_equal_sides_is_refused_with_its_line(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "chosen": "b", "rejected": "b"}])
+    with pytest.raises(UserError, match=r"a.jsonl:2: chosen and rejected are equal, so nothing is preferred. Remove the row"):
+        data.load_train(configured(path=path), "dpo")
+
+
+def test_a_stream_reads_no_more_than_it_needs_goes_on_for_ever_and_is_the_same_again(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", [*rows(50)])
+    with open(path, "a") as file:
+        file.write("not JSON\n")
+    settings = configured(path=path, streaming=True, shuffle_buffer=4, limit=30, filter={"levels": [0, 1]})
+    stream = data.load_train(settings, "sft")
+    first = list(itertools.islice(stream, 60))  # two passes of 30: the bad line lies behind them
+    assert {row["prompt"] for row in first} <= {row["prompt"] for row in rows(50) if row["level"] < 2}
+    assert first == list(itertools.islice(data.load_train(settings, "sft"), 60))
+    path = jsonl(tmp_path / "b.jsonl", rows(3))
+    with pytest.raises(UserError, match="no rows to train on"):
+        next(iter(data.load_train(configured(path=path, streaming=True, limit=1, filter={"equals": {"answer": "x"}}), "sft")))

@@ -1,0 +1,186 @@
+"""An evaluation's samples and figures without a model: scoring, groups, answers to show, and what a stopped one goes on from."""
+
+import json
+
+import pytest
+from omegaconf import OmegaConf
+
+from launch.reports import evaluations
+from launch.reports.data import read
+from recipes import evaluate
+from recipes.common import harness, statistics
+from recipes.common.errors import UserError
+from recipes.common.generation import TOO_LONG, Sample, Sampling
+from recipes.common.verify import Judged
+from recipes.evaluate import EvaluateConfig
+
+
+def lines(*answers: tuple[int, str, int, bool]) -> list[dict]:
+    """Lines of samples.jsonl: problem, task, level, right or not."""
+    return [
+        {"problem": problem, "task": task, "level": level, "prompt": f"p{problem}", "answer": "1", "completion": "1" if right else "2",
+         "score": float(right), "correct": right, "num_tokens": 2, "finished": True}
+        for problem, task, level, right in answers
+    ]  # fmt: skip
+
+
+def without_rewards():
+    """As a rank loads it: no key can be added."""
+    settings = OmegaConf.create({"method": {"rewards": {}, "reward_chain": [], "reward_pattern": None}})
+    OmegaConf.set_struct(settings, True)
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [({"batch_size": 0}, "batch_size=0"), ({"max_new_tokens": 0}, "max_new_tokens=0"), ({"temperature": -1.0}, r"temperature=-1.0"),
+     ({"top_p": 0.0}, "top_p=0.0"), ({"top_k": -1}, "top_k=-1"), ({"samples_per_prompt": 0}, "samples_per_prompt=0")],
+)  # fmt: skip
+def test_arguments_out_of_range(own, message):
+    with pytest.raises(UserError, match=message):
+        EvaluateConfig(output_dir="x", **own)
+
+
+def test_scores_are_the_answers_and_a_prompt_that_is_too_long_has_none():
+    rows = [{"prompt": "p", "answer": a, "task": "t"} for a in ("1", "2", "")]
+    settings = without_rewards()
+    found = evaluate.grade(rows, [Sample("<answer>1</answer>", 5, True), Sample("3", 1, False), TOO_LONG], evaluate.scorer(settings, rows))
+    assert [(row["score"], row["correct"], row["num_tokens"], row["finished"]) for row in found] == [
+        (1.0, True, 5, True),
+        (0.0, False, 1, False),
+        (0.0, False, 0, False),
+    ]
+    assert found[0]["completion"] == "<answer>1</answer>"
+
+
+def test_an_answer_that_cannot_be_scored_is_a_failure_and_counted():
+    """Also without rewards in the composition: the default scorer reads what a model wrote just as well."""
+    rows = [{"prompt": "p", "answer": "1", "entry": "no record of a task"}] * 2
+    settings = without_rewards()
+    verifier = evaluate.scorer(settings, rows)
+    assert list(verifier.judges) == ["reasoning_gym"]
+    verifier.judges["reasoning_gym"] = lambda prompts, completions, columns: [Judged(1.0), Judged(0.0, "no score within 5 s")]
+    found = evaluate.grade(rows, [Sample("1", 1, True), Sample("9**9**9**9", 1, True)], verifier)
+    assert [(row["correct"], row.get("error")) for row in found] == [(True, None), (False, "reasoning_gym: no score within 5 s")]
+    assert evaluate.summary([{"problem": n, **row} for n, row in enumerate(found)], 1, 0)["verifier_errors"] == 1
+
+
+@pytest.mark.parametrize(("own", "has"), [({}, False), ({"num_heldout": 3}, True), ({"heldout_path": "a"}, True)])
+def test_the_harness_alone_needs_no_problems(own, has):
+    """As launch/check_evaluate.py allows it, whatever kind the data is."""
+    none = {"kind": "jsonl", "num_heldout": 0, "heldout_path": None, "heldout_split": None, "heldout_fraction": 0.0}
+    assert evaluate.has_heldout(OmegaConf.create({**none, **own})) is has
+
+
+def test_the_rewards_of_the_composition_score_in_place_of_the_answer(tmp_path):
+    weights = {"accuracy": 1.0, "format": 1.0}
+    method = {"rewards": weights, "reward_chain": [], "reward_pattern": None}
+    rows = [{"prompt": "p", "answer": "1"}] * 2
+    score = evaluate.scorer(OmegaConf.create({"method": method, "run_dir": str(tmp_path)}), rows)
+    found = evaluate.grade(rows, [Sample("1", 1, True), Sample("<think>.</think><answer>1</answer>", 9, True)], score)
+    assert [(row["score"], row["correct"]) for row in found] == [(0.5, False), (1.0, True)]
+
+
+def test_figures_by_task_and_level():
+    result = evaluate.summary(lines((0, "a", 0, True), (1, "a", 1, False), (2, "b", 0, True), (3, "b", 0, True)), 1, seed=0)
+    assert (result["accuracy"], result["interval"]) == (0.75, list(statistics.wilson(3, 4)))
+    assert result["by_task"]["a"] == {"accuracy": 0.5, "interval": list(statistics.wilson(1, 2)), "num_problems": 2, "num_samples": 2}
+    assert {level: group["accuracy"] for level, group in result["by_level"].items()} == {"0": 1.0, "1": 0.0}
+    assert {name: group["num_problems"] for name, group in result["by_task_and_level"].items()} == {
+        "a, level 0": 1,
+        "a, level 1": 1,
+        "b, level 0": 2,
+    }
+    assert result["right_per_problem"] == [1, 0, 1, 1]
+    assert "pass_at_k" not in result
+
+
+def test_figures_of_several_samples():
+    answered = [row for n in range(4) for row in lines((0, "a", 0, n == 0), (1, "a", 0, n < 3))]
+    result = evaluate.summary(answered, 4, seed=0)
+    assert result["accuracy"] == result["pass_at_k"]["1"] == result["maj_at_k"]["1"] == 0.5
+    assert result["pass_at_k"] == {"1": 0.5, "2": 0.75, "4": 1.0}  # 1/4 and 3/4; 1 - 3/6 and 1; 1 and 1
+    assert result["maj_at_k"]["4"] == 0.5  # three of four are wrong, three of four are right
+    assert result["interval"] == list(statistics.bootstrap([0.25, 0.75], 0))
+    assert result["by_task"]["a"]["num_samples"] == 8
+    assert (result["num_problems"], result["num_samples"], result["right_per_problem"]) == (2, 8, [1, 3])
+
+
+def test_failures_are_shown_first_and_every_task_among_them():
+    answered = lines(*((n, "a" if n < 90 else "b", 0, n % 2 == 0) for n in range(100)))
+    found = evaluate.shown([*answered, *answered])  # two samples a problem: one is shown
+    assert [row["correct"] for row in found] == [False] * evaluate.NUM_FAILURES_SHOWN + [True] * 8
+    assert [row["task"] for row in found[:16]] == ["a"] * 11 + ["b"] * 5
+    assert {"prompt", "completion", "answer", "score"} <= set(found[0])
+    assert len(evaluate.shown(answered[:3])) == 3
+
+
+def test_a_stopped_evaluation_goes_on_after_its_last_whole_batch(tmp_path):
+    rows = [{"prompt": f"p{n}", "answer": "1"} for n in range(5)]
+    args = EvaluateConfig(output_dir="x", batch_size=2, samples_per_prompt=2, temperature=1.0)
+    samples, metrics = tmp_path / "samples.jsonl", tmp_path / "metrics.jsonl"
+    assert evaluate.resume(samples, metrics, rows, args) == ([], 0, 0.0)
+    answered = lines(*((n // 2, "a", 0, True) for n in range(10)))
+    # A crash: two batches have their lines, a third a part of its samples.
+    evaluate.append_all(samples, answered[:9])
+    samples.write_text(samples.read_text() + '{"problem": 4, "cut')
+    metrics.write_text("".join(json.dumps({"step": n, "time_s": float(n)}) + "\n" for n in (1, 2)))
+    assert evaluate.resume(samples, metrics, rows, args) == (answered[:8], 2, 2.0)
+    assert [json.loads(line) for line in samples.read_text().splitlines()] == answered[:8]
+    evaluate.append_all(samples, answered[8:])  # whole, and its line is missing: done again, with the same answers
+    assert evaluate.resume(samples, metrics, rows, args)[1] == 2
+    evaluate.append_all(samples, answered[8:])
+    metrics.write_text(metrics.read_text() + json.dumps({"step": 3, "time_s": 3.0}) + "\n")
+    assert evaluate.resume(samples, metrics, rows, args) == (answered, 3, 3.0)
+    with pytest.raises(UserError, match="answers to other problems"):
+        evaluate.resume(samples, metrics, [{**row, "answer": "2"} for row in rows], args)
+    assert len({evaluate.batch_seed(seed, start) for seed in (0, 1) for start in (0, 2, 4)}) == 6
+
+
+def test_an_evaluation_goes_on_whatever_its_model_wrote(tmp_path):
+    rows = [{"prompt": f"p{n}", "answer": "1"} for n in range(2)]
+    args = EvaluateConfig(output_dir="x", batch_size=1)
+    answered = [{**row, "completion": "a\u2028b\x85c\u2029"} for row in lines((0, "a", 0, True))]
+    evaluate.append_all(tmp_path / "samples.jsonl", answered)
+    with (tmp_path / "samples.jsonl").open("ab") as file:
+        file.write('{"problem": 1, "completion": "é'.encode()[:-1])  # killed inside a character
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time_s": 1.0}\n')
+    assert evaluate.resume(tmp_path / "samples.jsonl", tmp_path / "metrics.jsonl", rows, args) == (answered, 1, 1.0)
+
+
+def test_sampling_that_no_distribution_has():
+    assert Sampling(1, 0.0).top_p == 1.0
+    with pytest.raises(UserError, match=r"top_p=1.5"):
+        Sampling(1, 1.0, top_p=1.5)
+
+
+def test_the_harness_is_refused_where_it_is_not_installed(monkeypatch):
+    monkeypatch.setattr(harness.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install lm_eval"):
+        harness.load(["gsm8k"], None)
+
+
+def a_run(folder, right: list[int], sha: str = "s", per_problem: int = 1):
+    answered = [row for n, count in enumerate(right) for k in range(per_problem) for row in lines((n, "a", 0, k < count))]
+    folder.mkdir()
+    content = {"status": "done", **evaluate.summary(answered, per_problem, 0), "data_sha256": sha}
+    (folder / "result.json").write_text(json.dumps(content))
+    return read(folder, folder.name)
+
+
+def test_reports_compare_evaluations_of_the_same_problems_only(tmp_path):
+    first, second = a_run(tmp_path / "A", [0] * 6 + [1]), a_run(tmp_path / "B", [4] * 7, per_problem=4)
+    table, refused = evaluations.compared([first, second, a_run(tmp_path / "C", [1] * 7, sha="other")])
+    assert [cell.text for cell in table.rows[0]] == ["A to B", "14.3%", "100.0%", "+85.7", "+57.7 to +113.7", "6 / 0 of 7", "0.031"]
+    assert table.rows[0][-1].mark == "good"
+    assert "A and C were asked different problems" in refused.text
+    assert evaluations.compared([first]) == []
+
+
+def test_a_report_of_an_evaluation(tmp_path):
+    *tables, answers = evaluations.blocks(a_run(tmp_path / "A", [1, 3], per_problem=4))
+    rows = {table.caption: [[cell.text for cell in row] for row in table.rows] for table in tables}
+    assert rows["By task"] == [["a", "50.0%", "25.0% to 75.0%", "2", "8"]]
+    assert rows["By number of samples"][-1][:2] == ["4", "100.0%"]
+    assert answers.title == "4 answers, 2 of them wrong"
+    assert [row[-2].text for row in answers.blocks[0].rows] == ["false", "false", "true", "true"]

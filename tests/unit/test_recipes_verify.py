@@ -1,0 +1,129 @@
+"""The rewards of a composition together: weighted, chained, and safe from a completion that crashes or hangs one."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+from omegaconf import OmegaConf
+
+from recipes.common import verify_code
+from recipes.common.errors import UserError
+from recipes.common.verify import build_verifier
+from recipes.common.verify_isolated import Isolated
+
+
+def of(rewards, columns=(), chain=(), pattern=None, run_dir="."):
+    method = {"rewards": rewards, "reward_chain": list(chain), "reward_pattern": pattern}
+    return build_verifier(OmegaConf.create({"method": method, "run_dir": str(run_dir)}), list(columns))
+
+
+def fails_for_bad(prompts, completions, **columns):
+    if "bad" in completions:
+        raise ValueError("it is bad")
+    return [1.0] * len(completions)
+
+
+def no_number_for_bad(prompts, completions, **columns):
+    return [float("nan") if text == "bad" else 1.0 for text in completions]
+
+
+def fails(prompts, completions, **columns):
+    raise KeyError("no_such_column")
+
+
+def says_one(prompts, completions, **columns):
+    return [1.0]
+
+
+GOOD = "<think>a</think><answer>7</answer>"
+OWN = "tests.unit.test_recipes_verify"
+
+
+def test_weighted_and_chained():
+    texts = [GOOD, "7", "<think>a</think><answer>8</answer>"]
+    verifier = of({"format": 1.0, "regex": 3.0}, chain=["format", "regex"], pattern="[0-7]+")
+    verdicts = verifier(["p"] * 3, texts, {})
+    assert [v.scores for v in verdicts] == [{"format": 1, "regex": 1}, {"format": 0, "regex": 0}, {"format": 1, "regex": 0}]
+    assert [v.score for v in verdicts] == [1.0, 0.0, 0.25]
+    assert [v.score for v in of({"format": 1.0, "regex": 3.0}, pattern="[0-7]+")(["p"] * 3, texts, {})] == [1.0, 0.75, 0.25]
+
+
+def test_what_hangs_or_crashes_is_that_completions_failure():
+    isolated = Isolated(["regex", "length"], time_s=0.5)
+    assert isolated("regex", "a" * 40 + "b", {"pattern": "(a+)+"}) == (0.0, "no score within 0.5 s")
+    assert isolated("regex", "aaa", {"pattern": "(a+)+"}) == (1.0, None)
+    score, error = isolated("regex", "aaa", {"pattern": "("})
+    assert (score, error.split(":")[0]) == (0.0, "PatternError" if "PatternError" in error else "error")
+    isolated.process.kill()
+    isolated.process.wait()
+    assert isolated("length", "", {}) == (0.0, "its process ended with exit code -9")
+    assert isolated("length", "", {}) == (1.0, None)
+
+
+def test_a_scorer_that_hangs_does_not_outlive_a_killed_rank_for_long():
+    code = "from recipes.common import verify_worker as w; w.ALONE_S = 0.2; w.main()"
+    question = {"name": "regex", "completion": "a" * 40 + "b", "row": {"pattern": "(a+)+"}}
+    done = subprocess.run([sys.executable, "-c", code], input=json.dumps(question) + "\n", text=True, timeout=60, stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout) == (-signal.SIGALRM, "ready\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [("fails_for_bad", "ValueError: it is bad"), ("no_number_for_bad", "ValueError: a score that is no number: [nan]")]
+)
+def test_a_function_of_ones_own_is_asked_for_each_completion_where_it_fails_for_a_batch(name, error):
+    verifier = of({f"{OWN}.{name}": 1.0})
+    verdicts = verifier(["p"] * 3, ["good", "bad", "good"], {"answer": ["1", "2", "3"]})
+    assert [v.score for v in verdicts] == [1.0, 0.0, 1.0]
+    assert verdicts[1].error == f"{OWN}.{name}: {error}"
+    assert verifier.errors == 1
+
+
+@pytest.mark.parametrize(
+    ("rewards", "options", "message"),
+    [
+        ({}, {}, "needs at least one of accuracy, code_tests"),
+        ({"acuracy": 1.0}, {}, "'acuracy', which is no reward. Did you mean accuracy"),
+        ({"code_tests": 1.0}, {}, "reads column 'tests'"),
+        ({"regex": 1.0}, {}, "reads column 'pattern'"),
+        ({"regex": 1.0}, {"columns": ["pattern"], "pattern": "a"}, "one of them would be ignored"),
+        ({"format": 1.0}, {"chain": ["format", "length"]}, "names 'length', which method.rewards does not have"),
+    ],
+)
+def test_what_is_refused(rewards, options, message):
+    with pytest.raises(UserError, match=message):
+        of(rewards, **options)
+
+
+@pytest.mark.parametrize(("name", "message"), [("fails", "fails for every completion: KeyError"), ("says_one", "1 scores for 2")])
+def test_a_function_of_ones_own_that_never_works(name, message):
+    with pytest.raises(UserError, match=message):
+        of({f"{OWN}.{name}": 1.0})(["p"] * 2, ["a", "b"], {})
+
+
+def test_trl_asks_for_one_reward_after_the_other_and_gets_the_errors_as_a_metric():
+    verifier = of({f"{OWN}.fails_for_bad": 1.0, "format": 0.5})
+    functions, weights = verifier.rewards()
+    assert ([f.__name__ for f in functions], weights) == (["fails_for_bad", "format"], [1.0, 0.5])
+    logged = {}
+    completions = [[{"role": "assistant", "content": GOOD}], "bad"]
+    columns = {"log_metric": logged.__setitem__, "trainer_state": object(), "answer": ["7", "7"]}
+    assert [f(prompts=["p"] * 2, completions=completions, **columns) for f in functions] == [[1.0, 0.0], [1.0, 0.0]]
+    assert (logged, verifier.errors) == ({"verifier_error_share": 0.5}, 1)
+
+
+def test_code_is_the_last_block_of_a_completion():
+    text = "First:\n```python\nx = 1\n```\nBetter:\n```c++\nint main() {}\n```\n"
+    assert verify_code.code_of(text) == ("cpp", "int main() {}\n")
+    assert verify_code.code_of("<think>so</think><answer>x = 2</answer>") == ("python", "x = 2")
+    languages = [verify_code.job("x", ["pass"], name)["language"] for name in ("C++", "py", "Python3", "rust", None)]
+    assert languages == ["cpp", "python", "python", "rust", "python"]  # column `language`, as a fence may name it
+    tests = [{"call": "f(1)", "expected": None, "check": None}, "assert f(1)"]
+    assert verify_code.parse_tests(json.dumps(tests)) == [{"call": "f(1)", "expected": None}, {"check": "assert f(1)"}]
+
+
+@pytest.mark.parametrize("tests", ["no json", "[]", {"call": "f()"}, [{"call": "f()"}], [3], [{"stdin": 3, "stdout": "3"}]])
+def test_tests_that_are_none(tests):
+    with pytest.raises(UserError, match="column 'tests'"):
+        verify_code.parse_tests(tests)

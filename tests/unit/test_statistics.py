@@ -1,0 +1,87 @@
+"""Statistics of evaluations against values worked out by hand, and against counting every case."""
+
+import itertools
+import math
+import random
+from collections import Counter
+
+import pytest
+
+from launch.reports import paired
+from recipes.common import statistics
+
+
+def test_wilsons_interval():
+    # Newcombe (Statistics in Medicine 17, 1998), table I, method 3: 81 of 263, 15 of 148, 0 of 20, 1 of 29.
+    for right, total, low, high in [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)]:
+        assert statistics.wilson(right, total) == pytest.approx((low, high), abs=5e-5)
+        assert statistics.wilson(total - right, total) == pytest.approx((1 - high, 1 - low), abs=5e-5)
+    for right, total in [(0, 0), (3, 2), (-1, 2)]:
+        with pytest.raises(ValueError, match="no share"):
+            statistics.wilson(right, total)
+
+
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample():
+    for total in range(1, 8):
+        for right, k in itertools.product(range(total + 1), range(1, total + 1)):
+            subsets = list(itertools.combinations([1] * right + [0] * (total - right), k))
+            assert statistics.pass_at_k(right, total, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+    for k in (0, 4):
+        with pytest.raises(ValueError, match=f"k={k}: from 1 to 3"):
+            statistics.pass_at_k(1, 3, k)
+
+
+def test_maj_at_k_is_the_share_of_subsets_whose_majority_is_right():
+    rng = random.Random(0)
+    for _ in range(60):
+        answers = [(a, float(a == "a")) for a in rng.choices("abcd", k=rng.randint(1, 8))]
+        for k in range(1, len(answers) + 1):
+            shares = []
+            for subset in itertools.combinations(answers, k):
+                counts = Counter(answer for answer, _ in subset)
+                most = [answer for answer, n in counts.items() if n == max(counts.values())]
+                shares.append(("a" in most) / len(most))
+            assert statistics.maj_at_k(answers, k) == pytest.approx(sum(shares) / len(shares))
+    with pytest.raises(ValueError, match="k=3: from 1 to 2"):
+        statistics.maj_at_k([("a", 1.0), ("b", 0.0)], 3)
+
+
+def test_ks():
+    assert [statistics.ks(n) for n in (1, 6, 8)] == [[1], [1, 2, 4, 6], [1, 2, 4, 8]]
+
+
+def test_a_bootstrap_is_that_of_the_mean_and_follows_from_its_seed():
+    values = [0.0, 0.5, 1.0, 0.5] * 50
+    low, high = statistics.bootstrap(values, seed=3)
+    half = statistics.Z * math.sqrt(0.125 / len(values))  # 0.125: the variance of the values
+    assert (low, high) == pytest.approx((0.5 - half, 0.5 + half), abs=0.01)
+    assert statistics.bootstrap(values, seed=3) == (low, high)
+    assert statistics.bootstrap([1.0] * 9) == statistics.wilson(9, 9)  # every draw is the same, and says nothing
+    with pytest.raises(ValueError, match="no values"):
+        statistics.bootstrap([])
+
+
+def test_the_sign_flip_test_counts_all_signs_and_is_mcnemars():
+    for differences in ([3, -1, 2, 2, 0, -4, 5], [1, 1], [0, 0], [], [7]):
+        observed = abs(sum(differences))
+        flips = itertools.product((1, -1), repeat=len(differences))
+        sums = [sum(sign * d for sign, d in zip(signs, differences, strict=True)) for signs in flips]
+        assert paired.sign_flip_p(differences) == pytest.approx(sum(abs(s) >= observed for s in sums) / len(sums))
+    for better, worse in [(9, 2), (5, 5), (0, 6), (30, 12)]:
+        n, least = better + worse, min(better, worse)
+        mcnemar = min(1.0, 2 * sum(math.comb(n, i) for i in range(least + 1)) / 2**n)
+        assert paired.sign_flip_p([1] * better + [-1] * worse + [0] * 20) == pytest.approx(mcnemar)
+
+
+def test_two_evaluations_compared():
+    found = paired.compare([(0, 1)] * 6 + [(1, 1)] * 2, [(1, 1)] * 6 + [(1, 1), (0, 1)])
+    assert (found.before, found.after, found.difference) == (0.25, 0.875, 0.625)
+    assert (found.better, found.worse, found.num_problems) == (6, 1, 8)
+    assert found.p == pytest.approx(2 * (1 + 7) / 2**7)
+    # By hand: differences of 1 (six), 0 and -1; variance (7 - 8 * 0.625^2) / 7.
+    half = statistics.Z * math.sqrt((7 - 8 * 0.625**2) / 7 / 8)
+    assert (found.low, found.high) == pytest.approx((0.625 - half, 0.625 + half))
+    unequal = paired.compare([(1, 2), (0, 2)], [(3, 4), (0, 4)])  # another number of samples
+    assert (unequal.difference, unequal.better, unequal.worse) == (0.125, 1, 0)
+    with pytest.raises(ValueError, match="2 and 1 problems"):
+        paired.compare([(0, 1), (1, 1)], [(0, 1)])
