@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import importlib.metadata
-import importlib.util
 import json
 import math
 import os
@@ -28,32 +26,32 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from recipes.common import profiling
 from recipes.common.checkpoint import HEARTBEAT
 from recipes.common.data import load_train
+from recipes.common.data_curriculum import check_levels, cycle_shares, read_pass_rates
 from recipes.common.errors import UserError
 from recipes.common.files import json_sha256, sha256, write_json
 from recipes.common.generation import Generator, Sampling, build_generator
 from recipes.common.metrics import append, memory_peak_gb, progress_line
-from recipes.common.model import model_directory
 from recipes.common.program import Interrupted, is_main_rank, main, rank, say, stop_asked
+from recipes.common.sample_keys import model_identity, samples_key, verdicts_key
 from recipes.common.samples import Row, Selection, Store, by_level, choose_prompts, pass_curve, select, write_rows
 from recipes.common.verify import Verifier, build_verifier
 
 SELECTED = "selected.jsonl"
 SCORED = "scored.jsonl"  # all samples as rows, those that are not kept too: data=samples makes preference pairs of them
 NUM_SAMPLES_SHOWN = 8
-COMMON = Path(__file__).parent / "common"
 
 
 @dataclass
 class SampleConfig:
     """Arguments of method=sample. `batch_size` counts prompts, each of `samples_per_prompt` completions. Raises UserError.
 
-    `cycle` of `num_cycles` is where the curriculum stands and draws other prompts each time; `pass_rates` is the result.json of the
-    samples before, for curriculum=adaptive; `reuse` is a run, or a pipeline of runs, whose batches of the same hash are taken.
+    `cycle` of `num_cycles` is where data.curriculum stands, and each draws other prompts; `reuse` is a run, or a pipeline of runs, whose
+    batches of the same hash are taken.
     """
 
     output_dir: str
@@ -71,10 +69,8 @@ class SampleConfig:
     deduplicate: bool = True
     per_prompt: int | None = 4
     top_fraction: float = 1.0
-    curriculum: str = "none"
     cycle: int = 1
     num_cycles: int = 1
-    pass_rates: str | None = None
     reuse: str | None = None
     use_cpu: bool = False
     bf16: bool = False
@@ -149,18 +145,17 @@ def sample(config: DictConfig) -> dict[str, Any]:
 
 
 def prompts(config: DictConfig, args: SampleConfig) -> list[Row]:
-    """The rows whose prompts this run samples. Raises UserError for pass rates that cannot be read."""
+    """The rows whose prompts this run samples. Raises UserError for levels or pass rates that data.curriculum cannot use."""
     rows = load_train(config.data, "grpo").to_list()
-    rates: dict[str, float] = {}
-    if args.pass_rates is not None:
-        try:
-            levels = json.loads(Path(args.pass_rates).read_text())["by_level"]
-            rates = {level: found["pass_rate"] for level, found in levels.items()}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"method.args.pass_rates={args.pass_rates}: no result.json of method=sample ({error!r}).") from error
-    chosen = choose_prompts(rows, args.num_prompts, args.curriculum, args.cycle / args.num_cycles, rates, args.seed + args.cycle - 1)
+    weights = None
+    if config.data.curriculum != "none":
+        levels = [row.get("level") for row in rows]
+        check_levels(config.data.curriculum, levels)
+        rates = read_pass_rates(config.data.pass_rates)
+        weights = cycle_shares(config.data, sorted(set(levels)), args.cycle, args.num_cycles, rates)
+    chosen = choose_prompts(rows, args.num_prompts, weights, args.seed + args.cycle - 1)
     if args.num_prompts and len(chosen) < args.num_prompts:
-        say(f"num_prompts={args.num_prompts}: the data has {len(chosen)}, and all are sampled")
+        say(f"num_prompts={args.num_prompts}: of the rows to choose from there are {len(chosen)}, and all are sampled")
     return chosen
 
 
@@ -171,7 +166,7 @@ def stores(config: DictConfig, args: SampleConfig, rows: list[Row]) -> tuple[Sto
         dist.broadcast_object_list(found)
     key = samples_key(config, args, rows, found[0])
     made = []
-    for name, content in (("samples", key), ("verdicts", {"samples": json_sha256(key), **verifier_key(config)})):
+    for name, content in (("samples", key), ("verdicts", verdicts_key(config, key))):
         hashed = json_sha256(content)
         folder = Path(config.run_dir) / name / hashed
         if is_main_rank():
@@ -183,48 +178,6 @@ def stores(config: DictConfig, args: SampleConfig, rows: list[Row]) -> tuple[Sto
             say(f"reuse={args.reuse}: {name} of this work {'are there' if reused else 'are not there, and are made'}")
         made.append(Store(folder, reused[0] if reused else None))
     return made[0], made[1]
-
-
-def samples_key(config: DictConfig, args: SampleConfig, rows: list[Row], model: Any) -> dict[str, Any]:
-    """All that decides what is sampled. Versions too: another kernel draws other tokens."""
-    packages = ("torch", "transformers", *(["vllm"] if args.engine == "vllm" else []))
-    template = config.model.chat_template or config.data.chat_template
-    names = ("seed", "engine", "samples_per_prompt", "batch_size", "max_new_tokens", "temperature", "top_p", "top_k", "use_cpu")
-    return {
-        "model": model,
-        "template": template and sha256(Path(template)),  # in place of the tokenizer's own, which is among the model's files
-        "rows": json_sha256(rows),  # prompts, and what the verifier reads beside them
-        "sampling": {name: getattr(args, name) for name in names},
-        "precision": [config.precision.compute, config.precision.weights, config.hardware.attention],
-        "versions": {name: importlib.metadata.version(name) for name in packages},
-        "code": sha256(COMMON / "generation.py"),
-    }
-
-
-def verifier_key(config: DictConfig) -> dict[str, Any]:
-    """Rewards, and the code that they and the scorers are made of."""
-    files = [*COMMON.glob("verify*.py"), COMMON / "rewards.py", COMMON / "tasks.py"]
-    for name in config.method.rewards:
-        spec = importlib.util.find_spec(name.rpartition(".")[0]) if "." in name else None
-        files += [Path(spec.origin)] if spec is not None and spec.origin else []
-    asked = OmegaConf.to_container(config.method)
-    return {
-        "rewards": {name: value for name, value in asked.items() if name.startswith("reward") or name == "sandbox"},
-        "code": {file.name: sha256(file) for file in sorted(files)},
-        "versions": {name: importlib.metadata.version(name) for name in ("math-verify", "reasoning-gym")},
-    }
-
-
-def model_identity(config: DictConfig) -> Any:
-    """A directory by what is in its files, the hub's by its commit, random weights by what they are drawn from."""
-    directory, model = model_directory(config), config.model
-    drawn = model.init == "random" and model.path is None  # also where vLLM has had them written
-    if directory is not None and not drawn:
-        beat = Path(config.run_dir) / HEARTBEAT
-        return {str(p.relative_to(directory)): sha256(p, beat) for p in sorted(directory.rglob("*")) if p.is_file()}
-    if drawn:
-        return {**OmegaConf.to_container(model), "seed": config.seed, "data": json_sha256(OmegaConf.to_container(config.data))}
-    return [model.hub_id, model.revision]
 
 
 def one_batch(

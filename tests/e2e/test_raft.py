@@ -16,7 +16,7 @@ from launch import pipeline
 from launch.compose import compose
 from launch.plan import make_plan, prepare, rank_config
 from recipes import sample as recipe
-from recipes.common import program, samples, training
+from recipes.common import program, sample_keys, samples, training
 from recipes.sample import sample
 from recipes.sft import sft
 from tests.conftest import host_with
@@ -161,7 +161,7 @@ def test_a_change_reuses_nothing_that_it_touches(begun, monkeypatch):
     weights = begun / "1_start/model/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     assert all(a != b for a, b in zip(work(begun), before, strict=True)), "another model at the same path"
-    monkeypatch.setattr(recipe.importlib.metadata, "version", lambda name: f"a newer {name}")
+    monkeypatch.setattr(sample_keys.importlib.metadata, "version", lambda name: f"a newer {name}")
     assert work(begun)[0] not in (before[0], None)
 
 
