@@ -202,7 +202,11 @@ def one_batch(
     if verdicts is None:
         columns = {name: [row[name] for row, _, _ in each] for name in rows[0] if name != "prompt"}
         found = verifier([row["prompt"] for row, _, _ in each], [s["text"] for s in samples], columns)
-        verdicts = [{"score": v.score, "scores": v.scores, "error": v.error} for v in found]
+        # A prompt that fills the model's context has no completion: whatever a reward makes of an empty text, it is wrong.
+        verdicts = [
+            {"score": v.score if s["num_tokens"] else 0.0, "scores": v.scores, "error": v.error}
+            for v, s in zip(found, samples, strict=True)
+        ]
         judged.put(number, verdicts)
     log.batch(samples, verdicts, there, generated - began, time.monotonic() - generated)
 
@@ -261,7 +265,7 @@ class Log:
 
 def finish(run_dir: Path, args: SampleConfig, rows: list[Row], samples: list[Row]) -> dict[str, Any]:
     """Write scored.jsonl and selected.jsonl; the content of result.json. Raises UserError where nothing is kept."""
-    write_rows(run_dir / SCORED, (training_row(rows[s["prompt_index"]], s) | {"finished": s["finished"]} for s in samples))
+    write_rows(run_dir / SCORED, (training_row(rows[s["prompt_index"]], s) for s in samples))
     selected = select(samples, args.selection)
     if not selected:
         raise UserError(nothing_kept(run_dir, args, samples))
@@ -275,7 +279,8 @@ def finish(run_dir: Path, args: SampleConfig, rows: list[Row], samples: list[Row
         "num_prompts": len(rows),
         "num_samples": len(samples),
         "num_unfinished": sum(not s["finished"] for s in samples),
-        "num_verified_errors": sum(s["error"] is not None for s in samples),
+        "num_too_long": sum(s["num_tokens"] == 0 for s in samples),
+        "verifier_errors": sum(s["error"] is not None for s in samples),
         "num_selected": len(kept),
         "num_prompts_selected": len({s["prompt_index"] for s in selected}),
         "pass_rate": passed / len(samples),
@@ -289,18 +294,24 @@ def finish(run_dir: Path, args: SampleConfig, rows: list[Row], samples: list[Row
 
 
 def training_row(row: Row, chosen: Row) -> Row:
-    """A row of TRL's prompt-completion format, which SFT trains on the completion of."""
+    """A row of TRL's prompt-completion format, which SFT trains on the completion of; where it is not `finished`, without its end."""
     text = chosen["text"]
     completion = text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
     about = {name: row[name] for name in ("task", "level", "answer") if name in row}
-    return {"prompt": row["prompt"], "completion": completion, **about, **{n: chosen[n] for n in ("prompt_index", "sample_index", "score")}}
+    return {
+        "prompt": row["prompt"],
+        "completion": completion,
+        **about,
+        **{n: chosen[n] for n in ("prompt_index", "sample_index", "score", "finished")},
+    }
 
 
 def nothing_kept(run_dir: Path, args: SampleConfig, samples: list[Row]) -> str:
     """Why no sample was kept, and what to loosen."""
     scores = sorted({round(s["score"], 4) for s in samples}, reverse=True)[:3]
     passed = sum(s["score"] >= args.threshold for s in samples)
-    cut = sum(not s["finished"] for s in samples)
+    too_long = sum(s["num_tokens"] == 0 for s in samples)
+    cut = sum(not s["finished"] for s in samples) - too_long
     errors = sum(s["error"] is not None for s in samples)
     loosen = []
     if passed == 0 and scores[0] > 0:
@@ -314,9 +325,12 @@ def nothing_kept(run_dir: Path, args: SampleConfig, samples: list[Row]) -> str:
             "easier prompts",
             "a better model to start from",
         ]
+    if too_long:
+        loosen.append("shorter prompts, or a model of more positions")
     said = f"{passed} reach threshold={args.threshold:g}, {cut} are cut off at max_new_tokens={args.max_new_tokens}"
+    said += f", {errors} could not be judged" * bool(errors) + f", {too_long} are of prompts that fill the model's context" * bool(too_long)
     return (
-        f"none of {len(samples)} samples is kept: {said}{f', {errors} could not be judged' if errors else ''}; best scores: "
+        f"none of {len(samples)} samples is kept: {said}; best scores: "
         f"{', '.join(f'{score:g}' for score in scores)}. Use: {'; '.join(loosen)} (of method.args; under method=raft, of "
         f"method.args.sample). reuse={run_dir} takes what was sampled again, where it stays the same."
     )

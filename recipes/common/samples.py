@@ -28,7 +28,7 @@ Row = dict[str, Any]
 @dataclass(frozen=True)
 class Selection:
     """What is kept: a score of at least `threshold`; finished ones; no text twice for a prompt; the best `per_prompt` of a prompt;
-    of all those the best `top_fraction`."""
+    of all those the best `top_fraction`, rounded up. Of what was cut off before its first character nothing could be learned."""
 
     threshold: float
     finished_only: bool
@@ -45,7 +45,7 @@ def select(samples: Sequence[Row], rules: Selection) -> list[Row]:
     """
     of_prompt: dict[int, list[Row]] = defaultdict(list)
     for sample in samples:
-        if sample["score"] >= rules.threshold and (sample["finished"] or not rules.finished_only):
+        if sample["score"] >= rules.threshold and (sample["finished"] or (sample["text"] and not rules.finished_only)):
             of_prompt[sample["prompt_index"]].append(sample)
     ranked = []
     for kept in of_prompt.values():

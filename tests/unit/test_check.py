@@ -207,7 +207,10 @@ CASES = {
         ["sum to 1.4", "0.5, 0.5"],
     ),
     "data_samples": (["data=samples", "data.path=a.jsonl"], ["data=samples with method=sft", "method=dpo data=samples"]),
-    "data_of_samples": (["method=sample", "data.filter.max_tokens=9"], ["max_tokens with method=sample", "data.curriculum, method.args.num_prompts"]),
+    "data_of_samples": (
+        ["method=sample", "data.filter.max_tokens=9"],
+        ["max_tokens with method=sample", "data.curriculum, method.args.num_prompts"],
+    ),
     "data_pairs_number": (
         ["method=dpo", "data=samples", "data.path=a.jsonl", "data.pairs_per_prompt=0"],
         ["pairs_per_prompt=0", "at least 1"],
