@@ -272,15 +272,19 @@ def finish(run_dir: Path, args: SampleConfig, rows: list[Row], samples: list[Row
     kept = [training_row(rows[s["prompt_index"]], s) for s in selected]
     write_rows(run_dir / SELECTED, kept)
     passed = sum(s["score"] >= args.threshold for s in samples)
+    too_long, errors = sum(s["num_tokens"] == 0 for s in samples), sum(s["error"] is not None for s in samples)
     curve = pass_curve(samples, args.threshold)
     say(f"done: {len(kept)} of {len(samples)} samples kept, {passed / len(samples):.1%} pass, in {run_dir / SELECTED}")
+    for what, number in (("their prompt fills the model's context", too_long), ("could not be judged", errors)):
+        if number:
+            say(f"{number} of {len(samples)} samples: {what}; they count as wrong")
     shown = [{"prompt": row["prompt"], "completion": row["completion"], "score": row["score"]} for row in kept[:NUM_SAMPLES_SHOWN]]
     return {
         "num_prompts": len(rows),
         "num_samples": len(samples),
         "num_unfinished": sum(not s["finished"] for s in samples),
-        "num_too_long": sum(s["num_tokens"] == 0 for s in samples),
-        "verifier_errors": sum(s["error"] is not None for s in samples),
+        "num_too_long": too_long,
+        "verifier_errors": errors,
         "num_selected": len(kept),
         "num_prompts_selected": len({s["prompt_index"] for s in selected}),
         "pass_rate": passed / len(samples),

@@ -17,7 +17,7 @@ WAIT_S = 60.0  # of the clock: for what waits and does not compute
 END_WITHIN_S = 30.0
 MEMORY_GB = 1.0  # beside what its imports take
 # Nothing else of the rank's environment, where tokens may be. One thread: those of BLAS would count as time.
-PASSED_ON = ("PATH", "PYTHONPATH", "PYTHONSAFEPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
+PASSED_ON = ("PATH", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
 GIVEN = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",

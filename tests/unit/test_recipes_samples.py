@@ -11,9 +11,11 @@ from launch.plan import plain
 from launch.schema import Data
 from recipes.common.data import load
 from recipes.common.errors import UserError
+from recipes.common.generation import TOO_LONG, Sample
 from recipes.common.sample_keys import model_identity, samples_key, verdicts_key
 from recipes.common.samples import Selection, Store, by_level, choose_prompts, pass_curve, select, write_rows
-from recipes.sample import SCORED, SELECTED, SampleConfig, finish, own_gpu, prompts
+from recipes.common.verify import Verdict
+from recipes.sample import SCORED, SELECTED, Log, SampleConfig, finish, one_batch, own_gpu, prompts
 
 ALL = Selection(threshold=0.0, finished_only=False, deduplicate=False, per_prompt=None, top_fraction=1.0)
 
@@ -40,6 +42,8 @@ def test_each_rule_alone():
     assert places(select(given, Selection(0.0, False, False, 2, 1.0))) == [(0, 1), (0, 2), (1, 0)], "the best two of a prompt"
     assert places(select(given, Selection(0.0, False, False, None, 0.4))) == [(0, 1), (0, 2)], "the best two of five"
     assert select(given, Selection(1.1, False, False, None, 1.0)) == []
+    assert places(select(given, Selection(0.0, False, False, None, 0.01))) == [(0, 1)], "rounded up"
+    assert places(select(samples([("", 1.0, False), ("", 1.0, True), (" ", 1.0, False)]), ALL)) == [(0, 1), (0, 2)], "nothing to learn"
 
 
 def test_a_prompts_best_comes_before_any_prompts_second():
@@ -148,6 +152,39 @@ def test_every_sample_is_left_for_preference_pairs(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')  # no sample, beside them in a run
     pairs = load(OmegaConf.merge(plain(Data(name="samples", kind="samples")), {"path": str(tmp_path)}), "dpo").rows.to_list()
     assert pairs == [{"prompt": "1+1=", "chosen": "2", "rejected": "3"}]
+
+
+def test_a_prompt_that_fills_the_context_is_wrong_whatever_its_reward_says(tmp_path):
+    sampled, judged = Store(tmp_path / "samples/a"), Store(tmp_path / "verdicts/a")
+    args = SampleConfig(str(tmp_path), samples_per_prompt=1, threshold=0.5)
+    verifier = lambda prompts, texts, columns: [Verdict(1.0, {"length": 1.0}, None) for _ in texts]  # noqa: E731
+    generator = lambda: lambda prompts, seed: [TOO_LONG, Sample("", 1, True)]  # noqa: E731
+    one_batch([{"prompt": "long"}, {"prompt": "short"}], 0, args, generator, verifier, sampled, judged, Log(tmp_path, 1, args))
+    assert [verdict["score"] for verdict in judged.get(0)] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("of_prompt", "given", "words"),
+    [
+        (
+            [("a", 0.5, True), ("b", 0.0, False)],
+            {},
+            ["0 reach", "best scores: 0.5, 0", "threshold=0.5 or less", "max_new_tokens"],
+        ),
+        ([("a", 1.0, False)], {}, ["1 reach threshold=1, 1 are cut off", "max_new_tokens above 512, or finished_only=false"]),
+        ([("a", 0.0, True)], {}, ["0 are cut off", "Use: samples_per_prompt above 8; another temperature; easier prompts"]),
+        ([("", 0.0, False)], {"num_tokens": 0}, ["0 are cut off", "1 are of prompts that fill the model's context", "shorter prompts"]),
+        ([("a", 0.0, True)], {"error": "it hung"}, ["1 could not be judged"]),
+    ],
+)
+def test_where_nothing_is_kept_it_says_what_to_loosen(tmp_path, of_prompt, given, words):
+    found = [s | {"num_tokens": 1, "error": None} | given for s in samples(of_prompt)]
+    with pytest.raises(UserError, match="is kept: ") as refused:
+        finish(tmp_path, SampleConfig(str(tmp_path)), [{"prompt": "1+1="}], found)
+    for word in words:
+        assert word in str(refused.value)
+    assert not (tmp_path / SELECTED).exists()
+    assert (tmp_path / SCORED).exists()
 
 
 def test_a_chat_template_of_the_users_is_part_of_what_is_sampled(tmp_path):
