@@ -120,8 +120,8 @@ def sample(config: DictConfig) -> dict[str, Any]:
         dist.init_process_group("gloo", timeout=datetime.timedelta(days=1))
     rows = prompts(config, args)
     batches = [rows[start : start + args.batch_size] for start in range(0, len(rows), args.batch_size)]
+    verifier = build_verifier(config, [name for name in rows[0] if name != "prompt"])  # refuses rewards that cannot be imported
     sampled, judged = stores(config, args, rows)
-    verifier = build_verifier(config, [name for name in rows[0] if name != "prompt"])
     if args.engine == "vllm":
         os.environ.update(own_gpu(os.environ))
     generator = functools.cache(lambda: build_generator(config, args.sampling))  # loads no model where all batches are there

@@ -52,15 +52,15 @@ def verdicts_key(config: DictConfig, samples: dict[str, Any]) -> dict[str, Any]:
 
     `sandbox_image`: of code_tests, the id of the image that the sandbox's containers are made of, as the launcher found it.
     """
-    files = [*COMMON.glob("verify*.py"), COMMON / "rewards.py", COMMON / "tasks.py"]
+    code = {file.name: sha256(file) for file in sorted([*COMMON.glob("verify*.py"), COMMON / "rewards.py", COMMON / "tasks.py"])}
     for name in config.method.rewards:
         spec = importlib.util.find_spec(name.rpartition(".")[0]) if "." in name else None
-        files += [Path(spec.origin)] if spec is not None and spec.origin else []
+        code |= {name: sha256(Path(spec.origin))} if spec is not None and spec.origin else {}
     asked = OmegaConf.to_container(config.method)
     return {
         "samples": json_sha256(samples),
         "rewards": {name: value for name, value in asked.items() if name.startswith("reward") or name == "sandbox"},
-        "code": {file.name: sha256(file) for file in sorted(files)},
+        "code": code,
         "versions": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in JUDGING}},
         "sandbox_image": config.get("sandbox_image") if CODE_TESTS in config.method.rewards else None,
     }

@@ -217,8 +217,7 @@ def test_verdicts_follow_the_file_of_a_reward_of_ones_own(tmp_path, monkeypatch)
     for text in ("1.0", "0.5"):
         (tmp_path / "a_reward_of_my_own.py").write_text(f"def f(prompts, **columns):\n    return [{text}] * len(prompts)\n")
         keys.append(verdicts_key(config, {}))
-    assert keys[0]["code"].keys() == keys[1]["code"].keys() != set()
-    assert keys[0] != keys[1]
+    assert [name for name, sha in keys[0]["code"].items() if keys[1]["code"][name] != sha] == ["a_reward_of_my_own.f"]
 
 
 def test_a_model_that_may_be_another_tomorrow_has_no_identity(tmp_path):
