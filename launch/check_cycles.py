@@ -7,8 +7,7 @@ from launch.schema import Config
 from launch.trainer_args import argument
 
 BASES = ("continued", "fresh")
-CURRICULA = ("none", "progressive", "mixed", "adaptive")  # of recipes/common/samples.py
-OF_CYCLES = ("cycle", "num_cycles", "pass_rates")  # what method=raft gives each of its phases
+OF_CYCLES = ("cycle", "num_cycles")  # what method=raft gives each of its phases
 
 
 def _samples(config: Config) -> bool:
@@ -36,7 +35,7 @@ CYCLE_RULES = [
     Rule(
         "raft_decides",
         lambda c: bool(_owned(c)),
-        lambda c: f"method.args.sample.{_owned(c)[0]}: RAFT counts its cycles and hands on their pass rates itself",
+        lambda c: f"method.args.sample.{_owned(c)[0]}: RAFT counts its cycles itself",
         lambda c: "method.args.cycles=N, or method=sample by itself",
     ),
     Rule(
@@ -52,9 +51,9 @@ CYCLE_RULES = [
         lambda c: "a number above 0 and up to 1; 1 keeps all",
     ),
     Rule(
-        "sample_curriculum",
-        lambda c: _samples(c) and argument(c, "curriculum") not in CURRICULA,
-        lambda c: f"method.args.curriculum={argument(c, 'curriculum')}: no such curriculum",
-        lambda c: ", ".join(CURRICULA),
+        "sample_threshold",
+        lambda c: _samples(c) and not 0 <= argument(c, "threshold") <= 1,
+        lambda c: f"method.args.threshold={argument(c, 'threshold'):g}: the least score of what is kept, and scores are from 0 to 1",
+        lambda c: "1.0, which keeps full scores only, or less; 0 keeps all",
     ),
 ]

@@ -55,7 +55,9 @@ def _bad_regex(config: Config) -> str | None:
 
 def _unread_argument(config: Config) -> str | None:
     given, standard = config.data.curriculum_args, CurriculumArgs()
-    return next((k for k, by in READ_BY.items() if getattr(given, k) != getattr(standard, k) and config.data.curriculum != by), None)
+    changed = [name for name in READ_BY if getattr(given, name) != getattr(standard, name)]
+    # Only grpo sees pass rates change on the way, and has some to remember.
+    return next((n for n in changed if config.data.curriculum != READ_BY[n] or (n == "memory" and config.method.name != "grpo")), None)
 
 
 def _share_out_of_range(config: Config) -> str | None:
@@ -69,7 +71,7 @@ def _unread_by_samples(config: Config) -> str | None:
     data, filters = config.data, config.data.filter
     if config.method.name != "sample" and config.method.kind != "cycles":
         return None
-    given = {"data.streaming": data.streaming, "data.curriculum": data.curriculum != Curriculum.none}
+    given = {"data.streaming": data.streaming}
     given |= {f"data.filter.{n}": getattr(filters, n) is not None for n in ("min_tokens", "max_tokens", "max_prompt_tokens")}
     return next((key for key, is_given in given.items() if is_given), None)
 
@@ -120,8 +122,8 @@ DATA_RULES = [
         lambda c: _unread_by_samples(c) is not None,
         lambda c: f"{_unread_by_samples(c)} with method={c.method.name}: prompts are drawn from all rows, and it would be ignored",
         lambda c: (
-            f"method.args.{'' if c.method.name == 'sample' else 'sample.'}curriculum and num_prompts beside it, "
-            "and data.filter by fields; or leave it out"
+            f"data.curriculum, method.args.{'' if c.method.name == 'sample' else 'sample.'}num_prompts, and data.filter by fields; "
+            "or leave it out"
         ),
     ),
     Rule(
@@ -185,7 +187,7 @@ DATA_RULES = [
         "curriculum_method",
         lambda c: c.data.curriculum != Curriculum.none and c.method.kind == "trainer" and c.method.name not in ORDERED,
         lambda c: f"data.curriculum={c.data.curriculum.value} with method={c.method.name}: it takes rows as they are",
-        lambda c: f"method={' or '.join(ORDERED)}, or data.curriculum=none",
+        lambda c: f"method={', '.join(ORDERED)}, sample or raft, or data.curriculum=none",
     ),
     Rule(
         "curriculum_steps",
@@ -220,8 +222,11 @@ DATA_RULES = [
     Rule(
         "curriculum_args_unused",
         lambda c: _unread_argument(c) is not None,
-        lambda c: f"data.curriculum_args.{_unread_argument(c)} with data.curriculum={c.data.curriculum.value}: it would be ignored",
-        lambda c: f"data.curriculum={READ_BY[str(_unread_argument(c))].value}",
+        lambda c: (
+            f"data.curriculum_args.{_unread_argument(c)} with data.curriculum={c.data.curriculum.value} and method={c.method.name}: "
+            "it would be ignored"
+        ),
+        lambda c: f"data.curriculum={READ_BY[str(_unread_argument(c))].value}{' with method=grpo' * (_unread_argument(c) == 'memory')}",
     ),
     Rule(
         "curriculum_args",

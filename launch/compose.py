@@ -86,7 +86,7 @@ def _absolute(config: Config) -> Config:
             setattr(group, name, given and str(Path(given).expanduser().absolute()))
     parts = [config.method.args.get(name) for name in ("sample", "evaluate")]  # method=raft's, for these phases
     for args in (config.method.args, *(part for part in parts if isinstance(part, dict))):
-        for name in ("pass_rates", "reuse", "lm_eval_include"):
+        for name in ("reuse", "lm_eval_include"):
             if isinstance(args.get(name), str):
                 args[name] = str(Path(args[name]).expanduser().absolute())
     return config

@@ -235,7 +235,7 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
     ]
     given += [(path, key) for key, path in named_files(config).items()]
     if config.method.name == "sample":
-        given += [(argument(config, name), f"method.args.{name}") for name in ("reuse", "pass_rates")]
+        given += [(argument(config, "reuse"), "method.args.reuse")]
     if config.method.name == "evaluate":
         given += [(argument(config, "lm_eval_include"), "method.args.lm_eval_include")]
     given += [(folder, "what the model's files are links to") for folder in _link_targets(config.model.path)]

@@ -12,6 +12,7 @@ from typing import Any
 
 from launch.errors import UserError
 from launch.schema import Config, Data, Method, Phase, Topology
+from launch.schema_data import Curriculum, CurriculumArgs
 from launch.schema_enums import Init
 from launch.trainer_args import own, value
 
@@ -91,6 +92,8 @@ def apply(config: Config, phase: CyclePhase) -> None:
     config.method.args = {name: given for name, given in config.method.args.items() if name not in of_raft} | phase.args
     for name in VERIFIER:
         setattr(config.method, name, phase.verifier.get(name, getattr(Method(), name)))
+    if phase.part != "sample":  # a curriculum is of the prompts that are sampled
+        config.data.curriculum, config.data.curriculum_args, config.data.pass_rates = Curriculum.none, CurriculumArgs(), None
     if phase.part in ("sample", "evaluate"):  # what says how to train says nothing to them
         config.effective_batch = None
         given = config.topology

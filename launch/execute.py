@@ -100,8 +100,9 @@ def execute(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: lis
     """
     rundir.make(plan.run_dir)
     with rundir.locked(plan.run_dir), signals() as stopping:
-        write_inputs(plan, overrides)
-        began = record.begin(plan, host, image, overrides, parent)
+        in_sandbox = _sandbox_image(plan)
+        write_inputs(plan, overrides, in_sandbox)
+        began = record.begin(plan, host, image, overrides, parent, in_sandbox)
         rundir.write_json(plan.run_dir / "record.json", began)
         secrets = sorted({name for spec in plan.containers.values() for name in spec.secrets})
         try:
@@ -121,10 +122,20 @@ def execute(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: lis
     return exit_code
 
 
-def write_inputs(plan: Plan, overrides: list[str]) -> None:
-    """What a rank reads, and what a person does."""
-    rundir.write_text(plan.run_dir / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(rank_config(plan, overrides))))
+def write_inputs(plan: Plan, overrides: list[str], sandbox_image: str | None = None) -> None:
+    """What a rank reads, and what a person does. Ranks know the sandbox's image by its id: verdicts are kept under it."""
+    content = rank_config(plan, overrides) | ({"sandbox_image": sandbox_image} if sandbox_image else {})
+    rundir.write_text(plan.run_dir / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(content)))
     rundir.write_json(plan.run_dir / "plan.json", as_json(plan))
+
+
+def _sandbox_image(plan: Plan) -> str | None:
+    """The id of the image that code is tested in; None where none is. Raises HostError."""
+    if not sandbox.needed(plan.config):
+        return None
+    from launch import engine, sandboxed  # as in check_sandbox
+
+    return sandboxed.image_id(engine.connect())
 
 
 def _starter(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:

@@ -19,6 +19,7 @@ from launch.errors import EXIT_DONE, UserError
 from launch.execute import STATUS, check_host, execute
 from launch.plan import Plan, composition, composition_hash, make_plan, pipeline_json, prepare
 from launch.schema import Config, Data, Phase
+from launch.schema_data import Curriculum
 from launch.schema_enums import Find, Init, Mode
 
 
@@ -96,8 +97,8 @@ def _plan(config: Config, phase: Phase, composer: Callable[[Phase], Config], hos
             composed.data = cycles.samples_of(folders[phase.data_from], composed)
         if isinstance(phase, cycles.CyclePhase):
             cycles.apply(composed, phase)
-            if phase.pass_rates_from:
-                composed.method.args["pass_rates"] = str(folders[phase.pass_rates_from] / "result.json")
+            if phase.pass_rates_from and composed.data.curriculum == Curriculum.adaptive:
+                composed.data.pass_rates = str(folders[phase.pass_rates_from] / "result.json")
         prepared, warnings = prepare(composed)
         prepared.model.path = source  # under smoke=true the model of an earlier phase is as small as this one's was just made
         plan = make_plan(prepared, host, folders[phase.name], warnings)
@@ -106,6 +107,8 @@ def _plan(config: Config, phase: Phase, composer: Callable[[Phase], Config], hos
             there.model.path, there.model.init = None, Init.pretrained
         if phase.data_from:
             there.data = Data(kind="none")
+        if isinstance(phase, cycles.CyclePhase) and phase.pass_rates_from:
+            there.data.pass_rates = None
         check_files(there, all_lines=config.mode == Mode.run)
     except UserError as error:
         raise UserError(f"phase {phase.name}: {error}") from error

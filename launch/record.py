@@ -56,8 +56,10 @@ REQUIRED = [
 REQUIRED_OF_A_PIPELINE = ["schema", "run_id", "status", "exit_code", "overrides", "composition", "composition_hash", "phases", "sha256"]
 
 
-def begin(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: list[str], parent: str | None) -> dict[str, Any]:
-    """The record of a run that is about to start."""
+def begin(
+    plan: Plan, host: Host, image: dict[str, Any] | None, overrides: list[str], parent: str | None, sandbox_image: str | None = None
+) -> dict[str, Any]:
+    """The record of a run that is about to start. `sandbox_image`: the id of the image in which it tests code, where it does."""
     return seal(
         {
             "schema": 1,
@@ -79,6 +81,7 @@ def begin(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: list[
             "packages": packages(),
             "locks": {str(f.relative_to(ROOT)): sha256(f) for f in sorted(ROOT.glob("containers/**/*.lock*")) if f.is_file()},
             "image": image and {**(image_json(plan.config) or {}), **image},
+            "sandbox_image": sandbox_image,
             "model": model(plan),
             "data": data(plan),
             "seeds": {

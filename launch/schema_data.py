@@ -26,7 +26,7 @@ class Balance(Enum):
 
 
 class Curriculum(Enum):
-    """How the shares of levels change over a run."""
+    """How the shares of levels change over a run: of sft and grpo by the step, of sample and raft by the cycle."""
 
     none = "none"  # as the rows have them
     progressive = "progressive"  # one level after another

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import importlib.metadata
-import importlib.util
 import json
 import math
 import os
@@ -28,32 +26,32 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from recipes.common import profiling
 from recipes.common.checkpoint import HEARTBEAT
 from recipes.common.data import load_train
+from recipes.common.data_curriculum import check_levels, cycle_shares, read_pass_rates
 from recipes.common.errors import UserError
 from recipes.common.files import json_sha256, sha256, write_json
 from recipes.common.generation import Generator, Sampling, build_generator
 from recipes.common.metrics import append, memory_peak_gb, progress_line
-from recipes.common.model import model_directory
 from recipes.common.program import Interrupted, is_main_rank, main, rank, say, stop_asked
+from recipes.common.sample_keys import model_identity, samples_key, verdicts_key
 from recipes.common.samples import Row, Selection, Store, by_level, choose_prompts, pass_curve, select, write_rows
 from recipes.common.verify import Verifier, build_verifier
 
 SELECTED = "selected.jsonl"
 SCORED = "scored.jsonl"  # all samples as rows, those that are not kept too: data=samples makes preference pairs of them
 NUM_SAMPLES_SHOWN = 8
-COMMON = Path(__file__).parent / "common"
 
 
 @dataclass
 class SampleConfig:
     """Arguments of method=sample. `batch_size` counts prompts, each of `samples_per_prompt` completions. Raises UserError.
 
-    `cycle` of `num_cycles` is where the curriculum stands and draws other prompts each time; `pass_rates` is the result.json of the
-    samples before, for curriculum=adaptive; `reuse` is a run, or a pipeline of runs, whose batches of the same hash are taken.
+    `cycle` of `num_cycles` is where data.curriculum stands, and each draws other prompts; `reuse` is a run, or a pipeline of runs, whose
+    batches of the same hash are taken.
     """
 
     output_dir: str
@@ -71,10 +69,8 @@ class SampleConfig:
     deduplicate: bool = True
     per_prompt: int | None = 4
     top_fraction: float = 1.0
-    curriculum: str = "none"
     cycle: int = 1
     num_cycles: int = 1
-    pass_rates: str | None = None
     reuse: str | None = None
     use_cpu: bool = False
     bf16: bool = False
@@ -124,8 +120,8 @@ def sample(config: DictConfig) -> dict[str, Any]:
         dist.init_process_group("gloo", timeout=datetime.timedelta(days=1))
     rows = prompts(config, args)
     batches = [rows[start : start + args.batch_size] for start in range(0, len(rows), args.batch_size)]
+    verifier = build_verifier(config, [name for name in rows[0] if name != "prompt"])  # refuses rewards that cannot be imported
     sampled, judged = stores(config, args, rows)
-    verifier = build_verifier(config, [name for name in rows[0] if name != "prompt"])
     if args.engine == "vllm":
         os.environ.update(own_gpu(os.environ))
     generator = functools.cache(lambda: build_generator(config, args.sampling))  # loads no model where all batches are there
@@ -149,18 +145,17 @@ def sample(config: DictConfig) -> dict[str, Any]:
 
 
 def prompts(config: DictConfig, args: SampleConfig) -> list[Row]:
-    """The rows whose prompts this run samples. Raises UserError for pass rates that cannot be read."""
+    """The rows whose prompts this run samples. Raises UserError for levels or pass rates that data.curriculum cannot use."""
     rows = load_train(config.data, "grpo").to_list()
-    rates: dict[str, float] = {}
-    if args.pass_rates is not None:
-        try:
-            levels = json.loads(Path(args.pass_rates).read_text())["by_level"]
-            rates = {level: found["pass_rate"] for level, found in levels.items()}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"method.args.pass_rates={args.pass_rates}: no result.json of method=sample ({error!r}).") from error
-    chosen = choose_prompts(rows, args.num_prompts, args.curriculum, args.cycle / args.num_cycles, rates, args.seed + args.cycle - 1)
+    weights = None
+    if config.data.curriculum != "none":
+        levels = [row.get("level") for row in rows]
+        check_levels(config.data.curriculum, levels)
+        rates = read_pass_rates(config.data.pass_rates)
+        weights = cycle_shares(config.data, sorted(set(levels)), args.cycle, args.num_cycles, rates)
+    chosen = choose_prompts(rows, args.num_prompts, weights, args.seed + args.cycle - 1)
     if args.num_prompts and len(chosen) < args.num_prompts:
-        say(f"num_prompts={args.num_prompts}: the data has {len(chosen)}, and all are sampled")
+        say(f"num_prompts={args.num_prompts}: of the rows to choose from there are {len(chosen)}, and all are sampled")
     return chosen
 
 
@@ -171,7 +166,7 @@ def stores(config: DictConfig, args: SampleConfig, rows: list[Row]) -> tuple[Sto
         dist.broadcast_object_list(found)
     key = samples_key(config, args, rows, found[0])
     made = []
-    for name, content in (("samples", key), ("verdicts", {"samples": json_sha256(key), **verifier_key(config)})):
+    for name, content in (("samples", key), ("verdicts", verdicts_key(config, key))):
         hashed = json_sha256(content)
         folder = Path(config.run_dir) / name / hashed
         if is_main_rank():
@@ -183,48 +178,6 @@ def stores(config: DictConfig, args: SampleConfig, rows: list[Row]) -> tuple[Sto
             say(f"reuse={args.reuse}: {name} of this work {'are there' if reused else 'are not there, and are made'}")
         made.append(Store(folder, reused[0] if reused else None))
     return made[0], made[1]
-
-
-def samples_key(config: DictConfig, args: SampleConfig, rows: list[Row], model: Any) -> dict[str, Any]:
-    """All that decides what is sampled. Versions too: another kernel draws other tokens."""
-    packages = ("torch", "transformers", *(["vllm"] if args.engine == "vllm" else []))
-    template = config.model.chat_template or config.data.chat_template
-    names = ("seed", "engine", "samples_per_prompt", "batch_size", "max_new_tokens", "temperature", "top_p", "top_k", "use_cpu")
-    return {
-        "model": model,
-        "template": template and sha256(Path(template)),  # in place of the tokenizer's own, which is among the model's files
-        "rows": json_sha256(rows),  # prompts, and what the verifier reads beside them
-        "sampling": {name: getattr(args, name) for name in names},
-        "precision": [config.precision.compute, config.precision.weights, config.hardware.attention],
-        "versions": {name: importlib.metadata.version(name) for name in packages},
-        "code": sha256(COMMON / "generation.py"),
-    }
-
-
-def verifier_key(config: DictConfig) -> dict[str, Any]:
-    """Rewards, and the code that they and the scorers are made of."""
-    files = [*COMMON.glob("verify*.py"), COMMON / "rewards.py", COMMON / "tasks.py"]
-    for name in config.method.rewards:
-        spec = importlib.util.find_spec(name.rpartition(".")[0]) if "." in name else None
-        files += [Path(spec.origin)] if spec is not None and spec.origin else []
-    asked = OmegaConf.to_container(config.method)
-    return {
-        "rewards": {name: value for name, value in asked.items() if name.startswith("reward") or name == "sandbox"},
-        "code": {file.name: sha256(file) for file in sorted(files)},
-        "versions": {name: importlib.metadata.version(name) for name in ("math-verify", "reasoning-gym")},
-    }
-
-
-def model_identity(config: DictConfig) -> Any:
-    """A directory by what is in its files, the hub's by its commit, random weights by what they are drawn from."""
-    directory, model = model_directory(config), config.model
-    drawn = model.init == "random" and model.path is None  # also where vLLM has had them written
-    if directory is not None and not drawn:
-        beat = Path(config.run_dir) / HEARTBEAT
-        return {str(p.relative_to(directory)): sha256(p, beat) for p in sorted(directory.rglob("*")) if p.is_file()}
-    if drawn:
-        return {**OmegaConf.to_container(model), "seed": config.seed, "data": json_sha256(OmegaConf.to_container(config.data))}
-    return [model.hub_id, model.revision]
 
 
 def one_batch(
@@ -249,7 +202,11 @@ def one_batch(
     if verdicts is None:
         columns = {name: [row[name] for row, _, _ in each] for name in rows[0] if name != "prompt"}
         found = verifier([row["prompt"] for row, _, _ in each], [s["text"] for s in samples], columns)
-        verdicts = [{"score": v.score, "scores": v.scores, "error": v.error} for v in found]
+        # A prompt that fills the model's context has no completion: whatever a reward makes of an empty text, it is wrong.
+        verdicts = [
+            {"score": v.score if s["num_tokens"] else 0.0, "scores": v.scores, "error": v.error}
+            for v, s in zip(found, samples, strict=True)
+        ]
         judged.put(number, verdicts)
     log.batch(samples, verdicts, there, generated - began, time.monotonic() - generated)
 
@@ -308,21 +265,26 @@ class Log:
 
 def finish(run_dir: Path, args: SampleConfig, rows: list[Row], samples: list[Row]) -> dict[str, Any]:
     """Write scored.jsonl and selected.jsonl; the content of result.json. Raises UserError where nothing is kept."""
-    write_rows(run_dir / SCORED, (training_row(rows[s["prompt_index"]], s) | {"finished": s["finished"]} for s in samples))
+    write_rows(run_dir / SCORED, (training_row(rows[s["prompt_index"]], s) for s in samples))
     selected = select(samples, args.selection)
     if not selected:
         raise UserError(nothing_kept(run_dir, args, samples))
     kept = [training_row(rows[s["prompt_index"]], s) for s in selected]
     write_rows(run_dir / SELECTED, kept)
     passed = sum(s["score"] >= args.threshold for s in samples)
+    too_long, errors = sum(s["num_tokens"] == 0 for s in samples), sum(s["error"] is not None for s in samples)
     curve = pass_curve(samples, args.threshold)
     say(f"done: {len(kept)} of {len(samples)} samples kept, {passed / len(samples):.1%} pass, in {run_dir / SELECTED}")
+    for what, number in (("their prompt fills the model's context", too_long), ("could not be judged", errors)):
+        if number:
+            say(f"{number} of {len(samples)} samples: {what}; they count as wrong")
     shown = [{"prompt": row["prompt"], "completion": row["completion"], "score": row["score"]} for row in kept[:NUM_SAMPLES_SHOWN]]
     return {
         "num_prompts": len(rows),
         "num_samples": len(samples),
         "num_unfinished": sum(not s["finished"] for s in samples),
-        "num_verified_errors": sum(s["error"] is not None for s in samples),
+        "num_too_long": too_long,
+        "verifier_errors": errors,
         "num_selected": len(kept),
         "num_prompts_selected": len({s["prompt_index"] for s in selected}),
         "pass_rate": passed / len(samples),
@@ -336,18 +298,24 @@ def finish(run_dir: Path, args: SampleConfig, rows: list[Row], samples: list[Row
 
 
 def training_row(row: Row, chosen: Row) -> Row:
-    """A row of TRL's prompt-completion format, which SFT trains on the completion of."""
+    """A row of TRL's prompt-completion format, which SFT trains on the completion of; where it is not `finished`, without its end."""
     text = chosen["text"]
     completion = text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
     about = {name: row[name] for name in ("task", "level", "answer") if name in row}
-    return {"prompt": row["prompt"], "completion": completion, **about, **{n: chosen[n] for n in ("prompt_index", "sample_index", "score")}}
+    return {
+        "prompt": row["prompt"],
+        "completion": completion,
+        **about,
+        **{n: chosen[n] for n in ("prompt_index", "sample_index", "score", "finished")},
+    }
 
 
 def nothing_kept(run_dir: Path, args: SampleConfig, samples: list[Row]) -> str:
     """Why no sample was kept, and what to loosen."""
     scores = sorted({round(s["score"], 4) for s in samples}, reverse=True)[:3]
     passed = sum(s["score"] >= args.threshold for s in samples)
-    cut = sum(not s["finished"] for s in samples)
+    too_long = sum(s["num_tokens"] == 0 for s in samples)
+    cut = sum(not s["finished"] for s in samples) - too_long
     errors = sum(s["error"] is not None for s in samples)
     loosen = []
     if passed == 0 and scores[0] > 0:
@@ -361,9 +329,12 @@ def nothing_kept(run_dir: Path, args: SampleConfig, samples: list[Row]) -> str:
             "easier prompts",
             "a better model to start from",
         ]
+    if too_long:
+        loosen.append("shorter prompts, or a model of more positions")
     said = f"{passed} reach threshold={args.threshold:g}, {cut} are cut off at max_new_tokens={args.max_new_tokens}"
+    said += f", {errors} could not be judged" * bool(errors) + f", {too_long} are of prompts that fill the model's context" * bool(too_long)
     return (
-        f"none of {len(samples)} samples is kept: {said}{f', {errors} could not be judged' if errors else ''}; best scores: "
+        f"none of {len(samples)} samples is kept: {said}; best scores: "
         f"{', '.join(f'{score:g}' for score in scores)}. Use: {'; '.join(loosen)} (of method.args; under method=raft, of "
         f"method.args.sample). reuse={run_dir} takes what was sampled again, where it stays the same."
     )

@@ -90,7 +90,7 @@ def load(data: DictConfig, method: str) -> Loaded:
     extra = ("task", "level") if data.curriculum != "none" else ()
     counts["rows"] = len(rows)
     counts |= {f"by_{name}": _shares(rows, name) for name in ("task", "level") if name in rows[0]}
-    _check_one_format(rows, data.name, method)
+    _check_forms({_form(row, method) for row in rows}, data.name, method)
     return Loaded(_table([_columns(row, method, extra) for row in rows], data.name), counts)
 
 
@@ -197,6 +197,8 @@ def _stream(data: DictConfig, method: str) -> IterableDataset:
         IterableDataset.from_generator(_streamed, gen_kwargs={"data": plain(one), "method": method}).repeat(None)
         for one in (_sources(data) if data.sources else [data])
     ]
+    if data.sources:
+        _check_forms({_form(next(_streamed(plain(one), method)), method) for one in _sources(data)}, data.name, method)
     total = sum(source.weight for source in data.sources)  # 1, but for digits: NumPy allows fewer than launch/check_data.py
     weights = [source.weight / total for source in data.sources]
     whole = datasets.interleave_datasets(parts, weights, seed=data.seed) if data.sources else parts[0]
@@ -204,13 +206,16 @@ def _stream(data: DictConfig, method: str) -> IterableDataset:
 
 
 def _streamed(data: dict[str, Any], method: str) -> Iterator[Row]:
-    """One pass over a source. Raises UserError where no row is left: the stream would look for one for ever."""
-    config, number = OmegaConf.create(data), 0
+    """One pass over a source. Raises UserError where no row is left: the stream would look for one for ever; and for rows of two forms."""
+    config, number, form = OmegaConf.create(data), 0, None
     for row in _lines(config.path, method) if config.kind == "jsonl" else _hub_stream(config, method):
         if select.refused_by(row, config.filter) or (config.heldout_fraction and select.is_heldout(row, config.heldout_fraction)):
             continue
         number += 1
-        yield _columns(row, method)
+        kept = _columns(row, method)
+        form = form or _form(kept, method)
+        _check_forms({form, _form(kept, method)}, config.name, method)
+        yield kept
         if number == config.limit:
             return
     if not number:
@@ -227,6 +232,8 @@ def _row(line: str, where: str, method: str) -> Row:
     _check_fields(set(row), where, method)
     if method == "dpo":
         select.check_pair(row, where)
+    if method == "samples":
+        select.check_sample(row, where)
     return row
 
 
@@ -236,11 +243,19 @@ def _check_fields(fields: set[str], where: str, method: str) -> None:
         raise UserError(f"{where}: has the fields {', '.join(sorted(fields)) or '(none)'}, and {method} needs {needed}.")
 
 
-def _check_one_format(rows: list[Row], name: str, method: str) -> None:
-    """A trainer takes the format of the first row for that of all."""
-    found = sorted({" and ".join(field for field in KEPT[method] if field in row) for row in rows}) if method in KEPT else []
-    if len(found) > 1:
-        raise UserError(f"data={name}: some rows have {', others '.join(found)}. Give all rows of a {method} the same fields.")
+def _form(row: Row, method: str) -> str:
+    """What of a row its trainer reads, and whether that is text or messages."""
+    given = {field: row[field] for field in KEPT.get(method, ("prompt",)) if row.get(field) is not None}
+    return " and ".join(f"{field} ({'text' if isinstance(value, str) else 'messages'})" for field, value in given.items())
+
+
+def _check_forms(forms: set[str], name: str, method: str) -> None:
+    """A trainer takes the form of the first row for that of all. Raises UserError for several."""
+    if len(forms) > 1:
+        raise UserError(
+            f"data={name}: some rows have {', others '.join(sorted(forms))}. Give all rows of a {method} the same fields, all of them text "
+            "or all messages."
+        )
 
 
 def _check_parts(data: DictConfig, parts: list[list[Row]]) -> None:
@@ -287,6 +302,8 @@ def _pairs(problems: list[Row], seed: int) -> list[Row]:
 
 def _columns(row: Row, method: str, extra: tuple[str, ...] = ()) -> Row:
     """What the trainer reads; for grpo everything but the right completion, because rewards may read any column."""
+    if method == "sft" and "finished" in row:  # of a sample: where it was cut off, its end is not trained on
+        extra = (*extra, "finished")
     if method == "grpo":
         return {key: value for key, value in row.items() if key not in ("completion", "source")}
     return {key: row[key] for key in (*KEPT[method], *extra) if key in row}

@@ -1,5 +1,7 @@
 """Which levels a batch is made of, and which rows: schedules that follow from the step, the seed and, adaptive ones, from pass rates.
 
+One table of shares serves all methods: a batch of sft and grpo stands at a point of the run, a cycle of samples for a part of it.
+
 A batch is what all ranks together take in one optimizer step, or for GRPO the prompts of one generation. Every rank makes the same
 batches, because they follow from the same numbers; the data loader then gives each rank its part, as it does of any sampler.
 """
@@ -40,6 +42,25 @@ def shares(data: DictConfig, levels: Sequence[int], progress: float, pass_rates:
     stage = min(len(levels) - 1, math.floor(progress * len(levels)))
     earlier = args.earlier if data.curriculum == "mixed" and stage else 0.0
     return {level: 1 - earlier if n == stage else (earlier / stage if n < stage else 0.0) for n, level in enumerate(levels)}
+
+
+def cycle_shares(data: DictConfig, levels: Sequence[int], cycle: int, num_cycles: int, pass_rates: Mapping[int, float]) -> Shares:
+    """The share of each level among the prompts of cycle `cycle` (from 1): the mean of `shares` over its part of the run.
+
+    So fewer cycles than levels leave none out, and a single cycle takes all levels alike.
+    """
+    places = [(cycle - 1 + (n + 0.5) / len(levels)) / num_cycles for n in range(len(levels))]  # between them no stage ends
+    found = [shares(data, levels, place, pass_rates) for place in places]
+    return {level: sum(one[level] for one in found) / len(found) for level in levels}
+
+
+def check_levels(curriculum: str, levels: Sequence[Any]) -> None:
+    """Raises UserError for a row's level that is no whole number, and for rows that are all of one level."""
+    odd = next((level for level in levels if not isinstance(level, int)), 0)
+    if not isinstance(odd, int):
+        raise UserError(f"data.curriculum={curriculum}: a row's level is {odd!r}, and levels are whole numbers in every row.")
+    if len(set(levels)) < 2:
+        raise UserError(f"data.curriculum={curriculum}: all rows are of one level. Use data of several, or data.curriculum=none.")
 
 
 def read_pass_rates(path: str | None) -> dict[int, float]:
@@ -156,9 +177,7 @@ class Curriculum:
             return
         if "level" not in self.train_dataset.column_names:
             raise UserError(f"data.curriculum={data.curriculum}: the rows have no field 'level'. Add one, or data.curriculum=none.")
-        odd = next((level for level in self.train_dataset["level"] if not isinstance(level, int)), 0)
-        if not isinstance(odd, int):
-            raise UserError(f"data.curriculum={data.curriculum}: a row's level is {odd!r}, and levels are whole numbers in every row.")
+        check_levels(data.curriculum, self.train_dataset["level"])
         args, self._each, self._whole = self.args, 1, 1
         self._per_step = 1  # draws from the data loader an optimizer step
         size = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps

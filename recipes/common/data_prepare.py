@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,10 @@ class PreparedRows:
         unpacked = [False if isinstance(value, bool) else value for value in rest]  # SFT's first is whether to pack
 
         def tokens() -> Any:
-            return super(PreparedRows, self)._prepare_dataset(dataset, processing_class, whole, *unpacked)
+            rows = super(PreparedRows, self)._prepare_dataset(dataset, processing_class, whole, *unpacked)
+            cut_off = self._config.method.name == "sft" and (isinstance(rows, IterableDataset) or "finished" in rows.column_names)
+            special = sorted(processing_class.all_special_ids)
+            return rows.map(without_end, fn_kwargs={"special": special}) if cut_off else rows
 
         if isinstance(dataset, IterableDataset):
             stream = tokens().filter(lambda row: _fits_stream(row, self._config))
@@ -80,6 +83,24 @@ class PreparedRows:
         final = tokenized if "chosen_ids" in tokenized.column_names else super()._prepare_dataset(tokenized, processing_class, args, *rest)
         describe(self._config, self._loaded, lengths, final if packs else None)
         return final
+
+
+def without_end(row: Row, special: Collection[int]) -> Row:
+    """Tokens and labels of a row; where `finished` is False, up to the special token that ends its completion, and without that.
+
+    A sample that was cut off goes on, and a model that is trained on its end learns to stop anywhere. What was sampled holds no special
+    tokens, so that the last one is the end that TRL, or the chat template, has written. Raises UserError where they write none.
+    """
+    ids, labels = row["input_ids"], row["labels"]
+    if row.get("finished") is not False:
+        return {"input_ids": ids, "labels": labels}
+    end = next((n for n in reversed(range(len(ids))) if labels[n] != -100 and ids[n] in special), None)
+    if end is None:
+        raise UserError(
+            "a row with finished=false: the chat template ends an answer with no special token, so its end cannot be left out. "
+            "Use: method.args.finished_only=true for the samples, or rows without it."
+        )
+    return {"input_ids": ids[:end], "labels": labels[:end]}
 
 
 def prepare_prompts(config: DictConfig, loaded: Loaded, tokenizer: PreTrainedTokenizerBase) -> Dataset | IterableDataset:

@@ -138,34 +138,49 @@ def balanced(rows: Sequence[Row], by: str, seed: int) -> list[Row]:
 
 
 def check_pair(row: Row, where: str) -> None:
-    """Raises UserError for a preference pair whose sides are equal: there is nothing to prefer, and its gradient is zero."""
-    if row.get("chosen") is not None and row.get("chosen") == row.get("rejected"):
+    """Raises UserError for a preference pair whose sides are equal but for spaces at their ends, which many templates take off: there is
+    nothing to prefer, and its gradient is zero."""
+    sides = [[text.strip() for text in _with_roles(row[name])] for name in ("chosen", "rejected") if row.get(name) is not None]
+    if len(sides) == 2 and sides[0] == sides[1]:
         raise UserError(f"{where}: chosen and rejected are equal, so nothing is preferred. Remove the row, or give two different answers.")
+
+
+def check_sample(row: Row, where: str) -> None:
+    """Raises UserError for a sample whose score is no number."""
+    score = row["score"]
+    if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
+        raise UserError(f"{where}: score is {score!r}, and samples are compared by it. Give a number, as method=sample does.")
 
 
 def pairs_of_samples(samples: Iterable[Row], most: int) -> tuple[list[Row], Counter[str]]:
     """Preference pairs of verified samples ({prompt, completion, score}), and how many prompts gave none, by reason.
 
     Of each prompt's samples the best with the worst, then the second best with the second worst, at most `most` pairs; the sides of
-    a pair differ in score and in text.
+    a pair differ in score and, but for spaces at their ends, in text. Samples that were cut off (`finished` is False) are left out: one
+    would teach to stop in the middle, or not to.
     """
     by_prompt: dict[str, list[Row]] = defaultdict(list)
     for row in samples:
-        by_prompt["\0".join(spelled(row["prompt"]))].append(row)
+        by_prompt["\0".join(_with_roles(row["prompt"]))].append(row)
     pairs, skipped = [], Counter[str]()
     for group in by_prompt.values():
-        distinct = list({"\0".join(spelled(row["completion"])): row for row in group}.values())
-        ordered = sorted(distinct, key=lambda row: -row["score"])  # stable: of equal scores the first sampled
+        distinct: dict[str, Row] = {}
+        for row in group:
+            if row.get("finished") is not False:
+                distinct.setdefault("\0".join(spelled(row["completion"])).strip(), row)
+        ordered = sorted(distinct.values(), key=lambda row: -row["score"])  # stable: of equal scores the first sampled
         found = [(b, w) for b, w in zip(ordered, reversed(ordered), strict=True) if b["score"] > w["score"]][:most]
         pairs += [_pair(best, worst) for best, worst in found]
         if not found:
-            skipped["one answer" if len(distinct) == 1 else "equal scores"] += 1
+            skipped["equal scores" if len(distinct) > 1 else "one answer" if distinct else "all cut off"] += 1
     return pairs, skipped
 
 
 def _pair(best: Row, worst: Row) -> Row:
     sides = {"chosen": best["completion"], "rejected": worst["completion"]}
-    if not isinstance(best["prompt"], str):  # TRL wants all of a row conversational, or none of it
+    if isinstance(best["prompt"], str):  # TRL wants all of a row conversational, or none of it
+        sides = {name: "".join(spelled(c)) for name, c in sides.items()}
+    else:
         sides = {name: [{"role": "assistant", "content": c}] if isinstance(c, str) else c for name, c in sides.items()}
     kept = {key: best[key] for key in ("task", "level") if key in best}
     return {"prompt": best["prompt"], **sides, **kept}

@@ -1,26 +1,40 @@
-"""A named reward in a process of its own, which is killed where one completion takes it too long."""
+"""A named reward in a process of its own, which ends where one completion takes it too much time or memory."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
+import signal
 import subprocess
 import sys
 from typing import Any
 
 READY_WITHIN_S = 300.0  # its imports, from a slow disk
-TIME_S = 5.0  # math-verify's own limit for one answer
+TIME_S = 5.0  # math-verify's own limit for one answer; of the processor's time, so that a busy machine fails no other samples
+WAIT_S = 60.0  # of the clock: for what waits and does not compute
+END_WITHIN_S = 30.0
+MEMORY_GB = 1.0  # beside what its imports take
+# Nothing else of the rank's environment, where tokens may be. One thread: those of BLAS would count as time.
+PASSED_ON = ("PATH", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
+GIVEN = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "HOME": "/nonexistent",
+}
 
 
 class Isolated:
     """isolated(name, completion, row) -> (score, error). The process starts with the first question and is replaced when it ends.
 
-    Reads and writes one JSON line a question.
+    Reads and writes one JSON line a question. `time_s`: seconds of the processor for one; `wait_s`: of the clock.
     """
 
-    def __init__(self, names: list[str], time_s: float = TIME_S) -> None:
-        self.names, self.time_s = names, time_s
+    def __init__(self, names: list[str], time_s: float = TIME_S, wait_s: float = WAIT_S, memory_gb: float = MEMORY_GB) -> None:
+        self.names, self.time_s, self.wait_s, self.memory_gb = names, time_s, wait_s, memory_gb
         self.process: subprocess.Popen[bytes] | None = None
 
     def __call__(self, name: str, completion: str, row: dict[str, Any]) -> tuple[float, str | None]:
@@ -29,43 +43,48 @@ class Isolated:
         try:
             process.stdin.write(question.encode() + b"\n")
             process.stdin.flush()
-            answer = _line(process, self.time_s)
+            answer = _line(process, self.wait_s)
         except BrokenPipeError:
             answer = b""
         if not answer:
-            return 0.0, self._end()
+            return 0.0, self._end(hangs=answer is None)
         found = json.loads(answer)
         return found["score"], found["error"]
 
     def _start(self) -> subprocess.Popen[bytes]:
         # A session of its own: a signal that asks the ranks to stop lets them finish their step, which needs this process.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "recipes.common.verify_worker", *self.names],
+            [sys.executable, "-m", "recipes.common.verify_worker", str(self.time_s), str(int(self.memory_gb * 1e9)), *self.names],
+            env={name: os.environ[name] for name in PASSED_ON if name in os.environ} | GIVEN,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
         if not _line(self.process, READY_WITHIN_S):
-            raise RuntimeError(f"the process of the rewards does not start: {self._end()}; what it said stands above")
+            raise RuntimeError(f"the process of the rewards does not start: {self._end(hangs=True)}; what it said stands above")
         return self.process
 
-    def _end(self) -> str:
-        """Kill what is left of it, and say why."""
+    def _end(self, hangs: bool) -> str:
+        """Kill what is left of it, and say why. One that does not hang is ending already, which takes time where it has much memory."""
         process, self.process = self.process, None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0 if hangs else END_WITHIN_S)
         code = process.poll()
         process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout):
             with contextlib.suppress(BrokenPipeError):  # what was still to be written to it
                 pipe.close()
-        return f"no score within {self.time_s:g} s" if code is None else f"its process ended with exit code {code}"
+        if code is None:
+            return f"no score within {self.wait_s:g} s"
+        return f"no score within {self.time_s:g} s of CPU time" if code == -signal.SIGPROF else f"its process ended with exit code {code}"
 
     def __del__(self) -> None:
         if self.process is not None:
-            self._end()
+            self._end(hangs=True)
 
 
-def _line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
-    """What it says next; b"" where it says nothing in time, or has ended."""
+def _line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes | None:
+    """What it says next; b"" where it has ended, None where it says nothing in time."""
     ready, _, _ = select.select([process.stdout], [], [], timeout_s)
-    return process.stdout.readline() if ready else b""
+    return process.stdout.readline() if ready else None

@@ -1,38 +1,85 @@
 """The process behind verify_isolated.py: scores one completion a line, and ends when nobody asks any more.
 
-Its arguments are the names of the rewards that it will be asked for.
+Its arguments are the CPU seconds for one score, the bytes of memory that it may take on top of its imports, and the names of the rewards
+that it will be asked for. Once it is ready it opens no socket, starts no process and writes no file: an audit hook (PEP 578) refuses, and
+what made a scorer try fails, whatever the scorer makes of the refusal. This guards against what a completion can lead our scorers to, a
+parser's surprise; code that a model wrote is never run here, but in the sandbox.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
+import resource
 import signal
 import sys
+from typing import Any
 
 from recipes.common import rewards
 
-ALONE_S = 60.0  # well beyond verify_isolated.TIME_S: a rank that is killed meanwhile kills nothing any more
+ALONE_S = 120.0  # well beyond verify_isolated.WAIT_S: a rank that is killed meanwhile kills nothing any more
+REFUSED = ("socket.", "subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.kill", "pty.", "shutil.")
+REFUSED += ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown")
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+class Guard:
+    """The audit hook, and what it has refused since `refused` was emptied."""
+
+    def __init__(self) -> None:
+        self.refused: list[str] = []
+
+    def __call__(self, event: str, args: tuple[Any, ...]) -> None:
+        if event.startswith(REFUSED) or (event == "open" and isinstance(args[2], int) and args[2] & WRITES):
+            self.refused.append(f"{event} {args[0]!r}" if event == "open" else event)
+            raise PermissionError(f"a scorer may not: {self.refused[-1]}")
 
 
 def main() -> None:
+    time_s, memory, *names = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer
-    for name in sys.argv[1:]:
+    for name in names:
         if name in rewards.SLOW_IMPORTS:  # not within the first completion's time
             importlib.import_module(rewards.SLOW_IMPORTS[name])
+    limit_memory(int(memory))
+    guard = Guard()
+    sys.addaudithook(guard)
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, ALONE_S)  # its signal ends the process, wherever a library may be
-        row = {key: [value] for key, value in asked["row"].items()}
-        try:
-            answer = {"score": rewards.REWARDS[asked["name"]]([""], [asked["completion"]], **row)[0], "error": None}
-        except Exception as error:  # whatever the libraries raise on this completion is its failure
-            answer = {"score": 0.0, "error": f"{type(error).__name__}: {error}"}
+        # Their signals end the process, wherever a library may be.
+        signal.setitimer(signal.ITIMER_PROF, float(time_s))
+        signal.setitimer(signal.ITIMER_REAL, ALONE_S)
+        answer = answer_to(json.loads(line), guard)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps(answer), file=answers, flush=True)
+
+
+def limit_memory(more: int) -> None:
+    """Let the process take `more` bytes of addresses on top of those it has: beyond that Python raises MemoryError."""
+    with open("/proc/self/statm") as file:
+        taken = int(file.read().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft = taken + more if hard == resource.RLIM_INFINITY else min(taken + more, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def answer_to(asked: dict[str, Any], guard: Guard) -> dict[str, Any]:
+    """{score, error} of a question {name, completion, row}."""
+    guard.refused.clear()
+    row = {key: [value] for key, value in asked["row"].items()}
+    try:
+        score = float(rewards.REWARDS[asked["name"]]([""], [asked["completion"]], **row)[0])
+    except MemoryError:
+        return {"score": 0.0, "error": "more memory than a scorer may take"}
+    except Exception as error:  # whatever the libraries raise on this completion is its failure
+        return {"score": 0.0, "error": f"{type(error).__name__}: {error}"}
+    if guard.refused:  # a scorer that takes every exception for a wrong answer says nothing of it
+        return {"score": 0.0, "error": f"a scorer may not: {guard.refused[0]}"}
+    return {"score": score, "error": None} if math.isfinite(score) else {"score": 0.0, "error": f"a score that is no number: {score}"}
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ nothing that was sampled for other work is taken."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -11,14 +12,18 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from transformers import AutoTokenizer
+from trl import SFTConfig
 
 from launch import pipeline
 from launch.compose import compose
 from launch.plan import make_plan, prepare, rank_config
+from recipes import preview
 from recipes import sample as recipe
-from recipes.common import program, samples, training
+from recipes.common import program, sample_keys, samples, training
+from recipes.common.data import load
 from recipes.sample import sample
-from recipes.sft import sft
+from recipes.sft import Trainer, sft
 from tests.conftest import host_with
 
 WORK = {"sft": sft, "sample": sample}
@@ -110,6 +115,28 @@ def test_killed_and_started_again_it_ends_the_same(begun, whole, monkeypatch, wh
     assert [file.stat().st_mtime_ns for file in files] == written, "no batch is sampled again"
 
 
+@pytest.mark.parametrize(("conversational", "streaming"), [(True, False), (False, False), (True, True)])
+def test_a_sample_that_was_cut_off_is_trained_on_without_its_end(whole, tmp_path, conversational, streaming):
+    tokenizer = AutoTokenizer.from_pretrained(whole[0] / "1_start/model")
+    rows = [{"prompt": "1 + 1 = ", "completion": "2", "finished": finished} for finished in (True, False)]
+    if conversational:
+        said = {"prompt": [{"role": "user", "content": "1 + 1 = "}], "completion": [{"role": "assistant", "content": "2"}]}
+        rows = [row | said for row in rows]
+    path = tmp_path / "selected.jsonl"
+    samples.write_rows(path, rows)
+    arguments = [*SMALL, "data=jsonl", f"data.path={path}", f"data.streaming={streaming}", "method=sft", "method.args.max_steps=1"]
+    plan = make_plan(prepare(compose(arguments))[0], host_with(0), tmp_path)
+    config = OmegaConf.create({**rank_config(plan), "data_cache": {"directory": str(tmp_path / "cache"), "key": "k"}})
+    args = SFTConfig(**preview._arguments(config))
+    trainer = Trainer(
+        model=preview._model(tokenizer), args=args, processing_class=tokenizer, config=config, loaded=load(config.data, "sft")
+    )
+    seen = {bool(row["finished"]): row["labels"] for row in itertools.islice(trainer.train_dataset, 2)}
+    ended, cut = ([label for label in seen[finished] if label != -100] for finished in (True, False))
+    assert ended == [*cut, tokenizer.eos_token_id]
+    assert tokenizer.decode(cut) == "2"
+
+
 def test_a_signal_stops_between_batches(begun, whole, monkeypatch):
     def asked(self, *args):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -161,7 +188,7 @@ def test_a_change_reuses_nothing_that_it_touches(begun, monkeypatch):
     weights = begun / "1_start/model/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     assert all(a != b for a, b in zip(work(begun), before, strict=True)), "another model at the same path"
-    monkeypatch.setattr(recipe.importlib.metadata, "version", lambda name: f"a newer {name}")
+    monkeypatch.setattr(sample_keys.importlib.metadata, "version", lambda name: f"a newer {name}")
     assert work(begun)[0] not in (before[0], None)
 
 

@@ -185,6 +185,7 @@ def test_a_run_whose_reward_tests_code(engine, sandbox_image, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     run_dir = next(tmp_path.glob("runs/*/*/record.json")).parent
     assert json.loads((run_dir / "result.json").read_text())["verifier_errors"] == 0
+    assert json.loads((run_dir / "record.json").read_text())["sandbox_image"] == sandboxed.image_id(engine)
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [row["rewards/code_tests/mean"] for row in rows] == [0.0, 0.0]  # random weights write no code
     assert rows[0]["verifier_error_share"] == 0.0

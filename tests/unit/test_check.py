@@ -66,7 +66,7 @@ CASES = {
     "raft_decides": (["method=raft", "method.args.sample.cycle=2"], ["method.args.sample.cycle", "method.args.cycles=N"]),
     "sample_greedy": (["method=sample", "method.args.temperature=0"], ["all samples would be the same", "1.0"]),
     "sample_fraction": (["method=sample", "method.args.top_fraction=0"], ["top_fraction=0", "up to 1"]),
-    "sample_curriculum": (["method=sample", "method.args.curriculum=steep"], ["no such curriculum", "adaptive"]),
+    "sample_threshold": (["method=sample", "method.args.threshold=2"], ["threshold=2", "from 0 to 1", "full scores only"]),
     "save_model": (
         ["hardware=mi300x", "method=bench/gemm", "save_model=false"],
         ["save_model=false with method=bench/gemm", "trains none"],
@@ -207,7 +207,10 @@ CASES = {
         ["sum to 1.4", "0.5, 0.5"],
     ),
     "data_samples": (["data=samples", "data.path=a.jsonl"], ["data=samples with method=sft", "method=dpo data=samples"]),
-    "data_of_samples": (["method=sample", "data.curriculum=mixed"], ["data.curriculum with method=sample", "method.args.curriculum"]),
+    "data_of_samples": (
+        ["method=sample", "data.filter.max_tokens=9"],
+        ["max_tokens with method=sample", "data.curriculum, method.args.num_prompts"],
+    ),
     "data_pairs_number": (
         ["method=dpo", "data=samples", "data.path=a.jsonl", "data.pairs_per_prompt=0"],
         ["pairs_per_prompt=0", "at least 1"],
@@ -223,7 +226,7 @@ CASES = {
     "heldout_twice": (["data.heldout_fraction=0.1"], ["held-out rows of its own", "data.num_heldout"]),
     "filter_regex": (["data.filter.regex.task='('"], ["data.filter.regex.task=(", "regular expression"]),
     "chat_template_twice": (["model.chat_template=a", "data.chat_template=b"], ["one would be ignored", "one of them"]),
-    "curriculum_method": (["method=dpo", "data.curriculum=mixed"], ["curriculum=mixed with method=dpo", "sft or grpo"]),
+    "curriculum_method": (["method=dpo", "data.curriculum=mixed"], ["curriculum=mixed with method=dpo", "sft, grpo, sample or raft"]),
     "curriculum_steps": (["data.curriculum=progressive", "model=qwen3_0_6b"], ["parts of the run", "method.args.max_steps=1000"]),
     "curriculum_packing": (["data.curriculum=mixed", "method.args.packing=true"], ["a packed row has many levels", "packing=false"]),
     "packing_length": (["method.args.packing=true", "method.args.max_length=null"], ["packing=true with max_length=null", "=1024"]),

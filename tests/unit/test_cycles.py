@@ -38,9 +38,17 @@ def test_each_cycle_samples_the_newest_model_and_trains_it_on():
     }
     assert [plan.run_dir.name for plan in found.values()][1] == "2_cycle1_sample"
     assert found["cycle1_train"].config.data.path == "/runs/raft/1/2_cycle1_sample/selected.jsonl"
-    rates = [found[f"cycle{c}_sample"].trainer_args.get("pass_rates") for c in (1, 2)]
-    assert rates == [None, "/runs/raft/1/2_cycle1_sample/result.json"]
     assert [found[f"cycle{c}_sample"].trainer_args["cycle"] for c in (1, 2)] == [1, 2]
+
+
+def test_a_curriculum_is_of_the_samples_alone_and_takes_the_pass_rates_of_the_cycle_before():
+    levels = "data.tasks=[{name: chain_sum, level: 0}, {name: chain_sum, level: 1}]"
+    found = plans("hardware=cpu", "method=raft", levels, "data.curriculum=adaptive", "data.curriculum_args.floor=0.1")
+    rates = {name: plan.config.data.pass_rates for name, plan in found.items() if plan.config.data.curriculum.value != "none"}
+    assert rates == {"cycle1_sample": None, "cycle2_sample": "/runs/raft/1/3_cycle1_sample/result.json"}
+    assert found["cycle2_sample"].config.data.curriculum_args.floor == 0.1
+    mixed = plans("hardware=cpu", "method=raft", levels, "data.curriculum=mixed")
+    assert {plan.config.data.pass_rates for plan in mixed.values()} == {None}, "which only adaptive reads"
 
 
 def test_a_fresh_base_and_the_learning_rate():
@@ -178,7 +186,7 @@ def test_a_plan_of_all_phases(launch):
         (["method.args.cycle=3"], ["method.args.cycle=3", "cycles"]),
         (["method.args.cycles=0"], ["method.args.cycles=0", "at least 1"]),
         (["data=jsonl", "data.path=none.jsonl"], ["method.rewards.reasoning_gym with data=jsonl", "+method.rewards.accuracy=1.0"]),
-        (["data.filter.max_tokens=9"], ["data.filter.max_tokens with method=raft", "method.args.sample.curriculum"]),
+        (["data.filter.max_tokens=9"], ["data.filter.max_tokens with method=raft", "method.args.sample.num_prompts"]),
         (["runtime=slurm"], ["runtime=slurm with phases"]),
         (['phases=[{name: a, overrides: ["method=sft"]}, {name: a, overrides: []}]'], ["two are called a"]),
         (["phases=[{name: a, model_from: b}]"], ["model_from=b of a", "no phase before it"]),

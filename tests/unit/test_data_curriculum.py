@@ -12,7 +12,7 @@ from transformers import TrainerState
 from launch.check import refusals
 from launch.plan import plain
 from launch.schema import Data
-from recipes.common.data_curriculum import Curriculum, Schedule, ScheduleSampler, ScheduleState, read_pass_rates, shares
+from recipes.common.data_curriculum import Curriculum, Schedule, ScheduleSampler, ScheduleState, cycle_shares, read_pass_rates, shares
 from recipes.common.errors import UserError
 from tests.conftest import composed
 
@@ -47,6 +47,23 @@ def test_shares_that_are_no_whole_rows_are_right_over_several_batches():
 def test_adaptive_shares_are_in_proportion_to_what_can_be_learned():
     found = shares(configured("adaptive"), [0, 1, 2], 0.9, {0: 1.0, 1: 0.5})  # nothing is known of level 2: as of one half
     assert found == {0: pytest.approx(0.05 / 0.55), 1: pytest.approx(0.25 / 0.55), 2: pytest.approx(0.25 / 0.55)}
+
+
+@pytest.mark.parametrize(
+    ("curriculum", "num_cycles", "found"),
+    [
+        ("progressive", 3, [[1, 0, 0], [0, 1, 0], [0, 0, 1]]),
+        ("progressive", 6, [[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1]]),
+        ("progressive", 2, [[2 / 3, 1 / 3, 0], [0, 1 / 3, 2 / 3]]),  # no level is left out
+        ("progressive", 1, [[1 / 3, 1 / 3, 1 / 3]]),
+        ("mixed", 3, [[1, 0, 0], [0.3, 0.7, 0], [0.15, 0.15, 0.7]]),
+        ("adaptive", 2, [[0.05 / 0.35, 0.25 / 0.35, 0.05 / 0.35]] * 2),
+    ],
+)
+def test_a_cycle_of_samples_has_the_shares_of_its_part_of_the_run(curriculum, num_cycles, found):
+    data, rates = configured(curriculum), {0: 1.0, 1: 0.5, 2: 0.0}
+    for cycle, expected in enumerate(found, start=1):
+        assert list(cycle_shares(data, [0, 1, 2], cycle, num_cycles, rates).values()) == pytest.approx(expected)
 
 
 def test_every_row_of_a_level_comes_before_one_comes_again_and_the_seed_decides():
@@ -116,6 +133,21 @@ def test_a_row_without_a_level_is_refused_before_the_first_batch():
 
     with pytest.raises(UserError, match="a row's level is None, and levels are whole numbers"):
         Trainer().use(configured("progressive"), seed=0)
+
+
+def test_rows_of_one_level_have_no_curriculum():
+    class Trainer(Curriculum):
+        train_dataset = Dataset.from_list([{"level": 1}, {"level": 1}])
+
+    with pytest.raises(UserError, match="all rows are of one level"):
+        Trainer().use(configured("progressive"), seed=0)
+
+
+def test_a_memory_that_nobody_has_is_refused():
+    """Samples and sft take pass rates from a file, and measure none on the way."""
+    given = ["data.curriculum=adaptive", "data.curriculum_args.memory=0.5"]
+    for method, names in {"grpo": [], "sample": ["curriculum_args_unused"], "raft": ["curriculum_args_unused"]}.items():
+        assert [rule.name for rule in refusals(composed(f"method={method}", *given))] == names
 
 
 def test_a_floor_of_nothing_is_refused():

@@ -12,7 +12,7 @@ from launch.plan import plain
 from launch.schema import Data
 from recipes.common import data_prepare
 from recipes.common.data import Loaded
-from recipes.common.data_prepare import cache_key, cached, check_template, prepare_prompts, statistics
+from recipes.common.data_prepare import cache_key, cached, check_template, prepare_prompts, statistics, without_end
 from recipes.common.errors import UserError
 from recipes.common.model import train_tokenizer
 
@@ -100,3 +100,12 @@ def test_statistics_by_hand(tmp_path):
     assert found["efficiency"] in (24 / (12 * 2 + 6), 24 / (6 * 2 + 12))  # the long row beside a short one, or alone
     packed = Dataset.from_dict({"input_ids": [[0] * 12, [0] * 12]})
     assert statistics(configured(tmp_path, "sft"), lengths, packed)["efficiency"] == 1.0
+
+
+def test_what_was_cut_off_is_no_end():
+    row = {"input_ids": [9, 1, 5, 6, 9, 7], "labels": [-100, -100, 5, 6, 9, 7]}  # 9 is special, and 7 the line break after it
+    assert without_end({**row, "finished": False}, {9}) == {"input_ids": [9, 1, 5, 6], "labels": [-100, -100, 5, 6]}
+    for finished in (True, None):
+        assert without_end({**row, "finished": finished}, {9}) == row
+    with pytest.raises(UserError, match="no special token, so its end cannot be left out"):
+        without_end({**row, "finished": False, "labels": [-100] * 6}, {9})

@@ -87,7 +87,7 @@ def test_fields_that_only_later_rows_have_are_kept_and_formats_are_not_mixed(tmp
     settings = configured(kind="mix", sources=[{"path": few, "weight": 0.5}, {"path": many, "weight": 0.5}])
     assert {row["prompt"]: row["answer"] for row in data.load(settings, "grpo").rows} == {"a": None, "b": "1"}
     mixed = jsonl(tmp_path / "mixed.jsonl", [{"text": "a"}, {"prompt": "a", "completion": "b"}])
-    with pytest.raises(UserError, match="some rows have prompt and completion, others text"):
+    with pytest.raises(UserError, match=r"some rows have prompt \(text\) and completion \(text\), others text \(text\)"):
         data.load(configured(path=mixed), "sft")
     odd = jsonl(tmp_path / "odd.jsonl", [{"prompt": "a", "answer": 1}, {"prompt": "a", "answer": "x"}])
     with pytest.raises(UserError, match="values of two kinds"):
@@ -130,6 +130,52 @@ def test_a_pair_with_equal_sides_is_refused_with_its_line(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "chosen": "b", "rejected": "b"}])
     with pytest.raises(UserError, match=r"a.jsonl:2: chosen and rejected are equal, so nothing is preferred. Remove the row"):
         data.load_train(configured(path=path), "dpo")
+
+
+def test_sides_that_differ_in_spaces_only_are_equal_and_those_that_differ_in_a_call_are_not(tmp_path):
+    def side(content, **more):
+        return [{"role": "assistant", "content": content, **more}]
+
+    data.select.check_pair({"chosen": side("", tool_calls=[{"name": "f"}]), "rejected": side("", tool_calls=[{"name": "g"}])}, "a row")
+    for chosen, rejected in (("b", "b \n"), (side("b"), side(" b"))):
+        with pytest.raises(UserError, match="a row: chosen and rejected are equal"):
+            data.select.check_pair({"chosen": chosen, "rejected": rejected}, "a row")
+
+
+def test_pairs_are_made_of_samples_that_ended_and_differ_in_more_than_spaces():
+    def sample(text, score, **more):
+        return {"prompt": "1+1=", "completion": text, "score": score, **more}
+
+    cut = [sample("2", 1.0, finished=True), sample("so 1", 0.0, finished=False)]
+    assert data.select.pairs_of_samples(cut, 1) == ([], {"one answer": 1})
+    assert data.select.pairs_of_samples(cut[1:], 1) == ([], {"all cut off": 1})
+    assert data.select.pairs_of_samples([sample("2", 1.0), sample("2 ", 0.0)], 1) == ([], {"one answer": 1})
+    messages = sample([{"role": "assistant", "content": "2"}], 1.0)  # and the prompt is text
+    assert data.select.pairs_of_samples([messages, sample("3", 0.0)], 1)[0] == [{"prompt": "1+1=", "chosen": "2", "rejected": "3"}]
+    roles = [{**sample("2", float(role == "user")), "prompt": [{"role": role, "content": "1+1="}]} for role in ("user", "system")]
+    assert data.select.pairs_of_samples(roles, 1) == ([], {"one answer": 2}), "two prompts"
+
+
+@pytest.mark.parametrize("score", [None, "1", True, float("nan")])
+def test_a_sample_whose_score_is_no_number_is_refused(tmp_path, score):
+    path = jsonl(tmp_path / "a.jsonl", [{"prompt": "a", "completion": "b", "score": score}])
+    with pytest.raises(UserError, match=r"a.jsonl:1: score is .*Give a number"):
+        data.load(configured(kind="samples", path=path), "dpo")
+
+
+def test_rows_of_text_and_of_messages_do_not_mix(tmp_path):
+    said = {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}
+    text, messages = {"prompt": "a", "completion": "b"}, jsonl(tmp_path / "b.jsonl", [said])
+    path = jsonl(tmp_path / "a.jsonl", [text, text, said])
+    for streaming in (False, True):
+        rows = configured(path=path, streaming=streaming, shuffle_buffer=1)
+        with pytest.raises(UserError, match=r"some rows have prompt \(messages\) .*others prompt \(text\)"):
+            list(itertools.islice(data.load_train(rows, "sft"), 3))
+        with pytest.raises(UserError, match=r"some rows have prompt \(messages\), others prompt \(text\)"):
+            list(itertools.islice(data.load_train(rows, "grpo"), 3))
+    sources = [{"path": jsonl(tmp_path / "c.jsonl", [text]), "weight": 0.5}, {"path": messages, "weight": 0.5}]
+    with pytest.raises(UserError, match="some rows have prompt"):
+        data.load_train(configured(kind="mix", streaming=True, sources=sources), "sft")
 
 
 def test_a_stream_reads_no_more_than_it_needs_goes_on_for_ever_and_is_the_same_again(tmp_path):

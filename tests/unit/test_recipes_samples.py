@@ -11,8 +11,11 @@ from launch.plan import plain
 from launch.schema import Data
 from recipes.common.data import load
 from recipes.common.errors import UserError
-from recipes.common.samples import Selection, Store, by_level, choose_prompts, level_weights, pass_curve, select, write_rows
-from recipes.sample import SCORED, SELECTED, SampleConfig, finish, own_gpu, samples_key
+from recipes.common.generation import TOO_LONG, Sample
+from recipes.common.sample_keys import model_identity, samples_key, verdicts_key
+from recipes.common.samples import Selection, Store, by_level, choose_prompts, pass_curve, select, write_rows
+from recipes.common.verify import Verdict
+from recipes.sample import SCORED, SELECTED, Log, SampleConfig, finish, one_batch, own_gpu, prompts
 
 ALL = Selection(threshold=0.0, finished_only=False, deduplicate=False, per_prompt=None, top_fraction=1.0)
 
@@ -39,6 +42,8 @@ def test_each_rule_alone():
     assert places(select(given, Selection(0.0, False, False, 2, 1.0))) == [(0, 1), (0, 2), (1, 0)], "the best two of a prompt"
     assert places(select(given, Selection(0.0, False, False, None, 0.4))) == [(0, 1), (0, 2)], "the best two of five"
     assert select(given, Selection(1.1, False, False, None, 1.0)) == []
+    assert places(select(given, Selection(0.0, False, False, None, 0.01))) == [(0, 1)], "rounded up"
+    assert places(select(samples([("", 1.0, False), ("", 1.0, True), (" ", 1.0, False)]), ALL)) == [(0, 1), (0, 2)], "nothing to learn"
 
 
 def test_a_prompts_best_comes_before_any_prompts_second():
@@ -80,40 +85,39 @@ def test_curve_and_levels():
     assert found == {"0": {"pass_rate": 0.0, "num_prompts": 1}, "2": {"pass_rate": 0.75, "num_prompts": 2}}
 
 
-@pytest.mark.parametrize(
-    ("curriculum", "progress", "rates", "weights"),
-    [
-        ("progressive", 1 / 3, {}, [1, 0, 0]),
-        ("progressive", 2 / 3, {}, [0, 1, 0]),
-        ("progressive", 1.0, {}, [0, 0, 1]),
-        ("progressive", 1 / 6, {}, [1, 0, 0]),
-        ("mixed", 1 / 3, {}, [1, 0, 0]),
-        ("mixed", 2 / 3, {}, [0.3, 0.7, 0]),
-        ("mixed", 1.0, {}, [0.15, 0.15, 0.7]),
-        ("adaptive", 1.0, {}, [1 / 3, 1 / 3, 1 / 3]),
-        ("adaptive", 0.1, {"0": 1.0, "1": 0.5, "2": 0.0}, [0.05 / 0.35, 0.25 / 0.35, 0.05 / 0.35]),
-        ("adaptive", 0.1, {"0": 0.5, "1": 0.9}, [0.25 / 0.59, 0.09 / 0.59, 0.25 / 0.59]),
-    ],
-)
-def test_shares_of_levels(curriculum, progress, rates, weights):
-    assert list(level_weights(["0", "1", "2"], curriculum, progress, rates).values()) == pytest.approx(weights)
-
-
 def test_prompts_of_a_cycle():
     rows = [{"prompt": str(n), "level": n % 3} for n in range(60)]
     levels = lambda *given: [row["level"] for row in choose_prompts(rows, *given)]  # noqa: E731
-    assert levels(10, "progressive", 2 / 3, {}, 0) == [1] * 10
-    mixed = levels(20, "mixed", 1.0, {}, 0)
+    assert levels(10, {0: 0.0, 1: 1.0, 2: 0.0}, 0) == [1] * 10
+    mixed = levels(20, {0: 0.15, 1: 0.15, 2: 0.7}, 0)
     assert [mixed.count(level) for level in range(3)] == [3, 3, 14]
-    assert len(levels(None, "none", 1.0, {}, 0)) == 60
-    assert [levels(None, "mixed", 1.0, {}, 0).count(level) for level in range(3)] == [4, 4, 20], "shares stay, where all are taken"
-    assert levels(100, "progressive", 1.0, {}, 0) == [2] * 20, "all that the level has"
-    assert choose_prompts(rows, 5, "none", 1.0, {}, 0) == choose_prompts(rows[::-1], 5, "none", 1.0, {}, 0)
-    assert choose_prompts(rows, 5, "none", 1.0, {}, 0) != choose_prompts(rows, 5, "none", 1.0, {}, 1), "other prompts in another cycle"
-    with pytest.raises(UserError, match="all rows are of one level"):
-        choose_prompts(rows[::3], 5, "mixed", 1.0, {}, 0)
-    with pytest.raises(UserError, match="curriculum=steep"):
-        choose_prompts(rows, 5, "steep", 1.0, {}, 0)
+    assert len(levels(None, None, 0)) == 60
+    assert [levels(None, {0: 0.15, 1: 0.15, 2: 0.7}, 0).count(n) for n in range(3)] == [4, 4, 20], "shares stay, where all are taken"
+    assert levels(100, {2: 1.0}, 0) == [2] * 20, "all that the level has"
+    assert choose_prompts(rows, 5, None, 0) == choose_prompts(rows[::-1], 5, None, 0)
+    assert choose_prompts(rows, 5, None, 0) != choose_prompts(rows, 5, None, 1), "other prompts in another cycle"
+
+
+def sampled_levels(tmp_path, curriculum, levels=(0, 1, 2), rates=None, **given):
+    """The levels of the prompts that a run of method=sample draws of 30 rows."""
+    path, result = tmp_path / "rows.jsonl", tmp_path / "result.json"
+    path.write_text("".join(json.dumps({"prompt": str(n), "level": levels[n % len(levels)]}) + "\n" for n in range(30)))
+    result.write_text(json.dumps({"by_level": {str(level): {"pass_rate": rate} for level, rate in (rates or {}).items()}}))
+    of_data = {"path": str(path), "curriculum": curriculum, "pass_rates": str(result) if rates else None}
+    config = OmegaConf.create({"data": OmegaConf.merge(plain(Data(name="jsonl", kind="jsonl")), of_data)})
+    found = [row["level"] for row in prompts(config, SampleConfig(str(tmp_path), **given))]
+    return [found.count(level) for level in (0, 1, 2)]
+
+
+def test_samples_take_levels_by_the_curriculum_of_the_data(tmp_path):
+    cycles = [{"num_prompts": 10, "cycle": c, "num_cycles": 3} for c in (1, 2, 3)]
+    assert [sampled_levels(tmp_path, "progressive", **c) for c in cycles] == [[10, 0, 0], [0, 10, 0], [0, 0, 10]]
+    assert [sampled_levels(tmp_path, "mixed", **c) for c in cycles] == [[10, 0, 0], [3, 7, 0], [2, 1, 7]]
+    assert sampled_levels(tmp_path, "adaptive", rates={0: 1.0, 1: 0.5, 2: 0.0}, **cycles[1]) == [2, 7, 1], "by 0.05, 0.25 and 0.05"
+    with pytest.raises(UserError, match="curriculum=mixed: all rows are of one level"):
+        sampled_levels(tmp_path, "mixed", levels=(1,))
+    with pytest.raises(UserError, match="a row's level is 'easy'"):
+        sampled_levels(tmp_path, "mixed", levels=("easy", "hard"))
 
 
 def test_batches_of_another_run_become_ones_own(tmp_path):
@@ -150,6 +154,39 @@ def test_every_sample_is_left_for_preference_pairs(tmp_path):
     assert pairs == [{"prompt": "1+1=", "chosen": "2", "rejected": "3"}]
 
 
+def test_a_prompt_that_fills_the_context_is_wrong_whatever_its_reward_says(tmp_path):
+    sampled, judged = Store(tmp_path / "samples/a"), Store(tmp_path / "verdicts/a")
+    args = SampleConfig(str(tmp_path), samples_per_prompt=1, threshold=0.5)
+    verifier = lambda prompts, texts, columns: [Verdict(1.0, {"length": 1.0}, None) for _ in texts]  # noqa: E731
+    generator = lambda: lambda prompts, seed: [TOO_LONG, Sample("", 1, True)]  # noqa: E731
+    one_batch([{"prompt": "long"}, {"prompt": "short"}], 0, args, generator, verifier, sampled, judged, Log(tmp_path, 1, args))
+    assert [verdict["score"] for verdict in judged.get(0)] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("of_prompt", "given", "words"),
+    [
+        (
+            [("a", 0.5, True), ("b", 0.0, False)],
+            {},
+            ["0 reach", "best scores: 0.5, 0", "threshold=0.5 or less", "max_new_tokens"],
+        ),
+        ([("a", 1.0, False)], {}, ["1 reach threshold=1, 1 are cut off", "max_new_tokens above 512, or finished_only=false"]),
+        ([("a", 0.0, True)], {}, ["0 are cut off", "Use: samples_per_prompt above 8; another temperature; easier prompts"]),
+        ([("", 0.0, False)], {"num_tokens": 0}, ["0 are cut off", "1 are of prompts that fill the model's context", "shorter prompts"]),
+        ([("a", 0.0, True)], {"error": "it hung"}, ["1 could not be judged"]),
+    ],
+)
+def test_where_nothing_is_kept_it_says_what_to_loosen(tmp_path, of_prompt, given, words):
+    found = [s | {"num_tokens": 1, "error": None} | given for s in samples(of_prompt)]
+    with pytest.raises(UserError, match="is kept: ") as refused:
+        finish(tmp_path, SampleConfig(str(tmp_path)), [{"prompt": "1+1="}], found)
+    for word in words:
+        assert word in str(refused.value)
+    assert not (tmp_path / SELECTED).exists()
+    assert (tmp_path / SCORED).exists()
+
+
 def test_a_chat_template_of_the_users_is_part_of_what_is_sampled(tmp_path):
     template = tmp_path / "own.jinja"
     config = OmegaConf.create({
@@ -161,6 +198,35 @@ def test_a_chat_template_of_the_users_is_part_of_what_is_sampled(tmp_path):
         template.write_text(text)
         keys.append(samples_key(config, SampleConfig(str(tmp_path)), [{"prompt": "1"}], "model"))
     assert keys[0] != keys[1]
+
+
+def test_verdicts_are_of_the_image_that_the_code_ran_in():
+    def key(reward, image):
+        method = {"rewards": {reward: 1.0}, "reward_chain": [], "sandbox": {"time_s": 5.0}}
+        return verdicts_key(OmegaConf.create({"method": method, "sandbox_image": image}), {"rows": "1"})
+
+    assert key("code_tests", "sha256:1")["sandbox_image"] == "sha256:1"
+    assert key("code_tests", "sha256:1") != key("code_tests", "sha256:2")
+    assert key("length", "sha256:1") == key("length", "sha256:2"), "no code runs"
+
+
+def test_verdicts_follow_the_file_of_a_reward_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    config = OmegaConf.create({"method": {"rewards": {"a_reward_of_my_own.f": 1.0}}})
+    keys = []
+    for text in ("1.0", "0.5"):
+        (tmp_path / "a_reward_of_my_own.py").write_text(f"def f(prompts, **columns):\n    return [{text}] * len(prompts)\n")
+        keys.append(verdicts_key(config, {}))
+    assert [name for name, sha in keys[0]["code"].items() if keys[1]["code"][name] != sha] == ["a_reward_of_my_own.f"]
+
+
+def test_a_model_that_may_be_another_tomorrow_has_no_identity(tmp_path):
+    model = {"path": None, "init": "pretrained", "hub_id": "a/b", "revision": "main"}
+    config = OmegaConf.create({"run_dir": str(tmp_path), "model": model})
+    with pytest.raises(UserError, match="model.revision=main: .*a commit of the hub is needed"):
+        model_identity(config)
+    config.model.revision = "1" * 40
+    assert model_identity(config) == ["a/b", "1" * 40]
 
 
 @pytest.mark.parametrize(

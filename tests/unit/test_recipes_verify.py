@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from recipes.common import verify_code
 from recipes.common.errors import UserError
 from recipes.common.verify import build_verifier
-from recipes.common.verify_isolated import Isolated
+from recipes.common.verify_isolated import GIVEN, PASSED_ON, Isolated
 
 
 def of(rewards, columns=(), chain=(), pattern=None, run_dir="."):
@@ -52,7 +52,7 @@ def test_weighted_and_chained():
 
 def test_what_hangs_or_crashes_is_that_completions_failure():
     isolated = Isolated(["regex", "length"], time_s=0.5)
-    assert isolated("regex", "a" * 40 + "b", {"pattern": "(a+)+"}) == (0.0, "no score within 0.5 s")
+    assert isolated("regex", "a" * 40 + "b", {"pattern": "(a+)+"}) == (0.0, "no score within 0.5 s of CPU time")
     assert isolated("regex", "aaa", {"pattern": "(a+)+"}) == (1.0, None)
     score, error = isolated("regex", "aaa", {"pattern": "("})
     assert (score, error.split(":")[0]) == (0.0, "PatternError" if "PatternError" in error else "error")
@@ -62,8 +62,78 @@ def test_what_hangs_or_crashes_is_that_completions_failure():
     assert isolated("length", "", {}) == (1.0, None)
 
 
+def test_a_scorer_that_waits_for_ever_is_waited_for_by_the_clock():
+    isolated = Isolated(["length"], wait_s=0.3)
+    assert isolated("length", "", {}) == (1.0, None)
+    isolated.process.send_signal(signal.SIGSTOP)
+    assert isolated("length", "", {}) == (0.0, "no score within 0.3 s")
+    assert isolated("length", "", {}) == (1.0, None)
+
+
+MISBEHAVES = """
+import os, socket, subprocess, sys
+from recipes.common import rewards, verify_worker
+
+def silent(what):  # as many scorers do: whatever happens, the answer is wrong
+    def scorer(prompts, completions, **columns):
+        try:
+            what(completions[0])
+        except Exception:
+            return [0.5]
+        return [1.0]
+    return scorer
+
+rewards.REWARDS.update(
+    socket=silent(lambda text: socket.socket()),
+    process=silent(lambda text: subprocess.run(["true"])),
+    fork=silent(lambda text: os.fork()),
+    write=silent(lambda text: open(text, "w")),
+    remove=silent(lambda text: os.remove(text)),
+    read=silent(lambda text: open(text).read()),
+    memory=lambda prompts, completions, **columns: [len(bytes(10**10))],
+    nothing=lambda prompts, completions, **columns: [float("nan")],
+)
+sys.argv = ["verify_worker", "5", "200000000"]
+verify_worker.main()
+"""
+
+
+def test_what_a_scorer_may_not_do_fails_that_sample_and_the_next_is_scored(tmp_path):
+    target = tmp_path / "a"
+    target.write_text("kept")
+    names = ["socket", "process", "fork", "write", "remove", "read", "memory", "nothing", "length"]
+    questions = "".join(
+        json.dumps({"name": name, "completion": str(target) if name != "length" else "", "row": {}}) + "\n" for name in names
+    )
+    done = subprocess.run([sys.executable, "-c", MISBEHAVES], input=questions, text=True, timeout=120, stdout=subprocess.PIPE)
+    found = {name: json.loads(line) for name, line in zip(names, done.stdout.splitlines()[1:], strict=True)}
+    assert {name: answer["error"] for name, answer in found.items()} == {
+        "socket": "a scorer may not: socket.__new__",
+        "process": "a scorer may not: subprocess.Popen",
+        "fork": "a scorer may not: os.fork",
+        "write": f"a scorer may not: open {str(target)!r}",
+        "remove": "a scorer may not: os.remove",
+        "read": None,
+        "memory": "more memory than a scorer may take",
+        "nothing": "a score that is no number: nan",
+        "length": None,
+    }
+    assert [name for name, answer in found.items() if answer["score"]] == ["read", "length"]
+    assert target.read_text() == "kept"
+
+
+def test_a_scorer_sees_nothing_of_the_ranks_environment(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "a secret")
+    isolated = Isolated(["length"])
+    isolated("length", "", {})
+    with open(f"/proc/{isolated.process.pid}/environ", "rb") as file:
+        names = {entry.partition(b"=")[0].decode() for entry in file.read().split(b"\0") if entry}
+    assert "HF_TOKEN" not in names
+    assert names <= {*PASSED_ON, *GIVEN}
+
+
 def test_a_scorer_that_hangs_does_not_outlive_a_killed_rank_for_long():
-    code = "from recipes.common import verify_worker as w; w.ALONE_S = 0.2; w.main()"
+    code = "import sys; sys.argv = ['', '60', '1000000000']; from recipes.common import verify_worker as w; w.ALONE_S = 0.2; w.main()"
     question = {"name": "regex", "completion": "a" * 40 + "b", "row": {"pattern": "(a+)+"}}
     done = subprocess.run([sys.executable, "-c", code], input=json.dumps(question) + "\n", text=True, timeout=60, stdout=subprocess.PIPE)
     assert (done.returncode, done.stdout) == (-signal.SIGALRM, "ready\n")
