@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from launch import fit, orphans, record, rocprof, rundir, sandbox, secret_files
+from launch import fit, orphans, provenance, record, rocprof, rundir, sandbox, secret_files
 from launch.detect import Host
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_HUNG, EXIT_INTERRUPTED, EXIT_USER, HostError
 from launch.local import LocalProcess
@@ -123,7 +123,10 @@ def execute(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: lis
 
 def write_inputs(plan: Plan, overrides: list[str]) -> None:
     """What a rank reads, and what a person does."""
-    rundir.write_text(plan.run_dir / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(rank_config(plan, overrides))))
+    content = rank_config(plan, overrides)
+    if plan.config.method.kind == "exporter":
+        content["provenance"] = provenance.of(plan.config)
+    rundir.write_text(plan.run_dir / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(content)))
     rundir.write_json(plan.run_dir / "plan.json", as_json(plan))
 
 
