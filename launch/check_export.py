@@ -10,7 +10,8 @@ from launch.schema_enums import Init, Network
 from launch.trainer_args import argument
 
 IN_8_BITS = ("fp8", "int8")
-REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# As huggingface_hub's validate_repo_id takes them, with an owner.
+REPOSITORY = re.compile(r"(?!.*(?:--|\.\.))(?!.*\.git$)[A-Za-z0-9][\w.-]*/[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?", re.ASCII)
 LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 TOKEN = "HF_TOKEN"
 

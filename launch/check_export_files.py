@@ -31,7 +31,7 @@ def _check_evaluation(config: Config, run: Path) -> None:
     """It is done, and of the model that is exported: another's figures on a card would be a lie."""
     result, record = read_json(run / "result.json") or {}, read_json(run / "record.json") or {}
     composition = record.get("composition") or {}
-    if result.get("status") != "done" or not ("accuracy" in result or "lm_eval" in result):
+    if result.get("status") != "done" or not composition or not ("accuracy" in result or "lm_eval" in result):
         raise UserError(f"method.args.results_from={run}: no evaluation that is done. Use: a run of method=evaluate.")
     measured = composition["model"]["path"] or composition["model"]["hub_id"]
     exported = config.model.path or config.model.hub_id
@@ -57,7 +57,13 @@ def check_not_a_run(path: Path) -> None:
     if "phases" in record:
         models = [f"model.path={run / name}" for name in record["phases"].values() if (run / name / "model").is_dir()]
         raise UserError(f"model.path={run}: a pipeline, whose phases have the models. Use: {' or '.join(models) or 'its command again'}.")
-    whole = [f for f in run.glob("checkpoints/checkpoint-*") if (f / "manifest.json").is_file() and (f / "config.json").is_file()]
+    if record.get("status") == "done":
+        raise UserError(f"model.path={run}: that run is done and has left no model. Use: the run that trained it.")
+    whole = [
+        f
+        for f in run.glob("checkpoints/checkpoint-*")
+        if f.name.rpartition("-")[2].isdigit() and (f / "manifest.json").is_file() and (f / "config.json").is_file()
+    ]
     newest = max(whole, key=lambda f: int(f.name.rpartition("-")[2]), default=None)
     raise UserError(
         f"model.path={run}: that run has left no model (its status: {record.get('status')}). Use: its command again, which finishes it"

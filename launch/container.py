@@ -160,7 +160,7 @@ def environment_of(process: Process, others: list[int]) -> dict[str, str]:
     """The process's own variables; its GPU mask renumbered, since inside only the devices that were passed are counted."""
     found = dict(process.env)
     passed = sorted({*process.gpus, *others})
-    for mask in set(environment.MASK.values()) & set(found):
+    for mask in set(environment.MASK.values()) & set(found) if passed else ():
         # Its own first: HIP IPC carries the exporter's ordinal, and vLLM and torchrun count from 0.
         found[mask] = ",".join(str(passed.index(gpu)) for gpu in [*process.gpus, *others])
     return found

@@ -47,7 +47,7 @@ def _runs(path: str | None) -> list[dict[str, Any]]:
         found.append(
             {
                 "run": run.name,
-                "left": path,
+                "left": Path(path).name,
                 "method": composition["method"]["name"],
                 "overrides": record.get("overrides", []),
                 **{key: composition[key] for key in ("model", "adapter", "precision", "data", "seed")},

@@ -14,19 +14,21 @@ run directory's model/ when all of it has reached the disk, and not before. Noth
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedTokenizerBase
 
@@ -41,6 +43,7 @@ from recipes.common.shards import Shards, stored
 FORMATS = ("safetensors", "gguf")
 OUTTYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}  # of llama.cpp's converter
 TOKEN = "HF_TOKEN"
+BEAT_S = 30
 
 
 @dataclass
@@ -66,7 +69,8 @@ def export(config: DictConfig) -> dict[str, Any]:
     if args.push_to and not os.environ.get(TOKEN):  # known before hours of work
         raise UserError(f"method.args.push_to={args.push_to}: {TOKEN} is not set where the rank runs. Use: runtime.secrets with it.")
     provenance = OmegaConf.to_container(config.provenance)
-    source = None if config.adapter.path else find_source(config)
+    with beating(heartbeat(config)):
+        source = None if config.adapter.path else find_source(config)
     if source is not None:
         check_whole(source, provenance["runs"], heartbeat(config))
     target = Path(config.run_dir) / "model"
@@ -87,7 +91,10 @@ def export(config: DictConfig) -> dict[str, Any]:
     move_directory(staged, target)
     result = {"model": str(target), "weights": args.weights, **written, "weights_sha256": weights_sha256(target, heartbeat(config))}
     say(f"done: {written['model_bytes'] / 1e9:.3g} GB in {target}")
-    return {**result, "pushed_to": push(target, args, result)} if args.push_to else result
+    if not args.push_to:
+        return result
+    with beating(heartbeat(config)):
+        return {**result, "pushed_to": push(target, args, result)}
 
 
 def find_source(config: DictConfig) -> Path:
@@ -100,7 +107,7 @@ def find_source(config: DictConfig) -> Path:
     wanted = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "README.md"]
     try:
         return Path(snapshot_download(model.hub_id, revision=model.revision, allow_patterns=wanted))
-    except (OSError, HfHubHTTPError) as error:
+    except (OSError, httpx.HTTPError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"model {model.hub_id} at {model.revision} could not be had: {reason} Use: model.path=<directory>.") from error
 
@@ -180,7 +187,8 @@ def describe(
     title = args.push_to or config.name or Path(config.run_dir).parent.name
     facts = {"weights": args.weights, "template": bool(tokenizer.chat_template), **written}
     model = OmegaConf.to_container(config.model)
-    return model_card.card(title, args.license or model_card.stated_license(source), model, provenance, facts)
+    base = source or (Path(config.model.path) if config.model.path else None)
+    return model_card.card(title, args.license or model_card.stated_license(base), model, provenance, facts)
 
 
 def push(folder: Path, args: ExportConfig, result: dict[str, Any]) -> str:
@@ -189,9 +197,27 @@ def push(folder: Path, args: ExportConfig, result: dict[str, Any]) -> str:
     try:
         hub.create_repo(args.push_to, private=args.push_private, exist_ok=True)
         return str(hub.upload_folder(repo_id=args.push_to, folder_path=folder, commit_message="Export"))
-    except (OSError, HfHubHTTPError) as error:
+    except (OSError, httpx.HTTPError) as error:  # the hub's own answers are both
         reason = str(error).strip().splitlines()[0]
         raise Failed(f"the model is in {folder}, and could not be pushed to {args.push_to}: {reason}", **result) from error
+
+
+@contextlib.contextmanager
+def beating(beat: Path) -> Iterator[None]:
+    """While files pass the network, of which the launcher's watchdog sees nothing; the hub's client has timeouts of its own."""
+    done = threading.Event()
+
+    def touch() -> None:
+        while not done.wait(BEAT_S):
+            beat.touch()
+
+    thread = threading.Thread(target=touch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def heartbeat(config: DictConfig) -> Path:

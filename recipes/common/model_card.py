@@ -118,7 +118,7 @@ def _run(number: int, run: Facts) -> str:
         f"`{code['commit']}`" + (" with changes that are not in it" if code.get("dirty") else "") if code.get("commit") else "not known"
     )
     rows = {
-        "run": f"`{run['run']}`",
+        "run": f"`{run['run']}`" + (f", of which its {run['left']} was taken" if run["left"].startswith("checkpoint-") else ""),
         "command": f"`python launch/run.py {' '.join(run['overrides'])}`".replace(" `", "`"),
         "arguments": ", ".join(f"{key} {value}" for key, value in run["args"].items() if value is not None) or "the defaults",
         "data": _data(run["data"], run["data_files"]),

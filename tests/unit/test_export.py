@@ -188,7 +188,7 @@ def test_gguf_by_a_converter(exported, source, tmp_path):
 
 def test_refused_by_the_rank(exported, source, tmp_path, monkeypatch):
     odd = write_model(tmp_path / "odd", intermediate_size=40)
-    assert "has 40 outputs and 32 inputs, and products in 8 bits take multiples of 16" in refused(exported, odd, "method.args.weights=fp8")
+    assert "has 32 outputs and 40 inputs, and products in 8 bits take multiples of 16" in refused(exported, odd, "method.args.weights=fp8")
     _, _, eight = exported(source, "method.args.weights=int8")
     assert "quantized already (compressed-tensors)" in refused(exported, eight / "model", "method.args.weights=fp8")
     monkeypatch.delenv("HF_TOKEN", raising=False)
@@ -302,7 +302,8 @@ def test_it_gets_no_gpu():
     plan = make_plan(config, host_with(8), Path("/runs/export/1"))
     (process,) = plan.processes
     assert (process.kind, process.gpus, process.env["HIP_VISIBLE_DEVICES"]) == ("exporter", [], "-1")
-    assert (plan.containers["exporter"].devices, plan.memory) == ({}, [])
+    spec = plan.containers["exporter"]
+    assert (spec.devices, spec.environment["HIP_VISIBLE_DEVICES"], plan.memory) == ({}, "-1", [])
 
 
 def test_a_container_is_given_the_converter():
@@ -345,6 +346,8 @@ def test_what_the_launcher_refuses(launch, tmp_path, source, monkeypatch):
     whole = files_of(unfinished / "checkpoints/checkpoint-10", manifest={}, config={})
     files_of(unfinished / "checkpoints/checkpoint-9", manifest={}, config={})
     assert f"or model.path={whole}, its newest checkpoint" in said(f"model.path={unfinished}")
+    done = files_of(tmp_path / "done", record={"status": "done"})
+    assert "that run is done and has left no model. Use: the run that trained it." in said(f"model.path={done}")
     pipeline = files_of(tmp_path / "pipeline", record={"phases": {"sft": "1_sft", "export": "2_export"}})
     (pipeline / "1_sft/model").mkdir(parents=True)
     assert f"a pipeline, whose phases have the models. Use: model.path={pipeline}/1_sft." in said(f"model.path={pipeline}")
