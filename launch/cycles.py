@@ -53,6 +53,8 @@ def expand(phases: list[Phase], compose: Callable[[Phase], Config]) -> list[Phas
             models[phase.name] = phase.name
             samples |= {phase.name: phase.name} if config.method.name == "sample" else {}
             continue
+        if phase.results_from is not None:
+            raise UserError(f"phases: results_from of {phase.name}: method=raft writes no model card, and would ignore it. Leave it out.")
         made = of_raft(config, phase.name, models[phase.model_from] if phase.model_from else None, phase.overrides)
         found += made
         models[phase.name], samples[phase.name] = (next(p.name for p in reversed(made) if p.part == part) for part in ("train", "sample"))

@@ -108,8 +108,9 @@ def find_source(config: DictConfig) -> Path:
     try:
         return Path(snapshot_download(model.hub_id, revision=model.revision, allow_patterns=wanted))
     except (OSError, httpx.HTTPError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"model {model.hub_id} at {model.revision} could not be had: {reason} Use: model.path=<directory>.") from error
+        raise UserError(
+            f"model {model.hub_id} at {model.revision} could not be had: {first_line(error)} Use: model.path=<directory>."
+        ) from error
 
 
 def check_whole(source: Path, runs: list[dict[str, Any]], beat: Path) -> None:
@@ -198,8 +199,12 @@ def push(folder: Path, args: ExportConfig, result: dict[str, Any]) -> str:
         hub.create_repo(args.push_to, private=args.push_private, exist_ok=True)
         return str(hub.upload_folder(repo_id=args.push_to, folder_path=folder, commit_message="Export"))
     except (OSError, httpx.HTTPError) as error:  # the hub's own answers are both
-        reason = str(error).strip().splitlines()[0]
-        raise Failed(f"the model is in {folder}, and could not be pushed to {args.push_to}: {reason}", **result) from error
+        raise Failed(f"the model is in {folder}, and could not be pushed to {args.push_to}: {first_line(error)}", **result) from error
+
+
+def first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__  # httpx's time-outs say nothing else
 
 
 @contextlib.contextmanager

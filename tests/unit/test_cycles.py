@@ -226,6 +226,7 @@ def test_an_export_quotes_an_evaluation_of_its_model(launch):
     [
         (exporting("sft", "sft"), ["results_from=sft of out names no evaluation before it", "Evaluations before: asked"]),
         (exporting("more", "asked"), ["results_from=asked of out measured the model of sft, and not that of more"]),
+        (exporting("sft", "asked", "method=raft"), ["results_from of out: method=raft writes no model card"]),
         (exporting("sft", "asked", "method=evaluate"), ["phase out", "results_from with method=evaluate", "would ignore it"]),
     ],
 )

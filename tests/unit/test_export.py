@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import httpx
 import huggingface_hub.constants
 import pytest
 import torch
@@ -23,7 +24,7 @@ from recipes.common.errors import UserError
 from recipes.common.files import weights_sha256
 from recipes.common.model import train_tokenizer
 from recipes.common.shards import INDEX, Shards, stored
-from recipes.export import export
+from recipes.export import export, first_line
 from tests.conftest import composed, host_with
 
 CONVERTER = """
@@ -269,6 +270,10 @@ def test_nothing_is_pushed_unasked_and_a_hub_that_is_not_there_leaves_the_model(
     assert "could not be pushed to me/model" in result["error"]
     assert (run / "model/model.safetensors").is_file()
     assert "hf_something" not in (run / "result.json").read_text() + (run / "model/README.md").read_text()
+
+
+def test_an_error_without_words_is_told_by_its_name():
+    assert (first_line(httpx.ReadTimeout("")), first_line(OSError("a\nb"))) == ("ReadTimeout", "a")
 
 
 # ---- The card
