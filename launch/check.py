@@ -13,6 +13,7 @@ from launch.check_adapters import ADAPTER_RULES
 from launch.check_cycles import CYCLE_RULES
 from launch.check_data import DATA_RULES
 from launch.check_evaluate import EVALUATE_RULES, lacks_heldout
+from launch.check_export import EXPORT_RULES
 from launch.check_profile import PROFILE_RULES
 from launch.check_rewards import REWARD_RULES
 from launch.check_runtime import RUNTIME_RULES
@@ -129,6 +130,7 @@ RULES = [
     ),
     *TUNE_RULES,
     *EVALUATE_RULES,
+    *EXPORT_RULES,
     *CYCLE_RULES,
     *SAVE_RULES,
     *TOPOLOGY_RULES,

@@ -18,6 +18,7 @@ from containers import images
 from launch import tuned
 from launch.check_adapters import check_adapter
 from launch.check_data import check_data_files
+from launch.check_export_files import check_export, check_not_a_run
 from launch.errors import UserError, near
 from launch.schema import Config
 from launch.schema_enums import Init
@@ -40,6 +41,7 @@ def check_files(config: Config, all_lines: bool) -> None:
     config = tuned.recipe(config) or config  # it is the recipe of a tuning that reads them
     _model(config)
     check_adapter(config)
+    check_export(config)
     if config.data.kind == "jsonl":
         if config.data.path is not None:
             _jsonl("data.path", Path(config.data.path), _read_as(config), all_lines)
@@ -76,6 +78,7 @@ def _model(config: Config) -> None:
     path = config.model.path and Path(config.model.path)
     if not path:
         return
+    check_not_a_run(path)
     if not path.is_dir():
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"model.path={path}: no such directory.{near(path.name, siblings)}")

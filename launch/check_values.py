@@ -10,7 +10,7 @@ from launch.trainer_args import known
 
 # key -> the words it takes
 WORDS = {
-    "method.kind": ("trainer", "evaluator", "bench", "tune", "cycles"),
+    "method.kind": ("trainer", "evaluator", "exporter", "bench", "tune", "cycles"),
     "model.architecture": ("qwen3", "qwen2", "llama"),
     "precision.compute": ("fp32", "fp16", "bf16", "fp8"),
     "precision.weights": ("fp32", "fp16", "bf16", "nf4"),

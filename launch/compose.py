@@ -84,12 +84,19 @@ def _absolute(config: Config) -> Config:
         for name in names:
             given = getattr(group, name)
             setattr(group, name, given and str(Path(given).expanduser().absolute()))
+    config.model.path = config.model.path and _model_of(Path(config.model.path))
     parts = [config.method.args.get(name) for name in ("sample", "evaluate")]  # method=raft's, for these phases
     for args in (config.method.args, *(part for part in parts if isinstance(part, dict))):
-        for name in ("reuse", "lm_eval_include"):
+        for name in ("reuse", "lm_eval_include", "gguf_converter", "results_from"):
             if isinstance(args.get(name), str):
                 args[name] = str(Path(args[name]).expanduser().absolute())
     return config
+
+
+def _model_of(path: Path) -> str:
+    """`path`, and where it is the directory of a run the model in it."""
+    is_run = (path / "record.json").is_file() and not (path / "config.json").is_file()
+    return str(path / "model" if is_run else path)
 
 
 def freed(overrides: list[str]) -> list[str]:

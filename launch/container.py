@@ -160,7 +160,7 @@ def environment_of(process: Process, others: list[int]) -> dict[str, str]:
     """The process's own variables; its GPU mask renumbered, since inside only the devices that were passed are counted."""
     found = dict(process.env)
     passed = sorted({*process.gpus, *others})
-    for mask in set(environment.MASK.values()) & set(found):
+    for mask in set(environment.MASK.values()) & set(found) if passed else ():
         # Its own first: HIP IPC carries the exporter's ordinal, and vLLM and torchrun count from 0.
         found[mask] = ",".join(str(passed.index(gpu)) for gpu in [*process.gpus, *others])
     return found
@@ -169,7 +169,7 @@ def environment_of(process: Process, others: list[int]) -> dict[str, str]:
 def devices(config: Config, host: Host, gpus: list[int], others: list[int]) -> dict[str, str]:
     """Device nodes with the reason for each: /dev/kfd, and one render node for each GPU. Never all of /dev/dri."""
     found = {}
-    if config.hardware.gfx.startswith("gfx"):
+    if config.hardware.gfx.startswith("gfx") and config.method.kind != "exporter":
         if config.smoke:  # computes on the CPU; a node that is there is passed as it would be, so that the way is tried
             gpus = environment.chosen_gpus(config, host, 1)
         wanted = {"/dev/kfd": "ROCm's compute interface"}
@@ -238,6 +238,8 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
         given += [(argument(config, "reuse"), "method.args.reuse")]
     if config.method.name == "evaluate":
         given += [(argument(config, "lm_eval_include"), "method.args.lm_eval_include")]
+    if config.method.kind == "exporter" and (converter := argument(config, "gguf_converter")):
+        given += [(str(Path(converter).parent), "llama.cpp's converter, and what it imports")]
     given += [(folder, "what the model's files are links to") for folder in _link_targets(config.model.path)]
     tuned = config.user_env.get("PYTORCH_TUNABLEOP_FILENAME")
     given += [(str(Path(tuned).parent), "tuned matrix products")] if tuned else []

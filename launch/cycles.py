@@ -41,17 +41,26 @@ def expand(phases: list[Phase], compose: Callable[[Phase], Config]) -> list[Phas
     found: list[Phase] = []
     models: dict[str, str] = {}  # phase as it was given -> the phase that leaves its model
     samples: dict[str, str] = {}  # the same, of its samples; phases that leave none are not in it
+    evaluated: dict[str, tuple[str, str | None]] = {}  # the same, of its last evaluation, with the phase whose model that measured
     for phase in phases:
         _check_names(phase, models, samples)
+        _check_results(phase, models, evaluated)
         config = compose(phase)
         if config.method.kind != "cycles":
             found.append(_following(phase, models, samples))
+            if phase.results_from is not None:
+                found[-1].results_from = evaluated[phase.results_from][0]
+            evaluated |= {phase.name: (phase.name, found[-1].model_from)} if config.method.name == "evaluate" else {}
             models[phase.name] = phase.name
             samples |= {phase.name: phase.name} if config.method.name == "sample" else {}
             continue
+        if phase.results_from is not None:
+            raise UserError(f"phases: results_from of {phase.name}: method=raft writes no model card, and would ignore it. Leave it out.")
         made = of_raft(config, phase.name, models[phase.model_from] if phase.model_from else None, phase.overrides)
         found += made
         models[phase.name], samples[phase.name] = (next(p.name for p in reversed(made) if p.part == part) for part in ("train", "sample"))
+        last = next((p for p in reversed(made) if p.part == "evaluate"), None)
+        evaluated |= {phase.name: (last.name, last.model_from)} if last else {}
     return found
 
 
@@ -144,6 +153,22 @@ def _check_names(phase: Phase, models: Mapping[str, str], samples: Mapping[str, 
         raise UserError(
             f"phases: data_from={phase.data_from} of {phase.name}: that phase leaves no samples. "
             f"Phases before of method=sample or raft: {', '.join(samples) or 'none'}."
+        )
+
+
+def _check_results(phase: Phase, models: Mapping[str, str], evaluated: Mapping[str, tuple[str, str | None]]) -> None:
+    """Raises UserError where a model card would quote what is no evaluation, or another model's."""
+    wanted = phase.results_from
+    if wanted is None:
+        return
+    if wanted not in evaluated:
+        known = ", ".join(evaluated) or "none"
+        raise UserError(f"phases: results_from={wanted} of {phase.name} names no evaluation before it. Evaluations before: {known}.")
+    measured, exported = evaluated[wanted][1], models.get(phase.model_from or "")
+    if measured != exported:
+        raise UserError(
+            f"phases: results_from={wanted} of {phase.name} measured the model of {measured}, and not that of {phase.model_from}. "
+            "Use: an evaluation of the model that is exported."
         )
 
 

@@ -121,6 +121,8 @@ def _launcher(config: Config, host: Host, kind: str, gpus: list[int], run_dir: P
     if gpus:
         mask = MASK[config.hardware.vendor]
         found.append(Setting(mask, ",".join(map(str, gpus)), "the GPUs of this process; the only mask that is set", "launcher"))
+    elif kind == "exporter" and config.hardware.vendor in MASK:
+        found.append(Setting(MASK[config.hardware.vendor], "-1", "an export computes on no GPU, and leaves them to others", "launcher"))
     found += _network(config)
     if kind == "server":
         found.append(Setting("VLLM_SERVER_DEV_MODE", "1", "opens the weight-update endpoints; the server is bound to loopback", "launcher"))

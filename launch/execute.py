@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from launch import fit, orphans, record, rocprof, rundir, sandbox, secret_files
+from launch import fit, orphans, provenance, record, rocprof, rundir, sandbox, secret_files
 from launch.detect import Host
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_HUNG, EXIT_INTERRUPTED, EXIT_USER, HostError
 from launch.local import LocalProcess
@@ -125,6 +125,8 @@ def execute(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: lis
 def write_inputs(plan: Plan, overrides: list[str], sandbox_image: str | None = None) -> None:
     """What a rank reads, and what a person does. Ranks know the sandbox's image by its id: verdicts are kept under it."""
     content = rank_config(plan, overrides) | ({"sandbox_image": sandbox_image} if sandbox_image else {})
+    if plan.config.method.kind == "exporter":
+        content["provenance"] = provenance.of(plan.config)
     rundir.write_text(plan.run_dir / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(content)))
     rundir.write_json(plan.run_dir / "plan.json", as_json(plan))
 

@@ -61,7 +61,7 @@ def memory(config: Config, processes: list[topology.Process], smaller: Mapping[i
     nominal = config.hardware.memory_gb * GIB - (SYSTEM_GB if config.hardware.unified_memory else 0.0)
     found = []
     for process in processes:
-        if process.kind in ("prepare", "bench", "tune"):  # over before the others begin; a series goes as far as the memory
+        if process.kind in ("prepare", "exporter", "bench", "tune"):  # over before the others; on no GPU; as far as it goes
             continue
         serves = process.kind == "server" or argument(config, "engine") == "vllm"
         capacity = min([nominal, *(smaller[gpu] for gpu in process.gpus if gpu in smaller)])

@@ -95,6 +95,10 @@ def _plan(config: Config, phase: Phase, composer: Callable[[Phase], Config], hos
             composed.model.path = source
         if phase.data_from:
             composed.data = cycles.samples_of(folders[phase.data_from], composed)
+        if phase.results_from:
+            if composed.method.kind != "exporter":
+                raise UserError(f"results_from with method={composed.method.name}: it writes no model card, and would ignore it.")
+            composed.method.args["results_from"] = str(folders[phase.results_from])
         if isinstance(phase, cycles.CyclePhase):
             cycles.apply(composed, phase)
             if phase.pass_rates_from and composed.data.curriculum == Curriculum.adaptive:
@@ -109,6 +113,8 @@ def _plan(config: Config, phase: Phase, composer: Callable[[Phase], Config], hos
             there.data = Data(kind="none")
         if isinstance(phase, cycles.CyclePhase) and phase.pass_rates_from:
             there.data.pass_rates = None
+        if phase.results_from:
+            del there.method.args["results_from"]
         check_files(there, all_lines=config.mode == Mode.run)
     except UserError as error:
         raise UserError(f"phase {phase.name}: {error}") from error

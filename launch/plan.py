@@ -40,7 +40,7 @@ from launch.topology import Process
 SCHEMA = 1
 # Keys that do not change what is computed: two compositions that differ in them only are the same run.
 NOT_IDENTITY = ("mode", "find", "price_per_gpu_hour", "format", "verbose", "resume", "run_root", "name", "sweep", "preflight")
-ADDED = ("run_dir", "trainer_args", "tuned", "data_cache")  # to the composition, in the file that every rank reads
+ADDED = ("run_dir", "trainer_args", "tuned", "data_cache", "provenance")  # to the composition, in the file that every rank reads
 
 
 @dataclass(frozen=True)

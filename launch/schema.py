@@ -118,7 +118,7 @@ class Method:
 
     name: str = MISSING
     program: str = MISSING  # module of recipes/, run by every rank
-    kind: str = MISSING  # trainer, evaluator, bench, tune, or cycles: of phases
+    kind: str = MISSING  # trainer, evaluator, exporter, bench, tune, or cycles: of phases
     config_class: str = MISSING  # the class `args` are checked against, as module.Class
     args: dict[str, Any] = field(default_factory=dict)
     lr_scaling: LrScaling = LrScaling.none  # of the learning rate with the batch
@@ -309,12 +309,13 @@ class Target:
 class Phase:
     """One run of a pipeline: overrides on top of the experiment. `model_from` names an earlier phase whose model it takes, `data_from`
     one of method=sample whose samples it trains on: the selected ones, for DPO pairs of all. A phase of method=raft stands for those of
-    its cycles."""
+    its cycles. `results_from`, for method=export: an earlier evaluation of the same model, which the model card quotes."""
 
     name: str = MISSING
     overrides: list[str] = field(default_factory=list)
     model_from: Optional[str] = None
     data_from: Optional[str] = None
+    results_from: Optional[str] = None
 
 
 class Direction(Enum):

@@ -74,7 +74,7 @@ def show_plan(plan: Plan, console: Console, verbose: bool) -> None:
 
 def _facts(plan: Plan) -> Table:
     config, hardware = plan.config, plan.config.hardware
-    measures = config.method.kind in ("bench", "tune")  # a series, whose arguments say what is measured
+    measures = config.method.kind in ("bench", "tune", "exporter")  # a series, or no batches: the arguments say what is done
     model = f"{config.model.name}, {_count(config.model.num_parameters)} parameters, from {_source(plan)}"
     rows = {
         "hardware": f"{_nodes(config)}{hardware.gpus_per_node} x {hardware.product} ({hardware.gfx}), {hardware.memory_gb:g} GB each",

@@ -43,7 +43,7 @@ def script(plan: Plan, host: Host) -> str:
         "job-name": plan.name,
         "nodes": asked.nodes,
         "ntasks-per-node": 1,
-        "gres": f"{asked.gres}:{num_gpus(config)}" if config.hardware.vendor != Vendor.none else None,
+        "gres": f"{asked.gres}:{num_gpus(config)}" if config.hardware.vendor != Vendor.none and config.method.kind != "exporter" else None,
         "partition": asked.partition,
         "account": asked.account,
         "qos": asked.qos,

@@ -18,7 +18,7 @@ class Process:
     """One process group: a generation server, torchrun with a rank for each of its GPUs, what prepares for these, or the sandbox."""
 
     name: str
-    kind: str  # trainer, evaluator, server, prepare or verifier
+    kind: str  # trainer, evaluator, exporter, bench, tune, server, prepare or verifier
     argv: list[str]
     settings: list[Setting]
     gpus: list[int]
@@ -67,7 +67,7 @@ def model_source(config: Config, run_dir: Path) -> str:
 
 def processes(config: Config, host: Host, run_dir: Path) -> list[Process]:
     """The process groups in the order they start, each when the one before is ready: what prepares, the server, the ranks."""
-    gpus = environment.visible_gpus(config, host, num_gpus(config))
+    gpus = environment.visible_gpus(config, host, num_gpus(config)) if config.method.kind != "exporter" else []
     generating, training = gpus[: num_server_gpus(config)], gpus[num_server_gpus(config) :]
     found = []
     if made_here(config):

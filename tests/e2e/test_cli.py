@@ -189,6 +189,18 @@ def test_evaluate_a_runs_model(trained, tmp_path):
     assert result["num_problems"] == 16
 
 
+def test_export_a_run(trained, tmp_path):
+    run, _ = trained["sft"]
+    done = command("hardware=cpu", "method=export", f"model.path={run}", "method.args.weights=bf16", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    kept = rundir.read_json(newest(tmp_path) / "record.json")
+    assert {"model/README.md", "model/model.safetensors", "model/tokenizer.json", "model/chat_template.jinja"} <= set(kept["outputs"])
+    assert 0 < kept["result"]["weights_error"] < 2**-9
+    card = (newest(tmp_path) / "model/README.md").read_text()
+    said = ("with random weights by sft.", run.name, "method.args.max_steps=6", "64 generated problems", "steps 6", "Not stated")
+    assert [words for words in said if words not in card] == []
+
+
 def test_lora_trains_and_its_model_stands_alone(tmp_path):
     done = command(*SMALL, *METHODS["sft"], "adapter=lora", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

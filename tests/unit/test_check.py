@@ -61,6 +61,30 @@ CASES = {
         ["lm_eval_tasks with engine=vllm", "engine=transformers"],
     ),
     "lm_eval_unused": (["method=evaluate", "+method.args.lm_eval_limit=4"], ["lm_eval_limit without lm_eval_tasks", "lm_eval_tasks=["]),
+    "export_model": (["method=export"], ["method=export of model=tiny: its weights are random", "model.path=<run>"]),
+    "export_adapter": (
+        ["method=export", "model.path=m", "adapter=lora"],
+        ["merges an adapter that is trained", "adapter.path=<run>/adapter"],
+    ),
+    "export_precision": (
+        ["method=export", "model.path=m", "precision=bf16"],
+        ["precision=bf16 with method=export", "method.args.weights="],
+    ),
+    "export_gguf": (["method=export", "model.path=m", "method.args.formats=[gguf]"], ["gguf and no converter", "convert_hf_to_gguf.py"]),
+    "export_gguf_8_bits": (
+        ["method=export", "model.path=m", "method.args.formats=[gguf]", "method.args.gguf_converter=c.py", "method.args.weights=int8"],
+        ["weights=int8 with gguf", "llama-quantize"],
+    ),
+    "export_license": (["method=export", "model.path=m", "method.args.license='my own'"], ["license='my own'", "apache-2.0"]),
+    "export_push_to": (["method=export", "model.path=m", "method.args.push_to=model"], ["push_to=model: no repository", "<owner/name>"]),
+    "export_push_private": (
+        ["method=export", "model.path=m", "method.args.push_private=false"],
+        ["push_private=false without push_to", "<owner/name>"],
+    ),
+    "export_push_container": (
+        ["method=export", "model.path=m", "method.args.push_to=me/model", "runtime=docker", "runtime.secrets=[]"],
+        ["push_to=me/model in a container that is not given HF_TOKEN", "runtime.secrets"],
+    ),
     "raft_base": (["method=raft", "method.args.base=old"], ["method.args.base=old", "continued", "fresh"]),
     "raft_decay": (["method=raft", "method.args.learning_rate_decay=0"], ["learning_rate_decay=0", "up to 1"]),
     "raft_decides": (["method=raft", "method.args.sample.cycle=2"], ["method.args.sample.cycle", "method.args.cycles=N"]),

@@ -28,6 +28,7 @@ NEEDS = {
     "precision/nf4": ["hardware=mi300x", "adapter=qlora", "model=qwen3_4b"],
     "precision/fp8": ["hardware=mi300x"],
     "precision/fp16": ["hardware=mi300x"],
+    "method/export": ["model.path=model"],
     "model_method/tiny_dpo": ["method=dpo"],
     "model_method/tiny_grpo": ["method=grpo"],
     "model_method/tiny_evaluate": ["method=evaluate"],

@@ -209,3 +209,44 @@ def test_a_later_phases_own_data_is_looked_at_before_anything_runs(launch):
     done = launch("hardware=mi300x", "model=qwen3_4b", phases, "mode=plan")
     assert (done.code, done.err.split(":")[0]) == (2, "phase b")
     assert "no.jsonl: no such file" in done.err
+
+
+SFT_AND_RESULTS = (
+    'phases=[{name: sft, overrides: ["method=sft"]}, {name: asked, model_from: sft, overrides: ["method=evaluate"]}, '
+    '{name: more, model_from: sft, overrides: ["method=sft"]}, '
+    '{name: out, model_from: MODEL, results_from: RESULTS, overrides: ["METHOD"]}]'
+)
+
+
+def exporting(model: str, results: str, method: str = "method=export") -> str:
+    return SFT_AND_RESULTS.replace("MODEL", model).replace("RESULTS", results).replace("METHOD", method)
+
+
+def test_an_export_quotes_an_evaluation_of_its_model(launch):
+    done = launch("hardware=cpu", exporting("sft", "asked"), "mode=plan", "format=json")
+    assert done.code == 0, done.err
+    args = json.loads(done.out)["phases"]["out"]["trainer_args"]
+    assert args["results_from"].endswith("/2_asked")
+
+
+@pytest.mark.parametrize(
+    ("phases", "words"),
+    [
+        (exporting("sft", "sft"), ["results_from=sft of out names no evaluation before it", "Evaluations before: asked"]),
+        (exporting("more", "asked"), ["results_from=asked of out measured the model of sft, and not that of more"]),
+        (exporting("sft", "asked", "method=raft"), ["results_from of out: method=raft writes no model card"]),
+        (exporting("sft", "asked", "method=evaluate"), ["phase out", "results_from with method=evaluate", "would ignore it"]),
+    ],
+)
+def test_results_that_are_not_the_models_are_refused(launch, phases, words):
+    done = launch("hardware=cpu", phases, "mode=plan")
+    assert done.code == 2
+    for word in words:
+        assert word in done.err
+
+
+def test_raft_leaves_its_last_evaluation(launch):
+    phases = 'phases=[{name: r, overrides: ["method=raft"]}, {name: out, model_from: r, results_from: r, overrides: ["method=export"]}]'
+    done = launch("hardware=cpu", phases, "mode=plan", "format=json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["phases"]["out"]["trainer_args"]["results_from"].endswith("r_cycle2_evaluate")

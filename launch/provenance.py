@@ -1,0 +1,73 @@
+"""What a model was made by: the runs behind it and an evaluation of it, from their records, for the model card of method=export.
+
+Read when the run starts and handed to its rank in config.yaml: a container is not given the directories of other runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from launch.rundir import read_json
+from launch.schema import Config
+from launch.trainer_args import argument
+
+PACKAGES = ("torch", "transformers", "trl", "peft", "vllm")
+OF_RESULT = ("steps", "loss", "reward", "weights_sha256", "weights_error", "merge_error", "data_sha256")
+OF_EVALUATION = (
+    *("accuracy", "interval", "num_problems", "num_samples", "samples_per_prompt", "by_task", "data_sha256"),
+    *("pass_at_k", "pass_at_k_interval", "maj_at_k", "maj_at_k_interval", "lm_eval"),
+)
+
+
+def of(config: Config) -> dict[str, Any] | None:
+    """`runs`, the newest first, and `results` of the evaluation of method.args.results_from; None for a method that exports nothing."""
+    if config.method.kind != "exporter":
+        return None
+    evaluation = argument(config, "results_from")
+    return {"runs": _runs(config.adapter.path or config.model.path), "results": _evaluation(Path(evaluation)) if evaluation else None}
+
+
+def run_of(path: Path) -> Path | None:
+    """The run that left this model, adapter or checkpoint; None where no record says so."""
+    run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
+    record = read_json(run / "record.json") if path.name in ("model", "adapter") or run != path.parent else None
+    return run if record and isinstance(record.get("composition"), dict) else None
+
+
+def _runs(path: str | None) -> list[dict[str, Any]]:
+    """From the run that left `path` back to the first one whose model came from elsewhere."""
+    found: list[dict[str, Any]] = []
+    seen: set[Path] = set()
+    while path is not None and (run := run_of(Path(path))) is not None and run not in seen:
+        seen.add(run)
+        record, result = read_json(run / "record.json") or {}, read_json(run / "result.json") or {}
+        composition = record["composition"]
+        packages = record.get("packages") or {}
+        found.append(
+            {
+                "run": run.name,
+                "left": Path(path).name,
+                "method": composition["method"]["name"],
+                "overrides": record.get("overrides", []),
+                **{key: composition[key] for key in ("model", "adapter", "precision", "data", "seed")},
+                "args": composition["method"]["args"],
+                "data_files": (record.get("data") or {}).get("files", {}),
+                "code": record.get("code") or {},
+                "packages": {name: packages[name] for name in PACKAGES if name in packages},
+                "result": {key: result[key] for key in OF_RESULT if key in result},
+            }
+        )
+        path = composition["adapter"]["path"] or composition["model"]["path"]
+    return found
+
+
+def _evaluation(run: Path) -> dict[str, Any]:
+    record, result = read_json(run / "record.json") or {}, read_json(run / "result.json") or {}
+    composition = record.get("composition") or {}
+    return {
+        "run": run.name,
+        "data": composition.get("data"),
+        "args": (composition.get("method") or {}).get("args", {}),
+        **{key: result[key] for key in OF_EVALUATION if key in result},
+    }
