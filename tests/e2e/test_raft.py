@@ -33,8 +33,6 @@ RAFT = [
     "method.args.train={num_train_epochs: 1, per_device_train_batch_size: 4, save_steps: 1}",  # three steps
     "method.args.evaluate={batch_size: 4}",
 ]
-
-
 PHASES = ["start", "cycle0_evaluate", "cycle1_sample", "cycle1_train", "cycle1_evaluate"]
 SAMPLE = "3_cycle1_sample"
 
@@ -129,7 +127,7 @@ def test_killed_and_started_again_it_ends_the_same(tmp_path, whole, monkeypatch,
     assert [path.name for path in sorted(tmp_path.iterdir())][-1] == killed.name
     assert not (killed / "result.json").exists()
     assert {pattern: len(list(killed.glob(pattern))) for pattern in left} == left
-    written = {file: file.stat().st_mtime_ns for file in killed.glob("samples/*/*.jsonl")}
+    written = {file: file.stat().st_mtime_ns for file in (tmp_path / SAMPLE).glob("samples/*/*.jsonl")}
     same(tmp_path, raft(tmp_path), whole)
     assert {file: file.stat().st_mtime_ns for file in written} == written, "no batch is sampled again"
 
