@@ -50,8 +50,11 @@ def show_all(run_dir: Path, plans: list[Plan]) -> str:
     """The terminal's text; curves.png is written beside it."""
     curves, accuracies = gather(plans)
     lines = [f"{name}: held-out accuracy {value:.1%}" for name, _, value in accuracies]
-    if len(accuracies) > 1:
-        lines.append(f"gained {100 * (accuracies[-1][2] - accuracies[0][2]):+.1f} points")
+    # Each on the first one, as in reports: phases may be alternatives to one another, so that the last is not what all came to.
+    lines[1:] = [
+        f"{line}, {100 * (value - accuracies[0][2]):+.1f} points on the first"
+        for line, (_, _, value) in zip(lines[1:], accuracies[1:], strict=True)
+    ]
     lines += sampled(plans)
     if not curves:
         return "\n".join(lines)

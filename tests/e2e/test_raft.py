@@ -3,6 +3,7 @@ nothing that was sampled for other work is taken."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -17,48 +18,44 @@ from trl import SFTConfig
 
 from launch import pipeline
 from launch.compose import compose
-from launch.plan import make_plan, prepare, rank_config
+from launch.plan import Plan, make_plan, prepare, rank_config
+from recipes import evaluate as evaluation
 from recipes import preview
 from recipes import sample as recipe
-from recipes.common import program, sample_keys, samples, training
+from recipes.common import checkpoint, sample_keys, samples, training
 from recipes.common.data import load
-from recipes.sample import sample
-from recipes.sft import Trainer, sft
+from recipes.sft import Trainer
 from tests.conftest import host_with
+from tests.e2e import phases
 
-WORK = {"sft": sft, "sample": sample}
-SMALL = ["hardware=cpu", "model=tiny", "model.num_layers=1", "data.num_train=48", "data.num_heldout=0", "tracking=none"]
+SMALL = ["hardware=cpu", "model=tiny", "model.num_layers=1", "data.num_train=48", "data.num_heldout=8", "tracking=none"]
 RAFT = [
     *SMALL,
     "method=raft",
     "method.args.cycles=1",
     # Random weights get nothing right and end nowhere: all that they say is kept, once for each prompt.
     "method.args.sample={num_prompts: 12, batch_size: 4, samples_per_prompt: 2, threshold: 0.0, finished_only: false, per_prompt: 1}",
-    "method.args.start={max_steps: 2, per_device_train_batch_size: 8}",
-    "method.args.train={num_train_epochs: 1, per_device_train_batch_size: 4}",
+    "method.args.start={max_steps: 2, per_device_train_batch_size: 8, save_steps: 1}",
+    "method.args.train={num_train_epochs: 1, per_device_train_batch_size: 4, save_steps: 1}",  # three steps
+    "method.args.evaluate={batch_size: 4}",
 ]
+PHASES = ["start", "cycle0_evaluate", "cycle1_sample", "cycle1_train", "cycle1_evaluate"]
+SAMPLE = "3_cycle1_sample"
 
 
 class Killed(BaseException):
     """As a kill: nothing of the program catches it, and no result is written."""
 
 
-def raft(run_dir: Path, *overrides: str) -> dict[str, dict]:
-    """Every phase that has not ended yet; phase -> result.json."""
+@functools.cache
+def planned(run_dir: Path, *overrides: str) -> dict[str, Plan]:
     arguments = [*RAFT, *overrides]
-    plans = pipeline.make_plans(compose(arguments), arguments, host_with(0), run_dir)
-    results = {}
-    for name, plan in plans.items():
-        result = plan.run_dir / "result.json"
-        if not (result.is_file() and json.loads(result.read_text())["status"] == "done"):
-            plan.run_dir.mkdir(parents=True, exist_ok=True)
-            (plan.run_dir / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(rank_config(plan))))
-            code = program.run(WORK[plan.config.method.name], ["--config", str(plan.run_dir / "config.yaml")])
-            results[name] = {**json.loads(result.read_text()), "code": code}
-            if code:
-                return results
-        results[name] = json.loads(result.read_text())
-    return results
+    return pipeline.make_plans(compose(arguments), arguments, host_with(0), run_dir)
+
+
+def raft(run_dir: Path, *overrides: str) -> dict[str, dict]:
+    """Every phase that has not ended yet; phase -> result.json, up to the first that fails."""
+    return dict(phases.run(planned(run_dir, *overrides)))
 
 
 @pytest.fixture(scope="module")
@@ -69,16 +66,31 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def begun(tmp_path, whole):
-    """A directory in which the first phase, random weights trained by SFT, is done."""
-    shutil.copytree(whole[0] / "1_start", tmp_path / "1_start")
+    """A directory in which the first phases are done: random weights trained by SFT, and evaluated."""
+    begin(tmp_path, whole, "cycle1_sample")
     return tmp_path
 
 
+def begin(run_dir: Path, whole, phase: str) -> None:
+    """Copy the phases before `phase` from the whole run: they are done."""
+    for name in PHASES[: PHASES.index(phase)]:
+        shutil.copytree(whole[0] / folder(name), run_dir / folder(name))
+
+
+def folder(phase: str) -> str:
+    return f"{PHASES.index(phase) + 1}_{phase}"
+
+
 def same(run_dir: Path, found: dict[str, dict], whole) -> None:
-    selected = "2_cycle1_sample/selected.jsonl"
-    assert (run_dir / selected).read_bytes() == (whole[0] / selected).read_bytes()
-    assert found["cycle1_train"]["weights_sha256"] == whole[1]["cycle1_train"]["weights_sha256"]
-    assert found["cycle1_train"]["weights_sha256"] != whole[1]["start"]["weights_sha256"]
+    """Rows, weights and answers to the held-out problems are those of the whole run."""
+    assert list(found) == list(whole[1]) == PHASES
+    for file in (f"{SAMPLE}/selected.jsonl", *(f"{folder(name)}/samples.jsonl" for name in PHASES if name.endswith("evaluate"))):
+        assert (run_dir / file).read_bytes() == (whole[0] / file).read_bytes(), file
+    for name in ("start", "cycle1_train"):
+        assert found[name]["weights_sha256"] == whole[1][name]["weights_sha256"], name
+    assert found["cycle1_train"]["weights_sha256"] != found["start"]["weights_sha256"]
+    for name in ("cycle0_evaluate", "cycle1_evaluate"):
+        assert found[name]["right_per_problem"] == whole[1][name]["right_per_problem"], name
 
 
 def dying(function, at: int):
@@ -94,25 +106,36 @@ def dying(function, at: int):
     return killed
 
 
-@pytest.mark.parametrize(
-    ("where", "what", "at", "kept"),
-    [
-        (samples.Store, "put", 3, 1),  # while the second batch is sampled
-        (samples.Store, "put", 4, 2),  # it is sampled and not judged
-        (recipe, "write_rows", 1, 3),  # all is judged, nothing selected
-        (training, "save_model", 1, 3),  # of the training that follows: its last step is done, and its model not saved
-    ],
-)
-def test_killed_and_started_again_it_ends_the_same(begun, whole, monkeypatch, where, what, at, kept):
+KILLS = [  # phase, where and in which call it is killed, and what of that phase is on the disk then
+    ("start", checkpoint, "seal", 2, {"checkpoints/checkpoint-*": 1}),  # its last checkpoint is written and not sealed
+    ("cycle0_evaluate", evaluation, "append_all", 2, {"metrics.jsonl": 1}),  # its second batch is answered and judged
+    ("cycle1_sample", samples.Store, "put", 3, {"samples/*/*.jsonl": 1, "verdicts/*/*.jsonl": 1}),  # the second batch is generated
+    ("cycle1_sample", samples.Store, "put", 4, {"samples/*/*.jsonl": 2, "verdicts/*/*.jsonl": 1}),  # it is verified
+    ("cycle1_sample", recipe, "write_rows", 1, {"samples/*/*.jsonl": 3, "verdicts/*/*.jsonl": 3}),  # all is judged, nothing selected
+    ("cycle1_train", checkpoint, "seal", 2, {"checkpoints/checkpoint-*": 1}),  # the second of three steps is done
+    ("cycle1_train", training, "save_model", 1, {"checkpoints/checkpoint-3": 1, "model": 0}),  # all are
+    ("cycle1_evaluate", evaluation, "append_all", 2, {"metrics.jsonl": 1}),
+]
+
+
+def test_every_phase_is_killed():
+    assert list(dict.fromkeys(phase for phase, *_ in KILLS)) == PHASES
+
+
+@pytest.mark.parametrize(("phase", "where", "what", "at", "left"), KILLS)
+def test_killed_and_started_again_it_ends_the_same(tmp_path, whole, monkeypatch, phase, where, what, at, left):
+    begin(tmp_path, whole, phase)
     monkeypatch.setattr(where, what, dying(getattr(where, what), at))
     with pytest.raises(Killed):
-        raft(begun)
+        raft(tmp_path)
     monkeypatch.undo()
-    files = sorted(begun.glob("2_cycle1_sample/samples/*/*.jsonl"))
-    assert len(files) == kept
-    written = [file.stat().st_mtime_ns for file in files]
-    same(begun, raft(begun), whole)
-    assert [file.stat().st_mtime_ns for file in files] == written, "no batch is sampled again"
+    killed = tmp_path / folder(phase)
+    assert [path.name for path in sorted(tmp_path.iterdir())][-1] == killed.name
+    assert not (killed / "result.json").exists()
+    assert {pattern: len(list(killed.glob(pattern))) for pattern in left} == left
+    written = {file: file.stat().st_mtime_ns for file in (tmp_path / SAMPLE).glob("samples/*/*.jsonl")}
+    same(tmp_path, raft(tmp_path), whole)
+    assert {file: file.stat().st_mtime_ns for file in written} == written, "no batch is sampled again"
 
 
 @pytest.mark.parametrize(("conversational", "streaming"), [(True, False), (False, False), (True, True)])
@@ -148,7 +171,7 @@ def test_a_signal_stops_between_batches(begun, whole, monkeypatch):
     assert (stopped["code"], stopped["status"], stopped["batches"]) == (75, "interrupted", 1)
     monkeypatch.undo()
     same(begun, raft(begun), whole)
-    lines = [json.loads(line) for line in (begun / "2_cycle1_sample/metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (begun / SAMPLE / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3]
 
 
@@ -195,10 +218,10 @@ def test_a_change_reuses_nothing_that_it_touches(begun, monkeypatch):
 def test_nothing_kept_says_what_to_loosen_and_the_samples_serve_again(begun, whole, monkeypatch):
     refused = raft(begun, "method.args.sample.threshold=0.9")["cycle1_sample"]
     assert (refused["code"], refused["status"]) == (2, "failed")
-    reuse = f"reuse={begun}/2_cycle1_sample"
+    reuse = f"reuse={begun / SAMPLE}"
     for words in ("none of 24 samples is kept: 0 reach threshold=0.9", "best scores: 0", "better model", "method.args.sample", reuse):
         assert words in refused["error"]
     other = begun / "other"
-    shutil.copytree(begun / "1_start", other / "1_start")
+    begin(other, whole, "cycle1_sample")
     monkeypatch.setattr(recipe, "build_generator", dying(recipe.build_generator, 1))
     same(other, raft(other, f"method.args.sample.reuse={begun}"), whole)
