@@ -30,6 +30,7 @@ class CyclePhase(Phase):
     verifier: dict[str, Any] = field(default_factory=dict)  # keys of its method that say how completions are judged
     learning_rate_factor: float = 1.0
     pass_rates_from: str | None = None  # the samples of the cycle before
+    smoke_keeps: list[str] = field(default_factory=list)  # arguments that the command line gives for its part
 
 
 def expand(phases: list[Phase], compose: Callable[[Phase], Config]) -> list[Phase]:
@@ -63,6 +64,7 @@ def of_raft(config: Config, prefix: str, model_from: str | None, overrides: list
 
     def add(part: str, name: str, **fields: Any) -> str:
         found.append(CyclePhase(before + name, kept, part=part, groups=_groups(config, part), args=dict(raft[part]), **fields))
+        found[-1].smoke_keeps = _keeps(config, part)
         return found[-1].name
 
     base = model_from
@@ -89,6 +91,7 @@ def apply(config: Config, phase: CyclePhase) -> None:
     """Turn the composition of a phase into that of its part. An experiment's own keys for method=raft stand in it too, and go."""
     of_raft = {"cycles", "base", "learning_rate_decay", *METHODS}
     config.method.args = {name: given for name, given in config.method.args.items() if name not in of_raft} | phase.args
+    config.smoke_keeps = sorted({*config.smoke_keeps, *phase.smoke_keeps})
     for name in VERIFIER:
         setattr(config.method, name, phase.verifier.get(name, getattr(Method(), name)))
     if phase.part in ("sample", "evaluate"):  # what says how to train says nothing to them
@@ -114,6 +117,12 @@ def samples_of(folder: Path, config: Config) -> Data:
 def without_method(overrides: list[str]) -> list[str]:
     """Overrides of everything but the method, whose arguments RAFT hands to its phases itself."""
     return [o for o in overrides if not o.lstrip("+~").startswith(("method=", "method."))]
+
+
+def _keeps(config: Config, part: str) -> list[str]:
+    """method.args.NAME for each method.args.<part>.NAME that smoke=true leaves as it is."""
+    own = f"method.args.{part}."
+    return [f"method.args.{key.removeprefix(own)}" for key in config.smoke_keeps if key.startswith(own)]
 
 
 def _groups(config: Config, part: str) -> list[str]:

@@ -81,7 +81,11 @@ def prepare(config: Config) -> tuple[Config, list[str]]:
     check.check(small)
     tuned.check_recipe(small)
     refused = [f"without smoke=true this is refused: {rule.message(config)}." for rule in check.refusals(config)]
-    return small, [*(f"smoke: in place of {line}." for line in left_out), *refused]
+    said = [f"smoke: in place of {line}." for line in left_out]
+    sizes = smoke.smaller(config, small)
+    if sizes:
+        said.append(f"smoke: {', '.join(sizes)}. What the command line gives stays.")
+    return small, [*said, *refused]
 
 
 def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str] = ()) -> Plan:
