@@ -99,7 +99,9 @@ def _keys(overrides: list[str]) -> list[str]:
 
 def _leaves(key: str, value: Any) -> list[str]:
     """a.b for {b: 1} at a."""
-    return [leaf for name, inner in value.items() for leaf in _leaves(f"{key}.{name}", inner)] if isinstance(value, dict) and value else [key]
+    if not isinstance(value, dict):
+        return [key]
+    return [leaf for name, inner in value.items() for leaf in _leaves(f"{key}.{name}", inner)]
 
 
 def _absolute(config: Config) -> Config:

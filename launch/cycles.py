@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch.errors import UserError
+from launch import check_phases
 from launch.schema import Config, Data, Method, Phase, Topology
 from launch.schema_enums import Init
 from launch.trainer_args import own, value
@@ -36,22 +36,23 @@ class CyclePhase(Phase):
 def expand(phases: list[Phase], compose: Callable[[Phase], Config]) -> list[Phase]:
     """`phases` with each of method=raft replaced by those of its cycles; `model_from` of later ones follows.
 
-    `compose` gives a phase's composition. Raises UserError for phases of one name, and for one that takes from none before it.
+    `compose` gives a phase's composition. Raises UserError for what check_phases.py refuses.
     """
     found: list[Phase] = []
-    models: dict[str, str] = {}  # phase as it was given -> the phase that leaves its model
-    samples: dict[str, str] = {}  # the same, of its samples; phases that leave none are not in it
+    models: dict[str, str] = {}  # phase as it was given -> the phase that leaves its model; those that train none are not in it
+    samples: dict[str, str] = {}  # the same, of its samples
     for phase in phases:
-        _check_names(phase, models, samples)
+        check_phases.check_taken(phase, models, samples)
         config = compose(phase)
         if config.method.kind != "cycles":
             found.append(_following(phase, models, samples))
-            models[phase.name] = phase.name
+            models |= {phase.name: phase.name} if config.method.kind == "trainer" and config.save_model else {}
             samples |= {phase.name: phase.name} if config.method.name == "sample" else {}
             continue
         made = of_raft(config, phase.name, models[phase.model_from] if phase.model_from else None, phase.overrides)
         found += made
         models[phase.name], samples[phase.name] = (next(p.name for p in reversed(made) if p.part == part) for part in ("train", "sample"))
+    check_phases.check_expanded(phase.name for phase in found)
     return found
 
 
@@ -135,22 +136,6 @@ def _groups(config: Config, part: str) -> list[str]:
         return [*found, "topology=single", "topology.num_gpus=null"]
     several = (config.topology.num_gpus or config.hardware.gpus_per_node) > 1 and config.topology.name != "single"
     return [*found, "topology=ddp"] if several else [*found, "topology=single"]
-
-
-def _check_names(phase: Phase, models: Mapping[str, str], samples: Mapping[str, str]) -> None:
-    if phase.name in models:
-        raise UserError(f"phases: two are called {phase.name}. Give each a name of its own.")
-    for key in ("model_from", "data_from"):
-        wanted = getattr(phase, key)
-        if wanted is not None and wanted not in models:
-            raise UserError(
-                f"phases: {key}={wanted} of {phase.name} names no phase before it. Phases before: {', '.join(models) or 'none'}."
-            )
-    if phase.data_from is not None and phase.data_from not in samples:
-        raise UserError(
-            f"phases: data_from={phase.data_from} of {phase.name}: that phase leaves no samples. "
-            f"Phases before of method=sample or raft: {', '.join(samples) or 'none'}."
-        )
 
 
 def _following(phase: Phase, models: Mapping[str, str], samples: Mapping[str, str]) -> Phase:

@@ -243,6 +243,15 @@ def _process_json(process: Process, spec: ContainerSpec | None) -> dict[str, Any
     }
 
 
+def shared_warnings(phases: dict[str, Plan]) -> list[str]:
+    """Each warning of a pipeline once, after the phases that it is of."""
+    found: dict[str, list[str]] = {}
+    for phase, plan in phases.items():
+        for warning in dict.fromkeys(plan.warnings):
+            found.setdefault(warning, []).append(phase)
+    return [f"{', '.join(names)}: {warning}" for warning, names in found.items()]
+
+
 def pipeline_json(name: str, run_dir: Path, phases: dict[str, Plan]) -> dict[str, Any]:
     """A pipeline as one object of the same shape: its phases' plans, and their processes and warnings together."""
     plans = {phase: as_json(plan) for phase, plan in phases.items()}
@@ -256,6 +265,6 @@ def pipeline_json(name: str, run_dir: Path, phases: dict[str, Plan]) -> dict[str
         "processes": [{**process, "phase": phase} for phase, p in plans.items() for process in p["processes"]],
         "memory": [{**entry, "phase": phase} for phase, p in plans.items() for entry in p["memory"]],
         "speed": {"tokens_per_second": None, "step_s": None, "basis": "see each phase"},
-        "warnings": [f"{phase}: {warning}" for phase, p in plans.items() for warning in p["warnings"]],
+        "warnings": shared_warnings(phases),
         "phases": plans,
     }

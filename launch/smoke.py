@@ -54,7 +54,7 @@ MODEL_SIZES = {
 
 
 def scale_down(config: Config) -> tuple[Config, list[str]]:
-    """The small composition; a line for each thing that it has otherwise, as `given: what is there instead`, and one for all that is smaller."""
+    """The small composition, and a line for each thing that it has otherwise: `what was given: what there is instead`."""
     small, left_out = copy.deepcopy(config), []
     _shrink_model(small)
     left_out += _shrink_arguments(small)
