@@ -29,6 +29,7 @@ from launch.schema_data import Source
 
 CONF = Path(__file__).parents[1] / "conf"
 OVERRIDE = "An override is key=value or group=option"
+SIZED = ("method.args.", "model.", "data.", "adapter.", "effective_batch")  # where smoke=true makes things smaller
 LONGEST_SHOWN = 80  # characters of what is no override
 ConfigStore.instance().store(name="schema", node=Config)
 
@@ -69,7 +70,7 @@ def compose(overrides: list[str], given: list[str] | None = None) -> Config:
     for key in config.smoke_keeps:
         _check_key(key, f"smoke_keeps={key}")
     if config.smoke:
-        config.smoke_keeps = sorted({*config.smoke_keeps, *kept})
+        config.smoke_keeps = sorted({*config.smoke_keeps, *(key for key in kept if key.startswith(SIZED))})
     return config
 
 

@@ -44,11 +44,12 @@ class Gain:
 
 def parents(phases: Sequence[Phase]) -> dict[str, Phase | None]:
     """Phase -> the one whose model it took; None where that was none of the pipeline."""
-    known = {(phase.folder.parent.name, phase.name): phase for phase in phases}
+    before: dict[tuple[str, str], Phase] = {}  # a phase takes from an earlier one, whatever a damaged file says
     found = {}
     for phase in phases:
         path = Path(phase.model or "")  # <pipeline>/<phase>/model, wherever the pipeline's directory has been moved
-        found[phase.name] = known.get((path.parent.parent.name, path.parent.name)) if path.name == "model" else None
+        found[phase.name] = before.get((path.parent.parent.name, path.parent.name)) if path.name == "model" else None
+        before[(phase.folder.parent.name, phase.name)] = phase
     return found
 
 
@@ -56,7 +57,7 @@ def ancestors(phases: Sequence[Phase], phase: Phase) -> list[Phase]:
     """The phases whose trainings are in the model that `phase` took, the newest first."""
     parent, found = parents(phases), []
     at = parent[phase.name]
-    while at is not None and at not in found:
+    while at is not None:
         found.append(at)
         at = parent[at.name]
     return found

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from launch import compose, pipeline
 from launch.check import refusals
 from launch.compose import CONF, groups
-from launch.plan import prepare
+from launch.plan import composition_hash, prepare
 from launch.schema import Config
 from launch.schema_enums import Init
 from tests.conftest import command, composed, host_with
@@ -238,6 +238,11 @@ def test_smoke_keeps_every_value_of_the_command_line_and_lists_what_it_made_smal
         assert shrunk in sizes
     assert not [key for key in kept if f"{key.partition('=')[0]} " in sizes]
     assert prepare(config)[0] == config, "a recorded smoke run scales down to itself"
+
+
+def test_a_smoke_run_is_the_same_run_however_it_is_shown_or_resumed():
+    shown = ["mode=plan", "verbose=true", "format=json", "resume=never", "name=x", "run_root=elsewhere"]
+    assert composition_hash(composed("smoke=true", "seed=1", *shown)) == composition_hash(composed("smoke=true", "seed=1"))
 
 
 def test_smoke_says_where_a_given_batch_does_not_divide_by_the_ranks_there_are():

@@ -59,6 +59,11 @@ def test_a_model_of_another_pipeline_is_no_phase_here():
     assert parents([phase("1_sft"), Phase(RUN / "2_b", "/runs/other/1_sft/model")])["2_b"] is None
 
 
+def test_phases_that_say_they_took_from_one_another_end():
+    pair = [phase("1_a", "2_b"), phase("2_b", "1_a"), phase("3_ea", "1_a", accuracy=0.1), phase("4_eb", "2_b", accuracy=0.2)]
+    assert [[p.name for p in line] for line in lines(pair)] == [["3_ea", "4_eb"]]
+
+
 def test_the_cycles_of_raft_are_one_curve():
     alone = [phase("1_cycle0_evaluate", accuracy=0.1), phase("4_cycle1_evaluate", accuracy=0.2), phase("5_cycle1_train")]
     assert cycles(alone) == {"raft": [(0, 0.1), (1, 0.2)]}
