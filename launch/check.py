@@ -219,9 +219,9 @@ RULES = [
     *REWARD_RULES,
     Rule(
         "name",
-        lambda c: bool(c.name) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", str(c.name)),
+        lambda c: bool(c.name) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", str(c.name)),
         lambda c: f"name={c.name}: it names a directory",
-        lambda c: "letters, digits, '.', '_' and '-'",
+        lambda c: "letters, digits, '.', '_' and '-', at most 100 of them",
     ),
     Rule(
         "secret",

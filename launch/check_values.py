@@ -95,6 +95,9 @@ def check_values(config: Config) -> None:
         given = leaf(config, key)
         if given not in words:
             raise UserError(f"{key}={given}: it takes {', '.join(words)}.{near(str(given), words)}")
+    for name, given in config.method.args.items():
+        if isinstance(given, float) and not math.isfinite(given):
+            raise UserError(f"method.args.{name}={given}: no finite number. Use: a finite one, or null.")
     for key, least in LEAST.items():
         given = leaf(config, key)
         if isinstance(given, (int, float)) and not least <= given < math.inf and _is_argument(config, key):

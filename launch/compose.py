@@ -24,10 +24,20 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launch import auto
 from launch.errors import UserError, near
-from launch.schema import Config
+from launch.schema import Config, Phase, Task
+from launch.schema_data import Source
 
 CONF = Path(__file__).parents[1] / "conf"
+OVERRIDE = "An override is key=value or group=option"
+SIZED = ("method.args.", "model.", "data.", "adapter.", "effective_batch")  # where smoke=true makes things smaller
+LONGEST_SHOWN = 80  # characters of what is no override
 ConfigStore.instance().store(name="schema", node=Config)
+
+# Entries of lists, by the name of their class: the list's key, and the keys of an entry.
+LISTED = {
+    kind.__name__: (key, [field.name for field in dataclasses.fields(kind)])
+    for key, kind in {"phases": Phase, "data.tasks": Task, "data.sources": Source}.items()
+}
 
 # Names people try for what training here does not do, and what does it instead.
 NOT_A_TOPOLOGY = dict.fromkeys(
@@ -49,10 +59,22 @@ def groups() -> dict[str, list[str]]:
 
 def compose(overrides: list[str], given: list[str] | None = None) -> Config:
     """The composition that `overrides` name, every `auto` resolved. `given`: those that a person gave, all unless said otherwise; under
-    smoke=true their arguments of the method stay as they are. Raises UserError.
+    smoke=true their values stay as they are (smoke_keeps). Raises UserError.
     """
-    names = _argument_names(overrides if given is None else given)
+    kept = _keys(overrides if given is None else given)
     overrides = [o for o in freed(overrides) if o != "experiment=null"]  # the default, which Hydra refuses to be told
+    try:
+        config = _absolute(_resolved(overrides))
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise translate(error) from error
+    for key in config.smoke_keeps:
+        _check_key(key, f"smoke_keeps={key}")
+    if config.smoke:
+        config.smoke_keeps = sorted({*config.smoke_keeps, *(key for key in kept if key.startswith(SIZED))})
+    return config
+
+
+def _resolved(overrides: list[str]) -> Config:
     composed = _compose(overrides)
     # The hardware comes first: what the other groups choose by themselves follows from it.
     for choose in (auto.hardware, auto.others):
@@ -63,26 +85,37 @@ def compose(overrides: list[str], given: list[str] | None = None) -> Config:
     missing = sorted(OmegaConf.missing_keys(composed))
     if missing:
         raise UserError(f"{', '.join(missing)}: no value. Give one, for example {missing[0]}=...")
-    config = _absolute(typing.cast(Config, OmegaConf.to_object(composed)))
-    if config.smoke:
-        config.method.smoke |= {name: config.method.args[name] for name in names if name in config.method.args}
-    return config
+    return typing.cast(Config, OmegaConf.to_object(composed))
 
 
-def _argument_names(overrides: list[str]) -> list[str]:
-    """Of method.args, as overrides give them."""
-    keys = [str(override.key_or_group).split(".") for override in _parse(overrides)]
-    return [key[2] for key in keys if key[:2] == ["method", "args"] and len(key) > 2]
+def _keys(overrides: list[str]) -> list[str]:
+    """Keys that overrides give a value, none of them a group; those of a mapping one by one."""
+    found: list[str] = []
+    for override in _parse(overrides):
+        key = override.key_or_group
+        if override.type != OverrideType.DEL and key not in groups() and not key.startswith(("hydra.", "hydra/")):
+            found += _leaves(key, override.value())
+    return found
+
+
+def _leaves(key: str, value: Any) -> list[str]:
+    """a.b for {b: 1} at a."""
+    if not isinstance(value, dict):
+        return [key]
+    return [leaf for name, inner in value.items() for leaf in _leaves(f"{key}.{name}", inner)]
 
 
 def _absolute(config: Config) -> Config:
     """Paths as seen from where the command was typed: ranks, records and later commands stand elsewhere."""
     config.run_root = str(Path(config.run_root).absolute())
     of_data = ("path", "heldout_path", "chat_template", "cache", "pass_rates")
-    sources = [(source, ("path",)) for source in config.data.sources]
-    for group, names in ((config.model, ("path", "chat_template")), (config.adapter, ("path",)), (config.data, of_data), *sources):
+    sources = [(f"data.sources[{n}]", source, ("path",)) for n, source in enumerate(config.data.sources)]
+    paths = [("model", config.model, ("path", "chat_template")), ("adapter", config.adapter, ("path",)), ("data", config.data, of_data)]
+    for key, group, names in [*paths, *sources]:
         for name in names:
             given = getattr(group, name)
+            if given == "":  # often of a variable that the shell does not have
+                raise UserError(f"{key}.{name}=: an empty path. Use: a path, or null for none.")
             setattr(group, name, given and str(Path(given).expanduser().absolute()))
     config.model.path = config.model.path and _model_of(Path(config.model.path))
     parts = [config.method.args.get(name) for name in ("sample", "evaluate")]  # method=raft's, for these phases
@@ -115,19 +148,16 @@ def freed(overrides: list[str]) -> list[str]:
 def _compose(overrides: list[str]) -> DictConfig:
     """As Hydra composes: the options of groups first, whatever stands where, then the keys in their order. The options are the slow part
     (a tenth of a second), and the same ones come again: `auto`, find=, pipelines and sweeps compose dozens of times in a process."""
-    try:
-        if GlobalHydra.instance().is_initialized():  # inside a sweep Hydra is up already
-            return hydra_compose("config", overrides)
-        parsed = OverridesParser.create().parse_overrides(overrides)
-        options = [o for o in parsed if o.key_or_group in groups()]
-        plain = all(o.type == OverrideType.CHANGE and o.package is None and isinstance(o.value(), str) for o in options)
-        if not plain or any(o.is_sweep_override() or o.is_hydra_override() or "/" in o.key_or_group for o in parsed):
-            return _hydra(overrides)
-        composed = pickle.loads(_options(tuple(str(o.input_line) for o in options)))  # a copy: a hundredth of the time
-        ConfigLoaderImpl._apply_overrides_to_config([o for o in parsed if o.key_or_group not in groups()], composed)
-        return typing.cast(DictConfig, composed)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise translate(error) from error
+    if GlobalHydra.instance().is_initialized():  # inside a sweep Hydra is up already
+        return hydra_compose("config", overrides)
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    options = [o for o in parsed if o.key_or_group in groups()]
+    plain = all(o.type == OverrideType.CHANGE and o.package is None and isinstance(o.value(), str) for o in options)
+    if not plain or any(o.is_sweep_override() or o.is_hydra_override() or "/" in o.key_or_group for o in parsed):
+        return _hydra(overrides)
+    composed = pickle.loads(_options(tuple(str(o.input_line) for o in options)))  # a copy: a hundredth of the time
+    ConfigLoaderImpl._apply_overrides_to_config([o for o in parsed if o.key_or_group not in groups()], composed)
+    return typing.cast(DictConfig, composed)
 
 
 @functools.cache
@@ -142,20 +172,47 @@ def _hydra(overrides: list[str]) -> DictConfig:
 
 
 def _parse(overrides: list[str]) -> list[Override]:
-    try:
-        return OverridesParser.create().parse_overrides(overrides)
-    except HydraException as error:
-        raise UserError(
-            f"{str(error).splitlines()[0]}. An override is key=value or group=option; quote values with special characters."
-        ) from error
+    """Raises UserError for the first that is no override."""
+    found, parser = [], OverridesParser.create()
+    for given in overrides:
+        try:
+            found += parser.parse_overrides([given])
+        except (HydraException, ValueError) as error:  # ValueError: more digits than Python reads
+            shown = given if given.isprintable() and given.strip() else repr(given)
+            shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}..."
+            raise UserError(f"{shown}: {_why_none(given)}. {OVERRIDE}; quote values with special characters.") from error
+    return found
+
+
+def _why_none(given: str) -> str:
+    """What is wrong with what is no override, as far as it shows."""
+    if "=" not in given and not given.startswith("~"):
+        return "no '=' in it"
+    if any(given.count(quote) % 2 for quote in "'\""):
+        return "a quote is opened and not closed"
+    if any(given.count(opening) != given.count(closing) for opening, closing in ("[]", "{}", "()")):
+        return "its brackets do not match"
+    return "no override"
 
 
 def _check_override(override: Override, elsewhere: bool) -> bool:
     """Refuse an option or a key that does not exist, before Hydra does it in longer words. True for a free key."""
     key = override.key_or_group
-    if key.startswith(("hydra/", "hydra.")) or override.type == OverrideType.DEL:
+    if key.startswith(("hydra/", "hydra.")):
         return False
+    if not key:
+        raise UserError(f"{override.input_line}: no key in it. {OVERRIDE}.")
+    if override.type != OverrideType.DEL and override.value() == {} and _holds_keys(key):
+        raise UserError(
+            f"{override.input_line}: merged with what is there, it would change nothing. Use: '~{key}.NAME' for each that is to go."
+        )
     options = groups().get(key)
+    if override.type == OverrideType.DEL:
+        if options and key in _fields(Config):
+            raise UserError(f"{override.input_line}: every composition has one. Use: {key}=<option>, one of {', '.join(options)}.")
+        if options is None:
+            _check_key(key, override.input_line or key)
+        return False
     if options is None:
         return _check_key(key, override.input_line or key)
     elif elsewhere or not isinstance(override.value(), (str, type(None))) or override.is_sweep_override():
@@ -190,14 +247,19 @@ def _check_key(key: str, given: str) -> bool:
         if origin is list:
             node = typing.get_args(node)[0]
             continue
-        hints = typing.get_type_hints(node) if dataclasses.is_dataclass(node) else {}
+        hints = _fields(node)
         if part not in hints:
             at = ".".join(parts[:depth])
             names = [".".join([*parts[:depth], name]) for name in hints] + (list(groups()) if not depth else [])
             where = f" in {at}" if at else ""
             raise UserError(f"{given}: no key {part!r}{where}.{near('.'.join(parts[: depth + 1]), names)}{_list(hints, where)}")
         node = hints[part]
-    return free
+    return free or typing.get_origin(node) is dict
+
+
+def _fields(node: Any) -> dict[str, Any]:
+    """Name -> type of a dataclass of the schema; nothing for what is none."""
+    return typing.get_type_hints(node) if dataclasses.is_dataclass(node) else {}
 
 
 def _list(hints: dict[str, Any], where: str) -> str:
@@ -219,20 +281,37 @@ def translate(error: Exception) -> UserError:
         named = re.search(r"full_key: (\S+)", str(inner))
         key = getattr(inner, "full_key", None) or (named.group(1) if named else None)
         if key:
-            rule = next((line for line in str(inner).splitlines() if not line.startswith("In '")), str(inner))
+            rule = next((line for line in str(inner).splitlines() if not line.startswith("In '")), str(inner)).rstrip(".")
             where = str(error).split(":", 1)[0] + ": " if str(error).startswith("In '") else ""
+            item = re.search(r"object_type=(\w+)", str(inner))
+            entry = LISTED.get(item.group(1)) if item else None
+            if entry and "." not in key:  # OmegaConf names it from the entry on
+                listed, keys = entry
+                return UserError(f"{where}{listed}: {rule}.{near(key, keys)} Keys of an entry: {', '.join(keys)}.")
             try:
                 _check_key(key, key)
             except UserError as unknown:
-                return UserError(f"{where}{unknown}")
+                typed = re.search(r"override '?[+~]*([\w.]+)", str(error))
+                return UserError(f"{where}{unknown}" if "Key '" in rule or not typed else f"{typed.group(1)}: {rule}.")
             return UserError(f"{where}{key}: {rule}.{_expected(key, rule)}")
     return UserError(" ".join(str(error).split()))
 
 
-def _expected(key: str, rule: str) -> str:
+def _type_of(key: str) -> Any:
+    """As the schema has it; None below what is free, and for what is unknown."""
     node: Any = Config
     for part in key.split("."):
-        node = typing.get_type_hints(node).get(part) if dataclasses.is_dataclass(node) else None
+        node = _fields(node).get(part)
+    return node
+
+
+def _holds_keys(key: str) -> bool:
+    node = _type_of(key)
+    return dataclasses.is_dataclass(node) or typing.get_origin(node) is dict
+
+
+def _expected(key: str, rule: str) -> str:
+    node = _type_of(key)
     if isinstance(node, type) and hasattr(node, "__members__"):
         value = rule.split("'")[1] if "'" in rule else ""
         return near(value, node.__members__)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch.errors import UserError
+from launch import check_phases
 from launch.schema import Config, Data, Method, Phase, Topology
 from launch.schema_data import Curriculum, CurriculumArgs
 from launch.schema_enums import Init
@@ -31,27 +31,28 @@ class CyclePhase(Phase):
     verifier: dict[str, Any] = field(default_factory=dict)  # keys of its method that say how completions are judged
     learning_rate_factor: float = 1.0
     pass_rates_from: str | None = None  # the samples of the cycle before
+    smoke_keeps: list[str] = field(default_factory=list)  # arguments that the command line gives for its part
 
 
 def expand(phases: list[Phase], compose: Callable[[Phase], Config]) -> list[Phase]:
     """`phases` with each of method=raft replaced by those of its cycles; `model_from` of later ones follows.
 
-    `compose` gives a phase's composition. Raises UserError for phases of one name, and for one that takes from none before it.
+    `compose` gives a phase's composition. Raises UserError for what check_phases.py refuses.
     """
     found: list[Phase] = []
-    models: dict[str, str] = {}  # phase as it was given -> the phase that leaves its model
-    samples: dict[str, str] = {}  # the same, of its samples; phases that leave none are not in it
+    models: dict[str, str] = {}  # phase as it was given -> the phase that leaves its model; those that leave none are not in it
+    samples: dict[str, str] = {}  # the same, of its samples
     evaluated: dict[str, tuple[str, str | None]] = {}  # the same, of its last evaluation, with the phase whose model that measured
     for phase in phases:
-        _check_names(phase, models, samples)
-        _check_results(phase, models, evaluated)
+        check_phases.check_taken(phase, models, samples)
+        check_phases.check_results(phase, models, evaluated)
         config = compose(phase)
         if config.method.kind != "cycles":
             found.append(_following(phase, models, samples))
             if phase.results_from is not None:
                 found[-1].results_from = evaluated[phase.results_from][0]
             evaluated |= {phase.name: (phase.name, found[-1].model_from)} if config.method.name == "evaluate" else {}
-            models[phase.name] = phase.name
+            models |= {phase.name: phase.name} if config.method.kind in ("trainer", "exporter") and config.save_model else {}
             samples |= {phase.name: phase.name} if config.method.name == "sample" else {}
             continue
         if phase.results_from is not None:
@@ -61,6 +62,7 @@ def expand(phases: list[Phase], compose: Callable[[Phase], Config]) -> list[Phas
         models[phase.name], samples[phase.name] = (next(p.name for p in reversed(made) if p.part == part) for part in ("train", "sample"))
         last = next((p for p in reversed(made) if p.part == "evaluate"), None)
         evaluated |= {phase.name: (last.name, last.model_from)} if last else {}
+    check_phases.check_expanded(phase.name for phase in found)
     return found
 
 
@@ -73,6 +75,7 @@ def of_raft(config: Config, prefix: str, model_from: str | None, overrides: list
 
     def add(part: str, name: str, **fields: Any) -> str:
         found.append(CyclePhase(before + name, kept, part=part, groups=_groups(config, part), args=dict(raft[part]), **fields))
+        found[-1].smoke_keeps = _keeps(config, part)
         return found[-1].name
 
     base = model_from
@@ -99,6 +102,7 @@ def apply(config: Config, phase: CyclePhase) -> None:
     """Turn the composition of a phase into that of its part. An experiment's own keys for method=raft stand in it too, and go."""
     of_raft = {"cycles", "base", "learning_rate_decay", *METHODS}
     config.method.args = {name: given for name, given in config.method.args.items() if name not in of_raft} | phase.args
+    config.smoke_keeps = sorted({*config.smoke_keeps, *phase.smoke_keeps})
     for name in VERIFIER:
         setattr(config.method, name, phase.verifier.get(name, getattr(Method(), name)))
     if phase.part != "sample":  # a curriculum is of the prompts that are sampled
@@ -128,6 +132,12 @@ def without_method(overrides: list[str]) -> list[str]:
     return [o for o in overrides if not o.lstrip("+~").startswith(("method=", "method."))]
 
 
+def _keeps(config: Config, part: str) -> list[str]:
+    """method.args.NAME for each method.args.<part>.NAME that smoke=true leaves as it is."""
+    own = f"method.args.{part}."
+    return [f"method.args.{key.removeprefix(own)}" for key in config.smoke_keeps if key.startswith(own)]
+
+
 def _groups(config: Config, part: str) -> list[str]:
     """Groups of a part that are not RAFT's own: one that trains nothing takes no adapter, and one GPU or a replica on each."""
     found = [f"method={METHODS[part]}"]
@@ -138,38 +148,6 @@ def _groups(config: Config, part: str) -> list[str]:
         return [*found, "topology=single", "topology.num_gpus=null"]
     several = (config.topology.num_gpus or config.hardware.gpus_per_node) > 1 and config.topology.name != "single"
     return [*found, "topology=ddp"] if several else [*found, "topology=single"]
-
-
-def _check_names(phase: Phase, models: Mapping[str, str], samples: Mapping[str, str]) -> None:
-    if phase.name in models:
-        raise UserError(f"phases: two are called {phase.name}. Give each a name of its own.")
-    for key in ("model_from", "data_from"):
-        wanted = getattr(phase, key)
-        if wanted is not None and wanted not in models:
-            raise UserError(
-                f"phases: {key}={wanted} of {phase.name} names no phase before it. Phases before: {', '.join(models) or 'none'}."
-            )
-    if phase.data_from is not None and phase.data_from not in samples:
-        raise UserError(
-            f"phases: data_from={phase.data_from} of {phase.name}: that phase leaves no samples. "
-            f"Phases before of method=sample or raft: {', '.join(samples) or 'none'}."
-        )
-
-
-def _check_results(phase: Phase, models: Mapping[str, str], evaluated: Mapping[str, tuple[str, str | None]]) -> None:
-    """Raises UserError where a model card would quote what is no evaluation, or another model's."""
-    wanted = phase.results_from
-    if wanted is None:
-        return
-    if wanted not in evaluated:
-        known = ", ".join(evaluated) or "none"
-        raise UserError(f"phases: results_from={wanted} of {phase.name} names no evaluation before it. Evaluations before: {known}.")
-    measured, exported = evaluated[wanted][1], models.get(phase.model_from or "")
-    if measured != exported:
-        raise UserError(
-            f"phases: results_from={wanted} of {phase.name} measured the model of {measured}, and not that of {phase.model_from}. "
-            "Use: an evaluation of the model that is exported."
-        )
 
 
 def _following(phase: Phase, models: Mapping[str, str], samples: Mapping[str, str]) -> Phase:

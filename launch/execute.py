@@ -93,13 +93,21 @@ def check_plan(plan: Plan) -> None:
         print(f"warning: {lacking}", file=sys.stderr)
 
 
-def execute(plan: Plan, host: Host, image: dict[str, Any] | None, overrides: list[str], parent: str | None = None) -> int:
+def execute(
+    plan: Plan,
+    host: Host,
+    image: dict[str, Any] | None,
+    overrides: list[str],
+    parent: str | None = None,
+    stopping: list[int] | None = None,
+) -> int:
     """Run the plan to its end. Returns the exit code; the run directory holds everything else.
 
-    `image` is what check_host found. Raises HostError where the engine refuses a container.
+    `image` is what check_host found. `stopping`: the caller's own `signals()`, where it has more to do than this run. Raises HostError
+    where the engine refuses a container.
     """
     rundir.make(plan.run_dir)
-    with rundir.locked(plan.run_dir), signals() as stopping:
+    with rundir.locked(plan.run_dir), signals() if stopping is None else contextlib.nullcontext(stopping) as stopping:
         in_sandbox = _sandbox_image(plan)
         write_inputs(plan, overrides, in_sandbox)
         began = record.begin(plan, host, image, overrides, parent, in_sandbox)

@@ -27,7 +27,7 @@ keys:
   price_per_gpu_hour=P   the plan says what the run costs
   format=text|json       of the plan; json prints one object on stdout
   verbose=true           the text plan with full command lines and environments
-  smoke=true             the composition scaled down until a CPU runs it in seconds
+  smoke=true             the composition scaled down until a CPU runs it in seconds; values given on the command line stay
   resume=auto|never|DIR  auto continues the newest unfinished run of the same composition
   preflight=warn         runs although the doctor's short set says that it would fail (docs/doctor.md)
   save_model=false       the trained model is not written: of a run that measures

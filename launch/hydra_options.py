@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -14,7 +15,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from launch.compose import CONF, freed, translate
-from launch.errors import EXIT_DONE
+from launch.errors import EXIT_DONE, UserError
 
 
 def wanted(arguments: list[str]) -> bool:
@@ -23,10 +24,19 @@ def wanted(arguments: list[str]) -> bool:
 
 def _checked(arguments: list[str]) -> list[str]:
     """The arguments with their overrides checked; what a half-typed line for completion holds is left alone."""
-    parsed = get_args_parser().parse_args(arguments)
+    parser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign]
+    parsed = parser.parse_args(arguments)
+    if parsed.resolve and not parsed.cfg:
+        raise UserError("--resolve: it shows a composition with its references filled in. Use: --cfg job --resolve.")
     if parsed.shell_completion:
         return arguments
     return [*(a for a in arguments if a not in parsed.overrides), *freed(parsed.overrides)]
+
+
+def _refuse(message: str) -> NoReturn:
+    """In place of argparse's, which prints Hydra's whole usage first. Raises UserError."""
+    raise UserError(f"{message}. Overrides are key=value; python launch/run.py --help says more.")
 
 
 def run(arguments: list[str], job: Callable[[list[str]], int]) -> int:

@@ -5,19 +5,21 @@ A pipeline that stopped goes on at the phase it stopped in: phases that are done
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from launch import curves, cycles, detect, record, rundir, show
 from launch.check_files import check_files
+from launch.check_phases import check_phases
 from launch.compose import compose
-from launch.errors import EXIT_DONE, UserError
-from launch.execute import STATUS, check_host, execute
-from launch.plan import Plan, composition, composition_hash, make_plan, pipeline_json, prepare
+from launch.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
+from launch.execute import STATUS, check_host, execute, signals
+from launch.plan import Plan, composition, composition_hash, make_plan, pipeline_json, prepare, shared_warnings
 from launch.schema import Config, Data, Phase
 from launch.schema_data import Curriculum
 from launch.schema_enums import Find, Init, Mode
@@ -38,22 +40,33 @@ def run(config: Config, overrides: list[str]) -> int:
     plans = make_plans(config, overrides, host, run_dir)
     name = run_dir.parent.name
     if config.mode == Mode.plan:
-        show.show(config, lambda: pipeline_json(name, run_dir, plans), *plans.values())
+        silent = [dataclasses.replace(plan, warnings=[]) for plan in plans.values()]  # all of them are said once, at the end
+        show.show(config, lambda: pipeline_json(name, run_dir, plans), *silent)
+        show.say_warnings(config, shared_warnings(plans))
         return EXIT_DONE
-    found = {name: check_host(plan, host) for name, plan in plans.items()}
+    found = {phase: _check_host(phase, plan, host) for phase, plan in plans.items()}
+    show.say_warnings(config, shared_warnings(plans))
     rundir.make(run_dir)
-    with rundir.locked(run_dir):
+    with rundir.locked(run_dir), signals() as stopping:
         if resumed:
             show.say(config, f"Continues {run_dir}; resume=never starts afresh.")
-        exit_code = _run_phases(config, overrides, run_dir, plans, host, found)
-    return exit_code
+        return _run_phases(config, overrides, run_dir, plans, host, found, stopping)
+
+
+def _check_host(phase: str, plan: Plan, host: detect.Host) -> dict[str, Any] | None:
+    """Of every phase before the first one starts. Raises HostError."""
+    try:
+        return check_host(plan, host)
+    except HostError as error:
+        raise HostError(f"phase {phase}: {error}") from error
 
 
 def make_plans(config: Config, overrides: list[str], host: detect.Host, run_dir: Path) -> dict[str, Plan]:
     """The plan of every phase by its name, in their order."""
+    check_phases(config.phases)
     composer = _Composer(overrides)
     given = config.phases or [Phase(name="")]
-    phases = cycles.expand(given, lambda phase: _cycles_of(config if not config.phases else composer(phase)))
+    phases = cycles.expand(given, lambda phase: _cycles_of(composer(phase) if config.phases else config))
     names = [phase.name for phase in phases]
     folders = {name: run_dir / f"{number}_{name}" for number, name in enumerate(names, start=1)}
     return {phase.name: _plan(config, phase, composer, host, folders) for phase in phases}
@@ -77,8 +90,21 @@ class _Composer:
             wanted = [*self.experiment, *phase.overrides, *given]
         key = tuple(wanted)
         if key not in self.made:
-            self.made[key] = compose([*wanted, "phases=[]"], given=given)
+            with _named(phase):
+                self.made[key] = compose([*wanted, "phases=[]"], given=given)
+                if self.made[key].runtime.name == "slurm":
+                    raise UserError("runtime=slurm: a job is one run. Use: runtime=local inside a job.")
         return copy.deepcopy(self.made[key])
+
+
+@contextlib.contextmanager
+def _named(phase: Phase) -> Iterator[None]:
+    """A message of UserError says which phase it is about."""
+    try:
+        yield
+    except UserError as error:
+        said = str(error)
+        raise UserError(said if not phase.name or said.startswith("phase ") else f"phase {phase.name}: {said}") from error
 
 
 def _cycles_of(config: Config) -> Config:
@@ -87,7 +113,7 @@ def _cycles_of(config: Config) -> Config:
 
 
 def _plan(config: Config, phase: Phase, composer: Callable[[Phase], Config], host: detect.Host, folders: dict[str, Path]) -> Plan:
-    try:
+    with _named(phase):
         composed = composer(phase)
         composed.name = f"{folders[phase.name].parent.parent.name}-{phase.name}"
         source = str(folders[phase.model_from] / "model") if phase.model_from else composed.model.path
@@ -116,8 +142,6 @@ def _plan(config: Config, phase: Phase, composer: Callable[[Phase], Config], hos
         if phase.results_from:
             del there.method.args["results_from"]
         check_files(there, all_lines=config.mode == Mode.run)
-    except UserError as error:
-        raise UserError(f"phase {phase.name}: {error}") from error
     return plan
 
 
@@ -134,32 +158,42 @@ def _run_phases(
     plans: dict[str, Plan],
     host: detect.Host,
     found: dict[str, dict[str, Any] | None],
+    stopping: list[int],
 ) -> int:
-    """`found`: what check_host said of each phase's image."""
+    """`found`: what check_host said of each phase's image. `stopping`: signals that asked to stop, whenever they came."""
     kept: dict[str, Any] = {
         "schema": 1,
         "run_id": run_dir.name,
-        "status": "running",
-        "exit_code": None,
         "overrides": overrides,
         "composition": composition(config),
         "composition_hash": composition_hash(config),
         "phases": {name: plan.run_dir.name for name, plan in plans.items()},
         "data": {"files": given_files(run_dir, list(plans.values()))},
     }
-    rundir.write_json(run_dir / "record.json", record.seal(kept))
+
+    def write(status: str, exit_code: int | None) -> None:
+        rundir.write_json(run_dir / "record.json", record.seal({**kept, "status": status, "exit_code": exit_code}))
+
+    write("running", None)
     exit_code = EXIT_DONE
     for phase, plan in plans.items():
         if (rundir.read_json(plan.run_dir / "record.json") or {}).get("status") == "done":
             show.say(config, f"{plan.name}: done already")
             continue
+        if stopping:
+            exit_code = EXIT_INTERRUPTED
+            show.say(config, f"{run_dir.parent.name}: interrupted before phase {phase}; the same command goes on there")
+            break
         show.say(config, f"\nphase {plan.run_dir.name}: {plan.config.method.name} of {plan.config.model.path or plan.config.model.name}")
-        exit_code = execute(plan, host, found[phase], overrides, parent=run_dir.name)
+        try:
+            exit_code = execute(plan, host, found[phase], overrides, parent=run_dir.name, stopping=stopping)
+        except HostError as error:
+            write("failed", error.exit_code)
+            raise HostError(f"phase {phase}: {error}") from error
         show.show_end(config, plan, exit_code)
         if exit_code != EXIT_DONE:
             break
-    status = STATUS.get(exit_code, "failed")
-    rundir.write_json(run_dir / "record.json", record.seal({**kept, "status": status, "exit_code": exit_code}))
+    write(STATUS.get(exit_code, "failed"), exit_code)
     if exit_code == EXIT_DONE:
         curves.show_end(config, run_dir, list(plans.values()))
     return exit_code

@@ -81,7 +81,11 @@ def prepare(config: Config) -> tuple[Config, list[str]]:
     check.check(small)
     tuned.check_recipe(small)
     refused = [f"without smoke=true this is refused: {rule.message(config)}." for rule in check.refusals(config)]
-    return small, [*(f"smoke: in place of {line}." for line in left_out), *refused]
+    said = [f"smoke: in place of {line}." for line in left_out]
+    sizes = smoke.smaller(config, small)
+    if sizes:
+        said.append(f"smoke: {', '.join(sizes)}. What the command line gives stays.")
+    return small, [*said, *refused]
 
 
 def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str] = ()) -> Plan:
@@ -239,6 +243,15 @@ def _process_json(process: Process, spec: ContainerSpec | None) -> dict[str, Any
     }
 
 
+def shared_warnings(phases: dict[str, Plan]) -> list[str]:
+    """Each warning of a pipeline once, after the phases that it is of."""
+    found: dict[str, list[str]] = {}
+    for phase, plan in phases.items():
+        for warning in dict.fromkeys(plan.warnings):
+            found.setdefault(warning, []).append(phase)
+    return [f"{', '.join(names)}: {warning}" for warning, names in found.items()]
+
+
 def pipeline_json(name: str, run_dir: Path, phases: dict[str, Plan]) -> dict[str, Any]:
     """A pipeline as one object of the same shape: its phases' plans, and their processes and warnings together."""
     plans = {phase: as_json(plan) for phase, plan in phases.items()}
@@ -252,6 +265,6 @@ def pipeline_json(name: str, run_dir: Path, phases: dict[str, Plan]) -> dict[str
         "processes": [{**process, "phase": phase} for phase, p in plans.items() for process in p["processes"]],
         "memory": [{**entry, "phase": phase} for phase, p in plans.items() for entry in p["memory"]],
         "speed": {"tokens_per_second": None, "step_s": None, "basis": "see each phase"},
-        "warnings": [f"{phase}: {warning}" for phase, p in plans.items() for warning in p["warnings"]],
+        "warnings": shared_warnings(phases),
         "phases": plans,
     }

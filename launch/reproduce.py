@@ -2,7 +2,7 @@
 
     python launch/reproduce.py runs/sft-tiny-cpu/20261121-101500-a1b2c3
 
-Exit codes: 0 the metrics are equal; 2 the record cannot be trusted; 4 the metrics differ or the run failed.
+Exit codes: 0 the metrics are equal; 2 the record cannot be trusted; 4 the metrics differ or the run failed; 75 interrupted.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from omegaconf import OmegaConf
 
 from launch import detect, record, rundir
-from launch.errors import EXIT_DONE, EXIT_FAILED, HostError, UserError
-from launch.execute import check_host, execute
+from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
+from launch.execute import check_host, execute, signals
 from launch.plan import make_plan, prepare
 from launch.schema import Config
 
@@ -29,10 +29,24 @@ COMPARED = ("code", "packages", "locks", "image", "model", "data", "host")
 
 def reproduce(run_dir: Path) -> int:
     recorded = load_record(run_dir / "record.json")
-    if "phases" in recorded:
-        codes = [reproduce_one(run_dir / folder, load_record(run_dir / folder / "record.json")) for folder in recorded["phases"].values()]
-        return max(codes)
-    return reproduce_one(run_dir, recorded)
+    folders = [run_dir / folder for folder in recorded["phases"].values()] if "phases" in recorded else [run_dir]
+    runs = [(folder, load_done(folder)) for folder in folders]  # all, before the first is run again
+    codes = [EXIT_DONE]
+    with signals() as stopping:
+        for folder, of_run in runs:
+            codes.append(EXIT_INTERRUPTED if stopping else reproduce_one(folder, of_run, stopping))
+            if codes[-1] == EXIT_INTERRUPTED:
+                print(f"interrupted: {folder.name} was not compared, nor what comes after it; the same command starts over")
+                break
+    return max(codes)
+
+
+def load_done(run_dir: Path) -> dict[str, Any]:
+    """The record of a run that is done. Raises UserError as `load_record`, and for one that is not."""
+    recorded = load_record(run_dir / "record.json")
+    if recorded["status"] != "done":
+        raise UserError(f"{run_dir}: its status is {recorded['status']}; only a run that is done can be compared.")
+    return recorded
 
 
 def load_record(path: Path) -> dict[str, Any]:
@@ -46,17 +60,17 @@ def load_record(path: Path) -> dict[str, Any]:
     return recorded
 
 
-def reproduce_one(run_dir: Path, recorded: dict[str, Any]) -> int:
-    """One run from the composition it recorded, into a new directory beside it."""
-    if recorded["status"] != "done":
-        raise UserError(f"{run_dir}: its status is {recorded['status']}; only a run that is done can be compared.")
+def reproduce_one(run_dir: Path, recorded: dict[str, Any], stopping: list[int]) -> int:
+    """One run from the composition it recorded, into a new directory beside it. `stopping`: signals that asked to stop."""
     config, warnings = prepare(recorded_config(recorded["composition"]))
     host = detect.host(sys.executable)
     again_dir = run_dir.parent / f"{run_dir.name}{rundir.AGAIN}{rundir.fresh_name()}"
     plan = make_plan(config, host, again_dir, warnings)
     image = check_host(plan, host)
     _say_differences(recorded, record.begin(plan, host, image, recorded["overrides"], recorded["parent"]))
-    exit_code = execute(plan, host, image, recorded["overrides"], parent=recorded["run_id"])
+    exit_code = execute(plan, host, image, recorded["overrides"], parent=recorded["run_id"], stopping=stopping)
+    if exit_code == EXIT_INTERRUPTED:
+        return exit_code
     if exit_code != EXIT_DONE:
         print(f"the run failed again with exit code {exit_code}: {again_dir}")
         return EXIT_FAILED

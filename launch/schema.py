@@ -367,6 +367,7 @@ class Config:
     format: Format = Format.text
     verbose: bool = False  # the text plan shows full command lines and environments
     smoke: bool = False
+    smoke_keeps: list[str] = field(default_factory=list)  # keys that smoke=true leaves as they are; those of the command line are added
     preflight: Preflight = Preflight.refuse
     resume: str = "auto"  # auto, never, or a run directory
     save_model: bool = True  # false: a measurement, whose trained model nobody wants: saving 8B takes longer than a few steps

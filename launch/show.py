@@ -49,6 +49,16 @@ def say(config: Config, line: str) -> None:
         _console().print(line, highlight=False, soft_wrap=True, markup=False)
 
 
+def say_warnings(config: Config, warnings: list[str]) -> None:
+    if config.format == Format.text:
+        _warn(_console(), warnings)
+
+
+def _warn(console: Console, warnings: list[str]) -> None:
+    for warning in warnings:
+        console.print(Text(f"! {warning}", style="yellow"))
+
+
 def _console() -> Console:
     """As wide as the terminal; 120 columns where there is none."""
     console = Console()
@@ -68,8 +78,7 @@ def show_plan(plan: Plan, console: Console, verbose: bool) -> None:
                 console.print(_container(plan.containers[process.name]))
     else:
         console.print("[dim]verbose=true adds full command lines, trainer arguments, and every environment variable with its reason.[/dim]")
-    for warning in plan.warnings:
-        console.print(Text(f"! {warning}", style="yellow"))
+    _warn(console, plan.warnings)
 
 
 def _facts(plan: Plan) -> Table:

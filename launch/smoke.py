@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
+from typing import Any
 
-from launch import shapes, trainer_args
+from launch import batch, shapes, trainer_args
+from launch.check_values import leaf
 from launch.schema import Config, Topology
 from launch.schema_enums import Debug, Init, Link, Profile, Rocprof, Vendor
 
-# Sizes only: what an argument means for the algorithm (loss, beta, scheduler ...) stays as composed. One that the command line gives stays,
-# too (launch/compose.py adds it to method.smoke).
+# Sizes only: what an argument means for the algorithm (loss, beta, scheduler ...) stays as composed, and so does every key of smoke_keeps.
 SIZES = {
     "max_steps": 2,
     "logging_steps": 1,
@@ -29,6 +31,7 @@ SIZES = {
     "eval_strategy": "no",
 }
 LOW_PRECISION = {"fp8": "torchao", "nf4": "bitsandbytes"}  # the packages that compute in them
+DATA_SIZES = ("data.num_train", "data.num_heldout", "data.limit")
 # Arguments that a CPU has no use for, whoever gives them, and why.
 NOT_ON_A_CPU = {
     "torch_compile": (False, "compiling takes minutes of a CPU"),
@@ -38,22 +41,32 @@ NOT_ON_A_CPU = {
 }
 
 
+# Sizes that stay where smoke_keeps names them. What the CPU stands for (hardware, precision, topology) does not.
+MODEL_SIZES = {
+    "num_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 32,  # the smallest that vLLM takes
+    "vocab_size": 512,
+}
+
+
 def scale_down(config: Config) -> tuple[Config, list[str]]:
-    """The small composition, and a line for each thing it leaves out."""
+    """The small composition, and a line for each thing that it has otherwise: `what was given: what there is instead`."""
     small, left_out = copy.deepcopy(config), []
     _shrink_model(small)
     left_out += _shrink_arguments(small)
-    small.data.num_train = small.data.num_train and 32
-    small.data.num_heldout = min(small.data.num_heldout, 8)
-    small.data.limit = min(small.data.limit or 32, 32)
+    _shrink_data(small)
     if small.adapter.rank is not None and small.adapter.path is None:  # one that is loaded has its own
-        small.adapter.rank = min(small.adapter.rank, 4)
+        _set(small, "adapter.rank", min(small.adapter.rank, 4))
     if config.precision.name != "fp32" and not _has_precision(config):
         left_out.append(f"precision={config.precision.name}: a CPU computes in fp32")
         small.precision.name = small.precision.compute = small.precision.weights = "fp32"
         small.precision.loss_scaling = small.adapter.quantize_base = False
     _shrink_topology(small, left_out)
-    small.effective_batch = None
+    left_out += _shrink_effective_batch(small)
     if small.debug != Debug.none:
         left_out.append(f"debug={small.debug.name}: its variables are for a GPU")
         small.debug = Debug.none
@@ -69,17 +82,56 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
     return small, left_out
 
 
+def smaller(config: Config, small: Config) -> list[str]:
+    """`key given -> here` for every size that scale_down changed."""
+    sizes = {f"method.args.{name}": None for name in {**config.method.args, **small.method.args} if name not in NOT_ON_A_CPU}
+    sizes |= dict.fromkeys([*(f"model.{name}" for name in MODEL_SIZES), *DATA_SIZES, "adapter.rank"])
+    pairs = [(key, leaf(config, key), leaf(small, key)) for key in sizes]
+    return [f"{key} {before} -> {now}" for key, before, now in sorted(pairs, key=lambda p: p[0]) if before != now]
+
+
+def _set(config: Config, key: str, value: Any) -> None:
+    """At a key of the schema, but for one that is to stay."""
+    if key not in config.smoke_keeps:
+        *groups, name = key.split(".")
+        setattr(functools.reduce(getattr, groups, config), name, value)
+
+
+def _shrink_data(config: Config) -> None:
+    data = config.data
+    _set(config, "data.num_train", data.num_train and min(data.num_train, 32))
+    _set(config, "data.num_heldout", min(data.num_heldout, 8))
+    if "data.num_train" not in config.smoke_keeps:  # it would cut the rows that were asked for
+        _set(config, "data.limit", min(data.limit or 32, 32))
+
+
+def _shrink_effective_batch(config: Config) -> list[str]:
+    """It is of the real ranks; that of the command line holds for those that there are, where it divides by theirs."""
+    wanted, config.effective_batch = config.effective_batch, None
+    if wanted is None or trainer_args.recipe_name(config):
+        return []
+    size = batch.batch(config)
+    if "effective_batch" not in config.smoke_keeps or wanted % (size.ranks * size.per_device):
+        return [f"effective_batch={wanted}: {size.sequences}, {size.ranks} rank(s) x {size.per_device} x {size.accumulation}"]
+    config.effective_batch = wanted
+    batch.apply_effective_batch(config)
+    return []
+
+
 def _shrink_arguments(config: Config) -> list[str]:
-    """A line for each that a CPU cannot have. Those of method.smoke stand last: the method's own sizes, and what was given."""
+    """A line for each that a CPU cannot have. Of the method's own sizes (method.smoke) and the usual ones the former win; over both, what
+    is to stay."""
     args, known = config.method.args, trainer_args.known(config)
     own = {name: value for name, value in config.method.smoke.items() if name not in NOT_ON_A_CPU}
-    bounded = "num_train_epochs" in own and "max_steps" not in own  # else max_steps bounds it
+    kept = _kept_arguments(config)
+    bounded = "num_train_epochs" in {**own, **kept} and "max_steps" not in {**own, **kept}  # else max_steps bounds it
     sizes = {name: value for name, value in SIZES.items() if name in known and not (bounded and name == "max_steps")}
     args |= sizes | own
     if bounded:
         args.pop("max_steps", None)
-    else:
+    elif "num_train_epochs" not in kept:
         args.pop("num_train_epochs", None)
+    args |= kept
     left_out = []
     for name, (value, why) in NOT_ON_A_CPU.items():
         if name in known:
@@ -87,6 +139,13 @@ def _shrink_arguments(config: Config) -> list[str]:
                 left_out.append(f"method.args.{name}={args[name]}: {why}")
             args[name] = value
     return left_out
+
+
+def _kept_arguments(config: Config) -> dict[str, Any]:
+    """Arguments that are to stay: whole, though of a mapping only a part of it was named, since method.smoke knows none in parts."""
+    keys = [key.split(".") for key in config.smoke_keeps]
+    names = {parts[2] for parts in keys if parts[:2] == ["method", "args"] and len(parts) > 2}
+    return {name: value for name, value in config.method.args.items() if name in names and name not in NOT_ON_A_CPU}
 
 
 def _shrink_topology(config: Config, left_out: list[str]) -> None:
@@ -130,12 +189,12 @@ def _has_vllm(config: Config) -> bool:
 
 
 def _shrink_model(config: Config) -> None:
-    """Two layers of width 64; heads of 32, the smallest that vLLM takes. A local model is small already or the user's choice."""
+    """Random weights of MODEL_SIZES. A local model is small already or the user's choice."""
     model = config.model
     if model.path:
         return
     model.hub_id = model.revision = None
     model.init = Init.random
-    model.num_layers, model.hidden_size, model.intermediate_size = 2, 64, 128
-    model.num_heads, model.num_kv_heads, model.head_dim, model.vocab_size = 4, 2, 32, 512
-    model.num_parameters = shapes.parameters(model)
+    for name, size in MODEL_SIZES.items():
+        _set(config, f"model.{name}", size)
+    _set(config, "model.num_parameters", shapes.parameters(model))

@@ -37,14 +37,19 @@ def blocks(run: Run) -> list[Any]:
     return found
 
 
-def compared(runs: Sequence[Run]) -> list[Any]:
-    """Each later evaluation beside the first, problem by problem; those of other problems are named, and not compared."""
-    evaluated = [(run, shares) for run in runs if (shares := _shares(run))]
-    if len(evaluated) < 2:
-        return []
-    (first, before), *others = evaluated
+def with_first(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """The first evaluation with each later one."""
+    evaluated = [run for run in runs if _shares(run)]
+    return [(evaluated[0], run) for run in evaluated[1:]]
+
+
+def compared(pairs: Sequence[tuple[Run, Run]]) -> list[Any]:
+    """The second of each pair beside the first, problem by problem; those of other problems are named, and not compared."""
     rows, refused = [], []
-    for run, after in others:
+    for first, run in pairs:
+        before, after = _shares(first), _shares(run)
+        if not before or not after:
+            continue
         if run.result.get("data_sha256") != first.result.get("data_sha256") or len(after) != len(before):
             refused.append(Note(f"{first.name} and {run.name} were asked different problems (data_sha256): they are not compared.", "warn"))
             continue

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from launch import lineage
 from launch.reports import evaluations, one, series, tables
 from launch.reports.curves import Charts
 from launch.reports.data import Run, dig, is_number, objects
@@ -14,6 +15,7 @@ from launch.reports.parts import Bars, Cell, Figure, Figures, Inner, Note, Notes
 
 # Keys of a composition that say where and not what: paths of a phase, prints.
 NOT_COMPARED = {"name", "run_root", "mode", "format", "verbose", "resume"}
+MOST_LINEAGES = 4  # of a pipeline, whose accuracy stands above everything; the table has all
 MOST_DETAILS = 8  # runs whose own sections are on the page of several
 
 
@@ -21,23 +23,44 @@ def pipeline(folder: Path, status: str, exit_code: int | None, runs: Sequence[Ru
     """A page of phases: what each reached, curves through all of them, then each phase."""
     columns = ["phase", "method", "status", "steps", "loss", "reward", "held-out accuracy", "tokens/s", "time"]
     rows = [[Cell(run.folder.name), cell(run.get("method", "name")), _status(run), *_figures(run)] for run in runs]
-    accuracies = [float(v) for run in runs if is_number(v := run.result.get("accuracy"))]
+    tree = [series.as_phase(run) for run in runs]
     figures = [Figure("status", status, f"exit code {exit_code}" if exit_code is not None else "", one.mark_of(status))]
-    if accuracies:
-        gained = f"{100 * (accuracies[-1] - accuracies[0]):+.1f} points, from {percent(accuracies[0])}" if len(accuracies) > 1 else ""
-        figures.append(Figure("held-out accuracy", percent(accuracies[-1]), gained))
+    lines = lineage.lines(tree)
+    for line in lines[:MOST_LINEAGES]:
+        points = lineage.Gain(line[-1], line[0]).points
+        under = (
+            f"{points:+.1f} points, from {percent(line[0].accuracy or 0.0)} ({line[0].name})"
+            if points is not None and len(line) > 1
+            else ""
+        )
+        title = "held-out accuracy" if len(lines) == 1 else f"held-out accuracy, {line[-1].name}"
+        figures.append(Figure(title, percent(line[-1].accuracy or 0.0), under))
     verdict = [] if status == "done" else [Note(one.VERDICTS.get(status, f"Its record says {status}."), one.mark_of(status))]
-    blocks = [Figures(figures), *verdict, Table("Phases", columns, rows)]
+    blocks = [Figures(figures), *verdict, Table("Phases", columns, rows), *_gains(tree)]
     charts = series.phases(runs)
+    named = {run.folder.name: run for run in runs}
+    pairs = [(named[gain.before.name], named[gain.phase.name]) for gain in lineage.gains(tree) if gain.before is not None]
     found = [
         Section("Summary", blocks),
-        Section("Evaluation", evaluations.compared(runs)),
+        Section("Evaluation", evaluations.compared(pairs)),
         Section("Curves", [Charts(charts)] if charts else []),
         _warnings(runs),
     ]
     inner = [Inner(run.folder.name, one.sections(run, curves=False), run.status not in ("done", "waiting"), run.status) for run in runs]
     labels = [(run.name, str(run.get("method", "name") or ""), run.status) for run in runs]
     return Page(folder.parent.name, folder.name, status, [s for s in found if s.blocks], inner, labels)
+
+
+def _gains(tree: Sequence[lineage.Phase]) -> list[Any]:
+    """Each evaluation beside that of the model it came from; nothing where there is no such pair."""
+    rows = []
+    for gain in lineage.gains(tree):
+        if gain.before is not None and gain.points is not None:
+            shares = [percent(phase.accuracy or 0.0) for phase in (gain.before, gain.phase)]
+            cells = [Cell(gain.phase.name), Cell(gain.before.name), *(Cell(share, number=True) for share in shares)]
+            rows.append([*cells, Cell(f"{gain.points:+.1f}", number=True)])
+    note = "Before: the nearest evaluation, on the same problems, of a model that this one was trained from."
+    return [Table("What was gained", ["evaluation", "before", "accuracy before", "accuracy", "points"], rows, note=note)] if rows else []
 
 
 def compare(runs: Sequence[Run], names: Sequence[str]) -> Page:
@@ -48,7 +71,7 @@ def compare(runs: Sequence[Run], names: Sequence[str]) -> Page:
         Section("Differences", differences(runs)),
         Section("Curves", [Charts(charts)] if charts else []),
         Section("Results", [*results(runs), *benchmarks(runs), *step_parts(runs)]),
-        Section("Evaluation", evaluations.compared(runs)),
+        Section("Evaluation", evaluations.compared(evaluations.with_first(runs))),
         _warnings(runs),
     ]
     inner = [

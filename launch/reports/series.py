@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from launch import lineage
 from launch.reports.curves import Chart, Curve, with_mean
-from launch.reports.data import Points, Run, objects
+from launch.reports.data import Points, Run, is_number, objects
 from launch.reports.parts import number
 
 # key -> (title, unit, whether the axis begins at 0), in the order of a page. A unit of % is of a share, drawn a hundredfold.
@@ -90,31 +91,51 @@ def others(run: Run) -> tuple[list[Chart], dict[str, float]]:
     return charts, constant
 
 
+def as_phase(run: Run) -> lineage.Phase:
+    """What of a run its pipeline's tree is made of."""
+    trains, accuracy = run.get("method", "kind") == "trainer", run.result.get("accuracy")
+    steps = max((int(row["step"]) for row in run.metrics.rows[-1:]), default=0) if trains else 0
+    evaluated = float(accuracy) if is_number(accuracy) and not trains else None
+    begun_with = next((str(name) for key in ("path", "hub_id", "name") if (name := run.get("model", key))), None)
+    return lineage.Phase(run.folder, begun_with, steps, evaluated, run.result.get("data_sha256"))
+
+
 def phases(runs: Sequence[Run]) -> list[Chart]:
-    """The curves of a pipeline over the steps of all its phases, and its held-out accuracy as points between them."""
+    """The curves of a pipeline, each phase's steps counted on from those that its model had behind it; its held-out accuracy along each
+    lineage, and by RAFT's cycles."""
+    tree = [as_phase(run) for run in runs]
     curves: dict[str, list[Curve]] = {}
-    before, accuracy = 0.0, ([], [])  # type: tuple[float, tuple[list[float], list[float]]]
-    for n, run in enumerate(runs):
+    for n, (run, phase) in enumerate(zip(runs, tree, strict=True)):
         if run.get("method", "kind") != "trainer":
-            if isinstance(value := run.result.get("accuracy"), (int, float)):
-                accuracy[0].append(before)
-                accuracy[1].append(100 * float(value))
             continue
+        before = lineage.steps_before(tree, phase)
         for key in MAIN:
             steps, values = points_of(run, key, MAIN[key][1])
             if values:
                 curves.setdefault(key, []).append(Curve(run.name, ([before + s for s in steps], values), n))
-        before += max((float(row["step"]) for row in run.metrics.rows[-1:]), default=0.0)
-    axis = "step, counted through all phases"
+    axis = "step, counted from the pipeline's first model"
     charts = [
         Chart(_file(k), MAIN[k][0], c, MAIN[k][1], axis, MAIN[k][2]) for k, c in sorted(curves.items(), key=lambda i: [*MAIN].index(i[0]))
     ]
-    charts += pass_at_k(runs)
-    if accuracy[1]:
-        charts.insert(
-            0, Chart("held-out-accuracy", "Held-out accuracy", [Curve("Held-out accuracy", accuracy, dots=True)], "%", axis, True)
-        )
-    return charts
+    return [*_accuracies(tree, axis), *charts, *pass_at_k(runs)]
+
+
+def _accuracies(tree: Sequence[lineage.Phase], axis: str) -> list[Chart]:
+    lines = lineage.lines(tree)
+    if not lines:
+        return []
+    curves = []
+    for n, line in enumerate(lines):
+        points = [float(lineage.steps_before(tree, phase)) for phase in line], [100 * float(phase.accuracy or 0.0) for phase in line]
+        label = "Held-out accuracy" if len(lines) == 1 else f"to {line[-1].name}"
+        curves.append(Curve(label, points, n, dots=len(line) == 1))
+    charts = [Chart("held-out-accuracy", "Held-out accuracy", curves, "%", axis, True)]
+    cycles = {name: points for name, points in lineage.cycles(tree).items() if len(points) > 1}
+    by_cycle = [
+        Curve(name, ([float(c) for c, _ in points], [100 * value for _, value in points]), n)
+        for n, (name, points) in enumerate(cycles.items())
+    ]
+    return [*charts, *([Chart("accuracy-by-cycle", "Held-out accuracy by RAFT's cycle", by_cycle, "%", "cycle", True)] if by_cycle else [])]
 
 
 def pass_at_k(runs: Sequence[Run]) -> list[Chart]:

@@ -68,13 +68,15 @@ def a_benchmark(folder: Path, tflops: float = 1011.0, **result: Any) -> Path:
 
 
 def a_pipeline(folder: Path, *phases: tuple[str, str]) -> Path:
-    """`phases` are (name, method); those that evaluate have an accuracy that grows."""
+    """`phases` are (name, method), each on the model of the last training before it; those that evaluate have an accuracy that grows."""
     names = [f"{n}_{name}" for n, (name, _) in enumerate(phases, start=1)]
+    taken: list[str] = []  # the model that the last training left
     for n, (name, (_, method)) in enumerate(zip(names, phases, strict=True)):
         given = {"accuracy": 0.25 * (n + 1)} if method == "evaluate" else {"loss": 1.0}
-        a_run(folder / name, f"method={method}", **given)
+        a_run(folder / name, f"method={method}", *taken, **given)
         if method != "evaluate":
             log(folder / name, *steps(4))
+            taken = [f"model.path={folder / name / 'model'}"]
     kept = {
         "schema": 1,
         "run_id": folder.name,

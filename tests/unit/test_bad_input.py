@@ -63,12 +63,36 @@ MISTAKES = {
     ("resume=nowhere",): ["resume=nowhere", "no record.json", "auto, never, or a run directory"],
     ("name=../x",): ["name=../x", "letters, digits"],
     ("a=b=c",): ["key=value"],
-    ("hardware",): ["hardware", "key=value"],
+    ("hardware",): ["hardware: no '=' in it", "key=value"],
+    ("a=",): ["a=: no key 'a'"],
+    ("=b",): ["=b: no key in it", "key=value"],
+    ("",): ["'': no '=' in it"],
+    ("++x",): ["++x: no '=' in it"],
+    ("~",): ["~: no key in it"],
+    ("~sed",): ["~sed: no key 'sed'", "Did you mean seed"],
+    ("~topology",): ["~topology: every composition has one", "topology=<option>", "fsdp"],
+    ("name='a",): ["name='a: a quote is opened and not closed"],
+    ("method.args.x=[1",): ["its brackets do not match"],
+    ("seed=\x00",): ["'seed=\\x00': no override"],
+    ("seed=" + "9" * 5000,): ["999...: no override"],
+    ("method.args={}",): ["method.args={}: merged with what is there, it would change nothing", "'~method.args.NAME'"],
+    ("phases={}",): ["phases: Cannot merge DictConfig with ListConfig"],
+    ("method.args.learning_rate=nan",): ["method.args.learning_rate=nan: no finite number"],
+    ("model.path=",): ["model.path=: an empty path", "null"],
+    ("name=" + "n" * 300,): ["it names a directory", "at most 100"],
+    ("seed=${no_such}",): ["seed: Interpolation key 'no_such' not found"],
+    ("seed=${seed}",): ["seed: Recursive interpolation detected"],
+    ("data.tasks=[{nam: x}]",): ["data.tasks: Key 'nam' not in 'Task'. Did you mean name?", "Keys of an entry: name, level"],
+    ("+targets.x=3",): ["targets.x: Invalid type assigned: int is not a subclass of Target"],
+    ("smoke_keeps=[modl.num_layers]",): ["smoke_keeps=modl.num_layers: no key 'modl'", "Did you mean model"],
+    ("--foo",): ["unrecognized arguments: --foo", "--help"],
+    ("--cfg", "nope"): ["invalid choice: 'nope'"],
+    ("--resolve",): ["--resolve", "Use: --cfg job --resolve"],
     ("phases=[{name: a, model_from: b}]",): ["model_from=b", "no phase"],
 }
 
 
-@pytest.mark.parametrize(("arguments", "said"), MISTAKES.items(), ids=lambda v: " ".join(v) if isinstance(v, tuple) else "")
+@pytest.mark.parametrize(("arguments", "said"), MISTAKES.items(), ids=lambda v: ascii(" ".join(v)[:60]) if isinstance(v, tuple) else "")
 def test_mistake(launch, tmp_path, monkeypatch, arguments, said):
     (tmp_path / "broken.py").write_text("def (")
     monkeypatch.setenv("MY_SECRET", "sentinel-value")

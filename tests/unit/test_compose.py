@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from launch import compose
+from launch import compose, pipeline
 from launch.check import refusals
 from launch.compose import CONF, groups
-from launch.plan import prepare
+from launch.plan import composition_hash, prepare
 from launch.schema import Config
 from launch.schema_enums import Init
-from tests.conftest import command, composed
+from tests.conftest import command, composed, host_with
 
 # What a option needs beside itself to make a composition that works.
 NEEDS = {
@@ -225,6 +225,41 @@ def test_smoke_keeps_the_sizes_that_are_given():
     config, said = prepare(composed("smoke=true", "hardware=mi350x", "method=bench/gemm", "method.args.fail_below=0.9"))
     assert config.method.args["fail_below"] is None
     assert "smoke: in place of method.args.fail_below=0.9: a CPU's figures are compared with nothing." in said
+
+
+def test_smoke_keeps_every_value_of_the_command_line_and_lists_what_it_made_smaller():
+    given = ["smoke=true", "hardware=mi300x", "model=qwen3_4b", "adapter=lora", "topology=ddp"]
+    kept = ["method.args.max_steps=7", "model.num_layers=3", "data.num_train=50", "adapter.rank=16", "effective_batch=64"]
+    config, said = prepare(composed(*given, *kept))
+    assert (config.method.args["max_steps"], config.model.num_layers, config.data.num_train, config.adapter.rank) == (7, 3, 50, 16)
+    assert (config.data.limit, config.effective_batch, config.method.args["gradient_accumulation_steps"]) == (None, 64, 8)
+    assert config.model.num_parameters < 1_000_000
+    [sizes] = [line for line in said if "->" in line]
+    for shrunk in ("model.hidden_size 2560 -> 64", "data.num_heldout 500 -> 8", "method.args.max_length "):
+        assert shrunk in sizes
+    assert not [key for key in kept if f"{key.partition('=')[0]} " in sizes]
+    assert prepare(config)[0] == config, "a recorded smoke run scales down to itself"
+
+
+def test_a_smoke_run_is_the_same_run_however_it_is_shown_or_resumed():
+    shown = ["mode=plan", "verbose=true", "format=json", "resume=never", "name=x", "run_root=elsewhere"]
+    assert composition_hash(composed("smoke=true", "seed=1", *shown)) == composition_hash(composed("smoke=true", "seed=1"))
+
+
+def test_smoke_says_where_a_given_batch_does_not_divide_by_the_ranks_there_are():
+    given = ["smoke=true", "hardware=mi300x", "model=qwen3_4b", "topology=single", "effective_batch=6"]
+    config, said = prepare(compose.compose([*given, "method.args.per_device_train_batch_size=1"], given=given))
+    assert (config.effective_batch, config.method.args["per_device_train_batch_size"]) == (None, 4)
+    assert [line for line in said if "effective_batch=6" in line] == ["smoke: in place of effective_batch=6: 4, 1 rank(s) x 4 x 1."]
+
+
+def test_smoke_keeps_the_arguments_that_are_given_for_a_part_of_raft():
+    given = ["hardware=mi300x", "model=qwen3_4b", "method=raft", "smoke=true", "method.args.train.logging_steps=3", "method.args.cycles=1",
+             "method.args.sample.samples_per_prompt=5"]  # fmt: skip
+    plans = pipeline.make_plans(composed(*given), given, host_with(0), Path("/runs/r/1"))
+    assert list(plans)[-1] == "cycle1_evaluate"
+    assert plans["cycle1_train"].trainer_args["logging_steps"] == 3
+    assert plans["cycle1_sample"].trainer_args["samples_per_prompt"] == 5
 
 
 def test_smoke_says_what_would_be_refused_without_it():

@@ -189,7 +189,7 @@ def test_a_plan_of_all_phases(launch):
         (["data.filter.max_tokens=9"], ["data.filter.max_tokens with method=raft", "method.args.sample.num_prompts"]),
         (["runtime=slurm"], ["runtime=slurm with phases"]),
         (['phases=[{name: a, overrides: ["method=sft"]}, {name: a, overrides: []}]'], ["two are called a"]),
-        (["phases=[{name: a, model_from: b}]"], ["model_from=b of a", "no phase before it"]),
+        (["phases=[{name: a, model_from: b}]"], ["model_from=b of a names no phase", "Phases before it: none"]),
         (['phases=[{name: a, data_from: b, overrides: ["method=sft"]}]'], ["data_from=b of a"]),
     ],
 )

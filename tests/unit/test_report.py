@@ -227,9 +227,10 @@ def test_a_trial_that_left_an_empty_directory(tmp_path):
 def test_a_pipeline(tmp_path):
     folder = a_pipeline(tmp_path / "p", ("base", "evaluate"), ("sft", "sft"), ("after", "evaluate"))
     text = made(folder).text
-    assert "held-out accuracy 75.0% +50.0 points, from 25.0%" in text
+    assert "held-out accuracy 75.0% +50.0 points, from 25.0% (1_base)" in text
+    assert "3_after 1_base 25.0% 75.0% +50.0" in text
     assert "1_base evaluate done" in text
-    assert "step, counted through all phases" in text
+    assert "step, counted from the pipeline's first model" in text
     shutil.rmtree(folder / "3_after")
     change(folder / "record.json", status="failed", exit_code=4)
     assert "Not begun." in made(folder).text
