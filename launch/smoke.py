@@ -26,7 +26,6 @@ SIZES = {
     "max_new_tokens": 8,
     "samples_per_prompt": 1,
     "batch_size": 8,
-    "eval_strategy": "no",
 }
 LOW_PRECISION = {"fp8": "torchao", "nf4": "bitsandbytes"}  # the packages that compute in them
 # Arguments that a CPU has no use for, whoever gives them, and why.
@@ -72,10 +71,11 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
 def _shrink_arguments(config: Config) -> list[str]:
     """A line for each that a CPU cannot have. Those of method.smoke stand last: the method's own sizes, and what was given."""
     args, known = config.method.args, trainer_args.known(config)
+    saves = {"save_strategy": "steps", "save_steps": 1} if config.method.selection.metric else {}  # models to choose from
     own = {name: value for name, value in config.method.smoke.items() if name not in NOT_ON_A_CPU}
     bounded = "num_train_epochs" in own and "max_steps" not in own  # else max_steps bounds it
     sizes = {name: value for name, value in SIZES.items() if name in known and not (bounded and name == "max_steps")}
-    args |= sizes | own
+    args |= sizes | saves | own
     if bounded:
         args.pop("max_steps", None)
     else:

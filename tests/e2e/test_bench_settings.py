@@ -1,12 +1,11 @@
 """Collectives on two gloo ranks: every operation is right, each setting has processes of its own, and one that fails is a row.
 
-And a matrix product of each kind that torch compiles."""
+And the product in fp8 that torch compiles; the one in fp32 takes a minute to tune."""
 
 from __future__ import annotations
 
 import json
 
-import pytest
 import torch
 
 from recipes.bench import gemm
@@ -35,9 +34,8 @@ def test_settings_and_one_whose_processes_end(tmp_path):
     assert "Left out: 4 ranks; this run has fewer." in result["notes"]
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp8"])
-def test_a_compiled_product_is_the_plain_one(dtype):
-    case = {"dtype": dtype, "op": "compiled", "values": "integers", "padding": 0}  # whose sums every order of adding gives
+def test_a_compiled_product_in_fp8_is_the_plain_one():
+    case = {"dtype": "fp8", "op": "compiled", "values": "integers", "padding": 0}  # whose sums every order of adding gives
     found = []
     for op in ("compiled", "matmul"):
         torch.manual_seed(0)
