@@ -78,7 +78,8 @@ def _dtypes_kept(model: nn.Module) -> Iterator[None]:
     dtypes = {name: weight.dtype for name, weight in model.named_parameters()}
     yield
     for name, weight in model.named_parameters():
-        weight.data = weight.data.to(dtypes[name])
+        if weight.dtype != dtypes[name]:
+            weight.data = weight.data.to(dtypes[name])
 
 
 def seal(staged: Path, target: Path, heartbeat: Path | None = None) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
+from transformers import TrainerState
 
 from launch.check import check
 from launch.plan import prepare
 from launch.sweep_trials import check_metric_early
 from launch.trainer_args import HELD_OUT_METRICS, complete
+from recipes.common import selection
+from recipes.common.errors import UserError
 from tests.conftest import composed
 from tests.unit.report_examples import a_run, log, steps
 
@@ -52,3 +57,11 @@ def test_a_sweep_by_a_held_out_figure_waits_for_it(tmp_path):
     log(a_run(tmp_path), *steps(2))
     assert check_metric_early("eval_loss", tmp_path)
     assert check_metric_early("best_eval_loss", tmp_path)
+
+
+def test_a_figure_that_was_never_a_number_chooses_nothing():
+    """Loss of a training that diverged: transformers finds no best step."""
+    config = OmegaConf.create({"method": {"selection": {"metric": "eval_loss", "patience": None, "min_delta": 0.0}}})
+    trainer = SimpleNamespace(state=TrainerState(global_step=4, max_steps=4, best_metric=float("inf")))
+    with pytest.raises(UserError, match=r"metric=eval_loss: it was no number at any save.*Lower method.args.learning_rate"):
+        selection.load_best(config, trainer, trained=True)
