@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from launch import topology
@@ -52,6 +52,12 @@ def batch(config: Config) -> Batch:
         sequence=min(sequence, config.model.max_positions),
         completion=completion,
     )
+
+
+def evaluation_batch(config: Config) -> Batch:
+    """Of held-out rows while training: as large as training's, unless per_device_eval_batch_size is given."""
+    given = config.method.args.get("per_device_eval_batch_size")
+    return replace(batch(config), per_device=int(given)) if given else batch(config)
 
 
 def apply_effective_batch(config: Config) -> list[str]:

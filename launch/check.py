@@ -18,6 +18,7 @@ from launch.check_profile import PROFILE_RULES
 from launch.check_rewards import REWARD_RULES
 from launch.check_runtime import RUNTIME_RULES
 from launch.check_save import SAVE_RULES
+from launch.check_selection import SELECTION_RULES
 from launch.check_topology import TOPOLOGY_RULES, longest
 from launch.check_tune import TUNE_RULES
 from launch.check_values import check_values
@@ -156,12 +157,7 @@ RULES = [
         ),
         lambda c: "method.args.max_steps=-1 to count epochs, or '~method.args.num_train_epochs' to count steps",
     ),
-    Rule(
-        "evaluation_while_training",
-        lambda c: c.method.kind == "trainer" and argument(c, "eval_strategy") not in (None, "no"),
-        lambda c: f"method.args.eval_strategy={argument(c, 'eval_strategy')}: the recipes hand the trainer no held-out rows",
-        lambda c: "method=evaluate on the run's model, or phases as in experiment=quickstart",
-    ),
+    *SELECTION_RULES,
     Rule(
         "groups_divide",
         _batch_does_not_divide,

@@ -46,7 +46,8 @@ def check_files(config: Config, all_lines: bool) -> None:
         if config.data.path is not None:
             _jsonl("data.path", Path(config.data.path), _read_as(config), all_lines)
         if config.data.heldout_path is not None:
-            _jsonl("data.heldout_path", Path(config.data.heldout_path), "evaluate", all_lines)
+            reader = config.method.name if config.method.selection.metric else "evaluate"
+            _jsonl("data.heldout_path", Path(config.data.heldout_path), reader, all_lines)
     check_data_files(config)
     _tuned_products(config)
     _rewards(config)

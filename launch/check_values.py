@@ -66,6 +66,9 @@ LEAST = {
     "data.filter.max_tokens": 1,
     "data.filter.max_prompt_tokens": 1,
     "method.lr_reference_batch": 1,
+    "method.selection.patience": 1,
+    "method.selection.min_delta": 0,
+    "method.args.per_device_eval_batch_size": 1,
     "method.args.per_device_train_batch_size": 1,
     "method.args.gradient_accumulation_steps": 1,
     "method.args.num_generations": 2,  # a group of one has no mean to be above

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from launch import shapes, topology
 from launch.activations import MicroStep, Numerics
-from launch.batch import UNCUT, Batch, batch, generation_batch
+from launch.batch import UNCUT, Batch, batch, evaluation_batch, generation_batch
 from launch.detect import Host, is_smaller
 from launch.gpu import GIB
 from launch.schema import Config
@@ -296,6 +296,11 @@ def moments(config: Config) -> dict[str, dict[str, float]]:
         },
         "backward of the embedding": {"activations": step.hidden, "logits": waiting + second, "gradients": sharing.gradients},
     }
+    if config.method.selection.metric is not None:  # without gradients: a layer's tensors and the head's, one after the other
+        held_out = micro_step(config, evaluation_batch(config))
+        tensors = max(held_out.saved_by_layer(), held_out.head())
+        found["evaluation"] = {"activations": held_out.hidden + tensors, "logits": held_out.tile()}
+        found["evaluation"]["weights in 16 bits"] = found["forward"]["weights in 16 bits"]
     for parts in found.values():
         parts["communication"] = sharing.buffers
     for moment in ("backward of the last layer", "backward of the first layer", "backward of the embedding"):

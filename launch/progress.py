@@ -84,7 +84,7 @@ def describe(row: dict[str, Any]) -> str:
     """step 40/400, loss or reward, tokens/s, time left, most memory held (the GPU's where there is one): whatever the row has."""
     done, total = row.get("step"), row.get("num_steps")
     parts = [f"step {done}/{total}" if total else f"step {done}"]
-    parts += [f"{key} {row[key]:.3g}" for key in ("loss", "reward", "accuracy") if isinstance(row.get(key), (int, float))]
+    parts += [f"{key} {row[key]:.3g}" for key in ("loss", "eval_loss", "reward", "accuracy") if isinstance(row.get(key), (int, float))]
     if row.get("tokens_per_second"):
         parts.append(f"{row['tokens_per_second']:,.0f} tokens/s")
     if row.get("time_s") and done and total:

@@ -1,4 +1,4 @@
-"""The parts of the schema that say which rows a run trains on, and in which order."""
+"""The parts of the schema that say which rows a run trains on, in which order, and by which its model is chosen."""
 
 from __future__ import annotations
 
@@ -40,6 +40,15 @@ class LrScaling(Enum):
     none = "none"
     linear = "linear"  # arXiv:1706.02677, for SGD
     sqrt = "sqrt"  # arXiv:2205.10287, for Adam
+
+
+@dataclass
+class Selection:
+    """sft, dpo: which of the saved models the run ends with, by a figure of held-out rows that is measured at every save."""
+
+    metric: Optional[str] = None  # eval_loss, or another of launch/check_selection.py; empty: the last model, and nothing is measured
+    patience: Optional[int] = None  # end after so many measurements in a row that were no better; empty: never before the last step
+    min_delta: float = 0.0  # patience: what is better than the best before by no more than this counts as no better
 
 
 @dataclass

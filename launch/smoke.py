@@ -28,7 +28,6 @@ SIZES = {
     "max_new_tokens": 8,
     "samples_per_prompt": 1,
     "batch_size": 8,
-    "eval_strategy": "no",
 }
 LOW_PRECISION = {"fp8": "torchao", "nf4": "bitsandbytes"}  # the packages that compute in them
 DATA_SIZES = ("data.num_train", "data.num_heldout", "data.limit")
@@ -122,11 +121,12 @@ def _shrink_arguments(config: Config) -> list[str]:
     """A line for each that a CPU cannot have. Of the method's own sizes (method.smoke) and the usual ones the former win; over both, what
     is to stay."""
     args, known = config.method.args, trainer_args.known(config)
+    saves = {"save_strategy": "steps", "save_steps": 1} if config.method.selection.metric else {}  # models to choose from
     own = {name: value for name, value in config.method.smoke.items() if name not in NOT_ON_A_CPU}
     kept = _kept_arguments(config)
     bounded = "num_train_epochs" in {**own, **kept} and "max_steps" not in {**own, **kept}  # else max_steps bounds it
     sizes = {name: value for name, value in SIZES.items() if name in known and not (bounded and name == "max_steps")}
-    args |= sizes | own
+    args |= sizes | saves | own
     if bounded:
         args.pop("max_steps", None)
     elif "num_train_epochs" not in kept:

@@ -19,6 +19,7 @@ from launch.schema import Config
 
 # Figures of result.json that no line of metrics.jsonl holds.
 AT_THE_END = ("steps", "num_problems", "step_s", "accuracy", "time_s")
+MEASURED_LATER = ("eval_", "best_")  # of held-out rows: from the first save on
 
 
 @dataclass
@@ -128,6 +129,6 @@ def check_metric(metric: str, found: dict[str, float | None]) -> None:
 def check_metric_early(metric: str, run_dir: Path) -> bool:
     """The same as soon as a run has logged its first step, hours before its end. Returns whether it has."""
     lines = rundir.read_metrics(run_dir / "metrics.jsonl")
-    if lines and metric not in AT_THE_END:
+    if lines and metric not in AT_THE_END and not metric.startswith(MEASURED_LATER):
         check_metric(metric, _numbers(lines[0]))
     return bool(lines)

@@ -40,6 +40,13 @@ OWNED = {
     "vllm_server_host": "topology=split",
     "vllm_server_port": "topology=split",
     "vllm_group_port": "topology=split",
+    "eval_strategy": "method.selection.metric=eval_loss",
+    "eval_steps": "method.args.save_steps=; a model that was measured is saved",
+    "eval_delay": "method.args.save_steps=; every saved model is measured",
+    "eval_on_start": "method.args.save_steps=; every saved model is measured, and the first one is method=evaluate's",
+    "load_best_model_at_end": "method.selection.metric=eval_loss",
+    "metric_for_best_model": "method.selection.metric=",
+    "greater_is_better": "method.selection.metric=",
     "reward_weights": "method.rewards.<name>=<weight>",
     "parallelism_config": "topology=fsdp; tensor, pipeline and context parallelism are not offered",
     "model_init_kwargs": "model.<field>=, precision= and hardware.attention=",
@@ -53,7 +60,12 @@ REPLACED = {
     "logging_dir": "the launcher sets it",
     "group_by_length": "use train_sampling_strategy=group_by_length",
     "fp16_opt_level": "Apex is gone; precision=fp16 uses torch.amp",
-    "evaluation_strategy": "use eval_strategy",
+    "evaluation_strategy": "use method.selection.metric=eval_loss",
+}
+# Method -> figures that its trainer logs of held-out rows, and whether more is better
+HELD_OUT_METRICS = {
+    "sft": {"eval_loss": False, "eval_mean_token_accuracy": True},
+    "dpo": {"eval_loss": False, "eval_rewards/accuracies": True, "eval_rewards/margins": True},
 }
 JSON_TYPES = {bool: "bool", int: "int", float: "float", str: "str", list: "list", dict: "dict", type(None): "null"}
 
@@ -162,6 +174,7 @@ def complete(config: Config, run_dir: Path, ports: tuple[int, int]) -> dict[str,
         "dataloader_pin_memory": config.hardware.dataloader.pin_memory,
         **_strategy(config),
         **_generation(config, ports),
+        **_selection(config),
     }
     names = own(config)
     given = {k: v for k, v in config.method.args.items() if k in names}  # those of a tuning's recipe are not its own
@@ -191,6 +204,20 @@ def _strategy(config: Config) -> dict[str, Any]:
     if topology.strategy in ("zero2", "zero3"):
         return {"deepspeed": _deepspeed(config)}
     return {}
+
+
+def _selection(config: Config) -> dict[str, Any]:
+    """Held-out rows are measured where the model is saved, so that the best one is there to be loaded."""
+    metric = config.method.selection.metric
+    if metric is None:
+        return {}
+    return {
+        "eval_strategy": "steps",
+        "eval_steps": value(config, "save_steps"),
+        "metric_for_best_model": metric,
+        "greater_is_better": HELD_OUT_METRICS[config.method.name][metric],
+        "per_device_eval_batch_size": value(config, "per_device_train_batch_size"),
+    }
 
 
 def _deepspeed(config: Config) -> dict[str, Any]:

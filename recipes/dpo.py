@@ -22,6 +22,7 @@ from recipes.common.data_prepare import PreparedRows
 from recipes.common.metrics import Metrics
 from recipes.common.model import adapter_config, build_model, build_tokenizer
 from recipes.common.program import main
+from recipes.common.selection import heldout
 from recipes.common.training import build_arguments, train
 
 
@@ -40,6 +41,7 @@ def dpo(config: DictConfig) -> dict[str, Any]:
         args=args,
         config=config,
         loaded=loaded,
+        heldout=heldout(config),
         processing_class=tokenizer,
         peft_config=adapter_config(config),
     )

@@ -27,7 +27,7 @@ from recipes.common.model import build_tokenizer
 from recipes.common.program import main
 
 # What the run's processes need and a look at its rows does not.
-LEFT_OUT = ("fsdp", "fsdp_config", "deepspeed", "report_to", "torch_compile", "use_liger_kernel", "optim", "max_steps")
+LEFT_OUT = ("fsdp", "fsdp_config", "deepspeed", "report_to", "torch_compile", "use_liger_kernel", "optim", "max_steps", "eval_strategy")
 IGNORED = -100  # the label of a token that does not count in the loss
 SIDES = {"chosen": "answer that is preferred", "rejected": "answer that is not"}
 

@@ -118,6 +118,9 @@ def figures(run: Run) -> list[Figure]:
             shown = percent if key == "accuracy" else number
             under = f"from {shown(values[0])}" if len(values) > 1 else ""
             found.append(Figure(key, shown(values[-1]), (key == "accuracy" and evaluations.interval(run)) or under))
+    if is_number(run.result.get("best_step")):
+        why = "stopped early" if run.result.get("stopped_early") is True else "by held-out rows"
+        found.append(Figure("best step", number(run.result["best_step"]), why))
     found += speed_figures(run)
     rows = tables.rows_of(run)
     if rows:

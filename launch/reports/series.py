@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from launch import lineage
 from launch.reports.curves import Chart, Curve, with_mean
@@ -24,6 +25,7 @@ MAIN = {
     "mfu": ("MFU", "%", True),
     "memory_peak_gb": ("Memory, most so far", "GB", True),
 }
+HELD_OUT = "eval_"  # before a key: the same figure of held-out rows, drawn beside that of training
 LEVEL_SHARE = "level_share/"  # of a curriculum, one key a level
 PARTS = {"step_s": "whole step", "generation_s": "generation", "wait_s": "trainers wait", "sync_s": "weight sync"}
 TELEMETRY = {
@@ -52,12 +54,17 @@ def main(run: Run) -> list[Chart]:
 
 
 def together(runs: Sequence[Run]) -> list[Chart]:
-    """The charts of MAIN with a curve for each run that has the key; a single run's carry no label."""
+    """The charts of MAIN with a curve for each run that has the key; a single run's carry no label but beside held-out rows."""
     charts = []
     for key, (title, unit, from_zero) in MAIN.items():
         found = [(n, points_of(run, key, unit)) for n, run in enumerate(runs)]
         curves = [Curve(runs[n].name if len(runs) > 1 else title, points, n) for n, points in found if points[1]]
-        if curves:
+        if len(runs) == 1 and curves and _is_beside(runs[0], key):
+            continue
+        if len(runs) == 1 and curves and (held_out := points_of(runs[0], HELD_OUT + key, unit))[1]:
+            beside = [replace(curves[0], label="training"), Curve("held out", held_out, 1)]
+            charts.append(Chart(_file(key), title, beside, unit, from_zero=from_zero))
+        elif curves:
             charts.append(Chart(_file(key), title, with_mean(curves[0]) if len(runs) == 1 else curves, unit, from_zero=from_zero))
     if len(runs) == 1:
         parts = [Curve(name, points, n) for n, (key, name) in enumerate(PARTS.items()) if (points := runs[0].metrics.points(key))[1]]
@@ -79,9 +86,10 @@ def others(run: Run) -> tuple[list[Chart], dict[str, float]]:
     """(charts of every other key, those that never change with their value)."""
     known = {*MAIN, *TELEMETRY, *NOT_DRAWN, *(PARTS if "generation_s" in run.metrics.numeric_keys else ())}
     own = {c["key"] for c in objects(run.result.get("columns")) if isinstance(c.get("key"), str)}  # a benchmark's rows are no series
+    known |= {key for key in run.metrics.numeric_keys if key.startswith(LEVEL_SHARE) or _is_beside(run, key)}
     charts, constant = [], {}
     for key in run.metrics.numeric_keys:
-        if key in known or key in own or key.startswith(LEVEL_SHARE) or (own and "step" in run.metrics.last and not _is_training(run)):
+        if key in known or key in own or (own and "step" in run.metrics.last and not _is_training(run)):
             continue
         points = run.metrics.points(key)
         if len(set(points[1])) == 1:
@@ -147,6 +155,11 @@ def pass_at_k(runs: Sequence[Run]) -> list[Chart]:
         if points:
             curves.append(Curve(run.name, ([k for k, _ in points], [v for _, v in points]), len(curves)))
     return [Chart("pass-at-k", "pass@k of each cycle's samples", curves, "%", "samples of a prompt, k", True)] if curves else []
+
+
+def _is_beside(run: Run, key: str) -> bool:
+    """Whether a held-out figure is drawn in the chart of training's."""
+    return key.startswith(HELD_OUT) and key.removeprefix(HELD_OUT) in MAIN and bool(run.metrics.points(key.removeprefix(HELD_OUT))[1])
 
 
 def mean_of(chart: Chart) -> str:

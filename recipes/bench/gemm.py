@@ -11,6 +11,7 @@ product of (m, k) and (k, n) counts 2 m n k operations.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import shutil
@@ -32,7 +33,7 @@ from recipes.common.program import main
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 OPS = ("matmul", "linear", "compiled", "hipblaslt-bench")
-VALUES = ("normal", "integers", "zeros")
+VALUES = ("normal", "integers", "constant", "zeros")
 # What hipblaslt-bench calls them (hipblaslt-bench --help); fp8 as float8() has it, and its results in bf16.
 HIPBLASLT = {"fp32": "f32_r", "fp16": "f16_r", "bf16": "bf16_r", "fp8": "f8_r"}
 ROTATED_MB = 512  # of operands that its calls take in turn, so that none finds them in a cache
@@ -42,9 +43,9 @@ ROTATED_MB = 512  # of operands that its calls take in turn, so that none finds 
 class GemmConfig(SeriesConfig):
     """`shapes`: lists of m, n, k. `dtypes` empty: all that the hardware computes in. `ops`: torch.matmul; F.linear, whose second matrix
     lies transposed; matmul under torch.compile with max-autotune; hipBLASLt's own program where it is installed. `values` and `paddings`
-    (bytes a row) beyond the first are measured for the first shape only: zeros and small integers switch fewer transistors and run at
-    higher clocks; rows whose stride is a multiple of 512 bytes meet in the same cache tags on MI300 (AMD's workload guide, "Tagram channel
-    hotspotting"). Raises UserError.
+    (bytes a row) beyond the first are measured for the first shape only: zeros, ones (`constant`) and small integers switch fewer
+    transistors and run at higher clocks; rows whose stride is a multiple of 512 bytes meet in the same cache tags on MI300 (AMD's
+    workload guide, "Tagram channel hotspotting"). Raises UserError.
     """
 
     shapes: list[list[int]] = field(default_factory=list)
@@ -99,10 +100,10 @@ def cases(args: GemmConfig, peaks: dict[str, float]) -> list[Row]:
     found = [
         {"shape": shape, "dtype": dtype, "op": op, "values": args.values[0], "padding": args.paddings[0]}
         for dtype, shape, op in itertools.product(dtypes, shapes, ops)
-        if not (op == "hipblaslt-bench" and dtype not in HIPBLASLT) and not (dtype == "fp8" and op in ("linear", "compiled"))
+        if serves(op, dtype)
     ]
     for dtype in dtypes:
-        calls = [op for op in ops if op == "matmul" or (op != "hipblaslt-bench" and dtype != "fp8")]  # these take values and paddings
+        calls = [op for op in ops if op != "hipblaslt-bench" and serves(op, dtype)]  # these take values and paddings
         if not calls:
             continue
         first = {"shape": shapes[0], "dtype": dtype, "op": calls[0], "values": args.values[0], "padding": args.paddings[0]}
@@ -110,6 +111,11 @@ def cases(args: GemmConfig, peaks: dict[str, float]) -> list[Row]:
         transposed = "linear" if "linear" in calls else calls[0]  # the case that suffers most, by AMD's guide
         found += [{**first, "op": transposed, "padding": padding} for padding in args.paddings[1:]]
     return found
+
+
+def serves(op: str, dtype: str) -> bool:
+    """Whether there is such a product: F.linear takes no fp8."""
+    return dtype in HIPBLASLT if op == "hipblaslt-bench" else (op, dtype) != ("linear", "fp8")
 
 
 def one(case: Row, args: GemmConfig, peak: float | None, device: torch.device) -> Row:
@@ -131,16 +137,21 @@ def product(m: int, n: int, k: int, case: Row, device: torch.device) -> Callable
     a = matrix(m, k, case, dtype, device)
     if case["dtype"] == "fp8":
         one_, b = torch.ones((), device=device), matrix(n, k, case, dtype, device).t()  # its kernels take the second one transposed
-        return lambda: torch._scaled_mm(a, b, scale_a=one_, scale_b=one_, out_dtype=torch.bfloat16, use_fast_accum=True)
+        scaled = functools.partial(torch._scaled_mm, scale_a=one_, scale_b=one_, out_dtype=torch.bfloat16, use_fast_accum=True)
+        multiply = compiled(scaled) if case["op"] == "compiled" else scaled
+        return lambda: multiply(a, b)
     if case["op"] == "linear":
         weight = matrix(n, k, case, dtype, device)
         return lambda: F.linear(a, weight)
     b = matrix(k, n, case, dtype, device)
-    if case["op"] == "compiled":
-        torch._dynamo.reset()  # it compiles a function for eight shapes, and then no more
-        compiled = torch.compile(torch.matmul, mode="max-autotune-no-cudagraphs", dynamic=False)
-        return lambda: compiled(a, b)
-    return lambda: torch.matmul(a, b)
+    multiply = compiled(torch.matmul) if case["op"] == "compiled" else torch.matmul
+    return lambda: multiply(a, b)
+
+
+def compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    torch._dynamo.reset()  # it compiles a function for eight shapes, and then no more
+    found: Callable[..., torch.Tensor] = torch.compile(function, mode="max-autotune-no-cudagraphs", dynamic=False)
+    return found
 
 
 def matrix(rows: int, columns: int, case: Row, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -149,6 +160,8 @@ def matrix(rows: int, columns: int, case: Row, dtype: torch.dtype, device: torch
     shape = (rows, columns + padding)
     if case["values"] == "zeros":
         whole = torch.zeros(shape, device=device)
+    elif case["values"] == "constant":
+        whole = torch.ones(shape, device=device)
     elif case["values"] == "integers":
         whole = torch.randint(-2, 3, shape, device=device).float()
     else:

@@ -1,16 +1,20 @@
 """Checkpoints that are whole or not there.
 
 A checkpoint is written into a staging directory, its manifest (size and sha256 of every file) last, and renamed when all of it has
-reached the disk. A resumed run takes the newest one whose files agree with its manifest.
+reached the disk. A resumed run takes the newest one whose files agree with its manifest, and so do those of the best one that it names.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from recipes.common.files import move_directory, sha256, write_json
@@ -38,17 +42,26 @@ class AtomicCheckpoints:
         finally:
             self._staging = None
         self.accelerator.wait_for_everyone()  # every rank has written its part
+        self.state.best_model_checkpoint = None  # a place in the staging directory; best_global_step says which it is
         if self.args.should_save:
+            self.state.save_to_json(str(directory / STAGING / name / TRAINER_STATE_NAME))
             seal(directory / STAGING / name, directory / name, directory.with_name(HEARTBEAT))
             clear_staging(directory)
             rotate(directory, self.args.save_total_limit)
         self.accelerator.wait_for_everyone()
 
     def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        dtypes = {name: weight.dtype for name, weight in self.model.named_parameters()}
-        super()._load_from_checkpoint(*args, **kwargs)
-        for name, weight in self.model.named_parameters():  # PEFT loads an adapter in fp32, and TRL has made that of a nf4 base bf16
-            weight.data = weight.data.to(dtypes[name])
+        with _dtypes_kept(self.model):
+            super()._load_from_checkpoint(*args, **kwargs)
+
+    def load_weights(self, checkpoint: Path, trained: bool) -> None:
+        """Give the model those of `checkpoint`. `trained`: train() has prepared the model for its strategy."""
+        if not trained:
+            self._load_from_checkpoint(str(checkpoint))
+            return
+        self.state.best_model_checkpoint = str(checkpoint)
+        with _dtypes_kept(self.model):
+            self._load_best_model()
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)
@@ -57,6 +70,16 @@ class AtomicCheckpoints:
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """None: record.json says what the run was, and a card written beside the checkpoints would not be written atomically."""
+
+
+@contextlib.contextmanager
+def _dtypes_kept(model: nn.Module) -> Iterator[None]:
+    """PEFT loads an adapter in fp32, and TRL has made that of a nf4 base bf16."""
+    dtypes = {name: weight.dtype for name, weight in model.named_parameters()}
+    yield
+    for name, weight in model.named_parameters():
+        if weight.dtype != dtypes[name]:
+            weight.data = weight.data.to(dtypes[name])
 
 
 def seal(staged: Path, target: Path, heartbeat: Path | None = None) -> None:
@@ -72,7 +95,7 @@ def newest(directory: Path, heartbeat: Path | None = None) -> Path | None:
     `heartbeat` is touched while they are hashed.
     """
     for path in reversed(_checkpoints(directory)):
-        fault = find_fault(path, heartbeat)
+        fault = find_fault(path, heartbeat) or _fault_of_best(path, heartbeat)
         if fault is None:
             return path
         say(f"checkpoint {path} is refused: {fault}; looking for an older one")
@@ -99,15 +122,34 @@ def find_fault(checkpoint: Path, heartbeat: Path | None = None) -> str | None:
     return None
 
 
+def _fault_of_best(checkpoint: Path, heartbeat: Path | None) -> str | None:
+    best = best_of(checkpoint)
+    fault = None if best in (None, checkpoint) else find_fault(best, heartbeat)
+    return fault and f"of the best before it, {best.name}, {fault}"
+
+
+def best_of(checkpoint: Path) -> Path | None:
+    """The best checkpoint by held-out rows when this one was saved; None where none was chosen."""
+    file = checkpoint / TRAINER_STATE_NAME
+    try:
+        step = json.loads(file.read_text()).get("best_global_step") if file.is_file() else None
+    except ValueError:  # cut off: `newest` passes over this one and says so
+        step = None
+    return checkpoint.with_name(f"{PREFIX_CHECKPOINT_DIR}-{step}") if step else None
+
+
 def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
 def rotate(directory: Path, limit: int | None) -> None:
-    """Remove all but the newest `limit` checkpoints."""
+    """Remove all but the newest `limit` checkpoints and those that these name as the best: a run may go on from any of them."""
     if limit:
-        for path in _checkpoints(directory)[:-limit]:
-            shutil.rmtree(path)
+        found = _checkpoints(directory)
+        best = {best_of(path) for path in found[-limit:]}
+        for path in found[:-limit]:
+            if path not in best:
+                shutil.rmtree(path)
 
 
 def clear_staging(directory: Path) -> None:

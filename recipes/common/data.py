@@ -105,12 +105,21 @@ def _table(rows: list[Row], name: str) -> Dataset:
         ) from error
 
 
-def load_heldout(data: DictConfig) -> list[Row]:
-    """Rows with `prompt` and `answer` that are never trained on. Raises UserError where there are none."""
+def load_heldout_table(data: DictConfig, method: str) -> Dataset:
+    """Rows that are never trained on, in the format of TRL's trainer for `method`. Raises UserError where there are none."""
+    rows = load_heldout(data, method)
+    if data.kind == "reasoning" and method == "dpo":
+        rows = _pairs(rows, data.seed)
+    _check_one_format(rows, data.name, method)
+    return _table([_columns(row, method) for row in rows], data.name)
+
+
+def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
+    """Rows that are never trained on, with the fields that `method` reads. Raises UserError where there are none."""
     if data.kind in GENERATED:
         rows = GENERATED[data.kind](data)[1]
     elif data.heldout_fraction:
-        everything, _ = _read(data, "evaluate")
+        everything, _ = _read(data, method)
         chosen = [row for row in everything if not select.refused_by(row, data.filter)]
         rows = [row for row in chosen if select.is_heldout(row, data.heldout_fraction)]
         if not rows:
@@ -119,9 +128,9 @@ def load_heldout(data: DictConfig) -> list[Row]:
                 "Raise it, or give more rows; rows are held out by a hash of their question."
             )
     elif data.kind == "jsonl":
-        rows = read_jsonl(_given(data.heldout_path, "data.heldout_path"), "evaluate")
+        rows = read_jsonl(_given(data.heldout_path, "data.heldout_path"), method)
     else:
-        rows = _hub(data, _given(data.heldout_split, "data.heldout_split"), "evaluate")
+        rows = _hub(data, _given(data.heldout_split, "data.heldout_split"), method)
     if not rows:
         raise UserError(f"data={data.name} has no held-out rows: set data.num_heldout, data.heldout_path or data.heldout_split.")
     return rows

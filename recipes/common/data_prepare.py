@@ -55,10 +55,10 @@ def check_template(tokenizer: PreTrainedTokenizerBase, rows: Dataset | IterableD
 class PreparedRows:
     """Mixed into SFTTrainer or DPOTrainer, before it."""
 
-    def __init__(self, *args: Any, config: DictConfig, loaded: Loaded, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, config: DictConfig, loaded: Loaded, heldout: Dataset | None = None, **kwargs: Any) -> None:
         self._config, self._loaded = config, loaded
         check_template(kwargs["processing_class"], loaded.rows)
-        super().__init__(*args, train_dataset=loaded.rows, **kwargs)
+        super().__init__(*args, train_dataset=loaded.rows, eval_dataset=heldout, **kwargs)
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, *rest: Any) -> Any:
         """The parent's, in two parts: tokens, which are cached whole; then what cuts and packs them, which is quick."""
@@ -81,7 +81,8 @@ class PreparedRows:
         packs = getattr(args, "packing", False)
         # DPO's collator cuts, and a second pass would make its tokens again.
         final = tokenized if "chosen_ids" in tokenized.column_names else super()._prepare_dataset(tokenized, processing_class, args, *rest)
-        describe(self._config, self._loaded, lengths, final if packs else None)
+        if rest[-1] == "train":  # the dataset's name, as the trainers call it; held-out rows are none of the data that is described
+            describe(self._config, self._loaded, lengths, final if packs else None)
         return final
 
 

@@ -18,8 +18,10 @@ from recipes.common.program import is_main_rank, say
 from recipes.common.telemetry import Telemetry
 
 # TRL's names that say nothing of their unit, or that a resumed run would count from zero.
-RENAMED = {"step_time": "step_s"}
+RENAMED = {"step_time": "step_s", "eval_runtime": "eval_s"}
 COUNTED_HERE = ("num_tokens", "epoch")
+HELD_OUT = "eval_"  # before the figures of held-out rows
+OF_NO_USE = ("eval_num_tokens", "eval_samples_per_second", "eval_steps_per_second")
 
 
 class Metrics(TrainerCallback):
@@ -36,6 +38,7 @@ class Metrics(TrainerCallback):
         self.reference = reference
         self.last: dict[str, Any] = {}
         self.first_tokens = 0
+        self.waiting: dict[str, Any] = {}  # the line of a step whose held-out figures are still to come
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.begin(state)
@@ -47,12 +50,17 @@ class Metrics(TrainerCallback):
         self.first_step, self.previous_step = state.global_step, state.global_step
         self.began = self.previous_time = time.monotonic()
         self.previous_tokens = state.num_input_tokens_seen
+        self.evaluated_s = 0.0  # of the time since `began`
         self.first_tokens, self.first_time_s = self.last.get("num_tokens", 0), self.last.get("time_s", 0.0)
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], model: Any = None, **kwargs: Any
     ) -> None:
-        if "loss" not in logs or not is_main_rank():  # the summary at the end of training has no loss
+        if not is_main_rank():
+            return
+        if self.waiting and f"{HELD_OUT}loss" in logs:
+            self._write({**self.waiting, **self._of_heldout(logs)}, state)
+        if "loss" not in logs:  # the summary at the end of training has none
             return
         now = time.monotonic()
         row = {
@@ -64,9 +72,21 @@ class Metrics(TrainerCallback):
             "memory_peak_gb": memory_peak_gb(),
             **self.telemetry.take(),
         }
-        self.last = {key: _finite(value) for key, value in row.items()}
+        if control.should_evaluate:  # a step is one line
+            self.waiting = row
+        else:
+            self._write(row, state)
+
+    def _write(self, row: dict[str, Any], state: TrainerState) -> None:
+        self.last, self.waiting = {key: _finite(value) for key, value in row.items()}, {}
         append(self.path, self.last)
-        say(progress_line(self.last, (now - self.began) / (state.global_step - self.first_step)))
+        say(progress_line(self.last, (time.monotonic() - self.began) / (state.global_step - self.first_step)))
+
+    def _of_heldout(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Figures of held-out rows. The time that they took is none of the next step's."""
+        self.previous_time += logs["eval_runtime"]
+        self.evaluated_s += logs["eval_runtime"]
+        return {RENAMED.get(k, k): v for k, v in logs.items() if k.startswith(HELD_OUT) and k not in OF_NO_USE}
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if control.should_save:  # the mean loss since the last line is no part of a checkpoint, so none may be pending
@@ -74,7 +94,7 @@ class Metrics(TrainerCallback):
 
     def summary(self) -> dict[str, Any]:
         """Figures of the last line, and speed over all steps of this process."""
-        elapsed, steps = self.previous_time - self.began, self.previous_step - self.first_step
+        elapsed, steps = self.previous_time - self.began - self.evaluated_s, self.previous_step - self.first_step
         tokens = self.num_tokens()
         speed = {"step_s": elapsed / steps, "tokens_per_second": tokens / elapsed} if steps else {}
         return {**{k: v for k, v in self.last.items() if k in ("loss", "reward", "mfu", "tflops_per_gpu", "memory_peak_gb")}, **speed}
@@ -130,7 +150,7 @@ def progress_line(row: dict[str, Any], step_s: float) -> str:
     """step 40/400  loss 0.912  reward 0.512  12,345 tok/s  eta 1:05"""
     minutes, seconds = divmod(round(step_s * (row["num_steps"] - row["step"])), 60)
     parts = [f"step {row['step']}/{row['num_steps']}"]
-    parts += [f"{key} {row[key]:.4g}" for key in ("loss", "reward", "accuracy", "pass_rate") if row.get(key) is not None]
+    parts += [f"{key} {row[key]:.4g}" for key in ("loss", "eval_loss", "reward", "accuracy", "pass_rate") if row.get(key) is not None]
     if row.get("tokens_per_second"):
         parts.append(f"{row['tokens_per_second']:,.0f} tok/s")
     return "  ".join([*parts, f"eta {minutes}:{seconds:02d}"])

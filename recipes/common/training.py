@@ -19,8 +19,9 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer import TRAINER_STATE_NAME
 
-from recipes.common import adapters, checkpoint, profiling, telemetry
+from recipes.common import adapters, checkpoint, profiling, selection, telemetry
 from recipes.common.errors import UserError
 from recipes.common.files import move_directory, weights_sha256
 from recipes.common.metrics import Metrics
@@ -61,12 +62,14 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     trainer.add_callback(stop)
     trainer.add_callback(metrics)
     trainer.add_callback(Heartbeat(heartbeat))
+    for callback in selection.patience(config):
+        trainer.add_callback(callback)
     if is_main_rank():
         checkpoint.clear_staging(output_dir)
     _check_strategy(config, trainer)
     metrics.telemetry = telemetry.of_this_rank(config.hardware.vendor)
     with profiling.of_trainer(config, trainer, cycle), metrics.telemetry.running():
-        _run_steps(trainer, metrics, _newest_for_all(output_dir, heartbeat))
+        trained = _run_steps(config, trainer, metrics, _newest_for_all(output_dir, heartbeat))
     energy = telemetry.energy(metrics.telemetry.energy_j, metrics.num_tokens())
     if stop.stopped and trainer.state.global_step < trainer.state.max_steps:
         say(f"interrupted after step {trainer.state.global_step}; the same command continues from {output_dir}")
@@ -76,15 +79,16 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
             f"no step was taken: the data has {len(trainer.train_dataset)} rows, fewer than one batch. "
             "Lower method.args.per_device_train_batch_size, or give more data."
         )
+    chosen = {} if "trial" in config else selection.load_best(config, trainer, trained)
     if "trial" in config or not config.get("save_model", True):  # of a tuning, or a measurement: its speed is all that is wanted
         say(f"done: {trainer.state.global_step} steps; the model is not saved")
-        return {"steps": trainer.state.global_step, **metrics.summary(), **energy}
+        return {"steps": trainer.state.global_step, **metrics.summary(), **energy, **chosen}
     model_dir = Path(config.run_dir) / "model"
     saved = save_model(trainer, model_dir)
     if not is_main_rank():
         return {}
     hashed = weights_sha256(model_dir, heartbeat)
-    result = {"steps": trainer.state.global_step, **metrics.summary(), **energy, **saved}
+    result = {"steps": trainer.state.global_step, **metrics.summary(), **energy, **chosen, **saved}
     result |= {"model": str(model_dir), "weights_sha256": hashed}
     say(f"done: {result['steps']} steps, loss {result.get('loss')}, model in {model_dir}")
     return result
@@ -139,17 +143,21 @@ def _check_strategy(config: DictConfig, trainer: Trainer) -> None:
         raise RuntimeError(f"topology.strategy={wanted} on {ranks} rank(s) ran as {found} on {accelerator.num_processes}")
 
 
-def _run_steps(trainer: Trainer, metrics: Metrics, resumed: Path | None) -> None:
+def _run_steps(config: DictConfig, trainer: Trainer, metrics: Metrics, resumed: Path | None) -> bool:
+    """Whether steps were taken: a checkpoint that ended its run is loaded only."""
     if resumed is None:
         trainer.train()
-        return
+        return True
     say(f"resuming from {resumed}")
-    if checkpoint.step_of(resumed) == trainer.args.max_steps:  # nothing is left to do, and train() would do one step more
+    state = TrainerState.load_from_json(str(resumed / TRAINER_STATE_NAME))
+    # Nothing is left to do, and train() would do one step more.
+    if checkpoint.step_of(resumed) == trainer.args.max_steps or selection.stopped_early(config, state):
         trainer._load_from_checkpoint(str(resumed))
-        trainer.state = TrainerState.load_from_json(str(resumed / "trainer_state.json"))
-        metrics.begin(trainer.state)
-    else:
-        trainer.train(resume_from_checkpoint=str(resumed))
+        trainer.state = state
+        metrics.begin(state)
+        return False
+    trainer.train(resume_from_checkpoint=str(resumed))
+    return True
 
 
 class StopOnSignal(TrainerCallback):

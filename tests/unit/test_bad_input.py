@@ -132,6 +132,16 @@ def test_data_file(launch, tmp_path, content, method, said):
         assert words in done.err
 
 
+def test_held_out_rows_that_choose_a_model_need_what_is_trained_on(launch, tmp_path):
+    for name, rows in (("train", '{"text": "a"}\n'), ("test", '{"prompt": "a", "answer": "b"}\n')):
+        (tmp_path / f"{name}.jsonl").write_text(rows)
+    chosen = ["data=jsonl", "data.path=train.jsonl", "method.selection.metric=eval_loss", "mode=plan"]
+    done = launch(*chosen, "data.heldout_path=test.jsonl")
+    assert done.code == 2
+    assert "test.jsonl:1: has prompt, answer; data.heldout_path of method=sft needs" in done.err
+    assert launch(*chosen, "data.heldout_path=train.jsonl").code == 0
+
+
 def test_held_out_rows_need_an_answer(launch, tmp_path):
     (tmp_path / "train.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "test.jsonl").write_text('{"prompt": "a"}\n')

@@ -47,6 +47,11 @@ def test_values_and_paddings_are_those_of_a_call_that_takes_them(monkeypatch):
         gemm.cases(args(ops=["hipblaslt-bench"]), {"fp32": 1.0})
 
 
+def test_fp8_is_multiplied_plain_and_compiled_and_never_by_linear():
+    given = args(ops=["linear", "compiled", "matmul"], dtypes=["fp8"], values=["normal", "zeros"])
+    assert [(c["op"], c["values"]) for c in gemm.cases(given, {})] == [("compiled", "normal"), ("matmul", "normal"), ("compiled", "zeros")]
+
+
 def test_a_product_that_torch_refuses_is_a_row(monkeypatch):
     def refuse(*_):
         raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
@@ -66,6 +71,7 @@ def test_a_call_multiplies_m_by_k_and_k_by_n(op, padding):
     assert operand.stride() == (16 + padding // 4, 1)
     assert set(operand.flatten().tolist()) <= {-2, -1, 0, 1, 2}
     assert gemm.matrix(8, 16, {**case, "values": "zeros"}, torch.float32, CPU).count_nonzero() == 0
+    assert gemm.matrix(8, 16, {**case, "values": "constant"}, torch.float32, CPU).unique().tolist() == [1.0]
 
 
 def test_operations_are_two_a_multiplication(monkeypatch):

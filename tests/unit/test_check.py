@@ -17,6 +17,7 @@ NODES = ["runtime=slurm", "runtime.slurm.nodes=2", "runtime.slurm.interface=ib0"
 
 # rule -> (overrides that break it, words of message and remedy)
 CODE = ["method=grpo", "topology=single", "data=code", "~method.rewards.reasoning_gym", "+method.rewards.code_tests=1.0"]
+BEST = ["method.selection.metric=eval_loss"]
 CASES = {
     "precision": (["hardware=mi210", "precision=fp8"], ["precision=fp8 on mi210", "gfx90a"]),
     "nf4_without_adapter": (["hardware=mi300x", "precision=nf4", "model=qwen3_4b"], ["adapter=none", "adapter=qlora"]),
@@ -165,7 +166,24 @@ CASES = {
     "rocprof_program_unused": (["rocprof=sys"], ["rocprof=sys with profile=none", "ignored", "profile=rocprof rocprof=sys"]),
     "adapter_rank": (["adapter.rank=8"], ["adapter.rank=8 with adapter=none", "adapter=lora"]),
     "epochs_and_steps": (["method.args.num_train_epochs=3"], ["max_steps=275", "max_steps=-1"]),
-    "evaluation_while_training": (["method.args.eval_strategy=steps"], ["no held-out rows", "method=evaluate"]),
+    "selection_method": (
+        ["method=grpo", "topology=single", "method.selection.metric=eval_loss"],
+        ["method.selection.metric with method=grpo", "sft or dpo", "method=evaluate on the run's model"],
+    ),
+    "selection_metric": (["method.selection.metric=eval_los"], ["eval_los with method=sft", "Did you mean eval_loss", "eval_mean_token"]),
+    "selection_unused": (["method.selection.patience=2"], ["method.selection.patience without", "ignored", "metric=eval_loss"]),
+    "selection_min_delta": ([*BEST, "method.selection.min_delta=0.1"], ["min_delta=0.1 without patience", "patience=3"]),
+    "selection_heldout": ([*BEST, "data=jsonl", "data.path=a.jsonl"], ["with data=jsonl: no held-out rows", "data.heldout_fraction=0.1"]),
+    "selection_streaming": (
+        [*BEST, "data=jsonl", "data.path=a.jsonl", "data.heldout_fraction=0.1", "data.streaming=true"],
+        ["all rows would be read", "data.heldout_path"],
+    ),
+    "selection_saves": ([*BEST, "method.args.save_strategy=epoch"], ["save_strategy=epoch", "save_strategy=steps", "share of all steps"]),
+    "selection_weights_only": (
+        [*BEST, "hardware=mi300x", "topology=fsdp", "method.args.save_only_model=true"],
+        ["save_only_model=true with method.selection under topology=fsdp", "save_only_model=false"],
+    ),
+    "selection_arguments": (["method.args.per_device_eval_batch_size=2"], ["per_device_eval_batch_size without", "metric=eval_loss"]),
     "groups_divide": (
         [
             "hardware=mi300x",
@@ -358,6 +376,11 @@ def test_a_composition_that_works_is_not_refused():
         (["adapter=lora", "adapter.rank=0"], "adapter.rank=0"),
         (["method.args.per_device_train_batch_size=0"], "per_device_train_batch_size=0"),
         (["method.args.logging_steps=0"], "logging_steps=0"),
+        ([*BEST, "method.selection.patience=0"], "method.selection.patience=0: out of range. Use: at least 1"),
+        ([*BEST, "method.selection.min_delta=-1"], "method.selection.min_delta=-1"),
+        (["method.args.eval_strategy=stepps"], "decided elsewhere; set method.selection.metric=eval_loss instead"),
+        ([*BEST, "method.args.eval_steps=10"], "set method.args.save_steps=; a model that was measured is saved"),
+        ([*BEST, "method.args.greater_is_better=true"], "set method.selection.metric= instead"),
         (["method=grpo", "method.args.num_generations=0"], "num_generations=0: out of range. Use: at least 2"),
         (["method=grpo", "method.args.steps_per_generation=0"], "steps_per_generation=0"),
         (["method=evaluate", "method.args.batch_size=0"], "batch_size=0"),

@@ -66,6 +66,19 @@ def test_heldout_rows_stay_held_out_when_rows_are_added(tmp_path):
     )
 
 
+def test_heldout_rows_in_the_format_of_a_trainer(tmp_path):
+    """Those of sft as it reads them, without an answer too; of dpo as pairs."""
+    plain_rows = [{"prompt": f"What is {n}?", "completion": str(n)} for n in range(60)]
+    settings = configured(path=jsonl(tmp_path / "a.jsonl", plain_rows), heldout_fraction=0.2)
+    held_out = data.load_heldout_table(settings, "sft")
+    assert held_out.column_names == ["prompt", "completion"]
+    assert {row["prompt"] for row in plain_rows} - {row["prompt"] for row in data.load_train(settings, "sft")} == set(held_out["prompt"])
+    pairs = jsonl(tmp_path / "pairs.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c", "note": "d"}])
+    assert data.load_heldout_table(configured(heldout_path=pairs), "dpo").to_list() == [{"prompt": "a", "chosen": "b", "rejected": "c"}]
+    with pytest.raises(UserError, match=r"a.jsonl:1: has the fields completion, prompt, and dpo needs chosen and rejected"):
+        data.load_heldout_table(configured(heldout_path=settings.path), "dpo")
+
+
 def test_an_empty_heldout_split_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"heldout_fraction=0.001 of 4 rows: the held-out split is empty. Raise it"):
         data.load_heldout(configured(path=jsonl(tmp_path / "a.jsonl", rows(4)), heldout_fraction=0.001))

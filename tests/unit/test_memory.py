@@ -249,6 +249,16 @@ def test_the_server_fills_its_share():
     assert server.parts_gb["weights"] == pytest.approx(2 * QWEN_4B / 1e9)
 
 
+def test_held_out_rows_count_where_their_batches_are_the_larger_ones():
+    base = ("hardware=mi300x", "model=qwen3_0_6b", "topology=single", "method=sft", "method.selection.metric=eval_loss")
+    as_large = planned(*base)
+    assert as_large.total_gb == planned(*base[:-1]).total_gb
+    larger = planned(*base, "method.args.per_device_eval_batch_size=512")
+    assert larger.moment == "evaluation"
+    # Gate, up, their product and the rest of a layer, of 512 x 1024 tokens: no gradients, no second layer.
+    assert as_large.total_gb < larger.total_gb < as_large.total_gb * 128
+
+
 def test_every_part_is_positive_and_the_moment_is_named():
     for method in ("sft", "dpo", "grpo"):
         for kind in ("single", "fsdp", "zero3"):

@@ -10,11 +10,11 @@ from launch import watchdog
 from recipes.common import checkpoint, files
 
 
-def save(directory, step, content="weights"):
+def save(directory, step, content="weights", best=None):
     staged = directory / checkpoint.STAGING / f"checkpoint-{step}"
     staged.mkdir(parents=True)
     (staged / "model.safetensors").write_text(content)
-    (staged / "trainer_state.json").write_text("{}")
+    (staged / "trainer_state.json").write_text(json.dumps({"best_global_step": best}))
     checkpoint.seal(staged, directory / f"checkpoint-{step}")
     return directory / f"checkpoint-{step}"
 
@@ -24,6 +24,27 @@ def test_the_newest_by_number_is_used(tmp_path):
         save(tmp_path, step)
     assert checkpoint.newest(tmp_path).name == "checkpoint-100"
     assert checkpoint.newest(tmp_path / "none") is None
+
+
+def test_rotation_keeps_what_a_kept_one_names_as_the_best(tmp_path):
+    for step, best in ((2, 2), (4, 2), (6, 6), (8, 6), (10, 6)):
+        save(tmp_path, step, best=best)
+    checkpoint.rotate(tmp_path, 2)
+    assert sorted(p.name for p in tmp_path.glob("checkpoint-*")) == ["checkpoint-10", "checkpoint-6", "checkpoint-8"]
+    (tmp_path / "checkpoint-8/trainer_state.json").write_text('{"best')  # a damaged one ends no training
+    checkpoint.rotate(tmp_path, 2)
+    checkpoint.rotate(tmp_path, 1)
+    assert sorted(p.name for p in tmp_path.glob("checkpoint-*")) == ["checkpoint-10", "checkpoint-6"]
+
+
+def test_one_whose_best_is_damaged_or_gone_is_refused(tmp_path, capsys):
+    for step in (2, 4, 6):
+        save(tmp_path, step, best=min(step, 4))
+    truncate(tmp_path / "checkpoint-4")
+    assert checkpoint.newest(tmp_path).name == "checkpoint-2"
+    said = capsys.readouterr().out
+    assert "checkpoint-6 is refused: of the best before it, checkpoint-4, model.safetensors has 3 bytes of 7" in said
+    assert "checkpoint-4 is refused: model.safetensors has" in said
 
 
 def truncate(path):

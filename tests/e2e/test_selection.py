@@ -1,0 +1,109 @@
+"""The best model by held-out rows: 16 rows learnt by heart, so that the held-out loss turns long before the last step."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from launch.reports import data as report_data
+from launch.reports import series
+from recipes.common import checkpoint, training
+from tests.e2e.test_resume import computed, run
+
+BEST = [
+    "method.selection.metric=eval_loss",
+    "data.num_train=16",
+    "data.num_heldout=32",
+    "method.args.learning_rate=0.01",
+    "method.args.warmup_steps=4",
+]
+LENGTH = ["method.args.max_steps=24", "method.args.save_steps=2", "method.args.save_total_limit=1"]
+EARLY = ["method.selection.patience=2"]
+
+
+def chosen(result: dict) -> dict:
+    return {key: result[key] for key in ("steps", "best_step", "best_eval_loss", "stopped_early", "weights_sha256")}
+
+
+def left(run_dir: Path) -> list[int]:
+    return sorted(checkpoint.step_of(path) for path in (run_dir / "checkpoints").iterdir())
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """(directory, result.json) of a run that ends early."""
+    run_dir = tmp_path_factory.mktemp("stopped")
+    code, result = run(run_dir, "sft", *BEST, *LENGTH, *EARLY)
+    assert code == 0
+    return run_dir, result
+
+
+def test_the_best_model_is_kept_and_the_run_ends_early(stopped):
+    run_dir, result = stopped
+    measured = {row["step"]: row["eval_loss"] for row in computed(run_dir) if "eval_loss" in row}
+    best = min(measured, key=measured.get)
+    assert (result["best_step"], result["best_eval_loss"]) == (best, measured[best])
+    assert (result["steps"], result["stopped_early"]) == (best + 2 * 2, True)
+    assert result["steps"] < 24
+    assert [row["step"] for row in computed(run_dir)] == list(range(1, result["steps"] + 1)), "one line a step"
+    assert left(run_dir) == [best, result["steps"]]
+    model, saved = (load_file(run_dir / place / "model.safetensors") for place in ("model", f"checkpoints/checkpoint-{best}"))
+    assert all(weight.equal(saved[name]) for name, weight in model.items())
+
+
+def test_the_report_draws_held_out_rows_beside_those_of_training(stopped):
+    charts = {
+        chart.key: [(curve.label, len(curve.points[0])) for curve in chart.curves] for chart in series.main(report_data.read(stopped[0]))
+    }
+    steps = stopped[1]["steps"]
+    assert charts["loss"] == [("training", steps), ("held out", steps // 2)]
+    assert charts["mean-token-accuracy"] == [("training", steps), ("held out", steps // 2)]
+    assert "eval-loss" not in charts
+
+
+@pytest.mark.parametrize("after", [-1, 3])
+def test_a_killed_run_ends_with_the_same_best_step(tmp_path, stopped, monkeypatch, after):
+    """So many steps after the best one it dies as by SIGKILL: nothing is saved on the way. After three, patience has begun to run out."""
+    log, step = training.Metrics.on_log, stopped[1]["best_step"] + after
+
+    def die(self, args, state, *rest, **kwargs):
+        log(self, args, state, *rest, **kwargs)
+        if state.global_step == step:
+            raise RuntimeError("killed")
+
+    monkeypatch.setattr(training.Metrics, "on_log", die)
+    assert run(tmp_path, "sft", *BEST, *LENGTH, *EARLY)[1]["error"] == "RuntimeError: killed"
+    monkeypatch.undo()
+    code, result = run(tmp_path, "sft", *BEST, *LENGTH, *EARLY)
+    assert code == 0
+    assert chosen(result) == chosen(stopped[1])
+    assert computed(tmp_path)[-1]["eval_loss"] == computed(stopped[0])[-1]["eval_loss"]
+
+
+def test_one_that_had_stopped_early_trains_no_further(tmp_path, stopped, monkeypatch):
+    """Killed between its last checkpoint and its model."""
+    monkeypatch.setattr(training, "save_model", None)
+    assert "TypeError" in run(tmp_path, "sft", *BEST, *LENGTH, *EARLY)[1]["error"]
+    monkeypatch.undo()
+    code, result = run(tmp_path, "sft", *BEST, *LENGTH, *EARLY)
+    assert code == 0
+    assert chosen(result) == chosen(stopped[1])
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "metric"),
+    [
+        ("sft", ["method.selection.metric=eval_mean_token_accuracy", "adapter=lora", "adapter.rank=4"], "eval_mean_token_accuracy"),
+        ("dpo", ["method.selection.metric=eval_rewards/accuracies"], "eval_rewards/accuracies"),
+    ],
+)
+def test_by_another_figure_and_with_an_adapter(tmp_path, method, overrides, metric):
+    code, result = run(tmp_path, method, *BEST, "method.args.max_steps=6", "method.args.save_steps=2", *overrides)
+    assert code == 0
+    measured = {row["step"]: row[metric] for row in computed(tmp_path) if metric in row}
+    assert list(measured) == [2, 4, 6]
+    best = max(measured, key=measured.get)  # the first of several
+    assert (result["best_step"], result[f"best_{metric}"], result["stopped_early"]) == (best, measured[best], False)
+    if method == "sft":
+        kept, saved = (load_file(tmp_path / p / "adapter_model.safetensors") for p in ("adapter", f"checkpoints/checkpoint-{best}"))
+        assert all(weight.equal(saved[name]) for name, weight in kept.items())

@@ -1,0 +1,67 @@
+"""The best model by held-out rows: what the launcher makes of it. Trainings that choose are in tests/e2e/test_selection.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+from transformers import TrainerState
+
+from launch.check import check
+from launch.plan import prepare
+from launch.sweep_trials import check_metric_early
+from launch.trainer_args import HELD_OUT_METRICS, complete
+from recipes.common import selection
+from recipes.common.errors import UserError
+from tests.conftest import composed
+from tests.unit.report_examples import a_run, log, steps
+
+BEST = "method.selection.metric=eval_loss"
+
+
+def arguments(*overrides: str) -> dict:
+    config, _ = prepare(composed("hardware=cpu", *overrides))
+    return complete(config, Path("/runs/1"), (8000, 8001))
+
+
+@pytest.mark.parametrize(("method", "metric"), [(method, metric) for method, known in HELD_OUT_METRICS.items() for metric in known])
+def test_models_are_measured_where_they_are_saved(method, metric):
+    given = ["model=qwen3_0_6b", "method.args.save_steps=30", "method.args.per_device_train_batch_size=3"]
+    args = arguments(f"method={method}", f"method.selection.metric={metric}", *given)
+    assert (args["eval_strategy"], args["eval_steps"], args["save_steps"]) == ("steps", 30, 30)
+    assert args["metric_for_best_model"] == metric
+    assert args["greater_is_better"] is (metric != "eval_loss")
+    assert args["per_device_eval_batch_size"] == 3
+    assert arguments(f"method={method}", BEST, "method.args.per_device_eval_batch_size=5")["per_device_eval_batch_size"] == 5
+
+
+def test_without_it_nothing_is_measured():
+    assert not {"eval_strategy", "eval_steps", "metric_for_best_model", "per_device_eval_batch_size"} & set(arguments())
+
+
+def test_a_small_run_saves_models_to_choose_from():
+    args = arguments("smoke=true", BEST)
+    assert (args["save_strategy"], args["save_steps"], args["eval_steps"], args["max_steps"]) == ("steps", 1, 1, 2)
+    assert arguments("smoke=true")["save_strategy"] == "no"
+
+
+def test_a_stream_with_held_out_rows_of_its_own_is_taken():
+    stream = ["data=jsonl", "data.path=a.jsonl", "data.streaming=true", "data.heldout_path=b.jsonl"]
+    check(composed("hardware=cpu", BEST, *stream))
+
+
+def test_a_sweep_by_a_held_out_figure_waits_for_it(tmp_path):
+    """The first lines have none: it is measured at the first save."""
+    log(a_run(tmp_path), *steps(2))
+    assert check_metric_early("eval_loss", tmp_path)
+    assert check_metric_early("best_eval_loss", tmp_path)
+
+
+def test_a_figure_that_was_never_a_number_chooses_nothing():
+    """Loss of a training that diverged: transformers finds no best step."""
+    config = OmegaConf.create({"method": {"selection": {"metric": "eval_loss", "patience": None, "min_delta": 0.0}}})
+    trainer = SimpleNamespace(state=TrainerState(global_step=4, max_steps=4, best_metric=float("inf")))
+    with pytest.raises(UserError, match=r"metric=eval_loss: it was no number at any save.*Lower method.args.learning_rate"):
+        selection.load_best(config, trainer, trained=True)
