@@ -23,6 +23,7 @@ from safetensors import safe_open
 from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from recipes.common.errors import UserError
 from recipes.common.files import write_json
@@ -149,6 +150,7 @@ def merge(model: PeftModel, state: Tensors | None) -> tuple[PreTrainedModel, flo
     config = copy.deepcopy(model.get_base_model().config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
+    unset_hf_deepspeed_config()  # ZeRO-3 would cut the new model's weights apart, and wait for the ranks that are not here
     with torch.device("meta"):
         whole = AutoModelForCausalLM.from_config(config, dtype=next(iter(merged.values())).dtype)
     missing = set(whole.load_state_dict(merged, strict=False, assign=True).missing_keys)

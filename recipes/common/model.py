@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 from huggingface_hub import snapshot_download
 from omegaconf import DictConfig, OmegaConf
 from peft import LoraConfig, PeftModel
@@ -28,6 +28,7 @@ from recipes.common import adapters
 from recipes.common.errors import UserError, near
 from recipes.common.files import move_directory
 from recipes.common.low_precision import nf4, to_float8
+from recipes.common.program import is_main_rank
 
 RANDOM = "model_init"  # in the run directory
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -105,18 +106,25 @@ def plain_model(config: DictConfig, **kwargs) -> PreTrainedModel:
 
 
 def _quantized(config: DictConfig) -> tuple[PreTrainedModel, str]:
-    """The model with its linear layers in nf4, and its fingerprint. Only files can be read in 4 bits: random weights are written first."""
+    """The model with its linear layers in nf4, and its fingerprint. Only files can be read in 4 bits: random weights are written first.
+
+    The main rank draws and writes them for all: transformers writes nothing on another. Every rank takes part.
+    """
     kwargs = {"quantization_config": nf4(compute_dtype(config)), "device_map": {"": device()}}
     if model_directory(config) is not None or config.model.init != "random":
         model = plain_model(config, **kwargs)
         return model, _fingerprint(config, model)
-    drawn = plain_model(config)
-    with tempfile.TemporaryDirectory() as written:
-        drawn.save_pretrained(written)
-        settings = OmegaConf.merge(config, {"model": {"path": written}})
-        model = plain_model(settings, **kwargs)
+    ranks, written = PartialState(), Path(config.run_dir) / ".random_weights"  # ranks on other nodes see the run directory
+    if is_main_rank():
+        plain_model(config).save_pretrained(written)
+    ranks.wait_for_everyone()
+    model = plain_model(OmegaConf.merge(config, {"model": {"path": str(written)}}), **kwargs)
+    base = adapters.fingerprint_of_files(written)
+    ranks.wait_for_everyone()
+    if is_main_rank():
+        shutil.rmtree(written)
     model.name_or_path = model.config._name_or_path = ""  # not that of a directory that is gone
-    return model, adapters.fingerprint_of(drawn)
+    return model, base
 
 
 def _fingerprint(config: DictConfig, model: PreTrainedModel) -> str:

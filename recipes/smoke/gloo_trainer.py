@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
+from transformers import training_args
 
 
 def use(config) -> None:
@@ -34,8 +35,12 @@ def use_server() -> None:
 
 
 def _real_strategies() -> None:
-    """accelerate turns FSDP and DeepSpeed on a CPU into DDP without a word: it asks for a device of several GPUs."""
+    """accelerate turns FSDP and DeepSpeed on a CPU into DDP without a word: it asks for a device of several GPUs.
+
+    transformers then asks the GPU whether it computes in bf16, which a CPU does.
+    """
     PartialState._prepare_backend = lambda *_args, **_kwargs: ("gloo", DistributedType.MULTI_GPU)
+    training_args.is_torch_bf16_gpu_available = lambda: True
 
 
 def _without_shared_memory() -> None:

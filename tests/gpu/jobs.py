@@ -21,7 +21,10 @@ SMALL_GB = 45  # held by a run that saves: another may start beside it
 
 @dataclass(frozen=True)
 class Job:
-    """A run: its name, the GPUs it takes, its overrides, and which of the data files it reads; `none`: a benchmark, which makes its own."""
+    """A run: its name, the GPUs it takes, its overrides, and which of the data files it reads.
+
+    `none`: a benchmark, which makes its own; `own`: a training whose overrides say model and data.
+    """
 
     name: str
     gpus: int
@@ -29,6 +32,7 @@ class Job:
     data: str = "sft"
     seconds: float = 0.0  # it takes about so long: not started where less is left
     program: str | None = None  # another than launch/run.py, without arguments: its output is its result
+    keeps_model: bool = False  # for another to start from
 
 
 def digits(drawn: random.Random, count: int) -> str:
@@ -53,14 +57,16 @@ def write_data(folder: Path) -> None:
 
 
 def start(job: Job, hardware: str, folder: Path, gpus: list[int]) -> subprocess.Popen[bytes]:
-    fixed = ["model.init=random", f"name={job.name}", f"run_root={folder / 'runs'}", hardware]
+    fixed = [f"name={job.name}", f"run_root={folder / 'runs'}", hardware]
+    fixed += [] if job.data == "own" else ["model.init=random"]
     fixed += ["preflight=warn"]  # the run before on this GPU may still be saving
     if job.data == "none":  # goes on with the rows that are left
         fixed += ["resume=auto", "runtime.stop_timeout_s=20"]  # nothing to save: a row is kept as soon as it is measured
     else:
-        fixed += ["data=jsonl", f"data.path={folder / job.data}.jsonl", "tracking=none", "method.args.logging_steps=1"]
+        fixed += ["tracking=none", "method.args.logging_steps=1"]
+        fixed += [] if job.data == "own" else ["data=jsonl", f"data.path={folder / job.data}.jsonl"]
         fixed += ["method.args.save_strategy=no", "resume=never", "runtime.hang_timeout_s=300"]
-        fixed += ["save_model=false"]  # 41 of the 75 s of an 8B in 16 bits were its saving and hashing
+        fixed += [f"save_model={str(job.keeps_model).lower()}"]  # 41 of the 75 s of an 8B in 16 bits were its saving and hashing
     argv = [job.program] if job.program else ["launch/run.py", *fixed, *job.overrides]
     with (folder / f"{job.name}.log").open("wb") as log:
         return subprocess.Popen(
@@ -108,7 +114,7 @@ def run(todo: list[Job], hardware: str, folder: Path, num_gpus: int, until: floa
                 running.remove(entry)
                 if job.program and process.returncode >= 0:
                     keep_output(job, folder)
-                for weights in (folder / "runs" / job.name).rglob("*.safetensors"):
+                for weights in (folder / "runs" / job.name).rglob("*.safetensors") if not job.keeps_model else ():
                     weights.unlink()  # an 8B in fp32 fills 33 GB, and nothing reads it
                 print(f"{job.name}: exit {process.returncode}, {time.monotonic() - began:.0f} s", flush=True)
     for job in todo:

@@ -1,0 +1,43 @@
+"""A rank that trains several configurations in turn, so that a strategy's libraries are loaded once: test_adapter_strategies.py starts it.
+
+The last configuration is that of the one before, resumed from its checkpoint of step 2.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from accelerate import PartialState
+from accelerate.state import AcceleratorState
+
+from recipes.common import program
+from recipes.sft import sft
+
+
+def train(config: str) -> None:
+    code = program.run(sft, ["--config", config])
+    if code:
+        sys.stderr.flush()
+        os._exit(code)
+    PartialState().wait_for_everyone()  # the main rank has saved
+    AcceleratorState._reset_state()  # the precision of the run before
+
+
+def main() -> None:
+    *configs, resumed = sys.argv[1:]
+    for config in configs:
+        train(config)
+    if program.is_main_rank():
+        half = Path("checkpoints/checkpoint-2")
+        shutil.copytree(Path(configs[-1]).parent / half, Path(resumed).parent / half)
+    PartialState().wait_for_everyone()
+    train(resumed)
+    sys.stdout.flush()
+    os._exit(0)  # as recipes/common/program.py ends ranks of gloo
+
+
+if __name__ == "__main__":
+    main()
