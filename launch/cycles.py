@@ -91,10 +91,13 @@ def apply(config: Config, phase: CyclePhase) -> None:
     config.method.args = {name: given for name, given in config.method.args.items() if name not in of_raft} | phase.args
     for name in VERIFIER:
         setattr(config.method, name, phase.verifier.get(name, getattr(Method(), name)))
+    given = config.topology
+    if config.method.args.get("engine") != "vllm":  # RAFT was given a share of memory for the vLLM of another phase
+        given.server_memory_share = Topology.server_memory_share
     if phase.part in ("sample", "evaluate"):  # what says how to train says nothing to them
         config.effective_batch = None
-        given = config.topology
-        config.topology = Topology(given.name, given.num_gpus, given.strategy, numa_binding=given.numa_binding)
+        kept = {"server_memory_share": given.server_memory_share, "numa_binding": given.numa_binding}
+        config.topology = Topology(given.name, given.num_gpus, given.strategy, **kept)
     elif phase.learning_rate_factor != 1.0:
         config.method.args["learning_rate"] = float(value(config, "learning_rate")) * phase.learning_rate_factor
 
