@@ -96,8 +96,9 @@ def apply(config: Config, phase: CyclePhase) -> None:
         given.server_memory_share = Topology.server_memory_share
     if phase.part in ("sample", "evaluate"):  # what says how to train says nothing to them
         config.effective_batch = None
-        kept = {"server_memory_share": given.server_memory_share, "numa_binding": given.numa_binding}
-        config.topology = Topology(given.name, given.num_gpus, given.strategy, **kept)
+        config.topology = Topology(
+            given.name, given.num_gpus, given.strategy, server_memory_share=given.server_memory_share, numa_binding=given.numa_binding
+        )
     elif phase.learning_rate_factor != 1.0:
         config.method.args["learning_rate"] = float(value(config, "learning_rate")) * phase.learning_rate_factor
 
