@@ -9,7 +9,8 @@ A pipeline (experiment=learning or learning_smollm2, one seed) takes two GPUs, m
 by side on the same two. After `--seconds` nothing starts, and what runs is stopped; the same call goes on where that was, as long as
 `--folder` is there. A row goes to `--rows` as soon as an evaluation has ended; a pipeline whose rows are there is not run again, so remove
 both after a change of settings.
-`--smollm2` names the directory of its weights; without it only the model from nothing is trained. `--smoke` runs all of it small, on a CPU.
+`--smollm2` names the directory of its weights; without it only the model from nothing is trained.
+`--smoke`: small, on a CPU, up to DPO's samples.
 """
 
 from __future__ import annotations
