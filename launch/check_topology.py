@@ -25,8 +25,11 @@ def _strategies(config: Config) -> tuple[str, ...]:
 
 
 def _server_keys(config: Config) -> list[str]:
-    """Keys of a generation server that were given a value of their own."""
-    keys = ("overlap", "server_max_length", "server_memory_share")
+    """Keys of a generation server that were given a value of their own; a vLLM without a server reads its share of the memory."""
+    args = config.method.args
+    parts = [args, *(args.get(part) for part in ("sample", "evaluate"))]  # method=raft's, for these phases
+    vllm = any(isinstance(part, dict) and part.get("engine") == "vllm" for part in parts)
+    keys = ("overlap", "server_max_length", *(() if vllm else ("server_memory_share",)))
     return [key for key in keys if getattr(config.topology, key) != getattr(Topology, key)]
 
 

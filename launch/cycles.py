@@ -107,10 +107,14 @@ def apply(config: Config, phase: CyclePhase) -> None:
         setattr(config.method, name, phase.verifier.get(name, getattr(Method(), name)))
     if phase.part != "sample":  # a curriculum is of the prompts that are sampled
         config.data.curriculum, config.data.curriculum_args, config.data.pass_rates = Curriculum.none, CurriculumArgs(), None
+    given = config.topology
+    if config.method.args.get("engine") != "vllm":  # RAFT was given a share of memory for the vLLM of another phase
+        given.server_memory_share = Topology.server_memory_share
     if phase.part in ("sample", "evaluate"):  # what says how to train says nothing to them
         config.effective_batch = None
-        given = config.topology
-        config.topology = Topology(given.name, given.num_gpus, given.strategy, numa_binding=given.numa_binding)
+        config.topology = Topology(
+            given.name, given.num_gpus, given.strategy, server_memory_share=given.server_memory_share, numa_binding=given.numa_binding
+        )
     elif phase.learning_rate_factor != 1.0:
         config.method.args["learning_rate"] = float(value(config, "learning_rate")) * phase.learning_rate_factor
 

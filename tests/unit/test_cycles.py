@@ -114,6 +114,16 @@ def test_an_experiments_keys_of_raft_reach_the_phases_they_are_for():
     assert found["cycle1_sample"].targets["sample_s"].value == 6.0
 
 
+def test_a_share_of_memory_reaches_the_phases_that_hold_vllm():
+    found = plans(*REAL, "method.args.sample.engine=vllm", "topology.server_memory_share=0.4", "method.args.cycles=1")
+    shares = {name: plan.config.topology.server_memory_share for name, plan in found.items()}
+    assert shares == {"cycle0_evaluate": 0.9, "cycle1_sample": 0.4, "cycle1_train": 0.9, "cycle1_evaluate": 0.9}
+    evaluated = composed(*REAL[:2], "method=evaluate", "method.args.engine=vllm", "topology.server_memory_share=0.4")
+    assert refusals(evaluated) == []
+    for kept in ([*REAL], [*REAL[:2], "method=evaluate"]):  # transformers
+        assert [rule.name for rule in refusals(composed(*kept, "topology.server_memory_share=0.4"))] == ["server_keys"]
+
+
 def test_evaluations_judge_as_the_samples_are_judged():
     found = plans(*REAL, "data=code", "~method.rewards.reasoning_gym", "+method.rewards.code_tests=1.0", "method.args.cycles=1")
     assert {found[f"cycle{c}_evaluate"].config.method.rewards["code_tests"] for c in (0, 1)} == {1.0}

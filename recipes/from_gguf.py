@@ -1,0 +1,100 @@
+"""A model in a GGUF file, as llama.cpp has them, made a directory that model.path takes: weights in bf16, tokenizer, chat template.
+
+    python -m recipes.from_gguf SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2_135m
+
+For a model that reaches a machine without the hub. transformers reads and dequantizes the file; what its quantization lost stays lost, so
+the weights are near the published ones and not equal to them. Needs the package gguf.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+import struct
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from recipes.common.errors import UserError
+from recipes.common.files import move_directory
+
+MAGIC = b"GGUF"
+EXIT_USER = 2
+
+
+def convert(file: Path, target: Path) -> int:
+    """Write `target` from `file` and return how many parameters it holds. `target` is whole or not there.
+
+    Raises UserError for a file that is no GGUF, a target that holds something, a missing package, an architecture that transformers
+    cannot read from GGUF, and a file without a tokenizer.
+    """
+    check(file, target)
+    try:
+        model = plain(AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16))
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except (ValueError, KeyError, TypeError, OSError, struct.error) as error:
+        raise UserError(f"{file}: transformers cannot read it ({error}). It takes the common architectures, tokenizer included.") from error
+    name_ends(tokenizer, model)
+    staged = target.with_name(f".{target.name}.staging")
+    shutil.rmtree(staged, ignore_errors=True)
+    model.save_pretrained(staged)
+    tokenizer.save_pretrained(staged)
+    move_directory(staged, target)
+    return model.num_parameters()
+
+
+def check(file: Path, target: Path) -> None:
+    """Raises UserError for what can be known before the file is read."""
+    if not file.is_file():
+        raise UserError(f"{file}: no such file. Give a GGUF file and the directory to make.")
+    with file.open("rb") as opened:
+        if opened.read(len(MAGIC)) != MAGIC:
+            raise UserError(
+                f"{file}: it does not begin with {MAGIC.decode()}, so it is no GGUF file. Safetensors need no conversion: model.path."
+            )
+    if target.exists():
+        raise UserError(f"{target}: exists already. Remove it, or give another directory.")
+    if importlib.util.find_spec("gguf") is None:
+        raise UserError(f"{file}: transformers reads it with the package gguf, which is not installed. pip install gguf")
+
+
+def plain(loaded: PreTrainedModel) -> PreTrainedModel:
+    """The same weights in a model that knows of no quantization: transformers saves none that came from GGUF."""
+    config = loaded.config
+    del config.quantization_config
+    with torch.device("meta"):  # no draw of weights that are replaced
+        model = AutoModelForCausalLM.from_config(config, dtype=loaded.dtype)
+    model.load_state_dict(loaded.state_dict(), assign=True)
+    model.tie_weights()
+    model.generation_config = loaded.generation_config
+    return model
+
+
+def name_ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+    """The tokens that begin, end and pad a text, as the file's ids say. transformers 5.17 gives the tokenizer of SmolLM2 `<|im_start|>`
+    for its end, after which no answer would ever end."""
+    for kind in ("bos", "eos", "pad"):
+        number = getattr(model.config, f"{kind}_token_id")
+        if number is not None:
+            setattr(tokenizer, f"{kind}_token", tokenizer.convert_ids_to_tokens(number))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("directory", type=Path)
+    given = parser.parse_args(argv)
+    try:
+        count = convert(given.file, given.directory)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER
+    print(f"{given.directory}: {count:,} parameters in bf16. Use it by model.path={given.directory}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

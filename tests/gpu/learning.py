@@ -1,0 +1,288 @@
+"""What RAFT, GRPO and DPO each add to the same SFT, over seeds, on the GPUs of this machine; docs/learning.md says more.
+
+    python tests/gpu/learning.py plan hardware=h200 --gpus 2                                   estimates; measures nothing
+    python tests/gpu/learning.py calibrate hardware=h200 --gpus 2 --steps 300,600,1200         how far SFT gets in so many steps
+    python tests/gpu/learning.py measure hardware=h200 --gpus 2 --seconds 540                  the same again goes on
+    python tests/gpu/learning.py report                                                        needs no GPU: docs/results/learning.md
+
+A pipeline (experiment=learning or learning_smollm2, one seed) takes two GPUs, most of the time one of them, and `--share` of them run side
+by side on the same two. After `--seconds` nothing starts, and what runs is stopped; the same call goes on where that was, as long as
+`--folder` is there. A row goes to `--rows` as soon as an evaluation has ended; a pipeline whose rows are there is not run again, so remove
+both after a change of settings.
+`--smollm2` names the directory of its weights; without it only the model from nothing is trained.
+`--smoke`: small, on a CPU, up to DPO's samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from launch import detect, pipeline, rundir
+from launch.compose import compose
+from launch.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER
+from tests.gpu.jobs import MASK, ROOT
+from tests.gpu.learning_report import METHODS, report
+
+EXPERIMENTS = {"qwen3_76m": "learning", "smollm2_135m": "learning_smollm2"}
+ROWS = ROOT / "docs/results/learning.jsonl"
+PAGE = ROOT / "docs/results/learning.md"
+START_S, VLLM_START_S = 30, 75  # of a phase, guessed from runs on H200s: imports and weights; the same with vLLM
+GAP = "sampling/sampling_logp_difference"
+ATTEMPTS = 2  # vLLM refuses to start where another process frees memory while it measures how much there is
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    name: str
+    gpus: int
+    overrides: list[str]
+    start: str = ""
+    seed: int = 0
+
+
+def common(given: argparse.Namespace, start: str) -> list[str]:
+    found = [given.hardware, f"experiment={EXPERIMENTS[start]}", f"run_root={given.folder.absolute() / 'runs'}"]
+    found += ["tracking=none", "preflight=warn", "runtime.stop_timeout_s=40"]  # others hold memory of the same GPU
+    found += [f"model.path={given.smollm2.absolute()}"] if start == "smollm2_135m" and not given.smoke else []
+    return [*found, *(["smoke=true"] if given.smoke else [])]
+
+
+def pipelines(given: argparse.Namespace) -> list[Pipeline]:
+    """Of every seed and start, a seed of each start first."""
+    found = []
+    for seed in given.seeds:
+        for start in starts(given):
+            name = f"learning-{start}-{seed}"
+            found.append(Pipeline(name, 2, [*common(given, start), f"seed={seed}", f"name={name}"], start, seed))
+    return found
+
+
+def calibrations(given: argparse.Namespace) -> list[Pipeline]:
+    """The SFT of each start in so many steps, and its evaluation."""
+    found = []
+    for start in starts(given):
+        phases = {phase.name: phase.overrides for phase in compose([given.hardware, f"experiment={EXPERIMENTS[start]}"]).phases}
+        for steps in given.steps:
+            sft = {"name": "sft", "overrides": [*phases["sft"], f"method.args.max_steps={steps}"]}
+            evaluated = {"name": "evaluated", "model_from": "sft", "overrides": phases["grpo_evaluated"]}
+            name = f"calibrate-{start}-{steps}"
+            found.append(Pipeline(name, 1, [*common(given, start), f"name={name}", f"phases=[{quoted(sft)},{quoted(evaluated)}]"]))
+    return found
+
+
+def chosen(found: list[Pipeline], given: argparse.Namespace) -> list[Pipeline]:
+    """Those of `--only`. Ends the program where there are none."""
+    kept = [one for one in found if not given.only or any(word in one.name for word in given.only)]
+    if not kept:
+        raise SystemExit(f"--only {','.join(given.only)}: no such name. There are: {', '.join(one.name for one in found)}.")
+    return kept
+
+
+def quoted(phase: dict[str, Any]) -> str:
+    """As Hydra's grammar has it: keys bare, strings quoted."""
+    return "{" + ",".join(f"{key}:{json.dumps(value)}" for key, value in phase.items()) + "}"
+
+
+def starts(given: argparse.Namespace) -> list[str]:
+    return [start for start in EXPERIMENTS if start == "qwen3_76m" or given.smollm2 or given.smoke]
+
+
+def slots(given: argparse.Namespace, gpus: int) -> list[list[int]]:
+    """GPUs of each pipeline that may run at one time. Of those that share, every second has them the other way round: its phases of one
+    GPU are then on the other one. On a CPU there are none to give."""
+    if given.smoke:
+        return [[]]
+    masked = os.environ.get(MASK)
+    found = [int(gpu) for gpu in masked.split(",")] if masked else list(range(given.gpus))
+    together = [found[at : at + gpus] for at in range(0, len(found) - gpus + 1, gpus)]
+    return [list(reversed(one)) if turn % 2 else one for turn in range(given.share) for one in together]
+
+
+def run(todo: list[Pipeline], free: list[list[int]], given: argparse.Namespace, harvest: Callable[[Pipeline], None]) -> None:
+    """As many at a time as there are `free` slots, until all are done or the time is over. `harvest` is asked again and again."""
+    until, left = time.monotonic() + given.seconds, [(one, ATTEMPTS) for one in todo]
+    running: list[tuple[Pipeline, int, subprocess.Popen[bytes], list[int], float]] = []
+    stopped = False
+    given.folder.mkdir(parents=True, exist_ok=True)
+    while running or (left and not stopped):
+        if time.monotonic() > until and not stopped:
+            stopped = True
+            for _, _, process, _, _ in running:
+                process.terminate()
+        while left and free and not stopped:
+            one, attempts = left.pop(0)
+            mask = free.pop(0)
+            running.append((one, attempts - 1, start(one, mask, given.folder), mask, time.monotonic()))
+        time.sleep(0.5)
+        for entry in list(running):
+            one, attempts, process, mask, began = entry
+            code = process.poll()
+            harvest(one)
+            if code is not None:
+                running.remove(entry)
+                free.append(mask)
+                print(f"{one.name}: exit {code}, {time.monotonic() - began:.0f} s", flush=True)
+                if code not in (EXIT_DONE, EXIT_INTERRUPTED):
+                    print(f"  why: the end of {given.folder / one.name}.log", flush=True)
+                    left += [(one, attempts)] if attempts and code != EXIT_USER else []
+    for one, _ in left:
+        print(f"{one.name}: not run, no time left", flush=True)
+
+
+def start(one: Pipeline, mask: list[int], folder: Path) -> subprocess.Popen[bytes]:
+    env = {**os.environ, **({MASK: ",".join(map(str, mask))} if mask else {})}
+    with (folder / f"{one.name}.log").open("ab") as log:
+        return subprocess.Popen([sys.executable, str(ROOT / "launch/run.py"), *one.overrides], env=env, stdout=log, stderr=log)
+
+
+def newest(one: Pipeline, folder: Path) -> tuple[Path, dict[str, Path]] | None:
+    """The directory of a pipeline's newest run and those of its phases, in their order."""
+    found = sorted((folder / "runs" / one.name).glob("*/record.json"))
+    record = rundir.read_json(found[-1]) if found else None
+    return (found[-1].parent, {name: found[-1].parent / path for name, path in record["phases"].items()}) if record else None
+
+
+def row_of(one: Pipeline, method: str, folder: Path, hardware: str) -> dict[str, Any] | None:
+    """What a method's last evaluation found; None where that has not ended."""
+    found = newest(one, folder)
+    phases = {} if found is None else {name: path for name, path in found[1].items() if name.startswith(METHODS[method])}
+    evaluations = [path for name, path in phases.items() if "evaluate" in name]
+    results = [rundir.read_json(path / "result.json") or {} for path in evaluations]
+    if not results or any(result.get("status") != "done" for result in results):
+        return None
+    record = rundir.read_json(evaluations[-1] / "record.json") or {}
+    last = results[-1]
+    row = {"hardware": hardware, "start": one.start, "seed": one.seed, "method": method}
+    row |= {key: last[key] for key in ("accuracy", "interval")}
+    row |= {"right": "".join(map(str, last["right_per_problem"])), "by_level": {k: v["accuracy"] for k, v in last["by_level"].items()}}
+    row["data_sha256"] = last["data_sha256"]
+    row["smoke"] = record["composition"]["smoke"]
+    row["commit"] = record["code"].get("commit")
+    packages = record["packages"]
+    row["packages"] = {name: packages[name] for name in ("torch", "transformers", "trl", "vllm") if name in packages}
+    samples = [rundir.read_json(path / "result.json") or {} for name, path in phases.items() if "sample" in name]
+    if samples:
+        row["samples"] = sum(result["num_samples"] for result in samples)
+    if method == "raft":
+        row["cycles"] = [result["accuracy"] for result in results]
+    if method == "grpo":
+        row |= of_grpo(phases["grpo"])
+    return row
+
+
+def of_grpo(folder: Path) -> dict[str, Any]:
+    """Samples it took, its reward by step, and |log p of the trainer - log p of the server| of a sampled token: mean, and the largest."""
+    steps = rundir.read_metrics(folder / "metrics.jsonl")
+    row: dict[str, Any] = {"rewards": [[step["step"], round(step["reward"], 4)] for step in steps]}
+    args = (rundir.read_json(folder / "record.json") or {})["composition"]["method"]["args"]
+    row["samples"] = steps[-1]["step"] * args["per_device_train_batch_size"] * args["gradient_accumulation_steps"]
+    if all(f"{GAP}/mean" in step for step in steps):
+        row["logp_gap"] = [sum(step[f"{GAP}/mean"] for step in steps) / len(steps), max(step[f"{GAP}/max"] for step in steps)]
+    return row
+
+
+def measure(given: argparse.Namespace) -> None:
+    rows = read_rows(given.rows)
+    known = {(row["hardware"], row["start"], row["seed"], row["method"]) for row in rows}
+    name = given.hardware.partition("=")[2]
+
+    def harvest(one: Pipeline) -> None:
+        for method in METHODS:
+            key = (name, one.start, one.seed, method)
+            row = None if key in known else row_of(one, method, given.folder, name)
+            if row is not None:
+                known.add(key)
+                given.rows.parent.mkdir(parents=True, exist_ok=True)
+                with given.rows.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(f"{one.name}: {method} {row['accuracy']:.1%}", flush=True)
+
+    found = chosen(pipelines(given), given)
+    for one in found:
+        harvest(one)  # what an earlier call left, should --rows be another file
+    todo = [one for one in found if not {(name, one.start, one.seed, method) for method in METHODS} <= known]
+    run(todo, slots(given, 2), given, harvest)
+
+
+def calibrate(given: argparse.Namespace) -> None:
+    todo = chosen(calibrations(given), given)
+    run(todo, slots(given, 1), given, lambda one: None)
+    for one in todo:
+        found = newest(one, given.folder)
+        result = (rundir.read_json(found[1]["evaluated"] / "result.json") or {}) if found else {}
+        print(f"{one.name}: {result['accuracy']:.1%}" if "accuracy" in result else f"{one.name}: no result")
+
+
+def plan(given: argparse.Namespace) -> str:
+    lines = [f"{given.hardware}: estimates, not measured; {START_S} s are reckoned for the start of a phase, {VLLM_START_S} with vLLM, and"]
+    lines += ["nothing for evaluations and for trainings on samples, whose rows are not known before: these are short."]
+    total = 0.0
+    host = detect.Host(python=sys.executable, num_cores=16)
+    for one in chosen(pipelines(given), given):
+        seconds = 0.0
+        for name, made in pipeline.make_plans(compose(one.overrides), one.overrides, host, Path("/runs/learning/1")).items():
+            starting = VLLM_START_S if made.config.topology.servers or made.trainer_args.get("engine") == "vllm" else START_S
+            working = 3600 * (made.speed.run_hours or 0)
+            seconds += starting + working
+            if one.seed == given.seeds[0]:
+                speed = f"{made.speed.tokens_per_second:,.0f} tokens/s" if made.speed.tokens_per_second else ""
+                lines.append(f"  {one.start:13} {name:22} {starting:3} s + {working:4.0f} s  {speed}")
+        total += seconds
+        lines.append(f"{one.name}: about {seconds:.0f} s")
+    side = max(1, len(slots(given, 2)))
+    return "\n".join([*lines, f"{total:.0f} s one after another; {side} side by side: {total / side:.0f} s at best"])
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    numbers: Callable[[str], list[int]] = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["plan", "calibrate", "measure", "report"])
+    parser.add_argument("hardware", nargs="?", default="hardware=h200", help="hardware=<a group of conf/hardware>")
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--share", type=int, default=3, help="pipelines on the same GPUs")
+    parser.add_argument("--seeds", type=numbers, default=[0, 1, 2])
+    parser.add_argument("--steps", type=numbers, default=[300, 600, 1200])
+    parser.add_argument("--only", type=lambda text: text.split(","), help="words, one of which a name holds")
+    parser.add_argument("--smollm2", type=Path, help="directory of its weights: recipes/from_gguf.py")
+    parser.add_argument("--seconds", type=float, default=540, help="of a call; 570 s leave 30 s to stop in")
+    parser.add_argument("--folder", type=Path, default=Path("runs/learning"))
+    parser.add_argument("--rows", type=Path)
+    parser.add_argument("--smoke", action="store_true", help="its rows stay in --folder")
+    given = parser.parse_args(argv)
+    given.rows = given.rows or (given.folder / "learning.jsonl" if given.smoke else ROWS)
+    if given.what in ("calibrate", "measure") and not given.smoke and given.gpus < 2:
+        parser.error(f"--gpus {given.gpus}: GRPO needs two, one that generates and one that trains.")
+    return given
+
+
+def main(argv: list[str] | None = None) -> None:
+    given = parse(argv)
+    if given.what == "plan":
+        print(plan(given))
+    elif given.what == "calibrate":
+        calibrate(given)
+    elif given.what == "measure":
+        measure(given)
+    else:
+        page = PAGE if given.rows == ROWS else given.rows.with_suffix(".md")
+        page.write_text(report(read_rows(given.rows), page.parent), encoding="utf-8")
+        print(f"{page}, from {given.rows}")
+
+
+if __name__ == "__main__":
+    main()

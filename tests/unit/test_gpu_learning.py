@@ -1,0 +1,220 @@
+"""The learning that a session with GPUs measures: its pipelines, what it keeps of a run, and the page it makes of the rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launch import pipeline
+from tests.conftest import composed, host_with
+from tests.gpu import learning
+from tests.gpu.learning import Pipeline
+from tests.gpu.learning_report import METHODS, interval, report
+
+
+def row(method, seed, right, **more):
+    known = {"hardware": "h200", "start": "qwen3_76m", "seed": seed, "method": method, "accuracy": right.count("1") / len(right)}
+    known |= {"interval": [0.4, 0.6], "right": right, "by_level": {"0": 0.5, "1": 0.25}, "data_sha256": "d", "smoke": False}
+    return known | {"commit": "abcdef0123456789", "packages": {"torch": "2.11.0"}} | more
+
+
+def of_seed(seed, shift=0):
+    """The SFT gets half of 20 right, RAFT 3 more and `shift`, GRPO 5 more, DPO loses one."""
+    grpo = {"rewards": [[1, 0.4], [2, 0.6]], "samples": 1024, "logp_gap": [0.0012, 0.25]}
+    return [
+        row("sft", seed, "1" * 10 + "0" * 10),
+        row("raft", seed, "1" * (13 + shift) + "0" * (7 - shift), cycles=[0.5, 0.6, 0.65], samples=1024),
+        row("grpo", seed, "1" * 15 + "0" * 5, **grpo),
+        row("dpo", seed, "1" * 9 + "0" * 11, samples=1000),
+    ]
+
+
+def test_the_page_gives_gains_over_the_sft_of_each_seed(tmp_path):
+    page = report([*of_seed(0), *of_seed(1, 1), *of_seed(2, -1)], tmp_path)
+    raft = next(line for line in page.splitlines() if line.startswith("| RAFT | 65.0%"))
+    assert raft.startswith("| RAFT | 65.0% (40.0 to 60.0) | 70.0% (40.0 to 60.0) | 60.0% (40.0 to 60.0) | 65.0% | +15.0 (")
+    assert "); +15.0, +20.0, +10.0 | 1,024 |" in raft
+    assert "| DPO | 45.0%" in page
+    assert "-5.0 (-5.0 to -5.0)" in page
+    assert "RAFT: 15 points were wanted, reached with +15.0 over 3 seed(s)." in page
+    assert "GRPO: 15 points were wanted, reached with +25.0" in page
+    assert "seed 0 0.0012 (at most 0.250), seed 1" in page
+    assert "| by level | 0 | 1 |" in page
+    assert (tmp_path / "learning_qwen3_76m.png").read_bytes()[:4] == b"\x89PNG"
+    assert "smoke" not in page
+
+
+def test_what_is_missing_is_said_and_not_counted(tmp_path):
+    rows = [*of_seed(0)[:2], row("raft", 1, "1" * 20), row("dpo", 0, "1" * 20, data_sha256="other problems")]
+    page = report(rows, tmp_path)
+    assert "| GRPO | not run | not run |  |  |  |" in page
+    assert "RAFT: 15 points were wanted, reached with +15.0 over 1 seed(s)." in page  # seed 1 has no SFT to compare with
+    assert "+15.0 (-1.1 to +31.1, one seed)" in page  # 3 of 20 differ: 0.15 +- 1.96 * 0.3663 / sqrt(20)
+    assert "| DPO | 100.0% (40.0 to 60.0) | not run | 100.0% |  |  |" in page  # of other problems: no gain
+    assert "GRPO: 15" not in page
+    assert "missed with -5.0" in report([row("sft", 0, "1" * 20), row("raft", 0, "1" * 19 + "0")], tmp_path)
+
+
+def test_no_rows_and_small_runs_are_said(tmp_path):
+    assert "Nothing is measured yet" in report([], tmp_path)
+    assert "It says only that all of it runs" in report([row("sft", 0, "10", smoke=True)], tmp_path)
+
+
+def test_the_interval_is_students():
+    low, high = interval([10.0, 20.0, 30.0])  # 4.303 * 10 / sqrt(3)
+    assert (low, high) == pytest.approx((20 - 24.844, 20 + 24.844), abs=1e-3)
+
+
+@pytest.mark.parametrize("experiment", learning.EXPERIMENTS.values())
+def test_each_method_has_the_same_samples_and_the_same_start(experiment):
+    overrides = ["hardware=h200", f"experiment={experiment}"]
+    plans = pipeline.make_plans(composed(*overrides), overrides, host_with(8), Path("/runs/learning/1"))
+    sampled = {
+        name: plan.trainer_args["num_prompts"] * plan.trainer_args["samples_per_prompt"] for name, plan in plans.items() if "sample" in name
+    }
+    grpo = plans["grpo"].trainer_args
+    in_grpo = grpo["max_steps"] * grpo["per_device_train_batch_size"] * grpo["gradient_accumulation_steps"]
+    assert sampled == {"raft_cycle1_sample": 51200, "raft_cycle2_sample": 51200, "dpo_samples": 102400}
+    assert in_grpo == 102400
+    starts = {Path(str(plans[name].config.model.path)).parent.name for name in ("raft_cycle0_evaluate", "raft_cycle1_train", "grpo", "dpo")}
+    assert starts == {"1_sft"}
+    assert (plans["grpo"].config.topology.name, len(plans["grpo"].processes[0].gpus), len(plans["grpo"].processes[-1].gpus)) == (
+        "split",
+        1,
+        1,
+    )
+    assert {plan.config.topology.server_memory_share for name, plan in plans.items() if "sample" in name} == {0.25}
+    assert plans["raft_cycle1_train"].config.topology.server_memory_share == 0.9  # a training has no vLLM
+    assert plans["dpo"].trainer_args["loss_type"] == ["sigmoid", "sft"]
+    longest = {plan.trainer_args.get("max_new_tokens", plan.trainer_args.get("max_completion_length")) for plan in plans.values()} - {None}
+    assert len(longest) == 1  # samples, rewards and evaluations see answers of the same length
+    rest = {METHODS[method] for method in METHODS}
+    assert all(any(name.startswith(begin) for begin in rest) for name in plans if name != "sft")
+
+
+def settings(tmp_path, *arguments):
+    return learning.parse(["measure", "hardware=h200", "--folder", str(tmp_path), "--rows", str(tmp_path / "rows.jsonl"), *arguments])
+
+
+def leave_run(folder, name, phases):
+    """A run directory as the launcher leaves it, of phases with their results."""
+    run = folder / "runs" / name / "20260101-000000-aaaaaa"
+    for phase, result in phases.items():
+        (run / phase).mkdir(parents=True)
+        (run / phase / "result.json").write_text(json.dumps(result))
+        args = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+        record = {
+            "code": {"commit": "abc"},
+            "packages": {"torch": "2", "numpy": "1"},
+            "composition": {"smoke": False, "method": {"args": args}},
+        }
+        (run / phase / "record.json").write_text(json.dumps(record))
+    (run / "record.json").write_text(json.dumps({"phases": {phase: phase for phase in phases}}))
+    return run
+
+
+def evaluated(right):
+    level = {"0": {"accuracy": 0.5}}
+    found = {"status": "done", "accuracy": sum(right) / len(right), "interval": [0.1, 0.9], "right_per_problem": right}
+    return found | {"by_level": level, "data_sha256": "d"}
+
+
+def test_rows_are_made_of_what_phases_left_and_only_of_those_that_ended(tmp_path):
+    one = Pipeline("learning-qwen3_76m-1", 2, [], "qwen3_76m", 1)
+    assert learning.row_of(one, "sft", tmp_path, "h200") is None
+    phases = {
+        "raft_cycle0_evaluate": evaluated([1, 0]),
+        "raft_cycle1_sample": {"num_samples": 16},
+        "raft_cycle1_evaluate": evaluated([1, 1]),
+    }
+    phases |= {"grpo": {}, "grpo_evaluated": evaluated([0, 1]), "dpo_evaluated": {"status": "interrupted"}}
+    run = leave_run(tmp_path, one.name, phases)
+    step = {"reward": 0.25, "sampling/sampling_logp_difference/mean": 0.5, "sampling/sampling_logp_difference/max": 0.75}
+    (run / "grpo/metrics.jsonl").write_text("".join(json.dumps({"step": n, **step}) + "\n" for n in (1, 2)))
+    raft = learning.row_of(one, "raft", tmp_path, "h200")
+    assert (raft["cycles"], raft["accuracy"], raft["samples"], raft["right"]) == ([0.5, 1.0], 1.0, 16, "11")
+    assert raft["packages"] == {"torch": "2"}
+    grpo = learning.row_of(one, "grpo", tmp_path, "h200")
+    assert (grpo["samples"], grpo["logp_gap"], grpo["rewards"]) == (32, [0.5, 0.75], [[1, 0.25], [2, 0.25]])
+    assert learning.row_of(one, "sft", tmp_path, "h200")["accuracy"] == 0.5
+    assert learning.row_of(one, "dpo", tmp_path, "h200") is None
+
+
+def test_a_pipeline_whose_rows_are_there_is_not_run_again(tmp_path, monkeypatch, capsys):
+    """Rows that an earlier call's runs left are kept, even in another file; what lacks some is started, once a seed."""
+    started = []
+    monkeypatch.setattr(learning, "start", lambda one, mask, folder: started.append((one.name, mask)) or finished())
+    given = settings(tmp_path, "--seeds", "0,1,2", "--gpus", "2", "--share", "2", "--seconds", "60")
+    rows = [row(method, 0, "10") for method in METHODS]
+    given.rows.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    leave_run(tmp_path, "learning-qwen3_76m-1", {"raft_cycle0_evaluate": evaluated([1, 0]), "raft_cycle1_evaluate": {}})
+    learning.measure(given)
+    learning.measure(given)
+    kept = [(one["seed"], one["method"]) for one in learning.read_rows(given.rows)]
+    assert kept == [*((0, method) for method in METHODS), (1, "sft")]
+    assert started == [("learning-qwen3_76m-1", [0, 1]), ("learning-qwen3_76m-2", [1, 0])] * 2
+    assert "learning-qwen3_76m-1: sft 50.0%" in capsys.readouterr().out
+
+
+class finished:
+    """A launcher that has ended."""
+
+    def __init__(self, code=0):
+        self.code = code
+
+    def poll(self):
+        return self.code
+
+
+@pytest.mark.parametrize(("code", "times"), [(4, 2), (2, 1), (75, 1)])
+def test_a_failed_pipeline_is_tried_again_once_and_a_wrong_one_is_not(tmp_path, monkeypatch, capsys, code, times):
+    started = []
+    monkeypatch.setattr(learning, "start", lambda one, mask, folder: started.append(one.name) or finished(code))
+    learning.measure(settings(tmp_path, "--seeds", "0"))
+    assert len(started) == times
+    assert (f"why: the end of {tmp_path / 'learning-qwen3_76m-0'}.log" in capsys.readouterr().out) == (code != 75)
+
+
+def test_when_the_time_is_over_runs_are_stopped_and_nothing_starts(tmp_path, monkeypatch, capsys):
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch/run.py").write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(learning, "ROOT", tmp_path)
+    learning.measure(settings(tmp_path, "--seeds", "0,1", "--share", "1", "--seconds", "0.2"))
+    said = capsys.readouterr().out
+    assert "learning-qwen3_76m-0: exit -15" in said
+    assert "learning-qwen3_76m-1: not run, no time left" in said
+
+
+def test_calibrations_are_the_sft_alone_and_plan(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    given = settings(tmp_path, "--steps", "100", "--smollm2", str(tmp_path), "--only", "calibrate-smollm2")
+    (one,) = learning.chosen(learning.calibrations(given), given)
+    plans = pipeline.make_plans(composed(*one.overrides), one.overrides, host_with(8), tmp_path)
+    assert list(plans) == ["sft", "evaluated"]
+    assert (plans["sft"].trainer_args["max_steps"], plans["sft"].config.model.path) == (100, str(tmp_path))
+    assert plans["evaluated"].config.model.path == str(tmp_path / "1_sft/model")
+
+
+def test_what_is_asked_wrongly_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="no such name. There are: learning-qwen3_76m-0"):
+        learning.measure(settings(tmp_path, "--only", "nothing"))
+    with pytest.raises(SystemExit):
+        settings(tmp_path, "--gpus", "1")
+    assert "GRPO needs two" in capsys.readouterr().err
+
+
+def test_the_plan_says_what_it_reckons(tmp_path):
+    text = learning.plan(settings(tmp_path, "--seeds", "0"))
+    assert "estimates, not measured" in text
+    assert "learning-qwen3_76m-0: about" in text
+    assert "tokens/s" in text
+
+
+def test_report_writes_beside_its_rows(tmp_path, capsys):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps(row("sft", 0, "10")) + "\n")
+    learning.main(["report", "--rows", str(rows)])
+    assert "| SFT | 50.0%" in (tmp_path / "rows.md").read_text()
