@@ -19,7 +19,7 @@ HELD_OUT_ROWS = {
     "hub": "data.heldout_split=<split> or data.heldout_fraction=0.1",
     "mix": "data.heldout_fraction=0.1",
 }
-ONLY_THERE = ("per_device_eval_batch_size", "eval_packing")
+ONLY_THERE = ("per_device_eval_batch_size", "eval_packing", "eval_accumulation_steps")
 
 
 def asked(config: Config) -> bool:

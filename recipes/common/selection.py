@@ -72,6 +72,6 @@ def load_best(config: DictConfig, trainer: Trainer, trained: bool) -> dict[str, 
     if state.best_global_step != state.global_step:
         best = Path(trainer.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
         trainer.load_weights(best, trained)
-    why = f", {config.method.selection.patience} measurements after it were no better" if early else ""
+    why = f", stopped early: {config.method.selection.patience} measurements in a row were no better" if early else ""
     say(f"the best model is that of step {state.best_global_step} of {state.global_step}: {metric} {state.best_metric:.4g}{why}")
     return {"best_step": state.best_global_step, f"best_{metric}": state.best_metric, "stopped_early": early}

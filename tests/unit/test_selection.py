@@ -10,6 +10,8 @@ from omegaconf import OmegaConf
 from transformers import TrainerState
 
 from launch.check import check
+from launch.check_selection import ONLY_THERE
+from launch.errors import UserError as Refused
 from launch.plan import prepare
 from launch.sweep_trials import check_metric_early
 from launch.trainer_args import HELD_OUT_METRICS, complete
@@ -65,3 +67,18 @@ def test_a_figure_that_was_never_a_number_chooses_nothing():
     trainer = SimpleNamespace(state=TrainerState(global_step=4, max_steps=4, best_metric=float("inf")))
     with pytest.raises(UserError, match=r"metric=eval_loss: it was no number at any save.*Lower method.args.learning_rate"):
         selection.load_best(config, trainer, trained=True)
+
+
+def test_an_early_end_is_told_by_patience_also_where_the_last_model_is_the_best(capsys):
+    """min_delta: each measurement was better than the one before, and none by enough."""
+    config = OmegaConf.create({"method": {"selection": {"metric": "eval_loss", "patience": 2, "min_delta": 0.5}}})
+    trainer = SimpleNamespace(state=TrainerState(global_step=6, max_steps=9, best_metric=0.9, best_global_step=6))
+    found = selection.load_best(config, trainer, trained=True)
+    assert found == {"best_step": 6, "best_eval_loss": 0.9, "stopped_early": True}
+    assert "eval_loss 0.9, stopped early: 2 measurements in a row were no better" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ONLY_THERE)
+def test_arguments_of_evaluations_are_not_ignored(name):
+    with pytest.raises(Refused, match=f"method.args.{name} without method.selection.metric"):
+        check(composed("hardware=cpu", f"method.args.{name}=" + ("true" if name == "eval_packing" else "1")))
