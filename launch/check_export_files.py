@@ -33,14 +33,19 @@ def _check_evaluation(config: Config, run: Path) -> None:
     composition = record.get("composition") or {}
     if result.get("status") != "done" or not composition or not ("accuracy" in result or "lm_eval" in result):
         raise UserError(f"method.args.results_from={run}: no evaluation that is done. Use: a run of method=evaluate.")
-    measured = composition["model"]["path"] or composition["model"]["hub_id"]
-    exported = config.model.path or config.model.hub_id
+    model = composition["model"]
+    measured = model["path"] or _at_the_hub(model["hub_id"], model.get("revision"))
+    exported = config.model.path or _at_the_hub(config.model.hub_id, config.model.revision)
     if config.adapter.path:  # its run left the merged model, and that is what was measured
         exported = str(Path(config.adapter.path).with_name("model"))
     if measured != exported:
         raise UserError(
             f"method.args.results_from={run}: an evaluation of {measured}, not of {exported}. Use: one of the model that is exported."
         )
+
+
+def _at_the_hub(name: str | None, revision: str | None) -> str:
+    return f"{name} at {revision}" if name else "random weights"
 
 
 def check_not_a_run(path: Path) -> None:

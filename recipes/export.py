@@ -30,7 +30,7 @@ import httpx
 import torch
 from huggingface_hub import HfApi, snapshot_download
 from omegaconf import DictConfig, OmegaConf
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from recipes.common import adapters, checkpoint, model_card, quantize
 from recipes.common.errors import UserError
@@ -44,6 +44,7 @@ FORMATS = ("safetensors", "gguf")
 OUTTYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}  # of llama.cpp's converter
 TOKEN = "HF_TOKEN"
 BEAT_S = 30
+POLL_S = 0.5  # how soon a converter that runs hears of a signal
 
 
 @dataclass
@@ -77,16 +78,17 @@ def export(config: DictConfig) -> dict[str, Any]:
     staged = target.with_name(f".{target.name}.staging")
     shutil.rmtree(staged, ignore_errors=True)  # of an attempt that was stopped
     staged.mkdir()
-    tokenizer = build_tokenizer(config, [])
+    tokenizer = find_tokenizer(config)
     if source is None:
-        tensors, merged = merge_adapter(config, staged)
+        with beating(heartbeat(config)):
+            tensors, merged = merge_adapter(config, staged)
     else:
         tensors, merged = stored(source), {}
         copy_configs(source, staged)
     written = {**write_weights(tensors, staged, args.weights, heartbeat(config)), **merged}
     tokenizer.save_pretrained(staged)
     if "gguf" in args.formats:
-        written["gguf"] = str(target / convert_to_gguf(staged, args).name)
+        written["gguf"] = str(target / convert_to_gguf(staged, args, heartbeat(config)).name)
     (staged / "README.md").write_text(describe(config, args, source, tokenizer, provenance, written), encoding="utf-8")
     move_directory(staged, target)
     result = {"model": str(target), "weights": args.weights, **written, "weights_sha256": weights_sha256(target, heartbeat(config))}
@@ -111,6 +113,14 @@ def find_source(config: DictConfig) -> Path:
         raise UserError(
             f"model {model.hub_id} at {model.revision} could not be had: {first_line(error)} Use: model.path=<directory>."
         ) from error
+
+
+def find_tokenizer(config: DictConfig) -> PreTrainedTokenizerBase:
+    """With the chat template that is given, or else the one that the adapter was trained with, or else the model's. Raises UserError."""
+    own = config.adapter.path and (Path(config.adapter.path) / "tokenizer_config.json").is_file()
+    if own and not (config.model.chat_template or config.data.chat_template):
+        return AutoTokenizer.from_pretrained(config.adapter.path, trust_remote_code=False)
+    return build_tokenizer(config, [])
 
 
 def check_whole(source: Path, runs: list[dict[str, Any]], beat: Path) -> None:
@@ -162,18 +172,39 @@ def write_weights(tensors: Iterator[tuple[str, torch.Tensor]], staged: Path, wei
     return {"model_bytes": shards.num_bytes, **convert.figures()}
 
 
-def convert_to_gguf(staged: Path, args: ExportConfig) -> Path:
-    """model.gguf, by llama.cpp's converter in a process of its own. Raises Failed with its last line."""
+def convert_to_gguf(staged: Path, args: ExportConfig, beat: Path) -> Path:
+    """model.gguf, by llama.cpp's converter in a process of its own. `beat` is touched while the file grows. Raises Failed with its last
+    line, and Interrupted."""
     output = staged / "model.gguf"
     outtype = OUTTYPES[args.weights] if args.weights else "auto"
     argv = [sys.executable, str(args.gguf_converter), str(staged), "--outfile", str(output), "--outtype", outtype]
     say(f"converting: {' '.join(argv[1:])}")
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
-    if done.returncode != 0 or not output.is_file():
-        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(argv, **pipes, text=True, errors="replace") as process:
+        code, printed = follow(process, output, beat)
+    if stop_asked():  # the same signal has reached the converter, too
+        raise Interrupted()
+    if code != 0 or not output.is_file():
+        lines = [line for line in printed.splitlines() if line.strip()]
         said = lines[-1] if lines else "it said nothing"
-        raise Failed(f"{args.gguf_converter} wrote no model.gguf (exit code {done.returncode}): {said}")
+        raise Failed(f"{args.gguf_converter} wrote no model.gguf (exit code {code}): {said}")
     return output
+
+
+def follow(process: subprocess.Popen[str], output: Path, beat: Path) -> tuple[int, str]:
+    """Exit code and what was printed, when `process` has ended by itself or was killed since a signal asked to stop."""
+    size = 0
+    while True:
+        try:
+            printed, _ = process.communicate(timeout=POLL_S)
+            return process.returncode, printed
+        except subprocess.TimeoutExpired:  # it loses no output
+            grown = output.stat().st_size if output.is_file() else 0
+            if grown != size:  # one that hangs is the watchdog's
+                size = grown
+                beat.touch()
+            if stop_asked():
+                process.kill()  # what it wrote is thrown away anyhow
 
 
 def describe(
@@ -209,7 +240,8 @@ def first_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def beating(beat: Path) -> Iterator[None]:
-    """While files pass the network, of which the launcher's watchdog sees nothing; the hub's client has timeouts of its own."""
+    """While files pass the network or an adapter is merged, of which the launcher's watchdog sees nothing; the hub's client has timeouts of
+    its own."""
     done = threading.Event()
 
     def touch() -> None:

@@ -19,12 +19,14 @@ def stated_license(directory: Path | None) -> str | None:
     if directory is None:
         return None
     said = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("license")
-    return said or front_matter(directory / "README.md").get("license")
+    said = said or front_matter(directory / "README.md").get("license")
+    names = said if isinstance(said, list) else [said]  # some cards name two
+    return ", ".join(str(name) for name in names if name) or None
 
 
 def front_matter(card: Path) -> Facts:
     """The YAML between the first two lines of dashes; empty where there is none, or none that can be read."""
-    text = card.read_text(encoding="utf-8") if card.is_file() else ""
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     parts = text.split("---\n", 2)
     if parts[0] or len(parts) < 3:
         return {}
@@ -36,8 +38,8 @@ def front_matter(card: Path) -> Facts:
 
 
 def card(title: str, license_name: str | None, model: Facts, provenance: Facts, written: Facts) -> str:
-    """`model`: the composition's own, for a model that no run left. `provenance`: launch/provenance.py's. `written`: `weights`, `files`,
-    `template` (whether there is a chat template) and figures of result.json."""
+    """`model`: the composition's own, for a model that no run left. `provenance`: launch/provenance.py's. `written`: `weights`, `template`
+    (whether there is a chat template) and figures of result.json."""
     runs = provenance["runs"]
     first = runs[-1]["model"] if runs else model
     base = first["hub_id"] if first["init"] == "pretrained" and not first["path"] else None
@@ -46,12 +48,18 @@ def card(title: str, license_name: str | None, model: Facts, provenance: Facts, 
         f"---\n{yaml.safe_dump({key: value for key, value in head.items() if value}, sort_keys=False)}---",
         f"# {title}",
         _origin(runs, first),
-        "## Licence\n\n" + (license_name or "Not stated: neither the model that this was made from nor whoever exported it named one."),
+        "## Licence\n\n" + (license_name or _no_license(base)),
         "## Weights\n\n" + _weights(written, runs),
         "## Results\n\n" + _results(provenance["results"], written),
         "## How it was made\n\n" + _made(runs),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _no_license(base: str | None) -> str:
+    if base:  # its card did not come along with the runs between
+        return f"Not stated by whoever exported this. It was made from `{base}`: see the licence there."
+    return "Not stated: neither the model that this was made from nor whoever exported it named one."
 
 
 def _origin(runs: list[Facts], first: Facts) -> str:
@@ -101,9 +109,12 @@ def _results(results: Facts | None, written: Facts) -> str:
     for task, metrics in results.get("lm_eval", {}).items():
         said = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if isinstance(value, (int, float)))
         lines.append(f"| lm-evaluation-harness, {task} | {said} | | |")
-    sampling = ", ".join(f"{key} {results['args'][key]}" for key in ("temperature", "max_new_tokens") if key in results["args"])
+    evaluation = f"Evaluation `{results['run']}`"
     before = " The weights that were measured are those before the conversion above." if written["weights_error"] else ""
-    return "\n".join(lines) + f"\n\nHeld-out rows of {_data(results['data'], {})}. Evaluation `{results['run']}`: {sampling}.{before}"
+    if "accuracy" not in results:  # the harness has data of its own
+        return "\n".join(lines) + f"\n\n{evaluation}.{before}"
+    sampling = ", ".join(f"{key} {results['args'][key]}" for key in ("temperature", "max_new_tokens") if key in results["args"])
+    return "\n".join(lines) + f"\n\nHeld-out rows of {_data(results['data'], {})}. {evaluation}: {sampling}.{before}"
 
 
 def _made(runs: list[Facts]) -> str:

@@ -12,19 +12,23 @@ from safetensors.torch import save_file
 
 from recipes.common.errors import UserError
 
+SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000  # of a file: what memory is needed, and what a broken download repeats
 
 
 def stored(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and tensor of every file, in the order of their names. Raises UserError where the directory is not whole."""
-    files = sorted(directory.glob("*.safetensors"))
-    index = directory / INDEX
-    if index.is_file():
-        missing = {*json.loads(index.read_text())["weight_map"].values()} - {file.name for file in files}
+    """Name and tensor of every file that transformers loads, in the order of their names: others beside them (consolidated.safetensors of
+    some models) hold the same weights once more. Raises UserError where the directory is not whole."""
+    index, names = directory / INDEX, [SINGLE]
+    if not (directory / SINGLE).is_file():
+        if not index.is_file():
+            raise UserError(f"{directory} is not whole: it has neither {SINGLE} nor {INDEX}.")
+        names = sorted({*json.loads(index.read_text())["weight_map"].values()})
+        missing = [name for name in names if not (directory / name).is_file()]
         if missing:
-            raise UserError(f"{directory} is not whole: {INDEX} names {min(missing)}, which is not there.")
-    for path in files:
+            raise UserError(f"{directory} is not whole: {INDEX} names {missing[0]}, which is not there.")
+    for path in (directory / name for name in names):
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 (no iterator)
@@ -55,7 +59,7 @@ class Shards:
         if self.held:
             self._write()
         count = len(self.written)
-        names = [f"model-{number:05d}-of-{count:05d}.safetensors" if count > 1 else "model.safetensors" for number in range(1, count + 1)]
+        names = [f"model-{number:05d}-of-{count:05d}.safetensors" if count > 1 else SINGLE for number in range(1, count + 1)]
         for number, name in enumerate(names):
             self._unnamed(number).rename(self.folder / name)
         if count > 1:

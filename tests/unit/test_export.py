@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
 
 import httpx
@@ -12,13 +14,14 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from launch import provenance
 from launch.compose import compose
 from launch.plan import make_plan, plain, prepare
 from launch.trainer_args import complete
+from recipes import export as recipe
 from recipes.common import adapters, checkpoint, model_card, program, quantize
 from recipes.common.errors import UserError
 from recipes.common.files import weights_sha256
@@ -166,6 +169,18 @@ def test_an_adapter_is_merged_into_its_base(exported, source, tmp_path):
     assert torch.allclose(found, logits, atol=1e-4)
 
 
+def test_an_adapter_brings_the_chat_template_that_it_was_trained_with(exported, source, tmp_path):
+    adapter, _ = with_adapter(tmp_path / "adapter", source, adapters.fingerprint_of_files(source))
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.chat_template = "of its training"
+    tokenizer.save_pretrained(adapter)
+    (tmp_path / "given.jinja").write_text("given now")
+    given = [*LORA, f"adapter.path={adapter}"]
+    assert (exported(source, *given)[2] / "model/chat_template.jinja").read_text() == "of its training"
+    _, _, run = exported(source, *given, f"model.chat_template={tmp_path}/given.jinja")
+    assert (run / "model/chat_template.jinja").read_text() == "given now"
+
+
 def test_an_adapter_of_another_base_is_refused(exported, source, tmp_path):
     adapter, _ = with_adapter(tmp_path / "adapter", source, "that of another")
     code, result, run = exported(source, *LORA, f"adapter.path={adapter}")
@@ -185,6 +200,24 @@ def test_gguf_by_a_converter(exported, source, tmp_path):
     code, result, run = exported(source, *given)
     assert (code, (run / "model").exists()) == (1, False)
     assert "wrote no model.gguf (exit code 1): Model Qwen9 is not supported" in result["error"]
+
+
+def test_a_converter_is_stopped_by_a_signal_and_seen_by_the_watchdog(exported, source, tmp_path, monkeypatch):
+    """It writes, and then would never end."""
+    converter = tmp_path / "convert_hf_to_gguf.py"
+    converter.write_text("import pathlib, sys, time\npathlib.Path(sys.argv[3]).write_text('GGUF')\ntime.sleep(600)\n")
+    beats = []
+
+    class Beat:
+        def touch(self) -> None:
+            beats.append(1)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(recipe, "POLL_S", 0.05)
+    follow = recipe.follow
+    monkeypatch.setattr(recipe, "follow", lambda process, output, _: follow(process, output, Beat()))
+    code, result, run = exported(source, "method.args.formats=[gguf]", f"method.args.gguf_converter={converter}")
+    assert (code, result["status"], beats, (run / "model").exists()) == (75, "interrupted", [1], False)
 
 
 def test_refused_by_the_rank(exported, source, tmp_path, monkeypatch):
@@ -212,11 +245,14 @@ def test_a_model_that_is_not_whole_is_refused(exported, source, tmp_path):
     checkpoint.write_json(folder / checkpoint.MANIFEST, {"files": {"model.safetensors": {"bytes": 1, "sha256": "0"}}})
     assert "is not whole, or was changed: model.safetensors has" in refused(exported, folder)
     (folder / checkpoint.MANIFEST).unlink()
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    weights.rename(folder / "model-00001-of-00002.safetensors")
+    assert "it has neither model.safetensors nor model.safetensors.index.json" in refused(exported, folder)
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model-00002-of-00002.safetensors"}}))
     assert "names model-00002-of-00002.safetensors, which is not there" in refused(exported, folder)
     (folder / INDEX).unlink()
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-8])
+    weights.write_bytes(content[:-8])
     assert "cannot be read, so the model is not whole" in refused(exported, folder)
 
 
@@ -254,6 +290,7 @@ def test_several_files_with_an_index(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == [*files, INDEX]
     index = json.loads((tmp_path / INDEX).read_text())
     assert (index["metadata"]["total_size"], index["weight_map"]["t4"]) == (200, files[2])
+    save_file({"all.in.other.names": torch.zeros(50)}, tmp_path / "consolidated.safetensors")  # as some models of the hub have
     assert {name: tensor.tolist() for name, tensor in stored(tmp_path)} == {name: tensor.tolist() for name, tensor in given.items()}
 
 
@@ -284,6 +321,10 @@ def test_a_licence_is_never_invented(tmp_path):
     assert model_card.stated_license(tmp_path) is None
     (tmp_path / "README.md").write_text("---\nlicense: apache-2.0\n---\n# A model\n")
     assert model_card.stated_license(tmp_path) == "apache-2.0"
+    (tmp_path / "README.md").write_text("---\nlicense: [apache-2.0, mit]\n---\n")
+    assert model_card.stated_license(tmp_path) == "apache-2.0, mit"
+    (tmp_path / "README.md").write_bytes(b"---\nlicense: mit\n---\ncaf\xe9\n")
+    assert model_card.stated_license(tmp_path) == "mit"
     (tmp_path / "README.md").write_text("---\nlicense: [\n---\n")
     assert model_card.stated_license(tmp_path) is None
     (tmp_path / "config.json").write_text('{"license": "mit"}')
@@ -297,6 +338,16 @@ def test_the_card_of_a_model_without_a_record(exported, source):
     for said in ("no record says by what", "No evaluation was given.", "Nothing is recorded.", "Chat template: in the tokenizer"):
         assert said in card
     assert str(source.parent) not in card
+
+
+def test_the_card_of_a_model_of_the_hub_points_to_its_licence_and_quotes_the_harness_alone():
+    model = {"hub_id": "me/base", "revision": "abc", "init": "pretrained", "path": None}
+    results = {"run": "measured", "data": {"kind": "jsonl"}, "args": {}, "lm_eval": {"gsm8k": {"acc,none": 0.25}}}
+    written = {"weights": None, "model_bytes": 1, "weights_error": 0.0, "template": False}
+    card = model_card.card("it", None, model, {"runs": [], "results": results}, written)
+    assert "It was made from `me/base`: see the licence there." in card
+    assert "acc,none 0.25" in card
+    assert "Held-out" not in card
 
 
 # ---- Its plan
@@ -344,6 +395,10 @@ def test_what_the_launcher_refuses(launch, tmp_path, source, monkeypatch):
     other = {"composition": {"model": {"path": "/another", "hub_id": None}}}
     evaluation = files_of(tmp_path / "evaluation", result={"status": "done", "accuracy": 1.0}, record=other)
     assert "an evaluation of /another, not of" in said(model, f"method.args.results_from={evaluation}")
+    hub = {"path": None, "hub_id": "Qwen/Qwen3-4B", "revision": "an older one"}
+    evaluation = files_of(tmp_path / "older", result={"status": "done", "accuracy": 1.0}, record={"composition": {"model": hub}})
+    older = said("model=qwen3_4b", f"method.args.results_from={evaluation}")
+    assert "an evaluation of Qwen/Qwen3-4B at an older one, not of Qwen/Qwen3-4B at 1" in older
     unfinished = files_of(tmp_path / "unfinished", record={"status": "interrupted"})
     assert "that run has left no model (its status: interrupted). Use: its command again, which finishes it." in said(
         f"model.path={unfinished}"
