@@ -29,8 +29,8 @@ EXIT_USER = 2
 def convert(file: Path, target: Path) -> int:
     """Write `target` from `file` and return how many parameters it holds. `target` is whole or not there.
 
-    Raises UserError for a file that is no GGUF, a target that is there or cannot be made, a missing package, an architecture that transformers
-    cannot read from GGUF, and a file without a tokenizer.
+    Raises UserError for a file that is no GGUF, a target that is there or cannot be made, a missing package, an architecture that
+    transformers cannot read from GGUF, and a file without a tokenizer.
     """
     check(file, target)
     try:
