@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from launch.errors import UserError, near
-from launch.schema import Phase
+from launch.schema import Method, Phase
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Keys that all phases share, and why a phase has none of its own.
@@ -25,6 +25,9 @@ SHARED = {
     "hardware": "all phases run on this machine",
     "hydra": "it configures the program",
 }
+# Keys that are of the model, or the data, which a phase takes from an earlier one. What a phase says of how rows are written it may say.
+OF_MODEL = re.compile(r"model(\.(path|hub_id|revision|init))?")
+OF_DATA = re.compile(r"data(\.(?!(chat_template|cache|pairs_per_prompt|pairs_of_any)$).*)?")
 
 
 def check_phases(phases: list[Phase]) -> None:
@@ -67,6 +70,9 @@ def _check_override(phase: Phase, override: object) -> None:
     # Of the hardware's keys some are a phase's own, as the workers of its dataloader.
     if first in SHARED and not (first == "hardware" and key != first):
         raise UserError(f"{where}: {SHARED[first]}. Use: {key}=... on the command line or in the experiment, outside phases.")
+    for taken, name, of in (("model_from", phase.model_from, OF_MODEL), ("data_from", phase.data_from, OF_DATA)):
+        if name is not None and of.fullmatch(key):
+            raise UserError(f"{where}: {taken}={name} decides it, and the override would be ignored. Leave out one of the two.")
 
 
 def check_taken(phase: Phase, models: Mapping[str, str], samples: Mapping[str, str]) -> None:
@@ -81,6 +87,15 @@ def check_taken(phase: Phase, models: Mapping[str, str], samples: Mapping[str, s
             f"phases: data_from={phase.data_from} of {phase.name}: that phase leaves no samples. "
             f"Phases before of method=sample or raft: {', '.join(samples) or 'none'}."
         )
+
+
+def check_used(phase: Phase, method: Method) -> None:
+    """Raises UserError where the phase's method would ignore what the phase takes."""
+    where = f"of {phase.name}: method={method.name}"
+    if phase.data_from is not None and method.kind != "trainer":
+        raise UserError(f"phases: data_from={phase.data_from} {where} trains on no samples of another phase. Use: method=sft, dpo or grpo.")
+    if phase.model_from is not None and not method.uses_model:
+        raise UserError(f"phases: model_from={phase.model_from} {where} reads no model, and would ignore it. Leave it out.")
 
 
 def check_results(phase: Phase, models: Mapping[str, str], evaluated: Mapping[str, tuple[str, str | None]]) -> None:

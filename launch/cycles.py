@@ -48,6 +48,7 @@ def expand(phases: list[Phase], compose: Callable[[Phase], Config]) -> list[Phas
         check_phases.check_taken(phase, models, samples)
         check_phases.check_results(phase, models, evaluated)
         config = compose(phase)
+        check_phases.check_used(phase, config.method)
         if config.method.kind != "cycles":
             found.append(_following(phase, models, samples))
             if phase.results_from is not None:

@@ -19,7 +19,7 @@ from launch.check_phases import check_phases
 from launch.compose import compose
 from launch.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import STATUS, check_host, execute, signals
-from launch.plan import Plan, composition, composition_hash, make_plan, pipeline_json, prepare, shared_warnings
+from launch.plan import Plan, composition, composition_hash, identity, make_plan, pipeline_json, prepare, shared_warnings
 from launch.schema import Config, Data, Phase
 from launch.schema_data import Curriculum
 from launch.schema_enums import Find, Init, Mode
@@ -38,6 +38,13 @@ def run(config: Config, overrides: list[str]) -> int:
     host = detect.host(sys.executable)
     run_dir, resumed = rundir.choose(config)
     plans = make_plans(config, overrides, host, run_dir)
+    changed = changed_phases(run_dir, plans) if resumed else []
+    if changed and config.resume != "auto":
+        raise UserError(f"resume={config.resume}: phases changed since that run began: {'; '.join(changed)}. resume=never starts afresh.")
+    if changed:
+        show.say(config, f"{run_dir} is left as it is, since phases changed since it began: {'; '.join(changed)}. This starts afresh.")
+        run_dir, resumed = run_dir.parent / rundir.fresh_name(), False
+        plans = make_plans(config, overrides, host, run_dir)
     name = run_dir.parent.name
     if config.mode == Mode.plan:
         silent = [dataclasses.replace(plan, warnings=[]) for plan in plans.values()]  # all of them are said once, at the end
@@ -51,6 +58,21 @@ def run(config: Config, overrides: list[str]) -> int:
         if resumed:
             show.say(config, f"Continues {run_dir}; resume=never starts afresh.")
         return _run_phases(config, overrides, run_dir, plans, host, found, stopping)
+
+
+def changed_phases(run_dir: Path, plans: dict[str, Plan]) -> list[str]:
+    """What phases of `run_dir` that have begun were composed with, and are not now. The pipeline's own composition does not show it: conf/
+    may have changed for the method of one phase."""
+    then = (rundir.read_json(run_dir / "record.json") or {}).get("phases")
+    now = {name: plan.run_dir.name for name, plan in plans.items()}
+    if then != now:
+        return rundir.differences(then, now, "phases")
+    found = []
+    for name, plan in plans.items():
+        begun = rundir.read_json(plan.run_dir / "record.json") or {}
+        if begun and begun.get("composition_hash") != composition_hash(plan.config):
+            found += rundir.differences(identity(begun.get("composition", {})), identity(composition(plan.config)), name)
+    return found
 
 
 def _check_host(phase: str, plan: Plan, host: detect.Host) -> dict[str, Any] | None:
@@ -94,6 +116,8 @@ class _Composer:
                 self.made[key] = compose([*wanted, "phases=[]"], given=given)
                 if self.made[key].runtime.name == "slurm":
                     raise UserError("runtime=slurm: a job is one run. Use: runtime=local inside a job.")
+                if self.made[key].data.preview:
+                    raise UserError("data.preview: a pipeline shows no rows. Use: the command of one phase, with data.preview.")
         return copy.deepcopy(self.made[key])
 
 

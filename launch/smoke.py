@@ -84,7 +84,7 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
 def smaller(config: Config, small: Config) -> list[str]:
     """`key given -> here` for every size that scale_down changed."""
     sizes = {f"method.args.{name}": None for name in {**config.method.args, **small.method.args} if name not in NOT_ON_A_CPU}
-    sizes |= dict.fromkeys([*(f"model.{name}" for name in MODEL_SIZES), *DATA_SIZES, "adapter.rank"])
+    sizes |= dict.fromkeys([*(f"model.{name}" for name in MODEL_SIZES), *DATA_SIZES, "data.pairs_of_any", "adapter.rank"])
     pairs = [(key, leaf(config, key), leaf(small, key)) for key in sizes]
     return [f"{key} {before} -> {now}" for key, before, now in sorted(pairs, key=lambda p: p[0]) if before != now]
 
@@ -98,7 +98,8 @@ def _set(config: Config, key: str, value: Any) -> None:
 
 def _shrink_data(config: Config) -> None:
     data = config.data
-    data.pairs_of_any = data.kind == "samples"  # random weights get nothing right and end nowhere
+    if data.kind == "samples":  # random weights get nothing right and end nowhere
+        _set(config, "data.pairs_of_any", True)
     _set(config, "data.num_train", data.num_train and min(data.num_train, 32))
     _set(config, "data.num_heldout", min(data.num_heldout, 8))
     if "data.num_train" not in config.smoke_keeps:  # it would cut the rows that were asked for

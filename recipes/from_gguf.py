@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import shutil
 import struct
 import sys
@@ -28,8 +29,8 @@ EXIT_USER = 2
 def convert(file: Path, target: Path) -> int:
     """Write `target` from `file` and return how many parameters it holds. `target` is whole or not there.
 
-    Raises UserError for a file that is no GGUF, a target that holds something, a missing package, an architecture that transformers
-    cannot read from GGUF, and a file without a tokenizer.
+    Raises UserError for a file that is no GGUF, a target that is there or cannot be made, a missing package, an architecture that
+    transformers cannot read from GGUF, and a file without a tokenizer.
     """
     check(file, target)
     try:
@@ -57,6 +58,9 @@ def check(file: Path, target: Path) -> None:
             )
     if target.exists():
         raise UserError(f"{target}: exists already. Remove it, or give another directory.")
+    above = next(folder for folder in target.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(f"{target}: cannot be made, since {above} is no directory that you may write to. Give another place.")
     if importlib.util.find_spec("gguf") is None:
         raise UserError(f"{file}: transformers reads it with the package gguf, which is not installed. pip install gguf")
 

@@ -10,7 +10,7 @@ by side on the same two. After `--seconds` nothing starts, and what runs is stop
 `--folder` is there. A row goes to `--rows` as soon as an evaluation has ended; a pipeline whose rows are there is not run again, so remove
 both after a change of settings.
 `--smollm2` names the directory of its weights; without it only the model from nothing is trained.
-`--smoke`: small, on a CPU, up to DPO's samples.
+`--smoke`: small, on a CPU.
 """
 
 from __future__ import annotations
@@ -110,7 +110,10 @@ def slots(given: argparse.Namespace, gpus: int) -> list[list[int]]:
 
 
 def run(todo: list[Pipeline], free: list[list[int]], given: argparse.Namespace, harvest: Callable[[Pipeline], None]) -> None:
-    """As many at a time as there are `free` slots, until all are done or the time is over. `harvest` is asked again and again."""
+    """As many at a time as there are `free` slots, until all are done or the time is over. `harvest` is asked again and again.
+    Ends the program where there is no slot."""
+    if todo and not free:
+        raise SystemExit(f"{MASK}={os.environ.get(MASK, '')}, --gpus {given.gpus}, --share {given.share}: no pipeline has its GPUs.")
     until, left = time.monotonic() + given.seconds, [(one, ATTEMPTS) for one in todo]
     running: list[tuple[Pipeline, int, subprocess.Popen[bytes], list[int], float]] = []
     stopped = False

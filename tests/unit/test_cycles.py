@@ -182,6 +182,14 @@ def test_a_phase_trains_on_samples_that_one_before_it_leaves():
         of_phases("sft")
 
 
+@pytest.mark.parametrize("given", [[], ["data.pairs_of_any=false"]])
+def test_smoke_says_that_pairs_are_of_any_answers_and_keeps_what_is_given(given):
+    phases = "phases=[{name: a, overrides: ['method=sample']}, {name: b, data_from: a, overrides: ['method=dpo']}]"
+    plan = plans("hardware=cpu", "model=tiny", "smoke=true", phases, *given)["b"]
+    assert plan.config.data.pairs_of_any is not bool(given)
+    assert any("data.pairs_of_any False -> True" in line for line in plan.warnings) is not bool(given)
+
+
 def test_a_plan_of_all_phases(launch):
     done = launch(*REAL, "mode=plan", "format=json", "method.args.cycles=1")
     assert done.code == 0, done.err

@@ -127,5 +127,7 @@ def test_what_is_no_gguf_file_is_refused(tmp_path, capsys):
 def test_a_directory_that_is_there_and_a_missing_package_are_refused(tmp_path, capsys, monkeypatch):
     (tmp_path / "small.gguf").write_bytes(b"GGUF")
     assert "exists already" in refused(capsys, tmp_path / "small.gguf", tmp_path)
+    said = refused(capsys, tmp_path / "small.gguf", tmp_path / "small.gguf" / "inner" / "made")
+    assert f"cannot be made, since {tmp_path / 'small.gguf'} is no directory that you may write to" in said
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install gguf" in refused(capsys, tmp_path / "small.gguf", tmp_path / "made")

@@ -187,6 +187,12 @@ def test_when_the_time_is_over_runs_are_stopped_and_nothing_starts(tmp_path, mon
     assert "learning-qwen3_76m-1: not run, no time left" in said
 
 
+def test_a_mask_of_too_few_gpus_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv(learning.MASK, "5")
+    with pytest.raises(SystemExit, match=f"{learning.MASK}=5, --gpus 2, --share 3: no pipeline has its GPUs"):
+        learning.measure(settings(tmp_path, "--seeds", "0"))
+
+
 def test_calibrations_are_the_sft_alone_and_plan(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").touch()

@@ -48,6 +48,15 @@ ODD = {
     "{name: a, overrides: ['seed=x']}": ["phase a: seed: Value 'x'"],
     '{name: a, overrides: ["seed=\'x"]}': ["phase a: seed='x: a quote is opened and not closed"],
     "{name: a, overrides: ['runtime=slurm']}": ["phase a: runtime=slurm: a job is one run"],
+    "{name: a, overrides: ['data.preview=3']}": ["phase a: data.preview: a pipeline shows no rows"],
+    "{name: a}, {name: b, model_from: a, overrides: ['model.path=/x']}": ["override model.path=/x of b: model_from=a decides it"],
+    "{name: a}, {name: b, model_from: a, overrides: ['model=qwen3_4b']}": ["override model=qwen3_4b of b: model_from=a decides it"],
+    "{name: a, overrides: ['method=sample']}, {name: b, data_from: a, overrides: ['data.path=/x']}": ["data_from=a decides it"],
+    "{name: a, overrides: ['method=sample']}, {name: b, data_from: a, overrides: ['method=raft']}": [
+        "data_from=a of b: method=raft trains on no samples of another phase",
+        "sft, dpo or grpo",
+    ],
+    "{name: a}, {name: b, model_from: a, overrides: ['method=bench/gemm']}": ["model_from=a of b: method=bench/gemm reads no model"],
     "{name: a, nme: b}": ["phases: Key 'nme' not in 'Phase'. Did you mean name?"],
 }
 
@@ -144,6 +153,39 @@ def test_a_signal_between_two_phases_stops_the_pipeline_and_the_same_command_goe
     assert pipeline.run(compose(given), given) == EXIT_DONE
     assert started == ["1_a", "2_b"]
     assert json.loads(kept.read_text())["status"] == "done"
+
+
+def test_a_phase_that_is_composed_otherwise_now_is_not_gone_on_with(tmp_path, capsys, monkeypatch, phases_that_end):
+    """conf/ changes for the method of one phase: the pipeline's own composition, which names it, stays the same."""
+    started, asked = phases_that_end
+    given = [*TWO, f"run_root={tmp_path}", "name=p"]
+    asked["1_a"] = signal.SIGTERM
+    assert pipeline.run(compose(given), given) == EXIT_INTERRUPTED
+    [first] = (tmp_path / "p").iterdir()
+
+    def edited(overrides, given=None):
+        found = compose(overrides, given)
+        found.method.args["learning_rate"] = 0.125
+        return found
+
+    monkeypatch.setattr(pipeline, "compose", edited)
+    asked.clear()
+    named = [*given, f"resume={first}"]
+    with pytest.raises(UserError, match=r"phases changed .*a\.method\.args\.learning_rate: .* -> 0\.125.*resume=never starts afresh"):
+        pipeline.run(compose(named), named)
+    assert started == ["1_a"]
+    assert pipeline.run(compose(given), given) == EXIT_DONE
+    assert started == ["1_a", "1_a", "2_b"]
+    assert "left as it is, since phases changed since it began: a.method.args.learning_rate" in capsys.readouterr().out
+    assert json.loads((first / "record.json").read_text())["status"] == "interrupted"
+
+
+def test_phases_of_other_names_are_not_gone_on_with(tmp_path):
+    found = pipeline.make_plans(composed(*TWO), TWO, host_with(0), tmp_path)
+    rundir.write_json(tmp_path / "record.json", {"phases": {"a": "1_a", "c": "2_c"}})
+    assert pipeline.changed_phases(tmp_path, found) == ["phases.b: None -> 2_b", "phases.c: 2_c -> None"]
+    rundir.write_json(tmp_path / "record.json", {"phases": {"a": "1_a", "b": "2_b"}})
+    assert pipeline.changed_phases(tmp_path, found) == []
 
 
 def test_a_phase_that_the_engine_refuses_leaves_a_pipeline_that_failed(tmp_path, monkeypatch, phases_that_end):
