@@ -106,7 +106,7 @@ def _table(rows: list[Row], name: str) -> Dataset:
 
 
 def load_heldout(data: DictConfig) -> list[Row]:
-    """Rows with `prompt` and `answer` that are never trained on. Raises UserError where there are none."""
+    """Rows with `prompt` and `answer` that are never trained on, at most `data.limit` of them. Raises UserError where there are none."""
     if data.kind in GENERATED:
         rows = GENERATED[data.kind](data)[1]
     elif data.heldout_fraction:
@@ -124,7 +124,7 @@ def load_heldout(data: DictConfig) -> list[Row]:
         rows = _hub(data, _given(data.heldout_split, "data.heldout_split"), "evaluate")
     if not rows:
         raise UserError(f"data={data.name} has no held-out rows: set data.num_heldout, data.heldout_path or data.heldout_split.")
-    return rows
+    return rows[: data.limit] if data.limit else rows
 
 
 def read_jsonl(path: str, method: str) -> list[Row]:

@@ -16,7 +16,7 @@ from launch import pipeline
 from launch.compose import compose
 from launch.plan import make_plan, prepare, rank_config
 from recipes import sample as recipe
-from recipes.common import program, samples, training
+from recipes.common import batches, program, training
 from recipes.sample import sample
 from recipes.sft import sft
 from tests.conftest import host_with
@@ -92,8 +92,8 @@ def dying(function, at: int):
 @pytest.mark.parametrize(
     ("where", "what", "at", "kept"),
     [
-        (samples.Store, "put", 3, 1),  # while the second batch is sampled
-        (samples.Store, "put", 4, 2),  # it is sampled and not judged
+        (batches.Store, "put", 3, 1),  # while the second batch is sampled
+        (batches.Store, "put", 4, 2),  # it is sampled and not judged
         (recipe, "write_rows", 1, 3),  # all is judged, nothing selected
         (training, "save_model", 1, 3),  # of the training that follows: its last step is done, and its model not saved
     ],
@@ -115,8 +115,8 @@ def test_a_signal_stops_between_batches(begun, whole, monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
         return batch(self, *args)
 
-    batch = recipe.Log.batch
-    monkeypatch.setattr(recipe.Log, "batch", asked)
+    batch = batches.Log.batch
+    monkeypatch.setattr(batches.Log, "batch", asked)
     stopped = raft(begun)["cycle1_sample"]
     assert (stopped["code"], stopped["status"], stopped["batches"]) == (75, "interrupted", 1)
     monkeypatch.undo()
@@ -132,7 +132,7 @@ def work(run_dir: Path, *overrides: str) -> tuple[str, str]:
     content = rank_config(make_plan(config, host_with(0), run_dir))
     content = OmegaConf.create(content)
     args = recipe.SampleConfig(**content.trainer_args)
-    sampled, judged = recipe.stores(content, args, recipe.prompts(content, args))
+    sampled, judged = batches.stores(content, args, recipe.prompts(content, args))
     return sampled.folder.name, judged.folder.name
 
 
@@ -161,7 +161,7 @@ def test_a_change_reuses_nothing_that_it_touches(begun, monkeypatch):
     weights = begun / "1_start/model/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     assert all(a != b for a, b in zip(work(begun), before, strict=True)), "another model at the same path"
-    monkeypatch.setattr(recipe.importlib.metadata, "version", lambda name: f"a newer {name}")
+    monkeypatch.setattr(batches.importlib.metadata, "version", lambda name: f"a newer {name}")
     assert work(begun)[0] not in (before[0], None)
 
 
@@ -173,5 +173,5 @@ def test_nothing_kept_says_what_to_loosen_and_the_samples_serve_again(begun, who
         assert words in refused["error"]
     other = begun / "other"
     shutil.copytree(begun / "1_start", other / "1_start")
-    monkeypatch.setattr(recipe, "build_generator", dying(recipe.build_generator, 1))
+    monkeypatch.setattr(batches, "build_generator", dying(batches.build_generator, 1))
     same(other, raft(other, f"method.args.sample.reuse={begun}"), whole)

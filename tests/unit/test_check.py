@@ -75,7 +75,7 @@ CASES = {
     "pipeline_parallel": (["topology.pipeline_parallel=2"], ["pipeline-parallel training is not offered", "zero3"]),
     "num_gpus": (["hardware=mi300x", "topology=ddp", "topology.num_gpus=9"], ["num_gpus=9", "has 8", "1 to 8"]),
     "single_is_one": (["hardware=mi300x", "topology=single", "topology.num_gpus=2"], ["topology=single", "ddp"]),
-    "topology_of_method": (["hardware=mi300x", "method=evaluate", "topology=ddp"], ["one process", "topology=single"]),
+    "topology_of_method": (["hardware=mi300x", "method=evaluate", "topology=fsdp"], ["single, ddp", "topology=single"]),
     "several_ranks": (
         ["hardware=mi300x", "method=bench/collectives", "topology.num_gpus=1"],
         ["bench/collectives on one rank", "num_gpus=2"],

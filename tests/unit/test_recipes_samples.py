@@ -9,10 +9,12 @@ from omegaconf import OmegaConf
 
 from launch.plan import plain
 from launch.schema import Data
+from recipes.common.batches import Store, samples_key, write_rows
 from recipes.common.data import load
 from recipes.common.errors import UserError
-from recipes.common.samples import Selection, Store, by_level, choose_prompts, level_weights, pass_curve, select, write_rows
-from recipes.sample import SCORED, SELECTED, SampleConfig, finish, own_gpu, samples_key
+from recipes.common.ranks import own_gpu
+from recipes.common.samples import Selection, by_level, choose_prompts, level_weights, pass_curve, select
+from recipes.sample import SCORED, SELECTED, SampleConfig, finish
 
 ALL = Selection(threshold=0.0, finished_only=False, deduplicate=False, per_prompt=None, top_fraction=1.0)
 
