@@ -6,7 +6,7 @@ from launch import topology
 from launch.rule import Rule
 from launch.schema import Config, Fsdp, Topology
 from launch.schema_enums import Vendor
-from launch.trainer_args import known, value
+from launch.trainer_args import argument, known, value
 
 
 def longest(config: Config) -> int:
@@ -25,8 +25,8 @@ def _strategies(config: Config) -> tuple[str, ...]:
 
 
 def _server_keys(config: Config) -> list[str]:
-    """Keys of a generation server that were given a value of their own."""
-    keys = ("overlap", "server_max_length", "server_memory_share")
+    """Keys of a generation server that were given a value of their own. engine=vllm, in a rank's process, takes its share of memory too."""
+    keys = ("overlap", "server_max_length", *(["server_memory_share"] if argument(config, "engine") != "vllm" else []))
     return [key for key in keys if getattr(config.topology, key) != getattr(Topology, key)]
 
 
