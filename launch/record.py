@@ -99,9 +99,9 @@ def _earlier(plan: Plan) -> list[dict[str, Any]]:
     old = read_json(plan.run_dir / "record.json")
     if old is None:
         return []
-    same = old["composition_hash"] == composition_hash(plan.config)
+    same = old.get("composition_hash") == composition_hash(plan.config)
     kept = ("composition_hash", "overrides", "finished", "metrics")
-    return [*old.get("earlier", []), *([] if same else [{key: old[key] for key in kept}])]
+    return [*old.get("earlier", []), *([] if same else [{key: old.get(key) for key in kept}])]
 
 
 def finish(
