@@ -151,6 +151,11 @@ def test_local_files_are_read_as_they_are(tmp_path):
     assert data.load_heldout(settings)[0]["answer"] == "2"
 
 
+def test_a_limit_takes_the_first_of_the_held_out_rows_too():
+    whole, first = (data.load_heldout(configured(num_train=5, num_heldout=6, limit=limit)) for limit in (None, 2))
+    assert (len(whole), first) == (6, whole[:2])
+
+
 @pytest.mark.parametrize(
     ("name", "load", "message"),
     [
