@@ -134,8 +134,11 @@ DATA_RULES = [
     ),
     Rule(
         "data_pairs",
-        lambda c: c.data.pairs_per_prompt != 1 and c.data.kind != "samples",
-        lambda c: f"data.pairs_per_prompt={c.data.pairs_per_prompt} under data={c.data.name}: it would be ignored",
+        lambda c: (c.data.pairs_per_prompt != 1 or c.data.pairs_of_any) and c.data.kind != "samples",
+        lambda c: (
+            f"data.{'pairs_of_any=true' if c.data.pairs_of_any else f'pairs_per_prompt={c.data.pairs_per_prompt}'} "
+            f"under data={c.data.name}: it would be ignored"
+        ),
         lambda c: "data=samples",
     ),
     Rule(

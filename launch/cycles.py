@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import check_phases
+from launch.errors import UserError
 from launch.schema import Config, Data, Method, Phase, Topology
 from launch.schema_data import Curriculum, CurriculumArgs
 from launch.schema_enums import Init
@@ -127,7 +128,8 @@ def samples_of(folder: Path, config: Config) -> Data:
     given = config.data
     kept: dict[str, Any] = {"chat_template": given.chat_template, "cache": given.cache}
     if config.method.name == "dpo":
-        return Data(name="samples", kind="samples", path=str(folder / SCORED), pairs_per_prompt=given.pairs_per_prompt, **kept)
+        pairs: dict[str, Any] = {"pairs_per_prompt": given.pairs_per_prompt, "pairs_of_any": given.pairs_of_any}
+        return Data(name="samples", kind="samples", path=str(folder / SCORED), **pairs, **kept)
     return Data(name="jsonl", kind="jsonl", path=str(folder / SELECTED), **kept)
 
 

@@ -223,6 +223,7 @@ class Data:
     heldout_fraction: Optional[float] = None  # of the rows, by a hash of their question: never trained on
     balance: Balance = Balance.none
     pairs_per_prompt: int = 1  # samples: preference pairs of a prompt at most
+    pairs_of_any: bool = False  # samples: sides need not differ in score, nor have ended; set by smoke=true
     streaming: bool = False  # read rows as they are needed; for data larger than memory
     shuffle_buffer: int = 1000  # streaming: rows among which the next one is drawn
     curriculum: Curriculum = Curriculum.none

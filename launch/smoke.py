@@ -98,6 +98,7 @@ def _set(config: Config, key: str, value: Any) -> None:
 
 def _shrink_data(config: Config) -> None:
     data = config.data
+    data.pairs_of_any = data.kind == "samples"  # random weights get nothing right and end nowhere
     _set(config, "data.num_train", data.num_train and min(data.num_train, 32))
     _set(config, "data.num_heldout", min(data.num_heldout, 8))
     if "data.num_train" not in config.smoke_keeps:  # it would cut the rows that were asked for

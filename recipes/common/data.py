@@ -110,7 +110,7 @@ def load_heldout_table(data: DictConfig, method: str) -> Dataset:
     rows = load_heldout(data, method)
     if data.kind == "reasoning" and method == "dpo":
         rows = _pairs(rows, data.seed)
-    _check_one_format(rows, data.name, method)
+    _check_forms({_form(row, method) for row in rows}, data.name, method)
     return _table([_columns(row, method) for row in rows], data.name)
 
 
@@ -160,7 +160,7 @@ def _read(data: DictConfig, method: str) -> tuple[list[Row], dict[str, Any]]:
     if data.kind in GENERATED:
         return GENERATED[data.kind](data)[0], {}
     if data.kind == "samples":
-        rows, skipped = select.pairs_of_samples(_samples(_given(data.path, "data.path")), data.pairs_per_prompt)
+        rows, skipped = select.pairs_of_samples(_samples(_given(data.path, "data.path")), data.pairs_per_prompt, data.pairs_of_any)
         if not rows:
             raise UserError(
                 f"data.path={data.path}: no preference pair: {dict(skipped) or 'no samples'}. A pair needs two different answers to a "

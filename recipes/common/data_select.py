@@ -152,12 +152,12 @@ def check_sample(row: Row, where: str) -> None:
         raise UserError(f"{where}: score is {score!r}, and samples are compared by it. Give a number, as method=sample does.")
 
 
-def pairs_of_samples(samples: Iterable[Row], most: int) -> tuple[list[Row], Counter[str]]:
+def pairs_of_samples(samples: Iterable[Row], most: int, of_any: bool = False) -> tuple[list[Row], Counter[str]]:
     """Preference pairs of verified samples ({prompt, completion, score}), and how many prompts gave none, by reason.
 
     Of each prompt's samples the best with the worst, then the second best with the second worst, at most `most` pairs; the sides of
     a pair differ in score and, but for spaces at their ends, in text. Samples that were cut off (`finished` is False) are left out: one
-    would teach to stop in the middle, or not to.
+    would teach to stop in the middle, or not to. `of_any`: neither holds, only texts differ (smoke=true).
     """
     by_prompt: dict[str, list[Row]] = defaultdict(list)
     for row in samples:
@@ -166,10 +166,11 @@ def pairs_of_samples(samples: Iterable[Row], most: int) -> tuple[list[Row], Coun
     for group in by_prompt.values():
         distinct: dict[str, Row] = {}
         for row in group:
-            if row.get("finished") is not False:
+            if of_any or row.get("finished") is not False:
                 distinct.setdefault("\0".join(spelled(row["completion"])).strip(), row)
         ordered = sorted(distinct.values(), key=lambda row: -row["score"])  # stable: of equal scores the first sampled
-        found = [(b, w) for b, w in zip(ordered, reversed(ordered), strict=True) if b["score"] > w["score"]][:most]
+        half = list(zip(ordered, reversed(ordered), strict=True))[: min(most, len(ordered) // 2)]
+        found = [(best, worst) for best, worst in half if of_any or best["score"] > worst["score"]]
         pairs += [_pair(best, worst) for best, worst in found]
         if not found:
             skipped["equal scores" if len(distinct) > 1 else "one answer" if distinct else "all cut off"] += 1

@@ -139,6 +139,15 @@ def test_pairs_are_of_the_best_and_the_worst_and_differ(tmp_path):
         data.load(configured(kind="samples", path=jsonl(tmp_path / "b.jsonl", samples[4:])), "dpo")
 
 
+def test_a_smoke_run_makes_pairs_of_what_random_weights_say():
+    """All of it wrong, and cut off."""
+    said = [{"prompt": "a", "completion": text, "score": 0.0, "finished": False} for text in ("x", "y", "z", "x")]
+    pairs, skipped = data_select.pairs_of_samples(said, 2, of_any=True)
+    assert [(pair["chosen"], pair["rejected"]) for pair in pairs] == [("x", "z")]  # the third has no other to stand beside
+    assert not skipped
+    assert data_select.pairs_of_samples(said, 2) == ([], {"all cut off": 1})
+
+
 def test_a_pair_with_equal_sides_is_refused_with_its_line(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "chosen": "b", "rejected": "b"}])
     with pytest.raises(UserError, match=r"a.jsonl:2: chosen and rejected are equal, so nothing is preferred. Remove the row"):
