@@ -387,7 +387,7 @@ def test_ranks_that_an_evaluation_leaves_idle(overrides, said):
         (["model.architecture=qwen"], "model.architecture=qwen"),
         (["model.num_kv_heads=0"], "model.num_kv_heads=0: out of range. Use: at least 1"),
         (["topology.num_gpus=0"], "topology.num_gpus=0: out of range"),
-        (["method.args.num_train_epochs=inf"], "num_train_epochs=inf: out of range"),
+        (["method.args.num_train_epochs=inf"], "num_train_epochs=inf: no finite number"),
         (["method.args.num_train_epochs=0"], "num_train_epochs=0: out of range"),
         (["model.num_parameters=0"], "model.num_parameters=0: out of range. Use: at least 1"),
         (["topology.server_tensor_parallel=0"], "topology.server_tensor_parallel=0"),
