@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+from launch import topology
 from launch.errors import near
 from launch.rule import Rule
 from launch.schema import Config
@@ -20,6 +23,25 @@ def _unused(config: Config) -> bool:
     """What only the harness reads, without a task for it. smoke=true sets its limit for whoever has one."""
     given = any(argument(config, f"lm_eval_{name}") is not None for name in ("include", "limit"))
     return given and not config.smoke and not argument(config, "lm_eval_tasks")
+
+
+def idle_ranks(config: Config) -> list[str]:
+    """A warning where ranks, or GPUs, have nothing to evaluate: what ranks share is batches, and tasks of the harness are not."""
+    if config.method.name != "evaluate":
+        return []
+    ranks, found = topology.num_trainers(config), []
+    if ranks == 1 and config.hardware.gpus_per_node > 1:
+        found.append(f"topology=single: one of the node's {config.hardware.gpus_per_node} GPUs evaluates, the others stay idle.")
+    if ranks > 1 and argument(config, "lm_eval_tasks"):
+        found.append(f"method.args.lm_eval_tasks: the first of {ranks} ranks asks them alone, the others have ended by then.")
+    problems = min(filter(None, (config.data.limit, config.data.num_heldout)), default=0) if config.data.num_heldout else 0
+    batches = math.ceil(problems / int(argument(config, "batch_size")))
+    if 0 < batches < ranks:
+        found.append(
+            f"{problems} held-out problems in batches of {argument(config, 'batch_size')}: {ranks - batches} of {ranks} ranks stay idle; "
+            f"method.args.batch_size={math.ceil(problems / ranks)} gives each one."
+        )
+    return found
 
 
 def _out_of_range(config: Config) -> str | None:

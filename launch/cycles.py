@@ -151,8 +151,6 @@ def _groups(config: Config, part: str) -> list[str]:
     if part in ("start", "train"):
         return found
     found += ["adapter=none"]
-    if part == "evaluate":
-        return [*found, "topology=single", "topology.num_gpus=null"]
     several = (config.topology.num_gpus or config.hardware.gpus_per_node) > 1 and config.topology.name != "single"
     return [*found, "topology=ddp"] if several else [*found, "topology=single"]
 

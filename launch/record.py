@@ -18,7 +18,7 @@ from launch.check_data import named_files
 from launch.detect import Host
 from launch.environment import ROOT, SECRET, secret_names
 from launch.plan import Plan, composition, composition_hash, image_json, plain
-from launch.rundir import sha256
+from launch.rundir import read_json, sha256
 from launch.sysfs import text
 from launch.topology import Process
 
@@ -92,8 +92,19 @@ def begin(
             "metrics": None,
             "result": None,
             "outputs": {},
+            "earlier": _earlier(plan),
         }
     )
+
+
+def _earlier(plan: Plan) -> list[dict[str, Any]]:
+    """Of a run that goes on on other ranks, what it was before (launch/resuming.py): reproducing it takes all of its parts."""
+    old = read_json(plan.run_dir / "record.json")
+    if old is None:
+        return []
+    same = old.get("composition_hash") == composition_hash(plan.config)
+    kept = ("composition_hash", "overrides", "finished", "metrics")
+    return [*old.get("earlier", []), *([] if same else [{key: old.get(key) for key in kept}])]
 
 
 def finish(

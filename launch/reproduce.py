@@ -13,13 +13,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from omegaconf import OmegaConf
-
 from launch import detect, record, rundir
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import check_host, execute, signals
 from launch.plan import make_plan, prepare
-from launch.schema import Config
+from launch.resuming import recorded_config
 
 # Figures of time and memory: they vary from run to run and are not compared.
 VARIES = {"time_s", "step_s", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "memory_peak_gb"}
@@ -63,6 +61,8 @@ def load_record(path: Path) -> dict[str, Any]:
 def reproduce_one(run_dir: Path, recorded: dict[str, Any], stopping: list[int]) -> int:
     """One run from the composition it recorded, into a new directory beside it. `stopping`: signals that asked to stop."""
     config, warnings = prepare(recorded_config(recorded["composition"]))
+    for before in recorded.get("earlier", []):
+        print(f"a part of it ran on other ranks ({' '.join(before['overrides'])}): sums rounded otherwise, and last digits will differ")
     host = detect.host(sys.executable)
     again_dir = run_dir.parent / f"{run_dir.name}{rundir.AGAIN}{rundir.fresh_name()}"
     plan = make_plan(config, host, again_dir, warnings)
@@ -75,12 +75,6 @@ def reproduce_one(run_dir: Path, recorded: dict[str, Any], stopping: list[int]) 
         print(f"the run failed again with exit code {exit_code}: {again_dir}")
         return EXIT_FAILED
     return _compare(run_dir, again_dir)
-
-
-def recorded_config(composition: dict[str, Any]) -> Config:
-    """The composition as it was resolved then; what conf/ says today does not matter."""
-    config: Config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), composition))  # type: ignore[assignment]
-    return config
 
 
 def _say_differences(then: dict[str, Any], now: dict[str, Any]) -> None:

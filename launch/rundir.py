@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from launch import resuming
 from launch.errors import UserError
 from launch.plan import composition, composition_hash, default_name, identity
 from launch.schema import Config
@@ -72,9 +73,19 @@ def _asked_for(config: Config) -> Path:
     if changed:
         raise UserError(f"resume={config.resume}: {', '.join(changed)} changed since that run began. resume=never starts afresh.")
     differing = differences(identity(record.get("composition", {})), identity(composition(config)))
+    of_another = resuming.another(differing)
+    if of_another:
+        raise UserError(f"resume={config.resume}: another composition; it differs in {'; '.join(of_another)}.")
     if differing:
-        raise UserError(f"resume={config.resume}: another composition; it differs in {'; '.join(differing)}.")
+        resuming.check(config.resume, resuming.recorded_config(record["composition"]), config)
     return folder
+
+
+def moved(config: Config, folder: Path) -> list[str]:
+    """What the plan says where `resume` names a run, `folder`, that began on other ranks."""
+    if config.resume in ("auto", "never"):
+        return []
+    return resuming.note(resuming.recorded_config((read_json(folder / "record.json") or {})["composition"]), config)
 
 
 def differences(old: Any, new: Any, at: str = "") -> list[str]:

@@ -216,7 +216,7 @@ class Data:
     revision: Optional[str] = None
     split: str = "train"
     heldout_split: Optional[str] = None
-    limit: Optional[int] = None  # train on the first rows only, of those that filters leave
+    limit: Optional[int] = None  # the first rows only, of those that filters leave; evaluate: of the held-out ones
     sources: list[Source] = field(default_factory=list)  # mix: files and data sets of the hub
     filter: Filter = field(default_factory=Filter)
     deduplicate: Deduplicate = Deduplicate.none

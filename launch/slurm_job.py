@@ -23,7 +23,7 @@ from launch.environment import MASK
 from launch.errors import EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import check_host, execute
 from launch.plan import ADDED, Plan, make_plan, prepare
-from launch.reproduce import recorded_config
+from launch.resuming import recorded_config
 from launch.schema import Config
 from launch.schema_enums import Vendor
 from launch.slurm import MASKS, state_of

@@ -1,24 +1,20 @@
 """Accuracy, pass@k and maj@k on held-out problems: generate, take the answer out, score it.
 
-Started by the launcher:
+Started by the launcher, one process a GPU:
 
-    1 GPU:   python launch/run.py hardware=mi350x method=evaluate model=qwen3_4b
-    8 GPUs:  the same: one of them evaluates
+    1 GPU:   python launch/run.py hardware=mi350x topology=single method=evaluate model=qwen3_4b
+    8 GPUs:  python launch/run.py hardware=mi350x method=evaluate model=qwen3_4b
     A run's model, 8 answers a problem, by vLLM:
              python launch/run.py hardware=mi350x method=evaluate model=qwen3_4b model.path=<run>/model method.args.engine=vllm \
                  method.args.temperature=0.7 method.args.samples_per_prompt=8
 
 A sample of a generated problem is right when the task's own scorer gives 1, one of another row when math-verify finds the answers
-equal; with method.rewards it is right when their weighted mean is 1. Every batch draws from a seed of its own and goes to samples.jsonl
-when it is done, so that a run which was stopped goes on after its last whole batch and ends with the same figures.
+equal; with method.rewards it is right when their weighted mean is 1. Batches of problems are sampled and scored as by method=sample
+(recipes/common/batches.py): ranks take them in turn, a run that was stopped goes on after its last whole one, and neither changes a figure.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import random
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,15 +24,16 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from transformers import set_seed
 
-from recipes.common import harness, profiling, rewards, statistics
+from recipes.common import harness, ranks, rewards, statistics
+from recipes.common.batches import Log, sample_all, write_rows
 from recipes.common.data import Row, load_heldout
 from recipes.common.errors import UserError
 from recipes.common.files import json_sha256
-from recipes.common.generation import Generator, Sample, Sampling, build_generator
-from recipes.common.metrics import append, drop_after, memory_peak_gb, progress_line
-from recipes.common.program import Interrupted, main, say, stop_asked
+from recipes.common.generation import Generator, Sampling, build_generator
+from recipes.common.program import is_main_rank, main, say
 from recipes.common.verify import Verifier, build_verifier
 
+SAMPLES = "samples.jsonl"
 NUM_SAMPLES_SHOWN = 24  # in result.json; samples.jsonl has all
 NUM_FAILURES_SHOWN = 16  # of these, where there are as many: what went wrong is what a reader looks for
 
@@ -74,11 +71,12 @@ class EvaluateConfig:
 def evaluate(config: DictConfig) -> dict[str, Any]:
     args = EvaluateConfig(**config.trainer_args)
     manager = harness.load(args.lm_eval_tasks, args.lm_eval_include) if args.lm_eval_tasks else None  # refused before work is done
+    ranks.join()
     rows = load_heldout(config.data) if has_heldout(config.data) or manager is None else []
-    generator = build_generator(config, args.sampling)
-    set_seed(args.seed)
-    result = answer(config, args, generator, rows) if rows else {}
-    if manager is not None:
+    result, generator = answer(config, args, rows) if rows else ({}, None)
+    if manager is not None and is_main_rank():  # the harness, given a model, asks for no other ranks
+        generator = generator or build_generator(config, args.sampling)
+        set_seed(args.seed)
         with generator.autocast():
             found = harness.evaluate(
                 manager, args.lm_eval_tasks, generator.model, generator.tokenizer, args.batch_size, args.lm_eval_limit, args.seed
@@ -92,84 +90,21 @@ def has_heldout(data: DictConfig) -> bool:
     return bool(data.num_heldout or data.heldout_path or data.heldout_split or data.heldout_fraction)
 
 
-def answer(config: DictConfig, args: EvaluateConfig, generator: Generator, rows: list[Row]) -> dict[str, Any]:
-    """Every batch that is not in samples.jsonl yet, and the figures of all. Raises Interrupted between two batches."""
-    samples, metrics = Path(config.run_dir) / "samples.jsonl", Path(config.run_dir) / "metrics.jsonl"
-    starts = range(0, len(rows), args.batch_size)
-    answered, done, before_s = resume(samples, metrics, rows, args)
-    score = scorer(config, rows)
-    began = time.monotonic()
-    with profiling.session(config, len(starts) - done, model=getattr(generator, "model", None)) as profile:
-        for step, start in enumerate(starts[done:], start=done + 1):
-            batch_began = time.monotonic()
-            problems = range(start, min(start + args.batch_size, len(rows)))
-            asked = [(problem, n) for problem in problems for n in range(args.samples_per_prompt)]
-            given = generator([rows[problem]["prompt"] for problem, _ in asked], batch_seed(args.seed, start))
-            new = grade([rows[problem] for problem, _ in asked], given, score)
-            new = [{"problem": problem, "sample": n, **row} for (problem, n), row in zip(asked, new, strict=True)]
-            append_all(samples, new)
-            answered += new
-            num_tokens = sum(sample.num_tokens for sample in given)
-            line = {
-                "step": step,
-                "num_steps": len(starts),
-                "time_s": before_s + time.monotonic() - began,
-                "accuracy": _mean(answered),
-                "num_problems": problems.stop,
-                "completion_tokens": num_tokens / len(given),
-                "tokens_per_second": num_tokens / (time.monotonic() - batch_began),
-                "cut_off": sum(not row["finished"] for row in answered) / len(answered),
-                "memory_peak_gb": memory_peak_gb(),
-            }
-            append(metrics, line)
-            say(progress_line(line, (time.monotonic() - began) / (step - done)))
-            profile.step()
-            if stop_asked() and step < len(starts):
-                raise Interrupted(accuracy=_mean(answered), num_problems=problems.stop)
+def answer(config: DictConfig, args: EvaluateConfig, rows: list[Row]) -> tuple[dict[str, Any], Generator | None]:
+    """Samples of all problems in samples.jsonl and their figures, by the main rank; and the generator where one was needed."""
+    run_dir = Path(config.run_dir)
+    log = Log(run_dir, "accuracy", is_correct)
+    samples, generator = sample_all(config, args, rows, scorer(config, rows), log)
+    if not is_main_rank():
+        return {}, generator
+    answered = [line(rows[sample["prompt_index"]], sample) for sample in samples]
+    write_rows(run_dir / SAMPLES, answered)
     result = summary(answered, args.samples_per_prompt, args.seed)
     say(f"done: {result['accuracy']:.1%} of {len(rows)} held-out problems solved, 95% interval {_shown(result['interval'])}")
     for name in ("num_too_long", "num_cut_off", "verifier_errors"):
         if result[name]:
             say(f"{name}: {result[name]} of {result['num_samples']} samples")
-    return {**result, "time_s": before_s + time.monotonic() - began, "data_sha256": json_sha256(rows)}
-
-
-def batch_seed(seed: int, start: int) -> int:
-    """Of the batch that begins with problem `start`: another one for each, the same on every run."""
-    return random.Random(f"{seed}/{start}").getrandbits(32)
-
-
-def resume(samples: Path, metrics: Path, rows: list[Row], args: EvaluateConfig) -> tuple[list[Row], int, float]:
-    """(samples of the whole batches there are, how many batches, their seconds); what follows them is removed from both files.
-
-    Raises UserError where they are answers to other problems: the file that they came from has changed.
-    """
-    # Bytes: a last line may be cut off inside a character, and an answer may hold what Unicode counts as another end of a line.
-    *lines, _ = samples.read_bytes().split(b"\n") if samples.is_file() else [b""]
-    found = [json.loads(line) for line in lines]
-    known = drop_after(metrics, len(rows))
-    whole = [min(batch * args.batch_size, len(rows)) * args.samples_per_prompt for batch in range(len(known) + 1)]
-    done = max(batch for batch, num_samples in enumerate(whole) if num_samples <= len(found))
-    kept = found[: whole[done]]
-    for row in kept:
-        asked = rows[row["problem"]]
-        if any(row.get(key) != asked.get(key) for key in ("prompt", "answer")):
-            raise UserError(f"{samples}: answers to other problems than the data now has. Start a new run with resume=never.")
-    temporary = samples.with_name(f".{samples.name}.tmp")
-    temporary.write_bytes(b"".join(line + b"\n" for line in lines[: len(kept)]))
-    temporary.replace(samples)
-    known = drop_after(metrics, done)
-    if kept:
-        say(f"resuming after batch {done}: {len(kept)} samples are in {samples}")
-    return kept, done, known[-1]["time_s"] if known else 0.0
-
-
-def append_all(path: Path, rows: Sequence[Row]) -> None:
-    """All lines of a batch, on the disk before its line in metrics.jsonl says that they are."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-        file.flush()
-        os.fsync(file.fileno())
+    return {**result, "time_s": sum(log.seconds.values()), "data_sha256": json_sha256(rows)}, generator
 
 
 def scorer(config: DictConfig, rows: Sequence[Row]) -> Verifier:
@@ -180,27 +115,24 @@ def scorer(config: DictConfig, rows: Sequence[Row]) -> Verifier:
     return build_verifier(config, list(rows[0]))
 
 
-def grade(rows: Sequence[Row], samples: Sequence[Sample], score: Verifier) -> list[Row]:
-    """A line of samples.jsonl for each row and its sample; only a full score is correct, and a prompt that was too long has 0.
+def is_correct(sample: Row) -> bool:
+    """Of a sample with its verdict: only a full score is."""
+    return bool(sample["score"] == 1.0)
 
-    `error`: why a sample could not be scored, where that was so.
-    """
-    columns = {key: [row[key] for row in rows] for key in rows[0]}
-    prompts = columns.pop("prompt")
-    verdicts = score(prompts, [sample.text for sample in samples], columns)
-    kept = ("prompt", "answer", "task", "level")
-    return [
-        {
-            **{key: row[key] for key in kept if key in row},
-            "completion": sample.text,
-            "score": verdict.score if sample.num_tokens else 0.0,
-            "correct": verdict.score == 1.0 and sample.num_tokens > 0,
-            "num_tokens": sample.num_tokens,
-            "finished": sample.finished,
-            **({"error": verdict.error} if verdict.error else {}),
-        }
-        for row, sample, verdict in zip(rows, samples, verdicts, strict=True)
-    ]
+
+def line(row: Row, sample: Row) -> Row:
+    """A line of samples.jsonl. `error`: why a sample could not be scored, where that was so."""
+    return {
+        "problem": sample["prompt_index"],
+        "sample": sample["sample_index"],
+        **{key: row[key] for key in ("prompt", "answer", "task", "level") if key in row},
+        "completion": sample["text"],
+        "score": sample["score"],
+        "correct": is_correct(sample),
+        "num_tokens": sample["num_tokens"],
+        "finished": sample["finished"],
+        **({"error": sample["error"]} if sample["error"] else {}),
+    }
 
 
 def summary(answered: Sequence[Row], samples_per_prompt: int, seed: int) -> dict[str, Any]:

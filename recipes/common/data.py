@@ -115,7 +115,10 @@ def load_heldout_table(data: DictConfig, method: str) -> Dataset:
 
 
 def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
-    """Rows that are never trained on, with the fields that `method` reads. Raises UserError where there are none."""
+    """Rows that are never trained on, with the fields that `method` reads. Raises UserError where there are none.
+
+    `data.limit` is of the rows that a method is about: of these for an evaluation, and a training's own, not those beside it.
+    """
     if data.kind in GENERATED:
         rows = GENERATED[data.kind](data)[1]
     elif data.heldout_fraction:
@@ -133,7 +136,7 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
         rows = _hub(data, _given(data.heldout_split, "data.heldout_split"), method)
     if not rows:
         raise UserError(f"data={data.name} has no held-out rows: set data.num_heldout, data.heldout_path or data.heldout_split.")
-    return rows
+    return rows[: data.limit] if data.limit and method == "evaluate" else rows
 
 
 def read_jsonl(path: str, method: str) -> list[Row]:

@@ -27,9 +27,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def move_directory(source: Path, target: Path) -> None:
     """Rename `source` to `target` after everything in it has reached the disk. An old `target` is replaced."""
-    for path in sorted(source.rglob("*")):
-        sync(path)
-    sync(source)
+    _sync_tree(source)
     old = target.with_name(f".{target.name}.old")
     shutil.rmtree(old, ignore_errors=True)  # left by a crash between the two renames
     if target.exists():
@@ -37,6 +35,24 @@ def move_directory(source: Path, target: Path) -> None:
     source.rename(target)
     sync(target.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def place_directory(source: Path, target: Path) -> None:
+    """As move_directory, but a `target` that is there stays, and `source` goes. Raises OSError."""
+    _sync_tree(source)
+    try:
+        source.rename(target)
+    except OSError:  # a directory that is not empty
+        if not target.is_dir():
+            raise
+        shutil.rmtree(source)
+    sync(target.parent)
+
+
+def _sync_tree(source: Path) -> None:
+    for path in sorted(source.rglob("*")):
+        sync(path)
+    sync(source)
 
 
 def sync(path: Path) -> None:

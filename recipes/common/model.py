@@ -26,9 +26,9 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from recipes.common import adapters
 from recipes.common.errors import UserError, near
-from recipes.common.files import move_directory
+from recipes.common.files import place_directory
 from recipes.common.low_precision import nf4, to_float8
-from recipes.common.program import is_main_rank
+from recipes.common.program import is_main_rank, rank
 
 RANDOM = "model_init"  # in the run directory
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -147,15 +147,16 @@ def _rounded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def write_random(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Path:
-    """Random weights and their tokenizer in the run directory, for vLLM, which reads a model from files only."""
+    """Random weights and their tokenizer in the run directory, for vLLM, which reads a model from files only. Of several ranks that write
+    the same at once the first one's stay."""
     target = Path(config.run_dir) / RANDOM
-    staged = target.with_name(f".{target.name}.staging")
+    staged = target.with_name(f".{target.name}.{rank()}.staging")
     shutil.rmtree(staged, ignore_errors=True)
     model = plain_model(config)  # in 16 or 32 bits, whatever precision the run trains it in
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(staged)
     tokenizer.save_pretrained(staged)
-    move_directory(staged, target)
+    place_directory(staged, target)
     return target
 
 

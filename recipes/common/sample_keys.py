@@ -24,7 +24,7 @@ from recipes.common.rewards import CODE_TESTS
 from recipes.common.samples import Row
 
 if TYPE_CHECKING:
-    from recipes.sample import SampleConfig
+    from recipes.common.batches import Asked
 
 COMMON = Path(__file__).parent
 SAMPLING = ("seed", "engine", "samples_per_prompt", "batch_size", "max_new_tokens", "temperature", "top_p", "top_k", "use_cpu")
@@ -32,7 +32,7 @@ JUDGING = ("math-verify", "latex2sympy2_extended", "sympy", "reasoning-gym")  # 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def samples_key(config: DictConfig, args: SampleConfig, rows: list[Row], model: Any) -> dict[str, Any]:
+def samples_key(config: DictConfig, args: Asked, rows: list[Row], model: Any) -> dict[str, Any]:
     """All that decides what is sampled. Versions too: another kernel draws other tokens. `model`: its model_identity."""
     packages = ("torch", "transformers", *(["vllm"] if args.engine == "vllm" else []))
     template = config.model.chat_template or config.data.chat_template

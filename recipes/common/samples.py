@@ -1,25 +1,16 @@
-"""Which prompts a cycle samples, which samples it keeps, and where finished batches lie. Pure, but for `Store`.
-
-Finished batches lie in `samples/<hash>/<batch>.jsonl`: the hash is of all that decides what is sampled (model, prompts, sampling,
-versions), so that a batch is taken again where it is the same work and never where it is not. Their verdicts lie in
-`verdicts/<hash>/`, by the samples' hash and the verifier: a change of the verifier alone costs no sampling.
-"""
+"""Which prompts a cycle samples, and which samples it keeps. Pure."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from recipes.common.data_select import quotas
-from recipes.common.errors import UserError
-from recipes.common.files import json_sha256, sync
+from recipes.common.files import json_sha256
 from recipes.common.statistics import ks, pass_at_k
 
 Row = dict[str, Any]
@@ -102,56 +93,3 @@ def choose_prompts(rows: Sequence[Row], number: int | None, weights: Mapping[int
 
 def _level(row: Row) -> str:
     return str(row.get("level") or 0)
-
-
-class Store:
-    """Files of finished batches of one hash, and those that another run has left under the same one."""
-
-    def __init__(self, folder: Path, other: Path | None = None) -> None:
-        """The folder's name is the hash."""
-        self.folder, self.other = folder, other
-
-    def seed_of(self, batch: int) -> int:
-        """From 0 to 2**31 - 1, of this work's hash: batches can be made in any order, on any rank."""
-        return int.from_bytes(hashlib.sha256(f"{self.folder.name}/{batch}".encode()).digest()[:4], "big") >> 1
-
-    def get(self, batch: int) -> list[Row] | None:
-        """The rows of a finished batch, or None. What another run has left becomes this run's own."""
-        for folder in filter(None, (self.folder, self.other)):
-            path = _file(folder, batch)
-            if path.is_file():
-                rows = [
-                    json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line
-                ]  # a text may hold other line ends
-                if folder == self.other:
-                    self.put(batch, rows)
-                return rows
-        return None
-
-    def finished(self, batch: int) -> list[Row]:
-        """A batch that some rank has finished. Raises UserError where this one does not see it."""
-        rows = self.get(batch)
-        if rows is None:
-            raise UserError(
-                f"batch {batch} is done, and not in {self.folder}: all ranks need one file system. Use: run_root=<shared directory>."
-            )
-        return rows
-
-    def put(self, batch: int, rows: Iterable[Row]) -> None:
-        write_rows(_file(self.folder, batch), rows)
-
-
-def _file(folder: Path, batch: int) -> Path:
-    return folder / f"{batch:06d}.jsonl"
-
-
-def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """A line a row, whole or not there, also after a power cut."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync(path.parent)

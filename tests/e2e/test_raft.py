@@ -22,7 +22,7 @@ from launch.plan import Plan, make_plan, prepare, rank_config
 from recipes import evaluate as evaluation
 from recipes import preview
 from recipes import sample as recipe
-from recipes.common import checkpoint, sample_keys, samples, training
+from recipes.common import batches, checkpoint, sample_keys, training
 from recipes.common.data import load
 from recipes.sft import Trainer
 from tests.conftest import host_with
@@ -108,13 +108,13 @@ def dying(function, at: int):
 
 KILLS = [  # phase, where and in which call it is killed, and what of that phase is on the disk then
     ("start", checkpoint, "seal", 2, {"checkpoints/checkpoint-*": 1}),  # its last checkpoint is written and not sealed
-    ("cycle0_evaluate", evaluation, "append_all", 2, {"metrics.jsonl": 1}),  # its second batch is answered and judged
-    ("cycle1_sample", samples.Store, "put", 3, {"samples/*/*.jsonl": 1, "verdicts/*/*.jsonl": 1}),  # the second batch is generated
-    ("cycle1_sample", samples.Store, "put", 4, {"samples/*/*.jsonl": 2, "verdicts/*/*.jsonl": 1}),  # it is verified
+    ("cycle0_evaluate", batches.Store, "put", 4, {"samples/*/*.jsonl": 2, "verdicts/*/*.jsonl": 1}),  # its second batch is judged
+    ("cycle1_sample", batches.Store, "put", 3, {"samples/*/*.jsonl": 1, "verdicts/*/*.jsonl": 1}),  # the second batch is generated
+    ("cycle1_sample", batches.Store, "put", 4, {"samples/*/*.jsonl": 2, "verdicts/*/*.jsonl": 1}),  # it is verified
     ("cycle1_sample", recipe, "write_rows", 1, {"samples/*/*.jsonl": 3, "verdicts/*/*.jsonl": 3}),  # all is judged, nothing selected
     ("cycle1_train", checkpoint, "seal", 2, {"checkpoints/checkpoint-*": 1}),  # the second of three steps is done
     ("cycle1_train", training, "save_model", 1, {"checkpoints/checkpoint-3": 1, "model": 0}),  # all are
-    ("cycle1_evaluate", evaluation, "append_all", 2, {"metrics.jsonl": 1}),
+    ("cycle1_evaluate", evaluation, "write_rows", 1, {"verdicts/*/*.jsonl": 2, "samples.jsonl": 0}),  # all is judged, nothing written
 ]
 
 
@@ -133,7 +133,7 @@ def test_killed_and_started_again_it_ends_the_same(tmp_path, whole, monkeypatch,
     assert [path.name for path in sorted(tmp_path.iterdir())][-1] == killed.name
     assert not (killed / "result.json").exists()
     assert {pattern: len(list(killed.glob(pattern))) for pattern in left} == left
-    written = {file: file.stat().st_mtime_ns for file in (tmp_path / SAMPLE).glob("samples/*/*.jsonl")}
+    written = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/samples/*/*.jsonl")}
     same(tmp_path, raft(tmp_path), whole)
     assert {file: file.stat().st_mtime_ns for file in written} == written, "no batch is sampled again"
 
@@ -146,7 +146,7 @@ def test_a_sample_that_was_cut_off_is_trained_on_without_its_end(whole, tmp_path
         said = {"prompt": [{"role": "user", "content": "1 + 1 = "}], "completion": [{"role": "assistant", "content": "2"}]}
         rows = [row | said for row in rows]
     path = tmp_path / "selected.jsonl"
-    samples.write_rows(path, rows)
+    batches.write_rows(path, rows)
     arguments = [*SMALL, "data=jsonl", f"data.path={path}", f"data.streaming={streaming}", "method=sft", "method.args.max_steps=1"]
     plan = make_plan(prepare(compose(arguments))[0], host_with(0), tmp_path)
     config = OmegaConf.create({**rank_config(plan), "data_cache": {"directory": str(tmp_path / "cache"), "key": "k"}})
@@ -165,8 +165,8 @@ def test_a_signal_stops_between_batches(begun, whole, monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
         return batch(self, *args)
 
-    batch = recipe.Log.batch
-    monkeypatch.setattr(recipe.Log, "batch", asked)
+    batch = batches.Log.batch
+    monkeypatch.setattr(batches.Log, "batch", asked)
     stopped = raft(begun)["cycle1_sample"]
     assert (stopped["code"], stopped["status"], stopped["batches"]) == (75, "interrupted", 1)
     monkeypatch.undo()
@@ -182,7 +182,7 @@ def work(run_dir: Path, *overrides: str) -> tuple[str, str]:
     content = rank_config(make_plan(config, host_with(0), run_dir))
     content = OmegaConf.create(content)
     args = recipe.SampleConfig(**content.trainer_args)
-    sampled, judged = recipe.stores(content, args, recipe.prompts(content, args))
+    sampled, judged = batches.stores(content, args, recipe.prompts(content, args))
     return sampled.folder.name, judged.folder.name
 
 
@@ -223,5 +223,13 @@ def test_nothing_kept_says_what_to_loosen_and_the_samples_serve_again(begun, who
         assert words in refused["error"]
     other = begun / "other"
     begin(other, whole, "cycle1_sample")
-    monkeypatch.setattr(recipe, "build_generator", dying(recipe.build_generator, 1))
+    loaded = []
+
+    def build(config, sampling):
+        loaded.append(Path(config.run_dir).name)
+        return build_generator(config, sampling)
+
+    build_generator = batches.build_generator
+    monkeypatch.setattr(batches, "build_generator", build)
     same(other, raft(other, f"method.args.sample.reuse={begun}"), whole)
+    assert loaded == [folder("cycle1_evaluate")], "no model is loaded for samples that are there"

@@ -24,6 +24,7 @@ STEPS = ["method.args.max_steps=4", "method.args.save_steps=2", "method.args.per
 OWN = {"grpo": ["method.args.num_generations=4", "method.args.max_completion_length=6", "+method.rewards.length=0.1"]}
 # What differs between two runs of the same computation.
 TIMED = {"time_s", "step_s", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "memory_peak_gb"}
+TIMED |= {"generation_s", "verification_s"}
 
 
 def configure(run_dir: Path, method: str, *overrides: str) -> Path:
@@ -175,9 +176,10 @@ def test_a_stopped_evaluation_goes_on_with_the_same_samples(tmp_path, monkeypatc
     """Also without a model directory: random weights, and a tokenizer of the problems."""
     asked = ["method.args.batch_size=3", "method.args.max_new_tokens=2", "method.args.temperature=1", "method.args.samples_per_prompt=2"]
     whole, whole_result = run(tmp_path / "whole", "evaluate", *asked)
-    monkeypatch.setattr("recipes.evaluate.stop_asked", lambda: True)
+    asked_after = iter([False, True])
+    monkeypatch.setattr("recipes.common.batches.stop_asked", lambda: next(asked_after))
     code, result = run(tmp_path / "stopped", "evaluate", *asked)
-    assert (code, result["status"], result["num_problems"]) == (75, "interrupted", 3)
+    assert (code, result["status"], result["batches"]) == (75, "interrupted", 1)
     monkeypatch.undo()
     code, result = run(tmp_path / "stopped", "evaluate", *asked)
     assert (code, whole) == (0, 0)

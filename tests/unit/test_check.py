@@ -100,7 +100,7 @@ CASES = {
     "pipeline_parallel": (["topology.pipeline_parallel=2"], ["pipeline-parallel training is not offered", "zero3"]),
     "num_gpus": (["hardware=mi300x", "topology=ddp", "topology.num_gpus=9"], ["num_gpus=9", "has 8", "1 to 8"]),
     "single_is_one": (["hardware=mi300x", "topology=single", "topology.num_gpus=2"], ["topology=single", "ddp"]),
-    "topology_of_method": (["hardware=mi300x", "method=evaluate", "topology=ddp"], ["one process", "topology=single"]),
+    "topology_of_method": (["hardware=mi300x", "method=evaluate", "topology=fsdp"], ["single, ddp", "topology=single"]),
     "several_ranks": (
         ["hardware=mi300x", "method=bench/collectives", "topology.num_gpus=1"],
         ["bench/collectives on one rank", "num_gpus=2"],
@@ -349,6 +349,31 @@ def test_rule_refuses_and_says_why(name):
 
 def test_a_composition_that_works_is_not_refused():
     assert refusals(composed("hardware=mi300x", "method=grpo", "model=qwen3_4b")) == []
+    vllm = ["hardware=mi300x", "model=qwen3_4b", "method=evaluate", "method.args.engine=vllm", "topology.server_memory_share=0.5"]
+    assert refusals(composed(*vllm)) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["topology=single"], "one of the node's 8 GPUs evaluates"),
+        (["data.num_heldout=500"], None),
+        (
+            ["data.num_heldout=300"],
+            "in batches of 64: 3 of 8 ranks stay idle; method.args.batch_size=38 gives each one",
+        ),
+        (["data.num_heldout=500", "data.limit=64"], "64 held-out problems in batches of 64: 7 of 8 ranks"),
+        (["data.num_heldout=500", "method.args.lm_eval_tasks=[gsm8k]"], "the first of 8 ranks asks them alone"),
+    ],
+)
+def test_ranks_that_an_evaluation_leaves_idle(overrides, said):
+    found = [
+        line
+        for line in warnings(composed("hardware=mi300x", "model=qwen3_4b", "method=evaluate", *overrides))
+        if "rank" in line or "idle" in line
+    ]
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
 
 
 @pytest.mark.parametrize(
@@ -362,7 +387,7 @@ def test_a_composition_that_works_is_not_refused():
         (["model.architecture=qwen"], "model.architecture=qwen"),
         (["model.num_kv_heads=0"], "model.num_kv_heads=0: out of range. Use: at least 1"),
         (["topology.num_gpus=0"], "topology.num_gpus=0: out of range"),
-        (["method.args.num_train_epochs=inf"], "num_train_epochs=inf: out of range"),
+        (["method.args.num_train_epochs=inf"], "num_train_epochs=inf: no finite number"),
         (["method.args.num_train_epochs=0"], "num_train_epochs=0: out of range"),
         (["model.num_parameters=0"], "model.num_parameters=0: out of range. Use: at least 1"),
         (["topology.server_tensor_parallel=0"], "topology.server_tensor_parallel=0"),

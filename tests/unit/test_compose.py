@@ -82,7 +82,7 @@ def test_every_file_opens_with_what_it_needs(file: Path):
         (["hardware=mi300x", "model=qwen3_4b"], ("ddp", "bf16")),
         (["hardware=mi300x", "model=qwen3_14b"], ("fsdp", "bf16")),
         (["hardware=mi300x", "model=qwen3_4b", "method=grpo"], ("split", "bf16")),
-        (["hardware=mi300x", "model=qwen3_4b", "method=evaluate"], ("single", "bf16")),
+        (["hardware=mi300x", "model=qwen3_4b", "method=evaluate"], ("ddp", "bf16")),
         (["hardware=strix_halo", "model=qwen3_4b", "method=grpo"], ("single", "bf16")),
         (["hardware=mi50", "model=qwen3_0_6b", "method=grpo"], ("single", "fp32")),
         (["hardware=mi300x", "topology.num_gpus=1", "model=qwen3_4b"], ("single", "bf16")),

@@ -66,10 +66,10 @@ def test_each_phase_has_the_topology_and_adapter_that_it_can_use():
     )  # fmt: skip
     shapes = {n: (p.config.topology.name, len(p.processes[0].gpus), p.config.adapter.name) for n, p in found.items()}
     assert shapes == {
-        "cycle0_evaluate": ("single", 1, "none"),
+        "cycle0_evaluate": ("ddp", 4, "none"),
         "cycle1_sample": ("ddp", 4, "none"),
         "cycle1_train": ("fsdp", 4, "lora"),
-        "cycle1_evaluate": ("single", 1, "none"),
+        "cycle1_evaluate": ("ddp", 4, "none"),
     }
     assert found["cycle1_train"].trainer_args["gradient_accumulation_steps"] == 4
     assert found["cycle1_sample"].speed.run_hours > 0

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from launch.reports import evaluations
 from launch.reports.data import read
 from recipes import evaluate
-from recipes.common import harness, statistics
+from recipes.common import batches, harness, statistics
 from recipes.common.errors import UserError
 from recipes.common.generation import TOO_LONG, Sample, Sampling
 from recipes.common.verify import Judged
@@ -22,6 +22,16 @@ def lines(*answers: tuple[int, str, int, bool]) -> list[dict]:
          "score": float(right), "correct": right, "num_tokens": 2, "finished": True}
         for problem, task, level, right in answers
     ]  # fmt: skip
+
+
+def answered(folder, rows, samples, score) -> list[dict]:
+    """Lines of samples.jsonl for one batch, whose generator gives `samples`."""
+    sampled, judged = batches.Store(folder / "samples"), batches.Store(folder / "verdicts")
+    args = EvaluateConfig("x", batch_size=len(rows))
+    batches.one_batch(
+        rows, 0, args, lambda prompts, seed: samples, score, sampled, judged, batches.Log(folder, "accuracy", evaluate.is_correct)
+    )
+    return [evaluate.line(rows[s["prompt_index"]], {**s, **v}) for s, v in zip(sampled.finished(0), judged.finished(0), strict=True)]
 
 
 def without_rewards():
@@ -41,28 +51,31 @@ def test_arguments_out_of_range(own, message):
         EvaluateConfig(output_dir="x", **own)
 
 
-def test_scores_are_the_answers_and_a_prompt_that_is_too_long_has_none():
+def test_scores_are_the_answers_and_a_prompt_that_is_too_long_has_none(tmp_path):
     rows = [{"prompt": "p", "answer": a, "task": "t"} for a in ("1", "2", "")]
     settings = without_rewards()
-    found = evaluate.grade(rows, [Sample("<answer>1</answer>", 5, True), Sample("3", 1, False), TOO_LONG], evaluate.scorer(settings, rows))
+    given = [Sample("<answer>1</answer>", 5, True), Sample("3", 1, False), TOO_LONG]
+    found = answered(tmp_path, rows, given, evaluate.scorer(settings, rows))
     assert [(row["score"], row["correct"], row["num_tokens"], row["finished"]) for row in found] == [
         (1.0, True, 5, True),
         (0.0, False, 1, False),
         (0.0, False, 0, False),
     ]
     assert found[0]["completion"] == "<answer>1</answer>"
+    (metrics,) = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert (metrics["accuracy"], metrics["unfinished"], metrics["completion_tokens"]) == (1 / 3, 2, 2.0)
 
 
-def test_an_answer_that_cannot_be_scored_is_a_failure_and_counted():
+def test_an_answer_that_cannot_be_scored_is_a_failure_and_counted(tmp_path):
     """Also without rewards in the composition: the default scorer reads what a model wrote just as well."""
     rows = [{"prompt": "p", "answer": "1", "entry": "no record of a task"}] * 2
     settings = without_rewards()
     verifier = evaluate.scorer(settings, rows)
     assert list(verifier.judges) == ["reasoning_gym"]
     verifier.judges["reasoning_gym"] = lambda prompts, completions, columns: [Judged(1.0), Judged(0.0, "no score within 5 s")]
-    found = evaluate.grade(rows, [Sample("1", 1, True), Sample("9**9**9**9", 1, True)], verifier)
+    found = answered(tmp_path, rows, [Sample("1", 1, True), Sample("9**9**9**9", 1, True)], verifier)
     assert [(row["correct"], row.get("error")) for row in found] == [(True, None), (False, "reasoning_gym: no score within 5 s")]
-    assert evaluate.summary([{"problem": n, **row} for n, row in enumerate(found)], 1, 0)["verifier_errors"] == 1
+    assert evaluate.summary(found, 1, 0)["verifier_errors"] == 1
 
 
 @pytest.mark.parametrize(("own", "has"), [({}, False), ({"num_heldout": 3}, True), ({"heldout_path": "a"}, True)])
@@ -77,7 +90,7 @@ def test_the_rewards_of_the_composition_score_in_place_of_the_answer(tmp_path):
     method = {"rewards": weights, "reward_chain": [], "reward_pattern": None}
     rows = [{"prompt": "p", "answer": "1"}] * 2
     score = evaluate.scorer(OmegaConf.create({"method": method, "run_dir": str(tmp_path)}), rows)
-    found = evaluate.grade(rows, [Sample("1", 1, True), Sample("<think>.</think><answer>1</answer>", 9, True)], score)
+    found = answered(tmp_path, rows, [Sample("1", 1, True), Sample("<think>.</think><answer>1</answer>", 9, True)], score)
     assert [(row["score"], row["correct"]) for row in found] == [(0.5, False), (1.0, True)]
 
 
@@ -113,39 +126,6 @@ def test_failures_are_shown_first_and_every_task_among_them():
     assert [row["task"] for row in found[:16]] == ["a"] * 11 + ["b"] * 5
     assert {"prompt", "completion", "answer", "score"} <= set(found[0])
     assert len(evaluate.shown(answered[:3])) == 3
-
-
-def test_a_stopped_evaluation_goes_on_after_its_last_whole_batch(tmp_path):
-    rows = [{"prompt": f"p{n}", "answer": "1"} for n in range(5)]
-    args = EvaluateConfig(output_dir="x", batch_size=2, samples_per_prompt=2, temperature=1.0)
-    samples, metrics = tmp_path / "samples.jsonl", tmp_path / "metrics.jsonl"
-    assert evaluate.resume(samples, metrics, rows, args) == ([], 0, 0.0)
-    answered = lines(*((n // 2, "a", 0, True) for n in range(10)))
-    # A crash: two batches have their lines, a third a part of its samples.
-    evaluate.append_all(samples, answered[:9])
-    samples.write_text(samples.read_text() + '{"problem": 4, "cut')
-    metrics.write_text("".join(json.dumps({"step": n, "time_s": float(n)}) + "\n" for n in (1, 2)))
-    assert evaluate.resume(samples, metrics, rows, args) == (answered[:8], 2, 2.0)
-    assert [json.loads(line) for line in samples.read_text().splitlines()] == answered[:8]
-    evaluate.append_all(samples, answered[8:])  # whole, and its line is missing: done again, with the same answers
-    assert evaluate.resume(samples, metrics, rows, args)[1] == 2
-    evaluate.append_all(samples, answered[8:])
-    metrics.write_text(metrics.read_text() + json.dumps({"step": 3, "time_s": 3.0}) + "\n")
-    assert evaluate.resume(samples, metrics, rows, args) == (answered, 3, 3.0)
-    with pytest.raises(UserError, match="answers to other problems"):
-        evaluate.resume(samples, metrics, [{**row, "answer": "2"} for row in rows], args)
-    assert len({evaluate.batch_seed(seed, start) for seed in (0, 1) for start in (0, 2, 4)}) == 6
-
-
-def test_an_evaluation_goes_on_whatever_its_model_wrote(tmp_path):
-    rows = [{"prompt": f"p{n}", "answer": "1"} for n in range(2)]
-    args = EvaluateConfig(output_dir="x", batch_size=1)
-    answered = [{**row, "completion": "a\u2028b\x85c\u2029"} for row in lines((0, "a", 0, True))]
-    evaluate.append_all(tmp_path / "samples.jsonl", answered)
-    with (tmp_path / "samples.jsonl").open("ab") as file:
-        file.write('{"problem": 1, "completion": "é'.encode()[:-1])  # killed inside a character
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time_s": 1.0}\n')
-    assert evaluate.resume(tmp_path / "samples.jsonl", tmp_path / "metrics.jsonl", rows, args) == (answered, 1, 1.0)
 
 
 def test_sampling_that_no_distribution_has():

@@ -157,3 +157,14 @@ def test_json_is_whole_or_refused(tmp_path):
     with pytest.raises(ValueError):
         files.write_json(tmp_path / "a.json", {"loss": math.nan})
     assert json.loads((tmp_path / "a.json").read_text()) == {"loss": 1.0}
+
+
+def test_of_ranks_that_place_the_same_directory_the_first_one_stays(tmp_path):
+    for rank in (0, 1):
+        (tmp_path / f"staged{rank}").mkdir()
+        (tmp_path / f"staged{rank}/weights").write_text(str(rank))
+        files.place_directory(tmp_path / f"staged{rank}", tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model/weights").read_text() == "0"
+    with pytest.raises(OSError, match="staged2"):
+        files.place_directory(tmp_path / "staged2", tmp_path / "other")

@@ -151,6 +151,14 @@ def test_local_files_are_read_as_they_are(tmp_path):
     assert data.load_heldout(settings)[0]["answer"] == "2"
 
 
+def test_a_limit_takes_the_first_of_what_a_method_is_about():
+    """Of an evaluation the held-out rows; beside a training, which it limits, they are all there."""
+    whole, first = (data.load_heldout(configured(num_train=5, num_heldout=6, limit=limit)) for limit in (None, 2))
+    assert (len(whole), first) == (6, whole[:2])
+    limited = configured(num_train=5, num_heldout=6, limit=2)
+    assert (len(data.load_train(limited, "sft")), len(data.load_heldout_table(limited, "sft"))) == (2, 6)
+
+
 @pytest.mark.parametrize(
     ("name", "load", "message"),
     [

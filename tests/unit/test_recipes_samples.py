@@ -9,13 +9,15 @@ from omegaconf import OmegaConf
 
 from launch.plan import plain
 from launch.schema import Data
+from recipes.common.batches import Log, Store, one_batch, write_rows
 from recipes.common.data import load
 from recipes.common.errors import UserError
 from recipes.common.generation import TOO_LONG, Sample
+from recipes.common.ranks import own_gpu
 from recipes.common.sample_keys import model_identity, samples_key, verdicts_key
-from recipes.common.samples import Selection, Store, by_level, choose_prompts, pass_curve, select, write_rows
+from recipes.common.samples import Selection, by_level, choose_prompts, pass_curve, select
 from recipes.common.verify import Verdict
-from recipes.sample import SCORED, SELECTED, Log, SampleConfig, finish, one_batch, own_gpu, prompts
+from recipes.sample import SCORED, SELECTED, SampleConfig, finish, prompts
 
 ALL = Selection(threshold=0.0, finished_only=False, deduplicate=False, per_prompt=None, top_fraction=1.0)
 
@@ -158,9 +160,11 @@ def test_a_prompt_that_fills_the_context_is_wrong_whatever_its_reward_says(tmp_p
     sampled, judged = Store(tmp_path / "samples/a"), Store(tmp_path / "verdicts/a")
     args = SampleConfig(str(tmp_path), samples_per_prompt=1, threshold=0.5)
     verifier = lambda prompts, texts, columns: [Verdict(1.0, {"length": 1.0}, None) for _ in texts]  # noqa: E731
-    generator = lambda: lambda prompts, seed: [TOO_LONG, Sample("", 1, True)]  # noqa: E731
-    one_batch([{"prompt": "long"}, {"prompt": "short"}], 0, args, generator, verifier, sampled, judged, Log(tmp_path, 1, args))
+    generator = lambda prompts, seed: [TOO_LONG, Sample("", 1, True)]  # noqa: E731
+    log = Log(tmp_path, "pass_rate", lambda sample: sample["score"] >= args.threshold)
+    one_batch([{"prompt": "long"}, {"prompt": "short"}], 0, args, generator, verifier, sampled, judged, log)
     assert [verdict["score"] for verdict in judged.get(0)] == [0.0, 1.0]
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["pass_rate"] == 0.5
 
 
 @pytest.mark.parametrize(
