@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 
 from launch import topology
 from launch.errors import near
 from launch.rule import Rule
 from launch.schema import Config
+from launch.schema_enums import Init
 from launch.trainer_args import argument
 
+COMMIT = re.compile(r"[0-9a-f]{40}")
 ENGINES = ("transformers", "vllm")  # of recipes/common/generation.py
 
 
@@ -52,7 +55,19 @@ def _out_of_range(config: Config) -> str | None:
     return next((name for name, holds in within.items() if argument(config, name) is not None and not holds(argument(config, name))), None)
 
 
+def _may_be_another_model_tomorrow(config: Config) -> bool:
+    model = config.model
+    asks = argument(config, "engine") is not None or config.method.kind == "cycles"
+    return asks and model.path is None and model.init == Init.pretrained and not COMMIT.fullmatch(model.revision or "")
+
+
 EVALUATE_RULES = [
+    Rule(
+        "evaluated_revision",
+        _may_be_another_model_tomorrow,
+        lambda c: f"model.revision={c.model.revision} with method={c.method.name}: answers are kept under the model that they are of",
+        lambda c: "a commit of the hub, 40 hexadecimal digits, or model.path=<directory>",
+    ),
     Rule(
         "generation_engine",
         lambda c: argument(c, "engine") not in (None, *ENGINES),

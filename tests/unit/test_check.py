@@ -47,6 +47,10 @@ CASES = {
     "tune_for_rocm": (["hardware=h200", "method=tune/tunableop"], ["tune/tunableop on h200", "tune/inductor"]),
     "tune_inductor": (["hardware=mi50", "method=tune/inductor"], ["gfx906", "tune/batch"]),
     "tune_profile": (["hardware=mi300x", "method=tune/batch", "profile=torch"], ["profile=torch with method=tune/batch", "trials"]),
+    "evaluated_revision": (
+        ["hardware=mi300x", "model=qwen3_4b", "model.revision=main", "method=evaluate"],
+        ["model.revision=main with method=evaluate", "a commit of the hub", "model.path="],
+    ),
     "generation_engine": (
         ["method=evaluate", "method.args.engine=vlm"],
         ["engine=vlm: no such engine", "Did you mean vllm", "transformers"],
