@@ -108,8 +108,8 @@ def judge(job: dict[str, Any], languages: list[str], limits: Limits) -> dict[str
                 error = error or str(cut)
             finally:
                 empty_tmp()
-    except Wrong:  # it does not compile
-        pass
+    except Wrong:
+        passed = 0  # it does not compile
     except Cut as cut:
         error = error or str(cut)
     return {"passed": passed, "error": error}

@@ -13,7 +13,7 @@ from recipes.common import adapters, low_precision
 from tests.e2e.test_adapter_runs import resumes_exactly
 from tests.integration.conftest import lacking
 from tests.unit.test_adapters import base, with_adapter
-from tests.unit.test_recipes_program import test_random_weights_have_no_more_digits_than_they_compute_with as weights_are_rounded
+from tests.unit.test_recipes_program import test_random_weights_have_no_more_digits_than_they_compute_with as assert_weights_are_rounded
 
 pytestmark = pytest.mark.integration
 
@@ -55,7 +55,7 @@ def test_fp8_on_a_cpu_learns_and_keeps_the_head_out():
 
 
 def test_random_weights_that_compute_in_fp8_are_those_of_bf16(tmp_path):
-    weights_are_rounded(tmp_path, "fp8", True)
+    assert_weights_are_rounded(tmp_path, "fp8", True)
 
 
 def test_an_nf4_run_resumes_exactly(tmp_path, monkeypatch):
