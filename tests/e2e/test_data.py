@@ -50,7 +50,7 @@ def test_a_curriculum_on_two_ranks_draws_its_levels(tmp_path):
     rows = metrics(folder)
     found = [(row["level_share/0"], row["level_share/1"]) for row in rows]
     assert found == [(1.0, 0.0)] * (len(rows) // 2) + [(pytest.approx(0.3), pytest.approx(0.7))] * (len(rows) // 2)
-    assert json.loads((folder / "data.json").read_text())["by_level"] == {"0": 16, "1": 16}
+    assert json.loads((folder / "data.json").read_text())["by_level"] == {"0": 20, "1": 20}
 
 
 def test_an_adaptive_curriculum_of_grpo_goes_on_after_a_stop_as_if_there_was_none(tmp_path):

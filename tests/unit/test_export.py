@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -12,23 +13,21 @@ import httpx
 import huggingface_hub.constants
 import pytest
 import torch
-from omegaconf import OmegaConf
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from launch import provenance
 from launch.compose import compose
-from launch.plan import make_plan, plain, prepare
-from launch.trainer_args import complete
+from launch.plan import make_plan, plain
 from recipes import export as recipe
-from recipes.common import adapters, checkpoint, model_card, program, quantize
+from recipes.common import adapters, checkpoint, model_card, quantize
 from recipes.common.errors import UserError
 from recipes.common.files import weights_sha256
-from recipes.common.model import train_tokenizer
 from recipes.common.shards import INDEX, Shards, stored
-from recipes.export import export, first_line
+from recipes.export import first_line
 from tests.conftest import composed, host_with
+from tests.exports import run_export, write_model
 
 CONVERTER = """
 import pathlib, sys
@@ -40,18 +39,6 @@ pathlib.Path(given["--outfile"]).write_text("GGUF " + given["--outtype"])
 """
 
 
-def write_model(folder: Path, seed: int = 0, dtype=torch.float32, **shape) -> Path:
-    torch.manual_seed(seed)
-    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
-    tokenizer = train_tokenizer(["1 + 2 = 3"] * 4, vocab_size=280)
-    config = AutoConfig.for_model("qwen3", **{**sizes, **shape}, head_dim=16, vocab_size=len(tokenizer), tie_word_embeddings=True)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
     return write_model(tmp_path_factory.mktemp("source"))
@@ -60,18 +47,7 @@ def source(tmp_path_factory) -> Path:
 @pytest.fixture
 def exported(tmp_path):
     """`exported(model, ...)` is (exit code, result.json, the run directory)."""
-
-    def call(model: Path, *overrides: str) -> tuple[int, dict, Path]:
-        run_dir = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
-        run_dir.mkdir()
-        settings, _ = prepare(compose(["hardware=cpu", "method=export", f"model.path={model}", *overrides]))
-        content = {**plain(settings), "run_dir": str(run_dir), "trainer_args": complete(settings, run_dir, (8000, 8001))}
-        content["provenance"] = provenance.of(settings)
-        (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
-        code = program.run(export, ["--config", str(run_dir / "config.yaml")])
-        return code, json.loads((run_dir / "result.json").read_text()), run_dir
-
-    return call
+    return functools.partial(run_export, tmp_path)
 
 
 def greedy(folder: Path) -> list[int]:
@@ -98,27 +74,6 @@ def test_16_bits(exported, source, weights, dtype, error):
     assert (code, {tensor.dtype for tensor in written.values()}) == (0, {dtype})
     assert 0 < result["weights_error"] < error  # half of the last bit, and less on average
     assert AutoModelForCausalLM.from_pretrained(run / "model").dtype == dtype
-
-
-@pytest.mark.parametrize("weights", ["fp8", "int8"])
-def test_8_bits_load_in_transformers_as_they_were_written(exported, source, weights):
-    pytest.importorskip("compressed_tensors")  # comes with vLLM
-    code, result, run = exported(source, f"method.args.weights={weights}")
-    before, written = load_file(source / "model.safetensors"), load_file(run / "model/model.safetensors")
-    linear = [name for name in before if name.endswith("_proj.weight")]
-    assert (code, result["num_quantized"], len(linear)) == (0, 14, 14)
-    assert {name for name, tensor in written.items() if tensor.dtype == quantize.EIGHT_BITS[weights].dtype} == set(linear)
-    model = AutoModelForCausalLM.from_pretrained(run / "model")
-    model(torch.arange(4)[None])  # at the first forward compressed-tensors unpacks them
-    loaded = model.state_dict()
-    for name in linear:
-        wanted = quantize.restored(written[name], written[f"{name}_scale"])
-        assert torch.allclose(loaded[name].float(), wanted, rtol=2**-8, atol=0), name  # which it rounds to bf16
-    lost = sum((quantize.restored(written[n], written[f"{n}_scale"]) - before[n]).square().sum().item() for n in linear)
-    lost += sum((written[n].float() - before[n]).square().sum().item() for n in before if n not in linear)
-    assert result["weights_error"] == pytest.approx((lost / sum(w.square().sum().item() for w in before.values())) ** 0.5, rel=1e-4)
-    card = (run / "model/README.md").read_text()
-    assert f"14 linear layers in {weights}" in card
 
 
 @pytest.mark.parametrize("weights", ["fp8", "int8"])
@@ -228,7 +183,7 @@ def test_refused_by_the_rank(exported, source, tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     assert "HF_TOKEN is not set" in refused(exported, source, "method.args.push_to=me/model")
     assert "is random weights" in refused(exported, "null", "smoke=true")
-    assert greedy(exported(eight / "model")[2] / "model")  # as it is it may go on
+    assert exported(eight / "model")[0] == 0  # as it is it may go on
 
 
 def refused(exported, model, *overrides) -> str:

@@ -89,22 +89,24 @@ def test_a_key_of_the_hardware_may_be_a_phases_own():
 TOPOLOGIES = (
     "phases=[{name: sft, overrides: ['method=sft', 'topology=fsdp']},"
     " {name: grpo, model_from: sft, overrides: ['method=grpo', 'topology=split']},"
-    " {name: evaluate, model_from: grpo, overrides: ['method=evaluate']}]"
+    " {name: evaluate, model_from: grpo, overrides: ['method=evaluate']},"
+    " {name: export, model_from: grpo, overrides: ['method=export']}]"
 )
 
 
 def test_each_phase_has_its_own_topology_on_eight_gpus():
     found = plans("hardware=mi300x", "model=qwen3_4b", TOPOLOGIES)
     gpus = {name: {process.name: process.gpus for process in plan.processes} for name, plan in found.items()}
-    assert list(gpus) == ["sft", "grpo", "evaluate"]
+    assert list(gpus) == ["sft", "grpo", "evaluate", "export"]
     assert list(gpus["sft"].values()) == [list(range(8))]
     assert sorted(gpus["grpo"].values()) == [[0], list(range(1, 8))]
-    assert list(gpus["evaluate"].values()) == [[0]]
+    assert list(gpus["evaluate"].values()) == [list(range(8))]
+    assert list(gpus["export"].values()) == [[]]
     strategies = {name: (plan.config.topology.name, plan.config.topology.strategy) for name, plan in found.items()}
-    assert strategies == {"sft": ("fsdp", "fsdp"), "grpo": ("split", "ddp"), "evaluate": ("single", "none")}
+    assert strategies == {"sft": ("fsdp", "fsdp"), "grpo": ("split", "ddp"), "evaluate": ("ddp", "ddp"), "export": ("single", "none")}
     taken = [plan.config.model.path for plan in found.values()]
-    assert taken == [None, "/runs/p/1/1_sft/model", "/runs/p/1/2_grpo/model"]
-    assert all(as_json(plan)["memory"] for plan in found.values())
+    assert taken == [None, "/runs/p/1/1_sft/model", "/runs/p/1/2_grpo/model", "/runs/p/1/2_grpo/model"]
+    assert [name for name, plan in found.items() if as_json(plan)["memory"]] == ["sft", "grpo", "evaluate"]
 
 
 def test_no_phase_starts_where_a_later_one_does_not_fit(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The best model by held-out rows: what the launcher makes of it. Trainings that choose are in tests/e2e/test_selection.py."""
+"""The best model by held-out rows: what the launcher makes of it. Trainings that choose are in tests/e2e/test_best_checkpoint.py."""
 
 from __future__ import annotations
 

@@ -1,0 +1,65 @@
+"""An exported model, asked by vLLM's build for the CPU and by transformers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from recipes.common import quantize
+from tests.conftest import command
+from tests.exports import run_export, write_model
+from tests.integration.conftest import lacking
+
+pytestmark = pytest.mark.integration
+
+ENDS_WITHIN_S = 900  # four phases, one of which starts an engine, on two cores that do something else too
+PHASES = [
+    '{name: sft, overrides: ["method=sft"]}',
+    '{name: export, model_from: sft, overrides: ["method=export", "method.args.weights=bf16"]}',
+    '{name: vllm, model_from: export, overrides: ["method=evaluate", "method.args.engine=vllm"]}',
+    '{name: transformers, model_from: export, overrides: ["method=evaluate"]}',
+]
+
+
+def completions(run: Path) -> list[str]:
+    return [json.loads(line)["completion"] for line in (run / "samples.jsonl").read_text().splitlines()]
+
+
+def test_vllm_and_transformers_answer_alike_with_an_exported_model(tmp_path):
+    if importlib.util.find_spec("vllm") is None:
+        lacking("no vLLM (make vllm)")
+    done = command("hardware=cpu", "smoke=true", f"phases=[{', '.join(PHASES)}]", cwd=tmp_path, timeout=ENDS_WITHIN_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (by_vllm,) = tmp_path.glob("runs/*/*/3_vllm")
+    by_transformers = by_vllm.with_name("4_transformers")
+    assert len(completions(by_vllm)) == 8
+    assert completions(by_vllm) == completions(by_transformers)
+
+
+@pytest.mark.parametrize("weights", ["fp8", "int8"])
+def test_8_bits_load_in_transformers_as_they_were_written(tmp_path, weights):
+    if importlib.util.find_spec("compressed_tensors") is None:
+        lacking("no compressed-tensors, which comes with vLLM (make vllm)")
+    source = write_model(tmp_path / "source")
+    code, result, run = run_export(tmp_path, source, f"method.args.weights={weights}")
+    before, written = load_file(source / "model.safetensors"), load_file(run / "model/model.safetensors")
+    linear = [name for name in before if name.endswith("_proj.weight")]
+    assert (code, result["num_quantized"], len(linear)) == (0, 14, 14)
+    assert {name for name, tensor in written.items() if tensor.dtype == quantize.EIGHT_BITS[weights].dtype} == set(linear)
+    model = AutoModelForCausalLM.from_pretrained(run / "model")
+    model(torch.arange(4)[None])  # at the first forward compressed-tensors unpacks them
+    loaded = model.state_dict()
+    for name in linear:
+        wanted = quantize.restored(written[name], written[f"{name}_scale"])
+        assert torch.allclose(loaded[name].float(), wanted, rtol=2**-8, atol=0), name  # which it rounds to bf16
+    lost = sum((quantize.restored(written[n], written[f"{n}_scale"]) - before[n]).square().sum().item() for n in linear)
+    lost += sum((written[n].float() - before[n]).square().sum().item() for n in before if n not in linear)
+    assert result["weights_error"] == pytest.approx((lost / sum(w.square().sum().item() for w in before.values())) ** 0.5, rel=1e-4)
+    card = (run / "model/README.md").read_text()
+    assert f"14 linear layers in {weights}" in card
