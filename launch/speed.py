@@ -24,9 +24,11 @@ BANDWIDTH = 0.62  # by a layer's memory-bound kernels; large tensors one after a
 COPY, LINKS = 0.89, 0.7  # where the hardware's file has no healthy.copy and healthy.all_reduce
 KERNEL_S = 6e-6  # of each kernel: starting and ending, in which nothing is moved
 STEP_S = 0.03  # of a step that no kernel fills: collating, gathering metrics, logging
-# What the host needs for a layer and micro-step, while a GPU that is faster waits: Python hooks around every layer or parameter.
-FSDP_LAYER_S = 13.5e-3
-ZERO3_LAYER_S, ZERO3_WEIGHT_S = 18.5e-3, 0.2e-9  # and for a weight of the layer
+# What the host needs while a GPU that is faster waits: to start a kernel (Python, autograd, autocast, the driver), read off 0.6B with one
+# row of 512 tokens; and for a layer and micro-step, Python hooks around every layer or parameter.
+LAUNCH_S = 30e-6
+FSDP_LAYER_S = 6.6e-3
+ZERO3_LAYER_S, ZERO3_WEIGHT_S = 11.7e-3, 0.2e-9  # and for a weight of the layer
 ZERO2_LAYER_S = 1.35e-3  # on top of the GPU's time: gradients are copied into buckets, one parameter after another
 # vLLM 0.26, for a token of all sequences, and for a sequence more: the host's work (scheduling, sampling, text), so not the GPU's.
 DECODE_S, DECODE_SEQUENCE_S = 1.05e-3, 0.085e-3
@@ -138,7 +140,7 @@ def step_parts(config: Config, size: Batch, peak: float) -> dict[str, float]:
     if config.topology.strategy == "ddp" and size.ranks > 1:  # gradients go into DDP's buckets and back
         found["weights"] += 4 * stepped_bytes(config) * trained / (config.hardware.bandwidth_gb_s * 1e9 * COPY)
     found["between steps"] = STEP_S
-    found["waiting for the host"] = _host_s(config, size, sum(micro.values()))
+    found["waiting for the host"] = _host_s(config, size, micro, found["optimizer"])
     found["communication"] = _communication(config, size, sum(micro.values()))
     found["generation"] = _generation_s(config, size)
     return found
@@ -200,15 +202,18 @@ def extra_forwards(config: Config) -> float:
     return (bool(value(config, "beta")) + (older or corrected)) / passes
 
 
-def _host_s(config: Config, size: Batch, micro_s: float) -> float:
-    """Seconds that a GPU waits for the hooks of a strategy; none where it has more to do than they take."""
+def _host_s(config: Config, size: Batch, micro: dict[str, float], optimizer_s: float) -> float:
+    """Seconds that a GPU waits for kernels to be started and for the hooks of a strategy; none where it has more to do than they take."""
     strategy, layers = config.topology.strategy, size.accumulation * config.model.num_layers
-    if size.ranks == 1 or config.hardware.vendor == Vendor.none:
+    if config.hardware.vendor == Vendor.none:
         return 0.0
-    if strategy == "zero2":
-        return layers * ZERO2_LAYER_S
-    of_layer = {"fsdp": FSDP_LAYER_S, "zero3": ZERO3_LAYER_S + ZERO3_WEIGHT_S * shapes.layer_parameters(config.model)}.get(strategy, 0.0)
-    return max(0.0, layers * of_layer - size.accumulation * micro_s)
+    kernels = size.accumulation * micro["starting kernels"] / KERNEL_S
+    zero3 = (ZERO3_LAYER_S + ZERO3_WEIGHT_S * shapes.layer_parameters(config.model)) * (1 + extra_forwards(config) / 3)
+    hooks = {"fsdp": FSDP_LAYER_S, "zero3": zero3}.get(strategy, 0.0)
+    shared = size.ranks > 1
+    host_s = kernels * LAUNCH_S + shared * layers * hooks
+    waiting = max(0.0, host_s - size.accumulation * sum(micro.values()) - optimizer_s)
+    return waiting + (layers * ZERO2_LAYER_S if shared and strategy == "zero2" else 0.0)
 
 
 def _communication(config: Config, size: Batch, micro_s: float) -> float:

@@ -200,6 +200,8 @@ def _strategy(config: Config) -> dict[str, Any]:
                 "activation_checkpointing": fsdp.activation_checkpointing,
                 "state_dict_type": fsdp.state_dict_type,
             },
+            # Gradients on the host are reduced over all ranks there, to be clipped: RCCL alone has no such collective.
+            **({"ddp_backend": "cuda:nccl,cpu:gloo"} if fsdp.cpu_offload and config.hardware.vendor != Vendor.none else {}),
         }
     if topology.strategy in ("zero2", "zero3"):
         return {"deepspeed": _deepspeed(config)}

@@ -39,6 +39,7 @@ class Metrics(TrainerCallback):
         self.last: dict[str, Any] = {}
         self.first_tokens = 0
         self.waiting: dict[str, Any] = {}  # the line of a step whose held-out figures are still to come
+        self.loading_gb = memory_peak_gb()  # DeepSpeed 0.19 resets torch's counter when it is set up (runtime.utils.empty_cache)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.begin(state)
@@ -69,7 +70,7 @@ class Metrics(TrainerCallback):
             "time_s": self.first_time_s + now - self.began,
             **{RENAMED.get(k, k): v for k, v in logs.items() if k not in COUNTED_HERE},
             **self._speed(args, state, logs.get("num_tokens", 0), model, now),
-            "memory_peak_gb": memory_peak_gb(),
+            "memory_peak_gb": max(self.loading_gb, memory_peak_gb()),
             **self.telemetry.take(),
         }
         if control.should_evaluate:  # a step is one line

@@ -3,8 +3,8 @@
     python tests/gpu/predictions.py measure hardware=h200 --gpus 2      writes runs/predictions/predictions_h200.jsonl
     python tests/gpu/predictions.py report                              needs no GPU: docs/results/predictions_h200.jsonl as tables
 
-HELD_OUT was written down, and the planner's formulas fixed, before any of it is measured. Rows of the file with held_out=false are those
-that the constants rest on.
+HELD_OUT is written down, and the planner's formulas fixed, before any of it is measured: its rows of the file keep what was predicted then.
+Formulas may rest on them afterwards, and new configurations take their place here.
 """
 
 from __future__ import annotations
@@ -29,42 +29,28 @@ from tests.gpu.jobs import Job, rows_of, run, step_s
 
 ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "docs/results/predictions_h200.jsonl"
-STEPS = {"sft": 6, "dpo": 4, "grpo": 4}
+STEPS = {"sft": 6, "dpo": 6, "grpo": 4}
 # name: GPUs, overrides. Batch is of one rank; accumulation is 1 where nothing else is said. None of them has been measured: what has been
-# is in docs/results/predictions_h200.jsonl, for the constants to rest on. Most are small, so that two GPUs do all in 20 minutes.
+# is in docs/results/predictions_h200.jsonl, for the constants to rest on.
 HELD_OUT: dict[str, tuple[int, str]] = {
-    "sft-0.6b-1x512": (1, "sft qwen3_0_6b batch=1 max_length=512"),
-    "sft-0.6b-8x2048-plain": (1, "sft qwen3_0_6b batch=8 max_length=2048 plain"),
-    "sft-0.6b-2x8192": (1, "sft qwen3_0_6b batch=2 max_length=8192 accumulation=2"),
-    "sft-0.6b-16x1024-16bit": (1, "sft qwen3_0_6b batch=16 max_length=1024 precision.weights=bf16"),
-    "sft-0.6b-4x1024-fp32": (1, "sft qwen3_0_6b batch=4 max_length=1024 precision=fp32"),
-    "sft-1.7b-16x512": (1, "sft qwen3_1_7b batch=16 max_length=512 accumulation=2"),
-    "sft-1.7b-1x4096-plain": (1, "sft qwen3_1_7b batch=1 max_length=4096 plain"),
-    "sft-1.7b-1x16384": (1, "sft qwen3_1_7b batch=1 max_length=16384"),
-    "sft-1.7b-4x2048-lora": (1, "sft qwen3_1_7b batch=4 max_length=2048 adapter=lora"),
-    "sft-1.7b-2x4096-lora-plain": (1, "sft qwen3_1_7b batch=2 max_length=4096 adapter=lora precision.weights=bf16 plain"),
-    "sft-4b-4x2048": (1, "sft qwen3_4b batch=4 max_length=2048"),
-    "sft-4b-1x8192-lora": (1, "sft qwen3_4b batch=1 max_length=8192 adapter=lora"),
-    "sft-8b-1x4096-16bit": (1, "sft qwen3_8b batch=1 max_length=4096 precision.weights=bf16"),
-    "dpo-0.6b-2x2048-plain": (1, "dpo qwen3_0_6b batch=2 max_length=2048 plain"),
-    "dpo-0.6b-8x512": (1, "dpo qwen3_0_6b batch=8 max_length=512"),
-    "dpo-1.7b-4x1024-lora": (1, "dpo qwen3_1_7b batch=4 max_length=1024 adapter=lora precision.weights=bf16"),
+    "sft-0.6b-2x512-plain": (1, "sft qwen3_0_6b batch=2 max_length=512 plain"),
+    "sft-4b-1x512-lora": (1, "sft qwen3_4b batch=1 max_length=512 adapter=lora"),
+    "sft-1.7b-4x4096-16bit": (1, "sft qwen3_1_7b batch=4 max_length=4096 precision.weights=bf16"),
+    "sft-8b-1x8192-lora-plain": (1, "sft qwen3_8b batch=1 max_length=8192 adapter=lora precision.weights=bf16 plain"),
+    "dpo-1.7b-2x1024-lora": (1, "dpo qwen3_1_7b batch=2 max_length=1024 adapter=lora"),
     "grpo-1.7b-colocate": (1, "grpo qwen3_1_7b batch=16 topology=colocate"),
-    "sft-0.6b-ddp-2": (2, "sft qwen3_0_6b batch=4 max_length=4096 topology=ddp"),
-    "sft-0.6b-fsdp-2-offload": (2, "sft qwen3_0_6b batch=8 max_length=1024 topology=fsdp topology.fsdp.cpu_offload=true"),
-    "sft-1.7b-ddp-2-plain": (2, "sft qwen3_1_7b batch=2 max_length=2048 topology=ddp plain accumulation=2"),
-    "sft-1.7b-fsdp-2": (2, "sft qwen3_1_7b batch=8 max_length=2048 topology=fsdp"),
-    "sft-1.7b-zero3-2": (2, "sft qwen3_1_7b batch=4 max_length=4096 topology=zero3"),
     "sft-1.7b-zero2-2-offload": (2, "sft qwen3_1_7b batch=4 max_length=1024 topology=zero2 topology.zero.offload_optimizer=true"),
-    "sft-0.6b-zero3-2-offload": (
-        2,
-        "sft qwen3_0_6b batch=4 max_length=2048 topology=zero3 topology.zero.offload_optimizer=true topology.zero.offload_parameters=true",
-    ),
-    "sft-4b-zero2-2": (2, "sft qwen3_4b batch=2 max_length=4096 topology=zero2"),
-    "sft-4b-fsdp-2-lora": (2, "sft qwen3_4b batch=2 max_length=1024 topology=fsdp adapter=lora"),
-    "dpo-0.6b-fsdp-2": (2, "dpo qwen3_0_6b batch=4 max_length=2048 topology=fsdp"),
-    "dpo-0.6b-zero3-2": (2, "dpo qwen3_0_6b batch=2 max_length=1024 topology=zero3 accumulation=2"),
+    "sft-0.6b-zero2-2-offload": (2, "sft qwen3_0_6b batch=8 max_length=2048 topology=zero2 topology.zero.offload_optimizer=true"),
+    "sft-1.7b-zero3-2-accumulated": (2, "sft qwen3_1_7b batch=2 max_length=2048 topology=zero3 accumulation=2"),
+    "sft-1.7b-fsdp-2-lora": (2, "sft qwen3_1_7b batch=2 max_length=2048 topology=fsdp adapter=lora"),
+    "dpo-0.6b-zero2-2": (2, "dpo qwen3_0_6b batch=4 max_length=1024 topology=zero2"),
     "grpo-0.6b-split-2": (2, "grpo qwen3_0_6b batch=16 topology=split accumulation=2"),
+    "sft-1.7b-ddp-4": (4, "sft qwen3_1_7b batch=2 max_length=4096 topology=ddp"),
+    "sft-4b-fsdp-4": (4, "sft qwen3_4b batch=2 max_length=4096 topology=fsdp"),
+    "sft-8b-zero2-4": (4, "sft qwen3_8b batch=1 max_length=4096 topology=zero2"),
+    "sft-1.7b-zero3-4": (4, "sft qwen3_1_7b batch=4 max_length=2048 topology=zero3"),
+    "dpo-4b-fsdp-4": (4, "dpo qwen3_4b batch=2 max_length=1024 topology=fsdp"),
+    "grpo-1.7b-split-4": (4, "grpo qwen3_1_7b batch=16 topology=split"),
 }
 
 
@@ -106,6 +92,8 @@ def measure(hardware: str, gpus: int, only: list[str] | None, folder: Path, seco
             if "offload" not in found.name:  # how long the host's optimizer and PCIe take is not predicted
                 row["step_s"] = round(step_s(rows), 4)
             row["overrides"] = [hardware, "model.init=random", *found.overrides]
+            took, lasts = planned(row["overrides"])
+            row["predicted"] = {"peak_gb": round(took.allocated_gb, 3), "step_s": lasts.step_s and round(lasts.step_s, 4)}
             lines.append(json.dumps(row))
     (folder / f"predictions_{hardware.partition('=')[2]}.jsonl").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
@@ -123,22 +111,33 @@ def _planned(overrides: tuple[str, ...]) -> tuple[memory.Memory, Speed]:
     return memory.memory(config, topology.processes(config, host, Path("/runs/x/1")))[-1], speed(config)
 
 
-def tables(columns: str, measured: str, predict: Callable[[list[str]], tuple[float | None, str]]) -> str:
-    """Every row that has `measured` beside its prediction, worst and mean error, those apart that the formulas were made with."""
-    rows = [json.loads(line) for line in MEASURED.read_text().splitlines()]
-    lines = []
-    for title, held_out in (("Measured after the formulas were fixed", True), ("Measured before", False)):
-        errors, table = [], [columns, "|" + "---|" * (columns.count("|") - 1)]
-        for row in rows:
-            if row.get("held_out", False) == held_out and measured in row:
-                found, note = predict(row["overrides"])
-                if found:
-                    errors.append(found / row[measured] - 1)
-                    table.append(f"| {row['name']} | {row[measured]:.2f} | {found:.2f} | {errors[-1]:+.1%} | {note} |")
-        if errors:
-            mean = statistics.mean(abs(error) for error in errors)
-            lines += [f"## {title}", "", f"{len(errors)} runs; worst {max(errors, key=abs):+.1%}, mean {mean:.1%}.", "", *table, ""]
-    return "\n".join(lines)
+def tables(unit: str, reason: str, measured: str, predict: Callable[[list[str]], tuple[float | None, str]]) -> str:
+    """Every row that has `measured`: those of held-out runs beside what was predicted before they were measured, and all beside what is
+    predicted now; worst and mean error."""
+    rows = [row for line in MEASURED.read_text().splitlines() if measured in (row := json.loads(line))]
+    held_out = [row for row in rows if row["held_out"]]
+    lines = ["## Predicted before it was measured", ""]
+    if held_out:
+        lines += [
+            *_errors([row["predicted"][measured] / row[measured] - 1 for row in held_out]),
+            f"| run | {unit} measured | predicted | error |",
+        ]
+        lines += ["|---|---|---|---|"]
+        for row in held_out:
+            then = row["predicted"][measured]
+            lines.append(f"| {row['name']} | {row[measured]:.2f} | {then:.2f} | {then / row[measured] - 1:+.1%} |")
+    table, errors = [f"| run | {unit} measured | predicted | error | {reason} |", "|---|---|---|---|---|"], []
+    for row in rows:
+        found, note = predict(row["overrides"])
+        if found:
+            errors.append(found / row[measured] - 1)
+            table.append(f"| {row['name']} | {row[measured]:.2f} | {found:.2f} | {errors[-1]:+.1%} | {note} |")
+    return "\n".join([*lines, "", "## All, as they are predicted now", "", *_errors(errors), *table, ""])
+
+
+def _errors(errors: list[float]) -> list[str]:
+    mean = statistics.mean(abs(error) for error in errors)
+    return [f"{len(errors)} runs; worst {max(errors, key=abs):+.1%}, mean {mean:.1%}.", ""]
 
 
 def memory_report() -> str:
@@ -146,7 +145,7 @@ def memory_report() -> str:
         found = planned(overrides)[0]
         return found.allocated_gb, found.moment
 
-    return tables("| run | GB measured | predicted | error | most at |", "peak_gb", predict)
+    return tables("GB", "most at", "peak_gb", predict)
 
 
 def speed_report() -> str:
@@ -154,7 +153,7 @@ def speed_report() -> str:
         found = planned(overrides)[1]
         return found.step_s, found.basis.partition(": ")[2]
 
-    return tables("| run | s a step measured | predicted | error | what takes the time |", "step_s", predict)
+    return tables("s a step", "what takes the time", "step_s", predict)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from launch.check import refusals
 from launch.plan import as_json, make_plan, prepare
+from launch.trainer_args import complete
 from tests.conftest import composed, host_with
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +41,15 @@ def test_processes(topology, gpus):
     if os.environ.get("UPDATE_GOLDEN"):
         file.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
     assert kept == json.loads(file.read_text())
+
+
+@pytest.mark.parametrize(("hardware", "backend"), [("mi300x", "cuda:nccl,cpu:gloo"), ("cpu", None)])
+def test_gradients_that_fsdp_offloads_have_a_backend_on_the_host(hardware, backend):
+    """Without one clipping ends with "No backend type associated with device type cpu" (torch 2.11, two H200s)."""
+    config, _ = prepare(
+        composed(f"hardware={hardware}", "method=sft", "topology=fsdp", "topology.num_gpus=2", "topology.fsdp.cpu_offload=true")
+    )
+    assert complete(config, Path("/runs/golden/1"), (8000, 8001)).get("ddp_backend") == backend
 
 
 @pytest.mark.parametrize(("case", "rule"), REFUSED.items())

@@ -283,7 +283,7 @@ def test_the_documents_have_what_others_published(name):
 @pytest.mark.parametrize("row", [r for r in MEASURED if "step_s" in r and not r["held_out"]], ids=lambda row: row["name"])
 def test_measured_steps_are_predicted(row):
     """10% of those that the shares were read off, 20% of what docs/results/speed.md says is not understood."""
-    allowed = 0.20 if "grpo" in row["name"] or row["name"] == "qwen3_0_6b-sft-bf16-ddp-4" else 0.10
+    allowed = 0.20 if "grpo" in row["name"] or row["name"] in ("qwen3_0_6b-sft-bf16-ddp-4", "dpo-1.7b-fsdp-2") else 0.10
     assert predictions.planned(row["overrides"])[1].step_s == pytest.approx(row["step_s"], rel=allowed)
 
 
@@ -333,12 +333,16 @@ def test_each_kind_of_work_grows_with_what_makes_it():
 
     base = parts()
     assert parts("adapter=lora")["memory-bound kernels"] > 1.2 * base["memory-bound kernels"]
-    assert parts("topology=fsdp")["waiting for the host"] > 0 == base["waiting for the host"]
+    assert parts("topology=fsdp")["waiting for the host"] > base["waiting for the host"]
     assert parts("topology=fsdp", "method.args.max_length=16384")["waiting for the host"] == 0  # the GPU has enough to do
+    few = parts("method.args.per_device_train_batch_size=1", "method.args.max_length=64")
+    assert (
+        few["waiting for the host"] > few["matrix products"] + few["memory-bound kernels"]
+    )  # the host is slower than the kernels it starts
     assert parts("method.args.gradient_checkpointing=false")["matrix products"] < base["matrix products"]
     assert parts("method.args.max_length=4096")["attention"] > 10 * base["attention"]
     assert parts("adapter=lora")["optimizer"] < base["optimizer"] / 20
-    assert parts("method.args.per_device_train_batch_size=1", "method.args.max_length=64")["starting kernels"] > 0
+    assert few["starting kernels"] > 0
     assert parts("method=grpo", "topology=colocate")["generation"] > 0
 
 
