@@ -2,11 +2,13 @@
 
     python tests/gpu/benchmarks.py plan hardware=h200 --gpus 2 --seconds 540       in which calls, by estimates; measures nothing
     python tests/gpu/benchmarks.py measure hardware=h200 --gpus 2 --seconds 540    the first of these calls
-    python tests/gpu/benchmarks.py report hardware=h200 > docs/results/h200.md     from whatever is there; says what is missing
+    python tests/gpu/benchmarks.py report hardware=h200 --folder docs/results/h200 --folder benchmarks > docs/results/h200.md
+                                                                                   from whatever is there; says what is missing
 
 In order of worth; with several GPUs what needs them comes first, and benchmarks of one GPU run side by side. A call ends soon after
 `--seconds`: what still runs is stopped, and every row that it has measured is kept. The next call goes on: finished benchmarks are not run
-again. Their files are in `--folder`; report reads several (`--folder one --folder two`), of each benchmark the run with the most rows.
+again. Their files are in `--folder`; report reads several, of each benchmark the run with the most rows, and begins with their about.md.
+docs/results/h200 keeps result.json of the runs that were whole and metrics.jsonl of the others.
 `--only gemm,scaling` takes those whose names hold one of the words.
 """
 
@@ -133,7 +135,8 @@ def report(hardware: str, folders: list[Path]) -> str:
     missing = [name for name in BENCHMARKS if name not in results]
     partial = [f"{name} ({len(found['rows'])} of {found['of']} rows)" for name, found in results.items() if "of" in found]
     made = "Made by `python tests/gpu/benchmarks.py report`; commands are beside each table."
-    lines = [f"# Benchmarks on {hardware.upper()}", "", made, ""]
+    about = [file.read_text() for folder in folders if (file := folder / "about.md").is_file()]
+    lines = [f"# Benchmarks on {hardware.upper()}", "", made, "", *about]
     lines += [f"Not measured: {', '.join(missing)}.  "] if missing else []
     lines += [f"Stopped before their end: {', '.join(partial)}.  "] if partial else []
     for name, result in results.items():

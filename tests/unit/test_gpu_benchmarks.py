@@ -11,7 +11,7 @@ from launch.compose import groups
 from launch.plan import prepare
 from tests.conftest import composed
 from tests.gpu import benchmarks, jobs
-from tests.gpu.jobs import Job
+from tests.gpu.jobs import ROOT, Job
 
 RUNS = [name for name in benchmarks.BENCHMARKS if benchmarks.job(name).program is None]
 
@@ -41,6 +41,12 @@ def test_the_page_shows_ours_beside_the_other_gpu_and_what_failed(tmp_path):
     assert "| 1 1 1 | out of memory |  |" in page
     assert "One sentence." in page
     assert page.index("Not measured: matmul, mlp_loop, harness") < page.index("## gemm")
+
+
+def test_the_document_is_made_of_the_files_beside_it():
+    page = benchmarks.report("h200", [ROOT / "docs/results/h200"])
+    assert (ROOT / "docs/results/h200.md").read_text() == page + "\n"
+    assert "One machine of two H200s" in page
 
 
 def test_rows_of_an_interrupted_run_are_on_the_page(tmp_path):
