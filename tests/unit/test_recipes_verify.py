@@ -203,7 +203,7 @@ def test_a_function_of_ones_own_is_asked_for_each_completion_where_it_fails_for_
     ],
 )
 def test_a_function_of_ones_own_that_hangs_or_crashes_fails_that_completion_and_not_the_rank(monkeypatch, way, error):
-    monkeypatch.setattr(verify, "Isolated", functools.partial(Isolated, time_s=0.5, wait_s=2))
+    monkeypatch.setattr(verify, "Isolated", functools.partial(Isolated, time_s=0.5, wait_s=2 if way == "waits" else 60))
     verifier = of({f"{OWN}.goes_wrong": 1.0})
     verdicts = verifier(["p"] * 2, ["good", way], {})
     assert [(v.score, v.error) for v in verdicts] == [(1.0, None), (0.0, f"{OWN}.goes_wrong: {error}")]
