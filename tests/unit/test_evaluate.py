@@ -136,7 +136,7 @@ def test_sampling_that_no_distribution_has():
 
 def test_the_harness_is_refused_where_it_is_not_installed(monkeypatch):
     monkeypatch.setattr(harness.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="pip install lm_eval"):
+    with pytest.raises(UserError, match="make lm-eval"):
         harness.load(["gsm8k"], None)
 
 
