@@ -10,7 +10,7 @@ VENV_PYTHON := .venv/bin/python
 # The same seed gives the same run only if hashes of strings are the same too.
 export PYTHONHASHSEED := 0
 
-.PHONY: help setup vllm quantization kernels quickstart test test-integration lint format lock clean
+.PHONY: help setup vllm quantization kernels gguf lm-eval quickstart test test-integration lint format lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,12 @@ quantization: setup ## add torchao and bitsandbytes: precision=fp8 and nf4, and 
 
 kernels: setup ## add Triton and Liger's kernels: recipes.tune.occupancy and its tests compile them for AMD GPUs, with none there
 	@"$(BOOTSTRAP)" containers/environment.py kernels
+
+gguf: setup ## add the package gguf: method=export with gguf, and recipes.from_gguf
+	@"$(BOOTSTRAP)" containers/environment.py gguf
+
+lm-eval: setup ## add lm-evaluation-harness: method.args.lm_eval_tasks of method=evaluate
+	@"$(BOOTSTRAP)" containers/environment.py lm-eval
 
 test: setup ## unit and end-to-end tests; need nothing but Python
 	$(VENV_PYTHON) -m pytest --numprocesses 2 --dist loadfile tests/e2e tests/unit

@@ -7,6 +7,8 @@ Python as old as 3.6 can read the file as far as the message that says it is too
     python containers/environment.py vllm            adds vLLM's build for the CPU
     python containers/environment.py quantization    adds torchao and bitsandbytes: fp8 and nf4
     python containers/environment.py kernels         adds Triton and Liger's kernels, to compile them for GPUs that are not there
+    python containers/environment.py gguf            adds the package gguf: GGUF files, read and written
+    python containers/environment.py lm-eval         adds lm-evaluation-harness
 
 Exit codes: 0 done (or nothing to do), 2 the request is wrong (too old a Python, an unknown build of torch), 3 the host cannot
 do it (no venv module, a package that cannot be had), 75 interrupted (run it again: pip keeps what it has downloaded).
@@ -38,7 +40,13 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "containers" / "cpu"
 STAMP, LOG = "setup.json", "setup.log"
 # Their target and lock. quantization is none of setup's: every rank would import it, for two seconds.
-ADD_ONS = {"vllm": "vLLM's build for the CPU", "quantization": "torchao and bitsandbytes", "kernels": "Triton with Liger's kernels"}
+ADD_ONS = {
+    "vllm": "vLLM's build for the CPU",
+    "quantization": "torchao and bitsandbytes",
+    "kernels": "Triton with Liger's kernels",
+    "gguf": "the package gguf",
+    "lm-eval": "lm-evaluation-harness",
+}
 
 # reasoning-gym imports pycosat for a single task, at its own import: without this module none of its tasks could be used.
 STAND_IN = '''"""A stand-in that `make setup` wrote: pycosat could not be compiled on this machine."""

@@ -15,9 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "containers" / "cpu"
 
 # In the order in which `make lock` resolves them: the later ones keep to the versions of the first.
-COMPILED = ("requirements", "tools", "compiled", "torch_pypi", "dev", "liger", "quantization", "vllm", "kernels")
+COMPILED = ("requirements", "tools", "compiled", "torch_pypi", "dev", "liger", "quantization", "vllm", "kernels", "gguf", "lm-eval")
 # Installed beside the test tools, and resolved with a configuration of their own. Of quantization only what it names is locked.
 ADD_ONS = ("vllm", "kernels")
+# Installed beside those and vLLM. Neither asks for a torch.
+TOOLS = ("gguf", "lm-eval")
 # Resolved without what they need of others: torch and Triton are there before, from an image's base or from a lock of their own.
 OVER_TORCH = ("liger", "quantization")
 # Resolved with requirements.in, but left out of its lock: they are in locks of their own.
@@ -57,6 +59,8 @@ def uv_compile(uv: Path, name: str) -> tuple[str, ...]:
         options += ["--no-deps"]
     if name in ADD_ONS:
         options += ["--constraints", str(folder / "dev.lock"), "--config-file", str(folder / f"{name}.toml")]
+    if name in TOOLS:
+        options += ["--constraints", str(folder / "dev.lock"), "--constraints", str(folder / "vllm.lock")]
     return (str(uv), "pip", "compile", *options, "--output-file", str(folder / f"{name}.lock"), str(folder / f"{name}.in"))
 
 

@@ -99,6 +99,12 @@ REWARD_RULES = [
         lambda c: "+method.rewards.regex=1.0, or no method.reward_pattern",
     ),
     Rule(
+        "reward_confined_unused",
+        lambda c: not c.method.reward_confined and not any("." in name for name in c.method.rewards),
+        lambda c: "method.reward_confined=false without a function of your own in method.rewards: it would be ignored",
+        lambda c: "'+method.rewards={package.module.function: 1.0}', or no method.reward_confined",
+    ),
+    Rule(
         "reward_column",
         lambda c: bool(_without_column(c)),
         lambda c: f"method.rewards.{_without_column(c)[0]} with data={c.data.name}: its rows lack what this reward reads",

@@ -18,7 +18,7 @@ from launch.schema_enums import Init
 from launch.trainer_args import own, value
 
 SELECTED, SCORED = "selected.jsonl", "scored.jsonl"  # what recipes/sample.py leaves for trainings
-VERIFIER = ("rewards", "reward_chain", "reward_pattern", "sandbox")
+VERIFIER = ("rewards", "reward_chain", "reward_pattern", "reward_confined", "sandbox")
 METHODS = {"start": "sft", "sample": "sample", "train": "sft", "evaluate": "evaluate"}
 
 

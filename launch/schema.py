@@ -127,6 +127,7 @@ class Method:
     rewards: dict[str, float] = field(default_factory=dict)  # grpo, sample, raft, evaluate: named reward or dotted path -> weight
     reward_chain: list[str] = field(default_factory=list)  # of these rewards each is asked only where the one before gave 1; else it is 0
     reward_pattern: Optional[str] = None  # of reward `regex`, for rows without a column `pattern`
+    reward_confined: bool = True  # functions of your own too in a process beside the rank; false: in it, for one that needs its GPU
     sandbox: Sandbox = field(default_factory=Sandbox)
     topologies: list[str] = field(default_factory=list)  # those it runs under, the one for a single GPU first; empty: a trainer's
     uses_model: bool = True  # false: a benchmark of the machine, which reads neither model nor data

@@ -111,7 +111,7 @@ def scorer(config: DictConfig, rows: Sequence[Row]) -> Verifier:
     """The weighted rewards of the composition where it has some; else the task's own scorer, or math-verify on column `answer`."""
     if not config.method.rewards:
         own = "reasoning_gym" if "entry" in rows[0] else "accuracy"
-        config = OmegaConf.create({"method": {"rewards": {own: 1.0}, "reward_chain": [], "reward_pattern": None}})
+        config = OmegaConf.create({"method": {"rewards": {own: 1.0}, "reward_chain": [], "reward_pattern": None, "reward_confined": True}})
     return build_verifier(config, list(rows[0]))
 
 

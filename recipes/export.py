@@ -32,7 +32,7 @@ from huggingface_hub import HfApi, snapshot_download
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from recipes.common import adapters, checkpoint, model_card, quantize
+from recipes.common import adapters, checkpoint, model_card, quantize, verify_isolated
 from recipes.common.errors import UserError
 from recipes.common.files import move_directory, weights_sha256
 from recipes.common.model import build_model, build_tokenizer
@@ -44,6 +44,8 @@ FORMATS = ("safetensors", "gguf")
 OUTTYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}  # of llama.cpp's converter
 TOKEN = "HF_TOKEN"
 BEAT_S = 30
+# Of the environment, what the converter gets: no token of the hub, nor a secret by any other name.
+PASSED_ON = (*verify_isolated.PASSED_ON, "HOME", "TMPDIR", "USER", "LOGNAME")
 POLL_S = 0.5  # how soon a converter that runs hears of a signal
 
 
@@ -89,7 +91,7 @@ def export(config: DictConfig) -> dict[str, Any]:
     tokenizer.save_pretrained(staged)
     if "gguf" in args.formats:
         written["gguf"] = str(target / convert_to_gguf(staged, args, heartbeat(config)).name)
-    (staged / "README.md").write_text(describe(config, args, source, tokenizer, provenance, written), encoding="utf-8")
+    (staged / "README.md").write_text(describe(config, args, source or staged, tokenizer, provenance, written), encoding="utf-8")
     move_directory(staged, target)
     result = {"model": str(target), "weights": args.weights, **written, "weights_sha256": weights_sha256(target, heartbeat(config))}
     say(f"done: {written['model_bytes'] / 1e9:.3g} GB in {target}")
@@ -180,7 +182,8 @@ def convert_to_gguf(staged: Path, args: ExportConfig, beat: Path) -> Path:
     argv = [sys.executable, str(args.gguf_converter), str(staged), "--outfile", str(output), "--outtype", outtype]
     say(f"converting: {' '.join(argv[1:])}")
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(argv, **pipes, text=True, errors="replace") as process:
+    env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    with subprocess.Popen(argv, env=env, **pipes, text=True, errors="replace") as process:
         code, printed = follow(process, output, beat)
     if stop_asked():  # the same signal has reached the converter, too
         raise Interrupted()
@@ -210,17 +213,16 @@ def follow(process: subprocess.Popen[str], output: Path, beat: Path) -> tuple[in
 def describe(
     config: DictConfig,
     args: ExportConfig,
-    source: Path | None,
+    source: Path,
     tokenizer: PreTrainedTokenizerBase,
     provenance: dict[str, Any],
     written: dict[str, Any],
 ) -> str:
-    """The model card."""
+    """The model card. `source`: the directory whose licence it states; that of a merged adapter's base stands in its configuration."""
     title = args.push_to or config.name or Path(config.run_dir).parent.name
     facts = {"weights": args.weights, "template": bool(tokenizer.chat_template), **written}
     model = OmegaConf.to_container(config.model)
-    base = source or (Path(config.model.path) if config.model.path else None)
-    return model_card.card(title, args.license or model_card.stated_license(base), model, provenance, facts)
+    return model_card.card(title, args.license or model_card.stated_license(source), model, provenance, facts)
 
 
 def push(folder: Path, args: ExportConfig, result: dict[str, Any]) -> str:

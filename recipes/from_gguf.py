@@ -3,7 +3,7 @@
     python -m recipes.from_gguf SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2_135m
 
 For a model that reaches a machine without the hub. transformers reads and dequantizes the file; what its quantization lost stays lost, so
-the weights are near the published ones and not equal to them. Needs the package gguf.
+the weights are near the published ones and not equal to them. Needs the package gguf (`make gguf`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def check(file: Path, target: Path) -> None:
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise UserError(f"{target}: cannot be made, since {above} is no directory that you may write to. Give another place.")
     if importlib.util.find_spec("gguf") is None:
-        raise UserError(f"{file}: transformers reads it with the package gguf, which is not installed. pip install gguf")
+        raise UserError(f"{file}: transformers reads it with the package gguf, which is not installed. Use: make gguf.")
 
 
 def plain(loaded: PreTrainedModel) -> PreTrainedModel:

@@ -1,6 +1,6 @@
 """Tasks of lm-evaluation-harness on the model of a run: its tasks, prompts and scoring, our weights.
 
-The package (lm_eval) is in no image's lock: it is installed by who wants it, beside what a run needs anyway.
+The package (lm_eval) is in no image: containers/cpu/lm-eval.lock is for who wants it, beside what a run needs anyway.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def load(names: list[str], include: str | None) -> Any:
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError(
-            f"method.args.lm_eval_tasks={names}: lm-evaluation-harness is not installed where the ranks run. Use: pip install lm_eval, or "
+            f"method.args.lm_eval_tasks={names}: lm-evaluation-harness is not installed where the ranks run. Use: make lm-eval, or "
             "no lm_eval_tasks."
         )
     from lm_eval.tasks import TaskManager

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from huggingface_hub import snapshot_download
+from huggingface_hub import snapshot_download, try_to_load_from_cache
 from omegaconf import DictConfig, OmegaConf
 from peft import LoraConfig, PeftModel
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -28,6 +28,7 @@ from recipes.common import adapters
 from recipes.common.errors import UserError, near
 from recipes.common.files import place_directory
 from recipes.common.low_precision import nf4, to_float8
+from recipes.common.model_card import stated_license
 from recipes.common.program import is_main_rank, rank
 
 RANDOM = "model_init"  # in the run directory
@@ -88,21 +89,28 @@ def build_model(config: DictConfig) -> PreTrainedModel | PeftModel:
 def plain_model(config: DictConfig, **kwargs) -> PreTrainedModel:
     """The model of `config.model` with parameters in the dtype that `config.precision` keeps them in (of nf4: its compute dtype).
 
-    It is on the CPU where it is pretrained. Random weights follow from `config.seed` and, where there is a GPU, are drawn on it: a CPU
-    needs minutes for 8e9 of them. `kwargs` go to from_pretrained.
+    What is saved of it states the licence that the model's own card does. It is on the CPU where it is pretrained. Random weights follow
+    from `config.seed` and, where there is a GPU, are drawn on it: a CPU needs minutes for 8e9 of them. `kwargs` go to from_pretrained.
 
     Raises UserError for a directory without safetensors, and a model the hub does not give.
     """
     set_seed(config.seed)  # for random weights, and for the adapter that the trainer will draw
     model, kwargs = config.model, {"dtype": _dtype(config), "attn_implementation": config.hardware.attention, **kwargs}
     directory = model_directory(config)
-    if directory is not None:
-        return AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False, use_safetensors=True, **kwargs)
-    if model.init == "random":
+    if directory is None and model.init == "random":
         unset_hf_deepspeed_config()  # ZeRO-3 would draw each rank's part, and other weights than every other strategy
         with torch.device(device()):
             return _rounded(AutoModelForCausalLM.from_config(model_config(model), **kwargs), compute_dtype(config))
-    return _from_hub(AutoModelForCausalLM, model, use_safetensors=True, **kwargs)
+    if directory is None:
+        loaded = _from_hub(AutoModelForCausalLM, model, use_safetensors=True, **kwargs)
+        # Weights are fetched without their card: it is there where a whole snapshot was.
+        card = try_to_load_from_cache(model.hub_id, "README.md", revision=model.revision)
+        directory = Path(card).parent if isinstance(card, str) else None
+    else:
+        loaded = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False, use_safetensors=True, **kwargs)
+    if directory is not None and (stated := stated_license(directory)):
+        loaded.config.license = stated
+    return loaded
 
 
 def _quantized(config: DictConfig) -> tuple[PreTrainedModel, str]:

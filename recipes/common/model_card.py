@@ -14,10 +14,8 @@ import yaml
 Facts = dict[str, Any]
 
 
-def stated_license(directory: Path | None) -> str | None:
+def stated_license(directory: Path) -> str | None:
     """What config.json or the card of a model directory says; None where neither does."""
-    if directory is None:
-        return None
     said = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("license")
     said = said or front_matter(directory / "README.md").get("license")
     names = said if isinstance(said, list) else [said]  # some cards name two
@@ -43,7 +41,7 @@ def card(title: str, license_name: str | None, model: Facts, provenance: Facts, 
     runs = provenance["runs"]
     first = runs[-1]["model"] if runs else model
     base = first["hub_id"] if first["init"] == "pretrained" and not first["path"] else None
-    head = {"license": license_name, "base_model": base, "library_name": "transformers", "pipeline_tag": "text-generation"}
+    head = {"license": license_name or "unknown", "base_model": base, "library_name": "transformers", "pipeline_tag": "text-generation"}
     parts = [
         f"---\n{yaml.safe_dump({key: value for key, value in head.items() if value}, sort_keys=False)}---",
         f"# {title}",

@@ -7,6 +7,7 @@ together as a composition asks.
 from __future__ import annotations
 
 import importlib
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -76,6 +77,21 @@ def check_name(name: str, columns: list[str]) -> None:
         )
     if name in NEEDED_COLUMN and NEEDED_COLUMN[name] not in columns:
         raise UserError(f"method.rewards.{name} reads column {NEEDED_COLUMN[name]!r}, and the rows have {', '.join(columns)}.")
+
+
+def judge(name: str, prompts: list[Any], completions: list[Completion], columns: dict[str, Any]) -> list[float | None]:
+    """What a reward of REWARDS, or a function of the user's by its dotted path, gives each completion; None where it does not apply.
+
+    Raises UserError for another number of scores than completions, ValueError for a score that is no number, and whatever it raises.
+    """
+    function = imported(name) if "." in name else REWARDS[name]
+    scores = function(prompts=prompts, completions=completions, **columns)
+    if len(scores) != len(completions):
+        raise UserError(f"method.rewards.{name} returned {len(scores)} scores for {len(completions)} completions: one each.")
+    found = [None if score is None else float(score) for score in scores]
+    if not all(score is None or math.isfinite(score) for score in found):
+        raise ValueError(f"a score that is no number: {found}")
+    return found
 
 
 def imported(path: str) -> Reward:

@@ -5,7 +5,6 @@ A completion that a reward crashes or hangs on fails there with a score of 0 and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +39,8 @@ class Verdict:
 
 
 Judge = Callable[[list[Any], list[Completion], Columns], list[Judged]]
+Ask = Callable[[list[Any], list[Completion], Columns], tuple[list[float | None] | None, str | None]]  # (scores, None) or (None, why not)
+IN_RANK = "Use: method.reward_confined=false, which has it in the rank, where a hang of it is the run's."
 
 
 class Verifier:
@@ -123,14 +124,18 @@ def build_verifier(config: DictConfig, columns: list[str]) -> Verifier:
     pattern = method.reward_pattern
     if pattern is not None and "pattern" in columns:
         raise UserError("method.reward_pattern is given, and the rows have a column 'pattern': one of them would be ignored.")
-    isolated = Isolated([name for name in method.rewards if name in rewards.REWARDS])
+    own = [name for name in method.rewards if "." in name]
+    confined = own if method.reward_confined else []
+    isolated = Isolated([*(name for name in method.rewards if name in rewards.REWARDS), *confined])
     judges: dict[str, Judge] = {}
     for name in method.rewards:
-        if "." in name:
-            judges[name] = _Own(name)
+        if name in own:
+            judges[name] = _Own(name, _confined(name, isolated), f" {IN_RANK}") if name in confined else _Own(name, _in_rank(name), "")
             continue
         rewards.check_name(name, columns + ["pattern"] * (pattern is not None))
         judges[name] = _code_tests(config) if name == rewards.CODE_TESTS else _named(name, isolated, pattern)
+    if confined:
+        isolated.start()  # what cannot be imported shows before there are completions
     return Verifier(judges, {name: float(weight) for name, weight in method.rewards.items()}, list(method.reward_chain))
 
 
@@ -156,45 +161,61 @@ def _named(name: str, isolated: Isolated, pattern: str | None) -> Judge:
     return judge
 
 
-class _Own:
-    """A function of the user's, in this process, since it may hold state; so a hang of it is the run's.
+def _confined(name: str, isolated: Isolated) -> Ask:
+    """Its process is given columns and nothing else: the trainer's state and its functions to log with are of the rank."""
 
-    One that fails for a batch is asked for each completion alone. Raises UserError where it has never worked, or returns another number
-    of scores than there are completions.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path, self.function, self.works = path, rewards.imported(path), False
-
-    def __call__(self, prompts: list[Any], completions: list[Completion], columns: Columns) -> list[Judged]:
+    def ask(prompts: list[Any], completions: list[Completion], columns: Columns) -> tuple[list[float | None] | None, str | None]:
+        given = {key: value for key, value in columns.items() if _is_column(value, len(completions))}
         try:
-            judged = [Judged(score) for score in self._scores(prompts, completions, columns)]
+            return isolated.ask(name, prompts, completions, given)
+        except TypeError as error:
+            raise UserError(
+                f"method.rewards.{name}: columns {', '.join(given)} go to its process as JSON, and one cannot ({error}). {IN_RANK}"
+            ) from error
+
+    return ask
+
+
+def _in_rank(name: str) -> Ask:
+    rewards.imported(name)  # what cannot be shows before there are completions
+
+    def ask(prompts: list[Any], completions: list[Completion], columns: Columns) -> tuple[list[float | None] | None, str | None]:
+        try:
+            return rewards.judge(name, prompts, completions, columns), None
         except UserError:
             raise
-        except Exception:  # whatever a stranger's function raises is these completions' failure, found one by one
+        except Exception as error:  # whatever a stranger's function raises is these completions' failure
+            return None, f"{type(error).__name__}: {error}"
+
+    return ask
+
+
+class _Own:
+    """A function of the user's: asked for all completions at once, and where that fails for each alone.
+
+    Raises UserError where it has never worked, or returns another number of scores than there are completions.
+    """
+
+    def __init__(self, path: str, ask: Ask, remedy: str) -> None:
+        self.path, self.ask, self.remedy, self.works = path, ask, remedy, False
+
+    def __call__(self, prompts: list[Any], completions: list[Completion], columns: Columns) -> list[Judged]:
+        scores, error = self.ask(prompts, completions, columns)
+        if scores is not None:
+            judged = [Judged(score) for score in scores]
+        elif len(completions) == 1:
+            judged = [Judged(0.0, error)]
+        else:
             judged = [self._alone(i, prompts, completions, columns) for i in range(len(completions))]
         if not self.works and all(j.error for j in judged):
-            raise UserError(f"method.rewards.{self.path} fails for every completion: {judged[0].error}.")
+            raise UserError(f"method.rewards.{self.path} fails for every completion: {judged[0].error}.{self.remedy}")
         self.works = True
         return judged
 
     def _alone(self, i: int, prompts: list[Any], completions: list[Completion], columns: Columns) -> Judged:
         row = {k: [v[i]] if _is_column(v, len(completions)) else v for k, v in columns.items()}
-        try:
-            return Judged(self._scores([prompts[i]], [completions[i]], row)[0])
-        except UserError:
-            raise
-        except Exception as error:
-            return Judged(0.0, f"{type(error).__name__}: {error}")
-
-    def _scores(self, prompts: list[Any], completions: list[Completion], columns: Columns) -> list[float | None]:
-        scores = self.function(prompts=prompts, completions=completions, **columns)
-        if len(scores) != len(completions):
-            raise UserError(f"method.rewards.{self.path} returned {len(scores)} scores for {len(completions)} completions: one each.")
-        found = [None if score is None else float(score) for score in scores]
-        if not all(score is None or math.isfinite(score) for score in found):
-            raise ValueError(f"a score that is no number: {found}")
-        return found
+        scores, error = self.ask([prompts[i]], [completions[i]], row)
+        return Judged(scores[0]) if scores is not None else Judged(0.0, error)
 
 
 def _is_column(value: Any, count: int) -> bool:

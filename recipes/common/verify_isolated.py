@@ -1,4 +1,4 @@
-"""A named reward in a process of its own, which ends where one completion takes it too much time or memory."""
+"""Rewards in a process of their own, which ends where completions take them too much time or memory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 from typing import Any
+
+from recipes.common.errors import UserError
 
 READY_WITHIN_S = 300.0  # its imports, from a slow disk
 TIME_S = 5.0  # math-verify's own limit for one answer; of the processor's time, so that a busy machine fails no other samples
@@ -24,13 +26,17 @@ GIVEN = {
     "MKL_NUM_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
     "HOME": "/nonexistent",
+    # The GPUs are the ranks': one that it took memory of would be any.
+    "HIP_VISIBLE_DEVICES": "-1",
+    "CUDA_VISIBLE_DEVICES": "-1",
 }
+READY = b"ready\n"
 
 
 class Isolated:
-    """isolated(name, completion, row) -> (score, error). The process starts with the first question and is replaced when it ends.
+    """Asks the rewards of `names` in a process that is replaced when it ends, one JSON line a question.
 
-    Reads and writes one JSON line a question. `time_s`: seconds of the processor for one; `wait_s`: of the clock.
+    `time_s`: seconds of the processor for one completion; `wait_s`: of the clock for one question, of however many completions.
     """
 
     def __init__(self, names: list[str], time_s: float = TIME_S, wait_s: float = WAIT_S, memory_gb: float = MEMORY_GB) -> None:
@@ -38,8 +44,14 @@ class Isolated:
         self.process: subprocess.Popen[bytes] | None = None
 
     def __call__(self, name: str, completion: str, row: dict[str, Any]) -> tuple[float, str | None]:
-        process = self.process or self._start()
-        question = json.dumps({"name": name, "completion": completion, "row": row})
+        """(score, error) of one completion and what the reward reads beside it."""
+        scores, error = self.ask(name, [""], [completion], {key: [value] for key, value in row.items()})
+        return (scores[0], None) if scores else (0.0, error)
+
+    def ask(self, name: str, prompts: list[Any], completions: list[Any], columns: dict[str, Any]) -> tuple[list[Any] | None, str | None]:
+        """(scores, None), or (None, why there are none). Raises UserError for a reward that does not do what a reward does."""
+        question = json.dumps({"name": name, "prompts": prompts, "completions": completions, "columns": columns})
+        process = self.process or self.start()
         try:
             process.stdin.write(question.encode() + b"\n")
             process.stdin.flush()
@@ -47,11 +59,14 @@ class Isolated:
         except BrokenPipeError:
             answer = b""
         if not answer:
-            return 0.0, self._end(hangs=answer is None)
+            return None, self._end(hangs=answer is None)
         found = json.loads(answer)
-        return found["score"], found["error"]
+        if "refused" in found:
+            raise UserError(found["refused"])
+        return found["scores"], found["error"]
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> subprocess.Popen[bytes]:
+        """The process, with the rewards imported; the first question starts it otherwise. Raises UserError for one that is not there."""
         # A session of its own: a signal that asks the ranks to stop lets them finish their step, which needs this process.
         self.process = subprocess.Popen(
             [sys.executable, "-m", "recipes.common.verify_worker", str(self.time_s), str(int(self.memory_gb * 1e9)), *self.names],
@@ -60,9 +75,13 @@ class Isolated:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        if not _line(self.process, READY_WITHIN_S):
-            raise RuntimeError(f"the process of the rewards does not start: {self._end(hangs=True)}; what it said stands above")
-        return self.process
+        said = _line(self.process, READY_WITHIN_S)
+        if said == READY:
+            return self.process
+        ended = self._end(hangs=True)
+        if said:
+            raise UserError(said.decode().strip())
+        raise RuntimeError(f"the process of the rewards does not start: {ended}; what it said stands above")
 
     def _end(self, hangs: bool) -> str:
         """Kill what is left of it, and say why. One that does not hang is ending already, which takes time where it has much memory."""

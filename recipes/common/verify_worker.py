@@ -1,8 +1,8 @@
-"""The process behind verify_isolated.py: scores one completion a line, and ends when nobody asks any more.
+"""The process behind verify_isolated.py: scores the completions of a line, and ends when nobody asks any more.
 
 Its arguments are the CPU seconds for one score, the bytes of memory that it may take on top of its imports, and the names of the rewards
 that it will be asked for. Once it is ready it opens no socket, starts no process and writes no file: an audit hook (PEP 578) refuses, and
-what made a scorer try fails, whatever the scorer makes of the refusal. This guards against what a completion can lead our scorers to, a
+what made a scorer try fails, whatever the scorer makes of the refusal. This guards against what a completion can lead a scorer to, a
 parser's surprise; code that a model wrote is never run here, but in the sandbox.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import os
 import resource
 import signal
@@ -18,6 +17,7 @@ import sys
 from typing import Any
 
 from recipes.common import rewards
+from recipes.common.errors import UserError
 
 ALONE_S = 120.0  # well beyond verify_isolated.WAIT_S: a rank that is killed meanwhile kills nothing any more
 REFUSED = ("socket.", "subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.kill", "pty.", "shutil.")
@@ -41,18 +41,25 @@ def main() -> None:
     time_s, memory, *names = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer
-    for name in names:
-        if name in rewards.SLOW_IMPORTS:  # not within the first completion's time
-            importlib.import_module(rewards.SLOW_IMPORTS[name])
+    try:
+        for name in names:  # not within the first completion's time
+            if "." in name:
+                rewards.imported(name)
+            elif name in rewards.SLOW_IMPORTS:
+                importlib.import_module(rewards.SLOW_IMPORTS[name])
+    except UserError as error:
+        print(error, file=answers, flush=True)
+        return
     limit_memory(int(memory))
     guard = Guard()
     sys.addaudithook(guard)
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
+        asked = json.loads(line)
         # Their signals end the process, wherever a library may be.
-        signal.setitimer(signal.ITIMER_PROF, float(time_s))
+        signal.setitimer(signal.ITIMER_PROF, float(time_s) * len(asked["completions"]))
         signal.setitimer(signal.ITIMER_REAL, ALONE_S)
-        answer = answer_to(json.loads(line), guard)
+        answer = answer_to(asked, guard)
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps(answer), file=answers, flush=True)
@@ -68,18 +75,20 @@ def limit_memory(more: int) -> None:
 
 
 def answer_to(asked: dict[str, Any], guard: Guard) -> dict[str, Any]:
-    """{score, error} of a question {name, completion, row}."""
+    """{scores, error} of a question {name, prompts, completions, columns}: `scores` null where there is an error; {refused} of a function
+    that no completion is to blame for."""
     guard.refused.clear()
-    row = {key: [value] for key, value in asked["row"].items()}
     try:
-        score = float(rewards.REWARDS[asked["name"]]([""], [asked["completion"]], **row)[0])
+        scores = rewards.judge(**asked)
     except MemoryError:
-        return {"score": 0.0, "error": "more memory than a scorer may take"}
-    except Exception as error:  # whatever the libraries raise on this completion is its failure
-        return {"score": 0.0, "error": f"{type(error).__name__}: {error}"}
+        return {"scores": None, "error": "more memory than a scorer may take"}
+    except UserError as error:
+        return {"refused": str(error)}
+    except Exception as error:  # whatever the libraries raise on these completions is their failure
+        return {"scores": None, "error": f"{type(error).__name__}: {error}"}
     if guard.refused:  # a scorer that takes every exception for a wrong answer says nothing of it
-        return {"score": 0.0, "error": f"a scorer may not: {guard.refused[0]}"}
-    return {"score": score, "error": None} if math.isfinite(score) else {"score": 0.0, "error": f"a score that is no number: {score}"}
+        return {"scores": None, "error": f"a scorer may not: {guard.refused[0]}"}
+    return {"scores": scores, "error": None}
 
 
 if __name__ == "__main__":

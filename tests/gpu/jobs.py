@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -77,6 +78,16 @@ def start(job: Job, hardware: str, folder: Path, gpus: list[int]) -> subprocess.
         )
 
 
+def gpus_here(num_gpus: int) -> list[int]:
+    """Those of the mask, else the first `num_gpus`. Ends the program for a mask of names, which the launcher does not count GPUs by."""
+    masked = os.environ.get(MASK)
+    if not masked:
+        return list(range(num_gpus))
+    if not re.fullmatch(r"\d+(,\d+)*", masked):
+        raise SystemExit(f"{MASK}={masked}: GPUs are given out by their numbers here. Use: {MASK}=0,1, for example.")
+    return [int(gpu) for gpu in masked.split(",")]
+
+
 def run(todo: list[Job], hardware: str, folder: Path, num_gpus: int, until: float) -> None:
     """Several at a time; none is started that would end after `until` (seconds, monotonic) but the first, which takes all the time there
     is, and what still runs then is stopped and goes on the next time. What is finished is not run again.
@@ -87,8 +98,7 @@ def run(todo: list[Job], hardware: str, folder: Path, num_gpus: int, until: floa
     folder.mkdir(parents=True, exist_ok=True)
     write_data(folder)
     todo = [job for job in todo if rows_of(job, folder) is None]
-    given = os.environ.get(MASK)
-    free = [int(gpu) for gpu in given.split(",")] if given else list(range(num_gpus))
+    free = gpus_here(num_gpus)
     running, many, stopping = [], len(todo), False
     while todo or running:
         if not stopping and time.monotonic() > until and any(job.data == "none" for job, *_ in running):

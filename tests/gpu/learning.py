@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from launch import detect, pipeline, rundir
 from launch.compose import compose
 from launch.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER
-from tests.gpu.jobs import MASK, ROOT
+from tests.gpu.jobs import MASK, ROOT, gpus_here
 from tests.gpu.learning_report import METHODS, report
 
 EXPERIMENTS = {"qwen3_76m": "learning", "smollm2_135m": "learning_smollm2"}
@@ -103,8 +103,7 @@ def slots(given: argparse.Namespace, gpus: int) -> list[list[int]]:
     GPU are then on the other one. On a CPU there are none to give."""
     if given.smoke:
         return [[]]
-    masked = os.environ.get(MASK)
-    found = [int(gpu) for gpu in masked.split(",")] if masked else list(range(given.gpus))
+    found = gpus_here(given.gpus)
     together = [found[at : at + gpus] for at in range(0, len(found) - gpus + 1, gpus)]
     return [list(reversed(one)) if turn % 2 else one for turn in range(given.share) for one in together]
 

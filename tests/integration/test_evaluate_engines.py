@@ -52,7 +52,7 @@ def test_vllm_gives_the_greedy_answers_of_transformers(tmp_path):
 
 def test_a_task_of_ones_own_in_the_harness(tmp_path):
     if importlib.util.find_spec("lm_eval") is None:
-        pytest.skip("no lm-evaluation-harness (pip install lm_eval)")  # in no lock: who wants it installs it
+        pytest.skip("no lm-evaluation-harness (make lm-eval)")
     tasks = tmp_path / "tasks"
     tasks.mkdir()
     (tasks / "sums.jsonl").write_text('{"question": "1 + 2 =", "label": 0}\n' * 6)

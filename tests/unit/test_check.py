@@ -226,6 +226,10 @@ CASES = {
     ),
     "reward_pattern": ([*CODE, "+method.rewards.regex=1.0", "method.reward_pattern='('"], ["reward_pattern=(", "unterminated"]),
     "reward_pattern_unused": ([*CODE, "method.reward_pattern=a"], ["without the reward regex", "+method.rewards.regex=1.0"]),
+    "reward_confined_unused": (
+        ["method=grpo", "method.reward_confined=false"],
+        ["reward_confined=false without a function of your own", "package.module.function"],
+    ),
     "reward_column": (["method=grpo", "data=jsonl", "data.path=train.jsonl"], ["reasoning_gym with data=jsonl", "data=reasoning"]),
     "pairs_of_code": (["data=code", "method=dpo"], ["makes no preference pairs", "data=jsonl"]),
     "evaluation_of_code": (["data=code", "method=evaluate"], ["many programs are right", "method.rewards.code_tests=1.0"]),

@@ -36,6 +36,14 @@ def test_an_add_on_keeps_to_everything_that_make_setup_installs(name: str) -> No
     ]
 
 
+@pytest.mark.parametrize("name", lock.TOOLS)
+def test_a_tool_keeps_to_vllm_too(name: str) -> None:
+    command = lock.uv_compile(Path("uv"), name)
+    assert [command[i + 1] for i, word in enumerate(command) if word == "--constraints"] == [
+        f"containers/cpu/{other}.lock" for other in ("requirements", "dev", "vllm")
+    ]
+
+
 def test_requirements_that_cannot_be_resolved_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(lock.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1))
     assert lock.main() == 3
@@ -81,7 +89,7 @@ def test_a_lock_names_no_folder_and_no_index_of_the_machine_that_made_it(file: P
     assert not [line for line in requirements if re.search(r"://|--find-links|--(extra-)?index-url|(-r|-c|-i|-f) /", line)]
 
 
-@pytest.mark.parametrize("name", ["requirements", "tools", "compiled", "dev", "liger", "quantization", "vllm"])
+@pytest.mark.parametrize("name", ["requirements", "tools", "compiled", "dev", "liger", "quantization", "vllm", *lock.TOOLS])
 def test_no_build_of_torch_and_nothing_of_cuda_in_the_shared_locks(name: str) -> None:
     names = [name for name, _, _ in blocks(LOCKS / f"{name}.lock")]
     assert not [name for name in names if re.match(r"(nvidia|cuda)-|(pytorch-)?triton|torch$", name)]
@@ -103,6 +111,7 @@ def test_lock_holds_what_its_source_asks_for(name: str) -> None:
         *(("requirements", name) for name in ("tools", "dev", "torch_pypi")),
         *((name, add_on) for name in ("requirements", "tools", "dev") for add_on in environment.ADD_ONS),
         ("liger", "kernels"),
+        *(("vllm", name) for name in lock.TOOLS),
     ],
 )
 def test_a_lock_changes_nothing_that_another_has_installed(one_lock: str, other_lock: str) -> None:
@@ -136,7 +145,7 @@ def test_triton_is_the_one_that_torch_asks_for() -> None:
     pins = [{(name, version) for name, version, _ in blocks(LOCKS / f"{file}.lock")} for file in ("kernels", "torch_pypi")]
     assert {name for name, _ in pins[0]} == {"triton", "liger-kernel"}
     assert {pin for pin in pins[0] if pin[0] == "triton"} == {pin for pin in pins[1] if pin[0] == "triton"}
-    assert {*lock.ADD_ONS, "quantization"} == set(environment.ADD_ONS)
+    assert {*lock.ADD_ONS, *lock.TOOLS, "quantization"} == set(environment.ADD_ONS)
 
 
 def test_this_environment_is_the_locked_one() -> None:

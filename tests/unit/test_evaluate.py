@@ -36,7 +36,7 @@ def answered(folder, rows, samples, score) -> list[dict]:
 
 def without_rewards():
     """As a rank loads it: no key can be added."""
-    settings = OmegaConf.create({"method": {"rewards": {}, "reward_chain": [], "reward_pattern": None}})
+    settings = OmegaConf.create({"method": {"rewards": {}, "reward_chain": [], "reward_pattern": None, "reward_confined": True}})
     OmegaConf.set_struct(settings, True)
     return settings
 
@@ -87,7 +87,7 @@ def test_the_harness_alone_needs_no_problems(own, has):
 
 def test_the_rewards_of_the_composition_score_in_place_of_the_answer(tmp_path):
     weights = {"accuracy": 1.0, "format": 1.0}
-    method = {"rewards": weights, "reward_chain": [], "reward_pattern": None}
+    method = {"rewards": weights, "reward_chain": [], "reward_pattern": None, "reward_confined": True}
     rows = [{"prompt": "p", "answer": "1"}] * 2
     score = evaluate.scorer(OmegaConf.create({"method": method, "run_dir": str(tmp_path)}), rows)
     found = answered(tmp_path, rows, [Sample("1", 1, True), Sample("<think>.</think><answer>1</answer>", 9, True)], score)
@@ -136,7 +136,7 @@ def test_sampling_that_no_distribution_has():
 
 def test_the_harness_is_refused_where_it_is_not_installed(monkeypatch):
     monkeypatch.setattr(harness.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="pip install lm_eval"):
+    with pytest.raises(UserError, match="make lm-eval"):
         harness.load(["gsm8k"], None)
 
 

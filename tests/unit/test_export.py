@@ -13,6 +13,7 @@ import httpx
 import huggingface_hub.constants
 import pytest
 import torch
+from omegaconf import OmegaConf
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -24,6 +25,7 @@ from recipes import export as recipe
 from recipes.common import adapters, checkpoint, model_card, quantize
 from recipes.common.errors import UserError
 from recipes.common.files import weights_sha256
+from recipes.common.model import build_model
 from recipes.common.shards import INDEX, Shards, stored
 from recipes.export import first_line
 from tests.conftest import composed, host_with
@@ -157,6 +159,17 @@ def test_gguf_by_a_converter(exported, source, tmp_path):
     assert "wrote no model.gguf (exit code 1): Model Qwen9 is not supported" in result["error"]
 
 
+def test_a_converter_gets_no_secret(exported, source, tmp_path, monkeypatch):
+    converter = tmp_path / "convert_hf_to_gguf.py"
+    converter.write_text("import os, pathlib, sys\npathlib.Path(sys.argv[3]).write_text(' '.join(sorted(os.environ)))\n")
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "MY_OWN_NAME_FOR_IT"):
+        monkeypatch.setenv(name, "a secret")
+    _, _, run = exported(source, "method.args.formats=[gguf]", f"method.args.gguf_converter={converter}")
+    given = set((run / "model/model.gguf").read_text().split())
+    assert "PATH" in given
+    assert given <= {*recipe.PASSED_ON, "LC_CTYPE"}  # Python's own, of the C locale
+
+
 def test_a_converter_is_stopped_by_a_signal_and_seen_by_the_watchdog(exported, source, tmp_path, monkeypatch):
     """It writes, and then would never end."""
     converter = tmp_path / "convert_hf_to_gguf.py"
@@ -284,6 +297,30 @@ def test_a_licence_is_never_invented(tmp_path):
     assert model_card.stated_license(tmp_path) is None
     (tmp_path / "config.json").write_text('{"license": "mit"}')
     assert model_card.stated_license(tmp_path) == "mit"
+
+
+@pytest.mark.parametrize("of_the_hub", [False, True])
+def test_the_licence_of_the_model_that_was_trained_stands_on_the_card(exported, tmp_path, monkeypatch, of_the_hub):
+    """What a training begins with is saved with the licence of its card, and so on from run to run."""
+    cached = tmp_path / "hub/models--me--base/snapshots" / ("a" * 40)
+    base = write_model(cached if of_the_hub else tmp_path / "base")
+    (base / "README.md").write_text("---\nlicense: llama3.1\n---\n# A model\n")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cached.parents[2]))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    given = ["model.hub_id=me/base", f"model.revision={'a' * 40}", "model.init=pretrained"] if of_the_hub else [f"model.path={base}"]
+    trained = build_model(OmegaConf.create(plain(compose(["hardware=cpu", "model=tiny", *given])) | {"run_dir": str(tmp_path)}))
+    trained.save_pretrained(tmp_path / "trained")
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "trained")
+    _, _, run = exported(tmp_path / "trained")
+    assert model_card.front_matter(run / "model/README.md")["license"] == "llama3.1"
+    _, _, run = exported(tmp_path / "trained", "method.args.license=other")
+    assert model_card.front_matter(run / "model/README.md")["license"] == "other"
+
+
+def test_a_licence_that_nobody_states_is_unknown(exported, source):
+    _, _, run = exported(source)
+    assert model_card.front_matter(run / "model/README.md")["license"] == "unknown"
+    assert "Not stated" in (run / "model/README.md").read_text()
 
 
 def test_the_card_of_a_model_without_a_record(exported, source):

@@ -14,7 +14,7 @@ HIDDEN, HEADS, LAYERS = 64, 2, 2
 # As SmolLM2 has them: the end of a text is not the token that transformers takes for it.
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *"0123456789+=", "12", "34"]
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-needs_gguf = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="the package gguf is not installed (pip install gguf)")
+needs_gguf = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="the package gguf is not installed (make gguf)")
 
 
 def small_llama():
@@ -130,4 +130,4 @@ def test_a_directory_that_is_there_and_a_missing_package_are_refused(tmp_path, c
     said = refused(capsys, tmp_path / "small.gguf", tmp_path / "small.gguf" / "inner" / "made")
     assert f"cannot be made, since {tmp_path / 'small.gguf'} is no directory that you may write to" in said
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install gguf" in refused(capsys, tmp_path / "small.gguf", tmp_path / "made")
+    assert "make gguf" in refused(capsys, tmp_path / "small.gguf", tmp_path / "made")

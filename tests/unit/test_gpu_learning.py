@@ -9,7 +9,7 @@ import pytest
 
 from launch import pipeline
 from tests.conftest import composed, host_with
-from tests.gpu import learning
+from tests.gpu import jobs, learning
 from tests.gpu.learning import Pipeline
 from tests.gpu.learning_report import METHODS, interval, report
 
@@ -191,6 +191,14 @@ def test_a_mask_of_too_few_gpus_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv(learning.MASK, "5")
     with pytest.raises(SystemExit, match=f"{learning.MASK}=5, --gpus 2, --share 3: no pipeline has its GPUs"):
         learning.measure(settings(tmp_path, "--seeds", "0"))
+
+
+def test_a_mask_of_names_is_refused_and_says_why(tmp_path, monkeypatch):
+    monkeypatch.setenv(learning.MASK, "GPU-1f3c,GPU-77aa")
+    with pytest.raises(SystemExit, match=f"{learning.MASK}=GPU-1f3c,GPU-77aa: .*numbers.*{learning.MASK}=0,1"):
+        learning.measure(settings(tmp_path, "--seeds", "0"))
+    with pytest.raises(SystemExit, match="GPU-1f3c"):
+        jobs.run([jobs.Job("one", 1, [])], "hardware=h200", tmp_path, 1, 0.0)
 
 
 def test_calibrations_are_the_sft_alone_and_plan(tmp_path):

@@ -1,21 +1,26 @@
 """The rewards of a composition together: weighted, chained, and safe from a completion that crashes or hangs one."""
 
+import functools
+import importlib
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 from omegaconf import OmegaConf
 
-from recipes.common import verify_code
+from recipes.common import verify, verify_code
 from recipes.common.errors import UserError
 from recipes.common.verify import build_verifier
 from recipes.common.verify_isolated import GIVEN, PASSED_ON, Isolated
 
 
-def of(rewards, columns=(), chain=(), pattern=None, run_dir="."):
-    method = {"rewards": rewards, "reward_chain": list(chain), "reward_pattern": pattern}
+def of(rewards, columns=(), chain=(), pattern=None, run_dir=".", confined=True):
+    method = {"rewards": rewards, "reward_chain": list(chain), "reward_pattern": pattern, "reward_confined": confined}
     return build_verifier(OmegaConf.create({"method": method, "run_dir": str(run_dir)}), list(columns))
 
 
@@ -35,6 +40,40 @@ def fails(prompts, completions, **columns):
 
 def says_one(prompts, completions, **columns):
     return [1.0]
+
+
+def goes_wrong(prompts, completions, **columns):
+    """For a completion that names one of its ways to."""
+    ways = {
+        "hangs": lambda: [None for _ in iter(int, 1)],
+        "waits": lambda: time.sleep(60),
+        "dies": os.abort,
+        "leaves": lambda: os._exit(3),
+        "grows": lambda: bytes(10**11),
+        "calls": lambda: socket.socket(),
+    }
+    for completion in completions:
+        ways.get(completion, lambda: None)()
+    return [float(len(completions))] * len(completions)
+
+
+def reads_everything(prompts, completions, answer, **columns):
+    assert prompts == ["p", "q"]
+    assert set(columns) == {"levels"}
+    return [float(a == b and level == [1]) for a, b, level in zip(completions, answer, columns["levels"], strict=True)]
+
+
+def sees_a_gpu(prompts, completions, **columns):
+    hidden = [os.environ.get(name) for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")]
+    return [float("HF_TOKEN" in os.environ or hidden != ["-1", "-1"])] * len(completions)
+
+
+CALLS = []
+
+
+def counts_its_calls(prompts, completions, **columns):
+    CALLS.append(len(completions))
+    return [float(len(CALLS))] * len(completions)
 
 
 GOOD = "<think>a</think><answer>7</answer>"
@@ -103,7 +142,8 @@ def test_what_a_scorer_may_not_do_fails_that_sample_and_the_next_is_scored(tmp_p
     target.write_text("kept")
     names = ["socket", "process", "fork", "write", "remove", "read", "memory", "nothing", "length"]
     questions = "".join(
-        json.dumps({"name": name, "completion": str(target) if name != "length" else "", "row": {}}) + "\n" for name in names
+        json.dumps({"name": name, "prompts": [""], "completions": [str(target) if name != "length" else ""], "columns": {}}) + "\n"
+        for name in names
     )
     done = subprocess.run([sys.executable, "-c", MISBEHAVES], input=questions, text=True, timeout=120, stdout=subprocess.PIPE)
     found = {name: json.loads(line) for name, line in zip(names, done.stdout.splitlines()[1:], strict=True)}
@@ -115,10 +155,10 @@ def test_what_a_scorer_may_not_do_fails_that_sample_and_the_next_is_scored(tmp_p
         "remove": "a scorer may not: os.remove",
         "read": None,
         "memory": "more memory than a scorer may take",
-        "nothing": "a score that is no number: nan",
+        "nothing": "ValueError: a score that is no number: [nan]",
         "length": None,
     }
-    assert [name for name, answer in found.items() if answer["score"]] == ["read", "length"]
+    assert [name for name, answer in found.items() if answer["scores"]] == ["read", "length"]
     assert target.read_text() == "kept"
 
 
@@ -134,7 +174,7 @@ def test_a_scorer_sees_nothing_of_the_ranks_environment(monkeypatch):
 
 def test_a_scorer_that_hangs_does_not_outlive_a_killed_rank_for_long():
     code = "import sys; sys.argv = ['', '60', '1000000000']; from recipes.common import verify_worker as w; w.ALONE_S = 0.2; w.main()"
-    question = {"name": "regex", "completion": "a" * 40 + "b", "row": {"pattern": "(a+)+"}}
+    question = {"name": "regex", "prompts": [""], "completions": ["a" * 40 + "b"], "columns": {"pattern": ["(a+)+"]}}
     done = subprocess.run([sys.executable, "-c", code], input=json.dumps(question) + "\n", text=True, timeout=60, stdout=subprocess.PIPE)
     assert (done.returncode, done.stdout) == (-signal.SIGALRM, "ready\n")
 
@@ -142,12 +182,59 @@ def test_a_scorer_that_hangs_does_not_outlive_a_killed_rank_for_long():
 @pytest.mark.parametrize(
     ("name", "error"), [("fails_for_bad", "ValueError: it is bad"), ("no_number_for_bad", "ValueError: a score that is no number: [nan]")]
 )
-def test_a_function_of_ones_own_is_asked_for_each_completion_where_it_fails_for_a_batch(name, error):
-    verifier = of({f"{OWN}.{name}": 1.0})
+@pytest.mark.parametrize("confined", [True, False])
+def test_a_function_of_ones_own_is_asked_for_each_completion_where_it_fails_for_a_batch(name, error, confined):
+    verifier = of({f"{OWN}.{name}": 1.0}, confined=confined)
     verdicts = verifier(["p"] * 3, ["good", "bad", "good"], {"answer": ["1", "2", "3"]})
     assert [v.score for v in verdicts] == [1.0, 0.0, 1.0]
     assert verdicts[1].error == f"{OWN}.{name}: {error}"
     assert verifier.errors == 1
+
+
+@pytest.mark.parametrize(
+    ("way", "error"),
+    [
+        ("hangs", "no score within 0.5 s of CPU time"),
+        ("waits", "no score within 2 s"),
+        ("dies", "its process ended with exit code -6"),
+        ("leaves", "its process ended with exit code 3"),
+        ("grows", "more memory than a scorer may take"),
+        ("calls", "PermissionError: a scorer may not: socket.__new__"),
+    ],
+)
+def test_a_function_of_ones_own_that_hangs_or_crashes_fails_that_completion_and_not_the_rank(monkeypatch, way, error):
+    monkeypatch.setattr(verify, "Isolated", functools.partial(Isolated, time_s=0.5, wait_s=2 if way == "waits" else 60))
+    verifier = of({f"{OWN}.goes_wrong": 1.0})
+    verdicts = verifier(["p"] * 2, ["good", way], {})
+    assert [(v.score, v.error) for v in verdicts] == [(1.0, None), (0.0, f"{OWN}.goes_wrong: {error}")]
+    assert verifier.errors == 1
+    assert [v.score for v in verifier(["p"] * 3, ["good"] * 3, {})] == [3.0] * 3  # the next batch, as one
+
+
+def test_a_confined_function_gets_a_batch_with_its_columns_and_no_gpu_nor_secret(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "a secret")
+    verifier = of({f"{OWN}.reads_everything": 1.0, f"{OWN}.sees_a_gpu": 1.0})
+    columns = {"answer": ["7", "8"], "levels": [[1], [2]], "log_metric": lambda name, value: None, "trainer_state": object()}
+    assert [v.scores[f"{OWN}.reads_everything"] for v in verifier(["p", "q"], ["7", "8"], columns)] == [1.0, 0.0]
+    assert [v.scores[f"{OWN}.sees_a_gpu"] for v in verifier(["p", "q"], ["7", "8"], columns)] == [0.0, 0.0]
+    with pytest.raises(UserError, match=r"columns answer, levels .*bytes.*method\.reward_confined=false"):
+        verifier(["p"], ["7"], {"answer": [b"7"], "levels": [[1]]})
+
+
+@pytest.mark.parametrize(("confined", "calls"), [(True, []), (False, [2, 1])])
+def test_a_function_of_ones_own_keeps_its_state_and_runs_in_the_rank_only_where_it_is_told_to(confined, calls):
+    here = importlib.import_module(OWN).CALLS  # pytest knows this file by another name
+    here.clear()
+    verifier = of({f"{OWN}.counts_its_calls": 1.0}, confined=confined)
+    assert [v.score for v in verifier(["p"] * 2, ["a", "b"], {})] == [1.0, 1.0]
+    assert [v.score for v in verifier(["p"], ["a"], {})] == [2.0]
+    assert here == calls
+
+
+@pytest.mark.parametrize("confined", [True, False])
+def test_a_function_that_is_not_there_is_refused_before_anything_is_judged(confined):
+    with pytest.raises(UserError, match="has no function 'says_oen'. Did you mean says_one"):
+        of({f"{OWN}.says_oen": 1.0}, confined=confined)
 
 
 @pytest.mark.parametrize(
@@ -166,10 +253,12 @@ def test_what_is_refused(rewards, options, message):
         of(rewards, **options)
 
 
+@pytest.mark.parametrize("confined", [True, False])
 @pytest.mark.parametrize(("name", "message"), [("fails", "fails for every completion: KeyError"), ("says_one", "1 scores for 2")])
-def test_a_function_of_ones_own_that_never_works(name, message):
-    with pytest.raises(UserError, match=message):
-        of({f"{OWN}.{name}": 1.0})(["p"] * 2, ["a", "b"], {})
+def test_a_function_of_ones_own_that_never_works(name, message, confined):
+    with pytest.raises(UserError, match=message) as refused:
+        of({f"{OWN}.{name}": 1.0}, confined=confined)(["p"] * 2, ["a", "b"], {})
+    assert ("method.reward_confined=false" in str(refused.value)) == (confined and name == "fails")
 
 
 def test_trl_asks_for_one_reward_after_the_other_and_gets_the_errors_as_a_metric():
