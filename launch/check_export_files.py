@@ -33,7 +33,9 @@ def _check_evaluation(config: Config, run: Path) -> None:
     composition = record.get("composition") or {}
     if result.get("status") != "done" or not composition or not ("accuracy" in result or "lm_eval" in result):
         raise UserError(f"method.args.results_from={run}: no evaluation that is done. Use: a run of method=evaluate.")
-    model = composition["model"]
+    model = composition.get("model")
+    if not isinstance(model, dict) or not {"path", "hub_id"} <= model.keys():
+        raise UserError(f"method.args.results_from={run}: its record.json does not say of which model. Use: a run of this version.")
     measured = model["path"] or _at_the_hub(model["hub_id"], model.get("revision"))
     exported = config.model.path or _at_the_hub(config.model.hub_id, config.model.revision)
     if config.adapter.path:  # its run left the merged model, and that is what was measured
