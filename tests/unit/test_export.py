@@ -373,6 +373,16 @@ def test_what_the_launcher_refuses(launch, tmp_path, source, monkeypatch):
     assert "is an adapter, not a model" in said(f"model.path={adapter}")
 
 
+def test_an_evaluation_of_the_same_directory_by_another_name(launch, tmp_path, source):
+    (tmp_path / "link").symlink_to(source)
+    for measured, exported in ((f"{tmp_path}/link", source), (f"{source}/", f"{tmp_path}/../{tmp_path.name}/link/")):
+        record = {"composition": {"model": {"path": str(measured), "hub_id": None}}}
+        evaluation = files_of(tmp_path / "evaluation", result={"status": "done", "accuracy": 1.0}, record=record)
+        given = [f"model.path={exported}", f"method.args.results_from={evaluation}"]
+        done = launch("hardware=cpu", "method=export", *given, "mode=plan")
+        assert done.code == 0, done.err
+
+
 def test_a_run_directory_means_its_model(launch, tmp_path, source):
     run = files_of(tmp_path / "run", record={"status": "done"})
     (run / "model").symlink_to(source)
