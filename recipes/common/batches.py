@@ -13,7 +13,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -28,9 +28,8 @@ from recipes.common.generation import Generator, Sampling, build_generator
 from recipes.common.metrics import append, memory_peak_gb, progress_line
 from recipes.common.program import Interrupted, is_main_rank, say, stop_asked
 from recipes.common.sample_keys import model_identity, samples_key, verdicts_key
+from recipes.common.samples import is_correct
 from recipes.common.verify import Verifier
-
-Passes = Callable[[Row], bool]  # of a sample with its verdict
 
 
 class Asked(Protocol):
@@ -135,10 +134,10 @@ def one_batch(
 class Log:
     """A line of metrics.jsonl for each batch of the main rank; those of an interrupted run go on."""
 
-    def __init__(self, run_dir: Path, rate: str, passes: Passes) -> None:
-        """`rate` is the line's name for the share of samples so far that `passes` holds for."""
+    def __init__(self, run_dir: Path, rate: str) -> None:
+        """`rate` is the line's name for the share of samples so far that are correct."""
         self.path, self.heartbeat = run_dir / "metrics.jsonl", run_dir / HEARTBEAT
-        self.rate, self.passes = rate, passes
+        self.rate = rate
         self.step = self.num_steps = self.num_samples = self.num_passed = 0
         self.seconds = {"generation_s": 0.0, "verification_s": 0.0}
         self.before: dict[int, Row] = {}
@@ -163,7 +162,7 @@ class Log:
         self.step += 1
         tokens = sum(s["num_tokens"] for s in samples)
         self.num_samples += len(samples)
-        self.num_passed += sum(map(self.passes, samples))
+        self.num_passed += sum(map(is_correct, samples))
         line = {
             "step": self.step,
             "num_steps": self.num_steps,
