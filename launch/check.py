@@ -149,6 +149,12 @@ RULES = [
         lambda c: "adapter=lora adapter.rank=N, or adapter=none",
     ),
     Rule(
+        "max_steps",
+        lambda c: argument(c, "max_steps") not in (None, -1) and argument(c, "max_steps") < 1,
+        lambda c: f"method.args.max_steps={argument(c, 'max_steps')}: a training takes at least one step",
+        lambda c: "1 or more; or -1, which is not given: method.args.num_train_epochs counts then",
+    ),
+    Rule(
         "epochs_and_steps",
         trainer_args.epochs_and_steps,
         lambda c: (

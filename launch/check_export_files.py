@@ -33,19 +33,24 @@ def _check_evaluation(config: Config, run: Path) -> None:
     composition = record.get("composition") or {}
     if result.get("status") != "done" or not composition or not ("accuracy" in result or "lm_eval" in result):
         raise UserError(f"method.args.results_from={run}: no evaluation that is done. Use: a run of method=evaluate.")
-    model = composition["model"]
-    measured = model["path"] or _at_the_hub(model["hub_id"], model.get("revision"))
-    exported = config.model.path or _at_the_hub(config.model.hub_id, config.model.revision)
-    if config.adapter.path:  # its run left the merged model, and that is what was measured
-        exported = str(Path(config.adapter.path).with_name("model"))
+    model = composition.get("model")
+    if not isinstance(model, dict) or not {"path", "hub_id"} <= model.keys():
+        raise UserError(f"method.args.results_from={run}: its record.json does not say of which model. Use: a run of this version.")
+    adapter = config.adapter.path  # its run left the merged model, and that is what was measured
+    path = str(Path(adapter).resolve().with_name("model")) if adapter else config.model.path
+    measured = _named(model["path"], model["hub_id"], model.get("revision"))
+    exported = _named(path, config.model.hub_id, config.model.revision)
     if measured != exported:
         raise UserError(
             f"method.args.results_from={run}: an evaluation of {measured}, not of {exported}. Use: one of the model that is exported."
         )
 
 
-def _at_the_hub(name: str | None, revision: str | None) -> str:
-    return f"{name} at {revision}" if name else "random weights"
+def _named(path: str | None, hub_id: str | None, revision: str | None) -> str:
+    """A model by its place: of a directory the same, whatever links lead to it."""
+    if path:
+        return str(Path(path).resolve())
+    return f"{hub_id} at {revision}" if hub_id else "random weights"
 
 
 def check_not_a_run(path: Path) -> None:

@@ -6,6 +6,7 @@ Each raises UserError with one message. Nothing here imports the training stack 
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import json
 import os
@@ -19,6 +20,7 @@ from launch import tuned
 from launch.check_adapters import check_adapter
 from launch.check_data import check_data_files
 from launch.check_export_files import check_export, check_not_a_run
+from launch.environment import ROOT
 from launch.errors import UserError, near
 from launch.schema import Config
 from launch.schema_enums import Init
@@ -51,6 +53,7 @@ def check_files(config: Config, all_lines: bool) -> None:
     check_data_files(config)
     _tuned_products(config)
     _rewards(config)
+    _program(config)
     _packages(config)
     _run_root(Path(config.run_root))
 
@@ -169,6 +172,19 @@ def _defined(source: Path) -> set[str]:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
     return names
+
+
+def _program(config: Config) -> None:
+    """It must be a module of recipes/ that runs by itself."""
+    given, programs = config.method.program, _programs()
+    if given not in programs:
+        raise UserError(f"method.program={given}: no program of recipes/.{near(given, programs)} Use: method=, which names its own.")
+
+
+@functools.cache
+def _programs() -> list[str]:
+    files = [file for file in sorted((ROOT / "recipes").rglob("*.py")) if '__name__ == "__main__"' in file.read_text(encoding="utf-8")]
+    return [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
 
 
 def _packages(config: Config) -> None:

@@ -8,6 +8,8 @@ from launch.schema import Config, Fsdp, Topology
 from launch.schema_enums import Vendor
 from launch.trainer_args import known, value
 
+MOST_PROCESSES = 1024  # without GPUs: more than a machine has cores
+
 
 def longest(config: Config) -> int:
     """Tokens of the longest sequence an argument asks for."""
@@ -53,10 +55,15 @@ TOPOLOGY_RULES = [
     ),
     Rule(
         "num_gpus",
-        # Without GPUs they are processes, as many as one likes.
         lambda c: c.hardware.vendor != Vendor.none and not 1 <= topology.num_gpus(c) <= c.hardware.gpus_per_node,
         lambda c: f"topology.num_gpus={topology.num_gpus(c)}: a {c.hardware.name} node has {c.hardware.gpus_per_node}",
         lambda c: f"1 to {c.hardware.gpus_per_node}, or hardware.gpus_per_node= for a larger node",
+    ),
+    Rule(
+        "num_processes",
+        lambda c: c.hardware.vendor == Vendor.none and topology.num_gpus(c) > MOST_PROCESSES,
+        lambda c: f"topology.num_gpus={topology.num_gpus(c)}: without GPUs they are processes of one machine",
+        lambda c: f"1 to {MOST_PROCESSES}",
     ),
     Rule(
         "single_is_one",

@@ -18,6 +18,11 @@ WORDS = {
     "topology.fsdp.reduce_dtype": ("fp32", "bf16"),
     "topology.fsdp.state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
     "data.kind": ("reasoning", "code", "jsonl", "hub", "mix", "samples"),
+    # Those of transformers' report_to.
+    "tracking.name": (
+        *("none", "azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "kubeflow"),
+        *("mlflow", "neptune", "swanlab", "tensorboard", "trackio", "wandb"),
+    ),
     "hardware.attention": ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
 }
 # key -> the least it may be, where it has a value

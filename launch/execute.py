@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from omegaconf import OmegaConf
 
@@ -18,7 +18,7 @@ from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_HUNG, EXIT_INTERRUPTED, E
 from launch.local import LocalProcess
 from launch.plan import Plan, as_json, rank_config
 from launch.progress import Progress
-from launch.schema_enums import Preflight, Vendor
+from launch.schema_enums import Format, Preflight, Vendor
 from launch.slurm_process import NodeProcess
 from launch.stream import drop
 from launch.supervise import Outcome, Started, Starter, describe, failures, supervise, worth_another
@@ -126,7 +126,7 @@ def execute(
         status = STATUS.get(exit_code, "failed")
         rundir.write_json(plan.run_dir / "record.json", record.finish(began, plan.run_dir, status, exit_code, metrics, result, restarts))
         if exit_code != EXIT_DONE and (outcome.status != "interrupted" or failures(plan.run_dir)):
-            _tell(describe(plan, outcome))
+            _tell(describe(plan, outcome), sys.stderr if plan.config.format == Format.json else sys.stdout)
     return exit_code
 
 
@@ -203,8 +203,8 @@ def _exit_code(plan: Plan, outcome: Outcome, result: dict[str, Any]) -> int:
     return EXIT_FAILED if worth_another(plan.run_dir) else EXIT_USER
 
 
-def _tell(text: str) -> None:
+def _tell(text: str, stream: TextIO) -> None:
     try:
-        print(text, end="", flush=True)
+        print(text, end="", file=stream, flush=True)
     except OSError:  # nobody reads any more; the exit code and the record say it too
-        drop(sys.stdout)
+        drop(stream)

@@ -25,7 +25,7 @@ keys:
   mode=run|plan          plan prints everything that would run, and changes nothing
   find=largest_batch|smallest_hardware   with mode=plan: search with the memory planner
   price_per_gpu_hour=P   the plan says what the run costs
-  format=text|json       of the plan; json prints one object on stdout
+  format=text|json       of the plan and of what a run leaves; json prints one object on stdout, of a pipeline one with all its phases
   verbose=true           the text plan with full command lines and environments
   smoke=true             the composition scaled down until a CPU runs it in seconds; values given on the command line stay
   resume=auto|never|DIR  auto continues the newest unfinished run of the same composition; DIR also on other ranks (docs/supervision.md)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from launch.execute import STATUS, check_host, execute, signals
 from launch.plan import Plan, composition, composition_hash, identity, make_plan, pipeline_json, prepare, shared_warnings
 from launch.schema import Config, Data, Phase
 from launch.schema_data import Curriculum
-from launch.schema_enums import Find, Init, Mode
+from launch.schema_enums import Find, Format, Init, Mode
 
 
 def has_phases(config: Config) -> bool:
@@ -200,8 +201,10 @@ def _run_phases(
 
     write("running", None)
     exit_code = EXIT_DONE
+    ended: dict[str, Any] = {}
     for phase, plan in plans.items():
         if (rundir.read_json(plan.run_dir / "record.json") or {}).get("status") == "done":
+            ended[phase] = show.end_json(plan, EXIT_DONE)
             show.say(config, f"{plan.name}: done already")
             continue
         if stopping:
@@ -214,10 +217,13 @@ def _run_phases(
         except HostError as error:
             write("failed", error.exit_code)
             raise HostError(f"phase {phase}: {error}") from error
-        show.show_end(config, plan, exit_code)
+        ended[phase] = show.end_json(plan, exit_code)
+        show.say_end(config, plan, exit_code)
         if exit_code != EXIT_DONE:
             break
     write(STATUS.get(exit_code, "failed"), exit_code)
     if exit_code == EXIT_DONE:
         curves.show_end(config, run_dir, list(plans.values()))
+    if config.format == Format.json:
+        print(json.dumps({"run_dir": str(run_dir), "exit_code": exit_code, "phases": ended}, indent=1))
     return exit_code

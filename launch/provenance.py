@@ -5,9 +5,14 @@ Read when the run starts and handed to its rank in config.yaml: a container is n
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
+from omegaconf.errors import OmegaConfBaseException
+
+from launch.plan import plain
+from launch.resuming import recorded_config
 from launch.rundir import read_json
 from launch.schema import Config
 from launch.trainer_args import argument
@@ -36,13 +41,20 @@ def run_of(path: Path) -> Path | None:
 
 
 def _runs(path: str | None) -> list[dict[str, Any]]:
-    """From the run that left `path` back to the first one whose model came from elsewhere."""
+    """From the run that left `path` back to the first one whose model came from elsewhere, or whose record another version wrote."""
     found: list[dict[str, Any]] = []
     seen: set[Path] = set()
     while path is not None and (run := run_of(Path(path))) is not None and run not in seen:
         seen.add(run)
         record, result = read_json(run / "record.json") or {}, read_json(run / "result.json") or {}
-        composition = record["composition"]
+        try:
+            composition = plain(recorded_config(record["composition"]))
+        except OmegaConfBaseException as error:
+            why = str(error).splitlines()[0]
+            lost = "that run and those before it are not on the model card"
+            lost += "" if found else ", and the weights are not compared with what it left"
+            print(f"warning: {run / 'record.json'} has no composition of this version ({why}): {lost}.", file=sys.stderr)
+            return found
         packages = record.get("packages") or {}
         found.append(
             {

@@ -242,11 +242,20 @@ def _add_confinement(table: Table, confinement: Confinement) -> None:
 
 
 def show_end(config: Config, plan: Plan, exit_code: int) -> None:
+    """A run's end on stdout: one JSON object, or lines for a person."""
+    if config.format == Format.json:
+        print(json.dumps(end_json(plan, exit_code), indent=1))
+    else:
+        say_end(config, plan, exit_code)
+
+
+def end_json(plan: Plan, exit_code: int) -> dict[str, Any]:
+    return {"run_dir": str(plan.run_dir), "exit_code": exit_code, "result": rundir.read_json(plan.run_dir / "result.json") or {}}
+
+
+def say_end(config: Config, plan: Plan, exit_code: int) -> None:
     """One line of results, targets beside them, one line that says where everything is."""
     result = rundir.read_json(plan.run_dir / "result.json") or {}
-    if config.format == Format.json:
-        print(json.dumps({"run_dir": str(plan.run_dir), "exit_code": exit_code, "result": result}, indent=1))
-        return
     figures = {k: v for k, v in result.items() if isinstance(v, (int, float)) and not isinstance(v, bool) and k != "exit_code"}
     line = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
     verdict = {0: "done", 75: "interrupted; the same command resumes it"}.get(exit_code, f"failed, exit code {exit_code}")

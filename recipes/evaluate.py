@@ -31,6 +31,7 @@ from recipes.common.errors import UserError
 from recipes.common.files import json_sha256
 from recipes.common.generation import Generator, Sampling, build_generator
 from recipes.common.program import is_main_rank, main, say
+from recipes.common.samples import is_correct
 from recipes.common.verify import Verifier, build_verifier
 
 SAMPLES = "samples.jsonl"
@@ -93,7 +94,7 @@ def has_heldout(data: DictConfig) -> bool:
 def answer(config: DictConfig, args: EvaluateConfig, rows: list[Row]) -> tuple[dict[str, Any], Generator | None]:
     """Samples of all problems in samples.jsonl and their figures, by the main rank; and the generator where one was needed."""
     run_dir = Path(config.run_dir)
-    log = Log(run_dir, "accuracy", is_correct)
+    log = Log(run_dir, "accuracy")
     samples, generator = sample_all(config, args, rows, scorer(config, rows), log)
     if not is_main_rank():
         return {}, generator
@@ -113,11 +114,6 @@ def scorer(config: DictConfig, rows: Sequence[Row]) -> Verifier:
         own = "reasoning_gym" if "entry" in rows[0] else "accuracy"
         config = OmegaConf.create({"method": {"rewards": {own: 1.0}, "reward_chain": [], "reward_pattern": None, "reward_confined": True}})
     return build_verifier(config, list(rows[0]))
-
-
-def is_correct(sample: Row) -> bool:
-    """Of a sample with its verdict: only a full score is."""
-    return bool(sample["score"] == 1.0)
 
 
 def line(row: Row, sample: Row) -> Row:

@@ -27,7 +27,7 @@ from recipes.common.errors import UserError
 from recipes.common.files import json_sha256, sha256
 from recipes.common.generation import Sampling
 from recipes.common.program import is_main_rank, main, say
-from recipes.common.samples import Selection, by_level, choose_prompts, pass_curve, select
+from recipes.common.samples import Selection, by_level, choose_prompts, is_correct, pass_curve, select
 from recipes.common.verify import build_verifier
 
 SELECTED = "selected.jsonl"
@@ -108,7 +108,7 @@ def sample(config: DictConfig) -> dict[str, Any]:
     ranks.join()
     rows = prompts(config, args)
     verifier = build_verifier(config, [name for name in rows[0] if name != "prompt"])  # refuses rewards that cannot be imported
-    log = Log(run_dir, "pass_rate", lambda s: s["score"] >= args.threshold)
+    log = Log(run_dir, "pass_rate")
     samples, _ = sample_all(config, args, rows, verifier, log, args.reuse)
     return finish(run_dir, args, rows, samples) | log.times() if is_main_rank() else {}
 
@@ -136,9 +136,9 @@ def finish(run_dir: Path, args: SampleConfig, rows: list[Row], samples: list[Row
         raise UserError(nothing_kept(run_dir, args, samples))
     kept = [training_row(rows[s["prompt_index"]], s) for s in selected]
     write_rows(run_dir / SELECTED, kept)
-    passed = sum(s["score"] >= args.threshold for s in samples)
+    passed = sum(map(is_correct, samples))
     too_long, errors = sum(s["num_tokens"] == 0 for s in samples), sum(s["error"] is not None for s in samples)
-    curve = pass_curve(samples, args.threshold)
+    curve = pass_curve(samples)
     say(f"done: {len(kept)} of {len(samples)} samples kept, {passed / len(samples):.1%} pass, in {run_dir / SELECTED}")
     for what, number in (("their prompt fills the model's context", too_long), ("could not be judged", errors)):
         if number:
@@ -154,7 +154,7 @@ def finish(run_dir: Path, args: SampleConfig, rows: list[Row], samples: list[Row
         "num_prompts_selected": len({s["prompt_index"] for s in selected}),
         "pass_rate": passed / len(samples),
         "pass_at_k": curve,
-        "by_level": by_level(samples, rows, args.threshold),
+        "by_level": by_level(samples, rows),
         "selected": str(run_dir / SELECTED),
         "selected_sha256": sha256(run_dir / SELECTED),
         "data_sha256": json_sha256(rows),

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -28,9 +28,8 @@ from recipes.common.generation import Generator, Sampling, build_generator
 from recipes.common.metrics import append, memory_peak_gb, progress_line
 from recipes.common.program import Interrupted, is_main_rank, say, stop_asked
 from recipes.common.sample_keys import model_identity, samples_key, verdicts_key
+from recipes.common.samples import is_correct
 from recipes.common.verify import Verifier
-
-Passes = Callable[[Row], bool]  # of a sample with its verdict
 
 
 class Asked(Protocol):
@@ -74,7 +73,9 @@ def sample_all(
         raise Interrupted(batches=done)
     if not is_main_rank():
         return [], generator
-    return [{**s, **v} for n in numbers for s, v in zip(sampled.finished(n), judged.finished(n), strict=True)], generator
+    batches = [[{**s, **v} for s, v in zip(sampled.finished(n), judged.finished(n), strict=True)] for n in numbers]
+    log.of_all_ranks(batches)
+    return [sample for batch in batches for sample in batch], generator
 
 
 def stores(config: DictConfig, args: Asked, rows: list[Row], reuse: str | None = None) -> tuple[Store, Store]:
@@ -133,12 +134,15 @@ def one_batch(
 
 
 class Log:
-    """A line of metrics.jsonl for each batch of the main rank; those of an interrupted run go on."""
+    """A line of metrics.jsonl for each batch of the main rank; those of an interrupted run go on.
 
-    def __init__(self, run_dir: Path, rate: str, passes: Passes) -> None:
-        """`rate` is the line's name for the share of samples so far that `passes` holds for."""
+    Ranks do not wait for one another, so figures of samples are of all ranks' batches only once all are done; times are the main rank's.
+    """
+
+    def __init__(self, run_dir: Path, rate: str) -> None:
+        """`rate` is the line's name for the share of samples so far that are correct."""
         self.path, self.heartbeat = run_dir / "metrics.jsonl", run_dir / HEARTBEAT
-        self.rate, self.passes = rate, passes
+        self.rate = rate
         self.step = self.num_steps = self.num_samples = self.num_passed = 0
         self.seconds = {"generation_s": 0.0, "verification_s": 0.0}
         self.before: dict[int, Row] = {}
@@ -163,16 +167,13 @@ class Log:
         self.step += 1
         tokens = sum(s["num_tokens"] for s in samples)
         self.num_samples += len(samples)
-        self.num_passed += sum(map(self.passes, samples))
+        self.num_passed += sum(map(is_correct, samples))
         line = {
             "step": self.step,
             "num_steps": self.num_steps,
             "time_s": sum(self.seconds.values()) + generation_s + verification_s,
             self.rate: self.num_passed / self.num_samples,
-            "score": math.fsum(s["score"] for s in samples) / len(samples),
-            "completion_tokens": tokens / len(samples),
-            "unfinished": sum(not s["finished"] for s in samples),
-            "errors": sum(s["error"] is not None for s in samples),
+            **_figures(samples),
             "tokens_per_second": None if there else tokens / generation_s,
             "memory_peak_gb": memory_peak_gb(),
             "generation_s": self.seconds["generation_s"] + generation_s,
@@ -186,10 +187,30 @@ class Log:
         append(self.path, line)
         say(progress_line(line, line["time_s"] / self.step))
 
+    def of_all_ranks(self, batches: list[list[Row]]) -> None:
+        """Write the lines anew, each of the batches that all ranks took in its turn. `batches` are all, with their verdicts."""
+        lines, each = [json.loads(line) for line in self.path.read_text().splitlines()], ranks.num_ranks()
+        num_samples = num_correct = 0
+        for turn, line in enumerate(lines):
+            samples = [sample for batch in batches[turn * each : (turn + 1) * each] for sample in batch]
+            num_samples += len(samples)
+            num_correct += sum(map(is_correct, samples))
+            line |= {self.rate: num_correct / num_samples, **_figures(samples)}
+        write_rows(self.path, lines)
+
     def times(self) -> dict[str, float]:
         """Of the main rank's batches, also of those before an interruption."""
         hours = {f"{name.removesuffix('_s')}_hours": seconds / 3600 for name, seconds in self.seconds.items()}
         return {**hours, "sample_s": self.seconds["generation_s"] / max(1, self.num_samples)}
+
+
+def _figures(samples: list[Row]) -> dict[str, float]:
+    return {
+        "score": math.fsum(s["score"] for s in samples) / len(samples),
+        "completion_tokens": sum(s["num_tokens"] for s in samples) / len(samples),
+        "unfinished": sum(not s["finished"] for s in samples),
+        "errors": sum(s["error"] is not None for s in samples),
+    }
 
 
 class Store:

@@ -56,21 +56,26 @@ def _order(sample: Row) -> str:
     return hashlib.sha256(f"{sample['prompt_index']}/{sample['sample_index']}".encode()).hexdigest()
 
 
-def pass_curve(samples: Sequence[Row], threshold: float) -> dict[str, float]:
-    """k -> pass@k over all prompts, for k of 1, 2, 4 ... up to the samples of a prompt. A sample passes at `threshold`."""
+def is_correct(sample: Row) -> bool:
+    """Of a sample with its verdict: only a full score is, whatever lower one method=sample keeps."""
+    return bool(sample["score"] == 1.0)
+
+
+def pass_curve(samples: Sequence[Row]) -> dict[str, float]:
+    """k -> pass@k over all prompts, for k of 1, 2, 4 ... up to the samples of a prompt."""
     counts: dict[int, list[int]] = defaultdict(lambda: [0, 0])
     for sample in samples:
         counts[sample["prompt_index"]][0] += 1
-        counts[sample["prompt_index"]][1] += sample["score"] >= threshold
+        counts[sample["prompt_index"]][1] += is_correct(sample)
     most = min(n for n, _ in counts.values())
     return {str(k): sum(pass_at_k(right, n, k) for n, right in counts.values()) / len(counts) for k in ks(most)}
 
 
-def by_level(samples: Sequence[Row], rows: Sequence[Row], threshold: float) -> dict[str, dict[str, float]]:
+def by_level(samples: Sequence[Row], rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     """level -> {pass_rate, num_prompts}; rows without a level are of level 0. `rows` are the prompts."""
     passed: dict[str, list[bool]] = defaultdict(list)
     for sample in samples:
-        passed[_level(rows[sample["prompt_index"]])].append(sample["score"] >= threshold)
+        passed[_level(rows[sample["prompt_index"]])].append(is_correct(sample))
     prompts = Counter(_level(row) for row in rows)
     return {level: {"pass_rate": sum(found) / len(found), "num_prompts": prompts[level]} for level, found in sorted(passed.items())}
 

@@ -80,6 +80,16 @@ def test_the_lines_are_the_main_ranks(taken_over):
     assert "accuracy" in (taken_over[0] / "logs/rank0.log").read_text()
 
 
+def test_the_figures_of_the_lines_are_of_all_ranks(taken_over):
+    rows, answers = (
+        [json.loads(line) for line in (taken_over[0] / name).read_text().splitlines()] for name in ("metrics.jsonl", "samples.jsonl")
+    )
+    turns = [[a for a in answers if a["problem"] in problems] for problems in (range(4), range(4, 8), range(8, 9))]  # two batches of two
+    assert [row["score"] for row in rows] == [pytest.approx(sum(a["score"] for a in turn) / len(turn)) for turn in turns]
+    assert [row["unfinished"] for row in rows] == [sum(not a["finished"] for a in turn) for turn in turns]
+    assert rows[-1]["accuracy"] == json.loads((taken_over[0] / "result.json").read_text())["accuracy"]
+
+
 @pytest.mark.parametrize("lost", [["samples/*/000001.jsonl", "verdicts/*/000001.jsonl"], ["verdicts/*/000003.jsonl"]])
 def test_one_process_goes_on_from_two_ranks_and_ends_the_same(tmp_path, taken_over, whole, lost):
     """Rank 1 was killed while it sampled its first batch, or scored its second; the main one had none left."""

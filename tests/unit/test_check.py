@@ -103,6 +103,7 @@ CASES = {
     "tensor_parallel": (["topology.tensor_parallel=2"], ["tensor-parallel training is not offered", "topology=fsdp"]),
     "pipeline_parallel": (["topology.pipeline_parallel=2"], ["pipeline-parallel training is not offered", "zero3"]),
     "num_gpus": (["hardware=mi300x", "topology=ddp", "topology.num_gpus=9"], ["num_gpus=9", "has 8", "1 to 8"]),
+    "num_processes": (["hardware=cpu", "topology=ddp", "topology.num_gpus=100000"], ["num_gpus=100000", "without GPUs", "1 to 1024"]),
     "single_is_one": (["hardware=mi300x", "topology=single", "topology.num_gpus=2"], ["topology=single", "ddp"]),
     "topology_of_method": (["hardware=mi300x", "method=evaluate", "topology=fsdp"], ["single, ddp", "topology=single"]),
     "several_ranks": (
@@ -169,6 +170,7 @@ CASES = {
     ),
     "rocprof_program_unused": (["rocprof=sys"], ["rocprof=sys with profile=none", "ignored", "profile=rocprof rocprof=sys"]),
     "adapter_rank": (["adapter.rank=8"], ["adapter.rank=8 with adapter=none", "adapter=lora"]),
+    "max_steps": (["method.args.max_steps=0"], ["max_steps=0", "at least one step", "-1"]),
     "epochs_and_steps": (["method.args.num_train_epochs=3"], ["max_steps=275", "max_steps=-1"]),
     "selection_method": (
         ["method=grpo", "topology=single", "method.selection.metric=eval_loss"],

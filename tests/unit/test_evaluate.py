@@ -28,9 +28,7 @@ def answered(folder, rows, samples, score) -> list[dict]:
     """Lines of samples.jsonl for one batch, whose generator gives `samples`."""
     sampled, judged = batches.Store(folder / "samples"), batches.Store(folder / "verdicts")
     args = EvaluateConfig("x", batch_size=len(rows))
-    batches.one_batch(
-        rows, 0, args, lambda prompts, seed: samples, score, sampled, judged, batches.Log(folder, "accuracy", evaluate.is_correct)
-    )
+    batches.one_batch(rows, 0, args, lambda prompts, seed: samples, score, sampled, judged, batches.Log(folder, "accuracy"))
     return [evaluate.line(rows[s["prompt_index"]], {**s, **v}) for s, v in zip(sampled.finished(0), judged.finished(0), strict=True)]
 
 

@@ -387,6 +387,9 @@ def test_what_the_launcher_refuses(launch, tmp_path, source, monkeypatch):
     other = {"composition": {"model": {"path": "/another", "hub_id": None}}}
     evaluation = files_of(tmp_path / "evaluation", result={"status": "done", "accuracy": 1.0}, record=other)
     assert "an evaluation of /another, not of" in said(model, f"method.args.results_from={evaluation}")
+    for odd in ({"seed": 0}, {"model": "/another"}, {"model": {"name": "another"}}):
+        evaluation = files_of(tmp_path / "odd", result={"status": "done", "accuracy": 1.0}, record={"composition": odd})
+        assert "its record.json does not say of which model" in said(model, f"method.args.results_from={evaluation}")
     hub = {"path": None, "hub_id": "Qwen/Qwen3-4B", "revision": "an older one"}
     evaluation = files_of(tmp_path / "older", result={"status": "done", "accuracy": 1.0}, record={"composition": {"model": hub}})
     older = said("model=qwen3_4b", f"method.args.results_from={evaluation}")
@@ -407,6 +410,16 @@ def test_what_the_launcher_refuses(launch, tmp_path, source, monkeypatch):
     assert "is an adapter, not a model" in said(f"model.path={adapter}")
 
 
+def test_an_evaluation_of_the_same_directory_by_another_name(launch, tmp_path, source):
+    (tmp_path / "link").symlink_to(source)
+    for measured, exported in ((f"{tmp_path}/link", source), (f"{source}/", f"{tmp_path}/../{tmp_path.name}/link/")):
+        record = {"composition": {"model": {"path": str(measured), "hub_id": None}}}
+        evaluation = files_of(tmp_path / "evaluation", result={"status": "done", "accuracy": 1.0}, record=record)
+        given = [f"model.path={exported}", f"method.args.results_from={evaluation}"]
+        done = launch("hardware=cpu", "method=export", *given, "mode=plan")
+        assert done.code == 0, done.err
+
+
 def test_a_run_directory_means_its_model(launch, tmp_path, source):
     run = files_of(tmp_path / "run", record={"status": "done"})
     (run / "model").symlink_to(source)
@@ -414,6 +427,18 @@ def test_a_run_directory_means_its_model(launch, tmp_path, source):
     assert done.code == 0, done.err
     config = compose(["hardware=cpu", "method=evaluate", f"model.path={run}"])
     assert config.model.path == str(run / "model")
+
+
+def test_provenance_ends_where_another_version_wrote_the_record(tmp_path, capsys):
+    older = plain(composed("hardware=cpu"))
+    del older["data"]["sources"]  # a key that came later
+    older["model"]["path"] = str(files_of(tmp_path / "odd", record={"composition": {"model": {"path": None}}}) / "model")
+    newest = files_of(tmp_path / "newest", record={"composition": older}) / "model"
+    (found,) = provenance.of(compose(["hardware=cpu", "method=export", f"model.path={newest}"]))["runs"]
+    assert (found["run"], found["data"]["sources"]) == ("newest", [])
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/odd/record.json has no composition of this version" in said
+    assert "not on the model card" in said
 
 
 def test_provenance_goes_back_to_the_first_model(tmp_path):

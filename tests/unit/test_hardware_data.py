@@ -11,6 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
+from launch.check_values import WORDS
 from launch.schema import Config
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -229,3 +230,9 @@ def test_tracking(groups, option):
     found = groups("tracking", option)
     assert found.name == option
     assert found.package == (None if option == "none" else option)
+
+
+def test_tracking_takes_what_transformers_reports_to():
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    assert set(WORDS["tracking.name"]) == {"none", *INTEGRATION_TO_CALLBACK}

@@ -139,6 +139,20 @@ def phases_that_end(monkeypatch):
     return started, asked
 
 
+def test_a_pipeline_ends_with_one_json_object(tmp_path, capsys, phases_that_end):
+    _, asked = phases_that_end
+    given = [*TWO, f"run_root={tmp_path}", "name=p", "format=json"]
+    asked["1_a"] = signal.SIGTERM
+    pipeline.run(compose(given), given)
+    stopped = json.loads(capsys.readouterr().out)
+    assert (stopped["exit_code"], list(stopped["phases"])) == (EXIT_INTERRUPTED, ["a"])
+    pipeline.run(compose(given), given)
+    [run_dir] = (tmp_path / "p").iterdir()
+    of_phase = {name: {"run_dir": str(run_dir / name), "exit_code": 0, "result": {"status": "done"}} for name in ("1_a", "2_b")}
+    whole = {"run_dir": str(run_dir), "exit_code": 0, "phases": {"a": of_phase["1_a"], "b": of_phase["2_b"]}}
+    assert json.loads(capsys.readouterr().out) == whole
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_between_two_phases_stops_the_pipeline_and_the_same_command_goes_on(tmp_path, capsys, phases_that_end, number):
     started, asked = phases_that_end

@@ -79,12 +79,22 @@ def test_the_order_of_files_changes_nothing():
 
 def test_curve_and_levels():
     given = samples(*[[("a", float(n < right), True) for n in range(6)] for right in (6, 3, 0)])
-    curve = pass_curve(given, 1.0)
+    curve = pass_curve(given)
     assert list(curve) == ["1", "2", "4", "6"]
     assert curve["1"] == pytest.approx(0.5)
     assert curve["6"] == pytest.approx(2 / 3)
-    found = by_level(given, [{"level": 2}, {"level": 2}, {}], 1.0)
+    found = by_level(given, [{"level": 2}, {"level": 2}, {}])
     assert found == {"0": {"pass_rate": 0.0, "num_prompts": 1}, "2": {"pass_rate": 0.75, "num_prompts": 2}}
+
+
+def test_what_is_kept_below_a_full_score_does_not_pass(tmp_path):
+    """As an evaluation counts it; smoke=true keeps everything."""
+    given = samples([("a", 0.0, True), ("b", 0.5, True)], [("c", 1.0, True), ("d", 0.9, True)])
+    found = [s | {"num_tokens": 1, "error": None} for s in given]
+    rows = [{"prompt": "1+1="}, {"prompt": "1+2="}]
+    result = finish(tmp_path, SampleConfig(str(tmp_path), threshold=0.0), rows, found)
+    assert (result["num_selected"], result["pass_rate"], result["pass_at_k"]) == (4, 0.25, {"1": 0.25, "2": 0.5})
+    assert result["by_level"]["0"]["pass_rate"] == 0.25
 
 
 def test_prompts_of_a_cycle():
@@ -161,7 +171,7 @@ def test_a_prompt_that_fills_the_context_is_wrong_whatever_its_reward_says(tmp_p
     args = SampleConfig(str(tmp_path), samples_per_prompt=1, threshold=0.5)
     verifier = lambda prompts, texts, columns: [Verdict(1.0, {"length": 1.0}, None) for _ in texts]  # noqa: E731
     generator = lambda prompts, seed: [TOO_LONG, Sample("", 1, True)]  # noqa: E731
-    log = Log(tmp_path, "pass_rate", lambda sample: sample["score"] >= args.threshold)
+    log = Log(tmp_path, "pass_rate")
     one_batch([{"prompt": "long"}, {"prompt": "short"}], 0, args, generator, verifier, sampled, judged, log)
     assert [verdict["score"] for verdict in judged.get(0)] == [0.0, 1.0]
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["pass_rate"] == 0.5

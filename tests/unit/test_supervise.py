@@ -88,6 +88,13 @@ def test_the_first_of_three_fails_and_the_others_never_start(tmp_path, capsys):
     assert not (tmp_path / "order").exists()
 
 
+def test_a_failure_leaves_stdout_to_json(tmp_path, capsys):
+    code, _ = executed(plan_of(tmp_path, {"trainers": FAILS}, "format=json", QUICK))
+    said = capsys.readouterr()
+    assert (code, said.out) == (4, "")
+    assert "trainers failed: ValueError: no" in said.err
+
+
 def test_a_failing_rank_ends_the_server(tmp_path, capsys):
     trainers = "print('torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB', flush=True); sys.exit(1)"
     code, _ = executed(plan_of(tmp_path, {"server": SERVER, "trainers": trainers}, QUICK))
