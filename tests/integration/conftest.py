@@ -50,6 +50,14 @@ def lacking(what: str) -> None:
     pytest.skip(what)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups for two processes: all that uses the one engine, which is the most and begins first, and every other file."""
+    items.sort(key=lambda item: "engine" not in item.fixturenames)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("engine" if "engine" in item.fixturenames else item.path.stem))
+
+
 @pytest.fixture(scope="session")
 def engine() -> Iterator[docker.DockerClient]:
     try:
