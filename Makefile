@@ -42,10 +42,10 @@ lm-eval: setup ## add lm-evaluation-harness: method.args.lm_eval_tasks of method
 	@"$(BOOTSTRAP)" containers/environment.py lm-eval
 
 test: setup ## unit and end-to-end tests; need nothing but Python
-	$(VENV_PYTHON) -m pytest --numprocesses 2 --dist loadfile tests/e2e tests/unit
+	$(VENV_PYTHON) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/e2e tests/unit
 
 test-integration: setup ## tests that need more than Python: what is missing is skipped, and named
-	$(VENV_PYTHON) -m pytest --durations=20 tests/integration
+	$(VENV_PYTHON) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations=20 tests/integration
 
 lint: setup ## ruff and mypy
 	$(VENV_PYTHON) -m ruff check .

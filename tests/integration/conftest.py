@@ -26,6 +26,7 @@ from urllib.error import URLError
 import docker
 import pytest
 import yaml
+from xdist.scheduler import LoadFileScheduling
 
 from containers import engine as engines
 from containers import fetch, images, install
@@ -41,6 +42,8 @@ PACKAGES = "python3,python3-venv,ca-certificates"
 UID = 12345  # nobody's: a caller without a name or a password
 SOURCES = ("sources.list", "sources.list.d/debian.sources", "sources.list.d/ubuntu.sources")
 STARTS_WITHIN_S = 20
+# Files whose tests share the docker engine: they count its images and containers, so one process runs them all.
+WITH_ENGINE = {"test_docker_runs.py", "test_image_build.py", "test_image_refusals.py", "test_image_secrets.py", "test_sandbox.py"}
 
 
 def lacking(what: str) -> None:
@@ -48,6 +51,27 @@ def lacking(what: str) -> None:
     if os.environ.get("CI") == "true":
         pytest.fail(what)
     pytest.skip(what)
+
+
+class OneProcessForTheEngine(LoadFileScheduling):
+    """Files whole, as they come, to whichever process is free; those of the one engine together. (loadgroup ignores its marks here:
+    it renames tests in a way that pytest 9 no longer knows.)
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "engine" if Path(file).name in WITH_ENGINE else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log) -> OneProcessForTheEngine:
+    return OneProcessForTheEngine(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in WITH_ENGINE)  # the longest work first
+    for item in items:
+        if "engine" in item.fixturenames and item.path.name not in WITH_ENGINE:
+            raise pytest.UsageError(f"{item.nodeid} uses the docker engine: name its file in WITH_ENGINE (tests/integration/conftest.py)")
 
 
 @pytest.fixture(scope="session")

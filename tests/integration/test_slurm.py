@@ -27,7 +27,7 @@ from tests.integration.conftest import lacking
 
 pytestmark = pytest.mark.integration
 NODES = ("n1", "n2")
-WITHIN_S = 240  # for what takes a minute on two busy cores
+WITHIN_S = 480  # for what takes a minute on two busy cores
 CONFIG = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)

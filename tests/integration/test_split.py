@@ -41,7 +41,7 @@ MEANS = (
     "This usually means: the host's memory is full (`dmesg | grep -i oom` shows what the kernel killed), or somebody killed the process."
 )
 ROUNDING = 1e-4  # of log-probabilities in fp32, computed here and by vLLM
-ENDS_WITHIN_S = 300  # of a run on two cores that do something else too
+ENDS_WITHIN_S = 600  # of a run on two cores that do something else too
 
 
 @pytest.fixture
@@ -124,11 +124,11 @@ def test_a_run_that_is_killed_again_and_again_computes_what_an_undisturbed_one_d
 def test_a_rank_that_hangs(folder):
     """Imports say nothing for as long as a busy machine needs for them, which the timeout has to allow."""
     (folder / "fault").write_text("hang 2")
-    done = command(*SMALL, *TWO_RANKS, "runtime.hang_timeout_s=40", "runtime.stop_timeout_s=2", cwd=folder, timeout=ENDS_WITHIN_S)
+    done = command(*SMALL, *TWO_RANKS, "runtime.hang_timeout_s=80", "runtime.stop_timeout_s=2", cwd=folder, timeout=ENDS_WITHIN_S)
     assert done.returncode == 5, done.stdout + done.stderr
     assert not (folder / "fault").exists()
     run = only_run(folder)
-    assert "trainers hung: no step, no token and no load progress for 4" in done.stdout
+    assert "trainers hung: no step, no token and no load progress for 8" in done.stdout
     assert f"stacks of trainers are in {run / 'stacks'}" in done.stdout
     # Where py-spy may not look, each rank writes its own into its log. What a rank started has a file with its number too.
     for rank, stands in ((1, "hang_here"), (0, "gather")):
