@@ -16,14 +16,21 @@ import pyarrow
 from datasets import Dataset, IterableDataset
 from omegaconf import DictConfig, OmegaConf
 
-from recipes.common import code_tasks, tasks
+from recipes.common import code_tasks
 from recipes.common import data_select as select
 from recipes.common.data_select import Row, spelled
 from recipes.common.errors import UserError, near
 from recipes.common.files import json_sha256
 
+
+def _reasoning(data: DictConfig) -> tuple[list[Row], list[Row]]:
+    from recipes.common import tasks  # its import takes two seconds and reasoning-gym: a run on rows of its own does without either
+
+    return tasks.generate(data)
+
+
 # Kind of data -> its training and held-out rows
-GENERATED = {"reasoning": tasks.generate, "code": code_tasks.generate}
+GENERATED = {"reasoning": _reasoning, "code": code_tasks.generate}
 # Method -> the sets of fields of which a row needs one (TRL's dataset formats).
 FORMATS: dict[str, list[set[str]]] = {
     "sft": [{"prompt", "completion"}, {"messages"}, {"text"}],
@@ -304,6 +311,8 @@ def _hub_dataset(data: DictConfig, split: str, streaming: bool = False) -> Any:
 
 def _pairs(problems: list[Row], seed: int) -> list[Row]:
     """Preference pairs: the right answer, and a wrong one that is right for another problem of the task."""
+    from recipes.common import tasks
+
     rng = random.Random(seed)
     wrong = [tasks.wrong_answer(problem, problems, rng) for problem in problems]
     return [

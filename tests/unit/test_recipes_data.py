@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,13 @@ def task(name="chain_sum", level=0, weight=1.0, **config):
 
 def questions(problems):
     return {problem["prompt"][0]["content"] for problem in problems}
+
+
+def test_rows_of_ones_own_need_no_reasoning_gym():
+    """A machine without it trains on files; its import takes two seconds of each rank."""
+    without = "import sys; sys.modules['reasoning_gym'] = None; import recipes.sft, recipes.dpo, recipes.grpo; print('imported')"
+    done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, check=False)
+    assert done.stdout == "imported\n", done.stderr
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
