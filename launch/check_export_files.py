@@ -30,11 +30,11 @@ def check_export(config: Config) -> None:
 def _check_evaluation(config: Config, run: Path) -> None:
     """It is done, and of the model that is exported: another's figures on a card would be a lie."""
     result, record = read_json(run / "result.json") or {}, read_json(run / "record.json") or {}
-    composition = record.get("composition") or {}
-    if result.get("status") != "done" or not composition or not ("accuracy" in result or "lm_eval" in result):
+    composition = record.get("composition")
+    if result.get("status") != "done" or not isinstance(composition, dict) or not ("accuracy" in result or "lm_eval" in result):
         raise UserError(f"method.args.results_from={run}: no evaluation that is done. Use: a run of method=evaluate.")
     model = composition.get("model")
-    if not isinstance(model, dict) or not {"path", "hub_id"} <= model.keys():
+    if not isinstance(model, dict) or not all(isinstance(model.get(key, 0), str | None) for key in ("path", "hub_id")):
         raise UserError(f"method.args.results_from={run}: its record.json does not say of which model. Use: a run of this version.")
     adapter = config.adapter.path  # its run left the merged model, and that is what was measured
     path = str(Path(adapter).resolve().with_name("model")) if adapter else config.model.path

@@ -216,6 +216,8 @@ def _run_phases(
             exit_code = execute(plan, host, found[phase], overrides, parent=run_dir.name, stopping=stopping)
         except HostError as error:
             write("failed", error.exit_code)
+            if config.format == Format.json:
+                print(_end_json(run_dir, error.exit_code, ended))
             raise HostError(f"phase {phase}: {error}") from error
         ended[phase] = show.end_json(plan, exit_code)
         show.say_end(config, plan, exit_code)
@@ -225,5 +227,9 @@ def _run_phases(
     if exit_code == EXIT_DONE:
         curves.show_end(config, run_dir, list(plans.values()))
     if config.format == Format.json:
-        print(json.dumps({"run_dir": str(run_dir), "exit_code": exit_code, "phases": ended}, indent=1))
+        print(_end_json(run_dir, exit_code, ended))
     return exit_code
+
+
+def _end_json(run_dir: Path, exit_code: int, ended: dict[str, Any]) -> str:
+    return json.dumps({"run_dir": str(run_dir), "exit_code": exit_code, "phases": ended}, indent=1)

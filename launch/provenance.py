@@ -55,7 +55,7 @@ def _runs(path: str | None) -> list[dict[str, Any]]:
             lost += "" if found else ", and the weights are not compared with what it left"
             print(f"warning: {run / 'record.json'} has no composition of this version ({why}): {lost}.", file=sys.stderr)
             return found
-        packages = record.get("packages") or {}
+        packages, data = _table(record, "packages"), _table(record, "data")
         found.append(
             {
                 "run": run.name,
@@ -64,8 +64,8 @@ def _runs(path: str | None) -> list[dict[str, Any]]:
                 "overrides": record.get("overrides", []),
                 **{key: composition[key] for key in ("model", "adapter", "precision", "data", "seed")},
                 "args": composition["method"]["args"],
-                "data_files": (record.get("data") or {}).get("files", {}),
-                "code": record.get("code") or {},
+                "data_files": _table(data, "files"),
+                "code": _table(record, "code"),
                 "packages": {name: packages[name] for name in PACKAGES if name in packages},
                 "result": {key: result[key] for key in OF_RESULT if key in result},
             }
@@ -76,10 +76,16 @@ def _runs(path: str | None) -> list[dict[str, Any]]:
 
 def _evaluation(run: Path) -> dict[str, Any]:
     record, result = read_json(run / "record.json") or {}, read_json(run / "result.json") or {}
-    composition = record.get("composition") or {}
+    composition = _table(record, "composition")
     return {
         "run": run.name,
         "data": composition.get("data"),
-        "args": (composition.get("method") or {}).get("args", {}),
+        "args": _table(_table(composition, "method"), "args"),
         **{key: result[key] for key in OF_EVALUATION if key in result},
     }
+
+
+def _table(record: dict[str, Any], key: str) -> dict[str, Any]:
+    """Empty where another version, or another tool, wrote something else there."""
+    found = record.get(key)
+    return found if isinstance(found, dict) else {}

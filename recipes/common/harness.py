@@ -26,8 +26,8 @@ def load(names: list[str], include: str | None) -> Any:
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError(
-            f"method.args.lm_eval_tasks={names}: lm-evaluation-harness is not installed where the ranks run. Use: make lm-eval, or "
-            "no lm_eval_tasks."
+            f"method.args.lm_eval_tasks={names}: lm-evaluation-harness is not installed where the ranks run. Use: make lm-eval outside "
+            "a container, containers/cpu/lm-eval.lock in an image of your own, or no lm_eval_tasks."
         )
     from lm_eval.tasks import TaskManager
 

@@ -16,7 +16,7 @@ from recipes.common import rewards
 from recipes.common.errors import UserError
 from recipes.common.rewards import Completion, Reward
 from recipes.common.verify_code import CodeTests
-from recipes.common.verify_isolated import Isolated
+from recipes.common.verify_isolated import HANGS, Isolated
 
 Columns = dict[str, Any]
 
@@ -40,6 +40,7 @@ class Verdict:
 
 Judge = Callable[[list[Any], list[Completion], Columns], list[Judged]]
 Ask = Callable[[list[Any], list[Completion], Columns], tuple[list[float | None] | None, str | None]]  # (scores, None) or (None, why not)
+FEW = 3  # completions that a function hangs on from the first: it hangs on all
 IN_RANK = "Use: method.reward_confined=false, which has it in the rank, where a hang of it is the run's."
 
 
@@ -206,7 +207,12 @@ class _Own:
         elif len(completions) == 1:
             judged = [Judged(0.0, error)]
         else:
-            judged = [self._alone(i, prompts, completions, columns) for i in range(len(completions))]
+            judged = []
+            for i in range(len(completions)):
+                judged.append(self._alone(i, prompts, completions, columns))
+                # All of them, one by one, would outlast runtime.hang_timeout_s.
+                if not self.works and len(judged) == FEW and all(j.error and j.error.startswith(HANGS) for j in judged):
+                    break
         if not self.works and all(j.error for j in judged):
             raise UserError(f"method.rewards.{self.path} fails for every completion: {judged[0].error}.{self.remedy}")
         self.works = True

@@ -15,7 +15,7 @@ from recipes.common.errors import UserError
 
 READY_WITHIN_S = 300.0  # its imports, from a slow disk
 TIME_S = 5.0  # math-verify's own limit for one answer; of the processor's time, so that a busy machine fails no other samples
-WAIT_S = 60.0  # of the clock: for what waits and does not compute
+WAIT_S = 60.0  # of the clock: for what waits and does not compute; of several completions, TIME_S more for each further one
 END_WITHIN_S = 30.0
 MEMORY_GB = 1.0  # beside what its imports take
 # Nothing else of the rank's environment, where tokens may be. One thread: those of BLAS would count as time.
@@ -24,6 +24,7 @@ GIVEN = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",  # each thread's own would take 64 MB of addresses, which the limit counts
     "PYTHONDONTWRITEBYTECODE": "1",
     "HOME": "/nonexistent",
     # The GPUs are the ranks': one that it took memory of would be any.
@@ -31,12 +32,13 @@ GIVEN = {
     "CUDA_VISIBLE_DEVICES": "-1",
 }
 READY = b"ready\n"
+HANGS = "no score within"
 
 
 class Isolated:
     """Asks the rewards of `names` in a process that is replaced when it ends, one JSON line a question.
 
-    `time_s`: seconds of the processor for one completion; `wait_s`: of the clock for one question, of however many completions.
+    `time_s`: seconds of the processor for one completion; `wait_s`: of the clock for a question of one, with `time_s` for each further one.
     """
 
     def __init__(self, names: list[str], time_s: float = TIME_S, wait_s: float = WAIT_S, memory_gb: float = MEMORY_GB) -> None:
@@ -55,7 +57,7 @@ class Isolated:
         try:
             process.stdin.write(question.encode() + b"\n")
             process.stdin.flush()
-            answer = _line(process, self.wait_s)
+            answer = _line(process, self.wait_s + self.time_s * (len(completions) - 1))
         except BrokenPipeError:
             answer = b""
         if not answer:
@@ -78,7 +80,7 @@ class Isolated:
         said = _line(self.process, READY_WITHIN_S)
         if said == READY:
             return self.process
-        ended = self._end(hangs=True)
+        ended = self._end(hangs=said is None)
         if said:
             raise UserError(said.decode().strip())
         raise RuntimeError(f"the process of the rewards does not start: {ended}; what it said stands above")
@@ -95,8 +97,8 @@ class Isolated:
             with contextlib.suppress(BrokenPipeError):  # what was still to be written to it
                 pipe.close()
         if code is None:
-            return f"no score within {self.wait_s:g} s"
-        return f"no score within {self.time_s:g} s of CPU time" if code == -signal.SIGPROF else f"its process ended with exit code {code}"
+            return f"{HANGS} {self.wait_s:g} s"
+        return f"{HANGS} {self.time_s:g} s of CPU time" if code == -signal.SIGPROF else f"its process ended with exit code {code}"
 
     def __del__(self) -> None:
         if self.process is not None:

@@ -19,7 +19,7 @@ from typing import Any
 from recipes.common import rewards
 from recipes.common.errors import UserError
 
-ALONE_S = 120.0  # well beyond verify_isolated.WAIT_S: a rank that is killed meanwhile kills nothing any more
+ALONE_S = 120.0  # well beyond verify_isolated.WAIT_S, and as it grows: a rank that is killed meanwhile kills nothing any more
 REFUSED = ("socket.", "subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.kill", "pty.", "shutil.")
 REFUSED += ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -48,7 +48,13 @@ def main() -> None:
             elif name in rewards.SLOW_IMPORTS:
                 importlib.import_module(rewards.SLOW_IMPORTS[name])
     except UserError as error:
-        print(error, file=answers, flush=True)
+        print(" ".join(str(error).split()), file=answers, flush=True)
+        return
+    except Exception as error:  # whatever a stranger's module raises
+        said = (
+            f"method.rewards has {name!r}: its import raises {type(error).__name__}: {error}. It has none of the rank's environment here."
+        )
+        print(" ".join(f"{said} Use: method.reward_confined=false, which has it in the rank.".split()), file=answers, flush=True)
         return
     limit_memory(int(memory))
     guard = Guard()
@@ -57,8 +63,9 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         # Their signals end the process, wherever a library may be.
-        signal.setitimer(signal.ITIMER_PROF, float(time_s) * len(asked["completions"]))
-        signal.setitimer(signal.ITIMER_REAL, ALONE_S)
+        further_s = float(time_s) * (len(asked["completions"]) - 1)
+        signal.setitimer(signal.ITIMER_PROF, float(time_s) + further_s)
+        signal.setitimer(signal.ITIMER_REAL, ALONE_S + further_s)
         answer = answer_to(asked, guard)
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -84,7 +84,7 @@ REASONS = {
     "loop": "a bare loop of torch: what TRL's trainer takes between steps, and what its host takes to start a Qwen3's kernels, of which a "
     "GPT has a fraction, are left out of the prediction; all logits are held",
     "small": "presumably small matrix products, for which the same share of the peak is predicted as for large ones, and kernels that take "
-    "longer to start than the 6 us of an H200's host: by the report's own count the GPU computes 172 to 229 TFLOPS there, 578 at 5.24B",
+    "longer to start than the 6 us that an H200 takes: by the report's own count the GPU computes 172 to 229 TFLOPS there, 578 at 5.24B",
     "overlap": "predicted is that sums of gradients hide behind the backward, and cost it nothing. The report contradicts itself here: "
     "eight GPUs make 101,124 tokens/s in one of its tables and 70,763 in the next",
     "compile": "torch.compile, which fuses the memory-bound kernels (a third of the prediction); predicted is eager",

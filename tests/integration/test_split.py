@@ -26,7 +26,12 @@ pytestmark = pytest.mark.integration
 
 SMALL = [
     *["hardware=cpu", "method=grpo", "model=tiny", "precision=fp32", "data.num_train=64", "tracking=none"],
-    *["+method.rewards={faults.reward: 1.0}", "method.args.num_generations=4", "method.args.per_device_train_batch_size=4"],
+    *[
+        "+method.rewards={faults.reward: 1.0}",
+        "method.reward_confined=false",
+        "method.args.num_generations=4",
+        "method.args.per_device_train_batch_size=4",
+    ],
     # Weights that move enough in one step for the server's log-probabilities to show it.
     *["method.args.learning_rate=3e-5", "method.args.lr_scheduler_type=constant", "method.args.warmup_steps=0"],
 ]

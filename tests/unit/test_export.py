@@ -387,9 +387,11 @@ def test_what_the_launcher_refuses(launch, tmp_path, source, monkeypatch):
     other = {"composition": {"model": {"path": "/another", "hub_id": None}}}
     evaluation = files_of(tmp_path / "evaluation", result={"status": "done", "accuracy": 1.0}, record=other)
     assert "an evaluation of /another, not of" in said(model, f"method.args.results_from={evaluation}")
-    for odd in ({"seed": 0}, {"model": "/another"}, {"model": {"name": "another"}}):
+    for odd in ({"seed": 0}, {"model": "/another"}, {"model": {"name": "another"}}, {"model": {"path": 3, "hub_id": None}}):
         evaluation = files_of(tmp_path / "odd", result={"status": "done", "accuracy": 1.0}, record={"composition": odd})
         assert "its record.json does not say of which model" in said(model, f"method.args.results_from={evaluation}")
+    listed = files_of(tmp_path / "listed", result={"status": "done", "accuracy": 1.0}, record={"composition": ["seed=0"]})
+    assert "no evaluation that is done" in said(model, f"method.args.results_from={listed}")
     hub = {"path": None, "hub_id": "Qwen/Qwen3-4B", "revision": "an older one"}
     evaluation = files_of(tmp_path / "older", result={"status": "done", "accuracy": 1.0}, record={"composition": {"model": hub}})
     older = said("model=qwen3_4b", f"method.args.results_from={evaluation}")
@@ -433,9 +435,11 @@ def test_provenance_ends_where_another_version_wrote_the_record(tmp_path, capsys
     older = plain(composed("hardware=cpu"))
     del older["data"]["sources"]  # a key that came later
     older["model"]["path"] = str(files_of(tmp_path / "odd", record={"composition": {"model": {"path": None}}}) / "model")
-    newest = files_of(tmp_path / "newest", record={"composition": older}) / "model"
+    odd = {"packages": ["torch"], "data": ["a.jsonl"], "code": "b6a24b8"}
+    newest = files_of(tmp_path / "newest", record={"composition": older, **odd}) / "model"
     (found,) = provenance.of(compose(["hardware=cpu", "method=export", f"model.path={newest}"]))["runs"]
     assert (found["run"], found["data"]["sources"]) == ("newest", [])
+    assert (found["packages"], found["data_files"], found["code"]) == ({}, {}, {})
     said = capsys.readouterr().err
     assert f"{tmp_path}/odd/record.json has no composition of this version" in said
     assert "not on the model card" in said

@@ -211,6 +211,28 @@ def test_a_function_of_ones_own_that_hangs_or_crashes_fails_that_completion_and_
     assert [v.score for v in verifier(["p"] * 3, ["good"] * 3, {})] == [3.0] * 3  # the next batch, as one
 
 
+def test_more_completions_have_more_of_the_clock():
+    isolated = Isolated([f"{OWN}.goes_wrong"], wait_s=0.0)
+    isolated.start()
+    assert isolated.ask(f"{OWN}.goes_wrong", ["p"] * 3, ["good"] * 3, {}) == ([3.0] * 3, None)  # within 10 s
+    assert isolated.ask(f"{OWN}.goes_wrong", ["p"], ["waits"], {}) == (None, "no score within 0 s")
+
+
+def test_a_function_that_hangs_from_its_first_completions_on_ends_the_run_before_its_hang_timeout(monkeypatch):
+    monkeypatch.setattr(verify, "Isolated", functools.partial(Isolated, time_s=0.2))
+    with pytest.raises(UserError, match=r"no score within 0\.2 s of CPU time\..*method\.reward_confined=false"):
+        of({f"{OWN}.goes_wrong": 1.0})(["p"] * 4, ["hangs", "hangs", "hangs", "good"], {})
+
+
+def test_a_module_that_needs_the_ranks_environment_is_refused_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "needs_a_key.py").write_text("raise RuntimeError('no MY_KEY\\nset it')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(
+        UserError, match=r"'needs_a_key\.f': its import raises RuntimeError: no MY_KEY set it\. .*method\.reward_confined=false"
+    ):
+        of({"needs_a_key.f": 1.0})
+
+
 def test_a_confined_function_gets_a_batch_with_its_columns_and_no_gpu_nor_secret(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "a secret")
     verifier = of({f"{OWN}.reads_everything": 1.0, f"{OWN}.sees_a_gpu": 1.0})
