@@ -204,16 +204,17 @@ def test_phases_of_other_names_are_not_gone_on_with(tmp_path):
     assert pipeline.changed_phases(tmp_path, found) == []
 
 
-def test_a_phase_that_the_engine_refuses_leaves_a_pipeline_that_failed(tmp_path, monkeypatch, phases_that_end):
+def test_a_phase_that_the_engine_refuses_leaves_a_pipeline_that_failed(tmp_path, monkeypatch, capsys, phases_that_end):
     def refuses(*args, **kwargs):
         raise HostError("no such device")
 
     monkeypatch.setattr(pipeline, "execute", refuses)
-    given = [*TWO, f"run_root={tmp_path}", "name=p"]
+    given = [*TWO, f"run_root={tmp_path}", "name=p", "format=json"]
     with pytest.raises(HostError, match="phase a: no such device"):
         pipeline.run(compose(given), given)
     [kept] = tmp_path.glob("p/*/record.json")
     assert json.loads(kept.read_text())["status"] == "failed"
+    assert json.loads(capsys.readouterr().out) == {"run_dir": str(kept.parent), "exit_code": HostError.exit_code, "phases": {}}
 
 
 def test_a_signal_that_came_before_a_run_stops_it(tmp_path, quick_supervision):
