@@ -115,29 +115,26 @@ def tables(unit: str, reason: str, measured: str, predict: Callable[[list[str]],
     """Every row that has `measured`: those of held-out runs beside what was predicted before they were measured, and all beside what is
     predicted now; worst and mean error."""
     rows = [row for line in MEASURED.read_text().splitlines() if measured in (row := json.loads(line))]
-    held_out = [row for row in rows if row["held_out"]]
-    lines = ["## Predicted before it was measured", ""]
-    if held_out:
-        lines += [
-            *_errors([row["predicted"][measured] / row[measured] - 1 for row in held_out]),
-            f"| run | {unit} measured | predicted | error |",
+    columns = ["run", f"{unit} measured", "predicted", "error"]
+    then = [(row["name"], row[measured], row["predicted"][measured]) for row in rows if row["held_out"]]
+    now = [(row["name"], row[measured], *predict(row["overrides"])) for row in rows]
+    return "\n".join(
+        [
+            *_table("Predicted before it was measured", columns, then),
+            *_table("All, as they are predicted now", [*columns, reason], [row for row in now if row[2]]),
         ]
-        lines += ["|---|---|---|---|"]
-        for row in held_out:
-            then = row["predicted"][measured]
-            lines.append(f"| {row['name']} | {row[measured]:.2f} | {then:.2f} | {then / row[measured] - 1:+.1%} |")
-    table, errors = [f"| run | {unit} measured | predicted | error | {reason} |", "|---|---|---|---|---|"], []
-    for row in rows:
-        found, note = predict(row["overrides"])
-        if found:
-            errors.append(found / row[measured] - 1)
-            table.append(f"| {row['name']} | {row[measured]:.2f} | {found:.2f} | {errors[-1]:+.1%} | {note} |")
-    return "\n".join([*lines, "", "## All, as they are predicted now", "", *_errors(errors), *table, ""])
+    )
 
 
-def _errors(errors: list[float]) -> list[str]:
+def _table(title: str, columns: list[str], rows: list[tuple[Any, ...]]) -> list[str]:
+    """Of rows (name, measured, predicted, what else is said)."""
+    errors = [predicted / measured - 1 for _, measured, predicted, *_ in rows]
     mean = statistics.mean(abs(error) for error in errors)
-    return [f"{len(errors)} runs; worst {max(errors, key=abs):+.1%}, mean {mean:.1%}.", ""]
+    lines = [f"## {title}", "", f"{len(errors)} runs; worst {max(errors, key=abs):+.1%}, mean {mean:.1%}.", ""]
+    lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for (name, measured, predicted, *said), error in zip(rows, errors, strict=True):
+        lines.append("| " + " | ".join([name, f"{measured:.2f}", f"{predicted:.2f}", f"{error:+.1%}", *said]) + " |")
+    return [*lines, ""]
 
 
 def memory_report() -> str:
