@@ -21,25 +21,25 @@ help: ## this list
 setup: ## make .venv from the hashed locks; does nothing where it is up to date
 	@if [ -z "$(BOOTSTRAP)" ]; then \
 		echo 'error: no Python found. Install 3.11 or newer (Debian, Ubuntu: apt-get install python3 python3-venv)' >&2; exit 2; fi
-	@"$(BOOTSTRAP)" containers/environment.py setup
+	@"$(BOOTSTRAP)" containers/environment.py
 
 quickstart: setup ## train a small model from nothing: SFT, then GRPO, on this machine's CPU
 	@$(VENV_PYTHON) launch/run.py experiment=quickstart
 
 vllm: setup ## add vLLM for the CPU: smoke runs and tests of topology=split run whole
-	@"$(BOOTSTRAP)" containers/environment.py vllm
+	@$(VENV_PYTHON) containers/add_ons.py vllm
 
 quantization: setup ## add torchao and bitsandbytes: precision=fp8 and nf4, and the benchmarks' rows of both
-	@"$(BOOTSTRAP)" containers/environment.py quantization
+	@$(VENV_PYTHON) containers/add_ons.py quantization
 
 kernels: setup ## add Triton and Liger's kernels: recipes.tune.occupancy and its tests compile them for AMD GPUs, with none there
-	@"$(BOOTSTRAP)" containers/environment.py kernels
+	@$(VENV_PYTHON) containers/add_ons.py kernels
 
 gguf: setup ## add the package gguf: method=export with gguf, and recipes.from_gguf
-	@"$(BOOTSTRAP)" containers/environment.py gguf
+	@$(VENV_PYTHON) containers/add_ons.py gguf
 
 lm-eval: setup ## add lm-evaluation-harness: method.args.lm_eval_tasks of method=evaluate
-	@"$(BOOTSTRAP)" containers/environment.py lm-eval
+	@$(VENV_PYTHON) containers/add_ons.py lm-eval
 
 test: setup ## unit and end-to-end tests; need nothing but Python
 	$(VENV_PYTHON) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/e2e tests/unit
@@ -58,7 +58,7 @@ format: setup ## let ruff rewrite what it can
 
 lock: setup ## resolve containers/cpu/*.in anew, and the argument lists of the locked TRL
 	$(VENV_PYTHON) containers/lock.py
-	@"$(BOOTSTRAP)" containers/environment.py setup
+	@"$(BOOTSTRAP)" containers/environment.py
 	$(VENV_PYTHON) containers/lock_trainer_args.py
 
 clean: ## remove .venv and caches; runs/ stays

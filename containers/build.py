@@ -22,6 +22,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import launch  # noqa: F401 -- says what is missing before that is imported
+
+# isort: split
 import docker
 import docker.errors
 import requests

@@ -1,14 +1,9 @@
-"""`make setup`, and what may be added to it: the environment in .venv, from hashed locks, with the build of torch that this machine needs.
+"""`make setup`: the environment in .venv, from hashed locks, with the build of torch that this machine needs. add_ons.py adds to it.
 
 Runs with nothing but Python's standard library, before anything is installed. Its annotations are quoted so that even a
 Python as old as 3.6 can read the file as far as the message that says it is too old.
 
-    python containers/environment.py setup [--torch cpu|rocm|cuda]
-    python containers/environment.py vllm            adds vLLM's build for the CPU
-    python containers/environment.py quantization    adds torchao and bitsandbytes: fp8 and nf4
-    python containers/environment.py kernels         adds Triton and Liger's kernels, to compile them for GPUs that are not there
-    python containers/environment.py gguf            adds the package gguf: GGUF files, read and written
-    python containers/environment.py lm-eval         adds lm-evaluation-harness
+    python containers/environment.py [--torch cpu|rocm|cuda]
 
 Exit codes: 0 done (or nothing to do), 2 the request is wrong (too old a Python, an unknown build of torch), 3 the host cannot
 do it (no venv module, a package that cannot be had), 75 interrupted (run it again: pip keeps what it has downloaded).
@@ -25,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,15 +34,9 @@ ROCM_INDEX = "https://download.pytorch.org/whl/" + ROCM
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "containers" / "cpu"
+VENV = ROOT / ".venv"
 STAMP, LOG = "setup.json", "setup.log"
-# Their target and lock. quantization is none of setup's: every rank would import it, for two seconds.
-ADD_ONS = {
-    "vllm": "vLLM's build for the CPU",
-    "quantization": "torchao and bitsandbytes",
-    "kernels": "Triton with Liger's kernels",
-    "gguf": "the package gguf",
-    "lm-eval": "lm-evaluation-harness",
-}
+ADDED = ".sha256"  # of the lock of an add-on that is installed
 
 # reasoning-gym imports pycosat for a single task, at its own import: without this module none of its tasks could be used.
 STAND_IN = '''"""A stand-in that `make setup` wrote: pycosat could not be compiled on this machine."""
@@ -161,24 +151,6 @@ def plan(python: Path, build: str) -> "tuple[Step, ...]":
     )
 
 
-def vllm_refusal(build: str, system: str, machine: str, cpu_flags: "set[str]") -> "str | None":
-    """Why vLLM's build for the CPU cannot be had here. Without it smoke=true generates with transformers, which every machine can."""
-    if (system, machine) != ("Linux", "x86_64") or "avx2" not in cpu_flags:
-        lacking = " without AVX2" if machine == "x86_64" else ""
-        return f"vLLM's build for the CPU is for Linux on x86-64 with AVX2, and this is {system} on {machine}{lacking}"
-    if build != "cpu":
-        return f"vLLM's build for the CPU needs torch's, and .venv has that for {build}. To change it: make setup TORCH=cpu, then make vllm"
-    return None
-
-
-def kernels_refusal(build: str, system: str) -> "str | None":
-    """Why Triton cannot be added. CUDA's torch has brought the same one."""
-    if system != "Linux":
-        return f"Triton is for Linux, and this is {system}"
-    own = "torch's ROCm build has a Triton of its own, which a second one would overwrite. To change it: make setup TORCH=cpu"
-    return own if build == "rocm" else None
-
-
 def torch_unavailable(python: str, machine: str) -> str:
     tag = "cp" + "".join(python.split(".")[:2])
     wheel = f"torch-{TORCH}+cpu-{tag}-{tag}-manylinux_2_28_{machine}.whl"
@@ -202,12 +174,6 @@ def amd_gpu(kfd: Path = Path("/dev/kfd"), topology: Path = Path("/sys/class/kfd/
 def detect() -> Facts:
     nvidia = Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi") is not None
     return Facts(platform.system(), amd_gpu(), nvidia)
-
-
-def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> "set[str]":
-    """Instruction sets of this CPU by Linux's names; empty elsewhere."""
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    return {flag for line in lines if line.startswith("flags") for flag in line.split()[2:]}
 
 
 def read_stamp(venv: Path) -> "dict[str, str]":
@@ -346,35 +312,16 @@ def setup(venv: Path, asked: "str | None", python_named: bool) -> bool:
         print("  note: an AMD GPU is supported through images (runtime=docker), whose ROCm fits it; this wheel suits recent GPUs only")
     # What setup made itself is made afresh: packages of another lock, and half-installed ones, must not stay behind.
     clear = bool(stamp) or (venv / LOG).exists()
-    added = [name for name in ADD_ONS if (venv / f"{name}.sha256").exists()]
-    for file in (STAMP, *(f"{name}.sha256" for name in added)):
-        (venv / file).unlink(missing_ok=True)
+    added = sorted(venv.glob(f"*{ADDED}"))
+    for file in (venv / STAMP, *added):
+        file.unlink(missing_ok=True)
     if clear and (venv / "lib").is_dir():
         shutil.rmtree(venv / "lib")  # before the log: an interruption here leaves what says that the rest is no good
     make_venv(venv, base, clear)
     install(venv, build, version)
     (venv / STAMP).write_text(json.dumps({"fingerprint": target, "python": version, "torch": build, "torch_asked": asked}) + "\n")
-    for name in added:
-        print(f"note: {ADD_ONS[name]} went with the old environment. To have it again: make {name}")
-    return True
-
-
-def add_on(venv: Path, name: str) -> bool:
-    """Whether anything had to be done. Adds packages to those of setup(), and changes none: its lock agrees with theirs."""
-    build, system = read_stamp(venv).get("torch"), platform.system()
-    if build is None:
-        raise Refused(f"There is no .venv to add {ADD_ONS[name]} to. Run make setup first")
-    refusal = {"vllm": vllm_refusal(build, system, platform.machine(), cpu_flags()), "kernels": kernels_refusal(build, system)}.get(name)
-    if refusal:
-        raise Refused(refusal, 3)
-    lock = LOCKS / f"{name}.lock"
-    done, target = venv / f"{name}.sha256", hashlib.sha256(lock.read_bytes()).hexdigest()
-    if done.exists() and done.read_text() == target:
-        return False
-    step = Step(ADD_ONS[name], (pip_install(venv_python(venv), lock),))
-    if not run_step(step, Progress(venv / LOG, steps=1)):
-        raise Refused(f"{step.title}: pip failed, its last lines stand above. All of its output: {venv / LOG}", 3)
-    done.write_text(target)
+    for file in added:
+        print(f"note: what make {file.stem} had added went with the old environment. To have it again: make {file.stem}")
     return True
 
 
@@ -388,12 +335,16 @@ def main(argv: "list[str]") -> int:
         print(f"error: {old}", file=sys.stderr)
         return 2
     parser = argparse.ArgumentParser(description="The environment in .venv, from hashed locks")
-    parser.add_argument("command", choices=("setup", *ADD_ONS))
     parser.add_argument("--torch", default=os.environ.get("TORCH"), help="cpu, rocm or cuda; default: TORCH, or what this machine needs")
-    arguments = parser.parse_args(argv)
-    started_s, venv = time.monotonic(), ROOT / ".venv"
+    asked = parser.parse_args(argv).torch
+    return finish(lambda: setup(VENV, asked, named))
+
+
+def finish(work: "Callable[[], bool]") -> int:
+    """The exit code of `work`, which says whether anything had to be done."""
+    started_s = time.monotonic()
     try:
-        if setup(venv, arguments.torch, named) if arguments.command == "setup" else add_on(venv, arguments.command):
+        if work():
             print(f"Ready in {time.monotonic() - started_s:.0f} s: .venv")
     except Refused as refusal:
         print(f"error: {refusal}", file=sys.stderr)

@@ -10,6 +10,7 @@ import re
 from launch import masks, topology, trainer_args
 from launch.batch import batch, fitting_batches, generation_batch, whole_generations
 from launch.check_adapters import ADAPTER_RULES
+from launch.check_bench import BENCH_RULES
 from launch.check_cycles import CYCLE_RULES
 from launch.check_data import DATA_RULES
 from launch.check_evaluate import EVALUATE_RULES, idle_ranks, lacks_heldout
@@ -105,18 +106,7 @@ RULES = [
         lambda c: "adapter=none",
     ),
     *ADAPTER_RULES,
-    Rule(
-        "bench_without_gpu",
-        lambda c: c.method.kind in ("bench", "tune") and c.hardware.vendor == Vendor.none and not c.smoke,
-        lambda c: f"method={c.method.name} on a CPU: it measures a GPU",
-        lambda c: "smoke=true, which runs its code on this CPU and whose figures say nothing; or hardware=<a GPU>",
-    ),
-    Rule(
-        "bench_dtypes",
-        lambda c: bool(_lacking_dtypes(c)),
-        lambda c: f"method.args.dtypes={_lacking_dtypes(c)[0]} on {c.hardware.name}: {c.hardware.gfx} does not compute in it",
-        lambda c: f"method.args.dtypes=[{','.join(c.hardware.peak_tflops)}], or null for all of them",
-    ),
+    *BENCH_RULES,
     Rule(
         "model_unused",
         lambda c: not c.method.uses_model and c.model.name != "tiny",
@@ -313,12 +303,6 @@ def _length_argument(config: Config) -> str:
     return f"method.args.{'sequence' if config.method.kind in ('bench', 'tune') else 'max_length or max_completion_length'}"
 
 
-def _lacking_dtypes(config: Config) -> list[str]:
-    """Of a benchmark's series of precisions, those without a peak. Under smoke=true the CPU has none."""
-    asked = argument(config, "dtypes") or []
-    return [] if config.smoke or config.hardware.vendor == Vendor.none else [d for d in asked if d not in config.hardware.peak_tflops]
-
-
 def _micro_step(config: Config) -> int:
     """Sequences of all ranks together."""
     return batch(config).per_device * batch(config).ranks
@@ -351,7 +335,7 @@ def check(config: Config) -> None:
     check_given(config)
     found = refusals(config)
     if found:
-        raise UserError("\n".join(f"{rule.message(config).rstrip('?')}. Use: {rule.remedy(config)}." for rule in found))
+        raise UserError("\n".join(f"{rule.message(config).rstrip('.?')}. Use: {rule.remedy(config)}." for rule in found))
 
 
 def warnings(config: Config) -> list[str]:

@@ -65,7 +65,9 @@ def check_not_a_run(path: Path) -> None:
         return
     run = path.parent
     if "phases" in record:
-        models = [f"model.path={run / name}" for name in record["phases"].values() if (run / name / "model").is_dir()]
+        chosen = [choice["model"] for choice in record.get("chosen", {}).values()]  # of RAFT's cycles
+        names = [*chosen, *(name for name in record["phases"].values() if name not in chosen)]
+        models = [f"model.path={run / name}" for name in names if (run / name / "model").is_dir()]
         raise UserError(f"model.path={run}: a pipeline, whose phases have the models. Use: {' or '.join(models) or 'its command again'}.")
     if record.get("status") == "done":
         raise UserError(f"model.path={run}: that run is done and has left no model. Use: the run that trained it.")

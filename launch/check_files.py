@@ -16,18 +16,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from containers import images
-from launch import tuned
+from launch import check_tracking, tuned
 from launch.check_adapters import check_adapter
 from launch.check_data import check_data_files
 from launch.check_export_files import check_export, check_not_a_run
 from launch.environment import ROOT
 from launch.errors import UserError, near
+from launch.rundir import runs_in
 from launch.schema import Config
 from launch.schema_enums import Init
 from launch.smoke import LOW_PRECISION
 from launch.trainer_args import argument
 
 PLAN_LINES = 10_000  # of a data file that mode=plan reads; a run reads all
+MODULES = {"azureml-core": "azureml"}  # of packages that are imported by another name
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 # Columns of TRL's data set formats; a file's rows need every column of one of the alternatives.
 COLUMNS = {
@@ -87,7 +89,9 @@ def _model(config: Config) -> None:
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"model.path={path}: no such directory.{near(path.name, siblings)}")
     if not (path / "config.json").is_file():
-        raise UserError(f"model.path={path}: no config.json; a model directory holds config.json, *.safetensors and a tokenizer.")
+        raise UserError(
+            f"model.path={path}: no config.json; a model directory holds config.json, *.safetensors and a tokenizer.{runs_in(path)}"
+        )
     if not list(path.glob("*.safetensors")):
         pickles = sorted(p.name for pattern in PICKLES for p in path.glob(pattern))
         if pickles:
@@ -189,9 +193,10 @@ def _programs() -> list[str]:
 
 def _packages(config: Config) -> None:
     """What tracking, Liger and low precisions need beside the training stack, in the image or in this Python."""
-    tracked = f"tracking={config.tracking.name}"
-    if config.tracking.package:
-        _package(config, tracked, config.tracking.package, "tracking=tensorboard", "requirements.in")
+    tracker = check_tracking.package(config)
+    if tracker:
+        _package(config, f"tracking={config.tracking.name}", tracker, "tracking=tensorboard", "requirements.in")
+    check_tracking.check_key(config, os.environ)
     if argument(config, "use_liger_kernel"):
         _package(config, "method.args.use_liger_kernel=true", "liger-kernel", "method.args.use_liger_kernel=false", "liger.in")
     if not config.smoke:  # a CPU computes in fp32
@@ -218,7 +223,7 @@ def _package(config: Config, given: str, package: str, instead: str, source: str
         if image and not any(f"\n{package}==" in (images.FOLDER / lock).read_text(encoding="utf-8") for lock in image.locks):
             holding = f"{package} in containers/cpu/{source} and among the image's locks, then make lock and the image anew"
             raise UserError(f"{given}: the image {image.name} holds no {package}. Use: {instead}, runtime=local, or {holding}.")
-    elif not config.runtime.slurm.python and importlib.util.find_spec(package.replace("-", "_")) is None:
+    elif not config.runtime.slurm.python and importlib.util.find_spec(MODULES.get(package, package.replace("-", "_"))) is None:
         install = "make quantization" if package in LOW_PRECISION.values() else f"pip install {package}"
         raise UserError(f"{given}: the package {package} is not installed. Install it ({install}), or use {instead}.")
 

@@ -98,15 +98,6 @@ RUNTIME_RULES = [
         lambda c: "runtime=docker",
     ),
     Rule(
-        "numa_binding_docker",
-        lambda c: c.topology.numa_binding is not None and c.runtime.on_node == "docker" and c.container.name != "custom",
-        lambda c: (
-            f"topology.numa_binding={c.topology.numa_binding and c.topology.numa_binding.value} in a container: torchrun binds its ranks "
-            "with the program numactl, and our images do not hold it"
-        ),
-        lambda c: "topology.numa_binding=null, runtime=local where numactl is installed, or container=custom with an image that holds it",
-    ),
-    Rule(
         "custom_reference_form",
         lambda c: c.container.reference is not None and not REFERENCE.fullmatch(c.container.reference),
         lambda c: f"container.reference={c.container.reference!r} names no image",

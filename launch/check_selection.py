@@ -1,15 +1,14 @@
-"""Rows of check.py's table about choosing the best model by held-out rows."""
+"""Rows of check.py's table about choosing the best model, or the best cycle of RAFT, by held-out rows."""
 
 from __future__ import annotations
 
+from launch.batch import batch
 from launch.errors import near
 from launch.rule import Rule
 from launch.schema import Config
-from launch.trainer_args import HELD_OUT_METRICS, argument
+from launch.trainer_args import HELD_OUT_METRICS, argument, value
 
 INSTEAD = {
-    "grpo": "method=evaluate on the run's model, with phases as in experiment=quickstart",
-    "raft": "no method.selection: an evaluation stands after each of its cycles",
     "sample": "no method.selection: it trains nothing; a phase of method=evaluate measures a model",
 }
 HELD_OUT_ROWS = {
@@ -19,7 +18,7 @@ HELD_OUT_ROWS = {
     "hub": "data.heldout_split=<split> or data.heldout_fraction=0.1",
     "mix": "data.heldout_fraction=0.1",
 }
-ONLY_THERE = ("per_device_eval_batch_size", "eval_packing", "eval_accumulation_steps")
+ONLY_THERE = ("per_device_eval_batch_size", "eval_packing", "eval_accumulation_steps", "num_generations_eval")
 
 
 def asked(config: Config) -> bool:
@@ -37,6 +36,10 @@ def _serves(config: Config) -> bool:
     return config.method.name in HELD_OUT_METRICS
 
 
+def _first_metric(config: Config) -> str:
+    return f"method.selection.metric={next(iter(HELD_OUT_METRICS[config.method.name]))}"
+
+
 def _unknown_metric(config: Config) -> bool:
     return asked(config) and _serves(config) and config.method.selection.metric not in HELD_OUT_METRICS[config.method.name]
 
@@ -45,6 +48,12 @@ def _has_heldout(config: Config) -> bool:
     data = config.data
     own = {"reasoning": data.num_heldout, "code": data.num_heldout, "jsonl": data.heldout_path, "hub": data.heldout_split}
     return bool(own.get(data.kind) or data.heldout_fraction)
+
+
+def _held_out_groups(config: Config) -> tuple[int, int]:
+    """(completions that all ranks measure at once, completions of a held-out prompt), of grpo."""
+    each = argument(config, "per_device_eval_batch_size") or value(config, "per_device_train_batch_size")
+    return each * batch(config).ranks, argument(config, "num_generations_eval") or 1
 
 
 def _unread(config: Config) -> str | None:
@@ -73,8 +82,8 @@ SELECTION_RULES = [
     Rule(
         "selection_unused",
         lambda c: _serves(c) and not asked(c) and _given(c) is not None,
-        lambda c: f"{_given(c)} without method.selection.metric: nothing is measured while training, and it would be ignored",
-        lambda c: "method.selection.metric=eval_loss",
+        lambda c: f"{_given(c)} without method.selection.metric: no model is chosen by held-out rows, and it would be ignored",
+        _first_metric,
     ),
     Rule(
         "selection_min_delta",
@@ -96,7 +105,7 @@ SELECTION_RULES = [
     ),
     Rule(
         "selection_saves",
-        lambda c: asked(c) and _serves(c) and argument(c, "save_strategy") != "steps",
+        lambda c: asked(c) and _serves(c) and c.method.kind == "trainer" and argument(c, "save_strategy") != "steps",
         lambda c: (
             f"method.selection.metric with method.args.save_strategy={argument(c, 'save_strategy')}: models are measured where they are "
             "saved, every method.args.save_steps"
@@ -110,10 +119,27 @@ SELECTION_RULES = [
         lambda c: f"method.args.save_only_model=true with method.selection under topology={c.topology.name}: no model could be loaded back",
         lambda c: "method.args.save_only_model=false",
     ),
+    # A batch is under way on the server while the trainer measures, which would send it newer weights in the middle.
+    Rule(
+        "selection_overlap",
+        lambda c: asked(c) and c.topology.overlap,
+        lambda c: "topology.overlap=true with method.selection: held-out prompts and the next batch would be generated at once",
+        lambda c: "topology.overlap=false",
+    ),
+    # TRL refuses it too, once every rank has started.
+    Rule(
+        "selection_groups",
+        lambda c: asked(c) and c.method.name == "grpo" and _held_out_groups(c)[0] % _held_out_groups(c)[1] != 0,
+        lambda c: (
+            f"method.args.num_generations_eval={_held_out_groups(c)[1]}: all ranks together measure "
+            f"{_held_out_groups(c)[0]} completions at once, which do not divide by it"
+        ),
+        lambda c: "method.args.num_generations_eval=1, or a method.args.per_device_eval_batch_size that divides",
+    ),
     Rule(
         "selection_arguments",
         lambda c: _unread(c) is not None,
         lambda c: f"method.args.{_unread(c)} without method.selection.metric: nothing is evaluated while training, and it would be ignored",
-        lambda c: "method.selection.metric=eval_loss, or leave it out",
+        lambda c: f"{_first_metric(c)}, or leave it out",
     ),
 ]

@@ -32,6 +32,7 @@ OWNED = {
 # sbatch's forms of a time: [days-]hours[:minutes[:seconds]] with days, else minutes[:seconds] or hours:minutes:seconds
 TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
 UNLIMITED = ("infinite", "unlimited")
+MOST_NODES = 1024  # the job's first node starts and watches an srun for each
 MOST_EARLY_S = 65535  # sbatch --signal
 
 
@@ -84,6 +85,12 @@ SLURM_RULES = [
             "process, stay on one node"
         ),
         lambda c: f"{' or '.join(f'topology={name}' for name in SPREAD)}; or runtime.slurm.nodes=1",
+    ),
+    Rule(
+        "slurm_num_nodes",
+        lambda c: c.runtime.slurm.nodes > MOST_NODES,
+        lambda c: f"runtime.slurm.nodes={c.runtime.slurm.nodes}: one launcher starts and watches a process on each",
+        lambda c: f"1 to {MOST_NODES}",
     ),
     Rule(
         "slurm_nodes_docker",

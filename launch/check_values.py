@@ -77,6 +77,7 @@ LEAST = {
     "method.args.per_device_train_batch_size": 1,
     "method.args.gradient_accumulation_steps": 1,
     "method.args.num_generations": 2,  # a group of one has no mean to be above
+    "method.args.num_generations_eval": 1,
     "method.args.num_train_epochs": 1e-9,
     "method.args.steps_per_generation": 1,
     "method.args.generation_batch_size": 1,

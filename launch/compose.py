@@ -26,6 +26,8 @@ from launch import auto
 from launch.errors import UserError, near
 from launch.schema import Config, Phase, Task
 from launch.schema_data import Source
+from launch.schema_enums import Mode
+from launch.trainer_args import OWNED, lock
 
 CONF = Path(__file__).parents[1] / "conf"
 OVERRIDE = "An override is key=value or group=option"
@@ -180,8 +182,15 @@ def _parse(overrides: list[str]) -> list[Override]:
         except (HydraException, ValueError) as error:  # ValueError: more digits than Python reads
             shown = given if given.isprintable() and given.strip() else repr(given)
             shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}..."
-            raise UserError(f"{shown}: {_why_none(given)}. {OVERRIDE}; quote values with special characters.") from error
+            meant = _options_named(given)
+            remedy = f" Did you mean {' or '.join(meant)}?" if meant else f" {OVERRIDE}; quote values with special characters."
+            raise UserError(f"{shown}: {_why_none(given)}.{remedy}") from error
     return found
+
+
+def _options_named(word: str) -> list[str]:
+    """group=word of each group that has such an option; the mode, too."""
+    return [f"{group}={word}" for group, options in {**groups(), "mode": [*Mode.__members__]}.items() if word in options]
 
 
 def _why_none(given: str) -> str:
@@ -214,6 +223,9 @@ def _check_override(override: Override, elsewhere: bool) -> bool:
             _check_key(key, override.input_line or key)
         return False
     if options is None:
+        meant = [] if key.partition(".")[0] in _fields(Config) else _options_named(str(override.value()))
+        if meant:
+            raise UserError(f"{override.input_line}: no key {key!r}. Did you mean {' or '.join(meant)}?")
         return _check_key(key, override.input_line or key)
     elif elsewhere or not isinstance(override.value(), (str, type(None))) or override.is_sweep_override():
         pass  # a sweep or a list of options: Hydra looks at each
@@ -226,7 +238,8 @@ def unknown_option(group: str, option: str) -> UserError:
     options = groups()[group]
     if group == "topology" and option in NOT_A_TOPOLOGY:
         return UserError(f"topology={option}: tensor- and pipeline-parallel training is not offered; {NOT_A_TOPOLOGY[option]}.")
-    return UserError(f"{group}={option}: no such {group}.{near(option, options)} Options: {', '.join(options)}.")
+    as_here = re.sub(r"[^a-z0-9]+", "_", option.rpartition("/")[2].lower())  # Qwen/Qwen3-4B is the hub's name of qwen3_4b
+    return UserError(f"{group}={option}: no such {group}.{near(option, options) or near(as_here, options)} Options: {', '.join(options)}.")
 
 
 def _check_key(key: str, given: str) -> bool:
@@ -250,11 +263,20 @@ def _check_key(key: str, given: str) -> bool:
         hints = _fields(node)
         if part not in hints:
             at = ".".join(parts[:depth])
+            if not at and (meant := _ending_in(part)):
+                raise UserError(f"{given}: no key {part!r} by itself. Use: {' or '.join(meant)}.")
             names = [".".join([*parts[:depth], name]) for name in hints] + (list(groups()) if not depth else [])
             where = f" in {at}" if at else ""
             raise UserError(f"{given}: no key {part!r}{where}.{near('.'.join(parts[: depth + 1]), names)}{_list(hints, where)}")
         node = hints[part]
     return free or typing.get_origin(node) is dict
+
+
+def _ending_in(name: str) -> list[str]:
+    """Keys in a group whose last part is `name`, and method.args, or what decides it there, where a method has such an argument."""
+    found = [f"{group}.{name}" for group, node in _fields(Config).items() if name in _fields(node)]
+    is_argument = any(name in arguments for arguments in lock()["arguments"].values())
+    return found + ([OWNED.get(name, f"method.args.{name}")] if is_argument else [])
 
 
 def _fields(node: Any) -> dict[str, Any]:

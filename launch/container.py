@@ -17,7 +17,7 @@ from launch.check_data import named_files
 from launch.detect import Host
 from launch.environment import ROOT
 from launch.errors import UserError
-from launch.paths import home, hub_cache, run_hash, secret_dir
+from launch.paths import followed, home, hub_cache, run_hash, secret_dir
 from launch.schema import Config
 from launch.schema_enums import Network, Vendor
 from launch.topology import Process
@@ -235,7 +235,7 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
     ]
     given += [(path, key) for key, path in named_files(config).items()]
     if config.method.name == "sample":
-        given += [(argument(config, "reuse"), "method.args.reuse")]
+        given += [(path, "method.args.reuse") for path in _with_kept(argument(config, "reuse"))]
     if config.method.name == "evaluate":
         given += [(argument(config, "lm_eval_include"), "method.args.lm_eval_include")]
     if config.method.kind == "exporter" and (converter := argument(config, "gguf_converter")):
@@ -246,6 +246,12 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
     given += [(folder, "PYTHONPATH") for folder in environment.own_python_path(config, host)]
     found = {path: why for path, why in given if path and Path(path) != ROOT}
     return list(found.items())
+
+
+def _with_kept(pipeline: str | None) -> list[str]:
+    """A pipeline's directory, and the phases that it keeps of another."""
+    folders = Path(pipeline).iterdir() if pipeline and Path(pipeline).is_dir() else ()
+    return [*([pipeline] if pipeline else []), *sorted(str(followed(f)) for f in folders if f.is_symlink())]
 
 
 def _link_targets(model: str | None) -> list[str]:

@@ -88,7 +88,8 @@ def show_all(run_dir: Path, plans: list[Plan]) -> str:
     """The terminal's text; curves.png is written beside it."""
     phases = phases_of(plans)
     curves, evaluated = gather(plans, phases), accuracies(phases)
-    lines = [*gained(phases), *sampled(plans)]
+    choices = dict.fromkeys(plan.chosen.choice.said() for plan in plans if plan.chosen and plan.chosen.choice.is_made)
+    lines = [*gained(phases), *choices, *sampled(plans)]
     if not curves:
         return "\n".join(lines)
     _png(run_dir / "curves.png", curves, evaluated)

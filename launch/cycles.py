@@ -5,15 +5,17 @@ What a phase does stands in conf/method/ of its own method; what RAFT adds to th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from launch import check_phases
+from launch.cycle_choice import Choice, OfCycle, choose, phase_name
 from launch.errors import UserError
 from launch.schema import Config, Data, Method, Phase, Topology
-from launch.schema_data import Curriculum, CurriculumArgs
+from launch.schema_data import Curriculum, CurriculumArgs, Selection
 from launch.schema_enums import Init
 from launch.trainer_args import own, value
 
@@ -27,6 +29,8 @@ class CyclePhase(Phase):
     """A phase that RAFT stands for."""
 
     part: str = "sample"  # or train, evaluate, start
+    cycle: int = 0  # before the first
+    chosen: OfCycle | None = None  # where method.selection is asked for
     groups: list[str] = field(default_factory=list)  # options that its part decides, whatever the command line says
     args: dict[str, Any] = field(default_factory=dict)  # of its method, on top of what it composes to
     verifier: dict[str, Any] = field(default_factory=dict)  # keys of its method that say how completions are judged
@@ -35,10 +39,11 @@ class CyclePhase(Phase):
     smoke_keeps: list[str] = field(default_factory=list)  # arguments that the command line gives for its part
 
 
-def expand(phases: list[Phase], compose: Callable[[Phase], Config]) -> list[Phase]:
+def expand(phases: list[Phase], compose: Callable[[Phase], Config], accuracies: Mapping[str, float]) -> list[Phase]:
     """`phases` with each of method=raft replaced by those of its cycles; `model_from` of later ones follows.
 
-    `compose` gives a phase's composition. Raises UserError for what check_phases.py refuses.
+    `compose` gives a phase's composition, `accuracies` what evaluations have found by now. Raises UserError for what check_phases.py
+    refuses.
     """
     found: list[Phase] = []
     models: dict[str, str] = {}  # phase as it was given -> the phase that leaves its model; those that leave none are not in it
@@ -61,42 +66,53 @@ def expand(phases: list[Phase], compose: Callable[[Phase], Config]) -> list[Phas
             raise UserError(f"phases: results_from of {phase.name}: method=raft writes no model card, and would ignore it. Leave it out.")
         made = of_raft(config, phase.name, models[phase.model_from] if phase.model_from else None, phase.overrides)
         found += made
-        models[phase.name], samples[phase.name] = (next(p.name for p in reversed(made) if p.part == part) for part in ("train", "sample"))
-        last = next((p for p in reversed(made) if p.part == "evaluate"), None)
-        evaluated |= {phase.name: (last.name, last.model_from)} if last else {}
+        choice = _choose(made, config, phase.name, accuracies)
+        at = {(p.part, p.cycle): p.name for p in made}
+        models[phase.name], samples[phase.name] = at["train", choice.cycle], at["sample", choice.last]
+        evaluated |= {phase.name: (at["evaluate", choice.cycle], models[phase.name])} if ("evaluate", 0) in at else {}
     check_phases.check_expanded(phase.name for phase in found)
     return found
 
 
+def _choose(made: list[CyclePhase], config: Config, phase: str, accuracies: Mapping[str, float]) -> Choice:
+    """Which cycle of a RAFT is its result, as far as that is known; its phases are told, where they were to choose."""
+    evaluations = [p.name for p in made if p.part == "evaluate"]
+    known = [accuracies[name] for name in itertools.takewhile(accuracies.__contains__, evaluations)]
+    choice = choose(phase, config.method.selection, known, int(value(config, "cycles")))
+    for p in made:
+        p.chosen = OfCycle(p.cycle, choice) if choice.selection.metric is not None else None
+    return choice
+
+
 def of_raft(config: Config, prefix: str, model_from: str | None, overrides: list[str]) -> list[CyclePhase]:
     """The phases of a composition of method=raft, smoke=true applied. `model_from` leaves the model that is sampled first, if one does."""
-    before = f"{prefix}_" if prefix else ""
     raft = {name: value(config, name) for name in own(config)}
     kept = without_method(overrides)
     found: list[CyclePhase] = []
 
-    def add(part: str, name: str, **fields: Any) -> str:
-        found.append(CyclePhase(before + name, kept, part=part, groups=_groups(config, part), args=dict(raft[part]), **fields))
+    def add(part: str, cycle: int, **fields: Any) -> str:
+        name = phase_name(prefix, cycle, part) if part != "start" else f"{prefix}_start" if prefix else "start"
+        found.append(CyclePhase(name, kept, part=part, cycle=cycle, groups=_groups(config, part), args=dict(raft[part]), **fields))
         found[-1].smoke_keeps = _keeps(config, part)
-        return found[-1].name
+        return name
 
     base = model_from
     if base is None and config.model.path is None and (config.model.init == Init.random or config.smoke):
-        base = add("start", "start")  # random weights get nothing right, and have no tokenizer to hand on
+        base = add("start", 0)  # random weights get nothing right, and have no tokenizer to hand on
     newest, samples = base, None
     verifier = {name: getattr(config.method, name) for name in VERIFIER}
     data = config.data
     measured = bool(data.num_heldout or data.heldout_path or data.heldout_split or data.heldout_fraction)
     if measured:
-        add("evaluate", "cycle0_evaluate", model_from=base, verifier=verifier)
+        add("evaluate", 0, model_from=base, verifier=verifier)
     for cycle in range(1, int(raft["cycles"]) + 1):
-        samples = add("sample", f"cycle{cycle}_sample", model_from=newest, verifier=verifier, pass_rates_from=samples)
+        samples = add("sample", cycle, model_from=newest, verifier=verifier, pass_rates_from=samples)
         found[-1].args |= {"cycle": cycle, "num_cycles": raft["cycles"]}
         starts = newest if raft["base"] == "continued" else base
         factor = float(raft["learning_rate_decay"]) ** (cycle - 1)
-        newest = add("train", f"cycle{cycle}_train", model_from=starts, data_from=samples, learning_rate_factor=factor)
+        newest = add("train", cycle, model_from=starts, data_from=samples, learning_rate_factor=factor)
         if measured:
-            add("evaluate", f"cycle{cycle}_evaluate", model_from=newest, verifier=verifier)
+            add("evaluate", cycle, model_from=newest, verifier=verifier)
     return found
 
 
@@ -104,6 +120,7 @@ def apply(config: Config, phase: CyclePhase) -> None:
     """Turn the composition of a phase into that of its part. An experiment's own keys for method=raft stand in it too, and go."""
     of_raft = {"cycles", "base", "learning_rate_decay", *METHODS}
     config.method.args = {name: given for name, given in config.method.args.items() if name not in of_raft} | phase.args
+    config.method.selection = Selection()  # RAFT's own is of its cycles
     config.smoke_keeps = sorted({*config.smoke_keeps, *phase.smoke_keeps})
     for name in VERIFIER:
         setattr(config.method, name, phase.verifier.get(name, getattr(Method(), name)))
@@ -156,7 +173,7 @@ def _groups(config: Config, part: str) -> list[str]:
 
 
 def _following(phase: Phase, models: Mapping[str, str], samples: Mapping[str, str]) -> Phase:
-    """The phase itself; what it takes from method=raft, it takes from the last training, or the last samples, of its cycles."""
+    """The phase itself; what it takes from method=raft, it takes from the training that is its result, or the last samples."""
     model_from = models[phase.model_from] if phase.model_from is not None else None
     data_from = samples[phase.data_from] if phase.data_from is not None else None
     return Phase(phase.name, phase.overrides, model_from, data_from)

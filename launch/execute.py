@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -53,11 +52,6 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
     from launch import preflight  # mode=plan does not need its imports, a twentieth of the time that it takes
 
     if config.runtime.on_node != "docker":
-        if config.topology.numa_binding and shutil.which("numactl") is None:
-            raise HostError(
-                f"topology.numa_binding={config.topology.numa_binding.value}: torchrun binds its ranks with the program numactl, which is "
-                "not found here. apt-get install numactl, or topology.numa_binding=null."
-            )
         rocprof.check(config)
         orphans.remove()
         check_sandbox(plan, host)

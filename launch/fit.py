@@ -16,6 +16,7 @@ from typing import Any
 
 from launch import memory, topology
 from launch.batch import batch
+from launch.check_topology import longest
 from launch.compose import compose, groups
 from launch.detect import Host
 from launch.errors import HostError, UserError
@@ -129,17 +130,22 @@ def _candidates(config: Config) -> Iterator[tuple[list[str], str]]:
         yield ["method.args.gradient_checkpointing=true"], "trains the same, a third more work"
     if config.hardware.gpus_per_node > 1 and config.topology.strategy in ("none", "ddp"):
         yield _sharded(config)
+    if config.topology.servers:
+        yield from _other_servers(config)
+    yield from _offloads(config)
     if config.precision.weights == "fp32" and config.precision.compute == "bf16":
         yield ["precision.weights=bf16"], "weights in 16 bits: where they train, small updates are lost"
     if config.adapter.rank is None and config.method.kind == "trainer":
         yield ["adapter=lora"], "trains about 1% of the parameters"
-    if config.topology.strategy == "zero3":
-        yield ["topology.zero.offload_optimizer=true"], "trains the same, slower: the host keeps the optimizer"
+    if config.adapter.name in ("none", "lora") and config.method.kind == "trainer" and "nf4" in config.hardware.precisions:
+        yield ["adapter=qlora", "precision=nf4"], "trains about 1% of the parameters, and rounds the others to 4 bits"
     for key in ("max_length", "max_completion_length"):
-        if size.sequence >= 512 and (longest := argument(config, key)):
-            yield [f"method.args.{key}={int(longest) // 2}"], "cuts longer rows"
+        if size.sequence >= 512 and (most := argument(config, key)):
+            yield [f"method.args.{key}={int(most) // 2}"], "cuts longer rows"
     if config.method.kind != "trainer" and size.per_device > 1:
         yield ["method.args.batch_size=1"], "the same answers, slower"
+    if argument(config, "engine") == "vllm":
+        yield ["method.args.engine=transformers"], "slower, and needs no room for the longest sequence"
 
 
 def _sharded(config: Config) -> tuple[list[str], str]:
@@ -154,6 +160,30 @@ def _sharded(config: Config) -> tuple[list[str], str]:
     if accumulation % ranks == 0:
         return ["topology=fsdp", f"{ACCUMULATION}={accumulation // ranks}"], f"trains the same on {ranks} GPUs, weights travel"
     return ["topology=fsdp"], f"{ranks} GPUs, so {ranks} times the sequences a step; weights travel"
+
+
+def _other_servers(config: Config) -> Iterator[tuple[list[str], str]]:
+    """A server of shorter sequences, or over two GPUs, four, eight, as long as one is left to train on."""
+    given, gpus = config.topology, topology.num_gpus(config)
+    shorter = max(2048, 2 * longest(config))
+    if shorter < (given.server_max_length or config.model.max_positions):
+        yield [f"topology.server_max_length={shorter}"], f"trains the same while a prompt and its completion have at most {shorter} tokens"
+    for parallel in (2, 4, 8):
+        left = gpus - given.servers * parallel
+        if given.server_tensor_parallel < parallel and left > 0:
+            fewer = "" if config.effective_batch is not None else ", so a step has fewer sequences"
+            yield [f"topology.server_tensor_parallel={parallel}"], f"the server takes {gpus - left} GPUs and {left} train{fewer}"
+
+
+def _offloads(config: Config) -> Iterator[tuple[list[str], str]]:
+    same = "trains the same, slower: the host keeps"
+    fsdp, zero = config.topology.fsdp, config.topology.zero
+    if config.topology.strategy == "fsdp" and not fsdp.cpu_offload:
+        yield ["topology.fsdp.cpu_offload=true"], f"{same} weights and optimizer"
+    if config.topology.strategy in ("zero2", "zero3") and not zero.offload_optimizer:
+        yield ["topology.zero.offload_optimizer=true"], f"{same} the optimizer"
+    if config.topology.strategy == "zero3" and not zero.offload_parameters:
+        yield ["topology.zero.offload_parameters=true"], f"{same} the weights"
 
 
 def _planned(overrides: list[str], host: Host) -> Memory | None:

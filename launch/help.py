@@ -28,7 +28,8 @@ keys:
   format=text|json       of the plan and of what a run leaves; json prints one object on stdout, of a pipeline one with all its phases
   verbose=true           the text plan with full command lines and environments
   smoke=true             the composition scaled down until a CPU runs it in seconds; values given on the command line stay
-  resume=auto|never|DIR  auto continues the newest unfinished run of the same composition; DIR also on other ranks (docs/supervision.md)
+  resume=auto|never|DIR  auto continues the newest unfinished run of the same composition; DIR also on other ranks (docs/supervision.md);
+                         of a pipeline that was changed, auto keeps the phases before the change (docs/pipelines.md)
   preflight=warn         runs although the doctor's short set says that it would fail (docs/doctor.md)
   save_model=false       the trained model is not written: of a run that measures
   profile=torch|memory|rocprof   what time and memory go into (docs/profiling.md); rocprof=v3|compute|sys is the program

@@ -21,15 +21,19 @@ FIRST_FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P
 # and SIGABRT (6) is how RCCL ends a rank that has lost another.
 KILLED = re.compile(r"\(local_rank: (?P<rank>\d+)\)\s+exitcode\s*: (?P<code>-(?!6 )\d+) \(pid: (?P<pid>\d+)\)")
 TOLD_TO_END = re.compile(r"Sending process (\d+) closing signal")
+STOPPED = re.compile(r"torch\.distributed\.elastic\.\S+\.SignalException: Process \d+ got signal: \d+")
 # vLLM's engine says why it ends, or which worker of its own it has lost; its API server, which ends after it, says only that it did.
 ENGINE_ERROR = re.compile(r"EngineCore.*ERROR.*\] (\w*(?:Error|Exception): .+|Worker proc \S+ died unexpectedly \(exit code: \S+\))")
 
 
 class Follower:
-    """New whole lines of a file since the last look, from where it ended when this was made (`began`, in bytes)."""
+    """New whole lines of a file since the last look, from where it ended when this was made (`began`, in bytes).
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    `without_report`: nothing from torchrun's own account of a failure on, a traceback and a table: the launcher's is shorter.
+    """
+
+    def __init__(self, file: Path, without_report: bool = False) -> None:
+        self.file, self.without_report, self.reports = file, without_report, False
         self.began = self.offset = file.stat().st_size if file.exists() else 0
         self.rest = self.moving = b""
         self.said: set[int] = set()
@@ -55,8 +59,16 @@ class Follower:
         if all_of_it and self.rest:
             whole, self.rest = [*whole, self.rest], b""
         self.rest = self.rest[-LONGEST_LINE:]
-        said = [text(line) for line in whole]
+        said = self._shown([text(line) for line in whole])
         return [f"({left_out / 1e6:.1f} MB left out; {self.file} has them)", *said] if left_out else said
+
+    def _shown(self, said: list[str]) -> list[str]:
+        if self.reports:
+            return []
+        is_report = (self.without_report and REPORT.search(line) and FIRST_FAILED.search(line) for line in said)
+        begin = next((n for n, found in enumerate(is_report) if found), len(said))
+        self.reports = begin < len(said)
+        return said[:begin]
 
     def _note(self, chunk: bytes) -> None:
         """Count what has not been said before, each state of a moving line (a progress bar) by itself."""
@@ -88,6 +100,19 @@ def last_words(log: Path, since: int = 0, count: int = 200) -> LastWords:
     told = TOLD_TO_END.findall(report)
     found = next((match for match in KILLED.finditer(report) if match["pid"] not in told), None) or FIRST_FAILED.search(report)
     return LastWords(said, int(found["rank"]), int(found["code"])) if found else LastWords(said)
+
+
+def without_stop(lines: list[str]) -> list[str]:
+    """Without the traceback by which torchrun ends when it is told to stop: nobody needs to read it, and the log has it."""
+    end = next((n for n, line in enumerate(lines) if STOPPED.fullmatch(line)), None)
+    if end is None:
+        return lines
+    begin = end
+    while begin and lines[begin - 1].startswith(" "):
+        begin -= 1
+    if begin and lines[begin - 1].startswith("Traceback "):
+        begin -= 1
+    return [*lines[:begin], *lines[end + 1 :]]
 
 
 def root_cause(lines: list[str]) -> str | None:

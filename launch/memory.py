@@ -74,11 +74,18 @@ def memory(config: Config, processes: list[topology.Process], smaller: Mapping[i
 
 
 def _server_parts(config: Config, capacity: float) -> dict[str, float]:
-    """vLLM fills its share of the GPU: what the weights leave is the cache of keys and values."""
-    width = _width(config)
-    weights = width * config.model.num_parameters / config.topology.server_tensor_parallel / 1e9
+    """vLLM fills its share of the GPU: what the weights leave is the cache of keys and values. It does not start where that has no room
+    for one sequence as long as it is to serve (vllm.v1.core.kv_cache_utils). Its graphs and what a batch takes count as context."""
+    parallel, longest = config.topology.server_tensor_parallel, config.topology.server_max_length or config.model.max_positions
+    weights = _width(config) * config.model.num_parameters / parallel / 1e9
     room = config.topology.server_memory_share * capacity - OVERHEAD_GB - weights
-    return {"weights": weights, "kv cache": max(0.0, room), "context": OVERHEAD_GB}
+    heads = max(1.0, config.model.num_kv_heads / parallel)  # fewer heads than GPUs: each has one
+    return {"weights": weights, "kv cache": max(room, heads * longest * _head_bytes(config) / 1e9), "context": OVERHEAD_GB}
+
+
+def _head_bytes(config: Config) -> float:
+    """Bytes of a token's keys and values of one head, in all layers."""
+    return 2 * _width(config) * config.model.num_layers * config.model.head_dim
 
 
 def _rank_parts(config: Config, capacity: float) -> tuple[str, dict[str, float]]:
@@ -108,9 +115,8 @@ def generates_with_vllm(config: Config) -> bool:
 def _generating(config: Config, rows: int) -> dict[str, float]:
     """Bytes of so many completions as transformers makes them: keys and values of every layer, and three fp32 copies of a token's logits
     (cast, processed, probabilities: GenerationMixin._sample)."""
-    model, width = config.model, 4 if config.precision.compute == "fp32" else 2
-    cache = 2 * width * model.num_layers * model.num_kv_heads * model.head_dim * batch(config).sequence
-    return {"kv cache": float(rows * cache), "logits": 12.0 * rows * model.vocab_size}
+    cache = config.model.num_kv_heads * _head_bytes(config) * batch(config).sequence
+    return {"kv cache": rows * cache, "logits": 12.0 * rows * config.model.vocab_size}
 
 
 def numerics(config: Config) -> Numerics:

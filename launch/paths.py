@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 from launch.detect import Host
 from launch.schema import Config
+
+
+def followed(folder: Path) -> Path:
+    """Where a phase's directory really lies: the link of one that is kept leads into another run (launch/keeping.py)."""
+    return Path(os.path.normpath(folder.parent / os.readlink(folder))) if folder.is_symlink() else folder
 
 
 def run_hash(run_dir: Path) -> str:

@@ -1,6 +1,7 @@
 """Phases: runs in order, the model of one feeding another, each in a directory of its own under one parent.
 
-A pipeline that stopped goes on at the phase it stopped in: phases that are done are not run again. method=raft is a pipeline too.
+A pipeline that stopped goes on at the phase it stopped in: phases that are done are not run again. One that was changed keeps the phases
+before the change (launch/keeping.py). method=raft is a pipeline too.
 """
 
 from __future__ import annotations
@@ -8,26 +9,35 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from launch import curves, cycles, detect, record, rundir, show
+from launch import curves, cycles, detect, keeping, record, rundir, show
 from launch.check_files import check_files
 from launch.check_phases import check_phases
 from launch.compose import compose
 from launch.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import STATUS, check_host, execute, signals
-from launch.plan import Plan, composition, composition_hash, identity, make_plan, pipeline_json, prepare, shared_warnings
+from launch.paths import followed
+from launch.plan import (
+    Plan,
+    composition,
+    composition_hash,
+    identity,
+    identity_of,
+    make_plan,
+    outside,
+    pipeline_json,
+    prepare,
+    shared_warnings,
+)
 from launch.schema import Config, Data, Phase
 from launch.schema_data import Curriculum
 from launch.schema_enums import Find, Format, Init, Mode
-
-
-def has_phases(config: Config) -> bool:
-    return bool(config.phases) or config.method.kind == "cycles"
 
 
 def run(config: Config, overrides: list[str]) -> int:
@@ -38,61 +48,92 @@ def run(config: Config, overrides: list[str]) -> int:
         raise UserError(f"find={config.find.value} with phases: it searches for one run. Use: each phase as a run of its own.")
     host = detect.host(sys.executable)
     run_dir, resumed = rundir.choose(config)
-    plans = make_plans(config, overrides, host, run_dir)
+    composer = _Composer(overrides)
+    plans = make_plans(config, overrides, host, run_dir, composer)
     changed = changed_phases(run_dir, plans) if resumed else []
     if changed and config.resume != "auto":
-        raise UserError(f"resume={config.resume}: phases changed since that run began: {'; '.join(changed)}. resume=never starts afresh.")
+        remedy = "resume=auto begins another run and keeps the phases before the change; resume=never starts afresh."
+        raise UserError(f"resume={config.resume}: phases changed since that run began: {'; '.join(changed)}. {remedy}")
     if changed:
-        show.say(config, f"{run_dir} is left as it is, since phases changed since it began: {'; '.join(changed)}. This starts afresh.")
+        show.say(config, f"{run_dir} is left as it is, since phases changed since it began: {'; '.join(changed)}. This begins another.")
         run_dir, resumed = run_dir.parent / rundir.fresh_name(), False
-        plans = make_plans(config, overrides, host, run_dir)
+        plans = make_plans(config, overrides, host, run_dir, composer)
+    planned = functools.partial(make_plans, config, overrides, host, run_dir, composer)
+    kept = keeping.find(config, run_dir.parent, plans, planned) if config.resume == "auto" and not resumed else None
+    if kept:
+        show.say(config, keeping.said(kept))
+        plans = planned(kept=kept.folders) if kept.folders else plans
     name = run_dir.parent.name
     if config.mode == Mode.plan:
-        silent = [dataclasses.replace(plan, warnings=[]) for plan in plans.values()]  # all of them are said once, at the end
+        to_run = [plan for name, plan in plans.items() if name not in outside(run_dir, plans) and not plan.is_left_out]
+        silent = [dataclasses.replace(plan, warnings=[]) for plan in to_run]  # all of them are said once, at the end
         show.show(config, lambda: pipeline_json(name, run_dir, plans), *silent)
         show.say_warnings(config, shared_warnings(plans))
         return EXIT_DONE
-    found = {phase: _check_host(phase, plan, host) for phase, plan in plans.items()}
+    found = {phase: _check_host(phase, plan, host) for phase, plan in plans.items() if not (plan.is_left_out or _is_done(plan.run_dir))}
     show.say_warnings(config, shared_warnings(plans))
     rundir.make(run_dir)
     with rundir.locked(run_dir), signals() as stopping:
+        keeping.link(run_dir, plans)
         if resumed:
             show.say(config, f"Continues {run_dir}; resume=never starts afresh.")
-        return _run_phases(config, overrides, run_dir, plans, host, found, stopping)
+        return _run_phases(config, overrides, run_dir, plans, host, found, stopping, planned)
 
 
 def changed_phases(run_dir: Path, plans: dict[str, Plan]) -> list[str]:
     """What phases of `run_dir` that have begun were composed with, and are not now. The pipeline's own composition does not show it: conf/
     may have changed for the method of one phase."""
-    then = (rundir.read_json(run_dir / "record.json") or {}).get("phases")
+    then = (rundir.read_json(run_dir / "record.json") or {}).get("phases") or {}
     now = {name: plan.run_dir.name for name, plan in plans.items()}
-    if then != now:
+    if not _folders(plans).items() <= then.items() <= now.items():  # cycles may be found to be left out after it was written
         return rundir.differences(then, now, "phases")
-    found = []
+    found = [f"{name}: {why}" for name, folder in outside(run_dir, plans).items() if (why := keeping.lacks(folder))]
     for name, plan in plans.items():
         begun = rundir.read_json(plan.run_dir / "record.json") or {}
-        if begun and begun.get("composition_hash") != composition_hash(plan.config):
-            found += rundir.differences(identity(begun.get("composition", {})), identity(composition(plan.config)), name)
+        if begun:
+            found += rundir.differences(identity(begun.get("composition", {})), identity_of(plan.config), name)
     return found
 
 
 def _check_host(phase: str, plan: Plan, host: detect.Host) -> dict[str, Any] | None:
-    """Of every phase before the first one starts. Raises HostError."""
+    """Of every phase that is to run, before the first one starts. Raises HostError."""
     try:
         return check_host(plan, host)
     except HostError as error:
         raise HostError(f"phase {phase}: {error}") from error
 
 
-def make_plans(config: Config, overrides: list[str], host: detect.Host, run_dir: Path) -> dict[str, Plan]:
-    """The plan of every phase by its name, in their order."""
+def make_plans(
+    config: Config,
+    overrides: list[str],
+    host: detect.Host,
+    run_dir: Path,
+    composer: _Composer | None = None,
+    kept: Mapping[str, Path] | None = None,
+) -> dict[str, Plan]:
+    """The plan of every phase by its name, in their order. `composer`: one that has composed them before, and reads conf/ no more.
+    `kept`: phases of an earlier run, beside what `run_dir` has links for."""
     check_phases(config.phases)
-    composer = _Composer(overrides)
+    composer = composer or _Composer(overrides)
     given = config.phases or [Phase(name="")]
-    phases = cycles.expand(given, lambda phase: _cycles_of(composer(phase) if config.phases else config))
-    names = [phase.name for phase in phases]
-    folders = {name: run_dir / f"{number}_{name}" for number, name in enumerate(names, start=1)}
+
+    def expand(accuracies: Mapping[str, float]) -> list[Phase]:
+        return cycles.expand(given, lambda phase: _cycles_of(composer(phase) if config.phases else config), accuracies)
+
+    names = [phase.name for phase in expand({})]
+    folders = {name: followed(run_dir / f"{number}_{name}") for number, name in enumerate(names, start=1)} | dict(kept or {})
+    phases = expand(_accuracies(folders))
     return {phase.name: _plan(config, phase, composer, host, folders) for phase in phases}
+
+
+def _accuracies(folders: Mapping[str, Path]) -> dict[str, float]:
+    """Phase -> held-out accuracy, of the evaluations that are done."""
+    results = {name: rundir.read_json(folder / "result.json") or {} for name, folder in folders.items() if _is_done(folder)}
+    return {name: result["accuracy"] for name, result in results.items() if isinstance(result.get("accuracy"), float)}
+
+
+def _is_done(folder: Path) -> bool:
+    return (rundir.read_json(folder / "record.json") or {}).get("status") == "done"
 
 
 class _Composer:
@@ -155,6 +196,8 @@ def _plan(config: Config, phase: Phase, composer: Callable[[Phase], Config], hos
             if phase.pass_rates_from and composed.data.curriculum == Curriculum.adaptive:
                 composed.data.pass_rates = str(folders[phase.pass_rates_from] / "result.json")
         prepared, warnings = prepare(composed)
+        if isinstance(phase, cycles.CyclePhase) and phase.chosen and phase.part == "train":
+            warnings = [*warnings, *phase.chosen.warnings()]
         prepared.model.path = source  # under smoke=true the model of an earlier phase is as small as this one's was just made
         plan = make_plan(prepared, host, folders[phase.name], warnings)
         there = copy.deepcopy(prepared)  # but for what an earlier phase leaves
@@ -167,13 +210,14 @@ def _plan(config: Config, phase: Phase, composer: Callable[[Phase], Config], hos
         if phase.results_from:
             del there.method.args["results_from"]
         check_files(there, all_lines=config.mode == Mode.run)
-    return plan
+    return dataclasses.replace(plan, chosen=phase.chosen) if isinstance(phase, cycles.CyclePhase) else plan
 
 
 def given_files(run_dir: Path, plans: list[Plan]) -> dict[str, str]:
     """Data files of all phases by content, but for what the phases themselves leave: a pipeline goes on with the rows it began with."""
     named = {path for plan in plans for path in record.data_files(plan)}
-    return {path: rundir.sha256(Path(path)) for path in sorted(named) if run_dir not in Path(path).parents}
+    own = {run_dir, *(plan.run_dir for plan in plans)}
+    return {path: rundir.sha256(Path(path)) for path in sorted(named) if own.isdisjoint(Path(path).parents)}
 
 
 def _run_phases(
@@ -184,26 +228,31 @@ def _run_phases(
     host: detect.Host,
     found: dict[str, dict[str, Any] | None],
     stopping: list[int],
+    again: Callable[[], dict[str, Plan]],
 ) -> int:
-    """`found`: what check_host said of each phase's image. `stopping`: signals that asked to stop, whenever they came."""
+    """`found`: what check_host said of the image of each phase that is to run. `stopping`: signals that asked to stop, whenever they
+    came. `again`: the plans once more, after an evaluation that may choose a cycle of RAFT."""
     kept: dict[str, Any] = {
         "schema": 1,
         "run_id": run_dir.name,
         "overrides": overrides,
         "composition": composition(config),
         "composition_hash": composition_hash(config),
-        "phases": {name: plan.run_dir.name for name, plan in plans.items()},
         "data": {"files": given_files(run_dir, list(plans.values()))},
     }
 
     def write(status: str, exit_code: int | None) -> None:
-        rundir.write_json(run_dir / "record.json", record.seal({**kept, "status": status, "exit_code": exit_code}))
+        of_now = {"phases": _folders(plans), "chosen": _chosen(plans)}
+        rundir.write_json(run_dir / "record.json", record.seal({**kept, **of_now, "status": status, "exit_code": exit_code}))
 
     write("running", None)
     exit_code = EXIT_DONE
     ended: dict[str, Any] = {}
-    for phase, plan in plans.items():
-        if (rundir.read_json(plan.run_dir / "record.json") or {}).get("status") == "done":
+    for phase in plans:
+        plan = plans[phase]
+        if plan.is_left_out:
+            continue
+        if _is_done(plan.run_dir):
             ended[phase] = show.end_json(plan, EXIT_DONE)
             show.say(config, f"{plan.name}: done already")
             continue
@@ -223,12 +272,26 @@ def _run_phases(
         show.say_end(config, plan, exit_code)
         if exit_code != EXIT_DONE:
             break
+        if plan.chosen and plan.config.method.kind == "evaluator":
+            plans = again()
+            write("running", None)
     write(STATUS.get(exit_code, "failed"), exit_code)
     if exit_code == EXIT_DONE:
-        curves.show_end(config, run_dir, list(plans.values()))
+        curves.show_end(config, run_dir, [plan for phase, plan in plans.items() if phase in _folders(plans)])
     if config.format == Format.json:
         print(_end_json(run_dir, exit_code, ended))
     return exit_code
+
+
+def _folders(plans: dict[str, Plan]) -> dict[str, str]:
+    """Phase -> its directory, of those that are run."""
+    return {name: plan.run_dir.name for name, plan in plans.items() if not plan.is_left_out}
+
+
+def _chosen(plans: dict[str, Plan]) -> dict[str, Any]:
+    """Phase of method=raft (`raft` where it is the whole run) -> the choice of its cycle, where it is made."""
+    choices = {plan.chosen.choice.raft: plan.chosen.choice for plan in plans.values() if plan.chosen and plan.chosen.choice.is_made}
+    return {raft or "raft": choice.record(_folders(plans)) for raft, choice in choices.items()}
 
 
 def _end_json(run_dir: Path, exit_code: int, ended: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from containers import images
 from launch import (
     batch,
     check,
+    check_tracking,
     container,
     data_cache,
     environment,
@@ -29,6 +30,7 @@ from launch import (
     tuned,
 )
 from launch.container import ContainerSpec
+from launch.cycle_choice import OfCycle
 from launch.detect import Host
 from launch.errors import UserError
 from launch.gpu import GIB
@@ -40,6 +42,7 @@ from launch.topology import Process
 SCHEMA = 1
 # Keys that do not change what is computed: two compositions that differ in them only are the same run.
 NOT_IDENTITY = ("mode", "find", "price_per_gpu_hour", "format", "verbose", "resume", "run_root", "name", "sweep", "preflight")
+BY_PART = ("progressive", "mixed")  # curricula, of data.curriculum, by which each cycle of a RAFT is a part of the run
 ADDED = ("run_dir", "trainer_args", "tuned", "data_cache", "provenance")  # to the composition, in the file that every rank reads
 
 
@@ -59,6 +62,12 @@ class Plan:
     tuned: dict[str, Any] | None = None  # of a tuning: the recipe that it runs
     data_cache: dict[str, str] | None = None  # of a training: where its rows are kept when they are prepared
     data: dict[str, Any] | None = None  # figures of the rows, where they are prepared
+    chosen: OfCycle | None = None  # of a phase of a RAFT that chooses its cycle
+
+    @property
+    def is_left_out(self) -> bool:
+        """Of a cycle of RAFT that does not begin, since those before it no longer improved."""
+        return self.chosen is not None and self.chosen.is_left_out
 
     @property
     def targets(self) -> dict[str, Target]:
@@ -151,19 +160,39 @@ def plain(node: Any) -> Any:
     return str(node) if isinstance(node, Path) else node
 
 
+def has_phases(config: Config) -> bool:
+    """Whether it is a pipeline of runs: launch/pipeline.py."""
+    return bool(config.phases) or config.method.kind == "cycles"
+
+
 def composition(config: Config) -> dict[str, Any]:
     """What a record keeps: all that a run can be made again from."""
     return {key: value for key, value in plain(config).items() if key not in NOT_IDENTITY}
 
 
 def identity(composition: dict[str, Any]) -> dict[str, Any]:
-    """What makes two runs the same run. Of the runtime its name and how many nodes: a time limit or a number of restarts is none of it."""
-    runtime = composition.get("runtime", {})
-    return {**composition, "runtime": {"name": runtime.get("name"), "nodes": runtime.get("slurm", {}).get("nodes")}}
+    """What makes two runs the same run. Of the runtime its name and how many nodes: a time limit or a number of restarts is none of it.
+
+    A tracker's package is the same whether it was named or follows from the tracker: records of earlier versions name it. How many cycles
+    a RAFT has is no part of a sampling of one of them, but where a curriculum divides the run among them."""
+    runtime, tracking = composition.get("runtime", {}), composition.get("tracking", {})
+    where = {"name": runtime.get("name"), "nodes": runtime.get("slurm", {}).get("nodes")}
+    package = tracking.get("package") or check_tracking.package_of(tracking.get("name", "none"))
+    found = {**composition, "runtime": where, "tracking": {**tracking, "package": package}}
+    method = composition.get("method", {})
+    if method.get("name") == "sample" and composition.get("data", {}).get("curriculum") not in BY_PART:
+        found["method"] = {**method, "args": {name: given for name, given in method.get("args", {}).items() if name != "num_cycles"}}
+    return found
+
+
+def identity_of(config: Config) -> dict[str, Any]:
+    """As a record's would be."""
+    found: dict[str, Any] = json.loads(json.dumps(identity(composition(config))))
+    return found
 
 
 def composition_hash(config: Config) -> str:
-    return hashlib.sha256(json.dumps(identity(composition(config)), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(identity_of(config), sort_keys=True).encode()).hexdigest()
 
 
 def image_json(config: Config) -> dict[str, Any] | None:
@@ -252,9 +281,18 @@ def shared_warnings(phases: dict[str, Plan]) -> list[str]:
     return [f"{', '.join(names)}: {warning}" for warning, names in found.items()]
 
 
+def outside(run_dir: Path, plans: dict[str, Plan]) -> dict[str, Path]:
+    """The phases of a pipeline that lie in another run (launch/keeping.py): phase -> its directory."""
+    return {name: plan.run_dir for name, plan in plans.items() if plan.run_dir.parent != run_dir}
+
+
 def pipeline_json(name: str, run_dir: Path, phases: dict[str, Plan]) -> dict[str, Any]:
-    """A pipeline as one object of the same shape: its phases' plans, and their processes and warnings together."""
+    """A pipeline as one object of the same shape: its phases' plans, and their processes and warnings together.
+
+    `kept` are those `outside`; their processes do not run."""
     plans = {phase: as_json(plan) for phase, plan in phases.items()}
+    kept = {phase: str(folder) for phase, folder in outside(run_dir, phases).items()}
+    run = {phase: plan for phase, plan in plans.items() if phase not in kept and not phases[phase].is_left_out}
     first = next(iter(plans.values()))
     shared = {key: first[key] for key in ("schema", "hardware", "image", "runtime")}
     return {
@@ -262,9 +300,10 @@ def pipeline_json(name: str, run_dir: Path, phases: dict[str, Plan]) -> dict[str
         "name": name,
         "run_dir": str(run_dir),
         "topology": sorted({p["topology"] for p in plans.values()}),
-        "processes": [{**process, "phase": phase} for phase, p in plans.items() for process in p["processes"]],
-        "memory": [{**entry, "phase": phase} for phase, p in plans.items() for entry in p["memory"]],
+        "processes": [{**process, "phase": phase} for phase, p in run.items() for process in p["processes"]],
+        "memory": [{**entry, "phase": phase} for phase, p in run.items() for entry in p["memory"]],
         "speed": {"tokens_per_second": None, "step_s": None, "basis": "see each phase"},
         "warnings": shared_warnings(phases),
+        "kept": kept,
         "phases": plans,
     }

@@ -1,4 +1,4 @@
-"""The doctor's short set, before a run on GPUs: what takes no time to look at, and would make the run fail."""
+"""Before a run: the doctor's short set on GPUs, what takes no time to look at and would make the run fail; on a CPU its memory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from launch.detect import Host
 from launch.errors import HostError
 from launch.plan import Plan
 from launch.schema_enums import Preflight, Vendor
+from launch.sysfs import total_memory
 
 RELEASED_WITHIN_S = 5.0  # our choice: the driver takes back the memory of a process that has ended some time after its end
 POLL_S = 0.2
@@ -22,6 +23,7 @@ def check(plan: Plan, host: Host) -> None:
     """Prints what may go wrong; raises HostError for what will, unless preflight=warn. Looks only at the GPUs that the plan uses."""
     config = plan.config
     if config.hardware.vendor == Vendor.none:
+        check_host_memory(plan, host)
         return
     used = frozenset(gpu for process in plan.processes for gpu in process.gpus)
     seen = dataclasses.replace(host, gpus=host.gpus_of(config.hardware.vendor), environ={**host.environ, **config.user_env})
@@ -37,6 +39,21 @@ def check(plan: Plan, host: Host) -> None:
         lines = [_line(name, finding) for name, finding in fails.items()]
         last = "preflight=warn starts the run all the same; python launch/doctor.py shows everything that this machine was checked for."
         raise HostError("\n".join([*lines, last]))
+
+
+def check_host_memory(plan: Plan, host: Host) -> None:
+    """Of a CPU: a process that needs more than the whole machine has would take the machine down with it. Raises HostError.
+
+    The plan's own capacity of a CPU is nominal, and processes share the memory: so only this is certain.
+    """
+    total = total_memory(host.sysroot)
+    largest = max(plan.memory, key=lambda process: process.total_gb, default=None)
+    if total is None or largest is None or largest.total_gb <= (there := total / 1e9):
+        return
+    said = f"{largest.process}: {largest.total_gb:.0f} GB of memory needed, and this machine has {there:.0f} GB"
+    if plan.config.preflight == Preflight.refuse:
+        raise HostError(f"{said}. Use: smoke=true, which makes it small; a smaller model; or preflight=warn, which starts it all the same.")
+    print(f"warning: {said}", file=sys.stderr)
 
 
 def wait_until_released(facts: Facts, patience_s: float) -> None:

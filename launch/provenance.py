@@ -34,26 +34,36 @@ def of(config: Config) -> dict[str, Any] | None:
 
 
 def run_of(path: Path) -> Path | None:
-    """The run that left this model, adapter or checkpoint; None where no record says so."""
+    """The run that left this model, adapter or checkpoint; None where there is no record of one."""
     run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
-    record = read_json(run / "record.json") if path.name in ("model", "adapter") or run != path.parent else None
-    return run if record and isinstance(record.get("composition"), dict) else None
+    named = path.name in ("model", "adapter") or run != path.parent
+    return run if named and (run / "record.json").is_file() else None
+
+
+def _composition(record: dict[str, Any]) -> dict[str, Any]:
+    """Raises ValueError where the record holds none of this version."""
+    if not isinstance(record.get("composition"), dict):
+        raise ValueError("there is none, or the file is damaged")
+    try:
+        found: dict[str, Any] = plain(recorded_config(record["composition"]))
+    except OmegaConfBaseException as error:
+        raise ValueError(str(error).splitlines()[0]) from error
+    return found
 
 
 def _runs(path: str | None) -> list[dict[str, Any]]:
-    """From the run that left `path` back to the first one whose model came from elsewhere, or whose record another version wrote."""
+    """From the run that left `path` back to the first one whose model came from elsewhere, or whose record cannot be read."""
     found: list[dict[str, Any]] = []
     seen: set[Path] = set()
     while path is not None and (run := run_of(Path(path))) is not None and run not in seen:
         seen.add(run)
         record, result = read_json(run / "record.json") or {}, read_json(run / "result.json") or {}
         try:
-            composition = plain(recorded_config(record["composition"]))
-        except OmegaConfBaseException as error:
-            why = str(error).splitlines()[0]
+            composition = _composition(record)
+        except ValueError as error:
             lost = "that run and those before it are not on the model card"
             lost += "" if found else ", and the weights are not compared with what it left"
-            print(f"warning: {run / 'record.json'} has no composition of this version ({why}): {lost}.", file=sys.stderr)
+            print(f"warning: {run / 'record.json'} has no composition of this version ({error}): {lost}.", file=sys.stderr)
             return found
         packages, data = _table(record, "packages"), _table(record, "data")
         found.append(

@@ -17,7 +17,7 @@ from typing import Any
 from launch.check_data import named_files
 from launch.detect import Host
 from launch.environment import ROOT, SECRET, secret_names
-from launch.plan import Plan, composition, composition_hash, image_json, plain
+from launch.plan import Plan, composition, composition_hash, identity, identity_of, image_json, plain
 from launch.rundir import read_json, sha256
 from launch.sysfs import text
 from launch.topology import Process
@@ -102,7 +102,7 @@ def _earlier(plan: Plan) -> list[dict[str, Any]]:
     old = read_json(plan.run_dir / "record.json")
     if old is None:
         return []
-    same = old.get("composition_hash") == composition_hash(plan.config)
+    same = identity(old.get("composition", {})) == identity_of(plan.config)
     kept = ("composition_hash", "overrides", "finished", "metrics")
     return [*old.get("earlier", []), *([] if same else [{key: old.get(key) for key in kept}])]
 

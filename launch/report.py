@@ -90,7 +90,7 @@ def made(asked: Asked) -> Page:
         held = rundir.is_locked(folder)
         record = rundir.read_json(folder / "record.json") or {}
         runs = [read(phase, phase.name) for phase in phases_of(folder)]
-        return many.pipeline(folder, status_of(folder, record, held), record.get("exit_code"), runs)
+        return many.pipeline(folder, status_of(folder, record, held), record.get("exit_code"), runs, record.get("chosen"))
     run = read(folder)
     return Page(folder.parent.name, folder.name, run.status, one.sections(run), about=one.about(run))
 

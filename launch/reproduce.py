@@ -51,7 +51,9 @@ def load_record(path: Path) -> dict[str, Any]:
     """Raises UserError for a record that is absent, lacks a required field, or was changed."""
     recorded = rundir.read_json(path)
     if recorded is None:
-        raise UserError(f"{path}: no record there. Give the directory of a run, for example runs/<name>/<timestamp>-<id>.")
+        raise UserError(
+            f"{path}: no record there.{rundir.runs_in(path.parent)} Give the directory of a run, for example runs/<name>/<timestamp>-<id>."
+        )
     found = record.faults(recorded, record.REQUIRED_OF_A_PIPELINE if "phases" in recorded else record.REQUIRED)
     if found:
         raise UserError(f"{path}: refused, since it cannot be trusted. {'; '.join(found)}.")

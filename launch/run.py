@@ -16,7 +16,7 @@ from launch.check_files import check_files
 from launch.compose import compose
 from launch.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import check_host, execute
-from launch.plan import as_json, make_plan, prepare
+from launch.plan import as_json, has_phases, make_plan, prepare
 from launch.schema_enums import Find, Mode, Preflight
 from launch.stream import run_program
 
@@ -26,9 +26,9 @@ def run(overrides: list[str]) -> int:
     config = compose(overrides)
     if config.sweep.name != "none":
         raise UserError(f"sweep={config.sweep.name}: a search of many runs. Put -m before it: python launch/run.py -m ...")
-    if pipeline.has_phases(config) and config.data.preview:
+    if has_phases(config) and config.data.preview:
         raise UserError("data.preview with phases: each has rows of its own. Use: the command of one phase, with data.preview.")
-    if pipeline.has_phases(config):
+    if has_phases(config):
         return pipeline.run(config, overrides)
     host, found = detect.host(sys.executable), None
     if config.find != Find.none:

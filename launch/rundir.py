@@ -16,7 +16,7 @@ from typing import Any
 
 from launch import resuming
 from launch.errors import UserError
-from launch.plan import composition, composition_hash, default_name, identity
+from launch.plan import composition, composition_hash, default_name, has_phases, identity
 from launch.schema import Config
 
 LOCK_ATTEMPTS = 5
@@ -54,6 +54,12 @@ def newest_unfinished(home: Path, wanted: str) -> Path | None:
     return None
 
 
+def runs_in(folder: Path) -> str:
+    """Of a folder that was given for a run and holds some: the newest of them, for a message."""
+    newest = max(folder.glob("*/record.json"), key=lambda file: file.parent.name, default=None)
+    return f" It holds runs, the newest is {newest.parent}." if newest else ""
+
+
 def changed_data(record: dict[str, Any]) -> list[str]:
     """Data files that are not what they were when the run began: its checkpoint has seen other rows."""
     files: dict[str, str] = (record.get("data") or {}).get("files", {})
@@ -64,7 +70,7 @@ def _asked_for(config: Config) -> Path:
     folder = Path(config.resume).absolute()
     record = read_json(folder / "record.json")
     if record is None:
-        raise UserError(f"resume={config.resume}: no record.json there. Give auto, never, or a run directory.")
+        raise UserError(f"resume={config.resume}: no record.json there.{runs_in(folder)} Give auto, never, or a run directory.")
     if record.get("status") == "done":
         raise UserError(f"resume={config.resume}: that run is done. resume=never runs the composition again.")
     if is_locked(folder):
@@ -75,7 +81,8 @@ def _asked_for(config: Config) -> Path:
     differing = differences(identity(record.get("composition", {})), identity(composition(config)))
     of_another = resuming.another(differing)
     if of_another:
-        raise UserError(f"resume={config.resume}: another composition; it differs in {'; '.join(of_another)}.")
+        remedy = " resume=auto begins another run and keeps the phases before the change." if has_phases(config) else ""
+        raise UserError(f"resume={config.resume}: another composition; it differs in {'; '.join(of_another)}.{remedy}")
     if differing:
         resuming.check(config.resume, resuming.recorded_config(record["composition"]), config)
     return folder

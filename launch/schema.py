@@ -123,7 +123,7 @@ class Method:
     args: dict[str, Any] = field(default_factory=dict)
     lr_scaling: LrScaling = LrScaling.none  # of the learning rate with the batch
     lr_reference_batch: Optional[int] = None  # sequences of the step that the learning rate was chosen for
-    selection: Selection = field(default_factory=Selection)  # sft, dpo: the best model by held-out rows, in place of the last
+    selection: Selection = field(default_factory=Selection)  # sft, dpo, grpo, raft: the best model by held-out rows, in place of the last
     rewards: dict[str, float] = field(default_factory=dict)  # grpo, sample, raft, evaluate: named reward or dotted path -> weight
     reward_chain: list[str] = field(default_factory=list)  # of these rewards each is asked only where the one before gave 1; else it is 0
     reward_pattern: Optional[str] = None  # of reward `regex`, for rows without a column `pattern`
@@ -296,7 +296,7 @@ class Runtime:
 @dataclass
 class Tracking:
     name: str = MISSING
-    package: Optional[str] = None  # what must be importable
+    package: Optional[str] = None  # what must be installed; null: what the name asks for
     project: Optional[str] = None
 
 

@@ -44,9 +44,10 @@ class LrScaling(Enum):
 
 @dataclass
 class Selection:
-    """sft, dpo: which of the saved models the run ends with, by a figure of held-out rows that is measured at every save."""
+    """sft, dpo, grpo: which of the saved models the run ends with, by a figure of held-out rows that is measured at every save.
+    raft: which of the cycles' models, by the evaluation after each."""
 
-    metric: Optional[str] = None  # eval_loss, or another of launch/check_selection.py; empty: the last model, and nothing is measured
+    metric: Optional[str] = None  # one of HELD_OUT_METRICS in launch/trainer_args.py, as eval_loss; empty: the last model is kept
     patience: Optional[int] = None  # end after so many measurements in a row that were no better; empty: never before the last step
     min_delta: float = 0.0  # patience: what is better than the best before by no more than this counts as no better
 

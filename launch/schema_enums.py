@@ -67,12 +67,12 @@ class Debug(Enum):
 
 
 class NumaBinding(Enum):
-    """To which cores torchrun binds each rank: those of its GPU's NUMA node or socket, or a share of them for itself."""
+    """To which cores each rank binds itself (recipes/common/binding.py): of its GPU's NUMA node or socket, or a share for itself."""
 
     node = "node"
     socket = "socket"
     exclusive = "exclusive"
-    core_complex = "core-complex"
+    core_complex = "core_complex"
 
 
 class Network(Enum):

@@ -123,12 +123,15 @@ def _shrink_arguments(config: Config) -> list[str]:
     """A line for each that a CPU cannot have. Of the method's own sizes (method.smoke) and the usual ones the former win; over both, what
     is to stay."""
     args, known = config.method.args, trainer_args.known(config)
-    saves = {"save_strategy": "steps", "save_steps": 1} if config.method.selection.metric else {}  # models to choose from
+    chooses = config.method.selection.metric is not None and config.method.kind == "trainer"
+    saves = {"save_strategy": "steps", "save_steps": 1} if chooses else {}  # models to choose from
     own = {name: value for name, value in config.method.smoke.items() if name not in NOT_ON_A_CPU}
     kept = _kept_arguments(config)
     bounded = "num_train_epochs" in {**own, **kept} and "max_steps" not in {**own, **kept}  # else max_steps bounds it
     sizes = {name: value for name, value in SIZES.items() if name in known and not (bounded and name == "max_steps")}
-    args |= sizes | saves | own
+    # As many as the answers to a held-out prompt, where those are asked for: its size here need not be a multiple.
+    groups = {"per_device_eval_batch_size": args["num_generations_eval"]} if args.get("num_generations_eval") else {}
+    args |= sizes | saves | groups | own
     if bounded:
         args.pop("max_steps", None)
     elif "num_train_epochs" not in kept:

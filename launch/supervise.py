@@ -116,9 +116,12 @@ class Attempt:
             self._stop()
 
     def _followers(self, process: Process) -> dict[str, logs.Follower]:
-        """Ranks first: what torchrun reports of them comes after what they said."""
+        """Ranks first, then what their group says."""
         of_ranks = {f"rank {rank}": file for rank, file in rank_logs(self.plan, process).items()}
-        return {name: logs.Follower(file) for name, file in {**of_ranks, process.name: group_log(self.plan, process)}.items()}
+        return {
+            name: logs.Follower(file, without_report=True)
+            for name, file in {**of_ranks, process.name: group_log(self.plan, process)}.items()
+        }
 
     def _until(self, reached: Callable[[], bool]) -> Outcome | None:
         while True:
@@ -163,7 +166,7 @@ class Attempt:
         for group in self.groups:
             ended = group.started.poll() is not None
             for name, follower in group.followers.items():
-                self.progress.log(name, follower.lines(all_of_it=ended))
+                self.progress.log(name, logs.without_stop(follower.lines(all_of_it=ended)))
         self.progress.update()
 
     def _ended(self, group: Group, status: str, why: str | None = None) -> Outcome:
@@ -301,12 +304,14 @@ def describe(plan: Plan, outcome: Outcome) -> str:
             rank, why = reported, f"exit code {words.exit_code}"
     name = process.name + (f", rank {rank}" if rank is not None and of_ranks else "")
     log, said = _spoken(outcome, log, of_ranks, rank)
+    if (known or {}).get("exit_code") == EXIT_USER:  # its message says all
+        return f"\n{name} failed: {why}\nEverything that it said is in {log}\n"
     shown = said[-SHOWN_LINES:]
     # Further up than is shown only where no rank has said what it died of: an old warning would explain everything.
     meaning = meaning_of([why or ""]) or meaning_of(shown) or (None if known else meaning_of(said))
     told = f"\n{name} {'hung' if outcome.status == 'hung' else 'failed'}" + (f": {why}" if why else "") + "\n"
     told += f"Last lines of {log}:\n" + ("".join(f"  | {line}\n" for line in shown) or "  (nothing)\n")
-    return told + (f"This usually means: {meaning}\n" if meaning and (known or {}).get("exit_code") != EXIT_USER else "")
+    return told + (f"This usually means: {meaning}\n" if meaning else "")
 
 
 def _spoken(outcome: Outcome, log: Path, of_ranks: dict[int, Path], rank: int | None) -> tuple[Path, list[str]]:

@@ -7,10 +7,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch import pipeline, rundir, sweep_report
+from launch import rundir, sweep_report
 from launch.detect import Host
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
 from launch.logs import last_words
+from launch.plan import has_phases
 from launch.schema import Config
 from launch.sweep_pool import TrialProcess, at_once, environment_of, pack
 from launch.sweep_study import Source
@@ -53,7 +54,7 @@ class Loop:
 
     def run(self, stopping: list[int]) -> int:
         """`stopping` receives signals. Raises UserError where the runs do not write the metric."""
-        sweep_report.say(self.config, f"{self.folder.name}: {self.source.total} trials; logs and table in {self.folder}")
+        sweep_report.say(self.config, f"{self.folder.name}: {self.source.total} trial(s); logs and table in {self.folder}")
         try:
             while not stopping and self._start_those_that_fit(stopping) | self._look():
                 time.sleep(POLL_S)
@@ -162,7 +163,7 @@ class Loop:
         return bool(self.running)
 
     def _check_metric(self, running: Running) -> None:
-        if self.sweep.metric is None or running.metric_seen or pipeline.has_phases(running.prepared.config):
+        if self.sweep.metric is None or running.metric_seen or has_phases(running.prepared.config):
             return
         run_dir = running_run(running.prepared)
         running.metric_seen = run_dir is not None and check_metric_early(self.sweep.metric, run_dir)
@@ -187,7 +188,7 @@ class Loop:
         found, metric = figures(run_dir), self.sweep.metric
         trial.run_dir = str(run_dir)
         if metric is None:
-            metric = next((name for name in sweep_report.USUAL if found.get(name) is not None), None)
+            metric = sweep_report.usual(found)
         else:
             check_metric(metric, found)
             if found[metric] is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,26 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launch import pipeline
-from launch.plan import as_json, pipeline_json, plain
+from launch.plan import as_json, has_phases, pipeline_json, plain
 from launch.schema import Config, Direction, Parameter, Sweep
 from launch.schema_enums import Format
 from launch.show import show_plan
 from launch.sweep_pool import at_once, pack, typed
-from launch.sweep_trials import Prepared, Trial
+from launch.sweep_trials import OF_ROWS, Prepared, Trial
 
 SCHEMA = 1
-USUAL = ("accuracy", "reward", "loss")  # shown for a grid that names no metric: the first that a run has
+USUAL = ("gain", "accuracy", "reward", "loss")
+
+
+def usual(found: Mapping[str, float | None]) -> str | None:
+    """The figure that a grid which names no metric is shown by: that of a benchmark's best row, else the first of USUAL that a run has."""
+    names = (*(name for name in found if name.startswith(OF_ROWS)), *USUAL)
+    return next((name for name in names if found.get(name) is not None), None)
+
+
+def less_is_better(metric: str | None) -> bool:
+    """Of a figure that `usual` chose."""
+    return metric is not None and (metric == "loss" or metric.startswith("least_"))
 
 
 def best(sweep: Sweep, trials: list[Trial]) -> Trial | None:
@@ -120,8 +131,8 @@ def show_planned(config: Config, content: dict[str, Any], first: Prepared, gpus:
     sets: list[list[int]] = []
     while wanted and len(sets) < together and (block := pack(gpus, {gpu for s in sets for gpu in s}, wanted)):
         sets.append(block)
-    run_dir = first.plans[0].run_dir
-    plans = {plan.run_dir.name.partition("_")[2]: plan for plan in first.plans} if pipeline.has_phases(first.config) else {}
+    run_dir = first.plans[-1].run_dir  # the first phases may lie in an earlier run
+    plans = {plan.run_dir.name.partition("_")[2]: plan for plan in first.plans} if has_phases(first.config) else {}
     if config.format == Format.json:
         shown = pipeline_json(run_dir.parent.parent.name, run_dir.parent, plans) if plans else as_json(first.plans[0])
         added = {"space": plain(sweep.space), "at_once": together, "gpu_sets": sets, "refused": refused, "first": shown}

@@ -14,12 +14,13 @@ from launch.compose import compose
 from launch.detect import Host
 from launch.environment import MASK
 from launch.errors import UserError, near
-from launch.plan import Plan, composition_hash, default_name, make_plan, prepare
+from launch.plan import Plan, composition_hash, default_name, has_phases, make_plan, prepare
 from launch.schema import Config
 
 # Figures of result.json that no line of metrics.jsonl holds.
 AT_THE_END = ("steps", "num_problems", "step_s", "accuracy", "time_s")
-MEASURED_LATER = ("eval_", "best_")  # of held-out rows: from the first save on
+OF_ROWS = ("most_", "least_")  # of a benchmark's rows the best by its own figure, as most_tflops
+MEASURED_LATER = ("eval_", "best_", *OF_ROWS)  # of held-out rows: from the first save on; of rows: when all are measured
 
 
 @dataclass
@@ -71,7 +72,7 @@ class Prepared:
 def prepared(overrides: list[str], host: Host) -> Prepared:
     """Compose and plan, as launch/run.py does; nothing of it depends on a trial before. Raises UserError, HostError."""
     config = compose(overrides)
-    if pipeline.has_phases(config):
+    if has_phases(config):
         run_dir, _ = rundir.choose(config)
         plans = list(pipeline.make_plans(config, overrides, host, run_dir).values())
     else:
@@ -106,19 +107,34 @@ def newest_run(trial: Prepared) -> Path | None:
 
 
 def figures(run_dir: Path) -> dict[str, float | None]:
-    """The numbers that a run left: those of the last logged step, then those of its end. Of a pipeline: of its last phase.
+    """The numbers that a run left: those of the last logged step, then those of its end. Of a pipeline: of its last phase, or of the
+    evaluation that a RAFT at its end has chosen.
 
     None stands for a number that was not finite.
     """
-    phases = (rundir.read_json(run_dir / "record.json") or {}).get("phases")
-    last = run_dir / list(phases.values())[-1] if phases else run_dir
+    record = rundir.read_json(run_dir / "record.json") or {}
+    phases = record.get("phases")
+    chosen = {choice["last_evaluation"]: choice["evaluation"] for choice in record.get("chosen", {}).values()}
+    ended = list(phases.values())[-1] if phases else ""
+    last = run_dir / chosen.get(ended, ended)
     lines = rundir.read_metrics(last / "metrics.jsonl")
     return _numbers({**(lines[-1] if lines else {}), **(rundir.read_json(last / "result.json") or {})})
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, float | None]:
     found = {k: v for k, v in row.items() if v is None or (isinstance(v, (int, float)) and not isinstance(v, bool))}
-    return {k: v if v is None or math.isfinite(v) else None for k, v in found.items() if k != "exit_code"}
+    finite = {k: v if v is None or math.isfinite(v) else None for k, v in found.items() if k != "exit_code"}
+    return {**finite, **_of_rows(row)}
+
+
+def _of_rows(result: dict[str, Any]) -> dict[str, float]:
+    """Of a benchmark's result the best row's figure: most_<figure>, or least_<figure> of what is better where it is less."""
+    figure, rows = result.get("figure"), result.get("rows")
+    found = [row.get(figure) for row in rows] if figure and rows else []
+    values = [value for value in found if isinstance(value, (int, float)) and math.isfinite(value)]
+    if not values:
+        return {}
+    return {f"most_{figure}": max(values)} if result.get("higher_is_better", True) else {f"least_{figure}": min(values)}
 
 
 def check_metric(metric: str, found: dict[str, float | None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -31,6 +32,12 @@ def is_folder(path: Path) -> bool:
 def number(file: str | Path) -> int | None:
     """A decimal integer that is all there is in the file."""
     return as_number(text(file))
+
+
+def total_memory(root: str | Path) -> int | None:
+    """Bytes of memory that the machine has whose files lie under `root`."""
+    found = re.search(r"^MemTotal:\s+(\d+) kB", text(Path(root) / "proc/meminfo") or "", re.MULTILINE)
+    return int(found.group(1)) * 1024 if found else None
 
 
 def as_number(value: str | None) -> int | None:

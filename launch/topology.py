@@ -102,11 +102,10 @@ def ports(host: Host, run_dir: Path) -> tuple[int, int]:
 def ranks_argv(config: Config, host: Host, num_ranks: int, run_dir: Path, program: str, node: int = 0) -> list[str]:
     """torchrun on a node."""
     torchrun = [python(config, host), "-m", "torch.distributed.run", *rendezvous(config, host, node)]
-    binding = ["--numa-binding", config.topology.numa_binding.value] if config.topology.numa_binding else []
     ranks = ["-m", program, "--config", str(run_dir / "config.yaml")]
     if program == config.method.program:
         ranks = rocprof.wrapped(config, run_dir, python(config, host), ranks)
-    return [*torchrun, "--nproc-per-node", str(num_ranks), *binding, *ranks]
+    return [*torchrun, "--nproc-per-node", str(num_ranks), *ranks]
 
 
 def rendezvous(config: Config, host: Host, node: int) -> list[str]:

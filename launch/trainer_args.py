@@ -66,6 +66,8 @@ REPLACED = {
 HELD_OUT_METRICS = {
     "sft": {"eval_loss": False, "eval_mean_token_accuracy": True},
     "dpo": {"eval_loss": False, "eval_rewards/accuracies": True, "eval_rewards/margins": True},
+    "grpo": {"eval_reward": True},
+    "raft": {"accuracy": True},  # of its cycles: launch/cycle_choice.py
 }
 JSON_TYPES = {bool: "bool", int: "int", float: "float", str: "str", list: "list", dict: "dict", type(None): "null"}
 
@@ -219,6 +221,7 @@ def _selection(config: Config) -> dict[str, Any]:
         "metric_for_best_model": metric,
         "greater_is_better": HELD_OUT_METRICS[config.method.name][metric],
         "per_device_eval_batch_size": value(config, "per_device_train_batch_size"),
+        "num_generations_eval": 1,  # grpo: a group has no use where nothing is trained
     }
 
 

@@ -22,15 +22,16 @@ from trl import GRPOConfig, GRPOTrainer
 from recipes.common.checkpoint import AtomicCheckpoints
 from recipes.common.data import columns, load, texts
 from recipes.common.data_curriculum import Curriculum
-from recipes.common.data_prepare import prepare_prompts
+from recipes.common.data_prepare import heldout_prompts, prepare_prompts
 from recipes.common.errors import UserError
 from recipes.common.metrics import Metrics
 from recipes.common.model import adapter_config, build_model, build_tokenizer
 from recipes.common.overlap import OverlappedGeneration
 from recipes.common.program import main
-from recipes.common.serving import CheckWeightsArrive, check_vllm, reach_directly, send_merged, time_generation
+from recipes.common.selection import heldout
+from recipes.common.serving import CheckWeightsArrive, check_vllm, give_up_where_refused, reach_directly, send_merged, time_generation
 from recipes.common.training import build_arguments, train
-from recipes.common.verify import build_verifier
+from recipes.common.verify import build_verifier, check_columns
 
 
 class Trainer(Curriculum, AtomicCheckpoints, GRPOTrainer):
@@ -44,6 +45,9 @@ class OverlappedTrainer(OverlappedGeneration, Trainer):
 def grpo(config: DictConfig) -> dict[str, Any]:
     loaded = load(config.data, "grpo")
     verifier = build_verifier(config, columns(loaded.rows))
+    questions = heldout(config)
+    if questions is not None:
+        check_columns(config, columns(questions), "the held-out rows")
     rewards, weights = verifier.rewards()
     args = build_arguments(GRPOConfig, config)
     args.reward_weights = weights
@@ -51,12 +55,14 @@ def grpo(config: DictConfig) -> dict[str, Any]:
     if args.use_vllm:
         check_vllm()
         reach_directly()
+        give_up_where_refused(config)
     tokenizer = build_tokenizer(config, texts(loaded.rows))
     trainer = (OverlappedTrainer if config.topology.overlap else Trainer)(
         model=build_model(config),
         args=args,
         reward_funcs=rewards,
         train_dataset=prepare_prompts(config, loaded, tokenizer),
+        eval_dataset=heldout_prompts(config, questions, tokenizer) if questions is not None else None,
         processing_class=tokenizer,
         peft_config=adapter_config(config),
     )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding, boot_with
 from launch.gpu import Gpu
 from launch.kfd import GTT
-from launch.sysfs import number
+from launch.sysfs import number, total_memory
 
 PAGE = 4096
 LEFT_TO_SYSTEM = 4 << 30  # bytes; kyuz0's guides leave 4 GiB and more
@@ -26,8 +24,8 @@ def gtt_size(facts: Facts) -> Finding | None:
     gpu = _integrated(facts)
     if gpu is None:
         return None
-    total = re.search(r"^MemTotal:\s+(\d+) kB", facts.file("proc/meminfo") or "", re.MULTILINE)
-    most = max(0, int(total.group(1)) * 1024 - LEFT_TO_SYSTEM) if total else ALL - LEFT_TO_SYSTEM
+    total = total_memory(facts.root)
+    most = max(0, (ALL if total is None else total) - LEFT_TO_SYSTEM)
     expected = Expected(f"{ENOUGH * most / 1e9:.0f} GB or more for the GPU", "kyuz0's guides: all but 4 GiB; the kernel itself gives half")
     found = number(facts.device(gpu) / "mem_info_gtt_total")
     if found is None:

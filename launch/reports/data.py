@@ -16,6 +16,7 @@ import yaml
 from launch import logs, rundir
 from launch.errors import UserError, near
 from launch.meaning import of as meaning_of
+from launch.paths import followed
 from launch.supervise import failures
 
 # One of these makes a directory a run's.
@@ -78,7 +79,7 @@ class Run:
 
     folder: Path
     name: str
-    status: str  # done, failed, hung, interrupted, running, lost (its launcher is gone), unknown (no record), waiting (nothing yet)
+    status: str  # done, failed, hung, interrupted, running, lost (its launcher is gone), unknown (no record), waiting (nothing yet), gone
     record: dict[str, Any]
     plan: dict[str, Any]
     result: dict[str, Any]
@@ -138,14 +139,15 @@ def kind_of(folder: Path) -> str:
         return "run"
     inside = sorted(p.parent for p in folder.glob("*/record.json"))
     if inside:
-        raise UserError(f"{folder}: holds {len(inside)} runs and is none itself. Give one or several of them, for example {inside[-1]}.")
+        raise UserError(f"{folder}: holds {len(inside)} run(s) and is none itself. Give one or several of them, for example {inside[-1]}.")
     raise UserError(f"{folder}: no run there (it has none of {', '.join(RUN_FILES)}). Give runs/<name>/<timestamp>-<id>.")
 
 
 def phases_of(folder: Path) -> list[Path]:
-    """The runs of a pipeline, in order, those that have not begun too."""
+    """The runs of a pipeline, in order, those that have not begun too. Of one that was kept of another run and is gone, the link."""
     names = (_object(folder / "record.json", []).get("phases") or {}).values()
-    return [folder / name for name in names if isinstance(name, str) and PHASE.fullmatch(name)]
+    here = [folder / name for name in names if isinstance(name, str) and PHASE.fullmatch(name)]
+    return [place if (place := followed(link)).is_dir() else link for link in here]
 
 
 def read(folder: Path, name: str | None = None) -> Run:
@@ -165,6 +167,8 @@ def read(folder: Path, name: str | None = None) -> Run:
 
 def status_of(folder: Path, record: dict[str, Any], held: bool) -> str:
     """`held`: a launcher had the directory's lock before `record` was read."""
+    if folder.is_symlink() and not folder.exists():
+        return "gone"
     if not record:
         return "unknown" if any((folder / name).exists() for name in RUN_FILES) else "waiting"
     if record.get("status") == "running" and not held:

@@ -10,7 +10,7 @@ from typing import Any
 from launch import lineage
 from launch.reports import evaluations, one, series, tables
 from launch.reports.curves import Charts
-from launch.reports.data import Run, dig, is_number, objects
+from launch.reports.data import Run, dig, is_number, objects, table
 from launch.reports.parts import Bars, Cell, Figure, Figures, Inner, Note, Notes, Page, Section, Table, cell, duration, percent, text
 
 # Keys of a composition that say where and not what: paths of a phase, prints.
@@ -19,8 +19,8 @@ MOST_LINEAGES = 4  # of a pipeline, whose accuracy stands above everything; the 
 MOST_DETAILS = 8  # runs whose own sections are on the page of several
 
 
-def pipeline(folder: Path, status: str, exit_code: int | None, runs: Sequence[Run]) -> Page:
-    """A page of phases: what each reached, curves through all of them, then each phase."""
+def pipeline(folder: Path, status: str, exit_code: int | None, runs: Sequence[Run], chosen: Any = None) -> Page:
+    """A page of phases: what each reached, curves through all of them, then each phase. `chosen`: what its record says of RAFT's cycles."""
     columns = ["phase", "method", "status", "steps", "loss", "reward", "held-out accuracy", "tokens/s", "time"]
     rows = [[Cell(run.folder.name), cell(run.get("method", "name")), _status(run), *_figures(run)] for run in runs]
     tree = [series.as_phase(run) for run in runs]
@@ -35,8 +35,10 @@ def pipeline(folder: Path, status: str, exit_code: int | None, runs: Sequence[Ru
         )
         title = "held-out accuracy" if len(lines) == 1 else f"held-out accuracy, {line[-1].name}"
         figures.append(Figure(title, percent(line[-1].accuracy or 0.0), under))
+    figures += _chosen(chosen)
     verdict = [] if status == "done" else [Note(one.VERDICTS.get(status, f"Its record says {status}."), one.mark_of(status))]
-    blocks = [Figures(figures), *verdict, Table("Phases", columns, rows), *_gains(tree)]
+    kept = [Note(f"{run.folder.name} was kept of {run.folder.parent.name}, an earlier run.") for run in runs if run.folder.parent != folder]
+    blocks = [Figures(figures), *verdict, *kept, Table("Phases", columns, rows), *_gains(tree)]
     charts = series.phases(runs)
     named = {run.folder.name: run for run in runs}
     pairs = [(named[gain.before.name], named[gain.phase.name]) for gain in lineage.gains(tree) if gain.before is not None]
@@ -49,6 +51,17 @@ def pipeline(folder: Path, status: str, exit_code: int | None, runs: Sequence[Ru
     inner = [Inner(run.folder.name, one.sections(run, curves=False), run.status not in ("done", "waiting"), run.status) for run in runs]
     labels = [(run.name, str(run.get("method", "name") or ""), run.status) for run in runs]
     return Page(folder.parent.name, folder.name, status, [s for s in found if s.blocks], inner, labels)
+
+
+def _chosen(content: Any) -> list[Figure]:
+    """The cycle of each RAFT that is its result, where method.selection was asked for."""
+    found = []
+    for raft, choice in table(content).items():
+        accuracy, early = dig(table(content), raft, "accuracy"), dig(table(content), raft, "stopped_early") is True
+        if is_number(accuracy):
+            under = f"of {text(choice.get('num_cycles'))}, held-out accuracy {percent(accuracy)}" + (", stopped early" if early else "")
+            found.append(Figure(f"cycle chosen, {raft}", text(choice.get("cycle")), under))
+    return found
 
 
 def _gains(tree: Sequence[lineage.Phase]) -> list[Any]:

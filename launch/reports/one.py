@@ -40,6 +40,7 @@ VERDICTS = {
     "hung": "Hung, and was stopped.",
     "waiting": "Not begun.",
     "unknown": "There is no record of how it ended.",
+    "gone": "It was kept of an earlier run, and is not there any more.",
 }
 PACKAGES = ("torch", "transformers", "trl", "vllm", "accelerate", "deepspeed", "peft", "triton")
 # Keys of a result.json that a page shows elsewhere, or that are no figures of the run.
@@ -91,10 +92,10 @@ def summary(run: Run) -> list[Any]:
     code = f" Exit code {run.exit_code}." if run.exit_code else ""
     if run.status != "done" or error:
         blocks.append(Note(verdict + code + (f" {error}" if error else ""), mark_of(run.status)))
-    if not run.metrics.rows and run.status != "waiting" and not tables.rows_of(run):
+    if not run.metrics.rows and run.status not in ("waiting", "gone") and not tables.rows_of(run):
         blocks.append(Note("metrics.jsonl holds no line, so there are no curves.", "warn"))
     blocks += [Note(line, "warn") for line in run.notes]
-    if run.status not in ("done", "running", "waiting") and not is_gate:
+    if run.status not in ("done", "running", "waiting", "gone") and not is_gate:
         for words in last_words(run):
             why = f": {words.why}" if words.why else ""
             meaning = [Note(f"This usually means: {words.meaning}")] if words.meaning else []
@@ -103,7 +104,7 @@ def summary(run: Run) -> list[Any]:
 
 
 def mark_of(status: str) -> str:
-    return {"done": "good", "running": "", "waiting": "", "interrupted": "warn", "unknown": "warn"}.get(status, "bad")
+    return {"done": "good", "running": "", "waiting": "", "interrupted": "warn", "unknown": "warn", "gone": "warn"}.get(status, "bad")
 
 
 def figures(run: Run) -> list[Figure]:

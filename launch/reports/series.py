@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from launch import lineage
 from launch.reports.curves import Chart, Curve, with_mean
-from launch.reports.data import Points, Run, is_number, objects
+from launch.reports.data import Points, Run, dig, is_number, objects, table
 from launch.reports.parts import number
 
 # key -> (title, unit, whether the axis begins at 0), in the order of a page. A unit of % is of a share, drawn a hundredfold.
@@ -27,6 +27,7 @@ MAIN = {
 }
 HELD_OUT = "eval_"  # before a key: the same figure of held-out rows, drawn beside that of training
 LEVEL_SHARE = "level_share/"  # of a curriculum, one key a level
+SAMPLED = re.compile(r"\d+_(?:(.+)_)?cycle(\d+)_sample")  # as launch/cycles.py names the phases of RAFT that sample
 PARTS = {"step_s": "whole step", "generation_s": "generation", "wait_s": "trainers wait", "sync_s": "weight sync"}
 TELEMETRY = {
     "gpu_utilization": ("GPU utilization", "%"),
@@ -125,7 +126,7 @@ def phases(runs: Sequence[Run]) -> list[Chart]:
     charts = [
         Chart(_file(k), MAIN[k][0], c, MAIN[k][1], axis, MAIN[k][2]) for k, c in sorted(curves.items(), key=lambda i: [*MAIN].index(i[0]))
     ]
-    return [*_accuracies(tree, axis), *charts, *pass_at_k(runs)]
+    return [*_accuracies(tree, axis), *charts, *pass_at_k(runs), *levels_by_cycle(runs)]
 
 
 def _accuracies(tree: Sequence[lineage.Phase], axis: str) -> list[Chart]:
@@ -155,6 +156,33 @@ def pass_at_k(runs: Sequence[Run]) -> list[Chart]:
         if points:
             curves.append(Curve(run.name, ([k for k, _ in points], [v for _, v in points]), len(curves)))
     return [Chart("pass-at-k", "pass@k of each cycle's samples", curves, "%", "samples of a prompt, k", True)] if curves else []
+
+
+def levels_by_cycle(runs: Sequence[Run]) -> list[Chart]:
+    """Of RAFT's cycles, where their prompts are of several levels: how many are of each, and how many of their samples were right."""
+    cycles: dict[str, list[tuple[float, dict[str, dict[str, float]]]]] = {}
+    for run in runs:
+        named, groups = SAMPLED.fullmatch(run.folder.name), table(run.result.get("by_level"))
+        if named and groups and all(is_number(dig(g, key)) for g in groups.values() for key in ("num_prompts", "pass_rate")):
+            cycles.setdefault(named.group(1) or "raft", []).append((float(named.group(2)), groups))
+    shares: list[Curve] = []
+    rates: list[Curve] = []
+    for name, found in cycles.items():
+        levels = sorted({level for _, groups in found for level in groups}, key=lambda level: (len(level), level))
+        for n, level in enumerate(levels if len(levels) > 1 else []):
+            label = f"level {level}" if len(cycles) == 1 else f"{name}, level {level}"
+            of_level = [
+                (groups.get(level, {}).get("num_prompts", 0), sum(g["num_prompts"] for g in groups.values())) for _, groups in found
+            ]
+            drawn = [100 * part / (whole or 1) for part, whole in of_level]
+            shares.append(Curve(label, ([cycle for cycle, _ in found], drawn), n))
+            right = [(cycle, 100 * groups[level]["pass_rate"]) for cycle, groups in found if level in groups]
+            rates.append(Curve(label, ([cycle for cycle, _ in right], [rate for _, rate in right]), n))
+    charts = {
+        "level-shares-by-cycle": ("Share of each level in a cycle's prompts", shares),
+        "pass-rates": ("Pass rate of each level", rates),
+    }
+    return [Chart(file, title, curves, "%", "cycle", True) for file, (title, curves) in charts.items() if curves]
 
 
 def _is_beside(run: Run, key: str) -> bool:

@@ -10,14 +10,15 @@ from typing import Any
 
 from launch import rundir
 from launch.errors import UserError
-from launch.reports import one, series
+from launch.reports import many, one, series
 from launch.reports.curves import Chart, Charts, Curve
 from launch.reports.data import Run, dig, is_number, kind_of, listed, objects, phases_of, read
 from launch.reports.parts import Cell, Figure, Figures, Note, Page, Pre, Section, Table, cell, number, percent
-from launch.sweep_report import short
+from launch.sweep_report import less_is_better, short
 from launch.sweep_study import JOURNAL
 
 MOST_CURVES = 16  # trials on one axis: the best, where there are more
+MOST_SIDE_BY_SIDE = 4  # trials of a benchmark, of which each is a column and another for its ratio
 FEWEST_OF_A_SEARCH = 10  # done trials, of which PED-ANOVA looks at the best tenth
 Trial = dict[str, Any]
 
@@ -29,8 +30,7 @@ def page(folder: Path) -> Page:
         raise UserError(f"{folder / 'sweep.json'}: cannot be read as a sweep's. The same sweep command writes it anew.")
     trials = [{**t, "varied": listed(t.get("varied"))} for t in objects(content["trials"])]
     metric = content.get("metric") or next((t["metric"] for t in trials if t.get("metric")), None)
-    # A grid names no metric; of the usual ones only the loss is better where it is lower.
-    smaller = content.get("direction") == "minimize" if content.get("metric") else metric == "loss"
+    smaller = content.get("direction") == "minimize" if content.get("metric") else less_is_better(metric)
     valued = sorted((t for t in trials if is_number(t.get("value"))), key=lambda t: t["value"] if smaller else -t["value"])
     best = valued[0] if valued else None
     statuses = [str(t.get("status")) for t in trials]
@@ -48,6 +48,7 @@ def page(folder: Path) -> Page:
         Section("Summary", _summary(content, statuses, metric, best, status, smaller)),
         Section("Trials", [_table(trials, metric, best)]),
         Section("Importance of the parameters", _importance(folder, trials, metric)),
+        Section("Benchmarks", _benchmarks(runs, len(trials))),
         Section("Curves", _curves(runs, len(trials), trials, metric)),
         Section(
             "Failed trials",
@@ -185,7 +186,16 @@ def _curves(runs: list[Run], total: int, trials: list[Trial], metric: str | None
     dots = _scatter(trials, metric)
     left_out = f"The {len(runs)} best of {total} trials." if total > len(runs) else ""
     notes = [Note(line, "warn") for run in runs for line in (f"{run.name}: {said}" for said in run.notes)]
-    return [*([Charts([*dots, *charts], left_out)] if dots or charts else [Note("No trial has left a curve.", "warn")]), *notes]
+    if not dots and not charts and not any(run.result.get("benchmark") for run in runs):
+        notes.insert(0, Note("No trial has left a curve.", "warn"))
+    return [*([Charts([*dots, *charts], left_out)] if dots or charts else []), *notes]
+
+
+def _benchmarks(runs: list[Run], total: int) -> list[Any]:
+    """Rows of the best trials side by side."""
+    shown = runs[:MOST_SIDE_BY_SIDE]
+    found = many.benchmarks(shown)
+    return [*found, *([Note(f"The {len(shown)} best of {total} trials.")] if found and total > len(shown) else [])]
 
 
 def _scatter(trials: list[Trial], metric: str | None) -> list[Chart]:

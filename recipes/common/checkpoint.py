@@ -54,11 +54,8 @@ class AtomicCheckpoints:
         with _dtypes_kept(self.model):
             super()._load_from_checkpoint(*args, **kwargs)
 
-    def load_weights(self, checkpoint: Path, trained: bool) -> None:
-        """Give the model those of `checkpoint`. `trained`: train() has prepared the model for its strategy."""
-        if not trained:
-            self._load_from_checkpoint(str(checkpoint))
-            return
+    def load_weights(self, checkpoint: Path) -> None:
+        """Give the model those of `checkpoint`, by the strategy's own loader."""
         self.state.best_model_checkpoint = str(checkpoint)
         with _dtypes_kept(self.model):
             self._load_best_model()

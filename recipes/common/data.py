@@ -72,11 +72,12 @@ def load(data: DictConfig, method: str) -> Loaded:
     rows, counts = _read(data, method)
     counts["read"] = len(rows)
     kept, refused = [], Counter[str]()
+    refused_by, fraction = select.row_filter(data.filter), data.heldout_fraction
     for row in rows:
-        reason = select.refused_by(row, data.filter)
+        reason = refused_by(row)
         if reason:
             refused[reason] += 1
-        elif data.heldout_fraction and select.is_heldout(row, data.heldout_fraction):
+        elif fraction and select.is_heldout(row, fraction):
             counts["held_out"] = counts.get("held_out", 0) + 1
         else:
             kept.append(row)
@@ -130,8 +131,9 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
         rows = GENERATED[data.kind](data)[1]
     elif data.heldout_fraction:
         everything, _ = _read(data, method)
-        chosen = [row for row in everything if not select.refused_by(row, data.filter)]
-        rows = [row for row in chosen if select.is_heldout(row, data.heldout_fraction)]
+        refused_by, fraction = select.row_filter(data.filter), data.heldout_fraction
+        chosen = [row for row in everything if not refused_by(row)]
+        rows = [row for row in chosen if select.is_heldout(row, fraction)]
         if not rows:
             raise UserError(
                 f"data.heldout_fraction={data.heldout_fraction} of {len(chosen)} rows: the held-out split is empty. "
@@ -227,15 +229,16 @@ def _stream(data: DictConfig, method: str) -> IterableDataset:
 def _streamed(data: dict[str, Any], method: str) -> Iterator[Row]:
     """One pass over a source. Raises UserError where no row is left: the stream would look for one for ever; and for rows of two forms."""
     config, number, form = OmegaConf.create(data), 0, None
+    refused_by, fraction, limit = select.row_filter(config.filter), config.heldout_fraction, config.limit
     for row in _lines(config.path, method) if config.kind == "jsonl" else _hub_stream(config, method):
-        if select.refused_by(row, config.filter) or (config.heldout_fraction and select.is_heldout(row, config.heldout_fraction)):
+        if refused_by(row) or (fraction and select.is_heldout(row, fraction)):
             continue
         number += 1
         kept = _columns(row, method)
         form = form or _form(kept, method)
         _check_forms({form, _form(kept, method)}, config.name, method)
         yield kept
-        if number == config.limit:
+        if number == limit:
             return
     if not number:
         raise UserError(f"data={config.name}: the stream has no rows to train on. Loosen data.filter, or name another source.")

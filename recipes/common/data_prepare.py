@@ -107,18 +107,26 @@ def without_end(row: Row, special: Collection[int]) -> Row:
 def prepare_prompts(config: DictConfig, loaded: Loaded, tokenizer: PreTrainedTokenizerBase) -> Dataset | IterableDataset:
     """Rows of GRPO, whose trainer tokenizes as it generates: those that the filters leave. Raises UserError as kept_rows does."""
     check_template(tokenizer, loaded.rows)
-
-    def add_ids(row: Row) -> Row:
-        if isinstance(row["prompt"], str):
-            return {"prompt_ids": tokenizer(row["prompt"])["input_ids"]}
-        return {"prompt_ids": tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False)}
-
+    given = {"tokenizer": tokenizer}
     if isinstance(loaded.rows, IterableDataset):
-        return loaded.rows.map(add_ids).filter(lambda row: _fits_stream(row, config)).remove_columns("prompt_ids")
+        return loaded.rows.map(_prompt_ids, fn_kwargs=given).filter(lambda row: _fits_stream(row, config)).remove_columns("prompt_ids")
     key = cache_key(loaded.rows, tokenizer, (tokenizer.chat_template,), {"method": "grpo"})
-    rows, lengths = kept_rows(cached(config, key, lambda: loaded.rows.map(add_ids)), config)
+    rows, lengths = kept_rows(cached(config, key, lambda: loaded.rows.map(_prompt_ids, fn_kwargs=given)), config)
     describe(config, loaded, lengths, None)
     return rows.remove_columns("prompt_ids")
+
+
+def heldout_prompts(config: DictConfig, rows: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
+    """Those that the filters leave, to be answered while training. Raises UserError as check_template and kept_rows do."""
+    check_template(tokenizer, rows)
+    kept, _ = kept_rows(rows.map(_prompt_ids, fn_kwargs={"tokenizer": tokenizer}), config)
+    return kept.remove_columns("prompt_ids")
+
+
+def _prompt_ids(row: Row, tokenizer: PreTrainedTokenizerBase) -> Row:
+    if isinstance(row["prompt"], str):
+        return {"prompt_ids": tokenizer(row["prompt"])["input_ids"]}
+    return {"prompt_ids": tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False)}
 
 
 def cache_key(rows: Dataset, tokenizer: PreTrainedTokenizerBase, template: Any, arguments: dict[str, Any]) -> str:

@@ -12,10 +12,10 @@ import random
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from recipes.common.errors import UserError, near
 
@@ -58,23 +58,29 @@ def normalized(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def refused_by(row: Row, filters: DictConfig) -> str | None:
-    """The first filter of `data.filter` that leaves the row out, or None. Raises UserError for a field that the row lacks.
+def row_filter(filters: DictConfig) -> Callable[[Row], str | None]:
+    """A function of a row: the first filter of `data.filter` that leaves it out, or None. It raises UserError for a field the row lacks.
 
     Lengths in tokens are looked at later, by recipes/common/data_prepare.py.
     """
-    if filters.tasks and _field(row, "task", "data.filter.tasks") not in filters.tasks:
-        return "tasks"
-    if filters.levels and _field(row, "level", "data.filter.levels") not in filters.levels:
-        return "levels"
-    for name, wanted in filters.equals.items():
-        if _field(row, name, f"data.filter.equals.{name}") != wanted:
-            return f"equals.{name}"
-    for name, pattern in filters.regex.items():
-        value = _field(row, name, f"data.filter.regex.{name}")
-        if not re.search(pattern, "\n".join(spelled(value)) if isinstance(value, (str, list)) else str(value)):
-            return f"regex.{name}"
-    return None
+    tasks, levels, equals = list(filters.tasks), list(filters.levels), OmegaConf.to_container(filters.equals)
+    regex = {name: re.compile(pattern) for name, pattern in filters.regex.items()}  # read once: OmegaConf takes longer than all else here
+
+    def refused_by(row: Row) -> str | None:
+        if tasks and _field(row, "task", "data.filter.tasks") not in tasks:
+            return "tasks"
+        if levels and _field(row, "level", "data.filter.levels") not in levels:
+            return "levels"
+        for name, wanted in equals.items():
+            if _field(row, name, f"data.filter.equals.{name}") != wanted:
+                return f"equals.{name}"
+        for name, pattern in regex.items():
+            value = _field(row, name, f"data.filter.regex.{name}")
+            if not pattern.search("\n".join(spelled(value)) if isinstance(value, (str, list)) else str(value)):
+                return f"regex.{name}"
+        return None
+
+    return refused_by
 
 
 def _field(row: Row, name: str, key: str) -> Any:

@@ -7,6 +7,7 @@ the same tokens; their samples differ from one another, since they draw differen
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 from abc import ABC, abstractmethod
@@ -68,7 +69,8 @@ class Generator(ABC):
 
     def __call__(self, prompts: list[Prompt], seed: int) -> list[Sample]:
         """A prompt that fills the model's context gives TOO_LONG. Raises UserError for messages where there is no chat template."""
-        encoded = [self.encode(prompt) for prompt in prompts]
+        # A prompt's samples stand beside one another: it is rendered once for all of them.
+        encoded = [ids for prompt, same in itertools.groupby(prompts) for ids in [self.encode(prompt)] * len(list(same))]
         fitting = [n for n, ids in enumerate(encoded) if len(ids) < self.positions]
         self.num_too_long += len(prompts) - len(fitting)
         samples = [TOO_LONG] * len(prompts)

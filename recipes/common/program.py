@@ -12,13 +12,15 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import datasets
+import torch
 import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
 from transformers.utils import logging as transformers_logging
 
+from recipes.common import binding
 from recipes.common.errors import UserError
 from recipes.common.files import write_json
 
@@ -94,6 +96,9 @@ def run(work: Callable[[DictConfig], dict[str, Any]], argv: list[str] | None = N
 
 def _run(work: Callable[[DictConfig], dict[str, Any]], config: DictConfig) -> int:
     try:
+        how = OmegaConf.select(config, "topology.numa_binding")
+        if how and torch.cuda.is_available() and "tuned" not in config:  # a tuning's trials are ranks of their own, and bind themselves
+            print(binding.bind(how, binding.gpus(), int(os.environ["LOCAL_RANK"])), flush=True)
         result, exit_code = {"status": "done", **work(config)}, 0
     except Interrupted as interruption:
         result, exit_code = {"status": "interrupted", **interruption.result}, EXIT_INTERRUPTED
@@ -108,11 +113,22 @@ def _run(work: Callable[[DictConfig], dict[str, Any]], config: DictConfig) -> in
         result, exit_code = {"status": "failed", "error": traceback.format_exception_only(error)[-1].strip()}, EXIT_FAILED
     # torchrun turns every exit code of a rank into 1, so the launcher reads it here.
     if exit_code in (EXIT_FAILED, EXIT_USER):
-        failure = {"rank": rank(), "time": time.time(), "error": result["error"], "exit_code": exit_code}
-        write_json(Path(config.run_dir) / "failures" / f"rank{rank()}.json", failure)
+        _leave_failure(config, result["error"], exit_code)
     if is_main_rank():
         write_json(Path(config.run_dir) / "result.json", {**result, "exit_code": exit_code})
     return exit_code
+
+
+def _leave_failure(config: DictConfig, error: str, exit_code: int) -> None:
+    failure = {"rank": rank(), "time": time.time(), "error": error, "exit_code": exit_code}
+    write_json(Path(config.run_dir) / "failures" / f"rank{rank()}.json", failure)
+
+
+def give_up(config: DictConfig, error: str) -> NoReturn:
+    """End this process at once, from any of its threads: for where another one waits for what cannot come any more."""
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    _leave_failure(config, error, EXIT_FAILED)
+    os._exit(EXIT_FAILED)
 
 
 def main(work: Callable[[DictConfig], dict[str, Any]]) -> None:

@@ -69,14 +69,14 @@ def final_answer(generated: str) -> str:
     return (found[-1] if found else generated.rpartition("</think>")[2]).strip()
 
 
-def check_name(name: str, columns: list[str]) -> None:
-    """Raises UserError for a named reward that is none, and for one whose column the rows, which have `columns`, lack."""
+def check_name(name: str, columns: list[str], rows: str = "the rows") -> None:
+    """Raises UserError for a named reward that is none, and for one whose column `rows`, which have `columns`, lack."""
     if name not in NAMES:
         raise UserError(
             f"method.rewards has {name!r}, which is no reward. {near(name, NAMES)} Your own is given as package.module.function."
         )
     if name in NEEDED_COLUMN and NEEDED_COLUMN[name] not in columns:
-        raise UserError(f"method.rewards.{name} reads column {NEEDED_COLUMN[name]!r}, and the rows have {', '.join(columns)}.")
+        raise UserError(f"method.rewards.{name} reads column {NEEDED_COLUMN[name]!r}, and {rows} have {', '.join(columns)}.")
 
 
 def judge(name: str, prompts: list[Any], completions: list[Completion], columns: dict[str, Any]) -> list[float | None]:

@@ -1,4 +1,4 @@
-"""The best model by held-out rows, in place of the last one: method.selection of sft and dpo.
+"""The best model by held-out rows, in place of the last one: method.selection of sft, dpo and grpo.
 
 transformers measures (`metric_for_best_model`, at every save) and counts; what is ours: rows, a count of patience that a resumed run goes
 on with, and loading the best checkpoint by its step, since a checkpoint is written elsewhere before it has its place.
@@ -55,10 +55,10 @@ def _misses(state: TrainerState) -> int:
     return int(saved["attributes"]["early_stopping_patience_counter"]) if saved else 0
 
 
-def load_best(config: DictConfig, trainer: Trainer, trained: bool) -> dict[str, Any]:
+def load_best(config: DictConfig, trainer: Trainer) -> dict[str, Any]:
     """Give `trainer` the model of the best checkpoint; returns what result.json says of the choice, nothing where none is asked for.
 
-    `trained`: train() has prepared the model for its strategy. Raises UserError where no measurement was a number.
+    Raises UserError where no measurement was a number.
     """
     metric, state = metric_of(config), trainer.state
     if metric is None:
@@ -71,7 +71,7 @@ def load_best(config: DictConfig, trainer: Trainer, trained: bool) -> dict[str, 
     early = state.global_step < state.max_steps
     if state.best_global_step != state.global_step:
         best = Path(trainer.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
-        trainer.load_weights(best, trained)
+        trainer.load_weights(best)
     why = f", stopped early: {config.method.selection.patience} measurements in a row were no better" if early else ""
     say(f"the best model is that of step {state.best_global_step} of {state.global_step}: {metric} {state.best_metric:.4g}{why}")
     return {"best_step": state.best_global_step, f"best_{metric}": state.best_metric, "stopped_early": early}

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list
+from omegaconf import DictConfig
 from peft import PeftModel
 from torch.distributed.fsdp import FSDPModule
 from transformers import TrainerCallback
@@ -20,7 +21,7 @@ from trl.import_utils import is_vllm_available
 
 from recipes.common.adapters import merged_params
 from recipes.common.errors import UserError
-from recipes.common.program import say
+from recipes.common.program import give_up, say
 
 PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
 PROBE_TOKENS = 32
@@ -32,6 +33,25 @@ def reach_directly() -> None:
     """Before a trainer is made: a proxy of the user's does not know this loopback, and TRL's client would ask it."""
     for name in ("NO_PROXY", "no_proxy"):
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1"]))
+
+
+def give_up_where_refused(config: DictConfig) -> None:
+    """Before a trainer is made. TRL's client sends tensors while a thread of its own asks the server to receive them. Where the server
+    refuses, that thread has an error which nobody reads: the sending waits for a receiver until the watchdog ends it."""
+    from trl.generation.vllm_client import VLLMClient
+
+    post = VLLMClient._post
+
+    def ask(self: VLLMClient, url: str, **kwargs: Any) -> dict:
+        try:
+            return post(self, url, **kwargs)
+        except Exception as error:
+            asked = url.rpartition("/")[2]
+            if asked in ("init_weight_transfer_engine", "update_weights"):
+                give_up(config, f"the generation server refuses a weight transfer ({asked}): {error}. logs/server.log has its reason")
+            raise
+
+    VLLMClient._post = ask
 
 
 def check_vllm() -> None:
@@ -59,7 +79,7 @@ def _timed(call: Callable, trainer: GRPOTrainer, names: tuple[str, ...]) -> Call
     def timed(*args: Any, **kwargs: Any) -> Any:
         began = time.monotonic()
         result = call(*args, **kwargs)
-        for name in names:
+        for name in names if trainer.model.training else ():  # held-out answers are in eval_s
             trainer._metrics["train"][name].append(time.monotonic() - began)
         return result
 

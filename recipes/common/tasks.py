@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 import reasoning_gym
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from reasoning_gym.coaching import BaseCurriculum
 from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import CURRICULA, DATASETS
@@ -75,11 +75,12 @@ def _question(problem: Problem) -> str:
 def _draw(task: DictConfig, split: str, seed: int, count: int, exclude: set[str], distinct: bool) -> list[Problem]:
     problems, seen = [], set(exclude)
     attempts = 20 * count + 1000
+    name, level = task.name, task.level  # read once: OmegaConf takes longer than a problem
     dataset = _dataset(task, split, seed, attempts)
     for index in range(attempts):
         if len(problems) == count:
             return problems
-        problem = _problem(task, dataset[index])
+        problem = _problem(name, level, dataset[index])
         if index == 0:
             _check_scorer(problem)
         if _question(problem) in seen:
@@ -101,13 +102,14 @@ def _dataset(task: DictConfig, split: str, seed: int, size: int) -> ProceduralDa
     dataset_class, config_class = DATASETS[task.name]
     config = _curriculum_config(task) if task.name in CURRICULA else config_class()
     known = {f.name for f in dataclasses.fields(config)} - {"seed", "size"}
-    for key in task.config:
+    given = OmegaConf.to_container(task.config)
+    for key in given:
         if key not in known:
             raise UserError(f"data.tasks: {task.name} has no field {key!r}. {near(key, known)}")
     try:
-        return dataset_class(dataclasses.replace(config, **dict(task.config), seed=start, size=size))
+        return dataset_class(dataclasses.replace(config, **given, seed=start, size=size))
     except AssertionError as error:  # how reasoning-gym refuses a value
-        raise UserError(f"data.tasks: {task.name} refuses its configuration {dict(task.config)}: {error}") from error
+        raise UserError(f"data.tasks: {task.name} refuses its configuration {given}: {error}") from error
 
 
 def _check_scorer(problem: Problem) -> None:
@@ -128,13 +130,13 @@ def _curriculum_config(task: DictConfig) -> Any:
     return curriculum.generate_configuration()
 
 
-def _problem(task: DictConfig, entry: dict[str, Any]) -> Problem:
+def _problem(task: str, level: int, entry: dict[str, Any]) -> Problem:
     answer = str(entry["answer"])
     return {
         "prompt": [{"role": "user", "content": entry["question"]}],
         "completion": [{"role": "assistant", "content": answer}],
         "answer": answer,
-        "task": task.name,
-        "level": task.level,
+        "task": task,
+        "level": level,
         "entry": json.dumps(entry, sort_keys=True, default=str),
     }

@@ -69,7 +69,7 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     _check_strategy(config, trainer)
     metrics.telemetry = telemetry.of_this_rank(config.hardware.vendor)
     with profiling.of_trainer(config, trainer, cycle), metrics.telemetry.running():
-        trained = _run_steps(config, trainer, metrics, _newest_for_all(output_dir, heartbeat))
+        _run_steps(config, trainer, metrics, _newest_for_all(output_dir, heartbeat))
     energy = telemetry.energy(metrics.telemetry.energy_j, metrics.num_tokens())
     if stop.stopped and trainer.state.global_step < trainer.state.max_steps:
         say(f"interrupted after step {trainer.state.global_step}; the same command continues from {output_dir}")
@@ -79,7 +79,7 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
             f"no step was taken: the data has {len(trainer.train_dataset)} rows, fewer than one batch. "
             "Lower method.args.per_device_train_batch_size, or give more data."
         )
-    chosen = {} if "trial" in config else selection.load_best(config, trainer, trained)
+    chosen = {} if "trial" in config else selection.load_best(config, trainer)
     if "trial" in config or not config.get("save_model", True):  # of a tuning, or a measurement: its speed is all that is wanted
         say(f"done: {trainer.state.global_step} steps; the model is not saved")
         return {"steps": trainer.state.global_step, **metrics.summary(), **energy, **chosen}
@@ -143,21 +143,23 @@ def _check_strategy(config: DictConfig, trainer: Trainer) -> None:
         raise RuntimeError(f"topology.strategy={wanted} on {ranks} rank(s) ran as {found} on {accelerator.num_processes}")
 
 
-def _run_steps(config: DictConfig, trainer: Trainer, metrics: Metrics, resumed: Path | None) -> bool:
-    """Whether steps were taken: a checkpoint that ended its run is loaded only."""
+def _run_steps(config: DictConfig, trainer: Trainer, metrics: Metrics, resumed: Path | None) -> None:
+    """Train to the end; a checkpoint that ended its run is loaded only."""
     if resumed is None:
         trainer.train()
-        return True
+        return
     say(f"resuming from {resumed}")
     state = TrainerState.load_from_json(str(resumed / TRAINER_STATE_NAME))
     # Nothing is left to do, and train() would do one step more.
     if checkpoint.step_of(resumed) == trainer.args.max_steps or selection.stopped_early(config, state):
-        trainer._load_from_checkpoint(str(resumed))
         trainer.state = state
         metrics.begin(state)
-        return False
+        if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:  # only a model that is spread can be loaded, and gathered
+            trainer._prepare_for_training(state.max_steps, trainer.get_train_dataloader(), str(resumed))
+        else:
+            trainer._load_from_checkpoint(str(resumed))
+        return
     trainer.train(resume_from_checkpoint=str(resumed))
-    return True
 
 
 class StopOnSignal(TrainerCallback):

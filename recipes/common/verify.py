@@ -122,9 +122,7 @@ def build_verifier(config: DictConfig, columns: list[str]) -> Verifier:
     stray = [name for name in method.reward_chain if name not in method.rewards]
     if stray:
         raise UserError(f"method.reward_chain names {stray[0]!r}, which method.rewards does not have.")
-    pattern = method.reward_pattern
-    if pattern is not None and "pattern" in columns:
-        raise UserError("method.reward_pattern is given, and the rows have a column 'pattern': one of them would be ignored.")
+    check_columns(config, columns)
     own = [name for name in method.rewards if "." in name]
     confined = own if method.reward_confined else []
     isolated = Isolated([*(name for name in method.rewards if name in rewards.REWARDS), *confined])
@@ -133,11 +131,20 @@ def build_verifier(config: DictConfig, columns: list[str]) -> Verifier:
         if name in own:
             judges[name] = _Own(name, _confined(name, isolated), f" {IN_RANK}") if name in confined else _Own(name, _in_rank(name), "")
             continue
-        rewards.check_name(name, columns + ["pattern"] * (pattern is not None))
-        judges[name] = _code_tests(config) if name == rewards.CODE_TESTS else _named(name, isolated, pattern)
+        judges[name] = _code_tests(config) if name == rewards.CODE_TESTS else _named(name, isolated, method.reward_pattern)
     if confined:
         isolated.start()  # what cannot be imported shows before there are completions
     return Verifier(judges, {name: float(weight) for name, weight in method.rewards.items()}, list(method.reward_chain))
+
+
+def check_columns(config: DictConfig, columns: list[str], rows: str = "the rows") -> None:
+    """Raises UserError for an unknown reward, for one whose column `rows`, which have `columns`, lack, and for two patterns."""
+    pattern = config.method.reward_pattern
+    if pattern is not None and "pattern" in columns:
+        raise UserError(f"method.reward_pattern is given, and {rows} have a column 'pattern': one of them would be ignored.")
+    for name in config.method.rewards:
+        if "." not in name:
+            rewards.check_name(name, columns + ["pattern"] * (pattern is not None), rows)
 
 
 def _code_tests(config: DictConfig) -> Judge:

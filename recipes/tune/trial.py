@@ -171,9 +171,7 @@ def _argv(config: DictConfig, folder: Path) -> list[str]:
     if num_ranks() == 1:
         return [sys.executable, *program]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(num_ranks())]
-    # As the launcher's own: these processes inherit the first rank's cores. A single rank keeps those, which are its GPU's.
-    binding = OmegaConf.select(config, "topology.numa_binding")
-    return [sys.executable, *torchrun, *(["--numa-binding", binding.replace("_", "-")] if binding else []), *program]
+    return [sys.executable, *torchrun, *program]
 
 
 def _environment(changed: Mapping[str, str]) -> dict[str, str]:

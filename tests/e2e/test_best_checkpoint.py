@@ -1,5 +1,6 @@
 """The best model by held-out rows: 16 rows learnt by heart, so that the held-out loss turns long before the last step."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ BEST = [
     "method.args.warmup_steps=4",
 ]
 LENGTH = ["method.args.max_steps=24", "method.args.save_steps=2", "method.args.save_total_limit=1"]
+BY_REWARD = ["method.selection.metric=eval_reward", "data.num_heldout=12"]
 EARLY = ["method.selection.patience=2"]
 
 
@@ -61,10 +63,9 @@ def test_the_report_draws_held_out_rows_beside_those_of_training(stopped):
     assert "eval-loss" not in charts
 
 
-@pytest.mark.parametrize("after", [-1, 3])
-def test_a_killed_run_ends_with_the_same_best_step(tmp_path, stopped, monkeypatch, after):
-    """So many steps after the best one it dies as by SIGKILL: nothing is saved on the way. After three, patience has begun to run out."""
-    log, step = training.Metrics.on_log, stopped[1]["best_step"] + after
+def die_in(monkeypatch, step: int) -> None:
+    """As by SIGKILL: nothing is saved on the way."""
+    log = training.Metrics.on_log
 
     def die(self, args, state, *rest, **kwargs):
         log(self, args, state, *rest, **kwargs)
@@ -72,6 +73,12 @@ def test_a_killed_run_ends_with_the_same_best_step(tmp_path, stopped, monkeypatc
             raise RuntimeError("killed")
 
     monkeypatch.setattr(training.Metrics, "on_log", die)
+
+
+@pytest.mark.parametrize("after", [-1, 3])
+def test_a_killed_run_ends_with_the_same_best_step(tmp_path, stopped, monkeypatch, after):
+    """It dies so many steps after the best one. After three, patience has begun to run out."""
+    die_in(monkeypatch, stopped[1]["best_step"] + after)
     assert run(tmp_path, "sft", *BEST, *LENGTH, *EARLY)[1]["error"] == "RuntimeError: killed"
     monkeypatch.undo()
     code, result = run(tmp_path, "sft", *BEST, *LENGTH, *EARLY)
@@ -95,6 +102,7 @@ def test_one_that_had_stopped_early_trains_no_further(tmp_path, stopped, monkeyp
     [
         ("sft", ["method.selection.metric=eval_mean_token_accuracy", "adapter=lora", "adapter.rank=4"], "eval_mean_token_accuracy"),
         ("dpo", ["method.selection.metric=eval_rewards/accuracies"], "eval_rewards/accuracies"),
+        ("grpo", BY_REWARD, "eval_reward"),
     ],
 )
 def test_by_another_figure_and_with_an_adapter(tmp_path, method, overrides, metric):
@@ -107,3 +115,30 @@ def test_by_another_figure_and_with_an_adapter(tmp_path, method, overrides, metr
     if method == "sft":
         kept, saved = (load_file(tmp_path / p / "adapter_model.safetensors") for p in ("adapter", f"checkpoints/checkpoint-{best}"))
         assert all(weight.equal(saved[name]) for name, weight in kept.items())
+
+
+def test_grpo_killed_after_a_measurement_ends_the_same(tmp_path, monkeypatch):
+    """Answers to held-out prompts are drawn too: a resumed run draws the same."""
+    asked = [*BY_REWARD, "method.args.learning_rate=0.01"]
+    assert run(tmp_path / "whole", "grpo", *asked)[0] == 0
+    with monkeypatch.context() as patch:
+        die_in(patch, 3)
+        assert run(tmp_path / "killed", "grpo", *asked)[1]["error"] == "RuntimeError: killed"
+    code, result = run(tmp_path / "killed", "grpo", *asked)
+    assert code == 0
+    rows = [[{**row, "eval_s": None} for row in computed(tmp_path / name)] for name in ("killed", "whole")]
+    assert rows[0] == rows[1]
+    whole = json.loads((tmp_path / "whole/result.json").read_text())
+    keys = ("best_step", "best_eval_reward", "weights_sha256")
+    assert [result[key] for key in keys] == [whole[key] for key in keys]
+
+
+def test_held_out_rows_that_the_reward_cannot_judge_are_refused_before_a_step(tmp_path):
+    data = []
+    for key, row in {"path": {"prompt": "1+1=", "answer": "2"}, "heldout_path": {"prompt": "2+2="}}.items():
+        (tmp_path / key).write_text(json.dumps(row) + "\n")
+        data.append(f"data.{key}={tmp_path / key}")
+    rewards = ["~method.rewards.reasoning_gym", "+method.rewards.accuracy=1.0"]
+    code, result = run(tmp_path / "run", "grpo", "data=jsonl", *data, *rewards, "method.selection.metric=eval_reward")
+    assert (code, result["error"]) == (2, "method.rewards.accuracy reads column 'answer', and the held-out rows have prompt.")
+    assert not (tmp_path / "run/metrics.jsonl").exists()

@@ -1,7 +1,9 @@
 """What RAFT, GRPO and DPO each add to the same SFT, over seeds, on the GPUs of this machine; docs/learning.md says more.
 
     python tests/gpu/learning.py plan hardware=h200 --gpus 2                                   estimates; measures nothing
-    python tests/gpu/learning.py calibrate hardware=h200 --gpus 2 --steps 300,600,1200         how far SFT gets in so many steps
+    python tests/gpu/learning.py calibrate hardware=h200 --gpus 2 --steps 300,400              how far SFT gets in so many steps
+    python tests/gpu/learning.py calibrate hardware=h200 --gpus 2 --steps 400 --phase grpo --vary method.args.temperature=1.0 1.5
+                                                              what a setting of a phase makes of the SFT that the call above has left
     python tests/gpu/learning.py measure hardware=h200 --gpus 2 --seconds 540                  the same again goes on
     python tests/gpu/learning.py report                                                        needs no GPU: docs/results/learning.md
 
@@ -69,15 +71,28 @@ def pipelines(given: argparse.Namespace) -> list[Pipeline]:
 
 
 def calibrations(given: argparse.Namespace) -> list[Pipeline]:
-    """The SFT of each start in so many steps, and its evaluation."""
+    """The SFT of each start in so many steps, and its evaluation; or, from those SFTs, `--phase` with each value, and its evaluation."""
     found = []
     for start in starts(given):
         phases = {phase.name: phase.overrides for phase in compose([given.hardware, f"experiment={EXPERIMENTS[start]}"]).phases}
         for steps in given.steps:
-            sft = {"name": "sft", "overrides": [*phases["sft"], f"method.args.max_steps={steps}"]}
-            evaluated = {"name": "evaluated", "model_from": "sft", "overrides": phases["grpo_evaluated"]}
             name = f"calibrate-{start}-{steps}"
-            found.append(Pipeline(name, 1, [*common(given, start), f"name={name}", f"phases=[{quoted(sft)},{quoted(evaluated)}]"]))
+            settings = common(given, start)
+            variants = {name: ("sft", [*phases["sft"], f"method.args.max_steps={steps}"])}
+            if given.phase:
+                left = newest(Pipeline(name, 1, []), given.folder)
+                if left is None:
+                    raise SystemExit(f"--phase {given.phase} --steps {steps}: {name} is not there. Run it first, without --phase.")
+                settings = [*(o for o in settings if not o.startswith("model.path=")), f"model.path={left[1]['sft'] / 'model'}"]
+                kept = [o for o in phases[given.phase] if not o.startswith("topology")]  # one GPU, and no server to start
+                key, values = given.vary
+                variants = {
+                    f"{name}-{given.phase}-{value}": (given.phase, [*kept, "topology=single", f"{key}={value}"]) for value in values
+                }
+            for variant, (phase, overrides) in variants.items():
+                tried = {"name": phase, "overrides": overrides}
+                evaluated = {"name": "evaluated", "model_from": phase, "overrides": phases["grpo_evaluated"]}
+                found.append(Pipeline(variant, 1, [*settings, f"name={variant}", f"phases=[{quoted(tried)},{quoted(evaluated)}]"]))
     return found
 
 
@@ -259,6 +274,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--share", type=int, default=3, help="pipelines on the same GPUs")
     parser.add_argument("--seeds", type=numbers, default=[0, 1, 2])
     parser.add_argument("--steps", type=numbers, default=[300, 600, 1200])
+    parser.add_argument("--phase", choices=["raft", "grpo"], help="of calibrate: what goes on from the SFTs of --steps")
+    parser.add_argument("--vary", nargs="+", metavar=("KEY=VALUE", "VALUE"), help="of --phase: an override, and more values of it")
     parser.add_argument("--only", type=lambda text: text.split(","), help="words, one of which a name holds")
     parser.add_argument("--smollm2", type=Path, help="directory of its weights: recipes/from_gguf.py")
     parser.add_argument("--seconds", type=float, default=540, help="of a call; 570 s leave 30 s to stop in")
@@ -266,6 +283,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--smoke", action="store_true", help="its rows stay in --folder")
     given = parser.parse_args(argv)
+    if given.phase and given.what != "calibrate":
+        parser.error(f"--phase {given.phase} is of calibrate, not of {given.what}.")
+    if bool(given.phase) != bool(given.vary) or (given.vary and "=" not in given.vary[0]):
+        parser.error("--phase and --vary go together: --phase grpo --vary method.args.temperature=1.0 1.5")
+    if given.vary:
+        key, _, value = given.vary[0].partition("=")
+        given.vary = (key, [value, *given.vary[1:]])
     given.rows = given.rows or (given.folder / "learning.jsonl" if given.smoke else ROWS)
     if given.what in ("calibrate", "measure") and not given.smoke and given.gpus < 2:
         parser.error(f"--gpus {given.gpus}: GRPO needs two, one that generates and one that trains.")

@@ -1,7 +1,7 @@
 """What goes wrong in the runs of test_split.py, through two doors that are everybody's: a GRPO reward and a plugin of vLLM.
 
 A test copies this file to where it starts the launcher. There the file `fault` says what happens and at which step, for example
-`kill 3`; who does it removes that file first, so it happens once.
+`kill 3`, or `first 3` where the first rank dies and not the last; who does it removes that file first, so it happens once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ FAULT = Path("fault")
 
 
 def reward(prompts, completions, trainer_state, **columns) -> list[float]:
-    """From 0 to 1, by the completion's text: random, and the same in every run. The last rank meets its fault here, inside a step."""
+    """From 0 to 1, by the completion's text: random, and the same in every run. A rank meets its fault here, inside a step."""
+    if program.rank() == 0 and due("first", trainer_state.global_step + 1):
+        kill()
     if program.rank() == int(os.environ["WORLD_SIZE"]) - 1:
         for name, happens in {"kill": kill, "hang": hang_here, "stop": stop_launcher, "lose": lose_launcher}.items():
             if due(name, trainer_state.global_step + 1):

@@ -314,3 +314,18 @@ def test_a_run_has_one_job_at_a_time(cluster, tmp_path):
     assert f"job {job} of this run is PENDING" in again.stderr
     assert newest(tmp_path) == run_dir
     cluster.ended(job)
+
+
+def test_a_grid_of_a_sweep_is_jobs_of_the_cluster(cluster, tmp_path):
+    """Hydra's submitit launcher: an array of a job for each trial; a trial that a rule refuses stops no other."""
+    overrides = [o for o in SMALL if not o.startswith(("topology=", "method.args.max_steps="))]
+    grid = ["-m", *overrides, "method.args.max_steps=2", "seed=0,1", "effective_batch=4,5"]
+    on_slurm = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=main", "hydra.launcher.timeout_min=30"]
+    done = command(*grid, *on_slurm, cwd=tmp_path, timeout=WITHIN_S)
+    assert done.returncode == 2, done.stdout + done.stderr + cluster.log()
+    runs = [rundir.read_json(file) for file in tmp_path.glob("runs/sft*/*/record.json")]
+    assert [run["status"] for run in runs] == ["done", "done"]
+    (table,) = tmp_path.glob("runs/sweeps/*/sweep.json")
+    assert [trial["status"] for trial in rundir.read_json(table)["trials"]] == ["done", "failed", "done", "failed"]
+    scripts = list(tmp_path.glob("runs/sweeps/*/.submitit/*submission*.sh"))
+    assert any("#SBATCH --array=0-1" in script.read_text() for script in scripts), scripts

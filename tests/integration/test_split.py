@@ -100,13 +100,13 @@ def undisturbed(tmp_path_factory) -> list[dict]:
 
 
 def test_a_run_that_is_killed_again_and_again_computes_what_an_undisturbed_one_does(folder, undisturbed):
-    """The same command each time: rank 1 dies in the first, a middle and the last step; the launcher is told to stop, and is killed."""
-    rank_1 = f"trainers, rank 1 {KILLED}"
+    """The same command each time: a rank dies in the first, a middle and the last step; the launcher is told to stop, and is killed."""
+    rank_0, rank_1 = (f"trainers, rank {rank} {KILLED}" for rank in (0, 1))
     told = "SIGTERM: waiting for trainers to save and end"
     # Fault, step it begins after, exit code, what is said.
     for fault, resumed, code, words in [
         ("kill 1", 0, 4, [rank_1, MEANS]),
-        ("kill 4", 0, 4, [rank_1, MEANS]),
+        ("first 4", 0, 4, [rank_0, MEANS]),
         ("stop 5", 2, 75, [told, "interrupted after step 5"]),
         ("lose 6", 5, -signal.SIGKILL, []),
         ("kill 8", 6, 4, [rank_1, MEANS]),

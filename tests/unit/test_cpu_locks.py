@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from packaging.requirements import Requirement
 
-from containers import environment, lock
+from containers import add_ons, environment, lock
 from containers.lock import LOCKS
 
 # ---- How they are made
@@ -109,7 +109,7 @@ def test_lock_holds_what_its_source_asks_for(name: str) -> None:
     ("one_lock", "other_lock"),
     [
         *(("requirements", name) for name in ("tools", "dev", "torch_pypi")),
-        *((name, add_on) for name in ("requirements", "tools", "dev") for add_on in environment.ADD_ONS),
+        *((name, add_on) for name in ("requirements", "tools", "dev") for add_on in add_ons.ADD_ONS),
         ("liger", "kernels"),
         *(("vllm", name) for name in lock.TOOLS),
     ],
@@ -145,7 +145,7 @@ def test_triton_is_the_one_that_torch_asks_for() -> None:
     pins = [{(name, version) for name, version, _ in blocks(LOCKS / f"{file}.lock")} for file in ("kernels", "torch_pypi")]
     assert {name for name, _ in pins[0]} == {"triton", "liger-kernel"}
     assert {pin for pin in pins[0] if pin[0] == "triton"} == {pin for pin in pins[1] if pin[0] == "triton"}
-    assert {*lock.ADD_ONS, *lock.TOOLS, "quantization"} == set(environment.ADD_ONS)
+    assert {*lock.ADD_ONS, *lock.TOOLS, "quantization"} == set(add_ons.ADD_ONS)
 
 
 def test_this_environment_is_the_locked_one() -> None:

@@ -12,7 +12,7 @@ from launch.plan import plain
 from launch.schema import Data
 from recipes.common import data_prepare
 from recipes.common.data import Loaded
-from recipes.common.data_prepare import cache_key, cached, check_template, prepare_prompts, statistics, without_end
+from recipes.common.data_prepare import cache_key, cached, check_template, heldout_prompts, prepare_prompts, statistics, without_end
 from recipes.common.errors import UserError
 from recipes.common.model import train_tokenizer
 
@@ -80,11 +80,13 @@ def test_a_prompt_longer_than_the_context_is_refused(tmp_path, tokenizer):
         prepare_prompts(configured(tmp_path, positions=16), Loaded(ROWS), tokenizer)
 
 
-def test_a_chat_template_that_is_missing_or_wrong_is_refused(tokenizer):
+def test_a_chat_template_that_is_missing_or_wrong_is_refused(tmp_path, tokenizer):
     bare = train_tokenizer(["1"], 300)
     bare.chat_template = None
     with pytest.raises(UserError, match="chat template missing: the rows are messages.*model.chat_template="):
         check_template(bare, ROWS)
+    with pytest.raises(UserError, match="chat template missing"):
+        heldout_prompts(configured(tmp_path), ROWS, bare)
     check_template(bare, Dataset.from_list([{"prompt": "plain"}]))
     bare.chat_template = "{{ raise_exception('no user here') }}"
     with pytest.raises(UserError, match="refuses the first row: no user here"):

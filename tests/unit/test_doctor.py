@@ -322,6 +322,22 @@ def test_the_cpu_is_not_asked(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_what_is_larger_than_a_machine_without_a_gpu(tmp_path, capsys):
+    """69 GB in fp32; half of that is there."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal:       34000000 kB\nMemFree:        30000000 kB\n")
+    machine = dataclasses.replace(host_with(0), sysroot=str(tmp_path))
+    asked = ["hardware=cpu", "model=qwen3_4b"]
+    with pytest.raises(HostError, match=r"trainers: \d\d GB of memory needed, and this machine has 35 GB. Use: smoke=true"):
+        preflight.check(make_plan(composed(*asked), machine, tmp_path), machine)
+    preflight.check(make_plan(composed(*asked, "preflight=warn"), machine, tmp_path), machine)
+    assert "and this machine has 35 GB" in capsys.readouterr().err
+    preflight.check(make_plan(composed("hardware=cpu"), machine, tmp_path), machine)
+    (tmp_path / "proc/meminfo").unlink()
+    preflight.check(make_plan(composed(*asked), machine, tmp_path), machine)  # unknown
+    assert capsys.readouterr().err == ""
+
+
 def test_the_short_set_takes_no_time(tmp_path):
     """0.1 s is what a person does not notice; measured 5 ms on eight GPUs, the first time."""
     plan, found = plan_on(sysroots.mi300x(tmp_path), "hardware=mi300x")

@@ -33,7 +33,8 @@ def test_there_are_many():
 
 
 @pytest.mark.parametrize("text", commands())
-def test_command_plans(launch, tmp_path, text):
+def test_command_plans(launch, tmp_path, monkeypatch, text):
+    monkeypatch.setenv("WANDB_MODE", "offline")  # no key is needed to plan
     for name in ("train.jsonl", "test.jsonl", "my/train.jsonl", "my/test.jsonl", "samples.jsonl", "tests/data/sft.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(SFT_ROW)

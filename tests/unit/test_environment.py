@@ -84,7 +84,7 @@ def test_old_python_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(sys, "version_info", (3, 10, 13, "final", 0))
     monkeypatch.delenv("PYTHON", raising=False)
     monkeypatch.setattr(environment, "newer_python", lambda: None)
-    assert environment.main(["setup"]) == 2
+    assert environment.main([]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: Python 3.10 is too old: 3.11 or newer is needed.")
     assert "make setup PYTHON=" in said
@@ -103,10 +103,10 @@ def test_old_python_hands_over_to_a_newer_one(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(environment, "newer_python", lambda: "/usr/bin/python3.12")
     monkeypatch.setattr(environment.os, "execv", execv)
     with pytest.raises(SystemExit):
-        environment.main(["setup"])
-    assert handed == [["/usr/bin/python3.12", "/usr/bin/python3.12", environment.__file__, "setup"]]
+        environment.main([])
+    assert handed == [["/usr/bin/python3.12", "/usr/bin/python3.12", environment.__file__]]
     monkeypatch.setenv("PYTHON", "python3.9")  # named by the user: not replaced
-    assert environment.main(["setup"]) == 2
+    assert environment.main([]) == 2
 
 
 def test_an_old_python_can_read_the_file() -> None:
@@ -263,103 +263,15 @@ def test_environment_without_its_python_is_made_again(setup: Setup) -> None:
     assert setup()
 
 
-@pytest.mark.parametrize("name", environment.ADD_ONS)
-def test_a_fresh_environment_says_what_is_gone(setup: Setup, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_a_fresh_environment_says_what_is_gone(setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
     assert setup()
-    (setup.venv / f"{name}.sha256").write_text("a hash")
+    (setup.venv / "lm-eval.sha256").write_text("a hash")
     assert not setup()
-    assert (setup.venv / f"{name}.sha256").exists()
+    assert (setup.venv / "lm-eval.sha256").exists()
     capsys.readouterr()
     assert setup(asked="cuda")
-    assert capsys.readouterr().out.endswith(f"To have it again: make {name}\n")
-    assert not (setup.venv / f"{name}.sha256").exists()
-
-
-# ---- vLLM's build for the CPU, Triton's kernels
-
-
-@pytest.mark.parametrize(
-    ("build", "system", "machine", "flags", "said"),
-    [
-        ("cpu", "Linux", "aarch64", {"asimd"}, "with AVX2, and this is Linux on aarch64"),
-        ("macos", "Darwin", "arm64", set(), "with AVX2, and this is Darwin on arm64"),
-        ("cpu", "Linux", "x86_64", {"avx"}, "and this is Linux on x86_64 without AVX2"),
-        ("rocm", "Linux", "x86_64", {"avx2"}, "has that for rocm. To change it: make setup TORCH=cpu, then make vllm"),
-    ],
-)
-def test_a_machine_without_a_build_of_vllm_is_refused(build: str, system: str, machine: str, flags: set[str], said: str) -> None:
-    assert said in str(environment.vllm_refusal(build, system, machine, flags))
-
-
-@pytest.mark.parametrize(
-    ("build", "system", "said"),
-    [
-        ("macos", "Darwin", "Triton is for Linux, and this is Darwin"),
-        ("rocm", "Linux", "a Triton of its own, which a second one would overwrite. To change it: make setup TORCH=cpu"),
-    ],
-)
-def test_triton_is_refused_where_it_cannot_be_added(build: str, system: str, said: str) -> None:
-    assert said in str(environment.kernels_refusal(build, system))
-    assert environment.kernels_refusal("cpu", "Linux") is None
-    assert environment.kernels_refusal("cuda", "Linux") is None
-
-
-def test_instruction_sets_are_read_as_linux_lists_them(tmp_path: Path) -> None:
-    file = tmp_path / "cpuinfo"
-    assert environment.cpu_flags(file) == set()
-    file.write_text("processor\t: 0\nflags\t\t: fpu avx avx2\nbugs\t\t: spectre_v1\n\nprocessor\t: 1\nflags\t\t: fpu avx avx2\n")
-    assert environment.cpu_flags(file) == {"fpu", "avx", "avx2"}
-
-
-@pytest.fixture
-def vllm(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """environment.add_on on a machine that has a build of it, with a pip that ends with `status`."""
-    state = SimpleNamespace(argv=[], status=0, venv=setup.venv)
-
-    def run(_: environment.Progress, argv: tuple[str, ...]) -> tuple[int, str]:
-        state.argv.append(argv)
-        return state.status, "ERROR: what pip said\n"
-
-    monkeypatch.setattr(environment.Progress, "run", run)
-    monkeypatch.setattr(environment, "cpu_flags", lambda: {"avx2"})
-    monkeypatch.setattr(environment.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(environment.platform, "machine", lambda: "x86_64")
-    return state
-
-
-@pytest.mark.parametrize("name", environment.ADD_ONS)
-def test_an_add_on_comes_from_its_lock_once(vllm: SimpleNamespace, setup: Setup, name: str) -> None:
-    assert setup()
-    assert environment.add_on(vllm.venv, name)
-    assert not environment.add_on(vllm.venv, name)
-    python = str(vllm.venv / "bin" / "python")
-    assert vllm.argv == [(python, *PIP[1:], *HASHED, str(LOCKS / f"{name}.lock"))]
-    assert not setup()
-
-
-def test_vllm_without_an_environment_is_refused(vllm: SimpleNamespace) -> None:
-    with pytest.raises(Refused, match="Run make setup first") as refusal:
-        environment.add_on(vllm.venv, "vllm")
-    assert refusal.value.code == 2
-
-
-def test_vllm_on_a_machine_without_a_build_is_the_hosts_fault(vllm: SimpleNamespace, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert setup()
-    monkeypatch.setattr(environment, "cpu_flags", set)
-    with pytest.raises(Refused, match="without AVX2") as refusal:
-        environment.add_on(vllm.venv, "vllm")
-    assert (refusal.value.code, vllm.argv) == (3, [])
-
-
-def test_vllm_that_pip_cannot_install_is_tried_again(vllm: SimpleNamespace, setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
-    assert setup()
-    vllm.status = 1
-    with pytest.raises(Refused, match=r"vLLM's build for the CPU: pip failed.*setup\.log") as refusal:
-        environment.add_on(vllm.venv, "vllm")
-    assert refusal.value.code == 3
-    assert "what pip said" in capsys.readouterr().err
-    vllm.status = 0
-    assert environment.add_on(vllm.venv, "vllm")
+    assert capsys.readouterr().out.endswith("To have it again: make lm-eval\n")
+    assert not (setup.venv / "lm-eval.sha256").exists()
 
 
 # ---- Steps that fail
@@ -452,7 +364,7 @@ def test_environment_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_refusal_is_one_message_without_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(environment, "detect", lambda: NO_GPU)
-    assert environment.main(["setup", "--torch", "mps"]) == 2
+    assert environment.main(["--torch", "mps"]) == 2
     assert capsys.readouterr().err == "error: TORCH=mps is no build of torch. It is one of: cpu, rocm, cuda\n"
 
 
@@ -461,4 +373,4 @@ def test_interruption_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(environment, "setup", interrupted)
-    assert environment.main(["setup"]) == 75
+    assert environment.main([]) == 75

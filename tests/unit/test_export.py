@@ -408,6 +408,11 @@ def test_what_the_launcher_refuses(launch, tmp_path, source, monkeypatch):
     pipeline = files_of(tmp_path / "pipeline", record={"phases": {"sft": "1_sft", "export": "2_export"}})
     (pipeline / "1_sft/model").mkdir(parents=True)
     assert f"a pipeline, whose phases have the models. Use: model.path={pipeline}/1_sft." in said(f"model.path={pipeline}")
+    phases = {"one": "1_one", "two": "2_two"}
+    chosen = files_of(tmp_path / "chosen", record={"phases": phases, "chosen": {"raft": {"model": "2_two"}}})
+    for folder in phases.values():
+        (chosen / folder / "model").mkdir(parents=True)
+    assert f"Use: model.path={chosen}/2_two or model.path={chosen}/1_one." in said(f"model.path={chosen}"), "RAFT's own result first"
     adapter = files_of(tmp_path / "adapter", adapter_config={})
     assert "is an adapter, not a model" in said(f"model.path={adapter}")
 
@@ -443,6 +448,18 @@ def test_provenance_ends_where_another_version_wrote_the_record(tmp_path, capsys
     said = capsys.readouterr().err
     assert f"{tmp_path}/odd/record.json has no composition of this version" in said
     assert "not on the model card" in said
+
+
+@pytest.mark.parametrize("record", ['{"status": "done"}', '{"composition": []}', '{"composition": {"se'])
+def test_provenance_says_where_a_record_has_no_composition(record, tmp_path, capsys):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "record.json").write_text(record)
+    config = compose(["hardware=cpu", "method=export", f"model.path={run}/model"])
+    assert provenance.of(config)["runs"] == []
+    said = capsys.readouterr().err
+    assert said.startswith(f"warning: {run}/record.json has no composition of this version (there is none, or the file is damaged)")
+    assert "that run and those before it are not on the model card, and the weights are not compared" in said
 
 
 def test_provenance_goes_back_to_the_first_model(tmp_path):

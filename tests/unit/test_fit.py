@@ -25,6 +25,25 @@ TIGHT = {  # commands that do not fit, and what has to be among the changes
     "sharding": (["hardware=mi210", "model=qwen3_4b", "method=sft", "topology=ddp"], "topology=fsdp"),
     "adapter": (["hardware=rx7900xtx", "model=qwen3_4b", "method=sft"], "adapter=lora"),
     "split": (["hardware=mi210", "model=qwen3_4b", "method=grpo", "topology=split", "topology.num_gpus=4"], "topology.strategy=fsdp"),
+    "fsdp offload": (
+        ["hardware=mi210", "model=qwen3_8b", "method=sft", "topology=fsdp", "topology.num_gpus=2"],
+        "topology.fsdp.cpu_offload",
+    ),
+    "zero3 offload": (
+        ["hardware=mi210", "model=qwen3_14b", "method=sft", "topology=zero3", "topology.num_gpus=4"],
+        "topology.zero.offload_p",
+    ),
+    "4 bits": (["hardware=mi210", "model=qwen3_32b", "method=sft", "topology=single"], "precision=nf4"),
+    "server": (
+        ["hardware=mi210", "model=qwen3_32b", "method=grpo", "topology=split", "adapter=qlora", "precision=nf4"],
+        "topology.server_tensor_parallel=2",
+    ),
+    "server's length": (
+        ["hardware=rx7900xtx", "hardware.gpus_per_node=2", "model=qwen3_8b", "method=grpo", "topology=split", "adapter=qlora"]
+        + ["precision=nf4"],
+        "topology.server_max_length=2048",
+    ),
+    "vllm": (["hardware=rx7900xtx", "model=qwen3_8b", "method=evaluate", "method.args.engine=vllm"], "method.args.engine=transformers"),
     "two at once": (["hardware=rx7900xtx", "model=qwen3_8b", "method=sft"], "precision.weights=bf16"),
 }
 
@@ -85,6 +104,16 @@ def test_one_gpu_to_eight_says_what_becomes_of_the_batch(given, extra, said):
     found = fit.changes(plan_of(overrides).config, overrides, host_with(8))
     assert found[0].overrides == ["topology=fsdp", *extra]
     assert found[0].cost.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [([], "2 GPUs and 6 train, so a step has fewer sequences"), (["effective_batch=336"], "6 train")]
+)
+def test_a_wider_server_says_who_is_left_to_train(given, said):
+    overrides = [*TIGHT["server"][0], "hardware.gpus_per_node=8", *given]
+    found = fit.changes(plan_of(overrides).config, overrides, host_with(8))
+    assert found[0].overrides == ["topology.server_tensor_parallel=2"]
+    assert found[0].cost.endswith(said)
 
 
 def test_changes_win_over_what_was_given():

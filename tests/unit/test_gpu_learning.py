@@ -67,8 +67,8 @@ def test_the_interval_is_students():
     assert (low, high) == pytest.approx((20 - 24.844, 20 + 24.844), abs=1e-3)
 
 
-@pytest.mark.parametrize("experiment", learning.EXPERIMENTS.values())
-def test_each_method_has_the_same_samples_and_the_same_start(experiment):
+@pytest.mark.parametrize(("experiment", "samples"), [("learning", 409_600), ("learning_smollm2", 102_400)])
+def test_each_method_has_the_same_samples_and_the_same_start(experiment, samples):
     overrides = ["hardware=h200", f"experiment={experiment}"]
     plans = pipeline.make_plans(composed(*overrides), overrides, host_with(8), Path("/runs/learning/1"))
     sampled = {
@@ -76,8 +76,9 @@ def test_each_method_has_the_same_samples_and_the_same_start(experiment):
     }
     grpo = plans["grpo"].trainer_args
     in_grpo = grpo["max_steps"] * grpo["per_device_train_batch_size"] * grpo["gradient_accumulation_steps"]
-    assert sampled == {"raft_cycle1_sample": 51200, "raft_cycle2_sample": 51200, "dpo_samples": 102400}
-    assert in_grpo == 102400
+    assert sampled == {"raft_cycle1_sample": samples / 2, "raft_cycle2_sample": samples / 2, "dpo_samples": samples}
+    assert in_grpo == samples
+    assert {plan.config.topology.num_gpus for name, plan in plans.items() if name != "grpo"} == {1}, "where two of eight GPUs are given"
     starts = {Path(str(plans[name].config.model.path)).parent.name for name in ("raft_cycle0_evaluate", "raft_cycle1_train", "grpo", "dpo")}
     assert starts == {"1_sft"}
     assert (plans["grpo"].config.topology.name, len(plans["grpo"].processes[0].gpus), len(plans["grpo"].processes[-1].gpus)) == (
@@ -85,7 +86,8 @@ def test_each_method_has_the_same_samples_and_the_same_start(experiment):
         1,
         1,
     )
-    assert {plan.config.topology.server_memory_share for name, plan in plans.items() if "sample" in name} == {0.25}
+    with_vllm = [plan for name, plan in plans.items() if name == "grpo" or plan.trainer_args.get("engine") == "vllm"]
+    assert {plan.config.topology.server_memory_share for plan in with_vllm} == {0.25}  # pipelines share the GPUs
     assert plans["raft_cycle1_train"].config.topology.server_memory_share == 0.9  # a training has no vLLM
     assert plans["dpo"].trainer_args["loss_type"] == ["sigmoid", "sft"]
     longest = {plan.trainer_args.get("max_new_tokens", plan.trainer_args.get("max_completion_length")) for plan in plans.values()} - {None}
@@ -94,8 +96,8 @@ def test_each_method_has_the_same_samples_and_the_same_start(experiment):
     assert all(any(name.startswith(begin) for begin in rest) for name in plans if name != "sft")
 
 
-def settings(tmp_path, *arguments):
-    return learning.parse(["measure", "hardware=h200", "--folder", str(tmp_path), "--rows", str(tmp_path / "rows.jsonl"), *arguments])
+def settings(tmp_path, *arguments, what="measure"):
+    return learning.parse([what, "hardware=h200", "--folder", str(tmp_path), "--rows", str(tmp_path / "rows.jsonl"), *arguments])
 
 
 def leave_run(folder, name, phases):
@@ -212,12 +214,41 @@ def test_calibrations_are_the_sft_alone_and_plan(tmp_path):
     assert plans["evaluated"].config.model.path == str(tmp_path / "1_sft/model")
 
 
+@pytest.mark.parametrize(("phase", "key"), [("grpo", "temperature"), ("raft", "learning_rate_decay")])
+def test_a_phase_is_tried_with_values_from_the_sft_that_is_there(tmp_path, phase, key):
+    given = settings(tmp_path, "--steps", "100", "--phase", phase, "--vary", f"method.args.{key}=0.5", "0.25", what="calibrate")
+    with pytest.raises(SystemExit, match="calibrate-qwen3_76m-100 is not there. Run it first, without --phase"):
+        learning.calibrations(given)
+    before = given.folder / "runs/calibrate-qwen3_76m-100/20260101-000000-000000"
+    (before / "1_sft/model").mkdir(parents=True)
+    (before / "1_sft/model/config.json").write_text("{}")
+    (before / "1_sft/model/model.safetensors").touch()
+    (before / "record.json").write_text(json.dumps({"phases": {"sft": "1_sft"}}))
+    found = learning.calibrations(given)
+    assert [one.name for one in found] == [f"calibrate-qwen3_76m-100-{phase}-{value}" for value in (0.5, 0.25)]
+    overrides = found[1].overrides
+    plans = pipeline.make_plans(composed(*overrides), overrides, host_with(8), tmp_path)
+    assert {plan.config.topology.name for plan in plans.values()} == {"single"}
+    first, *_, last = plans.values()
+    assert first.config.model.path == str(before / "1_sft/model")
+    assert last.config.method.name == "evaluate"
+    assert last.config.model.path != first.config.model.path
+    assert f"method.args.{key}=0.25" in overrides[-1]
+
+
 def test_what_is_asked_wrongly_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit, match="no such name. There are: learning-qwen3_76m-0"):
         learning.measure(settings(tmp_path, "--only", "nothing"))
     with pytest.raises(SystemExit):
         settings(tmp_path, "--gpus", "1")
     assert "GRPO needs two" in capsys.readouterr().err
+    for wrong in (["--phase", "grpo"], ["--vary", "a=1"], ["--phase", "grpo", "--vary", "a"]):
+        with pytest.raises(SystemExit):
+            settings(tmp_path, *wrong, what="calibrate")
+        assert "--phase and --vary go together" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        settings(tmp_path, "--phase", "grpo", "--vary", "method.args.temperature=1.0")
+    assert "--phase grpo is of calibrate, not of measure" in capsys.readouterr().err
 
 
 def test_the_plan_says_what_it_reckons(tmp_path):

@@ -56,6 +56,16 @@ def test_a_rank_that_hangs_leaves_its_stacks(tmp_path, capsys):
     assert f"stacks of trainers are in {tmp_path / 'stacks'}" in capsys.readouterr().out
 
 
+def test_what_hung_is_started_again(tmp_path, capfd):
+    """The first attempt marks that it was there, and hangs."""
+    rank = UP + "if not (run / 'before').exists():\n    (run / 'before').touch()\n    forever()\n"
+    code, record = executed(plan_of(tmp_path, {"trainers": rank + DONE}, QUICK, "runtime.hang_timeout_s=1", "runtime.max_restarts=1"))
+    assert (code, record["status"], record["restarts"]) == (0, "done", 1)
+    said = capfd.readouterr()
+    assert "restart 1 of 1, from the newest whole checkpoint" in said.out + said.err
+    assert list((tmp_path / "stacks").iterdir())
+
+
 def test_stacks_are_where_each_process_says_and_one_that_has_ended_is_left_out(tmp_path):
     """As containers do, whose ranks print them into the log; an engine that is gone keeps no other process from saying its own."""
 

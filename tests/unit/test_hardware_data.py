@@ -229,7 +229,6 @@ def test_topology(groups, option):
 def test_tracking(groups, option):
     found = groups("tracking", option)
     assert found.name == option
-    assert found.package == (None if option == "none" else option)
 
 
 def test_tracking_takes_what_transformers_reports_to():

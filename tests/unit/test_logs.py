@@ -32,6 +32,34 @@ def test_whole_lines_since_the_last_look(tmp_path):
     assert follower.lines(all_of_it=True) == []
 
 
+def test_torchruns_account_of_a_failure_is_left_out_where_asked(tmp_path):
+    log = tmp_path / "a.log"
+    followers = [Follower(log), Follower(log, without_report=True)]
+    append(log, f"error: no\n{ASKED}\nsaving\n{FAILED}\nTraceback (most recent call last):\n".encode())
+    assert [follower.lines()[-1] for follower in followers] == ["Traceback (most recent call last):", "saving"]
+    append(log, b"ChildFailedError\n")
+    assert [follower.lines(all_of_it=True) for follower in followers] == [["ChildFailedError"], []]
+
+
+STOP = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 13759 got signal: 15"
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        (["saved", "Traceback (most recent call last):", '  File "run.py", line 1', "    raise", STOP, "after"], ["saved", "after"]),
+        ([STOP], []),
+        (
+            ["Traceback (most recent call last):", '  File "a.py"', "ValueError: x"],
+            ["Traceback (most recent call last):", '  File "a.py"', "ValueError: x"],
+        ),
+        ([], []),
+    ],
+)
+def test_how_torchrun_ends_when_it_is_told_to_is_not_shown(lines, shown):
+    assert logs.without_stop(lines) == shown
+
+
 def test_a_log_that_is_not_there_yet(tmp_path):
     follower = Follower(tmp_path / "a.log")
     assert follower.lines() == []

@@ -249,6 +249,18 @@ def test_the_server_fills_its_share():
     assert server.parts_gb["weights"] == pytest.approx(2 * QWEN_4B / 1e9)
 
 
+@pytest.mark.parametrize(("parallel", "heads"), [(1, 8), (2, 4), (16, 1)])
+def test_a_server_needs_room_for_one_sequence_of_the_length_it_serves(parallel, heads):
+    """Two tensors x 36 layers x 128 x 2 bytes a head and token; 16 GB of weights leave the card less than a 40,960 tokens' cache."""
+    base = ["hardware=rx7900xtx", "hardware.gpus_per_node=32", "model=qwen3_8b", "method=grpo", "topology=split", "hardware.memory_gb=20"]
+    split = [*base, f"topology.server_tensor_parallel={parallel}", "topology.num_gpus=18", "effective_batch=272"]
+    split += ["method.args.per_device_train_batch_size=1", f"topology.server_memory_share={0.9 / parallel:.3f}"]
+    asked = [make_plan(composed(*split, *more), host_with(32), RUN).memory[0] for more in ([], ["topology.server_max_length=2048"])]
+    assert asked[0].parts_gb["kv cache"] == pytest.approx(2 * 36 * 128 * 2 * heads * 40960 / 1e9)
+    assert not asked[0].fits
+    assert asked[1].parts_gb["kv cache"] < asked[0].parts_gb["kv cache"]
+
+
 def test_held_out_rows_count_where_their_batches_are_the_larger_ones():
     base = ("hardware=mi300x", "model=qwen3_0_6b", "topology=single", "method=sft", "method.selection.metric=eval_loss")
     as_large = planned(*base)

@@ -119,26 +119,6 @@ def test_no_phase_starts_where_a_later_one_does_not_fit(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture
-def phases_that_end(monkeypatch):
-    """Phases end as they begin; `asked` are signals that come while one ends. Returns the phases that were started, and `asked`."""
-    started, asked = [], {}
-
-    def execute(plan, host, image, overrides, parent, stopping):
-        started.append(plan.run_dir.name)
-        rundir.make(plan.run_dir)
-        kept = record.begin(plan, host, image, overrides, parent)
-        rundir.write_json(plan.run_dir / "record.json", record.finish(kept, plan.run_dir, "done", 0, [], {}))
-        rundir.write_json(plan.run_dir / "result.json", {"status": "done"})
-        if plan.run_dir.name in asked:
-            os.kill(os.getpid(), asked[plan.run_dir.name])
-        return EXIT_DONE
-
-    monkeypatch.setattr(pipeline, "execute", execute)
-    monkeypatch.setattr(pipeline, "check_host", lambda plan, host: None)
-    return started, asked
-
-
 def test_a_pipeline_ends_with_one_json_object(tmp_path, capsys, phases_that_end):
     _, asked = phases_that_end
     given = [*TWO, f"run_root={tmp_path}", "name=p", "format=json"]

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +20,7 @@ from trl import import_utils
 from recipes.common import serving
 from recipes.common.errors import UserError
 from recipes.common.model import train_tokenizer
+from tests.conftest import ROOT
 
 TEMPERATURE = 1.5
 
@@ -97,3 +104,50 @@ def test_a_server_that_follows_passes_and_the_weights_are_as_before(capsys):
 def test_a_server_that_ignores_what_it_is_sent_is_found_out():
     with pytest.raises(RuntimeError, match="weights do not reach the generation server"):
         serving.check_weights_arrive(trainer_with(takes=False))
+
+
+REFUSED = """
+import sys, threading
+import requests
+from omegaconf import OmegaConf
+from trl.generation.vllm_client import VLLMClient
+from recipes.common import serving
+
+serving.give_up_where_refused(OmegaConf.create({"run_dir": sys.argv[1]}))
+client = VLLMClient.__new__(VLLMClient)
+client.session = requests.Session()
+def post(path):
+    try:
+        client._post(f"http://127.0.0.1:{sys.argv[2]}/{path}", json={})
+    except Exception as error:
+        print(path, error, flush=True)
+post("reset_prefix_cache")
+threading.Thread(target=post, args=["update_weights"]).start()
+threading.Event().wait()  # as the sending does, which nobody receives
+"""
+
+
+class Refuses(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.send_response(400)
+        self.end_headers()
+        self.wfile.write(b"no such parameter")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_refused_weight_transfer_ends_the_rank_that_waits_in_it(tmp_path):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        argv = [sys.executable, "-c", REFUSED, str(tmp_path), str(server.server_address[1])]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1"}
+        done = subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=240)
+        server.shutdown()
+    assert done.returncode == 1, done.stderr
+    assert "reset_prefix_cache Request failed: 400, no such parameter" in done.stdout  # any other request fails as it does
+    said = "the generation server refuses a weight transfer (update_weights): Request failed: 400, no such parameter."
+    assert f"error: {said}" in done.stderr
+    failure = json.loads((tmp_path / "failures/rank0.json").read_text())
+    assert failure["error"].startswith(said)
+    assert (failure["rank"], failure["exit_code"]) == (0, 1)

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from launch import report, rundir
-from launch.reports import many, one, sweeps
+from launch.reports import many, one, series, sweeps
 from launch.reports.data import read, read_metrics
 from launch.sweep_study import Search
 from launch.sweep_trials import Trial
@@ -285,3 +285,38 @@ def test_importance_of_a_search_is_optunas(tmp_path):
     assert "PED-ANOVA (Optuna) over 12 trials" in made(folder).text
     change(folder / "sweep.json", trials=rows[:5])
     assert "Cannot be said of 5 trials: a search needs 10" in made(folder).text
+
+
+def test_levels_and_pass_at_k_of_rafts_cycles(tmp_path):
+    """A level that a cycle drew no prompt of has a share of 0 there, and no pass rate."""
+    folder = a_pipeline(tmp_path / "p", ("cycle1_sample", "sample"), ("cycle1_train", "sft"), ("cycle2_sample", "sample"))
+    first, second = {"pass_rate": 0.5, "num_prompts": 6}, {"pass_rate": 0.25, "num_prompts": 2}
+    for name, groups in (("1_cycle1_sample", {"1": first}), ("3_cycle2_sample", {"1": first, "2": second})):
+        change(folder / name / "result.json", by_level=groups, pass_at_k={"1": 0.4, "2": 0.6})
+    runs = [read(folder / name, name) for name in ("1_cycle1_sample", "2_cycle1_train", "3_cycle2_sample")]
+    charts = {chart.key: chart for chart in series.phases(runs)}
+    names = ("level-shares-by-cycle", "pass-rates", "pass-at-k")
+    drawn = {name: {curve.label: curve.points for curve in charts[name].curves} for name in names}
+    assert drawn["level-shares-by-cycle"] == {"level 1": ([1.0, 2.0], [100.0, 75.0]), "level 2": ([1.0, 2.0], [0.0, 25.0])}
+    assert drawn["pass-rates"] == {"level 1": ([1.0, 2.0], [50.0, 50.0]), "level 2": ([2.0], [25.0])}
+    assert drawn["pass-at-k"] == {name: ([1.0, 2.0], [40.0, 60.0]) for name in ("1_cycle1_sample", "3_cycle2_sample")}
+    text = made(folder).text
+    assert "Share of each level in a cycle's prompts" in text
+    change(folder / "3_cycle2_sample/result.json", by_level={"1": first, "2": "many"})  # of a hand that edited it
+    assert "Share of each level in a cycle's prompts" not in made(folder).text
+
+
+def test_a_sweep_of_a_benchmark_shows_its_rows(tmp_path):
+    given = [{"varied": [f"seed={n}"], "value": 1011.0 + n, "metric": "most_tflops"} for n in (0, 1)]
+    folder = a_sweep(tmp_path, given)
+    for n in (0, 1):
+        shutil.rmtree(tmp_path / f"runs/x/{n}")
+        a_benchmark(tmp_path / f"runs/x/{n}", tflops=1011.0 + n)
+    text = made(folder).text
+    for words in ("best most_tflops 1,012 trial 1", "higher is better", "gemm: tflops", "16384 8192 1280", "0: seed=0 over 1: seed=1"):
+        assert words in text, words
+    assert "No trial has left a curve" not in text
+    assert "best of 2 trials" not in text
+    more = [{"varied": [f"seed={n}"], "status": "waiting"} for n in range(2, 9)]
+    change(folder / "sweep.json", trials=[*rundir.read_json(folder / "sweep.json")["trials"], *more])
+    assert "The 2 best of 9 trials." in made(folder).text

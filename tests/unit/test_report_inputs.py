@@ -90,7 +90,7 @@ def test_a_hundred_thousand_lines(tmp_path):
         ([], "No run is given. Use: python launch/report.py runs/<name>/<timestamp>-<id>."),
         (["runz"], "runz: no such directory. Did you mean runs?"),
         (["runs"], "runs: no run there"),
-        (["runs/x"], "holds 1 runs and is none itself. Give one or several of them, for example"),
+        (["runs/x"], "holds 1 run(s) and is none itself. Give one or several of them, for example"),
         (["runs/x/1", "runs/x/1"], "given twice"),
         (["runs/x/1", "outptu=a.html"], "There is no key `outptu`. Keys: output. Did you mean output?"),
         (["runs/x/1", "output=a.pdf"], "output=a.pdf: a page is a file that ends with .html"),

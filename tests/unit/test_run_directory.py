@@ -40,6 +40,15 @@ def test_keys_that_compute_nothing_do_not_make_another_run(tmp_path):
     assert choose(tmp_path, "verbose=true", "format=json") == (wanted, True)
 
 
+@pytest.mark.parametrize("given", ["tracking=tensorboard", "tracking.package=tensorboard"])
+def test_a_run_whose_record_names_the_package_of_its_tracker_is_continued(tmp_path, given):
+    """As those of earlier versions do: conf/tracking named it."""
+    before = a_run(tmp_path, "1", "failed", "tracking.package=tensorboard")
+    assert choose(tmp_path, given) == (before, True)
+    a_run(tmp_path, "2", "failed", "tracking=none")
+    assert choose(tmp_path, given) == (before, True)
+
+
 def test_auto_starts_afresh_where_nothing_is_unfinished(tmp_path):
     a_run(tmp_path, "1", "done")
     folder, resumed = choose(tmp_path)
@@ -173,3 +182,16 @@ def test_differences_name_the_leaves():
 )
 def test_which_settings_make_another_run(given, same):
     assert (composition_hash(composed("hardware=cpu", *given)) == composition_hash(composed("hardware=cpu"))) is same
+
+
+def test_a_folder_of_runs_given_for_a_run(launch, tmp_path):
+    for name in ("20261121-101500-aaaaaa", "20261122-101500-000000"):
+        (tmp_path / "runs/quick" / name).mkdir(parents=True)
+        (tmp_path / "runs/quick" / name / "record.json").write_text("{}")
+    newest = f"It holds runs, the newest is {tmp_path}/runs/quick/20261122-101500-000000."
+    for given in ("resume=runs/quick", "model.path=runs/quick"):
+        done = launch(given, "mode=plan")
+        assert (done.code, newest in done.err) == (2, True), done.err
+    assert "It holds" not in launch("resume=runs").err
+    with pytest.raises(UserError, match="no record there. It holds runs, the newest is .*/20261122-101500-000000"):
+        load_record(tmp_path / "runs/quick/record.json")

@@ -21,6 +21,7 @@ from tests.conftest import composed
 from tests.unit.report_examples import a_run, log, steps
 
 BEST = "method.selection.metric=eval_loss"
+TRAINED = [(method, metric) for method, known in HELD_OUT_METRICS.items() for metric in known if method != "raft"]  # which trains by sft
 
 
 def arguments(*overrides: str) -> dict:
@@ -28,15 +29,17 @@ def arguments(*overrides: str) -> dict:
     return complete(config, Path("/runs/1"), (8000, 8001))
 
 
-@pytest.mark.parametrize(("method", "metric"), [(method, metric) for method, known in HELD_OUT_METRICS.items() for metric in known])
+@pytest.mark.parametrize(("method", "metric"), TRAINED)
 def test_models_are_measured_where_they_are_saved(method, metric):
-    given = ["model=qwen3_0_6b", "method.args.save_steps=30", "method.args.per_device_train_batch_size=3"]
-    args = arguments(f"method={method}", f"method.selection.metric={metric}", *given)
+    given = ["model=qwen3_0_6b", "topology=single", "method.args.save_steps=30", "method.args.per_device_train_batch_size=8"]
+    wanted = [f"method={method}", f"method.selection.metric={metric}", *given]
+    args = arguments(*wanted)
     assert (args["eval_strategy"], args["eval_steps"], args["save_steps"]) == ("steps", 30, 30)
     assert args["metric_for_best_model"] == metric
     assert args["greater_is_better"] is (metric != "eval_loss")
-    assert args["per_device_eval_batch_size"] == 3
-    assert arguments(f"method={method}", BEST, "method.args.per_device_eval_batch_size=5")["per_device_eval_batch_size"] == 5
+    assert args["per_device_eval_batch_size"] == 8
+    assert args.get("num_generations_eval") == (1 if method == "grpo" else None)
+    assert arguments(*wanted, "method.args.per_device_eval_batch_size=5")["per_device_eval_batch_size"] == 5
 
 
 def test_without_it_nothing_is_measured():
@@ -47,6 +50,12 @@ def test_a_small_run_saves_models_to_choose_from():
     args = arguments("smoke=true", BEST)
     assert (args["save_strategy"], args["save_steps"], args["eval_steps"], args["max_steps"]) == ("steps", 1, 1, 2)
     assert arguments("smoke=true")["save_strategy"] == "no"
+
+
+@pytest.mark.parametrize("answers", [3, 8])
+def test_a_small_run_measures_all_answers_to_a_prompt_at_once(answers):
+    asked = ["method=grpo", "method.selection.metric=eval_reward", f"method.args.num_generations_eval={answers}"]
+    assert arguments("smoke=true", *asked)["per_device_eval_batch_size"] == answers
 
 
 def test_a_stream_with_held_out_rows_of_its_own_is_taken():
@@ -66,19 +75,20 @@ def test_a_figure_that_was_never_a_number_chooses_nothing():
     config = OmegaConf.create({"method": {"selection": {"metric": "eval_loss", "patience": None, "min_delta": 0.0}}})
     trainer = SimpleNamespace(state=TrainerState(global_step=4, max_steps=4, best_metric=float("inf")))
     with pytest.raises(UserError, match=r"metric=eval_loss: it was no number at any save.*Lower method.args.learning_rate"):
-        selection.load_best(config, trainer, trained=True)
+        selection.load_best(config, trainer)
 
 
 def test_an_early_end_is_told_by_patience_also_where_the_last_model_is_the_best(capsys):
     """min_delta: each measurement was better than the one before, and none by enough."""
     config = OmegaConf.create({"method": {"selection": {"metric": "eval_loss", "patience": 2, "min_delta": 0.5}}})
     trainer = SimpleNamespace(state=TrainerState(global_step=6, max_steps=9, best_metric=0.9, best_global_step=6))
-    found = selection.load_best(config, trainer, trained=True)
+    found = selection.load_best(config, trainer)
     assert found == {"best_step": 6, "best_eval_loss": 0.9, "stopped_early": True}
     assert "eval_loss 0.9, stopped early: 2 measurements in a row were no better" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ONLY_THERE)
 def test_arguments_of_evaluations_are_not_ignored(name):
-    with pytest.raises(Refused, match=f"method.args.{name} without method.selection.metric"):
-        check(composed("hardware=cpu", f"method.args.{name}=" + ("true" if name == "eval_packing" else "1")))
+    method, metric = ("grpo", "eval_reward") if name == "num_generations_eval" else ("sft", "eval_loss")
+    with pytest.raises(Refused, match=f"method.args.{name} without method.selection.metric.*selection.metric={metric}"):
+        check(composed("hardware=cpu", f"method={method}", f"method.args.{name}=" + ("true" if name == "eval_packing" else "1")))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from pathlib import Path
 
 import pytest
 
+from launch import sweep_report
 from launch.compose import CONF
 from launch.errors import UserError
 from launch.sweep_trials import check_metric, check_metric_early, figures
@@ -114,6 +116,19 @@ def test_figures_are_those_of_the_end_and_of_the_last_step(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0, "kl": 0.1}\n{"step": 2, "loss": null, "kl": 0.2}\n')
     (tmp_path / "result.json").write_text('{"status": "done", "loss": null, "accuracy": 0.5, "exit_code": 0, "model": "m"}')
     assert figures(tmp_path) == {"step": 2, "loss": None, "kl": 0.2, "accuracy": 0.5}
+
+
+@pytest.mark.parametrize(("better", "name", "value"), [(True, "most_tflops", 9.5), (False, "least_tflops", 7.0)])
+def test_a_grid_of_a_benchmark_is_shown_by_its_best_row(tmp_path, better, name, value):
+    rows = [{"tflops": 7.0}, {"tflops": None, "error": "no memory"}, {"tflops": math.nan}, {"tflops": 9.5}]
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "tflops": 9.5, "loss": 1.0}\n')
+    content = {"figure": "tflops", "higher_is_better": better, "rows": rows, "benchmark": "gemm"}
+    (tmp_path / "result.json").write_text(json.dumps(content))
+    found = figures(tmp_path)
+    assert found[name] == value
+    assert sweep_report.usual(found) == name
+    assert sweep_report.less_is_better(name) is not better
+    assert check_metric_early(name, tmp_path)  # no line of the first steps holds it
 
 
 def test_a_metric_that_no_run_writes_is_said_at_the_first_step(tmp_path):

@@ -75,15 +75,6 @@ def test_a_trial_that_fails_says_why(tmp_path, args, said):
         trial.training(tuned_config(tmp_path, **args), "one", Setting(), 1, 1, {})
 
 
-def test_ranks_of_a_trial_are_bound_as_those_of_a_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    config = tuned_config(tmp_path)
-    assert "--numa-binding" not in trial._argv(config, tmp_path)
-    config.topology = {"numa_binding": "core_complex"}  # as config.yaml has it
-    argv = trial._argv(config, tmp_path)
-    assert argv[argv.index("--numa-binding") + 1] == "core-complex"
-
-
 def test_a_trial_with_too_few_steps(tmp_path):
     with pytest.raises(UserError, match="1 steps were taken, and 1 are warm-up"):
         trial.speed([{"time_s": 1.0, "num_tokens": 1, "memory_peak_gb": 0.0}], 1)

@@ -1,4 +1,4 @@
-"""Figures that others published, beside those that we measure: <benchmark>.yaml in this folder, and what finds a row in it.
+"""Figures that others published, beside those that we measure: reference/<benchmark>.yaml, and what finds a row in it.
 
 A row of a benchmark and a published one meet where every key of the published row's `match` has the same value in ours. Of several that
 meet, the one measured comes before the least that somebody accepts, then the one that names more keys. Each file says first what it holds.
@@ -16,7 +16,7 @@ import yaml
 
 from recipes.common.errors import UserError, near
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent / "reference"
 # What a benchmark's own rows carry, by which a published one is found. A key that is not here is a mistake in a file.
 KEYS: dict[str, dict[str, type]] = {
     "attention": {"backend": str},
@@ -200,7 +200,7 @@ def require(benchmark: str, hardware: str, figure: str, fail_below: float | None
     if fail_below is not None and hardware not in _having(benchmark, figure, folder):
         raise UserError(
             f"method.args.fail_below={fail_below:g}: {_nothing(benchmark, hardware, figure, folder)}, so nothing could fall below. "
-            f"Leave fail_below out, or add your own figures to recipes/bench/published/{benchmark}.yaml."
+            f"Leave fail_below out, or add your own figures to recipes/bench/reference/{benchmark}.yaml."
         )
 
 
@@ -272,5 +272,5 @@ def _nothing(benchmark: str, hardware: str, figure: str, folder: Path) -> str:
 
 def _rows_of(benchmark: str, hardware: str, figure: str, folder: Path) -> str:
     references = [one for one in load(benchmark, folder).rows if hardware in one.hardware and one.kind in COMPARED and one.of(figure)]
-    shown = ", ".join(_label(reference) for reference in references[:6])
-    return shown + (f" and {len(references) - 6} more" if len(references) > 6 else "")
+    labels = list(dict.fromkeys(map(_label, references)))  # a measurement and the least that is accepted may be of the same case
+    return ", ".join(labels[:6]) + (f" and {len(labels) - 6} more" if len(labels) > 6 else "")
