@@ -21,6 +21,7 @@ ADDED_TO = ("PYTHONPATH",)  # where a user's own value is kept and ours put befo
 INSIDE = ("HOME", "USER", "LOGNAME", "HF_HOME", "PYTHONPYCACHEPREFIX", "TORCHINDUCTOR_CACHE_DIR")  # a container's own
 # Variables of the user's shell that a container is given too: those of the stack, which change numbers or speed.
 PASSED = re.compile(r"^(HIP_|HSA_|NCCL_|RCCL_|MIOPEN_|PYTORCH_|VLLM_|HF_|GPU_MAX_)")
+CPU_CACHE_GIB = 1  # our choice: of the keys and values of a server on a CPU, where one serves a small model
 MASK = {Vendor.amd: "HIP_VISIBLE_DEVICES", Vendor.nvidia: "CUDA_VISIBLE_DEVICES"}
 
 
@@ -159,7 +160,7 @@ def _network(config: Config) -> list[Setting]:
 
 def _server_on_cpu() -> list[Setting]:
     values = {
-        "VLLM_CPU_KVCACHE_SPACE": ("1", "GB for the cache; vLLM takes half of the memory otherwise"),
+        "VLLM_CPU_KVCACHE_SPACE": (str(CPU_CACHE_GIB), "GiB for the cache; vLLM takes half of the memory otherwise"),
         "VLLM_CPU_OMP_THREADS_BIND": ("nobind", "the trainers need the same few cores"),
     }
     return [Setting(name, value, why, "launcher") for name, (value, why) in values.items()]

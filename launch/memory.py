@@ -14,6 +14,7 @@ from launch import shapes, topology
 from launch.activations import MicroStep, Numerics
 from launch.batch import UNCUT, Batch, batch, evaluation_batch, generation_batch
 from launch.detect import Host, is_smaller
+from launch.environment import CPU_CACHE_GIB
 from launch.gpu import GIB
 from launch.schema import Config
 from launch.schema_enums import Init, Vendor
@@ -22,6 +23,7 @@ from launch.trainer_args import argument, known, value
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}  # nf4: 4 bits and an fp32 scale for 64 weights (arXiv:2305.14314)
 # Beside what torch allocates: the context, libraries' workspaces and what the allocator rounds up. A round figure.
 OVERHEAD_GB = 2.0
+CPU_OVERHEAD_GB = 0.5  # the interpreter and its libraries: a round figure
 SYSTEM_GB = 8.0  # of a memory that GPU and host share, for the system and for loading data: a round figure
 BUCKET = 500_000_000  # elements of the buffer that ZeRO collects gradients in: DeepSpeed's default reduce_bucket_size
 SUB_GROUP = 1_000_000_000  # parameters of a rank that ZeRO-3 steps at once: DeepSpeed's default sub_group_size
@@ -78,6 +80,8 @@ def _server_parts(config: Config, capacity: float) -> dict[str, float]:
     for one sequence as long as it is to serve (vllm.v1.core.kv_cache_utils). Its graphs and what a batch takes count as context."""
     parallel, longest = config.topology.server_tensor_parallel, config.topology.server_max_length or config.model.max_positions
     weights = _width(config) * config.model.num_parameters / parallel / 1e9
+    if config.hardware.vendor == Vendor.none:  # a CPU's cache has its own size
+        return {"weights": weights, "kv cache": CPU_CACHE_GIB * GIB, "context": CPU_OVERHEAD_GB}
     room = config.topology.server_memory_share * capacity - OVERHEAD_GB - weights
     heads = max(1.0, config.model.num_kv_heads / parallel)  # fewer heads than GPUs: each has one
     return {"weights": weights, "kv cache": max(room, heads * longest * _head_bytes(config) / 1e9), "context": OVERHEAD_GB}
@@ -90,7 +94,7 @@ def _head_bytes(config: Config) -> float:
 
 def _rank_parts(config: Config, capacity: float) -> tuple[str, dict[str, float]]:
     """The moment at which a rank holds most, and what."""
-    overhead = 0.5 if config.hardware.vendor == Vendor.none else OVERHEAD_GB
+    overhead = CPU_OVERHEAD_GB if config.hardware.vendor == Vendor.none else OVERHEAD_GB
     if config.method.kind != "trainer":
         rows = batch(config).per_device * int(value(config, "samples_per_prompt"))
         parts = {"weights": _base_bytes(config), **_generating(config, rows)}

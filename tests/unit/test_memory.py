@@ -249,6 +249,16 @@ def test_the_server_fills_its_share():
     assert server.parts_gb["weights"] == pytest.approx(2 * QWEN_4B / 1e9)
 
 
+@pytest.mark.parametrize("asked", [["method=grpo", "topology=split"], ["method=evaluate", "method.args.engine=vllm"]])
+def test_on_a_cpu_a_servers_cache_is_as_large_as_the_launcher_makes_it(asked):
+    """VLLM_CPU_KVCACHE_SPACE=1 (GiB), whatever memory the GPU has that the CPU stands for."""
+    config, _ = prepare(composed("hardware=mi350x", "model=qwen3_4b", "smoke=true", *asked))
+    plan = make_plan(config, host_with(0), RUN)
+    (server,) = [process for process in plan.memory if "kv cache" in process.parts_gb]
+    assert server.parts_gb["kv cache"] == pytest.approx(2**30 / 1e9)
+    assert server.total_gb < 2
+
+
 @pytest.mark.parametrize(("parallel", "heads"), [(1, 8), (2, 4), (16, 1)])
 def test_a_server_needs_room_for_one_sequence_of_the_length_it_serves(parallel, heads):
     """Two tensors x 36 layers x 128 x 2 bytes a head and token; 16 GB of weights leave the card less than a 40,960 tokens' cache."""
