@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from launch.check_export import TOKEN, exports
+from launch.cycle_choice import recorded
 from launch.errors import UserError, near
 from launch.rundir import read_json
 from launch.schema import Config
@@ -65,7 +66,7 @@ def check_not_a_run(path: Path) -> None:
         return
     run = path.parent
     if "phases" in record:
-        chosen = [choice["model"] for choice in record.get("chosen", {}).values()]  # of RAFT's cycles
+        chosen = [choice["model"] for choice in recorded(record)]  # of RAFT's cycles
         names = [*chosen, *(name for name in record["phases"].values() if name not in chosen)]
         models = [f"model.path={run / name}" for name in names if (run / name / "model").is_dir()]
         raise UserError(f"model.path={run}: a pipeline, whose phases have the models. Use: {' or '.join(models) or 'its command again'}.")

@@ -14,6 +14,9 @@ def phase_name(raft: str, cycle: int, part: str) -> str:
     return f"{raft}_cycle{cycle}_{part}" if raft else f"cycle{cycle}_{part}"
 
 
+PLACES = ("model", "evaluation", "last_evaluation")
+
+
 @dataclass(frozen=True)
 class Choice:
     """`cycle`: the one whose model is the result; `last`: the last one that is run. Both are the last of all until more is known."""
@@ -48,6 +51,15 @@ class Choice:
         if self.last < self.num_cycles:
             line += f"; stopped early: {self.selection.patience} in a row were no better"
         return line + (f"; what it started from was better, {start:.1%}" if start > found else "")
+
+
+def recorded(record: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Of the choices in a pipeline's record the folders `model`, `evaluation` and `last_evaluation`; of a damaged record those that are
+    whole."""
+    found = record.get("chosen")
+    choices = [choice for choice in found.values() if isinstance(choice, dict)] if isinstance(found, dict) else []
+    named = [{key: choice.get(key) for key in PLACES} for choice in choices]
+    return [folders for folders in named if all(isinstance(folder, str) for folder in folders.values())]
 
 
 @dataclass(frozen=True)

@@ -245,6 +245,11 @@ def _run_phases(
         of_now = {"phases": _folders(plans), "chosen": _chosen(plans)}
         rundir.write_json(run_dir / "record.json", record.seal({**kept, **of_now, "status": status, "exit_code": exit_code}))
 
+    def fail(error: UserError | HostError) -> None:
+        write("failed", error.exit_code)
+        if config.format == Format.json:
+            print(_end_json(run_dir, error.exit_code, ended))
+
     write("running", None)
     exit_code = EXIT_DONE
     ended: dict[str, Any] = {}
@@ -264,16 +269,18 @@ def _run_phases(
         try:
             exit_code = execute(plan, host, found[phase], overrides, parent=run_dir.name, stopping=stopping)
         except HostError as error:
-            write("failed", error.exit_code)
-            if config.format == Format.json:
-                print(_end_json(run_dir, error.exit_code, ended))
+            fail(error)
             raise HostError(f"phase {phase}: {error}") from error
         ended[phase] = show.end_json(plan, exit_code)
         show.say_end(config, plan, exit_code)
         if exit_code != EXIT_DONE:
             break
         if plan.chosen and plan.config.method.kind == "evaluator":
-            plans = again()
+            try:
+                plans = again()
+            except (UserError, HostError) as error:  # for example a file of data that has gone since
+                fail(error)
+                raise
             write("running", None)
     write(STATUS.get(exit_code, "failed"), exit_code)
     if exit_code == EXIT_DONE:

@@ -11,6 +11,7 @@ from typing import Any
 from launch import environment, pipeline, rundir
 from launch.check_files import check_files
 from launch.compose import compose
+from launch.cycle_choice import recorded
 from launch.detect import Host
 from launch.environment import MASK
 from launch.errors import UserError, near
@@ -114,7 +115,7 @@ def figures(run_dir: Path) -> dict[str, float | None]:
     """
     record = rundir.read_json(run_dir / "record.json") or {}
     phases = record.get("phases")
-    chosen = {choice["last_evaluation"]: choice["evaluation"] for choice in record.get("chosen", {}).values()}
+    chosen = {choice["last_evaluation"]: choice["evaluation"] for choice in recorded(record)}
     ended = list(phases.values())[-1] if phases else ""
     last = run_dir / chosen.get(ended, ended)
     lines = rundir.read_metrics(last / "metrics.jsonl")

@@ -57,7 +57,7 @@ def test_a_run_leaves_what_the_contract_says(trained, method):
     assert "Everything is in" in done.stdout
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["dpo", "grpo"])
 def test_reproduce_is_equal_to_the_last_digit(trained, method):
     run, _ = trained[method]
     done = subprocess.run([sys.executable, str(ROOT / "launch/reproduce.py"), str(run)], cwd=run.parents[2], capture_output=True, text=True)
@@ -68,7 +68,7 @@ def test_reproduce_is_equal_to_the_last_digit(trained, method):
 
 
 def test_reproduce_names_a_difference_and_fails_on_other_metrics(trained, tmp_path):
-    """A record of other packages and of a loss that never was: named, and not equal."""
+    """A record of other packages and of a loss that never was: named, and not equal; everything else is."""
     run, _ = trained["sft"]
     kept = json.loads((run / "record.json").read_text())
     kept["packages"]["trl"] = "0.0.1"
@@ -118,28 +118,19 @@ def same(run: Path, other: Path) -> None:
     assert results[0]["weights_sha256"] == results[1]["weights_sha256"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_run_saves_and_the_same_command_goes_on(tmp_path, uninterrupted, number):
+def test_a_run_that_is_stopped_twice_and_killed_goes_on_by_the_same_command(tmp_path, uninterrupted):
+    for number, step in ((signal.SIGINT, 5), (signal.SIGTERM, 20)):
+        child = start(tmp_path, *LONG)
+        run = wait_for_step(tmp_path, child, step)
+        child.send_signal(number)
+        output, _ = child.communicate(timeout=120)
+        assert child.returncode == 75, output
+        assert "the same command resumes it" in output
+        done_steps = rundir.read_metrics(run / "metrics.jsonl")[-1]["step"]
+        assert step <= done_steps < 60
+        assert (run / f"checkpoints/checkpoint-{done_steps}/manifest.json").is_file()
     child = start(tmp_path, *LONG)
-    run = wait_for_step(tmp_path, child, 5)
-    child.send_signal(number)
-    output, _ = child.communicate(timeout=120)
-    assert child.returncode == 75, output
-    assert "the same command resumes it" in output
-    done_steps = rundir.read_metrics(run / "metrics.jsonl")[-1]["step"]
-    assert done_steps < 60
-    assert (run / f"checkpoints/checkpoint-{done_steps}/manifest.json").is_file()
-    again = command(*SMALL, *LONG, cwd=tmp_path)
-    assert again.returncode == 0, again.stdout
-    assert "Continues" in again.stdout
-    assert newest(tmp_path) == run
-    assert len(list(tmp_path.glob("runs/*/*/record.json"))) == 1
-    same(run, uninterrupted)
-
-
-def test_a_killed_rank_fails_the_run_and_the_same_command_goes_on(tmp_path, uninterrupted):
-    child = start(tmp_path, *LONG)
-    run = wait_for_step(tmp_path, child, 5)
+    wait_for_step(tmp_path, child, 35)
     os.kill(ranks(run)[-1], signal.SIGKILL)
     output, _ = child.communicate(timeout=120)
     assert child.returncode == 4, output
@@ -147,8 +138,10 @@ def test_a_killed_rank_fails_the_run_and_the_same_command_goes_on(tmp_path, unin
     assert "Last lines of" in output
     assert json.loads((run / "record.json").read_text())["status"] == "failed"
     assert ranks(run) == []
-    again = command(*SMALL, *LONG, cwd=tmp_path)
-    assert again.returncode == 0, again.stdout
+    last = command(*SMALL, *LONG, cwd=tmp_path)
+    assert last.returncode == 0, last.stdout
+    assert "Continues" in last.stdout
+    assert [record.parent for record in tmp_path.glob("runs/*/*/record.json")] == [run]
     same(run, uninterrupted)
 
 
@@ -165,12 +158,13 @@ def ranks(run: Path) -> list[int]:
     return sorted(found)
 
 
-def test_smoke_of_an_eight_gpu_composition(tmp_path):
-    done = command("hardware=mi350x", "method=grpo", "model=qwen3_4b", "topology=ddp", "smoke=true", cwd=tmp_path)
+def test_smoke_of_an_eight_gpu_composition_with_an_adapter_whose_model_stands_alone(tmp_path):
+    done = command("hardware=mi350x", "method=grpo", "model=qwen3_4b", "topology=ddp", "adapter=lora", "smoke=true", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "smoke: in place of topology.num_gpus=8: two processes" in done.stdout
     rows = rundir.read_metrics(newest(tmp_path) / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
+    assert (newest(tmp_path) / "model/config.json").is_file()
 
 
 def test_evaluate_a_runs_model(trained, tmp_path):
@@ -199,13 +193,6 @@ def test_export_a_run(trained, tmp_path):
     card = (newest(tmp_path) / "model/README.md").read_text()
     said = ("with random weights by sft.", run.name, "method.args.max_steps=6", "64 generated problems", "steps 6", "Not stated")
     assert [words for words in said if words not in card] == []
-
-
-def test_lora_trains_and_its_model_stands_alone(tmp_path):
-    done = command(*SMALL, *METHODS["sft"], "adapter=lora", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    run = newest(tmp_path)
-    assert (run / "model/config.json").is_file()
 
 
 def test_a_users_own_data_and_reward(tmp_path):

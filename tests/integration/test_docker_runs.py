@@ -35,18 +35,19 @@ PATIENCE_S = 480  # after which a test gives up on an event that never comes
 class Caller:
     """Somebody who may use the docker socket and is not root."""
 
-    def __init__(self, home: Path, engine: docker.DockerClient) -> None:
-        self.home, self.engine = home, engine
+    def __init__(self, home: Path, cache: Path, engine: docker.DockerClient) -> None:
+        self.home, self.cache, self.engine = home, cache, engine
         self.uid = UID if os.getuid() == 0 else os.getuid()
         self.identity: dict[str, object] = {}
         if os.getuid() == 0:
             groups = sorted({Path("/var/run/docker.sock").stat().st_gid, *_gpu_gids()})
             self.identity = {"user": UID, "group": UID, "extra_groups": groups}
-            os.chown(home, UID, UID)
+            for folder in (home, cache):
+                os.chown(folder, UID, UID)
         self.root = ROOT if self.can("-r", ROOT / "README.md") else self.bind_mounted()
         self.python = self.launcher_python()
-        keep = {k: v for k, v in os.environ.items() if k not in ("XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "HF_HOME")}
-        self.env = {**keep, "HOME": str(home), "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
+        keep = {k: v for k, v in os.environ.items() if k not in ("XDG_RUNTIME_DIR", "HF_HOME")}
+        self.env = {**keep, "HOME": str(home), "XDG_CACHE_HOME": str(cache), "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
         site = next(path for path in sys.path if path.endswith("site-packages"))
         self.env["PYTHONPATH"] = site.replace(str(ROOT), str(self.root))
 
@@ -139,12 +140,24 @@ def _gpu_gids() -> set[int]:
     return {int(row.split(":")[2]) for row in Path("/etc/group").read_text().splitlines() if row.split(":")[0] in ("video", "render")}
 
 
+# Not tmp_path: pytest closes its directories to everybody but their owner, again at every start of a pytest.
+def open_folder(name: str) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
+    folder.chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cache() -> Iterator[Path]:
+    """~/.cache of every caller: only the first one's container compiles the image's Python code."""
+    folder = open_folder("cache")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture
-def caller(engine, cpu_image) -> Iterator[Caller]:
-    # Not tmp_path: pytest closes its directories to everybody but their owner, again at every start of a pytest.
-    home = Path(tempfile.mkdtemp(prefix="caller-"))
-    home.chmod(0o755)
-    caller = Caller(home, engine)
+def caller(engine, cpu_image, cache) -> Iterator[Caller]:
+    caller = Caller(open_folder("caller"), cache, engine)
     yield caller
     caller.leave()
 
@@ -172,7 +185,7 @@ def test_smoke_run_trains_inside(caller, overrides):
     assert (result["status"], record["status"]) == ("done", "done")
     assert record["image"]["id"] == caller.engine.images.get(record["image"]["reference"]).id
     assert record["image"]["labels"]["torch"].startswith("2.13.0")
-    assert owners(caller.home) == {caller.uid}, "every file it leaves is the caller's"
+    assert owners(caller.home) == owners(caller.cache) == {caller.uid}, "every file it leaves is the caller's"
     log = (run / "logs").glob("*.log")
     lines = [line for file in log for line in file.read_text().splitlines()]
     assert lines
@@ -195,10 +208,10 @@ def test_container_is_given_what_the_plan_says(caller):
         assert not given["Devices"]
         assert given["ShmSize"] == 16_000_000_000
         writable = {m["Source"] for m in container.attrs["Mounts"] if m["RW"]}
-        assert {Path(p).parent.name for p in writable} >= {"home", ".cache"}
+        assert {Path(p).parent for p in writable} >= {caller.cache / "rocm-recipes/home", caller.cache}
         assert not any("docker.sock" in m["Source"] for m in container.attrs["Mounts"])
         assert container.exec_run(["touch", str(caller.root / "x")]).exit_code != 0, "the code is read-only"
-        assert container.exec_run(["touch", f"{caller.home}/.cache/rocm-recipes/home/cpu/x"]).exit_code == 0
+        assert container.exec_run(["touch", f"{caller.cache}/rocm-recipes/home/cpu/x"]).exit_code == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -291,7 +304,7 @@ def test_secrets_reach_the_processes_and_stand_nowhere(caller, engine, cpu_image
     assert reached.output.strip() == str(len(SENTINELS)).encode()
     assert set(modes) == {b"400"}
     run = caller.newest_run()
-    files = [path for path in caller.home.rglob("*") if path.is_file()]
+    files = [path for folder in (caller.home, caller.cache) for path in folder.rglob("*") if path.is_file()]
     image = engine.images.get(cpu_image)
     searched = {
         "docker inspect of the container": inspected.encode(),

@@ -6,13 +6,15 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launch import curves, pipeline, record, rundir
+from launch.check_export_files import check_not_a_run
 from launch.compose import compose
 from launch.cycle_choice import choose
-from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
+from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, UserError
 from launch.schema_data import Selection
 from launch.sweep_trials import figures
 from tests.unit import report_reader
@@ -47,8 +49,9 @@ def test_without_selection_the_last_cycle_is_the_result():
 
 @pytest.fixture
 def accuracies(monkeypatch):
-    """Evaluations end with the accuracy that stands here under their name; `dies`: phases that fail, `signals`: in which one comes."""
-    known: dict[str, float] = {}
+    """Evaluations end with the accuracy that stands here under their name; `dies`: phases that fail, `signal`: in which one comes,
+    `removes`: which take a file away."""
+    known: dict[str, Any] = {}
 
     def execute(plan, host, image, overrides, parent, stopping):
         name = plan.run_dir.name.partition("_")[2]
@@ -58,6 +61,8 @@ def accuracies(monkeypatch):
         kept = record.begin(plan, host, image, overrides, parent)
         rundir.write_json(plan.run_dir / "result.json", {"status": "done", "accuracy": known[name]} if name in known else {})
         rundir.write_json(plan.run_dir / "record.json", record.finish(kept, plan.run_dir, "done", 0, [], {}))
+        if f"removes {name}" in known:
+            known.pop(f"removes {name}").unlink()
         if known.pop(f"signal {name}", None):
             os.kill(os.getpid(), signal.SIGTERM)
         return EXIT_DONE
@@ -188,8 +193,22 @@ def test_one_raft_is_summed_up_in_one_line(tmp_path, accuracies):
     assert curves.show_all(run_dir, list(plans.values())).count("is the result") == 1
 
 
+def test_what_is_no_longer_there_when_a_choice_is_made_fails_the_pipeline(tmp_path, accuracies):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1 + 1 =", "completion": "2", "answer": "2"}\n' * 8)
+    accuracies |= {**after("", 0.5, 0.6), "removes cycle0_evaluate": rows}
+    with pytest.raises(UserError, match="rows.jsonl: no such file"):
+        own = ["data=jsonl", f"data.path={rows}", f"data.heldout_path={rows}", "~method.rewards.reasoning_gym", "+method.rewards.accuracy=1.0"]
+        run(tmp_path, [*WHOLE, *own])
+    [run_dir] = (tmp_path / "r").iterdir()
+    assert (kept(run_dir)["status"], kept(run_dir)["exit_code"]) == ("failed", 2)
+
+
 @pytest.mark.parametrize("odd", [None, [1], {"raft": 1}, {"raft": {"accuracy": "high"}}])
 def test_a_page_of_an_odd_record_shows_no_choice(tmp_path, odd):
     run_dir = a_pipeline(tmp_path / "p/1", ("sft", "sft"), ("evaluate", "evaluate"))
     rundir.write_json(run_dir / "record.json", record.seal({**kept(run_dir), "chosen": odd}))
     assert "cycle chosen" not in report_reader.made(run_dir).text
+    assert figures(run_dir) == figures(a_pipeline(tmp_path / "q/1", ("sft", "sft"), ("evaluate", "evaluate")))
+    with pytest.raises(UserError, match="a pipeline, whose phases have the models"):
+        check_not_a_run(run_dir / "model")
