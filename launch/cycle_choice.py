@@ -58,8 +58,8 @@ def recorded(record: Mapping[str, Any]) -> list[dict[str, str]]:
     whole."""
     found = record.get("chosen")
     choices = [choice for choice in found.values() if isinstance(choice, dict)] if isinstance(found, dict) else []
-    named = [{key: choice.get(key) for key in PLACES} for choice in choices]
-    return [folders for folders in named if all(isinstance(folder, str) for folder in folders.values())]
+    named = [{key: choice[key] for key in PLACES if isinstance(choice.get(key), str)} for choice in choices]
+    return [folders for folders in named if len(folders) == len(PLACES)]
 
 
 @dataclass(frozen=True)
