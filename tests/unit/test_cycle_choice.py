@@ -197,9 +197,10 @@ def test_what_is_no_longer_there_when_a_choice_is_made_fails_the_pipeline(tmp_pa
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1 + 1 =", "completion": "2", "answer": "2"}\n' * 8)
     accuracies |= {**after("", 0.5, 0.6), "removes cycle0_evaluate": rows}
+    reward = ["~method.rewards.reasoning_gym", "+method.rewards.accuracy=1.0"]
+    given = [*WHOLE, *reward, "data=jsonl", f"data.path={rows}", f"data.heldout_path={rows}"]
     with pytest.raises(UserError, match="rows.jsonl: no such file"):
-        own = ["data=jsonl", f"data.path={rows}", f"data.heldout_path={rows}", "~method.rewards.reasoning_gym", "+method.rewards.accuracy=1.0"]
-        run(tmp_path, [*WHOLE, *own])
+        run(tmp_path, given)
     [run_dir] = (tmp_path / "r").iterdir()
     assert (kept(run_dir)["status"], kept(run_dir)["exit_code"]) == ("failed", 2)
 
