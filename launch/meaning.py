@@ -37,6 +37,10 @@ MEANINGS = [
         "For a server: a smaller topology.server_memory_share.",
     ),
     _meaning(
+        r"Expected to have finished reduction in the prior iteration",
+        "some weights took no part in a step's loss, as experts of a mixture may: method.args.ddp_find_unused_parameters=true.",
+    ),
+    _meaning(
         r"HSA_STATUS_ERROR_OUT_OF_RESOURCES",
         "ROCr had no queue, scratch memory or other resource of the GPU left; often that is the GPU's memory, taken by this or another "
         "process. AMD's own way around it on Instinct: user_env.HSA_ENABLE_SCRATCH_ASYNC_RECLAIM=0 and user_env.HSA_NO_SCRATCH_RECLAIM=1.",

@@ -25,6 +25,10 @@ SAMPLES = {
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 594.00 MiB.",
         "RuntimeError: CUDA error: out of memory",
     ],
+    "took no part in a step's loss": [
+        "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that "
+        "your module has parameters that were not used in producing loss.",
+    ],
     "no queue, scratch memory": ["HSA_STATUS_ERROR_OUT_OF_RESOURCES: The runtime failed to allocate the necessary resources. code: 0x1008"],
     "the server has no room for its cache": [
         "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.",
