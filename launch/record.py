@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -165,8 +166,11 @@ def _git(*arguments: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
+@functools.cache  # it reads a file of each: a second, for every phase of a pipeline
 def packages() -> dict[str, str]:
-    return dict(sorted((d.metadata["Name"], d.version) for d in importlib.metadata.distributions()))
+    """Name -> version of what is installed; shared, so read it only."""
+    found = (distribution.metadata for distribution in importlib.metadata.distributions())
+    return dict(sorted((metadata["Name"], metadata["Version"]) for metadata in found))
 
 
 def model(plan: Plan) -> dict[str, Any]:

@@ -409,7 +409,8 @@ def test_what_the_launcher_refuses(launch, tmp_path, source, monkeypatch):
     (pipeline / "1_sft/model").mkdir(parents=True)
     assert f"a pipeline, whose phases have the models. Use: model.path={pipeline}/1_sft." in said(f"model.path={pipeline}")
     phases = {"one": "1_one", "two": "2_two"}
-    chosen = files_of(tmp_path / "chosen", record={"phases": phases, "chosen": {"raft": {"model": "2_two"}}})
+    of_raft = {"model": "2_two", "evaluation": "3_three", "last_evaluation": "3_three"}
+    chosen = files_of(tmp_path / "chosen", record={"phases": phases, "chosen": {"raft": of_raft}})
     for folder in phases.values():
         (chosen / folder / "model").mkdir(parents=True)
     assert f"Use: model.path={chosen}/2_two or model.path={chosen}/1_one." in said(f"model.path={chosen}"), "RAFT's own result first"

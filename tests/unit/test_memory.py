@@ -249,10 +249,16 @@ def test_the_server_fills_its_share():
     assert server.parts_gb["weights"] == pytest.approx(2 * QWEN_4B / 1e9)
 
 
-@pytest.mark.parametrize("asked", [["method=grpo", "topology=split"], ["method=evaluate", "method.args.engine=vllm"]])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["hardware=cpu", "method=grpo", "topology=split", "hardware.vllm=true", "hardware.gpus_per_node=2", "topology.num_gpus=2"],
+        ["hardware=mi350x", "model=qwen3_4b", "smoke=true", "method=evaluate", "method.args.engine=vllm"],
+    ],
+)
 def test_on_a_cpu_a_servers_cache_is_as_large_as_the_launcher_makes_it(asked):
     """VLLM_CPU_KVCACHE_SPACE=1 (GiB), whatever memory the GPU has that the CPU stands for."""
-    config, _ = prepare(composed("hardware=mi350x", "model=qwen3_4b", "smoke=true", *asked))
+    config, _ = prepare(composed(*asked))
     plan = make_plan(config, host_with(0), RUN)
     (server,) = [process for process in plan.memory if "kv cache" in process.parts_gb]
     assert server.parts_gb["kv cache"] == pytest.approx(2**30 / 1e9)
