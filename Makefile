@@ -6,6 +6,8 @@ SHELL := /bin/sh
 # containers/environment.py goes on from there, and says so if it is too old.
 BOOTSTRAP := $(if $(PYTHON),$(PYTHON),$(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do command -v $$p && break; done))
 VENV_PYTHON := .venv/bin/python
+# What test-integration runs.
+TESTS := tests/integration
 
 # The same seed gives the same run only if hashes of strings are the same too.
 export PYTHONHASHSEED := 0
@@ -45,7 +47,7 @@ test: setup ## unit and end-to-end tests; need nothing but Python
 	$(VENV_PYTHON) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/e2e tests/unit
 
 test-integration: setup ## tests that need more than Python: what is missing is skipped, and named
-	$(VENV_PYTHON) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations=20 tests/integration
+	$(VENV_PYTHON) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations=20 $(TESTS)
 
 lint: setup ## ruff and mypy
 	$(VENV_PYTHON) -m ruff check .

@@ -24,7 +24,7 @@ from recipes.tune.amdgpu import ARCHITECTURES, sgpr_waves, vgpr_waves
 LACKING = [name for name in ("triton", "liger_kernel") if importlib.util.find_spec(name) is None]
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(LACKING), reason=f"no {' and no '.join(LACKING)} (make kernels)")]
 
-MATMUL = Path(__file__).parents[1] / "data/matmul.py"
+MATMUL = Path(__file__).parents[2] / "data/matmul.py"
 MATMUL_ARGS = "args=a_ptr=*bf16,b_ptr=*bf16,c_ptr=*bf16,m=i32:16,n=i32:16,k=i32:16"
 MODELS = sorted(occupancy.MODELS.glob("*.yaml"))
 
@@ -212,7 +212,7 @@ def test_the_sums_of_the_docs_are_those_of_the_code(capsys: pytest.CaptureFixtur
         (one["kernel"], one["arch"]): one["code"]
         for one in rows(capsys, f"kernel=liger:rms_norm,liger:cross_entropy,{MATMUL}:matmul", MATMUL_ARGS, "arch=gfx942,gfx950,gfx1100")
     }
-    text = (Path(__file__).parents[2] / "docs/kernels.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/kernels.md").read_text()
     table = re.findall(
         r"^\| (\w+) \| (gfx\w+) \| (\d+) \| (\d+) \| (\d+) \| (.*: \d+) \| (.*: \d+) \| (.*: \d+) \| (.*) of (\d+) \|$", text, re.MULTILINE
     )
