@@ -18,6 +18,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo '  setup takes PYTHON=python3.12 (another Python) and TORCH=cpu|rocm|cuda (another build of torch).'
+	@echo '  test-integration takes TESTS=tests/integration/test_split.py (a file or a folder).'
 	@echo '  Everything else is python launch/run.py, in .venv: .venv/bin/python launch/run.py --help'
 
 setup: ## make .venv from the hashed locks; does nothing where it is up to date
