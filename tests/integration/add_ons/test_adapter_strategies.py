@@ -46,7 +46,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
         paths = [str(configure(folder / kind, "sft", *shared, *KINDS[kind])) for kind in kinds]
         paths.append(str(configure(folder / "resumed", "sft", *shared, *KINDS["dora"])))
         start = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        argv = [sys.executable, *start, "-m", "tests.integration.add_ons.adapter_ranks", *paths]
+        argv = [sys.executable, *start, "-m", "tests.integration.adapter_ranks", *paths]
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
     return found
