@@ -8,13 +8,12 @@ from typing import Any
 
 from launch.schema_data import Selection
 
+PLACES = ("model", "evaluation", "last_evaluation")  # what a record names by its folder
+
 
 def phase_name(raft: str, cycle: int, part: str) -> str:
     """`raft`: the phase of method=raft; empty where it is the whole run."""
     return f"{raft}_cycle{cycle}_{part}" if raft else f"cycle{cycle}_{part}"
-
-
-PLACES = ("model", "evaluation", "last_evaluation")
 
 
 @dataclass(frozen=True)
@@ -34,14 +33,14 @@ class Choice:
 
     def record(self, folders: Mapping[str, str]) -> dict[str, Any]:
         """What record.json says of one that is made. `folders`: of phases by their names."""
-        places = {"model": (self.cycle, "train"), "evaluation": (self.cycle, "evaluate"), "last_evaluation": (self.last, "evaluate")}
+        places = ((self.cycle, "train"), (self.cycle, "evaluate"), (self.last, "evaluate"))
         return {
             "cycle": self.cycle,
             "num_cycles": self.last,
             "accuracy": self.accuracies[self.cycle],
             "stopped_early": self.last < self.num_cycles,
             "accuracies": list(self.accuracies),
-            **{key: folders[phase_name(self.raft, *place)] for key, place in places.items()},
+            **{key: folders[phase_name(self.raft, *place)] for key, place in zip(PLACES, places, strict=True)},
         }
 
     def said(self) -> str:
