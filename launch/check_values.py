@@ -57,6 +57,7 @@ LEAST = {
     "topology.servers": 0,
     "topology.server_tensor_parallel": 1,
     "topology.server_memory_share": 0.01,
+    "topology.server_cache_gb": 0.001,
     "topology.server_max_length": 2,
     "method.sandbox.workers": 1,
     "method.sandbox.time_s": 0.1,

@@ -50,7 +50,12 @@ MEANINGS = [
         r"|larger than the maximum number of tokens that can be stored|Free memory on device .* is less than desired",
         "the server has no room for its cache: another process holds this GPU's memory, or the model is too long or too large for it. "
         "topology.server_max_length=N shortens it, topology.server_memory_share= gives it less or more of the GPU, "
-        "topology.server_tensor_parallel=N spreads it.",
+        "topology.server_tensor_parallel=N spreads it. Where topology.server_cache_gb is given, it may be too small.",
+    ),
+    _meaning(
+        r"Error in memory profiling\. Initial free memory",
+        "another process gave memory back while vLLM measured how much it may take, and vLLM gives up then. Start again; "
+        "topology.server_cache_gb=N has it take so much without measuring.",
     ),
     _meaning(
         r"TensileLibrary.*(?:not found|cannot|No such file|Illegal seek)|rocBLAS error: Cannot read",

@@ -81,8 +81,8 @@ def _server_parts(config: Config, capacity: float) -> dict[str, float]:
     parallel, longest = config.topology.server_tensor_parallel, config.topology.server_max_length or config.model.max_positions
     weights = _width(config) * config.model.num_parameters / parallel / 1e9
     if config.hardware.vendor == Vendor.none:  # a CPU's cache has its own size
-        return {"weights": weights, "kv cache": CPU_CACHE_GIB * GIB, "context": CPU_OVERHEAD_GB}
-    room = config.topology.server_memory_share * capacity - OVERHEAD_GB - weights
+        return {"weights": weights, "kv cache": config.topology.server_cache_gb or CPU_CACHE_GIB * GIB, "context": CPU_OVERHEAD_GB}
+    room = config.topology.server_cache_gb or config.topology.server_memory_share * capacity - OVERHEAD_GB - weights
     heads = max(1.0, config.model.num_kv_heads / parallel)  # fewer heads than GPUs: each has one
     return {"weights": weights, "kv cache": max(room, heads * longest * _head_bytes(config) / 1e9), "context": OVERHEAD_GB}
 

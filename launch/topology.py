@@ -134,6 +134,8 @@ def server_argv(config: Config, host: Host, port: int, run_dir: Path) -> list[st
     on_cpu = config.hardware.vendor == Vendor.none
     replicas = ["--data-parallel-size", str(config.topology.servers)] if config.topology.servers > 1 else []
     memory = [] if on_cpu else ["--gpu-memory-utilization", f"{config.topology.server_memory_share:g}"]
+    if config.topology.server_cache_gb:
+        memory += ["--kv-cache-memory-bytes", str(int(config.topology.server_cache_gb * 1e9))]
     length = ["--max-model-len", str(config.topology.server_max_length)] if config.topology.server_max_length else []
     # An image's own program keeps to the base's packages; here by module: a `vllm` on the PATH may be another environment's.
     program = ["vllm"] if config.runtime.on_node == "docker" else [python(config, host), "-m", "vllm.entrypoints.cli.main"]

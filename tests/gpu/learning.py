@@ -7,10 +7,10 @@
     python tests/gpu/learning.py measure hardware=h200 --gpus 2 --seconds 540                  the same again goes on
     python tests/gpu/learning.py report                                                        needs no GPU: docs/results/learning.md
 
-A pipeline (experiment=learning or learning_smollm2, one seed) takes two GPUs, most of the time one of them, and `--share` of them run side
-by side on the same two. After `--seconds` nothing starts, and what runs is stopped; the same call goes on where that was, as long as
-`--folder` is there. A row goes to `--rows` as soon as an evaluation has ended; a pipeline whose rows are there is not run again, so remove
-both after a change of settings.
+`measure` runs the phases of experiment=learning and learning_smollm2: the SFT of every seed first, then from each RAFT, GRPO and DPO as
+pipelines of their own. Each takes two GPUs, most of the time one of them, and `--share` of them run side by side on the same two. After
+`--seconds` nothing starts, and what runs is stopped; the same call goes on where that was, as long as `--folder` is there. A row goes to
+`--rows` as soon as an evaluation has ended; a pipeline whose rows are there is not run again, so remove both after a change of settings.
 `--smollm2` names the directory of its weights; without it only the model from nothing is trained.
 `--smoke`: small, on a CPU.
 """
@@ -23,7 +23,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ ROWS = ROOT / "docs/results/learning.jsonl"
 PAGE = ROOT / "docs/results/learning.md"
 START_S, VLLM_START_S = 30, 75  # of a phase, guessed from runs on H200s: imports and weights; the same with vLLM
 GAP = "sampling/sampling_logp_difference"
+BRANCHES = {"grpo": ("grpo",), "raft": ("sft", "raft"), "dpo": ("dpo",)}  # the longest first -> methods whose rows it gives
 ATTEMPTS = 2  # vLLM refuses to start where another process frees memory while it measures how much there is
 
 
@@ -53,37 +54,59 @@ class Pipeline:
     seed: int = 0
 
 
-def common(given: argparse.Namespace, start: str) -> list[str]:
+def common(given: argparse.Namespace, start: str, model: Path | None = None) -> list[str]:
+    """Overrides of all its pipelines; `model`: what they go on from."""
     found = [given.hardware, f"experiment={EXPERIMENTS[start]}", f"run_root={given.folder.absolute() / 'runs'}"]
     found += ["tracking=none", "preflight=warn", "runtime.stop_timeout_s=40"]  # others hold memory of the same GPU
-    found += [f"model.path={given.smollm2.absolute()}"] if start == "smollm2_135m" and not given.smoke else []
-    return [*found, *(["smoke=true"] if given.smoke else [])]
+    model = model or (given.smollm2 if start == "smollm2_135m" else None)
+    return [*found, "smoke=true"] if given.smoke else [*found, *([f"model.path={model.absolute()}"] if model else [])]
 
 
-def pipelines(given: argparse.Namespace) -> list[Pipeline]:
+def experiment(given: argparse.Namespace, start: str) -> list[dict[str, Any]]:
+    """Its phases, as they stand in conf/experiment."""
+    phases = compose([given.hardware, f"experiment={EXPERIMENTS[start]}"]).phases
+    return [{key: value for key, value in vars(phase).items() if value} for phase in phases]
+
+
+def sfts(given: argparse.Namespace) -> list[Pipeline]:
     """Of every seed and start, a seed of each start first."""
     found = []
     for seed in given.seeds:
         for start in starts(given):
             name = f"learning-{start}-{seed}"
-            found.append(Pipeline(name, 2, [*common(given, start), f"seed={seed}", f"name={name}"], start, seed))
+            phases = phases_given(phase for phase in experiment(given, start) if phase["name"] == "sft")
+            found.append(Pipeline(name, 1, [*common(given, start), f"seed={seed}", f"name={name}", phases], start, seed))
     return found
+
+
+def branches(given: argparse.Namespace, sft: Pipeline) -> list[Pipeline]:
+    """What goes on from an SFT, a pipeline for each method; none where its model is not there."""
+    model = model_of(sft, given.folder)
+    if model is None:
+        return []
+    own = experiment(given, sft.start)
+    settings = [*common(given, sft.start, model), f"seed={sft.seed}"]
+    made = []
+    for method in BRANCHES:
+        phases = phases_given(phase for phase in own if phase["name"].startswith(method))
+        made.append(Pipeline(f"{sft.name}-{method}", 2, [*settings, f"name={sft.name}-{method}", phases], sft.start, sft.seed))
+    return made
 
 
 def calibrations(given: argparse.Namespace) -> list[Pipeline]:
     """The SFT of each start in so many steps, and its evaluation; or, from those SFTs, `--phase` with each value, and its evaluation."""
     found = []
     for start in starts(given):
-        phases = {phase.name: phase.overrides for phase in compose([given.hardware, f"experiment={EXPERIMENTS[start]}"]).phases}
+        phases = {phase["name"]: phase["overrides"] for phase in experiment(given, start)}
         for steps in given.steps:
             name = f"calibrate-{start}-{steps}"
             settings = common(given, start)
             variants = {name: ("sft", [*phases["sft"], f"method.args.max_steps={steps}"])}
             if given.phase:
-                left = newest(Pipeline(name, 1, []), given.folder)
-                if left is None:
+                model = model_of(Pipeline(name, 1, []), given.folder)
+                if model is None:
                     raise SystemExit(f"--phase {given.phase} --steps {steps}: {name} is not there. Run it first, without --phase.")
-                settings = [*(o for o in settings if not o.startswith("model.path=")), f"model.path={left[1]['sft'] / 'model'}"]
+                settings = common(given, start, model)
                 kept = [o for o in phases[given.phase] if not o.startswith("topology")]  # one GPU, and no server to start
                 key, values = given.vary
                 variants = {
@@ -92,21 +115,25 @@ def calibrations(given: argparse.Namespace) -> list[Pipeline]:
             for variant, (phase, overrides) in variants.items():
                 tried = {"name": phase, "overrides": overrides}
                 evaluated = {"name": "evaluated", "model_from": phase, "overrides": phases["grpo_evaluated"]}
-                found.append(Pipeline(variant, 1, [*settings, f"name={variant}", f"phases=[{quoted(tried)},{quoted(evaluated)}]"]))
+                found.append(Pipeline(variant, 1, [*settings, f"name={variant}", phases_given([tried, evaluated])]))
     return found
 
 
-def chosen(found: list[Pipeline], given: argparse.Namespace) -> list[Pipeline]:
+def chosen(names: Iterable[str], given: argparse.Namespace) -> set[str]:
     """Those of `--only`. Ends the program where there are none."""
-    kept = [one for one in found if not given.only or any(word in one.name for word in given.only)]
+    there = list(names)
+    kept = {name for name in there if not given.only or any(word in name for word in given.only)}
     if not kept:
-        raise SystemExit(f"--only {','.join(given.only)}: no such name. There are: {', '.join(one.name for one in found)}.")
+        raise SystemExit(f"--only {','.join(given.only)}: no such name. There are: {', '.join(there)}.")
     return kept
 
 
-def quoted(phase: dict[str, Any]) -> str:
-    """As Hydra's grammar has it: keys bare, strings quoted."""
-    return "{" + ",".join(f"{key}:{json.dumps(value)}" for key, value in phase.items()) + "}"
+def phases_given(phases: Iterable[dict[str, Any]]) -> str:
+    """As Hydra's grammar has them: keys bare, strings quoted. Of a phase that is not among them the model is `model.path`."""
+    own = list(phases)
+    names = {phase["name"] for phase in own}
+    own = [{key: value for key, value in phase.items() if key != "model_from" or value in names} for phase in own]
+    return f"phases=[{','.join('{' + ','.join(f'{key}:{json.dumps(value)}' for key, value in phase.items()) + '}' for phase in own)}]"
 
 
 def starts(given: argparse.Namespace) -> list[str]:
@@ -123,12 +150,12 @@ def slots(given: argparse.Namespace, gpus: int) -> list[list[int]]:
     return [list(reversed(one)) if turn % 2 else one for turn in range(given.share) for one in together]
 
 
-def run(todo: list[Pipeline], free: list[list[int]], given: argparse.Namespace, harvest: Callable[[Pipeline], None]) -> None:
-    """As many at a time as there are `free` slots, until all are done or the time is over. `harvest` is asked again and again.
+def run(todo: list[Pipeline], free: list[list[int]], given: argparse.Namespace, harvest: Callable[[Pipeline], None], until: float) -> None:
+    """As many at a time as there are `free` slots, until all are done or the time (monotonic) is over. `harvest` is asked again and again.
     Ends the program where there is no slot."""
     if todo and not free:
         raise SystemExit(f"{MASK}={os.environ.get(MASK, '')}, --gpus {given.gpus}, --share {given.share}: no pipeline has its GPUs.")
-    until, left = time.monotonic() + given.seconds, [(one, ATTEMPTS) for one in todo]
+    left = [(one, ATTEMPTS) for one in todo]
     running: list[tuple[Pipeline, int, subprocess.Popen[bytes], list[int], float]] = []
     stopped = False
     given.folder.mkdir(parents=True, exist_ok=True)
@@ -168,6 +195,13 @@ def newest(one: Pipeline, folder: Path) -> tuple[Path, dict[str, Path]] | None:
     found = sorted((folder / "runs" / one.name).glob("*/record.json"))
     record = rundir.read_json(found[-1]) if found else None
     return (found[-1].parent, {name: found[-1].parent / path for name, path in record["phases"].items()}) if record else None
+
+
+def model_of(sft: Pipeline, folder: Path) -> Path | None:
+    """What its SFT has made; None where that has not ended."""
+    found = newest(sft, folder)
+    done = found and (rundir.read_json(found[1]["sft"] / "result.json") or {}).get("status") == "done"
+    return found[1]["sft"] / "model" if found and done else None
 
 
 def row_of(one: Pipeline, method: str, folder: Path, hardware: str) -> dict[str, Any] | None:
@@ -212,7 +246,7 @@ def of_grpo(folder: Path) -> dict[str, Any]:
 def measure(given: argparse.Namespace) -> None:
     rows = read_rows(given.rows)
     known = {(row["hardware"], row["start"], row["seed"], row["method"]) for row in rows}
-    name = given.hardware.partition("=")[2]
+    name, until = given.hardware.partition("=")[2], time.monotonic() + given.seconds
 
     def harvest(one: Pipeline) -> None:
         for method in METHODS:
@@ -225,16 +259,26 @@ def measure(given: argparse.Namespace) -> None:
                     file.write(json.dumps(row) + "\n")
                 print(f"{one.name}: {method} {row['accuracy']:.1%}", flush=True)
 
-    found = chosen(pipelines(given), given)
-    for one in found:
-        harvest(one)  # what an earlier call left, should --rows be another file
-    todo = [one for one in found if not {(name, one.start, one.seed, method) for method in METHODS} <= known]
-    run(todo, slots(given, 2), given, harvest)
+    def lacks(sft: Pipeline, method: str) -> bool:
+        return any((name, sft.start, sft.seed, own) not in known for own in BRANCHES[method])
+
+    firsts = sfts(given)
+    wanted = chosen((f"{sft.name}-{method}" for sft in firsts for method in BRANCHES), given)
+    for sft in firsts:
+        for one in branches(given, sft):
+            harvest(one)  # what an earlier call left, should --rows be another file
+    wanted = {f"{sft.name}-{method}" for sft in firsts for method in BRANCHES if lacks(sft, method)} & wanted
+    firsts = [sft for sft in firsts if any(f"{sft.name}-{method}" in wanted for method in BRANCHES)]
+    run([sft for sft in firsts if model_of(sft, given.folder) is None], slots(given, 1), given, lambda one: None, until)
+    todo = [one for sft in firsts for one in branches(given, sft) if one.name in wanted]
+    run(sorted(todo, key=lambda one: list(BRANCHES).index(one.name.rpartition("-")[2])), slots(given, 2), given, harvest, until)
 
 
 def calibrate(given: argparse.Namespace) -> None:
-    todo = chosen(calibrations(given), given)
-    run(todo, slots(given, 1), given, lambda one: None)
+    todo = calibrations(given)
+    names = chosen((one.name for one in todo), given)
+    todo = [one for one in todo if one.name in names]
+    run(todo, slots(given, 1), given, lambda one: None, time.monotonic() + given.seconds)
     for one in todo:
         found = newest(one, given.folder)
         result = (rundir.read_json(found[1]["evaluated"] / "result.json") or {}) if found else {}
@@ -244,21 +288,19 @@ def calibrate(given: argparse.Namespace) -> None:
 def plan(given: argparse.Namespace) -> str:
     lines = [f"{given.hardware}: estimates, not measured; {START_S} s are reckoned for the start of a phase, {VLLM_START_S} with vLLM, and"]
     lines += ["nothing for evaluations and for trainings on samples, whose rows are not known before: these are short."]
-    total = 0.0
     host = detect.Host(python=sys.executable, num_cores=16)
-    for one in chosen(pipelines(given), given):
-        seconds = 0.0
-        for name, made in pipeline.make_plans(compose(one.overrides), one.overrides, host, Path("/runs/learning/1")).items():
+    for start in starts(given):
+        overrides, seconds = common(given, start), {"": 0.0, **dict.fromkeys(BRANCHES, 0.0)}
+        for name, made in pipeline.make_plans(compose(overrides), overrides, host, Path("/runs/learning/1")).items():
             starting = VLLM_START_S if made.config.topology.servers or made.trainer_args.get("engine") == "vllm" else START_S
             working = 3600 * (made.speed.run_hours or 0)
-            seconds += starting + working
-            if one.seed == given.seeds[0]:
-                speed = f"{made.speed.tokens_per_second:,.0f} tokens/s" if made.speed.tokens_per_second else ""
-                lines.append(f"  {one.start:13} {name:22} {starting:3} s + {working:4.0f} s  {speed}")
-        total += seconds
-        lines.append(f"{one.name}: about {seconds:.0f} s")
-    side = max(1, len(slots(given, 2)))
-    return "\n".join([*lines, f"{total:.0f} s one after another; {side} side by side: {total / side:.0f} s at best"])
+            seconds[next((method for method in BRANCHES if name.startswith(method)), "")] += starting + working
+            speed = f"{made.speed.tokens_per_second:,.0f} tokens/s" if made.speed.tokens_per_second else ""
+            lines.append(f"  {start:13} {name:22} {starting:3} s + {working:4.0f} s  {speed}")
+        longest = max(seconds[method] for method in BRANCHES)
+        parts = ", ".join(f"{method or 'sft'} {value:.0f} s" for method, value in seconds.items())
+        lines.append(f"{start}, one seed: {parts}; one after another {sum(seconds.values()):.0f} s, else {seconds[''] + longest:.0f} s")
+    return "\n".join(lines)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -271,7 +313,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("what", choices=["plan", "calibrate", "measure", "report"])
     parser.add_argument("hardware", nargs="?", default="hardware=h200", help="hardware=<a group of conf/hardware>")
     parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--share", type=int, default=3, help="pipelines on the same GPUs")
+    parser.add_argument("--share", type=int, default=9, help="pipelines on the same GPUs")
     parser.add_argument("--seeds", type=numbers, default=[0, 1, 2])
     parser.add_argument("--steps", type=numbers, default=[300, 600, 1200])
     parser.add_argument("--phase", choices=["raft", "grpo"], help="of calibrate: what goes on from the SFTs of --steps")

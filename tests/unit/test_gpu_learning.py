@@ -87,7 +87,7 @@ def test_each_method_has_the_same_samples_and_the_same_start(experiment, samples
         1,
     )
     with_vllm = [plan for name, plan in plans.items() if name == "grpo" or plan.trainer_args.get("engine") == "vllm"]
-    assert {plan.config.topology.server_memory_share for plan in with_vllm} == {0.25}  # pipelines share the GPUs
+    assert {plan.config.topology.server_memory_share for plan in with_vllm} == {0.1}  # pipelines share the GPUs
     assert plans["raft_cycle1_train"].config.topology.server_memory_share == 0.9  # a training has no vLLM
     assert plans["dpo"].trainer_args["loss_type"] == ["sigmoid", "sft"]
     longest = {plan.trainer_args.get("max_new_tokens", plan.trainer_args.get("max_completion_length")) for plan in plans.values()} - {None}
@@ -144,20 +144,54 @@ def test_rows_are_made_of_what_phases_left_and_only_of_those_that_ended(tmp_path
     assert learning.row_of(one, "dpo", tmp_path, "h200") is None
 
 
-def test_a_pipeline_whose_rows_are_there_is_not_run_again(tmp_path, monkeypatch, capsys):
-    """Rows that an earlier call's runs left are kept, even in another file; what lacks some is started, once a seed."""
+def leave_sft(folder, name, status="done"):
+    run = leave_run(folder, name, {"sft": {"status": status}})
+    (run / "sft/model").mkdir()
+    (run / "sft/model/config.json").write_text("{}")
+    (run / "sft/model/model.safetensors").touch()
+    return run
+
+
+def test_the_sfts_come_first_and_what_goes_on_from_them_is_run_once(tmp_path, monkeypatch, capsys):
+    """Rows that an earlier call's runs left are kept, even in another file; what lacks some is started, GRPO first."""
     started = []
     monkeypatch.setattr(learning, "start", lambda one, mask, folder: started.append((one.name, mask)) or finished())
     given = settings(tmp_path, "--seeds", "0,1,2", "--gpus", "2", "--share", "2", "--seconds", "60")
     rows = [row(method, 0, "10") for method in METHODS]
     given.rows.write_text("".join(json.dumps(one) + "\n" for one in rows))
-    leave_run(tmp_path, "learning-qwen3_76m-1", {"raft_cycle0_evaluate": evaluated([1, 0]), "raft_cycle1_evaluate": {}})
+    leave_sft(tmp_path, "learning-qwen3_76m-1")
+    leave_sft(tmp_path, "learning-qwen3_76m-2", "failed")
+    leave_run(tmp_path, "learning-qwen3_76m-1-raft", {"raft_cycle0_evaluate": evaluated([1, 0]), "raft_cycle1_evaluate": {}})
     learning.measure(given)
     learning.measure(given)
     kept = [(one["seed"], one["method"]) for one in learning.read_rows(given.rows)]
     assert kept == [*((0, method) for method in METHODS), (1, "sft")]
-    assert started == [("learning-qwen3_76m-1", [0, 1]), ("learning-qwen3_76m-2", [1, 0])] * 2
-    assert "learning-qwen3_76m-1: sft 50.0%" in capsys.readouterr().out
+    sft = ("learning-qwen3_76m-2", [0])
+    own = [(f"learning-qwen3_76m-1-{method}", mask) for method, mask in (("grpo", [0, 1]), ("raft", [1, 0]), ("dpo", [0, 1]))]
+    assert started == [sft, *own] * 2
+    assert "learning-qwen3_76m-1-raft: sft 50.0%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("start", learning.EXPERIMENTS)
+def test_what_goes_on_from_an_sft_is_the_experiments_and_plans(tmp_path, start):
+    model = leave_sft(tmp_path, f"learning-{start}-0") / "sft/model"
+    given = settings(tmp_path, "--seeds", "0", "--smollm2", str(model))
+    (sft,) = (one for one in learning.sfts(given) if one.start == start)
+    plans = pipeline.make_plans(composed(*sft.overrides), sft.overrides, host_with(8), tmp_path)
+    whole = ["hardware=h200", f"experiment={learning.EXPERIMENTS[start]}", f"model.path={model}", "tracking=none"]
+    expected = pipeline.make_plans(composed(*whole), whole, host_with(8), tmp_path)
+    found = {"sft": plans["sft"]}
+    for one in learning.branches(given, sft):
+        found |= pipeline.make_plans(composed(*one.overrides), one.overrides, host_with(8), tmp_path)
+    assert sorted(found) == sorted(expected)
+    for name, plan in found.items():
+        own = {key for key in plan.trainer_args if key == "output_dir" or key.startswith("vllm_")}  # places and ports
+        args, wanted = ({key: value for key, value in one.trainer_args.items() if key not in own} for one in (plan, expected[name]))
+        assert args == wanted, name
+        assert plan.config.topology == expected[name].config.topology, name
+    from_sft = {"raft_cycle0_evaluate", "raft_cycle1_sample", "raft_cycle1_train", "grpo", "dpo_samples", "dpo"}
+    assert {name for name, plan in found.items() if plan.config.model.path == str(model)} >= from_sft
+    assert str(found["dpo"].config.data.path).startswith(str(tmp_path / "1_dpo_samples"))
 
 
 class finished:
@@ -191,7 +225,8 @@ def test_when_the_time_is_over_runs_are_stopped_and_nothing_starts(tmp_path, mon
 
 def test_a_mask_of_too_few_gpus_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv(learning.MASK, "5")
-    with pytest.raises(SystemExit, match=f"{learning.MASK}=5, --gpus 2, --share 3: no pipeline has its GPUs"):
+    leave_sft(tmp_path, "learning-qwen3_76m-0")
+    with pytest.raises(SystemExit, match=f"{learning.MASK}=5, --gpus 2, --share 9: no pipeline has its GPUs"):
         learning.measure(settings(tmp_path, "--seeds", "0"))
 
 
@@ -207,7 +242,8 @@ def test_calibrations_are_the_sft_alone_and_plan(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").touch()
     given = settings(tmp_path, "--steps", "100", "--smollm2", str(tmp_path), "--only", "calibrate-smollm2")
-    (one,) = learning.chosen(learning.calibrations(given), given)
+    names = learning.chosen((one.name for one in learning.calibrations(given)), given)
+    (one,) = (one for one in learning.calibrations(given) if one.name in names)
     plans = pipeline.make_plans(composed(*one.overrides), one.overrides, host_with(8), tmp_path)
     assert list(plans) == ["sft", "evaluated"]
     assert (plans["sft"].trainer_args["max_steps"], plans["sft"].config.model.path) == (100, str(tmp_path))
@@ -219,18 +255,14 @@ def test_a_phase_is_tried_with_values_from_the_sft_that_is_there(tmp_path, phase
     given = settings(tmp_path, "--steps", "100", "--phase", phase, "--vary", f"method.args.{key}=0.5", "0.25", what="calibrate")
     with pytest.raises(SystemExit, match="calibrate-qwen3_76m-100 is not there. Run it first, without --phase"):
         learning.calibrations(given)
-    before = given.folder / "runs/calibrate-qwen3_76m-100/20260101-000000-000000"
-    (before / "1_sft/model").mkdir(parents=True)
-    (before / "1_sft/model/config.json").write_text("{}")
-    (before / "1_sft/model/model.safetensors").touch()
-    (before / "record.json").write_text(json.dumps({"phases": {"sft": "1_sft"}}))
+    before = leave_sft(tmp_path, "calibrate-qwen3_76m-100")
     found = learning.calibrations(given)
     assert [one.name for one in found] == [f"calibrate-qwen3_76m-100-{phase}-{value}" for value in (0.5, 0.25)]
     overrides = found[1].overrides
     plans = pipeline.make_plans(composed(*overrides), overrides, host_with(8), tmp_path)
     assert {plan.config.topology.name for plan in plans.values()} == {"single"}
     first, *_, last = plans.values()
-    assert first.config.model.path == str(before / "1_sft/model")
+    assert first.config.model.path == str(before / "sft/model")
     assert last.config.method.name == "evaluate"
     assert last.config.model.path != first.config.model.path
     assert f"method.args.{key}=0.25" in overrides[-1]
@@ -254,7 +286,7 @@ def test_what_is_asked_wrongly_is_refused(tmp_path, capsys):
 def test_the_plan_says_what_it_reckons(tmp_path):
     text = learning.plan(settings(tmp_path, "--seeds", "0"))
     assert "estimates, not measured" in text
-    assert "learning-qwen3_76m-0: about" in text
+    assert "qwen3_76m, one seed: sft " in text
     assert "tokens/s" in text
 
 

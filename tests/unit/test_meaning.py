@@ -36,6 +36,10 @@ SAMPLES = {
         "ValueError: To serve at least one request with the models's max seq len (40960), (5.62 GiB KV cache is needed, which is larger "
         "than the available KV cache memory (2.1 GiB).",
     ],
+    "while vLLM measured": [
+        "AssertionError: Error in memory profiling. Initial free memory 120.1 GiB, current free memory 124.6 GiB. This happens when other "
+        "processes sharing the same container release GPU memory while vLLM is profiling during initialization.",
+    ],
     "rocBLAS has no kernels": [
         "rocBLAS error: Cannot read /opt/rocm/lib/../lib/rocblas/library/TensileLibrary.dat: Illegal seek for GPU arch : gfx906",
         "rocBLAS error: Could not load TensileLibrary_lazy_gfx906.dat: No such file or directory",
