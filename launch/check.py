@@ -52,6 +52,14 @@ def _batch_does_not_divide(config: Config) -> bool:
     return config.method.name == "grpo" and generation_batch(config) % int(value(config, "num_generations")) != 0
 
 
+def _problems(config: Config) -> int:
+    return min(int(n) for n in (config.data.num_train, config.data.limit) if n)
+
+
+def _prompts_at_once(config: Config) -> int:
+    return generation_batch(config) // int(value(config, "num_generations"))
+
+
 def _batches_that_would_do(config: Config) -> str:
     size, group = batch(config), f"or method.args.num_generations={_largest_divisor(config)}"
     if argument(config, "generation_batch_size"):
@@ -235,6 +243,16 @@ RULES = [
         ),
         lambda c: f"data={c.data.name} with {len(c.data.tasks)} tasks, num_train={c.data.num_train}, num_heldout={c.data.num_heldout}",
         lambda c: "at least one task in data.tasks, data.num_train of at least 1, data.num_heldout of at least 0",
+    ),
+    # As TRL's RepeatSampler, which leaves out what fills no whole generation: with none it trains no step, and says so once all is up.
+    Rule(
+        "generation_data",
+        lambda c: c.method.name == "grpo" and c.data.kind in ("reasoning", "code") and _problems(c) < _prompts_at_once(c),
+        lambda c: (
+            f"{_problems(c)} problem(s) (data.num_train, data.limit): fewer than the {_prompts_at_once(c)} of one generation, "
+            f"{generation_batch(c)} completions of {value(c, 'num_generations')} to a problem"
+        ),
+        lambda c: f"data.num_train={_prompts_at_once(c)} or more, or a smaller method.args.per_device_train_batch_size",
     ),
     Rule(
         "evaluation_data",

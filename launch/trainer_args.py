@@ -208,7 +208,8 @@ def _strategy(config: Config) -> dict[str, Any]:
     if topology.strategy in ("zero2", "zero3"):
         return {"deepspeed": _deepspeed(config)}
     # Every weight that is trained takes part in every loss: looking for others costs each step a walk, and torch warns that it found none.
-    return {"ddp_find_unused_parameters": False} if topology.strategy == "ddp" else {}
+    # A single rank too: torchrun starts it, and accelerate then wraps its model.
+    return {"ddp_find_unused_parameters": False}
 
 
 def _selection(config: Config) -> dict[str, Any]:

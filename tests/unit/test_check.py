@@ -259,6 +259,10 @@ CASES = {
     "secret": (["user_env.HF_TOKEN=abc"], ["user_env.HF_TOKEN", "export HF_TOKEN"]),
     "seed": (["seed=4294967296"], ["4294967296", "seed=0"]),
     "reasoning_data": (["data.num_train=0"], ["num_train=0", "at least 1"]),
+    "generation_data": (
+        ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "data.limit=6", "method.args.gradient_accumulation_steps=1"],
+        ["6 problem(s)", "fewer than the 7 of one generation, 56 completions of 8", "data.num_train=7 or more"],
+    ),
     "evaluation_data": (["method=evaluate", "data.num_heldout=0"], ["no held-out problems", "data.num_heldout="]),
     "data_path": (["data=jsonl"], ["without a file", "data.path="]),
     "data_hub": (["data=hub"], ["without a data set", "data.hub_id="]),
