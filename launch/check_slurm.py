@@ -37,7 +37,7 @@ MOST_EARLY_S = 65535  # sbatch --signal
 
 
 def seconds(time: str) -> int | None:
-    """Of a time as sbatch takes it; None for what is none."""
+    """Of a time as sbatch takes it; 0 is no limit. None for what is none."""
     found = TIME.fullmatch(time)
     if found is None:
         return None
@@ -63,7 +63,7 @@ def _bad_option(config: Config) -> str | None:
 def _too_early(config: Config) -> bool:
     slurm = config.runtime.slurm
     limit = seconds(slurm.time) if slurm.time else None
-    return limit is not None and limit <= slurm.early_signal_s
+    return bool(limit) and (limit or 0) <= slurm.early_signal_s
 
 
 def _network_keys(config: Config) -> list[str]:
@@ -130,7 +130,7 @@ SLURM_RULES = [
     ),
     Rule(
         "slurm_time",
-        lambda c: c.runtime.slurm.time not in (None, *UNLIMITED) and seconds(str(c.runtime.slurm.time)) is None,
+        lambda c: str(c.runtime.slurm.time or UNLIMITED[0]).lower() not in UNLIMITED and seconds(str(c.runtime.slurm.time)) is None,
         lambda c: f"runtime.slurm.time={c.runtime.slurm.time}: no time that sbatch takes",
         lambda c: "minutes, hours:minutes:seconds, days-hours or days-hours:minutes:seconds, for example 4:00:00",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launch import topology
+from launch.memory import longest_served_gb
 from launch.rule import Rule
 from launch.schema import Config, Fsdp, Topology
 from launch.schema_enums import Vendor
@@ -31,7 +32,7 @@ def _server_keys(config: Config) -> list[str]:
     args = config.method.args
     parts = [args, *(args.get(part) for part in ("sample", "evaluate"))]  # method=raft's, for these phases
     vllm = any(isinstance(part, dict) and part.get("engine") == "vllm" for part in parts)
-    keys = ("overlap", "server_cache_gb", "server_max_length", *(() if vllm else ("server_memory_share",)))
+    keys = ("overlap", "server_max_length", *(() if vllm else ("server_cache_gb", "server_memory_share")))
     return [key for key in keys if getattr(config.topology, key) != getattr(Topology, key)]
 
 
@@ -157,6 +158,15 @@ TOPOLOGY_RULES = [
         lambda c: c.topology.server_memory_share > 1,
         lambda c: f"topology.server_memory_share={c.topology.server_memory_share:g}: it is a share of one GPU's memory",
         lambda c: "a number above 0 and up to 1; vLLM's own is 0.9",
+    ),
+    Rule(
+        "server_cache",
+        lambda c: bool(c.topology.server_cache_gb) and (c.topology.server_cache_gb or 0) < longest_served_gb(c),
+        lambda c: (
+            f"topology.server_cache_gb={c.topology.server_cache_gb:g}: one sequence as long as it serves takes {longest_served_gb(c):.3g} "
+            "GB, and vLLM does not start with less"
+        ),
+        lambda c: "more of it" + (", or a smaller topology.server_max_length" if c.topology.name == "split" else ""),
     ),
     Rule(
         "server_length",

@@ -128,11 +128,16 @@ def apply(config: Config, phase: CyclePhase) -> None:
         config.data.curriculum, config.data.curriculum_args, config.data.pass_rates = Curriculum.none, CurriculumArgs(), None
     given = config.topology
     if config.method.args.get("engine") != "vllm":  # RAFT was given a share of memory for the vLLM of another phase
-        given.server_memory_share = Topology.server_memory_share
+        given.server_memory_share, given.server_cache_gb = Topology.server_memory_share, None
     if phase.part in ("sample", "evaluate"):  # what says how to train says nothing to them
         config.effective_batch = None
         config.topology = Topology(
-            given.name, given.num_gpus, given.strategy, server_memory_share=given.server_memory_share, numa_binding=given.numa_binding
+            given.name,
+            given.num_gpus,
+            given.strategy,
+            server_memory_share=given.server_memory_share,
+            server_cache_gb=given.server_cache_gb,
+            numa_binding=given.numa_binding,
         )
     elif phase.learning_rate_factor != 1.0:
         config.method.args["learning_rate"] = float(value(config, "learning_rate")) * phase.learning_rate_factor

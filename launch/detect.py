@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections import Counter
 from dataclasses import dataclass, field
@@ -147,7 +148,8 @@ def host(python: str, sysroot: str = "/") -> Host:
 def _listening(root: Path) -> frozenset[int]:
     """Local ports of sockets in state 0A (LISTEN), of IPv4 and IPv6."""
     rows = [line.split() for name in ("tcp", "tcp6") for line in (text(root / "proc/net" / name) or "").splitlines()[1:]]
-    return frozenset(int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A")
+    ports = [row[1].rpartition(":")[2] for row in rows if len(row) > 3 and row[3] == "0A"]
+    return frozenset(int(port, 16) for port in ports if re.fullmatch("[0-9A-Fa-f]{4}", port))
 
 
 def _gids(file: Path) -> dict[str, int]:

@@ -130,7 +130,7 @@ def _launcher(config: Config, host: Host, kind: str, gpus: list[int], run_dir: P
     if generates(config, kind):
         found.append(Setting("VLLM_NO_USAGE_STATS", "1", "vLLM reports what it runs to its makers otherwise", "launcher"))
         if config.hardware.vendor == Vendor.none:
-            found += _server_on_cpu()
+            found += _server_on_cpu(config)
     if (generates(config, kind) or config.topology.name == "colocate") and config.hardware.vendor == Vendor.nvidia:
         why = "flashinfer is not in our environment (vLLM looks for it on NVIDIA)"
         found.append(Setting("VLLM_USE_FLASHINFER_SAMPLER", "0", why, "launcher"))
@@ -158,11 +158,10 @@ def _network(config: Config) -> list[Setting]:
     return [Setting(name, str(given), why, "launcher") for name, (given, why) in values.items() if given is not None]
 
 
-def _server_on_cpu() -> list[Setting]:
-    values = {
-        "VLLM_CPU_KVCACHE_SPACE": (str(CPU_CACHE_GIB), "GiB for the cache; vLLM takes half of the memory otherwise"),
-        "VLLM_CPU_OMP_THREADS_BIND": ("nobind", "the trainers need the same few cores"),
-    }
+def _server_on_cpu(config: Config) -> list[Setting]:
+    values = {"VLLM_CPU_OMP_THREADS_BIND": ("nobind", "the trainers need the same few cores")}
+    if not config.topology.server_cache_gb:  # the variable would win over it
+        values["VLLM_CPU_KVCACHE_SPACE"] = (str(CPU_CACHE_GIB), "GiB for the cache; vLLM takes half of the memory otherwise")
     return [Setting(name, value, why, "launcher") for name, (value, why) in values.items()]
 
 

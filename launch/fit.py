@@ -22,7 +22,7 @@ from launch.detect import Host
 from launch.errors import HostError, UserError
 from launch.memory import Memory
 from launch.plan import Plan, prepare
-from launch.schema import Config
+from launch.schema import Config, Topology
 from launch.schema_enums import Find, Vendor
 from launch.trainer_args import argument, known, value
 
@@ -165,6 +165,10 @@ def _sharded(config: Config) -> tuple[list[str], str]:
 def _other_servers(config: Config) -> Iterator[tuple[list[str], str]]:
     """A server of shorter sequences, or over two GPUs, four, eight, as long as one is left to train on."""
     given, gpus = config.topology, topology.num_gpus(config)
+    if given.server_cache_gb:
+        yield ["topology.server_cache_gb=null"], "vLLM takes what topology.server_memory_share leaves to its cache"
+    elif given.server_memory_share < Topology.server_memory_share:
+        yield [f"topology.server_memory_share={Topology.server_memory_share}"], "vLLM takes more of its GPU"
     shorter = max(2048, 2 * longest(config))
     if shorter < (given.server_max_length or config.model.max_positions):
         yield [f"topology.server_max_length={shorter}"], f"trains the same while a prompt and its completion have at most {shorter} tokens"

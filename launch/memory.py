@@ -69,7 +69,8 @@ def memory(config: Config, processes: list[topology.Process], smaller: Mapping[i
         capacity = min([nominal, *(smaller[gpu] for gpu in process.gpus if gpu in smaller)])
         moment, parts = ("", _server_parts(config, capacity)) if serves else _rank_parts(config, capacity)
         # A server keeps to its share: weights that outgrow it do not fit, however much memory is left beside it.
-        most = config.topology.server_memory_share * capacity if serves else capacity
+        share = config.topology.server_memory_share if serves and not config.topology.server_cache_gb else 1.0
+        most = share * capacity
         devices: list[int | None] = [*process.gpus] or [None]
         found += [Memory(process.name, gpu, parts, most, moment) for gpu in devices]
     return found
@@ -78,13 +79,19 @@ def memory(config: Config, processes: list[topology.Process], smaller: Mapping[i
 def _server_parts(config: Config, capacity: float) -> dict[str, float]:
     """vLLM fills its share of the GPU: what the weights leave is the cache of keys and values. It does not start where that has no room
     for one sequence as long as it is to serve (vllm.v1.core.kv_cache_utils). Its graphs and what a batch takes count as context."""
-    parallel, longest = config.topology.server_tensor_parallel, config.topology.server_max_length or config.model.max_positions
-    weights = _width(config) * config.model.num_parameters / parallel / 1e9
+    given = config.topology.server_cache_gb
+    weights = _width(config) * config.model.num_parameters / config.topology.server_tensor_parallel / 1e9
     if config.hardware.vendor == Vendor.none:  # a CPU's cache has its own size
-        return {"weights": weights, "kv cache": config.topology.server_cache_gb or CPU_CACHE_GIB * GIB, "context": CPU_OVERHEAD_GB}
-    room = config.topology.server_cache_gb or config.topology.server_memory_share * capacity - OVERHEAD_GB - weights
-    heads = max(1.0, config.model.num_kv_heads / parallel)  # fewer heads than GPUs: each has one
-    return {"weights": weights, "kv cache": max(room, heads * longest * _head_bytes(config) / 1e9), "context": OVERHEAD_GB}
+        return {"weights": weights, "kv cache": given or CPU_CACHE_GIB * GIB, "context": CPU_OVERHEAD_GB}
+    room = config.topology.server_memory_share * capacity - OVERHEAD_GB - weights
+    return {"weights": weights, "kv cache": given or max(room, longest_served_gb(config)), "context": OVERHEAD_GB}
+
+
+def longest_served_gb(config: Config) -> float:
+    """Keys and values, on each GPU of a server, of one sequence as long as it is to serve. vLLM does not start with less."""
+    longest = config.topology.server_max_length or config.model.max_positions
+    heads = max(1.0, config.model.num_kv_heads / config.topology.server_tensor_parallel)  # fewer heads than GPUs: each has one
+    return heads * longest * _head_bytes(config) / 1e9
 
 
 def _head_bytes(config: Config) -> float:

@@ -182,7 +182,9 @@ class Topology:
     servers: int = 0  # split: replicas of the model that generate, behind one address
     server_tensor_parallel: int = 1  # split: GPUs of one replica
     server_memory_share: float = 0.9  # split, and engine=vllm: of a GPU's memory, that vLLM may take
-    server_cache_gb: Optional[float] = None  # split: of keys and values; then vLLM measures no memory: several may start on one GPU at once
+    server_cache_gb: Optional[float] = (
+        None  # as the share: of keys and values, unmeasured, so that several vLLM may start on one GPU at once
+    )
     server_max_length: Optional[int] = None  # split: tokens of prompt and completion; empty: all positions of the model
     overlap: bool = False  # split: generate the next batch while this one trains, one step off policy
     numa_binding: Optional[NumaBinding] = None

@@ -27,6 +27,7 @@ from launch.topology import num_gpus
 SCRIPT, JOB, LOG = "job.sh", "slurm.json", "logs/slurm.log"  # in the run directory
 # Slurm's masks of the GPUs it gives (gres.conf: Flags), ROCr's first. HIP_VISIBLE_DEVICES is none of them: it would be a shell's own.
 MASKS = ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+PATIENCE_S = 3600.0  # the jobs of a cluster whose controller restarts, or is busy, go on meanwhile
 ASK_EVERY_S = 5.0  # Slurm's own advice is not to ask its controller in a tight loop
 HEAD = """\
 #!/usr/bin/env bash
@@ -123,12 +124,27 @@ def state_of(job: str) -> str | None:
     return done.stdout.strip() or None
 
 
+def _asked(config: Config, job: str) -> str | None:
+    """As state_of, asked again where there is no answer, as a busy controller gives none now and then. Raises HostError after an hour."""
+    until, said = time.monotonic() + PATIENCE_S, False
+    while True:
+        try:
+            return state_of(job)
+        except HostError as error:
+            if time.monotonic() >= until:
+                raise
+            if not said:
+                show.say(config, f"{error}. It is asked again.")
+            said = True
+        time.sleep(ASK_EVERY_S)
+
+
 def follow(plan: Plan, config: Config, job: str) -> int:
     """Show what the job writes until it has left the queue; its exit code. Ctrl-C ends the watching, not the job."""
     log = Follower(plan.run_dir / LOG)
     try:
         while True:
-            state = state_of(job)
+            state = _asked(config, job)
             for line in log.lines(all_of_it=state is None):
                 show.say(config, line)
             if state is None:

@@ -104,7 +104,12 @@ def newest_step(run_dir: Path) -> int:
 
 def requeue(job: str, got_on: bool) -> None:
     """Back into the queue, unless somebody ended the job, Slurm requeues it itself, or it would be interrupted like this for ever."""
-    if state_of(job) != "RUNNING":
+    try:
+        ended = state_of(job) != "RUNNING"
+    except HostError as error:  # the controller is busy; it may still take the job back
+        print(f"{error}", flush=True)
+        ended = False
+    if ended:
         return
     if not got_on:
         print(f"job {job} is not requeued: interrupted before it saved anything new. Use: a longer runtime.slurm.time.", flush=True)

@@ -66,8 +66,12 @@ def visibility_masks(facts: Facts) -> Finding | None:
     found = masks.given(names, environ)
     if len(set(found.values())) > 1:
         return expected.fail(read, f"unset {list(found)[1]}: which of the two is meant, nobody can tell")
+    mask = next(iter(found.values()), "")
+    indices = [part.strip() for part in mask.split(",")] if mask else []
+    if not all(index.isdecimal() for index in indices) or len(set(indices)) < len(indices):
+        return expected.fail(f"{read}: indices are needed, each once", f"export {names[0]}=0")
     count = len([gpu for gpu in facts.host.gpus if gpu.gfx.startswith("gfx") == facts.is_amd])
-    beyond = [part for value in found.values() for part in value.split(",") if part.strip().isdecimal() and int(part) >= count]
+    beyond = [index for index in indices if int(index) >= count]
     if beyond and count:
         return expected.fail(f"{read}: this machine has {count} GPUs, from 0", f"export {names[0]}=0")
     return expected.passed(read)

@@ -82,7 +82,7 @@ class Facts:
         """PCI addresses of AMD's GPUs on the bus, but for those that another driver has: old ones, those of virtual machines."""
         found = (self.root / "sys/bus/pci/devices").glob("*")
         gpus = [p for p in found if text(p / "vendor") == AMD and (text(p / "class") or "").startswith(DISPLAYS)]
-        return sorted(p.name for p in gpus if (p / "driver").resolve().name not in OTHER_DRIVERS)
+        return sorted(p.name for p in gpus if Path(os.path.realpath(p / "driver")).name not in OTHER_DRIVERS)
 
     def device(self, gpu: Gpu) -> Path:
         """What the kernel says of a GPU's PCI device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from pathlib import Path
 
@@ -116,7 +117,7 @@ def pcie(facts: Facts) -> Finding | None:
 def _links_up(device: Path) -> list[tuple[int, int, float, float]]:
     """Width now and at best, GT/s now and at best, of each link. Folders of a device stand in that of the port above it."""
     found = []
-    lower = device.resolve()
+    lower = Path(os.path.realpath(device))  # Path.resolve() raises for links in a circle
     while (now := _link(lower, "current")) and (best := _link(lower, "max")) and now[0] <= best[0]:
         port = _link(lower.parent, "max") or best
         found.append((now[0], min(best[0], port[0]), now[1], min(best[1], port[1])))

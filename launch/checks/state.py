@@ -80,10 +80,12 @@ def _holders(facts: Facts) -> dict[int, dict[str, int]] | None:
     """
     if not facts.amd_gpus or not is_folder(facts.root / KFD_PROCESSES):
         return None
-    ids = {gpu.pci_address or "": number(facts.root / NODES / str(gpu.node) / "gpu_id") for gpu in facts.amd_gpus}
+    ids = [(gpu.pci_address or "", number(facts.root / NODES / str(gpu.node) / "gpu_id")) for gpu in facts.amd_gpus]
     found = {}
     for folder in folders(facts.root / KFD_PROCESSES):
-        held = {address: number(folder / f"vram_{gpu_id}") or 0 for address, gpu_id in ids.items()}
+        held = dict.fromkeys((address for address, _ in ids), 0)
+        for address, gpu_id in ids:  # partitions of a card share its address
+            held[address] += number(folder / f"vram_{gpu_id}") or 0
         if max(held.values()) >= HELD and not (facts.is_live and int(folder.name) == os.getpid()):
             found[int(folder.name)] = held
     return found

@@ -142,7 +142,7 @@ class VllmGenerator(Generator):
         source, revision = _source(config, tokenizer)
         positions = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False).max_position_embeddings
         super().__init__(tokenizer, sampling, positions, _generation_config(source, revision))
-        on_cpu = config.trainer_args.get("use_cpu", False)
+        on_cpu, cache_gb = config.trainer_args.get("use_cpu", False), config.topology.server_cache_gb
         with _no_rank():
             from vllm import LLM  # in the GPU images and after `make vllm` only
 
@@ -154,6 +154,7 @@ class VllmGenerator(Generator):
                 seed=config.seed,
                 max_model_len=positions,
                 gpu_memory_utilization=config.topology.server_memory_share,
+                kv_cache_memory_bytes=int(cache_gb * 1e9) if cache_gb else None,
                 enforce_eager=on_cpu,  # a CPU has no graphs to capture, and compiling for it takes minutes
                 generation_config="vllm",  # as above
             )

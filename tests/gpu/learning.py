@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from launch import detect, pipeline, rundir
 from launch.compose import compose
-from launch.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER
+from launch.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, UserError
 from tests.gpu.jobs import MASK, ROOT, gpus_here
 from tests.gpu.learning_report import METHODS, report
 
@@ -332,6 +332,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if given.vary:
         key, _, value = given.vary[0].partition("=")
         given.vary = (key, [value, *given.vary[1:]])
+    if given.smollm2 and not (given.smollm2 / "config.json").is_file():
+        parser.error(f"--smollm2 {given.smollm2}: no model there. recipes/from_gguf.py makes one: docs/learning.md.")
     given.rows = given.rows or (given.folder / "learning.jsonl" if given.smoke else ROWS)
     if given.what in ("calibrate", "measure") and not given.smoke and given.gpus < 2:
         parser.error(f"--gpus {given.gpus}: GRPO needs two, one that generates and one that trains.")
@@ -340,6 +342,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     given = parse(argv)
+    try:
+        carry_out(given)
+    except UserError as error:
+        raise SystemExit(str(error)) from error
+
+
+def carry_out(given: argparse.Namespace) -> None:
+    """Raises UserError for a composition that is refused."""
     if given.what == "plan":
         print(plan(given))
     elif given.what == "calibrate":

@@ -158,6 +158,10 @@ CASES = {
         ["server_tensor_parallel=3", "32 heads", "divides"],
     ),
     "server_memory": (["hardware=mi300x", "method=grpo", "topology.server_memory_share=1.2"], ["server_memory_share=1.2", "up to 1"]),
+    "server_cache": (
+        ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "topology.server_cache_gb=0.5"],
+        ["server_cache_gb=0.5: one sequence as long as it serves takes 6.04 GB", "more of it, or a smaller topology.server_max_length"],
+    ),
     "server_length": (
         ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "topology.server_max_length=512"],
         ["512 tokens and needs its prompt", "more than 512 and at most"],

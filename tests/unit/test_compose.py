@@ -81,6 +81,8 @@ def test_every_file_opens_with_what_it_needs(file: Path):
         (["hardware=cpu"], ("single", "fp32")),
         (["hardware=mi300x", "model=qwen3_4b"], ("ddp", "bf16")),
         (["hardware=mi300x", "model=qwen3_14b"], ("fsdp", "bf16")),
+        (["hardware=mi300x", "model=qwen3_8b"], ("ddp", "bf16")),
+        (["hardware=mi300x", "model=qwen3_8b", "method=dpo"], ("fsdp", "bf16")),  # a reference model beside it
         (["hardware=mi300x", "model=qwen3_4b", "method=grpo"], ("split", "bf16")),
         (["hardware=mi300x", "model=qwen3_4b", "method=evaluate"], ("ddp", "bf16")),
         (["hardware=strix_halo", "model=qwen3_4b", "method=grpo"], ("single", "bf16")),

@@ -118,6 +118,9 @@ def test_a_share_of_memory_reaches_the_phases_that_hold_vllm():
     found = plans(*REAL, "method.args.sample.engine=vllm", "topology.server_memory_share=0.4", "method.args.cycles=1")
     shares = {name: plan.config.topology.server_memory_share for name, plan in found.items()}
     assert shares == {"cycle0_evaluate": 0.9, "cycle1_sample": 0.4, "cycle1_train": 0.9, "cycle1_evaluate": 0.9}
+    found = plans(*REAL, "method.args.sample.engine=vllm", "topology.server_cache_gb=8", "method.args.cycles=1")
+    caches = {name: plan.config.topology.server_cache_gb for name, plan in found.items()}
+    assert caches == {"cycle0_evaluate": None, "cycle1_sample": 8, "cycle1_train": None, "cycle1_evaluate": None}
     evaluated = composed(*REAL[:2], "method=evaluate", "method.args.engine=vllm", "topology.server_memory_share=0.4")
     assert refusals(evaluated) == []
     for kept in ([*REAL], [*REAL[:2], "method=evaluate"]):  # transformers

@@ -93,6 +93,15 @@ def test_odd_files_do_not_crash_it(tmp_path):
     kfd_node(tmp_path, 0, 206.0, **gpu(90402, 304))
     (tmp_path / "sys/class/kfd/kfd/topology/nodes/0/mem_banks/0/properties").write_text("size_in_bytes many\nodd\n")
     (tmp_path / "sys/class/kfd/kfd/topology/nodes/1").mkdir()
+    (tmp_path / "proc/net").mkdir(parents=True)
+    rows = [
+        "  sl  local_address rem_address   st",
+        "   0: 0100007F:1F90 00000000:0000 0A",
+        "   1: 0100007F:odd! 00000000:0000 0A",
+        "   2: 0100",
+    ]
+    (tmp_path / "proc/net/tcp").write_text("\n".join(rows))
+    assert detect.host("python", str(tmp_path)).listening == {8080}
     assert detect.gpus(str(tmp_path))[0].memory_gb is None
 
 

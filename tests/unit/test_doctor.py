@@ -144,6 +144,29 @@ def test_real_trees(capsys, tmp_path):
     assert "format=json lists each device." in out
 
 
+@pytest.mark.parametrize("node", [2, 9])
+def test_who_computes_on_any_partition_of_a_card_is_seen(capsys, tmp_path, node):
+    root = sysroots.real(tmp_path, "mi300x_cpx")
+    for folder in (root / sysroots.KFD / "nodes").iterdir():
+        (folder / "gpu_id").write_text(f"{50000 + int(folder.name)}")
+    held = root / f"sys/class/kfd/kfd/proc/4242/vram_{50000 + node}"
+    held.parent.mkdir(parents=True)
+    held.write_text("20000000000")
+    found = {check["name"]: check for check in json.loads(run(capsys, f"sysroot={root}", "format=json")[1])["checks"]}
+    assert (found["foreign_processes"]["status"], "4242" in found["foreign_processes"]["read"]) == ("warn", True)
+
+
+def test_links_in_a_circle_do_not_crash_it(capsys, tmp_path):
+    root = sysroots.real(tmp_path, "mi210_xgmi_pcie")
+    device = root / "sys/bus/pci/devices/0000:c1:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x1002")
+    (device / "class").write_text("0x038000")
+    (device / "driver").symlink_to("driver")
+    (device.parent / "0000:c5:00.0").symlink_to("0000:c5:00.0")
+    assert run(capsys, f"sysroot={root}")[0] in (0, 3)
+
+
 def test_mixed_machine_is_refused_with_both_named(capsys, tmp_path):
     machine = sysroots.mi300x(tmp_path, num_gpus=2)
     sysroots.gpu_node(machine, 20, 0xF3, 32 << 30, gfx_target_version=90006, simd_count=240)

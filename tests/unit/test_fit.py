@@ -43,6 +43,14 @@ TIGHT = {  # commands that do not fit, and what has to be among the changes
         + ["precision=nf4"],
         "topology.server_max_length=2048",
     ),
+    "server's cache": (
+        ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "topology=split", "topology.server_cache_gb=400"],
+        "topology.server_cache_gb=null",
+    ),
+    "server's share": (
+        ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "topology=split", "topology.server_memory_share=0.05"],
+        "topology.server_memory_share=0.9",
+    ),
     "vllm": (["hardware=rx7900xtx", "model=qwen3_8b", "method=evaluate", "method.args.engine=vllm"], "method.args.engine=transformers"),
     "two at once": (["hardware=rx7900xtx", "model=qwen3_8b", "method=sft"], "precision.weights=bf16"),
 }

@@ -283,6 +283,16 @@ def test_what_is_asked_wrongly_is_refused(tmp_path, capsys):
     assert "--phase grpo is of calibrate, not of measure" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [(["mi300x"], "mi300x"), (["hardware=mi3000x"], "no hardware 'mi3000x'"), (["--smollm2", "nowhere"], "no model there")],
+)
+def test_wrong_arguments_end_in_a_message(wrong, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        learning.main(["plan", *wrong])
+    assert said in f"{ended.value} {capsys.readouterr().err}"
+
+
 def test_the_plan_says_what_it_reckons(tmp_path):
     text = learning.plan(settings(tmp_path, "--seeds", "0"))
     assert "estimates, not measured" in text

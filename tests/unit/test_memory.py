@@ -277,6 +277,18 @@ def test_a_server_needs_room_for_one_sequence_of_the_length_it_serves(parallel, 
     assert asked[1].parts_gb["kv cache"] < asked[0].parts_gb["kv cache"]
 
 
+def test_a_server_whose_cache_is_given_takes_that_and_its_share_bounds_nothing():
+    split = ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "topology=split", "topology.server_memory_share=0.1"]
+    for given, fits in ((40, True), (400, False)):
+        config = composed(*split, f"topology.server_cache_gb={given}")
+        server = make_plan(config, host_with(8), RUN).memory[0]
+        assert (server.parts_gb["kv cache"], server.fits) == (given, fits)
+    on_cpu = make_plan(prepare(composed(*split, "topology.server_cache_gb=3", "smoke=true"))[0], host_with(0), RUN)
+    (server,) = [process for process in on_cpu.processes if process.kind == "server"]
+    assert server.argv[server.argv.index("--kv-cache-memory-bytes") + 1] == "3000000000"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in server.env  # it would win
+
+
 def test_held_out_rows_count_where_their_batches_are_the_larger_ones():
     base = ("hardware=mi300x", "model=qwen3_0_6b", "topology=single", "method=sft", "method.selection.metric=eval_loss")
     as_large = planned(*base)

@@ -295,6 +295,25 @@ def test_wait_ends_with_the_jobs_exit_code(launch, tools, monkeypatch, exit_code
     assert ("the run has no end" in done.out) is (exit_code is None)
 
 
+def test_a_question_that_fails_is_asked_again_while_the_job_goes_on(launch, tools, monkeypatch):
+    ended = f"echo '{json.dumps({'status': 'done', 'exit_code': 0})}' > record.json; exit 0"
+    busy = "echo 'slurm_load_jobs error: Socket timed out on send/recv operation' >&2; exit 1"
+    tools.add("squeue", f"cd runs/*/*; test -e again && {{ {ended}; }}; test -e asked && touch again; touch asked; {busy}")
+    monkeypatch.setattr(slurm, "ASK_EVERY_S", 0.0)
+    done = launch(*JOB, "runtime.slurm.wait=true")
+    assert done.code == 0, done.err
+    assert done.out.count("Socket timed out on send/recv operation. It is asked again.") == 1
+
+
+def test_a_controller_that_never_answers_ends_the_watching(launch, tools, monkeypatch):
+    tools.add("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    monkeypatch.setattr(slurm, "ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(slurm, "PATIENCE_S", 0.0)
+    done = launch(*JOB, "runtime.slurm.wait=true")
+    assert done.code == 3
+    assert "Unable to contact slurm controller" in done.err
+
+
 def test_ctrl_c_ends_the_watching_and_not_the_job(launch, tools):
     tools.add("squeue", f"kill -INT {os.getpid()}; echo RUNNING")
     done = launch(*JOB, "runtime.slurm.wait=true")

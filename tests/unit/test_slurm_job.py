@@ -58,6 +58,14 @@ def test_who_is_requeued(tools, state, got_on, requeued):
     assert ("scontrol requeue 12" in tools.calls()) is requeued
 
 
+def test_a_job_goes_back_though_its_state_cannot_be_asked(tools, capsys):
+    tools.add("squeue", "echo 'Socket timed out on send/recv operation' >&2; exit 1")
+    tools.add("scontrol", "")
+    slurm_job.requeue("12", got_on=True)
+    assert "scontrol requeue 12" in tools.calls()
+    assert "squeue cannot say how job 12 is: Socket timed out" in capsys.readouterr().out
+
+
 def test_a_refused_requeue_is_told(tools):
     tools.add("squeue", "echo RUNNING")
     tools.add("scontrol", "echo 'Requested operation is presently disabled for job 12' >&2; exit 1")
