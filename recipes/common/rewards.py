@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from recipes.common.answers import equal
 from recipes.common.errors import UserError, near
 
 Reward = Callable[..., list[float]]
@@ -25,8 +26,8 @@ HALF_LENGTH_CHARACTERS = 200
 
 
 def accuracy(prompts: list[Any], completions: list[Completion], answer: list[str], **columns: Any) -> list[float]:
-    """1 where the completion's answer equals column `answer`, as text or as mathematics (math-verify), else 0."""
-    return [float(_equal(right, final_answer(text(c)))) for c, right in zip(completions, answer, strict=True)]
+    """1 where the completion's answer equals column `answer` (recipes/common/answers.py), else 0."""
+    return [float(equal(str(right), final_answer(text(c)))) for c, right in zip(completions, answer, strict=True)]
 
 
 def format(prompts: list[Any], completions: list[Completion], **columns: Any) -> list[float]:
@@ -106,12 +107,3 @@ def imported(path: str) -> Reward:
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise UserError(f"method.rewards has {path!r}: {module_name} has no function {function_name!r}. {near(function_name, known)}")
     return function
-
-
-def _equal(right: str, given: str) -> bool:
-    from math_verify import parse, verify  # half a second
-
-    # math-verify guards itself with SIGALRM, which only a main thread may set; answers are short enough to do without.
-    right = str(right)  # of rows that spell numbers as numbers
-    parsed = [parse(answer, parsing_timeout=None) for answer in (right, given)]
-    return right.strip() == given or bool(verify(*parsed, timeout_seconds=None))
