@@ -17,6 +17,14 @@ NODES = ["runtime=slurm", "runtime.slurm.nodes=2", "runtime.slurm.interface=ib0"
 
 # rule -> (overrides that break it, words of message and remedy)
 CODE = ["method=grpo", "topology=single", "data=code", "~method.rewards.reasoning_gym", "+method.rewards.code_tests=1.0"]
+RAFT = [
+    "hardware=mi300x",
+    "model=qwen3_4b",
+    "model.path=/m",
+    "method=raft",
+    "~method.rewards.reasoning_gym",
+    "+method.rewards.accuracy=1.0",
+]
 BEST = ["method.selection.metric=eval_loss"]
 BY_REWARD = ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "method.selection.metric=eval_reward"]
 CASES = {
@@ -378,6 +386,30 @@ def test_rule_refuses_and_says_why(name):
         assert word in str(raised.value)
     assert "Use: " in str(raised.value)
     assert ".. Use" not in str(raised.value)
+
+
+ROWS = ["data=jsonl", "data.path=train.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names", "remedy"),
+    [
+        (
+            ["method=evaluate", *ROWS, "data.num_heldout=5"],
+            ["evaluation_data", "data_of_another_kind"],
+            "data.heldout_path=<file.jsonl> or",
+        ),
+        ([*RAFT, *ROWS, "data.num_heldout=5"], ["data_of_another_kind"], "data.heldout_fraction=0.1"),
+        (["data=hub", "data.hub_id=a/b", "data.num_heldout=5"], ["data_of_another_kind"], "data.heldout_split="),
+    ],
+)
+def test_held_out_rows_that_another_kind_of_data_has(overrides, names, remedy):
+    """Each would end the run where its held-out rows are read."""
+    config = composed(*overrides)
+    assert [rule.name for rule in refusals(config)] == names
+    with pytest.raises(UserError, match="data.num_heldout under data=") as raised:
+        check(config)
+    assert remedy in str(raised.value)
 
 
 def test_a_composition_that_works_is_not_refused():
