@@ -284,6 +284,10 @@ CASES = {
     "data_preview_alone": (["data.preview=5", "format=json"], ["data.preview=5 with format=json", "for a person"]),
     "data_sources": (["data=mix"], ["data=mix with 0 data.sources", "weight: 0.7"]),
     "data_source": (["data=mix", "data.sources=[{weight: 1.0}]"], ["data.sources[0] has neither path nor hub_id"]),
+    "task_weight": (
+        ["data.tasks=[{name: chain_sum}, {name: gcd, weight: 0}]"],
+        ["data.tasks[1].weight=0 (gcd)", "a weight above 0"],
+    ),
     "data_weights": (
         ["data=mix", "data.sources=[{path: a.jsonl, weight: 0.7}, {path: b.jsonl, weight: 0.7}]"],
         ["sum to 1.4", "0.5, 0.5"],
@@ -386,6 +390,13 @@ def test_rule_refuses_and_says_why(name):
         assert word in str(raised.value)
     assert "Use: " in str(raised.value)
     assert ".. Use" not in str(raised.value)
+
+
+@pytest.mark.parametrize("weight", ["0", "-1", "inf", "nan"])
+@pytest.mark.parametrize("data", ["reasoning", "code"])
+def test_a_task_without_a_weight(data, weight):
+    found = refusals(composed(f"data={data}", f"data.tasks=[{{name: gcd, weight: {weight}}}]"))
+    assert [rule.name for rule in found] == ["task_weight"]
 
 
 ROWS = ["data=jsonl", "data.path=train.jsonl"]
