@@ -86,7 +86,7 @@ def _of_its_kind(config: Config) -> str:
     kind = f"data={next(kind for kind, keys in DATA_KEYS.items() if key in keys)}"
     if key == "num_heldout" and config.data.kind in HELD_OUT_ROWS:
         return f"{HELD_OUT_ROWS[config.data.kind]}, or {kind}"
-    return kind
+    return f"{kind}, or data.{key}={'[]' if key == 'tasks' else 'null'} where an experiment sets it" if key in GENERATED else kind
 
 
 def _largest_divisor(config: Config) -> int:
@@ -94,8 +94,8 @@ def _largest_divisor(config: Config) -> int:
     return max((n for n in range(2, wanted + 1) if total % n == 0), default=total)
 
 
-# What only one kind of data reads.
-GENERATED = ("num_heldout",)
+# What only some kinds of data read.
+GENERATED = ("tasks", "num_train", "num_heldout")
 DATA_KEYS = {
     "jsonl": ("path", "heldout_path"),
     "hub": ("hub_id", "heldout_split"),

@@ -411,16 +411,27 @@ ROWS = ["data=jsonl", "data.path=train.jsonl"]
             "data.heldout_path=<file.jsonl> or",
         ),
         ([*RAFT, *ROWS, "data.num_heldout=5"], ["data_of_another_kind"], "data.heldout_fraction=0.1"),
+        ([*ROWS, "data.num_train=5"], ["data_of_another_kind"], "data=reasoning, or data.num_train=null where an experiment"),
+        ([*ROWS, "data.tasks=[{name: gcd}]"], ["data_of_another_kind"], "data=reasoning, or data.tasks=[] where an experiment"),
+        (["data=mix", "data.sources=[{path: a, weight: 1.0}]", "data.num_train=5"], ["data_of_another_kind"], "data=reasoning"),
         (["data=hub", "data.hub_id=a/b", "data.num_heldout=5"], ["data_of_another_kind"], "data.heldout_split="),
     ],
 )
-def test_held_out_rows_that_another_kind_of_data_has(overrides, names, remedy):
-    """Each would end the run where its held-out rows are read."""
+def test_what_only_generated_data_reads(overrides, names, remedy):
+    """Ignored, or with num_heldout the end of the run where its held-out rows are read."""
     config = composed(*overrides)
     assert [rule.name for rule in refusals(config)] == names
-    with pytest.raises(UserError, match="data.num_heldout under data=") as raised:
+    with pytest.raises(UserError, match=r"data\.(num_heldout|num_train|tasks) under data=") as raised:
         check(config)
     assert remedy in str(raised.value)
+
+
+def test_rows_of_ones_own_in_an_experiment_that_generates_them():
+    raft = ["experiment=strix_halo_raft", "~method.rewards.reasoning_gym", "+method.rewards.accuracy=1.0"]
+    assert "data_of_another_kind" in [rule.name for rule in refusals(composed(*raft, *ROWS))]
+    assert "data_of_another_kind" not in [rule.name for rule in refusals(composed(*raft, *ROWS, "data.tasks=[]"))]
+    full = ["experiment=mi350x_qwen3_8b_full", *ROWS]
+    assert "data_of_another_kind" not in [rule.name for rule in refusals(composed(*full, "data.num_train=null"))]
 
 
 def test_a_composition_that_works_is_not_refused():
