@@ -19,7 +19,7 @@ from launch.check_profile import PROFILE_RULES
 from launch.check_rewards import REWARD_RULES
 from launch.check_runtime import RUNTIME_RULES
 from launch.check_save import SAVE_RULES
-from launch.check_selection import SELECTION_RULES
+from launch.check_selection import HELD_OUT_ROWS, SELECTION_RULES
 from launch.check_topology import TOPOLOGY_RULES, longest
 from launch.check_tune import TUNE_RULES
 from launch.check_values import check_values
@@ -80,13 +80,29 @@ def _generation_does_not_divide(config: Config) -> bool:
     return bool(given) and int(given) % _micro_step(config) != 0
 
 
+def _of_its_kind(config: Config) -> str:
+    """What to give in place of a key that this kind of data does not read."""
+    key = _ignored_data(config)[0]
+    kind = f"data={next(kind for kind, keys in DATA_KEYS.items() if key in keys)}"
+    if key == "num_heldout" and config.data.kind in HELD_OUT_ROWS:
+        return f"{HELD_OUT_ROWS[config.data.kind]}, or {kind}"
+    return f"{kind}, or data.{key}={'[]' if key == 'tasks' else 'null'} where an experiment sets it" if key in GENERATED else kind
+
+
 def _largest_divisor(config: Config) -> int:
     total, wanted = generation_batch(config), int(value(config, "num_generations"))
     return max((n for n in range(2, wanted + 1) if total % n == 0), default=total)
 
 
-# What only one kind of data reads.
-DATA_KEYS = {"jsonl": ("path", "heldout_path"), "hub": ("hub_id", "heldout_split"), "samples": ("path",)}
+# What only some kinds of data read.
+GENERATED = ("tasks", "num_train", "num_heldout")
+DATA_KEYS = {
+    "jsonl": ("path", "heldout_path"),
+    "hub": ("hub_id", "heldout_split"),
+    "samples": ("path",),
+    "reasoning": GENERATED,
+    "code": GENERATED,
+}
 
 RULES = [
     Rule(
@@ -280,7 +296,7 @@ RULES = [
         "data_of_another_kind",
         lambda c: bool(_ignored_data(c)),
         lambda c: f"data.{_ignored_data(c)[0]} under data={c.data.name}: it would be ignored",
-        lambda c: f"data={next(kind for kind, keys in DATA_KEYS.items() if _ignored_data(c)[0] in keys)}",
+        _of_its_kind,
     ),
     Rule(
         "mask_in_user_env",
@@ -334,7 +350,7 @@ def _secrets(config: Config) -> list[str]:
 
 def _ignored_data(config: Config) -> list[str]:
     keys = [key for names in DATA_KEYS.values() for key in names if key not in DATA_KEYS.get(config.data.kind, ())]
-    return [key for key in keys if getattr(config.data, key) is not None]
+    return [key for key in keys if getattr(config.data, key)]
 
 
 def refusals(config: Config) -> list[Rule]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -30,6 +31,16 @@ def _faulty_source(config: Config) -> str | None:
         if source.weight <= 0:
             return f"data.sources[{number}].weight={source.weight:g}"
     return None
+
+
+def _weightless_task(config: Config) -> str | None:
+    """The first task that would get no rows, or fewer than none."""
+    given = (
+        f"data.tasks[{n}].weight={task.weight:g} ({task.name})"
+        for n, task in enumerate(config.data.tasks)
+        if not 0 < task.weight < math.inf
+    )
+    return next(given, None)
 
 
 def _not_streamed(config: Config) -> str | None:
@@ -104,6 +115,12 @@ DATA_RULES = [
         lambda c: _faulty_source(c) is not None,
         lambda c: str(_faulty_source(c)),
         lambda c: "a path or a hub_id in each, and a weight above 0",
+    ),
+    Rule(
+        "task_weight",
+        lambda c: _weightless_task(c) is not None,
+        lambda c: f"{_weightless_task(c)}: each task's share of the problems is its weight over the sum of all",
+        lambda c: "a weight above 0 for each of data.tasks; leave out a task that is to have no problems",
     ),
     Rule(
         "data_weights",

@@ -6,6 +6,7 @@ import math
 import re
 
 from launch import topology
+from launch.check_selection import has_heldout
 from launch.errors import near
 from launch.rule import Rule
 from launch.schema import Config
@@ -18,8 +19,7 @@ ENGINES = ("transformers", "vllm")  # of recipes/common/generation.py
 
 def lacks_heldout(config: Config) -> bool:
     """Of an evaluation, unless it is one of lm-evaluation-harness's tasks alone."""
-    has = config.data.num_heldout or config.data.heldout_path or config.data.heldout_split or config.data.heldout_fraction
-    return config.method.name == "evaluate" and not has and not argument(config, "lm_eval_tasks")
+    return config.method.name == "evaluate" and not has_heldout(config) and not argument(config, "lm_eval_tasks")
 
 
 def _unused(config: Config) -> bool:

@@ -44,7 +44,8 @@ def _unknown_metric(config: Config) -> bool:
     return asked(config) and _serves(config) and config.method.selection.metric not in HELD_OUT_METRICS[config.method.name]
 
 
-def _has_heldout(config: Config) -> bool:
+def has_heldout(config: Config) -> bool:
+    """As load_heldout in recipes/common/data.py finds them: each kind of data has its own key."""
     data = config.data
     own = {"reasoning": data.num_heldout, "code": data.num_heldout, "jsonl": data.heldout_path, "hub": data.heldout_split}
     return bool(own.get(data.kind) or data.heldout_fraction)
@@ -93,7 +94,7 @@ SELECTION_RULES = [
     ),
     Rule(
         "selection_heldout",
-        lambda c: asked(c) and _serves(c) and not _has_heldout(c),
+        lambda c: asked(c) and _serves(c) and not has_heldout(c),
         lambda c: f"method.selection.metric={c.method.selection.metric} with data={c.data.name}: no held-out rows to measure it on",
         lambda c: HELD_OUT_ROWS.get(c.data.kind, "data=jsonl with chosen, rejected and data.heldout_path=; or no method.selection"),
     ),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import check_phases
+from launch.check_selection import has_heldout
 from launch.cycle_choice import Choice, OfCycle, choose, phase_name
 from launch.errors import UserError
 from launch.schema import Config, Data, Method, Phase, Topology
@@ -101,8 +102,7 @@ def of_raft(config: Config, prefix: str, model_from: str | None, overrides: list
         base = add("start", 0)  # random weights get nothing right, and have no tokenizer to hand on
     newest, samples = base, None
     verifier = {name: getattr(config.method, name) for name in VERIFIER}
-    data = config.data
-    measured = bool(data.num_heldout or data.heldout_path or data.heldout_split or data.heldout_fraction)
+    measured = has_heldout(config)
     if measured:
         add("evaluate", 0, model_from=base, verifier=verifier)
     for cycle in range(1, int(raft["cycles"]) + 1):

@@ -88,7 +88,8 @@ def evaluate(config: DictConfig) -> dict[str, Any]:
 
 def has_heldout(data: DictConfig) -> bool:
     """Whether there are problems to ask: without them the harness's tasks are all that is evaluated."""
-    return bool(data.num_heldout or data.heldout_path or data.heldout_split or data.heldout_fraction)
+    own = {"reasoning": data.num_heldout, "code": data.num_heldout, "jsonl": data.heldout_path, "hub": data.heldout_split}
+    return bool(own.get(data.kind) or data.heldout_fraction)
 
 
 def answer(config: DictConfig, args: EvaluateConfig, rows: list[Row]) -> tuple[dict[str, Any], Generator | None]:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from recipes.common.answers import equal
 from recipes.common.errors import UserError, near
 
 Reward = Callable[..., list[float]]
@@ -22,11 +23,12 @@ INSIDE = r"(?:(?!</?(?:think|answer)>).)*"  # no second pair hides in the first
 FORMAT = re.compile(rf"\s*<think>{INSIDE}</think>\s*<answer>{INSIDE}</answer>\s*", re.DOTALL)
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 HALF_LENGTH_CHARACTERS = 200
+ROUNDING = 1e-9  # of a sum of floats that is meant to be 0 or 1
 
 
 def accuracy(prompts: list[Any], completions: list[Completion], answer: list[str], **columns: Any) -> list[float]:
-    """1 where the completion's answer equals column `answer`, as text or as mathematics (math-verify), else 0."""
-    return [float(_equal(right, final_answer(text(c)))) for c, right in zip(completions, answer, strict=True)]
+    """1 where the completion's answer equals column `answer` (recipes/common/answers.py), else 0."""
+    return [float(equal(str(right), final_answer(text(c)))) for c, right in zip(completions, answer, strict=True)]
 
 
 def format(prompts: list[Any], completions: list[Completion], **columns: Any) -> list[float]:
@@ -82,7 +84,8 @@ def check_name(name: str, columns: list[str], rows: str = "the rows") -> None:
 def judge(name: str, prompts: list[Any], completions: list[Completion], columns: dict[str, Any]) -> list[float | None]:
     """What a reward of REWARDS, or a function of the user's by its dotted path, gives each completion; None where it does not apply.
 
-    Raises UserError for another number of scores than completions, ValueError for a score that is no number, and whatever it raises.
+    Raises UserError for another number of scores than completions, ValueError for a score that is no number from 0 to 1, and whatever
+    it raises.
     """
     function = imported(name) if "." in name else REWARDS[name]
     scores = function(prompts=prompts, completions=completions, **columns)
@@ -91,7 +94,13 @@ def judge(name: str, prompts: list[Any], completions: list[Completion], columns:
     found = [None if score is None else float(score) for score in scores]
     if not all(score is None or math.isfinite(score) for score in found):
         raise ValueError(f"a score that is no number: {found}")
-    return found
+    # Thresholds and figures take 1 for right and 0 for wrong: what lies beyond would be kept by the one and not counted by the other.
+    beyond = [score for score in found if score is not None and not -ROUNDING <= score <= 1 + ROUNDING]
+    if beyond:
+        raise ValueError(
+            f"a score outside 0 to 1: {beyond[0]:g}; what is to count for more, or against, has another weight in method.rewards"
+        )
+    return [None if score is None else min(max(score, 0.0), 1.0) for score in found]
 
 
 def imported(path: str) -> Reward:
@@ -106,12 +115,3 @@ def imported(path: str) -> Reward:
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise UserError(f"method.rewards has {path!r}: {module_name} has no function {function_name!r}. {near(function_name, known)}")
     return function
-
-
-def _equal(right: str, given: str) -> bool:
-    from math_verify import parse, verify  # half a second
-
-    # math-verify guards itself with SIGALRM, which only a main thread may set; answers are short enough to do without.
-    right = str(right)  # of rows that spell numbers as numbers
-    parsed = [parse(answer, parsing_timeout=None) for answer in (right, given)]
-    return right.strip() == given or bool(verify(*parsed, timeout_seconds=None))

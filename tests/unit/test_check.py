@@ -17,6 +17,14 @@ NODES = ["runtime=slurm", "runtime.slurm.nodes=2", "runtime.slurm.interface=ib0"
 
 # rule -> (overrides that break it, words of message and remedy)
 CODE = ["method=grpo", "topology=single", "data=code", "~method.rewards.reasoning_gym", "+method.rewards.code_tests=1.0"]
+RAFT = [
+    "hardware=mi300x",
+    "model=qwen3_4b",
+    "model.path=/m",
+    "method=raft",
+    "~method.rewards.reasoning_gym",
+    "+method.rewards.accuracy=1.0",
+]
 BEST = ["method.selection.metric=eval_loss"]
 BY_REWARD = ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "method.selection.metric=eval_reward"]
 CASES = {
@@ -280,6 +288,10 @@ CASES = {
     "data_preview_alone": (["data.preview=5", "format=json"], ["data.preview=5 with format=json", "for a person"]),
     "data_sources": (["data=mix"], ["data=mix with 0 data.sources", "weight: 0.7"]),
     "data_source": (["data=mix", "data.sources=[{weight: 1.0}]"], ["data.sources[0] has neither path nor hub_id"]),
+    "task_weight": (
+        ["data.tasks=[{name: chain_sum}, {name: gcd, weight: 0}]"],
+        ["data.tasks[1].weight=0 (gcd)", "a weight above 0"],
+    ),
     "data_weights": (
         ["data=mix", "data.sources=[{path: a.jsonl, weight: 0.7}, {path: b.jsonl, weight: 0.7}]"],
         ["sum to 1.4", "0.5, 0.5"],
@@ -382,6 +394,48 @@ def test_rule_refuses_and_says_why(name):
         assert word in str(raised.value)
     assert "Use: " in str(raised.value)
     assert ".. Use" not in str(raised.value)
+
+
+@pytest.mark.parametrize("weight", ["0", "-1", "inf", "nan"])
+@pytest.mark.parametrize("data", ["reasoning", "code"])
+def test_a_task_without_a_weight(data, weight):
+    found = refusals(composed(f"data={data}", f"data.tasks=[{{name: gcd, weight: {weight}}}]"))
+    assert [rule.name for rule in found] == ["task_weight"]
+
+
+ROWS = ["data=jsonl", "data.path=train.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names", "remedy"),
+    [
+        (
+            ["method=evaluate", *ROWS, "data.num_heldout=5"],
+            ["evaluation_data", "data_of_another_kind"],
+            "data.heldout_path=<file.jsonl> or",
+        ),
+        ([*RAFT, *ROWS, "data.num_heldout=5"], ["data_of_another_kind"], "data.heldout_fraction=0.1"),
+        ([*ROWS, "data.num_train=5"], ["data_of_another_kind"], "data=reasoning, or data.num_train=null where an experiment"),
+        ([*ROWS, "data.tasks=[{name: gcd}]"], ["data_of_another_kind"], "data=reasoning, or data.tasks=[] where an experiment"),
+        (["data=mix", "data.sources=[{path: a, weight: 1.0}]", "data.num_train=5"], ["data_of_another_kind"], "data=reasoning"),
+        (["data=hub", "data.hub_id=a/b", "data.num_heldout=5"], ["data_of_another_kind"], "data.heldout_split="),
+    ],
+)
+def test_what_only_generated_data_reads(overrides, names, remedy):
+    """Ignored, or with num_heldout the end of the run where its held-out rows are read."""
+    config = composed(*overrides)
+    assert [rule.name for rule in refusals(config)] == names
+    with pytest.raises(UserError, match=r"data\.(num_heldout|num_train|tasks) under data=") as raised:
+        check(config)
+    assert remedy in str(raised.value)
+
+
+def test_rows_of_ones_own_in_an_experiment_that_generates_them():
+    raft = ["experiment=strix_halo_raft", "~method.rewards.reasoning_gym", "+method.rewards.accuracy=1.0"]
+    assert "data_of_another_kind" in [rule.name for rule in refusals(composed(*raft, *ROWS))]
+    assert "data_of_another_kind" not in [rule.name for rule in refusals(composed(*raft, *ROWS, "data.tasks=[]"))]
+    full = ["experiment=mi350x_qwen3_8b_full", *ROWS]
+    assert "data_of_another_kind" not in [rule.name for rule in refusals(composed(*full, "data.num_train=null"))]
 
 
 def test_a_composition_that_works_is_not_refused():

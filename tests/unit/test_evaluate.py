@@ -76,7 +76,16 @@ def test_an_answer_that_cannot_be_scored_is_a_failure_and_counted(tmp_path):
     assert evaluate.summary(found, 1, 0)["verifier_errors"] == 1
 
 
-@pytest.mark.parametrize(("own", "has"), [({}, False), ({"num_heldout": 3}, True), ({"heldout_path": "a"}, True)])
+@pytest.mark.parametrize(
+    ("own", "has"),
+    [
+        ({}, False),
+        ({"num_heldout": 3}, False),
+        ({"kind": "reasoning", "num_heldout": 3}, True),
+        ({"heldout_path": "a"}, True),
+        ({"heldout_fraction": 0.1}, True),
+    ],
+)
 def test_the_harness_alone_needs_no_problems(own, has):
     """As launch/check_evaluate.py allows it, whatever kind the data is."""
     none = {"kind": "jsonl", "num_heldout": 0, "heldout_path": None, "heldout_split": None, "heldout_fraction": 0.0}

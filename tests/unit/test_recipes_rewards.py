@@ -1,6 +1,7 @@
 """Each named reward, and what a reward's name may not be."""
 
 import json
+import time
 
 import pytest
 
@@ -27,6 +28,69 @@ def said(text):
 )
 def test_accuracy(text, answer, expected):
     assert rewards.accuracy(["p"], [said(text)], answer=[answer]) == [expected]
+
+
+WRONG = [
+    ("12:30", "12:45"),
+    ("12:30", "12"),
+    ("12", "12:30"),
+    ("blue 5", "red 5"),
+    ("Apollo 11", "Sputnik 11"),
+    ("3 apples", "3 pears"),
+    (r"\boxed{3 apples}", "3 pears"),
+    ("10 m", "10 km"),
+    ("10m", "10km"),
+    ("2x", "2y"),
+    ("n = 7", "m = 7"),
+    ("level 3 is wrong", "3"),
+    ("3-2", "2-1"),
+    ("2024-01-15", "2024-02-14"),
+    ("192.168.1.1", "192.168.1.2"),
+    ("1 1/2", "1 3/4"),
+    ("1e5", "1e6"),
+    ("1, 2, 3", "3, 1, 2"),
+    ("[1, 2, 3]", "[3, 2, 1]"),
+    ("HELLO", "hello"),
+    ("5", "1, 2, 3, 4, 5"),
+    ("5", "1\n2\n3\n4\n5"),
+    ("5", "The numbers are 1, 2, 3, 4 and 5."),
+    ("5", "$1, 2, 5$"),
+    ("5", "The answer is 4 or 5"),
+]
+RIGHT = [
+    ("1234", "1,234"),
+    ("5%", r"$5\%$"),
+    ("1/2", r"\frac{1}{2}"),
+    (r"\sqrt{3}", r"$\sqrt3$"),
+    ("[0, 1)", "$[0,1)$"),
+    ("$1, 2$", "2, 1"),
+    ("1, 2 and 3", "1, 2, 3"),
+    ("n = 7", "7"),
+    ("x^2+1", "$1+x^2$"),
+    ("100000", "1e5"),
+    ("12:30", "12:30"),
+    ("3 apples", r"so \boxed{3\text{ apples}}"),
+    ("3 apples", "The answer is 3  apples."),
+    ("so $2+2=4$. #### 42", "42"),
+    (r"so \boxed{42} it is", "42"),
+    ("42", "I add 2 and 40: 42"),
+    ("42", "2 + 40 = 42"),
+    ("-3", "x = −3"),
+    ("5", "5 apples"),
+    ("1/2", r"Final answer: $\frac12$. I hope it is correct."),
+]
+
+
+@pytest.mark.parametrize(("pair", "expected"), [*((pair, 0.0) for pair in WRONG), *((pair, 1.0) for pair in RIGHT)])
+def test_accuracy_is_of_mathematics_only_where_the_right_answer_is(pair, expected):
+    assert rewards.accuracy(["p"], [said(pair[1])], answer=[pair[0]]) == [expected]
+
+
+@pytest.mark.parametrize("text", ["1 234" + " 567" * 3000 + " é 5", " " * 3000 + "x", r"\boxed{" * 2000, "1-" * 3000 + "x"])
+def test_accuracy_of_a_long_answer_takes_no_long_time(text):
+    began = time.process_time()
+    assert rewards.accuracy(["p"], [said("7")], answer=["8"]) == rewards.accuracy(["p"], [said(text)], answer=["8"]) == [0.0]
+    assert time.process_time() - began < 5
 
 
 def test_format():

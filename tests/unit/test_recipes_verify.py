@@ -34,6 +34,10 @@ def no_number_for_bad(prompts, completions, **columns):
     return [float("nan") if text == "bad" else 1.0 for text in completions]
 
 
+def beyond_for_bad(prompts, completions, **columns):
+    return [{"bad": 1.5, "worse": -1.0, "rounded": 1 + 2e-16}.get(text, 1.0) for text in completions]
+
+
 def fails(prompts, completions, **columns):
     raise KeyError("no_such_column")
 
@@ -54,7 +58,7 @@ def goes_wrong(prompts, completions, **columns):
     }
     for completion in completions:
         ways.get(completion, lambda: None)()
-    return [float(len(completions))] * len(completions)
+    return [1 / len(completions)] * len(completions)
 
 
 def reads_everything(prompts, completions, answer, **columns):
@@ -73,7 +77,7 @@ CALLS = []
 
 def counts_its_calls(prompts, completions, **columns):
     CALLS.append(len(completions))
-    return [float(len(CALLS))] * len(completions)
+    return [1 / len(CALLS)] * len(completions)
 
 
 GOOD = "<think>a</think><answer>7</answer>"
@@ -191,6 +195,18 @@ def test_a_function_of_ones_own_is_asked_for_each_completion_where_it_fails_for_
     assert verifier.errors == 1
 
 
+@pytest.mark.parametrize("confined", [True, False])
+def test_a_score_outside_0_to_1_is_an_error_of_that_completion(confined):
+    verifier = of({f"{OWN}.beyond_for_bad": 1.0}, confined=confined)
+    verdicts = verifier(["p"] * 4, ["good", "bad", "worse", "rounded"], {})
+    assert [v.score for v in verdicts] == [1.0, 0.0, 0.0, 1.0]
+    assert verdicts[1].error.startswith(f"{OWN}.beyond_for_bad: ValueError: a score outside 0 to 1: 1.5; ")
+    assert "outside 0 to 1: -1; " in verdicts[2].error
+    assert verifier.errors == 2
+    with pytest.raises(UserError, match=r"beyond_for_bad fails for every completion: .*outside 0 to 1: 1\.5"):
+        of({f"{OWN}.beyond_for_bad": 1.0}, confined=confined)(["p"], ["bad"], {})
+
+
 @pytest.mark.parametrize(
     ("way", "error"),
     [
@@ -208,13 +224,13 @@ def test_a_function_of_ones_own_that_hangs_or_crashes_fails_that_completion_and_
     verdicts = verifier(["p"] * 2, ["good", way], {})
     assert [(v.score, v.error) for v in verdicts] == [(1.0, None), (0.0, f"{OWN}.goes_wrong: {error}")]
     assert verifier.errors == 1
-    assert [v.score for v in verifier(["p"] * 3, ["good"] * 3, {})] == [3.0] * 3  # the next batch, as one
+    assert [v.score for v in verifier(["p"] * 3, ["good"] * 3, {})] == [1 / 3] * 3  # the next batch, as one
 
 
 def test_more_completions_have_more_of_the_clock():
     isolated = Isolated([f"{OWN}.goes_wrong"], wait_s=0.0)
     isolated.start()
-    assert isolated.ask(f"{OWN}.goes_wrong", ["p"] * 3, ["good"] * 3, {}) == ([3.0] * 3, None)  # within 10 s
+    assert isolated.ask(f"{OWN}.goes_wrong", ["p"] * 3, ["good"] * 3, {}) == ([1 / 3] * 3, None)  # within 10 s
     assert isolated.ask(f"{OWN}.goes_wrong", ["p"], ["waits"], {}) == (None, "no score within 0 s")
 
 
@@ -249,7 +265,7 @@ def test_a_function_of_ones_own_keeps_its_state_and_runs_in_the_rank_only_where_
     here.clear()
     verifier = of({f"{OWN}.counts_its_calls": 1.0}, confined=confined)
     assert [v.score for v in verifier(["p"] * 2, ["a", "b"], {})] == [1.0, 1.0]
-    assert [v.score for v in verifier(["p"], ["a"], {})] == [2.0]
+    assert [v.score for v in verifier(["p"], ["a"], {})] == [0.5]
     assert here == calls
 
 
