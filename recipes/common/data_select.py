@@ -43,14 +43,26 @@ def _with_roles(value: Any) -> list[str]:
 
 
 def question(row: Row) -> str:
-    """What is asked: the prompt; of messages those before the first answer; of a text all of it."""
+    """What is asked: the prompt, of a pair without one what both sides begin with; of messages those before the first answer; of a text all
+    of it."""
     if row.get("prompt"):
         return "\0".join(spelled(row["prompt"]))
     if row.get("messages"):
         roles = [message["role"] for message in row["messages"]]
         asked = row["messages"][: roles.index("assistant")] if "assistant" in roles else row["messages"]
         return "\0".join(spelled(asked or row["messages"]))
+    if row.get("chosen") and row.get("rejected"):
+        shared = _shared(row["chosen"], row["rejected"])
+        if shared:
+            return "\0".join(spelled(shared))
     return content(row)
+
+
+def _shared(chosen: Any, rejected: Any) -> Any:
+    """The messages, or characters, that both begin with: TRL's implicit prompt. Its trl.data_utils.extract_prompt takes one off where one
+    side goes on from the other."""
+    number = next((n for n, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other), None)
+    return chosen[: min(len(chosen), len(rejected)) if number is None else number]
 
 
 def normalized(text: str) -> str:

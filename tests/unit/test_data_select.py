@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from omegaconf import OmegaConf
+from trl.data_utils import extract_prompt
 
 from launch.plan import plain
 from launch.schema import Data
@@ -64,6 +65,26 @@ def test_heldout_rows_stay_held_out_when_rows_are_added(tmp_path):
     assert data_select.is_heldout({"prompt": "a  B"}, 0.5) == data_select.is_heldout(
         {"messages": [{"role": "user", "content": "A b"}]}, 0.5
     )
+
+
+def test_pairs_without_a_prompt_are_split_by_what_their_sides_share(tmp_path):
+    def conversation(n, answer):
+        asked = [{"role": "system", "content": "Add."}, {"role": "user", "content": f"What is {n} plus 1?"}]
+        return [*asked, {"role": "assistant", "content": answer}]
+
+    pairs = [{"chosen": conversation(n, f"{n + 1}{end}"), "rejected": conversation(n, f"0{end}")} for n in range(40) for end in ".! "]
+    settings = configured(path=jsonl(tmp_path / "a.jsonl", pairs), heldout_fraction=0.3)
+    trained, held_out = (
+        {row["chosen"][1]["content"] for row in of} for of in (data.load_train(settings, "dpo"), data.load_heldout_table(settings, "dpo"))
+    )
+    assert held_out
+    assert not trained & held_out
+    for n, pair in enumerate(pairs):  # on the side of the same question in TRL's explicit format, and as TRL takes it out
+        prompt = extract_prompt(pair)["prompt"]
+        assert data_select.question(pair) == data_select.question({"prompt": prompt}) == f"Add.\0What is {n // 3} plus 1?"
+    assert data_select.question({"chosen": "1+1=2", "rejected": "1+1=3"}) == "1+1="
+    assert data_select.question({"chosen": "a b", "rejected": "a"}) == "a"
+    assert data_select.question({"chosen": "a", "rejected": "b"}) == "chosen\0a\0rejected\0b"  # nothing is shared, so all of it
 
 
 def test_heldout_rows_in_the_format_of_a_trainer(tmp_path):
