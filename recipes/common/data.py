@@ -334,7 +334,7 @@ def _columns(row: Row, method: str, extra: tuple[str, ...] = ()) -> Row:
 
 
 def _shares(rows: list[Row], name: str) -> dict[str, int]:
-    return {str(value): number for value, number in sorted(Counter(row.get(name) for row in rows).items(), key=str)}
+    return dict(sorted(Counter(str(row.get(name)) for row in rows).items(), key=str))
 
 
 def _left_out(counts: dict[str, Any]) -> str:

@@ -148,11 +148,27 @@ def mixed(groups: Sequence[Sequence[Row]], weights: Sequence[float], seed: int) 
 
 
 def balanced(rows: Sequence[Row], by: str, seed: int) -> list[Row]:
-    """As many rows, every task (or level) as often as every other. Raises UserError for rows without that field."""
-    groups: dict[Any, list[Row]] = defaultdict(list)
+    """As many rows, every task (or level) as often as every other. Raises UserError for rows without that field, or with null in it."""
     for row in rows:
-        groups[_field(row, by, f"data.balance={by}")].append(row)
-    return mixed([groups[name] for name in sorted(groups)], [1.0] * len(groups), seed)
+        if _field(row, by, f"data.balance={by}") is None:
+            raise UserError(
+                f"data.balance={by}: a row has {by} null, so it counts for none. Give every row one, or leave data.balance out."
+            )
+    groups = grouped(rows, by)
+    return mixed(list(groups.values()), [1.0] * len(groups), seed)
+
+
+def grouped(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]:
+    """Rows by their values of `keys` as text, numbers first and in their order; a row without such a value, or with null, is of "all"."""
+    groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    places: dict[tuple[str, ...], Any] = {}
+    for row in rows:
+        values = ["all" if row.get(key) is None else row[key] for key in keys]
+        name = tuple(map(str, values))
+        groups[name].append(row)
+        if name not in places:
+            places[name] = [(0, value, "") if isinstance(value, (int, float)) else (1, 0, str(value)) for value in values]
+    return {name: groups[name] for name in sorted(groups, key=places.__getitem__)}
 
 
 def check_pair(row: Row, where: str) -> None:

@@ -142,6 +142,16 @@ def test_balance(tmp_path):
         data.load(configured(path=jsonl(tmp_path / "b.jsonl", rows(3)), balance="task"), "grpo")
 
 
+def test_balance_of_levels_of_two_kinds_and_without_one(tmp_path):
+    def of(*levels):
+        made = [{**row, "level": level} for row, level in zip(rows(len(levels)), levels, strict=True)]
+        return configured(path=jsonl(tmp_path / "a.jsonl", made), balance="level")
+
+    assert data.load(of(2, "hard", 10, "2", 10, "hard"), "sft").counts["by_level"] == {"10": 2, "2": 2, "hard": 2}
+    with pytest.raises(UserError, match=r"data.balance=level: a row has level null.*Give every row one"):
+        data.load(of(1, None), "sft")
+
+
 def sample(prompt, completion, score):
     return {"prompt": [{"role": "user", "content": prompt}], "completion": completion, "score": score}
 
