@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -213,16 +213,16 @@ def _samples(path: str) -> Iterator[Row]:
 
 def _stream(data: DictConfig, method: str) -> IterableDataset:
     """Rows as they are needed, without an end: a resumed run passes over those it has seen, however often they were repeated."""
-    plain: Callable[[DictConfig], Any] = OmegaConf.to_container
-    parts = [
-        IterableDataset.from_generator(_streamed, gen_kwargs={"data": plain(one), "method": method}).repeat(None)
-        for one in (_sources(data) if data.sources else [data])
-    ]
+    limit = {"limit": None} if data.sources else {}  # of the mix, not of each source
+    parts_of: list[Any] = [OmegaConf.to_container(OmegaConf.merge(one, limit)) for one in (_sources(data) or [data])]
+    parts = [IterableDataset.from_generator(_streamed, gen_kwargs={"data": one, "method": method}).repeat(None) for one in parts_of]
     if data.sources:
-        _check_forms({_form(next(_streamed(plain(one), method)), method) for one in _sources(data)}, data.name, method)
+        _check_forms({_form(next(_streamed(one, method)), method) for one in parts_of}, data.name, method)
     total = sum(source.weight for source in data.sources)  # 1, but for digits: NumPy allows fewer than launch/check_data.py
     weights = [source.weight / total for source in data.sources]
     whole = datasets.interleave_datasets(parts, weights, seed=data.seed) if data.sources else parts[0]
+    if data.sources and data.limit:
+        whole = whole.take(data.limit).repeat(None)
     return whole.shuffle(seed=data.seed, buffer_size=data.shuffle_buffer)
 
 

@@ -134,6 +134,16 @@ def test_weights_that_are_one_but_for_digits_make_a_stream(tmp_path):
     assert len(list(itertools.islice(stream, 5))) == 5
 
 
+def test_the_limit_of_a_streamed_mix_is_of_the_mix(tmp_path):
+    sources = [{"path": jsonl(tmp_path / f"{n}.jsonl", [{"text": f"{n} {row}"} for row in range(90)]), "weight": 0.5} for n in range(2)]
+    settings = configured(kind="mix", streaming=True, shuffle_buffer=1, limit=10, sources=sources)
+    first = [row["text"] for row in itertools.islice(data.load_train(settings, "sft"), 40)]
+    assert len(set(first)) == 10
+    assert {text[0] for text in first} == {"0", "1"}
+    assert all(Counter(first[start : start + 10]) == Counter(first[:10]) for start in (10, 20, 30)), "the same rows again"
+    assert first == [row["text"] for row in itertools.islice(data.load_train(settings, "sft"), 40)]
+
+
 def test_balance(tmp_path):
     uneven = [{**row, "task": "rare" if n < 3 else "usual"} for n, row in enumerate(rows(30))]
     found = data.load(configured(path=jsonl(tmp_path / "a.jsonl", uneven), balance="task"), "grpo")
