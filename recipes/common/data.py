@@ -130,22 +130,35 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
     if data.kind in GENERATED:
         rows = GENERATED[data.kind](data)[1]
     elif data.heldout_fraction:
-        everything, _ = _read(data, method)
-        refused_by, fraction = select.row_filter(data.filter), data.heldout_fraction
-        chosen = [row for row in everything if not refused_by(row)]
-        rows = [row for row in chosen if select.is_heldout(row, fraction)]
-        if not rows:
-            raise UserError(
-                f"data.heldout_fraction={data.heldout_fraction} of {len(chosen)} rows: the held-out split is empty. "
-                "Raise it, or give more rows; rows are held out by a hash of their question."
-            )
+        rows, _ = _read(data, method)
     elif data.kind == "jsonl":
         rows = read_jsonl(_given(data.heldout_path, "data.heldout_path"), method)
     else:
         rows = _hub(data, _given(data.heldout_split, "data.heldout_split"), method)
     if not rows:
         raise UserError(f"data={data.name} has no held-out rows: set data.num_heldout, data.heldout_path or data.heldout_split.")
-    return rows[: data.limit] if data.limit and method == "evaluate" else rows
+    chosen = _left_by_filter(rows, data, method)
+    if data.heldout_fraction:
+        held_out = [row for row in chosen if select.is_heldout(row, data.heldout_fraction)]
+        if not held_out:
+            raise UserError(
+                f"data.heldout_fraction={data.heldout_fraction} of {len(chosen)} rows: the held-out split is empty. "
+                "Raise it, or give more rows; rows are held out by a hash of their question."
+            )
+        chosen = held_out
+    return chosen[: data.limit] if data.limit and method == "evaluate" else chosen
+
+
+def _left_by_filter(rows: list[Row], data: DictConfig, method: str) -> list[Row]:
+    """Held-out rows that data.filter leaves. Raises UserError where it leaves none."""
+    refused_by = select.row_filter(data.filter, questions=method in ("evaluate", "grpo"))
+    reasons = [refused_by(row) for row in rows]
+    chosen = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
+    if not chosen:
+        raise UserError(
+            f"data.filter leaves none of {len(rows)} held-out rows: {dict(Counter(reasons))}. Loosen it, or hold other rows out."
+        )
+    return chosen
 
 
 def read_jsonl(path: str, method: str) -> list[Row]:

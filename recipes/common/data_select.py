@@ -70,11 +70,13 @@ def normalized(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def row_filter(filters: DictConfig) -> Callable[[Row], str | None]:
+def row_filter(filters: DictConfig, questions: bool = False) -> Callable[[Row], str | None]:
     """A function of a row: the first filter of `data.filter` that leaves it out, or None. It raises UserError for a field the row lacks.
 
+    `questions`: rows that a model is asked, which need not have the fields of TRL's answers; a filter by one of these leaves such a row in.
     Lengths in tokens are looked at later, by recipes/common/data_prepare.py.
     """
+    unasked = {name for name in TEXT_FIELDS if name != "prompt"} if questions else set()
     tasks, levels, equals = list(filters.tasks), list(filters.levels), OmegaConf.to_container(filters.equals)
     regex = {name: re.compile(pattern) for name, pattern in filters.regex.items()}  # read once: OmegaConf takes longer than all else here
 
@@ -84,9 +86,13 @@ def row_filter(filters: DictConfig) -> Callable[[Row], str | None]:
         if levels and _field(row, "level", "data.filter.levels") not in levels:
             return "levels"
         for name, wanted in equals.items():
+            if name in unasked and name not in row:
+                continue
             if _field(row, name, f"data.filter.equals.{name}") != wanted:
                 return f"equals.{name}"
         for name, pattern in regex.items():
+            if name in unasked and name not in row:
+                continue
             value = _field(row, name, f"data.filter.regex.{name}")
             if not pattern.search("\n".join(spelled(value)) if isinstance(value, (str, list)) else str(value)):
                 return f"regex.{name}"

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 
 import pytest
+from datasets import Dataset
 from omegaconf import OmegaConf
 from trl.data_utils import extract_prompt
 
@@ -98,6 +99,25 @@ def test_heldout_rows_in_the_format_of_a_trainer(tmp_path):
     assert data.load_heldout_table(configured(heldout_path=pairs), "dpo").to_list() == [{"prompt": "a", "chosen": "b", "rejected": "c"}]
     with pytest.raises(UserError, match=r"a.jsonl:1: has the fields completion, prompt, and dpo needs chosen and rejected"):
         data.load_heldout_table(configured(heldout_path=settings.path), "dpo")
+
+
+def test_filters_apply_to_heldout_rows_wherever_they_come_from(tmp_path, monkeypatch):
+    path, filters = jsonl(tmp_path / "a.jsonl", rows(9)), {"levels": [0], "regex": {"prompt": "[0-5]", "completion": "."}}
+    evaluated = jsonl(tmp_path / "b.jsonl", [{key: row[key] for key in ("prompt", "answer", "level")} for row in rows(9)])
+    assert [row["answer"] for row in data.load_heldout(configured(heldout_path=evaluated, filter=filters))] == ["0", "3"]
+    assert [row["answer"] for row in data.load_heldout(configured(heldout_path=evaluated, filter=filters, limit=1))] == ["0"]
+    assert data.load_heldout_table(configured(heldout_path=path, filter=filters), "sft")["completion"] == ["0", "3"]
+    monkeypatch.setattr(data, "_hub_dataset", lambda settings, split, streaming=False: Dataset.from_list(rows(9)))
+    assert data.load_heldout_table(configured(kind="hub", heldout_split="test", filter=filters), "sft")["completion"] == ["0", "3"]
+    tasks = [{"name": name, "level": level, "weight": 1.0, "config": {}} for name, level in (("chain_sum", 1), ("gcd", 0))]
+    made = {"kind": "reasoning", "tasks": tasks, "num_train": 8, "num_heldout": 8}
+    for chosen in ({"tasks": ["gcd"]}, {"levels": [0]}):
+        assert {row["task"] for row in data.load_heldout(configured(**made, filter=chosen))} == {"gcd"}
+    with pytest.raises(UserError, match=r"data.filter leaves none of 9 held-out rows: \{'levels': 9\}. Loosen it"):
+        data.load_heldout(configured(heldout_path=path, filter={"levels": [7]}))
+    with pytest.raises(UserError, match="a row has no field 'anser'. Did you mean answer"):
+        data.load_heldout(configured(heldout_path=path, filter={"equals": {"anser": 1}}))
+    assert data.load_heldout_table(configured(heldout_path=evaluated, filter=filters), "grpo")["answer"] == ["0", "3"]
 
 
 def test_an_empty_heldout_split_is_refused(tmp_path):
