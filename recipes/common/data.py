@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipes.common import code_tasks
 from recipes.common import data_select as select
+from recipes.common.data_check import READ, check_row
 from recipes.common.data_select import Row, spelled
 from recipes.common.errors import UserError, near
 from recipes.common.files import json_sha256
@@ -31,15 +32,6 @@ def _reasoning(data: DictConfig) -> tuple[list[Row], list[Row]]:
 
 # Kind of data -> its training and held-out rows
 GENERATED = {"reasoning": _reasoning, "code": code_tasks.generate}
-# Method -> the sets of fields of which a row needs one (TRL's dataset formats).
-FORMATS: dict[str, list[set[str]]] = {
-    "sft": [{"prompt", "completion"}, {"messages"}, {"text"}],
-    "dpo": [{"chosen", "rejected"}],
-    "grpo": [{"prompt"}],
-    "evaluate": [{"prompt", "answer"}],
-    "samples": [{"prompt", "completion", "score"}],
-}
-KEPT = {"sft": ("prompt", "completion", "messages", "text"), "dpo": ("prompt", "chosen", "rejected")}
 SCORED = "scored.jsonl"  # all samples of a run of method=sample, with their scores
 TOKENIZER_ROWS = 10_000  # of a stream, that a tokenizer is trained on
 
@@ -264,23 +256,13 @@ def _row(line: str, where: str, method: str) -> Row:
         raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}). Every line must be one JSON object.") from error
     if not isinstance(row, dict):
         raise UserError(f"{where}: a {type(row).__name__}, and every line must be one JSON object.")
-    _check_fields(set(row), where, method)
-    if method == "dpo":
-        select.check_pair(row, where)
-    if method == "samples":
-        select.check_sample(row, where)
+    check_row(row, where, method)
     return row
-
-
-def _check_fields(fields: set[str], where: str, method: str) -> None:
-    if not any(form <= fields for form in FORMATS[method]):
-        needed = ", or ".join(" and ".join(sorted(form)) for form in FORMATS[method])
-        raise UserError(f"{where}: has the fields {', '.join(sorted(fields)) or '(none)'}, and {method} needs {needed}.")
 
 
 def _form(row: Row, method: str) -> str:
     """What of a row its trainer reads, and whether that is text or messages."""
-    given = {field: row[field] for field in KEPT.get(method, ("prompt",)) if row.get(field) is not None}
+    given = {field: row[field] for field in READ[method] if row.get(field) is not None}
     return " and ".join(f"{field} ({'text' if isinstance(value, str) else 'messages'})" for field, value in given.items())
 
 
@@ -301,18 +283,14 @@ def _check_parts(data: DictConfig, parts: list[list[Row]]) -> None:
 
 def _hub(data: DictConfig, split: str, method: str) -> list[Row]:
     rows = _hub_dataset(data, split).to_list()
-    for row in rows[:1]:  # a table: all rows have the columns of the first
-        _check_fields(set(row), f"{data.hub_id}, split {split}", method)
-    for number, row in enumerate(rows if method == "dpo" else []):
-        select.check_pair(row, f"{data.hub_id}, split {split}, row {number}")
+    for number, row in enumerate(rows):
+        check_row(row, f"{data.hub_id}, split {split}, row {number}", method)
     return rows
 
 
 def _hub_stream(data: DictConfig, method: str) -> Iterator[Row]:
     for number, row in enumerate(_hub_dataset(data, data.split, streaming=True)):
-        _check_fields(set(row), f"{data.hub_id}, split {data.split}", method)
-        if method == "dpo":
-            select.check_pair(row, f"{data.hub_id}, split {data.split}, row {number}")
+        check_row(row, f"{data.hub_id}, split {data.split}, row {number}", method)
         yield row
 
 
@@ -343,7 +321,8 @@ def _columns(row: Row, method: str, extra: tuple[str, ...] = ()) -> Row:
         extra = (*extra, "finished")
     if method == "grpo":
         return {key: value for key, value in row.items() if key not in ("completion", "source")}
-    return {key: row[key] for key in (*KEPT[method], *extra) if key in row}
+    given = [key for key in READ[method] if row.get(key) is not None]  # TRL takes a null prompt for one
+    return {key: row[key] for key in (*given, *extra) if key in row}
 
 
 def _shares(rows: list[Row], name: str) -> dict[str, int]:
