@@ -16,6 +16,7 @@ from launch.trainer_args import argument
 TRAINS_ON_ROWS = ("sft", "dpo", "grpo")
 ORDERED = ("sft", "grpo")  # methods with a curriculum
 READ_BY = {"earlier": Curriculum.mixed, "floor": Curriculum.adaptive, "memory": Curriculum.adaptive}
+NAMED = 8  # files of a directory, in an error
 TOLERANCE = 1e-6  # of the sum of weights: 1/3 written with seven digits is one third
 
 
@@ -280,11 +281,21 @@ def named_files(config: Config) -> dict[str, str]:
     return {key: path for key, path in found.items() if path}
 
 
+def check_is_file(key: str, path: Path) -> None:
+    """Raises UserError where there is no file at `path`, with the names of those that it may have been."""
+    if path.is_dir():
+        inside = sorted(p.name for p in path.glob("*.jsonl"))
+        named = f" It has {', '.join(inside[:NAMED])}{', ...' if len(inside) > NAMED else ''}." if inside else ""
+        raise UserError(f"{key}={path}: a directory, and one file is needed.{named}")
+    if not path.is_file():
+        beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UserError(f"{key}={path}: no such file.{near(path.name, beside)}")
+
+
 def check_data_files(config: Config) -> None:
-    """Raises UserError for a file that is not there, and a cache that is a file."""
+    """Raises UserError for a file that is not there, or is a directory, and a cache that is a file."""
     for key, path in named_files(config).items():
-        if not Path(path).exists():
-            beside = [p.name for p in Path(path).parent.iterdir()] if Path(path).parent.is_dir() else []
-            raise UserError(f"{key}={path}: no such file.{near(Path(path).name, beside)}")
+        if key != "data.path" or not Path(path).is_dir():  # samples may be a directory, such as that of a run
+            check_is_file(key, Path(path))
     if config.data.cache and Path(config.data.cache).is_file():
         raise UserError(f"data.cache={config.data.cache}: a file. Name a directory.")

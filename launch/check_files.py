@@ -18,7 +18,7 @@ from pathlib import Path
 from containers import images
 from launch import check_tracking, tuned
 from launch.check_adapters import check_adapter
-from launch.check_data import check_data_files
+from launch.check_data import check_data_files, check_is_file
 from launch.check_export_files import check_export, check_not_a_run
 from launch.environment import ROOT
 from launch.errors import UserError, near
@@ -103,9 +103,7 @@ def _model(config: Config) -> None:
 
 
 def _jsonl(key: str, path: Path, method: str, all_lines: bool) -> None:
-    if not path.is_file():
-        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise UserError(f"{key}={path}: no such file.{near(path.name, siblings)}")
+    check_is_file(key, path)
     alternatives = COLUMNS.get(method, ((),))
     rows = 0
     for number, row in _lines(path):

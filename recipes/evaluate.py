@@ -15,7 +15,6 @@ equal; with method.rewards it is right when their weighted mean is 1. Batches of
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from transformers import set_seed
 from recipes.common import harness, ranks, rewards, statistics
 from recipes.common.batches import Log, sample_all, write_rows
 from recipes.common.data import Row, load_heldout
+from recipes.common.data_select import grouped
 from recipes.common.errors import UserError
 from recipes.common.files import json_sha256
 from recipes.common.generation import Generator, Sampling, build_generator
@@ -134,7 +134,7 @@ def line(row: Row, sample: Row) -> Row:
 
 def summary(answered: Sequence[Row], samples_per_prompt: int, seed: int) -> dict[str, Any]:
     """The content of result.json, without status, time and hash; `answered` are all lines of samples.jsonl."""
-    problems = _grouped(answered, "problem")
+    problems = grouped(answered, "problem")
     right = [sum(row["correct"] for row in rows) for rows in problems.values()]
     votes = [[(rewards.final_answer(row["completion"]), float(row["correct"])) for row in rows] for rows in problems.values()]
     found: dict[str, Any] = {
@@ -155,8 +155,8 @@ def summary(answered: Sequence[Row], samples_per_prompt: int, seed: int) -> dict
                 found.setdefault(f"{name}_interval", {})[str(k)] = list(statistics.bootstrap(values, seed))
     by = {"by_task": ("task",), "by_level": ("level",), "by_task_and_level": ("task", "level")}
     for name, keys in by.items():
-        rows_of = [row for row in answered if "level" in row] if "level" in keys else answered
-        groups = {", level ".join(map(str, values)): rows for values, rows in _grouped(rows_of, *keys).items()}
+        rows_of = [row for row in answered if row.get("level") is not None] if "level" in keys else answered
+        groups = {", level ".join(values): rows for values, rows in grouped(rows_of, *keys).items()}
         found[name] = {group: figures(rows, seed) for group, rows in groups.items()}
     if len(found["by_task_and_level"]) in (len(found["by_task"]), len(found["by_level"])):
         del found["by_task_and_level"]  # says what one of the others does
@@ -165,7 +165,7 @@ def summary(answered: Sequence[Row], samples_per_prompt: int, seed: int) -> dict
 
 def figures(rows: Sequence[Row], seed: int) -> dict[str, Any]:
     """Accuracy with its interval, of any samples: Wilson's where each problem was asked once, else a bootstrap over the problems."""
-    shares = [sum(row["correct"] for row in group) / len(group) for group in _grouped(rows, "problem").values()]
+    shares = [sum(row["correct"] for row in group) / len(group) for group in grouped(rows, "problem").values()]
     once = len(shares) == len(rows)
     interval = statistics.wilson(sum(row["correct"] for row in rows), len(rows)) if once else statistics.bootstrap(shares, seed)
     return {"accuracy": _mean(rows), "interval": list(interval), "num_problems": len(shares), "num_samples": len(rows)}
@@ -176,19 +176,11 @@ def shown(answered: Sequence[Row]) -> list[Row]:
     chosen: list[Row] = []
     for correct, most in ((False, NUM_FAILURES_SHOWN), (True, NUM_SAMPLES_SHOWN)):
         one_a_problem = {row["problem"]: row for row in reversed(answered) if row["correct"] == correct}
-        tasks = list(_grouped(sorted(one_a_problem.values(), key=lambda row: row["problem"]), "task").values())
+        tasks = list(grouped(sorted(one_a_problem.values(), key=lambda row: row["problem"]), "task").values())
         turns = [row for turn in range(NUM_SAMPLES_SHOWN) for rows in tasks for row in rows[turn : turn + 1]]
         chosen += sorted(turns[: most - len(chosen)], key=lambda row: (str(row.get("task", "")), row["score"], row["problem"]))
     keys = ("task", "level", "prompt", "completion", "answer", "score", "correct", "finished", "error")
     return [{key: row[key] for key in keys if key in row} for row in chosen]
-
-
-def _grouped(rows: Sequence[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows by their values of `keys`, sorted by these; a row that has no such value is of none ("all")."""
-    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[tuple(row.get(key, "all") for key in keys)].append(row)
-    return dict(sorted(groups.items(), key=lambda item: tuple((isinstance(value, str), value) for value in item[0])))
 
 
 def _mean(rows: Sequence[Row]) -> float:

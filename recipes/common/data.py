@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipes.common import code_tasks
 from recipes.common import data_select as select
+from recipes.common.data_check import READ, check_row
 from recipes.common.data_select import Row, spelled
 from recipes.common.errors import UserError, near
 from recipes.common.files import json_sha256
@@ -31,15 +32,6 @@ def _reasoning(data: DictConfig) -> tuple[list[Row], list[Row]]:
 
 # Kind of data -> its training and held-out rows
 GENERATED = {"reasoning": _reasoning, "code": code_tasks.generate}
-# Method -> the sets of fields of which a row needs one (TRL's dataset formats).
-FORMATS: dict[str, list[set[str]]] = {
-    "sft": [{"prompt", "completion"}, {"messages"}, {"text"}],
-    "dpo": [{"chosen", "rejected"}],
-    "grpo": [{"prompt"}],
-    "evaluate": [{"prompt", "answer"}],
-    "samples": [{"prompt", "completion", "score"}],
-}
-KEPT = {"sft": ("prompt", "completion", "messages", "text"), "dpo": ("prompt", "chosen", "rejected")}
 SCORED = "scored.jsonl"  # all samples of a run of method=sample, with their scores
 TOKENIZER_ROWS = 10_000  # of a stream, that a tokenizer is trained on
 
@@ -130,22 +122,35 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
     if data.kind in GENERATED:
         rows = GENERATED[data.kind](data)[1]
     elif data.heldout_fraction:
-        everything, _ = _read(data, method)
-        refused_by, fraction = select.row_filter(data.filter), data.heldout_fraction
-        chosen = [row for row in everything if not refused_by(row)]
-        rows = [row for row in chosen if select.is_heldout(row, fraction)]
-        if not rows:
-            raise UserError(
-                f"data.heldout_fraction={data.heldout_fraction} of {len(chosen)} rows: the held-out split is empty. "
-                "Raise it, or give more rows; rows are held out by a hash of their question."
-            )
+        rows, _ = _read(data, method)
     elif data.kind == "jsonl":
         rows = read_jsonl(_given(data.heldout_path, "data.heldout_path"), method)
     else:
         rows = _hub(data, _given(data.heldout_split, "data.heldout_split"), method)
     if not rows:
         raise UserError(f"data={data.name} has no held-out rows: set data.num_heldout, data.heldout_path or data.heldout_split.")
-    return rows[: data.limit] if data.limit and method == "evaluate" else rows
+    chosen = _left_by_filter(rows, data, method)
+    if data.heldout_fraction:
+        held_out = [row for row in chosen if select.is_heldout(row, data.heldout_fraction)]
+        if not held_out:
+            raise UserError(
+                f"data.heldout_fraction={data.heldout_fraction} of {len(chosen)} rows: the held-out split is empty. "
+                "Raise it, or give more rows; rows are held out by a hash of their question."
+            )
+        chosen = held_out
+    return chosen[: data.limit] if data.limit and method == "evaluate" else chosen
+
+
+def _left_by_filter(rows: list[Row], data: DictConfig, method: str) -> list[Row]:
+    """Held-out rows that data.filter leaves. Raises UserError where it leaves none."""
+    refused_by = select.row_filter(data.filter, questions=method in ("evaluate", "grpo"))
+    reasons = [refused_by(row) for row in rows]
+    chosen = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
+    if not chosen:
+        raise UserError(
+            f"data.filter leaves none of {len(rows)} held-out rows: {dict(Counter(reasons))}. Loosen it, or hold other rows out."
+        )
+    return chosen
 
 
 def read_jsonl(path: str, method: str) -> list[Row]:
@@ -213,16 +218,16 @@ def _samples(path: str) -> Iterator[Row]:
 
 def _stream(data: DictConfig, method: str) -> IterableDataset:
     """Rows as they are needed, without an end: a resumed run passes over those it has seen, however often they were repeated."""
-    plain: Callable[[DictConfig], Any] = OmegaConf.to_container
-    parts = [
-        IterableDataset.from_generator(_streamed, gen_kwargs={"data": plain(one), "method": method}).repeat(None)
-        for one in (_sources(data) if data.sources else [data])
-    ]
+    limit = {"limit": None} if data.sources else {}  # of the mix, not of each source
+    parts_of: list[Any] = [OmegaConf.to_container(OmegaConf.merge(one, limit)) for one in (_sources(data) or [data])]
+    parts = [IterableDataset.from_generator(_streamed, gen_kwargs={"data": one, "method": method}).repeat(None) for one in parts_of]
     if data.sources:
-        _check_forms({_form(next(_streamed(plain(one), method)), method) for one in _sources(data)}, data.name, method)
+        _check_forms({_form(next(_streamed(one, method)), method) for one in parts_of}, data.name, method)
     total = sum(source.weight for source in data.sources)  # 1, but for digits: NumPy allows fewer than launch/check_data.py
     weights = [source.weight / total for source in data.sources]
     whole = datasets.interleave_datasets(parts, weights, seed=data.seed) if data.sources else parts[0]
+    if data.sources and data.limit:
+        whole = whole.take(data.limit).repeat(None)
     return whole.shuffle(seed=data.seed, buffer_size=data.shuffle_buffer)
 
 
@@ -251,23 +256,13 @@ def _row(line: str, where: str, method: str) -> Row:
         raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}). Every line must be one JSON object.") from error
     if not isinstance(row, dict):
         raise UserError(f"{where}: a {type(row).__name__}, and every line must be one JSON object.")
-    _check_fields(set(row), where, method)
-    if method == "dpo":
-        select.check_pair(row, where)
-    if method == "samples":
-        select.check_sample(row, where)
+    check_row(row, where, method)
     return row
-
-
-def _check_fields(fields: set[str], where: str, method: str) -> None:
-    if not any(form <= fields for form in FORMATS[method]):
-        needed = ", or ".join(" and ".join(sorted(form)) for form in FORMATS[method])
-        raise UserError(f"{where}: has the fields {', '.join(sorted(fields)) or '(none)'}, and {method} needs {needed}.")
 
 
 def _form(row: Row, method: str) -> str:
     """What of a row its trainer reads, and whether that is text or messages."""
-    given = {field: row[field] for field in KEPT.get(method, ("prompt",)) if row.get(field) is not None}
+    given = {field: row[field] for field in READ[method] if row.get(field) is not None}
     return " and ".join(f"{field} ({'text' if isinstance(value, str) else 'messages'})" for field, value in given.items())
 
 
@@ -288,18 +283,14 @@ def _check_parts(data: DictConfig, parts: list[list[Row]]) -> None:
 
 def _hub(data: DictConfig, split: str, method: str) -> list[Row]:
     rows = _hub_dataset(data, split).to_list()
-    for row in rows[:1]:  # a table: all rows have the columns of the first
-        _check_fields(set(row), f"{data.hub_id}, split {split}", method)
-    for number, row in enumerate(rows if method == "dpo" else []):
-        select.check_pair(row, f"{data.hub_id}, split {split}, row {number}")
+    for number, row in enumerate(rows):
+        check_row(row, f"{data.hub_id}, split {split}, row {number}", method)
     return rows
 
 
 def _hub_stream(data: DictConfig, method: str) -> Iterator[Row]:
     for number, row in enumerate(_hub_dataset(data, data.split, streaming=True)):
-        _check_fields(set(row), f"{data.hub_id}, split {data.split}", method)
-        if method == "dpo":
-            select.check_pair(row, f"{data.hub_id}, split {data.split}, row {number}")
+        check_row(row, f"{data.hub_id}, split {data.split}, row {number}", method)
         yield row
 
 
@@ -330,11 +321,12 @@ def _columns(row: Row, method: str, extra: tuple[str, ...] = ()) -> Row:
         extra = (*extra, "finished")
     if method == "grpo":
         return {key: value for key, value in row.items() if key not in ("completion", "source")}
-    return {key: row[key] for key in (*KEPT[method], *extra) if key in row}
+    given = [key for key in READ[method] if row.get(key) is not None]  # TRL takes a null prompt for one
+    return {key: row[key] for key in (*given, *extra) if key in row}
 
 
 def _shares(rows: list[Row], name: str) -> dict[str, int]:
-    return {str(value): number for value, number in sorted(Counter(row.get(name) for row in rows).items(), key=str)}
+    return dict(sorted(Counter(str(row.get(name)) for row in rows).items(), key=str))
 
 
 def _left_out(counts: dict[str, Any]) -> str:

@@ -43,14 +43,26 @@ def _with_roles(value: Any) -> list[str]:
 
 
 def question(row: Row) -> str:
-    """What is asked: the prompt; of messages those before the first answer; of a text all of it."""
+    """What is asked: the prompt, of a pair without one what both sides begin with; of messages those before the first answer; of a text all
+    of it."""
     if row.get("prompt"):
         return "\0".join(spelled(row["prompt"]))
     if row.get("messages"):
         roles = [message["role"] for message in row["messages"]]
         asked = row["messages"][: roles.index("assistant")] if "assistant" in roles else row["messages"]
         return "\0".join(spelled(asked or row["messages"]))
+    if row.get("chosen") and row.get("rejected"):
+        shared = _shared(row["chosen"], row["rejected"])
+        if shared:
+            return "\0".join(spelled(shared))
     return content(row)
+
+
+def _shared(chosen: Any, rejected: Any) -> Any:
+    """The messages, or characters, that both begin with: TRL's implicit prompt. Its trl.data_utils.extract_prompt takes one off where one
+    side goes on from the other."""
+    number = next((n for n, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other), None)
+    return chosen[: min(len(chosen), len(rejected)) if number is None else number]
 
 
 def normalized(text: str) -> str:
@@ -58,11 +70,13 @@ def normalized(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def row_filter(filters: DictConfig) -> Callable[[Row], str | None]:
+def row_filter(filters: DictConfig, questions: bool = False) -> Callable[[Row], str | None]:
     """A function of a row: the first filter of `data.filter` that leaves it out, or None. It raises UserError for a field the row lacks.
 
+    `questions`: rows that a model is asked, which need not have the fields of TRL's answers; a filter by one of these leaves such a row in.
     Lengths in tokens are looked at later, by recipes/common/data_prepare.py.
     """
+    unasked = {name for name in TEXT_FIELDS if name != "prompt"} if questions else set()
     tasks, levels, equals = list(filters.tasks), list(filters.levels), OmegaConf.to_container(filters.equals)
     regex = {name: re.compile(pattern) for name, pattern in filters.regex.items()}  # read once: OmegaConf takes longer than all else here
 
@@ -72,9 +86,13 @@ def row_filter(filters: DictConfig) -> Callable[[Row], str | None]:
         if levels and _field(row, "level", "data.filter.levels") not in levels:
             return "levels"
         for name, wanted in equals.items():
+            if name in unasked and name not in row:
+                continue
             if _field(row, name, f"data.filter.equals.{name}") != wanted:
                 return f"equals.{name}"
         for name, pattern in regex.items():
+            if name in unasked and name not in row:
+                continue
             value = _field(row, name, f"data.filter.regex.{name}")
             if not pattern.search("\n".join(spelled(value)) if isinstance(value, (str, list)) else str(value)):
                 return f"regex.{name}"
@@ -136,11 +154,27 @@ def mixed(groups: Sequence[Sequence[Row]], weights: Sequence[float], seed: int) 
 
 
 def balanced(rows: Sequence[Row], by: str, seed: int) -> list[Row]:
-    """As many rows, every task (or level) as often as every other. Raises UserError for rows without that field."""
-    groups: dict[Any, list[Row]] = defaultdict(list)
+    """As many rows, every task (or level) as often as every other. Raises UserError for rows without that field, or with null in it."""
     for row in rows:
-        groups[_field(row, by, f"data.balance={by}")].append(row)
-    return mixed([groups[name] for name in sorted(groups)], [1.0] * len(groups), seed)
+        if _field(row, by, f"data.balance={by}") is None:
+            raise UserError(
+                f"data.balance={by}: a row has {by} null, so it counts for none. Give every row one, or leave data.balance out."
+            )
+    groups = grouped(rows, by)
+    return mixed(list(groups.values()), [1.0] * len(groups), seed)
+
+
+def grouped(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]:
+    """Rows by their values of `keys` as text, numbers first and in their order; a row without such a value, or with null, is of "all"."""
+    groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    places: dict[tuple[str, ...], Any] = {}
+    for row in rows:
+        values = ["all" if row.get(key) is None else row[key] for key in keys]
+        name = tuple(map(str, values))
+        groups[name].append(row)
+        if name not in places:
+            places[name] = [(0, value, "") if isinstance(value, (int, float)) else (1, 0, str(value)) for value in values]
+    return {name: groups[name] for name in sorted(groups, key=places.__getitem__)}
 
 
 def check_pair(row: Row, where: str) -> None:

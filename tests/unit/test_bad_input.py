@@ -118,6 +118,23 @@ def test_mistake(launch, tmp_path, monkeypatch, arguments, said):
         assert words in done.err
 
 
+def test_a_directory_in_place_of_a_data_file_is_called_one(launch, tmp_path):
+    (tmp_path / "d").mkdir()
+    for number in range(2):
+        (tmp_path / f"d/{number}.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    for chosen, key in (
+        (["data=jsonl", "data.path=d"], "data.path"),
+        (["data=jsonl", "data.path=d/0.jsonl", "data.heldout_path=d"], "data.heldout_path"),
+        (["data=mix", "data.sources=[{path: d/0.jsonl, weight: 0.5}, {path: d, weight: 0.5}]"], "data.sources[1].path"),
+    ):
+        done = launch(*chosen, "mode=plan")
+        assert done.code == 2, done.err
+        assert f"{key}={tmp_path}/d: a directory, and one file is needed. It has 0.jsonl, 1.jsonl.\n" in done.err
+    for file in (tmp_path / "d").iterdir():
+        file.unlink()
+    assert launch("data=jsonl", "data.path=d", "mode=plan").err.endswith("a directory, and one file is needed.\n")
+
+
 def test_no_traceback_and_nothing_left_behind(tmp_path):
     done = command("hardware=mi530x", cwd=tmp_path)
     assert done.returncode == 2
@@ -172,7 +189,7 @@ def test_near_name_of_a_data_file(launch, tmp_path):
 
 def test_unreadable_data_file(launch, tmp_path):
     (tmp_path / "folder.jsonl").mkdir()
-    assert "no such file" in launch("data=jsonl", f"data.path={tmp_path / 'folder.jsonl'}").err
+    assert "a directory, and one file is needed" in launch("data=jsonl", f"data.path={tmp_path / 'folder.jsonl'}").err
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ import json
 from collections import Counter
 
 import pytest
+from datasets import Dataset
 from omegaconf import OmegaConf
+from trl.data_utils import extract_prompt
 
 from launch.plan import plain
 from launch.schema import Data
@@ -66,6 +68,26 @@ def test_heldout_rows_stay_held_out_when_rows_are_added(tmp_path):
     )
 
 
+def test_pairs_without_a_prompt_are_split_by_what_their_sides_share(tmp_path):
+    def conversation(n, answer):
+        asked = [{"role": "system", "content": "Add."}, {"role": "user", "content": f"What is {n} plus 1?"}]
+        return [*asked, {"role": "assistant", "content": answer}]
+
+    pairs = [{"chosen": conversation(n, f"{n + 1}{end}"), "rejected": conversation(n, f"0{end}")} for n in range(40) for end in ".! "]
+    settings = configured(path=jsonl(tmp_path / "a.jsonl", pairs), heldout_fraction=0.3)
+    trained, held_out = (
+        {row["chosen"][1]["content"] for row in of} for of in (data.load_train(settings, "dpo"), data.load_heldout_table(settings, "dpo"))
+    )
+    assert held_out
+    assert not trained & held_out
+    for n, pair in enumerate(pairs):  # on the side of the same question in TRL's explicit format, and as TRL takes it out
+        prompt = extract_prompt(pair)["prompt"]
+        assert data_select.question(pair) == data_select.question({"prompt": prompt}) == f"Add.\0What is {n // 3} plus 1?"
+    assert data_select.question({"chosen": "1+1=2", "rejected": "1+1=3"}) == "1+1="
+    assert data_select.question({"chosen": "a b", "rejected": "a"}) == "a"
+    assert data_select.question({"chosen": "a", "rejected": "b"}) == "chosen\0a\0rejected\0b"  # nothing is shared, so all of it
+
+
 def test_heldout_rows_in_the_format_of_a_trainer(tmp_path):
     """Those of sft as it reads them, without an answer too; of dpo as pairs."""
     plain_rows = [{"prompt": f"What is {n}?", "completion": str(n)} for n in range(60)]
@@ -77,6 +99,25 @@ def test_heldout_rows_in_the_format_of_a_trainer(tmp_path):
     assert data.load_heldout_table(configured(heldout_path=pairs), "dpo").to_list() == [{"prompt": "a", "chosen": "b", "rejected": "c"}]
     with pytest.raises(UserError, match=r"a.jsonl:1: has the fields completion, prompt, and dpo needs chosen and rejected"):
         data.load_heldout_table(configured(heldout_path=settings.path), "dpo")
+
+
+def test_filters_apply_to_heldout_rows_wherever_they_come_from(tmp_path, monkeypatch):
+    path, filters = jsonl(tmp_path / "a.jsonl", rows(9)), {"levels": [0], "regex": {"prompt": "[0-5]", "completion": "."}}
+    evaluated = jsonl(tmp_path / "b.jsonl", [{key: row[key] for key in ("prompt", "answer", "level")} for row in rows(9)])
+    assert [row["answer"] for row in data.load_heldout(configured(heldout_path=evaluated, filter=filters))] == ["0", "3"]
+    assert [row["answer"] for row in data.load_heldout(configured(heldout_path=evaluated, filter=filters, limit=1))] == ["0"]
+    assert data.load_heldout_table(configured(heldout_path=path, filter=filters), "sft")["completion"] == ["0", "3"]
+    monkeypatch.setattr(data, "_hub_dataset", lambda settings, split, streaming=False: Dataset.from_list(rows(9)))
+    assert data.load_heldout_table(configured(kind="hub", heldout_split="test", filter=filters), "sft")["completion"] == ["0", "3"]
+    tasks = [{"name": name, "level": level, "weight": 1.0, "config": {}} for name, level in (("chain_sum", 1), ("gcd", 0))]
+    made = {"kind": "reasoning", "tasks": tasks, "num_train": 8, "num_heldout": 8}
+    for chosen in ({"tasks": ["gcd"]}, {"levels": [0]}):
+        assert {row["task"] for row in data.load_heldout(configured(**made, filter=chosen))} == {"gcd"}
+    with pytest.raises(UserError, match=r"data.filter leaves none of 9 held-out rows: \{'levels': 9\}. Loosen it"):
+        data.load_heldout(configured(heldout_path=path, filter={"levels": [7]}))
+    with pytest.raises(UserError, match="a row has no field 'anser'. Did you mean answer"):
+        data.load_heldout(configured(heldout_path=path, filter={"equals": {"anser": 1}}))
+    assert data.load_heldout_table(configured(heldout_path=evaluated, filter=filters), "grpo")["answer"] == ["0", "3"]
 
 
 def test_an_empty_heldout_split_is_refused(tmp_path):
@@ -113,12 +154,32 @@ def test_weights_that_are_one_but_for_digits_make_a_stream(tmp_path):
     assert len(list(itertools.islice(stream, 5))) == 5
 
 
+def test_the_limit_of_a_streamed_mix_is_of_the_mix(tmp_path):
+    sources = [{"path": jsonl(tmp_path / f"{n}.jsonl", [{"text": f"{n} {row}"} for row in range(90)]), "weight": 0.5} for n in range(2)]
+    settings = configured(kind="mix", streaming=True, shuffle_buffer=1, limit=10, sources=sources)
+    first = [row["text"] for row in itertools.islice(data.load_train(settings, "sft"), 40)]
+    assert len(set(first)) == 10
+    assert {text[0] for text in first} == {"0", "1"}
+    assert all(Counter(first[start : start + 10]) == Counter(first[:10]) for start in (10, 20, 30)), "the same rows again"
+    assert first == [row["text"] for row in itertools.islice(data.load_train(settings, "sft"), 40)]
+
+
 def test_balance(tmp_path):
     uneven = [{**row, "task": "rare" if n < 3 else "usual"} for n, row in enumerate(rows(30))]
     found = data.load(configured(path=jsonl(tmp_path / "a.jsonl", uneven), balance="task"), "grpo")
     assert found.counts["by_task"] == {"rare": 15, "usual": 15}
     with pytest.raises(UserError, match="data.balance=task: a row has no field 'task'"):
         data.load(configured(path=jsonl(tmp_path / "b.jsonl", rows(3)), balance="task"), "grpo")
+
+
+def test_balance_of_levels_of_two_kinds_and_without_one(tmp_path):
+    def of(*levels):
+        made = [{**row, "level": level} for row, level in zip(rows(len(levels)), levels, strict=True)]
+        return configured(path=jsonl(tmp_path / "a.jsonl", made), balance="level")
+
+    assert data.load(of(2, "hard", 10, "2", 10, "hard"), "sft").counts["by_level"] == {"10": 2, "2": 2, "hard": 2}
+    with pytest.raises(UserError, match=r"data.balance=level: a row has level null.*Give every row one"):
+        data.load(of(1, None), "sft")
 
 
 def sample(prompt, completion, score):

@@ -115,6 +115,15 @@ def test_figures_by_task_and_level():
     assert "pass_at_k" not in result
 
 
+def test_levels_that_are_null_and_names_of_two_kinds_make_figures_too():
+    """A null level is none; numbers keep their order, and what is written alike is one group."""
+    given = ((0, "a", 10, True), (1, None, None, False), (2, 7, 9, True), (3, "7", "9", False), (4, "a", "hard", True))
+    result = evaluate.summary(lines(*given), 1, seed=0)
+    assert {name: group["num_problems"] for name, group in result["by_task"].items()} == {"7": 2, "a": 2, "all": 1}
+    assert [(name, group["num_problems"]) for name, group in result["by_level"].items()] == [("9", 2), ("10", 1), ("hard", 1)]
+    assert len(result["samples"]) == 5
+
+
 def test_figures_of_several_samples():
     answered = [row for n in range(4) for row in lines((0, "a", 0, n == 0), (1, "a", 0, n < 3))]
     result = evaluate.summary(answered, 4, seed=0)

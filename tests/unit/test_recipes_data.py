@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 from omegaconf import OmegaConf
 
 from launch.plan import plain
@@ -143,6 +144,56 @@ def test_a_bad_line_is_named(tmp_path, line, method, message):
     good = '{"prompt": "a", "completion": "b", "chosen": "b", "rejected": "c", "answer": "b"}'
     with pytest.raises(UserError, match=message):
         data.read_jsonl(jsonl(tmp_path, good, "", line), method)
+
+
+MESSAGE = {"role": "user", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("row", "method", "said"),
+    [
+        (
+            {"prompt": "a", "completion": 3},
+            "sft",
+            "completion is 3, and it must be text or a list of one or more messages {role, content}.",
+        ),
+        ({"prompt": None, "completion": "b"}, "sft", "prompt is null, and it must be text or"),
+        ({"messages": []}, "sft", "messages is [], and it must be a list of one or more messages {role, content}."),
+        ({"messages": "a"}, "sft", 'messages is "a", and'),
+        ({"messages": [MESSAGE, {"from": "human"}]}, "sft", 'messages is a list with {"from": "human"} at place 2, and'),
+        ({"messages": [{"role": "user", "content": None}]}, "sft", "messages is a list with"),
+        ({"text": [MESSAGE]}, "sft", "text is [{"),
+        ({"text": "b" * 99, "prompt": 99}, "sft", "prompt is 99, and"),
+        ({"prompt": "a", "chosen": "b", "rejected": None}, "dpo", "rejected is null, and it must be text or"),
+        ({"prompt": None, "chosen": "b", "rejected": "c"}, "dpo", "prompt is null, and"),
+        ({"prompt": {"a": "b" * 99}}, "grpo", "..., and it must be text or"),
+        ({"prompt": None, "answer": "1"}, "evaluate", "prompt is null, and"),
+        ({"prompt": "a", "answer": ["1"]}, "evaluate", 'answer is ["1"], and it must be text or a number.'),
+        ({"prompt": "a", "answer": None}, "evaluate", "answer is null, and it must be text or a number."),
+        ({"prompt": "a", "answer": True}, "evaluate", "answer is true, and it must be text or a number."),
+        ({"prompt": "a", "completion": 1, "score": 1}, "samples", "completion is 1, and"),
+    ],
+)
+def test_a_value_of_another_type_is_named_with_its_place(tmp_path, monkeypatch, row, method, said):
+    good = {"prompt": [MESSAGE], "completion": "b", "chosen": "b", "rejected": "c", "answer": 2, "score": 1}
+    with pytest.raises(UserError) as raised:
+        data.read_jsonl(jsonl(tmp_path, json.dumps(good), "", json.dumps(row)), method)
+    assert said in str(raised.value)
+    assert str(raised.value).startswith(f"{tmp_path}/rows.jsonl:3: ")
+    if method == "samples":
+        return
+    monkeypatch.setattr(data, "_hub_dataset", lambda settings, split, streaming=False: Dataset.from_list([row]))
+    for streaming in (False, True):
+        settings = configured("hub", hub_id="me/rows", streaming=streaming)
+        with pytest.raises(UserError, match="me/rows, split train, row 0: "):
+            next(iter(data.load_train(settings, method))) if method != "evaluate" else data._hub(settings, "train", method)
+
+
+def test_a_null_of_another_form_is_none_and_a_call_needs_no_content(tmp_path):
+    called = [MESSAGE, {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}]
+    for line in ({"prompt": None, "messages": called}, {"prompt": "a", "completion": "", "messages": None, "text": None}):
+        given = {name: value for name, value in line.items() if value is not None}
+        assert data.load_train(configured("jsonl", path=jsonl(tmp_path, json.dumps(line))), "sft").column_names == list(given)
 
 
 def test_a_missing_file_names_its_neighbours(tmp_path):

@@ -1,0 +1,73 @@
+"""Whether a row of one's own has the fields that a method reads, with values that its trainer can take."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from recipes.common.data_select import Row, check_pair, check_sample
+from recipes.common.errors import UserError
+
+# Method -> the sets of fields of which a row needs one (TRL's dataset formats).
+FORMATS: dict[str, list[set[str]]] = {
+    "sft": [{"prompt", "completion"}, {"messages"}, {"text"}],
+    "dpo": [{"chosen", "rejected"}],
+    "grpo": [{"prompt"}],
+    "evaluate": [{"prompt", "answer"}],
+    "samples": [{"prompt", "completion", "score"}],
+}
+READ = {
+    "sft": ("prompt", "completion", "messages", "text"),
+    "dpo": ("prompt", "chosen", "rejected"),
+    "grpo": ("prompt",),
+    "evaluate": ("prompt", "answer"),
+    "samples": ("prompt", "completion"),
+}
+MESSAGES = "a list of one or more messages {role, content}"
+EXPECTED = {"text": "text", "answer": "text or a number", "messages": MESSAGES}
+QUOTED = 60  # characters of a value, in an error
+
+
+def check_row(row: Row, where: str, method: str) -> None:
+    """Raises UserError, with `where` before it, for a field that is missing, or that holds what `method` cannot read."""
+    forms = FORMATS[method]
+    if not any(form <= row.keys() for form in forms):
+        needed = ", or ".join(" and ".join(sorted(form)) for form in forms)
+        raise UserError(f"{where}: has the fields {', '.join(sorted(row)) or '(none)'}, and {method} needs {needed}.")
+    # A table has null in the fields of the forms that a row does not have.
+    other_forms = len(forms) > 1 and any(all(row.get(name) is not None for name in form) for form in forms)
+    for name in READ[method]:
+        if name in row and not (other_forms and row[name] is None):
+            fault = _fault(name, row[name])
+            if fault:
+                raise UserError(f"{where}: {name} is {fault}, and it must be {EXPECTED.get(name, f'text or {MESSAGES}')}.")
+    if method == "dpo":
+        check_pair(row, where)
+    if method == "samples":
+        check_sample(row, where)
+
+
+def _fault(name: str, value: Any) -> str | None:
+    """What a field is in place of what it must be; None where it is right."""
+    if name == "answer":
+        return None if isinstance(value, (str, int, float)) and not isinstance(value, bool) else _quoted(value)
+    if isinstance(value, str):
+        return _quoted(value) if name == "messages" else None
+    if name == "text" or not isinstance(value, list) or not value:
+        return _quoted(value)
+    number = next((n for n, message in enumerate(value) if not _is_message(message)), None)
+    return None if number is None else f"a list with {_quoted(value[number])} at place {number + 1}"
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
+    if message.get("content") is None:  # then there is something else to write, such as a call of a tool
+        return any(value for name, value in message.items() if name != "role")
+    return isinstance(message["content"], (str, list))
+
+
+def _quoted(value: Any) -> str:
+    """As JSON spells it: a file has it so."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
