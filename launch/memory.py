@@ -69,8 +69,7 @@ def memory(config: Config, processes: list[topology.Process], smaller: Mapping[i
         capacity = min([nominal, *(smaller[gpu] for gpu in process.gpus if gpu in smaller)])
         moment, parts = ("", _server_parts(config, capacity)) if serves else _rank_parts(config, capacity)
         # A server keeps to its share: weights that outgrow it do not fit, however much memory is left beside it.
-        share = config.topology.server_memory_share if serves and not config.topology.server_cache_gb else 1.0
-        most = share * capacity
+        most = capacity * (config.topology.server_memory_share if serves and not config.topology.server_cache_gb else 1.0)
         devices: list[int | None] = [*process.gpus] or [None]
         found += [Memory(process.name, gpu, parts, most, moment) for gpu in devices]
     return found
@@ -79,24 +78,18 @@ def memory(config: Config, processes: list[topology.Process], smaller: Mapping[i
 def _server_parts(config: Config, capacity: float) -> dict[str, float]:
     """vLLM fills its share of the GPU: what the weights leave is the cache of keys and values. It does not start where that has no room
     for one sequence as long as it is to serve (vllm.v1.core.kv_cache_utils). Its graphs and what a batch takes count as context."""
-    given = config.topology.server_cache_gb
     weights = _width(config) * config.model.num_parameters / config.topology.server_tensor_parallel / 1e9
-    if config.hardware.vendor == Vendor.none:  # a CPU's cache has its own size
-        return {"weights": weights, "kv cache": given or CPU_CACHE_GIB * GIB, "context": CPU_OVERHEAD_GB}
-    room = config.topology.server_memory_share * capacity - OVERHEAD_GB - weights
-    return {"weights": weights, "kv cache": given or max(room, longest_served_gb(config)), "context": OVERHEAD_GB}
+    on_cpu = config.hardware.vendor == Vendor.none  # its cache has a size of its own
+    left = config.topology.server_memory_share * capacity - OVERHEAD_GB - weights
+    room = CPU_CACHE_GIB * GIB if on_cpu else max(left, longest_served_gb(config))
+    return {"weights": weights, "kv cache": config.topology.server_cache_gb or room, "context": CPU_OVERHEAD_GB if on_cpu else OVERHEAD_GB}
 
 
 def longest_served_gb(config: Config) -> float:
     """Keys and values, on each GPU of a server, of one sequence as long as it is to serve. vLLM does not start with less."""
     longest = config.topology.server_max_length or config.model.max_positions
     heads = max(1.0, config.model.num_kv_heads / config.topology.server_tensor_parallel)  # fewer heads than GPUs: each has one
-    return heads * longest * _head_bytes(config) / 1e9
-
-
-def _head_bytes(config: Config) -> float:
-    """Bytes of a token's keys and values of one head, in all layers."""
-    return 2 * _width(config) * config.model.num_layers * config.model.head_dim
+    return heads * longest * shapes.head_bytes(config.model, _width(config)) / 1e9
 
 
 def _rank_parts(config: Config, capacity: float) -> tuple[str, dict[str, float]]:
@@ -126,7 +119,7 @@ def generates_with_vllm(config: Config) -> bool:
 def _generating(config: Config, rows: int) -> dict[str, float]:
     """Bytes of so many completions as transformers makes them: keys and values of every layer, and three fp32 copies of a token's logits
     (cast, processed, probabilities: GenerationMixin._sample)."""
-    cache = config.model.num_kv_heads * _head_bytes(config) * batch(config).sequence
+    cache = config.model.num_kv_heads * shapes.head_bytes(config.model, _width(config)) * batch(config).sequence
     return {"kv cache": rows * cache, "logits": 12.0 * rows * config.model.vocab_size}
 
 

@@ -43,3 +43,8 @@ def flops_per_token(model: Model, sequence: int, trains_base: bool, recomputes: 
     forward = 2 * weights + attention
     backward = 2 * forward if trains_base else forward + attention
     return forward + backward + (forward if recomputes else 0)
+
+
+def head_bytes(model: Model, width: float) -> float:
+    """Of a token's keys and values of one head, in all layers, at `width` bytes each."""
+    return 2 * width * model.num_layers * model.head_dim
