@@ -55,7 +55,7 @@ MEANINGS = [
     _meaning(
         r"Error in memory profiling\. Initial free memory",
         "another process gave memory back while vLLM measured how much it may take, and vLLM gives up then. Start again; "
-        "topology.server_cache_gb=N has a server, or engine=vllm, take so much without measuring.",
+        "topology.server_cache_gb=N has it take so much without measuring.",
     ),
     _meaning(
         r"TensileLibrary.*(?:not found|cannot|No such file|Illegal seek)|rocBLAS error: Cannot read",

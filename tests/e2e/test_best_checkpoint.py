@@ -139,6 +139,7 @@ def test_held_out_rows_that_the_reward_cannot_judge_are_refused_before_a_step(tm
         (tmp_path / key).write_text(json.dumps(row) + "\n")
         data.append(f"data.{key}={tmp_path / key}")
     rewards = ["~method.rewards.reasoning_gym", "+method.rewards.accuracy=1.0"]
-    code, result = run(tmp_path / "run", "grpo", "data=jsonl", *data, *rewards, "method.selection.metric=eval_reward")
+    of_a_file = ["data=jsonl", "data.num_train=null", "data.num_heldout=0", *data]
+    code, result = run(tmp_path / "run", "grpo", *of_a_file, *rewards, "method.selection.metric=eval_reward")
     assert (code, result["error"]) == (2, "method.rewards.accuracy reads column 'answer', and the held-out rows have prompt.")
     assert not (tmp_path / "run/metrics.jsonl").exists()

@@ -203,17 +203,11 @@ def test_a_users_own_data_and_reward(tmp_path):
     (tmp_path / "train.jsonl").write_text(
         "".join(json.dumps({"prompt": [{"role": "user", "content": f"say {n}"}]}) + "\n" for n in range(16))
     )
-    few = command("hardware=cpu", *METHODS["grpo"], "data=reasoning", "data.num_train=16", cwd=tmp_path)
+    own = ["data=jsonl", "data.path=train.jsonl", "~method.rewards.reasoning_gym", "++method.rewards={mine.brevity: 1.0}"]
+    few = command("hardware=cpu", *METHODS["grpo"], *own, cwd=tmp_path)
     assert few.returncode == 2, few.stdout
     assert "no step was taken: the data has 16 rows" in few.stdout
-    own = [
-        "method.args.per_device_train_batch_size=8",
-        "data=jsonl",
-        "data.path=train.jsonl",
-        "~method.rewards.reasoning_gym",
-        "++method.rewards={mine.brevity: 1.0}",
-    ]
-    done = command("hardware=cpu", *METHODS["grpo"], *own, cwd=tmp_path)
+    done = command("hardware=cpu", *METHODS["grpo"], *own, "method.args.per_device_train_batch_size=8", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert rundir.read_metrics(newest(tmp_path) / "metrics.jsonl")[-1]["reward"] > 0
 

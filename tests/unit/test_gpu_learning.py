@@ -285,7 +285,7 @@ def test_what_is_asked_wrongly_is_refused(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [(["mi300x"], "mi300x"), (["hardware=mi3000x"], "no hardware 'mi3000x'"), (["--smollm2", "nowhere"], "no model there")],
+    [(["mi300x"], "mi300x"), (["hardware=mi3000x"], "hardware=mi3000x: no such hardware"), (["--smollm2", "nowhere"], "no model there")],
 )
 def test_wrong_arguments_end_in_a_message(wrong, said, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -283,7 +283,8 @@ def test_a_server_whose_cache_is_given_takes_that_and_its_share_bounds_nothing()
         config = composed(*split, f"topology.server_cache_gb={given}")
         server = make_plan(config, host_with(8), RUN).memory[0]
         assert (server.parts_gb["kv cache"], server.fits) == (given, fits)
-    on_cpu = make_plan(prepare(composed(*split, "topology.server_cache_gb=3", "smoke=true"))[0], host_with(0), RUN)
+    cpu = ["hardware=cpu", "method=grpo", "topology=split", "hardware.vllm=true", "hardware.gpus_per_node=2", "topology.num_gpus=2"]
+    on_cpu = make_plan(prepare(composed(*cpu, "topology.server_cache_gb=3"))[0], host_with(0), RUN)
     (server,) = [process for process in on_cpu.processes if process.kind == "server"]
     assert server.argv[server.argv.index("--kv-cache-memory-bytes") + 1] == "3000000000"
     assert "VLLM_CPU_KVCACHE_SPACE" not in server.env  # it would win
