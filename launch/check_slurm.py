@@ -63,7 +63,7 @@ def _bad_option(config: Config) -> str | None:
 def _too_early(config: Config) -> bool:
     slurm = config.runtime.slurm
     limit = seconds(slurm.time) if slurm.time else None
-    return bool(limit) and (limit or 0) <= slurm.early_signal_s
+    return limit is not None and 0 < limit <= slurm.early_signal_s
 
 
 def _network_keys(config: Config) -> list[str]:

@@ -161,7 +161,7 @@ TOPOLOGY_RULES = [
     ),
     Rule(
         "server_cache",
-        lambda c: bool(c.topology.server_cache_gb) and (c.topology.server_cache_gb or 0) < longest_served_gb(c),
+        lambda c: 0 < (c.topology.server_cache_gb or 0) < longest_served_gb(c),
         lambda c: (
             f"topology.server_cache_gb={c.topology.server_cache_gb:g}: one sequence as long as it serves takes {longest_served_gb(c):.3g} "
             "GB, and vLLM does not start with less"
