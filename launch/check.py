@@ -13,7 +13,7 @@ from launch.check_adapters import ADAPTER_RULES
 from launch.check_bench import BENCH_RULES
 from launch.check_cycles import CYCLE_RULES
 from launch.check_data import DATA_RULES
-from launch.check_evaluate import EVALUATE_RULES, idle_ranks, lacks_heldout
+from launch.check_evaluate import EVALUATE_RULES, evaluate_warnings, lacks_heldout
 from launch.check_export import EXPORT_RULES
 from launch.check_profile import PROFILE_RULES
 from launch.check_rewards import REWARD_RULES
@@ -380,7 +380,7 @@ def warnings(config: Config) -> list[str]:
             f"data.preview={config.data.preview} shows rows where mode=plan is left out; this is the plan of that command without it."
         )
     ranks = topology.trainers_of_a_node(config)
-    found += idle_ranks(config)
+    found += evaluate_warnings(config)
     if config.precision.weights == "nf4" and config.hardware.name == "strix_halo":
         found.append(
             "precision=nf4 on strix_halo is twice as slow as bf16 (measured in the Strix Halo report): memory is not what it lacks."

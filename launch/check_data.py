@@ -17,6 +17,7 @@ TRAINS_ON_ROWS = ("sft", "dpo", "grpo")
 ORDERED = ("sft", "grpo")  # methods with a curriculum
 READ_BY = {"earlier": Curriculum.mixed, "floor": Curriculum.adaptive, "memory": Curriculum.adaptive}
 NAMED = 8  # files of a directory, in an error
+LENGTHS = ("min_tokens", "max_tokens", "max_prompt_tokens")  # of data.filter, in tokens: trainings read them
 TOLERANCE = 1e-6  # of the sum of weights: 1/3 written with seven digits is one third
 
 
@@ -29,7 +30,7 @@ def _faulty_source(config: Config) -> str | None:
     for number, source in enumerate(config.data.sources):
         if (source.path is None) == (source.hub_id is None):
             return f"data.sources[{number}] has {'neither path nor hub_id' if source.path is None else 'path and hub_id'}"
-        if source.weight <= 0:
+        if not 0 < source.weight < math.inf:
             return f"data.sources[{number}].weight={source.weight:g}"
     return None
 
@@ -84,7 +85,7 @@ def _unread_by_samples(config: Config) -> str | None:
     if config.method.name != "sample" and config.method.kind != "cycles":
         return None
     given = {"data.streaming": data.streaming}
-    given |= {f"data.filter.{n}": getattr(filters, n) is not None for n in ("min_tokens", "max_tokens", "max_prompt_tokens")}
+    given |= {f"data.filter.{n}": getattr(filters, n) is not None for n in LENGTHS}
     return next((key for key, is_given in given.items() if is_given), None)
 
 

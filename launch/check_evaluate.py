@@ -6,6 +6,7 @@ import math
 import re
 
 from launch import topology
+from launch.check_data import LENGTHS
 from launch.check_selection import has_heldout
 from launch.errors import near
 from launch.rule import Rule
@@ -28,11 +29,15 @@ def _unused(config: Config) -> bool:
     return given and not config.smoke and not argument(config, "lm_eval_tasks")
 
 
-def idle_ranks(config: Config) -> list[str]:
-    """A warning where ranks, or GPUs, have nothing to evaluate: what ranks share is batches, and tasks of the harness are not."""
+def evaluate_warnings(config: Config) -> list[str]:
+    """Of ranks, or GPUs, that have nothing to evaluate (what ranks share is batches, and tasks of the harness are not), and of filters that
+    an evaluation does not read: a pipeline's trainings may have them, and its problems are to be the same for every model."""
     if config.method.name != "evaluate":
         return []
     ranks, found = topology.num_trainers(config), []
+    unread = [name for name in LENGTHS if getattr(config.data.filter, name) is not None]
+    if unread:
+        found.append(f"data.filter.{', '.join(unread)}: lengths in tokens, which differ by model, leave no held-out problem out.")
     if ranks == 1 and config.hardware.gpus_per_node > 1:
         found.append(f"topology=single: one of the node's {config.hardware.gpus_per_node} GPUs evaluates, the others stay idle.")
     if ranks > 1 and argument(config, "lm_eval_tasks"):

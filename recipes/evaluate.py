@@ -8,9 +8,10 @@ Started by the launcher, one process a GPU:
              python launch/run.py hardware=mi350x method=evaluate model=qwen3_4b model.path=<run>/model method.args.engine=vllm \
                  method.args.temperature=0.7 method.args.samples_per_prompt=8
 
-A sample of a generated problem is right when the task's own scorer gives 1, one of another row when math-verify finds the answers
-equal; with method.rewards it is right when their weighted mean is 1. Batches of problems are sampled and scored as by method=sample
-(recipes/common/batches.py): ranks take them in turn, a run that was stopped goes on after its last whole one, and neither changes a figure.
+A sample of a generated problem is right when the task's own scorer gives 1, one of another row when its answer is column `answer` (reward
+accuracy: as mathematics where that is mathematics, else as text); with method.rewards it is right when their weighted mean is 1. Batches of
+problems are sampled and scored as by method=sample (recipes/common/batches.py): ranks take them in turn, a run that was stopped goes on
+after its last whole one, and neither changes a figure.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def answer(config: DictConfig, args: EvaluateConfig, rows: list[Row]) -> tuple[d
 
 
 def scorer(config: DictConfig, rows: Sequence[Row]) -> Verifier:
-    """The weighted rewards of the composition where it has some; else the task's own scorer, or math-verify on column `answer`."""
+    """The weighted rewards of the composition where it has some; else the task's own scorer, or reward accuracy."""
     if not config.method.rewards:
         own = "reasoning_gym" if "entry" in rows[0] else "accuracy"
         config = OmegaConf.create({"method": {"rewards": {own: 1.0}, "reward_chain": [], "reward_pattern": None, "reward_confined": True}})

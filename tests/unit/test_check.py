@@ -403,6 +403,13 @@ def test_a_task_without_a_weight(data, weight):
     assert [rule.name for rule in found] == ["task_weight"]
 
 
+@pytest.mark.parametrize("weight", ["0", "-1", "inf", "nan"])
+def test_a_source_without_a_weight(weight):
+    sources = f"data.sources=[{{path: a.jsonl, weight: 1}}, {{path: b.jsonl, weight: {weight}}}]"
+    found = {rule.name: rule.message(composed("data=mix", sources)) for rule in refusals(composed("data=mix", sources))}
+    assert found["data_source"] == f"data.sources[1].weight={weight}"
+
+
 ROWS = ["data=jsonl", "data.path=train.jsonl"]
 
 
@@ -465,6 +472,14 @@ def test_ranks_that_an_evaluation_leaves_idle(overrides, said):
     ]
     assert len(found) == (said is not None)
     assert said is None or said in found[0]
+
+
+def test_filters_by_length_that_an_evaluation_does_not_read():
+    lengths = ["data.filter.max_tokens=512", "data.filter.min_tokens=2"]
+    said = "data.filter.min_tokens, max_tokens: lengths in tokens"
+    assert [line for line in warnings(composed("method=evaluate", *lengths)) if line.startswith(said)]
+    assert not [line for line in warnings(composed("method=sft", *lengths)) if said in line]
+    assert not [line for line in warnings(composed("method=evaluate", "data.filter.levels=[0]")) if said in line]
 
 
 @pytest.mark.parametrize(
