@@ -57,9 +57,10 @@ class Search:
         self.sweep, self.seed = sweep, seed
         self.study = _study(sweep, folder)
         points = sweep_space.combinations(sweep)
-        self.total = len(points) if points else sweep.num_trials
         for point in points or []:
             self.study.enqueue_trial(point, skip_if_exists=True)
+        # More than the points where the sampler chose one of them twice, as long as num_trials were fewer.
+        self.total = len(self.study.trials) if points else sweep.num_trials
         noted = {row["number"]: row for row in before or []}
         self.known = [_known(sweep, frozen, noted.get(frozen.number, {})) for frozen in self.study.trials if frozen.state.name != "WAITING"]
         self.again = [trial for trial in self.known if trial.status == "interrupted"]
