@@ -21,11 +21,12 @@ from launch.errors import EXIT_DONE, EXIT_USER, HostError, UserError, near
 from launch.execute import check_host, signals
 from launch.plan import NOT_IDENTITY, composition, identity, plain
 from launch.schema import Config
-from launch.schema_enums import Mode
+from launch.schema_enums import Find, Mode
 from launch.sweep_loop import Loop
 from launch.sweep_study import Grid, Search, Source, preview
 from launch.sweep_trials import Prepared, Trial, prepared
 
+OF_THE_SWEEP = ("mode", "format", "find", "resume", "data.preview")  # as every key of sweep.* is
 TRIED = 5  # suggestions of a search that are looked at before it is refused as a whole
 
 
@@ -90,7 +91,12 @@ def read(overrides: list[str]) -> Command:
     about_sweep = [o for o in fixed if o.lstrip("+~").startswith(("sweep=", "sweep."))]
     fixed = [o for o in fixed if o not in about_sweep]
     _check_names(fixed, about_sweep, grid)
+    _check_varied(grid)
     config = _any_of([*fixed, *about_sweep], grid)
+    if config.data.preview:
+        raise UserError("data.preview: of one run, which it shows and does not start. Leave out -m, or data.preview.")
+    if config.find != Find.none:
+        raise UserError(f"find={config.find.value}: of one run, and -m starts many. Leave out -m, or find.")
     if config.resume not in ("auto", "never"):
         raise UserError(f"resume={config.resume}: of one run, and -m starts many. Give auto or never.")
     if config.sweep.parallel is not None and config.sweep.parallel < 1:
@@ -99,6 +105,14 @@ def read(overrides: list[str]) -> Command:
     if config.sweep.name == "none":
         return _grid(config, typed, grid, [o for o in launcher if o != "hydra/launcher=basic"])
     return _search(config, typed, grid, launcher, [*fixed, *about_sweep])
+
+
+def _check_varied(grid: list[list[str]]) -> None:
+    """Refuse lists of keys that say how the sweep itself goes: the first value would be taken for all."""
+    for override in grid[0]:
+        key = override.lstrip("+~").partition("=")[0]
+        if key in OF_THE_SWEEP or key.startswith("sweep."):
+            raise UserError(f"{override}, ...: several values of {key}, which is one for the whole sweep. Give one.")
 
 
 def _check_names(fixed: list[str], about_sweep: list[str], grid: list[list[str]]) -> None:
