@@ -101,6 +101,10 @@ def read(overrides: list[str]) -> Command:
         raise UserError(f"resume={config.resume}: of one run, and -m starts many. Give auto or never.")
     if config.sweep.parallel is not None and config.sweep.parallel < 1:
         raise UserError(f"sweep.parallel={config.sweep.parallel}: out of range. Use: at least 1.")
+    goal = sweep_report.goal_of(config.sweep.metric)
+    if goal is not None and goal != config.sweep.direction:
+        given = f"sweep.metric={config.sweep.metric} with sweep.direction={config.sweep.direction.value}"
+        raise UserError(f"{given}: the worst trial would be called the best. Use: sweep.direction={goal.value} beside it.")
     typed = [o for o in fixed if o.partition("=")[0] not in ("mode", "format")]  # of the sweep, not of a trial
     if config.sweep.name == "none":
         return _grid(config, typed, grid, [o for o in launcher if o != "hydra/launcher=basic"])

@@ -34,6 +34,14 @@ def less_is_better(metric: str | None) -> bool:
     return metric is not None and (metric == "loss" or metric.startswith("least_"))
 
 
+def goal_of(metric: str | None) -> Direction | None:
+    """Which way a figure is better, where its name says so."""
+    bare = (metric or "").removeprefix("best_").removeprefix("eval_")
+    if less_is_better(bare):
+        return Direction.minimize
+    return Direction.maximize if bare in USUAL or bare.startswith("most_") else None
+
+
 def best(sweep: Sweep, trials: list[Trial]) -> Trial | None:
     """The done trial with the best value; None where no metric orders them. Of equals the first."""
     valued = [trial for trial in trials if trial.status == "done" and trial.value is not None]

@@ -70,7 +70,7 @@ def test_the_same_sweep_has_the_same_directory_and_another_has_another(launch):
         return json.loads(launch("-m", "sweep=grpo", *ONE_GPU, *overrides, "mode=plan", "format=json").out)["directory"]
 
     assert directory() == directory("sweep.num_trials=99", "sweep.parallel=2", "verbose=true")
-    assert len({directory(), directory("seed=1"), directory("sweep.metric=loss"), directory("sweep.space.kl.values=[0.0]")}) == 4
+    assert len({directory(), directory("seed=1"), directory("sweep.metric=kl"), directory("sweep.space.kl.values=[0.0]")}) == 4
 
 
 def test_the_command_lines_own_value_wins_over_the_sweeps(launch):
@@ -93,6 +93,8 @@ def test_the_command_lines_own_value_wins_over_the_sweeps(launch):
         (["-m", "seed=0,1", "sweep.parallel=0"], "sweep.parallel=0: out of range"),
         (["-m", "seed=0,1", "resume=there"], "resume=there: of one run"),
         (["-m", "seed=0,1", "hydra/sweeper=optuna"], "sweeps are our own here"),
+        (["-m", "seed=0,1", "sweep.metric=accuracy"], "sweep.direction=maximize beside it"),
+        (["-m", "sweep=grpo", "sweep.metric=eval_loss"], "sweep.direction=minimize beside it"),
         (["-m", "seed=0,1", "data.preview=1"], "data.preview: of one run"),
         (["-m", "seed=0,1", "find=largest_batch"], "find=largest_batch: of one run"),
         (["-m", "seed=0,1", "format=text,json"], "format=text, ...: several values of format"),
