@@ -34,7 +34,8 @@ def choose(config: Config) -> tuple[Path, bool]:
     if config.resume == "never":
         return home / fresh_name(), False
     if config.resume == "auto":
-        found = newest_unfinished(home, composition_hash(config))
+        # One that a job runs is chosen too: launch/slurm.py follows or refuses, where another one would be a second job.
+        found = newest_unfinished(home, composition_hash(config), with_running=config.runtime.name == "slurm")
         return (found, True) if found else (home / fresh_name(), False)
     return _asked_for(config), True
 
@@ -43,13 +44,13 @@ def fresh_name() -> str:
     return f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
-def newest_unfinished(home: Path, wanted: str) -> Path | None:
-    """The newest run of this composition that is neither done nor running now."""
+def newest_unfinished(home: Path, wanted: str, with_running: bool = False) -> Path | None:
+    """The newest run of this composition that is neither done nor, unless `with_running`, running now."""
     for folder in sorted(home.glob("*/"), reverse=True) if home.is_dir() else []:
         record = read_json(folder / "record.json") or {}
         if record.get("composition_hash") != wanted or record.get("status") == "done" or AGAIN in folder.name:
             continue
-        if not is_locked(folder) and not changed_data(record):
+        if (with_running or not is_locked(folder)) and not changed_data(record):
             return folder
     return None
 

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from launch import record, rundir, show
@@ -75,7 +74,8 @@ def submit(plan: Plan, host: Host, overrides: list[str], config: Config) -> int:
             "sbatch: not found. runtime=slurm submits from a machine of the cluster that has Slurm's commands, as its login nodes do "
             "(Debian: apt-get install slurm-client). mode=plan shows the script; runtime=local runs here."
         )
-    _refuse_twice(plan.run_dir)
+    if under_way := _under_way(plan):
+        return follow(plan, config, under_way)
     rundir.make(plan.run_dir)
     began = record.begin(plan, host, None, overrides, None)
     with rundir.locked(plan.run_dir):
@@ -105,12 +105,18 @@ def _say_submitted(plan: Plan, config: Config, job: str) -> None:
     show.say(config, f"Everything is in {plan.run_dir}")
 
 
-def _refuse_twice(run_dir: Path) -> None:
-    """Two jobs of one run would wait for each other's lock, and fail."""
-    job = (rundir.read_json(run_dir / JOB) or {}).get("job")
+def _under_way(plan: Plan) -> str | None:
+    """The job that this run has already, to be followed (runtime.slurm.wait). Raises UserError where nobody waits: two jobs of one run
+    would wait for each other's lock, and fail."""
+    job = (rundir.read_json(plan.run_dir / JOB) or {}).get("job")
     state = job and state_of(str(job))
-    if state:
-        raise UserError(f"{run_dir}: job {job} of this run is {state}. Use: resume=never for another run, or `scancel {job}` first.")
+    if not state:
+        return None
+    said = f"{plan.run_dir}: job {job} of this run is {state}."
+    if not plan.config.runtime.slurm.wait:
+        raise UserError(f"{said} Use: runtime.slurm.wait=true to follow it, resume=never for another run, or `scancel {job}` first.")
+    show.say(plan.config, f"{said} It is followed.")
+    return str(job)
 
 
 def state_of(job: str) -> str | None:

@@ -274,6 +274,29 @@ def test_a_second_job_of_a_run_is_refused_until_the_first_is_gone(launch, tools,
     assert len(list((tmp_path / "runs/sft-tiny-cpu").iterdir())) == 1  # the same run, which nothing has begun yet
 
 
+def test_a_run_whose_job_runs_has_no_second_one(launch, tools, tmp_path):
+    assert launch(*JOB).code == 0
+    (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").iterdir()
+    tools.add("squeue", "echo RUNNING")
+    with rundir.locked(run_dir):  # as the job's launcher does
+        second = launch(*JOB)
+    assert second.code == 2
+    assert "job 12 of this run is RUNNING" in second.err
+    assert list((tmp_path / "runs/sft-tiny-cpu").iterdir()) == [run_dir]
+
+
+def test_wait_follows_the_job_that_the_run_has_already(launch, tools, monkeypatch):
+    """As the trials of a sweep that was stopped do, when it goes on."""
+    assert launch(*JOB).code == 0
+    ended = json.dumps({"status": "done", "exit_code": 0})
+    tools.add("squeue", f"cd runs/*/*; test -e asked && {{ echo '{ended}' > record.json; exit 0; }}; touch asked; echo PENDING")
+    monkeypatch.setattr(slurm, "ASK_EVERY_S", 0.0)
+    done = launch(*JOB, "runtime.slurm.wait=true")
+    assert done.code == 0, done.err
+    assert "job 12 of this run is PENDING. It is followed." in done.out
+    assert [call.split()[0] for call in tools.calls()] == ["sbatch", "squeue", "squeue"]
+
+
 def test_a_controller_that_does_not_answer_is_told(launch, tools):
     assert launch(*JOB).code == 0
     tools.add("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
