@@ -181,7 +181,11 @@ def _state(config: Config) -> dict[str, float]:
     found["optimizer"] = _optimizer_bytes(config, n, n.width) / shared
     if config.topology.strategy in ("zero2", "zero3"):
         low = _width(config)
-        found |= {"weights": low * n.base / shared, "adapter": 0.0, "master weights": 4.0 * n.trained / n.ranks}
+        found |= {
+            "weights": min(low * n.base, base) / shared,
+            "adapter": low / 4 * adapter / shared,
+            "master weights": 4.0 * n.trained / n.ranks,
+        }
         found["optimizer"] = _optimizer_bytes(config, n, 4.0) / n.ranks
         if zero.offload_optimizer:
             found |= {"optimizer": 0.0, "master weights": 0.0}
