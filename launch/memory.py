@@ -171,7 +171,7 @@ def _state(config: Config) -> dict[str, float]:
 
     DeepSpeed holds 16-bit weights, a copy of them in fp32 and that copy's moments.
     """
-    n, zero = _Counts.of(config), config.topology.zero
+    n, zero, low = _Counts.of(config), config.topology.zero, _width(config)
     shared = n.ranks if config.topology.strategy in ("fsdp", "zero3") else 1
     adapter = 4.0 * n.trained if config.adapter.rank is not None else 0.0
     base = _base_bytes(config)
@@ -180,8 +180,8 @@ def _state(config: Config) -> dict[str, float]:
         found["weights"] = 4.0 * n.base / shared
     found["optimizer"] = _optimizer_bytes(config, n, n.width) / shared
     if config.topology.strategy in ("zero2", "zero3"):
-        low = _width(config)
-        found |= {"weights": low * n.base / shared, "adapter": 0.0, "master weights": 4.0 * n.trained / n.ranks}
+        found |= {"weights": min(low * n.base, base) / shared, "adapter": low / 4 * adapter / shared}
+        found["master weights"] = 4.0 * n.trained / n.ranks
         found["optimizer"] = _optimizer_bytes(config, n, 4.0) / n.ranks
         if zero.offload_optimizer:
             found |= {"optimizer": 0.0, "master weights": 0.0}

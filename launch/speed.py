@@ -90,6 +90,9 @@ def speed(config: Config) -> Speed:
         return Speed(None, None, f"no peak of {config.hardware.name} in {compute} is known")
     if config.method.kind != "trainer":
         return Speed(None, None, f"no estimate for {config.method.name} yet")
+    sharing = config.topology
+    if sharing.fsdp.cpu_offload or sharing.zero.offload_optimizer or sharing.zero.offload_parameters:
+        return Speed(None, None, "a step that offloads to the host waits for its optimizer and its links, which are not estimated")
     size = batch(config)
     parts = step_parts(config, size, peak * 1e12)
     train_s, generate_s = sum(parts.values()) - parts["generation"], parts["generation"]

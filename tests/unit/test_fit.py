@@ -33,6 +33,7 @@ TIGHT = {  # commands that do not fit, and what has to be among the changes
         ["hardware=mi210", "model=qwen3_14b", "method=sft", "topology=zero3", "topology.num_gpus=4"],
         "topology.zero.offload_p",
     ),
+    "sleep": (["hardware=h200", "model=qwen3_8b", "method=grpo", "topology=colocate"], "method.args.vllm_enable_sleep_mode=true"),
     "4 bits": (["hardware=mi210", "model=qwen3_32b", "method=sft", "topology=single"], "precision=nf4"),
     "server": (
         ["hardware=mi210", "model=qwen3_32b", "method=grpo", "topology=split", "adapter=qlora", "precision=nf4"],
@@ -141,6 +142,19 @@ def test_a_largest_batch_divides_the_effective_one(capsys):
     assert "find=largest_batch" in capsys.readouterr().err  # it takes seconds
 
 
+def test_every_process_that_lacks_memory_is_named():
+    """A server that lacks half a GB stands before trainers that lack a thousand."""
+    said = fit.shortage(plan_of(["hardware=mi300x", "model=llama3_1_70b", "method=grpo", "topology=split"]))
+    assert said.startswith("server: ")
+    assert "trainers: 1418.8 GB needed on each of its GPUs, 206.2 there" in said
+
+
+def test_sharding_in_place_of_colocate_says_who_generates():
+    overrides = TIGHT["sleep"][0]
+    found = {tuple(change.overrides): change.cost for change in fit.changes(plan_of(overrides).config, overrides, host_with(8))}
+    assert "transformers generates" in found["topology=fsdp",]
+
+
 def test_what_nothing_mends_says_so():
     overrides = ["hardware=mi50", "model=llama3_1_70b", "method=sft", "topology=single", "precision=fp32"]
     said = fit.advice(plan_of(overrides), overrides, host_with(8))
@@ -183,6 +197,8 @@ def test_the_smallest_hardware_is_the_first_that_fits():
     [
         (["hardware=cpu", "find=largest_batch"], UserError, "on a GPU"),
         (["hardware=mi300x", "method=evaluate", "find=largest_batch"], UserError, "for a method that trains"),
+        (["hardware=mi300x", "method=bench/gemm", "find=smallest_hardware"], UserError, "its memory is not planned"),
+        (["hardware=mi300x", "method=tune/batch", "find=smallest_hardware"], UserError, "its memory is not planned"),
         (["hardware=mi300x", "smoke=true", "find=largest_batch"], UserError, "everything fits"),
         (["hardware=h200", "topology=ddp", "effective_batch=7", "find=largest_batch"], UserError, "no multiple of 8"),
         (["hardware=mi50", "precision=bf16", "find=largest_batch"], UserError, "no bf16 in hardware"),

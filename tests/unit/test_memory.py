@@ -145,6 +145,27 @@ def test_offload_leaves_the_gpu():
     assert not {"optimizer", "weights"} & set(trainer(*base, "topology=fsdp", "topology.fsdp.cpu_offload=true"))
 
 
+def test_the_speed_of_a_step_that_offloads_is_not_foretold():
+    """It would be that of one that does not, and so would the cost."""
+    base = ("hardware=mi300x", "model=qwen3_4b", "method=sft", "price_per_gpu_hour=2")
+    for given in (
+        ("topology=fsdp", "topology.fsdp.cpu_offload=true"),
+        ("topology=zero2", "topology.zero.offload_optimizer=true"),
+    ):
+        assert speed.speed(composed(*base, given[0])).cost is not None
+        found = speed.speed(composed(*base, *given))
+        assert (found.tokens_per_second, found.step_s, found.cost) == (None, None, None)
+        assert "offload" in found.basis
+
+
+def test_4_bit_weights_stay_packed_under_zero2():
+    """DeepSpeed casts to 16 bits what is floating-point; packed weights are bytes. Adapters it does cast, whole on every rank."""
+    base = ("hardware=mi300x", "model=qwen3_8b", "method=sft", "adapter=qlora", "precision=nf4")
+    parts, alone = trainer(*base, "topology=zero2"), trainer(*base, "topology=ddp")
+    assert parts["weights"] == pytest.approx(alone["weights"])
+    assert parts["adapter"] == pytest.approx(alone["adapter"] / 2)
+
+
 def test_gradients_that_accumulate_are_whole_under_fsdp():
     base = ("hardware=mi300x", "model=qwen3_8b", "method=sft", "topology=fsdp")
     once, twice = trainer(*base), trainer(*base, "method.args.gradient_accumulation_steps=2")
