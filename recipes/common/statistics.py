@@ -13,10 +13,11 @@ from collections.abc import Sequence
 import numpy as np
 
 Z = 1.959963984540054  # two-sided 95% of the normal distribution
+ROUNDING = 1e-9  # of a share that is a sum of floats
 RESAMPLES = 2000  # of a bootstrap: the ends of a 95% interval then move by less than a twentieth of its width from seed to seed
 
 
-def wilson(right: int, total: int) -> tuple[float, float]:
+def wilson(right: float, total: int) -> tuple[float, float]:
     """The interval of the share `right`/`total` of independent trials (Wilson, 1927). Raises ValueError where there are none.
 
     Other than the usual p +- 1.96 standard errors it stays within 0 and 1, and is right for few trials and extreme shares.
@@ -33,13 +34,13 @@ def wilson(right: int, total: int) -> tuple[float, float]:
 def bootstrap(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
     """The interval of the mean of `values`, one a problem, by drawing as many problems with replacement RESAMPLES times (percentiles).
 
-    Samples of one problem are alike, so problems are drawn and not samples. Where all are 0, or all are 1, every draw is the same and
-    says nothing: Wilson's interval stands in. The same seed gives the same interval. Raises ValueError where there are no values.
+    Samples of one problem are alike, so problems are drawn and not samples. Where all are equal, but for rounding, every draw is the same
+    and says nothing: Wilson's interval stands in. The same seed gives the same interval. Raises ValueError where there are no values.
     """
     if not values:
         raise ValueError("no values")
-    if set(values) <= {0.0} or set(values) <= {1.0}:
-        return wilson(round(sum(values)), len(values))
+    if max(values) - min(values) < ROUNDING:
+        return wilson(round(sum(values), 6), len(values))
     rng, given = np.random.default_rng(seed), np.asarray(values, dtype=float)
     means = [float(given[rng.integers(0, len(given), len(given))].mean()) for _ in range(RESAMPLES)]
     low, high = np.percentile(means, [2.5, 97.5])

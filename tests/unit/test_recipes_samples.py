@@ -3,12 +3,15 @@
 import itertools
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
 from launch.plan import plain
 from launch.schema import Data
+from recipes.common import rewards
 from recipes.common.batches import Log, Store, one_batch, write_rows
 from recipes.common.data import load
 from recipes.common.errors import UserError
@@ -232,6 +235,19 @@ def test_verdicts_follow_the_file_of_a_reward_of_ones_own(tmp_path, monkeypatch)
         (tmp_path / "a_reward_of_my_own.py").write_text(f"def f(prompts, **columns):\n    return [{text}] * len(prompts)\n")
         keys.append(verdicts_key(config, {}))
     assert [name for name, sha in keys[0]["code"].items() if keys[1]["code"][name] != sha] == ["a_reward_of_my_own.f"]
+
+
+def test_verdicts_follow_all_code_that_judges():
+    """What the verifiers import of ours, found from their text: a module that is split off is not forgotten."""
+    key = verdicts_key(OmegaConf.create({"method": {"rewards": {"accuracy": 1.0}}}), {})
+    left, seen = ["verify", "verify_worker", "tasks"], {"errors"}  # it has messages only
+    while left:
+        name = left.pop()
+        seen.add(name)
+        text = (Path(rewards.__file__).parent / f"{name}.py").read_text()
+        found = re.findall(r"from recipes\.common\.(\w+) import", text) + re.findall(r"from recipes\.common import (\w+)", text)
+        left += [other for other in found if other not in seen]
+    assert {f"{name}.py" for name in seen - {"errors"}} <= set(key["code"])
 
 
 def test_a_model_that_may_be_another_tomorrow_has_no_identity(tmp_path):

@@ -85,3 +85,17 @@ def test_two_evaluations_compared():
     assert (unequal.difference, unequal.better, unequal.worse) == (0.125, 1, 0)
     with pytest.raises(ValueError, match="2 and 1 problems"):
         paired.compare([(0, 1), (1, 1)], [(0, 1)])
+
+
+def test_problems_with_equal_shares_have_an_interval_all_the_same():
+    """One problem that was half right says little of the next; a draw of it would say all."""
+    assert statistics.bootstrap([0.5]) == statistics.wilson(0.5, 1)
+    low, high = statistics.bootstrap([0.25] * 8)
+    assert low < 0.1
+    assert high > 0.5
+    # maj@k of right answers of several texts is a sum of floats.
+    answers = [(text, 1.0) for text in "aabcddee"]
+    found = [statistics.maj_at_k(answers, k) for k in statistics.ks(8)]
+    assert any(value != 1.0 for value in found), "rounding is what this is about"
+    for value in found:
+        assert statistics.bootstrap([value] * 20) == statistics.wilson(20, 20)
