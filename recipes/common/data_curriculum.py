@@ -54,6 +54,15 @@ def cycle_shares(data: DictConfig, levels: Sequence[int], cycle: int, num_cycles
     return {level: sum(one[level] for one in found) / len(found) for level in levels}
 
 
+def pass_scores(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """A score of 0 to 1 for each completion, which a pass rate is the mean of. rewards: (completions, rewards), NaN where a reward does not
+    apply; weights: (rewards), a penalty's negative. As a verdict of recipes/common/verify.py: the mean over the sizes of the weights.
+    """
+    sizes = weights.abs() * ~rewards.isnan()
+    score = (rewards.nan_to_num() * weights).sum(1) / sizes.sum(1)
+    return score.nan_to_num().clamp(0, 1)  # NaN where no reward applies
+
+
 def check_levels(curriculum: str, levels: Sequence[Any]) -> None:
     """Raises UserError for a row's level that is no whole number, and for rows that are all of one level."""
     odd = next((level for level in levels if not isinstance(level, int)), 0)
@@ -200,8 +209,7 @@ class Curriculum:
     def _calculate_rewards(self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any) -> torch.Tensor:
         rewards = super()._calculate_rewards(inputs, *args, **kwargs)
         if self._schedule is not None and self._schedule.online and self.model.training:
-            weights = self.reward_weights.to(rewards.device)
-            scores = (rewards.nan_to_num() * weights).sum(1) / weights.sum()
+            scores = pass_scores(rewards, self.reward_weights.to(rewards.device))
             self._schedule.observe(gather_object([row["level"] for row in inputs]), scores.tolist())
         return rewards
 

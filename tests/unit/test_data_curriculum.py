@@ -5,6 +5,7 @@ import json
 from collections import Counter
 
 import pytest
+import torch
 from datasets import Dataset
 from omegaconf import OmegaConf
 from transformers import TrainerState
@@ -12,7 +13,16 @@ from transformers import TrainerState
 from launch.check import refusals
 from launch.plan import plain
 from launch.schema import Data
-from recipes.common.data_curriculum import Curriculum, Schedule, ScheduleSampler, ScheduleState, cycle_shares, read_pass_rates, shares
+from recipes.common.data_curriculum import (
+    Curriculum,
+    Schedule,
+    ScheduleSampler,
+    ScheduleState,
+    cycle_shares,
+    pass_scores,
+    read_pass_rates,
+    shares,
+)
 from recipes.common.errors import UserError
 from tests.conftest import composed
 
@@ -25,6 +35,14 @@ def configured(curriculum, **own):
 
 def counts(schedule):
     return [[Counter(LEVELS[row] for row in batch)[level] for level in (0, 1, 2)] for batch in schedule.batches()]
+
+
+def test_pass_rates_are_of_scores_from_0_to_1():
+    nan = float("nan")
+    rewards = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0], [1.0, nan], [nan, nan]])
+    assert pass_scores(rewards, torch.tensor([1.0, 1.0])).tolist() == [0.5, 1.0, 0.5, 1.0, 0.0]
+    assert pass_scores(rewards, torch.tensor([1.0, -1.0])).tolist() == [0.5, 0.0, 0.0, 1.0, 0.0]  # weights that sum to 0
+    assert pass_scores(rewards, torch.tensor([3.0, -1.0])).tolist() == [0.75, 0.5, 0.0, 1.0, 0.0]
 
 
 def test_progressive_takes_one_level_after_another():
