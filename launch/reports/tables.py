@@ -167,7 +167,7 @@ def step_parts(run: Run) -> list[Any]:
     """GRPO: training, waiting, transfer of weights, and what the server does meanwhile; seconds of one step."""
     if run.get("method", "name") != "grpo" or not run.metrics.rows:
         return []
-    steps, whole, inside = _steps(run), step_s(run), measured(run, "step_s")
+    steps, whole, inside = _steps(run), _mean_apart(run), _mean_step(run)
     if not run.metrics.points("generation_s")[1] or whole is None or inside is None:
         return [Note("Generation is not timed apart in this run: the trainer's own process generates, within its step.")]
     generation, wait, sync = (_per_step(run, key, steps) for key in ("generation_s", "wait_s", "sync_s"))
@@ -195,11 +195,32 @@ def _steps(run: Run) -> float:
 
 def _per_step(run: Run, key: str, steps: float) -> float:
     """A line holds the mean of the calls since the line before; some lines have none."""
+    lines = _lines(run)
+    calls = [max(1.0, covered / steps) * row[key] for row, covered in lines if is_number(row.get(key))]
+    total = sum(covered for _, covered in lines)
+    return sum(calls) / total if total else 0.0
+
+
+def _lines(run: Run) -> list[tuple[dict[str, Any], float]]:
+    """The lines after the warm-up, each with the steps since the line before."""
     rows = run.metrics.rows[min(WARM_UP, len(run.metrics.rows) // 3) :]
     before = [0, *(row["step"] for row in run.metrics.rows)][-len(rows) - 1 : -1]
-    apart = [max(0.0, row["step"] - last) for row, last in zip(rows, before, strict=True)]
-    calls = [max(1.0, covered / steps) * row[key] for row, covered in zip(rows, apart, strict=True) if is_number(row.get(key))]
-    return sum(calls) / sum(apart) if sum(apart) else 0.0
+    return [(row, max(0.0, row["step"] - last)) for row, last in zip(rows, before, strict=True)]
+
+
+def _mean_step(run: Run) -> float | None:
+    """Seconds inside a step. Not the median: where a generation serves several steps, one of these is long and the others are short."""
+    timed = [(row["step_s"], covered) for row, covered in _lines(run) if is_number(row.get("step_s"))]
+    total = sum(covered for _, covered in timed)
+    return sum(seconds * covered for seconds, covered in timed) / total if total else None
+
+
+def _mean_apart(run: Run) -> float | None:
+    """Seconds from one step to the next, as step_s has them, over the lines of `_mean_step`."""
+    rows = [row for row in run.metrics.rows if is_number(row.get("time_s"))]
+    rows = rows[max(0, len(rows) - len(_lines(run)) - 1) :]  # and the line before the first
+    steps = rows[-1]["step"] - rows[0]["step"] if rows else 0
+    return (rows[-1]["time_s"] - rows[0]["time_s"]) / steps if steps > 0 else None
 
 
 def planned_memory(run: Run) -> dict[str, Any] | None:

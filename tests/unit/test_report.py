@@ -154,6 +154,22 @@ def test_a_generation_that_serves_several_steps_is_shared_among_them(tmp_path):
     assert "idle: waiting for generation 0.4615 s" in text  # the first three lines are left out: 3 calls of 13 steps
 
 
+def test_steps_of_unequal_length_are_shown_by_their_means(tmp_path):
+    """Two steps a generation: 6.5 s with it and 2.5 s without, and half a second between two steps; a median is one of both."""
+    folder = a_run(tmp_path / "g", "method=grpo", "method.args.steps_per_generation=2")
+    rows, clock = [], 0.0
+    for n, row in enumerate(steps(23)):
+        takes = 2.5 if n % 2 else 6.5
+        clock += takes + 0.5
+        generated = {"generation_s": 3.6, "wait_s": 3.0, "sync_s": 1.0}
+        rows.append({**row, "time_s": clock, "step_s": takes} | ({} if n % 2 else generated))
+    text = made(log(folder, *rows)).text
+    # Of the last twenty steps, ten of each kind: 4.5 s inside of one, of which 1.5 are waited and 0.5 are the transfer.
+    assert "Trainers training 2.5 s (50%) weight sync 0.5 s (10%) optimizer, logging, saving 0.5 s (10%)" in text
+    assert "idle: waiting for generation 1.5 s (30%)" in text
+    assert "Generation server generation 1.8 s (36%)" in text
+
+
 def test_telemetry_profile_targets_and_energy(tmp_path):
     folder = log(a_run(tmp_path / "r", reward=0.9, energy_kwh_per_million_tokens=0.25), *steps(4, gpu_power_w=600.0, gpu_utilization=0.8))
     change(folder / "plan.json", targets={"reward": {"value": 0.6, "source": "a table"}, "accuracy": {"value": 1.0, "source": "another"}})
