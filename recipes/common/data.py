@@ -98,11 +98,20 @@ def _table(rows: list[Row], name: str) -> Dataset:
     """Every field that a row has, null where others lack it: `from_list` alone takes those of the first row. Raises UserError."""
     fields = dict.fromkeys(field for row in rows for field in row)
     try:
-        return Dataset.from_dict({field: [row.get(field) for row in rows] for field in fields})
+        # Arguments of a call have other keys in every row, and a table's column has all of them in all rows, null where a row lacks one.
+        loose = any(_calls_tools(value) for row in rows for value in row.values())
+        return Dataset.from_dict(
+            {field: [row.get(field) for row in rows] for field in fields}, on_mixed_types="use_json" if loose else None
+        )
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError) as error:
         raise UserError(
             f"data={name}: a field has values of two kinds in different rows ({error}). Write them alike, for example as text."
         ) from error
+
+
+def _calls_tools(value: Any) -> bool:
+    """Whether it is messages that call tools."""
+    return isinstance(value, list) and any(isinstance(message, dict) and message.get("tool_calls") for message in value)
 
 
 def load_heldout_table(data: DictConfig, method: str) -> Dataset:
@@ -262,8 +271,11 @@ def _row(line: str, where: str, method: str) -> Row:
 
 def _form(row: Row, method: str) -> str:
     """What of a row its trainer reads, and whether that is text or messages."""
-    given = {field: row[field] for field in READ[method] if row.get(field) is not None}
-    return " and ".join(f"{field} ({'text' if isinstance(value, str) else 'messages'})" for field, value in given.items())
+    given = {field: row[field] for field in READ[method] if row.get(field) is not None and field != "tools"}  # which some may have
+    return " and ".join(
+        field if isinstance(value, dict) else f"{field} ({'text' if isinstance(value, str) else 'messages'})"
+        for field, value in given.items()
+    )
 
 
 def _check_forms(forms: set[str], name: str, method: str) -> None:
@@ -322,7 +334,10 @@ def _columns(row: Row, method: str, extra: tuple[str, ...] = ()) -> Row:
     if method == "grpo":
         return {key: value for key, value in row.items() if key not in ("completion", "source")}
     given = [key for key in READ[method] if row.get(key) is not None]  # TRL takes a null prompt for one
-    return {key: row[key] for key in (*given, *extra) if key in row}
+    kept = {key: row[key] for key in (*given, *extra) if key in row}
+    if not isinstance(kept.get("tools", ""), str):
+        kept["tools"] = json.dumps(kept["tools"], ensure_ascii=False)  # TRL reads it so; a table would give each the keys of all others
+    return kept
 
 
 def _shares(rows: list[Row], name: str) -> dict[str, int]:

@@ -16,15 +16,22 @@ FORMATS: dict[str, list[set[str]]] = {
     "evaluate": [{"prompt", "answer"}],
     "samples": [{"prompt", "completion", "score"}],
 }
+OF_TEMPLATES = ("tools", "chat_template_kwargs")  # what a chat template writes of a row beside its messages
 READ = {
-    "sft": ("prompt", "completion", "messages", "text"),
-    "dpo": ("prompt", "chosen", "rejected"),
+    "sft": ("prompt", "completion", "messages", "text", *OF_TEMPLATES),
+    "dpo": ("prompt", "chosen", "rejected", *OF_TEMPLATES),
     "grpo": ("prompt",),
     "evaluate": ("prompt", "answer"),
     "samples": ("prompt", "completion"),
 }
 MESSAGES = "a list of one or more messages {role, content}"
-EXPECTED = {"text": "text", "answer": "text or a number", "messages": MESSAGES}
+EXPECTED = {
+    "text": "text",
+    "answer": "text or a number",
+    "messages": MESSAGES,
+    "tools": "a list of tools, each an object, or its JSON",
+    "chat_template_kwargs": "an object {name: value}",
+}
 QUOTED = 60  # characters of a value, in an error
 
 
@@ -37,7 +44,7 @@ def check_row(row: Row, where: str, method: str) -> None:
     # A table has null in the fields of the forms that a row does not have.
     other_forms = len(forms) > 1 and any(all(row.get(name) is not None for name in form) for form in forms)
     for name in READ[method]:
-        if name in row and not (other_forms and row[name] is None):
+        if name in row and not ((other_forms or name in OF_TEMPLATES) and row[name] is None):
             fault = _fault(name, row[name])
             if fault:
                 raise UserError(f"{where}: {name} is {fault}, and it must be {EXPECTED.get(name, f'text or {MESSAGES}')}.")
@@ -51,6 +58,8 @@ def _fault(name: str, value: Any) -> str | None:
     """What a field is in place of what it must be; None where it is right."""
     if name == "answer":
         return None if isinstance(value, (str, int, float)) and not isinstance(value, bool) else _quoted(value)
+    if name in OF_TEMPLATES:
+        return None if (_are_tools(value) if name == "tools" else isinstance(value, dict)) else _quoted(value)
     if isinstance(value, str):
         return _quoted(value) if name == "messages" else None
     if name == "text" or not isinstance(value, list) or not value:
@@ -65,6 +74,14 @@ def _is_message(message: Any) -> bool:
     if message.get("content") is None:  # then there is something else to write, such as a call of a tool
         return any(value for name, value in message.items() if name != "role")
     return isinstance(message["content"], (str, list))
+
+
+def _are_tools(value: Any) -> bool:
+    try:
+        tools = json.loads(value) if isinstance(value, str) else value
+    except json.JSONDecodeError:
+        return False
+    return isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
 
 
 def _quoted(value: Any) -> str:

@@ -22,6 +22,7 @@ from recipes.common.errors import UserError, near
 Row = dict[str, Any]
 
 TEXT_FIELDS = ("prompt", "completion", "chosen", "rejected", "messages", "text")
+TEMPLATE_FIELDS = ("tools", "chat_template_kwargs")
 
 
 def spelled(value: Any) -> list[str]:
@@ -31,7 +32,8 @@ def spelled(value: Any) -> list[str]:
 
 def content(row: Row) -> str:
     """All that a trainer reads of a row, as one string."""
-    return "\0".join(text for field in TEXT_FIELDS if row.get(field) for text in [field, *_with_roles(row[field])])
+    of_templates = [f"{field} {json.dumps(row[field], sort_keys=True)}" for field in TEMPLATE_FIELDS if row.get(field)]
+    return "\0".join([text for field in TEXT_FIELDS if row.get(field) for text in [field, *_with_roles(row[field])]] + of_templates)
 
 
 def _with_roles(value: Any) -> list[str]:

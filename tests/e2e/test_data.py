@@ -44,6 +44,32 @@ def test_a_preview_shows_tokens_with_their_mask_leaves_no_run_and_the_plan_then_
     assert "not prepared yet" in command(*given, "mode=plan", cwd=tmp_path).stdout
 
 
+TEMPLATE = (
+    "{%- if tools %}{{ tools | tojson }}{%- endif %}{{ mark }}{%- for m in messages %}{{ '<|' + m.role + '|>' }}{{ m.content }}"
+    "{%- for call in (m.tool_calls or []) %}{{ call.name + (call.arguments | tojson) }}{%- endfor %}"
+    "{%- if m.role == 'assistant' %}{{ eos_token }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|assistant|>' }}{%- endif %}"
+)
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_a_model_sees_the_tools_it_is_to_call(tmp_path, method):
+    (tmp_path / "t.jinja").write_text(TEMPLATE)
+    rows = []
+    for arguments in ({"a": 1}, {"b": 2}):
+        call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": arguments}]}
+        prompt, refused = [{"role": "user", "content": "go"}], [{"role": "assistant", "content": "no"}]
+        given = {"prompt": prompt, "completion": [call]} if method == "sft" else {"prompt": prompt, "chosen": [call], "rejected": refused}
+        rows.append(given | {"tools": [{"name": "f"}], "chat_template_kwargs": {"mark": "~"}})
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = ["hardware=cpu", f"method={method}", "data=jsonl", "data.path=a.jsonl", "data.chat_template=t.jinja"]
+    shown = command(*given, "data.preview=2", "method.args.max_length=128", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    text = "".join(re.findall(r"^ +\d+ +\d+ (?:loss|-) +'(.*)'$", shown.stdout, re.MULTILINE))
+    for arguments in ('{"a": 1}', '{"b": 2}'):
+        assert f'[{{"name": "f"}}]~<|user|>go<|assistant|>f{arguments}<|end|>' in text, text
+
+
 def test_a_curriculum_on_two_ranks_draws_its_levels(tmp_path):
     given = [*SMALL, LEVELS, "data.curriculum=mixed", "smoke=true", "topology=ddp", "topology.num_gpus=2", "method.args.max_steps=4"]
     folder = run_dir(command(*given, "format=json", cwd=tmp_path))

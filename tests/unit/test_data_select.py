@@ -273,3 +273,12 @@ def test_a_stream_reads_no_more_than_it_needs_goes_on_for_ever_and_is_the_same_a
     path = jsonl(tmp_path / "b.jsonl", rows(3))
     with pytest.raises(UserError, match="no rows to train on"):
         next(iter(data.load_train(configured(path=path, streaming=True, limit=1, filter={"equals": {"answer": "x"}}), "sft")))
+
+
+def test_rows_that_differ_in_what_a_template_writes_are_two():
+    row = {"messages": [{"role": "user", "content": "a"}]}
+    found = {
+        data_select.content(row | own)
+        for own in ({}, {"tools": [{"name": "f"}]}, {"tools": [{"name": "g"}]}, {"chat_template_kwargs": {"thinks": True}})
+    }
+    assert len(found) == 4

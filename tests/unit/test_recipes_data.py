@@ -1,5 +1,6 @@
 """Rows: generated problems whose sets do not meet, local files with line numbers in what they refuse, preference pairs."""
 
+import itertools
 import json
 import random
 import subprocess
@@ -166,6 +167,9 @@ MESSAGE = {"role": "user", "content": "a"}
         ({"text": "b" * 99, "prompt": 99}, "sft", "prompt is 99, and"),
         ({"prompt": "a", "chosen": "b", "rejected": None}, "dpo", "rejected is null, and it must be text or"),
         ({"prompt": None, "chosen": "b", "rejected": "c"}, "dpo", "prompt is null, and"),
+        ({"messages": [MESSAGE], "tools": "[{]"}, "sft", 'tools is "[{]", and it must be a list of tools, each an object, or its JSON.'),
+        ({"messages": [MESSAGE], "tools": ["f"]}, "sft", 'tools is ["f"], and'),
+        ({"messages": [MESSAGE], "chat_template_kwargs": "a"}, "sft", 'chat_template_kwargs is "a", and it must be an object'),
         ({"prompt": {"a": "b" * 99}}, "grpo", "..., and it must be text or"),
         ({"prompt": None, "answer": "1"}, "evaluate", "prompt is null, and"),
         ({"prompt": "a", "answer": ["1"]}, "evaluate", 'answer is ["1"], and it must be text or a number.'),
@@ -194,6 +198,33 @@ def test_a_null_of_another_form_is_none_and_a_call_needs_no_content(tmp_path):
     for line in ({"prompt": None, "messages": called}, {"prompt": "a", "completion": "", "messages": None, "text": None}):
         given = {name: value for name, value in line.items() if value is not None}
         assert data.load_train(configured("jsonl", path=jsonl(tmp_path, json.dumps(line))), "sft").column_names == list(given)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_what_a_chat_template_writes_beside_messages_is_each_rows_own(tmp_path, method, streaming):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": "int"}}}]
+    rows = []
+    for n, arguments in enumerate([{"a": 1}, {"b": 2, "c": None}, {"a": "text"}]):
+        call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": arguments}]}
+        sides = {"prompt": [MESSAGE], "chosen": [call], "rejected": [{"role": "assistant", "content": "no"}]}
+        given = {"messages": [MESSAGE, call]} if method == "sft" else sides
+        rows.append(given | {"chat_template_kwargs": {"thinks": n}} | ({"tools": tools} if n else {}))
+    path = jsonl(tmp_path, *map(json.dumps, rows))
+    loaded = data.load_train(configured("jsonl", path=path, streaming=streaming), method)
+    found = {row["chat_template_kwargs"]["thinks"]: row for row in itertools.islice(loaded, 100)}  # a stream has no end
+    for n, given in enumerate(rows):
+        row = found[n]
+        calling = "messages" if method == "sft" else "chosen"
+        assert row[calling][-1]["tool_calls"] == given[calling][-1]["tool_calls"]
+        assert row["chat_template_kwargs"] == given["chat_template_kwargs"]
+        assert (json.loads(row["tools"]) if row.get("tools") else None) == given.get("tools")
+
+
+def test_settings_of_a_template_that_some_rows_lack_are_refused(tmp_path):
+    lines = [json.dumps({"messages": [MESSAGE]} | own) for own in ({"chat_template_kwargs": {"thinks": True}}, {})]
+    with pytest.raises(UserError, match="some rows have messages .messages., others messages .messages. and chat_template_kwargs"):
+        data.load_train(configured("jsonl", path=jsonl(tmp_path, *lines)), "sft")
 
 
 def test_a_missing_file_names_its_neighbours(tmp_path):
