@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from recipes.common.data_select import Row, check_pair, check_sample
+from recipes.common.data_select import TEMPLATE_FIELDS, Row, check_pair, check_sample
 from recipes.common.errors import UserError
 
 # Method -> the sets of fields of which a row needs one (TRL's dataset formats).
@@ -16,10 +16,9 @@ FORMATS: dict[str, list[set[str]]] = {
     "evaluate": [{"prompt", "answer"}],
     "samples": [{"prompt", "completion", "score"}],
 }
-OF_TEMPLATES = ("tools", "chat_template_kwargs")  # what a chat template writes of a row beside its messages
 READ = {
-    "sft": ("prompt", "completion", "messages", "text", *OF_TEMPLATES),
-    "dpo": ("prompt", "chosen", "rejected", *OF_TEMPLATES),
+    "sft": ("prompt", "completion", "messages", "text", *TEMPLATE_FIELDS),
+    "dpo": ("prompt", "chosen", "rejected", *TEMPLATE_FIELDS),
     "grpo": ("prompt",),
     "evaluate": ("prompt", "answer"),
     "samples": ("prompt", "completion"),
@@ -44,7 +43,7 @@ def check_row(row: Row, where: str, method: str) -> None:
     # A table has null in the fields of the forms that a row does not have.
     other_forms = len(forms) > 1 and any(all(row.get(name) is not None for name in form) for form in forms)
     for name in READ[method]:
-        if name in row and not ((other_forms or name in OF_TEMPLATES) and row[name] is None):
+        if name in row and not ((other_forms or name in TEMPLATE_FIELDS) and row[name] is None):
             fault = _fault(name, row[name])
             if fault:
                 raise UserError(f"{where}: {name} is {fault}, and it must be {EXPECTED.get(name, f'text or {MESSAGES}')}.")
@@ -58,7 +57,7 @@ def _fault(name: str, value: Any) -> str | None:
     """What a field is in place of what it must be; None where it is right."""
     if name == "answer":
         return None if isinstance(value, (str, int, float)) and not isinstance(value, bool) else _quoted(value)
-    if name in OF_TEMPLATES:
+    if name in TEMPLATE_FIELDS:
         return None if (_are_tools(value) if name == "tools" else isinstance(value, dict)) else _quoted(value)
     if isinstance(value, str):
         return _quoted(value) if name == "messages" else None

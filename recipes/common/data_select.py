@@ -22,7 +22,7 @@ from recipes.common.errors import UserError, near
 Row = dict[str, Any]
 
 TEXT_FIELDS = ("prompt", "completion", "chosen", "rejected", "messages", "text")
-TEMPLATE_FIELDS = ("tools", "chat_template_kwargs")
+TEMPLATE_FIELDS = ("tools", "chat_template_kwargs")  # what a chat template is given of a row beside its messages
 
 
 def spelled(value: Any) -> list[str]:
@@ -32,7 +32,7 @@ def spelled(value: Any) -> list[str]:
 
 def content(row: Row) -> str:
     """All that a trainer reads of a row, as one string."""
-    of_templates = [f"{field} {json.dumps(row[field], sort_keys=True)}" for field in TEMPLATE_FIELDS if row.get(field)]
+    of_templates = [f"{field} {json.dumps(row[field], sort_keys=True, default=str)}" for field in TEMPLATE_FIELDS if row.get(field)]
     return "\0".join([text for field in TEXT_FIELDS if row.get(field) for text in [field, *_with_roles(row[field])]] + of_templates)
 
 
