@@ -258,7 +258,7 @@ def _batches(config: Config) -> list[int]:
 
 
 def _smallest_hardware(config: Config, overrides: list[str], host: Host) -> tuple[list[str], dict[str, Any]]:
-    if config.method.kind in ("bench", "tune", "exporter"):  # launch/memory.py has no entry for them
+    if config.method.kind in memory.UNPLANNED:
         raise UserError(f"find=smallest_hardware with method={config.method.name}: its memory is not planned. Leave find= out.")
     others = [o for o in overrides if o.partition("=")[0] != "hardware"]
     rows, refused = [], {}

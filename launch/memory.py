@@ -21,6 +21,7 @@ from launch.schema_enums import Init, Vendor
 from launch.trainer_args import argument, known, value
 
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}  # nf4: 4 bits and an fp32 scale for 64 weights (arXiv:2305.14314)
+UNPLANNED = ("prepare", "exporter", "bench", "tune")  # kinds: over before the others; on no GPU; as far as it goes
 # Beside what torch allocates: the context, libraries' workspaces and what the allocator rounds up. A round figure.
 OVERHEAD_GB = 2.0
 CPU_OVERHEAD_GB = 0.5  # the interpreter and its libraries: a round figure
@@ -63,7 +64,7 @@ def memory(config: Config, processes: list[topology.Process], smaller: Mapping[i
     nominal = config.hardware.memory_gb * GIB - (SYSTEM_GB if config.hardware.unified_memory else 0.0)
     found = []
     for process in processes:
-        if process.kind in ("prepare", "exporter", "bench", "tune"):  # over before the others; on no GPU; as far as it goes
+        if process.kind in UNPLANNED:
             continue
         serves = process.kind == "server" or argument(config, "engine") == "vllm"
         capacity = min([nominal, *(smaller[gpu] for gpu in process.gpus if gpu in smaller)])
@@ -173,16 +174,15 @@ def _state(config: Config) -> dict[str, float]:
     """
     n, zero, low = _Counts.of(config), config.topology.zero, _width(config)
     shared = n.ranks if config.topology.strategy in ("fsdp", "zero3") else 1
-    adapter = 4.0 * n.trained if config.adapter.rank is not None else 0.0
+    adapter = n.trained if config.adapter.rank is not None else 0
     base = _base_bytes(config)
-    found = {"weights": base / shared, "adapter": adapter / shared}
+    found = {"weights": base / shared, "adapter": 4.0 * adapter / shared}
     if makes_fp32(config) and config.adapter.rank is None:
         found["weights"] = 4.0 * n.base / shared
     found["optimizer"] = _optimizer_bytes(config, n, n.width) / shared
     if config.topology.strategy in ("zero2", "zero3"):
-        found |= {"weights": min(low * n.base, base) / shared, "adapter": low / 4 * adapter / shared}
-        found["master weights"] = 4.0 * n.trained / n.ranks
-        found["optimizer"] = _optimizer_bytes(config, n, 4.0) / n.ranks
+        found |= {"weights": min(low * n.base, base) / shared, "adapter": low * adapter / shared}
+        found |= {"master weights": 4.0 * n.trained / n.ranks, "optimizer": _optimizer_bytes(config, n, 4.0) / n.ranks}
         if zero.offload_optimizer:
             found |= {"optimizer": 0.0, "master weights": 0.0}
     if has_reference(config):  # TRL hands it to the strategy too; under ZeRO-2, whole; under FSDP2, as it was loaded
