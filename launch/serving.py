@@ -86,4 +86,5 @@ def dtype(config: Config) -> str:
 
 def backend(config: Config) -> str:
     """Of the weight transfer: NCCL's name stands for RCCL too; a CPU has gloo (recipes/smoke)."""
-    return "gloo" if config.hardware.vendor.name == "none" else "nccl"
+    asked = config.topology.weight_transfer.value
+    return ("gloo" if config.hardware.vendor.name == "none" else "nccl") if asked == "auto" else asked

@@ -101,37 +101,39 @@ def send_merged(trainer: GRPOTrainer) -> None:
 class CheckWeightsArrive(TrainerCallback):
     """Once, as training begins: every strategy has sharded the model by then."""
 
-    def __init__(self, trainer: GRPOTrainer) -> None:
+    def __init__(self, trainer: GRPOTrainer, longest: int | None) -> None:
         self.trainer = trainer
+        self.longest = longest
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        check_weights_arrive(self.trainer)
+        check_weights_arrive(self.trainer, self.longest)
 
 
 @torch.no_grad()
-def check_weights_arrive(trainer: GRPOTrainer) -> None:
+def check_weights_arrive(trainer: GRPOTrainer, longest: int | None = None) -> None:
     """Change a parameter on the trainer, send it, and see the server's log-probabilities follow. Costs three transfers.
 
     A server that answers and ignores what it is sent would train a policy on another one's completions without a word.
-    Every rank takes part. Raises RuntimeError on every rank.
+    Every rank takes part. `longest`: tokens of prompt and completion that the server takes; None where it takes more than the probe's.
+    Raises RuntimeError on every rank.
     """
     sync = trainer.vllm_generation.sync_weights
     sync()
-    ids, server = _sample(trainer)
-    apart = (server - _own_log_probs(trainer, ids)).abs().mean().item()
+    ids, server = _sample(trainer, longest)
+    apart = (server - _own_log_probs(trainer, ids, len(server))).abs().mean().item()
     norm = _last_norm(trainer)
     with _whole(norm):
         kept = norm.detach().clone()
         norm.mul_(SCALE)
     sync()
-    ids, server = _sample(trainer)
-    changed = _own_log_probs(trainer, ids)
+    ids, server = _sample(trainer, longest)
+    changed = _own_log_probs(trainer, ids, len(server))
     norm = _last_norm(trainer)
     with _whole(norm):
         norm.copy_(kept)
     sync()
     apart = max(apart, (server - changed).abs().mean().item())
-    moved = (changed - _own_log_probs(trainer, ids)).abs().mean().item()
+    moved = (changed - _own_log_probs(trainer, ids, len(server))).abs().mean().item()
     if not (moved > 0 and apart <= FOLLOWED * moved):
         raise RuntimeError(
             f"weights do not reach the generation server: a change that moves log-probabilities by {moved:.3g} on the trainer leaves the "
@@ -162,15 +164,19 @@ def _whole(parameter: torch.nn.Parameter) -> Iterator[None]:
         yield
 
 
-def _sample(trainer: GRPOTrainer) -> tuple[list[int], torch.Tensor]:
+def _sample(trainer: GRPOTrainer, longest: int | None) -> tuple[list[int], torch.Tensor]:
     """Prompt and completion by the server, and its log-probability of each token of the completion, on every rank."""
     prompt = trainer.processing_class(PROBE, add_special_tokens=False)["input_ids"]
+    num_tokens = PROBE_TOKENS
+    if longest:
+        num_tokens = min(num_tokens, longest // 2)
+        prompt = prompt[: longest - num_tokens]
     answer: list[Any] = [None]
     if trainer.accelerator.is_main_process:
         client = trainer.vllm_generation.vllm_client
         client.reset_prefix_cache()  # its keys and values are those of other weights
         done = client.generate(
-            [prompt], temperature=trainer.temperature, max_tokens=PROBE_TOKENS, generation_kwargs={"ignore_eos": True, "seed": 0}
+            [prompt], temperature=trainer.temperature, max_tokens=num_tokens, generation_kwargs={"ignore_eos": True, "seed": 0}
         )
         answer = [(done["completion_ids"][0], [token[0] for token in done["logprobs"][0]])]
     broadcast_object_list(answer, from_process=0)
@@ -178,9 +184,9 @@ def _sample(trainer: GRPOTrainer) -> tuple[list[int], torch.Tensor]:
     return [*prompt, *completion], torch.tensor(log_probs)
 
 
-def _own_log_probs(trainer: GRPOTrainer, ids: list[int]) -> torch.Tensor:
-    """Of the last PROBE_TOKENS tokens, at the temperature of the run. Shape (PROBE_TOKENS,)."""
+def _own_log_probs(trainer: GRPOTrainer, ids: list[int], num_tokens: int) -> torch.Tensor:
+    """Of the last `num_tokens` tokens, at the temperature of the run. Shape (num_tokens,)."""
     tokens = torch.tensor([ids], device=trainer.accelerator.device)
     with trainer.accelerator.autocast():
-        found, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, tokens, torch.ones_like(tokens), PROBE_TOKENS)
+        found, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, tokens, torch.ones_like(tokens), num_tokens)
     return found[0].float().cpu()

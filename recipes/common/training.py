@@ -37,6 +37,10 @@ def build_arguments(arguments_class: type[Arguments], config: DictConfig) -> Arg
         from recipes.smoke import gloo_trainer
 
         gloo_trainer.use(config)
+    elif config.topology.servers and config.topology.weight_transfer == "gloo":
+        from recipes.smoke import gloo_trainer
+
+        gloo_trainer.use_server()
     try:
         args = arguments_class(**OmegaConf.to_container(config.trainer_args))
     except (TypeError, ValueError) as error:

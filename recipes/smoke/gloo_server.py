@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup
@@ -53,13 +55,18 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTran
         for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
             weight = torch.empty(shape, dtype=getattr(torch, dtype))
             self.group.broadcast(weight, 0).wait()
-            self.model.load_weights([(name, weight)])
+            self.model.load_weights([(name, weight.to(self.device))])
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
         self.group = None
+
+    @staticmethod
+    def trainer_send_weights(iterator: Iterator[Any], trainer_args: dict[str, Any] | Any) -> None:
+        """vLLM 0.26 makes no engine without it; gloo_trainer sends."""
+        raise NotImplementedError
 
 
 def join(host: str, port: int, rank: int, world_size: int) -> ProcessGroup:

@@ -79,7 +79,7 @@ def _client() -> type:
             with ThreadPoolExecutor(max_workers=1) as executor:
                 answer = executor.submit(self._post, f"{self.base_url}/update_weights", json={"update_info": info})
                 for _name, weight in named_params:
-                    self.communicator.broadcast(weight.detach().contiguous(), 0).wait()
+                    self.communicator.broadcast(weight.detach().cpu().contiguous(), 0).wait()
                 answer.result()
             if not self._updating_weights:
                 self._finish_weight_update()

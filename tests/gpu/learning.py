@@ -65,7 +65,11 @@ def common(given: argparse.Namespace, start: str, model: Path | None = None) -> 
 def experiment(given: argparse.Namespace, start: str) -> list[dict[str, Any]]:
     """Its phases, as they stand in conf/experiment."""
     phases = compose([given.hardware, f"experiment={EXPERIMENTS[start]}"]).phases
-    return [{key: value for key, value in vars(phase).items() if value} for phase in phases]
+    found = [{key: value for key, value in vars(phase).items() if value} for phase in phases]
+    for phase in found:
+        if phase["name"] == "grpo" and given.gpus == 1 and not given.smoke:
+            phase["overrides"] = [*phase["overrides"], "topology.weight_transfer=gloo"]
+    return found
 
 
 def sfts(given: argparse.Namespace) -> list[Pipeline]:
@@ -145,7 +149,7 @@ def slots(given: argparse.Namespace, gpus: int) -> list[list[int]]:
     GPU are then on the other one. On a CPU there are none to give."""
     if given.smoke:
         return [[]]
-    found = gpus_here(given.gpus)
+    found = gpus_here(given.gpus) * (gpus if given.gpus == 1 else 1)  # server and trainer share the only one
     together = [found[at : at + gpus] for at in range(0, len(found) - gpus + 1, gpus)]
     return [list(reversed(one)) if turn % 2 else one for turn in range(given.share) for one in together]
 
@@ -335,8 +339,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if given.smollm2 and not (given.smollm2 / "config.json").is_file():
         parser.error(f"--smollm2 {given.smollm2}: no model there. recipes/from_gguf.py makes one: docs/learning.md.")
     given.rows = given.rows or (given.folder / "learning.jsonl" if given.smoke else ROWS)
-    if given.what in ("calibrate", "measure") and not given.smoke and given.gpus < 2:
-        parser.error(f"--gpus {given.gpus}: GRPO needs two, one that generates and one that trains.")
     return given
 
 
