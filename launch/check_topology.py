@@ -111,7 +111,7 @@ TOPOLOGY_RULES = [
     ),
     Rule(
         "split_needs_a_trainer",
-        lambda c: c.topology.name == "split" and topology.num_gpus(c) <= topology.num_server_gpus(c),
+        lambda c: c.topology.name == "split" and topology.num_server_gpus(c) >= max(2, topology.num_gpus(c)),  # one of each shares a GPU
         lambda c: (
             f"topology=split on {topology.num_gpus(c)} GPU(s): the server takes {topology.num_server_gpus(c)}, none is left to train on"
         ),

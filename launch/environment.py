@@ -92,7 +92,7 @@ def chosen_gpus(config: Config, host: Host, wanted: int) -> list[int]:
     if not all(part.strip().isdigit() for part in given.split(",")):
         raise HostError(f"{mask}={given}: indices are needed here, for example {mask}=0,1.")
     visible = [int(part) for part in given.split(",")]
-    if len(set(visible[:wanted])) < len(visible[:wanted]) and serving.backend(config) != "gloo":
+    if len(set(visible)) < len(visible):
         raise HostError(f"{mask}={given}: a GPU is named twice.")
     if len(visible) < wanted:
         raise HostError(f"{mask}={given}: {len(visible)} GPUs, and this topology needs {wanted}. Widen the mask or set topology.num_gpus.")
@@ -188,11 +188,11 @@ def _debug(config: Config) -> list[Setting]:
 
 
 def _python_path(config: Config, host: Host) -> str:
-    """recipes/ and, on a CPU, the vLLM plugin of recipes/smoke; then the user's own."""
+    """recipes/; on a CPU what vLLM lacks there, for a weight transfer over gloo its plugin (recipes/smoke); then the user's own."""
     vllm = config.topology.servers > 0 or generates(config, config.method.kind)
-    on_cpu = config.hardware.vendor == Vendor.none
-    gloo = [str(ROOT / "recipes/smoke" / ("" if on_cpu else "plugin"))] if vllm and (on_cpu or serving.backend(config) == "gloo") else []
-    return os.pathsep.join([str(ROOT), *gloo, *own_python_path(config, host)])
+    on_cpu = [str(ROOT / "recipes/smoke")] if config.hardware.vendor == Vendor.none and vllm else []
+    gloo = [str(ROOT / "recipes/smoke/plugin")] if config.topology.servers > 0 and serving.backend(config) == "gloo" else []
+    return os.pathsep.join([str(ROOT), *on_cpu, *gloo, *own_python_path(config, host)])
 
 
 def own_python_path(config: Config, host: Host) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch import memory, topology
+from launch import memory, serving, topology
 from launch.batch import batch
 from launch.check_topology import longest
 from launch.compose import compose, groups
@@ -28,6 +28,7 @@ from launch.trainer_args import argument, known, value
 
 MOST_SEQUENCES = 4096  # of a rank, that a search goes up to
 WANTED = 3  # changes that a message names
+SHARED = 0.3  # of a GPU, for a server that shares it with a trainer: TRL's own share of colocated generation
 BATCH, ACCUMULATION = "method.args.per_device_train_batch_size", "method.args.gradient_accumulation_steps"
 
 
@@ -177,6 +178,8 @@ def _other_servers(config: Config) -> Iterator[tuple[list[str], str]]:
         yield ["topology.server_cache_gb=null"], "vLLM takes what topology.server_memory_share leaves to its cache"
     elif given.server_memory_share < Topology.server_memory_share:
         yield [f"topology.server_memory_share={Topology.server_memory_share}"], "vLLM takes more of its GPU"
+    if serving.shares_gpu(config) and given.server_memory_share > SHARED:
+        yield [f"topology.server_memory_share={SHARED}"], "vLLM leaves the trainer more of their GPU"
     shorter = max(2048, 2 * longest(config))
     if shorter < (given.server_max_length or config.model.max_positions):
         yield [f"topology.server_max_length={shorter}"], f"trains the same while a prompt and its completion have at most {shorter} tokens"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launch import shapes, topology
+from launch import serving, shapes, topology
 from launch.activations import MicroStep, Numerics
 from launch.batch import UNCUT, Batch, batch, evaluation_batch, generation_batch
 from launch.detect import Host, is_smaller
@@ -60,17 +60,16 @@ def measured(config: Config, processes: list[topology.Process], host: Host) -> d
 
 
 def memory(config: Config, processes: list[topology.Process], smaller: Mapping[int, float] = {}) -> list[Memory]:
-    """One entry for each process and GPU. `smaller`: what `measured` found."""
+    """One entry for each process and GPU, where one may share with the one before it. `smaller`: what `measured` found."""
     nominal = config.hardware.memory_gb * GIB - (SYSTEM_GB if config.hardware.unified_memory else 0.0)
-    found = []
-    for process in processes:
-        if process.kind in UNPLANNED:
-            continue
+    found: list[Memory] = []
+    for process in (process for process in processes if process.kind not in UNPLANNED):
         serves = process.kind == "server" or argument(config, "engine") == "vllm"
         capacity = min([nominal, *(smaller[gpu] for gpu in process.gpus if gpu in smaller)])
         moment, parts = ("", _server_parts(config, capacity)) if serves else _rank_parts(config, capacity)
         # A server keeps to its share: weights that outgrow it do not fit, however much memory is left beside it.
         most = capacity * (config.topology.server_memory_share if serves and not config.topology.server_cache_gb else 1.0)
+        most -= sum(beside.total_gb for beside in found) if serving.shares_gpu(config) else 0.0
         devices: list[int | None] = [*process.gpus] or [None]
         found += [Memory(process.name, gpu, parts, most, moment) for gpu in devices]
     return found

@@ -172,14 +172,6 @@ class Zero:
     offload_parameters: bool = False
 
 
-class WeightTransfer(Enum):
-    """`auto`: nccl, which is RCCL's name too, on GPUs. gloo goes through host memory, also where server and trainer share one GPU."""
-
-    auto = "auto"
-    nccl = "nccl"
-    gloo = "gloo"
-
-
 @dataclass
 class Topology:
     """How processes sit on GPUs. `num_gpus` empty: every GPU of the node (one for `single` and `colocate`)."""
@@ -193,7 +185,6 @@ class Topology:
     server_cache_gb: Optional[float] = (
         None  # as the share: of keys and values, unmeasured, so that several vLLM may start on one GPU at once
     )
-    weight_transfer: WeightTransfer = WeightTransfer.auto  # split: from the trainers to the server
     server_max_length: Optional[int] = None  # split: tokens of prompt and completion; empty: all positions of the model
     overlap: bool = False  # split: generate the next batch while this one trains, one step off policy
     numa_binding: Optional[NumaBinding] = None

@@ -84,7 +84,12 @@ def dtype(config: Config) -> str:
     return DTYPES.get(config.precision.compute, "bfloat16")
 
 
+def shares_gpu(config: Config) -> bool:
+    """Whether the server and its one trainer are on the same GPU: a split of one."""
+    given = config.topology
+    return given.servers > 0 and (given.num_gpus or config.hardware.gpus_per_node) == 1 and config.hardware.vendor.name != "none"
+
+
 def backend(config: Config) -> str:
-    """Of the weight transfer: NCCL's name stands for RCCL too; a CPU has gloo (recipes/smoke)."""
-    asked = config.topology.weight_transfer.value
-    return ("gloo" if config.hardware.vendor.name == "none" else "nccl") if asked == "auto" else asked
+    """Of the weight transfer. NCCL's name stands for RCCL. Two ranks of one GPU, which it refuses, and CPUs have gloo (recipes/smoke)."""
+    return "gloo" if config.hardware.vendor.name == "none" or shares_gpu(config) else "nccl"

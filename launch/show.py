@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from launch import batch, data_cache, rundir, topology
+from launch import batch, data_cache, rundir, serving, topology
 from launch.container import Confinement, ContainerSpec
 from launch.memory import Memory
 from launch.plan import Plan, image_json
@@ -163,6 +163,7 @@ def _data(plan: Plan) -> str:
 
 def _spread(plan: Plan) -> str:
     servers = f"{topology.num_server_gpus(plan.config)} GPU(s) generate, " if plan.config.topology.servers else ""
+    servers = "on one GPU a server and " if serving.shares_gpu(plan.config) else servers
     strategy = plan.config.topology.strategy
     return f"{servers}{topology.num_trainers(plan.config)} rank(s)" + (f" by {strategy}" if strategy != "none" else "")
 

@@ -68,7 +68,8 @@ def model_source(config: Config, run_dir: Path) -> str:
 def processes(config: Config, host: Host, run_dir: Path) -> list[Process]:
     """The process groups in the order they start, each when the one before is ready: what prepares, the server, the ranks."""
     gpus = environment.visible_gpus(config, host, num_gpus(config)) if config.method.kind != "exporter" else []
-    generating, training = gpus[: num_server_gpus(config)], gpus[num_server_gpus(config) :]
+    generating = gpus[: num_server_gpus(config)]
+    training = gpus if serving.shares_gpu(config) else gpus[num_server_gpus(config) :]
     found = []
     if made_here(config):
         argv = ranks_argv(config, host, 1, run_dir, "recipes.prepare")

@@ -37,7 +37,7 @@ def build_arguments(arguments_class: type[Arguments], config: DictConfig) -> Arg
         from recipes.smoke import gloo_trainer
 
         gloo_trainer.use(config)
-    elif config.topology.servers and config.topology.weight_transfer == "gloo":
+    elif sends_over_gloo(config):
         from recipes.smoke import gloo_trainer
 
         gloo_trainer.use_server()
@@ -52,6 +52,11 @@ def build_arguments(arguments_class: type[Arguments], config: DictConfig) -> Arg
         policy = {"param_dtype": compute, "reduce_dtype": reduce, "output_dtype": compute}
         args.fsdp_plugin_args["mixed_precision_policy"] = policy
     return args
+
+
+def sends_over_gloo(config: DictConfig) -> bool:
+    """Of GPUs: whether server and trainer share one, as launch/serving.py has it. NCCL and RCCL refuse two ranks on it."""
+    return config.topology.servers > 0 and (config.topology.num_gpus or config.hardware.gpus_per_node) == 1
 
 
 def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1) -> dict[str, Any]:

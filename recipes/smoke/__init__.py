@@ -1,1 +1,1 @@
-"""What a machine without a GPU lacks: weight transfer over gloo, and real FSDP2 and ZeRO ranks. Only smoke=true and hardware=cpu use it."""
+"""What a machine without a GPU lacks: real FSDP2 and ZeRO ranks, and a weight transfer over gloo, which a split of one GPU takes too."""

@@ -1,4 +1,4 @@
-"""The server's side of a weight transfer over gloo: a plugin for vLLM on a CPU, whose own engines all need a GPU."""
+"""The server's side of a weight transfer over gloo: a plugin for vLLM, whose own engines need a GPU each."""
 
 from __future__ import annotations
 

@@ -8,9 +8,10 @@
     python tests/gpu/learning.py report                                                        needs no GPU: docs/results/learning.md
 
 `measure` runs the phases of experiment=learning and learning_smollm2: the SFT of every seed first, then from each RAFT, GRPO and DPO as
-pipelines of their own. Each takes two GPUs, most of the time one of them, and `--share` of them run side by side on the same two. After
-`--seconds` nothing starts, and what runs is stopped; the same call goes on where that was, as long as `--folder` is there. A row goes to
-`--rows` as soon as an evaluation has ended; a pipeline whose rows are there is not run again, so remove both after a change of settings.
+pipelines of their own. Each takes two GPUs, most of the time one of them, and `--share` of them run side by side on the same two; with
+`--gpus 1` GRPO's server and trainer share the only one. After `--seconds` nothing starts, and what runs is stopped; the same call goes on
+where that was, as long as `--folder` is there. A row goes to `--rows` as soon as an evaluation has ended; a pipeline whose rows are there
+is not run again, so remove both after a change of settings.
 `--smollm2` names the directory of its weights; without it only the model from nothing is trained.
 `--smoke`: small, on a CPU.
 """
@@ -66,9 +67,8 @@ def experiment(given: argparse.Namespace, start: str) -> list[dict[str, Any]]:
     """Its phases, as they stand in conf/experiment."""
     phases = compose([given.hardware, f"experiment={EXPERIMENTS[start]}"]).phases
     found = [{key: value for key, value in vars(phase).items() if value} for phase in phases]
-    for phase in found:
-        if phase["name"] == "grpo" and given.gpus == 1 and not given.smoke:
-            phase["overrides"] = [*phase["overrides"], "topology.weight_transfer=gloo"]
+    for phase in found if given.gpus == 1 else ():
+        phase["overrides"] = ["topology.num_gpus=1" if o == "topology.num_gpus=2" else o for o in phase["overrides"]]
     return found
 
 
@@ -93,7 +93,8 @@ def branches(given: argparse.Namespace, sft: Pipeline) -> list[Pipeline]:
     made = []
     for method in BRANCHES:
         phases = phases_given(phase for phase in own if phase["name"].startswith(method))
-        made.append(Pipeline(f"{sft.name}-{method}", 2, [*settings, f"name={sft.name}-{method}", phases], sft.start, sft.seed))
+        name = f"{sft.name}-{method}"
+        made.append(Pipeline(name, min(2, given.gpus), [*settings, f"name={name}", phases], sft.start, sft.seed))
     return made
 
 
@@ -149,7 +150,7 @@ def slots(given: argparse.Namespace, gpus: int) -> list[list[int]]:
     GPU are then on the other one. On a CPU there are none to give."""
     if given.smoke:
         return [[]]
-    found = gpus_here(given.gpus) * (gpus if given.gpus == 1 else 1)  # server and trainer share the only one
+    found = gpus_here(given.gpus)
     together = [found[at : at + gpus] for at in range(0, len(found) - gpus + 1, gpus)]
     return [list(reversed(one)) if turn % 2 else one for turn in range(given.share) for one in together]
 
@@ -237,10 +238,11 @@ def row_of(one: Pipeline, method: str, folder: Path, hardware: str) -> dict[str,
 
 
 def of_grpo(folder: Path) -> dict[str, Any]:
-    """Samples it took, its reward by step, and |log p of the trainer - log p of the server| of a sampled token: mean, and the largest."""
+    """Samples it took, its GPUs, its reward by step, and |log p of the trainer - log p of the server| of a sampled token: mean, and the largest."""
     steps = rundir.read_metrics(folder / "metrics.jsonl")
     row: dict[str, Any] = {"rewards": [[step["step"], round(step["reward"], 4)] for step in steps]}
-    args = (rundir.read_json(folder / "record.json") or {})["composition"]["method"]["args"]
+    composition = (rundir.read_json(folder / "record.json") or {})["composition"]
+    args, row["gpus"] = composition["method"]["args"], composition["topology"]["num_gpus"]
     row["samples"] = steps[-1]["step"] * args["per_device_train_batch_size"] * args["gradient_accumulation_steps"]
     if all(f"{GAP}/mean" in step for step in steps):
         row["logp_gap"] = [sum(step[f"{GAP}/mean"] for step in steps) / len(steps), max(step[f"{GAP}/max"] for step in steps)]
@@ -275,7 +277,8 @@ def measure(given: argparse.Namespace) -> None:
     firsts = [sft for sft in firsts if any(f"{sft.name}-{method}" in wanted for method in BRANCHES)]
     run([sft for sft in firsts if model_of(sft, given.folder) is None], slots(given, 1), given, lambda one: None, until)
     todo = [one for sft in firsts for one in branches(given, sft) if one.name in wanted]
-    run(sorted(todo, key=lambda one: list(BRANCHES).index(one.name.rpartition("-")[2])), slots(given, 2), given, harvest, until)
+    todo.sort(key=lambda one: list(BRANCHES).index(one.name.rpartition("-")[2]))
+    run(todo, slots(given, min(2, given.gpus)), given, harvest, until)
 
 
 def calibrate(given: argparse.Namespace) -> None:

@@ -104,7 +104,12 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
 def gap(rows: Sequence[Row]) -> list[str]:
     """Of GRPO: how far the trainer's log-probability of a sampled token is from the server's."""
     found = [f"seed {row['seed']} {row['logp_gap'][0]:.4f} (at most {row['logp_gap'][1]:.3f})" for row in rows if "logp_gap" in row]
-    return [f"Trainer's log-probability less the server's, of a sampled token, mean size: {', '.join(sorted(found))}.  "] if found else []
+    gpus = {1: "shared one GPU", 2: "had a GPU each"}
+    where = sorted({gpus[row["gpus"]] for row in rows if "logp_gap" in row})
+    said = (
+        f"GRPO's server and trainer {' or '.join(where)}. The trainer's log-probability of a sampled token less the server's, mean size: "
+    )
+    return [f"{said}{', '.join(sorted(found))}.  "] if found else []
 
 
 def levels(rows: Sequence[Row]) -> list[str]:

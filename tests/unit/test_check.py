@@ -137,7 +137,10 @@ CASES = {
         ["gfx906", "transformers generates"],
     ),
     "bench_needs_vllm": (["hardware=mi50", "method=bench/vllm", "precision=fp16"], ["bench/vllm on mi50", "gfx906", "smoke=true"]),
-    "split_needs_a_trainer": (["hardware=mi300x", "method=grpo", "topology=split", "topology.num_gpus=1"], ["none is left to train on"]),
+    "split_needs_a_trainer": (
+        ["hardware=mi300x", "method=grpo", "topology=split", "topology.num_gpus=2", "topology.servers=2"],
+        ["none is left to train on"],
+    ),
     "split_needs_a_server": (
         ["hardware=mi300x", "method=grpo", "topology=split", "topology.servers=0"],
         ["topology.servers=0", "at least 1"],

@@ -20,7 +20,6 @@ REFUSED = {
     ("single", 2): "single_is_one",
     ("single", 4): "single_is_one",
     ("single", 8): "single_is_one",
-    ("split", 1): "split_needs_a_trainer",
 }
 
 

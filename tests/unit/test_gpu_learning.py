@@ -22,7 +22,7 @@ def row(method, seed, right, **more):
 
 def of_seed(seed, shift=0):
     """The SFT gets half of 20 right, RAFT 3 more and `shift`, GRPO 5 more, DPO loses one."""
-    grpo = {"rewards": [[1, 0.4], [2, 0.6]], "samples": 1024, "logp_gap": [0.0012, 0.25]}
+    grpo = {"rewards": [[1, 0.4], [2, 0.6]], "samples": 1024, "gpus": 1, "logp_gap": [0.0012, 0.25]}
     return [
         row("sft", seed, "1" * 10 + "0" * 10),
         row("raft", seed, "1" * (13 + shift) + "0" * (7 - shift), cycles=[0.5, 0.6, 0.65], samples=1024),
@@ -40,6 +40,7 @@ def test_the_page_gives_gains_over_the_sft_of_each_seed(tmp_path):
     assert "-5.0 (-5.0 to -5.0)" in page
     assert "RAFT: 15 points were wanted, reached with +15.0 over 3 seed(s)." in page
     assert "GRPO: 15 points were wanted, reached with +25.0" in page
+    assert "GRPO's server and trainer shared one GPU." in page
     assert "seed 0 0.0012 (at most 0.250), seed 1" in page
     assert "| by level | 0 | 1 |" in page
     assert (tmp_path / "learning_qwen3_76m.png").read_bytes()[:4] == b"\x89PNG"
@@ -110,7 +111,7 @@ def leave_run(folder, name, phases):
         record = {
             "code": {"commit": "abc"},
             "packages": {"torch": "2", "numpy": "1"},
-            "composition": {"smoke": False, "method": {"args": args}},
+            "composition": {"smoke": False, "method": {"args": args}, "topology": {"num_gpus": 2}},
         }
         (run / phase / "record.json").write_text(json.dumps(record))
     (run / "record.json").write_text(json.dumps({"phases": {phase: phase for phase in phases}}))
@@ -139,7 +140,7 @@ def test_rows_are_made_of_what_phases_left_and_only_of_those_that_ended(tmp_path
     assert (raft["cycles"], raft["accuracy"], raft["samples"], raft["right"]) == ([0.5, 1.0], 1.0, 16, "11")
     assert raft["packages"] == {"torch": "2"}
     grpo = learning.row_of(one, "grpo", tmp_path, "h200")
-    assert (grpo["samples"], grpo["logp_gap"], grpo["rewards"]) == (32, [0.5, 0.75], [[1, 0.25], [2, 0.25]])
+    assert (grpo["samples"], grpo["gpus"], grpo["logp_gap"], grpo["rewards"]) == (32, 2, [0.5, 0.75], [[1, 0.25], [2, 0.25]])
     assert learning.row_of(one, "sft", tmp_path, "h200")["accuracy"] == 0.5
     assert learning.row_of(one, "dpo", tmp_path, "h200") is None
 
@@ -192,6 +193,17 @@ def test_what_goes_on_from_an_sft_is_the_experiments_and_plans(tmp_path, start):
     from_sft = {"raft_cycle0_evaluate", "raft_cycle1_sample", "raft_cycle1_train", "grpo", "dpo_samples", "dpo"}
     assert {name for name, plan in found.items() if plan.config.model.path == str(model)} >= from_sft
     assert str(found["dpo"].config.data.path).startswith(str(tmp_path / "1_dpo_samples"))
+
+
+def test_on_one_gpu_grpos_server_and_trainer_share_it(tmp_path, monkeypatch):
+    started = {}
+    monkeypatch.setattr(learning, "start", lambda one, mask, folder: started.setdefault(one.name, (one, mask)) and finished())
+    leave_sft(tmp_path, "learning-qwen3_76m-0")
+    learning.measure(settings(tmp_path, "--seeds", "0", "--gpus", "1"))
+    assert {mask for _, (mask,) in started.values()} == {0}
+    overrides = started["learning-qwen3_76m-0-grpo"][0].overrides
+    plan = pipeline.make_plans(composed(*overrides), overrides, host_with(1), tmp_path)["grpo"]
+    assert [process.gpus for process in plan.processes] == [[0], [0]]
 
 
 class finished:
@@ -271,9 +283,6 @@ def test_a_phase_is_tried_with_values_from_the_sft_that_is_there(tmp_path, phase
 def test_what_is_asked_wrongly_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit, match="no such name. There are: learning-qwen3_76m-0"):
         learning.measure(settings(tmp_path, "--only", "nothing"))
-    with pytest.raises(SystemExit):
-        settings(tmp_path, "--gpus", "1")
-    assert "GRPO needs two" in capsys.readouterr().err
     for wrong in (["--phase", "grpo"], ["--vary", "a=1"], ["--phase", "grpo", "--vary", "a"]):
         with pytest.raises(SystemExit):
             settings(tmp_path, *wrong, what="calibrate")

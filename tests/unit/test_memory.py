@@ -311,6 +311,20 @@ def test_a_server_whose_cache_is_given_takes_that_and_its_share_bounds_nothing()
     assert "VLLM_CPU_KVCACHE_SPACE" not in server.env  # it would win
 
 
+def test_a_server_leaves_the_trainer_of_its_gpu_the_rest():
+    one = composed(
+        "hardware=h200", "model=qwen3_0_6b", "method=grpo", "topology=split", "topology.num_gpus=1", "topology.server_memory_share=0.25"
+    )
+    plan = make_plan(one, host_with(8, "sm_90"), RUN)
+    server, trainer = plan.memory
+    assert [process.gpus for process in plan.processes] == [[0], [0]]
+    whole = server.capacity_gb / 0.25
+    assert trainer.capacity_gb == pytest.approx(whole - server.total_gb)
+    two = make_plan(dataclasses.replace(one, topology=dataclasses.replace(one.topology, num_gpus=2)), host_with(8, "sm_90"), RUN)
+    assert two.memory[1].capacity_gb == pytest.approx(whole)
+    assert two.memory[1].parts_gb == trainer.parts_gb
+
+
 def test_held_out_rows_count_where_their_batches_are_the_larger_ones():
     base = ("hardware=mi300x", "model=qwen3_0_6b", "topology=single", "method=sft", "method.selection.metric=eval_loss")
     as_large = planned(*base)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,25 @@ def test_the_ranks_path_is_ours_then_the_users_and_a_rewards_folder_last():
     assert path == [str(environment.ROOT), "/theirs"]
     own = ("hardware=cpu", "method=grpo", "++method.rewards={json.loads: 1.0}")
     assert plan(*own, host=host_with(0)).processes[0].env["PYTHONPATH"].split(":")[-1] == "/home/me/work"
+
+
+def test_a_split_of_one_gpu_sends_weights_over_gloo():
+    """Its server finds the plugin, and nothing that would have vLLM think it were on a CPU."""
+    one, two = (
+        next(
+            p for p in plan("hardware=mi300x", "method=grpo", "topology=split", f"topology.num_gpus={gpus}").processes if p.kind == "server"
+        )
+        for gpus in (1, 2)
+    )
+    sent = [json.loads(server.argv[server.argv.index("--weight-transfer-config") + 1])["backend"] for server in (one, two)]
+    assert sent == ["gloo", "nccl"]
+    (_, ours) = one.env["PYTHONPATH"].split(":")
+    (found,) = importlib.metadata.distributions(path=[ours])
+    (plugin,) = found.entry_points
+    assert (plugin.group, plugin.name) == ("vllm.general_plugins", "gloo_weights")
+    module, _, function = plugin.value.partition(":")
+    assert f"def {function}(" in (environment.ROOT / f"{module.replace('.', '/')}.py").read_text()
+    assert two.env["PYTHONPATH"] == str(environment.ROOT)
 
 
 def test_a_users_mask_chooses_the_gpus():

@@ -14,13 +14,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import import_utils
 
-from recipes.common import serving
+from launch import serving as launch_serving
+from recipes.common import serving, training
 from recipes.common.errors import UserError
 from recipes.common.model import train_tokenizer
-from tests.conftest import ROOT
+from tests.conftest import ROOT, composed
 
 TEMPERATURE = 1.5
 
@@ -104,6 +106,30 @@ def test_a_server_that_follows_passes_and_the_weights_are_as_before(capsys):
 def test_a_server_that_ignores_what_it_is_sent_is_found_out():
     with pytest.raises(RuntimeError, match="weights do not reach the generation server"):
         serving.check_weights_arrive(trainer_with(takes=False))
+
+
+@pytest.mark.parametrize("longest", [9, 64, 4096])
+def test_the_probe_keeps_to_what_the_server_serves(longest):
+    """vLLM refuses a prompt and a completion that are longer together: seen with topology.server_max_length=64 on an H200."""
+    trainer = trainer_with(takes=True)
+    generate, asked = trainer.vllm_generation.generate, []
+
+    def served(prompts, **given):
+        asked.append(len(prompts[0]) + given["max_tokens"])
+        return generate(prompts, **given)
+
+    trainer.vllm_generation.generate = served
+    serving.check_weights_arrive(trainer, longest)
+    assert 2 <= max(asked) <= longest
+
+
+@pytest.mark.parametrize("hardware", ["mi300x", "rx9070xt"])
+@pytest.mark.parametrize("gpus", ["null", 1, 2])
+@pytest.mark.parametrize("topology", ["split", "ddp"])
+def test_trainer_and_launcher_agree_on_what_carries_the_weights(hardware, gpus, topology):
+    config = composed(f"hardware={hardware}", "method=grpo", f"topology={topology}", f"topology.num_gpus={gpus}")
+    ours = training.sends_over_gloo(OmegaConf.structured(config))
+    assert ours == (launch_serving.backend(config) == "gloo")
 
 
 REFUSED = """
