@@ -2,8 +2,8 @@
 
     python tests/gpu/learning.py plan hardware=h200 --gpus 2                                   estimates; measures nothing
     python tests/gpu/learning.py calibrate hardware=h200 --gpus 2 --steps 300,400              how far SFT gets in so many steps
-    python tests/gpu/learning.py calibrate hardware=h200 --gpus 2 --steps 400 --phase grpo --vary method.args.temperature=1.0 1.5
-                                                              what a setting of a phase makes of the SFT that the call above has left
+    python tests/gpu/learning.py calibrate hardware=h200 --gpus 2 --seeds 1 --phase grpo --tries method.args.temperature=1.0 \
+        "method.args.learning_rate=4e-5 method.args.max_steps=100"     what settings of a phase make of the SFT that `measure` goes on from
     python tests/gpu/learning.py measure hardware=h200 --gpus 2 --seconds 540                  the same again goes on
     python tests/gpu/learning.py report                                                        needs no GPU: docs/results/learning.md
 
@@ -99,29 +99,33 @@ def branches(given: argparse.Namespace, sft: Pipeline) -> list[Pipeline]:
 
 
 def calibrations(given: argparse.Namespace) -> list[Pipeline]:
-    """The SFT of each start in so many steps, and its evaluation; or, from those SFTs, `--phase` with each value, and its evaluation."""
-    found = []
-    for start in starts(given):
-        phases = {phase["name"]: phase["overrides"] for phase in experiment(given, start)}
-        for steps in given.steps:
-            name = f"calibrate-{start}-{steps}"
-            settings = common(given, start)
-            variants = {name: ("sft", [*phases["sft"], f"method.args.max_steps={steps}"])}
-            if given.phase:
-                model = model_of(Pipeline(name, 1, []), given.folder)
-                if model is None:
-                    raise SystemExit(f"--phase {given.phase} --steps {steps}: {name} is not there. Run it first, without --phase.")
-                settings = common(given, start, model)
-                kept = [o for o in phases[given.phase] if not o.startswith("topology")]  # one GPU, and no server to start
-                key, values = given.vary
-                variants = {
-                    f"{name}-{given.phase}-{value}": (given.phase, [*kept, "topology=single", f"{key}={value}"]) for value in values
-                }
-            for variant, (phase, overrides) in variants.items():
-                tried = {"name": phase, "overrides": overrides}
-                evaluated = {"name": "evaluated", "model_from": phase, "overrides": phases["grpo_evaluated"]}
-                found.append(Pipeline(variant, 1, [*settings, f"name={variant}", phases_given([tried, evaluated])]))
-    return found
+    """The SFT of each start in so many steps, and its evaluation."""
+    return [
+        tried(f"calibrate-{start}-{steps}", Pipeline("", 1, [], start), "sft", [f"method.args.max_steps={steps}"], given)
+        for start in starts(given)
+        for steps in given.steps
+    ]
+
+
+def tries(given: argparse.Namespace) -> list[Pipeline]:
+    """`--phase` with each of `--tries`, and its evaluation, from the SFT of every seed; none where that is not there."""
+    return [
+        tried(f"{sft.name}-{given.phase}-{number}", sft, given.phase, ["topology=single", *words.split()], given)
+        for sft in sfts(given)
+        for number, words in enumerate(given.tries, 1)
+        if model_of(sft, given.folder)
+    ]
+
+
+def tried(name: str, sft: Pipeline, phase: str, changes: list[str], given: argparse.Namespace) -> Pipeline:
+    """A phase of the experiment on one GPU, changed, and its evaluation."""
+    own = {one["name"]: one["overrides"] for one in experiment(given, sft.start)}
+    keys = {change.partition("=")[0] for change in changes}
+    kept = [o for o in own[phase] if o.partition("=")[0] not in keys and not o.startswith("topology")]
+    made = {"name": phase, "overrides": [*kept, *changes]}
+    evaluated = {"name": "evaluated", "model_from": phase, "overrides": own["grpo_evaluated"]}
+    settings = common(given, sft.start, model_of(sft, given.folder) if sft.name else None)
+    return Pipeline(name, 1, [*settings, f"seed={sft.seed}", f"name={name}", phases_given([made, evaluated])], sft.start, sft.seed)
 
 
 def chosen(names: Iterable[str], given: argparse.Namespace) -> set[str]:
@@ -238,7 +242,7 @@ def row_of(one: Pipeline, method: str, folder: Path, hardware: str) -> dict[str,
 
 
 def of_grpo(folder: Path) -> dict[str, Any]:
-    """Samples it took, its GPUs, its reward by step, and |log p of the trainer - log p of the server| of a sampled token: mean, and the largest."""
+    """Samples, GPUs, reward by step, and |log p of the trainer - log p of the server| of a sampled token: mean, and the largest."""
     steps = rundir.read_metrics(folder / "metrics.jsonl")
     row: dict[str, Any] = {"rewards": [[step["step"], round(step["reward"], 4)] for step in steps]}
     composition = (rundir.read_json(folder / "record.json") or {})["composition"]
@@ -282,10 +286,15 @@ def measure(given: argparse.Namespace) -> None:
 
 
 def calibrate(given: argparse.Namespace) -> None:
-    todo = calibrations(given)
-    names = chosen((one.name for one in todo), given)
+    until = time.monotonic() + given.seconds
+    if given.phase:
+        run([sft for sft in sfts(given) if model_of(sft, given.folder) is None], slots(given, 1), given, lambda one: None, until)
+    todo = tries(given) if given.phase else calibrations(given)
+    names = chosen((one.name for one in todo), given) if todo else set()
     todo = [one for one in todo if one.name in names]
-    run(todo, slots(given, 1), given, lambda one: None, time.monotonic() + given.seconds)
+    run(todo, slots(given, 1), given, lambda one: None, until)
+    for number, words in enumerate(given.tries or [], 1):
+        print(f"-{given.phase}-{number}: {words}")
     for one in todo:
         found = newest(one, given.folder)
         result = (rundir.read_json(found[1]["evaluated"] / "result.json") or {}) if found else {}
@@ -323,8 +332,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--share", type=int, default=9, help="pipelines on the same GPUs")
     parser.add_argument("--seeds", type=numbers, default=[0, 1, 2])
     parser.add_argument("--steps", type=numbers, default=[300, 600, 1200])
-    parser.add_argument("--phase", choices=["raft", "grpo"], help="of calibrate: what goes on from the SFTs of --steps")
-    parser.add_argument("--vary", nargs="+", metavar=("KEY=VALUE", "VALUE"), help="of --phase: an override, and more values of it")
+    parser.add_argument("--phase", choices=["raft", "grpo"], help="of calibrate: what goes on from the SFT of each of --seeds")
+    parser.add_argument("--tries", nargs="+", metavar="OVERRIDES", help="of --phase: each a pipeline; several overrides in quotes")
     parser.add_argument("--only", type=lambda text: text.split(","), help="words, one of which a name holds")
     parser.add_argument("--smollm2", type=Path, help="directory of its weights: recipes/from_gguf.py")
     parser.add_argument("--seconds", type=float, default=540, help="of a call; 570 s leave 30 s to stop in")
@@ -334,11 +343,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     given = parser.parse_args(argv)
     if given.phase and given.what != "calibrate":
         parser.error(f"--phase {given.phase} is of calibrate, not of {given.what}.")
-    if bool(given.phase) != bool(given.vary) or (given.vary and "=" not in given.vary[0]):
-        parser.error("--phase and --vary go together: --phase grpo --vary method.args.temperature=1.0 1.5")
-    if given.vary:
-        key, _, value = given.vary[0].partition("=")
-        given.vary = (key, [value, *given.vary[1:]])
+    if bool(given.phase) != bool(given.tries) or not all("=" in word for words in given.tries or [] for word in words.split()):
+        parser.error("--phase and --tries go together: --phase grpo --tries method.args.temperature=1.0 method.args.temperature=1.5")
     if given.smollm2 and not (given.smollm2 / "config.json").is_file():
         parser.error(f"--smollm2 {given.smollm2}: no model there. recipes/from_gguf.py makes one: docs/learning.md.")
     given.rows = given.rows or (given.folder / "learning.jsonl" if given.smoke else ROWS)

@@ -130,6 +130,7 @@ def shown(ends: Sequence[float]) -> str:
 
 def plot(rows: Sequence[Row], path: Path) -> bool:
     """GRPO's reward by step, and RAFT's accuracy by cycle, a line a seed. False where there is neither."""
+    rows = sorted(rows, key=lambda row: row["seed"])
     grpo = [row for row in rows if "rewards" in row]
     raft = [row for row in rows if "cycles" in row]
     if not grpo and not raft:

@@ -262,33 +262,47 @@ def test_calibrations_are_the_sft_alone_and_plan(tmp_path):
     assert plans["evaluated"].config.model.path == str(tmp_path / "1_sft/model")
 
 
-@pytest.mark.parametrize(("phase", "key"), [("grpo", "temperature"), ("raft", "learning_rate_decay")])
-def test_a_phase_is_tried_with_values_from_the_sft_that_is_there(tmp_path, phase, key):
-    given = settings(tmp_path, "--steps", "100", "--phase", phase, "--vary", f"method.args.{key}=0.5", "0.25", what="calibrate")
-    with pytest.raises(SystemExit, match="calibrate-qwen3_76m-100 is not there. Run it first, without --phase"):
-        learning.calibrations(given)
-    before = leave_sft(tmp_path, "calibrate-qwen3_76m-100")
-    found = learning.calibrations(given)
-    assert [one.name for one in found] == [f"calibrate-qwen3_76m-100-{phase}-{value}" for value in (0.5, 0.25)]
-    overrides = found[1].overrides
+@pytest.mark.parametrize(("phase", "key"), [("grpo", "max_steps"), ("raft", "learning_rate_decay")])
+def test_a_phase_is_tried_with_changes_from_the_sft_of_its_seed(tmp_path, monkeypatch, capsys, phase, key):
+    """SFTs that are not there run first; whoever measures afterwards finds them."""
+    started = []
+
+    def start(one, mask, folder):
+        started.append(one.name)
+        if one.name == "learning-qwen3_76m-1":
+            leave_sft(folder, one.name)
+        return finished()
+
+    monkeypatch.setattr(learning, "start", start)
+    words = [f"method.args.{key}=1", f"method.args.{key}=2 method.args.seed=3"]
+    given = settings(tmp_path, "--seeds", "1", "--phase", phase, "--tries", *words, what="calibrate")
+    learning.calibrate(given)
+    names = [f"learning-qwen3_76m-1-{phase}-{number}" for number in (1, 2)]
+    assert started == ["learning-qwen3_76m-1", *names]
+    said = capsys.readouterr().out
+    assert f"-{phase}-2: {words[1]}" in said
+    assert f"{names[1]}: no result" in said
+    (before,) = (learning.model_of(sft, tmp_path) for sft in learning.sfts(given))
+    overrides = learning.tries(given)[0].overrides
     plans = pipeline.make_plans(composed(*overrides), overrides, host_with(8), tmp_path)
     assert {plan.config.topology.name for plan in plans.values()} == {"single"}
     first, *_, last = plans.values()
-    assert first.config.model.path == str(before / "sft/model")
+    assert (first.config.model.path, first.config.seed) == (str(before), 1)
     assert last.config.method.name == "evaluate"
     assert last.config.model.path != first.config.model.path
-    assert f"method.args.{key}=0.25" in overrides[-1]
+    assert json.dumps(f"method.args.{key}=1") in overrides[-1]
+    assert overrides[-1].count(f"method.args.{key}=") == 1
 
 
 def test_what_is_asked_wrongly_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit, match="no such name. There are: learning-qwen3_76m-0"):
         learning.measure(settings(tmp_path, "--only", "nothing"))
-    for wrong in (["--phase", "grpo"], ["--vary", "a=1"], ["--phase", "grpo", "--vary", "a"]):
+    for wrong in (["--phase", "grpo"], ["--tries", "a=1"], ["--phase", "grpo", "--tries", "a=1 b"]):
         with pytest.raises(SystemExit):
             settings(tmp_path, *wrong, what="calibrate")
-        assert "--phase and --vary go together" in capsys.readouterr().err
+        assert "--phase and --tries go together" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        settings(tmp_path, "--phase", "grpo", "--vary", "method.args.temperature=1.0")
+        settings(tmp_path, "--phase", "grpo", "--tries", "method.args.temperature=1.0")
     assert "--phase grpo is of calibrate, not of measure" in capsys.readouterr().err
 
 
