@@ -7,6 +7,7 @@ from launch.memory import longest_served_gb
 from launch.rule import Rule
 from launch.schema import Config, Fsdp, Topology
 from launch.schema_enums import Vendor
+from launch.serving import shares_gpu
 from launch.trainer_args import known, value
 
 MOST_PROCESSES = 1024  # without GPUs: more than a machine has cores
@@ -146,6 +147,12 @@ TOPOLOGY_RULES = [
         lambda c: c.topology.overlap and value(c, "vllm_importance_sampling_correction") is False,
         lambda c: "topology.overlap=true without vllm_importance_sampling_correction: completions of older weights would count as new",
         lambda c: "method.args.vllm_importance_sampling_correction=true, TRL's default",
+    ),
+    Rule(
+        "overlap_on_one_gpu",
+        lambda c: c.topology.overlap and shares_gpu(c),
+        lambda c: "topology.overlap=true on one GPU: generation and training take turns there, and completions would be of older weights",
+        lambda c: "topology.overlap=false, or topology.num_gpus=2",
     ),
     Rule(
         "server_heads",

@@ -98,7 +98,7 @@ def specs(config: Config, processes: list[Process], host: Host, run_dir: Path) -
 
 
 def peers(process: Process, processes: list[Process]) -> list[int]:
-    """GPUs of others that this process group must see.
+    """GPUs of others that this process group must see, beside its own.
 
     Weights go from the first training rank to every server by RCCL. On one node that is HIP IPC, which maps the other side's
     memory and needs its device: vLLM's weight transfer fails where one mask hides the other's GPU.
@@ -106,8 +106,10 @@ def peers(process: Process, processes: list[Process]) -> list[int]:
     if process.kind == "prepare":
         return []
     if process.kind == "server":
-        return [gpu for p in processes if p.kind == "trainer" for gpu in p.gpus[:1]]
-    return [gpu for p in processes if p.kind == "server" for gpu in p.gpus]
+        found = [gpu for p in processes if p.kind == "trainer" for gpu in p.gpus[:1]]
+    else:
+        found = [gpu for p in processes if p.kind == "server" for gpu in p.gpus]
+    return [gpu for gpu in found if gpu not in process.gpus]
 
 
 def _spec(config: Config, process: Process, server: Process | None, host: Host, run_dir: Path, others: list[int]) -> ContainerSpec:

@@ -28,7 +28,7 @@ from launch.trainer_args import argument, known, value
 
 MOST_SEQUENCES = 4096  # of a rank, that a search goes up to
 WANTED = 3  # changes that a message names
-SHARED = 0.3  # of a GPU, for a server that shares it with a trainer: TRL's own share of colocated generation
+SHARED = (0.5, 0.3, 0.15)  # of a GPU, for a server that shares it with a trainer
 BATCH, ACCUMULATION = "method.args.per_device_train_batch_size", "method.args.gradient_accumulation_steps"
 
 
@@ -176,10 +176,13 @@ def _other_servers(config: Config) -> Iterator[tuple[list[str], str]]:
     given, gpus = config.topology, topology.num_gpus(config)
     if given.server_cache_gb:
         yield ["topology.server_cache_gb=null"], "vLLM takes what topology.server_memory_share leaves to its cache"
-    elif given.server_memory_share < Topology.server_memory_share:
+    elif given.server_memory_share < Topology.server_memory_share and not serving.shares_gpu(config):
         yield [f"topology.server_memory_share={Topology.server_memory_share}"], "vLLM takes more of its GPU"
-    if serving.shares_gpu(config) and given.server_memory_share > SHARED:
-        yield [f"topology.server_memory_share={SHARED}"], "vLLM leaves the trainer more of their GPU"
+    if serving.shares_gpu(config):
+        for share in SHARED if not given.server_cache_gb else ():
+            yield [f"topology.server_memory_share={share}"], "trains the same; vLLM and the trainer share their GPU otherwise"
+        if config.hardware.gpus_per_node > 1:
+            yield ["topology.num_gpus=2"], "trains the same, server and trainer on a GPU each"
     shorter = max(2048, 2 * longest(config))
     if shorter < (given.server_max_length or config.model.max_positions):
         yield [f"topology.server_max_length={shorter}"], f"trains the same while a prompt and its completion have at most {shorter} tokens"

@@ -69,7 +69,7 @@ def memory(config: Config, processes: list[topology.Process], smaller: Mapping[i
         moment, parts = ("", _server_parts(config, capacity)) if serves else _rank_parts(config, capacity)
         # A server keeps to its share: weights that outgrow it do not fit, however much memory is left beside it.
         most = capacity * (config.topology.server_memory_share if serves and not config.topology.server_cache_gb else 1.0)
-        most -= sum(beside.total_gb for beside in found) if serving.shares_gpu(config) else 0.0
+        most = max(0.0, most - sum(beside.total_gb for beside in found)) if serving.shares_gpu(config) else most
         devices: list[int | None] = [*process.gpus] or [None]
         found += [Memory(process.name, gpu, parts, most, moment) for gpu in devices]
     return found

@@ -15,6 +15,7 @@ from launch.batch import Batch, batch, generation_batch
 from launch.memory import generates_with_vllm, has_reference, micro_step, stepped_bytes
 from launch.schema import Config
 from launch.schema_enums import Link, Vendor
+from launch.serving import shares_gpu
 from launch.trainer_args import argument, value
 
 # Shares of peak and bandwidth, read off the runs of docs/results/speed.md. 16-bit products reach healthy.gemm of the hardware's file.
@@ -35,6 +36,7 @@ DECODE_S, DECODE_SEQUENCE_S = 1.05e-3, 0.085e-3
 DECODE_BANDWIDTH = 0.6  # share at which decoding reads weights, where that takes longer
 SERVER_SEQUENCES = 256  # completions that one server decodes at once (vLLM's max_num_seqs)
 SYNC_S, SYNC_GB_S = 0.14, 134.0  # of sending weights to a server
+GLOO_GB_S = 0.6  # through host memory: 0.4 s for 76 million parameters, three such runs on one H200 at once
 # Bytes of a weight that autocast copies to 16 bits and whose gradient comes back, with checkpointing and without. Counted as TRAFFIC is.
 WEIGHT_BYTES = {Numerics.autocast: (18.0, 12.0), Numerics.cast: (0.0, 0.0), Numerics.fp32: (0.0, 0.0)}
 FROZEN_BYTES = {Numerics.autocast: (13.5, 7.0), Numerics.cast: (1.5, 1.0), Numerics.fp32: (0.0, 0.0)}  # beside an adapter: not kept
@@ -262,6 +264,6 @@ def _generation_s(config: Config, size: Batch) -> float:
         start_s = DECODE_S + DECODE_SEQUENCE_S * at_once
     else:  # transformers starts every kernel of a forward for every token: a third of those of forward and backward
         start_s = model.num_layers * TRAFFIC[Numerics.cast, False].kernels / 3 * KERNEL_S
-    sync_s = SYNC_S + weights_gb / SYNC_GB_S if config.topology.servers else 0.0
+    sync_s = SYNC_S + weights_gb / (GLOO_GB_S if shares_gpu(config) else SYNC_GB_S) if config.topology.servers else 0.0
     each_s = max(start_s, read_s) * size.completion * waves + sync_s
     return each_s * size.sequences / completions / int(value(config, "num_iterations"))  # one generation serves several steps

@@ -306,7 +306,7 @@ def plan(given: argparse.Namespace) -> str:
     lines += ["nothing for evaluations and for trainings on samples, whose rows are not known before: these are short."]
     host = detect.Host(python=sys.executable, num_cores=16)
     for start in starts(given):
-        overrides, seconds = common(given, start), {"": 0.0, **dict.fromkeys(BRANCHES, 0.0)}
+        overrides, seconds = [*common(given, start), phases_given(experiment(given, start))], {"": 0.0, **dict.fromkeys(BRANCHES, 0.0)}
         for name, made in pipeline.make_plans(compose(overrides), overrides, host, Path("/runs/learning/1")).items():
             starting = VLLM_START_S if made.config.topology.servers or made.trainer_args.get("engine") == "vllm" else START_S
             working = 3600 * (made.speed.run_hours or 0)
@@ -315,7 +315,8 @@ def plan(given: argparse.Namespace) -> str:
             lines.append(f"  {start:13} {name:22} {starting:3} s + {working:4.0f} s  {speed}")
         longest = max(seconds[method] for method in BRANCHES)
         parts = ", ".join(f"{method or 'sft'} {value:.0f} s" for method, value in seconds.items())
-        lines.append(f"{start}, one seed: {parts}; one after another {sum(seconds.values()):.0f} s, else {seconds[''] + longest:.0f} s")
+        beside = f", else {seconds[''] + longest:.0f} s" if given.gpus > 1 else ""
+        lines.append(f"{start}, one seed: {parts}; one after another {sum(seconds.values()):.0f} s{beside}")
     return "\n".join(lines)
 
 
@@ -347,6 +348,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--phase and --tries go together: --phase grpo --tries method.args.temperature=1.0 method.args.temperature=1.5")
     if given.smollm2 and not (given.smollm2 / "config.json").is_file():
         parser.error(f"--smollm2 {given.smollm2}: no model there. recipes/from_gguf.py makes one: docs/learning.md.")
+    if given.gpus < 1:
+        parser.error(f"--gpus {given.gpus}: the phases need one GPU or more.")
     given.rows = given.rows or (given.folder / "learning.jsonl" if given.smoke else ROWS)
     return given
 

@@ -26,7 +26,8 @@ def report(rows: Sequence[Row], folder: Path) -> str:
     names = sorted({row["hardware"] for row in rows})
     versions = sorted({f"{name} {version}" for row in rows for name, version in row["packages"].items()})
     commits = sorted({str(row["commit"])[:12] for row in rows})
-    lines += [f"    python tests/gpu/learning.py measure hardware={names[0]}", ""]
+    gpus = 1 if any(row.get("gpus") == 1 for row in rows) else 2
+    lines += [f"    python tests/gpu/learning.py measure hardware={names[0]} --gpus {gpus}", ""]
     lines += [f"On {', '.join(names)}, with {', '.join(versions)}; commit {', '.join(commits)}."]
     lines += ["Greedy accuracy on held-out problems, the same for all, with Wilson's 95% interval; gains are pairwise over the problems."]
     lines += ["RAFT, GRPO and DPO start from their seed's SFT."]

@@ -164,6 +164,10 @@ CASES = {
         ],
         ["older weights", "vllm_importance_sampling_correction=true"],
     ),
+    "overlap_on_one_gpu": (
+        ["hardware=mi300x", "model=qwen3_0_6b", "method=grpo", "topology=split", "topology.num_gpus=1", "topology.overlap=true"],
+        ["take turns", "overlap=false, or topology.num_gpus=2"],
+    ),
     "server_heads": (
         ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "topology.server_tensor_parallel=3"],
         ["server_tensor_parallel=3", "32 heads", "divides"],

@@ -101,6 +101,18 @@ def test_server_and_trainers_see_what_the_weights_cross_and_no_more():
     assert "shm_size" not in sdk_arguments(trainers)["host"]
 
 
+@pytest.mark.parametrize("more", [[], NVIDIA])
+def test_a_gpu_that_server_and_trainer_share_is_named_once(more):
+    """torch sees no GPU at all where a mask names one twice."""
+    hardware = "hardware=h100" if more else "hardware=mi300x"
+    found = specs(hardware, "method=grpo", "model=qwen3_4b", "topology=split", "topology.num_gpus=1", *more)
+    for name in ("server", "trainers"):
+        masks = {key: value for key, value in found[name].environment.items() if key.endswith("VISIBLE_DEVICES")}
+        assert set(masks.values()) == {"0"}
+    if not more:
+        assert "HIP IPC" not in found["server"].devices["/dev/dri/renderD128"]
+
+
 def test_a_mask_in_the_shell_chooses_the_devices():
     found = specs("hardware=mi300x", "topology=ddp", "topology.num_gpus=2", host=host_with(8, HIP_VISIBLE_DEVICES="5,3"))
     spec = found["trainers"]

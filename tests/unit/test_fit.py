@@ -56,6 +56,14 @@ TIGHT = {  # commands that do not fit, and what has to be among the changes
         ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "topology=split", "topology.num_gpus=1"],
         "topology.server_memory_share=0.3",
     ),
+    "too small a share of it": (
+        ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "topology=split", "topology.num_gpus=1", "topology.server_memory_share=0.05"],
+        "topology.server_memory_share=0.3",
+    ),
+    "one GPU for a server and a trainer": (
+        ["hardware=mi300x", "model=qwen3_8b", "method=grpo", "topology=split", "topology.num_gpus=1"],
+        "topology.num_gpus=2",
+    ),
     "vllm": (["hardware=rx7900xtx", "model=qwen3_8b", "method=evaluate", "method.args.engine=vllm"], "method.args.engine=transformers"),
     "two at once": (["hardware=rx7900xtx", "model=qwen3_8b", "method=sft"], "precision.weights=bf16"),
 }

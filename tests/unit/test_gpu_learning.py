@@ -40,6 +40,7 @@ def test_the_page_gives_gains_over_the_sft_of_each_seed(tmp_path):
     assert "-5.0 (-5.0 to -5.0)" in page
     assert "RAFT: 15 points were wanted, reached with +15.0 over 3 seed(s)." in page
     assert "GRPO: 15 points were wanted, reached with +25.0" in page
+    assert "measure hardware=h200 --gpus 1" in page
     assert "GRPO's server and trainer shared one GPU." in page
     assert "seed 0 0.0012 (at most 0.250), seed 1" in page
     assert "| by level | 0 | 1 |" in page
@@ -301,6 +302,9 @@ def test_what_is_asked_wrongly_is_refused(tmp_path, capsys):
         with pytest.raises(SystemExit):
             settings(tmp_path, *wrong, what="calibrate")
         assert "--phase and --tries go together" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        settings(tmp_path, "--gpus", "0")
+    assert "--gpus 0: the phases need one GPU or more." in capsys.readouterr().err
     with pytest.raises(SystemExit):
         settings(tmp_path, "--phase", "grpo", "--tries", "method.args.temperature=1.0")
     assert "--phase grpo is of calibrate, not of measure" in capsys.readouterr().err

@@ -323,6 +323,15 @@ def test_a_server_leaves_the_trainer_of_its_gpu_the_rest():
     two = make_plan(dataclasses.replace(one, topology=dataclasses.replace(one.topology, num_gpus=2)), host_with(8, "sm_90"), RUN)
     assert two.memory[1].capacity_gb == pytest.approx(whole)
     assert two.memory[1].parts_gb == trainer.parts_gb
+    whole = dataclasses.replace(one, topology=dataclasses.replace(one.topology, server_cache_gb=1000.0))
+    assert make_plan(whole, host_with(8, "sm_90"), RUN).memory[1].capacity_gb == 0.0
+
+
+def test_weights_take_longer_through_host_memory():
+    split = ["hardware=h200", "model=qwen3_0_6b", "method=grpo", "topology=split", "method.args.per_device_train_batch_size=8"]
+    one, two = (speed.speed(composed(*split, f"topology.num_gpus={gpus}")).step_s for gpus in (1, 2))
+    billions = composed(*split).model.num_parameters / 1e9
+    assert one - two == pytest.approx(2 * billions / 0.6 - 2 * billions / 134, rel=0.02)
 
 
 def test_held_out_rows_count_where_their_batches_are_the_larger_ones():
