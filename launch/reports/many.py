@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,19 +104,40 @@ def compare(runs: Sequence[Run], names: Sequence[str]) -> Page:
 
 
 def differences(runs: Sequence[Run]) -> list[Any]:
-    """A row for each value that is not the same in all: of the composition, then of code, image, packages, host."""
-    configs = [flat({key: value for key, value in run.config.items() if key not in NOT_COMPARED}) for run in runs]
-    around = [flat({"code": _code(run), "image": run.record.get("image"), "packages": run.record.get("packages"),
-                    "host": _host(run)}) for run in runs]  # fmt: skip
-    blocks: list[Any] = []
-    for caption, flats, same in (
-        ("Differences in configuration", configs, "The configuration is the same in all."),
-        ("Differences in code, image, packages and host", around, "Code, image, packages and host are the same in all."),
-    ):
-        keys = [key for key in dict.fromkeys(k for f in flats for k in f) if len({text(f.get(key)) for f in flats}) > 1]
-        rows = [[Cell(key), *(Cell(text(f[key])) if key in f else Cell("–") for f in flats)] for key in keys]
-        blocks.append(Table(caption, ["key", *(run.name for run in runs)], rows) if rows else Note(same))
-    return blocks
+    """A row for each value that is not the same in all: of the composition, then of code, image, packages, host. Of several methods, as
+    the phases of pipelines are, compositions are compared within each: across them nearly every key differs."""
+    methods: dict[str, list[Run]] = {}
+    for run in runs:
+        methods.setdefault(text(run.get("method", "name")), []).append(run)
+    alone = [group[0] for group in methods.values() if len(group) == 1]
+    if len(methods) == 1 or len(alone) == len(runs):
+        blocks = [_different("Differences in configuration", runs, _composition, "The configuration is the same in all.")]
+    else:
+        blocks = [
+            _different(f"Differences in configuration: {name}", group, _composition, f"{name}: the configuration is the same in all.")
+            for name, group in methods.items()
+            if len(group) > 1
+        ]
+        if alone:
+            named = ", ".join(f"{run.name} ({text(run.get('method', 'name'))})" for run in alone)
+            blocks.append(Note(f"The only one of its method: {named}."))
+    same = "Code, image, packages and host are the same in all."
+    return [*blocks, _different("Differences in code, image, packages and host", runs, _around, same)]
+
+
+def _different(caption: str, runs: Sequence[Run], of: Callable[[Run], dict[str, Any]], same: str) -> Table | Note:
+    flats = [flat(of(run)) for run in runs]
+    keys = [key for key in dict.fromkeys(k for f in flats for k in f) if len({text(f.get(key)) for f in flats}) > 1]
+    rows = [[Cell(key), *(Cell(text(f[key])) if key in f else Cell("–") for f in flats)] for key in keys]
+    return Table(caption, ["key", *(run.name for run in runs)], rows) if rows else Note(same)
+
+
+def _composition(run: Run) -> dict[str, Any]:
+    return {key: value for key, value in run.config.items() if key not in NOT_COMPARED}
+
+
+def _around(run: Run) -> dict[str, Any]:
+    return {"code": _code(run), "image": run.record.get("image"), "packages": run.record.get("packages"), "host": _host(run)}
 
 
 def _code(run: Run) -> dict[str, Any]:

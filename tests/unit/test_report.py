@@ -209,6 +209,27 @@ def test_several_runs_differences_first(tmp_path):
     assert report.parse([str(a), str(b)]).output == tmp_path / "runs/report.html"
 
 
+def test_runs_of_several_methods_are_compared_within_each(tmp_path):
+    """Across methods nearly every key differs, and says nothing."""
+    runs = [
+        ("a", "seed=1"),
+        ("b", "seed=2"),
+        ("c", "method=grpo"),
+        ("d", "method=evaluate"),
+        ("e", "method=evaluate", "method.args.batch_size=7"),
+    ]
+    text = made(*(log(a_run(tmp_path / name, *overrides), *steps(4)) for name, *overrides in runs)).text
+    assert "Differences in configuration: sft key A B seed 1 2 Differences in configuration: evaluate key D E" in text
+    assert "method.args.batch_size" in text
+    assert "The only one of its method: C (grpo)." in text
+    assert "method.program" not in text
+    text = made(
+        *(log(a_run(tmp_path / f"two/{name}", method), *steps(4)) for name, method in (("a", "method=sft"), ("b", "method=dpo")))
+    ).text
+    assert "Differences in configuration key A B" in text
+    assert "method.name sft dpo" in text
+
+
 def test_benchmarks_side_by_side(tmp_path):
     text = made(a_benchmark(tmp_path / "a"), a_benchmark(tmp_path / "b", tflops=1213.2)).text
     assert "16384 8192 1280 bf16 1,011 1,213 1.200" in text
