@@ -52,3 +52,18 @@ def test_groups_of_completions_are_kept_whole():
     ]
     assert suggested[-1] % 8 == 0
     prepare(composed(*given[:-1], f"effective_batch={suggested[-1]}"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tokens"),
+    [
+        (["topology=split"], 512 + 256),
+        (["topology=split", "topology.server_max_length=600"], 600),
+        (["topology=colocate", "method.args.vllm_max_model_length=640"], 640),
+        (["topology=single"], 512 + 256),
+    ],
+)
+def test_what_generates_bounds_a_row(overrides, tokens):
+    """Of a 76M model with 64 tokens at most 264 were planned, 160 GB where 15 were measured, and a run was refused that fits."""
+    given = ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "method.args.max_completion_length=512"]
+    assert batch.batch(composed(*given, *overrides)).sequence == tokens
