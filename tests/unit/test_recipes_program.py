@@ -179,7 +179,7 @@ def test_adapters(tmp_path):
 
 def test_trainer_arguments_are_refused_in_trls_words(tmp_path):
     settings = config(tmp_path)
-    settings.hardware, settings.topology, settings.precision = {"vendor": "amd"}, {"strategy": "none"}, {"compute": "fp32"}
+    settings.hardware, settings.topology, settings.precision = {"vendor": "amd"}, {"strategy": "none", "servers": 0}, {"compute": "fp32"}
     settings.trainer_args = {"output_dir": str(tmp_path), "max_seq_length": 8}
     with pytest.raises(UserError, match="SFTConfig refuses them.*max_seq_length"):
         training.build_arguments(SFTConfig, settings)
