@@ -46,12 +46,12 @@ def batch(config: Config) -> Batch:
     # Nothing bounds a prompt: 256 tokens stand for one until the data is read, and TRL's default for rows that are not cut.
     sequence = number("max_length", UNCUT) if "max_length" in names else (completion or number("max_new_tokens", 0)) + 256
     # Longer ones end a run: what generates is not made for them.
-    served = config.topology.server_max_length or (number("vllm_max_model_length", 0) if config.topology.name == "colocate" else 0)
+    served = config.topology.server_max_length or number("vllm_max_model_length", sequence)
     return Batch(
         ranks=topology.num_trainers(config),
         per_device=number("per_device_train_batch_size", number("batch_size", 1)),
         accumulation=number("gradient_accumulation_steps", 1),
-        sequence=min(sequence, served or config.model.max_positions),
+        sequence=min(sequence, served, config.model.max_positions),
         completion=completion,
     )
 

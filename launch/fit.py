@@ -173,16 +173,16 @@ def _sharded(config: Config) -> tuple[list[str], str]:
 
 def _other_servers(config: Config) -> Iterator[tuple[list[str], str]]:
     """A server of shorter sequences, or over two GPUs, four, eight, as long as one is left to train on."""
-    given, gpus = config.topology, topology.num_gpus(config)
+    given, gpus, shared = config.topology, topology.num_gpus(config), serving.shares_gpu(config)
     if given.server_cache_gb:
         yield ["topology.server_cache_gb=null"], "vLLM takes what topology.server_memory_share leaves to its cache"
-    elif given.server_memory_share < Topology.server_memory_share and not serving.shares_gpu(config):
-        yield [f"topology.server_memory_share={Topology.server_memory_share}"], "vLLM takes more of its GPU"
-    if serving.shares_gpu(config):
-        for share in SHARED if not given.server_cache_gb else ():
+    elif shared:
+        for share in SHARED:
             yield [f"topology.server_memory_share={share}"], "trains the same; vLLM and the trainer share their GPU otherwise"
-        if config.hardware.gpus_per_node > 1:
-            yield ["topology.num_gpus=2"], "trains the same, server and trainer on a GPU each"
+    elif given.server_memory_share < Topology.server_memory_share:
+        yield [f"topology.server_memory_share={Topology.server_memory_share}"], "vLLM takes more of its GPU"
+    if shared and config.hardware.gpus_per_node > 1:
+        yield ["topology.num_gpus=2"], "trains the same, server and trainer on a GPU each"
     shorter = max(2048, 2 * longest(config))
     if shorter < (given.server_max_length or config.model.max_positions):
         yield [f"topology.server_max_length={shorter}"], f"trains the same while a prompt and its completion have at most {shorter} tokens"

@@ -62,8 +62,9 @@ def measured(config: Config, processes: list[topology.Process], host: Host) -> d
 def memory(config: Config, processes: list[topology.Process], smaller: Mapping[int, float] = {}) -> list[Memory]:
     """One entry for each process and GPU, where one may share with the one before it. `smaller`: what `measured` found."""
     nominal = config.hardware.memory_gb * GIB - (SYSTEM_GB if config.hardware.unified_memory else 0.0)
+    planned = [process for process in processes if process.kind not in UNPLANNED]
     found: list[Memory] = []
-    for process in (process for process in processes if process.kind not in UNPLANNED):
+    for process in planned:
         serves = process.kind == "server" or argument(config, "engine") == "vllm"
         capacity = min([nominal, *(smaller[gpu] for gpu in process.gpus if gpu in smaller)])
         moment, parts = ("", _server_parts(config, capacity)) if serves else _rank_parts(config, capacity)

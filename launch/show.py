@@ -162,9 +162,11 @@ def _data(plan: Plan) -> str:
 
 
 def _spread(plan: Plan) -> str:
-    servers = f"{topology.num_server_gpus(plan.config)} GPU(s) generate, " if plan.config.topology.servers else ""
-    servers = "on one GPU a server and " if serving.shares_gpu(plan.config) else servers
-    strategy = plan.config.topology.strategy
+    strategy, servers = plan.config.topology.strategy, ""
+    if serving.shares_gpu(plan.config):
+        servers = "on one GPU a server and "
+    elif plan.config.topology.servers:
+        servers = f"{topology.num_server_gpus(plan.config)} GPU(s) generate, "
     return f"{servers}{topology.num_trainers(plan.config)} rank(s)" + (f" by {strategy}" if strategy != "none" else "")
 
 

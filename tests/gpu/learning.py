@@ -101,31 +101,33 @@ def branches(given: argparse.Namespace, sft: Pipeline) -> list[Pipeline]:
 def calibrations(given: argparse.Namespace) -> list[Pipeline]:
     """The SFT of each start in so many steps, and its evaluation."""
     return [
-        tried(f"calibrate-{start}-{steps}", Pipeline("", 1, [], start), "sft", [f"method.args.max_steps={steps}"], given)
+        Pipeline(name, 1, [*common(given, start), f"name={name}", tried(given, start, "sft", [f"method.args.max_steps={steps}"])], start)
         for start in starts(given)
         for steps in given.steps
+        for name in [f"calibrate-{start}-{steps}"]
     ]
 
 
 def tries(given: argparse.Namespace) -> list[Pipeline]:
-    """`--phase` with each of `--tries`, and its evaluation, from the SFT of every seed; none where that is not there."""
-    return [
-        tried(f"{sft.name}-{given.phase}-{number}", sft, given.phase, ["topology=single", *words.split()], given)
-        for sft in sfts(given)
-        for number, words in enumerate(given.tries, 1)
-        if model_of(sft, given.folder)
-    ]
+    """`--phase` with each of `--tries` on one GPU, and its evaluation, from the SFT of every seed; none where that is not there."""
+    found = []
+    for sft in sfts(given):
+        model = model_of(sft, given.folder)
+        for number, words in enumerate(given.tries if model else [], 1):
+            name = f"{sft.name}-{given.phase}-{number}"
+            phases = tried(given, sft.start, given.phase, ["topology=single", *words.split()])
+            overrides = [*common(given, sft.start, model), f"seed={sft.seed}", f"name={name}", phases]
+            found.append(Pipeline(name, 1, overrides, sft.start, sft.seed))
+    return found
 
 
-def tried(name: str, sft: Pipeline, phase: str, changes: list[str], given: argparse.Namespace) -> Pipeline:
-    """A phase of the experiment on one GPU, changed, and its evaluation."""
-    own = {one["name"]: one["overrides"] for one in experiment(given, sft.start)}
+def tried(given: argparse.Namespace, start: str, phase: str, changes: list[str]) -> str:
+    """A phase of the experiment, changed, and its evaluation."""
+    own = {one["name"]: one["overrides"] for one in experiment(given, start)}
     keys = {change.partition("=")[0] for change in changes}
-    kept = [o for o in own[phase] if o.partition("=")[0] not in keys and not o.startswith("topology")]
-    made = {"name": phase, "overrides": [*kept, *changes]}
+    kept = [o for o in own[phase] if o.partition("=")[0] not in keys and not (o.startswith("topology.") and "topology" in keys)]
     evaluated = {"name": "evaluated", "model_from": phase, "overrides": own["grpo_evaluated"]}
-    settings = common(given, sft.start, model_of(sft, given.folder) if sft.name else None)
-    return Pipeline(name, 1, [*settings, f"seed={sft.seed}", f"name={name}", phases_given([made, evaluated])], sft.start, sft.seed)
+    return phases_given([{"name": phase, "overrides": [*kept, *changes]}, evaluated])
 
 
 def chosen(names: Iterable[str], given: argparse.Namespace) -> set[str]:
