@@ -37,9 +37,11 @@ def generate(data: DictConfig) -> tuple[list[Problem], list[Problem]]:
     heldout, train = [], []
     for task in data.tasks:
         share = task.weight / total
+        _check_working(task)
         held = _draw(task, "heldout", data.seed, round(data.num_heldout * share), exclude=set(), distinct=True)
         questions = {_question(problem) for problem in held}
-        train += _draw(task, "train", data.seed, max(1, round(data.num_train * share)), exclude=questions, distinct=False)
+        drawn = _draw(task, "train", data.seed, max(1, round(data.num_train * share)), exclude=questions, distinct=False)
+        train += _worked(drawn, task.worked, data.seed)
         heldout += held
     order = random.Random(data.seed)
     order.shuffle(heldout)
@@ -47,6 +49,18 @@ def generate(data: DictConfig) -> tuple[list[Problem], list[Problem]]:
     # Two tasks may phrase the same question, so the check spans the sets and not the tasks.
     questions = {_question(problem) for problem in heldout}
     return [problem for problem in train if _question(problem) not in questions], heldout
+
+
+def running_totals(metadata: dict[str, Any]) -> str:
+    """The sum so far after each term but the first: `3 10 8` for 4 - 1 + 7 - 2."""
+    first, *rest = metadata["expression"].split()
+    totals = [int(first)]
+    for sign, term in zip(rest[::2], rest[1::2], strict=True):
+        totals.append(totals[-1] + (int(term) if sign == "+" else -int(term)))
+    return " ".join(map(str, totals[1:]))
+
+
+WORKINGS = {"chain_sum": running_totals}
 
 
 def score(answer: str, problem_entry: str) -> float:
@@ -70,6 +84,23 @@ def _scorer(task: str):
 
 def _question(problem: Problem) -> str:
     return problem["prompt"][0]["content"]
+
+
+def _check_working(task: DictConfig) -> None:
+    if task.worked and task.name not in WORKINGS:
+        raise UserError(
+            f"data.tasks: {task.name} has worked={task.worked:g}, and no working to show. Of these there is one: {', '.join(WORKINGS)}."
+        )
+
+
+def _worked(problems: list[Problem], share: float, seed: int) -> list[Problem]:
+    """The problems, of which about `share`, drawn at random, are answered with their working first."""
+    rng = random.Random(f"worked/{seed}")
+    for problem in problems if share else ():
+        if rng.random() < share:
+            working = WORKINGS[problem["task"]](json.loads(problem["entry"])["metadata"])
+            problem["completion"] = [{"role": "assistant", "content": f"<think>{working}</think>{problem['answer']}"}]
+    return problems
 
 
 def _draw(task: DictConfig, split: str, seed: int, count: int, exclude: set[str], distinct: bool) -> list[Problem]:
