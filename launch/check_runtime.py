@@ -59,6 +59,12 @@ def _bad_secrets(config: Config) -> list[str]:
 
 RUNTIME_RULES = [
     Rule(
+        "image_known",
+        lambda c: c.container.name not in ("none", "custom", *images.load()),
+        lambda c: f"container={c.container.name}: no such image",
+        lambda c: f"one of {', '.join(images.load())}; or container=custom container.reference=<an image of your own>",
+    ),
+    Rule(
         "docker_without_image",
         lambda c: c.runtime.on_node == "docker" and c.container.name == "none",
         lambda c: f"runtime=docker without an image: {c.hardware.name} has container={c.hardware.container}",

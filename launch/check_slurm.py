@@ -31,6 +31,9 @@ OWNED = {
 }
 # sbatch's forms of a time: [days-]hours[:minutes[:seconds]] with days, else minutes[:seconds] or hours:minutes:seconds
 TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
+GRES = re.compile(r"[A-Za-z]\w*(?::(?!\d{1,2}$)[\w.-]+)?")  # a type may be a number, as 4090, and is none below 100
+TEXTS = ("partition", "account", "qos", "time", "gres", "python", "interface", "hca")
+LONG_OPTION = re.compile(r"--[a-z][a-z0-9-]*(?:=.*)?")
 UNLIMITED = ("infinite", "unlimited")
 MOST_NODES = 1024  # the job's first node starts and watches an srun for each
 MOST_EARLY_S = 65535  # sbatch --signal
@@ -57,13 +60,17 @@ def _owner(option: str) -> str | None:
 
 def _bad_option(config: Config) -> str | None:
     """The first that is no long option, or that something else decides."""
-    return next((o for o in config.runtime.slurm.options if not re.match(r"--[a-z]", o) or _owner(o)), None)
+    return next((o for o in config.runtime.slurm.options if not LONG_OPTION.fullmatch(o) or _owner(o)), None)
 
 
 def _too_early(config: Config) -> bool:
     slurm = config.runtime.slurm
     limit = seconds(slurm.time) if slurm.time else None
     return limit is not None and 0 < limit <= slurm.early_signal_s
+
+
+def _empty(config: Config) -> list[str]:
+    return [key for key in TEXTS if getattr(config.runtime.slurm, key) == ""]
 
 
 def _network_keys(config: Config) -> list[str]:
@@ -120,11 +127,25 @@ SLURM_RULES = [
         lambda c: "runtime.slurm.hca=<adapter>:<port> beside it, from `show_gids` or /sys/class/infiniband",
     ),
     Rule(
+        "slurm_empty",
+        lambda c: bool(_empty(c)),
+        lambda c: f"runtime.slurm.{_empty(c)[0]}=: an empty text, which would be passed on or ignored",
+        lambda c: f"a name, or no runtime.slurm.{_empty(c)[0]}",
+    ),
+    Rule(
+        "slurm_gres",
+        lambda c: bool(c.runtime.slurm.gres) and not GRES.fullmatch(c.runtime.slurm.gres),
+        lambda c: (
+            f"runtime.slurm.gres={c.runtime.slurm.gres}: it names one resource, with its type at most, and topology.num_gpus is its count"
+        ),
+        lambda c: "runtime.slurm.gres=gpu or, for example, runtime.slurm.gres='gpu:mi300x', with topology.num_gpus=N",
+    ),
+    Rule(
         "slurm_options",
         lambda c: _bad_option(c) is not None,
         lambda c: (
             f"runtime.slurm.options: {_bad_option(c)!r} "
-            + (f"is decided by {_owner(str(_bad_option(c)))}" if re.match(r"--[a-z]", str(_bad_option(c))) else "is no long option")
+            + (f"is decided by {_owner(str(_bad_option(c)))}" if LONG_OPTION.fullmatch(str(_bad_option(c))) else "is no long option")
         ),
         lambda c: "options of sbatch that nothing here decides, for example runtime.slurm.options=['--exclusive','--constraint=ib']",
     ),

@@ -14,6 +14,8 @@ WORDS = {
     "model.architecture": ("qwen3", "qwen2", "llama"),
     "precision.compute": ("fp32", "fp16", "bf16", "fp8"),
     "precision.weights": ("fp32", "fp16", "bf16", "nf4"),
+    "runtime.name": ("local", "docker", "slurm"),
+    "topology.name": ("single", "ddp", "fsdp", "zero2", "zero3", "split", "colocate"),
     "topology.strategy": ("none", "ddp", "fsdp", "zero2", "zero3"),
     "topology.fsdp.reduce_dtype": ("fp32", "bf16"),
     "topology.fsdp.state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),

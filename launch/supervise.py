@@ -27,6 +27,7 @@ POLL_S = 0.2
 ASK_EVERY_S = 1.0  # a question to a server in a container starts a program there
 ASK_AFTER = 0.1  # of hang_timeout_s without a step: then the server is asked what it does
 HUNG_GRACE_S = 15.0  # from SIGTERM to SIGKILL for what hangs: it saves nothing, or it would not have hung
+SERVER_GRACE_S = 30.0  # the same for what serves: it saves nothing, and vLLM told to end as it loads waits for an engine that is gone
 SHOWN_LINES = 15
 SERVE = ("server", "verifier")  # kinds that end when the others have, and not before
 FAILURE = ("rank", "time", "error", "exit_code")  # what recipes/common/program.py writes
@@ -186,8 +187,10 @@ class Attempt:
         return None
 
     def _interrupted(self) -> Outcome:
-        waits = f"at most {self.grace_s:g} s; another signal does not shorten it"
-        self.progress.note(f"{signal.Signals(self.stopping[0]).name}: waiting for {self.groups[-1].process.name} to save and end ({waits})")
+        last = self.groups[-1]
+        waits = f"at most {self._grace_of(last):g} s; another signal does not shorten it"
+        does = "end" if last.process.kind in SERVE else "save and end"
+        self.progress.note(f"{signal.Signals(self.stopping[0]).name}: waiting for {last.process.name} to {does} ({waits})")
         return self._ended(self.groups[-1], "interrupted")
 
     def _hung(self) -> bool:
@@ -227,7 +230,11 @@ class Attempt:
                 last_first.callback(self._end, group, deadline)
         self._look()
 
+    def _grace_of(self, group: Group) -> float:
+        return min(self.grace_s, SERVER_GRACE_S) if group.process.kind in SERVE else self.grace_s
+
     def _end(self, group: Group, deadline: float) -> None:
+        deadline = min(deadline, time.monotonic() + self._grace_of(group))
         try:
             if group.started.poll() is None:
                 group.started.ask_to_stop()

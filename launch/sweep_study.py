@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import tempfile
 import warnings
@@ -10,13 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from launch import rundir, sweep_space
+from launch.errors import UserError
 from launch.schema import Sweep
 from launch.sweep_trials import Trial
 
 if TYPE_CHECKING:
     from optuna import Study
+    from optuna.trial import FrozenTrial
 
 JOURNAL = "journal.log"
+AWAY = "Move it away, and the search begins anew; a run that is done is found by its values and not run again."
 
 
 class Source(Protocol):
@@ -61,9 +65,22 @@ class Search:
             self.study.enqueue_trial(point, skip_if_exists=True)
         # More than the points where the sampler chose one of them twice, as long as num_trials were fewer.
         self.total = len(self.study.trials) if points else sweep.num_trials
+        for frozen in self.study.trials:
+            _check_space(sweep, frozen, folder)
+            if frozen.state.name == "RUNNING":
+                self._complete(frozen)
         noted = {row["number"]: row for row in before or []}
         self.known = [_known(sweep, frozen, noted.get(frozen.number, {})) for frozen in self.study.trials if frozen.state.name != "WAITING"]
         self.again = [trial for trial in self.known if trial.status == "interrupted"]
+
+    def _complete(self, frozen: FrozenTrial) -> None:
+        """A kill between a trial and its values leaves it without: it gets those that it would have had."""
+        from optuna.trial import Trial as Asked
+
+        self.study.sampler = _sampler(self.seed + frozen.number)
+        asked = Asked(self.study, frozen._trial_id)
+        for name, distribution in sweep_space.distributions(self.sweep).items():
+            asked._suggest(name, distribution)  # as Study.ask does: what is written already stays
 
     def next(self) -> Trial | None:
         if self.again:
@@ -94,11 +111,22 @@ def preview(sweep: Sweep, seed: int, folder: Path, before: list[dict[str, Any]] 
         return Search(sweep, seed, None)
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copy(folder / JOURNAL, scratch)
-        search = Search(sweep, seed, Path(scratch), before)
+        try:
+            search = Search(sweep, seed, Path(scratch), before)
+        except UserError as error:
+            raise UserError(str(error).replace(scratch, str(folder))) from error
         kept = search.study.trials
         search.study = _study(sweep, None)
         search.study.add_trials(kept)
     return search
+
+
+def _check_space(sweep: Sweep, frozen: FrozenTrial, folder: Path | None) -> None:
+    """Raises UserError for a trial of another search, whose journal somebody put here."""
+    foreign = sorted(set(frozen.params) - set(sweep.space))
+    if foreign:
+        has = f"trial {frozen.number} has {', '.join(foreign)}, and this search varies {', '.join(sweep.space)}"
+        raise UserError(f"{folder}/{JOURNAL}: {has}. {AWAY}")
 
 
 def _known(sweep: Sweep, frozen: Any, noted: dict[str, Any]) -> Trial:
@@ -138,12 +166,24 @@ def _sampler(seed: int) -> Any:
 def _mend(journal: Path) -> None:
     """What a kill in the middle of a write leaves: a last line cut off, and Optuna's lock, which it would wait 30 s for.
 
-    The caller holds the sweep's own lock, so nobody else writes.
+    The caller holds the sweep's own lock, so nobody else writes. Raises UserError for a line that Optuna could not read.
     """
     with contextlib.suppress(FileNotFoundError):
         journal.with_name(f"{journal.name}.lock").unlink()
     if not journal.is_file():
         return
     content = journal.read_bytes()
-    if content and not content.endswith(b"\n"):
-        rundir.write_text(journal, content[: content.rfind(b"\n") + 1].decode())
+    *lines, cut = content.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not _is_entry(line):
+            raise UserError(f"{journal}:{number}: no line of Optuna's journal. {AWAY}")
+    if cut:
+        rundir.write_text(journal, content[: -len(cut)].decode())
+
+
+def _is_entry(line: bytes) -> bool:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(entry, dict) and isinstance(entry.get("op_code"), int)

@@ -55,6 +55,8 @@ MISTAKES = {
         "method.args.settings: num_scheduler_steps is gone from vLLM. Instead: engine V1"
     ],
     ("hardware=h200", "method=tune/inductor", "method.args.candidates=[freezing]", "mode=plan"): ["candidates: freezing makes weights"],
+    ("runtime.name=dockr", "mode=plan"): ["runtime.name=dockr", "local, docker, slurm", "Did you mean docker"],
+    ("topology.name=dpp", "topology.strategy=none", "mode=plan"): ["topology.name=dpp", "Did you mean ddp"],
     ("topology=tensor",): ["tensor- and pipeline-parallel training is not offered", "topology=fsdp"],
     ("topology=pp",): ["tensor- and pipeline-parallel training is not offered", "topology=fsdp"],
     ("topology.tensor_parallel=2",): ["tensor-parallel training is not offered", "topology=fsdp"],

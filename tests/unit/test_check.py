@@ -336,6 +336,7 @@ CASES = {
         ["method=evaluate", "method.lr_scaling=sqrt", "method.lr_reference_batch=8"],
         ["no learning rate of its own", "method.lr_scaling=none"],
     ),
+    "image_known": (["hardware=mi300x", "container.name=foo"], ["container=foo: no such image", "rocm", "container=custom"]),
     "docker_without_image": (["hardware=h200", "runtime=docker", "model=qwen3_4b"], ["h200", "container=custom", "runtime=local"]),
     "image_without_docker": (["runtime=local", "container=cpu"], ["container=cpu under runtime=local", "runtime=docker"]),
     "image_serves_gpu": (
@@ -369,6 +370,8 @@ CASES = {
         ["hardware=mi300x", "topology=ddp", "runtime.slurm.gid_index=3", *NODES],
         ["runtime.slurm.gid_index=3 without runtime.slurm.hca", "show_gids"],
     ),
+    "slurm_empty": (["runtime=slurm", "runtime.slurm.partition=''"], ["runtime.slurm.partition=: an empty text", "a name"]),
+    "slurm_gres": (["runtime=slurm", "runtime.slurm.gres='gpu:mi300x:4'"], ["gres=gpu:mi300x:4", "topology.num_gpus is its count"]),
     "slurm_options": (["runtime=slurm", "runtime.slurm.options=['--nodes=3']"], ["'--nodes=3' is decided by runtime.slurm.nodes"]),
     "slurm_time": (["runtime=slurm", "runtime.slurm.time=4h"], ["runtime.slurm.time=4h", "4:00:00"]),
     "slurm_time_early": (["runtime=slurm", "runtime.slurm.time=5"], ["runtime.slurm.time=5", "as it starts", "a longer time"]),

@@ -174,6 +174,7 @@ def test_times_as_sbatch_reads_them(time, found):
         ("-p gpu", "is no long option"),
         ("exclusive", "is no long option"),
         ("--", "is no long option"),
+        ("--mem 0", "is no long option"),
         ("--time=5", "is decided by runtime.slurm.time"),
         ("--array=0-3", "is decided by nothing"),
         ("--gpus-per-node=2", "is decided by topology.num_gpus"),
@@ -196,6 +197,16 @@ def test_an_option_that_is_none_or_decided_elsewhere_is_refused(option, why):
 )
 def test_options_that_nothing_here_decides_pass(option):
     assert refusals(composed("hardware=cpu", "runtime=slurm", f"runtime.slurm.options=['{option}']")) == []
+
+
+@pytest.mark.parametrize("gres", ["gpu", "gpu:mi300x", "gpu:4090", "gpu:1g.10gb", "gpu:nvidia_h100_80gb_hbm3"])
+def test_names_of_gpus(gres):
+    assert refusals(composed("hardware=cpu", "runtime=slurm", f"runtime.slurm.gres='{gres}'")) == []
+
+
+@pytest.mark.parametrize("gres", ["gpu:4", "gpu:mi300x:4", "gpu,lustre", "gpu gpu", "gpu:"])
+def test_a_count_of_gpus_stands_in_one_place(gres):
+    assert [r.name for r in refusals(composed("hardware=cpu", "runtime=slurm", f"runtime.slurm.gres='{gres}'"))] == ["slurm_gres"]
 
 
 def test_phases_are_no_job(launch):

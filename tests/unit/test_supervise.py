@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -224,6 +225,17 @@ def test_what_ignores_sigterm_is_killed_when_the_time_is_over(tmp_path):
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.kill(os.getppid(), signal.SIGTERM)\n" + FOREVER
     code, _ = executed(plan_of(tmp_path, {"trainers": deaf}, "runtime.stop_timeout_s=1"))
     assert code == 75
+
+
+def test_a_server_that_does_not_end_is_not_given_the_time_of_a_save(tmp_path, monkeypatch, capfd):
+    """vLLM's, told to end while its engine loads, waits ten minutes for the engine that has ended."""
+    monkeypatch.setattr(supervise, "SERVER_GRACE_S", 0.1)
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.kill(os.getppid(), signal.SIGTERM)\n" + FOREVER
+    began = time.monotonic()
+    code, record = executed(plan_of(tmp_path, {"server": deaf, "trainers": SAVES}, "runtime.stop_timeout_s=300"))
+    assert (code, record["status"]) == (75, "interrupted")
+    assert time.monotonic() - began < 60
+    assert "SIGTERM: waiting for server to end (at most 0.1 s" in capfd.readouterr().err
 
 
 CHILD = "child = subprocess.Popen([sys.executable, '-c', {!r}, sys.argv[1]], start_new_session=True)\n"

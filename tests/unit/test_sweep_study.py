@@ -9,6 +9,7 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+from launch.errors import UserError
 from launch.schema import Direction, Parameter, Sweep
 from launch.sweep_report import as_object, best
 from launch.sweep_study import JOURNAL, Grid, Search, preview
@@ -118,6 +119,39 @@ def test_a_journal_cut_off_by_a_kill_is_mended(tmp_path):
     again = Search(sweep(), 0, tmp_path)
     finish(again, again.next(), 2.0)
     assert states(tmp_path) == ["COMPLETE", "COMPLETE"]
+
+
+@pytest.mark.parametrize("parameters", [{}, {"seed": Parameter(key="seed", values=[0, 1])}], ids=["range", "list"])
+def test_a_kill_before_a_trials_values_are_written(tmp_path, parameters):
+    """The journal then has the trial alone: it is given the values that it would have had."""
+    first = Search(sweep(**parameters), 0, tmp_path)
+    finish(first, first.next(), 1.0)
+    asked = [first.next().varied]
+    lines = (tmp_path / JOURNAL).read_text().splitlines(keepends=True)
+    (tmp_path / JOURNAL).write_text("".join(lines[:-1]) + lines[-1][:20])
+    assert preview(sweep(**parameters), 0, tmp_path).next().varied == asked[0]
+    again = Search(sweep(**parameters), 0, tmp_path)
+    assert [again.next().varied] == asked
+    finish(again, again.known[1], 2.0)
+    assert [trial.status for trial in Search(sweep(**parameters), 0, tmp_path).known] == ["done", "done"]
+
+
+@pytest.mark.parametrize("line", [b"garbage", b"\xff\xfe", b"[1]", b"{}", b""], ids=str)
+def test_a_line_that_is_none_of_the_journals_is_named(tmp_path, line):
+    search = Search(sweep(), 0, tmp_path)
+    finish(search, search.next(), 1.0)
+    whole = (tmp_path / JOURNAL).read_bytes().splitlines(keepends=True)
+    (tmp_path / JOURNAL).write_bytes(b"".join([*whole[:2], line + b"\n", *whole[2:], b'{"op_code']))
+    for begin in (Search, preview):
+        with pytest.raises(UserError, match=rf"^{tmp_path}/journal\.log:3: no line of Optuna's journal\. Move it away"):
+            begin(sweep(), 0, tmp_path)
+
+
+def test_a_journal_of_another_search_is_refused(tmp_path):
+    search = Search(sweep(rank=Parameter(key="adapter.rank", values=[4, 8])), 0, tmp_path)
+    finish(search, search.next(), 1.0)
+    with pytest.raises(UserError, match=r"trial 0 has rank, and this search varies rate"):
+        Search(sweep(), 0, tmp_path)
 
 
 def test_a_grid_comes_in_order():
