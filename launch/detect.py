@@ -18,7 +18,7 @@ from launch.gpu import GIB
 from launch.gpu import Gpu as Gpu
 from launch.schema import Hardware
 from launch.schema_enums import Vendor
-from launch.sysfs import status_of, text
+from launch.sysfs import as_number, status_of, text
 
 FITS = 0.97  # of the file's figure: it is nominal, and firmware keeps a little
 FITS_SHARED = 0.90  # the same where the system lives on it too
@@ -155,7 +155,8 @@ def _listening(root: Path) -> frozenset[int]:
 def _gids(file: Path) -> dict[str, int]:
     """Of video and render: the numbers differ from one distribution to the next, and from the image's."""
     rows = [line.split(":") for line in (text(file) or "").splitlines()]
-    return {row[0]: int(row[2]) for row in rows if row[0] in ("video", "render") and len(row) > 2 and row[2].isdigit()}
+    found = {row[0]: as_number(row[2]) for row in rows if row[0] in ("video", "render") and len(row) > 2}
+    return {name: number for name, number in found.items() if number is not None}
 
 
 def _device_nodes(root: Path) -> dict[str, int | None]:

@@ -7,6 +7,8 @@ import re
 import stat
 from pathlib import Path
 
+MOST = 2**64 - 1
+
 
 def text(file: str | Path) -> str | None:
     """What stands in a file, None where there is none or nothing."""
@@ -37,14 +39,17 @@ def number(file: str | Path) -> int | None:
 def total_memory(root: str | Path) -> int | None:
     """Bytes of memory that the machine has whose files lie under `root`."""
     found = re.search(r"^MemTotal:\s+(\d+) kB", text(Path(root) / "proc/meminfo") or "", re.MULTILINE)
-    return int(found.group(1)) * 1024 if found else None
+    kilobytes = as_number(found.group(1)) if found else None
+    return kilobytes * 1024 if kilobytes is not None else None
 
 
 def as_number(value: str | None) -> int | None:
+    """None too for what has more than 64 bits: the kernel counts nothing in more, and no float holds much more."""
     try:
-        return None if value is None else int(value)
+        found = None if value is None else int(value)
     except ValueError:
         return None
+    return found if found is not None and abs(found) <= MOST else None
 
 
 def as_decimal(value: str | None) -> float | None:

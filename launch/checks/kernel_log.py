@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
-from launch.sysfs import as_decimal, status_of, text
+from launch.sysfs import as_decimal, as_number, status_of, text
 
 HOUR_S = 3600.0
 SHOWN = 100  # characters of a line
@@ -88,7 +88,8 @@ def _recent(records: str, uptime_s: float) -> list[str]:
     for record in records.splitlines():
         head, _, message = record.partition(";")
         fields = head.split(",")
-        if len(fields) >= 3 and fields[2].isdecimal() and int(fields[2]) / 1e6 >= uptime_s - HOUR_S:
+        since_boot_us = as_number(fields[2]) if len(fields) >= 3 else None
+        if since_boot_us is not None and since_boot_us / 1e6 >= uptime_s - HOUR_S:
             found.append(message)
     return found
 

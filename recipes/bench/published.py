@@ -204,6 +204,25 @@ def require(benchmark: str, hardware: str, figure: str, fail_below: float | None
         )
 
 
+def require_rows(
+    benchmark: str, hardware: str, figure: str, fail_below: float, cases: Sequence[Mapping[str, Any]], folder: Path = FOLDER
+) -> None:
+    """Refuse one that holds for none of these cases. What a case does not say yet may come with its figures. Raises UserError."""
+    references = [
+        one for one in load(benchmark, folder).rows if hardware in one.hardware and one.kind in COMPARED and one.of(figure) is not None
+    ]
+    may_match = (all(case.get(key, value) == value for key, value in one.match.items()) for one in references for case in cases)
+    if cases and not any(may_match):
+        raise _of_other_rows(benchmark, hardware, figure, fail_below, folder)
+
+
+def _of_other_rows(benchmark: str, hardware: str, figure: str, fail_below: float, folder: Path) -> UserError:
+    return UserError(
+        f"method.args.fail_below={fail_below:g}: figures were published for {hardware}, but of no row measured here, so nothing could "
+        f"fall below. Published rows: {_rows_of(benchmark, hardware, figure, folder)}."
+    )
+
+
 def compare(
     rows: Sequence[Mapping[str, Any]],
     benchmark: str,
@@ -233,10 +252,7 @@ def compare(
             below.append(f"{_label(found.reference)}: {reached} of {found.value:g} {found.unit}")
     matched = [row for row in compared if row["published"] is not None]
     if fail_below is not None and rows and not matched:
-        raise UserError(
-            f"method.args.fail_below={fail_below:g}: figures were published for {hardware}, but of no row measured here, so nothing could "
-            f"fall below. Published rows: {_rows_of(benchmark, hardware, figure, folder)}."
-        )
+        raise _of_other_rows(benchmark, hardware, figure, fail_below, folder)
     if hardware not in _having(benchmark, figure, folder):
         return Comparison(compared, [f"{_nothing(benchmark, hardware, figure, folder)}."], below)
     if not matched:

@@ -103,6 +103,8 @@ def measure_rows(
     """The first half of `measure`, where rows depend on one another. `work` may look at `rows` while they are filled."""
     published.require(table.benchmark, config.hardware.name, table.figure, args.fail_below)
     cases = list(cases)
+    if args.fail_below is not None:
+        published.require_rows(table.benchmark, config.hardware.name, table.figure, args.fail_below, cases)
     path = Path(config.run_dir) / "metrics.jsonl"
     rows += kept(path, cases)
     ended = (int(os.environ[ROW]), os.environ.pop(ROW_ERROR)) if ROW_ERROR in os.environ else None

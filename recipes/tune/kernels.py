@@ -271,14 +271,15 @@ def file_launch(place: str, arguments: dict[str, str], workgroups: int | None) -
 def _functions_of(file: Path) -> dict[str, JITFunction]:
     if not file.is_file():
         raise UserError(f"There is no file {file}. A kernel is named as kernel=path/to/file.py:function")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    spec = importlib.util.spec_from_file_location(f"kernels_of_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise UserError(f"{file} is no Python file. A kernel is named as kernel=path/to/file.py:function")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
     sys.path.insert(0, str(file.parent))  # as `python file.py` does: it may import its neighbours
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's own code raises is the user's to mend
+    except (Exception, SystemExit) as error:  # whatever the user's own code raises is the user's to mend
         raise UserError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
     finally:
         sys.path.pop(0)

@@ -32,6 +32,7 @@ import math
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -60,6 +61,8 @@ KEYS = ("kernel", "arch", *SWEPT, "model", "tokens", "dtype", "args", "grid", "s
 LIGER_KEYS, FILE_KEYS = ("model", "tokens", "dtype"), ("args", "grid")
 DTYPES = ("bf16", "fp16", "fp32")
 NONKDIMS = (0, 16, 32)  # 0: Triton chooses
+MOST_TOKENS = 2**24  # Liger looks at a label of each; in bf16 4096 wide they are 137 GB
+MOST_SECONDS = 86400  # a day
 MODELS = Path(__file__).resolve().parents[2] / "conf/model"
 
 LIGER = ("rms_norm", "rope", "swiglu", "cross_entropy", "fused_linear_cross_entropy")
@@ -150,28 +153,38 @@ def parse(argv: list[str]) -> Request:
                 raise UserError(f"{key} is for {kind}, and kernel={given['kernel']} names none")
     return Request(
         kernels=kernels,
-        archs=tuple(_one_of("arch", arch, ARCHITECTURES) for arch in given.get("arch", ",".join(ARCHITECTURES)).split(",")),
+        archs=tuple(_one_of("arch", arch, ARCHITECTURES) for arch in _several("arch", given.get("arch", ",".join(ARCHITECTURES)))),
         sweep={key: _values(key, given[key]) for key in SWEPT if key in given},
         model=MODELS / f"{_one_of('model', given.get('model', 'qwen3_8b'), [file.stem for file in MODELS.glob('*.yaml')])}.yaml",
-        tokens=_number("tokens", given.get("tokens", "4096")),
+        tokens=_number("tokens", given.get("tokens", "4096"), most=MOST_TOKENS),
         dtype=_one_of("dtype", given.get("dtype", "bf16"), DTYPES),
         args=_arguments(given.get("args", "")),
         workgroups=math.prod(_number("grid", side) for side in given["grid"].split("x")) if "grid" in given else None,
         save=_folder(given["save"]) if "save" in given else None,
         json=_one_of("format", given.get("format", "text"), ("text", "json")) == "json",
         jobs=_number("jobs", given.get("jobs", str(os.cpu_count() or 1))),
-        timeout_s=_number("timeout_s", given.get("timeout_s", "300")),
+        timeout_s=_number("timeout_s", given.get("timeout_s", "300"), most=MOST_SECONDS),
     )
 
 
 def _kernels(text: str) -> tuple[str, ...]:
-    for kernel in text.split(","):
+    kernels = _several("kernel", text)
+    for kernel in kernels:
         before, colon, name = kernel.partition(":")
         if not (before and colon and name):
             raise UserError(f"kernel={kernel} names no kernel. Write kernel=liger:rms_norm, or kernel=file.py:function")
         if before == "liger":
             _one_of("kernel=liger", name, (*LIGER, "all"), ":")
-    return tuple(text.split(","))
+    return kernels
+
+
+def _several(key: str, text: str) -> tuple[str, ...]:
+    """The values between the commas, each once."""
+    values = tuple(text.split(","))
+    twice = next((value for value in values if values.count(value) > 1), None)
+    if twice is not None:
+        raise UserError(f"{key}: {twice} is given twice. Leave one of the two out")
+    return values
 
 
 def _one_of(key: str, value: str, known: Any, separator: str = "=") -> str:
@@ -180,14 +193,14 @@ def _one_of(key: str, value: str, known: Any, separator: str = "=") -> str:
     return value
 
 
-def _number(key: str, text: str, least: int = 1) -> int:
-    if not re.fullmatch(r"[0-9]+", text) or int(text) < least:
-        raise UserError(f"{key}: {text} is no whole number from {least} on")
+def _number(key: str, text: str, least: int = 1, most: int = 2**31 - 1) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
+        raise UserError(f"{key}: {text} is no whole number from {least} to {most}")
     return int(text)
 
 
 def _values(key: str, text: str) -> tuple[int, ...]:
-    values = tuple(_number(key, value, 0 if key in ("waves_per_eu", "matrix_instr_nonkdim") else 1) for value in text.split(","))
+    values = tuple(_number(key, value, 0 if key in ("waves_per_eu", "matrix_instr_nonkdim") else 1) for value in _several(key, text))
     for value in values:
         if key == "num_warps" and value & (value - 1):
             raise UserError(f"num_warps: {value} is no power of two, which Triton asks for")
@@ -201,6 +214,8 @@ def _arguments(text: str) -> dict[str, str]:
     for name, _, value in pairs:
         if not value:
             raise UserError(f"args: {name} has no value. Write args={name}=i32 for a type, or args={name}=128 for a constant")
+        if [other for other, _, _ in pairs].count(name) > 1:
+            raise UserError(f"args: {name} is given twice. Leave one of the two out")
     return {name: value for name, _, value in pairs}
 
 
@@ -226,15 +241,21 @@ def launches(request: Request) -> list[Launch]:
     except ModuleNotFoundError as error:
         package = str(error.name).split(".")[0]
         raise HostError(f"{package} is not installed, and this program compiles with it. In .venv on Linux: make kernels") from error
-    found: list[Launch] = []
-    for name in request.kernels:
-        family = name.removeprefix("liger:")
-        if family == name:
-            found.append(kernels.file_launch(name, request.args, request.workgroups))
+    found: list[tuple[str, Launch]] = []
+    for asked in request.kernels:
+        family = asked.removeprefix("liger:")
+        if family == asked:
+            found.append((asked, kernels.file_launch(asked, request.args, request.workgroups)))
             continue
         for one in RECIPE_KERNELS if family == "all" else (family,):
-            found += kernels.liger_launches(one, request.model, request.tokens, request.dtype)
-    return found
+            found += [(asked, launch) for launch in kernels.liger_launches(one, request.model, request.tokens, request.dtype)]
+    return named_apart(found)
+
+
+def named_apart(found: list[tuple[str, Launch]]) -> list[Launch]:
+    """Kernels of one name, from two files or two of Liger's operations, by what was asked for too: they share no row and no file."""
+    times = Counter(launch.name for _, launch in found)
+    return [launch if times[launch.name] == 1 else replace(launch, name=f"{launch.name} of {asked}") for asked, launch in found]
 
 
 def configurations(launch: Launch, sweep: dict[str, tuple[int, ...]]) -> list[Launch]:
@@ -268,7 +289,10 @@ def measure(request: Request, on_progress: Callable[[int, int], None]) -> list[R
     for index, compiled in compiler.compile_all(tasks, request.jobs, request.timeout_s):
         rows[index] = row(*tasks[index], compiled)
         if request.save and not compiled.error:
-            compiler.save(request.save, stem(rows[index]), compiled)
+            try:
+                compiler.save(request.save, stem(rows[index]), compiled)
+            except OSError as error:
+                raise UserError(f"save={request.save}: no file can be written there ({error.strerror}). Name another folder") from error
         on_progress(len(rows), len(tasks))
     groups = itertools.groupby((rows[index] for index in range(len(tasks))), key=lambda one: (one.kernel, one.arch))
     return [one for _, group in groups for one in sorted(group, key=lambda one: one.rank)]

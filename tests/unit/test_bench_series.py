@@ -164,6 +164,17 @@ def test_a_gate_with_nothing_to_compare_is_refused_before_anything_is_measured(c
         measure(config, args(fail_below=0.9), TABLE, CASES, lambda case: pytest.fail("measured"))
 
 
+def test_a_gate_over_sizes_that_nobody_published_is_refused_before_anything_is_measured(config):
+    with pytest.raises(UserError, match=r"fail_below=0.9: .* of no row measured here"):
+        measure(config, args(fail_below=0.9), TABLE, CASES[1:], lambda case: pytest.fail("measured"))
+
+
+def test_what_a_row_is_compared_by_may_be_measured_first(config):
+    bare = {key: value for key, value in CASES[0].items() if key != "dtype"}
+    found = measure(config, args(fail_below=0.4), TABLE, [bare], lambda case: {"dtype": "bf16", "tflops": 552.0})
+    assert found["below"] == []
+
+
 def test_fail_below_is_a_ratio():
     with pytest.raises(UserError, match="fail_below=0"):
         args(fail_below=0)

@@ -167,6 +167,25 @@ def test_links_in_a_circle_do_not_crash_it(capsys, tmp_path):
     assert run(capsys, f"sysroot={root}")[0] in (0, 3)
 
 
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("sys/class/kfd/kfd/topology/nodes/2/mem_banks/0/properties", "size_in_bytes {}"),
+        ("sys/class/kfd/kfd/topology/nodes/2/io_links/0/properties", "type 11\nnode_to 3\nmax_bandwidth {}"),
+        ("sys/bus/pci/devices/0000:05:00.0/hwmon/hwmon3/temp2_input", "{}"),
+        ("proc/self/limits", "Max open files            1024                 {}              files"),
+        ("proc/meminfo", "MemTotal:       {} kB"),
+        ("dev/kmsg", "6,100,{},-;amdgpu: GPU reset begin!"),
+        ("etc/group", "video:x:{}:\nrender:x:\u00b2:"),
+    ],
+)
+def test_numbers_that_no_kernel_writes_are_unknown(capsys, tmp_path, path, content):
+    machine = sysroots.mi300x(tmp_path)
+    assert (tmp_path / path).is_file()
+    machine.write(path, content.format("9" * 400))  # more than a float holds
+    assert run(capsys, f"sysroot={tmp_path}")[0] in (0, 3)
+
+
 def test_mixed_machine_is_refused_with_both_named(capsys, tmp_path):
     machine = sysroots.mi300x(tmp_path, num_gpus=2)
     sysroots.gpu_node(machine, 20, 0xF3, 32 << 30, gfx_target_version=90006, simd_count=240)

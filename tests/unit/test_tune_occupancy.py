@@ -43,16 +43,23 @@ FILE = "kernel=my.py:scale"
         ([LIGER, "model=qwen3_9b"], "model=qwen3_9b is not known. Did you mean qwen3_8b"),
         ([LIGER, "dtype=bfloat16"], "dtype=bfloat16 is not known. Did you mean bf16"),
         ([LIGER, "format=yaml"], "format=yaml is not known. Known: json, text"),
-        ([LIGER, "tokens=0"], "tokens: 0 is no whole number from 1 on"),
-        ([LIGER, "jobs=two"], "jobs: two is no whole number from 1 on"),
+        ([LIGER, "tokens=0"], "tokens: 0 is no whole number from 1 to "),
+        ([LIGER, "jobs=two"], "jobs: two is no whole number from 1 to "),
         ([LIGER, "num_warps=4,6"], "num_warps: 6 is no power of two"),
-        ([LIGER, "num_stages=0"], "num_stages: 0 is no whole number from 1 on"),
-        ([LIGER, "waves_per_eu=-1"], "waves_per_eu: -1 is no whole number from 0 on"),
+        ([LIGER, "num_stages=0"], "num_stages: 0 is no whole number from 1 to "),
+        ([LIGER, "waves_per_eu=-1"], "waves_per_eu: -1 is no whole number from 0 to "),
         ([LIGER, "matrix_instr_nonkdim=8"], "matrix_instr_nonkdim: 8 is no size of a matrix instruction: 16, 32, or 0"),
+        ([LIGER, f"timeout_s={10**18}"], f"timeout_s: {10**18} is no whole number from 1 to 86400"),
+        ([LIGER, f"tokens={10**12}"], f"tokens: {10**12} is no whole number from 1 to 16777216"),
+        ([LIGER, "num_stages=" + "9" * 5000], "is no whole number from 1 to 2147483647"),
+        ([LIGER, "arch=gfx942,gfx950,gfx942"], "arch: gfx942 is given twice. Leave one of the two out"),
+        ([LIGER, "num_warps=4,4"], "num_warps: 4 is given twice"),
+        ([f"{FILE},my.py:scale"], "kernel: my.py:scale is given twice"),
+        ([FILE, "args=x=*bf16,n=i32,x=*fp32"], "args: x is given twice"),
         ([LIGER, "grid=32x32"], "grid is for a kernel of a file, and kernel=liger:rope names none"),
         ([FILE, "model=qwen3_8b"], "model is for Liger's kernels, and kernel=my.py:scale names none"),
         ([FILE, "args=n"], "args: n has no value. Write args=n=i32 for a type, or args=n=128 for a constant"),
-        ([FILE, "grid=32xn"], "grid: n is no whole number from 1 on"),
+        ([FILE, "grid=32xn"], "grid: n is no whole number from 1 to "),
         ([FILE, "save=/dev/null/out"], "save=/dev/null/out: no folder can be made there (Not a directory)"),
     ],
 )
@@ -135,9 +142,10 @@ def test_a_command_that_is_shown_is_understood(text: str, tmp_path: Path, monkey
 
 @dataclass(frozen=True)
 class Launch:
-    """What configurations() needs of recipes.tune.kernels.Launch, which needs Triton."""
+    """What configurations() and named_apart() need of recipes.tune.kernels.Launch, which needs Triton."""
 
     options: dict[str, int]
+    name: str = "scale"
 
 
 def test_a_sweep_is_every_combination_in_place_of_the_launch_s_own() -> None:
@@ -147,6 +155,11 @@ def test_a_sweep_is_every_combination_in_place_of_the_launch_s_own() -> None:
         {"num_warps": warps, "num_stages": 4, "waves_per_eu": waves} for warps, waves in ((4, 0), (4, 2), (8, 0), (8, 2))
     ]
     assert occupancy.configurations(launch, {}) == [launch]
+
+
+def test_kernels_of_one_name_are_told_apart_by_what_was_asked_for() -> None:
+    asked = [("a.py:scale", Launch({})), ("b.py:scale", Launch({})), ("b.py:add", Launch({}, "add"))]
+    assert [one.name for one in occupancy.named_apart(asked)] == ["scale of a.py:scale", "scale of b.py:scale", "add"]
 
 
 # ---- Compiling in other processes: what stands in for the compiler is handed to the workers by fork

@@ -267,6 +267,7 @@ def test_a_configuration_that_does_not_compile_is_a_row(capsys: pytest.CaptureFi
         ("mine.py:scael", "", "mine.py has no Triton kernel named scael: no function under @triton.jit. Did you mean scale"),
         ("mine.py:plain", "", "mine.py has no Triton kernel named plain"),
         ("broken.py:scale", "", "broken.py cannot be imported: NameError: name 'nothing' is not defined"),
+        ("script.py:scale", "", "script.py cannot be imported: SystemExit: 0"),
         ("text.txt:scale", "", "text.txt is no Python file"),
         ("mine.py:scale", "y=*bf16", "args: scale has no parameter y."),
         ("mine.py:scale", "x=*bf16,BLOCK=64", "args: nothing is known of scale's parameter n. Say what it is, as args=n=*bf16"),
@@ -284,11 +285,32 @@ def test_a_kernel_that_is_not_there_is_one_message(
         "def plain():\n    pass\n"
     )
     Path("broken.py").write_text("nothing\n")
+    Path("script.py").write_text("raise SystemExit(0)\n")
     Path("text.txt").write_text("")
     assert occupancy.main([f"kernel={kernel}", *([f"args={args}"] if args else [])]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ")
     assert said in captured.err
+
+
+def test_one_name_in_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of them does not compile; the other has a dataclass, which looks for its module. Then a folder that takes no file."""
+    whole = tmp_path / "whole.py"
+    whole.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nimport triton\nimport triton.language as tl\n\n"
+        "@dataclass\nclass Shape:\n    rows: int = 1\n\n"
+        "@triton.jit\ndef scale(x, BLOCK: tl.constexpr):\n    at = x + tl.arange(0, BLOCK)\n    tl.store(at, tl.load(at) * 2)\n"
+    )
+    (tmp_path / "broken.py").write_text(whole.read_text().replace("* 2", "* nothing"))
+    given = ["args=x=*bf16,BLOCK=128", "arch=gfx942"]
+    found = rows(capsys, f"kernel={whole}:scale,{tmp_path / 'broken.py'}:scale", *given, f"save={tmp_path / 'out'}", code=4)
+    assert [(one["kernel"], bool(one["error"])) for one in found] == [
+        (f"scale of {whole}:scale", False),
+        (f"scale of {tmp_path / 'broken.py'}:scale", True),
+    ]
+    assert len(list((tmp_path / "out").iterdir())) == 2
+    assert occupancy.main([f"kernel={whole}:scale", *given, "save=/proc/self"]) == 2
+    assert "save=/proc/self: no file can be written there" in capsys.readouterr().err
 
 
 def test_annotations_defaults_and_decorators(tmp_path: Path) -> None:
