@@ -167,7 +167,7 @@ def a_run(folder, right: list[int], sha: str = "s", per_problem: int = 1):
 def test_reports_compare_evaluations_of_the_same_problems_only(tmp_path):
     first, second = a_run(tmp_path / "A", [0] * 6 + [1]), a_run(tmp_path / "B", [4] * 7, per_problem=4)
     table, refused = evaluations.compared(evaluations.with_first([first, second, a_run(tmp_path / "C", [1] * 7, sha="other")]))
-    assert [cell.text for cell in table.rows[0]] == ["A to B", "14.3%", "100.0%", "+85.7", "+57.7 to +113.7", "6 / 0 of 7", "0.031"]
+    assert [cell.text for cell in table.rows[0]] == ["A to B", "14.3%", "100.0%", "+85.7", "+23.1 to +100.0", "6 / 0 of 7", "0.031"]
     assert table.rows[0][-1].mark == "good"
     assert "A and C were asked different problems" in refused.text
     assert evaluations.with_first([first]) == []
