@@ -64,6 +64,21 @@ def test_scores_are_the_answers_and_a_prompt_that_is_too_long_has_none(tmp_path)
     assert (metrics["accuracy"], metrics["unfinished"], metrics["completion_tokens"]) == (1 / 3, 2, 2.0)
 
 
+def test_a_field_that_only_some_rows_have_is_null_in_the_others(tmp_path):
+    rows = [{"prompt": "p", "answer": "1", "level": 1}, {"prompt": "p", "answer": "2", "hint": "two"}]
+    seen = {}
+
+    def judge(prompts, completions, columns):
+        seen.update(columns)
+        return [Judged(1.0)] * len(prompts)
+
+    verifier = evaluate.scorer(without_rewards(), rows)
+    verifier.judges["accuracy"] = judge
+    found = answered(tmp_path, rows, [Sample("1", 1, True)] * 2, verifier)
+    assert seen == {"answer": ["1", "2"], "level": [1, None], "hint": [None, "two"]}
+    assert evaluate.summary(found, 1, 0)["accuracy"] == 1.0
+
+
 def test_an_answer_that_cannot_be_scored_is_a_failure_and_counted(tmp_path):
     """Also without rewards in the composition: the default scorer reads what a model wrote just as well."""
     rows = [{"prompt": "p", "answer": "1", "entry": "no record of a task"}] * 2
