@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from launch.check_data import check_is_file
 from launch.check_export import TOKEN, exports
 from launch.cycle_choice import recorded
-from launch.errors import UserError, near
+from launch.errors import UserError
 from launch.rundir import read_json
 from launch.schema import Config
 from launch.trainer_args import argument
@@ -18,10 +19,8 @@ def check_export(config: Config) -> None:
     if not exports(config):
         return
     converter, evaluation, target = (argument(config, name) for name in ("gguf_converter", "results_from", "push_to"))
-    if converter is not None and not Path(converter).is_file():
-        folder = Path(converter).parent
-        siblings = [p.name for p in folder.iterdir()] if folder.is_dir() else []
-        raise UserError(f"method.args.gguf_converter={converter}: no such file.{near(Path(converter).name, siblings)}")
+    if converter is not None:
+        check_is_file("method.args.gguf_converter", Path(converter))
     if evaluation is not None:
         _check_evaluation(config, Path(evaluation))
     if target is not None and not os.environ.get(TOKEN):

@@ -85,6 +85,8 @@ def _model(config: Config) -> None:
     if not path:
         return
     check_not_a_run(path)
+    if path.is_file():
+        raise UserError(f"model.path={path}: a file, and a directory is needed; python -m recipes.from_gguf makes one of a GGUF file.")
     if not path.is_dir():
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"model.path={path}: no such directory.{near(path.name, siblings)}")

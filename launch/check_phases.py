@@ -51,12 +51,12 @@ def _check_before(phase: Phase, key: str, taken: str, before: list[str], after: 
     if taken in before:
         return
     if taken == phase.name:
-        why = "is that phase itself"
+        why = "is that phase itself."
     elif taken in after:
-        why = "comes after it"
+        why = "comes after it."
     else:
         why = f"names no phase.{near(taken, [*before, *after])}"
-    raise UserError(f"phases: {key}={taken} of {phase.name} {why.rstrip('.')}. Phases before it: {', '.join(before) or 'none'}.")
+    raise UserError(f"phases: {key}={taken} of {phase.name} {why} Phases before it: {', '.join(before) or 'none'}.")
 
 
 def _check_override(phase: Phase, override: object) -> None:

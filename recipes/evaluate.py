@@ -27,7 +27,7 @@ from transformers import set_seed
 from recipes.common import harness, ranks, rewards, statistics
 from recipes.common.batches import Log, sample_all, write_rows
 from recipes.common.data import Row, load_heldout
-from recipes.common.data_select import grouped
+from recipes.common.data_select import fields, grouped
 from recipes.common.errors import UserError
 from recipes.common.files import json_sha256
 from recipes.common.generation import Generator, Sampling, build_generator
@@ -115,7 +115,7 @@ def scorer(config: DictConfig, rows: Sequence[Row]) -> Verifier:
     if not config.method.rewards:
         own = "reasoning_gym" if "entry" in rows[0] else "accuracy"
         config = OmegaConf.create({"method": {"rewards": {own: 1.0}, "reward_chain": [], "reward_pattern": None, "reward_confined": True}})
-    return build_verifier(config, list(rows[0]))
+    return build_verifier(config, fields(rows))
 
 
 def line(row: Row, sample: Row) -> Row:

@@ -30,14 +30,23 @@ def convert(file: Path, target: Path) -> int:
     """Write `target` from `file` and return how many parameters it holds. `target` is whole or not there.
 
     Raises UserError for a file that is no GGUF, a target that is there or cannot be made, a missing package, an architecture that
-    transformers cannot read from GGUF, and a file without a tokenizer.
+    transformers cannot read from GGUF, and a file that lacks weights or a tokenizer.
     """
     check(file, target)
     try:
-        model = plain(AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16))
+        loaded, found = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.bfloat16, output_loading_info=True
+        )
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except (ValueError, KeyError, TypeError, OSError, struct.error) as error:
         raise UserError(f"{file}: transformers cannot read it ({error}). It takes the common architectures, tokenizer included.") from error
+    lacking = sorted(found["missing_keys"])
+    if lacking:  # transformers has drawn them by chance
+        raise UserError(
+            f"{file}: it lacks {len(lacking)} of the model's weights, such as {lacking[0]}. Give the whole model; one in several files is "
+            "made one by llama.cpp's llama-gguf-split --merge."
+        )
+    model = plain(loaded)
     name_ends(tokenizer, model)
     staged = target.with_name(f".{target.name}.staging")
     shutil.rmtree(staged, ignore_errors=True)
@@ -51,12 +60,16 @@ def check(file: Path, target: Path) -> None:
     """Raises UserError for what can be known before the file is read."""
     if not file.is_file():
         raise UserError(f"{file}: no such file. Give a GGUF file and the directory to make.")
-    with file.open("rb") as opened:
-        if opened.read(len(MAGIC)) != MAGIC:
-            raise UserError(
-                f"{file}: it does not begin with {MAGIC.decode()}, so it is no GGUF file. Safetensors need no conversion: model.path."
-            )
-    if target.exists():
+    try:
+        with file.open("rb") as opened:
+            magic = opened.read(len(MAGIC))
+    except OSError as error:
+        raise UserError(f"{file}: it cannot be read: {error.strerror}. Give a file that you may read.") from error
+    if magic != MAGIC:
+        raise UserError(
+            f"{file}: it does not begin with {MAGIC.decode()}, so it is no GGUF file. Safetensors need no conversion: model.path."
+        )
+    if target.exists() or target.is_symlink():
         raise UserError(f"{target}: exists already. Remove it, or give another directory.")
     above = next(folder for folder in target.absolute().parents if folder.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):

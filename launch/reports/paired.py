@@ -27,23 +27,25 @@ class Comparison:
 def compare(before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]) -> Comparison:
     """`before`, `after`: of each problem in the same order how many samples were right, of how many.
 
-    The interval is that of paired differences, mean +- 1.96 standard errors. Raises ValueError for no problems and unequal numbers.
+    The interval is Bonett and Price's adjusted Wald interval (Journal of Educational and Behavioral Statistics 37, 2012, 479-488): to the
+    problems one is added that only `after` has right and one that only `before` has, so that problems that change alike leave a width.
+    Of several samples a problem, differences of shares stand in for -1, 0 and 1. Raises ValueError for no problems and unequal numbers.
     """
     if not before or len(before) != len(after):
         raise ValueError(f"{len(before)} and {len(after)} problems cannot be paired")
     unit = math.lcm(*(total for _, total in [*before, *after]))
     # Whole numbers, in units of 1/unit: equal sums are then equal.
     differences = [a * unit // m - b * unit // n for (b, n), (a, m) in zip(before, after, strict=True)]
-    count = len(differences)
-    mean = sum(differences) / count
-    variance = sum((d - mean) ** 2 for d in differences) / (count - 1) if count > 1 else 0.0
-    half = Z * math.sqrt(variance / count)
+    count, added = len(differences), 2
+    middle = sum(differences) / unit / (count + added)
+    squares = sum((d / unit) ** 2 for d in differences) + added
+    half = Z * math.sqrt((squares / (count + added) - middle**2) / (count + added))
     return Comparison(
         sum(b / n for b, n in before) / count,
         sum(a / m for a, m in after) / count,
-        mean / unit,
-        (mean - half) / unit,
-        (mean + half) / unit,
+        sum(differences) / unit / count,
+        max(-1.0, middle - half),
+        min(1.0, middle + half),
         sign_flip_p(differences),
         count,
         sum(d > 0 for d in differences),

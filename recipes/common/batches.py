@@ -22,6 +22,7 @@ from omegaconf import DictConfig
 from recipes.common import profiling, ranks
 from recipes.common.checkpoint import HEARTBEAT
 from recipes.common.data import Row
+from recipes.common.data_select import fields
 from recipes.common.errors import UserError
 from recipes.common.files import json_sha256, sync, write_json
 from recipes.common.generation import Generator, Sampling, build_generator
@@ -122,7 +123,7 @@ def one_batch(
     log.beat()
     generated = time.monotonic()
     if verdicts is None:
-        columns = {name: [row[name] for row, _, _ in each] for name in rows[0] if name != "prompt"}
+        columns = {name: [row.get(name) for row, _, _ in each] for name in fields(rows) if name != "prompt"}
         found = verifier([row["prompt"] for row, _, _ in each], [s["text"] for s in samples], columns)
         # A prompt that fills the model's context has no completion: whatever a reward makes of an empty text, it is wrong.
         verdicts = [

@@ -96,12 +96,11 @@ def load(data: DictConfig, method: str) -> Loaded:
 
 def _table(rows: list[Row], name: str) -> Dataset:
     """Every field that a row has, null where others lack it: `from_list` alone takes those of the first row. Raises UserError."""
-    fields = dict.fromkeys(field for row in rows for field in row)
     try:
         # Arguments of a call have other keys in every row, and a table's column has all of them in all rows, null where a row lacks one.
         loose = any(_calls_tools(value) for row in rows for value in row.values())
         return Dataset.from_dict(
-            {field: [row.get(field) for row in rows] for field in fields}, on_mixed_types="use_json" if loose else None
+            {field: [row.get(field) for row in rows] for field in select.fields(rows)}, on_mixed_types="use_json" if loose else None
         )
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError) as error:
         raise UserError(

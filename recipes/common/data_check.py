@@ -23,6 +23,7 @@ READ = {
     "evaluate": ("prompt", "answer"),
     "samples": ("prompt", "completion"),
 }
+REWARDS_READ = {"grpo": ("answer",)}  # where a row has it: an evaluation of the same rows needs it
 MESSAGES = "a list of one or more messages {role, content}"
 EXPECTED = {
     "text": "text",
@@ -42,8 +43,9 @@ def check_row(row: Row, where: str, method: str) -> None:
         raise UserError(f"{where}: has the fields {', '.join(sorted(row)) or '(none)'}, and {method} needs {needed}.")
     # A table has null in the fields of the forms that a row does not have.
     other_forms = len(forms) > 1 and any(all(row.get(name) is not None for name in form) for form in forms)
-    for name in READ[method]:
-        if name in row and not ((other_forms or name in TEMPLATE_FIELDS) and row[name] is None):
+    optional = (*TEMPLATE_FIELDS, *REWARDS_READ.get(method, ()))
+    for name in (*READ[method], *REWARDS_READ.get(method, ())):
+        if name in row and not ((other_forms or name in optional) and row[name] is None):
             fault = _fault(name, row[name])
             if fault:
                 raise UserError(f"{where}: {name} is {fault}, and it must be {EXPECTED.get(name, f'text or {MESSAGES}')}.")

@@ -30,6 +30,11 @@ def spelled(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else [str(message.get("content") or "") for message in value]
 
 
+def fields(rows: Iterable[Row]) -> list[str]:
+    """Those that any row has, in the order of their first one."""
+    return list(dict.fromkeys(field for row in rows for field in row))
+
+
 def content(row: Row) -> str:
     """All that a trainer reads of a row, as one string."""
     of_templates = [f"{field} {json.dumps(row[field], sort_keys=True, default=str)}" for field in TEMPLATE_FIELDS if row.get(field)]

@@ -1,4 +1,4 @@
-"""Named rewards. Each has TRL's signature: f(prompts, completions, **columns) -> one float a completion, from 0 to 1.
+"""Named rewards. Each has TRL's signature: f(prompts, completions, **columns) -> one float a completion, from 0 to 1, or None.
 
 `code_tests` is a name too; it needs the sandbox, and stands in recipes/common/verify_code.py. recipes/common/verify.py puts all of them
 together as a composition asks.
@@ -15,7 +15,7 @@ from typing import Any
 from recipes.common.answers import equal
 from recipes.common.errors import UserError, near
 
-Reward = Callable[..., list[float]]
+Reward = Callable[..., list[float] | list[float | None]]
 Completion = str | list[dict[str, str]]
 
 # The layout that DeepSeek-R1 was trained towards (arXiv:2501.12948, section 2.2.2).
@@ -26,9 +26,10 @@ HALF_LENGTH_CHARACTERS = 200
 ROUNDING = 1e-9  # of a sum of floats that is meant to be 0 or 1
 
 
-def accuracy(prompts: list[Any], completions: list[Completion], answer: list[str], **columns: Any) -> list[float]:
-    """1 where the completion's answer equals column `answer` (recipes/common/answers.py), else 0."""
-    return [float(equal(str(right), final_answer(text(c)))) for c, right in zip(completions, answer, strict=True)]
+def accuracy(prompts: list[Any], completions: list[Completion], answer: list[str], **columns: Any) -> list[float | None]:
+    """1 where the completion's answer equals column `answer` (recipes/common/answers.py), else 0; None where the row has no answer."""
+    pairs = zip(completions, answer, strict=True)
+    return [None if right is None else float(equal(str(right), final_answer(text(c)))) for c, right in pairs]
 
 
 def format(prompts: list[Any], completions: list[Completion], **columns: Any) -> list[float]:

@@ -45,7 +45,7 @@ class Isolated:
         self.names, self.time_s, self.wait_s, self.memory_gb = names, time_s, wait_s, memory_gb
         self.process: subprocess.Popen[bytes] | None = None
 
-    def __call__(self, name: str, completion: str, row: dict[str, Any]) -> tuple[float, str | None]:
+    def __call__(self, name: str, completion: str, row: dict[str, Any]) -> tuple[float | None, str | None]:
         """(score, error) of one completion and what the reward reads beside it."""
         scores, error = self.ask(name, [""], [completion], {key: [value] for key, value in row.items()})
         return (scores[0], None) if scores else (0.0, error)

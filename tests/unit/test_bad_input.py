@@ -75,6 +75,11 @@ MISTAKES = {
     ("user_env.AUTH=${oc.env:MY_SECRET}", "mode=plan"): ["user_env.AUTH", "holds a secret of your shell"],
     ("data.limit=0",): ["data.limit=0", "at least 1"],
     ("model.path=nowhere", "mode=plan"): ["model.path=/", "/nowhere: no such directory"],
+    ("model.path=broken.py", "mode=plan"): ["broken.py: a file, and a directory is needed", "python -m recipes.from_gguf"],
+    ("method=export", "model=qwen3_4b", "method.args.formats=[gguf]", "method.args.gguf_converter=.", "mode=plan"): [
+        "method.args.gguf_converter=/",
+        ": a directory, and one file is needed",
+    ],
     ("tracking=mlflow",): ["tracking=mlflow", "not installed", "tracking=tensorboard"],
     ("run_root=/proc/x",): ["/proc/x", "cannot be made", "run_root="],
     ("resume=nowhere",): ["resume=nowhere", "no record.json", "auto, never, or a run directory"],

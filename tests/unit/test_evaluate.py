@@ -64,6 +64,21 @@ def test_scores_are_the_answers_and_a_prompt_that_is_too_long_has_none(tmp_path)
     assert (metrics["accuracy"], metrics["unfinished"], metrics["completion_tokens"]) == (1 / 3, 2, 2.0)
 
 
+def test_a_field_that_only_some_rows_have_is_null_in_the_others(tmp_path):
+    rows = [{"prompt": "p", "answer": "1", "level": 1}, {"prompt": "p", "answer": "2", "hint": "two"}]
+    seen = {}
+
+    def judge(prompts, completions, columns):
+        seen.update(columns)
+        return [Judged(1.0)] * len(prompts)
+
+    verifier = evaluate.scorer(without_rewards(), rows)
+    verifier.judges["accuracy"] = judge
+    found = answered(tmp_path, rows, [Sample("1", 1, True)] * 2, verifier)
+    assert seen == {"answer": ["1", "2"], "level": [1, None], "hint": [None, "two"]}
+    assert evaluate.summary(found, 1, 0)["accuracy"] == 1.0
+
+
 def test_an_answer_that_cannot_be_scored_is_a_failure_and_counted(tmp_path):
     """Also without rewards in the composition: the default scorer reads what a model wrote just as well."""
     rows = [{"prompt": "p", "answer": "1", "entry": "no record of a task"}] * 2
@@ -167,7 +182,7 @@ def a_run(folder, right: list[int], sha: str = "s", per_problem: int = 1):
 def test_reports_compare_evaluations_of_the_same_problems_only(tmp_path):
     first, second = a_run(tmp_path / "A", [0] * 6 + [1]), a_run(tmp_path / "B", [4] * 7, per_problem=4)
     table, refused = evaluations.compared(evaluations.with_first([first, second, a_run(tmp_path / "C", [1] * 7, sha="other")]))
-    assert [cell.text for cell in table.rows[0]] == ["A to B", "14.3%", "100.0%", "+85.7", "+57.7 to +113.7", "6 / 0 of 7", "0.031"]
+    assert [cell.text for cell in table.rows[0]] == ["A to B", "14.3%", "100.0%", "+85.7", "+23.1 to +100.0", "6 / 0 of 7", "0.031"]
     assert table.rows[0][-1].mark == "good"
     assert "A and C were asked different problems" in refused.text
     assert evaluations.with_first([first]) == []

@@ -110,6 +110,19 @@ def test_a_file_cut_short_is_refused_and_leaves_nothing(tmp_path, capsys):
     assert not (tmp_path / "made").exists()
 
 
+@needs_gguf
+def test_a_file_that_lacks_weights_is_refused(tmp_path, capsys):
+    """transformers would draw them by chance: of a model in several files, the first alone."""
+    file = tmp_path / "small-00001-of-00002.gguf"
+    write_gguf(file, small_llama())
+    file.write_bytes(file.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight"))
+    assert from_gguf.main([str(file), str(tmp_path / "made")]) == 2
+    said = capsys.readouterr().err
+    assert f"error: {file}: it lacks 1 of the model's weights, such as model.layers.1.mlp.up_proj.weight." in said
+    assert "llama-gguf-split --merge" in said
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
 def refused(capsys, *arguments):
     assert from_gguf.main([str(argument) for argument in arguments]) == 2
     said = capsys.readouterr().err
@@ -122,11 +135,14 @@ def test_what_is_no_gguf_file_is_refused(tmp_path, capsys):
     assert "no such file" in refused(capsys, tmp_path / "none.gguf", tmp_path / "made")
     (tmp_path / "model.safetensors").write_bytes(b"12345678{}")
     assert "does not begin with GGUF" in refused(capsys, tmp_path / "model.safetensors", tmp_path / "made")
+    assert "cannot be read: Input/output error" in refused(capsys, "/proc/self/mem", tmp_path / "made")  # not even by root
 
 
 def test_a_directory_that_is_there_and_a_missing_package_are_refused(tmp_path, capsys, monkeypatch):
     (tmp_path / "small.gguf").write_bytes(b"GGUF")
     assert "exists already" in refused(capsys, tmp_path / "small.gguf", tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    assert "exists already" in refused(capsys, tmp_path / "small.gguf", tmp_path / "link")
     said = refused(capsys, tmp_path / "small.gguf", tmp_path / "small.gguf" / "inner" / "made")
     assert f"cannot be made, since {tmp_path / 'small.gguf'} is no directory that you may write to" in said
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -53,7 +53,7 @@ def test_what_is_missing_is_said_and_not_counted(tmp_path):
     page = report(rows, tmp_path)
     assert "| GRPO | not run | not run |  |  |  |" in page
     assert "RAFT: 15 points were wanted, reached with +15.0 over 1 seed(s)." in page  # seed 1 has no SFT to compare with
-    assert "+15.0 (-1.1 to +31.1, one seed)" in page  # 3 of 20 differ: 0.15 +- 1.96 * 0.3663 / sqrt(20)
+    assert "+15.0 (-5.5 to +32.7, one seed)" in page  # 3 of 20 differ: 3/22 +- 1.96 * sqrt((5/22 - (3/22)^2) / 22)
     assert "| DPO | 100.0% (40.0 to 60.0) | not run | 100.0% |  |  |" in page  # of other problems: no gain
     assert "GRPO: 15" not in page
     assert "missed with -5.0" in report([row("sft", 0, "1" * 20), row("raft", 0, "1" * 19 + "0")], tmp_path)

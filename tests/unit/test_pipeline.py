@@ -33,7 +33,7 @@ ODD = {
     "{name: a}, {name: a}": ["two are called a"],
     "{name: a, model_from: a}": ["model_from=a of a is that phase itself", "before it: none"],
     "{name: a, model_from: b}, {name: b}": ["model_from=b of a comes after it"],
-    "{name: first}, {name: b, model_from: frist}": ["model_from=frist of b names no phase. Did you mean first?", "before it: first"],
+    "{name: first}, {name: b, model_from: frist}": ["model_from=frist of b names no phase. Did you mean first? Phases before it: first"],
     "{name: a}, {name: b, data_from: c}": ["data_from=c of b names no phase"],
     "{name: a}, {name: b, data_from: a}": ["data_from=a of b: that phase leaves no samples", "or raft: none"],
     "{name: a}, {name: e, model_from: a, overrides: ['method=evaluate']}, {name: b, model_from: e}": [

@@ -175,6 +175,8 @@ MESSAGE = {"role": "user", "content": "a"}
         ({"prompt": "a", "answer": ["1"]}, "evaluate", 'answer is ["1"], and it must be text or a number.'),
         ({"prompt": "a", "answer": None}, "evaluate", "answer is null, and it must be text or a number."),
         ({"prompt": "a", "answer": True}, "evaluate", "answer is true, and it must be text or a number."),
+        ({"prompt": "a", "answer": ["1"]}, "grpo", 'answer is ["1"], and it must be text or a number.'),
+        ({"prompt": "a", "answer": True}, "grpo", "answer is true, and it must be text or a number."),
         ({"prompt": "a", "completion": 1, "score": 1}, "samples", "completion is 1, and"),
     ],
 )

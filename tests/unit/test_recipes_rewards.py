@@ -24,6 +24,7 @@ def said(text):
         ("46", 46, 1.0),
         ("47", "46", 0.0),
         ("", "46", 0.0),
+        ("None", None, None),  # of a row without an answer, in a table of others that have one
     ],
 )
 def test_accuracy(text, answer, expected):
