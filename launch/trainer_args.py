@@ -172,6 +172,7 @@ def complete(config: Config, run_dir: Path, ports: tuple[int, int]) -> dict[str,
         "run_name": config.name,
         "project": config.tracking.project or "huggingface",
         "disable_tqdm": True,
+        "logging_nan_inf_filter": False,  # it would show 0.0 for a loss that is no number; recipes/common/metrics.py ends the run there
         "dataloader_num_workers": config.hardware.dataloader.num_workers,
         "dataloader_pin_memory": config.hardware.dataloader.pin_memory,
         **_strategy(config),

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from recipes.common.flops import flops_per_token
-from recipes.common.program import is_main_rank, say
+from recipes.common.program import Failed, is_main_rank, say
 from recipes.common.telemetry import Telemetry
 
 # TRL's names that say nothing of their unit, or that a resumed run would count from zero.
@@ -57,8 +57,19 @@ class Metrics(TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], model: Any = None, **kwargs: Any
     ) -> None:
-        if not is_main_rank():
-            return
+        diverged = not math.isfinite(logs.get("loss", 0.0))  # the mean of all ranks, so all of them end here
+        if is_main_rank():
+            self._log(args, state, control, logs, model, diverged)
+        if diverged:
+            raise Failed(
+                f"the loss of step {state.global_step} is {logs['loss']}: the training diverged. Lower method.args.learning_rate "
+                f"({args.learning_rate:g}) or method.args.max_grad_norm ({args.max_grad_norm:g}), or compute in a wider precision. "
+                "Checkpoints saved since the figures went astray are of no use."
+            )
+
+    def _log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], model: Any, diverged: bool
+    ) -> None:
         if self.waiting and f"{HELD_OUT}loss" in logs:
             self._write({**self.waiting, **self._of_heldout(logs)}, state)
         if "loss" not in logs:  # the summary at the end of training has none
@@ -73,7 +84,7 @@ class Metrics(TrainerCallback):
             "memory_peak_gb": max(self.loading_gb, memory_peak_gb()),
             **self.telemetry.take(),
         }
-        if control.should_evaluate:  # a step is one line
+        if control.should_evaluate and not diverged:  # a step is one line
             self.waiting = row
         else:
             self._write(row, state)

@@ -42,7 +42,7 @@ class Interrupted(Exception):
 
 
 class Failed(Exception):
-    """The work was done and its outcome is a failure: a benchmark below its gate. `result` goes into result.json."""
+    """The outcome of the work is a failure: a benchmark below its gate, a loss that is no number. `result` goes into result.json."""
 
     def __init__(self, message: str, **result: Any) -> None:
         super().__init__(message)
