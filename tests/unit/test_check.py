@@ -299,6 +299,10 @@ CASES = {
         ["data.tasks=[{name: chain_sum}, {name: gcd, weight: 0}]"],
         ["data.tasks[1].weight=0 (gcd)", "a weight above 0"],
     ),
+    "task_worked": (
+        ["data.tasks=[{name: gcd}, {name: chain_sum, worked: 1.5}]"],
+        ["data.tasks[1].worked=1.5 (chain_sum) with data=reasoning", "from 0 to 1", "worked=0 for answers alone"],
+    ),
     "data_weights": (
         ["data=mix", "data.sources=[{path: a.jsonl, weight: 0.7}, {path: b.jsonl, weight: 0.7}]"],
         ["sum to 1.4", "0.5, 0.5"],
@@ -411,6 +415,12 @@ def test_rule_refuses_and_says_why(name):
 def test_a_task_without_a_weight(data, weight):
     found = refusals(composed(f"data={data}", f"data.tasks=[{{name: gcd, weight: {weight}}}]"))
     assert [rule.name for rule in found] == ["task_weight"]
+
+
+@pytest.mark.parametrize(("data", "worked", "refused"), [("reasoning", -0.1, 1), ("reasoning", 1, 0), ("code", 0.5, 1), ("code", 0, 0)])
+def test_a_share_of_worked_rows(data, worked, refused):
+    found = refusals(composed(f"data={data}", f"data.tasks=[{{name: chain_sum, worked: {worked}}}]"))
+    assert [rule.name for rule in found] == ["task_worked"] * refused
 
 
 @pytest.mark.parametrize("weight", ["0", "-1", "inf", "nan"])

@@ -109,7 +109,7 @@ def test_filters_apply_to_heldout_rows_wherever_they_come_from(tmp_path, monkeyp
     assert data.load_heldout_table(configured(heldout_path=path, filter=filters), "sft")["completion"] == ["0", "3"]
     monkeypatch.setattr(data, "_hub_dataset", lambda settings, split, streaming=False: Dataset.from_list(rows(9)))
     assert data.load_heldout_table(configured(kind="hub", heldout_split="test", filter=filters), "sft")["completion"] == ["0", "3"]
-    tasks = [{"name": name, "level": level, "weight": 1.0, "config": {}} for name, level in (("chain_sum", 1), ("gcd", 0))]
+    tasks = [{"name": name, "level": level, "weight": 1.0, "worked": 0.0, "config": {}} for name, level in (("chain_sum", 1), ("gcd", 0))]
     made = {"kind": "reasoning", "tasks": tasks, "num_train": 8, "num_heldout": 8}
     for chosen in ({"tasks": ["gcd"]}, {"levels": [0]}):
         assert {row["task"] for row in data.load_heldout(configured(**made, filter=chosen))} == {"gcd"}

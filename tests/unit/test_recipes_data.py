@@ -13,19 +13,19 @@ from omegaconf import OmegaConf
 
 from launch.plan import plain
 from launch.schema import Data
-from recipes.common import data, tasks
+from recipes.common import data, rewards, tasks
 from recipes.common.errors import UserError
 
 CONF = Path(__file__).parents[2] / "conf/data"
-EMPTY = plain(Data())
 
 
 def configured(name="reasoning", **own):
-    return OmegaConf.merge(EMPTY, OmegaConf.load(CONF / f"{name}.yaml"), own)
+    merged = OmegaConf.merge(OmegaConf.structured(Data), OmegaConf.load(CONF / f"{name}.yaml"), own)
+    return OmegaConf.create(plain(OmegaConf.to_object(merged)))  # as config.yaml of a run has it
 
 
-def task(name="chain_sum", level=0, weight=1.0, **config):
-    return {"name": name, "level": level, "weight": weight, "config": config}
+def task(name="chain_sum", level=0, weight=1.0, worked=0.0, **config):
+    return {"name": name, "level": level, "weight": weight, "worked": worked, "config": config}
 
 
 def questions(problems):
@@ -66,6 +66,24 @@ def test_weights_share_out_the_problems():
     assert [sum(p["task"] == "gcd" for p in part) for part in (train, heldout)] == [100, 10]
 
 
+def test_a_share_of_the_training_rows_shows_the_running_totals():
+    own = {"tasks": [task(worked=0.25, min_terms=4, max_terms=8, min_digits=1, max_digits=2)], "num_train": 2000, "num_heldout": 20}
+    train, heldout = tasks.generate(configured(**own))
+    worked = [problem for problem in train if problem["completion"][0]["content"].startswith("<think>")]
+    assert len(worked) == pytest.approx(500, abs=75)  # four standard deviations
+    for problem in worked:
+        terms = json.loads(problem["entry"])["metadata"]["expression"].replace("- ", "-").replace("+ ", "").split()
+        totals = [str(sum(map(int, terms[: n + 1]))) for n in range(1, len(terms))]
+        assert problem["completion"][0]["content"] == f"<think>{' '.join(totals)}</think>{problem['answer']}"
+        assert totals[-1] == problem["answer"]
+        assert tasks.score(rewards.final_answer(problem["completion"][0]["content"]), problem["entry"]) == 1.0
+    assert all(problem["completion"][0]["content"] == problem["answer"] for problem in heldout)
+    assert train == tasks.generate(configured(**own))[0]
+    assert [p["prompt"] for p in train] == [
+        p["prompt"] for p in tasks.generate(configured(**{**own, "tasks": [{**own["tasks"][0], "worked": 0.0}]}))[0]
+    ]
+
+
 def test_level_raises_every_attribute():
     entry = json.loads(tasks.generate(configured(tasks=[task(level=2)], num_train=1, num_heldout=0))[0][0]["entry"])
     assert entry["metadata"]["difficulty"] == {"num_terms": [2, 4], "num_digits": [1, 3]}
@@ -88,6 +106,7 @@ def test_score_is_the_tasks_own():
         ({"tasks": [task(min_terms=0)]}, "refuses its configuration.*min_terms must be positive"),
         ({"tasks": [task("rubiks_cube")]}, "does not accept the task's own answer"),
         ({"tasks": [task()], "num_heldout": 500}, "too few different questions"),
+        ({"tasks": [task("gcd", worked=0.5)]}, "gcd has worked=0.5, and no working to show. Of these there is one: chain_sum"),
     ],
 )
 def test_what_generation_refuses(own, message):
