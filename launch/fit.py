@@ -28,6 +28,7 @@ from launch.trainer_args import argument, known, value
 
 MOST_SEQUENCES = 4096  # of a rank, that a search goes up to
 WANTED = 3  # changes that a message names
+OF_ANY_DEVICE = ("gpus_per_node", "attention", "dataloader", "env")  # of hardware: what holds of whichever group a search looks at
 SHARED = (0.5, 0.3, 0.15)  # of a GPU, for a server that shares it with a trainer
 BATCH, ACCUMULATION = "method.args.per_device_train_batch_size", "method.args.gradient_accumulation_steps"
 
@@ -263,9 +264,19 @@ def _batches(config: Config) -> list[int]:
     return list(range(unit, max(MOST_SEQUENCES, unit) + 1, unit))
 
 
+def _describes_a_device(override: str) -> bool:
+    group, *keys = override.lstrip("+~").partition("=")[0].split(".")
+    return group == "hardware" and bool(keys) and keys[0] not in OF_ANY_DEVICE
+
+
 def _smallest_hardware(config: Config, overrides: list[str], host: Host) -> tuple[list[str], dict[str, Any]]:
     if config.method.kind in memory.UNPLANNED:
         raise UserError(f"find=smallest_hardware with method={config.method.name}: its memory is not planned. Leave find= out.")
+    described = next((o.lstrip("+~") for o in overrides if _describes_a_device(o)), None)
+    if described:
+        raise UserError(
+            f"{described} with find=smallest_hardware: every group would get that value, and the answer be of none of them. Leave it out."
+        )
     others = [o for o in overrides if o.partition("=")[0] != "hardware"]
     rows, refused = [], {}
     for name in groups()["hardware"]:
