@@ -16,6 +16,7 @@ from typing import Any
 
 from launch import memory, serving, topology
 from launch.batch import batch
+from launch.check import check_given
 from launch.check_topology import longest
 from launch.compose import compose, groups
 from launch.detect import Host
@@ -225,6 +226,7 @@ def search(config: Config, overrides: list[str], host: Host) -> tuple[list[str],
     """The overrides of what was found, to plan instead, and the finding for people and programs. Raises UserError, HostError."""
     if config.smoke:
         raise UserError(f"find={config.find.value} with smoke=true: everything fits then. Leave one of them out.")
+    check_given(config)  # before its numbers are gone over
     print(f"find={config.find.value}: planning one after the other", file=sys.stderr)  # seconds
     return (_largest_batch if config.find == Find.largest_batch else _smallest_hardware)(config, overrides, host)
 
