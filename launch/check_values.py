@@ -99,6 +99,17 @@ LEAST = {
     "method.args.warmup": 0,
     "method.args.steps": 1,
 }
+DIVIDED = 2**31 - 1  # its divisors are tried up to its root: 46 thousand, a hundredth of a second
+# key -> the most it may be: what the planner goes over one by one, and a price. Our choice, above all that is known.
+MOST = {
+    "hardware.gpus_per_node": 1024,  # each has a rank, with its memory and its log; a node of MI300X in CPX mode has 64
+    "effective_batch": DIVIDED,
+    "method.args.per_device_train_batch_size": DIVIDED,
+    "method.args.generation_batch_size": DIVIDED,
+    "method.args.num_generations": 100_000,  # smaller groups are tried one by one, where it divides no generation
+    "method.args.cycles": 500,  # two or three runs each, all composed and planned first: half a minute
+    "price_per_gpu_hour": 1_000_000_000,  # in any currency: tens of dollars are tens of millions of the smallest ones; costs stay finite
+}
 
 
 def check_values(config: Config) -> None:
@@ -112,8 +123,11 @@ def check_values(config: Config) -> None:
             raise UserError(f"method.args.{name}={given}: no finite number. Use: a finite one, or null.")
     for key, least in LEAST.items():
         given = leaf(config, key)
-        if isinstance(given, (int, float)) and not least <= given < math.inf and _is_argument(config, key):
-            raise UserError(f"{key}={given}: out of range. Use: at least {least:g}.")
+        most = MOST.get(key, math.inf)
+        in_range = isinstance(given, (int, float)) and least <= given <= most and given < math.inf
+        if isinstance(given, (int, float)) and not in_range and _is_argument(config, key):
+            bound = f" and at most {most}" if key in MOST else ""
+            raise UserError(f"{key}={given}: out of range. Use: at least {least:g}{bound}.")
 
 
 def _is_argument(config: Config, key: str) -> bool:

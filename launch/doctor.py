@@ -49,14 +49,16 @@ class Asked:
 
 
 def parse(arguments: list[str]) -> Asked:
-    values = dataclasses.asdict(Asked())
+    values, given = dataclasses.asdict(Asked()), dict[str, str]()
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if not equals or not value:
             raise UserError(f"`{argument}`: key=value is expected, such as format=json. Keys: {', '.join(values)}.{near(key, values)}")
         if key not in values:
             raise UserError(f"There is no key `{key}`. Keys: {', '.join(values)}.{near(key, values)}")
-        values[key] = value
+        if key in given:
+            raise UserError(f"{given[key]} and {argument}: one value is taken. Leave one of them out.")
+        values[key], given[key] = value, argument
     asked = Asked(**values)
     if asked.format not in Format.__members__:
         raise UserError(f"format={asked.format}: text or json is expected.{near(asked.format, Format.__members__)}")

@@ -16,6 +16,7 @@ from typing import Any
 
 from launch import memory, serving, topology
 from launch.batch import batch
+from launch.check import check_given
 from launch.check_topology import longest
 from launch.compose import compose, groups
 from launch.detect import Host
@@ -28,6 +29,7 @@ from launch.trainer_args import argument, known, value
 
 MOST_SEQUENCES = 4096  # of a rank, that a search goes up to
 WANTED = 3  # changes that a message names
+OF_ANY_DEVICE = ("gpus_per_node", "attention", "dataloader", "env")  # of hardware: what holds of whichever group a search looks at
 SHARED = (0.5, 0.3, 0.15)  # of a GPU, for a server that shares it with a trainer
 BATCH, ACCUMULATION = "method.args.per_device_train_batch_size", "method.args.gradient_accumulation_steps"
 
@@ -224,6 +226,7 @@ def search(config: Config, overrides: list[str], host: Host) -> tuple[list[str],
     """The overrides of what was found, to plan instead, and the finding for people and programs. Raises UserError, HostError."""
     if config.smoke:
         raise UserError(f"find={config.find.value} with smoke=true: everything fits then. Leave one of them out.")
+    check_given(config)  # before its numbers are gone over
     print(f"find={config.find.value}: planning one after the other", file=sys.stderr)  # seconds
     return (_largest_batch if config.find == Find.largest_batch else _smallest_hardware)(config, overrides, host)
 
@@ -263,9 +266,19 @@ def _batches(config: Config) -> list[int]:
     return list(range(unit, max(MOST_SEQUENCES, unit) + 1, unit))
 
 
+def _describes_a_device(override: str) -> bool:
+    group, *keys = override.lstrip("+~").partition("=")[0].split(".")
+    return group == "hardware" and bool(keys) and keys[0] not in OF_ANY_DEVICE
+
+
 def _smallest_hardware(config: Config, overrides: list[str], host: Host) -> tuple[list[str], dict[str, Any]]:
     if config.method.kind in memory.UNPLANNED:
         raise UserError(f"find=smallest_hardware with method={config.method.name}: its memory is not planned. Leave find= out.")
+    described = next((o.lstrip("+~") for o in overrides if _describes_a_device(o)), None)
+    if described:
+        raise UserError(
+            f"{described} with find=smallest_hardware: every group would get that value, and the answer be of none of them. Leave it out."
+        )
     others = [o for o in overrides if o.partition("=")[0] != "hardware"]
     rows, refused = [], {}
     for name in groups()["hardware"]:

@@ -45,6 +45,7 @@ class Asked:
 def parse(arguments: list[str]) -> Asked:
     folders: list[tuple[Path, str]] = []
     output: Path | None = None
+    given_output: str | None = None
     for argument in arguments:
         if not argument:
             raise UserError(f"An empty argument is no run. Use: {EXAMPLE}.")
@@ -52,7 +53,9 @@ def parse(arguments: list[str]) -> Asked:
         if equals and not os.path.exists(argument):
             if key != "output":
                 raise UserError(f"There is no key `{key}`. Keys: output.{near(key, ['output'])} A run that is meant is not there.")
-            output = _output(value)
+            if given_output is not None:
+                raise UserError(f"{given_output} and {argument}: there is one page. Leave one of them out.")
+            output, given_output = _output(value), argument
         elif argument.startswith("-"):
             raise UserError(f"{argument}: no such option. Use: {EXAMPLE}, and output=FILE.html; --help says more.")
         else:

@@ -172,18 +172,15 @@ def _mend(journal: Path) -> None:
         journal.with_name(f"{journal.name}.lock").unlink()
     if not journal.is_file():
         return
+    from optuna.storages.journal._storage import JournalStorageReplayResult
+
+    replay = JournalStorageReplayResult("")  # what Optuna reads them with: an operation that it does not know trips an assertion of its own
     content = journal.read_bytes()
     *lines, cut = content.split(b"\n")
     for number, line in enumerate(lines, start=1):
-        if not _is_entry(line):
-            raise UserError(f"{journal}:{number}: no line of Optuna's journal. {AWAY}")
+        try:
+            replay.apply_logs([json.loads(line)])
+        except (ValueError, RecursionError, LookupError, TypeError, AttributeError, AssertionError) as error:
+            raise UserError(f"{journal}:{number}: no line of Optuna's journal. {AWAY}") from error
     if cut:
         rundir.write_text(journal, content[: -len(cut)].decode())
-
-
-def _is_entry(line: bytes) -> bool:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(entry, dict) and isinstance(entry.get("op_code"), int)

@@ -9,18 +9,21 @@ the weights are near the published ones and not equal to them. Needs the package
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import shutil
-import struct
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from recipes.common.errors import UserError
 from recipes.common.files import move_directory
+from recipes.common.gguf_header import WHOLE, check_header
 
 MAGIC = b"GGUF"
 EXIT_USER = 2
@@ -30,23 +33,12 @@ def convert(file: Path, target: Path) -> int:
     """Write `target` from `file` and return how many parameters it holds. `target` is whole or not there.
 
     Raises UserError for a file that is no GGUF, a target that is there or cannot be made, a missing package, an architecture that
-    transformers cannot read from GGUF, and a file that lacks weights or a tokenizer.
+    transformers cannot read from GGUF, a header that claims more than the file holds, weights that are not finite, and a file that lacks
+    weights or a tokenizer.
     """
     check(file, target)
-    try:
-        loaded, found = AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.bfloat16, output_loading_info=True
-        )
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    except (ValueError, KeyError, TypeError, OSError, struct.error) as error:
-        raise UserError(f"{file}: transformers cannot read it ({error}). It takes the common architectures, tokenizer included.") from error
-    lacking = sorted(found["missing_keys"])
-    if lacking:  # transformers has drawn them by chance
-        raise UserError(
-            f"{file}: it lacks {len(lacking)} of the model's weights, such as {lacking[0]}. Give the whole model; one in several files is "
-            "made one by llama.cpp's llama-gguf-split --merge."
-        )
-    model = plain(loaded)
+    model, tokenizer = read(file, check_header(file))
+    check_finite(file, model)
     name_ends(tokenizer, model)
     staged = target.with_name(f".{target.name}.staging")
     shutil.rmtree(staged, ignore_errors=True)
@@ -54,6 +46,37 @@ def convert(file: Path, target: Path) -> int:
     tokenizer.save_pretrained(staged)
     move_directory(staged, target)
     return model.num_parameters()
+
+
+def read(file: Path, elements: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer of a file whose tensors hold so many numbers. Raises UserError."""
+    given: dict[str, Any] = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+    with told(file):
+        needed = empty(AutoConfig.from_pretrained(**given), torch.bfloat16).num_parameters()
+    if needed > elements:
+        raise UserError(f"{file}: its header describes {needed:,} parameters, and its tensors hold {elements:,}. {WHOLE}")
+    with told(file):
+        loaded, found = AutoModelForCausalLM.from_pretrained(**given, dtype=torch.bfloat16, output_loading_info=True)
+        tokenizer = AutoTokenizer.from_pretrained(**given)
+    lacking = sorted(found["missing_keys"])
+    if lacking:  # transformers has drawn them by chance
+        raise UserError(f"{file}: it lacks {len(lacking)} of the model's weights, such as {lacking[0]}. {WHOLE}")
+    with told(file):  # weights of another shape than the header says
+        return plain(loaded), tokenizer
+
+
+@contextlib.contextmanager
+def told(file: Path) -> Iterator[None]:
+    """Whatever transformers raises of a file, as a UserError; the package tokenizers raises bare Exceptions."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise UserError(
+            f"{file}: transformers cannot read it ({said:.300}). It takes the common architectures, tokenizer included."
+        ) from error
 
 
 def check(file: Path, target: Path) -> None:
@@ -82,12 +105,27 @@ def plain(loaded: PreTrainedModel) -> PreTrainedModel:
     """The same weights in a model that knows of no quantization: transformers saves none that came from GGUF."""
     config = loaded.config
     del config.quantization_config
-    with torch.device("meta"):  # no draw of weights that are replaced
-        model = AutoModelForCausalLM.from_config(config, dtype=loaded.dtype)
+    model = empty(config, loaded.dtype)
     model.load_state_dict(loaded.state_dict(), assign=True)
     model.tie_weights()
     model.generation_config = loaded.generation_config
     return model
+
+
+def empty(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The model without memory for its weights."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.tie_weights()
+    return model
+
+
+def check_finite(file: Path, model: PreTrainedModel) -> None:
+    """Raises UserError for the first weight that is no number: no model computes with it."""
+    for name, weight in model.state_dict().items():
+        bad = weight.numel() - int(torch.isfinite(weight).sum())
+        if bad:
+            raise UserError(f"{file}: {bad:,} of {weight.numel():,} numbers of {name} are not finite, so it is damaged. Fetch it again.")
 
 
 def name_ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:

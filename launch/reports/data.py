@@ -126,6 +126,10 @@ def dig(content: Any, *keys: str) -> Any:
 
 def kind_of(folder: Path) -> str:
     """sweep, pipeline or run. Raises UserError for anything else."""
+    if os.path.isfile(folder):
+        of_run = any((folder.parent / name).is_file() for name in ("sweep.json", *RUN_FILES))
+        said = f"the one that it is in: {folder.parent}" if of_run else "the directory of a run, runs/<name>/<timestamp>-<id>"
+        raise UserError(f"{folder}: a file, and a directory is needed. Give {said}.")
     if not os.path.isdir(folder):  # not Path's own, which raises for a name that is too long
         beside = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
         raise UserError(

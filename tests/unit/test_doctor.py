@@ -42,10 +42,11 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
         ("format=yaml", "format=yaml: text or json is expected."),
         ("hardware=mi300", "hardware=mi300: no such hardware. Did you mean mi300x"),
         ("sysroot=/nowhere/at/all", "sysroot=/nowhere/at/all: there is no such directory."),
+        ("sysroot=/ format=json sysroot=/proc", "sysroot=/ and sysroot=/proc: one value is taken. Leave one of them out."),
     ],
 )
 def test_a_wrong_argument_is_refused(capsys, argument, message):
-    code, out, err = run(capsys, argument)
+    code, out, err = run(capsys, *argument.split())
     assert (code, out) == (2, "")
     assert err.startswith(message)
 

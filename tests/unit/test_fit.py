@@ -204,6 +204,13 @@ def test_the_smallest_hardware_is_the_first_that_fits():
     assert not verdicts[-1]
 
 
+def test_the_smallest_hardware_takes_what_says_nothing_of_the_device():
+    """How many of them a node has, and how they are used, holds of every group."""
+    overrides = ["model=qwen3_8b", "method=sft", "topology=fsdp", "hardware.gpus_per_node=2", "hardware.dataloader.num_workers=0"]
+    found, finding = fit.search(composed(*overrides, "mode=plan", "find=smallest_hardware"), overrides, host_with(8))
+    assert found == [*overrides, finding["override"]]
+
+
 @pytest.mark.parametrize(
     ("overrides", "error", "said"),
     [
@@ -211,8 +218,13 @@ def test_the_smallest_hardware_is_the_first_that_fits():
         (["hardware=mi300x", "method=evaluate", "find=largest_batch"], UserError, "for a method that trains"),
         (["hardware=mi300x", "method=bench/gemm", "find=smallest_hardware"], UserError, "its memory is not planned"),
         (["hardware=mi300x", "method=tune/batch", "find=smallest_hardware"], UserError, "its memory is not planned"),
+        (["hardware=mi300x", "hardware.memory_gb=100", "find=smallest_hardware"], UserError, r"^hardware\.memory_gb=100 with find="),
+        (["++hardware.healthy.gemm=0.5", "hardware=mi300x", "find=smallest_hardware"], UserError, r"^hardware\.healthy\.gemm=0\.5 with"),
         (["hardware=mi300x", "smoke=true", "find=largest_batch"], UserError, "everything fits"),
         (["hardware=h200", "topology=ddp", "effective_batch=7", "find=largest_batch"], UserError, "no multiple of 8"),
+        (["hardware=h200", "effective_batch=1000000000000000000", "find=largest_batch"], UserError, "out of range"),
+        (["hardware=h200", "method=grpo", "method.args.generation_batch_size=10000000000", "find=largest_batch"], UserError, "range"),
+        (["hardware=h200", "hardware.gpus_per_node=1000000", "find=largest_batch"], UserError, "gpus_per_node=1000000: out of range"),
         (["hardware=mi50", "precision=bf16", "find=largest_batch"], UserError, "no bf16 in hardware"),
         (["hardware=mi50", "precision=nf4", "find=smallest_hardware"], HostError, "refused: precision=nf4"),
         (["hardware=mi50", "model=qwen3_32b", "method=sft", "topology=single", "find=largest_batch"], HostError, "not even 1 sequence"),

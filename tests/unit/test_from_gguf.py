@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import struct
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ def interleaved(weight):
     return weight.reshape(HEADS, 2, HIDDEN // HEADS // 2, HIDDEN).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(path, model):
+def write_gguf(path, model, kv_heads=HEADS):
     """The model and a byte-level BPE of TOKENS, matrices in Q8_0, as llama.cpp's converter names them."""
     import gguf
 
@@ -39,7 +40,7 @@ def write_gguf(path, model):
     writer.add_block_count(LAYERS)
     writer.add_feed_forward_length(96)
     writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS)
+    writer.add_head_count_kv(kv_heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(HIDDEN // HEADS)
     writer.add_vocab_size(len(TOKENS))
@@ -106,7 +107,54 @@ def test_a_file_cut_short_is_refused_and_leaves_nothing(tmp_path, capsys):
     cut = tmp_path / "cut.gguf"
     cut.write_bytes((tmp_path / "small.gguf").read_bytes()[:600])
     assert from_gguf.main([str(cut), str(tmp_path / "made")]) == 2
-    assert f"error: {cut}: transformers cannot read it" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"error: {cut}: damaged, or not whole: " in said
+    assert "the file ends at 600. Give the whole file" in said
+    assert not (tmp_path / "made").exists()
+
+
+@needs_gguf
+@pytest.mark.parametrize(
+    ("key", "form", "value", "said"),
+    [
+        (b"llama.vocab_size", "<I", 2**31, "claims vocabulary 2147483648, embedding length 64, blocks 2, feed-forward 96: "),
+        (b"llama.embedding_length", "<I", 2**31, "embedding length 2147483648"),
+        (b"llama.block_count", "<I", 2**31, "blocks 2147483648"),
+        (b"llama.feed_forward_length", "<I", 2**31, "feed-forward 2147483648"),
+        (b"token_embd.weight", "<Q", 2**40, "tensor token_embd.weight has "),
+        (b"tokenizer.ggml.token_type", "<IQ", (5, 2**60), "a length of 1,152,921,504,606,846,976 stands at byte "),
+        (b"llama.attention.head_count", "<I", 0, "transformers cannot read it (integer modulo by zero)"),
+        (b"tokenizer.ggml.padding_token_id", "<I", 99, "transformers cannot read it (Padding_idx must be within num_embeddings)"),
+    ],
+    ids=lambda v: v.decode() if isinstance(v, bytes) else "",
+)
+def test_a_header_that_claims_more_than_the_file_holds_is_refused_before_it_is_built(tmp_path, capsys, key, form, value, said):
+    file = tmp_path / "small.gguf"
+    write_gguf(file, small_llama())
+    content = file.read_bytes()
+    at = content.index(key) + len(key) + 4  # after the type of its value, or the number of its dimensions
+    values = struct.pack(form, *(value if isinstance(value, tuple) else (value,)))
+    file.write_bytes(content[:at] + values + content[at + len(values) :])
+    assert said in refused(capsys, file, tmp_path / "made")
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+@needs_gguf
+def test_heads_that_the_tensors_do_not_hold_are_refused(tmp_path, capsys):
+    """What the header's sizes leave out, the model as transformers would build it shows, without its memory."""
+    file = tmp_path / "small.gguf"
+    write_gguf(file, small_llama(), kv_heads=2**20)
+    assert "parameters, and its tensors hold" in refused(capsys, file, tmp_path / "made")
+
+
+@needs_gguf
+def test_weights_that_are_not_finite_are_refused(tmp_path, capsys):
+    model = small_llama()
+    with torch.no_grad():
+        model.model.layers[1].input_layernorm.weight[3] = torch.nan
+    write_gguf(tmp_path / "small.gguf", model)
+    assert from_gguf.main([str(tmp_path / "small.gguf"), str(tmp_path / "made")]) == 2
+    assert "1 of 64 numbers of model.layers.1.input_layernorm.weight are not finite" in capsys.readouterr().err
     assert not (tmp_path / "made").exists()
 
 

@@ -89,10 +89,13 @@ def test_a_hundred_thousand_lines(tmp_path):
     [
         ([], "No run is given. Use: python launch/report.py runs/<name>/<timestamp>-<id>."),
         (["runz"], "runz: no such directory. Did you mean runs?"),
+        (["runs/x/1/config.yaml"], "runs/x/1/config.yaml: a file, and a directory is needed. Give the one that it is in:"),
+        (["file"], "file: a file, and a directory is needed. Give the directory of a run, runs/<name>/<timestamp>-<id>."),
         (["runs"], "runs: no run there"),
         (["runs/x"], "holds 1 run(s) and is none itself. Give one or several of them, for example"),
         (["runs/x/1", "runs/x/1"], "given twice"),
         (["runs/x/1", "outptu=a.html"], "There is no key `outptu`. Keys: output. Did you mean output?"),
+        (["runs/x/1", "output=a.html", "output=b.html"], "output=a.html and output=b.html: there is one page. Leave one of them out."),
         (["runs/x/1", "output=a.pdf"], "output=a.pdf: a page is a file that ends with .html"),
         ([""], "An empty argument is no run."),
         (["x" * 5000], "no such directory"),

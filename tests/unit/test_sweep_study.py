@@ -136,7 +136,7 @@ def test_a_kill_before_a_trials_values_are_written(tmp_path, parameters):
     assert [trial.status for trial in Search(sweep(**parameters), 0, tmp_path).known] == ["done", "done"]
 
 
-@pytest.mark.parametrize("line", [b"garbage", b"\xff\xfe", b"[1]", b"{}", b""], ids=str)
+@pytest.mark.parametrize("line", [b"garbage", b"\xff\xfe", b"[1]", b"{}", b"", b'{"op_code": 99}', b'{"op_code": true}'], ids=str)
 def test_a_line_that_is_none_of_the_journals_is_named(tmp_path, line):
     search = Search(sweep(), 0, tmp_path)
     finish(search, search.next(), 1.0)
