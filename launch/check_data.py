@@ -141,7 +141,7 @@ DATA_RULES = [
         lambda c: (
             f"{_unworkable_task(c)} with data={c.data.name}: it is the share of rows that show their working, from 0 to 1; code has none"
         ),
-        lambda c: "worked=0 for answers alone, 0.5 for as many with their working; data=chain_sums",
+        lambda c: "worked=0 for answers alone, 0.5 for as many with their working; data=cups",
     ),
     Rule(
         "data_weights",

@@ -15,6 +15,7 @@ from reasoning_gym.coaching import BaseCurriculum
 from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import CURRICULA, DATASETS
 
+from recipes.common import cups
 from recipes.common.errors import UserError, near
 
 Problem = dict[str, Any]
@@ -60,7 +61,7 @@ def running_totals(metadata: dict[str, Any]) -> str:
     return " ".join(map(str, totals[1:]))
 
 
-WORKINGS = {"chain_sum": running_totals}
+WORKINGS = {"chain_sum": running_totals, cups.NAME: cups.working}
 
 
 def score(answer: str, problem_entry: str) -> float:
@@ -89,17 +90,17 @@ def _question(problem: Problem) -> str:
 def _check_working(task: DictConfig) -> None:
     if task.worked and task.name not in WORKINGS:
         raise UserError(
-            f"data.tasks: {task.name} has worked={task.worked:g}, and no working to show. Of these there is one: {', '.join(WORKINGS)}."
+            f"data.tasks: {task.name} has worked={task.worked:g}, and no working to show. These have one: {', '.join(WORKINGS)}."
         )
 
 
 def _worked(problems: list[Problem], share: float, seed: int) -> list[Problem]:
-    """The problems, of which about `share`, drawn at random, are answered with their working first."""
+    """The problems, of which about `share`, drawn at random, are answered with their working first, and the others with none, as Qwen3
+    marks it: all begin alike, so that the greedy way is the one that more rows show."""
     rng = random.Random(f"worked/{seed}")
     for problem in problems if share else ():
-        if rng.random() < share:
-            working = WORKINGS[problem["task"]](json.loads(problem["entry"])["metadata"])
-            problem["completion"] = [{"role": "assistant", "content": f"<think>{working}</think>{problem['answer']}"}]
+        working = WORKINGS[problem["task"]](json.loads(problem["entry"])["metadata"]) if rng.random() < share else ""
+        problem["completion"] = [{"role": "assistant", "content": f"<think>{working}</think>{problem['answer']}"}]
     return problems
 
 

@@ -7,8 +7,8 @@
     python tests/gpu/learning.py measure hardware=h200 --gpus 2 --seconds 540                  the same again goes on
     python tests/gpu/learning.py report                                                        needs no GPU: docs/results/learning.md
 
-`measure` runs the phases of experiment=learning and learning_smollm2: the SFT of every seed first, then from each RAFT, GRPO and DPO as
-pipelines of their own. Each takes two GPUs, most of the time one of them, and `--share` of them run side by side on the same two; with
+`measure` runs the phases of experiment=learning, learning_cups and learning_smollm2: the SFT of every seed first, then from each RAFT,
+GRPO and DPO as pipelines of their own. Each takes two GPUs, most of the time one of them, and `--share` of them run side by side on the same two; with
 `--gpus 1` GRPO's server and trainer share the only one. After `--seconds` nothing starts, and what runs is stopped; the same call goes on
 where that was, as long as `--folder` is there. A row goes to `--rows` as soon as an evaluation has ended; a pipeline whose rows are there
 is not run again, so remove both after a change of settings.
@@ -37,7 +37,7 @@ from launch.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, UserError
 from tests.gpu.jobs import MASK, ROOT, gpus_here
 from tests.gpu.learning_report import METHODS, report
 
-EXPERIMENTS = {"qwen3_76m": "learning", "smollm2_135m": "learning_smollm2"}
+EXPERIMENTS = {"qwen3_76m": "learning", "qwen3_76m_cups": "learning_cups", "smollm2_135m": "learning_smollm2"}
 ROWS = ROOT / "docs/results/learning.jsonl"
 PAGE = ROOT / "docs/results/learning.md"
 START_S, VLLM_START_S = 30, 75  # of a phase, guessed from runs on H200s: imports and weights; the same with vLLM
@@ -148,7 +148,7 @@ def phases_given(phases: Iterable[dict[str, Any]]) -> str:
 
 
 def starts(given: argparse.Namespace) -> list[str]:
-    return [start for start in EXPERIMENTS if start == "qwen3_76m" or given.smollm2 or given.smoke]
+    return [start for start in EXPERIMENTS if start != "smollm2_135m" or given.smollm2 or given.smoke]
 
 
 def slots(given: argparse.Namespace, gpus: int) -> list[list[int]]:
@@ -290,7 +290,10 @@ def measure(given: argparse.Namespace) -> None:
 def calibrate(given: argparse.Namespace) -> None:
     until = time.monotonic() + given.seconds
     if given.phase:
-        run([sft for sft in sfts(given) if model_of(sft, given.folder) is None], slots(given, 1), given, lambda one: None, until)
+        numbers = range(1, len(given.tries) + 1)
+        names = chosen((f"{sft.name}-{given.phase}-{number}" for sft in sfts(given) for number in numbers), given)
+        firsts = [sft for sft in sfts(given) if any(f"{sft.name}-{given.phase}-{number}" in names for number in numbers)]
+        run([sft for sft in firsts if model_of(sft, given.folder) is None], slots(given, 1), given, lambda one: None, until)
     todo = tries(given) if given.phase else calibrations(given)
     names = chosen((one.name for one in todo), given) if todo else set()
     todo = [one for one in todo if one.name in names]

@@ -69,7 +69,7 @@ def test_the_interval_is_students():
     assert (low, high) == pytest.approx((20 - 24.844, 20 + 24.844), abs=1e-3)
 
 
-@pytest.mark.parametrize(("experiment", "samples"), [("learning", 409_600), ("learning_smollm2", 102_400)])
+@pytest.mark.parametrize(("experiment", "samples"), [("learning", 409_600), ("learning_cups", 102_400), ("learning_smollm2", 102_400)])
 def test_each_method_has_the_same_samples_and_the_same_start(experiment, samples):
     overrides = ["hardware=h200", f"experiment={experiment}"]
     plans = pipeline.make_plans(composed(*overrides), overrides, host_with(8), Path("/runs/learning/1"))
@@ -158,7 +158,7 @@ def test_the_sfts_come_first_and_what_goes_on_from_them_is_run_once(tmp_path, mo
     """Rows that an earlier call's runs left are kept, even in another file; what lacks some is started, GRPO first."""
     started = []
     monkeypatch.setattr(learning, "start", lambda one, mask, folder: started.append((one.name, mask)) or finished())
-    given = settings(tmp_path, "--seeds", "0,1,2", "--gpus", "2", "--share", "2", "--seconds", "60")
+    given = settings(tmp_path, "--only", "qwen3_76m-", "--seeds", "0,1,2", "--gpus", "2", "--share", "2", "--seconds", "60")
     rows = [row(method, 0, "10") for method in METHODS]
     given.rows.write_text("".join(json.dumps(one) + "\n" for one in rows))
     leave_sft(tmp_path, "learning-qwen3_76m-1")
@@ -200,7 +200,7 @@ def test_on_one_gpu_grpos_server_and_trainer_share_it(tmp_path, monkeypatch):
     started = {}
     monkeypatch.setattr(learning, "start", lambda one, mask, folder: started.setdefault(one.name, (one, mask)) and finished())
     leave_sft(tmp_path, "learning-qwen3_76m-0")
-    learning.measure(settings(tmp_path, "--seeds", "0", "--gpus", "1"))
+    learning.measure(settings(tmp_path, "--only", "qwen3_76m-", "--seeds", "0", "--gpus", "1"))
     assert {mask for _, (mask,) in started.values()} == {0}
     overrides = started["learning-qwen3_76m-0-grpo"][0].overrides
     plan = pipeline.make_plans(composed(*overrides), overrides, host_with(1), tmp_path)["grpo"]
@@ -221,7 +221,7 @@ class finished:
 def test_a_failed_pipeline_is_tried_again_once_and_a_wrong_one_is_not(tmp_path, monkeypatch, capsys, code, times):
     started = []
     monkeypatch.setattr(learning, "start", lambda one, mask, folder: started.append(one.name) or finished(code))
-    learning.measure(settings(tmp_path, "--seeds", "0"))
+    learning.measure(settings(tmp_path, "--only", "qwen3_76m-", "--seeds", "0"))
     assert len(started) == times
     assert (f"why: the end of {tmp_path / 'learning-qwen3_76m-0'}.log" in capsys.readouterr().out) == (code != 75)
 
@@ -230,7 +230,7 @@ def test_when_the_time_is_over_runs_are_stopped_and_nothing_starts(tmp_path, mon
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch/run.py").write_text("import time; time.sleep(60)")
     monkeypatch.setattr(learning, "ROOT", tmp_path)
-    learning.measure(settings(tmp_path, "--seeds", "0,1", "--share", "1", "--seconds", "0.2"))
+    learning.measure(settings(tmp_path, "--only", "qwen3_76m-", "--seeds", "0,1", "--share", "1", "--seconds", "0.2"))
     said = capsys.readouterr().out
     assert "learning-qwen3_76m-0: exit -15" in said
     assert "learning-qwen3_76m-1: not run, no time left" in said
@@ -240,13 +240,13 @@ def test_a_mask_of_too_few_gpus_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv(learning.MASK, "5")
     leave_sft(tmp_path, "learning-qwen3_76m-0")
     with pytest.raises(SystemExit, match=f"{learning.MASK}=5, --gpus 2, --share 9: no pipeline has its GPUs"):
-        learning.measure(settings(tmp_path, "--seeds", "0"))
+        learning.measure(settings(tmp_path, "--only", "qwen3_76m-", "--seeds", "0"))
 
 
 def test_a_mask_of_names_is_refused_and_says_why(tmp_path, monkeypatch):
     monkeypatch.setenv(learning.MASK, "GPU-1f3c,GPU-77aa")
     with pytest.raises(SystemExit, match=f"{learning.MASK}=GPU-1f3c,GPU-77aa: .*numbers.*{learning.MASK}=0,1"):
-        learning.measure(settings(tmp_path, "--seeds", "0"))
+        learning.measure(settings(tmp_path, "--only", "qwen3_76m-", "--seeds", "0"))
     with pytest.raises(SystemExit, match="GPU-1f3c"):
         jobs.run([jobs.Job("one", 1, [])], "hardware=h200", tmp_path, 1, 0.0)
 
@@ -276,14 +276,14 @@ def test_a_phase_is_tried_with_changes_from_the_sft_of_its_seed(tmp_path, monkey
 
     monkeypatch.setattr(learning, "start", start)
     words = [f"method.args.{key}=1", f"method.args.{key}=2 method.args.seed=3"]
-    given = settings(tmp_path, "--seeds", "1", "--phase", phase, "--tries", *words, what="calibrate")
+    given = settings(tmp_path, "--only", "qwen3_76m-", "--seeds", "1", "--phase", phase, "--tries", *words, what="calibrate")
     learning.calibrate(given)
     names = [f"learning-qwen3_76m-1-{phase}-{number}" for number in (1, 2)]
     assert started == ["learning-qwen3_76m-1", *names]
     said = capsys.readouterr().out
     assert f"-{phase}-2: {words[1]}" in said
     assert f"{names[1]}: no result" in said
-    (before,) = (learning.model_of(sft, tmp_path) for sft in learning.sfts(given))
+    before = learning.model_of(learning.sfts(given)[0], tmp_path)
     overrides = learning.tries(given)[0].overrides
     plans = pipeline.make_plans(composed(*overrides), overrides, host_with(8), tmp_path)
     assert {plan.config.topology.name for plan in plans.values()} == {"single"}

@@ -66,22 +66,29 @@ def test_weights_share_out_the_problems():
     assert [sum(p["task"] == "gcd" for p in part) for part in (train, heldout)] == [100, 10]
 
 
-def test_a_share_of_the_training_rows_shows_the_running_totals():
-    own = {"tasks": [task(worked=0.25, min_terms=4, max_terms=8, min_digits=1, max_digits=2)], "num_train": 2000, "num_heldout": 20}
-    train, heldout = tasks.generate(configured(**own))
-    worked = [problem for problem in train if problem["completion"][0]["content"].startswith("<think>")]
-    assert len(worked) == pytest.approx(500, abs=75)  # four standard deviations
-    for problem in worked:
-        terms = json.loads(problem["entry"])["metadata"]["expression"].replace("- ", "-").replace("+ ", "").split()
-        totals = [str(sum(map(int, terms[: n + 1]))) for n in range(1, len(terms))]
-        assert problem["completion"][0]["content"] == f"<think>{' '.join(totals)}</think>{problem['answer']}"
-        assert totals[-1] == problem["answer"]
+def test_a_share_of_the_training_rows_shows_where_the_ball_was():
+    own = {"num_train": 2000, "num_heldout": 20}
+    train, heldout = tasks.generate(configured("cups", **own))
+    worked = [problem for problem in train if not problem["completion"][0]["content"].startswith("<think></think>")]
+    assert len(worked) == pytest.approx(800, abs=88)  # four standard deviations
+    for problem in train:
+        metadata = json.loads(problem["entry"])["metadata"]
+        order, found = ["1", "2", "3", "4", "5"], []  # the ball's place is that of the cup that stood over it
+        ball = order[metadata["start"] - 1]
+        for first, second in metadata["swaps"]:
+            order[first - 1], order[second - 1] = order[second - 1], order[first - 1]
+            found.append(str(order.index(ball) + 1))
+        assert problem["answer"] == found[-1]
+        assert problem["completion"][0]["content"] in (f"<think></think>{found[-1]}", f"<think>{' '.join(found)}</think>{found[-1]}")
         assert tasks.score(rewards.final_answer(problem["completion"][0]["content"]), problem["entry"]) == 1.0
+        assert tasks.score(str(int(found[-1]) % 5 + 1), problem["entry"]) == tasks.score(" ".join(found), problem["entry"]) == 0.0
+    assert {len(json.loads(problem["entry"])["metadata"]["swaps"]) for problem in heldout} == {2, 4, 8}
     assert all(problem["completion"][0]["content"] == problem["answer"] for problem in heldout)
-    assert train == tasks.generate(configured(**own))[0]
-    assert [p["prompt"] for p in train] == [
-        p["prompt"] for p in tasks.generate(configured(**{**own, "tasks": [{**own["tasks"][0], "worked": 0.0}]}))[0]
-    ]
+    assert train == tasks.generate(configured("cups", **own))[0]
+    answers = configured("cups", **own)
+    for one in answers.tasks:
+        one.worked = 0.0
+    assert [(p["prompt"], p["answer"]) for p in train] == [(p["prompt"], p["completion"][0]["content"]) for p in tasks.generate(answers)[0]]
 
 
 def test_level_raises_every_attribute():
@@ -106,7 +113,10 @@ def test_score_is_the_tasks_own():
         ({"tasks": [task(min_terms=0)]}, "refuses its configuration.*min_terms must be positive"),
         ({"tasks": [task("rubiks_cube")]}, "does not accept the task's own answer"),
         ({"tasks": [task()], "num_heldout": 500}, "too few different questions"),
-        ({"tasks": [task("gcd", worked=0.5)]}, "gcd has worked=0.5, and no working to show. Of these there is one: chain_sum"),
+        ({"tasks": [task("gcd", worked=0.5)]}, "gcd has worked=0.5, and no working to show. These have one: chain_sum, shuffled_cups"),
+        ({"tasks": [task("shuffled_cups", cups=10)]}, "refuses its configuration.*cups must be from 2 to 9"),
+        ({"tasks": [task("shuffled_cups", min_swaps=5, max_swaps=4)]}, "min_swaps must be 1 or more, and max_swaps no less"),
+        ({"tasks": [task("shuffled_cup")]}, "Did you mean shuffled_cups"),
     ],
 )
 def test_what_generation_refuses(own, message):

@@ -1,0 +1,69 @@
+"""A task that reasoning-gym lacks: under which cup is the ball after swaps of two cups each?
+
+One swap is a small step, and each needs the one before. A transformer that answers at once has as many steps as layers, however many the
+swaps (arXiv:2404.08819); one that writes its working has as many as it writes. Like "tracking shuffled objects" of BIG-bench
+(arXiv:2206.04615).
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from reasoning_gym.dataset import ProceduralDataset
+from reasoning_gym.factory import register_dataset
+
+NAME = "shuffled_cups"
+
+
+@dataclass
+class CupsConfig:
+    """As reasoning-gym has them: `validate` raises AssertionError."""
+
+    cups: int = 5
+    min_swaps: int = 4
+    max_swaps: int = 4
+    seed: int | None = None
+    size: int = 500
+
+    def validate(self) -> None:
+        assert 2 <= self.cups <= 9, "cups must be from 2 to 9"  # a digit each, and so a token each
+        assert 1 <= self.min_swaps <= self.max_swaps, "min_swaps must be 1 or more, and max_swaps no less"
+
+
+class CupsDataset(ProceduralDataset):
+    def __init__(self, config: CupsConfig):
+        super().__init__(config=config, seed=config.seed, size=config.size)
+
+    def __getitem__(self, idx: int) -> dict[str, Any]:
+        rng = random.Random(self.seed + idx)
+        cups = range(1, self.config.cups + 1)
+        start = rng.choice(cups)
+        swaps = [rng.sample(cups, 2) for _ in range(rng.randint(self.config.min_swaps, self.config.max_swaps))]
+        named = ", ".join(f"{a} {b}" for a, b in swaps)
+        return {
+            "question": f"The ball is under cup {start} of {len(cups)}. These are swapped: {named}. Under which cup is the ball?",
+            "answer": str(positions(start, swaps)[-1]),
+            "metadata": {"source_dataset": NAME, "source_index": idx, "start": start, "swaps": swaps},
+        }
+
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+        return float(answer is not None and answer.strip() == entry["answer"])
+
+
+def positions(start: int, swaps: list[list[int]]) -> list[int]:
+    """Where the ball is after each swap."""
+    found, here = [], start
+    for a, b in swaps:
+        here = {a: b, b: a}.get(here, here)
+        found.append(here)
+    return found
+
+
+def working(metadata: dict[str, Any]) -> str:
+    """`2 2 4` for a ball under cup 1, and the swaps 1 2, 3 4, 4 2."""
+    return " ".join(map(str, positions(metadata["start"], metadata["swaps"])))
+
+
+register_dataset(NAME, CupsDataset, CupsConfig)
