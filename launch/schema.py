@@ -201,7 +201,7 @@ class Task:
     name: str = MISSING
     level: int = 0
     weight: float = 1.0
-    worked: float = 0.0  # share of its training rows whose answer comes after its working, in <think>: recipes/common/tasks.py
+    worked: float = 0.0  # share of its training rows whose answer comes after its working, in <think>: data=cups
     config: dict[str, Any] = field(default_factory=dict)
 
 

@@ -52,16 +52,7 @@ def generate(data: DictConfig) -> tuple[list[Problem], list[Problem]]:
     return [problem for problem in train if _question(problem) not in questions], heldout
 
 
-def running_totals(metadata: dict[str, Any]) -> str:
-    """The sum so far after each term but the first: `3 10 8` for 4 - 1 + 7 - 2."""
-    first, *rest = metadata["expression"].split()
-    totals = [int(first)]
-    for sign, term in zip(rest[::2], rest[1::2], strict=True):
-        totals.append(totals[-1] + (int(term) if sign == "+" else -int(term)))
-    return " ".join(map(str, totals[1:]))
-
-
-WORKINGS = {"chain_sum": running_totals, cups.NAME: cups.working}
+WORKINGS = {cups.NAME: cups.working}
 
 
 def score(answer: str, problem_entry: str) -> float:
@@ -90,7 +81,7 @@ def _question(problem: Problem) -> str:
 def _check_working(task: DictConfig) -> None:
     if task.worked and task.name not in WORKINGS:
         raise UserError(
-            f"data.tasks: {task.name} has worked={task.worked:g}, and no working to show. These have one: {', '.join(WORKINGS)}."
+            f"data.tasks: {task.name} has worked={task.worked:g}, and no working to show; {', '.join(WORKINGS)} has."
         )
 
 

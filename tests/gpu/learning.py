@@ -8,11 +8,11 @@
     python tests/gpu/learning.py report                                                        needs no GPU: docs/results/learning.md
 
 `measure` runs the phases of experiment=learning, learning_cups and learning_smollm2: the SFT of every seed first, then from each RAFT,
-GRPO and DPO as pipelines of their own. Each takes two GPUs, most of the time one of them, and `--share` of them run side by side on the same two; with
-`--gpus 1` GRPO's server and trainer share the only one. After `--seconds` nothing starts, and what runs is stopped; the same call goes on
-where that was, as long as `--folder` is there. A row goes to `--rows` as soon as an evaluation has ended; a pipeline whose rows are there
-is not run again, so remove both after a change of settings.
-`--smollm2` names the directory of its weights; without it only the model from nothing is trained.
+GRPO and DPO as pipelines of their own. Each takes two GPUs, most of the time one of them, and `--share` of them run side by side on the
+same two; with `--gpus 1` GRPO's server and trainer share the only one. After `--seconds` nothing starts, and what runs is stopped; the
+same call goes on where that was, as long as `--folder` is there. A row goes to `--rows` as soon as an evaluation has ended; a pipeline
+whose rows are there is not run again, so remove both after a change of settings. `--only cups` takes those whose names hold the word.
+`--smollm2` names the directory of its weights; without it only models from nothing are trained.
 `--smoke`: small, on a CPU.
 """
 
