@@ -80,9 +80,7 @@ def _question(problem: Problem) -> str:
 
 def _check_working(task: DictConfig) -> None:
     if task.worked and task.name not in WORKINGS:
-        raise UserError(
-            f"data.tasks: {task.name} has worked={task.worked:g}, and no working to show; {', '.join(WORKINGS)} has."
-        )
+        raise UserError(f"data.tasks: {task.name} has worked={task.worked:g}, and no working to show; {', '.join(WORKINGS)} has.")
 
 
 def _worked(problems: list[Problem], share: float, seed: int) -> list[Problem]:
