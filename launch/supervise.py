@@ -28,6 +28,9 @@ ASK_EVERY_S = 1.0  # a question to a server in a container starts a program ther
 ASK_AFTER = 0.1  # of hang_timeout_s without a step: then the server is asked what it does
 HUNG_GRACE_S = 15.0  # from SIGTERM to SIGKILL for what hangs: it saves nothing, or it would not have hung
 SERVER_GRACE_S = 30.0  # the same for what serves: it saves nothing, and vLLM told to end as it loads waits for an engine that is gone
+# The same for trainers whose server has failed, counted from the last step, micro-batch or saved byte: most wait for an answer that does
+# not come, TRL's client for a minute and ranks in a collective for ever. As long as torchrun leaves ranks beside one that failed.
+UNSERVED_GRACE_S = 30.0
 SHOWN_LINES = 15
 SERVE = ("server", "verifier")  # kinds that end when the others have, and not before
 FAILURE = ("rank", "time", "error", "exit_code")  # what recipes/common/program.py writes
@@ -101,6 +104,7 @@ class Attempt:
         self.watchdog = Watchdog(self.plan.config.runtime.hang_timeout_s, time.monotonic())
         self.steps_before = watchdog.steps_done(self.plan.run_dir)
         self.grace_s: float = self.plan.config.runtime.stop_timeout_s
+        self.unserved: Watchdog | None = None
 
     def run(self, start: Starter) -> Outcome:
         """Start all in order, each when the one before is ready, and wait until the last has ended. Raises HostError."""
@@ -183,6 +187,8 @@ class Attempt:
             result = rundir.read_json(self.plan.run_dir / "result.json") or {}
             if not is_server and result.get("status") == "interrupted":  # somebody told the ranks to stop, and not us
                 return self._ended(group, "interrupted")
+            if is_server:
+                self.unserved = Watchdog(UNSERVED_GRACE_S, time.monotonic())
             return self._ended(group, "failed", group.started.why() or ("it ended by itself" if code == 0 else None))
         return None
 
@@ -238,11 +244,16 @@ class Attempt:
         try:
             if group.started.poll() is None:
                 group.started.ask_to_stop()
-            while group.started.poll() is None and time.monotonic() < deadline:
+            while group.started.poll() is None and time.monotonic() < deadline and not self._waits_in_vain():
                 group.started.wait(POLL_S)
                 self._look()
         finally:
             group.started.remove()
+
+    def _waits_in_vain(self) -> bool:
+        """For a server that has failed."""
+        done = (watchdog.steps_done(self.plan.run_dir), watchdog.bytes_saved(self.plan.run_dir))
+        return self.unserved is not None and self.unserved.hung(done, time.monotonic())
 
 
 def supervise(plan: Plan, start: Starter, progress: Progress, stopping: list[int]) -> tuple[Outcome, int]:

@@ -33,7 +33,14 @@ if tries < 3:
     sys.exit(1)
 {DONE}
 """
-
+DIES_ONCE_TRAINED = """
+import threading
+def watch():
+    while "trains" not in (run / "order").read_text():
+        time.sleep(0.01)
+    {end}
+threading.Thread(target=watch, daemon=True).start()
+"""
 
 pytestmark = pytest.mark.usefixtures("quick_supervision")
 
@@ -114,17 +121,7 @@ def test_a_failing_rank_ends_the_server(tmp_path, capsys):
     ],
 )
 def test_a_server_that_ends_early_while_a_trainer_waits(tmp_path, capsys, end, why):
-    server = SERVER.replace(
-        "http.server.HTTPServer(",
-        f"""
-import threading
-def watch():
-    while "trains" not in (run / "order").read_text():
-        time.sleep(0.01)
-    {end}
-threading.Thread(target=watch, daemon=True).start()
-http.server.HTTPServer(""",
-    )
+    server = SERVER.replace("http.server.HTTPServer(", DIES_ONCE_TRAINED.format(end=end) + "http.server.HTTPServer(")
     code, record = executed(plan_of(tmp_path, {"server": server, "trainers": SAVES}, QUICK))
     assert (code, record["status"]) == (4, "failed"), "the trainers saved, and the run failed all the same"
     assert why in capsys.readouterr().out
@@ -236,6 +233,30 @@ def test_a_server_that_does_not_end_is_not_given_the_time_of_a_save(tmp_path, mo
     assert (code, record["status"]) == (75, "interrupted")
     assert time.monotonic() - began < 60
     assert "SIGTERM: waiting for server to end (at most 0.1 s" in capfd.readouterr().err
+
+
+def test_trainers_whose_server_has_failed_end_soon_unless_they_save(tmp_path, monkeypatch):
+    """One waits in a collective for ever; one steps, and saves for longer than that one is given."""
+    monkeypatch.setattr(supervise, "UNSERVED_GRACE_S", 0.6)
+    server = SERVER.replace("http.server.HTTPServer(", DIES_ONCE_TRAINED.format(end="os._exit(3)") + "http.server.HTTPServer(")
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nnote('trains')\nforever()"
+    began = time.monotonic()
+    code, _ = executed(plan_of(tmp_path / "deaf", {"server": server, "trainers": deaf}, "runtime.stop_timeout_s=300"))
+    assert code == 4
+    assert time.monotonic() - began < 60
+    slow = """
+time.sleep(0.3)
+(run / "heartbeat").touch()
+(run / "checkpoints/.staging").mkdir(parents=True)
+for part in range(10):
+    (run / f"checkpoints/.staging/{part}").write_bytes(b"x")
+    time.sleep(0.15)
+"""
+    code, _ = executed(
+        plan_of(tmp_path / "saves", {"server": server, "trainers": SAVES.replace("time.sleep(0.3)", slow)}, "runtime.stop_timeout_s=300")
+    )
+    assert code == 4
+    assert (tmp_path / "saves/saved").exists()
 
 
 CHILD = "child = subprocess.Popen([sys.executable, '-c', {!r}, sys.argv[1]], start_new_session=True)\n"
