@@ -75,7 +75,7 @@ def _asked_for(config: Config) -> Path:
     if record.get("status") == "done":
         raise UserError(f"resume={config.resume}: that run is done. resume=never runs the composition again.")
     if is_locked(folder):
-        raise UserError(f"resume={config.resume}: that run is running now.")
+        raise UserError(f"resume={config.resume}: that run is running now. Wait until it has ended, or stop it; then say the same again.")
     changed = changed_data(record)
     if changed:
         raise UserError(f"resume={config.resume}: {', '.join(changed)} changed since that run began. resume=never starts afresh.")
@@ -120,7 +120,9 @@ def locked(folder: Path) -> Iterator[None]:
                 break
             except OSError as error:
                 if attempt == LOCK_ATTEMPTS - 1:
-                    raise UserError(f"{folder}: another launcher runs this run now.") from error
+                    raise UserError(
+                        f"{folder}: another launcher runs this run now. Wait until it has ended, or stop it; then say the same again."
+                    ) from error
                 time.sleep(0.02)  # somebody who only asks (is_locked) holds it for a moment too
         yield
 
