@@ -24,10 +24,10 @@ from recipes.common.errors import UserError, near
 from recipes.common.files import json_sha256
 
 
-def _reasoning(data: DictConfig) -> tuple[list[Row], list[Row]]:
+def _reasoning(data: DictConfig, heldout_as_trained: bool = False) -> tuple[list[Row], list[Row]]:
     from recipes.common import tasks  # its import takes two seconds and reasoning-gym: a run on rows of its own does without either
 
-    return tasks.generate(data)
+    return tasks.generate(data, heldout_as_trained)
 
 
 # Kind of data -> its training and held-out rows
@@ -127,7 +127,9 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
 
     `data.limit` is of the rows that a method is about: of these for an evaluation, and a training's own, not those beside it.
     """
-    if data.kind in GENERATED:
+    if data.kind == "reasoning":
+        rows = _reasoning(data, heldout_as_trained=method != "evaluate")[1]
+    elif data.kind in GENERATED:
         rows = GENERATED[data.kind](data)[1]
     elif data.heldout_fraction:
         rows, _ = _read(data, method)
@@ -315,15 +317,16 @@ def _hub_dataset(data: DictConfig, split: str, streaming: bool = False) -> Any:
 
 
 def _pairs(problems: list[Row], seed: int) -> list[Row]:
-    """Preference pairs: the right answer, and a wrong one that is right for another problem of the task."""
+    """Preference pairs: the right answer, and a wrong one that is right for another problem of the task, after the same working."""
     from recipes.common import tasks
 
     rng = random.Random(seed)
     wrong = [tasks.wrong_answer(problem, problems, rng) for problem in problems]
-    return [
-        {**problem, "chosen": problem["completion"], "rejected": [{"role": "assistant", "content": answer}]}
-        for problem, answer in zip(problems, wrong, strict=True)
-    ]
+    pairs = []
+    for problem, answer in zip(problems, wrong, strict=True):
+        before = problem["completion"][0]["content"].removesuffix(problem["answer"])
+        pairs.append({**problem, "chosen": problem["completion"], "rejected": [{"role": "assistant", "content": before + answer}]})
+    return pairs
 
 
 def _columns(row: Row, method: str, extra: tuple[str, ...] = ()) -> Row:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import random
 from functools import cache
-from typing import Any
+from typing import Any, get_type_hints
 
 import reasoning_gym
 from omegaconf import DictConfig, OmegaConf
@@ -19,16 +19,19 @@ from recipes.common import cups
 from recipes.common.errors import UserError, near
 
 Problem = dict[str, Any]
+PLAIN = {int: "a whole number", bool: "true or false"}  # types of fields that reasoning-gym leaves unchecked
+WORKINGS = {cups.NAME: cups.working}
 
 
-def generate(data: DictConfig) -> tuple[list[Problem], list[Problem]]:
+def generate(data: DictConfig, heldout_as_trained: bool = False) -> tuple[list[Problem], list[Problem]]:
     """The training and the held-out problems of `data` (kind reasoning).
 
     Both follow from `data.seed` alone, so that runs with different `seed` are measured on the same held-out problems. No question
     of one set occurs in the other. A problem is {prompt: [user message], completion: [assistant message], answer, task, level,
-    entry}; `entry` is the task's own record as JSON, which its scorer reads.
+    entry}; `entry` is the task's own record as JSON, which its scorer reads. The completion of a held-out problem is its answer, or
+    with `heldout_as_trained` in the form of the training's, whose loss can be compared with theirs.
 
-    Raises UserError for an unknown task, level or field, and for a task with too few different problems.
+    Raises UserError for an unknown task, level or field, a value of another type, and a task with too few different problems.
     """
     if not data.tasks:
         raise UserError("data.tasks is empty: a reasoning data set needs at least one task, for example data=reasoning.")
@@ -43,16 +46,13 @@ def generate(data: DictConfig) -> tuple[list[Problem], list[Problem]]:
         questions = {_question(problem) for problem in held}
         drawn = _draw(task, "train", data.seed, max(1, round(data.num_train * share)), exclude=questions, distinct=False)
         train += _worked(drawn, task.worked, data.seed)
-        heldout += held
+        heldout += _worked(held, task.worked if heldout_as_trained else 0.0, data.seed)
     order = random.Random(data.seed)
     order.shuffle(heldout)
     order.shuffle(train)
     # Two tasks may phrase the same question, so the check spans the sets and not the tasks.
     questions = {_question(problem) for problem in heldout}
     return [problem for problem in train if _question(problem) not in questions], heldout
-
-
-WORKINGS = {cups.NAME: cups.working}
 
 
 def score(answer: str, problem_entry: str) -> float:
@@ -85,7 +85,7 @@ def _check_working(task: DictConfig) -> None:
 
 def _worked(problems: list[Problem], share: float, seed: int) -> list[Problem]:
     """The problems, of which about `share`, drawn at random, are answered with their working first, and the others with none, as Qwen3
-    marks it: all begin alike, so that the greedy way is the one that more rows show."""
+    marks it: the two ways then part at the same place, and the greedy one is what more rows show."""
     rng = random.Random(f"worked/{seed}")
     for problem in problems if share else ():
         working = WORKINGS[problem["task"]](json.loads(problem["entry"])["metadata"]) if rng.random() < share else ""
@@ -111,25 +111,30 @@ def _draw(task: DictConfig, split: str, seed: int, count: int, exclude: set[str]
         problems.append(problem)
     raise UserError(
         f"task {task.name} at level {task.level} gave {len(problems)} of {count} {split} problems in {attempts} attempts: it has too few "
-        "different questions. Raise its level, or lower data.num_heldout."
+        "different questions. Raise its level or widen its config, or lower data.num_heldout."
     )
 
 
 def _dataset(task: DictConfig, split: str, seed: int, size: int) -> ProceduralDataset:
     if task.name not in DATASETS:
-        raise UserError(f"data.tasks names {task.name!r}, which reasoning-gym does not have. {near(task.name, DATASETS)}")
+        raise UserError(f"data.tasks names {task.name!r}, which is no task. {near(task.name, DATASETS)}")
     # A data set draws item i from seed + i: neighbouring seeds would repeat each other's problems, hashed ones lie far apart.
     start = int.from_bytes(hashlib.sha256(f"{split}/{task.name}/{seed}".encode()).digest()[:4], "big")
     dataset_class, config_class = DATASETS[task.name]
     config = _curriculum_config(task) if task.name in CURRICULA else config_class()
     known = {f.name for f in dataclasses.fields(config)} - {"seed", "size"}
-    given = OmegaConf.to_container(task.config)
+    given, takes = OmegaConf.to_container(task.config), get_type_hints(config_class)
     for key in given:
         if key not in known:
             raise UserError(f"data.tasks: {task.name} has no field {key!r}. {near(key, known)}")
+        if takes[key] in PLAIN and type(given[key]) is not takes[key]:  # some would be refused at the first problem, or never
+            example = str(getattr(config, key)).lower()
+            raise UserError(
+                f"data.tasks: {task.name} has {key}={given[key]!r}; it takes {PLAIN[takes[key]]}, for example {key}: {example}."
+            )
     try:
         return dataset_class(dataclasses.replace(config, **given, seed=start, size=size))
-    except AssertionError as error:  # how reasoning-gym refuses a value
+    except (AssertionError, TypeError, ValueError) as error:  # how reasoning-gym refuses a value, or fails on one
         raise UserError(f"data.tasks: {task.name} refuses its configuration {given}: {error}") from error
 
 

@@ -317,7 +317,7 @@ def plan(given: argparse.Namespace) -> str:
             working = 3600 * (made.speed.run_hours or 0)
             seconds[next((method for method in BRANCHES if name.startswith(method)), "")] += starting + working
             speed = f"{made.speed.tokens_per_second:,.0f} tokens/s" if made.speed.tokens_per_second else ""
-            lines.append(f"  {start:13} {name:22} {starting:3} s + {working:4.0f} s  {speed}")
+            lines.append(f"  {start:16} {name:22} {starting:3} s + {working:4.0f} s  {speed}")
         longest = max(seconds[method] for method in BRANCHES)
         parts = ", ".join(f"{method or 'sft'} {value:.0f} s" for method, value in seconds.items())
         beside = f", else {seconds[''] + longest:.0f} s" if given.gpus > 1 else ""

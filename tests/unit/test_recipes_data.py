@@ -91,6 +91,26 @@ def test_a_share_of_the_training_rows_shows_where_the_ball_was():
     assert [(p["prompt"], p["answer"]) for p in train] == [(p["prompt"], p["completion"][0]["content"]) for p in tasks.generate(answers)[0]]
 
 
+def test_heldout_rows_whose_loss_is_taken_are_like_those_trained_on():
+    settings = configured("cups", num_train=300, num_heldout=300)
+    shown = [row["completion"][0]["content"] for row in data.load_heldout_table(settings, "sft")]
+    trained = [row["completion"][0]["content"] for row in data.load_train(settings, "sft")]
+    for texts in (shown, trained):
+        assert all(text.startswith("<think>") for text in texts)
+        assert sum(not text.startswith("<think></think>") for text in texts) == pytest.approx(120, abs=34)  # four standard deviations
+    assert [row["prompt"] for row in data.load_heldout_table(settings, "sft")] == [row["prompt"] for row in data.load_heldout(settings)]
+
+
+def test_the_sides_of_a_pair_differ_by_the_answer_and_not_by_their_form():
+    settings = configured("cups", num_train=200, num_heldout=30)
+    for pairs in (data.load_train(settings, "dpo"), data.load_heldout_table(settings, "dpo")):
+        for pair in pairs:
+            chosen, rejected = (pair[side][0]["content"].partition("</think>") for side in ("chosen", "rejected"))
+            assert chosen[:2] == rejected[:2]
+            assert chosen[1] == "</think>"
+            assert chosen[2] != rejected[2]
+
+
 def test_level_raises_every_attribute():
     entry = json.loads(tasks.generate(configured(tasks=[task(level=2)], num_train=1, num_heldout=0))[0][0]["entry"])
     assert entry["metadata"]["difficulty"] == {"num_terms": [2, 4], "num_digits": [1, 3]}
@@ -116,6 +136,12 @@ def test_score_is_the_tasks_own():
         ({"tasks": [task("gcd", worked=0.5)]}, "gcd has worked=0.5, and no working to show; shuffled_cups has"),
         ({"tasks": [task("shuffled_cups", cups=10)]}, "refuses its configuration.*cups must be from 2 to 9"),
         ({"tasks": [task("shuffled_cups", min_swaps=5, max_swaps=4)]}, "min_swaps must be 1 or more, and max_swaps no less"),
+        ({"tasks": [task("shuffled_cups", cups="five")]}, "shuffled_cups has cups='five'; it takes a whole number, for example cups: 5"),
+        ({"tasks": [task("shuffled_cups", cups=None)]}, "shuffled_cups has cups=None; it takes a whole number"),
+        ({"tasks": [task("shuffled_cups", min_swaps=2.5)]}, "shuffled_cups has min_swaps=2.5; it takes a whole number"),
+        ({"tasks": [task(min_terms=True)]}, "chain_sum has min_terms=True; it takes a whole number"),
+        ({"tasks": [task(allow_negation=1)]}, "chain_sum has allow_negation=1; it takes true or false, for example allow_negation: false"),
+        ({"tasks": [task("spell_backward", data_file=3)]}, "spell_backward refuses its configuration"),
         ({"tasks": [task("shuffled_cup")]}, "Did you mean shuffled_cups"),
     ],
 )
