@@ -23,12 +23,13 @@ SIZES = {
     "steps_per_generation": None,
     "generation_batch_size": None,
     "num_generations": 2,
-    "max_length": 64,
     "max_completion_length": 8,
     "max_new_tokens": 8,
     "samples_per_prompt": 1,
     "batch_size": 8,
 }
+# Rows are not cut to be small: a prompt has to fit. That of a text is longer here: the small vocabulary makes three tokens or so of a real one's.
+TOKENS_FOR_ONE, SERVED_TOKENS = 4, 4096
 LOW_PRECISION = {"fp8": "torchao", "nf4": "bitsandbytes"}  # the packages that compute in them
 DATA_SIZES = ("data.num_train", "data.num_heldout", "data.limit")
 # Arguments that a CPU has no use for, whoever gives them, and why.
@@ -56,7 +57,7 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
     """The small composition, and a line for each thing that it has otherwise: `what was given: what there is instead`."""
     small, left_out = copy.deepcopy(config), []
     _shrink_model(small)
-    left_out += _shrink_arguments(small)
+    left_out += _shrink_arguments(small, TOKENS_FOR_ONE if small.model.vocab_size < config.model.vocab_size else 1)
     _shrink_data(small)
     if small.adapter.rank is not None and small.adapter.path is None:  # one that is loaded has its own
         _set(small, "adapter.rank", min(small.adapter.rank, 4))
@@ -119,7 +120,7 @@ def _shrink_effective_batch(config: Config) -> list[str]:
     return []
 
 
-def _shrink_arguments(config: Config) -> list[str]:
+def _shrink_arguments(config: Config, tokens_for_one: int) -> list[str]:
     """A line for each that a CPU cannot have. Of the method's own sizes (method.smoke) and the usual ones the former win; over both, what
     is to stay."""
     args, known = config.method.args, trainer_args.known(config)
@@ -129,6 +130,9 @@ def _shrink_arguments(config: Config) -> list[str]:
     kept = _kept_arguments(config)
     bounded = "num_train_epochs" in {**own, **kept} and "max_steps" not in {**own, **kept}  # else max_steps bounds it
     sizes = {name: value for name, value in SIZES.items() if name in known and not (bounded and name == "max_steps")}
+    longest = trainer_args.value(config, "max_length") if "max_length" in known else None
+    if longest:
+        sizes["max_length"] = min(tokens_for_one * longest, config.model.max_positions)
     # As many as the answers to a held-out prompt, where those are asked for: its size here need not be a multiple.
     groups = {"per_device_eval_batch_size": args["num_generations_eval"]} if args.get("num_generations_eval") else {}
     args |= sizes | saves | groups | own
@@ -172,7 +176,8 @@ def _shrink_topology(config: Config, left_out: list[str]) -> None:
     if topology.servers:
         if (topology.servers, topology.server_tensor_parallel) != (1, 1):
             left_out.append(f"topology.servers={topology.servers}, server_tensor_parallel={topology.server_tensor_parallel}: one process")
-        topology.servers, topology.server_tensor_parallel, topology.server_max_length = 1, 1, 1024
+        topology.servers, topology.server_tensor_parallel = 1, 1
+        topology.server_max_length = min(SERVED_TOKENS, config.model.max_positions)
     if topology.servers and not config.model.path:
         # After a reload vLLM's CPU kernels keep the old weights of a head that is tied to the embedding.
         config.model.tied_embeddings = False

@@ -244,6 +244,21 @@ def test_smoke_keeps_every_value_of_the_command_line_and_lists_what_it_made_smal
     assert prepare(config)[0] == config, "a recorded smoke run scales down to itself"
 
 
+@pytest.mark.parametrize(
+    ("given", "most"),
+    [
+        (["method=sft", "model=qwen3_8b"], 4 * 1024),
+        (["method=sft", "model=qwen3_8b", "method.args.max_length=32768"], 32768),  # stays, as all of the command line
+        (["experiment=mi300x_sft_qwen3_4b"], 4 * 4096),
+        (["method=dpo", "model=smollm2_135m", "model.max_positions=2048"], 2048),
+        (["method=dpo", "model=qwen3_76m"], 64),  # its own tokenizer
+    ],
+)
+def test_smoke_leaves_room_for_prompts_of_more_tokens(given, most):
+    config, _ = prepare(composed("smoke=true", "hardware=mi300x", "topology=single", *given))
+    assert config.method.args["max_length"] == most
+
+
 def test_a_smoke_run_is_the_same_run_however_it_is_shown_or_resumed():
     shown = ["mode=plan", "verbose=true", "format=json", "resume=never", "name=x", "run_root=elsewhere"]
     assert composition_hash(composed("smoke=true", "seed=1", *shown)) == composition_hash(composed("smoke=true", "seed=1"))
