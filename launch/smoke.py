@@ -28,7 +28,7 @@ SIZES = {
     "samples_per_prompt": 1,
     "batch_size": 8,
 }
-# Rows are not cut to be small: a prompt has to fit. That of a text is longer here: the small vocabulary makes three tokens or so of a real one's.
+# Rows are not cut to be small: a prompt has to fit, and the small vocabulary makes three tokens or so of one of a real one's.
 TOKENS_FOR_ONE, SERVED_TOKENS = 4, 4096
 LOW_PRECISION = {"fp8": "torchao", "nf4": "bitsandbytes"}  # the packages that compute in them
 DATA_SIZES = ("data.num_train", "data.num_heldout", "data.limit")
