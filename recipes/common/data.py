@@ -198,7 +198,8 @@ def _read(data: DictConfig, method: str) -> tuple[list[Row], dict[str, Any]]:
 
 def _sources(data: DictConfig) -> list[DictConfig]:
     """Each source of a mix as a data set of its own."""
-    return [OmegaConf.merge(data, {"kind": "jsonl" if s.path else "hub", "sources": []}, s) for s in data.sources]
+    named = [{key: value for key, value in source.items() if key != "weight"} for source in data.sources]
+    return [OmegaConf.merge(data, {"kind": "jsonl" if one["path"] else "hub", "sources": []}, one) for one in named]
 
 
 def _rows(data: DictConfig, method: str) -> Iterator[Row]:

@@ -25,7 +25,9 @@ def jsonl(path, content):
 
 
 def configured(**own):
-    return OmegaConf.merge(plain(Data(name="jsonl", kind="jsonl")), own)
+    settings = OmegaConf.merge(plain(Data(name="jsonl", kind="jsonl")), own)
+    OmegaConf.set_struct(settings, True)  # as a rank reads them
+    return settings
 
 
 def test_filters_leave_out_and_count(tmp_path):

@@ -21,7 +21,9 @@ CONF = Path(__file__).parents[2] / "conf/data"
 
 def configured(name="reasoning", **own):
     merged = OmegaConf.merge(OmegaConf.structured(Data), OmegaConf.load(CONF / f"{name}.yaml"), own)
-    return OmegaConf.create(plain(OmegaConf.to_object(merged)))  # as config.yaml of a run has it
+    settings = OmegaConf.create(plain(OmegaConf.to_object(merged)))  # as config.yaml of a run has it
+    OmegaConf.set_struct(settings, True)  # as a rank reads it
+    return settings
 
 
 def task(name="chain_sum", level=0, weight=1.0, worked=0.0, **config):
