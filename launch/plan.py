@@ -21,6 +21,7 @@ from launch import (
     environment,
     lr_scaling,
     memory,
+    model_path,
     sampling,
     sandbox,
     smoke,
@@ -119,6 +120,7 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
         warnings=[
             *warnings,
             *scaling,
+            *model_path.warnings(config),
             *memory.uncounted(config),
             *smaller_warnings(config, smaller),
             *image_warnings(config),
