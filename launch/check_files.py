@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from containers import images
-from launch import check_tracking, tuned
+from launch import check_tracking, model_path, tuned
 from launch.check_adapters import check_adapter
 from launch.check_data import check_data_files, check_is_file
 from launch.check_export_files import check_export, check_not_a_run
@@ -102,6 +102,7 @@ def _model(config: Config) -> None:
                 "Convert it: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) writes safetensors."
             )
         raise UserError(f"model.path={path}: no *.safetensors; weights are needed.")
+    model_path.check(path)
 
 
 def _jsonl(key: str, path: Path, method: str, all_lines: bool) -> None:

@@ -1,4 +1,4 @@
-"""Whether the model in `model.path` is the one that the plan goes by: its config.json beside the shape of the composition."""
+"""What stands in `model.path`: whether it is whole, and whether it is the model that the plan goes by."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from launch.environment import ROOT
+from launch.errors import UserError
 from launch.schema import Config
 
 # Key of model -> transformers' name in config.json
@@ -22,6 +23,36 @@ SHAPE = {
     "vocab_size": "vocab_size",
     "max_positions": "max_position_embeddings",
 }
+# Each is a tokenizer by itself, or a vocabulary that one can be made of. Of none transformers makes an empty one, without a word.
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "*.tiktoken")
+
+
+def check(path: Path) -> None:
+    """Raises UserError for a directory without a tokenizer, and for weights that a copy has cut off."""
+    if not any(file for pattern in TOKENIZERS for file in path.glob(pattern)):
+        raise UserError(
+            f"model.path={path}: no tokenizer; a model directory holds config.json, *.safetensors and tokenizer.json (or "
+            f"{', '.join(TOKENIZERS[1:-1])}). Copy it from where the weights are from: AutoTokenizer's save_pretrained writes it."
+        )
+    for file in sorted(path.glob("*.safetensors")):
+        size, whole = file.stat().st_size, _size(file)
+        if size != whole:
+            said = f"its header says {whole:,}" if whole else "it does not begin as a safetensors file"
+            raise UserError(f"{file}: damaged: {size:,} bytes, and {said}. Copy or download it again.")
+
+
+def _size(file: Path) -> int | None:
+    """In bytes, by the file's own header: its length in 8 bytes, JSON with every tensor's place, the tensors."""
+    with file.open("rb") as data:
+        length = int.from_bytes(data.read(8), "little")
+        if length > file.stat().st_size:
+            return None
+        try:
+            header = json.loads(data.read(length))
+            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+            return None
+    return 8 + length + max(ends, default=0)
 
 
 def warnings(config: Config) -> list[str]:

@@ -205,13 +205,25 @@ def test_unreadable_data_file(launch, tmp_path):
         ([], "no config.json"),
         (["config.json"], "no *.safetensors"),
         (["config.json", "pytorch_model.bin"], "only a pickle checkpoint (pytorch_model.bin)"),
+        (["config.json", "model.safetensors", "tokenizer_config.json"], "no tokenizer; a model directory holds"),
+        (["config.json", "model.safetensors", "tokenizer.json", "cut.safetensors"], "damaged: 90 bytes, and its header says 98."),
+        (["config.json", "model.safetensors", "tokenizer.json", "empty.safetensors"], "damaged: 0 bytes, and it does not begin as"),
+        (["config.json", "tokenizer.json", "page.safetensors"], "it does not begin as a safetensors file"),
     ],
 )
 def test_model_directory(launch, tmp_path, files, said):
     model = tmp_path / "model"
     model.mkdir()
+    header = b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},"__metadata__":{}}'.ljust(74)
+    whole = len(header).to_bytes(8, "little") + header + bytes(16)
+    contents = {
+        "model.safetensors": whole,
+        "cut.safetensors": whole[:90],
+        "empty.safetensors": b"",
+        "page.safetensors": b"<html>not found</html>",
+    }
     for name in files:
-        (model / name).write_text("{}")
+        (model / name).write_bytes(contents.get(name, b"{}"))
     done = launch(f"model.path={model}", "mode=plan")
     assert done.code == 2
     assert said in done.err

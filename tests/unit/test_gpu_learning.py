@@ -149,9 +149,14 @@ def test_rows_are_made_of_what_phases_left_and_only_of_those_that_ended(tmp_path
 def leave_sft(folder, name, status="done"):
     run = leave_run(folder, name, {"sft": {"status": status}})
     (run / "sft/model").mkdir()
-    (run / "sft/model/config.json").write_text("{}")
-    (run / "sft/model/model.safetensors").touch()
+    leave_model(run / "sft/model")
     return run
+
+
+def leave_model(folder):
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_text("{}")
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
 
 
 def test_the_sfts_come_first_and_what_goes_on_from_them_is_run_once(tmp_path, monkeypatch, capsys):
@@ -252,8 +257,7 @@ def test_a_mask_of_names_is_refused_and_says_why(tmp_path, monkeypatch):
 
 
 def test_calibrations_are_the_sft_alone_and_plan(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").touch()
+    leave_model(tmp_path)
     given = settings(tmp_path, "--steps", "100", "--smollm2", str(tmp_path), "--only", "calibrate-smollm2")
     names = learning.chosen((one.name for one in learning.calibrations(given)), given)
     (one,) = (one for one in learning.calibrations(given) if one.name in names)
