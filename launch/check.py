@@ -127,7 +127,7 @@ RULES = [
         "adapter_without_training",
         lambda c: c.adapter.name != "none" and c.method.kind != "trainer" and not c.method.takes_adapter,
         lambda c: f"adapter={c.adapter.name} with method={c.method.name}: it trains none, and would ignore it",
-        lambda c: "adapter=none",
+        lambda c: "adapter=none, with model.path=<the training's run>/model, which holds the adapter merged",
     ),
     *ADAPTER_RULES,
     *BENCH_RULES,

@@ -103,7 +103,7 @@ def check_adapter(config: Config) -> None:
             raise UserError(f"adapter.path={path}: no {name}. Use: the adapter/ of a run, or a directory that PEFT wrote.")
     try:
         given = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-        tensors = header(path / WEIGHTS)
+        _, tensors = header(path / WEIGHTS)
         if not isinstance(given, dict):
             raise ValueError(f"{CONFIG} holds no JSON object")
     except (ValueError, struct.error) as error:
@@ -147,10 +147,13 @@ def _check_shapes(config: Config, path: Path, tensors: dict[str, Any]) -> None:
             )
 
 
-def header(file: Path) -> dict[str, Any]:
-    """Name -> {dtype, shape} of a .safetensors file, of which only the first bytes are read: a length, and JSON of that length."""
+def header(file: Path) -> tuple[int, dict[str, Any]]:
+    """Of a .safetensors file, of which only this is read: the header's length in bytes, and name -> {dtype, shape, data_offsets}.
+
+    Raises struct.error or ValueError for another file.
+    """
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
         content: dict[str, Any] = json.loads(opened.read(min(length, 100_000_000)))
     content.pop("__metadata__", None)
-    return content
+    return length, content

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from launch.check_adapters import header
 from launch.environment import ROOT
 from launch.errors import UserError
 from launch.schema import Config
@@ -35,24 +37,19 @@ def check(path: Path) -> None:
             f"{', '.join(TOKENIZERS[1:-1])}). Copy it from where the weights are from: AutoTokenizer's save_pretrained writes it."
         )
     for file in sorted(path.glob("*.safetensors")):
-        size, whole = file.stat().st_size, _size(file)
+        size, whole = file.stat().st_size, _whole_size(file)
         if size != whole:
             said = f"its header says {whole:,}" if whole else "it does not begin as a safetensors file"
             raise UserError(f"{file}: damaged: {size:,} bytes, and {said}. Copy or download it again.")
 
 
-def _size(file: Path) -> int | None:
-    """In bytes, by the file's own header: its length in 8 bytes, JSON with every tensor's place, the tensors."""
-    with file.open("rb") as data:
-        length = int.from_bytes(data.read(8), "little")
-        if length > file.stat().st_size:
-            return None
-        try:
-            header = json.loads(data.read(length))
-            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-            return None
-    return 8 + length + max(ends, default=0)
+def _whole_size(file: Path) -> int | None:
+    """In bytes, by the file's own header: its length, JSON with the place of each tensor, the tensors. None where that is none."""
+    try:
+        length, tensors = header(file)
+        return 8 + length + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, struct.error):
+        return None
 
 
 def warnings(config: Config) -> list[str]:

@@ -31,7 +31,10 @@ CASES = {
     "precision": (["hardware=mi210", "precision=fp8"], ["precision=fp8 on mi210", "gfx90a"]),
     "nf4_without_adapter": (["hardware=mi300x", "precision=nf4", "model=qwen3_4b"], ["adapter=none", "adapter=qlora"]),
     "qlora_without_nf4": (["hardware=mi300x", "adapter=qlora", "precision=bf16"], ["adapter=qlora with precision=bf16", "precision=nf4"]),
-    "adapter_without_training": (["method=evaluate", "adapter=lora"], ["method=evaluate: it trains none", "adapter=none"]),
+    "adapter_without_training": (
+        ["method=evaluate", "adapter=lora"],
+        ["method=evaluate: it trains none", "adapter=none, with model.path="],
+    ),
     "adapter_keys": (["adapter=none", "adapter.rslora=true"], ["adapter.rslora under adapter=none", "adapter=lora"]),
     "adapter_dropout": (["adapter=lora", "adapter.dropout=1"], ["adapter.dropout=1", "share"]),
     "nf4_sharded": (
