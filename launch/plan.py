@@ -20,6 +20,7 @@ from launch import (
     data_cache,
     environment,
     lr_scaling,
+    margin,
     memory,
     sampling,
     sandbox,
@@ -106,6 +107,7 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
     processes = topology.processes(config, host, run_dir)
     containers = container.specs(config, processes, host, run_dir)
     smaller, ports = memory.measured(config, processes, host), topology.ports(host, run_dir)
+    needed = memory.memory(config, processes, smaller)
     args, scaling = lr_scaling.scaled(config, trainer_args.complete(config, run_dir, ports))
     return Plan(
         name=config.name or default_name(config),
@@ -114,12 +116,13 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
         trainer_args=args,
         processes=[*sandbox.processes(config), *processes],
         containers={**sandbox.specs(config, host, run_dir), **containers},
-        memory=memory.memory(config, processes, smaller),
+        memory=needed,
         speed=sampling.speed(config) if config.method.name == "sample" else speed.speed(config),
         warnings=[
             *warnings,
             *scaling,
             *memory.uncounted(config),
+            *margin.warnings(config, needed),
             *smaller_warnings(config, smaller),
             *image_warnings(config),
             *secret_warnings(config, host),
