@@ -138,10 +138,8 @@ def smaller_warnings(config: Config, smaller: dict[int, float]) -> list[str]:
         return []
     had, nominal = min(smaller.values()) / GIB, config.hardware.memory_gb
     remedy = "; python launch/doctor.py says how to raise it" if config.hardware.unified_memory else ""
-    return [
-        f"GPU {min(smaller, key=lambda i: smaller[i])} has {had:.0f} GB, hardware.memory_gb={nominal:g}: memory is planned with {had:.0f}"
-        f"{remedy}."
-    ]
+    which = min(smaller, key=lambda i: smaller[i])
+    return [f"GPU {which} has {had:.0f} GiB, hardware.memory_gb={nominal:g}: memory is planned with {had:.0f} GiB{remedy}."]
 
 
 def default_name(config: Config) -> str:

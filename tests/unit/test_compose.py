@@ -334,7 +334,7 @@ def test_text_plan_shows_what_a_person_asks(launch):
         "8 x AMD Instinct MI300X",
         "7 rank(s)",
         "vllm serve",
-        "192 GB",
+        "192 GiB (206 GB) each",
         "tokens/s",
         "HSA_NO_SCRATCH_RECLAIM",
         "learning_rate",
