@@ -316,6 +316,13 @@ def test_help_lists_groups_options_and_examples(launch):
         assert words in done.out
 
 
+@pytest.mark.parametrize(
+    "key", ["effective_batch", "topology.num_gpus", "model.path", "adapter.rank", "precision.weights", "data.preview", "hardware.memory_gb"]
+)
+def test_help_has_the_keys_that_a_newcomer_needs(launch, key):
+    assert f"\n  {key}=" in launch("--help").out
+
+
 def test_completion_knows_the_options(tmp_path, monkeypatch):
     monkeypatch.setenv("COMP_LINE", "python launch/run.py hardware=mi35")
     monkeypatch.setenv("COMP_POINT", "34")
