@@ -25,6 +25,7 @@ from launch.schema_enums import Find, Mode
 from launch.sweep_loop import Loop
 from launch.sweep_study import Grid, Search, Source, preview
 from launch.sweep_trials import Prepared, Trial, prepared
+from launch.trainer_args import known
 
 OF_THE_SWEEP = ("mode", "format", "find", "resume", "data.preview")  # as every key of sweep.* is
 TRIED = 5  # suggestions of a search that are looked at before it is refused as a whole
@@ -161,9 +162,23 @@ def _search(config: Config, typed: list[str], grid: list[list[str]], launcher: l
         if parameter.key in given:
             raise UserError(f"{given[parameter.key]}: sweep={sweep.name} varies it. To hold it: '~sweep.space.{name}' beside it.")
     config = compose([*sweep.overrides, *everything])  # a search is the same only while every value that it holds is
+    _check_space_of_method(config, everything)
     searched = [sweep.metric, sweep.direction.value, plain(sweep.space)]
     folder = _folder(config, config.name or sweep.name, [identity(composition(config)), *searched])
     return Command(config, folder, [*sweep.overrides, *typed], [[]], [])
+
+
+def _check_space_of_method(config: Config, given: list[str]) -> None:
+    """Refuse a sweep's own parameter that the method does not have: nobody typed it, so the message names the sweep."""
+    sweep, arguments = config.sweep, known(config)
+    for name, parameter in sweep.space.items():
+        key, _, argument = parameter.key.rpartition(".")
+        if key != "method.args" or argument in arguments or any(o.lstrip("+").startswith(f"sweep.space.{name}") for o in given):
+            continue
+        own = next((o for o in sweep.overrides if o.startswith("method=")), None)
+        remedy = f"{own}, which sweep={sweep.name} is of" if own else f"another method, or '~sweep.space.{name}' beside it"
+        why = f"sweep={sweep.name} varies it, and method={config.method.name} has no such argument"
+        raise UserError(f"{parameter.key}: {why}. Use: {remedy}.")
 
 
 def _folder(config: Config, name: str, same: object) -> Path:

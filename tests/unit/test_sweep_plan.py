@@ -83,6 +83,9 @@ def test_the_command_lines_own_value_wins_over_the_sweeps(launch):
     [
         (["-m", "sweep=grop"], "sweep=grop: no such sweep. Did you mean grpo?"),
         (["sweep=grpo"], "Put -m before it"),
+        (["sweep.num_trials=5", "hardware=cpu"], "sweep.num_trials=5: of a search or a grid, and this is one run. Put -m before it"),
+        (["-m", "sweep=grpo", *ONE_GPU, "method=sft"], "Use: method=grpo, which sweep=grpo is of."),
+        (["-m", "sweep=grpo", "sweep.overrides=[]", "method=sft"], "Use: another method, or '~sweep.space.group_size' beside it."),
         (["-m", "sweep=grpo", "seed=0,1"], "has a space of its own"),
         (["-m", "sweep=grpo", "method.args.beta=0.1"], "'~sweep.space.kl' beside it"),
         (["-m", "sweep=grpo", "hydra/launcher=submitit_local"], "for a grid"),
