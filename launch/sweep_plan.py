@@ -253,6 +253,7 @@ def _table(found: list[Planned], total: int) -> Table:
         size = f"{needs.total_gb:.1f} of {needs.capacity_gb:.1f} GB" if needs else "" if one.refused else "not planned"
         verdict = Text(one.verdict, style="red" if one.refused or one.shortage else "yellow" if one.verdict != "fits" else "green")
         figures = [*([_figure(one.hours)] if timed else []), *([_figure(one.cost)] if priced else [])]
+        figures = [""] * len(figures) if one.refused else figures
         table.add_row(str(one.trial.number), Text(short(one.trial.varied)), size, verdict, *figures)
     if total > len(rows):
         table.add_row("...", f"{total - len(rows)} more")
