@@ -99,7 +99,7 @@ def describe(gpu: Gpu) -> str:
 
 def _partition_remedy(found: list[Gpu]) -> str:
     gpu = found[0]
-    memory = "<GB of one partition>" if gpu.memory_gb is None else f"{gpu.memory_gb / GIB:.0f}"
+    memory = "<GiB of one partition>" if gpu.memory_gb is None else f"{gpu.memory_gb / GIB:.0f}"
     return (
         f"hardware={gpu.partition_of} is a whole GPU, not a partition. Make them whole (nothing may run on them): sudo amd-smi set "
         f"--gpu all --compute-partition SPX. Or keep them and say what one has: hardware={gpu.partition_of} hardware.memory_gb={memory} "

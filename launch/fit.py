@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch import memory, serving, topology
+from launch import margin, memory, serving, topology
 from launch.batch import batch
 from launch.check import check_given
 from launch.check_topology import longest
@@ -24,7 +24,7 @@ from launch.errors import HostError, UserError
 from launch.memory import Memory
 from launch.plan import Plan, prepare
 from launch.schema import Config, Topology
-from launch.schema_enums import Find, Vendor
+from launch.schema_enums import Find, Mode, Vendor
 from launch.trainer_args import argument, known, value
 
 MOST_SEQUENCES = 4096  # of a rank, that a search goes up to
@@ -224,6 +224,10 @@ def _plan(overrides: list[str], host: Host) -> Memory:
 
 def search(config: Config, overrides: list[str], host: Host) -> tuple[list[str], dict[str, Any]]:
     """The overrides of what was found, to plan instead, and the finding for people and programs. Raises UserError, HostError."""
+    if config.mode != Mode.plan:
+        raise UserError(
+            f"find={config.find.value}: a search with the planner, which starts nothing. Use: mode=plan find={config.find.value}."
+        )
     if config.smoke:
         raise UserError(f"find={config.find.value} with smoke=true: everything fits then. Leave one of them out.")
     check_given(config)  # before its numbers are gone over
@@ -251,7 +255,22 @@ def _largest_batch(config: Config, overrides: list[str], host: Host) -> tuple[li
         said += "; no larger one was tried"
     elif after := _planned([*overrides, f"{BATCH}={sizes[fitting]}"], host):
         said += f"; {sizes[fitting]} would lack {after.total_gb - after.capacity_gb:.1f} GB ({after.process})"
-    return [*overrides, chosen], {"find": "largest_batch", "override": chosen, "said": [said]}
+    lines = [said]
+    if margin.close(_plan([*overrides, chosen], host)):
+        lines.append(_with_room(sizes[:fitting], overrides, host))
+    return [*overrides, chosen], {"find": "largest_batch", "override": chosen, "said": lines}
+
+
+def _with_room(sizes: list[int], overrides: list[str], host: Host) -> str:
+    """Of sizes that fit, the largest that leaves more than the planner may err by."""
+    near = f"! That leaves less room than the {margin.ERROR:.0%} that the planner errs by (docs/memory.md)"
+
+    def is_close(size: int) -> bool:
+        planned = _planned([*overrides, f"{BATCH}={size}"], host)
+        return planned is None or margin.close(planned)
+
+    roomy = bisect.bisect_left(sizes, True, key=is_close)
+    return f"{near}; with more room: {BATCH}={sizes[roomy - 1]}" if roomy else f"{near}, and no smaller one leaves more room."
 
 
 def _batches(config: Config) -> list[int]:
@@ -296,6 +315,10 @@ def _smallest_hardware(config: Config, overrides: list[str], host: Host) -> tupl
     if not rows or not rows[0][0].fits:
         raise HostError("find=smallest_hardware: no group of conf/hardware holds it.\n" + "\n".join(said))
     chosen = f"hardware={rows[0][1]}"
+    roomy = next((name for m, name in rows if m.fits and not margin.close(m)), None)
+    if margin.close(rows[0][0]):
+        near = f"! {rows[0][1]} leaves less room than the {margin.ERROR:.0%} that the planner errs by (docs/memory.md)"
+        said.append(f"{near}; with more room: hardware={roomy}" if roomy else f"{near}, and no other leaves more room.")
     return [*others, chosen], {
         "find": "smallest_hardware",
         "override": chosen,

@@ -24,6 +24,13 @@ examples:
 keys:
   mode=run|plan          plan prints everything that would run, and changes nothing
   find=largest_batch|smallest_hardware   with mode=plan: search with the memory planner
+  effective_batch=N      sequences of an optimizer step, on all ranks: accumulation follows from it
+  topology.num_gpus=N    GPUs of each node that are used; not given: all, under topology=single one
+  model.path=DIR         a Hugging Face directory in place of the hub's weights; of a run: runs/<name>/<run>/model
+  adapter.rank=N         of adapter=lora, with adapter.alpha (docs/adapters.md)
+  precision.weights=T    fp32, bf16, fp16, nf4: what weights are kept in; precision=NAME is what products are computed in
+  data.preview=N         shows N rows as the model reads them, lengths, cuts and packing; trains nothing (docs/data.md)
+  hardware.memory_gb=N   of one GPU, in GiB as makers count; plans show GB of 1e9 bytes (docs/memory.md)
   price_per_gpu_hour=P   the plan says what the run costs
   format=text|json       of the plan and of what a run leaves; json prints one object on stdout, of a pipeline one with all its phases
   verbose=true           the text plan with full command lines and environments

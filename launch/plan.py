@@ -20,6 +20,7 @@ from launch import (
     data_cache,
     environment,
     lr_scaling,
+    margin,
     memory,
     model_path,
     sampling,
@@ -107,6 +108,7 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
     processes = topology.processes(config, host, run_dir)
     containers = container.specs(config, processes, host, run_dir)
     smaller, ports = memory.measured(config, processes, host), topology.ports(host, run_dir)
+    needed = memory.memory(config, processes, smaller)
     args, scaling = lr_scaling.scaled(config, trainer_args.complete(config, run_dir, ports))
     return Plan(
         name=config.name or default_name(config),
@@ -115,13 +117,14 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
         trainer_args=args,
         processes=[*sandbox.processes(config), *processes],
         containers={**sandbox.specs(config, host, run_dir), **containers},
-        memory=memory.memory(config, processes, smaller),
+        memory=needed,
         speed=sampling.speed(config) if config.method.name == "sample" else speed.speed(config),
         warnings=[
             *warnings,
             *scaling,
             *model_path.warnings(config),
             *memory.uncounted(config),
+            *margin.warnings(config, needed),
             *smaller_warnings(config, smaller),
             *image_warnings(config),
             *secret_warnings(config, host),
@@ -137,10 +140,8 @@ def smaller_warnings(config: Config, smaller: dict[int, float]) -> list[str]:
         return []
     had, nominal = min(smaller.values()) / GIB, config.hardware.memory_gb
     remedy = "; python launch/doctor.py says how to raise it" if config.hardware.unified_memory else ""
-    return [
-        f"GPU {min(smaller, key=lambda i: smaller[i])} has {had:.0f} GB, hardware.memory_gb={nominal:g}: memory is planned with {had:.0f}"
-        f"{remedy}."
-    ]
+    which = min(smaller, key=lambda i: smaller[i])
+    return [f"GPU {which} has {had:.0f} GiB, hardware.memory_gb={nominal:g}: memory is planned with {had:.0f} GiB{remedy}."]
 
 
 def default_name(config: Config) -> str:

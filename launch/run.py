@@ -26,6 +26,9 @@ def run(overrides: list[str]) -> int:
     config = compose(overrides)
     if config.sweep.name != "none":
         raise UserError(f"sweep={config.sweep.name}: a search of many runs. Put -m before it: python launch/run.py -m ...")
+    of_sweep = next((o for o in overrides if o.lstrip("+~").startswith("sweep.")), None)
+    if of_sweep:
+        raise UserError(f"{of_sweep}: of a search or a grid, and this is one run. Put -m before it, or leave it out.")
     if has_phases(config) and config.data.preview:
         raise UserError("data.preview with phases: each has rows of its own. Use: the command of one phase, with data.preview.")
     if has_phases(config):

@@ -50,7 +50,7 @@ class Hardware:
     vendor: Vendor = MISSING
     gfx: str = MISSING  # compiler target: gfx942, sm_90, or cpu
     gpus_per_node: int = MISSING
-    memory_gb: float = MISSING
+    memory_gb: float = MISSING  # GiB, as makers count; plans show 1e9 bytes
     unified_memory: bool = False  # the GPU's memory is the host's memory
     bandwidth_gb_s: float = MISSING
     compute_units: int = MISSING

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from launch import batch, data_cache, rundir, serving, topology
 from launch.container import Confinement, ContainerSpec
+from launch.gpu import GIB
 from launch.memory import Memory
 from launch.plan import Plan, image_json
 from launch.schema import Config
@@ -86,7 +87,7 @@ def _facts(plan: Plan) -> Table:
     measures = config.method.kind in ("bench", "tune", "exporter")  # a series, or no batches: the arguments say what is done
     model = f"{config.model.name}, {_count(config.model.num_parameters)} parameters, from {_source(plan)}"
     rows = {
-        "hardware": f"{_nodes(config)}{hardware.gpus_per_node} x {hardware.product} ({hardware.gfx}), {hardware.memory_gb:g} GB each",
+        "hardware": f"{_nodes(config)}{hardware.gpus_per_node} x {hardware.product} ({hardware.gfx}), {_size(hardware.memory_gb)} each",
         **({"model": model} if config.method.uses_model else {}),
         "method": f"{config.method.name}, " + (_arguments(plan) if measures else _training(plan)),
         **({} if measures else {"data": _data(plan)}),
@@ -103,6 +104,11 @@ def _facts(plan: Plan) -> Table:
     for name, text in rows.items():
         table.add_row(Text(name, style="bold"), Text(text))
     return table
+
+
+def _size(memory_gb: float) -> str:
+    """Both units: makers' figures, and hardware.memory_gb, count 2^30 bytes; the planner, like torch's peak in our tables, 1e9."""
+    return f"{memory_gb:g} GiB ({memory_gb * GIB:.0f} GB)"
 
 
 def _training(plan: Plan) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch import detect, rundir, sweep_hydra, sweep_report, sweep_space
+from launch import detect, rundir, sweep_hydra, sweep_plan, sweep_report, sweep_space
 from launch.compose import compose
 from launch.detect import Host
 from launch.errors import EXIT_DONE, EXIT_USER, HostError, UserError, near
@@ -24,7 +24,8 @@ from launch.schema import Config
 from launch.schema_enums import Find, Mode
 from launch.sweep_loop import Loop
 from launch.sweep_study import Grid, Search, Source, preview
-from launch.sweep_trials import Prepared, Trial, prepared
+from launch.sweep_trials import Trial, prepared
+from launch.trainer_args import known
 
 OF_THE_SWEEP = ("mode", "format", "find", "resume", "data.preview")  # as every key of sweep.* is
 TRIED = 5  # suggestions of a search that are looked at before it is refused as a whole
@@ -66,7 +67,9 @@ def run(arguments: list[str]) -> int:
     host = detect.host(sys.executable)
     if command.config.mode == Mode.plan:
         return _plan(command, host)
-    _first(command, host, ready=True)
+    _check_ready(command, host)
+    if not command.is_search and (line := sweep_plan.equal(command.grid)):
+        sweep_report.say(command.config, line)
     rundir.make(command.folder)
     with rundir.locked(command.folder):
         source = command.source(keep=True)
@@ -161,9 +164,23 @@ def _search(config: Config, typed: list[str], grid: list[list[str]], launcher: l
         if parameter.key in given:
             raise UserError(f"{given[parameter.key]}: sweep={sweep.name} varies it. To hold it: '~sweep.space.{name}' beside it.")
     config = compose([*sweep.overrides, *everything])  # a search is the same only while every value that it holds is
+    _check_space_of_method(config, everything)
     searched = [sweep.metric, sweep.direction.value, plain(sweep.space)]
     folder = _folder(config, config.name or sweep.name, [identity(composition(config)), *searched])
     return Command(config, folder, [*sweep.overrides, *typed], [[]], [])
+
+
+def _check_space_of_method(config: Config, given: list[str]) -> None:
+    """Refuse a sweep's own parameter that the method does not have: nobody typed it, so the message names the sweep."""
+    sweep, arguments = config.sweep, known(config)
+    for name, parameter in sweep.space.items():
+        key, _, argument = parameter.key.rpartition(".")
+        if key != "method.args" or argument in arguments or any(o.lstrip("+").startswith(f"sweep.space.{name}") for o in given):
+            continue
+        own = next((o for o in sweep.overrides if o.startswith("method=")), None)
+        remedy = f"{own}, which sweep={sweep.name} is of" if own else f"another method, or '~sweep.space.{name}' beside it"
+        why = f"sweep={sweep.name} varies it, and method={config.method.name} has no such argument"
+        raise UserError(f"{parameter.key}: {why}. Use: {remedy}.")
 
 
 def _folder(config: Config, name: str, same: object) -> Path:
@@ -173,51 +190,42 @@ def _folder(config: Config, name: str, same: object) -> Path:
     return Path(config.run_root) / "sweeps" / f"{name}-{digest}{fresh}"
 
 
-def _candidates(command: Command, host: Host) -> Iterator[Trial]:
-    """Trials that are still to run: all of a grid, the next few of a search."""
+def _candidates(command: Command, most: int | None = None) -> Iterator[Trial]:
+    """Trials that are still to run: all of a grid, or `most` of it; the next few of a search."""
     source = command.source(keep=False)
-    for _ in range(TRIED if command.is_search else source.total):
+    for _ in range(TRIED if command.is_search else min(source.total, most or source.total)):
         trial = source.next()
         if trial is None:
             return
         yield trial
 
 
-def _first(command: Command, host: Host, ready: bool) -> tuple[Prepared | None, dict[int, str]]:
-    """The first trial that is not refused, and what the others are refused for; None where none is left to run.
-
-    `ready`: the host must be able to run it too, and the first that is not refused is enough. Raises the first refusal where every
-    trial is refused.
-    """
-    first: Prepared | None = None
-    refused: dict[int, UserError | HostError] = {}
-    for trial in _candidates(command, host):
+def _check_ready(command: Command, host: Host) -> None:
+    """Raises the first refusal where every trial is refused, by a rule or because this host cannot run it."""
+    refused: UserError | HostError | None = None
+    for trial in _candidates(command):
         try:
-            found = prepared([*command.shared, *trial.varied], host)
-            if ready:
-                for plan in found.plans:
-                    check_host(plan, host)
+            for plan in prepared([*command.shared, *trial.varied], host).plans:
+                check_host(plan, host)
+            return
         except (UserError, HostError) as error:
-            refused[trial.number] = error
-            continue
-        first = first or found
-        if ready or command.is_search:
-            break
-    if refused and first is None:
-        raise next(iter(refused.values()))
-    return first, {number: str(error) for number, error in refused.items()}
+            refused = refused or error
+    if refused:
+        raise refused
 
 
 def _plan(command: Command, host: Host) -> int:
-    """Show it. A grid of which a trial is refused ends with 2, as the sweep itself would."""
-    first, refused = _first(command, host, ready=False)
+    """Show it. A grid of which a trial is refused ends with 2, as the sweep would; what does not fit ends with 0, as a single plan."""
+    config = command.config
+    planned = sweep_plan.look(_candidates(command, sweep_plan.CHECKED), command.shared, host, whole=not command.is_search)
+    refused = sweep_plan.say_refused(planned)
     source = command.source(keep=False)
-    for number, message in refused.items():
-        print(f"[{number}] {message}", file=sys.stderr)
     trials = [*source.known, *(source.waiting if isinstance(source, Grid) else [])]
-    content = sweep_report.as_object(command.folder, command.config.sweep, command.shared, trials, source.total)
-    if first is None:
-        sweep_report.show_end(command.config, content, EXIT_DONE)
+    content = sweep_report.as_object(command.folder, config.sweep, command.shared, trials, source.total)
+    if not planned:
+        sweep_report.show_end(config, content, EXIT_DONE)
     else:
-        sweep_report.show_planned(command.config, content, first, first.gpus_here(host, planned=True), refused)
+        said = {} if command.is_search else sweep_plan.advice(planned, command.shared, host)
+        packed = sweep_plan.packing(config.sweep, planned, host, content["num_trials"], command.launcher)
+        sweep_plan.show(config, content, packed, planned, said)
     return EXIT_USER if refused and not command.is_search else EXIT_DONE

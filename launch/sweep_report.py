@@ -1,4 +1,4 @@
-"""What a sweep shows: its plan, and at the end a table of trials with the best as a command line; sweep.json for programs."""
+"""What a sweep shows at its end: a table of trials with the best as a command line; sweep.json for programs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launch.plan import as_json, has_phases, pipeline_json, plain
-from launch.schema import Config, Direction, Parameter, Sweep
+from launch.schema import Config, Direction, Sweep
 from launch.schema_enums import Format
-from launch.show import show_plan
-from launch.sweep_pool import at_once, pack, typed
-from launch.sweep_trials import OF_ROWS, Prepared, Trial
+from launch.sweep_pool import typed
+from launch.sweep_trials import OF_ROWS, Trial
 
 SCHEMA = 1
 USUAL = ("gain", "accuracy", "reward", "loss")
@@ -82,7 +80,7 @@ def show_end(config: Config, content: dict[str, Any], exit_code: int) -> None:
     table.add_column("run directory", overflow="fold")  # to be copied whole
     for row in content["trials"]:
         status = Text(_status(row), style="red" if row["status"] == "failed" else "")
-        table.add_row(str(row["number"]), Text(short(row["varied"])), _number(row["value"]), status, _relative(row["run_dir"]))
+        table.add_row(str(row["number"]), Text(short(row["varied"])), _number(row["value"]), status, relative(row["run_dir"]))
     console.print(table)
     trials = content["trials"]
     counts = {status: sum(row["status"] == status for row in trials) for status in ("done", "failed", "interrupted")}
@@ -94,7 +92,7 @@ def show_end(config: Config, content: dict[str, Any], exit_code: int) -> None:
         say(config, f"best {sweep.metric} {found['value']:.6g}, trial {found['number']}:\n  {found['command']}")
     if exit_code == 75:
         say(config, "interrupted; the same command goes on")
-    say(config, f"Everything is in {_relative(content['directory'])}")
+    say(config, f"Everything is in {relative(content['directory'])}")
 
 
 def _status(row: dict[str, Any]) -> str:
@@ -120,7 +118,8 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
-def _relative(path: str | None) -> str:
+def relative(path: str | None) -> str:
+    """As it is shown: from where the command was given."""
     if path is None:
         return ""
     return str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else path
@@ -130,48 +129,3 @@ def say(config: Config, line: str) -> None:
     """A line for a person, now: a sweep's output is often a file. format=json keeps stdout for JSON."""
     if config.format == Format.text:
         print(line, flush=True)
-
-
-def show_planned(config: Config, content: dict[str, Any], first: Prepared, gpus: list[int], refused: dict[int, str]) -> None:
-    """mode=plan: the space, how many trials, how they are packed, and the plan of the first that is not refused."""
-    sweep, wanted = config.sweep, first.num_gpus
-    together = min(at_once(gpus, wanted, sweep.parallel), max(1, content["num_trials"]))
-    sets: list[list[int]] = []
-    while wanted and len(sets) < together and (block := pack(gpus, {gpu for s in sets for gpu in s}, wanted)):
-        sets.append(block)
-    run_dir = first.plans[-1].run_dir  # the first phases may lie in an earlier run
-    plans = {plan.run_dir.name.partition("_")[2]: plan for plan in first.plans} if has_phases(first.config) else {}
-    if config.format == Format.json:
-        shown = pipeline_json(run_dir.parent.parent.name, run_dir.parent, plans) if plans else as_json(first.plans[0])
-        added = {"space": plain(sweep.space), "at_once": together, "gpu_sets": sets, "refused": refused, "first": shown}
-        print(json.dumps({**content, **added}, indent=1))
-        return
-    console = Console(width=None if Console().is_terminal else 120)
-    if sweep.space:
-        table = Table("parameter", "key", "tried", title=f"Space of {sweep.name}", title_justify="left")
-        for name, parameter in sweep.space.items():
-            table.add_row(name, parameter.key, Text(_tried(parameter)))
-        console.print(table)
-    goal = f", to {sweep.direction.value} {sweep.metric}" if sweep.metric else ""
-    say(config, f"{content['num_trials']} trials{goal}, {_packed(together, sets, wanted)}, in {_relative(content['directory'])}")
-    begun = [row["status"] for row in content["trials"] if row["status"] != "waiting"]
-    if begun:
-        counts = ", ".join(f"{begun.count(status)} {status}" for status in ("done", "failed", "interrupted") if status in begun)
-        say(config, f"Continues: {counts}; what is done is not run again.")
-    say(config, "The first to run:")
-    for plan in first.plans:
-        show_plan(plan, console, config.verbose)
-
-
-def _tried(parameter: Parameter) -> str:
-    if parameter.values is not None:
-        return ", ".join(map(str, parameter.values))
-    kind = ("whole numbers, " if parameter.integer else "") + ("uniform in the logarithm" if parameter.log else "uniform")
-    return f"{parameter.low:g} to {parameter.high:g}, {kind}"
-
-
-def _packed(together: int, sets: list[list[int]], wanted: int) -> str:
-    one = "one after another" if together == 1 else f"{together} at once"
-    if not wanted:
-        return f"{one} on the CPU"
-    return f"{one}, each on {wanted} GPU(s): {'; '.join(','.join(map(str, s)) for s in sets)}"

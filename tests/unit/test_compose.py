@@ -316,6 +316,13 @@ def test_help_lists_groups_options_and_examples(launch):
         assert words in done.out
 
 
+@pytest.mark.parametrize(
+    "key", ["effective_batch", "topology.num_gpus", "model.path", "adapter.rank", "precision.weights", "data.preview", "hardware.memory_gb"]
+)
+def test_help_has_the_keys_that_a_newcomer_needs(launch, key):
+    assert f"\n  {key}=" in launch("--help").out
+
+
 def test_completion_knows_the_options(tmp_path, monkeypatch):
     monkeypatch.setenv("COMP_LINE", "python launch/run.py hardware=mi35")
     monkeypatch.setenv("COMP_POINT", "34")
@@ -334,7 +341,7 @@ def test_text_plan_shows_what_a_person_asks(launch):
         "8 x AMD Instinct MI300X",
         "7 rank(s)",
         "vllm serve",
-        "192 GB",
+        "192 GiB (206 GB) each",
         "tokens/s",
         "HSA_NO_SCRATCH_RECLAIM",
         "learning_rate",

@@ -309,7 +309,7 @@ def test_a_card_that_is_smaller_than_its_file(tmp_path, capsys):
     assert [m.capacity_gb for m in plan_on(machine, "hardware=mi50")[0].memory] == [pytest.approx(34.4, abs=0.1)]
     machine.write(f"{sysroots.KFD}/nodes/1/mem_banks/0/properties", f"size_in_bytes {16 << 30}")
     plan, found = plan_on(machine, "hardware=mi50")
-    assert "GPU 0 has 16 GB, hardware.memory_gb=32: memory is planned with 16." in plan.warnings
+    assert "GPU 0 has 16 GiB, hardware.memory_gb=32: memory is planned with 16 GiB." in plan.warnings
     assert [m.capacity_gb for m in plan.memory] == [pytest.approx(17.2, abs=0.1)]
     preflight.check(plan, found)
     with pytest.raises(HostError, match=r"17\.2 there"):
@@ -323,7 +323,7 @@ def test_half_of_the_memory_of_strix_halo_is_no_refusal(tmp_path):
     machine.write(f"{machine.device(0xC6)}/mem_info_gtt_total", 62 << 30)
     plan, found = plan_on(machine, "hardware=strix_halo")
     assert execute.check_host(plan, found) is None
-    assert any("has 62 GB" in warning and "doctor.py" in warning for warning in plan.warnings)
+    assert any("has 62 GiB" in warning and "doctor.py" in warning for warning in plan.warnings)
 
 
 def test_a_run_all_the_same(tmp_path, capsys):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from launch import batch, execute, fit, run
+from launch import batch, execute, fit, margin, run
 from launch.errors import HostError, UserError
 from launch.plan import make_plan, prepare
 from tests.conftest import composed, host_with
@@ -270,6 +271,64 @@ def test_a_plan_shows_the_changes_and_the_finding(capsys):
     assert json.loads(capsys.readouterr().out)["found"]["find"] == "largest_batch"
     assert run.main(["hardware=h200", "model=qwen3_4b", "method=sft", "mode=plan", "find=largest_batch"]) == 0
     assert "largest batch that fits: method.args.per_device_train_batch_size=" in capsys.readouterr().out
+
+
+def test_a_search_that_starts_a_run_is_refused_before_it_searches(capsys):
+    assert run.main(["hardware=mi300x", "model=qwen3_8b", "find=largest_batch"]) == 2
+    said = capsys.readouterr().err
+    assert "which starts nothing. Use: mode=plan" in said
+    assert "planning" not in said
+
+
+def test_an_answer_within_the_planners_error_names_one_with_more_room():
+    overrides = ["hardware=mi300x", "model=qwen3_8b", "method=sft"]
+    found, finding = fit.search(composed(*overrides, "mode=plan", "find=largest_batch"), overrides, host_with(8))
+    roomy = finding["said"][1].rpartition("with more room: ")[2]
+    shares = [margin.share(plan_of(given).memory[0]) for given in (found, [*overrides, roomy])]
+    assert shares[1] < 0.95 < shares[0] <= 1
+    next_size = f"{fit.BATCH}={int(roomy.partition('=')[2]) + 1}"
+    assert margin.share(plan_of([*overrides, next_size]).memory[0]) > 0.95
+    overrides = ["model=qwen3_4b", "method=sft", "topology=single"]
+    _, finding = fit.search(composed(*overrides, "hardware=mi50", "mode=plan", "find=smallest_hardware"), overrides, host_with(8))
+    assert finding["override"] == "hardware=mi210"
+    assert finding["said"][-1].endswith("with more room: hardware=h100")
+
+
+def test_an_answer_without_a_roomier_one_says_so(monkeypatch):
+    monkeypatch.setattr(margin, "ERROR", 1.0)
+    overrides = ["hardware=mi300x", "model=qwen3_8b", "method=sft", "topology=single"]
+    _, finding = fit.search(composed(*overrides, "mode=plan", "find=largest_batch"), overrides, host_with(8))
+    assert finding["said"][1].endswith("no smaller one leaves more room.")
+    _, finding = fit.search(composed(*overrides, "mode=plan", "find=smallest_hardware"), overrides[1:], host_with(8))
+    assert finding["said"][-1].endswith("no other leaves more room.")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["hardware=mi210", "model=qwen3_4b", "topology=single"],
+            r"68\.0 of 68\.7 GB, 99% of its GPU.*per_device_train_batch_size \(now 4\)",
+        ),
+        (["hardware=mi210", "model=qwen3_4b", "topology=single", f"{fit.BATCH}=1"], r"a smaller method\.args\.max_length \(now "),
+        (["hardware=mi210", "model=qwen3_4b", "topology=single", f"{fit.BATCH}=1", "method.args.max_length=null"], "a larger GPU"),
+    ],
+)
+def test_a_plan_within_the_planners_error_has_a_warning(overrides, said):
+    assert any(re.search(said, warning) for warning in plan_of([*overrides, "method=sft"]).warnings)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "topology=split"],  # its server fills its share
+        ["hardware=mi300x", "model=qwen3_4b", "method=sft"],
+        ["hardware=mi210", "model=qwen3_8b", "method=sft", "topology=single"],  # does not fit, which another line says
+        ["hardware=cpu", "hardware.memory_gb=1", "method=sft"],
+    ],
+)
+def test_other_plans_have_no_such_warning(overrides):
+    assert not any("planner errs" in warning for warning in plan_of(overrides).warnings)
 
 
 def test_phases_are_not_searched(capsys):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from launch import sweep_report
+from launch import sweep, sweep_plan, sweep_report
 from launch.compose import CONF
 from launch.errors import UserError
 from launch.sweep_trials import check_metric, check_metric_early, figures
@@ -65,6 +66,92 @@ def test_the_plan_of_a_grid_names_every_trial(launch):
     assert (plan["at_once"], plan["gpu_sets"]) == (1, [])
 
 
+def test_a_grid_says_of_every_trial_whether_it_fits(launch):
+    done = launch("-m", "hardware=mi300x", "topology=ddp", "model=qwen3_4b,llama3_1_70b", "price_per_gpu_hour=2", "mode=plan")
+    assert done.code == 0  # as of one plan that does not fit
+    table = done.out[done.out.index("Trials") :]
+    rows = [line for line in table.splitlines() if "model=" in line]
+    assert [words in row for words, row in zip(("84.0 of 206.2 GB", "1417.5 of 206.2 GB"), rows, strict=True)] == [True, True]
+    assert ["does not fit" in row for row in rows] == [False, True]
+    assert "[1] trainers: 1417.5 GB needed on each of its GPUs" in table
+    assert "topology=fsdp   (trains the same" in table
+    assert "Training in all, 1 of 2 trials: 0.112 h; costs 1.78" in table  # the other one does not start
+
+
+def test_a_grid_as_json_has_every_plan_in_short(launch):
+    found = json.loads(launch("-m", *ONE_GPU, "seed=1,2,1,x", "mode=plan", "format=json").out)
+    assert [one["verdict"] for one in found["planned"]] == ["fits", "fits", "the same as 0", "refused"]
+    assert (found["not_planned"], found["advice"], list(found["refused"])) == (0, [], ["3"])
+    assert found["hours"] == pytest.approx(2 * found["planned"][0]["hours"])
+
+
+def test_equal_trials_are_named(launch):
+    assert "Trials that are the same run: 1 as 0; they run once." in launch("-m", *ONE_GPU, "seed=1,1", "mode=plan").out
+    again = launch("-m", *ONE_GPU, "seed=1,1", "resume=never", "mode=plan").out
+    assert "1 as 0; resume=never runs each of them." in again
+    assert "2 trials: " in again
+    assert sweep_plan.equal([["seed=1"], ["seed=2"], ["seed=1"]]) == "Trials that stand twice in the lists: 2 as 0."
+    assert sweep_plan.equal([["seed=1"], ["seed=2"]]) is None
+
+
+def test_equal_trials_are_named_when_they_run(launch, monkeypatch):
+    monkeypatch.setattr(sweep, "_check_ready", lambda command, host: None)
+    monkeypatch.setattr(sweep.Loop, "run", lambda loop, stopping: 0)
+    assert "Trials that stand twice in the lists: 1 as 0." in launch("-m", "hardware=cpu", "model=tiny", "seed=1,1").out
+
+
+def test_a_long_grid_is_planned_and_shown_as_far_as_it_says(launch, monkeypatch):
+    monkeypatch.setattr(sweep_plan, "CHECKED", 4)
+    monkeypatch.setattr(sweep_plan, "SHOWN", 2)
+    out = launch("-m", *ONE_GPU, "seed=range(6)", "mode=plan").out
+    assert "4 more" in out
+    assert "The first 4 trials were planned; the other 2 were not looked at." in out
+    assert "Training in all, 4 of 6 trials" in out
+
+
+def test_trials_that_lack_the_same_are_told_once_and_few_are_searched_for(launch, monkeypatch):
+    monkeypatch.setattr(sweep_plan, "SEARCHED", 1)
+    done = launch("-m", "hardware=mi210", "topology=ddp", "model=qwen3_4b,qwen3_8b", "seed=0,1", "mode=plan")
+    assert done.err.count("looking for changes") == 1
+    assert "! [0, 1] trainers: " in done.out
+    assert re.search(r"! \[2, 3\] trainers: .* mode=plan of this trial alone looks for changes", done.out)
+
+
+def test_a_phase_that_does_not_fit_is_named(launch):
+    phases = "phases=[{name: a, overrides: ['method=sft', 'topology=ddp']}]"
+    out = launch("-m", "hardware=mi300x", "model=llama3_1_70b", "seed=0,1", phases, "mode=plan").out
+    assert "[0, 1] phase a: trainers: 1417.5 GB needed" in out
+
+
+def test_a_trial_that_barely_fits_is_named(launch):
+    out = launch("-m", "hardware=mi210", "topology=single", "model=qwen3_4b", "seed=0,1", "mode=plan").out
+    assert "[0, 1] fit by less than the 5%" in out
+
+
+def test_what_is_not_planned_has_no_verdict(launch):
+    out = launch("-m", "hardware=mi300x", "method=bench/gemm", "seed=0,1", "mode=plan").out
+    assert out.count("not planned") == 2
+    assert "Training in all" not in out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["runtime=slurm"], "one after another, each a Slurm job with 8 GPU(s) (sweep.parallel=N: N jobs at a time), in"),
+        (
+            ["runtime=slurm", "runtime.slurm.nodes=2", "runtime.slurm.interface=ib0", "sweep.parallel=2"],
+            "2 at once, each a Slurm job with 2 nodes of 8 GPU(s), in",
+        ),
+        (["runtime=slurm", "hardware=cpu", "model=tiny"], "each a Slurm job with no GPU"),
+        (["hydra/launcher=submitit_slurm"], "a job for each, all handed to hydra/launcher=submitit_slurm, in"),
+        (["topology=single,ddp"], "4 trials, as many at once as there is room for, each on 1 or 8 GPU(s), in"),
+        (["hardware=cpu", "model=tiny"], "one after another on the CPU, in"),
+    ],
+)
+def test_where_trials_run_is_said(launch, given, said):
+    assert said in launch("-m", "hardware=mi300x", "model=qwen3_4b", "seed=0,1", *given, "mode=plan").out
+
+
 def test_the_same_sweep_has_the_same_directory_and_another_has_another(launch):
     def directory(*overrides: str) -> str:
         return json.loads(launch("-m", "sweep=grpo", *ONE_GPU, *overrides, "mode=plan", "format=json").out)["directory"]
@@ -83,6 +170,9 @@ def test_the_command_lines_own_value_wins_over_the_sweeps(launch):
     [
         (["-m", "sweep=grop"], "sweep=grop: no such sweep. Did you mean grpo?"),
         (["sweep=grpo"], "Put -m before it"),
+        (["sweep.num_trials=5", "hardware=cpu"], "sweep.num_trials=5: of a search or a grid, and this is one run. Put -m before it"),
+        (["-m", "sweep=grpo", *ONE_GPU, "method=sft"], "Use: method=grpo, which sweep=grpo is of."),
+        (["-m", "sweep=grpo", "sweep.overrides=[]", "method=sft"], "Use: another method, or '~sweep.space.group_size' beside it."),
         (["-m", "sweep=grpo", "seed=0,1"], "has a space of its own"),
         (["-m", "sweep=grpo", "method.args.beta=0.1"], "'~sweep.space.kl' beside it"),
         (["-m", "sweep=grpo", "hydra/launcher=submitit_local"], "for a grid"),
