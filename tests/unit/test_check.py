@@ -34,6 +34,10 @@ CASES = {
     "adapter_without_training": (["method=evaluate", "adapter=lora"], ["method=evaluate: it trains none", "adapter=none"]),
     "adapter_keys": (["adapter=none", "adapter.rslora=true"], ["adapter.rslora under adapter=none", "adapter=lora"]),
     "adapter_dropout": (["adapter=lora", "adapter.dropout=1"], ["adapter.dropout=1", "share"]),
+    "adapter_layers": (
+        ["adapter=lora", "adapter.target_modules=[q_prj,v_proj]"],
+        ["[q_prj,v_proj]: no linear layer is named q_prj. Did you mean q_proj", "adapter.target_modules=[v_proj], of q_proj, k_proj"],
+    ),
     "nf4_sharded": (
         ["hardware=mi300x", "adapter=qlora", "precision=nf4", "model=qwen3_4b", "topology=fsdp"],
         ["nothing would be sharded", "topology=ddp"],
