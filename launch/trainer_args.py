@@ -85,6 +85,12 @@ def own(config: Config) -> dict[str, dict[str, Any]]:
     return _of_class(config.method.config_class)
 
 
+def class_of(config: Config) -> str:
+    """The configuration class of what trains: a tuning's is that of the recipe that it tunes."""
+    name = recipe_name(config)
+    return _class_of_method(name) if name else config.method.config_class
+
+
 def known(config: Config) -> dict[str, dict[str, Any]]:
     """The same, and for a tuning the arguments of the recipe that it tunes."""
     name = recipe_name(config)
