@@ -87,7 +87,7 @@ def _converted(argument: str, given: Any, entry: dict[str, Any]) -> Any:
     if isinstance(given, list):
         return given[0] if len(given) == 1 and isinstance(given[0], str) and "str" in types else None
     if isinstance(given, bool):
-        return "no" if not given and "no" in entry.get("names", ()) else None
+        return next((word for word in ("no", "none") if not given and word in entry.get("names", ())), None)
     if "bool" in types and str(given).lower() in (*TRUE, *FALSE):
         return str(given).lower() in TRUE
     number = _number(given, 1024 if LENGTHS.search(argument) else 1000)

@@ -28,6 +28,7 @@ from tests.conftest import composed
         ("sft", "packing=no", "'no': str, and trl.SFTConfig takes bool. Use: method.args.packing=false."),
         ("sft", "packing=1", "Use: method.args.packing=true."),
         ("sft", "save_strategy=false", 'Use: method.args.save_strategy="no".'),
+        ("grpo", "scale_rewards=false", "False: bool, and trl.GRPOConfig takes str. Use: method.args.scale_rewards=none."),
         ("sft", "max_steps=true", "True: bool, and trl.SFTConfig takes int."),
         ("sft", "lr_scheduler_type=null", "Use: method.args.lr_scheduler_type=linear."),
         ("dpo", "loss_type=sigmoid", "'sigmoid': str, and trl.DPOConfig takes list. Use: method.args.loss_type=[sigmoid]."),
