@@ -1,4 +1,4 @@
-"""Rows of check.py's table about the models that a training saves, and about the schedule of its learning rate."""
+"""Rows of check.py's table about the models that a training saves, the schedule of its learning rate, and the losses that it adds up."""
 
 from __future__ import annotations
 
@@ -19,6 +19,31 @@ def _lacks(config: Config) -> tuple[str, ...]:
     given = argument(config, "lr_scheduler_kwargs") or {}
     wanted = WANTED.get(str(argument(config, "lr_scheduler_type")), ())
     return wanted if isinstance(given, dict) and not any(given.get(name) is not None for name in wanted) else ()
+
+
+def _losses(config: Config) -> tuple[list[str], list[float] | None] | None:
+    """DPO's losses and their weights; None for a method that takes one loss."""
+    given = argument(config, "loss_type")
+    return (given, argument(config, "loss_weights")) if isinstance(given, list) else None
+
+
+def _do_not_match(config: Config) -> bool:
+    losses = _losses(config)
+    return losses is not None and (not losses[0] or (losses[1] is not None and len(losses[1]) != len(losses[0])))
+
+
+def _losses_said(config: Config) -> str:
+    losses, weights = _losses(config) or ([], None)
+    if not losses:
+        return "method.args.loss_type=[]: no loss, and nothing would be trained"
+    return f"method.args.loss_weights={weights} with {len(losses)} loss(es) in loss_type: each has one weight"
+
+
+def _losses_to_give(config: Config) -> str:
+    losses, _ = _losses(config) or ([], None)
+    if not losses:
+        return "method.args.loss_type=[sigmoid]"
+    return f"method.args.loss_weights=[{','.join(['1.0'] * len(losses))}] for [{','.join(losses)}]"
 
 
 def _schedule(config: Config) -> str:
@@ -57,4 +82,5 @@ SAVE_RULES = [
         lambda c: f"{_schedule(c)} without {' or '.join(_lacks(c))} in method.args.lr_scheduler_kwargs: transformers has no default for it",
         lambda c: f"'method.args.lr_scheduler_kwargs={{{_lacks(c)[0]}: {0.1 if 'min_lr' in _lacks(c) else 100}}}'",
     ),
+    Rule("losses", _do_not_match, _losses_said, _losses_to_give),
 ]

@@ -134,6 +134,10 @@ CASES = {
         ["method.args.lr_scheduler_type=cosine_with_min_lr", "method.args.lr_scheduler_kwargs={num_cycles: 1}"],
         ["cosine_with_min_lr without min_lr_rate or min_lr", "'method.args.lr_scheduler_kwargs={min_lr_rate: 0.1}'"],
     ),
+    "losses": (
+        ["method=dpo", "method.args.loss_type=[sigmoid,sft]", "method.args.loss_weights=[1.0]"],
+        ["loss_weights=[1.0] with 2 loss(es)", "method.args.loss_weights=[1.0,1.0] for [sigmoid,sft]"],
+    ),
     "tensor_parallel": (["topology.tensor_parallel=2"], ["tensor-parallel training is not offered", "topology=fsdp"]),
     "pipeline_parallel": (["topology.pipeline_parallel=2"], ["pipeline-parallel training is not offered", "zero3"]),
     "num_gpus": (["hardware=mi300x", "topology=ddp", "topology.num_gpus=9"], ["num_gpus=9", "has 8", "1 to 8"]),
@@ -582,6 +586,10 @@ def test_filters_by_length_that_an_evaluation_does_not_read():
         (["method.args.packing_strategy=bdf"], "packing_strategy=bdf: unknown. Did you mean bfd"),
         (["method.args.loss_type=nl"], "loss_type=nl: unknown. Did you mean nll"),
         (["method=dpo", "method.args.loss_type=[sigmoid,stf]"], "loss_type=stf: unknown. Did you mean sft"),
+        (
+            ["method=dpo", "method.args.loss_type=[]"],
+            "loss_type=[]: no loss, and nothing would be trained. Use: method.args.loss_type=[sig",
+        ),
         (["method=grpo", "method.args.loss_type=drgrpo"], "loss_type=drgrpo: unknown. Did you mean dr_grpo"),
     ],
 )
@@ -598,6 +606,7 @@ def test_values_out_of_their_list_or_range(overrides, said):
         ["method.args.save_steps=0.5", "method.args.logging_steps=2.0", "method.args.adam_beta1=0", "method.args.loss_type=dft"],
         ["method=grpo", "method.args.top_p=1", "method.args.min_p=null", "method.args.beta=0", "method.args.epsilon_high=5"],
         ["method=evaluate", "method.args.temperature=0"],
+        ["method=dpo", "method.args.loss_type=[sigmoid,sft]", "method.args.loss_weights=[1.0,0.5]"],
         ["method.args.ddp_backend='cpu:gloo,cuda:nccl'"],
         ["method.args.lr_scheduler_type=cosine_with_min_lr", "method.args.lr_scheduler_kwargs={min_lr: 1e-6}"],
         ["method.args.lr_scheduler_type=warmup_stable_decay", "method.args.lr_scheduler_kwargs={num_decay_steps: 10}"],
