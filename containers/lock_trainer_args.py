@@ -6,9 +6,11 @@ without importing the training stack. Run by `make lock`; a test compares the fi
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import sys
 import types
@@ -21,6 +23,13 @@ from omegaconf import OmegaConf
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "containers/trainer_args.lock.json"
 PLAIN = {bool: "bool", int: "int", float: "float", str: "str", list: "list", dict: "dict", type(None): "null"}
+# `choices` that are not all: torch takes a backend for each kind of device, as cuda:nccl,cpu:gloo.
+NOT_ALL = ("ddp_backend",)
+# Words that TRL has neither a type nor choices for: those that the module of the trainer, or of its configuration, compares them with.
+COMPARED = {
+    "trl.DPOConfig": ("loss_type", "f_divergence_type"),
+    "trl.GRPOConfig": ("loss_type", "importance_sampling_level", "scale_rewards"),
+}
 
 
 def type_names(annotation: object) -> list[str]:
@@ -45,19 +54,54 @@ def default_of(field: dataclasses.Field) -> object:
 
 
 def arguments(config_class: str) -> dict[str, dict[str, object]]:
-    """Argument -> {types, default} of a dataclass named `module.Class`; of one that takes names (recipes/common/names.py) those, too."""
+    """Argument -> {types, default} of a dataclass named `module.Class`; of one that takes names (recipes/common/names.py) or words those,
+    too."""
     module, name = config_class.rsplit(".", 1)
     cls = getattr(importlib.import_module(module), name)
-    hints = typing.get_type_hints(cls)
-    return {
-        f.name: {"types": type_names(hints[f.name]), "default": default_of(f), **names_of(f)} for f in dataclasses.fields(cls) if f.init
-    }
+    hints, found = typing.get_type_hints(cls), {}
+    for field in dataclasses.fields(cls):
+        if field.init:
+            names = compared(cls, field.name) if field.name in COMPARED.get(config_class, ()) else words(field, hints[field.name])
+            found[field.name] = {
+                "types": type_names(hints[field.name]),
+                "default": default_of(field),
+                **({"names": names} if names else {}),
+                **names_of(field),
+            }
+    return found
 
 
 def names_of(field: dataclasses.Field) -> dict[str, object]:
     names = {"names": list(field.metadata["names"]())} if "names" in field.metadata else {}
     refused = field.metadata.get("refused")
     return {**names, **({"refused": dict(refused)} if refused else {})}
+
+
+def words(field: dataclasses.Field, annotation: object) -> list[str]:
+    """The choices that an argument has for transformers' parser of command lines, or the values of the enumeration that it takes, alone or
+    beside another type."""
+    if field.metadata.get("choices") and field.name not in NOT_ALL:
+        return list(field.metadata["choices"])
+    parts = (annotation, *typing.get_args(annotation))
+    return [str(member.value) for part in parts if isinstance(part, type) and issubclass(part, Enum) for member in part]
+
+
+def compared(cls: type, argument: str) -> list[str]:
+    """Words that the sources compare a variable or an attribute of this name with."""
+    found = set()
+    for module in (cls.__module__, cls.__module__.replace("_config", "_trainer")):
+        for node in ast.walk(ast.parse(source(module))):
+            if isinstance(node, ast.Compare) and getattr(node.left, "id", getattr(node.left, "attr", None)) == argument:
+                inner = [part for other in node.comparators for part in ast.walk(other) if isinstance(part, ast.Constant)]
+                found |= {part.value for part in inner if isinstance(part.value, str)}
+    return sorted(found)
+
+
+def source(module: str) -> str:
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(module)
+    return Path(spec.origin).read_text(encoding="utf-8")
 
 
 def lock() -> dict[str, object]:

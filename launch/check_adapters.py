@@ -11,9 +11,9 @@ from launch import shapes
 from launch.errors import UserError, near
 from launch.rule import Rule
 from launch.schema import Adapter, Config
+from launch.shapes import LINEARS
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # as PEFT writes them
-LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # in the order of shapes.linear_sizes
 # Key of the group adapter -> PEFT's name for it.
 SAME = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}
 OWN = ("rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform", "fan_in_fan_out")  # of PEFT's; merging knows none of them
@@ -23,6 +23,38 @@ def _adapter_keys(config: Config) -> list[str]:
     """Keys of an adapter that were given a value although there is none."""
     keys = ("alpha", "dropout", "target_modules", "rslora", "dora", "path")
     return [key for key in keys if config.adapter.name == "none" and getattr(config.adapter, key) != getattr(Adapter, key)]
+
+
+def _no_layers(config: Config) -> bool:
+    given = config.adapter.target_modules
+    return given != Adapter.target_modules and not (isinstance(given, list) and given and set(map(str, given)) <= set(LINEARS))
+
+
+def _layers_refused(config: Config) -> str:
+    """PEFT would read a name by itself as a regular expression, and a list of other names would leave layers out without a word."""
+    given = config.adapter.target_modules
+    what = f"adapter.target_modules={_listed(given)}"
+    if not given or not isinstance(given, (str, list)):
+        return f"{what}: it names no linear layer"
+    unknown = [name for name in _names(given) if name not in LINEARS]
+    if unknown:
+        return f"{what}: no linear layer is named {unknown[0]}.{near(unknown[0], (*LINEARS, Adapter.target_modules))}"
+    return f"{what}: it takes a list"
+
+
+def _layers_to_give(config: Config) -> str:
+    names = [name for name in _names(config.adapter.target_modules) if name in LINEARS]
+    some = f"adapter.target_modules=[{','.join(names or ('q_proj', 'v_proj'))}]"
+    return f"{some}, of {', '.join(LINEARS)}; or adapter.target_modules={Adapter.target_modules}"
+
+
+def _names(given: object) -> list[str]:
+    """Those that a value means: a list, or names with commas between."""
+    return [str(one).strip() for one in (given if isinstance(given, list) else str(given).split(","))]
+
+
+def _listed(given: object) -> str:
+    return f"[{','.join(map(str, given))}]" if isinstance(given, list) else str(given)
 
 
 def _nf4(config: Config) -> bool:
@@ -42,6 +74,7 @@ ADAPTER_RULES = [
         lambda c: f"adapter.dropout={c.adapter.dropout:g}: it is the share of an adapter's input that is dropped",
         lambda c: "0 up to, but not, 1",
     ),
+    Rule("adapter_layers", _no_layers, _layers_refused, _layers_to_give),
     Rule(
         "nf4_sharded",
         lambda c: _nf4(c) and c.topology.strategy in ("fsdp", "zero3"),
@@ -119,9 +152,10 @@ def check_adapter(config: Config) -> None:
             f"adapter.path={path}: its {CONFIG} has {foreign[0]}={given[foreign[0]]}, and only LoRA of one rank and scale on linear "
             "layers is merged here. Merge it with PEFT, and give the result as model.path."
         )
-    if config.adapter.target_modules not in (Adapter.target_modules, given.get("target_modules")):
+    asked, has = config.adapter.target_modules, given.get("target_modules")
+    if asked != Adapter.target_modules and not (isinstance(has, list) and set(asked) == set(has)):
         raise UserError(
-            f"adapter.target_modules={config.adapter.target_modules}: the adapter of adapter.path={path} has its own layers. "
+            f"adapter.target_modules={_listed(asked)}: the adapter of adapter.path={path} has its own layers. "
             "Use: no adapter.target_modules."
         )
     if config.model.path is None:  # of a directory the rank sees the real shapes

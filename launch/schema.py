@@ -142,7 +142,7 @@ class Adapter:
     rank: Optional[int] = None
     alpha: Optional[int] = None
     dropout: float = 0.0
-    target_modules: str = "all-linear"
+    target_modules: Any = "all-linear"  # or a list of linear layers, of shapes.LINEARS
     rslora: bool = False
     dora: bool = False
     quantize_base: bool = False  # nf4 base weights under the adapter

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from launch.schema import Adapter, Model
 
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # in the order of linear_sizes
+
 
 def linear_sizes(model: Model) -> list[tuple[int, int]]:
     """(inputs, outputs) of the seven linear layers of one decoder layer."""
@@ -30,7 +32,10 @@ def trainable_parameters(model: Model, adapter: Adapter) -> int:
     DoRA one magnitude an output on top (arXiv:2402.09353)."""
     if adapter.rank is None:
         return model.num_parameters
-    per_layer = sum(adapter.rank * (i + o) + (o if adapter.dora else 0) for i, o in linear_sizes(model))
+    given = adapter.target_modules
+    adapted = given if isinstance(given, list) else LINEARS
+    sizes = [size for name, size in zip(LINEARS, linear_sizes(model), strict=True) if name in adapted]
+    per_layer = sum(adapter.rank * (i + o) + (o if adapter.dora else 0) for i, o in sizes)
     return model.num_layers * per_layer
 
 

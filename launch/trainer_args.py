@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from launch.errors import UserError, near
+from launch.mistaken import argument_meant, value_meant, word_meant
 from launch.schema import Config
 from launch.schema_enums import Vendor
 
@@ -84,6 +85,12 @@ def own(config: Config) -> dict[str, dict[str, Any]]:
     return _of_class(config.method.config_class)
 
 
+def class_of(config: Config) -> str:
+    """The configuration class of what trains: a tuning's is that of the recipe that it tunes."""
+    name = recipe_name(config)
+    return _class_of_method(name) if name else config.method.config_class
+
+
 def known(config: Config) -> dict[str, dict[str, Any]]:
     """The same, and for a tuning the arguments of the recipe that it tunes."""
     name = recipe_name(config)
@@ -132,13 +139,14 @@ def check(config: Config) -> None:
         if name in OWNED and name in arguments:
             raise UserError(f"method.args.{name}={given}: decided elsewhere; set {OWNED[name]} instead.")
         if name not in arguments:
-            why = f" Removed from TRL: {REPLACED[name]}." if name in REPLACED else near(name, set(arguments) - set(OWNED))
+            why = f" Removed from TRL: {REPLACED[name]}." if name in REPLACED else argument_meant(name, set(arguments) - set(OWNED))
             whose = cls if cls.startswith("recipes.") else f"{cls} of TRL {lock()['trl']}"
             raise UserError(f"method.args.{name}={given}: {whose} has no such argument.{why}")
         types = arguments[name]["types"]
         kind = JSON_TYPES[type(given)]
         if "any" not in types and kind not in types and not (kind == "int" and "float" in types):
-            raise UserError(f"method.args.{name}={given!r}: {kind}, and {cls} takes {' or '.join(types)}.")
+            meant = value_meant(name, given, arguments[name])
+            raise UserError(f"method.args.{name}={given!r}: {kind}, and {cls} takes {' or '.join(types)}.{meant}")
         _check_names(name, given, arguments[name])
 
 
@@ -152,7 +160,7 @@ def _check_names(argument: str, given: Any, allowed: dict[str, Any]) -> None:
         if one in refused:
             raise UserError(f"method.args.{argument}: {one} {refused[one]}")
         if known and one not in known:
-            raise UserError(f"method.args.{argument}={one}: unknown.{near(one, known)} It takes {', '.join(known)}.")
+            raise UserError(f"method.args.{argument}={one}: unknown.{word_meant(argument, one, known)} It takes {', '.join(known)}.")
 
 
 def complete(config: Config, run_dir: Path, ports: tuple[int, int]) -> dict[str, Any]:

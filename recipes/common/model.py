@@ -205,7 +205,7 @@ def adapter_config(config: DictConfig) -> LoraConfig | None:
         r=adapter.rank,
         lora_alpha=adapter.alpha,
         lora_dropout=adapter.dropout,
-        target_modules=adapter.target_modules,
+        target_modules=adapter.target_modules if isinstance(adapter.target_modules, str) else list(adapter.target_modules),
         use_rslora=adapter.rslora,
         use_dora=adapter.dora,
     )

@@ -392,7 +392,7 @@ def test_container_removed_by_somebody_else(caller):
 
 
 def test_exit_code_of_a_rank_comes_through(caller):
-    done = caller.run(*SMOKE, "method.args.lr_scheduler_type=coscine")
+    done = caller.run(*SMOKE, "method.args.debug=nonsense")
     assert done.returncode == 2
     assert "trainers failed: method.args: SFTConfig refuses them" in done.stdout
     assert caller.containers() == []

@@ -121,12 +121,12 @@ def test_a_grid_goes_through_submitit_and_is_not_run_again(tmp_path):
 
 
 def test_trials_run_beside_one_another_and_a_process_that_fails_stops_no_other(tmp_path):
-    """Two at once on the CPU; one names a schedule that only its ranks know not to exist."""
+    """Two at once on the CPU; one names a tool of transformers that only its ranks know not to exist."""
     grid = [
         "-m",
         *SMALL,
         "method.args.max_steps=2",
-        "method.args.lr_scheduler_type=nonsense,constant",
+        "method.args.debug=nonsense,underflow_overflow",
         "sweep.parallel=2",
         "sweep.metric=loss",
     ]
@@ -137,4 +137,4 @@ def test_trials_run_beside_one_another_and_a_process_that_fails_stops_no_other(t
     assert (first["status"], second["status"]) == ("failed", "done")
     assert "nonsense" in first["why"]
     assert "OMP_NUM_THREADS=1 " in next(tmp_path.glob("runs/sweeps/*/logs/trial0000.log")).read_text() or (os.cpu_count() or 1) > 3
-    assert "lr_scheduler_type=constant" in done.stdout.split("best loss", 1)[1]
+    assert "debug=underflow_overflow" in done.stdout.split("best loss", 1)[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -13,10 +14,12 @@ from omegaconf import OmegaConf
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from launch import check_adapters
+from launch import check_adapters, shapes
+from launch.check import check
 from launch.errors import UserError as Refused
 from recipes.common import adapters
 from recipes.common.errors import UserError
+from recipes.common.model import adapter_config, model_config
 from tests.conftest import composed
 
 
@@ -181,7 +184,8 @@ def test_the_launcher_refuses_what_does_not_fit_the_model(written):
     [
         ({"alpha_pattern": {"q_proj": 64}}, "seed=1", "has alpha_pattern="),
         ({"bias": "all"}, "seed=1", "has bias=all"),
-        ({}, "adapter.target_modules=q_proj", "adapter.target_modules=q_proj: .* has its own layers"),
+        ({}, "adapter.target_modules=[q_proj]", r"adapter.target_modules=\[q_proj\]: .* has its own layers"),
+        ({"target_modules": "q_proj|k_proj"}, "adapter.target_modules=[q_proj,k_proj]", "has its own layers"),
         ({"use_dora": True}, "seed=1", "Use: adapter.dora=true"),
         ([], "seed=1", "holds no JSON object"),
     ],
@@ -194,6 +198,39 @@ def test_the_launcher_refuses_an_adapter_that_would_be_merged_wrong_or_change_wh
     given.adapter.path = str(tmp_path)
     with pytest.raises(Refused, match=message):
         check_adapters.check_adapter(given)
+
+
+def test_an_adapter_of_the_layers_that_were_asked_for_is_taken_in_any_order(tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 8, "target_modules": ["v_proj", "q_proj"]}))
+    (tmp_path / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    lora = ["adapter=lora", "adapter.rank=4", "adapter.alpha=8", "adapter.target_modules=[q_proj,v_proj]"]
+    check_adapters.check_adapter(composed("hardware=cpu", *lora, f"adapter.path={tmp_path}"))
+
+
+@pytest.mark.parametrize("layers", ["all-linear", "[q_proj]", "[v_proj,down_proj]"])
+def test_the_planner_counts_what_peft_trains(layers):
+    """Of model=tiny, whose shape the launcher has too."""
+    config = composed("hardware=cpu", "model=tiny", "adapter=lora", f"adapter.target_modules={layers}")
+    model = get_peft_model(AutoModelForCausalLM.from_config(model_config(config.model)), adapter_config(OmegaConf.structured(config)))
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    assert trained == shapes.trainable_parameters(config.model, config.adapter)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("q_proj", "=q_proj: it takes a list. Use: adapter.target_modules=[q_proj], of q_proj"),
+        ("'q_proj, v_proj'", ": it takes a list. Use: adapter.target_modules=[q_proj,v_proj], of"),
+        ("all_linear", "no linear layer is named all_linear. Did you mean all-linear"),
+        ("'.*_proj'", "no linear layer is named .*_proj. Did you mean"),
+        ("[]", "=[]: it names no linear layer. Use: adapter.target_modules=[q_proj,v_proj], of"),
+        ("null", "=None: it names no linear layer"),
+        ("[lm_head]", "no linear layer is named lm_head"),
+    ],
+)
+def test_layers_that_are_none_are_refused_with_what_to_give(given, said):
+    with pytest.raises(Refused, match=re.escape(said)):
+        check(composed("hardware=cpu", "adapter=lora", f"adapter.target_modules={given}"))
 
 
 def test_what_is_merged_replaces_trls_own_for_an_adapter_only():

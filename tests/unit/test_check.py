@@ -37,6 +37,10 @@ CASES = {
     ),
     "adapter_keys": (["adapter=none", "adapter.rslora=true"], ["adapter.rslora under adapter=none", "adapter=lora"]),
     "adapter_dropout": (["adapter=lora", "adapter.dropout=1"], ["adapter.dropout=1", "share"]),
+    "adapter_layers": (
+        ["adapter=lora", "adapter.target_modules=[q_prj,v_proj]"],
+        ["[q_prj,v_proj]: no linear layer is named q_prj. Did you mean q_proj", "adapter.target_modules=[v_proj], of q_proj, k_proj"],
+    ),
     "nf4_sharded": (
         ["hardware=mi300x", "adapter=qlora", "precision=nf4", "model=qwen3_4b", "topology=fsdp"],
         ["nothing would be sharded", "topology=ddp"],
@@ -123,6 +127,19 @@ CASES = {
     "save_model": (
         ["hardware=mi300x", "method=bench/gemm", "save_model=false"],
         ["save_model=false with method=bench/gemm", "trains none"],
+    ),
+    "save_best": (["method.args.save_strategy=best"], ["save_strategy=best without", "metric=eval_loss method.args.save_strategy=steps"]),
+    "schedule_evaluates": (
+        ["method.args.lr_scheduler_type=greedy"],
+        ["lr_scheduler_type=greedy without method.selection.metric", "method.selection.metric=eval_loss", "cosine"],
+    ),
+    "schedule_arguments": (
+        ["method.args.lr_scheduler_type=cosine_with_min_lr", "method.args.lr_scheduler_kwargs={num_cycles: 1}"],
+        ["cosine_with_min_lr without min_lr_rate or min_lr", "'method.args.lr_scheduler_kwargs={min_lr_rate: 0.1}'"],
+    ),
+    "losses": (
+        ["method=dpo", "method.args.loss_type=[sigmoid,sft]", "method.args.loss_weights=[1.0]"],
+        ["loss_weights=[1.0] with 2 loss(es)", "method.args.loss_weights=[1.0,1.0] for [sigmoid,sft]"],
     ),
     "tensor_parallel": (["topology.tensor_parallel=2"], ["tensor-parallel training is not offered", "topology=fsdp"]),
     "pipeline_parallel": (["topology.pipeline_parallel=2"], ["pipeline-parallel training is not offered", "zero3"]),
@@ -549,12 +566,58 @@ def test_filters_by_length_that_an_evaluation_does_not_read():
         (["container=cpu", "runtime.shm_gb=0.01"], "runtime.shm_gb=0.01"),
         (["container=cpu", "runtime.shm_gb=inf"], "runtime.shm_gb=inf"),
         (["container=cpu", "runtime.memory_gb=nan"], "runtime.memory_gb=nan"),
+        (["method.args.learning_rate=-1e-4"], "learning_rate=-0.0001: out of range. Use: at least 0."),
+        (["method.args.weight_decay=-0.1"], "weight_decay=-0.1"),
+        (["method.args.warmup_steps=-1"], "warmup_steps=-1"),
+        (["method.args.max_grad_norm=-1"], "max_grad_norm=-1"),
+        (["method.args.save_steps=0"], "save_steps=0: out of range. Use: above 0."),
+        (["method.args.save_steps=2.5"], "save_steps=2.5: no whole number. Use: 2; a number below 1 is a share"),
+        (["method.args.save_total_limit=-1"], "save_total_limit=-1"),
+        (["method.args.adam_beta1=1"], "adam_beta1=1: out of range. Use: at least 0 and below 1."),
+        (["method.args.adam_beta2=-0.1"], "adam_beta2=-0.1"),
+        (["method.args.label_smoothing_factor=1.0"], "label_smoothing_factor=1.0"),
+        (["method.args.dataset_num_proc=0"], "dataset_num_proc=0: out of range. Use: at least 1."),
+        (["method=dpo", "method.args.beta=0"], "method.args.beta=0: out of range. Use: above 0."),
+        (["method=grpo", "method.args.beta=-0.1"], "method.args.beta=-0.1: out of range. Use: at least 0."),
+        (["method=grpo", "method.args.temperature=0"], "temperature=0: out of range. Use: above 0."),
+        (["method=grpo", "method.args.top_p=1.5"], "top_p=1.5: out of range. Use: above 0 and at most 1."),
+        (["method=grpo", "method.args.epsilon=-0.1"], "epsilon=-0.1"),
+        (["method=tune/batch", "method.args.recipe=dpo", "method.args.beta=0"], "method.args.beta=0: out of range"),
+        (["method.args.lr_scheduler_type=cosin"], "lr_scheduler_type=cosin: unknown. Did you mean cosine? It takes linear, "),
+        (["method.args.optim=adamw"], "optim=adamw: unknown. Did you mean adamw_torch? It takes"),
+        (["method.args.save_strategy=step"], "save_strategy=step: unknown. Did you mean steps"),
+        (["method.args.packing_strategy=bdf"], "packing_strategy=bdf: unknown. Did you mean bfd"),
+        (["method.args.loss_type=nl"], "loss_type=nl: unknown. Did you mean nll"),
+        (["method=dpo", "method.args.loss_type=[sigmoid,stf]"], "loss_type=stf: unknown. Did you mean sft"),
+        (
+            ["method=dpo", "method.args.loss_type=[]"],
+            "loss_type=[]: no loss, and nothing would be trained. Use: method.args.loss_type=[sig",
+        ),
+        (["method=grpo", "method.args.loss_type=drgrpo"], "loss_type=drgrpo: unknown. Did you mean dr_grpo"),
     ],
 )
 def test_values_out_of_their_list_or_range(overrides, said):
     with pytest.raises(UserError) as raised:
         check(plus(overrides))
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["method.args.learning_rate=0", "method.args.warmup_steps=0.1", "method.args.max_grad_norm=0", "method.args.save_total_limit=0"],
+        ["method.args.save_steps=0.5", "method.args.logging_steps=2.0", "method.args.adam_beta1=0", "method.args.loss_type=dft"],
+        ["method=grpo", "method.args.top_p=1", "method.args.min_p=null", "method.args.beta=0", "method.args.epsilon_high=5"],
+        ["method=evaluate", "method.args.temperature=0"],
+        ["method=dpo", "method.args.loss_type=[sigmoid,sft]", "method.args.loss_weights=[1.0,0.5]"],
+        ["method.args.ddp_backend='cpu:gloo,cuda:nccl'"],
+        ["method.args.lr_scheduler_type=cosine_with_min_lr", "method.args.lr_scheduler_kwargs={min_lr: 1e-6}"],
+        ["method.args.lr_scheduler_type=warmup_stable_decay", "method.args.lr_scheduler_kwargs={num_decay_steps: 10}"],
+        ["method.args.lr_scheduler_type=reduce_lr_on_plateau", *BEST],
+    ],
+)
+def test_values_at_the_edge_of_their_range_are_taken(overrides):
+    check(plus(overrides))
 
 
 def test_every_refusal_is_said_at_once():

@@ -41,3 +41,16 @@ def test_what_is_called_removed_is_removed(name):
 def test_owned_arguments_exist_in_some_class():
     known = set().union(*lock()["arguments"].values())
     assert set(OWNED) - known == set()
+
+
+@pytest.mark.parametrize("name", ["SFTConfig", "DPOConfig", "GRPOConfig"])
+def test_words_are_those_the_trainer_takes(name):
+    """Defaults are among them, and so are losses that the documentation of TRL names."""
+    arguments = lock()["arguments"][f"trl.{name}"]
+    for argument, entry in arguments.items():
+        if "names" in entry and entry["default"] is not None:
+            given = entry["default"] if isinstance(entry["default"], list) else [entry["default"]]
+            assert set(given) <= set(entry["names"]), argument
+    documented = {"SFTConfig": {"nll", "dft"}, "DPOConfig": {"ipo", "hinge", "robust", "sft"}, "GRPOConfig": {"grpo", "dr_grpo", "cispo"}}
+    assert documented[name] <= set(arguments["loss_type"]["names"])
+    assert {"lr_scheduler_type", "optim", "save_strategy"} <= {argument for argument, entry in arguments.items() if "names" in entry}
