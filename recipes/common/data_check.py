@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from recipes.common.data_select import TEMPLATE_FIELDS, Row, check_pair, check_sample
-from recipes.common.errors import UserError
+from recipes.common.errors import UserError, near
 
 # Method -> the sets of fields of which a row needs one (TRL's dataset formats).
 FORMATS: dict[str, list[set[str]]] = {
@@ -32,6 +32,11 @@ EXPECTED = {
     "tools": "a list of tools, each an object, or its JSON",
     "chat_template_kwargs": "an object {name: value}",
 }
+# Those of TRL's data sets, and developer, which templates such as gpt-oss's take beside system.
+ROLES = ("system", "developer", "user", "assistant", "tool")
+RENAMED = {"human": "user", "gpt": "assistant", "bot": "assistant", "chatbot": "assistant", "model": "assistant", "ai": "assistant"}
+RENAMED |= {"function": "tool", "function_call": "assistant", "observation": "tool"}
+ANSWERS = {"sft": ("messages", "completion"), "dpo": ("chosen", "rejected"), "samples": ("completion",)}  # that end in what is learned
 QUOTED = 60  # characters of a value, in an error
 
 
@@ -49,10 +54,28 @@ def check_row(row: Row, where: str, method: str) -> None:
             fault = _fault(name, row[name])
             if fault:
                 raise UserError(f"{where}: {name} is {fault}, and it must be {EXPECTED.get(name, f'text or {MESSAGES}')}.")
+            if isinstance(row[name], list) and name not in TEMPLATE_FIELDS:
+                _check_roles(name, [message["role"] for message in row[name]], where, method)
     if method == "dpo":
         check_pair(row, where)
     if method == "samples":
         check_sample(row, where)
+
+
+def _check_roles(name: str, roles: list[str], where: str, method: str) -> None:
+    """Raises UserError for a role that chat templates do not know, which many write as it is, and for an end that leaves no answer."""
+    number = next((n for n, role in enumerate(roles) if role not in ROLES), None)
+    if number is not None:
+        role = roles[number]
+        instead = f"Rename it to {RENAMED[role.lower()]}." if role.lower() in RENAMED else near(role, ROLES)
+        raise UserError(f"{where}: {name} has the role {_quoted(role)} at place {number + 1}, and roles are {', '.join(ROLES)}. {instead}")
+    if name in ANSWERS.get(method, ()) and roles[-1] != "assistant":
+        raise UserError(
+            f"{where}: {name} ends with a turn of {roles[-1]}, and its last turn must be the assistant's: that is the answer that {method} "
+            "learns from. Remove the row, or what stands after its last answer."
+        )
+    if name == "prompt" and method in ("sft", "dpo") and roles[-1] in ("system", "developer"):
+        raise UserError(f"{where}: prompt ends with a turn of {roles[-1]}, and {method} needs one that ends with a turn of user or tool.")
 
 
 def _fault(name: str, value: Any) -> str | None:
