@@ -19,8 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 from recipes.common import code_tasks
 from recipes.common import data_select as select
 from recipes.common.data_check import READ, check_row
+from recipes.common.data_files import lines
 from recipes.common.data_select import Row, spelled
-from recipes.common.errors import UserError, near
+from recipes.common.errors import UserError
 from recipes.common.files import json_sha256
 
 
@@ -165,7 +166,7 @@ def _left_by_filter(rows: list[Row], data: DictConfig, method: str) -> list[Row]
 
 def read_jsonl(path: str, method: str) -> list[Row]:
     """The rows of a local file. Raises UserError, with the line's number, for a line that is no JSON object or lacks a field."""
-    return list(_lines(path, method))
+    return list(lines(path, method))
 
 
 def columns(rows: Dataset | IterableDataset) -> list[str]:
@@ -203,27 +204,15 @@ def _sources(data: DictConfig) -> list[DictConfig]:
 
 def _rows(data: DictConfig, method: str) -> Iterator[Row]:
     if data.kind == "jsonl":
-        return _lines(_given(data.path, "data.path"), method)
+        return lines(_given(data.path, "data.path"), method)
     return iter(_hub(data, data.split, method))
-
-
-def _lines(path: str, method: str) -> Iterator[Row]:
-    file = Path(path)
-    if not file.is_file():
-        siblings = [p.name for p in file.parent.glob("*.jsonl")] if file.parent.is_dir() else []
-        hint = near(file.name, siblings) if siblings else "Give the path of an existing file."
-        raise UserError(f"data file {path}: there is no such file. {hint}")
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield _row(line, f"{path}:{number}", method)
 
 
 def _samples(path: str) -> Iterator[Row]:
     """Rows of a file of samples, or of every one below a directory; of runs of method=sample their scored.jsonl."""
     folder = Path(path)
     files = (sorted(folder.rglob(SCORED)) or sorted(folder.rglob("*.jsonl"))) if folder.is_dir() else [folder]
-    return itertools.chain.from_iterable(_lines(str(file), "samples") for file in files)
+    return itertools.chain.from_iterable(lines(str(file), "samples") for file in files)
 
 
 def _stream(data: DictConfig, method: str) -> IterableDataset:
@@ -245,7 +234,7 @@ def _streamed(data: dict[str, Any], method: str) -> Iterator[Row]:
     """One pass over a source. Raises UserError where no row is left: the stream would look for one for ever; and for rows of two forms."""
     config, number, form = OmegaConf.create(data), 0, None
     refused_by, fraction, limit = select.row_filter(config.filter), config.heldout_fraction, config.limit
-    for row in _lines(config.path, method) if config.kind == "jsonl" else _hub_stream(config, method):
+    for row in lines(config.path, method) if config.kind == "jsonl" else _hub_stream(config, method):
         if refused_by(row) or (fraction and select.is_heldout(row, fraction)):
             continue
         number += 1
@@ -257,17 +246,6 @@ def _streamed(data: dict[str, Any], method: str) -> Iterator[Row]:
             return
     if not number:
         raise UserError(f"data={config.name}: the stream has no rows to train on. Loosen data.filter, or name another source.")
-
-
-def _row(line: str, where: str, method: str) -> Row:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}). Every line must be one JSON object.") from error
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: a {type(row).__name__}, and every line must be one JSON object.")
-    check_row(row, where, method)
-    return row
 
 
 def _form(row: Row, method: str) -> str:

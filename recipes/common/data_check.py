@@ -37,6 +37,13 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 RENAMED = {"human": "user", "gpt": "assistant", "bot": "assistant", "chatbot": "assistant", "model": "assistant", "ai": "assistant"}
 RENAMED |= {"function": "tool", "function_call": "assistant", "observation": "tool"}
 ANSWERS = {"sft": ("messages", "completion"), "dpo": ("chosen", "rejected"), "samples": ("completion",)}  # that end in what is learned
+# Fields of other programs' rows -> what makes TRL's of them. launch/check_data.py says it of a file's first row.
+RENAMINGS = {
+    (
+        "conversations",
+    ): "rename conversations to messages, and in its turns from to role (human: user, gpt: assistant) and value to content",
+    ("instruction", "output"): "join instruction and input as prompt, and rename output to completion (sft) or answer (grpo, evaluate)",
+}
 QUOTED = 60  # characters of a value, in an error
 
 
@@ -45,7 +52,7 @@ def check_row(row: Row, where: str, method: str) -> None:
     forms = FORMATS[method]
     if not any(form <= row.keys() for form in forms):
         needed = ", or ".join(" and ".join(sorted(form)) for form in forms)
-        raise UserError(f"{where}: has the fields {', '.join(sorted(row)) or '(none)'}, and {method} needs {needed}.")
+        raise UserError(f"{where}: has the fields {', '.join(sorted(row)) or '(none)'}, and {method} needs {needed}.{_renaming(row)}")
     # A table has null in the fields of the forms that a row does not have.
     other_forms = len(forms) > 1 and any(all(row.get(name) is not None for name in form) for form in forms)
     optional = (*TEMPLATE_FIELDS, *REWARDS_READ.get(method, ()))
@@ -60,6 +67,11 @@ def check_row(row: Row, where: str, method: str) -> None:
         check_pair(row, where)
     if method == "samples":
         check_sample(row, where)
+
+
+def _renaming(row: Row) -> str:
+    """What makes rows of two common forms into TRL's."""
+    return next((f" Use: {how}." for names, how in RENAMINGS.items() if row.keys() >= set(names)), "")
 
 
 def _check_roles(name: str, roles: list[str], where: str, method: str) -> None:
