@@ -19,10 +19,11 @@ from omegaconf import DictConfig, OmegaConf
 from recipes.common import code_tasks
 from recipes.common import data_select as select
 from recipes.common.data_check import READ, check_row
-from recipes.common.data_files import lines
+from recipes.common.data_files import asked_in, lines
 from recipes.common.data_select import Row, spelled
 from recipes.common.errors import UserError
 from recipes.common.files import json_sha256
+from recipes.common.program import say
 
 
 def _reasoning(data: DictConfig, heldout_as_trained: bool = False) -> tuple[list[Row], list[Row]]:
@@ -91,6 +92,13 @@ def load(data: DictConfig, method: str) -> Loaded:
     extra = ("task", "level") if data.curriculum != "none" else ()
     counts["rows"] = len(rows)
     counts |= {f"by_{name}": _shares(rows, name) for name in ("task", "level") if name in rows[0]}
+    blank = Counter(
+        name
+        for row in rows
+        for name in READ[method]
+        if name in select.TEXT_FIELDS and row.get(name) is not None and select.is_blank(row[name])
+    )
+    counts |= {"blank": dict(blank)} if blank else {}
     _check_forms({_form(row, method) for row in rows}, data.name, method)
     return Loaded(_table([_columns(row, method, extra) for row in rows], data.name), counts)
 
@@ -149,6 +157,14 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
                 "Raise it, or give more rows; rows are held out by a hash of their question."
             )
         chosen = held_out
+    if data.kind == "jsonl" and data.path and data.heldout_path and not data.streaming:
+        known = asked_in(chosen, data.path)
+        if known:
+            say(
+                f"warning: {known} of {len(chosen)} rows of data.heldout_path={data.heldout_path} ask what rows of data.path={data.path} "
+                "ask, so their figures may show what was remembered. Remove them from one of the files, or use data.heldout_fraction in "
+                "place of data.heldout_path."
+            )
     return chosen[: data.limit] if data.limit and method == "evaluate" else chosen
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from recipes.common.data_check import check_row
-from recipes.common.data_select import Row
+from recipes.common.data_select import TEXT_FIELDS, Row, normalized, question, spelled
 from recipes.common.errors import UserError, near
 
 
@@ -31,6 +32,25 @@ def parsed(path: str) -> Iterator[tuple[str, Row]]:
             text = _decoded(line, f"{path}:{number}", "utf-8-sig" if number == 1 else "utf-8")
             if text.strip():
                 yield f"{path}:{number}", _object(text, f"{path}:{number}")
+
+
+def line_of(row: Row, paths: Iterable[str]) -> str | None:
+    """file:line of the first row with the same texts; None where no file has one."""
+    texts = {name: spelled(row[name]) for name in TEXT_FIELDS if row.get(name) is not None}
+    for path in paths:
+        for where, found in parsed(path):
+            if all(isinstance(found.get(name), (str, list)) and spelled(found[name]) == text for name, text in texts.items()):
+                return where
+    return None
+
+
+def asked_in(rows: Iterable[Row], path: str) -> int:
+    """How many of `rows` have the question of a row of the file, but for case and spaces; rows of it that no method reads ask nothing."""
+    asked = set()
+    for _, row in parsed(path):
+        with contextlib.suppress(AttributeError, KeyError, TypeError):
+            asked.add(normalized(question(row)))
+    return sum(normalized(question(row)) in asked for row in rows)
 
 
 def _decoded(line: bytes, where: str, encoding: str) -> str:
