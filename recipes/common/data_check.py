@@ -79,7 +79,8 @@ def _check_roles(name: str, roles: list[str], where: str, method: str) -> None:
     number = next((n for n, role in enumerate(roles) if role not in ROLES), None)
     if number is not None:
         role = roles[number]
-        instead = f"Rename it to {RENAMED[role.lower()]}." if role.lower() in RENAMED else near(role, ROLES)
+        meant = near(role, ROLES)  # all of them where none is like it
+        instead = meant if meant.startswith("Did") else f"Rename it to {RENAMED.get(role.lower(), 'the one that it is')}."
         raise UserError(f"{where}: {name} has the role {_quoted(role)} at place {number + 1}, and roles are {', '.join(ROLES)}. {instead}")
     if name in ANSWERS.get(method, ()) and roles[-1] != "assistant":
         raise UserError(

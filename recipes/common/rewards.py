@@ -124,10 +124,10 @@ def _check_signature(path: str, function: Reward, columns: dict[str, Any]) -> No
             name for name, one in signature.parameters.items() if name not in given and one.default is one.empty and one.kind in NAMED
         ]
         rows = [name for name, values in columns.items() if isinstance(values, list)]
-        hint = f" {near(missing[0], rows)}" if missing and rows else ""
+        hint = near(missing[0], rows) if missing else ""
         raise UserError(
             f"method.rewards.{path}{_defined_at(function)}: {error}. A reward is called as f(prompts, completions, **columns), and its "
-            f"columns here are {', '.join(rows) or '(none)'}.{hint}"
+            f"columns here are {', '.join(rows) or '(none)'}.{f' {hint}' if hint.startswith('Did') else ''}"
         ) from error
 
 

@@ -245,6 +245,7 @@ MESSAGE, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "conte
         ({"messages": [MESSAGE, {"role": "GPT", "content": "b"}]}, "sft", 'the role "GPT" at place 2, and roles are'),
         ({"messages": [MESSAGE, {"role": "asistant", "content": "b"}]}, "sft", "Did you mean assistant?"),
         ({"prompt": [{"role": "function", "content": "a"}]}, "grpo", "Rename it to tool."),
+        ({"prompt": [{"role": "narrator", "content": "a"}]}, "grpo", "assistant, tool. Rename it to the one that it is."),
         ({"prompt": [{"role": "human", "content": "a"}], "answer": "1"}, "evaluate", 'prompt has the role "human" at place 1'),
         (
             {"messages": [MESSAGE]},
