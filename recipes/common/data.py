@@ -19,9 +19,11 @@ from omegaconf import DictConfig, OmegaConf
 from recipes.common import code_tasks
 from recipes.common import data_select as select
 from recipes.common.data_check import READ, check_row
+from recipes.common.data_files import asked_in, lines
 from recipes.common.data_select import Row, spelled
-from recipes.common.errors import UserError, near
+from recipes.common.errors import UserError
 from recipes.common.files import json_sha256
+from recipes.common.program import say
 
 
 def _reasoning(data: DictConfig, heldout_as_trained: bool = False) -> tuple[list[Row], list[Row]]:
@@ -90,6 +92,13 @@ def load(data: DictConfig, method: str) -> Loaded:
     extra = ("task", "level") if data.curriculum != "none" else ()
     counts["rows"] = len(rows)
     counts |= {f"by_{name}": _shares(rows, name) for name in ("task", "level") if name in rows[0]}
+    blank = Counter(
+        name
+        for row in rows
+        for name in READ[method]
+        if name in select.TEXT_FIELDS and row.get(name) is not None and select.is_blank(row[name])
+    )
+    counts |= {"blank": dict(blank)} if blank else {}
     _check_forms({_form(row, method) for row in rows}, data.name, method)
     return Loaded(_table([_columns(row, method, extra) for row in rows], data.name), counts)
 
@@ -148,6 +157,14 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
                 "Raise it, or give more rows; rows are held out by a hash of their question."
             )
         chosen = held_out
+    if data.kind == "jsonl" and data.path and data.heldout_path and not data.streaming:
+        known = asked_in(chosen, data.path)
+        if known:
+            say(
+                f"warning: {known} of {len(chosen)} rows of data.heldout_path={data.heldout_path} ask what rows of data.path={data.path} "
+                "ask, so their figures may show what was remembered. Remove them from one of the files, or use data.heldout_fraction in "
+                "place of data.heldout_path."
+            )
     return chosen[: data.limit] if data.limit and method == "evaluate" else chosen
 
 
@@ -165,7 +182,7 @@ def _left_by_filter(rows: list[Row], data: DictConfig, method: str) -> list[Row]
 
 def read_jsonl(path: str, method: str) -> list[Row]:
     """The rows of a local file. Raises UserError, with the line's number, for a line that is no JSON object or lacks a field."""
-    return list(_lines(path, method))
+    return list(lines(path, method))
 
 
 def columns(rows: Dataset | IterableDataset) -> list[str]:
@@ -204,27 +221,15 @@ def _sources(data: DictConfig) -> list[DictConfig]:
 
 def _rows(data: DictConfig, method: str) -> Iterator[Row]:
     if data.kind == "jsonl":
-        return _lines(_given(data.path, "data.path"), method)
+        return lines(_given(data.path, "data.path"), method)
     return iter(_hub(data, data.split, method))
-
-
-def _lines(path: str, method: str) -> Iterator[Row]:
-    file = Path(path)
-    if not file.is_file():
-        siblings = [p.name for p in file.parent.glob("*.jsonl")] if file.parent.is_dir() else []
-        hint = near(file.name, siblings) if siblings else "Give the path of an existing file."
-        raise UserError(f"data file {path}: there is no such file. {hint}")
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield _row(line, f"{path}:{number}", method)
 
 
 def _samples(path: str) -> Iterator[Row]:
     """Rows of a file of samples, or of every one below a directory; of runs of method=sample their scored.jsonl."""
     folder = Path(path)
     files = (sorted(folder.rglob(SCORED)) or sorted(folder.rglob("*.jsonl"))) if folder.is_dir() else [folder]
-    return itertools.chain.from_iterable(_lines(str(file), "samples") for file in files)
+    return itertools.chain.from_iterable(lines(str(file), "samples") for file in files)
 
 
 def _stream(data: DictConfig, method: str) -> IterableDataset:
@@ -246,7 +251,7 @@ def _streamed(data: dict[str, Any], method: str) -> Iterator[Row]:
     """One pass over a source. Raises UserError where no row is left: the stream would look for one for ever; and for rows of two forms."""
     config, number, form = OmegaConf.create(data), 0, None
     refused_by, fraction, limit = select.row_filter(config.filter), config.heldout_fraction, config.limit
-    for row in _lines(config.path, method) if config.kind == "jsonl" else _hub_stream(config, method):
+    for row in lines(config.path, method) if config.kind == "jsonl" else _hub_stream(config, method):
         if refused_by(row) or (fraction and select.is_heldout(row, fraction)):
             continue
         number += 1
@@ -258,17 +263,6 @@ def _streamed(data: dict[str, Any], method: str) -> Iterator[Row]:
             return
     if not number:
         raise UserError(f"data={config.name}: the stream has no rows to train on. Loosen data.filter, or name another source.")
-
-
-def _row(line: str, where: str, method: str) -> Row:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}). Every line must be one JSON object.") from error
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: a {type(row).__name__}, and every line must be one JSON object.")
-    check_row(row, where, method)
-    return row
 
 
 def _form(row: Row, method: str) -> str:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from recipes.common.data_select import TEMPLATE_FIELDS, Row, check_pair, check_sample
-from recipes.common.errors import UserError
+from recipes.common.errors import UserError, near
 
 # Method -> the sets of fields of which a row needs one (TRL's dataset formats).
 FORMATS: dict[str, list[set[str]]] = {
@@ -32,6 +32,18 @@ EXPECTED = {
     "tools": "a list of tools, each an object, or its JSON",
     "chat_template_kwargs": "an object {name: value}",
 }
+# Those of TRL's data sets, and developer, which templates such as gpt-oss's take beside system.
+ROLES = ("system", "developer", "user", "assistant", "tool")
+RENAMED = {"human": "user", "gpt": "assistant", "bot": "assistant", "chatbot": "assistant", "model": "assistant", "ai": "assistant"}
+RENAMED |= {"function": "tool", "function_call": "assistant", "observation": "tool"}
+ANSWERS = {"sft": ("messages", "completion"), "dpo": ("chosen", "rejected"), "samples": ("completion",)}  # that end in what is learned
+# Fields of other programs' rows -> what makes TRL's of them. launch/check_data.py says it of a file's first row.
+RENAMINGS = {
+    (
+        "conversations",
+    ): "rename conversations to messages, and in its turns from to role (human: user, gpt: assistant) and value to content",
+    ("instruction", "output"): "join instruction and input as prompt, and rename output to completion (sft) or answer (grpo, evaluate)",
+}
 QUOTED = 60  # characters of a value, in an error
 
 
@@ -40,7 +52,7 @@ def check_row(row: Row, where: str, method: str) -> None:
     forms = FORMATS[method]
     if not any(form <= row.keys() for form in forms):
         needed = ", or ".join(" and ".join(sorted(form)) for form in forms)
-        raise UserError(f"{where}: has the fields {', '.join(sorted(row)) or '(none)'}, and {method} needs {needed}.")
+        raise UserError(f"{where}: has the fields {', '.join(sorted(row)) or '(none)'}, and {method} needs {needed}.{_renaming(row)}")
     # A table has null in the fields of the forms that a row does not have.
     other_forms = len(forms) > 1 and any(all(row.get(name) is not None for name in form) for form in forms)
     optional = (*TEMPLATE_FIELDS, *REWARDS_READ.get(method, ()))
@@ -49,10 +61,34 @@ def check_row(row: Row, where: str, method: str) -> None:
             fault = _fault(name, row[name])
             if fault:
                 raise UserError(f"{where}: {name} is {fault}, and it must be {EXPECTED.get(name, f'text or {MESSAGES}')}.")
+            if isinstance(row[name], list) and name not in TEMPLATE_FIELDS:
+                _check_roles(name, [message["role"] for message in row[name]], where, method)
     if method == "dpo":
         check_pair(row, where)
     if method == "samples":
         check_sample(row, where)
+
+
+def _renaming(row: Row) -> str:
+    """What makes rows of two common forms into TRL's."""
+    return next((f" Use: {how}." for names, how in RENAMINGS.items() if row.keys() >= set(names)), "")
+
+
+def _check_roles(name: str, roles: list[str], where: str, method: str) -> None:
+    """Raises UserError for a role that chat templates do not know, which many write as it is, and for an end that leaves no answer."""
+    number = next((n for n, role in enumerate(roles) if role not in ROLES), None)
+    if number is not None:
+        role = roles[number]
+        meant = near(role, ROLES)  # all of them where none is like it
+        instead = meant if meant.startswith("Did") else f"Rename it to {RENAMED.get(role.lower(), 'the one that it is')}."
+        raise UserError(f"{where}: {name} has the role {_quoted(role)} at place {number + 1}, and roles are {', '.join(ROLES)}. {instead}")
+    if name in ANSWERS.get(method, ()) and roles[-1] != "assistant":
+        raise UserError(
+            f"{where}: {name} ends with a turn of {roles[-1]}, and its last turn must be the assistant's: that is the answer that {method} "
+            "learns from. Remove the row, or what stands after its last answer."
+        )
+    if name == "prompt" and method in ("sft", "dpo") and roles[-1] in ("system", "developer"):
+        raise UserError(f"{where}: prompt ends with a turn of {roles[-1]}, and {method} needs one that ends with a turn of user or tool.")
 
 
 def _fault(name: str, value: Any) -> str | None:

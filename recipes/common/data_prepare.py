@@ -25,6 +25,7 @@ from omegaconf import DictConfig
 from transformers import PreTrainedTokenizerBase
 
 from recipes.common.data import Loaded
+from recipes.common.data_files import line_of
 from recipes.common.data_select import Row
 from recipes.common.errors import UserError
 from recipes.common.files import json_sha256, sha256, sync, write_json
@@ -77,7 +78,7 @@ class PreparedRows:
             return stream if "chosen_ids" in next(iter(stream)) else super()._prepare_dataset(stream, processing_class, args, *rest)
         template = processing_class.chat_template, getattr(self, "chat_template", None)
         key = cache_key(dataset, processing_class, template, {name: getattr(args, name, None) for name in ARGUMENTS})
-        tokenized, lengths = kept_rows(cached(self._config, key, tokens), self._config)
+        tokenized, lengths = kept_rows(cached(self._config, key, tokens), self._config, dataset)
         packs = getattr(args, "packing", False)
         # DPO's collator cuts, and a second pass would make its tokens again.
         final = tokenized if "chosen_ids" in tokenized.column_names else super()._prepare_dataset(tokenized, processing_class, args, *rest)
@@ -111,7 +112,7 @@ def prepare_prompts(config: DictConfig, loaded: Loaded, tokenizer: PreTrainedTok
     if isinstance(loaded.rows, IterableDataset):
         return loaded.rows.map(_prompt_ids, fn_kwargs=given).filter(lambda row: _fits_stream(row, config)).remove_columns("prompt_ids")
     key = cache_key(loaded.rows, tokenizer, (tokenizer.chat_template,), {"method": "grpo"})
-    rows, lengths = kept_rows(cached(config, key, lambda: loaded.rows.map(_prompt_ids, fn_kwargs=given)), config)
+    rows, lengths = kept_rows(cached(config, key, lambda: loaded.rows.map(_prompt_ids, fn_kwargs=given)), config, loaded.rows)
     describe(config, loaded, lengths, None)
     return rows.remove_columns("prompt_ids")
 
@@ -119,7 +120,7 @@ def prepare_prompts(config: DictConfig, loaded: Loaded, tokenizer: PreTrainedTok
 def heldout_prompts(config: DictConfig, rows: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
     """Those that the filters leave, to be answered while training. Raises UserError as check_template and kept_rows do."""
     check_template(tokenizer, rows)
-    kept, _ = kept_rows(rows.map(_prompt_ids, fn_kwargs={"tokenizer": tokenizer}), config)
+    kept, _ = kept_rows(rows.map(_prompt_ids, fn_kwargs={"tokenizer": tokenizer}), config, rows)
     return kept.remove_columns("prompt_ids")
 
 
@@ -168,8 +169,11 @@ def cached(config: DictConfig, key: str, make: Callable[[], Dataset]) -> Dataset
     return rows
 
 
-def kept_rows(rows: Dataset, config: DictConfig) -> tuple[Dataset, dict[str, Any]]:
-    """Rows whose lengths `data.filter` allows, and {tokens, prompt, filtered}. Raises UserError for a prompt that leaves no room."""
+def kept_rows(rows: Dataset, config: DictConfig, given: Dataset) -> tuple[Dataset, dict[str, Any]]:
+    """Rows whose lengths `data.filter` allows, and {tokens, prompt, filtered}. Raises UserError for a prompt that leaves no room.
+
+    `given` are the same rows before they were tokens: an error names the line of a file that has one.
+    """
     found = [_lengths(row) for row in rows.select_columns([c for c in rows.column_names if c in LENGTH_COLUMNS])]
     tokens, prompt = (np.array(part, dtype=np.int64) for part in zip(*found, strict=True))
     reasons = _reasons(tokens, prompt, config.data.filter)
@@ -180,8 +184,11 @@ def kept_rows(rows: Dataset, config: DictConfig) -> tuple[Dataset, dict[str, Any
     room, what = room_for_prompt(config)
     long = np.flatnonzero(left & (prompt >= room))
     if len(long):
+        data = config.data
+        line = line_of(given[int(long[0])], filter(None, [data.path, data.heldout_path, *(source.path for source in data.sources)]))
+        first = f"the first{f', {line},' if line else ''} with {prompt[long[0]]} tokens"
         raise UserError(
-            f"prompt longer than the context: {len(long)} of {left.sum()} rows, the first with {prompt[long[0]]} tokens, and {what}. "
+            f"prompt longer than the context: {len(long)} of {left.sum()} rows, {first}, and {what}. "
             f"Use: data.filter.max_prompt_tokens={room - 1}, which leaves them out, or more room."
         )
     rows = rows if left.all() else rows.select(np.flatnonzero(left))
@@ -243,9 +250,27 @@ def describe(config: DictConfig, loaded: Loaded, lengths: dict[str, Any], packed
     content = {**loaded.counts, **statistics(config, lengths, packed)}
     if lengths["filtered"]:
         content["filtered"] = {**loaded.counts.get("filtered", {}), **lengths["filtered"]}
+    for line in warnings(content, config):
+        say(line)
     write_json(Path(config.run_dir) / "data.json", content)
     if "data_cache" in config:
         write_json(Path(config.data_cache.directory) / "statistics" / f"{config.data_cache.key}.json", content)
+
+
+def warnings(content: dict[str, Any], config: DictConfig) -> list[str]:
+    """What of data.json a run's log should say: rows that are cut, and rows with nothing in a field."""
+    args, most, rows, found = config.trainer_args, content["max_length"], content["rows"], []
+    if content["truncated"] and not (
+        args.get("packing") and args.get("packing_strategy") in ("wrapped", "bfd_split")
+    ):  # these two cut nothing
+        found.append(
+            f"warning: {content['truncated']} of {rows} rows are longer than method.args.max_length={most}, and are cut to it. "
+            f"Use: method.args.max_length={content['length']['longest']}, or data.filter.max_tokens={most}, which leaves them out."
+        )
+    for name, number in content.get("blank", {}).items():
+        what = "an empty last turn in messages" if name == "messages" else f"nothing in {name}"
+        found.append(f"warning: {number} of {rows} rows have {what}. Remove them where that is not what the model should learn.")
+    return found
 
 
 def statistics(config: DictConfig, lengths: dict[str, Any], packed: Dataset | None) -> dict[str, Any]:

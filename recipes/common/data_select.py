@@ -49,6 +49,13 @@ def _with_roles(value: Any) -> list[str]:
     return [text for pair in zip(rest, spelled(value), strict=True) for text in pair]
 
 
+def is_blank(value: Any) -> bool:
+    """Whether a text, or the last of messages, holds nothing but spaces, and calls no tool."""
+    if isinstance(value, str):
+        return not value.strip()
+    return not spelled(value[-1:])[0].strip() and not any(value[-1].get(name) for name in value[-1] if name not in ("role", "content"))
+
+
 def question(row: Row) -> str:
     """What is asked: the prompt, of a pair without one what both sides begin with; of messages those before the first answer; of a text all
     of it."""

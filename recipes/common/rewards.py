@@ -7,8 +7,12 @@ together as a composition asks.
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
+import os
 import re
+import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +27,7 @@ INSIDE = r"(?:(?!</?(?:think|answer)>).)*"  # no second pair hides in the first
 FORMAT = re.compile(rf"\s*<think>{INSIDE}</think>\s*<answer>{INSIDE}</answer>\s*", re.DOTALL)
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 HALF_LENGTH_CHARACTERS = 200
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)  # parameters that a column can be given to
 ROUNDING = 1e-9  # of a sum of floats that is meant to be 0 or 1
 
 
@@ -85,10 +90,12 @@ def check_name(name: str, columns: list[str], rows: str = "the rows") -> None:
 def judge(name: str, prompts: list[Any], completions: list[Completion], columns: dict[str, Any]) -> list[float | None]:
     """What a reward of REWARDS, or a function of the user's by its dotted path, gives each completion; None where it does not apply.
 
-    Raises UserError for another number of scores than completions, ValueError for a score that is no number from 0 to 1, and whatever
-    it raises.
+    Raises UserError for a function that cannot be called with these columns and for another number of scores than completions, ValueError
+    for a score that is no number from 0 to 1, and whatever it raises.
     """
     function = imported(name) if "." in name else REWARDS[name]
+    if "." in name:
+        _check_signature(name, function, columns)
     scores = function(prompts=prompts, completions=completions, **columns)
     if len(scores) != len(completions):
         raise UserError(f"method.rewards.{name} returned {len(scores)} scores for {len(completions)} completions: one each.")
@@ -102,6 +109,44 @@ def judge(name: str, prompts: list[Any], completions: list[Completion], columns:
             f"a score outside 0 to 1: {beyond[0]:g}; what is to count for more, or against, has another weight in method.rewards"
         )
     return [None if score is None else min(max(score, 0.0), 1.0) for score in found]
+
+
+def _check_signature(path: str, function: Reward, columns: dict[str, Any]) -> None:
+    """Raises UserError where a function of the user's cannot be called as a reward is: no completion is to blame for that."""
+    given = {"prompts": None, "completions": None, **columns}
+    try:
+        signature = inspect.signature(function)
+        signature.bind(**given)
+    except ValueError:  # of one in C nothing is known
+        return
+    except TypeError as error:
+        missing = [
+            name for name, one in signature.parameters.items() if name not in given and one.default is one.empty and one.kind in NAMED
+        ]
+        rows = [name for name, values in columns.items() if isinstance(values, list)]
+        hint = near(missing[0], rows) if missing else ""
+        raise UserError(
+            f"method.rewards.{path}{_defined_at(function)}: {error}. A reward is called as f(prompts, completions, **columns), and its "
+            f"columns here are {', '.join(rows) or '(none)'}.{f' {hint}' if hint.startswith('Did') else ''}"
+        ) from error
+
+
+def _defined_at(function: Reward) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+
+
+def failure(name: str, error: Exception) -> str:
+    """What a reward has raised; of a function of the user's with the line of its module."""
+    said = f"{type(error).__name__}: {error}"
+    if "." not in name:
+        return said
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, KeyError) and frames and frames[-1].filename in ("<frozen os>", os.__file__):
+        said += " of os.environ"
+    file = getattr(sys.modules.get(name.rpartition(".")[0]), "__file__", None)
+    line = next((frame.lineno for frame in reversed(frames) if frame.filename == file), None)
+    return said if line is None else f"{said} ({file}:{line})"
 
 
 def imported(path: str) -> Reward:

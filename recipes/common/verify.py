@@ -44,6 +44,12 @@ FEW = 3  # completions that a function hangs on from the first: it hangs on all
 IN_RANK = "Use: method.reward_confined=false, which has it in the rank, where a hang of it is the run's."
 
 
+# Exceptions that say nothing of a process beside the rank, but for those of os.environ or after what it refused.
+OWN_FAULTS = ("TypeError", "KeyError", "ValueError", "AttributeError", "NameError", "UnboundLocalError", "IndexError", "AssertionError")
+OWN_FAULTS += ("ZeroDivisionError", "OverflowError", "NotImplementedError", "JSONDecodeError", "PatternError", "StopIteration")
+CONFINED = (" of os.environ", "a scorer may not: ")
+
+
 class Verifier:
     """Judges completions. `errors` counts those that crashed a reward, hung in it or met a limit, since it was made."""
 
@@ -193,7 +199,7 @@ def _in_rank(name: str) -> Ask:
         except UserError:
             raise
         except Exception as error:  # whatever a stranger's function raises is these completions' failure
-            return None, f"{type(error).__name__}: {error}"
+            return None, rewards.failure(name, error)
 
     return ask
 
@@ -221,9 +227,19 @@ class _Own:
                 if not self.works and len(judged) == FEW and all(j.error and j.error.startswith(HANGS) for j in judged):
                     break
         if not self.works and all(j.error for j in judged):
-            raise UserError(f"method.rewards.{self.path} fails for every completion: {judged[0].error}.{self.remedy}")
+            raise UserError(f"method.rewards.{self.path} fails for every completion: {self._why(str(judged[0].error), columns)}")
         self.works = True
         return judged
+
+    def _why(self, error: str, columns: Columns) -> str:
+        """The error with what helps: the columns where one is looked for, the rank where its process can be the reason."""
+        confined = any(sign in error for sign in CONFINED)
+        kind = error.partition(":")[0]
+        if kind == "KeyError" and not confined:
+            return (
+                f"{error}. The columns are {', '.join(name for name, values in columns.items() if isinstance(values, list)) or '(none)'}."
+            )
+        return f"{error}.{self.remedy if confined or kind not in OWN_FAULTS else ''}"
 
     def _alone(self, i: int, prompts: list[Any], completions: list[Completion], columns: Columns) -> Judged:
         row = {k: [v[i]] if _is_column(v, len(completions)) else v for k, v in columns.items()}

@@ -92,7 +92,10 @@ def answer_to(asked: dict[str, Any], guard: Guard) -> dict[str, Any]:
     except UserError as error:
         return {"refused": str(error)}
     except Exception as error:  # whatever the libraries raise on these completions is their failure
-        return {"scores": None, "error": f"{type(error).__name__}: {error}"}
+        said = rewards.failure(asked["name"], error)
+        if guard.refused and guard.refused[0] not in said:  # what a library made of it
+            said += f"; before it: a scorer may not: {guard.refused[0]}"
+        return {"scores": None, "error": said}
     if guard.refused:  # a scorer that takes every exception for a wrong answer says nothing of it
         return {"scores": None, "error": f"a scorer may not: {guard.refused[0]}"}
     return {"scores": scores, "error": None}

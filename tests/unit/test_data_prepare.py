@@ -12,7 +12,16 @@ from launch.plan import plain
 from launch.schema import Data
 from recipes.common import data_prepare
 from recipes.common.data import Loaded
-from recipes.common.data_prepare import cache_key, cached, check_template, heldout_prompts, prepare_prompts, statistics, without_end
+from recipes.common.data_prepare import (
+    cache_key,
+    cached,
+    check_template,
+    describe,
+    heldout_prompts,
+    prepare_prompts,
+    statistics,
+    without_end,
+)
 from recipes.common.errors import UserError
 from recipes.common.model import train_tokenizer
 
@@ -78,6 +87,37 @@ def test_prompts_are_filtered_by_tokens_and_described(tmp_path, tokenizer):
 def test_a_prompt_longer_than_the_context_is_refused(tmp_path, tokenizer):
     with pytest.raises(UserError, match=r"prompt longer than the context: \d of 6 rows.*Use: data.filter.max_prompt_tokens=8"):
         prepare_prompts(configured(tmp_path, positions=16), Loaded(ROWS), tokenizer)
+
+
+def test_a_prompt_that_is_too_long_has_its_line(tmp_path, tokenizer):
+    config, path = configured(tmp_path, positions=40), tmp_path / "rows.jsonl"
+    texts = ["short", "also short", "much longer " * 9]
+    written = [{"answer": "1", "prompt": [{"role": "user", "content": text}]} for text in texts]
+    path.write_text("\n\n".join(json.dumps(row) for row in written) + "\n")
+    config.data.path = str(path)
+    rows = Dataset.from_list(written)
+    with pytest.raises(UserError, match=rf"1 of 3 rows, the first, {path}:5, with \d+ tokens"):
+        prepare_prompts(config, Loaded(rows), tokenizer)
+    with pytest.raises(UserError, match=rf"1 of 2 rows, the first, {path}:5, with"):
+        heldout_prompts(config, rows.select([0, 2]), tokenizer)
+    path.write_text(json.dumps({"prompt": 3}) + "\n")  # it has changed meanwhile
+    with pytest.raises(UserError, match=r"1 of 3 rows, the first with \d+ tokens"):
+        prepare_prompts(config, Loaded(rows), tokenizer)
+
+
+def test_rows_that_are_cut_and_rows_with_nothing_in_them_are_in_the_log(tmp_path, tokenizer, capsys):
+    config = configured(tmp_path, "sft")
+    lengths = {"tokens": np.array([6, 6, 20]), "prompt": np.array([2, 6, 2]), "filtered": {}}
+    describe(config, Loaded(ROWS, {"blank": {"completion": 2, "messages": 1}}), lengths, None)
+    assert capsys.readouterr().out.splitlines() == [
+        "warning: 1 of 3 rows are longer than method.args.max_length=12, and are cut to it. Use: method.args.max_length=20, or "
+        "data.filter.max_tokens=12, which leaves them out.",
+        "warning: 2 of 3 rows have nothing in completion. Remove them where that is not what the model should learn.",
+        "warning: 1 of 3 rows have an empty last turn in messages. Remove them where that is not what the model should learn.",
+    ]
+    config.trainer_args.update({"packing": True, "packing_strategy": "wrapped"})
+    describe(config, Loaded(ROWS), lengths, None)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_chat_template_that_is_missing_or_wrong_is_refused(tmp_path, tokenizer):

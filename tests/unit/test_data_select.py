@@ -284,3 +284,29 @@ def test_rows_that_differ_in_what_a_template_writes_are_two():
         for own in ({}, {"tools": [{"name": "f"}]}, {"tools": [{"name": "g"}]}, {"chat_template_kwargs": {"thinks": True}})
     }
     assert len(found) == 4
+
+
+def test_rows_with_nothing_in_a_field_are_counted(tmp_path):
+    called = {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}
+    asked, nothing = {"role": "user", "content": "a"}, {"role": "assistant", "content": " "}
+    plain_rows = [{"prompt": "a", "completion": text} for text in ("b", "", " \n")]
+    path = jsonl(tmp_path / "a.jsonl", plain_rows)
+    assert data.load(configured(path=path), "sft").counts["blank"] == {"completion": 2}
+    chats = [{"messages": [asked, last]} for last in (called, nothing, {"role": "assistant", "content": "b"})]
+    assert data.load(configured(path=jsonl(tmp_path / "b.jsonl", chats)), "sft").counts["blank"] == {"messages": 1}
+    assert "blank" not in data.load(configured(path=path), "grpo").counts
+
+
+def test_held_out_rows_that_ask_what_is_trained_on_are_counted_in_one_line(tmp_path, capsys):
+    train = [{"prompt": "What is 1?", "completion": "1"}, {"messages": [{"role": "user", "content": "What is 2?"}]}, {"prompt": 3}, {}]
+    heldout = [{"prompt": text, "answer": "1"} for text in ("what  is 1?", "What is 2?", "What is 3?")]
+    own = {"path": jsonl(tmp_path / "a.jsonl", train), "heldout_path": jsonl(tmp_path / "b.jsonl", heldout)}
+    assert len(data.load_heldout(configured(**own))) == 3
+    said = capsys.readouterr().out
+    assert said.startswith(
+        f"warning: 2 of 3 rows of data.heldout_path={tmp_path}/b.jsonl ask what rows of data.path={tmp_path}/a.jsonl ask,"
+    )
+    assert said.count("\n") == 1
+    jsonl(tmp_path / "a.jsonl", train[2:])
+    data.load_heldout(configured(**own))
+    assert capsys.readouterr().out == ""

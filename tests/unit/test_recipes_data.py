@@ -204,7 +204,7 @@ def test_a_bad_line_is_named(tmp_path, line, method, message):
         data.read_jsonl(jsonl(tmp_path, good, "", line), method)
 
 
-MESSAGE = {"role": "user", "content": "a"}
+MESSAGE, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 
 
 @pytest.mark.parametrize(
@@ -224,9 +224,13 @@ MESSAGE = {"role": "user", "content": "a"}
         ({"text": "b" * 99, "prompt": 99}, "sft", "prompt is 99, and"),
         ({"prompt": "a", "chosen": "b", "rejected": None}, "dpo", "rejected is null, and it must be text or"),
         ({"prompt": None, "chosen": "b", "rejected": "c"}, "dpo", "prompt is null, and"),
-        ({"messages": [MESSAGE], "tools": "[{]"}, "sft", 'tools is "[{]", and it must be a list of tools, each an object, or its JSON.'),
-        ({"messages": [MESSAGE], "tools": ["f"]}, "sft", 'tools is ["f"], and'),
-        ({"messages": [MESSAGE], "chat_template_kwargs": "a"}, "sft", 'chat_template_kwargs is "a", and it must be an object'),
+        (
+            {"messages": [MESSAGE, ANSWER], "tools": "[{]"},
+            "sft",
+            'tools is "[{]", and it must be a list of tools, each an object, or its JSON.',
+        ),
+        ({"messages": [MESSAGE, ANSWER], "tools": ["f"]}, "sft", 'tools is ["f"], and'),
+        ({"messages": [MESSAGE, ANSWER], "chat_template_kwargs": "a"}, "sft", 'chat_template_kwargs is "a", and it must be an object'),
         ({"prompt": {"a": "b" * 99}}, "grpo", "..., and it must be text or"),
         ({"prompt": None, "answer": "1"}, "evaluate", "prompt is null, and"),
         ({"prompt": "a", "answer": ["1"]}, "evaluate", 'answer is ["1"], and it must be text or a number.'),
@@ -235,6 +239,29 @@ MESSAGE = {"role": "user", "content": "a"}
         ({"prompt": "a", "answer": ["1"]}, "grpo", 'answer is ["1"], and it must be text or a number.'),
         ({"prompt": "a", "answer": True}, "grpo", "answer is true, and it must be text or a number."),
         ({"prompt": "a", "completion": 1, "score": 1}, "samples", "completion is 1, and"),
+        (
+            {"messages": [{"role": "human", "content": "a"}, {"role": "gpt", "content": "b"}]},
+            "sft",
+            'messages has the role "human" at place 1, and roles are system, developer, user, assistant, tool. Rename it to user.',
+        ),
+        ({"messages": [MESSAGE, {"role": "GPT", "content": "b"}]}, "sft", 'the role "GPT" at place 2, and roles are'),
+        ({"messages": [MESSAGE, {"role": "asistant", "content": "b"}]}, "sft", "Did you mean assistant?"),
+        ({"prompt": [{"role": "function", "content": "a"}]}, "grpo", "Rename it to tool."),
+        ({"prompt": [{"role": "narrator", "content": "a"}]}, "grpo", "assistant, tool. Rename it to the one that it is."),
+        ({"prompt": [{"role": "human", "content": "a"}], "answer": "1"}, "evaluate", 'prompt has the role "human" at place 1'),
+        (
+            {"messages": [MESSAGE]},
+            "sft",
+            "messages ends with a turn of user, and its last turn must be the assistant's: that is the answer",
+        ),
+        ({"messages": [MESSAGE, ANSWER, MESSAGE]}, "sft", "Remove the row, or what stands after its last answer."),
+        ({"prompt": [MESSAGE], "completion": [MESSAGE]}, "sft", "completion ends with a turn of user, and"),
+        ({"prompt": [MESSAGE], "chosen": [ANSWER], "rejected": [MESSAGE]}, "dpo", "rejected ends with a turn of user, and"),
+        (
+            {"prompt": [{"role": "system", "content": "a"}], "completion": [ANSWER]},
+            "sft",
+            "prompt ends with a turn of system, and sft needs",
+        ),
     ],
 )
 def test_a_value_of_another_type_is_named_with_its_place(tmp_path, monkeypatch, row, method, said):
@@ -281,7 +308,7 @@ def test_what_a_chat_template_writes_beside_messages_is_each_rows_own(tmp_path, 
 
 
 def test_settings_of_a_template_that_some_rows_lack_are_refused(tmp_path):
-    lines = [json.dumps({"messages": [MESSAGE]} | own) for own in ({"chat_template_kwargs": {"thinks": True}}, {})]
+    lines = [json.dumps({"messages": [MESSAGE, ANSWER]} | own) for own in ({"chat_template_kwargs": {"thinks": True}}, {})]
     with pytest.raises(UserError, match="some rows have messages .messages., others messages .messages. and chat_template_kwargs"):
         data.load_train(configured("jsonl", path=jsonl(tmp_path, *lines)), "sft")
 

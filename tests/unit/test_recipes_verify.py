@@ -9,11 +9,12 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
-from recipes.common import verify, verify_code
+from recipes.common import rewards, verify, verify_code, verify_worker
 from recipes.common.errors import UserError
 from recipes.common.verify import build_verifier
 from recipes.common.verify_isolated import GIVEN, PASSED_ON, Isolated
@@ -42,6 +43,18 @@ def fails(prompts, completions, **columns):
     raise KeyError("no_such_column")
 
 
+def adds(prompts, completions, **columns):
+    return [1.0 + text for text in completions]
+
+
+def reads_answers(prompts, completions, answers, **columns):
+    return [1.0]
+
+
+def takes_no_columns(prompts, completions):
+    return [1.0]
+
+
 def says_one(prompts, completions, **columns):
     return [1.0]
 
@@ -55,6 +68,7 @@ def goes_wrong(prompts, completions, **columns):
         "leaves": lambda: os._exit(3),
         "grows": lambda: bytes(10**11),
         "calls": lambda: socket.socket(),
+        "asks": lambda: os.environ["MY_KEY"],
     }
     for completion in completions:
         ways.get(completion, lambda: None)()
@@ -191,7 +205,7 @@ def test_a_function_of_ones_own_is_asked_for_each_completion_where_it_fails_for_
     verifier = of({f"{OWN}.{name}": 1.0}, confined=confined)
     verdicts = verifier(["p"] * 3, ["good", "bad", "good"], {"answer": ["1", "2", "3"]})
     assert [v.score for v in verdicts] == [1.0, 0.0, 1.0]
-    assert verdicts[1].error == f"{OWN}.{name}: {error}"
+    assert verdicts[1].error.partition(" (")[0] == f"{OWN}.{name}: {error}"
     assert verifier.errors == 1
 
 
@@ -222,7 +236,7 @@ def test_a_function_of_ones_own_that_hangs_or_crashes_fails_that_completion_and_
     monkeypatch.setattr(verify, "Isolated", functools.partial(Isolated, time_s=0.5, wait_s=2 if way == "waits" else 60))
     verifier = of({f"{OWN}.goes_wrong": 1.0})
     verdicts = verifier(["p"] * 2, ["good", way], {})
-    assert [(v.score, v.error) for v in verdicts] == [(1.0, None), (0.0, f"{OWN}.goes_wrong: {error}")]
+    assert [(v.score, v.error and v.error.partition(" (")[0]) for v in verdicts] == [(1.0, None), (0.0, f"{OWN}.goes_wrong: {error}")]
     assert verifier.errors == 1
     assert [v.score for v in verifier(["p"] * 3, ["good"] * 3, {})] == [1 / 3] * 3  # the next batch, as one
 
@@ -291,12 +305,64 @@ def test_what_is_refused(rewards, options, message):
         of(rewards, **options)
 
 
+def line_of(text):
+    """Where a line of this file stands, as errors have it."""
+    number = next(n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if line.strip().startswith(text))
+    return rf"\({__file__}:{number}\)"
+
+
 @pytest.mark.parametrize("confined", [True, False])
-@pytest.mark.parametrize(("name", "message"), [("fails", "fails for every completion: KeyError"), ("says_one", "1 scores for 2")])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "fails",
+            r"fails for every completion: KeyError: .no_such_column. " + line_of("raise KeyError(") + r"\. The columns are answer, level\.",
+        ),
+        ("says_one", "1 scores for 2"),
+        ("adds", r"fails for every completion: TypeError: unsupported operand .* " + line_of("return [1.0 + ") + r"\."),
+        (
+            "reads_answers",
+            line_of("def reads_answers") + ": missing a required argument: 'answers'.*columns here are answer, level. Did you",
+        ),
+        ("takes_no_columns", "got an unexpected keyword argument 'answer'. A reward is called as f.prompts, completions, ..columns.,"),
+    ],
+)
 def test_a_function_of_ones_own_that_never_works(name, message, confined):
+    columns = {"answer": ["7", "8"], "level": [1, 2], "log_metric": "of TRL"}
     with pytest.raises(UserError, match=message) as refused:
-        of({f"{OWN}.{name}": 1.0}, confined=confined)(["p"] * 2, ["a", "b"], {})
-    assert ("method.reward_confined=false" in str(refused.value)) == (confined and name == "fails")
+        of({f"{OWN}.{name}": 1.0}, confined=confined)(["p"] * 2, ["a", "b"], columns)
+    assert "method.reward_confined=false" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("way", "said"), [("calls", "a scorer may not: socket"), ("grows", "more memory"), ("dies", "exit code -6"), ("asks", "of os.environ")]
+)
+@pytest.mark.parametrize("confined", [True, False])
+def test_the_rank_is_named_where_confinement_can_be_the_reason(monkeypatch, confined, way, said):
+    monkeypatch.delenv("MY_KEY", raising=False)
+    if not confined and way != "asks":
+        return  # there it would work, or end the rank
+    with pytest.raises(UserError, match=f"fails for every completion: .*{said}") as refused:
+        of({f"{OWN}.goes_wrong": 1.0}, confined=confined)(["p"], [way], {})
+    assert ("Use: method.reward_confined=false" in str(refused.value)) == confined
+
+
+def test_what_a_library_makes_of_a_refusal_names_the_refusal(monkeypatch):
+    guard = verify_worker.Guard()
+
+    def judge(**asked):
+        guard.refused.append("socket.__new__")
+        raise TypeError("no connection")
+
+    monkeypatch.setattr(verify_worker.rewards, "judge", judge)
+    answer = verify_worker.answer_to({"name": "mine.f"}, guard)
+    assert answer == {"scores": None, "error": "TypeError: no connection; before it: a scorer may not: socket.__new__"}
+
+
+def test_a_function_in_c_has_no_signature_to_check(monkeypatch):
+    monkeypatch.setattr(rewards.inspect, "signature", lambda function: int("none"))
+    assert rewards.judge(f"{OWN}.fails_for_bad", ["p"], ["a"], {}) == [1.0]
 
 
 def test_trl_asks_for_one_reward_after_the_other_and_gets_the_errors_as_a_metric():

@@ -1,0 +1,80 @@
+"""Rows of a local JSONL file, each with the line that it stands on in what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from recipes.common.data_check import check_row
+from recipes.common.data_select import TEXT_FIELDS, Row, normalized, question, spelled
+from recipes.common.errors import UserError, near
+
+
+def lines(path: str, method: str) -> Iterator[Row]:
+    """The rows of a file, with the fields that `method` reads. Raises UserError, with the line's number."""
+    for where, row in parsed(path):
+        check_row(row, where, method)
+        yield row
+
+
+def parsed(path: str) -> Iterator[tuple[str, Row]]:
+    """(file:line, object) of every line that is not blank, whatever its fields. Raises UserError, with the line's number."""
+    file = Path(path)
+    if not file.is_file():
+        siblings = [p.name for p in file.parent.glob("*.jsonl")] if file.parent.is_dir() else []
+        hint = near(file.name, siblings) if siblings else "Give the path of an existing file."
+        raise UserError(f"data file {path}: there is no such file. {hint}")
+    with file.open("rb") as found:
+        for number, line in enumerate(found, start=1):
+            text = _decoded(line, f"{path}:{number}", "utf-8-sig" if number == 1 else "utf-8")
+            if text.strip():
+                yield f"{path}:{number}", _object(text, f"{path}:{number}")
+
+
+def line_of(row: Row, paths: Iterable[str]) -> str | None:
+    """file:line of the first row with the same texts; None where no file has one."""
+    texts = {name: spelled(row[name]) for name in TEXT_FIELDS if row.get(name) is not None}
+    for path in paths:
+        for where, found in parsed(path):
+            if all(isinstance(found.get(name), (str, list)) and spelled(found[name]) == text for name, text in texts.items()):
+                return where
+    return None
+
+
+def asked_in(rows: Iterable[Row], path: str) -> int:
+    """How many of `rows` have the question of a row of the file, but for case and spaces; rows of it that no method reads ask nothing."""
+    asked = set()
+    for _, row in parsed(path):
+        with contextlib.suppress(AttributeError, KeyError, TypeError):
+            asked.add(normalized(question(row)))
+    return sum(normalized(question(row)) in asked for row in rows)
+
+
+def _decoded(line: bytes, where: str, encoding: str) -> str:
+    try:
+        return line.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{where}: not UTF-8: byte 0x{error.object[error.start]:02x} at place {error.start + 1}. Write the file as UTF-8."
+        ) from error
+
+
+def _object(text: str, where: str) -> Row:
+    def once(pairs: list[tuple[str, Any]]) -> Row:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for n, key in enumerate(keys) if key in keys[:n])
+            raise UserError(f'{where}: has the key "{twice}" twice, and only the last value would be read. Remove one, or rename it.')
+        return found
+
+    try:
+        row = json.loads(text, object_pairs_hook=once)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}). Every line must be one JSON object.") from error
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: a {type(row).__name__}, and every line must be one JSON object.")
+    return row
