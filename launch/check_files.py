@@ -125,7 +125,7 @@ def _jsonl(key: str, path: Path, method: str, all_lines: bool) -> None:
 def _lines(path: Path) -> Iterator[tuple[int, object]]:
     """(line number, parsed row) of every line that is not blank."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:  # a byte order mark is no part of the first row
             for number, line in enumerate(file, 1):
                 if line.strip():
                     try:

@@ -52,7 +52,7 @@ def verdicts_key(config: DictConfig, samples: dict[str, Any]) -> dict[str, Any]:
 
     `sandbox_image`: of code_tests, the id of the image that the sandbox's containers are made of, as the launcher found it.
     """
-    files = [*COMMON.glob("verify*.py"), *(COMMON / name for name in ("rewards.py", "answers.py", "tasks.py"))]
+    files = [*COMMON.glob("verify*.py"), *(COMMON / name for name in ("rewards.py", "answers.py", "tasks.py", "cups.py"))]
     code = {file.name: sha256(file) for file in sorted(files)}
     for name in config.method.rewards:
         spec = importlib.util.find_spec(name.rpartition(".")[0]) if "." in name else None
