@@ -194,6 +194,11 @@ def test_near_name_of_a_data_file(launch, tmp_path):
     assert "Did you mean train.jsonl?" in launch("data=jsonl", "data.path=trian.jsonl").err
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_row(launch, tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\n')
+    assert launch("hardware=cpu", "data=jsonl", f"data.path={tmp_path / 'rows.jsonl'}", "mode=plan").code == 0
+
+
 def test_unreadable_data_file(launch, tmp_path):
     (tmp_path / "folder.jsonl").mkdir()
     assert "a directory, and one file is needed" in launch("data=jsonl", f"data.path={tmp_path / 'folder.jsonl'}").err
