@@ -65,7 +65,7 @@ def compose(overrides: list[str], given: list[str] | None = None) -> Config:
     """The composition that `overrides` name, every `auto` resolved. `given`: those that a person gave, all unless said otherwise; under
     smoke=true their values stay as they are (smoke_keeps). Raises UserError.
     """
-    kept = _keys(overrides if given is None else given)
+    kept = keys(overrides if given is None else given)
     overrides = [o for o in freed(overrides) if o != "experiment=null"]  # the default, which Hydra refuses to be told
     try:
         config = _absolute(_resolved(overrides))
@@ -92,21 +92,21 @@ def _resolved(overrides: list[str]) -> Config:
     return typing.cast(Config, OmegaConf.to_object(composed))
 
 
-def _keys(overrides: list[str]) -> list[str]:
+def keys(overrides: list[str]) -> list[str]:
     """Keys that overrides give a value, none of them a group; those of a mapping one by one."""
     found: list[str] = []
-    for override in _parse(overrides):
+    for override in parse(overrides):
         key = override.key_or_group
         if override.type != OverrideType.DEL and key not in groups() and not key.startswith(("hydra.", "hydra/")):
-            found += _leaves(key, override.value())
+            found += leaves(key, override.value())
     return found
 
 
-def _leaves(key: str, value: Any) -> list[str]:
-    """a.b for {b: 1} at a."""
+def leaves(key: str, value: Any) -> dict[str, Any]:
+    """{a.b: 1} for {b: 1} at a."""
     if not isinstance(value, dict):
-        return [key]
-    return [leaf for name, inner in value.items() for leaf in _leaves(f"{key}.{name}", inner)]
+        return {key: value}
+    return {leaf: given for name, inner in value.items() for leaf, given in leaves(f"{key}.{name}", inner).items()}
 
 
 def _absolute(config: Config) -> Config:
@@ -138,7 +138,7 @@ def _model_of(path: Path) -> str:
 
 def freed(overrides: list[str]) -> list[str]:
     """Checked overrides, with `++` before those of free keys: method.args.beta=0.1 needs no plus to be new."""
-    found, parsed = [], _parse(overrides)
+    found, parsed = [], parse(overrides)
     elsewhere = any(override.key_or_group == "hydra.searchpath" for override in parsed)  # options may stand outside conf/
     for override in parsed:
         free = _check_override(override, elsewhere)
@@ -192,7 +192,7 @@ def _hydra(overrides: list[str], repository: type[ConfigRepository] = ConfigRepo
         return hydra_compose("config", overrides)
 
 
-def _parse(overrides: list[str]) -> list[Override]:
+def parse(overrides: list[str]) -> list[Override]:
     """Raises UserError for the first that is no override."""
     found, parser = [], OverridesParser.create()
     for given in overrides:
@@ -246,8 +246,12 @@ def _check_override(override: Override, elsewhere: bool) -> bool:
         if meant:
             raise UserError(f"{override.input_line}: no key {key!r}. Did you mean {' or '.join(meant)}?")
         return _check_key(key, override.input_line or key)
+    elif isinstance(listed := override.value(), list):
+        names = [str(name) for name in listed] or options[:1]
+        several = f", or -m {key}={','.join(names)} for a run of each" if len(names) > 1 else ""
+        raise UserError(f"{override.input_line}: a list, and a composition has one {key}. Use: {key}={names[0]}{several}.")
     elif elsewhere or not isinstance(override.value(), (str, type(None))) or override.is_sweep_override():
-        pass  # a sweep or a list of options: Hydra looks at each
+        pass  # a sweep: Hydra looks at each
     elif override.value() not in options and not (key == "experiment" and override.value() is None):
         raise unknown_option(key, str(override.value()))
     return False

@@ -16,6 +16,11 @@ MISTAKES = {
     ("model=qwen3_3b",): ["model=qwen3_3b", "qwen3_8b", "Options:"],
     ("model=Qwen/Qwen3-4B",): ["model=Qwen/Qwen3-4B", "Did you mean qwen3_4b"],
     ("experiment=quikstart",): ["experiment=quikstart", "Did you mean quickstart"],
+    ("experiment=[quickstart,learning]",): [
+        "experiment=[quickstart,learning]: a list, and a composition has one experiment. Use: experiment=quickstart, or -m "
+        "experiment=quickstart,learning for a run of each."
+    ],
+    ("hardware=[]",): ["hardware=[]: a list, and a composition has one hardware. Use: hardware=auto."],
     ("gpu=mi300x",): ["gpu=mi300x: no key 'gpu'. Did you mean hardware=mi300x?"],
     ("mi300x",): ["mi300x: no '=' in it. Did you mean hardware=mi300x?"],
     ("plan",): ["plan: no '=' in it. Did you mean mode=plan?"],
