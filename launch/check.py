@@ -359,7 +359,8 @@ def check(config: Config) -> None:
     check_given(config)
     found = refusals(config)
     if found:
-        raise UserError("\n".join(f"{rule.message(config).rstrip('.?')}. Use: {rule.remedy(config)}." for rule in found))
+        said = [(rule.message(config).rstrip("."), rule.remedy(config)) for rule in found]
+        raise UserError("\n".join(f"{message}{'' if message.endswith('?') else '.'} Use: {remedy}." for message, remedy in said))
 
 
 def warnings(config: Config) -> list[str]:

@@ -184,7 +184,10 @@ CASES = {
         ["512 tokens and needs its prompt", "more than 512 and at most"],
     ),
     "numa_binding": (["hardware=cpu", "topology.numa_binding=node"], ["on a CPU", "topology.numa_binding=null"]),
-    "offload_without_zero": (["hardware=mi300x", "topology=ddp", "topology.zero.offload_optimizer=true"], ["ignored", "zero2"]),
+    "offload_without_zero": (
+        ["hardware=mi300x", "topology=ddp", "topology.zero.offload_optimizer=true"],
+        ["needs ZeRO", "ignored", "zero2"],
+    ),
     "fsdp_options_without_fsdp": (["hardware=mi300x", "topology=ddp", "topology.fsdp.cpu_offload=true"], ["ignored", "topology=fsdp"]),
     "two_checkpointings": (
         ["hardware=mi300x", "model=qwen3_4b", "topology=fsdp", "topology.fsdp.activation_checkpointing=true"],
@@ -372,7 +375,10 @@ CASES = {
     "docker_keys": (["runtime=local", "runtime.memory_gb=8"], ["runtime.memory_gb", "ignored", "runtime=docker"]),
     "custom_reference_form": (["container=custom", "container.reference='Foo bar@sha256:1'"], ["'Foo bar@sha256:1' names no image"]),
     "secret_names": (["runtime=docker", "container=cpu", "runtime.secrets=['my-key']"], ["runtime.secrets: 'my-key'", "names only"]),
-    "slurm_keys": (["runtime=local", "runtime.slurm.nodes=2", "topology=ddp"], ["under runtime=local", "ignored", "runtime=slurm"]),
+    "slurm_keys": (
+        ["hardware=mi300x", "runtime=docker", "runtime.slurm.nodes=2", "runtime.slurm.inner=docker"],  # and no interface: none follows
+        ["runtime.slurm.nodes=2 under runtime=docker", "ignored", "runtime=slurm"],
+    ),
     "slurm_nodes": (
         ["hardware=mi300x", "method=grpo", "topology=split", *NODES],
         ["topology=split on runtime.slurm.nodes=2", "one node", "topology=ddp or topology=fsdp"],
@@ -611,6 +617,31 @@ def test_values_out_of_their_list_or_range(overrides, said):
     with pytest.raises(UserError) as raised:
         check(plus(overrides))
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["topology=zero2", "topology.zero.offload_parameters=true"],
+            "topology.zero.offload_parameters=true under topology=zero2: it needs zero3; ZeRO-2 keeps all parameters on every GPU. Use: "
+            "topology=zero3, or no topology.zero.offload_parameters.",
+        ),
+        (["topology=ddp", "topology.zero.offload_parameters=true"], "under topology=ddp: it needs zero3, and would be ignored. Use: "),
+        (["topology=zero3", "topology.zero.offload_parameters=true", "topology.zero.offload_optimizer=true"], None),
+        (["runtime=docker", "runtime.slurm.inner=docker"], "runtime.slurm.inner=docker under runtime=docker: it would be ignored."),
+        (["method=grpo", "method.rewards.acuracy=1"], "no such reward. Did you mean accuracy? Use: "),
+        ([*BEST[:-1], "method.selection.metric=evalloss"], "no such figure of held-out rows. Did you mean eval_loss? Use: "),
+    ],
+)
+def test_words_of_a_refusal(overrides, said):
+    config = composed("hardware=mi300x", "model=qwen3_4b", *overrides)
+    if said is None:
+        return check(config)
+    with pytest.raises(UserError) as raised:
+        check(config)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_every_refusal_is_said_at_once():
