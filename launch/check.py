@@ -359,8 +359,7 @@ def check(config: Config) -> None:
     check_given(config)
     found = refusals(config)
     if found:
-        said = [(rule.message(config).rstrip("."), rule.remedy(config)) for rule in found]
-        raise UserError("\n".join(f"{message}{'' if message.endswith('?') else '.'} Use: {remedy}." for message, remedy in said))
+        raise UserError("\n".join(f"{rule.said(config)} Use: {rule.remedy(config)}." for rule in found))
 
 
 def warnings(config: Config) -> list[str]:

@@ -90,7 +90,7 @@ def prepare(config: Config, given: Sequence[str] = ()) -> tuple[Config, list[str
     small, left_out = smoke.scale_down(config)
     check.check(small)
     tuned.check_recipe(small)
-    refused = [f"without smoke=true this is refused: {rule.message(config)}." for rule in check.refusals(config)]
+    refused = [f"without smoke=true this is refused: {rule.said(config)}" for rule in check.refusals(config)]
     said = [f"smoke: in place of {line}." for line in left_out]
     sizes = smoke.smaller(config, small)
     if sizes:
