@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,8 @@ from launch.schema import Config
 from launch.trainer_args import known, value
 
 UNCUT = 1024  # tokens that stand for a row's, where max_length=null
+ACCUMULATED = "gradient_accumulation_steps"
+ACCUMULATION = f"method.args.{ACCUMULATED}"
 MOST_TRIED = 10_000  # batches per device that are tried for one that divides
 
 
@@ -62,10 +65,10 @@ def evaluation_batch(config: Config) -> Batch:
     return replace(batch(config), per_device=int(given)) if given else batch(config)
 
 
-def apply_effective_batch(config: Config) -> list[str]:
+def apply_effective_batch(config: Config, on_command_line: Sequence[str] = ()) -> list[str]:
     """Set the accumulation so that a step takes `effective_batch` sequences; returns a line where that replaces another one.
 
-    Raises UserError where it does not divide, with what would.
+    Raises UserError where it does not divide, with what would, and where the command line gives both and they contradict.
     """
     wanted = config.effective_batch
     if wanted is None:
@@ -85,7 +88,13 @@ def apply_effective_batch(config: Config) -> list[str]:
             f"Use: {' or '.join([*smaller, f'effective_batch={max(1, round(wanted / unit)) * unit}'])}."
         )
     before, after = size.accumulation, wanted // at_once
-    config.method.args["gradient_accumulation_steps"] = after
+    if before != after and {"effective_batch", ACCUMULATION} <= set(on_command_line):
+        raise UserError(
+            f"effective_batch={wanted} with {ACCUMULATION}={before}: on {size.ranks} rank(s) x {size.per_device} sequences it is "
+            f"{at_once * before} of them to a step. Use: effective_batch={wanted} alone, which accumulates {after}; or "
+            f"effective_batch={at_once * before}."
+        )
+    config.method.args[ACCUMULATED] = after
     return [f"effective_batch={wanted}: gradient_accumulation_steps={after}, in place of {before}."] if before not in (1, after) else []
 
 

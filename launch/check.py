@@ -15,6 +15,7 @@ from launch.check_cycles import CYCLE_RULES
 from launch.check_data import DATA_RULES
 from launch.check_evaluate import EVALUATE_RULES, evaluate_warnings, lacks_heldout
 from launch.check_export import EXPORT_RULES
+from launch.check_model import MODEL_RULES
 from launch.check_profile import PROFILE_RULES
 from launch.check_rewards import REWARD_RULES
 from launch.check_runtime import RUNTIME_RULES
@@ -310,18 +311,7 @@ RULES = [
         lambda c: f"data.limit={c.data.limit}: no rows",
         lambda c: "a limit of at least 1, or data.limit=null",
     ),
-    Rule(
-        "model_source",
-        lambda c: c.model.init.name == "pretrained" and not c.model.path and not c.model.hub_id,
-        lambda c: f"model={c.model.name} with init=pretrained: no weights are named",
-        lambda c: "model.path=<directory>, model.hub_id=<owner/name>, or model.init=random",
-    ),
-    Rule(
-        "model_path_and_random",
-        lambda c: c.model.path is not None and c.model.init.name == "random" and c.model.hub_id is not None,
-        lambda c: f"model.path={c.model.path} with model.init=random: the weights there would be ignored",
-        lambda c: "model.init=pretrained, or no model.path",
-    ),
+    *MODEL_RULES,
     Rule(
         "find",
         lambda c: c.find != Find.none and c.mode != Mode.plan,
@@ -369,7 +359,7 @@ def check(config: Config) -> None:
     check_given(config)
     found = refusals(config)
     if found:
-        raise UserError("\n".join(f"{rule.message(config).rstrip('.?')}. Use: {rule.remedy(config)}." for rule in found))
+        raise UserError("\n".join(f"{rule.said(config)} Use: {rule.remedy(config)}." for rule in found))
 
 
 def warnings(config: Config) -> list[str]:

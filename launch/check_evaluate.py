@@ -63,7 +63,8 @@ def _out_of_range(config: Config) -> str | None:
 def _may_be_another_model_tomorrow(config: Config) -> bool:
     model = config.model
     asks = argument(config, "engine") is not None or config.method.kind == "cycles"
-    return asks and model.path is None and model.init == Init.pretrained and not COMMIT.fullmatch(model.revision or "")
+    is_pinned = model.revision is None or COMMIT.fullmatch(model.revision)  # without any, model_revision says it
+    return asks and model.path is None and model.init == Init.pretrained and not is_pinned
 
 
 EVALUATE_RULES = [

@@ -80,6 +80,14 @@ def _tuned_products(config: Config) -> None:
         )
 
 
+def _of_the_hub(path: Path) -> str:
+    """What to write for a model of the hub: a path of two names, whose first is no directory here, is often meant so."""
+    named = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    if named.is_absolute() or len(named.parts) != 2 or path.parent.is_dir():
+        return ""
+    return f" One of the hub: model=<a model of the same architecture and shape> model.hub_id={named} model.revision=<its commit>."
+
+
 def _model(config: Config) -> None:
     path = config.model.path and Path(config.model.path)
     if not path:
@@ -89,7 +97,7 @@ def _model(config: Config) -> None:
         raise UserError(f"model.path={path}: a file, and a directory is needed; python -m recipes.from_gguf makes one of a GGUF file.")
     if not path.is_dir():
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise UserError(f"model.path={path}: no such directory.{near(path.name, siblings)}")
+        raise UserError(f"model.path={path}: no such directory.{near(path.name, siblings)}{_of_the_hub(path)}")
     if not (path / "config.json").is_file():
         raise UserError(
             f"model.path={path}: no config.json; a model directory holds config.json, *.safetensors and a tokenizer.{runs_in(path)}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 from launch.rule import Rule
-from launch.schema import Config, Slurm
+from launch.schema import Config, Inner, Slurm
 from launch.schema_enums import Vendor
 
 # topologies whose ranks are alike, and may stand on any number of nodes
@@ -77,13 +78,21 @@ def _network_keys(config: Config) -> list[str]:
     return [key for key in ("interface", "hca", "gid_index") if getattr(config.runtime.slurm, key) is not None]
 
 
-SLURM_RULES = [
-    Rule(
-        "slurm_keys",
-        lambda c: c.runtime.name != "slurm" and c.runtime.slurm != Slurm(),
-        lambda c: f"runtime.slurm.* under runtime={c.runtime.name}: it would be ignored",
-        lambda c: "runtime=slurm",
-    ),
+def _given(config: Config) -> str:
+    """The first key that is not as it stands in the schema."""
+    slurm, usual = config.runtime.slurm, Slurm()
+    key = next(field.name for field in dataclasses.fields(slurm) if getattr(slurm, field.name) != getattr(usual, field.name))
+    value = getattr(slurm, key)
+    return f"runtime.slurm.{key}={value.name if isinstance(value, Inner) else value}"
+
+
+IGNORED = Rule(
+    "slurm_keys",
+    lambda c: c.runtime.name != "slurm" and c.runtime.slurm != Slurm(),
+    lambda c: f"{_given(c)} under runtime={c.runtime.name}: it would be ignored",
+    lambda c: "runtime=slurm",
+)
+OF_A_JOB = [
     Rule(
         "slurm_nodes",
         lambda c: c.runtime.slurm.nodes > 1 and c.topology.name not in SPREAD,
@@ -174,3 +183,11 @@ SLURM_RULES = [
         lambda c: f"early_signal_s above stop_timeout_s, by 60 s since Slurm may be late with it, and at most {MOST_EARLY_S}",
     ),
 ]
+
+
+def _of_a_job(rule: Rule) -> Rule:
+    """Without runtime=slurm it is enough that all of it would be ignored: what else is wrong follows from that."""
+    return dataclasses.replace(rule, applies=lambda c: c.runtime.name == "slurm" and rule.applies(c))
+
+
+SLURM_RULES = [IGNORED, *map(_of_a_job, OF_A_JOB)]

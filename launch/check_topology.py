@@ -42,6 +42,17 @@ def _colocate_arguments(config: Config) -> list[str]:
     return [f"vllm_{name}" for name in names if f"vllm_{name}" in config.method.args]
 
 
+def _no_offload(config: Config) -> tuple[str, ...]:
+    """The key of what would stay on the GPU, why, and what takes it to the host's memory; empty where all does that is asked to."""
+    zero, strategy = config.topology.zero, config.topology.strategy
+    if zero.offload_parameters and strategy != "zero3":
+        why = "it needs zero3" + ("; ZeRO-2 keeps all parameters on every GPU" if strategy == "zero2" else ", and would be ignored")
+        return "topology.zero.offload_parameters", why, "topology=zero3"
+    if zero.offload_optimizer and strategy not in ("zero2", "zero3"):
+        return "topology.zero.offload_optimizer", "it needs ZeRO, and would be ignored", "topology=zero2 or topology=zero3"
+    return ()
+
+
 TOPOLOGY_RULES = [
     Rule(
         "tensor_parallel",
@@ -192,12 +203,9 @@ TOPOLOGY_RULES = [
     ),
     Rule(
         "offload_without_zero",
-        lambda c: (
-            (c.topology.zero.offload_optimizer and c.topology.strategy not in ("zero2", "zero3"))
-            or (c.topology.zero.offload_parameters and c.topology.strategy != "zero3")
-        ),
-        lambda c: f"topology.zero.offload_* under topology={c.topology.name}: it would be ignored",
-        lambda c: "topology=zero2 (optimizer) or topology=zero3 (optimizer and parameters)",
+        lambda c: bool(_no_offload(c)),
+        lambda c: f"{_no_offload(c)[0]}=true under topology={c.topology.name}: {_no_offload(c)[1]}",
+        lambda c: f"{_no_offload(c)[2]}, or no {_no_offload(c)[0]}",
     ),
     Rule(
         "fsdp_options_without_fsdp",

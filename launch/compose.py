@@ -30,6 +30,7 @@ from launch.schema import Config, Phase, Task
 from launch.schema_data import Source
 from launch.schema_enums import Mode
 from launch.trainer_args import OWNED, lock
+from launch.wording import fields, refused, type_of
 
 CONF = Path(__file__).parents[1] / "conf"
 OVERRIDE = "An override is key=value or group=option"
@@ -65,7 +66,7 @@ def compose(overrides: list[str], given: list[str] | None = None) -> Config:
     """The composition that `overrides` name, every `auto` resolved. `given`: those that a person gave, all unless said otherwise; under
     smoke=true their values stay as they are (smoke_keeps). Raises UserError.
     """
-    kept = _keys(overrides if given is None else given)
+    kept = keys(overrides if given is None else given)
     overrides = [o for o in freed(overrides) if o != "experiment=null"]  # the default, which Hydra refuses to be told
     try:
         config = _absolute(_resolved(overrides))
@@ -92,21 +93,21 @@ def _resolved(overrides: list[str]) -> Config:
     return typing.cast(Config, OmegaConf.to_object(composed))
 
 
-def _keys(overrides: list[str]) -> list[str]:
+def keys(overrides: list[str]) -> list[str]:
     """Keys that overrides give a value, none of them a group; those of a mapping one by one."""
     found: list[str] = []
-    for override in _parse(overrides):
+    for override in parse(overrides):
         key = override.key_or_group
         if override.type != OverrideType.DEL and key not in groups() and not key.startswith(("hydra.", "hydra/")):
-            found += _leaves(key, override.value())
+            found += leaves(key, override.value())
     return found
 
 
-def _leaves(key: str, value: Any) -> list[str]:
-    """a.b for {b: 1} at a."""
+def leaves(key: str, value: Any) -> dict[str, Any]:
+    """{a.b: 1} for {b: 1} at a."""
     if not isinstance(value, dict):
-        return [key]
-    return [leaf for name, inner in value.items() for leaf in _leaves(f"{key}.{name}", inner)]
+        return {key: value}
+    return {leaf: given for name, inner in value.items() for leaf, given in leaves(f"{key}.{name}", inner).items()}
 
 
 def _absolute(config: Config) -> Config:
@@ -138,7 +139,7 @@ def _model_of(path: Path) -> str:
 
 def freed(overrides: list[str]) -> list[str]:
     """Checked overrides, with `++` before those of free keys: method.args.beta=0.1 needs no plus to be new."""
-    found, parsed = [], _parse(overrides)
+    found, parsed = [], parse(overrides)
     elsewhere = any(override.key_or_group == "hydra.searchpath" for override in parsed)  # options may stand outside conf/
     for override in parsed:
         free = _check_override(override, elsewhere)
@@ -192,7 +193,7 @@ def _hydra(overrides: list[str], repository: type[ConfigRepository] = ConfigRepo
         return hydra_compose("config", overrides)
 
 
-def _parse(overrides: list[str]) -> list[Override]:
+def parse(overrides: list[str]) -> list[Override]:
     """Raises UserError for the first that is no override."""
     found, parser = [], OverridesParser.create()
     for given in overrides:
@@ -236,18 +237,22 @@ def _check_override(override: Override, elsewhere: bool) -> bool:
         )
     options = groups().get(key)
     if override.type == OverrideType.DEL:
-        if options and key in _fields(Config):
+        if options and key in fields(Config):
             raise UserError(f"{override.input_line}: every composition has one. Use: {key}=<option>, one of {', '.join(options)}.")
         if options is None:
             _check_key(key, override.input_line or key)
         return False
     if options is None:
-        meant = [] if key.partition(".")[0] in _fields(Config) else _options_named(str(override.value()))
+        meant = [] if key.partition(".")[0] in fields(Config) else _options_named(str(override.value()))
         if meant:
             raise UserError(f"{override.input_line}: no key {key!r}. Did you mean {' or '.join(meant)}?")
         return _check_key(key, override.input_line or key)
+    elif isinstance(listed := override.value(), list):
+        names = [str(name) for name in listed] or options[:1]
+        several = f", or -m {key}={','.join(names)} for a run of each" if len(names) > 1 else ""
+        raise UserError(f"{override.input_line}: a list, and a composition has one {key}. Use: {key}={names[0]}{several}.")
     elif elsewhere or not isinstance(override.value(), (str, type(None))) or override.is_sweep_override():
-        pass  # a sweep or a list of options: Hydra looks at each
+        pass  # a sweep: Hydra looks at each
     elif override.value() not in options and not (key == "experiment" and override.value() is None):
         raise unknown_option(key, str(override.value()))
     return False
@@ -257,8 +262,12 @@ def unknown_option(group: str, option: str) -> UserError:
     options = groups()[group]
     if group == "topology" and option in NOT_A_TOPOLOGY:
         return UserError(f"topology={option}: tensor- and pipeline-parallel training is not offered; {NOT_A_TOPOLOGY[option]}.")
+    hub = ""
+    if group == "model" and "/" in option:
+        hub = f" One of the hub: model=<a model of the same architecture and shape> model.hub_id={option} model.revision=<its commit>."
     as_here = re.sub(r"[^a-z0-9]+", "_", option.rpartition("/")[2].lower())  # Qwen/Qwen3-4B is the hub's name of qwen3_4b
-    return UserError(f"{group}={option}: no such {group}.{near(option, options) or near(as_here, options)} Options: {', '.join(options)}.")
+    meant = near(option, options) or near(as_here, options)
+    return UserError(f"{group}={option}: no such {group}.{meant}{hub} Options: {', '.join(options)}.")
 
 
 def _check_key(key: str, given: str) -> bool:
@@ -279,7 +288,7 @@ def _check_key(key: str, given: str) -> bool:
         if origin is list:
             node = typing.get_args(node)[0]
             continue
-        hints = _fields(node)
+        hints = fields(node)
         if part not in hints:
             at = ".".join(parts[:depth])
             if not at and (meant := _ending_in(part)):
@@ -293,14 +302,9 @@ def _check_key(key: str, given: str) -> bool:
 
 def _ending_in(name: str) -> list[str]:
     """Keys in a group whose last part is `name`, and method.args, or what decides it there, where a method has such an argument."""
-    found = [f"{group}.{name}" for group, node in _fields(Config).items() if name in _fields(node)]
+    found = [f"{group}.{name}" for group, node in fields(Config).items() if name in fields(node)]
     is_argument = any(name in arguments for arguments in lock()["arguments"].values())
     return found + ([OWNED.get(name, f"method.args.{name}")] if is_argument else [])
-
-
-def _fields(node: Any) -> dict[str, Any]:
-    """Name -> type of a dataclass of the schema; nothing for what is none."""
-    return typing.get_type_hints(node) if dataclasses.is_dataclass(node) else {}
 
 
 def _list(hints: dict[str, Any], where: str) -> str:
@@ -328,33 +332,34 @@ def translate(error: Exception) -> UserError:
             entry = LISTED.get(item.group(1)) if item else None
             if entry and "." not in key:  # OmegaConf names it from the entry on
                 listed, keys = entry
+                if key in keys:
+                    key = f"{listed}[n].{key}"  # which entry it is nobody says
+                    return UserError(where + refused(key, inner, rule))
                 return UserError(f"{where}{listed}: {rule}.{near(key, keys)} Keys of an entry: {', '.join(keys)}.")
             try:
                 _check_key(key, key)
             except UserError as unknown:
                 typed = re.search(r"override '?[+~]*([\w.]+)", str(error))
-                return UserError(f"{where}{unknown}" if "Key '" in rule or not typed else f"{typed.group(1)}: {rule}.")
-            return UserError(f"{where}{key}: {rule}.{_expected(key, rule)}")
-    return UserError(" ".join(str(error).split()))
+                if "Key '" in rule or not typed:
+                    return UserError(f"{where}{unknown}")
+                key = typed.group(1)  # where OmegaConf names the last part only
+            return UserError(where + refused(key, inner, rule))
+    return UserError(_of_hydra(" ".join(str(error).split())))
 
 
-def _type_of(key: str) -> Any:
-    """As the schema has it; None below what is free, and for what is unknown."""
-    node: Any = Config
-    for part in key.split("."):
-        node = _fields(node).get(part)
-    return node
+def _of_hydra(said: str) -> str:
+    """What names no key of the schema: Hydra's own words, with the remedy where there is one."""
+    several = re.match(r"Ambiguous value for argument '[+~]*(.*?)' 1\. To use it as a list", said)
+    if several:
+        key = several.group(1).partition("=")[0]
+        as_list = "" if key in groups() else f", or {key}=[...] for a list"
+        return f"{several.group(1)}: several values, and a run has one. Use: one value, or -m for a sweep over them{as_list}."
+    there = re.match(r"Could not append to config\. An item is already at '([^']*)'", said)
+    if there:
+        return f"+{there.group(1)}: it has a value already. Use: {there.group(1)}=<value>, without the plus."
+    return said
 
 
 def _holds_keys(key: str) -> bool:
-    node = _type_of(key)
+    node = type_of(key)
     return dataclasses.is_dataclass(node) or typing.get_origin(node) is dict
-
-
-def _expected(key: str, rule: str) -> str:
-    node = _type_of(key)
-    if isinstance(node, type) and hasattr(node, "__members__"):
-        value = rule.split("'")[1] if "'" in rule else ""
-        return near(value, node.__members__)
-    name = getattr(node, "__name__", None) if typing.get_origin(node) is None else str(node).replace("typing.", "")
-    return f" It takes {name}." if name else ""

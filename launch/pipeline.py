@@ -19,7 +19,7 @@ from typing import Any
 from launch import curves, cycles, detect, keeping, record, rundir, show
 from launch.check_files import check_files
 from launch.check_phases import check_phases
-from launch.compose import compose
+from launch.compose import compose, keys
 from launch.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import STATUS, check_host, execute, signals
 from launch.paths import followed
@@ -142,6 +142,7 @@ class _Composer:
     def __init__(self, overrides: list[str]) -> None:
         self.experiment = [o for o in overrides if o.startswith("experiment=")]
         self.others = [o for o in overrides if not o.startswith("experiment=")]
+        self.given = keys(self.others)
         self.made: dict[tuple[str, ...], Config] = {}
 
     def __call__(self, phase: Phase) -> Config:
@@ -178,7 +179,7 @@ def _cycles_of(config: Config) -> Config:
     return prepare(dataclasses.replace(config, effective_batch=None))[0] if config.method.kind == "cycles" else config
 
 
-def _plan(config: Config, phase: Phase, composer: Callable[[Phase], Config], host: detect.Host, folders: dict[str, Path]) -> Plan:
+def _plan(config: Config, phase: Phase, composer: _Composer, host: detect.Host, folders: dict[str, Path]) -> Plan:
     with _named(phase):
         composed = composer(phase)
         composed.name = f"{folders[phase.name].parent.parent.name}-{phase.name}"
@@ -195,7 +196,7 @@ def _plan(config: Config, phase: Phase, composer: Callable[[Phase], Config], hos
             cycles.apply(composed, phase)
             if phase.pass_rates_from and composed.data.curriculum == Curriculum.adaptive:
                 composed.data.pass_rates = str(folders[phase.pass_rates_from] / "result.json")
-        prepared, warnings = prepare(composed)
+        prepared, warnings = prepare(composed, composer.given)
         if isinstance(phase, cycles.CyclePhase) and phase.chosen and phase.part == "train":
             warnings = [*warnings, *phase.chosen.warnings()]
         prepared.model.path = source  # under smoke=true the model of an earlier phase is as small as this one's was just made

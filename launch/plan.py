@@ -76,14 +76,15 @@ class Plan:
         return self.config.targets
 
 
-def prepare(config: Config) -> tuple[Config, list[str]]:
-    """The composition that runs, checked and with smoke=true applied, and its warnings. Raises UserError.
+def prepare(config: Config, given: Sequence[str] = ()) -> tuple[Config, list[str]]:
+    """The composition that runs, checked and with smoke=true applied, and its warnings. `given`: keys of the command line, which may not
+    contradict one another as those of files may. Raises UserError.
 
     Under smoke=true the rules look at the small composition, so that no hardware rule refuses it; what they would refuse
     without it is a warning.
     """
     check.check_given(config)
-    replaced = [] if trainer_args.recipe_name(config) else batch.apply_effective_batch(config)  # a tuning's recipe takes the steps
+    replaced = [] if trainer_args.recipe_name(config) else batch.apply_effective_batch(config, given)  # a tuning's recipe takes the steps
     if not config.smoke:
         check.check(config)
         tuned.check_recipe(config)
@@ -91,7 +92,7 @@ def prepare(config: Config) -> tuple[Config, list[str]]:
     small, left_out = smoke.scale_down(config)
     check.check(small)
     tuned.check_recipe(small)
-    refused = [f"without smoke=true this is refused: {rule.message(config)}." for rule in check.refusals(config)]
+    refused = [f"without smoke=true this is refused: {rule.said(config)}" for rule in check.refusals(config)]
     said = [f"smoke: in place of {line}." for line in left_out]
     sizes = smoke.smaller(config, small)
     if sizes:

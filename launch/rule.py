@@ -14,3 +14,8 @@ class Rule:
     applies: Callable[[Config], bool]
     message: Callable[[Config], str]
     remedy: Callable[[Config], str]
+
+    def said(self, config: Config) -> str:
+        """The message with its end: a near name asks."""
+        message = self.message(config).rstrip(".")
+        return message if message.endswith("?") else f"{message}."

@@ -11,9 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from launch import detect, fit, help, hydra_options, pipeline, preview, rundir, show, slurm, sweep
+from launch import detect, fit, given, help, hydra_options, pipeline, preview, rundir, show, slurm, sweep
 from launch.check_files import check_files
-from launch.compose import compose
+from launch.compose import compose, keys
 from launch.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import check_host, execute
 from launch.plan import as_json, has_phases, make_plan, prepare
@@ -31,13 +31,16 @@ def run(overrides: list[str]) -> int:
         raise UserError(f"{of_sweep}: of a search or a grid, and this is one run. Put -m before it, or leave it out.")
     if has_phases(config) and config.data.preview:
         raise UserError("data.preview with phases: each has rows of its own. Use: the command of one phase, with data.preview.")
+    repeated, named = given.repeated(overrides), keys(overrides)
     if has_phases(config):
+        given.say(repeated)
         return pipeline.run(config, overrides)
     host, found = detect.host(sys.executable), None
     if config.find != Find.none:
         overrides, found = fit.search(config, overrides, host)
         config = compose(overrides)
-    config, warnings = prepare(config)
+    config, warnings = prepare(config, () if found else named)  # a search has put another batch beside what was given
+    warnings = [*repeated, *warnings]
     check_files(config, all_lines=config.mode == Mode.run)
     if config.data.preview and config.mode == Mode.run:
         return preview.run(config, host, warnings, overrides)
@@ -73,6 +76,7 @@ def main(arguments: list[str]) -> int:
         return EXIT_DONE
     try:
         if sweep.wanted(arguments):
+            given.say(given.repeated([a for a in arguments if not a.startswith("-")]))
             return sweep.run(arguments)
         return hydra_options.run(arguments, run) if hydra_options.wanted(arguments) else run(arguments)
     except (UserError, HostError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 from launch import environment, pipeline, rundir
 from launch.check_files import check_files
-from launch.compose import compose
+from launch.compose import compose, keys
 from launch.cycle_choice import recorded
 from launch.detect import Host
 from launch.environment import MASK
@@ -77,7 +77,7 @@ def prepared(overrides: list[str], host: Host) -> Prepared:
         run_dir, _ = rundir.choose(config)
         plans = list(pipeline.make_plans(config, overrides, host, run_dir).values())
     else:
-        config, warnings = prepare(config)
+        config, warnings = prepare(config, keys(overrides))
         check_files(config, all_lines=False)  # its own launcher reads all
         run_dir, _ = rundir.choose(config)
         plans = [make_plan(config, host, run_dir, warnings)]

@@ -49,7 +49,10 @@ def check_recipe(config: Config) -> None:
         return
     if "rows" in trainer_args.own(config) and tuned.method.kind != "trainer":
         raise UserError(f"method.args.recipe={tuned.method.name}: {config.method.name} measures training steps. Use: sft, dpo or grpo.")
-    check.check(tuned)
+    try:
+        check.check(tuned)
+    except UserError as error:  # of the recipe, which is not the method that was asked for
+        raise UserError(f"method={config.method.name} has {tuned.method.name} for its trials: {error}") from error
 
 
 def for_ranks(config: Config, host: Host, run_dir: Path, ports: tuple[int, int]) -> dict[str, Any] | None:

@@ -5,21 +5,28 @@ from __future__ import annotations
 from launch import detect, masks
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
-from launch.sysfs import is_folder, status_of
+from launch.gpu import Gpu
+from launch.schema import Hardware
+from launch.schema_enums import Vendor
+from launch.sysfs import folders, is_folder, status_of
 
 GUIDE = "AMD's installation guide, `Configuring permissions for GPU access`"
 KFD = "/dev/kfd"
+TOPOLOGY = "sys/class/kfd/kfd/topology"
 NOT_COPIED = "copy it too, or run the doctor on the machine itself"
 
 
 def hardware_group(facts: Facts) -> Finding | None:
     found = masks.visible((*facts.gpus, *facts.host.withheld), facts.host.environ)
     expected = Expected("one kind of GPU, which a file of conf/hardware describes", "conf/hardware; launch/kfd.py (products)")
-    if not found and not facts.is_live and not is_folder(facts.root / "sys"):
-        return expected.unknown("this tree holds no sys", "copy it too; of a topology alone, as sys/class/kfd/kfd/topology")
     if not found:
-        return None
+        lacks = None if facts.is_live else _lacking(facts)
+        return expected.unknown(*lacks) if lacks else None
     wrong = detect.undecided(found)
+    if _is_other_code(found, facts.hardware):
+        read = wrong[0] if wrong else detect.found_line(found, detect.group_of(found)).removeprefix("hardware=auto: ")
+        why = f"hardware={facts.group} was asked for: its code is for {facts.hardware.gfx if facts.hardware else 'another GPU'}"
+        return expected.fail(f"{read}, and {why}", "hardware=auto, or the group of the GPU that is here")
     if wrong and facts.hardware is not None and not any(gpu.partition_of for gpu in found):
         return expected.warn(f"{wrong[0]}, and hardware={facts.group} was asked for", wrong[1])
     if wrong:
@@ -29,6 +36,30 @@ def hardware_group(facts: Facts) -> Finding | None:
     if facts.hardware is not None and facts.group != group:
         return expected.warn(f"{read}, and hardware={facts.group} was asked for", f"hardware={group}, or hardware=auto")
     return expected.passed(read)
+
+
+def _lacking(facts: Facts) -> tuple[str, str] | None:
+    """What a copied tree without a GPU lacks, so that nobody can say that the machine had none; and how a tree is made."""
+    if not is_folder(facts.root / "sys"):
+        also = "" if is_folder(facts.root / "proc") else " and no proc, so it stands for no machine"
+        return (
+            f"this tree holds no sys{also}",
+            f"sysroot=DIR stands for /: copy sys, proc, dev and etc into it; of a topology alone, cp -rL /{TOPOLOGY} to DIR/{TOPOLOGY}",
+        )
+    if is_folder(facts.root / "sys/class/kfd") and not folders(facts.root / TOPOLOGY / "nodes"):
+        return (
+            f"{TOPOLOGY} holds no nodes, and a kernel's has one for each CPU at least",
+            f"copy it whole: cp -rL /{TOPOLOGY} DIR/{TOPOLOGY}",
+        )
+    return None
+
+
+def _is_other_code(found: tuple[Gpu, ...], asked: Hardware | None) -> bool:
+    """Whether no GPU here runs what is built for the group that was asked for. One that no group describes may: the one named for it is
+    near, and a product of the same target is only of another size."""
+    if asked is None or asked.vendor == Vendor.none:
+        return False
+    return all(gpu.gfx not in (asked.gfx, "unknown") and (gpu.group or gpu.partition_of) for gpu in found)
 
 
 def gpus_found(facts: Facts) -> Finding | None:

@@ -49,7 +49,8 @@ Row = dict[str, Any]
 
 def settings(asked: argparse.Namespace) -> list[str]:
     """What all runs have in common."""
-    size = ["model.num_layers=2"] if asked.tiny else ["model.hidden_size=512", "model.intermediate_size=1536", "model.num_layers=8"]
+    large = ["model.hidden_size=512", "model.intermediate_size=1536", "model.num_layers=8", "model.num_parameters=20980736"]
+    size = ["model.num_layers=2", "model.num_parameters=525056"] if asked.tiny else large
     batch = f"method.args.per_device_train_batch_size={16 if asked.tiny else 64}"
     own = ON_A_CPU if asked.hardware == "hardware=cpu" else []
     return [*own, "topology=single", "method=sft", "model=tiny", *size, batch, "method.args.gradient_accumulation_steps=1"]

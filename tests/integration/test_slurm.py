@@ -264,7 +264,8 @@ def test_a_failing_job_is_failed_and_not_requeued(cluster, tmp_path):
     model.mkdir()
     (model / "config.json").write_text("{}")
     (model / "model.safetensors").write_text("no weights")
-    given = ["topology=single", "runtime.slurm.nodes=1", "runtime.slurm.interface=null", f"model.path={model}", "model.init=pretrained"]
+    given = ["topology=single", "runtime.slurm.nodes=1", "runtime.slurm.interface=null"]
+    given += [f"model.path={model}", "model.init=pretrained", "model.num_parameters=328128"]
     job, run_dir = submit(tmp_path, *given)
     end = cluster.ended(job)
     assert (end["JobState"], end["ExitCode"], end["Restarts"]) == ("FAILED", "4:0", "0"), slurm_log(run_dir)

@@ -14,8 +14,13 @@ from tests.conftest import command, composed
 MISTAKES = {
     ("hardware=mi530x",): ["hardware=mi530x", "no such hardware", "Did you mean mi350x", "Options: auto, cpu"],
     ("model=qwen3_3b",): ["model=qwen3_3b", "qwen3_8b", "Options:"],
-    ("model=Qwen/Qwen3-4B",): ["model=Qwen/Qwen3-4B", "Did you mean qwen3_4b"],
+    ("model=Qwen/Qwen3-4B",): ["model=Qwen/Qwen3-4B", "Did you mean qwen3_4b", "model.hub_id=Qwen/Qwen3-4B model.revision=<its commit>"],
     ("experiment=quikstart",): ["experiment=quikstart", "Did you mean quickstart"],
+    ("experiment=[quickstart,learning]",): [
+        "experiment=[quickstart,learning]: a list, and a composition has one experiment. Use: experiment=quickstart, or -m "
+        "experiment=quickstart,learning for a run of each."
+    ],
+    ("hardware=[]",): ["hardware=[]: a list, and a composition has one hardware. Use: hardware=auto."],
     ("gpu=mi300x",): ["gpu=mi300x: no key 'gpu'. Did you mean hardware=mi300x?"],
     ("mi300x",): ["mi300x: no '=' in it. Did you mean hardware=mi300x?"],
     ("plan",): ["plan: no '=' in it. Did you mean mode=plan?"],
@@ -27,8 +32,8 @@ MISTAKES = {
     ("bf16=true",): ["no key 'bf16' by itself", "Use: precision=bf16"],
     ("args.max_steps=5",): ["no key 'args' by itself", "Use: method.args."],
     ("topology.num_gpu=2",): ["num_gpu", "Did you mean topology.num_gpus", "Keys in topology"],
-    ("seed=abc",): ["seed", "'abc'", "int"],
-    ("smoke=perhaps",): ["smoke", "'perhaps'", "bool"],
+    ("seed=abc",): ["seed=abc: it takes a whole number."],
+    ("smoke=perhaps",): ["smoke=perhaps: it takes true or false."],
     ("seed=-1",): ["seed=-1", "0 to 4294967295", "Use: seed=0"],
     ("mode=plna",): ["'plna'", "run, plan", "Did you mean plan"],
     ("model.init=randm",): ["'randm'", "pretrained, random", "Did you mean random"],
@@ -74,7 +79,7 @@ MISTAKES = {
     ("method=grpo", "++method.rewards={broken.reward: 1}"): ["broken.py: no Python"],
     ("user_env.AUTH=${oc.env:MY_SECRET}", "mode=plan"): ["user_env.AUTH", "holds a secret of your shell"],
     ("data.limit=0",): ["data.limit=0", "at least 1"],
-    ("model.path=nowhere", "mode=plan"): ["model.path=/", "/nowhere: no such directory"],
+    ("model.path=nowhere", "mode=plan"): ["model.path=/", "/nowhere: no such directory.\n"],
     ("model.path=broken.py", "mode=plan"): ["broken.py: a file, and a directory is needed", "python -m recipes.from_gguf"],
     ("method=export", "model=qwen3_4b", "method.args.formats=[gguf]", "method.args.gguf_converter=.", "mode=plan"): [
         "method.args.gguf_converter=/",
@@ -98,14 +103,51 @@ MISTAKES = {
     ("seed=\x00",): ["'seed=\\x00': no override"],
     ("seed=" + "9" * 5000,): ["999...: no override"],
     ("method.args={}",): ["method.args={}: merged with what is there, it would change nothing", "'~method.args.NAME'"],
-    ("phases={}",): ["phases: Cannot merge DictConfig with ListConfig"],
+    ("phases={}",): ["phases: it takes a list, and a mapping was given. Use: phases=[{name: sft, overrides: ['method=sft']}]; keys of an"],
+    ("method=grpo", "method.rewards=[accuracy]"): ["method.rewards: it takes names with a value each, and a list was given. Use: method."],
+    ("method=grpo", "method.rewards=accuracy"): [
+        "method.rewards=accuracy: it takes names with a value each. Use: method.rewards.accuracy=1.0."
+    ],
+    ("method=grpo", "method.rewards.accuracy=high"): ["method.rewards.accuracy=high: it takes a number."],
+    ("runtime.network=brige",): ["runtime.network: Invalid value 'brige', expected one of [bridge, host, none]. Did you mean bridge?"],
+    ("mode=null",): ["mode=null: it takes run, plan."],
+    ("effective_batch=1k",): ["effective_batch=1k: it takes a whole number or null."],
+    ("data.tasks=[chain_sum]",): ["data.tasks[0]=chain_sum: an entry has keys of its own. Use: data.tasks=[{name: chain_sum, level: 0}];"],
+    ("data.tasks=chain_sum",): [
+        "data.tasks=chain_sum: it takes a list. Use: data.tasks=[{name: chain_sum, level: 0}]; keys of an entry: n"
+    ],
+    ("data.tasks=null",): ["data.tasks=null: it takes a list. Use: data.tasks=[{name: chain_sum, level: 0}]"],
+    ("data.tasks=[{name: a, level: x}]",): ["data.tasks[n].level=x: it takes a whole number."],
+    ("phases=[sft,grpo]",): ["phases[0]=sft: an entry has keys of its own. Use: phases=[{name: sft, overrides: ['method=sft']}]"],
+    ("phases=[{name: a, overrides: x}]",): ["phases[n].overrides=x: it takes a list. Use: phases[n].overrides=['x']."],
+    ("runtime.slurm.options=--exclusive",): [
+        "runtime.slurm.options=--exclusive: it takes a list. Use: runtime.slurm.options=['--exclusive']."
+    ],
+    ("smoke_keeps=3",): ["smoke_keeps=3: it takes a list. Use: smoke_keeps=[...]."],
+    ("data.filter=a",): ["data.filter=a: it has keys of its own. Use: data.filter.<key>=<value>; keys: tasks, levels"],
+    ("user_env=a",): ["user_env=a: it takes names with a value each. Use: user_env.<name>=<value>."],
+    ("hardware=mi300x,mi350x",): [
+        "hardware=mi300x,mi350x: several values, and a run has one. Use: one value, or -m for a sweep over them."
+    ],
+    ("method.args.learning_rate=1,5e-5",): [
+        "method.args.learning_rate=1,5e-5: several values, and a run has one. Use: one value, or -m for a sweep over them, or "
+        "method.args.learning_rate=[...] for a list."
+    ],
+    ("+seed=1",): ["+seed: it has a value already. Use: seed=<value>, without the plus."],
+    ("hardware=mi50", "method=tune/vllm", "mode=plan"): [
+        "method=tune/vllm has bench/vllm for its trials: method=bench/vllm on mi50: no rel"
+    ],
+    ("model.path=Qwen/Qwen3-4B", "mode=plan"): [
+        "no such directory. One of the hub: model=<a model of the same",
+        "model.hub_id=Qwen/Qwen3-4B",
+    ],
     ("method.args.learning_rate=nan",): ["method.args.learning_rate=nan: no finite number"],
     ("model.path=",): ["model.path=: an empty path", "null"],
     ("name=" + "n" * 300,): ["it names a directory", "at most 100"],
     ("seed=${no_such}",): ["seed: Interpolation key 'no_such' not found"],
     ("seed=${seed}",): ["seed: Recursive interpolation detected"],
     ("data.tasks=[{nam: x}]",): ["data.tasks: Key 'nam' not in 'Task'. Did you mean name?", "Keys of an entry: name, level"],
-    ("+targets.x=3",): ["targets.x: Invalid type assigned: int is not a subclass of Target"],
+    ("+targets.x=3",): ["targets.x=3: it has keys of its own. Use: targets.x.<key>=<value>; keys: value, source."],
     ("smoke_keeps=[modl.num_layers]",): ["smoke_keeps=modl.num_layers: no key 'modl'", "Did you mean model"],
     ("--foo",): ["unrecognized arguments: --foo", "--help"],
     ("--cfg", "nope"): ["invalid choice: 'nope'"],
@@ -263,7 +305,9 @@ def test_run_root_that_is_a_file(launch, tmp_path):
     [
         ("# @package _global_\nseeed: 1\n", ["seeed", "Did you mean seed"]),
         ("# @package _global_\ntopology:\n  num_gpu: 1\n", ["num_gpu", "Did you mean topology.num_gpus"]),
-        ("# @package _global_\nseed: abc\n", ["seed", "'abc'"]),
+        ("# @package _global_\nseed: abc\n", ["In 'experiment/mine': seed=abc: it takes a whole number."]),
+        ("# @package _global_\nruntime:\n  network: brige\n", ["runtime.network: Invalid value 'brige'", "Did you mean bridge?"]),
+        ("# @package _global_\ndata:\n  tasks: chain_sum\n", ["data.tasks", "it takes a list. Use: data.tasks=[{name: chain_sum, level"]),
         ("# @package _global_\nseed: {\n", ["while parsing"]),
         ("# @package _global_\ndefaults:\n  - override /hardware: mi530x\n", ["hardware=mi530x", "Did you mean mi350x"]),
     ],

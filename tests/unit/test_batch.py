@@ -24,6 +24,23 @@ def test_an_accumulation_that_is_replaced_is_said():
     assert "effective_batch=64: gradient_accumulation_steps=2, in place of 4." in warnings
 
 
+def test_a_batch_and_an_accumulation_of_one_command_line_that_contradict(launch):
+    given = [*EIGHT, "effective_batch=64", "mode=plan"]
+    said = (
+        "effective_batch=64 with method.args.gradient_accumulation_steps=4: on 8 rank(s) x 4 sequences it is 128 of them to a step. "
+        "Use: effective_batch=64 alone, which accumulates 2; or effective_batch=128.\n"
+    )
+    for more in ([], ["smoke=true"]):
+        done = launch(*given, "method.args.gradient_accumulation_steps=4", *more)
+        assert (done.code, done.err) == (2, said)
+    assert launch(*given, "method.args.gradient_accumulation_steps=4", "find=largest_batch").code == 0  # which chooses both
+    assert launch(*given, "method.args.gradient_accumulation_steps=2").code == 0
+    done = launch(*given, "method.args.gradient_accumulation_steps=4", "phases=[{name: one}]")
+    assert (done.code, done.err) == (2, f"phase one: {said}")
+    of_a_file = ["phases=[{name: one, overrides: ['method.args.gradient_accumulation_steps=4']}]"]
+    assert "gradient_accumulation_steps=2, in place of 4." in launch(*given, *of_a_file).out
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

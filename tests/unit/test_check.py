@@ -6,9 +6,11 @@ import time
 
 import pytest
 
-from launch import batch
+from launch import batch, shapes
 from launch.batch import fitting_batches
 from launch.check import RULES, check, refusals, warnings
+from launch.check_model import TOLERANCE
+from launch.compose import groups
 from launch.errors import UserError
 from launch.schema import Config
 from tests.conftest import composed
@@ -202,7 +204,10 @@ CASES = {
         ["512 tokens and needs its prompt", "more than 512 and at most"],
     ),
     "numa_binding": (["hardware=cpu", "topology.numa_binding=node"], ["on a CPU", "topology.numa_binding=null"]),
-    "offload_without_zero": (["hardware=mi300x", "topology=ddp", "topology.zero.offload_optimizer=true"], ["ignored", "zero2"]),
+    "offload_without_zero": (
+        ["hardware=mi300x", "topology=ddp", "topology.zero.offload_optimizer=true"],
+        ["needs ZeRO", "ignored", "zero2"],
+    ),
     "fsdp_options_without_fsdp": (["hardware=mi300x", "topology=ddp", "topology.fsdp.cpu_offload=true"], ["ignored", "topology=fsdp"]),
     "two_checkpointings": (
         ["hardware=mi300x", "model=qwen3_4b", "topology=fsdp", "topology.fsdp.activation_checkpointing=true"],
@@ -310,6 +315,24 @@ CASES = {
     "data_limit": (["data.limit=0"], ["data.limit=0"]),
     "model_source": (["model.init=pretrained"], ["no weights are named", "model.path="]),
     "model_path_and_random": (["model=qwen3_4b", "model.init=random", "model.path=/m"], ["model.path=/m", "ignored"]),
+    "model_shape": (
+        ["hardware=mi300x", "model=qwen3_4b", "model.num_layers=12"],
+        [
+            "model.num_layers=12: the shape counts 1600128512",
+            "is 4022468096",
+            "Qwen/Qwen3-4B is loaded",
+            "no model.num_layers",
+            "init=random",
+        ],
+    ),
+    "model_revision": (
+        ["hardware=mi300x", "model=qwen3_4b", "model.hub_id=me/mine", "model.revision=null"],
+        ["model.hub_id=me/mine without model.revision", "model.revision=<its commit"],
+    ),
+    "model_hub_id": (
+        ["hardware=mi300x", "model=qwen3_4b", "model.hub_id=Qwen/Qwen3-8B"],
+        ["model.hub_id=Qwen/Qwen3-8B with model=qwen3_4b", "model.revision=1cfa9a720891 is a commit of Qwen/Qwen3-4B", "model=qwen3_8b,"],
+    ),
     "find": (["find=largest_batch"], ["find=largest_batch", "mode=plan find=largest_batch"]),
     "data_preview": (["method=evaluate", "data.preview=5"], ["method=evaluate: it trains on no rows", "sft, dpo, grpo"]),
     "data_preview_alone": (["data.preview=5", "format=json"], ["data.preview=5 with format=json", "for a person"]),
@@ -372,7 +395,10 @@ CASES = {
     "docker_keys": (["runtime=local", "runtime.memory_gb=8"], ["runtime.memory_gb", "ignored", "runtime=docker"]),
     "custom_reference_form": (["container=custom", "container.reference='Foo bar@sha256:1'"], ["'Foo bar@sha256:1' names no image"]),
     "secret_names": (["runtime=docker", "container=cpu", "runtime.secrets=['my-key']"], ["runtime.secrets: 'my-key'", "names only"]),
-    "slurm_keys": (["runtime=local", "runtime.slurm.nodes=2", "topology=ddp"], ["under runtime=local", "ignored", "runtime=slurm"]),
+    "slurm_keys": (
+        ["hardware=mi300x", "runtime=docker", "runtime.slurm.nodes=2", "runtime.slurm.inner=docker"],  # and no interface: none follows
+        ["runtime.slurm.nodes=2 under runtime=docker", "ignored", "runtime=slurm"],
+    ),
     "slurm_nodes": (
         ["hardware=mi300x", "method=grpo", "topology=split", *NODES],
         ["topology=split on runtime.slurm.nodes=2", "one node", "topology=ddp or topology=fsdp"],
@@ -428,6 +454,45 @@ def test_rule_refuses_and_says_why(name):
         assert word in str(raised.value)
     assert "Use: " in str(raised.value)
     assert ".. Use" not in str(raised.value)
+
+
+QWEN = ["hardware=mi300x", "model=qwen3_4b"]
+COMMIT = "model.revision=" + "a" * 40
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["model.num_parameters=7"], "model.num_parameters is 7, and Qwen/Qwen3-4B is loaded as it is. Use: no model.num_parameters."),
+        (["model.num_layers=35", "model.path=/m"], "model.num_parameters=3921537280 where the model of that directory has it."),
+        (["model.num_parameters=3990000000"], None),  # as rounded as a published count may be
+        (["model.num_layers=12", "model.num_parameters=1600128512", "model.hub_id=me/small", COMMIT], None),
+        (["model.num_layers=12", "model.init=random"], None),
+        (
+            ["model.hub_id=me/tuned"],
+            "model.revision=1cfa9a720891 is a commit of Qwen/Qwen3-4B. Use: model=<of the same shape> model.hub_id=",
+        ),
+        (["model.hub_id=me/tuned", COMMIT], None),
+        (["model.hub_id=Qwen/Qwen3-8B", COMMIT], "memory and speed would be those of Qwen/Qwen3-4B. Use: model=qwen3_8b"),
+        (["model.hub_id=me/tuned", "model.path=/m"], None),  # which wins
+        (["model.revision=null", "method=evaluate"], "model.hub_id=Qwen/Qwen3-4B without model.revision"),
+        (["model.name=mine", "model.num_layers=12"], "model=mine: the shape counts 1600128512 parameters"),
+        (["model.name=mine", "model.hub_id=me/mine"], None),  # of a file that is not in conf/: nothing says what its revision is of
+    ],
+)
+def test_a_model_that_is_loaded_is_the_one_that_is_planned(overrides, said):
+    found = [
+        f"{rule.message(config)}. Use: {rule.remedy(config)}." for config in [composed(*QWEN, *overrides)] for rule in refusals(config)
+    ]
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
+
+
+@pytest.mark.parametrize("name", groups()["model"])
+def test_every_model_counts_well_within_the_tolerance(name):
+    model = composed("hardware=cpu", f"model={name}").model
+    one_layer = shapes.layer_parameters(model)
+    assert abs(shapes.parameters(model) - model.num_parameters) < TOLERANCE * model.num_parameters < one_layer
 
 
 @pytest.mark.parametrize("weight", ["0", "-1", "inf", "nan"])
@@ -618,6 +683,31 @@ def test_values_out_of_their_list_or_range(overrides, said):
 )
 def test_values_at_the_edge_of_their_range_are_taken(overrides):
     check(plus(overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["topology=zero2", "topology.zero.offload_parameters=true"],
+            "topology.zero.offload_parameters=true under topology=zero2: it needs zero3; ZeRO-2 keeps all parameters on every GPU. Use: "
+            "topology=zero3, or no topology.zero.offload_parameters.",
+        ),
+        (["topology=ddp", "topology.zero.offload_parameters=true"], "under topology=ddp: it needs zero3, and would be ignored. Use: "),
+        (["topology=zero3", "topology.zero.offload_parameters=true", "topology.zero.offload_optimizer=true"], None),
+        (["runtime=docker", "runtime.slurm.inner=docker"], "runtime.slurm.inner=docker under runtime=docker: it would be ignored."),
+        (["method=grpo", "method.rewards.acuracy=1"], "no such reward. Did you mean accuracy? Use: "),
+        ([*BEST[:-1], "method.selection.metric=evalloss"], "no such figure of held-out rows. Did you mean eval_loss? Use: "),
+    ],
+)
+def test_words_of_a_refusal(overrides, said):
+    config = composed("hardware=mi300x", "model=qwen3_4b", *overrides)
+    if said is None:
+        return check(config)
+    with pytest.raises(UserError) as raised:
+        check(config)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_every_refusal_is_said_at_once():

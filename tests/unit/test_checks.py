@@ -60,6 +60,19 @@ def undecided(m: Machine) -> None:
     m.hardware = None
 
 
+def neither_kind(m: Machine) -> None:
+    second_kind(m)
+    m.hardware = "h200"
+
+
+def without(*folders: str) -> Callable[[Machine], object]:
+    return lambda m: [m.remove(folder) for folder in folders]
+
+
+def empty_topology(m: Machine) -> None:
+    (m.root / KFD).mkdir(parents=True)
+
+
 def kernel_says(message: str, seconds_after_boot: int = 89_500) -> Callable[[Machine], object]:
     return lambda m: m.write("dev/kmsg", f"3,102,{seconds_after_boot}000000,-;{message}")
 
@@ -97,7 +110,13 @@ EXPANDABLE = "expandable_segments:True"
 BROKEN = [
     Broken("hardware", MI300X, second_kind, WARN, "8 x mi300x, 1 x mi50, and hardware=mi300x was asked for", "name the group"),
     Broken("hardware", MI300X, undecided, FAIL, "8 x mi300x, 1 x mi50", "name the group"),
-    Broken("hardware", MI300X, lambda m: setattr(m, "hardware", "mi350x"), WARN, "hardware=mi350x was asked for", "hardware=mi300x"),
+    Broken("hardware", MI300X, lambda m: setattr(m, "hardware", "mi325x"), WARN, "hardware=mi325x was asked for", "hardware=mi300x"),
+    Broken("hardware", MI300X, lambda m: setattr(m, "hardware", "mi350x"), FAIL, "mi350x was asked for: its code is for gfx950", "auto"),
+    Broken("hardware", H200, lambda m: setattr(m, "hardware", "mi300x"), FAIL, "mi300x was asked for: its code is for gfx942", "auto"),
+    Broken("hardware", MI300X, neither_kind, FAIL, "8 x mi300x, 1 x mi50, and hardware=h200", "auto"),
+    Broken("hardware", sysroots.laptop, without("sys"), UNKNOWN, "this tree holds no sys", "sysroot=DIR stands for /"),
+    Broken("hardware", sysroots.laptop, without("sys", "proc"), UNKNOWN, "no sys and no proc, so it stands for no machine", "cp -rL"),
+    Broken("hardware", sysroots.laptop, empty_topology, UNKNOWN, "sys/class/kfd/kfd/topology holds no nodes", "copy it whole: cp -rL"),
     Broken("gpus_found", MI300X, lambda m: m.remove(f"{KFD}/nodes/9"), WARN, "0000:75:00.0 on the bus", "dmesg | grep 0000:75:00.0"),
     Broken("gpus_found", MI50, lambda m: m.remove(f"{KFD}/nodes/1"), FAIL, "0000:43:00.0 on the bus", "reboot"),
     Broken("kfd", MI300X, lambda m: m.remove("dev/kfd"), FAIL, "/dev/kfd is missing", "--device /dev/kfd"),

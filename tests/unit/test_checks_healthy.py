@@ -114,5 +114,5 @@ def test_shared_memory_that_is_little_is_sure_to_fail_on_several_gpus_only(tmp_p
 def test_a_tree_without_sys_says_that_it_knows_nothing(tmp_path):
     (tmp_path / "topology").mkdir()
     found = findings(Machine(tmp_path, "cpu"))
-    assert found["hardware"].read == "this tree holds no sys"
+    assert found["hardware"].read == "this tree holds no sys and no proc, so it stands for no machine"
     assert {finding.status for finding in found.values()} <= {Status.unknown, Status.passed}

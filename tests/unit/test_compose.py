@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from launch import compose, pipeline
+from launch import compose, given, pipeline
 from launch.check import refusals
 from launch.compose import CONF, groups
 from launch.plan import composition_hash, prepare
@@ -348,3 +348,40 @@ def test_text_plan_shows_what_a_person_asks(launch):
         "!",
     ):
         assert words in done.out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["mode=plan", "mode=run"], ["mode is given twice, mode=plan and mode=run: the last counts."]),
+        (["seed=1", "+seed=2", "++seed=3"], ["seed is given 3 times, seed=1, seed=2 and seed=3: the last counts."]),
+        (["model=tiny", "hardware=cpu", "model=qwen3_4b"], ["model is given twice, model=tiny and model=qwen3_4b: the last counts."]),
+        (["seed=1", "seed=1"], []),
+        (["+method.args.x=1", "~method.args.x", "+method.args.x=2"], []),  # taken away in between
+        (["method.args={beta: 1}", "method.args={max_steps: 2}"], []),  # merged, and both count
+        (
+            ["method.args={beta: 1}", "method.args.beta=2"],
+            ["method.args.beta is given twice, method.args.beta=1 and method.args.beta=2: the "],
+        ),
+        (["user_env.KEY=one", "user_env.KEY=two"], ["user_env.KEY is given twice: the last counts."]),  # it may be a secret
+        (["seed=1,2", "seed=3"], ["seed is given twice, seed=1,2 and seed=3: seed=1,2 counts, which the sweep varies."]),
+        (["seed=3", "seed=1,2"], ["seed is given twice, seed=3 and seed=1,2: the last counts."]),
+        (["name=" + "n" * 99, "name=b"], ["name is given twice, name=" + "n" * 75 + "... and name=b"]),
+    ],
+)
+def test_what_is_given_twice_is_said(overrides, said):
+    found = given.repeated(overrides)
+    assert len(found) == len(said)
+    assert all(line.startswith(words) for line, words in zip(found, said, strict=True))
+
+
+def test_what_is_given_twice_is_said_wherever_it_is_given(launch):
+    twice = ["hardware=cpu", "seed=1", "mode=plan", "seed=2"]
+    line = "! seed is given twice, seed=1 and seed=2: the last counts."
+    assert line in launch(*twice).out
+    assert line[2:] in json.loads(launch(*twice, "format=json").out)["warnings"]
+    phases = "phases=[{name: one}, {name: two}]"
+    for arguments in ([*twice, phases, "format=json"], ["-m", *twice, "method.args.learning_rate=1e-4,1e-5", "format=json"]):
+        done = launch(*arguments)
+        assert (done.code, done.err.count(line)) == (0, 1)
+        json.loads(done.out)

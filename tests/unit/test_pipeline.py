@@ -45,7 +45,7 @@ ODD = {
     "{name: a, overrides: [seed]}": ["override seed of a: no '=' in it"],
     "{name: a, overrides: [{a: 3}]}": ["override {'a': 3} of a: a mapping"],
     "{name: a, overrides: ['sed=1']}": ["phase a: sed=1: no key 'sed'", "Did you mean seed"],
-    "{name: a, overrides: ['seed=x']}": ["phase a: seed: Value 'x'"],
+    "{name: a, overrides: ['seed=x']}": ["phase a: seed=x: it takes a whole number."],
     '{name: a, overrides: ["seed=\'x"]}': ["phase a: seed='x: a quote is opened and not closed"],
     "{name: a, overrides: ['runtime=slurm']}": ["phase a: runtime=slurm: a job is one run"],
     "{name: a, overrides: ['data.preview=3']}": ["phase a: data.preview: a pipeline shows no rows"],
