@@ -90,6 +90,9 @@ def show_end(config: Config, content: dict[str, Any], exit_code: int) -> None:
     found = content["best"]
     if found:
         say(config, f"best {sweep.metric} {found['value']:.6g}, trial {found['number']}:\n  {found['command']}")
+    elif metric and sweep.metric is None and counts["done"] > 1:
+        way = " sweep.direction=maximize" if goal_of(metric) == Direction.maximize else ""
+        say(config, f"The same with sweep.metric={metric}{way} names the best; what is done is not run again.")
     if exit_code == 75:
         say(config, "interrupted; the same command goes on")
     say(config, f"Everything is in {relative(content['directory'])}")

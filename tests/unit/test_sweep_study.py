@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 
 import optuna
@@ -11,9 +12,10 @@ from optuna.storages.journal import JournalFileBackend
 
 from launch.errors import UserError
 from launch.schema import Direction, Parameter, Sweep
-from launch.sweep_report import as_object, best
+from launch.sweep_report import as_object, best, show_end
 from launch.sweep_study import JOURNAL, Grid, Search, preview
 from launch.sweep_trials import Trial
+from tests.conftest import composed
 
 
 def sweep(num_trials: int = 4, **parameters: Parameter) -> Sweep:
@@ -167,3 +169,20 @@ def test_the_best_is_a_command_to_paste(tmp_path, direction, number):
     found = as_object(tmp_path, given, ["hardware=cpu"], trials, 3)["best"]
     assert found["number"] == number
     assert shlex.split(found["command"]) == ["python", "launch/run.py", "hardware=cpu", *trials[number].varied]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "figure", "said"),
+    [
+        (Sweep(name="none"), "loss", "The same with sweep.metric=loss names the best; what is done is not run again."),
+        (Sweep(name="none"), "reward", "The same with sweep.metric=reward sweep.direction=maximize names the best"),
+        (Sweep(name="none", metric="loss"), "loss", "best loss 0.5, trial 1:"),
+    ],
+)
+def test_a_grid_without_a_metric_says_how_the_best_is_named(tmp_path, capsys, sweep, figure, said):
+    config = dataclasses.replace(composed("hardware=cpu"), sweep=sweep)
+    trials = [Trial(n, [f"seed={n}"], "done", figure, 1.0 - n / 2) for n in range(2)]
+    show_end(config, as_object(tmp_path, sweep, [], trials, 2), 0)
+    assert said in capsys.readouterr().out
+    show_end(config, as_object(tmp_path, sweep, [], trials[:1], 2), 0)
+    assert "names the best" not in capsys.readouterr().out
