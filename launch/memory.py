@@ -152,9 +152,9 @@ class _Counts:
     @classmethod
     def of(cls, config: Config) -> _Counts:
         train = shapes.trainable_parameters(config.model, config.adapter)
-        fp32 = config.adapter.rank is not None or makes_fp32(config)  # peft's adapters are fp32
-        width = 4.0 if fp32 else max(2.0, BYTES[config.precision.weights])
-        return cls(config.model.num_parameters, train, topology.num_trainers(config), width)
+        adapter = 2.0 if config.precision.weights == "nf4" else 4.0  # peft's are fp32; TRL rounds those beside nf4 to bf16
+        own = 4.0 if makes_fp32(config) else max(2.0, BYTES[config.precision.weights])
+        return cls(config.model.num_parameters, train, topology.num_trainers(config), own if config.adapter.rank is None else adapter)
 
 
 def makes_fp32(config: Config) -> bool:
@@ -176,7 +176,7 @@ def _state(config: Config) -> dict[str, float]:
     shared = n.ranks if config.topology.strategy in ("fsdp", "zero3") else 1
     adapter = n.trained if config.adapter.rank is not None else 0
     base = _base_bytes(config)
-    found = {"weights": base / shared, "adapter": 4.0 * adapter / shared}
+    found = {"weights": base / shared, "adapter": n.width * adapter / shared}
     if makes_fp32(config) and config.adapter.rank is None:
         found["weights"] = 4.0 * n.base / shared
     found["optimizer"] = _optimizer_bytes(config, n, n.width) / shared
