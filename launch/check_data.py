@@ -26,6 +26,8 @@ HEAD = 65536  # bytes of it, for its format
 # First bytes -> what the file is, and the command that makes JSONL of it ({old} and {new}), or a format of datasets.load_dataset.
 BINARY = {
     b"\x1f\x8b": ("gzip-compressed", "gzip -dc {old} > {new}"),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd", "zstd -dc {old} > {new}"),
+    b"\xfd7zXZ": ("compressed by xz", "xz -dc {old} > {new}"),
     b"PK\x03\x04": ("a ZIP archive or a spreadsheet", "unzip {old}, or save the spreadsheet as CSV"),
     b"PAR1": ("Parquet", "parquet"),
     b"\xff\xfe": ("UTF-16 and not UTF-8", "iconv -f UTF-16 -t UTF-8 {old} > {new}"),
@@ -33,9 +35,7 @@ BINARY = {
 HEADER = re.compile(r'"?\w[\w ]*"?(?:([,;\t])"?\w[\w ]*"?)+')  # the first line of a CSV file: names
 # Fields of other programs' rows -> what makes TRL's of them. recipes/common/data_check.py says it of any row.
 RENAMINGS = {
-    (
-        "conversations",
-    ): "rename conversations to messages, and in its turns from to role (human: user, gpt: assistant) and value to content",
+    ("conversations",): "rename conversations to messages, in its turns from to role (human: user, gpt: assistant), value to content",
     ("instruction", "output"): "join instruction and input as prompt, and rename output to completion (sft) or answer (grpo, evaluate)",
 }
 KNOWN = {"prompt", "messages", "text", "chosen"}  # of which a row of every method has one
@@ -357,7 +357,7 @@ def _check_rows(path: Path) -> None:
         raise UserError(f"{path}:1: {other[0]}, and a JSONL file has one JSON object a line. Use: {other[1]}")
     try:
         row = json.loads(head.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0])
-    except ValueError:  # whoever reads the rows says it with its column
+    except (ValueError, RecursionError):  # whoever reads the rows says it with its column
         return
     names = row.keys() if isinstance(row, dict) else set()
     how = next((how for fields, how in RENAMINGS.items() if names.isdisjoint(KNOWN) and names >= set(fields)), None)

@@ -24,7 +24,7 @@ TOLERANCE = 0.01
 
 
 @functools.cache
-def _files() -> dict[str, dict[str, Any]]:
+def files() -> dict[str, dict[str, Any]]:
     """conf/model by name, as it stands there. Read only where a composition differs from its own file."""
     return {file.stem: yaml.safe_load(file.read_text()) for file in sorted(MODELS.glob("*.yaml"))}
 
@@ -64,7 +64,7 @@ def _shape_that_would_do(config: Config) -> str:
 
 def _described(config: Config) -> str:
     """The model whose file names this repository of the hub, where it is another than the composition's."""
-    others = [name for name, content in _files().items() if content.get("hub_id") == config.model.hub_id and name != config.model.name]
+    others = [name for name, content in files().items() if content.get("hub_id") == config.model.hub_id and name != config.model.name]
     return next(iter(others), "")
 
 
@@ -88,6 +88,8 @@ def _why_another(config: Config) -> str:
 
 
 def _with_revision(config: Config) -> str:
+    if _file(config.model.name).get("hub_id") == config.model.hub_id:
+        return "no model.revision: the model's file has its commit"
     described = _described(config)
     own = f"model={described}, which has its commit and shape; or " if described else ""
     return f"{own}model=<of the same shape> model.hub_id={config.model.hub_id} model.revision=<its commit, 40 hexadecimal digits>"
@@ -118,7 +120,7 @@ MODEL_RULES = [
     Rule(
         "model_revision",
         lambda c: _from_the_hub(c) and c.model.revision is None,
-        lambda c: f"model.hub_id={c.model.hub_id} without model.revision: it may be another model tomorrow",
+        lambda c: f"model.hub_id={c.model.hub_id} without model.revision: which of its commits",
         _with_revision,
     ),
     Rule(

@@ -251,6 +251,8 @@ def _check_override(override: Override, elsewhere: bool) -> bool:
         names = [str(name) for name in listed] or options[:1]
         several = f", or -m {key}={','.join(names)} for a run of each" if len(names) > 1 else ""
         raise UserError(f"{override.input_line}: a list, and a composition has one {key}. Use: {key}={names[0]}{several}.")
+    elif isinstance(override.value(), (int, float)):
+        raise unknown_option(key, str(override.value()))
     elif elsewhere or not isinstance(override.value(), (str, type(None))) or override.is_sweep_override():
         pass  # a sweep: Hydra looks at each
     elif override.value() not in options and not (key == "experiment" and override.value() is None):

@@ -230,6 +230,11 @@ def search(config: Config, overrides: list[str], host: Host) -> tuple[list[str],
         )
     if config.smoke:
         raise UserError(f"find={config.find.value} with smoke=true: everything fits then. Leave one of them out.")
+    if config.effective_batch and any(one.lstrip("+").startswith("method.args.gradient_accumulation_steps=") for one in overrides):
+        raise UserError(
+            f"find={config.find.value} with effective_batch={config.effective_batch} and method.args.gradient_accumulation_steps: the "
+            "one follows from the other and the batch that is looked for. Use: one of them."
+        )
     check_given(config)  # before its numbers are gone over
     print(f"find={config.find.value}: planning one after the other", file=sys.stderr)  # seconds
     return (_largest_batch if config.find == Find.largest_batch else _smallest_hardware)(config, overrides, host)

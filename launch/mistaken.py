@@ -69,8 +69,8 @@ def argument_meant(name: str, arguments: Collection[str]) -> str:
 
 
 def word_meant(argument: str, word: str, words: Collection[str]) -> str:
-    meant = WORDS.get(argument, {}).get(word)
-    return f" Did you mean {meant}?" if meant in words else near(word, words)
+    meant = WORDS.get(argument, {}).get(word.lower())
+    return f" Did you mean {meant}?" if meant in words else near(word.lower(), words)
 
 
 def value_meant(argument: str, given: Any, entry: dict[str, Any]) -> str:

@@ -7,10 +7,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from launch import check_model
 from launch.check_adapters import header
-from launch.environment import ROOT
 from launch.errors import UserError
 from launch.schema import Config
 
@@ -26,21 +24,36 @@ SHAPE = {
     "max_positions": "max_position_embeddings",
 }
 # Each is a tokenizer by itself, or a vocabulary that one can be made of. Of none transformers makes an empty one, without a word.
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "*.tiktoken")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json", "*.tiktoken")
+
+INDEX = "model.safetensors.index.json"
 
 
 def check(path: Path) -> None:
-    """Raises UserError for a directory without a tokenizer, and for weights that a copy has cut off."""
+    """Raises UserError for a directory without a tokenizer, and for weights that a copy has left out or cut off."""
     if not any(file for pattern in TOKENIZERS for file in path.glob(pattern)):
         raise UserError(
             f"model.path={path}: no tokenizer; a model directory holds config.json, *.safetensors and tokenizer.json (or "
             f"{', '.join(TOKENIZERS[1:-1])}). Copy it from where the weights are from: AutoTokenizer's save_pretrained writes it."
         )
-    for file in sorted(path.glob("*.safetensors")):
+    for file in _weights(path):
+        if not file.is_file():
+            raise UserError(f"{file}: no such file, and {INDEX if (path / INDEX).is_file() else 'a link'} names it. Copy or download it.")
         size, whole = file.stat().st_size, _whole_size(file)
         if size != whole:
             said = f"its header says {whole:,}" if whole else "it does not begin as a safetensors file"
             raise UserError(f"{file}: damaged: {size:,} bytes, and {said}. Copy or download it again.")
+
+
+def _weights(path: Path) -> list[Path]:
+    """The files that transformers loads: those of the index, or the one, or all that some other program wrote."""
+    if (path / INDEX).is_file():
+        try:
+            return [path / name for name in sorted(set(json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path / INDEX}: damaged: it names no files of weights. Copy or download it again.") from error
+    one = path / "model.safetensors"
+    return [one] if one.is_file() else sorted(file for file in path.glob("*.safetensors") if not file.name.startswith("."))
 
 
 def _whole_size(file: Path) -> int | None:
@@ -59,8 +72,7 @@ def warnings(config: Config) -> list[str]:
     other = {key: value for key, value in own.items() if value != getattr(config.model, key)}
     if not other:
         return []
-    groups = {file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) for file in sorted((ROOT / "conf/model").glob("*.yaml"))}
-    like = [f"model={name}" for name, group in groups.items() if all(group.get(key) == value for key, value in own.items())]
+    like = [f"model={name}" for name, group in check_model.files().items() if all(group.get(key) == value for key, value in own.items())]
     has = ", ".join(f"{key} {value}" for key, value in other.items())
     goes_by = ", ".join(str(getattr(config.model, key)) for key in other)
     remedy = " or ".join(like) or "the model= next to it, with its own model.num_layers and so on"

@@ -28,8 +28,9 @@ SIZES = {
     "samples_per_prompt": 1,
     "batch_size": 8,
 }
-# Rows are not cut to be small: a prompt has to fit, and the small vocabulary makes three tokens or so of one of a real one's.
-TOKENS_FOR_ONE, SERVED_TOKENS = 4, 4096
+# Rows keep their length: a prompt has to fit, and the small vocabulary makes three tokens or so of one of a real one's.
+TOKENS_FOR_ONE = 4
+MOST_TOKENS = 2048  # of a sequence: DPO's batch of such takes 2.2 GB of a CPU, and with the square of the length more
 LOW_PRECISION = {"fp8": "torchao", "nf4": "bitsandbytes"}  # the packages that compute in them
 DATA_SIZES = ("data.num_train", "data.num_heldout", "data.limit")
 # Arguments that a CPU has no use for, whoever gives them, and why.
@@ -132,7 +133,7 @@ def _shrink_arguments(config: Config, tokens_for_one: int) -> list[str]:
     sizes = {name: value for name, value in SIZES.items() if name in known and not (bounded and name == "max_steps")}
     longest = trainer_args.value(config, "max_length") if "max_length" in known else None
     if longest:
-        sizes["max_length"] = min(tokens_for_one * longest, config.model.max_positions)
+        sizes["max_length"] = min(tokens_for_one * longest, MOST_TOKENS, config.model.max_positions)
     # As many as the answers to a held-out prompt, where those are asked for: its size here need not be a multiple.
     groups = {"per_device_eval_batch_size": args["num_generations_eval"]} if args.get("num_generations_eval") else {}
     args |= sizes | saves | groups | own
@@ -177,7 +178,8 @@ def _shrink_topology(config: Config, left_out: list[str]) -> None:
         if (topology.servers, topology.server_tensor_parallel) != (1, 1):
             left_out.append(f"topology.servers={topology.servers}, server_tensor_parallel={topology.server_tensor_parallel}: one process")
         topology.servers, topology.server_tensor_parallel = 1, 1
-        topology.server_max_length = min(SERVED_TOKENS, config.model.max_positions)
+        topology.server_cache_gb = topology.server_cache_gb and min(topology.server_cache_gb, 1)
+        topology.server_max_length = min(MOST_TOKENS, config.model.max_positions)
     if topology.servers and not config.model.path:
         # After a reload vLLM's CPU kernels keep the old weights of a head that is tied to the embedding.
         config.model.tied_embeddings = False

@@ -35,13 +35,11 @@ EXPECTED = {
 # Those of TRL's data sets, and developer, which templates such as gpt-oss's take beside system.
 ROLES = ("system", "developer", "user", "assistant", "tool")
 RENAMED = {"human": "user", "gpt": "assistant", "bot": "assistant", "chatbot": "assistant", "model": "assistant", "ai": "assistant"}
-RENAMED |= {"function": "tool", "function_call": "assistant", "observation": "tool"}
+RENAMED |= {"function": "tool", "ipython": "tool", "function_call": "assistant", "observation": "tool"}
 ANSWERS = {"sft": ("messages", "completion"), "dpo": ("chosen", "rejected"), "samples": ("completion",)}  # that end in what is learned
 # Fields of other programs' rows -> what makes TRL's of them. launch/check_data.py says it of a file's first row.
 RENAMINGS = {
-    (
-        "conversations",
-    ): "rename conversations to messages, and in its turns from to role (human: user, gpt: assistant) and value to content",
+    ("conversations",): "rename conversations to messages, in its turns from to role (human: user, gpt: assistant), value to content",
     ("instruction", "output"): "join instruction and input as prompt, and rename output to completion (sft) or answer (grpo, evaluate)",
 }
 QUOTED = 60  # characters of a value, in an error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,9 @@ def parsed(path: str) -> Iterator[tuple[str, Row]]:
 
 
 def line_of(row: Row, paths: Iterable[str]) -> str | None:
-    """file:line of the first row with the same texts; None where no file has one."""
+    """file:line of the first row with the same texts; None where no file has one. Of files that were read whole before."""
     texts = {name: spelled(row[name]) for name in TEXT_FIELDS if row.get(name) is not None}
-    for path in paths:
+    for path in filter(os.path.isfile, paths):  # samples may be those of a directory
         for where, found in parsed(path):
             if all(isinstance(found.get(name), (str, list)) and spelled(found[name]) == text for name, text in texts.items()):
                 return where
@@ -47,9 +48,10 @@ def line_of(row: Row, paths: Iterable[str]) -> str | None:
 def asked_in(rows: Iterable[Row], path: str) -> int:
     """How many of `rows` have the question of a row of the file, but for case and spaces; rows of it that no method reads ask nothing."""
     asked = set()
-    for _, row in parsed(path):
-        with contextlib.suppress(AttributeError, KeyError, TypeError):
-            asked.add(normalized(question(row)))
+    with contextlib.suppress(UserError):  # who trains on the file says what is wrong with it
+        for _, row in parsed(path):
+            with contextlib.suppress(AttributeError, KeyError, TypeError):
+                asked.add(normalized(question(row)))
     return sum(normalized(question(row)) in asked for row in rows)
 
 
@@ -75,6 +77,8 @@ def _object(text: str, where: str) -> Row:
         row = json.loads(text, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}). Every line must be one JSON object.") from error
+    except RecursionError as error:
+        raise UserError(f"{where}: nested too deep to be read. Every line must be one row.") from error
     if not isinstance(row, dict):
         raise UserError(f"{where}: a {type(row).__name__}, and every line must be one JSON object.")
     return row

@@ -127,11 +127,10 @@ def _dataset(task: DictConfig, split: str, seed: int, size: int) -> ProceduralDa
     for key in given:
         if key not in known:
             raise UserError(f"data.tasks: {task.name} has no field {key!r}. {near(key, known)}")
-        if takes[key] in PLAIN and type(given[key]) is not takes[key]:  # some would be refused at the first problem, or never
-            example = str(getattr(config, key)).lower()
-            raise UserError(
-                f"data.tasks: {task.name} has {key}={given[key]!r}; it takes {PLAIN[takes[key]]}, for example {key}: {example}."
-            )
+        usual = getattr(config, key)  # not of the type it says in rearc
+        if takes[key] in PLAIN and type(given[key]) not in (takes[key], type(usual)):  # some are refused at the first problem, or never
+            example = f"{key}: {str(usual).lower()}"
+            raise UserError(f"data.tasks: {task.name} has {key}={given[key]!r}; it takes {PLAIN[takes[key]]}, for example {example}.")
     try:
         return dataset_class(dataclasses.replace(config, **given, seed=start, size=size))
     except (AssertionError, TypeError, ValueError) as error:  # how reasoning-gym refuses a value, or fails on one

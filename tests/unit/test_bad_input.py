@@ -20,6 +20,7 @@ MISTAKES = {
         "experiment=[quickstart,learning]: a list, and a composition has one experiment. Use: experiment=quickstart, or -m "
         "experiment=quickstart,learning for a run of each."
     ],
+    ("topology=5",): ["topology=5: no such topology", "Options: auto"],
     ("hardware=[]",): ["hardware=[]: a list, and a composition has one hardware. Use: hardware=auto."],
     ("gpu=mi300x",): ["gpu=mi300x: no key 'gpu'. Did you mean hardware=mi300x?"],
     ("mi300x",): ["mi300x: no '=' in it. Did you mean hardware=mi300x?"],
@@ -253,8 +254,9 @@ def test_unreadable_data_file(launch, tmp_path):
         (["config.json"], "no *.safetensors"),
         (["config.json", "pytorch_model.bin"], "only a pickle checkpoint (pytorch_model.bin)"),
         (["config.json", "model.safetensors", "tokenizer_config.json"], "no tokenizer; a model directory holds"),
-        (["config.json", "model.safetensors", "tokenizer.json", "cut.safetensors"], "damaged: 90 bytes, and its header says 98."),
-        (["config.json", "model.safetensors", "tokenizer.json", "empty.safetensors"], "damaged: 0 bytes, and it does not begin as"),
+        (["config.json", "tokenizer.json", "whole.safetensors", "cut.safetensors"], "damaged: 90 bytes, and its header says 98."),
+        (["config.json", "tokenizer.json", "empty.safetensors"], "damaged: 0 bytes, and it does not begin as"),
+        (["config.json", "tokenizer.json", "whole.safetensors", "model.safetensors.index.json"], "cut-2.safetensors: no such file"),
         (["config.json", "tokenizer.json", "page.safetensors"], "it does not begin as a safetensors file"),
     ],
 )
@@ -263,7 +265,10 @@ def test_model_directory(launch, tmp_path, files, said):
     model.mkdir()
     header = b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},"__metadata__":{}}'.ljust(74)
     whole = len(header).to_bytes(8, "little") + header + bytes(16)
+    index = {"weight_map": {"a": "whole.safetensors", "b": "cut-2.safetensors"}}
     contents = {
+        "model.safetensors.index.json": json.dumps(index).encode(),
+        "whole.safetensors": whole,
         "model.safetensors": whole,
         "cut.safetensors": whole[:90],
         "empty.safetensors": b"",

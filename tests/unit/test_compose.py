@@ -13,7 +13,8 @@ from omegaconf import OmegaConf
 from launch import compose, given, pipeline
 from launch.check import refusals
 from launch.compose import CONF, groups
-from launch.plan import composition_hash, prepare
+from launch.environment import ROOT
+from launch.plan import composition_hash, has_phases, make_plan, prepare
 from launch.schema import Config
 from launch.schema_enums import Init
 from tests.conftest import command, composed, host_with
@@ -247,16 +248,29 @@ def test_smoke_keeps_every_value_of_the_command_line_and_lists_what_it_made_smal
 @pytest.mark.parametrize(
     ("given", "most"),
     [
-        (["method=sft", "model=qwen3_8b"], 4 * 1024),
+        (["method=sft", "model=qwen3_8b", "method.args.max_length=256"], 256),
+        (["experiment=mi50_phase1"], 4 * 400),
+        (["method=sft", "model=qwen3_8b"], 2048),
         (["method=sft", "model=qwen3_8b", "method.args.max_length=32768"], 32768),  # stays, as all of the command line
-        (["experiment=mi300x_sft_qwen3_4b"], 4 * 4096),
-        (["method=dpo", "model=smollm2_135m", "model.max_positions=2048"], 2048),
+        (["method=dpo", "model=smollm2_135m", "model.max_positions=1500"], 1500),
         (["method=dpo", "model=qwen3_76m"], 64),  # its own tokenizer
     ],
 )
 def test_smoke_leaves_room_for_prompts_of_more_tokens(given, most):
     config, _ = prepare(composed("smoke=true", "hardware=mi300x", "topology=single", *given))
     assert config.method.args["max_length"] == most
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in (ROOT / "conf/experiment").glob("*.yaml")))
+def test_a_smoke_run_of_every_experiment_fits_a_small_machine(name, tmp_path):
+    """A start refuses what the machine's memory does not hold; a plan does not, and does not show it."""
+    overrides = [f"experiment={name}", "smoke=true", f"run_root={tmp_path}"]
+    config, host = composed(*overrides), host_with(0)
+    if has_phases(config):
+        plans = list(pipeline.make_plans(config, overrides, host, tmp_path).values())
+    else:
+        plans = [make_plan(prepare(config)[0], host, tmp_path)]
+    assert max((part.total_gb for plan in plans for part in plan.memory), default=0) < 3
 
 
 def test_a_smoke_run_is_the_same_run_however_it_is_shown_or_resumed():

@@ -34,6 +34,8 @@ def refused(path, key="data.path"):
         ("a.json", json.dumps(ROWS, indent=1).encode(), "a JSON list", 'datasets.load_dataset("json"'),
         ("a.json", json.dumps(ROWS[0], indent=1).encode(), "a JSON object over several lines", 'datasets.load_dataset("json"'),
         ("a.jsonl.gz", gzip.compress(LINES), "gzip-compressed", "Use: gzip -dc "),
+        ("a.jsonl.zst", b"\x28\xb5\x2f\xfd\x04", "compressed by zstd", "Use: zstd -dc "),
+        ("a.jsonl.xz", b"\xfd7zXZ\x00", "compressed by xz", "Use: xz -dc "),
         ("a.xlsx", b"PK\x03\x04\x00", "a ZIP archive or a spreadsheet", "save the spreadsheet as CSV"),
         ("a.jsonl", LINES.decode().encode("utf-16"), "UTF-16 and not UTF-8", "iconv -f UTF-16 -t UTF-8 "),
     ],
@@ -80,7 +82,7 @@ def test_a_file_that_cannot_be_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("row", "how"),
     [
-        ({"conversations": TURNS}, "rename conversations to messages, and in its turns from to role"),
+        ({"conversations": TURNS}, "rename conversations to messages, in its turns from to role"),
         ({"instruction": "a", "input": "", "output": "b"}, "join instruction and input as prompt, and rename output to completion"),
     ],
 )

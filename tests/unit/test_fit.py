@@ -223,6 +223,11 @@ def test_the_smallest_hardware_takes_what_says_nothing_of_the_device():
         (["++hardware.healthy.gemm=0.5", "hardware=mi300x", "find=smallest_hardware"], UserError, r"^hardware\.healthy\.gemm=0\.5 with"),
         (["hardware=mi300x", "smoke=true", "find=largest_batch"], UserError, "everything fits"),
         (["hardware=h200", "topology=ddp", "effective_batch=7", "find=largest_batch"], UserError, "no multiple of 8"),
+        (
+            ["hardware=h200", "effective_batch=64", "method.args.gradient_accumulation_steps=2", "find=largest_batch"],
+            UserError,
+            "the one follows from the other",
+        ),
         (["hardware=h200", "effective_batch=1000000000000000000", "find=largest_batch"], UserError, "out of range"),
         (["hardware=h200", "method=grpo", "method.args.generation_batch_size=10000000000", "find=largest_batch"], UserError, "range"),
         (["hardware=h200", "hardware.gpus_per_node=1000000", "find=largest_batch"], UserError, "gpus_per_node=1000000: out of range"),

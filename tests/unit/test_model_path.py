@@ -5,6 +5,7 @@ import json
 import pytest
 
 from launch import model_path
+from launch.errors import UserError
 from tests.conftest import composed
 
 QWEN3_0_6B = {"model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 3072}
@@ -43,3 +44,20 @@ def test_a_shape_of_no_group_asks_for_its_numbers(tmp_path):
 def test_what_agrees_or_says_nothing_is_passed_over(tmp_path, content, overrides):
     assert warned(tmp_path, content, *overrides) == []
     assert model_path.warnings(composed("hardware=cpu")) == []
+
+
+def test_files_that_transformers_does_not_load_are_nobodys_business(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    for name in ("._model.safetensors", "consolidated.safetensors"):
+        (tmp_path / name).write_bytes(b"Mac")
+    model_path.check(tmp_path)
+    (tmp_path / model_path.INDEX).write_text("[]")
+    with pytest.raises(UserError, match="damaged: it names no files of weights"):
+        model_path.check(tmp_path)
+    (tmp_path / model_path.INDEX).unlink()
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "consolidated.safetensors").unlink()
+    (tmp_path / "a.safetensors").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match="a.safetensors: no such file, and a link names it"):
+        model_path.check(tmp_path)
