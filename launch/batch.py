@@ -13,8 +13,7 @@ from launch.schema import Config
 from launch.trainer_args import known, value
 
 UNCUT = 1024  # tokens that stand for a row's, where max_length=null
-ACCUMULATED = "gradient_accumulation_steps"
-ACCUMULATION = f"method.args.{ACCUMULATED}"
+ACCUMULATION = "method.args.gradient_accumulation_steps"
 MOST_TRIED = 10_000  # batches per device that are tried for one that divides
 
 
@@ -94,7 +93,7 @@ def apply_effective_batch(config: Config, on_command_line: Sequence[str] = ()) -
             f"{at_once * before} of them to a step. Use: effective_batch={wanted} alone, which accumulates {after}; or "
             f"effective_batch={at_once * before}."
         )
-    config.method.args[ACCUMULATED] = after
+    config.method.args["gradient_accumulation_steps"] = after
     return [f"effective_batch={wanted}: gradient_accumulation_steps={after}, in place of {before}."] if before not in (1, after) else []
 
 

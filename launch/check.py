@@ -105,6 +105,12 @@ DATA_KEYS = {
     "code": GENERATED,
 }
 
+SEARCH = Rule(
+    "find",
+    lambda c: c.find != Find.none and c.mode != Mode.plan,
+    lambda c: f"find={c.find.value}: a search with the planner, which starts nothing",
+    lambda c: f"mode=plan find={c.find.value}",
+)
 RULES = [
     Rule(
         "precision",
@@ -312,12 +318,7 @@ RULES = [
         lambda c: "a limit of at least 1, or data.limit=null",
     ),
     *MODEL_RULES,
-    Rule(
-        "find",
-        lambda c: c.find != Find.none and c.mode != Mode.plan,
-        lambda c: f"find={c.find.value}: a search with the planner, which starts nothing",
-        lambda c: f"mode=plan find={c.find.value}",
-    ),
+    SEARCH,
     *DATA_RULES,
     *RUNTIME_RULES,
 ]
@@ -359,7 +360,7 @@ def check(config: Config) -> None:
     check_given(config)
     found = refusals(config)
     if found:
-        raise UserError("\n".join(f"{rule.said(config)} Use: {rule.remedy(config)}." for rule in found))
+        raise UserError("\n".join(rule.refusal(config) for rule in found))
 
 
 def warnings(config: Config) -> list[str]:

@@ -27,6 +27,7 @@ from launch.schema import Config
 from launch.schema_enums import Init
 from launch.smoke import LOW_PRECISION
 from launch.trainer_args import argument
+from launch.wording import HUB
 
 PLAN_LINES = 10_000  # of a data file that mode=plan reads; a run reads all
 MODULES = {"azureml-core": "azureml"}  # of packages that are imported by another name
@@ -85,7 +86,7 @@ def _of_the_hub(path: Path) -> str:
     named = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     if named.is_absolute() or len(named.parts) != 2 or path.parent.is_dir():
         return ""
-    return f" One of the hub: model=<a model of the same architecture and shape> model.hub_id={named} model.revision=<its commit>."
+    return HUB.format(named)
 
 
 def _model(config: Config) -> None:

@@ -30,7 +30,7 @@ from launch.schema import Config, Phase, Task
 from launch.schema_data import Source
 from launch.schema_enums import Mode
 from launch.trainer_args import OWNED, lock
-from launch.wording import fields, refused, type_of
+from launch.wording import HUB, fields, refused, type_of
 
 CONF = Path(__file__).parents[1] / "conf"
 OVERRIDE = "An override is key=value or group=option"
@@ -264,9 +264,7 @@ def unknown_option(group: str, option: str) -> UserError:
     options = groups()[group]
     if group == "topology" and option in NOT_A_TOPOLOGY:
         return UserError(f"topology={option}: tensor- and pipeline-parallel training is not offered; {NOT_A_TOPOLOGY[option]}.")
-    hub = ""
-    if group == "model" and "/" in option:
-        hub = f" One of the hub: model=<a model of the same architecture and shape> model.hub_id={option} model.revision=<its commit>."
+    hub = HUB.format(option) if group == "model" and "/" in option else ""
     as_here = re.sub(r"[^a-z0-9]+", "_", option.rpartition("/")[2].lower())  # Qwen/Qwen3-4B is the hub's name of qwen3_4b
     meant = near(option, options) or near(as_here, options)
     return UserError(f"{group}={option}: no such {group}.{meant}{hub} Options: {', '.join(options)}.")

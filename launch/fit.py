@@ -15,23 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from launch import margin, memory, serving, topology
-from launch.batch import batch
-from launch.check import check_given
+from launch.batch import ACCUMULATION, batch
+from launch.check import SEARCH, check_given
 from launch.check_topology import longest
-from launch.compose import compose, groups
+from launch.compose import compose, groups, keys
 from launch.detect import Host
 from launch.errors import HostError, UserError
 from launch.memory import Memory
 from launch.plan import Plan, prepare
 from launch.schema import Config, Topology
-from launch.schema_enums import Find, Mode, Vendor
+from launch.schema_enums import Find, Vendor
 from launch.trainer_args import argument, known, value
 
 MOST_SEQUENCES = 4096  # of a rank, that a search goes up to
 WANTED = 3  # changes that a message names
 OF_ANY_DEVICE = ("gpus_per_node", "attention", "dataloader", "env")  # of hardware: what holds of whichever group a search looks at
 SHARED = (0.5, 0.3, 0.15)  # of a GPU, for a server that shares it with a trainer
-BATCH, ACCUMULATION = "method.args.per_device_train_batch_size", "method.args.gradient_accumulation_steps"
+BATCH = "method.args.per_device_train_batch_size"
 
 
 @dataclass(frozen=True)
@@ -224,16 +224,14 @@ def _plan(overrides: list[str], host: Host) -> Memory:
 
 def search(config: Config, overrides: list[str], host: Host) -> tuple[list[str], dict[str, Any]]:
     """The overrides of what was found, to plan instead, and the finding for people and programs. Raises UserError, HostError."""
-    if config.mode != Mode.plan:
-        raise UserError(
-            f"find={config.find.value}: a search with the planner, which starts nothing. Use: mode=plan find={config.find.value}."
-        )
+    if SEARCH.applies(config):  # before the seconds of a search
+        raise UserError(SEARCH.refusal(config))
     if config.smoke:
         raise UserError(f"find={config.find.value} with smoke=true: everything fits then. Leave one of them out.")
-    if config.effective_batch and any(one.lstrip("+").startswith("method.args.gradient_accumulation_steps=") for one in overrides):
+    if config.effective_batch and ACCUMULATION in keys(overrides):
         raise UserError(
-            f"find={config.find.value} with effective_batch={config.effective_batch} and method.args.gradient_accumulation_steps: the "
-            "one follows from the other and the batch that is looked for. Use: one of them."
+            f"find={config.find.value} with effective_batch={config.effective_batch} and {ACCUMULATION}: the one follows from the "
+            "other and the batch that is looked for. Use: one of them."
         )
     check_given(config)  # before its numbers are gone over
     print(f"find={config.find.value}: planning one after the other", file=sys.stderr)  # seconds

@@ -19,3 +19,7 @@ class Rule:
         """The message with its end: a near name asks."""
         message = self.message(config).rstrip(".")
         return message if message.endswith("?") else f"{message}."
+
+    def refusal(self, config: Config) -> str:
+        """The message and the remedy."""
+        return f"{self.said(config)} Use: {self.remedy(config)}."

@@ -39,7 +39,7 @@ def run(overrides: list[str]) -> int:
     if config.find != Find.none:
         overrides, found = fit.search(config, overrides, host)
         config = compose(overrides)
-    config, warnings = prepare(config, () if found else named)  # a search has put another batch beside what was given
+    config, warnings = prepare(config, named)
     warnings = [*repeated, *warnings]
     check_files(config, all_lines=config.mode == Mode.run)
     if config.data.preview and config.mode == Mode.run:

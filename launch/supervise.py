@@ -252,8 +252,10 @@ class Attempt:
 
     def _waits_in_vain(self) -> bool:
         """For a server that has failed."""
+        if self.unserved is None:
+            return False
         done = (watchdog.steps_done(self.plan.run_dir), watchdog.bytes_saved(self.plan.run_dir))
-        return self.unserved is not None and self.unserved.hung(done, time.monotonic())
+        return self.unserved.hung(done, time.monotonic())
 
 
 def supervise(plan: Plan, start: Starter, progress: Progress, stopping: list[int]) -> tuple[Outcome, int]:

@@ -27,6 +27,7 @@ WRITTEN = {
 }
 USUAL = {"data.tasks": "chain_sum", "data.sources": "train.jsonl", "phases": "sft", "method.rewards": "accuracy"}
 UNKNOWN = object()
+HUB = " One of the hub: model=<a model of the same architecture and shape> model.hub_id={} model.revision=<its commit>."
 WORD = re.compile(r"[A-Za-z_][\w./-]*")
 
 

@@ -23,7 +23,7 @@ from recipes.common.data_files import asked_in, lines
 from recipes.common.data_select import Row, spelled
 from recipes.common.errors import UserError
 from recipes.common.files import json_sha256
-from recipes.common.program import say
+from recipes.common.program import is_main_rank, say
 
 
 def _reasoning(data: DictConfig, heldout_as_trained: bool = False) -> tuple[list[Row], list[Row]]:
@@ -157,7 +157,7 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
                 "Raise it, or give more rows; rows are held out by a hash of their question."
             )
         chosen = held_out
-    if data.kind == "jsonl" and data.path and data.heldout_path and not data.streaming:
+    if data.kind == "jsonl" and data.path and data.heldout_path and not data.streaming and is_main_rank():  # who says it
         known = asked_in(chosen, data.path)
         if known:
             say(

@@ -8,14 +8,19 @@ import sys
 
 import pytest
 
-from launch.check_data import check_is_file
+from launch.check_data import RENAMINGS, check_is_file
 from launch.errors import UserError
-from recipes.common import data_files
+from recipes.common import data_check, data_files
 from recipes.common.errors import UserError as RecipeError
 
 ROWS = [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 TURNS = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+
+
+def test_launcher_and_rank_say_the_same_of_other_programs_rows():
+    """Neither imports the other."""
+    assert RENAMINGS == data_check.RENAMINGS
 
 
 def refused(path, key="data.path"):
