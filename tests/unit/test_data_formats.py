@@ -38,7 +38,8 @@ def refused(path, key="data.path"):
         ("a.parquet", b"PAR1\x15\x04", "Parquet", 'datasets.load_dataset("parquet"'),
         ("a.json", json.dumps(ROWS, indent=1).encode(), "a JSON list", 'datasets.load_dataset("json"'),
         ("a.json", json.dumps(ROWS[0], indent=1).encode(), "a JSON object over several lines", 'datasets.load_dataset("json"'),
-        ("a.jsonl.gz", gzip.compress(LINES), "gzip-compressed", "Use: gzip -dc "),
+        # mtime: every worker must collect the same bytes
+        ("a.jsonl.gz", gzip.compress(LINES, mtime=0), "gzip-compressed", "Use: gzip -dc "),
         ("a.jsonl.zst", b"\x28\xb5\x2f\xfd\x04", "compressed by zstd", "Use: zstd -dc "),
         ("a.jsonl.xz", b"\xfd7zXZ\x00", "compressed by xz", "Use: xz -dc "),
         ("a.xlsx", b"PK\x03\x04\x00", "a ZIP archive or a spreadsheet", "save the spreadsheet as CSV"),
