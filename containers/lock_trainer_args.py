@@ -1,6 +1,7 @@
-"""Writes containers/trainer_args.lock.json: every argument of every method's configuration class, with its types and default.
+"""Writes containers/trainer_args.lock.json: every argument of every method's configuration class, with its types and default;
+the named rewards; and the tasks of generated problems, with their levels and fields.
 
-The launcher checks `method.args` against this file, so that a removed or misspelt argument is refused in milliseconds and
+The launcher checks compositions against this file, so that a removed or misspelt argument is refused in milliseconds and
 without importing the training stack. Run by `make lock`; a test compares the file with the installed packages.
 """
 
@@ -108,10 +109,13 @@ def lock() -> dict[str, object]:
     methods = sorted((ROOT / "conf/method").rglob("*.yaml"))
     classes = sorted({OmegaConf.load(file).config_class for file in methods})
     rewards = importlib.import_module("recipes.common.rewards")
+    reasoning, code = (importlib.import_module(f"recipes.common.{name}") for name in ("tasks", "code_tasks"))
     return {
         "trl": importlib.metadata.version("trl"),
         "transformers": importlib.metadata.version("transformers"),
+        "reasoning-gym": importlib.metadata.version("reasoning-gym"),
         "rewards": rewards.NAMES,
+        "tasks": {"reasoning": reasoning.known(), "code": code.known()},
         "arguments": {name: arguments(name) for name in classes},
     }
 

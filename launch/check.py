@@ -21,6 +21,7 @@ from launch.check_rewards import REWARD_RULES
 from launch.check_runtime import RUNTIME_RULES
 from launch.check_save import SAVE_RULES
 from launch.check_selection import HELD_OUT_ROWS, SELECTION_RULES
+from launch.check_tasks import TASK_RULES
 from launch.check_topology import TOPOLOGY_RULES, longest
 from launch.check_tune import TUNE_RULES
 from launch.check_values import check_values
@@ -320,6 +321,7 @@ RULES = [
     *MODEL_RULES,
     SEARCH,
     *DATA_RULES,
+    *TASK_RULES,
     *RUNTIME_RULES,
 ]
 

@@ -56,27 +56,6 @@ def _faulty_source(config: Config) -> str | None:
     return None
 
 
-def _weightless_task(config: Config) -> str | None:
-    """The first task that would get no rows, or fewer than none."""
-    given = (
-        f"data.tasks[{n}].weight={task.weight:g} ({task.name})"
-        for n, task in enumerate(config.data.tasks)
-        if not 0 < task.weight < math.inf
-    )
-    return next(given, None)
-
-
-def _unworkable_task(config: Config) -> str | None:
-    """The first task of whose rows no such share can show their working."""
-    highest = 1 if config.data.kind == "reasoning" else 0
-    given = (
-        f"data.tasks[{n}].worked={task.worked:g} ({task.name})"
-        for n, task in enumerate(config.data.tasks)
-        if not 0 <= task.worked <= highest
-    )
-    return next(given, None)
-
-
 def _not_streamed(config: Config) -> str | None:
     """What needs all rows at once, or a number of steps that a stream does not give."""
     data = config.data
@@ -149,20 +128,6 @@ DATA_RULES = [
         lambda c: _faulty_source(c) is not None,
         lambda c: str(_faulty_source(c)),
         lambda c: "a path or a hub_id in each, and a weight above 0",
-    ),
-    Rule(
-        "task_weight",
-        lambda c: _weightless_task(c) is not None,
-        lambda c: f"{_weightless_task(c)}: each task's share of the problems is its weight over the sum of all",
-        lambda c: "a weight above 0 for each of data.tasks; leave out a task that is to have no problems",
-    ),
-    Rule(
-        "task_worked",
-        lambda c: _unworkable_task(c) is not None,
-        lambda c: (
-            f"{_unworkable_task(c)} with data={c.data.name}: it is the share of rows that show their working, from 0 to 1; code has none"
-        ),
-        lambda c: "worked=0 for answers alone, 0.5 for as many with their working; data=cups",
     ),
     Rule(
         "data_weights",

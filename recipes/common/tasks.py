@@ -55,6 +55,19 @@ def generate(data: DictConfig, heldout_as_trained: bool = False) -> tuple[list[P
     return [problem for problem in train if _question(problem) not in questions], heldout
 
 
+def known() -> dict[str, dict[str, Any]]:
+    """Task -> {highest: its highest level, None of one without a curriculum; fields: what its config takes; working: whether its rows can
+    show theirs}."""
+    return {
+        name: {
+            "highest": _highest_level(CURRICULA[name]()) if name in CURRICULA else None,
+            "fields": sorted(_fields(config_class)),
+            "working": name in WORKINGS,
+        }
+        for name, (_, config_class) in DATASETS.items()
+    }
+
+
 def score(answer: str, problem_entry: str) -> float:
     """What the task's own scorer gives `answer`, from 0 to 1; `problem_entry` is a problem's `entry`."""
     entry = json.loads(problem_entry)
@@ -122,11 +135,10 @@ def _dataset(task: DictConfig, split: str, seed: int, size: int) -> ProceduralDa
     start = int.from_bytes(hashlib.sha256(f"{split}/{task.name}/{seed}".encode()).digest()[:4], "big")
     dataset_class, config_class = DATASETS[task.name]
     config = _curriculum_config(task) if task.name in CURRICULA else config_class()
-    known = {f.name for f in dataclasses.fields(config)} - {"seed", "size"}
     given, takes = OmegaConf.to_container(task.config), get_type_hints(config_class)
     for key in given:
-        if key not in known:
-            raise UserError(f"data.tasks: {task.name} has no field {key!r}. {near(key, known)}")
+        if key not in _fields(config_class):
+            raise UserError(f"data.tasks: {task.name} has no field {key!r}. {near(key, _fields(config_class))}")
         usual = getattr(config, key)  # not of the type it says in rearc
         if takes[key] in PLAIN and type(given[key]) not in (takes[key], type(usual)):  # some are refused at the first problem, or never
             example = f"{key}: {str(usual).lower()}"
@@ -147,12 +159,20 @@ def _check_scorer(problem: Problem) -> None:
 
 def _curriculum_config(task: DictConfig) -> Any:
     curriculum: BaseCurriculum = CURRICULA[task.name]()
-    highest = max(len(attribute.levels) for attribute in curriculum.attributes.values()) - 1
+    highest = _highest_level(curriculum)
     if not 0 <= task.level <= highest:
         raise UserError(f"data.tasks: level {task.level} of {task.name} is outside 0 to {highest}.")
     for name, attribute in curriculum.attributes.items():
         curriculum.set_attr_level(name, min(task.level, len(attribute.levels) - 1))
     return curriculum.generate_configuration()
+
+
+def _highest_level(curriculum: BaseCurriculum) -> int:
+    return max(len(attribute.levels) for attribute in curriculum.attributes.values()) - 1
+
+
+def _fields(config_class: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(config_class)} - {"seed", "size"}
 
 
 def _problem(task: str, level: int, entry: dict[str, Any]) -> Problem:

@@ -213,7 +213,7 @@ def test_a_users_own_data_and_reward(tmp_path):
 
 
 def test_a_ranks_own_refusal_is_a_users_error(tmp_path):
-    done = command("hardware=cpu", "data.tasks=[{name: no_such_task}]", cwd=tmp_path)
+    done = command("hardware=cpu", "data.tasks=[{name: gcd, config: {min_numbers: 1}}]", cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "no_such_task" in done.stdout
+    assert "data.tasks: gcd refuses its configuration {'min_numbers': 1}: " in done.stdout
     assert "Traceback" not in done.stdout

@@ -338,14 +338,6 @@ CASES = {
     "data_preview_alone": (["data.preview=5", "format=json"], ["data.preview=5 with format=json", "for a person"]),
     "data_sources": (["data=mix"], ["data=mix with 0 data.sources", "weight: 0.7"]),
     "data_source": (["data=mix", "data.sources=[{weight: 1.0}]"], ["data.sources[0] has neither path nor hub_id"]),
-    "task_weight": (
-        ["data.tasks=[{name: chain_sum}, {name: gcd, weight: 0}]"],
-        ["data.tasks[1].weight=0 (gcd)", "a weight above 0"],
-    ),
-    "task_worked": (
-        ["data.tasks=[{name: gcd}, {name: chain_sum, worked: 1.5}]"],
-        ["data.tasks[1].worked=1.5 (chain_sum) with data=reasoning", "from 0 to 1", "worked=0 for answers alone"],
-    ),
     "data_weights": (
         ["data=mix", "data.sources=[{path: a.jsonl, weight: 0.7}, {path: b.jsonl, weight: 0.7}]"],
         ["sum to 1.4", "0.5, 0.5"],
@@ -382,6 +374,26 @@ CASES = {
     "lr_scaling_unused": (
         ["method=evaluate", "method.lr_scaling=sqrt", "method.lr_reference_batch=8"],
         ["no learning rate of its own", "method.lr_scaling=none"],
+    ),
+    "task_unknown": (
+        ["data.tasks=[{name: gcd}, {name: chain_summ}]"],
+        ["data.tasks[1].name=chain_summ: data=reasoning has no such task. Did you mean chain_sum", "Use: chain_sum, or another"],
+    ),
+    "task_level": (
+        ["data.tasks=[{name: gcd}, {name: chain_sum, level: 11}]"],
+        ["data.tasks[1].level=11 (chain_sum): it has levels 0 to 10", "level: 0"],
+    ),
+    "task_field": (
+        ["data.tasks=[{name: gcd, config: {min_number: 3}}]"],
+        ["data.tasks[0].config.min_number: gcd has no such field. Did you mean min_numbers", "of gcd: max_numbers, max_value, min_numbers"],
+    ),
+    "task_weight": (
+        ["data.tasks=[{name: chain_sum}, {name: gcd, weight: 0}]"],
+        ["data.tasks[1].weight=0 (gcd)", "a weight above 0"],
+    ),
+    "task_worked": (
+        ["data.tasks=[{name: gcd}, {name: chain_sum, worked: 0.5}]"],
+        ["data.tasks[1].worked=0.5 (chain_sum)", "from 0 to 1", "only shuffled_cups has one", "worked=0 for answers alone"],
     ),
     "image_known": (["hardware=mi300x", "container.name=foo"], ["container=foo: no such image", "rocm", "container=custom"]),
     "docker_without_image": (["hardware=h200", "runtime=docker", "model=qwen3_4b"], ["h200", "container=custom", "runtime=local"]),
@@ -498,14 +510,34 @@ def test_every_model_counts_well_within_the_tolerance(name):
 @pytest.mark.parametrize("weight", ["0", "-1", "inf", "nan"])
 @pytest.mark.parametrize("data", ["reasoning", "code"])
 def test_a_task_without_a_weight(data, weight):
-    found = refusals(composed(f"data={data}", f"data.tasks=[{{name: gcd, weight: {weight}}}]"))
+    name = {"reasoning": "gcd", "code": "lists"}[data]
+    found = refusals(composed(f"data={data}", f"data.tasks=[{{name: {name}, weight: {weight}}}]"))
     assert [rule.name for rule in found] == ["task_weight"]
 
 
 @pytest.mark.parametrize(("data", "worked", "refused"), [("reasoning", -0.1, 1), ("reasoning", 1, 0), ("code", 0.5, 1), ("code", 0, 0)])
 def test_a_share_of_worked_rows(data, worked, refused):
-    found = refusals(composed(f"data={data}", f"data.tasks=[{{name: chain_sum, worked: {worked}}}]"))
+    name = {"reasoning": "shuffled_cups", "code": "lists"}[data]
+    found = refusals(composed(f"data={data}", f"data.tasks=[{{name: {name}, worked: {worked}}}]"))
     assert [rule.name for rule in found] == ["task_worked"] * refused
+
+
+@pytest.mark.parametrize(
+    ("data", "task", "said"),
+    [
+        ("code", "name: strigns", "data.tasks[0].name=strigns: data=code has no such task. Did you mean strings"),
+        ("code", "name: lists, level: 10", "data.tasks[0].level=10 (lists): it has levels 0 to 9"),
+        ("code", "name: lists, config: {a: 1}", "data.tasks[0].config.a: lists has no such field"),
+        ("reasoning", "name: gcd, level: -1", "data.tasks[0].level=-1 (gcd): it has levels 0 to 3"),
+        ("reasoning", "name: acre, level: 1", "data.tasks[0].level=1 (acre): it has no curriculum"),
+        ("reasoning", "name: shuffled_cups, level: -1, config: {cups: 5}", "data.tasks[0].level=-1 (shuffled_cups): it has no curriculum"),
+        ("reasoning", "name: shuffled_cups, level: 7, config: {cups: 5}", None),
+        ("reasoning", "name: acre", None),
+    ],
+)
+def test_a_task_that_its_data_does_not_have(data, task, said):
+    found = refusals(config := composed(f"data={data}", f"data.tasks=[{{{task}}}]"))
+    assert [rule.message(config)[: len(said)] for rule in found] == [said] if said else found == []
 
 
 @pytest.mark.parametrize("weight", ["0", "-1", "inf", "nan"])
