@@ -59,14 +59,16 @@ class Asked:
 
 
 def parse(arguments: list[str]) -> Asked:
-    values = {"image": "", "base": "", "check": "false", "push": "", "no_cache": "false", "lock": str(images.LOCK)}
+    values, given = {"image": "", "base": "", "check": "false", "push": "", "no_cache": "false", "lock": str(images.LOCK)}, dict[str, str]()
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if not equals or not value:
             raise UserError(f"`{argument}`: key=value is expected, such as image=cpu. Keys: {', '.join(values)}.{near(key, values)}")
         if key not in values:
             raise UserError(f"There is no key `{key}`. Keys: {', '.join(values)}.{near(key, values)}")
-        values[key] = value
+        if key in given:
+            raise UserError(f"{given[key]} and {argument}: one value is taken. Leave one of them out.")
+        values[key], given[key] = value, argument
     for key in ("check", "no_cache"):
         if values[key] not in ("true", "false"):
             raise UserError(f"{key}={values[key]}: true or false is expected.")

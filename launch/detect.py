@@ -54,13 +54,9 @@ class Host:
         return next(port for port in range(wanted, 65536) if port not in self.listening)
 
 
-def hardware_group(sysroot: str = "/") -> str:
-    """The conf/hardware group of this machine's GPUs; `cpu` where there is none. Raises HostError rather than guess."""
-    return group_of(gpus(sysroot))
-
-
 def group_of(found: tuple[Gpu, ...]) -> str:
-    """The same for GPUs found before: of those that may be used, where any may."""
+    """The conf/hardware group of these GPUs, of those that may be used where any may; `cpu` where there are none. Raises HostError rather
+    than guess."""
     wrong = undecided(found)
     if wrong:
         raise HostError(f"hardware=auto: this machine has {wrong[0]}; {wrong[1]}.")

@@ -6,50 +6,16 @@ Sources: linux/drivers/gpu/drm/amd/amdkfd/kfd_topology.c (what each property mea
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 from launch.gpu import Gpu, Link
+from launch.products import Product, products
 from launch.sysfs import folders, is_folder, number, properties, status_of, text
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
 LINKS = {2: "pcie", 11: "xgmi"}  # HSA_IOLINKTYPE_*
 MODES = {1: "SPX", 2: "DPX", 3: "TPX", 4: "QPX"}  # by the number of partitions; one for each die is CPX
 GTT = ("gfx1150", "gfx1151")  # integrated: their memory is the system's, and mem_banks counts only the small part that the BIOS sets aside
-
-
-@dataclass(frozen=True)
-class Product:
-    """What tells a product from others. `compute_units` and `dies` are of the whole device: a partition has fewer of both."""
-
-    name: str
-    gfx: str
-    compute_units: int
-    group: str | None  # of conf/hardware
-    device_ids: tuple[int, ...] = ()  # PCI, virtual functions included (pci.ids; AMD's amdgpu.ids)
-    dies: int = 1  # XCDs, of which a compute partition has one or more
-    from_gb: float = 0  # memory from which it is this one, where two share everything else
-
-
-# Compute units: AMD's product pages, as in conf/hardware (tests/unit/test_detect.py compares). Without an id the first that fits is taken.
-PRODUCTS = (
-    Product("AMD Radeon Instinct MI50", "gfx906", 60, "mi50"),
-    Product("AMD Radeon Instinct MI60", "gfx906", 64, "mi60"),
-    Product("AMD Instinct MI100", "gfx908", 120, "mi100", (0x738C, 0x738E)),
-    Product("AMD Instinct MI210", "gfx90a", 104, "mi210", (0x740F,)),
-    Product("AMD Instinct MI250 (one of its two dies)", "gfx90a", 104, "mi210", (0x740C,)),  # figures of a die are the MI210's
-    Product("AMD Instinct MI250X (one of its two dies)", "gfx90a", 110, "mi250x", (0x7408, 0x740C)),
-    Product("AMD Instinct MI300A", "gfx942", 228, "mi300a", (0x74A0,), dies=6),
-    Product("AMD Instinct MI300X", "gfx942", 304, "mi300x", (0x74A1, 0x74A9, 0x74B5, 0x74BD), dies=8),
-    Product("AMD Instinct MI325X", "gfx942", 304, "mi325x", (0x74A5, 0x74B9), dies=8, from_gb=220),
-    Product("AMD Instinct MI308X", "gfx942", 80, None, (0x74A2, 0x74A8, 0x74B6), dies=4),
-    Product("AMD Instinct MI350X", "gfx950", 256, "mi350x", (0x75A0, 0x75B0), dies=8),
-    Product("AMD Instinct MI355X", "gfx950", 256, "mi355x", (0x75A3, 0x75B3), dies=8),
-    Product("AMD Radeon RX 7900 XTX", "gfx1100", 96, "rx7900xtx"),
-    Product("AMD Radeon RX 9070 XT", "gfx1201", 64, "rx9070xt"),
-    Product("AMD Radeon AI PRO R9700", "gfx1201", 64, "r9700", (0x7551,), from_gb=24),
-    Product("AMD Ryzen AI Max+ 395 (Radeon 8060S)", "gfx1151", 40, "strix_halo"),
-)
 
 
 def gpus(root: Path) -> list[Gpu]:
@@ -93,7 +59,9 @@ def _gpu(root: Path, folder: Path, values: dict[str, int], siblings: int) -> Gpu
     memory_gb = _memory_gb(folder, device, gfx)
     product = _product(gfx, units or 0, memory_gb or 0, values.get("device_id", 0), siblings)
     parts = product.compute_units // units if product and units else 1
-    compute = _stated(device / "current_compute_partition") or (_mode(parts, product.dies) if product and product.dies > 1 else None)
+    compute = _stated(device / "current_compute_partition") or (
+        _mode(parts, product.detect.dies) if product and product.detect.dies > 1 else None
+    )
     links = _links(folder)
     return Gpu(
         product=(product.name + (f", {compute} partition (1 of {parts})" if parts > 1 else "")) if product else "unknown",
@@ -143,14 +111,14 @@ def _memory_gb(folder: Path, device: Path, gfx: str) -> float | None:
 
 def _product(gfx: str, units: int, memory_gb: float, device_id: int, siblings: int) -> Product | None:
     """By PCI device id where the table has it, else by the compute units of all partitions of a GPU together, and by memory."""
-    by_id = next((p for p in PRODUCTS if device_id in p.device_ids and _divides(p, units)), None)
-    fits = [p for p in PRODUCTS if p.gfx == gfx and p.compute_units == units * siblings and memory_gb * siblings >= p.from_gb]
-    return by_id or max(fits, key=lambda p: p.from_gb, default=None)
+    by_id = next((p for p in products() if device_id in p.detect.device_ids and _divides(p, units)), None)
+    fits = [p for p in products() if p.gfx == gfx and p.compute_units == units * siblings and memory_gb * siblings >= p.detect.from_gb]
+    return by_id or max(fits, key=lambda p: p.detect.from_gb, default=None)
 
 
 def _divides(product: Product, units: int) -> bool:
     """Whether so many compute units are the whole device or one partition of it."""
-    return any(product.dies % parts == 0 and units * parts == product.compute_units for parts in range(1, product.dies + 1))
+    return any(product.detect.dies % parts == 0 and units * parts == product.compute_units for parts in range(1, product.detect.dies + 1))
 
 
 def _mode(parts: int, dies: int) -> str | None:

@@ -1,8 +1,8 @@
 """Memory of every process in parts, from shapes alone: what it holds at the moment it holds most.
 
-A training step passes through six such moments, and two come before it; the plan shows the parts of the largest. Where nothing else is
-said a part follows from dtype and count: 4 bytes an element of fp32, 2 of 16 bits. docs/results/memory.md has predictions beside
-measurements.
+A step and what comes before it pass through several such moments (`moments`, `preparation`); the plan shows the parts of the largest.
+Where nothing else is said a part follows from dtype and count: 4 bytes an element of fp32, 2 of 16 bits. docs/results/memory.md has
+predictions beside measurements.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from launch.gpu import Gpu
+from launch.products import Product, products
 from launch.sysfs import number, text
 
-GROUPS = {"H100": "h100", "H200": "h200"}
 FOLDER = "proc/driver/nvidia/gpus"
 
 
@@ -72,6 +72,7 @@ def _words(value: Any) -> str | None:
 def _of_nvml(library: Any, index: int) -> Gpu:
     handle = library.nvmlDeviceGetHandleByIndex(index)
     name = _words(_ask(library, lambda: library.nvmlDeviceGetName(handle))) or "unknown"
+    product = _product(name)
     size = _ask(library, lambda: library.nvmlDeviceGetMemoryInfo(handle).total)
     capability = _ask(library, lambda: library.nvmlDeviceGetCudaComputeCapability(handle))
     bus = _words(_ask(library, lambda: library.nvmlDeviceGetPciInfo(handle).busId))
@@ -81,7 +82,7 @@ def _of_nvml(library: Any, index: int) -> Gpu:
         gfx="sm_{}{}".format(*capability) if capability else "unknown",
         compute_units=None,
         memory_gb=size / 1e9 if size else None,
-        group=_group(name),
+        group=product.group if product else None,
         pci_address=address,
         uuid=_words(_ask(library, lambda: library.nvmlDeviceGetUUID(handle))),
         numa_node=_numa_node(Path("/"), address),
@@ -92,13 +93,14 @@ def _of_proc(root: Path, file: Path) -> Gpu:
     rows = (line.partition(":") for line in (text(file) or "").splitlines())
     values = {name.strip(): value.strip() for name, _, value in rows}
     name, address = values.get("Model") or "unknown", values.get("Bus Location") or file.parent.name
-    group = _group(name)
-    gfx = "sm_90" if group else "unknown"  # both groups are Hopper's
+    product = _product(name)
+    gfx, group = (product.gfx, product.group) if product else ("unknown", None)
     return Gpu(name, gfx, None, None, group, pci_address=address, uuid=values.get("GPU UUID"), numa_node=_numa_node(root, address))
 
 
-def _group(name: str) -> str | None:
-    return next((group for key, group in GROUPS.items() if re.search(rf"\b{key}\b", name)), None)
+def _product(name: str) -> Product | None:
+    """Its group is a word of what the driver calls it: NVIDIA H100 80GB HBM3."""
+    return next((p for p in products() if p.gfx.startswith("sm_") and re.search(rf"\b{p.group}\b", name, re.IGNORECASE)), None)
 
 
 def _numa_node(root: Path, address: str | None) -> int | None:

@@ -18,6 +18,7 @@ from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, HostError, U
 from launch.execute import check_host, execute, signals
 from launch.plan import make_plan, prepare
 from launch.resuming import recorded_config
+from launch.stream import run_program
 
 # Figures of time and memory: they vary from run to run and are not compared.
 VARIES = {"time_s", "step_s", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "memory_peak_gb"}
@@ -125,4 +126,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_program(main)

@@ -1,7 +1,8 @@
 """The one typed definition of a configuration. Every YAML under conf/ is data for these classes.
 
 Hydra merges the groups into `Config`; a key that is not here, or a value of another type, is refused wherever it stands.
-Units are in the names: `_gb` is 1e9 bytes, `_gb_s` 1e9 bytes per second, `_tflops` 1e12 floating-point operations per second.
+Units are in the names: `_gb` is 1e9 bytes (hardware.memory_gb GiB, as makers count), `_gb_s` 1e9 bytes per second, `_tflops` 1e12
+floating-point operations per second.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from omegaconf import MISSING
 
 from launch.schema_data import Balance, Curriculum, CurriculumArgs, Deduplicate, Filter, LrScaling, Selection, Source
 from launch.schema_enums import Debug, Find, Format, Init, Link, Mode, Network, NumaBinding, Preflight, Profile, Rocprof, Vendor, When
-from launch.schema_host import Healthy, HostNeeds
+from launch.schema_host import Detect, Healthy, HostNeeds
 
 
 @dataclass
@@ -54,7 +55,7 @@ class Hardware:
     unified_memory: bool = False  # the GPU's memory is the host's memory
     bandwidth_gb_s: float = MISSING
     compute_units: int = MISSING
-    power_w: Optional[float] = None
+    detect: Detect = field(default_factory=Detect)
     peak_tflops: dict[str, float] = field(default_factory=dict)  # dense; fp32, tf32, fp16, bf16, fp8, fp4; absent where there is none
     link: Link = Link.none
     link_gb_s: Optional[float] = None  # all links of one device, per direction

@@ -1,13 +1,24 @@
-"""What conf/hardware asks of the machine around a GPU: launch/doctor.py compares. Empty where nothing is known to matter."""
+"""What conf/hardware says of how to know a GPU, and asks of the machine around it. Empty where nothing is known to matter."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Optional
 
 
 @dataclass
+class Detect:
+    """What tells a device from others of its target and number of compute units: hardware=auto compares."""
+
+    device_ids: list[int] = field(default_factory=list)  # PCI, virtual functions included (pci.ids; AMD's amdgpu.ids); empty: not needed
+    dies: int = 1  # XCDs, of which a compute partition has one or more
+    from_gb: float = 0  # memory from which it is this one, where two share everything else
+
+
+@dataclass
 class HostNeeds:
+    """launch/doctor.py compares."""
+
     compute_partition: Optional[str] = None  # the mode that the file's figures are for: SPX
     memory_partition: Optional[str] = None  # NPS1
     numa_balancing: Optional[int] = None  # sysctl kernel.numa_balancing

@@ -39,17 +39,6 @@ def trainable_parameters(model: Model, adapter: Adapter) -> int:
     return model.num_layers * per_layer
 
 
-def flops_per_token(model: Model, sequence: int, trains_base: bool, recomputes: bool) -> float:
-    """Training FLOPs a token: 2 a weight forward, 2 for the inputs' and 2 for the weights' gradients (arXiv:2001.08361),
-    plus causal attention, 2 * sequence * attention width forward and twice that backward; checkpointing repeats the forward.
-    The embedding is a lookup and counts nothing; the output head counts."""
-    weights = model.num_layers * sum(i * o for i, o in linear_sizes(model)) + model.vocab_size * model.hidden_size
-    attention = 2 * model.num_layers * model.num_heads * model.head_dim * sequence
-    forward = 2 * weights + attention
-    backward = 2 * forward if trains_base else forward + attention
-    return forward + backward + (forward if recomputes else 0)
-
-
 def head_bytes(model: Model, width: float) -> float:
     """Of a token's keys and values of one head, in all layers, at `width` bytes each."""
     return 2 * width * model.num_layers * model.head_dim

@@ -7,7 +7,8 @@ import re
 from launch import masks
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
-from launch.kfd import GTT, PRODUCTS
+from launch.kfd import GTT
+from launch.products import products
 
 SMALL = 16  # compute units: what integrated GPUs beside a card have at most (Radeon 890M)
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -41,7 +42,7 @@ def gfx_override(facts: Facts) -> Finding | None:
     if found is None:
         return expected.passed("unset")
     targets = {gpu.gfx for gpu in facts.amd_gpus} or ({facts.hardware.gfx} if facts.hardware else set())
-    native = targets & {product.gfx for product in PRODUCTS}
+    native = targets & {product.gfx for product in products()}
     cure = "unset HSA_OVERRIDE_GFX_VERSION"
     if native and not all(_version(target) == found for target in native):
         return expected.fail(f"{found}, and {', '.join(sorted(native))} has kernels of its own", cure)

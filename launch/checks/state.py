@@ -193,7 +193,7 @@ def temperature(facts: Facts) -> Finding | None:
 
 
 def power_cap(facts: Facts) -> Finding | None:
-    """Against the board's own default: that of a Radeon leaves out what power_w of its file counts in (fans, memory)."""
+    """Against the board's own default: that of a Radeon leaves out what its data sheet counts in (fans, memory)."""
     if not facts.amd_gpus:
         return None
     expected = Expected("the device's own default", "kernel: hwmon power1_cap_default of each GPU")

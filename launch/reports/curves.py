@@ -119,7 +119,6 @@ class Plot:
         lines = [(c, " ".join(f"{x_at(x):.1f},{y_at(y):.1f}" for x, y in zip(*c.points, strict=True))) for c in chart.curves]
         data = {
             "x": [x_low, x_high],
-            "y": [min(y_ticks[0], *ys), max(y_ticks[-1], *ys)],
             "unit": chart.unit,
             "x_title": chart.x_title,
             "curves": [[c.label, *([float(f"{v:.6g}") for v in values] for values in c.points)] for c in chart.curves],

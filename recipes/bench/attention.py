@@ -61,9 +61,7 @@ class AttentionConfig(SeriesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("backends", "sequences", "heads", "passes"):
-            if not getattr(self, name):
-                raise UserError(f"method.args.{name}=[]: nothing would be measured.")
+        self.check_filled("backends", "sequences", "heads", "passes")
         check_tuples("heads", self.heads, "query heads", "key heads", "width")
         for shape in self.heads:
             if shape[0] % shape[1]:

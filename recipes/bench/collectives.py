@@ -74,9 +74,7 @@ class CollectivesConfig(SeriesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("ops", "ranks", "programs"):
-            if not getattr(self, name):
-                raise UserError(f"method.args.{name}=[]: nothing would be measured.")
+        self.check_filled("ops", "ranks", "programs")
         if min(self.ranks) < 2:
             raise UserError(f"method.args.ranks={self.ranks}: a collective takes at least 2 ranks.")
         if not 0 < self.min_bytes <= self.max_bytes or self.factor < 2:

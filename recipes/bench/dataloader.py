@@ -52,9 +52,7 @@ class DataloaderConfig(SeriesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("num_workers", "pin_memory", "steps"):
-            if getattr(self, name) == []:
-                raise UserError(f"method.args.{name}=[]: nothing would be measured.")
+        self.check_filled("num_workers", "pin_memory", "steps")
         if min(self.num_workers or [0]) < 0:
             raise UserError(f"method.args.num_workers={self.num_workers}: at least 0; 0 collates in the training process.")
         for name in ("rows", "sequence", "batch_size", "batches", "warmup", "step_ms"):

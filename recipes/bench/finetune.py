@@ -56,8 +56,7 @@ class FinetuneConfig(SeriesConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_counts(batch=self.batch, sequence=self.sequence, lora_rank=self.lora_rank, warmup=self.warmup, steps=self.steps)
-        if not self.modes:
-            raise UserError("method.args.modes=[]: nothing would be measured.")
+        self.check_filled("modes")
 
 
 COLUMNS = [

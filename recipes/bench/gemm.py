@@ -59,9 +59,7 @@ class GemmConfig(SeriesConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_tuples("shapes", self.shapes, "m", "n", "k")
-        for name in ("shapes", "dtypes", "ops", "values", "paddings"):
-            if getattr(self, name) in ([], ()):
-                raise UserError(f"method.args.{name}=[]: nothing would be measured.")
+        self.check_filled("shapes", "dtypes", "ops", "values", "paddings")
         if min(self.paddings) < 0 or any(padding % 4 for padding in self.paddings):
             raise UserError(f"method.args.paddings={self.paddings}: bytes, multiples of 4.")
         check_counts(warmup=self.warmup, repetitions=self.repetitions)

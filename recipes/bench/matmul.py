@@ -22,7 +22,6 @@ from recipes.bench import gemm
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, refusals
 from recipes.bench.timing import steps_ms
 from recipes.bench.training import check_counts, fresh
-from recipes.common.errors import UserError
 from recipes.common.names import named
 from recipes.common.program import main
 
@@ -38,9 +37,8 @@ class MatmulConfig(SeriesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_counts(warmup=self.warmup, iterations=self.iterations, **({"sizes": min(self.sizes)} if self.sizes else {}))
-        if not self.sizes or self.dtypes == []:
-            raise UserError("method.args.sizes or dtypes is empty: nothing would be measured.")
+        self.check_filled("sizes", "dtypes")
+        check_counts(warmup=self.warmup, iterations=self.iterations, sizes=min(self.sizes))
 
 
 def matmul(config: DictConfig) -> dict[str, Any]:

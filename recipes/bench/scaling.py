@@ -54,12 +54,9 @@ class ScalingConfig(SeriesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.models:
-            raise UserError("method.args.models=[]: nothing would be measured.")
+        self.check_filled("models", "strategies")
         check_counts(warmup=self.warmup, steps=self.steps, **given(batch=self.batch, sequence=self.sequence))
         check_counts(num_gpus=min(self.num_gpus, default=0))
-        if not self.strategies:
-            raise UserError("method.args.strategies=[]: nothing would be measured.")
 
 
 COLUMNS = [

@@ -57,6 +57,12 @@ class SeriesConfig:
         if self.fail_below is not None and self.fail_below <= 0:
             raise UserError(f"method.args.fail_below={self.fail_below}: a ratio above 0, as 0.9.")
 
+    def check_filled(self, *names: str) -> None:
+        """Raises UserError for a list of these that is empty."""
+        for name in names:
+            if getattr(self, name) in ([], ()):
+                raise UserError(f"method.args.{name}=[]: nothing would be measured.")
+
 
 @dataclass(frozen=True)
 class Column:

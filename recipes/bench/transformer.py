@@ -45,8 +45,7 @@ class TransformerConfig(SeriesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.models:
-            raise UserError("method.args.models=[]: nothing would be measured.")
+        self.check_filled("models")
         check_counts(warmup=self.warmup, steps=self.steps, **given(batch=self.batch, sequence=self.sequence))
         if not 0 <= self.dropout < 1:
             raise UserError(f"method.args.dropout={self.dropout:g}: from 0 to below 1.")

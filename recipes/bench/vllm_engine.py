@@ -71,9 +71,7 @@ class EngineConfig(SeriesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("kinds", "lengths", "settings", "concurrency", "batch_sizes"):
-            if not getattr(self, name):
-                raise UserError(f"method.args.{name}=[]: nothing would be measured.")
+        self.check_filled("kinds", "lengths", "settings", "concurrency", "batch_sizes")
         check_tuples("lengths", self.lengths, "tokens in", "tokens out")
         least = {"num_prompts": 1, "num_warmups": 0, "rounds": 1, "warmup": 0, "repetitions": 1, "timeout_s": 1}
         for name, at_least in least.items():

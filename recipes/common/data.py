@@ -45,10 +45,6 @@ class Loaded:
     rows: Dataset | IterableDataset
     counts: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def streamed(self) -> bool:
-        return isinstance(self.rows, IterableDataset)
-
     def sha256(self) -> dict[str, str]:
         """`data_sha256` of result.json; nothing of a stream, whose files record.json has by their hashes."""
         return {} if isinstance(self.rows, IterableDataset) else {"data_sha256": json_sha256(self.rows.to_list())}

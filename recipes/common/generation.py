@@ -65,14 +65,12 @@ class Generator(ABC):
     def __init__(self, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, positions: int, own: GenerationConfig) -> None:
         """`positions`: tokens of prompt and completion together that the model has places for. `own`: the model's configuration."""
         self.tokenizer, self.sampling, self.positions, self.ends = tokenizer, sampling, positions, ends(tokenizer, own)
-        self.num_too_long = 0  # prompts so far that left no position
 
     def __call__(self, prompts: list[Prompt], seed: int) -> list[Sample]:
         """A prompt that fills the model's context gives TOO_LONG. Raises UserError for messages where there is no chat template."""
         # A prompt's samples stand beside one another: it is rendered once for all of them.
         encoded = [ids for prompt, same in itertools.groupby(prompts) for ids in [self.encode(prompt)] * len(list(same))]
         fitting = [n for n, ids in enumerate(encoded) if len(ids) < self.positions]
-        self.num_too_long += len(prompts) - len(fitting)
         samples = [TOO_LONG] * len(prompts)
         if fitting:
             limits = [min(self.sampling.max_new_tokens, self.positions - len(encoded[n])) for n in fitting]

@@ -12,6 +12,7 @@ mean of the bus bandwidths over the sizes.
 from __future__ import annotations
 
 import os
+import statistics
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from recipes.common.errors import UserError
 from recipes.common.program import is_main_rank, main
 from recipes.tune.search import Point, Report, SearchConfig, search, set_only
 from recipes.tune.trial import Setting
-from recipes.tune.tuning import finish, geometric_mean
+from recipes.tune.tuning import finish
 
 VARIABLES = ("NCCL_", "RCCL_", "HSA_", "HIP_", "GPU_", "ROC_", "TORCH_NCCL_")
 
@@ -97,7 +98,7 @@ def one(
         figure = measure(asked, point, config, args, workers)["bus_gb_s"]
         found[f"{case['op']} {case['bytes']}"] = figure
         report(figure)
-    return {"bus_gb_s": geometric_mean(list(found.values())), "bus_gb_s_by_size": found}
+    return {"bus_gb_s": statistics.geometric_mean(found.values()), "bus_gb_s_by_size": found}
 
 
 def measure(asked: Row, point: Point, config: DictConfig, args: collectives.CollectivesConfig, workers: collectives.Workers) -> Row:

@@ -7,6 +7,7 @@ up (`pruned`) where it is then behind the median of the trials before.
 from __future__ import annotations
 
 import math
+import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from recipes.bench.series import Row, Table
 from recipes.common.errors import UserError
 from recipes.common.metrics import append
 from recipes.common.program import Interrupted, say, stop_asked
-from recipes.tune.tuning import TuneConfig, geometric_mean
+from recipes.tune.tuning import TuneConfig
 
 JOURNAL = "journal.log"
 PRUNED = "pruned: behind the median of the trials before"
@@ -108,7 +109,7 @@ def reporter(trial: optuna.Trial, prunable: bool) -> Report:
 
     def report(figure: float) -> None:
         figures.append(figure)
-        trial.report(geometric_mean(figures), len(figures))
+        trial.report(statistics.geometric_mean(figures), len(figures))
         if prunable and trial.should_prune():
             raise Pruned
 

@@ -7,7 +7,6 @@ starts what was measured; copied to conf/experiment/, the file is an experiment 
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -154,7 +153,3 @@ def write_experiment(config: DictConfig, table: Table, setting: Setting, before:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(header) + "\n" + yaml.safe_dump(content, sort_keys=False))
     return path, command
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(sum(math.log(value) for value in values) / len(values))

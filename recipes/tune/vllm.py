@@ -11,6 +11,7 @@ behind is given up there. Its figure is the geometric mean of output tokens a se
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from recipes.common.program import is_main_rank, main
 from recipes.tune import trial
 from recipes.tune.search import Point, Pruned, Report, SearchConfig, search, set_only
 from recipes.tune.trial import Setting
-from recipes.tune.tuning import finish, geometric_mean
+from recipes.tune.tuning import finish
 
 FIGURE = "output_tokens_per_second"
 
@@ -84,7 +85,7 @@ def one(config: DictConfig, base: Any, number: int, point: Point, report: Report
     figures = {f"{row['kind']} {row['input']}+{row['output']}": row[FIGURE] for row in outcome.rows}
     if not figures:
         raise UserError("it measured nothing")
-    return {FIGURE: geometric_mean(list(figures.values())), f"{FIGURE}_by_length": figures}
+    return {FIGURE: statistics.geometric_mean(figures.values()), f"{FIGURE}_by_length": figures}
 
 
 if __name__ == "__main__":

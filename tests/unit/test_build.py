@@ -39,6 +39,7 @@ def test_usage_lists_every_image_with_its_base(arguments, capsys):
     [
         (["cpu"], "`cpu`: key=value is expected, such as image=cpu. Keys: image, base, check, push, no_cache, lock."),
         (["image="], "`image=`: key=value is expected"),
+        (["image=cpu", "image=sandbox"], "image=cpu and image=sandbox: one value is taken. Leave one of them out."),
         (["imgae=cpu"], "There is no key `imgae`. Keys: image, base, check, push, no_cache, lock. Did you mean image?"),
         (["image=rocn"], "There is no image `rocn`. Images: rocm, "),
         (["image=rocn"], "Did you mean rocm"),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import sys
 import types
 from pathlib import Path
 
 import pytest
 
-from launch import detect, kfd, nvidia
-from launch.errors import HostError
+from launch import detect, nvidia
+from launch.errors import HostError, UserError
 from launch.gpu import GIB, Link
+from launch.products import OTHERS, Product, products
+from launch.schema_host import Detect
 from tests.conftest import composed
 from tests.unit import sysroots
 
@@ -22,6 +26,10 @@ def kfd_node(root: Path, number: int, memory_gb: float = 0.0, **properties: int)
     values = {"gfx_target_version": 0, "simd_count": 0, "simd_per_cu": 4, **properties}
     (folder / "properties").write_text("".join(f"{k} {v}\n" for k, v in values.items()))
     (folder / "mem_banks/0/properties").write_text(f"size_in_bytes {int(memory_gb * 1e9)}\n")
+
+
+def group_of(root: Path) -> str:
+    return detect.group_of(detect.gpus(str(root)))
 
 
 def gpu(version: int, units: int, **more: int) -> dict[str, int]:
@@ -51,7 +59,7 @@ def test_amd(tmp_path, version, units, memory_gb, more, group):
     kfd_node(tmp_path, 0)
     for number in (1, 2, 10):
         kfd_node(tmp_path, number, memory_gb, **{**gpu(version, units), **more})
-    assert detect.hardware_group(str(tmp_path)) == group
+    assert group_of(tmp_path) == group
     assert len(detect.gpus(str(tmp_path))) == 3
 
 
@@ -67,26 +75,26 @@ def test_nvidia(tmp_path):
     folder = tmp_path / "proc/driver/nvidia/gpus/0000:19:00.0"
     folder.mkdir(parents=True)
     (folder / "information").write_text("Model: \t\t NVIDIA H200\nIRQ:   \t\t 17\n")
-    assert detect.hardware_group(str(tmp_path)) == "h200"
+    assert group_of(tmp_path) == "h200"
 
 
 def test_no_gpu_is_cpu(tmp_path):
     kfd_node(tmp_path, 0)
-    assert detect.hardware_group(str(tmp_path)) == "cpu"
-    assert detect.hardware_group(str(tmp_path / "empty")) == "cpu"
+    assert group_of(tmp_path) == "cpu"
+    assert group_of(tmp_path / "empty") == "cpu"
 
 
 def test_two_kinds_are_not_guessed_between(tmp_path):
     kfd_node(tmp_path, 0, 206.0, **gpu(90402, 304))
     kfd_node(tmp_path, 1, 34.0, **gpu(90006, 60))
     with pytest.raises(HostError, match=r"1 x mi300x, 1 x mi50; name the group"):
-        detect.hardware_group(str(tmp_path))
+        group_of(tmp_path)
 
 
 def test_an_unknown_gpu_is_named_not_guessed(tmp_path):
     kfd_node(tmp_path, 0, 24.0, **gpu(90402, 38))  # a CPX partition of an MI300X
     with pytest.raises(HostError, match=r"unknown GPU \(gfx942, 38 CUs, 24 GB\)"):
-        detect.hardware_group(str(tmp_path))
+        group_of(tmp_path)
 
 
 def test_odd_files_do_not_crash_it(tmp_path):
@@ -105,11 +113,39 @@ def test_odd_files_do_not_crash_it(tmp_path):
     assert detect.gpus(str(tmp_path))[0].memory_gb is None
 
 
-def test_products_are_those_of_the_hardware_files():
-    for product in kfd.PRODUCTS:
-        if product.group is not None:
+def test_products_are_what_hydra_makes_of_the_hardware_files():
+    for product in products():
+        if product not in OTHERS:
             hardware = composed(f"hardware={product.group}").hardware
-            assert (product.gfx, product.compute_units) == (hardware.gfx, hardware.compute_units), product
+            found = (hardware.product, hardware.gfx, hardware.compute_units, hardware.name, hardware.detect)
+            assert found == dataclasses.astuple(product)[:4] + (product.detect,)
+
+
+def test_a_gpu_more_is_a_file_more(tmp_path):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/cdna9.yaml").write_text("vendor: amd\ngfx: gfx990\ndetect: {dies: 2}\n")
+    (tmp_path / "mi999.yaml").write_text("defaults: [base/cdna9@_here_, _self_]\nname: mi999\nproduct: AMD MI999\ncompute_units: 512\n")
+    (tmp_path / "laptop.yaml").write_text("name: laptop\nvendor: none\n")
+    assert products(tmp_path) == (Product("AMD MI999", "gfx990", 512, "mi999", Detect(dies=2)), *OTHERS)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            "name: mi999\nvendor: amd\ngfx: gfx990\nproduct: MI999\n",
+            "mi999.yaml: it has no compute_units, by which hardware=auto knows a GPU",
+        ),
+        (
+            "name: a\nvendor: amd\ngfx: gfx990\nproduct: A\ncompute_units: 1\ndetect: {die: 2}\n",
+            "mi999.yaml: detect takes device_ids, dies, from_gb",
+        ),
+    ],
+)
+def test_a_file_that_lacks_what_a_gpu_is_known_by(tmp_path, content, said):
+    (tmp_path / "mi999.yaml").write_text(content)
+    with pytest.raises(UserError, match=re.escape(said)):
+        products(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +180,7 @@ def test_partitions_are_told_by_their_number_where_there_is_no_device_id(tmp_pat
     assert {g.product for g in found} == {"AMD Instinct MI300X, QPX partition (1 of 4)"}
     assert {g.pci_address for g in found} == {"0000:05:00.0"}
     with pytest.raises(HostError, match=r"4 x AMD Instinct MI300X, QPX.*--compute-partition SPX.*hardware.memory_gb=48 .*gpus_per_node=4"):
-        detect.hardware_group(str(tmp_path))
+        group_of(tmp_path)
 
 
 def test_partitions_of_newer_drivers_have_serial_numbers_of_their_own(tmp_path):
@@ -173,7 +209,8 @@ def test_a_device_node_that_leads_nowhere(tmp_path):
 
 @pytest.mark.parametrize(("name", "group"), [("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA GH200 480GB", None)])
 def test_nvidia_products(name, group):
-    assert nvidia._group(name) == group
+    found = nvidia._product(name)
+    assert (found and found.group) == group
 
 
 def test_real_mi210_server(tmp_path):
@@ -186,7 +223,7 @@ def test_real_mi210_server(tmp_path):
     assert [(link.node, link.gb_s) for link in found[0].links if link.kind == "xgmi"] == [(3, 50.0), (4, 50.0), (5, 50.0)]
     assert found[0].links[0] == Link(0, "pcie", 32.0)
     assert found[0].memory_gb is None  # the copy holds no mem_banks
-    assert detect.hardware_group(str(tmp_path)) == "mi210"
+    assert group_of(tmp_path) == "mi210"
 
 
 def test_real_mi300x_in_cpx(tmp_path):
@@ -197,7 +234,7 @@ def test_real_mi300x_in_cpx(tmp_path):
     }
     assert len({g.pci_address for g in found}) == len({g.uuid for g in found}) == 8
     with pytest.raises(HostError, match=r"63 x AMD Instinct MI300X, CPX .* is a whole GPU, not a partition"):
-        detect.hardware_group(str(tmp_path))
+        group_of(tmp_path)
 
 
 def test_everything_that_is_known_of_a_gpu(tmp_path):
@@ -234,23 +271,23 @@ def test_a_gpu_that_the_kernel_hides_is_no_gpu_of_this_container(tmp_path):
     (tmp_path / properties).mkdir()  # unreadable, also for root
     host = detect.host("python", str(tmp_path))
     assert (len(host.gpus), len(host.withheld)) == (1, 1)
-    assert detect.hardware_group(str(tmp_path)) == "mi300x"
+    assert group_of(tmp_path) == "mi300x"
 
 
 def test_auto_goes_by_what_may_be_used(tmp_path):
     machine = sysroots.mi300x(tmp_path, num_gpus=2)
     sysroots.gpu_node(machine, 20, 0xF3, 32 << 30, gfx_target_version=90006, simd_count=240)
     with pytest.raises(HostError, match="2 x mi300x, 1 x mi50"):
-        detect.hardware_group(str(tmp_path))
+        group_of(tmp_path)
     machine.remove("dev/dri/renderD146")
-    assert detect.hardware_group(str(tmp_path)) == "mi300x"
+    assert group_of(tmp_path) == "mi300x"
 
 
 def test_two_makers_are_not_guessed_between(tmp_path):
     sysroots.h200(tmp_path)
     kfd_node(tmp_path, 1, 0.5, **gpu(100306, 2))
     with pytest.raises(HostError, match=r"1 x unknown GPU \(gfx1036, 2 CUs, 0 GB\), 2 x h200; name the group"):
-        detect.hardware_group(str(tmp_path))
+        group_of(tmp_path)
 
 
 class NotSupported(Exception):

@@ -225,7 +225,7 @@ def test_a_reader_that_has_seen_enough(tmp_path, words):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("words", ["doctor.py --help", "run.py hardware=cpu mode=plan"])
+@pytest.mark.parametrize("words", ["doctor.py --help", "run.py hardware=cpu mode=plan", "reproduce.py --help"])
 def test_a_full_disk_behind_stdout(tmp_path, words):
     program, *arguments = words.split()
     with open("/dev/full", "w") as full:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import environment, memory, shapes
+from launch import environment, memory
 from launch.errors import HostError
 from launch.execute import check_host, check_plan
 from launch.plan import make_plan
@@ -19,16 +19,6 @@ RUN = Path("/runs/x/1")
 
 def plan(*overrides: str, host=None):
     return make_plan(composed(*overrides), host or host_with(8), RUN)
-
-
-def test_flops_by_hand():
-    """Two layers of width 4: 6 a weight, attention 6 * layers * width * sequence, and a third more when the forward is repeated."""
-    model = composed("hardware=cpu").model
-    weights = model.num_layers * sum(i * o for i, o in shapes.linear_sizes(model)) + model.vocab_size * model.hidden_size
-    attention = 6 * model.num_layers * model.num_heads * model.head_dim * 128
-    assert shapes.flops_per_token(model, 128, True, False) == 6 * weights + attention
-    assert shapes.flops_per_token(model, 128, True, True) == pytest.approx(4 / 3 * (6 * weights + attention))
-    assert shapes.flops_per_token(model, 128, False, False) == 4 * weights + attention
 
 
 def test_speed_states_its_basis():
