@@ -14,6 +14,13 @@ NO_WORDS = re.compile(r"(?:\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|[^A-Za-
 OPERATOR = re.compile(r"[=^*√<>≤≥\\]|(?<!\d)[-+−](?=.)|[-+−](?!\d)")
 LIST = re.compile(r"[\d.]+(?:[\s,;:]+[\d.]+)+")
 ANNOUNCED = re.compile(r"\banswer(?:\s+is\b\s*:?|\s*:)\s*", re.IGNORECASE)
+# A number in a text: not part of a word, as in F5 or 1e5.
+NUMBERS = re.compile(
+    r"(?<![A-Za-z\d.])(?:[-+−]\s?)?[$€£¥]?(?:\d+\s?/\s?\d+|(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?![\d/]|[eE][-+]?\d)(?:\s?\\?%)?"
+)
+FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
+JOINED = re.compile(r"(?:\b(?:or|and|to|plus|minus|times|by|over)\b|\\[A-Za-z]+|[^A-Za-z=])*", re.IGNORECASE)  # and yet no `: `
+FIRST_SENTENCE = re.compile(r"[^\n]*?(?=\.\s|\n|$)")
 UNSEEN = re.compile(r"\\text\w*|[\s${}]")  # what writes the same text otherwise
 
 
@@ -22,6 +29,9 @@ def equal(right: str, given: str) -> bool:
     right, said = _said(right.rpartition("####")[2].strip()), _said(given)
     if _plain(right) in (_plain(given), _plain(said)):
         return True
+    if NUMBER.fullmatch(right):
+        number = _number(said)
+        return number is not None and not _unreduced(right, number) and _verified(right.replace("−", "-"), number)
     expression = _expression(right)
     if expression is None or (LIST.fullmatch(said) and not NUMBER.fullmatch(said)):  # it would take one of the list
         return False
@@ -34,6 +44,24 @@ def _verified(right: str, given: str) -> bool:
     # math-verify guards itself with SIGALRM, which only a main thread may set; answers are short enough to do without.
     parsed = [parse(text, parsing_timeout=None) for text in (right, given)]
     return bool(verify(*parsed, timeout_seconds=None))
+
+
+def _number(said: str) -> str | None:
+    """The last number of the text, as that of a sum's right side; None where it stands beside another, as in `4 or 5` and `12 * 12`: a
+    completion that lists what may be right, or repeats the question, has not answered it."""
+    text = FRACTION.sub(r" \1\2/\3\4 ", said)
+    found = list(NUMBERS.finditer(text))
+    if not found:
+        return None
+    between = text[found[-2].end() : found[-1].start()] if len(found) > 1 else "="
+    if not re.search(r":\s", between) and JOINED.fullmatch(between):
+        return None
+    return found[-1].group().replace("−", "-").removeprefix("+")
+
+
+def _unreduced(right: str, number: str) -> bool:
+    """10/2 where 5 is right: what was to be divided."""
+    return "/" in number and "/" not in right and "." not in right
 
 
 def _expression(text: str) -> str | None:
@@ -55,7 +83,11 @@ def _said(answer: str) -> str:
         depth += {"{": 1, "}": -1}.get(character, 0)
         if depth == 0:
             return rest[:at].strip()
-    return ANNOUNCED.split(answer)[-1].strip(" \n*").removesuffix(".")
+    *before, announced = ANNOUNCED.split(answer)
+    said = announced.strip(" \n*")
+    if before and (first := FIRST_SENTENCE.match(said)) and NUMBERS.search(first.group()):
+        said = first.group()  # what comes after a number that is announced says nothing of it
+    return said.removesuffix(".")
 
 
 def _plain(text: str) -> str:
