@@ -27,6 +27,7 @@ from transformers import set_seed
 from recipes.common import harness, ranks, rewards, statistics
 from recipes.common.batches import Log, sample_all, write_rows
 from recipes.common.data import Row, load_heldout
+from recipes.common.data_files import check_tests
 from recipes.common.data_select import fields, grouped
 from recipes.common.errors import UserError
 from recipes.common.files import json_sha256
@@ -115,7 +116,9 @@ def scorer(config: DictConfig, rows: Sequence[Row]) -> Verifier:
     if not config.method.rewards:
         own = "reasoning_gym" if "entry" in rows[0] else "accuracy"
         config = OmegaConf.create({"method": {"rewards": {own: 1.0}, "reward_chain": [], "reward_pattern": None, "reward_confined": True}})
-    return build_verifier(config, fields(rows))
+    verifier = build_verifier(config, fields(rows))
+    check_tests(config, rows)
+    return verifier
 
 
 def line(row: Row, sample: Row) -> Row:

@@ -22,6 +22,7 @@ from trl import GRPOConfig, GRPOTrainer
 from recipes.common.checkpoint import AtomicCheckpoints
 from recipes.common.data import columns, load, texts
 from recipes.common.data_curriculum import Curriculum
+from recipes.common.data_files import check_tests
 from recipes.common.data_prepare import heldout_prompts, prepare_prompts
 from recipes.common.errors import UserError
 from recipes.common.metrics import Metrics
@@ -45,9 +46,11 @@ class OverlappedTrainer(OverlappedGeneration, Trainer):
 def grpo(config: DictConfig) -> dict[str, Any]:
     loaded = load(config.data, "grpo")
     verifier = build_verifier(config, columns(loaded.rows))
+    check_tests(config, loaded.rows)
     questions = heldout(config)
     if questions is not None:
         check_columns(config, columns(questions), "the held-out rows")
+        check_tests(config, questions)
     rewards, weights = verifier.rewards()
     args = build_arguments(GRPOConfig, config)
     args.reward_weights = weights

@@ -23,6 +23,7 @@ from recipes.common import ranks
 from recipes.common.batches import Log, sample_all, write_rows
 from recipes.common.data import Row, load_train
 from recipes.common.data_curriculum import check_levels, cycle_shares, read_pass_rates
+from recipes.common.data_files import check_tests
 from recipes.common.errors import UserError
 from recipes.common.files import json_sha256, sha256
 from recipes.common.generation import Sampling
@@ -108,6 +109,7 @@ def sample(config: DictConfig) -> dict[str, Any]:
     ranks.join()
     rows = prompts(config, args)
     verifier = build_verifier(config, [name for name in rows[0] if name != "prompt"])  # refuses rewards that cannot be imported
+    check_tests(config, rows)
     log = Log(run_dir, "pass_rate")
     samples, _ = sample_all(config, args, rows, verifier, log, args.reuse)
     return finish(run_dir, args, rows, samples) | log.times() if is_main_rank() else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -311,8 +311,10 @@ def _pairs(problems: list[Row], seed: int) -> list[Row]:
     """Preference pairs: the right answer, and a wrong one that is right for another problem of the task, after the same working."""
     from recipes.common import tasks
 
-    rng = random.Random(seed)
-    wrong = [tasks.wrong_answer(problem, problems, rng) for problem in problems]
+    rng, of_task = random.Random(seed), defaultdict(list)
+    for problem in problems:
+        of_task[problem["task"]].append(problem)
+    wrong = [tasks.wrong_answer(problem, of_task[problem["task"]], rng) for problem in problems]
     pairs = []
     for problem, answer in zip(problems, wrong, strict=True):
         before = problem["completion"][0]["content"].removesuffix(problem["answer"])

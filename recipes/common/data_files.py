@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
 from typing import Any
+
+from omegaconf import DictConfig
 
 from recipes.common.data_check import check_row
 from recipes.common.data_select import TEXT_FIELDS, Row, normalized, question, spelled
 from recipes.common.errors import UserError, near
+from recipes.common.rewards import CODE_TESTS
+from recipes.common.verify_code import parse_tests
 
 
 def lines(path: str, method: str) -> Iterator[Row]:
@@ -35,6 +39,11 @@ def parsed(path: str) -> Iterator[tuple[str, Row]]:
                 yield f"{path}:{number}", _object(text, f"{path}:{number}")
 
 
+def paths_of(data: DictConfig) -> list[str]:
+    """The files and directories that the rows of `data`, and its held-out ones, are read from."""
+    return [path for path in (data.path, data.heldout_path, *(source.path for source in data.sources)) if path]
+
+
 def line_of(row: Row, paths: Iterable[str]) -> str | None:
     """file:line of the first row with the same texts; None where no file has one. Of files that were read whole before."""
     texts = {name: spelled(row[name]) for name in TEXT_FIELDS if row.get(name) is not None}
@@ -43,6 +52,18 @@ def line_of(row: Row, paths: Iterable[str]) -> str | None:
             if all(isinstance(found.get(name), (str, list)) and spelled(found[name]) == text for name, text in texts.items()):
                 return where
     return None
+
+
+def check_tests(config: DictConfig, rows: Iterable[Row]) -> None:
+    """Raises UserError for the first row whose tests are none, which a run would find at that prompt's turn; a stream is not read."""
+    if CODE_TESTS not in config.method.rewards or not isinstance(rows, Sized):
+        return
+    for row in rows:
+        try:
+            parse_tests(row["tests"])
+        except UserError as error:
+            line = line_of(row, paths_of(config.data))
+            raise UserError(f"{line}: {error}" if line else str(error)) from error
 
 
 def asked_in(rows: Iterable[Row], path: str) -> int:

@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 from transformers import PreTrainedTokenizerBase
 
 from recipes.common.data import Loaded
-from recipes.common.data_files import line_of
+from recipes.common.data_files import line_of, paths_of
 from recipes.common.data_select import Row
 from recipes.common.errors import UserError
 from recipes.common.files import json_sha256, sha256, sync, write_json
@@ -184,8 +184,7 @@ def kept_rows(rows: Dataset, config: DictConfig, given: Dataset) -> tuple[Datase
     room, what = room_for_prompt(config)
     long = np.flatnonzero(left & (prompt >= room))
     if len(long):
-        data = config.data
-        line = line_of(given[int(long[0])], filter(None, [data.path, data.heldout_path, *(source.path for source in data.sources)]))
+        line = line_of(given[int(long[0])], paths_of(config.data))
         first = f"the first{f', {line},' if line else ''} with {prompt[long[0]]} tokens"
         raise UserError(
             f"prompt longer than the context: {len(long)} of {left.sum()} rows, {first}, and {what}. "

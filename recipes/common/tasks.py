@@ -20,6 +20,7 @@ from recipes.common.errors import UserError, near
 
 Problem = dict[str, Any]
 PLAIN = {int: "a whole number", bool: "true or false"}  # types of fields that reasoning-gym leaves unchecked
+DRAWS = 100  # of a wrong answer, before all are looked at
 WORKINGS = {cups.NAME: cups.working}
 
 
@@ -75,8 +76,11 @@ def score(answer: str, problem_entry: str) -> float:
 
 
 def wrong_answer(problem: Problem, others: list[Problem], rng: random.Random) -> str:
-    """A wrong answer to `problem`: the right one to another problem of the same task. `others` are problems to choose from."""
-    candidates = [o["answer"] for o in others if o["task"] == problem["task"] and score(o["answer"], problem["entry"]) < 1.0]
+    """A wrong answer to `problem`: the right one to one of `others`, problems of the same task."""
+    for _ in range(DRAWS):  # nearly any will do; scoring all, for each of n problems, would take n * n
+        if (answer := rng.choice(others)["answer"]) != problem["answer"] and score(answer, problem["entry"]) < 1.0:
+            return answer
+    candidates = [other["answer"] for other in others if score(other["answer"], problem["entry"]) < 1.0]
     if not candidates:
         raise UserError(f"every problem of task {problem['task']} has the same answer, so that none can be the rejected one of a pair.")
     return rng.choice(candidates)

@@ -172,6 +172,14 @@ def test_each_trainer_gets_its_columns(method, columns):
     assert (rows.column_names, len(rows)) == (columns, 6)
 
 
+def test_making_pairs_scores_few_answers(monkeypatch):
+    """All with all were hours for data=cups."""
+    scored, score = [], tasks.score
+    monkeypatch.setattr(tasks, "score", lambda *given: scored.append(1) or score(*given))
+    assert len(data.load_train(configured(num_train=300), "dpo")) == 300
+    assert len(scored) < 3 * 300
+
+
 def test_pairs_are_right_and_wrong_and_the_same_every_time():
     settings = configured(num_train=30)
     pairs, problems = data.load_train(settings, "dpo"), tasks.generate(settings)[0]

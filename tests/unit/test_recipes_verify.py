@@ -15,6 +15,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from recipes.common import rewards, verify, verify_code, verify_worker
+from recipes.common.data_files import check_tests
 from recipes.common.errors import UserError
 from recipes.common.verify import build_verifier
 from recipes.common.verify_isolated import GIVEN, PASSED_ON, Isolated
@@ -390,3 +391,16 @@ def test_code_is_the_last_block_of_a_completion():
 def test_tests_that_are_none(tests):
     with pytest.raises(UserError, match="column 'tests'"):
         verify_code.parse_tests(tests)
+
+
+def test_tests_that_are_none_are_found_before_the_first_sample(tmp_path):
+    rows = [{"prompt": "a", "tests": '["pass"]'}, {"prompt": "b", "tests": "[]"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"path": str(tmp_path / "rows.jsonl"), "heldout_path": None, "sources": []}
+    config = OmegaConf.create({"method": {"rewards": {"code_tests": 1.0}}, "data": data})
+    with pytest.raises(UserError, match=r"rows.jsonl:2: column 'tests' holds '\[\]': a list of at least one test is expected"):
+        check_tests(config, rows)
+    check_tests(config, rows[:1])
+    check_tests(config, iter(rows))  # a stream, whose rows nobody has yet
+    config.method.rewards = {"accuracy": 1.0}
+    check_tests(config, rows)
