@@ -205,6 +205,12 @@ DATA_RULES = [
         lambda c: "a regular expression of Python's re",
     ),
     Rule(
+        "filter_lengths",
+        lambda c: (c.data.filter.min_tokens or 0) > (math.inf if c.data.filter.max_tokens is None else c.data.filter.max_tokens),
+        lambda c: f"data.filter.min_tokens={c.data.filter.min_tokens} above max_tokens={c.data.filter.max_tokens}: no row is left",
+        lambda c: f"data.filter.min_tokens={c.data.filter.max_tokens} data.filter.max_tokens={c.data.filter.min_tokens}",
+    ),
+    Rule(
         "chat_template_twice",
         lambda c: c.model.chat_template is not None and c.data.chat_template is not None,
         lambda c: f"model.chat_template={c.model.chat_template} and data.chat_template={c.data.chat_template}: one would be ignored",

@@ -361,6 +361,10 @@ CASES = {
     "heldout_fraction": (["data=jsonl", "data.path=a.jsonl", "data.heldout_fraction=1.0"], ["heldout_fraction=1.0", "0.1"]),
     "heldout_twice": (["data.heldout_fraction=0.1"], ["held-out rows of its own", "data.num_heldout"]),
     "filter_regex": (["data.filter.regex.task='('"], ["data.filter.regex.task=(", "regular expression"]),
+    "filter_lengths": (
+        ["data.filter.min_tokens=100", "data.filter.max_tokens=10"],
+        ["min_tokens=100 above max_tokens=10", "data.filter.min_tokens=10 data.filter.max_tokens=100"],
+    ),
     "chat_template_twice": (["model.chat_template=a", "data.chat_template=b"], ["one would be ignored", "one of them"]),
     "curriculum_method": (["method=dpo", "data.curriculum=mixed"], ["curriculum=mixed with method=dpo", "sft, grpo, sample or raft"]),
     "curriculum_steps": (["data.curriculum=progressive", "model=qwen3_0_6b"], ["parts of the run", "method.args.max_steps=1000"]),
