@@ -35,7 +35,10 @@ NEEDS = {
     "model_method/tiny_evaluate": ["method=evaluate"],
     "model_method/tiny_sample": ["method=sample"],
     "model_method/tiny_raft": ["method=raft"],
-    **{f"model_method/qwen3_76m_{name}": ["model=qwen3_76m", f"method={name}"] for name in ("dpo", "evaluate", "grpo", "sample", "sft")},
+    **{
+        f"model_method/qwen3_76m_{name}": ["model=qwen3_76m", f"method={name}"]
+        for name in ("dpo", "evaluate", "grpo", "raft", "sample", "sft")
+    },
     "topology/ddp": ["hardware=mi300x"],
     "topology/fsdp": ["hardware=mi300x"],
     "topology/zero2": ["hardware=mi300x"],
