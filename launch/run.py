@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -16,7 +17,7 @@ from launch.check_files import check_files
 from launch.compose import compose, keys
 from launch.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import check_host, execute
-from launch.plan import as_json, has_phases, make_plan, prepare
+from launch.plan import Plan, as_json, has_phases, make_plan, prepare
 from launch.schema_enums import Find, Mode, Preflight
 from launch.stream import run_program
 
@@ -24,13 +25,7 @@ from launch.stream import run_program
 def run(overrides: list[str]) -> int:
     """One composition from its overrides to its exit code."""
     config = compose(overrides)
-    if config.sweep.name != "none":
-        raise UserError(f"sweep={config.sweep.name}: a search of many runs. Put -m before it: python launch/run.py -m ...")
-    of_sweep = next((o for o in overrides if o.lstrip("+~").startswith("sweep.")), None)
-    if of_sweep:
-        raise UserError(f"{of_sweep}: of a search or a grid, and this is one run. Put -m before it, or leave it out.")
-    if has_phases(config) and config.data.preview:
-        raise UserError("data.preview with phases: each has rows of its own. Use: the command of one phase, with data.preview.")
+    sweep.refuse(config, overrides)
     repeated, named = given.repeated(overrides), keys(overrides)
     if has_phases(config):
         given.say(repeated)
@@ -50,14 +45,7 @@ def run(overrides: list[str]) -> int:
     advice = None if forced else fit.advice(plan, overrides, host)
     on_slurm = config.runtime.name == "slurm"
     if config.mode == Mode.plan:
-        plan = dataclasses.replace(plan, warnings=[*plan.warnings, *([advice] if advice else [])])
-        whole = {"found": found} if found else {}
-        show.show(config, lambda: {**(slurm.plan_json(plan, host) if on_slurm else as_json(plan)), **whole}, plan)
-        if found:
-            show.say(config, "\n".join(found["said"]))
-        if on_slurm:
-            show.say(config, f"\n{slurm.SCRIPT}:\n{slurm.script(plan, host)}")
-        return EXIT_DONE
+        return show_plan(plan, host, found, advice)
     if advice:
         raise HostError(f"{advice}\npreflight=warn starts it all the same.")
     if on_slurm:
@@ -68,6 +56,19 @@ def run(overrides: list[str]) -> int:
     exit_code = execute(plan, host, image, overrides)
     show.show_end(config, plan, exit_code)
     return exit_code
+
+
+def show_plan(plan: Plan, host: detect.Host, found: dict[str, Any] | None, advice: str | None) -> int:
+    """What would run, with what find= has found and, where it does not fit, what would."""
+    config, on_slurm = plan.config, plan.config.runtime.name == "slurm"
+    plan = dataclasses.replace(plan, warnings=[*plan.warnings, *([advice] if advice else [])])
+    whole = {"found": found} if found else {}
+    show.show(config, lambda: {**(slurm.plan_json(plan, host) if on_slurm else as_json(plan)), **whole}, plan)
+    if found:
+        show.say(config, "\n".join(found["said"]))
+    if on_slurm:
+        show.say(config, f"\n{slurm.SCRIPT}:\n{slurm.script(plan, host)}")
+    return EXIT_DONE
 
 
 def main(arguments: list[str]) -> int:

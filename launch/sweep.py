@@ -58,6 +58,15 @@ def wanted(arguments: list[str]) -> bool:
     return any(argument in ("-m", "--multirun") for argument in arguments)
 
 
+def refuse(config: Config, overrides: list[str]) -> None:
+    """Raises UserError for what only a sweep reads, where one run was asked for."""
+    if config.sweep.name != "none":
+        raise UserError(f"sweep={config.sweep.name}: a search of many runs. Put -m before it: python launch/run.py -m ...")
+    of_sweep = next((o for o in overrides if o.lstrip("+~").startswith("sweep.")), None)
+    if of_sweep:
+        raise UserError(f"{of_sweep}: of a search or a grid, and this is one run. Put -m before it, or leave it out.")
+
+
 def run(arguments: list[str]) -> int:
     """Returns 0, or the first exit code of a trial that is not 0; 75 where the sweep was interrupted."""
     flags = [a for a in arguments if a.startswith("-") and a not in ("-m", "--multirun")]
