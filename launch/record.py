@@ -11,10 +11,11 @@ import platform
 import re
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from launch import samples
 from launch.check_data import named_files
 from launch.detect import Host
 from launch.environment import ROOT, SECRET, secret_names
@@ -180,11 +181,19 @@ def model(plan: Plan) -> dict[str, Any]:
     return {**source, "files": {f.name: sha256(f) for f in files}}
 
 
-def data_files(plan: Plan) -> list[str]:
-    """Files that the composition's data names, of those that are there."""
+def data_paths(plan: Plan) -> list[str]:
+    """Files, and a directory of samples, that the composition's data names, of those that are there."""
     given = plan.config.data
     named = [given.path, given.heldout_path, *named_files(plan.config).values()]
-    return [path for path in named if path and Path(path).is_file()]
+    return [path for path in named if path and Path(path).exists()]
+
+
+def contents(paths: Iterable[str]) -> dict[str, Any]:
+    """Files by their content; of a directory also which they are, since one more, or one less, is other data."""
+    listed = {path: samples.files(path) for path in paths}
+    folders = {path: files for path, files in listed.items() if files != [path]}
+    files = {file: sha256(Path(file)) for files in listed.values() for file in files}
+    return {"files": files, **({"folders": folders} if folders else {})}
 
 
 def data(plan: Plan) -> dict[str, Any]:
@@ -192,7 +201,7 @@ def data(plan: Plan) -> dict[str, Any]:
     given = plan.config.data
     return {
         "kind": given.kind,
-        "files": {path: sha256(Path(path)) for path in data_files(plan)},
+        **contents(data_paths(plan)),
         "hub_id": given.hub_id,
         "revision": given.revision,
         "tasks": plain(given.tasks),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from launch import container, samples
+from launch import container, data_cache, pipeline, record, rundir, samples
 from launch.errors import UserError
 from launch.plan import Plan, make_plan, rank_config
 from launch.slurm_job import composition
@@ -78,6 +78,61 @@ def test_a_folder_that_cannot_be_read_is_not_passed_over(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", refused)
     with pytest.raises(UserError, match=r"/b cannot be read \(Permission denied\)\. Use: "):
         samples.files(str(tmp_path))
+
+
+def began(plan: Plan) -> dict:
+    found = record.begin(plan, host_with(0), None, [], None)
+    rundir.write_json(plan.run_dir / "record.json", {**found, "status": "interrupted"})
+    return found
+
+
+CHANGES = {
+    "rewritten": (lambda folder: scored(folder / "run1", "another"), "s/run1/scored.jsonl"),
+    "added": (lambda folder: scored(folder / "run2", "another"), "s"),
+    "lost": (lambda folder: (folder / "run1/scored.jsonl").unlink(), "s"),
+    "behind a link": (lambda folder: scored(folder.parent / "kept", "another"), "kept/scored.jsonl"),
+    "of a link that leads elsewhere": (lambda folder: ((folder / "link").unlink(), (folder / "link").symlink_to("../other")), "s"),
+    "of a link that leads nowhere": (lambda folder: (folder.parent / "kept").rename(folder.parent / "gone"), "s"),
+}
+
+
+@pytest.mark.parametrize(("change", "named"), CHANGES.values(), ids=CHANGES)
+def test_a_run_knows_its_samples_by_their_content(tmp_path, change, named):
+    """It goes on with the same ones only."""
+    folder = tmp_path / "s"
+    files = [scored(tmp_path / "kept", "of a kept phase"), scored(folder / "run1", "of run1")]
+    scored(tmp_path / "other", "of another phase")
+    (folder / "link").symlink_to("../kept")
+    run_dir, given = tmp_path / "runs/n/1", [*DPO, f"data.path={folder}", f"run_root={tmp_path}/runs", "name=n"]
+    plan = make_plan(composed(*given), host_with(0), run_dir)
+    kept = began(plan)
+    assert kept["data"]["files"] == {file: rundir.sha256(Path(file)) for file in files}
+    assert kept["data"]["folders"] == {str(folder): files}
+    assert rundir.choose(plan.config) == (run_dir, True)
+    change(folder)
+    assert str(tmp_path / named) in rundir.changed_data(kept)
+    assert rundir.choose(plan.config)[1] is False
+    with pytest.raises(UserError, match=rf"{tmp_path / named}.* changed since that run began"):
+        rundir.choose(composed(*given, f"resume={run_dir}"))
+
+
+def test_a_plan_shows_no_figures_of_other_samples(tmp_path):
+    config, keys = composed(*DPO, f"data.path={tmp_path}"), set()
+    for folder, prompt in (("run1", "first"), ("run1", "another one"), ("run2", "second")):
+        scored(tmp_path / folder, prompt)
+        keys.add(data_cache.key(config))
+    assert len(keys) == 3
+
+
+def test_a_pipeline_knows_the_samples_that_it_was_given(tmp_path):
+    folder = tmp_path / "s"
+    file = scored(folder / "run1", "first")
+    given = [*DPO, f"data.path={folder}", "phases=[{name: a}, {name: b, model_from: a}]"]
+    plans = pipeline.make_plans(composed(*given), given, host_with(0), tmp_path / "runs/1")
+    kept = {"data": pipeline.given_data(tmp_path / "runs/1", list(plans.values()))}
+    assert kept["data"] == {"files": {file: rundir.sha256(Path(file))}, "folders": {str(folder): [file]}}
+    scored(folder / "run2", "second")
+    assert rundir.changed_data(kept) == [str(folder)]
 
 
 def test_a_container_is_given_what_links_lead_to(tmp_path):
