@@ -215,8 +215,8 @@ def _plan(config: Config, phase: Phase, composer: _Composer, host: detect.Host, 
 
 
 def given_data(run_dir: Path, plans: list[Plan]) -> dict[str, Any]:
-    """Data of all phases by content, but for what the phases themselves leave: a pipeline goes on with the rows it began with."""
-    named = {path for plan in plans for path in record.data_paths(plan)}
+    """Data and adapters of all phases by content, but for what the phases themselves leave: a pipeline goes on with what it began with."""
+    named = {path for plan in plans for path in [*record.data_paths(plan), *record.adapter_files(plan.config)]}
     own = {run_dir, *(plan.run_dir for plan in plans)}
     return record.contents(path for path in sorted(named) if own.isdisjoint(Path(path).parents))
 

@@ -17,10 +17,12 @@ from typing import Any
 
 from launch import samples
 from launch.check_data import named_files
+from launch.data_cache import TOKENIZER_FILES
 from launch.detect import Host
 from launch.environment import ROOT, SECRET, secret_names
 from launch.plan import Plan, composition, composition_hash, identity, identity_of, image_json, plain
 from launch.rundir import read_json, sha256
+from launch.schema import Config
 from launch.sysfs import text
 from launch.topology import Process
 
@@ -178,7 +180,14 @@ def model(plan: Plan) -> dict[str, Any]:
     path = plan.config.model.path
     files = sorted(p for p in Path(path).glob("*") if p.is_file()) if path else []
     source = {"path": path, "hub_id": plan.config.model.hub_id, "revision": plan.config.model.revision, "init": plan.config.model.init.name}
-    return {**source, "files": {f.name: sha256(f) for f in files}}
+    adapter = {file: sha256(Path(file)) for file in adapter_files(plan.config)}
+    return {**source, "files": {f.name: sha256(f) for f in files}, **({"adapter": adapter} if adapter else {})}
+
+
+def adapter_files(config: Config) -> list[str]:
+    """What is read of adapter.path: weights, configuration, the base's fingerprint, and the tokenizer, which is exported with it."""
+    folder = config.adapter.path and Path(config.adapter.path)
+    return sorted(str(f) for pattern in ("*.safetensors", *TOKENIZER_FILES) for f in folder.glob(pattern)) if folder else []
 
 
 def data_paths(plan: Plan) -> list[str]:

@@ -62,9 +62,11 @@ def runs_in(folder: Path) -> str:
 
 
 def changed_data(record: dict[str, Any]) -> list[str]:
-    """Data files, and directories of such, that are not what they were when the run began: its checkpoint has seen other rows."""
+    """Files of data and of the adapter, and directories of samples, that are not what they were when the run began: its checkpoint has
+    seen other rows, or is of other weights."""
     data = record.get("data") or {}
-    files = [path for path, digest in data.get("files", {}).items() if not Path(path).is_file() or sha256(Path(path)) != digest]
+    known = data.get("files", {}) | (record.get("model") or {}).get("adapter", {})
+    files = [path for path, digest in known.items() if not Path(path).is_file() or sha256(Path(path)) != digest]
     return [*files, *(path for path, listed in data.get("folders", {}).items() if _files(path) != listed)]
 
 
