@@ -12,7 +12,7 @@ from typing import Any
 
 from containers import images
 from containers.images import LABEL
-from launch import environment
+from launch import environment, samples
 from launch.check_data import named_files
 from launch.detect import Host
 from launch.environment import ROOT
@@ -236,6 +236,9 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
         (config.adapter.path, "adapter"),
     ]
     given += [(path, key) for key, path in named_files(config).items()]
+    if config.data.kind == "samples" and config.data.path:
+        real = [Path(file) for file in samples.files(config.data.path)]
+        given += [(str(file.parent), "samples that links lead to") for file in real if not file.is_relative_to(config.data.path)]
     if config.method.name == "sample":
         given += [(path, "method.args.reuse") for path in _with_kept(argument(config, "reuse"))]
     if config.method.name == "evaluate":

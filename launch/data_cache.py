@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launch import paths, trainer_args
+from launch import paths, samples, trainer_args
 from launch.check_data import TRAINS_ON_ROWS, named_files
 from launch.detect import Host
 from launch.schema import Config
@@ -68,7 +68,7 @@ def key(config: Config) -> str:
 
 def _files(config: Config) -> list[Path]:
     given = [config.data.path, config.data.heldout_path, *named_files(config).values()]
-    files = [Path(path) for path in given if path]
+    files = [Path(file) for path in given if path for file in samples.files(path)]
     folder = config.model.path and Path(config.model.path)
     return [*files, *(sorted(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern)) if folder else [])]
 

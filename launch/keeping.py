@@ -87,7 +87,7 @@ def _moved(content: Any, places: dict[str, str]) -> Any:
 
 
 def lacks(folder: Path) -> str | None:
-    """Why a phase there cannot be kept: it is not done, what it left is gone, or data that it was given has changed."""
+    """Why a phase there cannot be kept: it is not done, what it left is gone, or data or an adapter that it was given has changed."""
     recorded = rundir.read_json(folder / "record.json")
     if recorded is None:
         return f"there is no record of it in {folder}"

@@ -214,11 +214,11 @@ def _plan(config: Config, phase: Phase, composer: _Composer, host: detect.Host, 
     return dataclasses.replace(plan, chosen=phase.chosen) if isinstance(phase, cycles.CyclePhase) else plan
 
 
-def given_files(run_dir: Path, plans: list[Plan]) -> dict[str, str]:
-    """Data files of all phases by content, but for what the phases themselves leave: a pipeline goes on with the rows it began with."""
-    named = {path for plan in plans for path in record.data_files(plan)}
+def given_data(run_dir: Path, plans: list[Plan]) -> dict[str, Any]:
+    """Data and adapters of all phases by content, but for what the phases themselves leave: a pipeline goes on with what it began with."""
+    named = {path for plan in plans for path in [*record.data_paths(plan), *record.adapter_files(plan.config)]}
     own = {run_dir, *(plan.run_dir for plan in plans)}
-    return {path: rundir.sha256(Path(path)) for path in sorted(named) if own.isdisjoint(Path(path).parents)}
+    return record.contents(path for path in sorted(named) if own.isdisjoint(Path(path).parents))
 
 
 def _run_phases(
@@ -239,7 +239,7 @@ def _run_phases(
         "overrides": overrides,
         "composition": composition(config),
         "composition_hash": composition_hash(config),
-        "data": {"files": given_files(run_dir, list(plans.values()))},
+        "data": given_data(run_dir, list(plans.values())),
     }
 
     def write(status: str, exit_code: int | None) -> None:

@@ -23,6 +23,7 @@ from launch import (
     margin,
     memory,
     model_path,
+    samples,
     sampling,
     sandbox,
     smoke,
@@ -46,6 +47,7 @@ SCHEMA = 1
 NOT_IDENTITY = ("mode", "find", "price_per_gpu_hour", "format", "verbose", "resume", "run_root", "name", "sweep", "preflight")
 BY_PART = ("progressive", "mixed")  # curricula, of data.curriculum, by which each cycle of a RAFT is a part of the run
 ADDED = ("run_dir", "trainer_args", "tuned", "data_cache", "provenance")  # to the composition, in the file that every rank reads
+FILES = "files"  # likewise added to data, where data.path is a directory of samples
 
 
 @dataclass(frozen=True)
@@ -232,6 +234,9 @@ def rank_config(plan: Plan, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
     Of a tuning also the recipe, and what its experiment file begins with; `overrides` are the command's."""
     content = {**plain(plan.config), "run_dir": str(plan.run_dir), "trainer_args": plan.trainer_args}
+    data = plan.config.data
+    if data.kind == "samples" and data.path and Path(data.path).is_dir():
+        content["data"][FILES] = samples.files(data.path)
     if plan.data_cache is not None:
         content["data_cache"] = plan.data_cache
     if plan.tuned is not None:

@@ -11,15 +11,18 @@ import platform
 import re
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from launch import samples
 from launch.check_data import named_files
+from launch.data_cache import TOKENIZER_FILES
 from launch.detect import Host
 from launch.environment import ROOT, SECRET, secret_names
 from launch.plan import Plan, composition, composition_hash, identity, identity_of, image_json, plain
 from launch.rundir import read_json, sha256
+from launch.schema import Config
 from launch.sysfs import text
 from launch.topology import Process
 
@@ -177,14 +180,29 @@ def model(plan: Plan) -> dict[str, Any]:
     path = plan.config.model.path
     files = sorted(p for p in Path(path).glob("*") if p.is_file()) if path else []
     source = {"path": path, "hub_id": plan.config.model.hub_id, "revision": plan.config.model.revision, "init": plan.config.model.init.name}
-    return {**source, "files": {f.name: sha256(f) for f in files}}
+    adapter = {file: sha256(Path(file)) for file in adapter_files(plan.config)}
+    return {**source, "files": {f.name: sha256(f) for f in files}, **({"adapter": adapter} if adapter else {})}
 
 
-def data_files(plan: Plan) -> list[str]:
-    """Files that the composition's data names, of those that are there."""
+def adapter_files(config: Config) -> list[str]:
+    """What is read of adapter.path: weights, configuration, the base's fingerprint, and the tokenizer, which is exported with it."""
+    folder = config.adapter.path and Path(config.adapter.path)
+    return sorted(str(f) for pattern in ("*.safetensors", *TOKENIZER_FILES) for f in folder.glob(pattern)) if folder else []
+
+
+def data_paths(plan: Plan) -> list[str]:
+    """Files, and a directory of samples, that the composition's data names, of those that are there."""
     given = plan.config.data
     named = [given.path, given.heldout_path, *named_files(plan.config).values()]
-    return [path for path in named if path and Path(path).is_file()]
+    return [path for path in named if path and Path(path).exists()]
+
+
+def contents(paths: Iterable[str]) -> dict[str, Any]:
+    """Files by their content; of a directory also which they are, since one more, or one less, is other data."""
+    listed = {path: samples.files(path) for path in paths}
+    folders = {path: files for path, files in listed.items() if files != [path]}
+    files = {file: sha256(Path(file)) for files in listed.values() for file in files}
+    return {"files": files, **({"folders": folders} if folders else {})}
 
 
 def data(plan: Plan) -> dict[str, Any]:
@@ -192,7 +210,7 @@ def data(plan: Plan) -> dict[str, Any]:
     given = plan.config.data
     return {
         "kind": given.kind,
-        "files": {path: sha256(Path(path)) for path in data_files(plan)},
+        **contents(data_paths(plan)),
         "hub_id": given.hub_id,
         "revision": given.revision,
         "tasks": plain(given.tasks),

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from launch import resuming
+from launch import resuming, samples
 from launch.errors import UserError
 from launch.plan import composition, composition_hash, default_name, has_phases, identity
 from launch.schema import Config
@@ -62,9 +62,19 @@ def runs_in(folder: Path) -> str:
 
 
 def changed_data(record: dict[str, Any]) -> list[str]:
-    """Data files that are not what they were when the run began: its checkpoint has seen other rows."""
-    files: dict[str, str] = (record.get("data") or {}).get("files", {})
-    return [path for path, digest in files.items() if not Path(path).is_file() or sha256(Path(path)) != digest]
+    """Files of data and of the adapter, and directories of samples, that are not what they were when the run began: its checkpoint has
+    seen other rows, or is of other weights."""
+    data = record.get("data") or {}
+    known = data.get("files", {}) | (record.get("model") or {}).get("adapter", {})
+    files = [path for path, digest in known.items() if not Path(path).is_file() or sha256(Path(path)) != digest]
+    return [*files, *(path for path, listed in data.get("folders", {}).items() if _files(path) != listed)]
+
+
+def _files(path: str) -> list[str] | None:
+    try:
+        return samples.files(path)
+    except UserError:  # it could be listed then; whoever is to read it now says what is wrong with it
+        return None
 
 
 def _asked_for(config: Config) -> Path:

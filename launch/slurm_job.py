@@ -22,7 +22,7 @@ from launch import detect, orphans, record, rundir, show, slurm_network
 from launch.environment import MASK
 from launch.errors import EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import check_host, execute
-from launch.plan import ADDED, Plan, make_plan, prepare
+from launch.plan import ADDED, FILES, Plan, make_plan, prepare
 from launch.resuming import recorded_config
 from launch.schema import Config
 from launch.schema_enums import Vendor
@@ -37,6 +37,7 @@ def composition(run_dir: Path) -> Config:
         raise UserError(f"{run_dir}/config.yaml: {error.strerror}. Every node of the job must see the run directory.") from error
     for added in ADDED:
         content.pop(added, None)
+    content.data.pop(FILES, None)
     return recorded_config(content)
 
 

@@ -8,7 +8,6 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -34,7 +33,6 @@ def _reasoning(data: DictConfig, heldout_as_trained: bool = False) -> tuple[list
 
 # Kind of data -> its training and held-out rows
 GENERATED = {"reasoning": _reasoning, "code": code_tasks.generate}
-SCORED = "scored.jsonl"  # all samples of a run of method=sample, with their scores
 TOKENIZER_ROWS = 10_000  # of a stream, that a tokenizer is trained on
 
 
@@ -197,7 +195,12 @@ def _read(data: DictConfig, method: str) -> tuple[list[Row], dict[str, Any]]:
     if data.kind in GENERATED:
         return GENERATED[data.kind](data)[0], {}
     if data.kind == "samples":
-        rows, skipped = select.pairs_of_samples(_samples(_given(data.path, "data.path")), data.pairs_per_prompt, data.pairs_of_any)
+        files = [_given(data.path, "data.path")]
+        if "files" in data:  # of a directory; launch/samples.py has listed them
+            files = data.files
+            say(f"data.path={data.path}: {len(files)} file(s) of samples")
+        of_files = itertools.chain.from_iterable(lines(file, "samples") for file in files)
+        rows, skipped = select.pairs_of_samples(of_files, data.pairs_per_prompt, data.pairs_of_any)
         if not rows:
             raise UserError(
                 f"data.path={data.path}: no preference pair: {dict(skipped) or 'no samples'}. A pair needs two different answers to a "
@@ -219,13 +222,6 @@ def _rows(data: DictConfig, method: str) -> Iterator[Row]:
     if data.kind == "jsonl":
         return lines(_given(data.path, "data.path"), method)
     return iter(_hub(data, data.split, method))
-
-
-def _samples(path: str) -> Iterator[Row]:
-    """Rows of a file of samples, or of every one below a directory; of runs of method=sample their scored.jsonl."""
-    folder = Path(path)
-    files = (sorted(folder.rglob(SCORED)) or sorted(folder.rglob("*.jsonl"))) if folder.is_dir() else [folder]
-    return itertools.chain.from_iterable(lines(str(file), "samples") for file in files)
 
 
 def _stream(data: DictConfig, method: str) -> IterableDataset:

@@ -14,13 +14,15 @@ from omegaconf import OmegaConf
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from launch import check_adapters, shapes
+from launch import check_adapters, pipeline, record, reproduce, rundir, shapes
 from launch.check import check
+from launch.errors import EXIT_INTERRUPTED
 from launch.errors import UserError as Refused
+from launch.plan import make_plan
 from recipes.common import adapters
 from recipes.common.errors import UserError
 from recipes.common.model import adapter_config, model_config
-from tests.conftest import composed
+from tests.conftest import composed, host_with
 
 
 def base(dtype=torch.float32, seed=0, hidden=32):
@@ -242,3 +244,31 @@ def test_what_is_merged_replaces_trls_own_for_an_adapter_only():
     plain = SimpleNamespace(model=base())
     send_merged(SimpleNamespace(vllm_generation=plain))
     assert not hasattr(plain, "_iter_named_params")
+
+
+def test_a_run_knows_the_adapter_that_it_began_with_by_its_content(tmp_path, capsys, monkeypatch):
+    """It goes on with that one only, as a pipeline does, and reproducing names what differs."""
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    weights = folder / "adapter_model.safetensors"
+    (folder / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}))
+    weights.write_bytes((2).to_bytes(8, "little") + b"{}")
+    lora = ["adapter=lora", "adapter.rank=4", "adapter.alpha=8", f"adapter.path={folder}"]
+    given = ["hardware=cpu", "model=tiny", *lora, f"run_root={tmp_path}/runs", "name=n"]
+    plan = make_plan(composed(*given), host_with(0), tmp_path / "runs/n/1")
+    kept, before = record.begin(plan, host_with(0), None, given, None), rundir.sha256(weights)
+    rundir.write_json(plan.run_dir / "record.json", {**kept, "status": "interrupted"})
+    phases = [*given, "phases=[{name: a}, {name: b, model_from: a}]"]
+    plans = pipeline.make_plans(composed(*phases), phases, host_with(0), tmp_path / "2")
+    of_all = pipeline.given_data(tmp_path / "2", list(plans.values()))
+    assert kept["model"]["adapter"] == {str(file): rundir.sha256(file) for file in sorted(folder.iterdir())}
+    assert rundir.choose(plan.config) == (plan.run_dir, True)
+    weights.write_bytes((3).to_bytes(8, "little") + b"{ }")
+    assert rundir.changed_data(kept) == rundir.changed_data({"data": of_all}) == [str(weights)]
+    assert rundir.choose(plan.config)[1] is False
+    with pytest.raises(Refused, match=r"adapter/adapter_model\.safetensors changed since that run began"):
+        rundir.choose(composed(*given, f"resume={plan.run_dir}"))
+    monkeypatch.setattr(reproduce, "check_host", lambda plan, host: None)
+    monkeypatch.setattr(reproduce, "execute", lambda *args, **kwargs: EXIT_INTERRUPTED)
+    reproduce.reproduce_one(plan.run_dir, kept, [])
+    assert f"model.adapter.{weights}: {before} -> {rundir.sha256(weights)}" in capsys.readouterr().out

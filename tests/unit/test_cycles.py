@@ -162,11 +162,11 @@ def test_a_pipeline_does_not_go_on_with_other_rows(tmp_path):
     rows.write_text('{"prompt": "1+1", "completion": "2"}\n')
     given = ["hardware=cpu", "data=jsonl", f"data.path={rows}", "phases=[{name: a}, {name: b, model_from: a}]"]
     found = pipeline.make_plans(composed(*given), given, host_with(0), run_dir)
-    record = {"data": {"files": pipeline.given_files(run_dir, list(found.values()))}}
+    record = {"data": pipeline.given_data(run_dir, list(found.values()))}
     assert rundir.changed_data(record) == []
     rows.write_text('{"prompt": "1+1", "completion": "3"}\n')
     assert rundir.changed_data(record) == [str(rows)]
-    assert pipeline.given_files(tmp_path, list(found.values())) == {}, "what phases leave is theirs"
+    assert pipeline.given_data(tmp_path, list(found.values())) == {"files": {}}, "what phases leave is theirs"
 
 
 def of_phases(first, second="sft", *overrides):

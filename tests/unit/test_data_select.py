@@ -191,9 +191,8 @@ def sample(prompt, completion, score):
 def test_pairs_are_of_the_best_and_the_worst_and_differ(tmp_path):
     samples = [sample("a", "right", 1.0), sample("a", "half", 0.5), sample("a", "wrong", 0.0), sample("a", "near", 0.75)]
     samples += [sample("b", "x", 0.0), sample("b", "y", 0.0), sample("c", "same", 1.0), sample("c", "same", 1.0)]
-    (tmp_path / "hash").mkdir()
-    jsonl(tmp_path / "hash/0.jsonl", samples)
-    found = data.load(configured(kind="samples", path=str(tmp_path), pairs_per_prompt=4), "dpo")
+    path = jsonl(tmp_path / "a.jsonl", samples)
+    found = data.load(configured(kind="samples", path=path, pairs_per_prompt=4), "dpo")
     answers = [(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in found.rows]
     assert answers == [("right", "wrong"), ("near", "half")]
     assert found.rows[0]["chosen"][0]["role"] == "assistant"
