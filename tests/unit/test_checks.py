@@ -104,6 +104,7 @@ STRIX_GPU = "sys/bus/pci/devices/0000:c6:00.0"
 BRIDGE = "0000:00:01.1"
 HUGEPAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 FREE = "export HIP_VISIBLE_DEVICES=1,3,4,5,6,7"  # without those that on_each breaks
+AMDGPU = "amdgpu 0000:05:00.0: amdgpu:"
 UBUNTU = "20240318.git3b128b60-0ubuntu2.20"
 EXPANDABLE = "expandable_segments:True"
 # fmt: off
@@ -164,6 +165,14 @@ BROKEN = [
     Broken("kernel_log", MI300X, kernel_says("amdgpu: [drm] ring comp_1.0.0 timeout, signaled seq=2"), FAIL, "ring timeout", "gpureset"),
     Broken("kernel_log", MI300X, kernel_says("amdgpu: XGMI link 3: fatal error"), FAIL, "xGMI error", "reboot"),
     Broken("kernel_log", MI300X, kernel_says("amdgpu 0000:05:00.0: GPU reset begin!"), FAIL, "GPU reset", "reboot"),
+    Broken("kernel_log", MI300X, kernel_says("amdgpu: qcm fence wait loop timeout expired"), FAIL, "queue that hangs", "reboot"),
+    Broken("kernel_log", MI300X, kernel_says("kfd: qcm fence wait loop timeout expired"), FAIL, "queue that hangs", "reboot"),
+    Broken("kernel_log", MI300X, kernel_says(f"{AMDGPU} Queue preemption failed for queue with doorbell_id: 80"), FAIL, "hangs", "reset"),
+    Broken("kernel_log", MI300X, kernel_says(f"{AMDGPU} MES failed to respond to msg=REMOVE_QUEUE"), FAIL, "queue that hangs", "reboot"),
+    Broken("kernel_log", MI300X, kernel_says(f"{AMDGPU} MES(1) failed to respond to msg=MISC (WAIT_REG_MEM)"), FAIL, "hangs", "reboot"),
+    Broken("kernel_log", MI300X, kernel_says("[drm:mes_v11_0 [amdgpu]] *ERROR* MES failed to response msg=3"), FAIL, "hangs", "reboot"),
+    Broken("kernel_log", MI300X, kernel_says(f"{AMDGPU} device lost from bus!"), FAIL, "lost GPU", "reboot"),
+    Broken("kernel_log", MI300X, kernel_says(f"{AMDGPU} Fatal error during GPU init"), FAIL, "lost GPU", "reboot"),
     Broken("kernel_log", H200, kernel_says("NVRM: Xid (PCI:0000:19:00): 79, GPU has fallen off"), FAIL, "Xid", "--gpu-reset"),
     Broken("kernel_log", H200, kernel_says("NVRM: Xid (PCI:0000:19:00): 31, pid=7, MMU Fault"), WARN, "a program's Xid", "process"),
     Broken("kernel_log", MI300X, kernel_says("amdgpu 0000:05:00.0: [gfxhub] no-retry page fault (src)"), WARN, "page fault", "process"),

@@ -12,6 +12,7 @@ from tests.unit.test_checks import BRIDGE, findings
 
 OTHERS = """3,1,89500000000,-;iwlwifi 0000:02:00.0: ring 3 timeout
 3,2,89500000001,-;nvme nvme0: I/O 5 QID 1 timeout, reset controller
+3,8,89500000007,-;panfrost ff9a0000.gpu: Fatal error during GPU init
 3,3,89500000002,-;i915 0000:00:02.0: [drm] GPU HANG: ecode 9:1:85dffffb
 6,4,89500000003,-;amdgpu 0000:43:00.0: amdgpu: GPU reset method: mode1
 6,5,89500000004,-;amdgpu 0000:43:00.0: amdgpu: XGMI: Add node 0, hive 0x1, total nodes: 8
