@@ -22,7 +22,7 @@ def hardware_group(facts: Facts) -> Finding | None:
     if not found:
         lacks = None if facts.is_live else _lacking(facts)
         return expected.unknown(*lacks) if lacks else None
-    wrong = detect.undecided(found)
+    wrong = detect.undecided(found, facts.host.gpus)
     if _is_other_code(found, facts.hardware):
         read = wrong[0] if wrong else detect.found_line(found, detect.group_of(found)).removeprefix("hardware=auto: ")
         why = f"hardware={facts.group} was asked for: its code is for {facts.hardware.gfx if facts.hardware else 'another GPU'}"
