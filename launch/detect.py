@@ -75,6 +75,8 @@ def undecided(found: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> tuple[st
         return listed, remedy if options else "no group of conf/hardware describes any: name one that is near"
     if not chosen or chosen[0].group is not None:
         return None
+    if chosen[0].may_be:
+        return listed, f"several groups fit it equally: name one, hardware={' or hardware='.join(chosen[0].may_be)}"
     return listed, _partition_remedy(chosen) if chosen[0].partition_of else "no group of conf/hardware describes it: name one that is near"
 
 

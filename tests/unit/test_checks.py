@@ -60,6 +60,14 @@ def undecided(m: Machine) -> None:
     m.hardware = None
 
 
+def fits_two_groups(m: Machine) -> None:
+    """gfx950 with an id that no file has."""
+    for node in range(2, 10):
+        for old, new in (("90402", "90500"), ("simd_count 1216", "simd_count 1024"), (f"device_id {0x74A1}", "device_id 1")):
+            m.replace(f"{KFD}/nodes/{node}/properties", old, new)
+    m.hardware = None
+
+
 def neither_kind(m: Machine) -> None:
     second_kind(m)
     m.hardware = "h200"
@@ -147,6 +155,7 @@ BROKEN = [
     Broken("foreign_processes", MI300X, lambda m: m.remove("sys/class/kfd/kfd/proc"), UNKNOWN, "not there", "amd-smi process"),
     Broken("ras", MI300X, on_each("ras/umc_err_count", "ue: 2\nce: 5"), FAIL, "uncorrectable: 0000:05:00.0 umc ue 2", FREE),
     Broken("ras", MI300X, on_each("ras/gfx_err_count", "ue: 0\nce: 5"), WARN, "corrected: 0000:05:00.0 gfx ce 5", "watch it"),
+    Broken("hardware", MI300X, fits_two_groups, FAIL, "8 x AMD Instinct MI350X or AMD", "name one, hardware=mi350x or hardware=mi355x"),
     Broken("temperature", MI300X, on_each("hwmon/hwmon3/temp2_input", 95000), WARN, "junction 95 of 100 C", "inlet air"),
     Broken("temperature", MI300X, on_each("hwmon/hwmon3/temp2_input", 101000), FAIL, "101 of 100 C", "--power-cap"),
     Broken("power_cap", MI300X, on_each("hwmon/hwmon3/power1_cap", 500_000_000), WARN, "500 of 750 W", "--power-cap 750"),

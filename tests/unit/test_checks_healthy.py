@@ -8,7 +8,7 @@ from launch.checks.facts import Space
 from launch.checks.finding import Status
 from tests.unit import sysroots
 from tests.unit.sysroots import KFD, Machine
-from tests.unit.test_checks import BRIDGE, findings
+from tests.unit.test_checks import BRIDGE, findings, fits_two_groups
 
 OTHERS = """3,1,89500000000,-;iwlwifi 0000:02:00.0: ring 3 timeout
 3,2,89500000001,-;nvme nvme0: I/O 5 QID 1 timeout, reset controller
@@ -23,6 +23,13 @@ def test_lines_that_only_look_like_faults(tmp_path):
     machine = sysroots.mi50(tmp_path)
     machine.write("dev/kmsg", OTHERS)
     assert findings(machine)["kernel_log"].status == Status.passed
+
+
+def test_one_of_two_groups_that_fit_equally_was_named(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    fits_two_groups(machine)
+    machine.hardware = "mi355x"
+    assert findings(machine)["hardware"].status == Status.passed
 
 
 def test_stamps_of_two_kinds_in_one_log(tmp_path):

@@ -199,6 +199,21 @@ def test_product_by_device_id(tmp_path, device_id, units, product, partition):
     assert found.group == (None if "partition" in product or product.endswith(("MI308X", "unknown")) else found.group)
 
 
+def test_of_two_groups_that_fit_equally_none_is_taken(tmp_path):
+    for number in range(2):
+        kfd_node(tmp_path, number, 309.2, **gpu(90500, 256, device_id=0x75C0))  # an id that no file has
+    found = detect.gpus(str(tmp_path))
+    assert {(g.product, g.group, g.may_be) for g in found} == {("AMD Instinct MI350X or AMD Instinct MI355X", None, ("mi350x", "mi355x"))}
+    said = "2 x AMD Instinct MI350X or .*; several groups fit it equally: name one, hardware=mi350x or hardware=mi355x"
+    with pytest.raises(HostError, match=said):
+        group_of(tmp_path)
+
+
+def test_of_two_products_of_one_group_the_group_is_taken(tmp_path):
+    kfd_node(tmp_path, 0, 68.7, **gpu(90010, 104))  # an MI210, or a die of an MI250
+    assert group_of(tmp_path) == "mi210"
+
+
 def test_partitions_are_told_by_their_number_where_there_is_no_device_id(tmp_path):
     for number in range(4):
         kfd_node(tmp_path, number, 48 * GIB, **gpu(90402, 76, unique_id=7, location_id=0x0500 + number))
