@@ -89,6 +89,12 @@ def limits(name: str, value: str) -> Callable[[Machine], object]:
     return lambda m: m.write("proc/self/limits", f"{name:<26}{value:<21}{value:<21}units")
 
 
+def lost_gpu(m: Machine) -> None:
+    """The last of eight, as if it had never been there."""
+    for path in (f"{KFD}/nodes/9", m.device(0x75), "dev/dri/renderD135", *(f"{KFD}/nodes/{node}/io_links/7" for node in range(2, 9))):
+        m.remove(path)
+
+
 def no_hive(m: Machine) -> None:
     for node in range(2, 10):
         m.replace(f"{KFD}/nodes/{node}/properties", "hive_id 77", "hive_id 0")
@@ -192,6 +198,7 @@ BROKEN = [
     Broken("pcie", MI300X, on_each("current_link_speed", "16.0 GT/s PCIe"), WARN, "16 of 32 GT/s", "BIOS"),
     Broken("pcie", MI300X, on_each("max_link_speed", "Unknown"), UNKNOWN, "2 of 8 GPUs", "lspci"),
     Broken("xgmi", MI300X, lambda m: m.remove(f"{KFD}/nodes/4/io_links/3"), FAIL, "nodes 4-5 (1 links missing)", "amd-smi topology"),
+    Broken("xgmi", MI300X, lost_gpu, WARN, "a hive of 7 GPUs, and one of mi300x has 8", "power the machine off and on"),
     Broken("xgmi", MI300X, no_hive, WARN, "over PCIe", "bridge"),
     Broken("iommu", MI300X, lambda m: translated(m), FAIL, "translates (mode DMA-FQ)", "add iommu=pt"),
     Broken("acs", CARD, lambda m: sysroots.bridge(m, BRIDGE, 0x1D), WARN, f"1 of 1 bridges: {BRIDGE}", f"sudo setpci -s {BRIDGE}"),

@@ -32,6 +32,27 @@ def test_one_of_two_groups_that_fit_equally_was_named(tmp_path):
     assert findings(machine)["hardware"].status == Status.passed
 
 
+@pytest.mark.parametrize("num_gpus", [2, 4, 8])
+def test_hives_that_a_board_or_a_virtual_machine_has(tmp_path, num_gpus):
+    assert findings(sysroots.mi300x(tmp_path, num_gpus))["xgmi"].read == f"1 hive(s) of {num_gpus} GPUs, complete"
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_container_that_was_given_a_part_of_a_hive(tmp_path, hidden):
+    machine = sysroots.mi300x(tmp_path)
+    machine.remove("dev/dri/renderD135")
+    if hidden:  # by the kernel too: unreadable, also for root
+        machine.remove(f"{KFD}/nodes/9/properties")
+        (tmp_path / f"{KFD}/nodes/9/properties").mkdir()
+    assert findings(machine)["xgmi"].read == "1 hive(s) of 7 GPUs, complete"
+
+
+def test_a_run_that_takes_a_part_of_a_hive(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    machine.only = frozenset(range(7))
+    assert findings(machine)["xgmi"].read == "1 hive(s) of 7 GPUs, complete"
+
+
 def test_stamps_of_two_kinds_in_one_log(tmp_path):
     machine = sysroots.mi50(tmp_path)
     machine.remove("dev/kmsg")
