@@ -16,8 +16,9 @@ def hardware(composed: DictConfig) -> list[str]:
     """Overrides that replace `hardware=auto` by the group of the GPUs found here, which is said on stderr. Raises HostError."""
     if composed.hardware.name != "auto":
         return []
-    found = masks.visible(detect.gpus(), os.environ)
-    group = detect.group_of(found)
+    here = detect.gpus()
+    found = masks.visible(here, os.environ)
+    group = detect.group_of(found, here)
     _say(detect.found_line(found, group))
     return [f"hardware={group}"]
 

@@ -229,9 +229,7 @@ RULES = [
     Rule(
         "triton_kernels",
         lambda c: bool(argument(c, "use_liger_kernel")) and not c.hardware.triton,
-        lambda c: (
-            f"method.args.use_liger_kernel=true on {c.hardware.name}: they are Triton kernels, and Triton has none for {c.hardware.gfx}"
-        ),
+        lambda c: f"method.args.use_liger_kernel=true on {c.hardware.name}: its file claims no Triton kernels for {c.hardware.gfx}",
         lambda c: "method.args.use_liger_kernel=false",
     ),
     Rule(

@@ -28,9 +28,11 @@ BINARY = {
     b"\x1f\x8b": ("gzip-compressed", "gzip -dc {old} > {new}"),
     b"\x28\xb5\x2f\xfd": ("compressed by zstd", "zstd -dc {old} > {new}"),
     b"\xfd7zXZ": ("compressed by xz", "xz -dc {old} > {new}"),
+    b"BZh": ("compressed by bzip2", "bzip2 -dc {old} > {new}"),
     b"PK\x03\x04": ("a ZIP archive or a spreadsheet", "unzip {old}, or save the spreadsheet as CSV"),
     b"PAR1": ("Parquet", "parquet"),
     b"\xff\xfe": ("UTF-16 and not UTF-8", "iconv -f UTF-16 -t UTF-8 {old} > {new}"),
+    b"\xfe\xff": ("UTF-16 and not UTF-8", "iconv -f UTF-16 -t UTF-8 {old} > {new}"),
 }
 HEADER = re.compile(r'"?\w[\w ]*"?(?:([,;\t])"?\w[\w ]*"?)+')  # the first line of a CSV file: names
 # Fields of other programs' rows -> what makes TRL's of them. recipes/common/data_check.py says it of any row.

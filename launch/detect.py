@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launch import kfd, nvidia
+from launch import kfd, masks, nvidia
 from launch.errors import HostError
 from launch.gpu import GIB
 from launch.gpu import Gpu as Gpu
@@ -54,25 +54,38 @@ class Host:
         return next(port for port in range(wanted, 65536) if port not in self.listening)
 
 
-def group_of(found: tuple[Gpu, ...]) -> str:
+def group_of(found: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> str:
     """The conf/hardware group of these GPUs, of those that may be used where any may; `cpu` where there are none. Raises HostError rather
     than guess."""
-    wrong = undecided(found)
+    wrong = undecided(found, counted)
     if wrong:
         raise HostError(f"hardware=auto: this machine has {wrong[0]}; {wrong[1]}.")
     return next((gpu.group for gpu in _chosen(found) if gpu.group), "cpu")
 
 
-def undecided(found: tuple[Gpu, ...]) -> tuple[str, str] | None:
-    """Where no group follows from these GPUs: what they are, and what to do."""
+def undecided(found: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> tuple[str, str] | None:
+    """Where no group follows from these GPUs: what they are, and what to do. `counted`: all that a mask counts, where `found` is masked."""
     chosen = _chosen(found)
     kinds = Counter(gpu.group or describe(gpu) for gpu in chosen)
     listed = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     if len(kinds) > 1:
-        return listed, "name the group to use, for example hardware=mi300x, and show only its GPUs: HIP_VISIBLE_DEVICES=<indices>"
+        groups = dict.fromkeys(gpu.group for gpu in chosen if gpu.group)
+        options = ", or ".join(_shown_alone(group, chosen, counted or found) for group in groups)
+        remedy = f"name the group and show only its GPUs: {options}"
+        return listed, remedy if options else "no group of conf/hardware describes any: name one that is near"
     if not chosen or chosen[0].group is not None:
         return None
+    if chosen[0].may_be:
+        return listed, f"several groups fit it equally: name one, hardware={' or hardware='.join(chosen[0].may_be)}"
     return listed, _partition_remedy(chosen) if chosen[0].partition_of else "no group of conf/hardware describes it: name one that is near"
+
+
+def _shown_alone(group: str, chosen: list[Gpu], counted: tuple[Gpu, ...]) -> str:
+    """The group, with the mask that leaves its GPUs."""
+    is_amd = any(gpu.group == group and gpu.gfx.startswith("gfx") for gpu in chosen)
+    same_maker = [gpu for gpu in _chosen(counted) if gpu.gfx.startswith("gfx") == is_amd]
+    indices = ",".join(str(index) for index, gpu in enumerate(same_maker) if gpu.group == group and gpu in chosen)
+    return f"hardware={group} with {(masks.AMD if is_amd else masks.NVIDIA)[0]}={indices}"
 
 
 def _chosen(found: tuple[Gpu, ...]) -> list[Gpu]:

@@ -25,6 +25,7 @@ class Gpu:
     compute_units: int | None
     memory_gb: float | None  # 1e9 bytes. Of an integrated GPU: what it may take of the system's memory (GTT)
     group: str | None  # of conf/hardware, where one fits the device
+    may_be: tuple[str, ...] = ()  # groups that fit it equally, so that it has none
     render_minor: int | None = None  # N of /dev/dri/renderDN
     node: int | None = None  # number in the kernel's topology
     device_id: str | None = None  # PCI, as 0x74a1

@@ -57,18 +57,20 @@ def _gpu(root: Path, folder: Path, values: dict[str, int], siblings: int) -> Gpu
     pci = _pci_address(values, siblings)
     device = root / "sys/bus/pci/devices" / (pci or "none")
     memory_gb = _memory_gb(folder, device, gfx)
-    product = _product(gfx, units or 0, memory_gb or 0, values.get("device_id", 0), siblings)
+    fitting = _products(gfx, units or 0, memory_gb or 0, values.get("device_id", 0), siblings)
+    product, group = (fitting[0], fitting[0].group if len(fitting) == 1 else None) if fitting else (None, None)
     parts = product.compute_units // units if product and units else 1
     compute = _stated(device / "current_compute_partition") or (
         _mode(parts, product.detect.dies) if product and product.detect.dies > 1 else None
     )
     links = _links(folder)
     return Gpu(
-        product=(product.name + (f", {compute} partition (1 of {parts})" if parts > 1 else "")) if product else "unknown",
+        product=" or ".join(one.name for one in fitting) + (f", {compute} partition (1 of {parts})" if parts > 1 else "") or "unknown",
         gfx=gfx,
         compute_units=units,
         memory_gb=memory_gb,
-        group=product.group if product and parts == 1 else None,
+        group=group if parts == 1 else None,
+        may_be=tuple(one.group for one in fitting if one.group and len(fitting) > 1),
         render_minor=minor,
         node=int(folder.name),
         device_id=f"0x{values['device_id']:04x}" if values.get("device_id") else None,
@@ -77,7 +79,7 @@ def _gpu(root: Path, folder: Path, values: dict[str, int], siblings: int) -> Gpu
         numa_node=_numa_node(root, device, links),
         compute_partition=compute,
         memory_partition=_stated(device / "current_memory_partition"),
-        partition_of=product.group if product and parts > 1 else None,
+        partition_of=group if parts > 1 else None,
         hive=f"0x{values['hive_id']:016x}" if values.get("hive_id") else None,
         firmware=values.get("fw_version") or None,
         links=links,
@@ -109,11 +111,13 @@ def _memory_gb(folder: Path, device: Path, gfx: str) -> float | None:
     return total / 1e9 if total else None
 
 
-def _product(gfx: str, units: int, memory_gb: float, device_id: int, siblings: int) -> Product | None:
-    """By PCI device id where the table has it, else by the compute units of all partitions of a GPU together, and by memory."""
-    by_id = next((p for p in products() if device_id in p.detect.device_ids and _divides(p, units)), None)
+def _products(gfx: str, units: int, memory_gb: float, device_id: int, siblings: int) -> list[Product]:
+    """By PCI device id where the table has it, else by the compute units of all partitions of a GPU together, and by memory. Several where
+    groups fit equally."""
+    by_id = [p for p in products() if device_id in p.detect.device_ids and _divides(p, units)]
     fits = [p for p in products() if p.gfx == gfx and p.compute_units == units * siblings and memory_gb * siblings >= p.detect.from_gb]
-    return by_id or max(fits, key=lambda p: p.detect.from_gb, default=None)
+    best = [p for p in fits if p.detect.from_gb == max(other.detect.from_gb for other in fits)]
+    return by_id[:1] or (best if len({p.group for p in best}) > 1 else best[:1])
 
 
 def _divides(product: Product, units: int) -> bool:

@@ -63,6 +63,12 @@ MEANINGS = [
         "(container=rocm_gfx906 for gfx906); outside of one, ROCm 6.3.",
     ),
     _meaning(
+        r"unsupported target: 'gfx906'",
+        "this Triton compiles nothing for gfx906: 3.7 refuses it, 3.8 takes it. TRL's head launches Triton's kernels wherever one is "
+        "installed. container=rocm_gfx906 holds 3.8; outside of it, pip uninstall triton pytorch-triton-rocm: the head then computes in "
+        "torch, which takes more memory than the plan says.",
+    ),
+    _meaning(
         r"invalid device function|no kernel image is available|HSA_STATUS_ERROR_INVALID_(?:ISA|CODE_OBJECT)|named symbol not found"
         r"|device kernel image is invalid|hipErrorNoBinaryForGpu",
         "a library holds no kernel for this GPU. container=auto takes the image that serves it; unset HSA_OVERRIDE_GFX_VERSION where the "

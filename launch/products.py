@@ -36,7 +36,8 @@ OTHERS = (
 
 @functools.cache
 def products(folder: Path = HARDWARE) -> tuple[Product, ...]:
-    """Of GPUs. Where several fit a device equally, the first is meant. Raises UserError for a file that lacks what they are told by."""
+    """Of GPUs. Where several of one group fit a device equally, the first is meant; of several groups none, and the user names one. Raises
+    UserError for a file that lacks what they are told by."""
     described = [_product(file, values) for file in sorted(folder.glob("*.yaml")) if (values := _read(file)).get("vendor") in GPUS]
     return (*described, *OTHERS)
 

@@ -65,7 +65,7 @@ class Hardware:
     attention: str = MISSING  # attn_implementation of transformers
     fused_attention: bool = True  # torch has a kernel that never writes the scores
     compile: bool = True  # torch.compile works
-    triton: bool = True  # Triton has a back end for it
+    triton: bool = True  # the Triton of our tests compiles for it, without spills
     vllm: bool = True  # an image with vLLM exists for it
     dataloader: Dataloader = field(default_factory=Dataloader)
     env: dict[str, EnvVar] = field(default_factory=dict)

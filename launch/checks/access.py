@@ -22,11 +22,13 @@ def hardware_group(facts: Facts) -> Finding | None:
     if not found:
         lacks = None if facts.is_live else _lacking(facts)
         return expected.unknown(*lacks) if lacks else None
-    wrong = detect.undecided(found)
+    wrong = detect.undecided(found, facts.host.gpus)
     if _is_other_code(found, facts.hardware):
         read = wrong[0] if wrong else detect.found_line(found, detect.group_of(found)).removeprefix("hardware=auto: ")
         why = f"hardware={facts.group} was asked for: its code is for {facts.hardware.gfx if facts.hardware else 'another GPU'}"
         return expected.fail(f"{read}, and {why}", "hardware=auto, or the group of the GPU that is here")
+    if wrong and facts.hardware is not None and all(facts.group in gpu.may_be for gpu in found):
+        return expected.passed(f"{wrong[0]}; hardware={facts.group} was asked for")
     if wrong and facts.hardware is not None and not any(gpu.partition_of for gpu in found):
         return expected.warn(f"{wrong[0]}, and hardware={facts.group} was asked for", wrong[1])
     if wrong:

@@ -22,6 +22,11 @@ BAD = {
     "ring timeout": re.compile(r"amdgpu.*\bring \S+ timeout", re.IGNORECASE),
     "GPU reset": re.compile(r"amdgpu.*gpu reset(?! method)", re.IGNORECASE),
     "GPU hang": re.compile(r"(amdgpu|kfd).*\b(hang|hung)\b", re.IGNORECASE),
+    # Of the firmware that schedules queues (HWS up to gfx10, MES from gfx11 on); earlier kernels wrote "failed to response".
+    "queue that hangs": re.compile(
+        r"(amdgpu|kfd).*(qcm fence wait loop timeout|queue preemption failed|\bMES(\(\d+\))? failed to respon(d|se))", re.IGNORECASE
+    ),
+    "lost GPU": re.compile(r"amdgpu.*(device lost from bus|fatal error during GPU init)", re.IGNORECASE),
     "uncorrectable error": re.compile(
         r"amdgpu.*([1-9]\d* (new )?uncorrectable|uncorrectable hardware error\(|poison.*consum)", re.IGNORECASE
     ),

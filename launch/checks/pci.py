@@ -18,6 +18,7 @@ PUBLIC = 64  # bytes of configuration that anybody may read
 HEADER = 256  # bytes that stand before the extended capabilities; a bridge of plain PCI has no more
 ACS = 0x000D  # number of the extended capability; its control register is 6 bytes in, its low five bits redirect peer traffic
 ACS_BITS = 0b11111
+PARTS = (1, 2, 4)  # GPUs of a hive that a virtual machine is given, or that a bridge joins
 PARAMETERS = "iommu=pt"  # on Intel too, where the IOMMU is on
 
 
@@ -155,7 +156,24 @@ def xgmi(facts: Facts) -> Finding | None:
     if alone:
         return expected.warn(f"{len(alone)} GPUs in no hive: their traffic goes over PCIe", "seat the bridge; or leave them out of a run")
     sizes = " + ".join(str(len(hive)) for hive in hives.values())
+    whole = facts.hardware.hive or facts.hardware.gpus_per_node
+    odd = [size for size in _hive_sizes(facts) if size not in (whole, facts.hardware.gpus_per_node, *PARTS)]
+    if odd:
+        cure = (
+            "sudo dmesg | grep -i amdgpu for one that is lost, power the machine off and on; a virtual machine that was given no more can "
+            "stay as it is"
+        )
+        return expected.warn(f"a hive of {odd[0]} GPUs, and one of {facts.group} has {whole}", cure)
     return expected.passed(f"{len(hives)} hive(s) of {sizes} GPUs, complete")
+
+
+def _hive_sizes(facts: Facts) -> list[int]:
+    """GPUs of each hive of the machine, also those that a run or a container leaves out; none where the kernel hides some of them."""
+    here = [gpu for gpu in (*facts.host.gpus, *facts.host.withheld) if gpu.hive or not gpu.usable]
+    hives: dict[str | None, set[str | int | None]] = defaultdict(set)
+    for gpu in here:
+        hives[gpu.hive].add(gpu.pci_address or gpu.node)  # partitions share an address
+    return [] if None in hives else [len(gpus) for gpus in hives.values()]
 
 
 def _linked(one: Gpu, other: Gpu) -> bool:

@@ -1,7 +1,8 @@
-"""Which Triton kernels there are to compile and with which arguments: Liger's as Liger itself would launch them, or one of a user's file.
+"""Which Triton kernels there are to compile and with which arguments: Liger's and TRL's as they themselves would launch them, or one of a
+user's file.
 
-Needs Triton, torch, and for Liger's kernels liger-kernel. Nothing is launched: Liger's host code runs on tensors that have shapes and no
-memory, and where it would launch a kernel, what it would launch is written down.
+Needs Triton, torch, and for Liger's kernels liger-kernel. Nothing is launched: the library's host code runs on tensors that have shapes and
+no memory, and where it would launch a kernel, what it would launch is written down.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 import triton.language as tl
 import yaml
+from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime.jit import JITFunction, KernelParam
 
 from recipes.common.errors import UserError, near
@@ -66,7 +68,7 @@ class Launch:
         return repr((self.function.__name__, self.signature, self.constants, self.attributes, self.options))
 
 
-# ---- Liger's
+# ---- Liger's and TRL's
 
 
 @dataclass(frozen=True)
@@ -131,23 +133,64 @@ def _fused_linear_cross_entropy(shapes: Shapes) -> None:
     fused.fused_linear_cross_entropy_backward(torch.tensor(2.0), grad_input, grad_weight, grad_bias)
 
 
+# What TRL 1.16's trainers ask of their head, beside log-probabilities: a reference model, SFT, DPO, DPO with use_weighting, GRPO.
+_ASKED = (
+    (),
+    ("entropy", "is_top1"),
+    ("entropy", "mean_logits", "is_top1"),
+    ("entropy", "mean_logits", "is_top1", "log_sum_sq_probs"),
+    ("entropy",),
+)
+
+
+def _lm_head(shapes: Shapes) -> None:
+    from trl.kernels import ChunkedLogProbFunction
+    from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
+
+    model = shapes.model
+    with FakeTensorMode(), head_takes_triton():  # no memory either; the head asks whether autocast is on, which meta has no answer to
+        hidden = torch.empty(shapes.tokens, model.hidden_size, dtype=shapes.dtype, requires_grad=True)
+        head = torch.empty(model.vocab_size, model.hidden_size, dtype=shapes.dtype, requires_grad=True)
+        targets = torch.empty(shapes.tokens, dtype=torch.int64)
+        for asked in _ASKED:
+            found = ChunkedLogProbFunction.apply(hidden, head, None, targets, 1.0, _CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, asked)
+            found[0].sum().backward(retain_graph=True)
+        (found[0] + found[1]).sum().backward()  # GRPO with entropy_coef
+
+
+@contextlib.contextmanager
+def head_takes_triton() -> Iterator[None]:
+    """Inside, TRL's head launches kernels wherever its tensors are. Of itself it does so on GPUs alone."""
+    from trl.kernels import chunked_logprob
+
+    saved = chunked_logprob._use_triton
+    chunked_logprob._use_triton = lambda device: True
+    try:
+        yield
+    finally:
+        chunked_logprob._use_triton = saved
+
+
 _OPERATIONS: dict[str, Callable[[Shapes], None]] = {
-    "rms_norm": _rms_norm,
-    "rope": _rope,
-    "swiglu": _swiglu,
-    "cross_entropy": _cross_entropy,
-    "fused_linear_cross_entropy": _fused_linear_cross_entropy,
+    "liger:rms_norm": _rms_norm,
+    "liger:rope": _rope,
+    "liger:swiglu": _swiglu,
+    "liger:cross_entropy": _cross_entropy,
+    "liger:fused_linear_cross_entropy": _fused_linear_cross_entropy,
+    "trl:lm_head": _lm_head,
 }
 
 # Their grid is torch's count of compute units, which these tensors have none of, and so are the rows that each program goes through.
 _PER_COMPUTE_UNIT = ("_rms_norm_backward_kernel", "_block_rms_norm_backward_kernel")
 
 
-def liger_launches(operation: str, model: Path, tokens: int, dtype: str) -> list[Launch]:
-    """What Liger launches on ROCm for one operation, forward and backward, each distinct kernel once with its smallest grid.
+def library_launches(operation: str, model: Path, tokens: int, dtype: str) -> list[Launch]:
+    """What a library launches on ROCm for one operation, forward and backward, each distinct kernel once with its smallest grid.
 
     `model` is a file of conf/model, whose shape is taken.
     """
+    if operation.startswith("trl:"):
+        import trl.trainer.utils  # noqa: F401  before recording(): what it imports looks for ROCm's tools where torch is a ROCm one
     shapes = Shapes(tokens, DTYPES[dtype], SimpleNamespace(**yaml.safe_load(model.read_text())))
     with recording() as found:
         _OPERATIONS[operation](shapes)

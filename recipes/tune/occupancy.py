@@ -1,15 +1,16 @@
 """Registers, LDS and occupancy of a Triton kernel on AMD GPUs, found by compiling it. Needs no GPU.
 
     python -m recipes.tune.occupancy kernel=liger:rms_norm arch=gfx942
-    python -m recipes.tune.occupancy kernel=liger:all model=qwen3_8b tokens=8192 format=json
+    python -m recipes.tune.occupancy kernel=liger:all,trl:all model=qwen3_8b tokens=8192 format=json
     python -m recipes.tune.occupancy kernel=my.py:scale 'args=x=*bf16,n=i32:16,BLOCK=128' grid=4096 num_warps=4,8 waves_per_eu=0,2 save=out
 
 A program of its own, not a method of launch/run.py: it starts no ranks, takes no GPU and leaves a table, not a run.
 Keys (several values, separated by commas, are all tried):
-    kernel                liger:<operation>, liger:all for what use_liger_kernel=true turns on, or file.py:function (several)
+    kernel                liger:<operation>, liger:all for what use_liger_kernel=true turns on, trl:lm_head (trl:all) for the head that
+                          SFT, DPO and GRPO compute on a GPU where there is Triton, or file.py:function (several)
     arch                  gfx908 gfx90a gfx942 gfx950 gfx1100 gfx1151 gfx1201 (several; default: all)
     num_warps, num_stages, waves_per_eu, matrix_instr_nonkdim     (several; default: what the launch says)
-    model, tokens, dtype  of Liger's kernels: a file of conf/model (qwen3_8b), tokens in a layer at once (4096), bf16 fp16 fp32 (bf16)
+    model, tokens, dtype  of Liger's and TRL's: a file of conf/model (qwen3_8b), tokens in a layer at once (4096), bf16 fp16 fp32 (bf16)
     args                  of a file's kernel: name=*bf16, name=i32, name=i32:16 (a multiple of 16), name=128 (a constant); commas between
     grid                  of a file's kernel: its number of workgroups, or 64x32
     save                  a folder for the assembly (.s) and Triton's representation with layouts (.ttgir)
@@ -25,6 +26,7 @@ Exit codes: 0 done, 2 the request is wrong, 3 Triton or Liger is not installed, 
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import itertools
 import json
@@ -33,7 +35,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,17 +60,22 @@ if TYPE_CHECKING:  # both need Triton, which is missing on most machines: the re
 EXIT_DONE, EXIT_USER, EXIT_HOST, EXIT_FAILED, EXIT_INTERRUPTED = 0, 2, 3, 4, 75
 SWEPT = ("num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim")
 KEYS = ("kernel", "arch", *SWEPT, "model", "tokens", "dtype", "args", "grid", "save", "format", "jobs", "timeout_s")
-LIGER_KEYS, FILE_KEYS = ("model", "tokens", "dtype"), ("args", "grid")
+LIBRARY_KEYS, FILE_KEYS = ("model", "tokens", "dtype"), ("args", "grid")
 DTYPES = ("bf16", "fp16", "fp32")
 NONKDIMS = (0, 16, 32)  # 0: Triton chooses
 MOST_TOKENS = 2**24  # Liger looks at a label of each; in bf16 4096 wide they are 137 GB
 MOST_SECONDS = 86400  # a day
 MODELS = Path(__file__).resolve().parents[2] / "conf/model"
 
-LIGER = ("rms_norm", "rope", "swiglu", "cross_entropy", "fused_linear_cross_entropy")
-# liger:all. What method.args.use_liger_kernel=true puts into our models: liger_kernel.transformers.apply_liger_kernel_to_qwen3, _qwen2 and
-# _llama, less their loss, which TRL 1.16 turns off for its own chunked one (liger_kernel_config in its SFT, DPO and GRPO trainers).
-RECIPE_KERNELS = ("rms_norm", "rope", "swiglu")
+LIBRARIES = {"liger": ("liger_kernel", "liger-kernel"), "trl": ("trl", "trl")}  # in kernel= -> module, distribution
+KERNELS = (
+    *("liger:rms_norm", "liger:rope", "liger:swiglu", "liger:cross_entropy", "liger:fused_linear_cross_entropy"),
+    "trl:lm_head",
+)
+# liger:all and trl:all. What method.args.use_liger_kernel=true puts into our models: liger_kernel.transformers.apply_liger_kernel_to_qwen3,
+# _qwen2 and _llama, less their loss, which TRL 1.16 turns off for its own (liger_kernel_config in its SFT, DPO and GRPO trainers): a head
+# that launches kernels on any GPU where Triton is installed. TRL's other kernels (selective_log_softmax) none of these trainers calls.
+RECIPE_KERNELS = ("liger:rms_norm", "liger:rope", "liger:swiglu", "trl:lm_head")
 
 
 class HostError(Exception):
@@ -146,8 +153,8 @@ def parse(argv: list[str]) -> Request:
     if "kernel" not in given:
         raise UserError("kernel is missing: kernel=liger:rms_norm, or kernel=file.py:function. --help explains the rest")
     kernels = _kernels(given["kernel"])
-    liger, files = [k for k in kernels if k.startswith("liger:")], [k for k in kernels if not k.startswith("liger:")]
-    for keys, needs, kind in ((LIGER_KEYS, liger, "Liger's kernels"), (FILE_KEYS, files, "a kernel of a file")):
+    files = [kernel for kernel in kernels if not _libraries([kernel])]
+    for keys, needs, kind in ((LIBRARY_KEYS, _libraries(kernels), "Liger's and TRL's kernels"), (FILE_KEYS, files, "a kernel of a file")):
         for key in keys:
             if key in given and not needs:
                 raise UserError(f"{key} is for {kind}, and kernel={given['kernel']} names none")
@@ -173,9 +180,16 @@ def _kernels(text: str) -> tuple[str, ...]:
         before, colon, name = kernel.partition(":")
         if not (before and colon and name):
             raise UserError(f"kernel={kernel} names no kernel. Write kernel=liger:rms_norm, or kernel=file.py:function")
-        if before == "liger":
-            _one_of("kernel=liger", name, (*LIGER, "all"), ":")
+        if before in LIBRARIES:
+            own = [known.partition(":")[2] for known in KERNELS if known.startswith(f"{before}:")]
+            _one_of(f"kernel={before}", name, (*own, "all"), ":")
     return kernels
+
+
+def _libraries(kernels: Iterable[str]) -> list[str]:
+    """Those whose kernels are asked for."""
+    named = {kernel.partition(":")[0] for kernel in kernels}
+    return [library for library in LIBRARIES if library in named]
 
 
 def _several(key: str, text: str) -> tuple[str, ...]:
@@ -232,23 +246,23 @@ def _folder(text: str) -> Path:
 
 
 def launches(request: Request) -> list[Launch]:
-    """Raises HostError where Triton or Liger is missing, UserError for a kernel that does not exist."""
+    """Raises HostError where Triton or a library is missing, UserError for a kernel that does not exist."""
     try:
         from recipes.tune import kernels
 
-        if any(name.startswith("liger:") for name in request.kernels):
-            import liger_kernel  # noqa: F401
+        for library in _libraries(request.kernels):
+            importlib.import_module(LIBRARIES[library][0])
     except ModuleNotFoundError as error:
         package = str(error.name).split(".")[0]
         raise HostError(f"{package} is not installed, and this program compiles with it. In .venv on Linux: make kernels") from error
     found: list[tuple[str, Launch]] = []
     for asked in request.kernels:
-        family = asked.removeprefix("liger:")
-        if family == asked:
+        library, _, name = asked.partition(":")
+        if library not in LIBRARIES:
             found.append((asked, kernels.file_launch(asked, request.args, request.workgroups)))
             continue
-        for one in RECIPE_KERNELS if family == "all" else (family,):
-            found += [(asked, launch) for launch in kernels.liger_launches(one, request.model, request.tokens, request.dtype)]
+        for one in [known for known in RECIPE_KERNELS if known.startswith(f"{library}:")] if name == "all" else [asked]:
+            found += [(asked, launch) for launch in kernels.library_launches(one, request.model, request.tokens, request.dtype)]
     return named_apart(found)
 
 
@@ -308,8 +322,8 @@ def versions(request: Request) -> dict[str, str]:
     """Of what has compiled, and of where the kernels are from."""
     import triton
 
-    liger = any(name.startswith("liger:") for name in request.kernels)
-    return {"triton": triton.__version__, **({"liger-kernel": importlib.metadata.version("liger-kernel")} if liger else {})}
+    distributions = [LIBRARIES[library][1] for library in _libraries(request.kernels)]
+    return {"triton": triton.__version__, **{name: importlib.metadata.version(name) for name in distributions}}
 
 
 def as_json(rows: list[Row], compiled_by: dict[str, str]) -> str:

@@ -60,6 +60,14 @@ def undecided(m: Machine) -> None:
     m.hardware = None
 
 
+def fits_two_groups(m: Machine) -> None:
+    """gfx950 with an id that no file has."""
+    for node in range(2, 10):
+        for old, new in (("90402", "90500"), ("simd_count 1216", "simd_count 1024"), (f"device_id {0x74A1}", "device_id 1")):
+            m.replace(f"{KFD}/nodes/{node}/properties", old, new)
+    m.hardware = None
+
+
 def neither_kind(m: Machine) -> None:
     second_kind(m)
     m.hardware = "h200"
@@ -79,6 +87,12 @@ def kernel_says(message: str, seconds_after_boot: int = 89_500) -> Callable[[Mac
 
 def limits(name: str, value: str) -> Callable[[Machine], object]:
     return lambda m: m.write("proc/self/limits", f"{name:<26}{value:<21}{value:<21}units")
+
+
+def lost_gpu(m: Machine) -> None:
+    """The last of eight, as if it had never been there."""
+    for path in (f"{KFD}/nodes/9", m.device(0x75), "dev/dri/renderD135", *(f"{KFD}/nodes/{node}/io_links/7" for node in range(2, 9))):
+        m.remove(path)
 
 
 def no_hive(m: Machine) -> None:
@@ -104,6 +118,7 @@ STRIX_GPU = "sys/bus/pci/devices/0000:c6:00.0"
 BRIDGE = "0000:00:01.1"
 HUGEPAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 FREE = "export HIP_VISIBLE_DEVICES=1,3,4,5,6,7"  # without those that on_each breaks
+AMDGPU = "amdgpu 0000:05:00.0: amdgpu:"
 UBUNTU = "20240318.git3b128b60-0ubuntu2.20"
 EXPANDABLE = "expandable_segments:True"
 # fmt: off
@@ -146,6 +161,7 @@ BROKEN = [
     Broken("foreign_processes", MI300X, lambda m: m.remove("sys/class/kfd/kfd/proc"), UNKNOWN, "not there", "amd-smi process"),
     Broken("ras", MI300X, on_each("ras/umc_err_count", "ue: 2\nce: 5"), FAIL, "uncorrectable: 0000:05:00.0 umc ue 2", FREE),
     Broken("ras", MI300X, on_each("ras/gfx_err_count", "ue: 0\nce: 5"), WARN, "corrected: 0000:05:00.0 gfx ce 5", "watch it"),
+    Broken("hardware", MI300X, fits_two_groups, FAIL, "8 x AMD Instinct MI350X or AMD", "name one, hardware=mi350x or hardware=mi355x"),
     Broken("temperature", MI300X, on_each("hwmon/hwmon3/temp2_input", 95000), WARN, "junction 95 of 100 C", "inlet air"),
     Broken("temperature", MI300X, on_each("hwmon/hwmon3/temp2_input", 101000), FAIL, "101 of 100 C", "--power-cap"),
     Broken("power_cap", MI300X, on_each("hwmon/hwmon3/power1_cap", 500_000_000), WARN, "500 of 750 W", "--power-cap 750"),
@@ -164,6 +180,14 @@ BROKEN = [
     Broken("kernel_log", MI300X, kernel_says("amdgpu: [drm] ring comp_1.0.0 timeout, signaled seq=2"), FAIL, "ring timeout", "gpureset"),
     Broken("kernel_log", MI300X, kernel_says("amdgpu: XGMI link 3: fatal error"), FAIL, "xGMI error", "reboot"),
     Broken("kernel_log", MI300X, kernel_says("amdgpu 0000:05:00.0: GPU reset begin!"), FAIL, "GPU reset", "reboot"),
+    Broken("kernel_log", MI300X, kernel_says("amdgpu: qcm fence wait loop timeout expired"), FAIL, "queue that hangs", "reboot"),
+    Broken("kernel_log", MI300X, kernel_says("kfd: qcm fence wait loop timeout expired"), FAIL, "queue that hangs", "reboot"),
+    Broken("kernel_log", MI300X, kernel_says(f"{AMDGPU} Queue preemption failed for queue with doorbell_id: 80"), FAIL, "hangs", "reset"),
+    Broken("kernel_log", MI300X, kernel_says(f"{AMDGPU} MES failed to respond to msg=REMOVE_QUEUE"), FAIL, "queue that hangs", "reboot"),
+    Broken("kernel_log", MI300X, kernel_says(f"{AMDGPU} MES(1) failed to respond to msg=MISC (WAIT_REG_MEM)"), FAIL, "hangs", "reboot"),
+    Broken("kernel_log", MI300X, kernel_says("[drm:mes_v11_0 [amdgpu]] *ERROR* MES failed to response msg=3"), FAIL, "hangs", "reboot"),
+    Broken("kernel_log", MI300X, kernel_says(f"{AMDGPU} device lost from bus!"), FAIL, "lost GPU", "reboot"),
+    Broken("kernel_log", MI300X, kernel_says(f"{AMDGPU} Fatal error during GPU init"), FAIL, "lost GPU", "reboot"),
     Broken("kernel_log", H200, kernel_says("NVRM: Xid (PCI:0000:19:00): 79, GPU has fallen off"), FAIL, "Xid", "--gpu-reset"),
     Broken("kernel_log", H200, kernel_says("NVRM: Xid (PCI:0000:19:00): 31, pid=7, MMU Fault"), WARN, "a program's Xid", "process"),
     Broken("kernel_log", MI300X, kernel_says("amdgpu 0000:05:00.0: [gfxhub] no-retry page fault (src)"), WARN, "page fault", "process"),
@@ -174,6 +198,7 @@ BROKEN = [
     Broken("pcie", MI300X, on_each("current_link_speed", "16.0 GT/s PCIe"), WARN, "16 of 32 GT/s", "BIOS"),
     Broken("pcie", MI300X, on_each("max_link_speed", "Unknown"), UNKNOWN, "2 of 8 GPUs", "lspci"),
     Broken("xgmi", MI300X, lambda m: m.remove(f"{KFD}/nodes/4/io_links/3"), FAIL, "nodes 4-5 (1 links missing)", "amd-smi topology"),
+    Broken("xgmi", MI300X, lost_gpu, WARN, "a hive of 7 GPUs, and one of mi300x has 8", "power the machine off and on"),
     Broken("xgmi", MI300X, no_hive, WARN, "over PCIe", "bridge"),
     Broken("iommu", MI300X, lambda m: translated(m), FAIL, "translates (mode DMA-FQ)", "add iommu=pt"),
     Broken("acs", CARD, lambda m: sysroots.bridge(m, BRIDGE, 0x1D), WARN, f"1 of 1 bridges: {BRIDGE}", f"sudo setpci -s {BRIDGE}"),

@@ -8,10 +8,11 @@ from launch.checks.facts import Space
 from launch.checks.finding import Status
 from tests.unit import sysroots
 from tests.unit.sysroots import KFD, Machine
-from tests.unit.test_checks import BRIDGE, findings
+from tests.unit.test_checks import BRIDGE, findings, fits_two_groups
 
 OTHERS = """3,1,89500000000,-;iwlwifi 0000:02:00.0: ring 3 timeout
 3,2,89500000001,-;nvme nvme0: I/O 5 QID 1 timeout, reset controller
+3,8,89500000007,-;panfrost ff9a0000.gpu: Fatal error during GPU init
 3,3,89500000002,-;i915 0000:00:02.0: [drm] GPU HANG: ecode 9:1:85dffffb
 6,4,89500000003,-;amdgpu 0000:43:00.0: amdgpu: GPU reset method: mode1
 6,5,89500000004,-;amdgpu 0000:43:00.0: amdgpu: XGMI: Add node 0, hive 0x1, total nodes: 8
@@ -22,6 +23,34 @@ def test_lines_that_only_look_like_faults(tmp_path):
     machine = sysroots.mi50(tmp_path)
     machine.write("dev/kmsg", OTHERS)
     assert findings(machine)["kernel_log"].status == Status.passed
+
+
+def test_one_of_two_groups_that_fit_equally_was_named(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    fits_two_groups(machine)
+    machine.hardware = "mi355x"
+    assert findings(machine)["hardware"].status == Status.passed
+
+
+@pytest.mark.parametrize("num_gpus", [2, 4, 8])
+def test_hives_that_a_board_or_a_virtual_machine_has(tmp_path, num_gpus):
+    assert findings(sysroots.mi300x(tmp_path, num_gpus))["xgmi"].read == f"1 hive(s) of {num_gpus} GPUs, complete"
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_container_that_was_given_a_part_of_a_hive(tmp_path, hidden):
+    machine = sysroots.mi300x(tmp_path)
+    machine.remove("dev/dri/renderD135")
+    if hidden:  # by the kernel too: unreadable, also for root
+        machine.remove(f"{KFD}/nodes/9/properties")
+        (tmp_path / f"{KFD}/nodes/9/properties").mkdir()
+    assert findings(machine)["xgmi"].read == "1 hive(s) of 7 GPUs, complete"
+
+
+def test_a_run_that_takes_a_part_of_a_hive(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    machine.only = frozenset(range(7))
+    assert findings(machine)["xgmi"].read == "1 hive(s) of 7 GPUs, complete"
 
 
 def test_stamps_of_two_kinds_in_one_log(tmp_path):

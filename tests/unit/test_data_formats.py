@@ -1,5 +1,6 @@
 """Files of rows that are no JSONL: each is called what it is, with the command that makes JSONL of it."""
 
+import bz2
 import gzip
 import json
 import shlex
@@ -42,8 +43,10 @@ def refused(path, key="data.path"):
         ("a.jsonl.gz", gzip.compress(LINES, mtime=0), "gzip-compressed", "Use: gzip -dc "),
         ("a.jsonl.zst", b"\x28\xb5\x2f\xfd\x04", "compressed by zstd", "Use: zstd -dc "),
         ("a.jsonl.xz", b"\xfd7zXZ\x00", "compressed by xz", "Use: xz -dc "),
+        ("a.jsonl.bz2", bz2.compress(LINES), "compressed by bzip2", "Use: bzip2 -dc "),
         ("a.xlsx", b"PK\x03\x04\x00", "a ZIP archive or a spreadsheet", "save the spreadsheet as CSV"),
         ("a.jsonl", LINES.decode().encode("utf-16"), "UTF-16 and not UTF-8", "iconv -f UTF-16 -t UTF-8 "),
+        ("a.jsonl", b"\xfe\xff" + LINES.decode().encode("utf-16-be"), "UTF-16 and not UTF-8", "iconv -f UTF-16 -t UTF-8 "),
     ],
 )
 def test_a_file_of_another_format_is_called_what_it_is(tmp_path, name, content, what, how):

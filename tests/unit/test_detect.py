@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import detect, nvidia
+from launch import detect, masks, nvidia
 from launch.errors import HostError, UserError
 from launch.gpu import GIB, Link
 from launch.products import OTHERS, Product, products
@@ -87,7 +87,33 @@ def test_no_gpu_is_cpu(tmp_path):
 def test_two_kinds_are_not_guessed_between(tmp_path):
     kfd_node(tmp_path, 0, 206.0, **gpu(90402, 304))
     kfd_node(tmp_path, 1, 34.0, **gpu(90006, 60))
-    with pytest.raises(HostError, match=r"1 x mi300x, 1 x mi50; name the group"):
+    options = "hardware=mi300x with HIP_VISIBLE_DEVICES=0, or hardware=mi50 with HIP_VISIBLE_DEVICES=1"
+    with pytest.raises(HostError, match=rf"1 x mi300x, 1 x mi50; name the group and show only its GPUs: {options}\."):
+        group_of(tmp_path)
+
+
+def test_a_card_beside_an_integrated_gpu_is_named_with_its_index(tmp_path):
+    sysroots.rx7900xtx(tmp_path)
+    option = r"hardware=rx7900xtx with HIP_VISIBLE_DEVICES=0\."
+    with pytest.raises(HostError, match=rf"1 x rx7900xtx, 1 x unknown GPU \(gfx1036, .*\); name .*: {option}"):
+        group_of(tmp_path)
+
+
+def test_indices_to_show_are_those_that_hip_counts(tmp_path):
+    """Also where a mask, or a container, leaves some out already."""
+    machine = sysroots.mi300x(tmp_path, num_gpus=4)
+    sysroots.gpu_node(machine, 20, 0xF3, 32 << 30, gfx_target_version=90006, simd_count=240)
+    machine.remove("dev/dri/renderD128")
+    host = detect.host("python", str(tmp_path))
+    shown = masks.visible(host.gpus, {"HIP_VISIBLE_DEVICES": "1,2,3"})
+    with pytest.raises(HostError, match="hardware=mi300x with HIP_VISIBLE_DEVICES=1,2, or hardware=mi50 with HIP_VISIBLE_DEVICES=3"):
+        detect.group_of(shown, host.gpus)
+
+
+def test_kinds_of_which_no_group_is_known(tmp_path):
+    kfd_node(tmp_path, 1, 0.5, **gpu(100306, 2))
+    kfd_node(tmp_path, 2, 16.0, **gpu(100302, 40))
+    with pytest.raises(HostError, match="no group of conf/hardware describes any: name one that is near"):
         group_of(tmp_path)
 
 
@@ -171,6 +197,21 @@ def test_product_by_device_id(tmp_path, device_id, units, product, partition):
     (found,) = detect.gpus(str(tmp_path))
     assert (found.product, found.compute_partition) == (product, partition)
     assert found.group == (None if "partition" in product or product.endswith(("MI308X", "unknown")) else found.group)
+
+
+def test_of_two_groups_that_fit_equally_none_is_taken(tmp_path):
+    for number in range(2):
+        kfd_node(tmp_path, number, 309.2, **gpu(90500, 256, device_id=0x75C0))  # an id that no file has
+    found = detect.gpus(str(tmp_path))
+    assert {(g.product, g.group, g.may_be) for g in found} == {("AMD Instinct MI350X or AMD Instinct MI355X", None, ("mi350x", "mi355x"))}
+    said = "2 x AMD Instinct MI350X or .*; several groups fit it equally: name one, hardware=mi350x or hardware=mi355x"
+    with pytest.raises(HostError, match=said):
+        group_of(tmp_path)
+
+
+def test_of_two_products_of_one_group_the_group_is_taken(tmp_path):
+    kfd_node(tmp_path, 0, 68.7, **gpu(90010, 104))  # an MI210, or a die of an MI250
+    assert group_of(tmp_path) == "mi210"
 
 
 def test_partitions_are_told_by_their_number_where_there_is_no_device_id(tmp_path):
@@ -286,7 +327,8 @@ def test_auto_goes_by_what_may_be_used(tmp_path):
 def test_two_makers_are_not_guessed_between(tmp_path):
     sysroots.h200(tmp_path)
     kfd_node(tmp_path, 1, 0.5, **gpu(100306, 2))
-    with pytest.raises(HostError, match=r"1 x unknown GPU \(gfx1036, 2 CUs, 0 GB\), 2 x h200; name the group"):
+    said = r"1 x unknown GPU \(gfx1036, 2 CUs, 0 GB\), 2 x h200; name .*: hardware=h200 with CUDA_VISIBLE_DEVICES=0,1"
+    with pytest.raises(HostError, match=said):
         group_of(tmp_path)
 
 

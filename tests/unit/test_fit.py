@@ -272,6 +272,8 @@ def test_a_plan_shows_the_changes_and_the_finding(capsys):
     plan = json.loads(capsys.readouterr().out)
     assert "adapter=lora" in plan["warnings"][-1]
     assert not plan["memory"][0]["fits"]
+    documented = (Path(__file__).parents[2] / "docs/memory.md").read_text().partition("A script asks `format=json`: `memory` ")[2]
+    assert set(re.findall(r"`(\w+)`", documented.partition(". ")[0])) == set(plan["memory"][0])
     assert run.main(["hardware=h200", "model=qwen3_4b", "method=sft", "mode=plan", "format=json", "find=largest_batch"]) == 0
     assert json.loads(capsys.readouterr().out)["found"]["find"] == "largest_batch"
     assert run.main(["hardware=h200", "model=qwen3_4b", "method=sft", "mode=plan", "find=largest_batch"]) == 0

@@ -44,6 +44,7 @@ SAMPLES = {
         "rocBLAS error: Cannot read /opt/rocm/lib/../lib/rocblas/library/TensileLibrary.dat: Illegal seek for GPU arch : gfx906",
         "rocBLAS error: Could not load TensileLibrary_lazy_gfx906.dat: No such file or directory",
     ],
+    "this Triton compiles nothing for gfx906": ["/x/trl/kernels/chunked_logprob.py:76:0: error: unsupported target: 'gfx906'"],
     "holds no kernel for this GPU": [
         "RuntimeError: HIP error: invalid device function",
         "CUDA error: no kernel image is available for execution on the device",

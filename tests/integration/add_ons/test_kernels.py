@@ -31,12 +31,13 @@ MODELS = sorted(occupancy.MODELS.glob("*.yaml"))
 
 @cache
 def recipe_launches():
-    """What use_liger_kernel=true launches in a step of each model: in bf16, in few tokens and in many; in the other types of one model."""
-    from recipes.tune.kernels import liger_launches
+    """What TRL's head and use_liger_kernel=true launch in a step of each model: in bf16, in few tokens and in many; in the other types of
+    one model."""
+    from recipes.tune.kernels import library_launches
 
     shapes = [(model, tokens, "bf16") for model in MODELS for tokens in (512, 4096)]
     shapes += [(occupancy.MODELS / "qwen3_8b.yaml", 4096, dtype) for dtype in ("fp16", "fp32")]
-    found = [(shape, one) for shape in shapes for name in occupancy.RECIPE_KERNELS for one in liger_launches(name, *shape)]
+    found = [(shape, one) for shape in shapes for name in occupancy.RECIPE_KERNELS for one in library_launches(name, *shape)]
     return list({one.same: (f"{shape[0].stem} {shape[1]} tokens {shape[2]}", one) for shape, one in found}.values())
 
 
@@ -51,10 +52,14 @@ def compiled(arch: str):
 
 
 def test_there_are_many_kernels() -> None:
-    assert len(recipe_launches()) > 50
+    number = len(recipe_launches())
+    page = " ".join((Path(__file__).parents[3] / "docs/kernels.md").read_text().split())
+    assert f"They are {number} different compilations" in page
+    assert f"{number * len(ARCHITECTURES)} in all" in page
     assert {one.name.split()[0] for _, one in recipe_launches()} == {
         *("rms_norm_forward_kernel", "rms_norm_backward_kernel", "block_rms_norm_forward_kernel", "block_rms_norm_backward_kernel"),
         *("triton_rope", "swiglu_forward_kernel", "swiglu_backward_kernel"),
+        *("forward_kernel", "backward_kernel"),  # of TRL's head
     }
 
 
@@ -120,9 +125,64 @@ def test_a_model_s_step_launches_these_kernels_and_no_others(kind: str, tmp_path
         model(input_ids=torch.zeros(1, 32, dtype=torch.int64)).logits.sum().backward()
     file = tmp_path / "model.yaml"
     file.write_text(json.dumps({**shape, "num_heads": 4, "num_kv_heads": 2, "architecture": config.model_type}))
-    ours = {one.same for name in occupancy.RECIPE_KERNELS for one in kernels.liger_launches(name, file, 32, "bf16")}
+    of_liger = [name for name in occupancy.RECIPE_KERNELS if name.startswith("liger:")]
+    ours = {one.same for name in of_liger for one in kernels.library_launches(name, file, 32, "bf16")}
     assert {one.same for one in launched} == ours
     assert len(ours) == (8 if kind == "Qwen3" else 6)  # Qwen3 also normalizes heads
+
+
+class Steps:
+    """One step of each of TRL's trainers, but for the kernels themselves."""
+
+    def __init__(self, folder: Path) -> None:
+        from datasets import Dataset
+        from tokenizers import Tokenizer, models, pre_tokenizers
+        from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+        words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(["<end>", "a", "b", "c"])}, unk_token="<end>"))
+        words.pre_tokenizer = pre_tokenizers.Whitespace()
+        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<end>")
+        self.rows = Dataset.from_list([{"prompt": "a b", "completion": " c", "chosen": " c a", "rejected": " b"}] * 2)
+        shape = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 64, "head_dim": 16, "num_hidden_layers": 1}
+        self.model = lambda: Qwen3ForCausalLM(Qwen3Config(**shape, num_attention_heads=4, num_key_value_heads=2, eos_token_id=0))
+        self.args = {"output_dir": str(folder), "max_steps": 1, "per_device_train_batch_size": 2, "use_cpu": True, "bf16": False}
+        self.args |= {"report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+
+    def sft(self, **more) -> None:
+        from trl import SFTConfig, SFTTrainer
+
+        args = SFTConfig(**self.args, **more)
+        SFTTrainer(self.model(), args, train_dataset=self.rows, processing_class=self.tokenizer).train()
+
+    def dpo(self, **more) -> None:
+        from trl import DPOConfig, DPOTrainer
+
+        rows, args = self.rows.remove_columns("completion"), DPOConfig(**self.args, **more)
+        DPOTrainer(self.model(), self.model(), args, train_dataset=rows, processing_class=self.tokenizer).train()
+
+    def grpo(self, **more) -> None:
+        from trl import GRPOConfig, GRPOTrainer
+
+        args = GRPOConfig(**self.args, **more, num_generations=2, max_completion_length=4)
+        rewards = [lambda completions, **_: [float(number) for number in range(len(completions))]]
+        rows = self.rows.select_columns("prompt")
+        GRPOTrainer(self.model(), rewards, args, train_dataset=rows, processing_class=self.tokenizer).train()
+
+
+def test_steps_of_trl_s_trainers_launch_these_kernels_and_no_others(tmp_path: Path) -> None:
+    from recipes.tune import kernels
+
+    steps = Steps(tmp_path)
+    with kernels.head_takes_triton(), kernels.recording() as launched:
+        for step in (steps.sft, steps.dpo, steps.grpo):
+            before = len(launched)
+            step()
+            assert {one.name for one in launched[before:]} == {"forward_kernel", "backward_kernel"}
+        steps.dpo(use_weighting=True)
+        steps.grpo(entropy_coef=0.01)
+    file = tmp_path / "model.yaml"
+    file.write_text(json.dumps({"hidden_size": 64, "vocab_size": 64}))
+    assert {one.same for one in launched} == {one.same for one in kernels.library_launches("trl:lm_head", file, 32, "fp32")}
 
 
 def test_arguments_are_specialized_as_triton_does() -> None:
@@ -150,9 +210,9 @@ def test_arguments_are_specialized_as_triton_does() -> None:
 def test_the_operations_are_those_of_the_command_line() -> None:
     from recipes.tune import kernels
 
-    assert tuple(kernels._OPERATIONS) == occupancy.LIGER
-    for name in occupancy.LIGER:
-        found = kernels.liger_launches(name, MODELS[0], 2048, "bf16")
+    assert tuple(kernels._OPERATIONS) == occupancy.KERNELS
+    for name in occupancy.KERNELS:
+        found = kernels.library_launches(name, MODELS[0], 2048, "bf16")
         assert all(one.workgroups or one.per_compute_unit for one in found)
         assert len({one.name for one in found}) == len(found) >= 2
 
