@@ -42,6 +42,12 @@ def test_variables_are_for_the_processes_they_are_meant_for():
     assert "NCCL_MIN_NCHANNELS" not in plan("hardware=mi300x", "model=qwen3_4b", "topology=single").processes[0].env
 
 
+@pytest.mark.parametrize("seconds", [1, 20, 300])
+def test_torchrun_leaves_its_ranks_the_whole_time_to_save(seconds):
+    (trainers,) = plan("hardware=cpu", f"runtime.stop_timeout_s={seconds}", host=host_with(0)).processes
+    assert int(trainers.env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) >= seconds
+
+
 def test_a_users_own_value_wins_and_is_shown():
     given = plan("hardware=mi300x", "topology=ddp", host=host_with(8, NCCL_MIN_NCHANNELS="32", OMP_NUM_THREADS="3")).processes[0]
     assert given.env["NCCL_MIN_NCHANNELS"] == "32"
