@@ -224,11 +224,12 @@ def _container(config: Config, host: Host) -> list[Setting]:
 
 
 def _hardware(config: Config, kind: str, num_gpus: int) -> list[Setting]:
+    weights_cross = config.topology.servers > 0 and kind in ("server", "trainer") and serving.backend(config) == "nccl"
     holds = {
         When.always: True,
         When.trainer: kind == "trainer",
         When.server: generates(config, kind),
-        When.multi_gpu: num_gpus * config.runtime.slurm.nodes > 1,
+        When.multi_gpu: num_gpus * config.runtime.slurm.nodes > 1 or weights_cross,
         When.fsdp: kind == "trainer" and config.topology.strategy in ("fsdp", "zero3"),
         When.eight_gpus: num_gpus == 8,
     }
