@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
 from peft import PeftModel
+from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import (
     PrinterCallback,
     Trainer,
@@ -51,11 +52,15 @@ def build_arguments(arguments_class: type[Arguments], config: DictConfig) -> Arg
 
 
 def _fsdp_policies(config: DictConfig) -> dict[str, Any]:
-    """What no argument reaches: accelerate would reduce in the dtype of the matrix products."""
+    """What no argument reaches: accelerate would reduce in the dtype of the matrix products, and pin what it offloads."""
+    found: dict[str, Any] = {}
     compute, reduce = compute_dtype(config), DTYPES[config.topology.fsdp.reduce_dtype]
-    if compute == reduce == torch.float32:
-        return {}
-    return {"mixed_precision_policy": {"param_dtype": compute, "reduce_dtype": reduce, "output_dtype": compute}}
+    if (compute, reduce) != (torch.float32, torch.float32):
+        found["mixed_precision_policy"] = {"param_dtype": compute, "reduce_dtype": reduce, "output_dtype": compute}
+    if config.topology.fsdp.cpu_offload:  # without a GPU nothing can be pinned, and there is nothing to copy to
+        pins = config.hardware.dataloader.pin_memory and config.hardware.vendor != "none"
+        found["cpu_offload"] = CPUOffloadPolicy(pin_memory=pins)
+    return found
 
 
 def sends_over_gloo(config: DictConfig) -> bool:

@@ -207,6 +207,12 @@ def test_fsdp_reduces_gradients_in_the_dtype_that_was_asked_for(tmp_path, precis
         assert (policy.param_dtype, policy.reduce_dtype) == (compute, {"fp32": torch.float32, "bf16": torch.bfloat16}[asked])
 
 
+@pytest.mark.parametrize(("hardware", "pins"), [("mi300x", True), ("strix_halo", False)])
+def test_fsdp_pins_what_it_offloads_where_the_hardware_takes_it(tmp_path, hardware, pins):
+    policy = fsdp_plugin(tmp_path, f"hardware={hardware}", "topology.num_gpus=1", "topology.fsdp.cpu_offload=true").cpu_offload
+    assert (type(policy).__name__, policy.pin_memory) == ("CPUOffloadPolicy", pins)
+
+
 def grpo_arguments(tmp_path, **own):
     return GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", per_device_train_batch_size=8, **own)
 
