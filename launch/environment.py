@@ -111,10 +111,8 @@ def _launcher(config: Config, host: Host, kind: str, gpus: list[int], run_dir: P
         why = f"{host.num_cores} cores over {ranks} rank(s); torchrun would set 1"
         found.append(Setting("OMP_NUM_THREADS", str(max(1, host.num_cores // ranks)), why, "launcher"))
     if kind == "trainer":
-        why = (
-            "seconds that torchrun leaves its ranks to save after SIGTERM (its own 30 kill a large save); less than the launcher leaves it"
-        )
-        found.append(Setting("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(max(1, config.runtime.stop_timeout_s - 20)), why, "launcher"))
+        why = "seconds that torchrun leaves its ranks to save after SIGTERM (its own 30 kill a large save): as long as the launcher does"
+        found.append(Setting("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(config.runtime.stop_timeout_s), why, "launcher"))
     if not gpus:
         # Two cores that other work kept busy too: 2.28 s a step of the tiny model with spinning threads, 0.035 s with sleeping ones.
         why = "OpenMP's threads spin while they wait; on cores they share with others that takes the time of those they wait for"
@@ -226,11 +224,12 @@ def _container(config: Config, host: Host) -> list[Setting]:
 
 
 def _hardware(config: Config, kind: str, num_gpus: int) -> list[Setting]:
+    weights_cross = config.topology.servers > 0 and kind in ("server", "trainer") and serving.backend(config) == "nccl"
     holds = {
         When.always: True,
         When.trainer: kind == "trainer",
         When.server: generates(config, kind),
-        When.multi_gpu: num_gpus * config.runtime.slurm.nodes > 1,
+        When.multi_gpu: num_gpus * config.runtime.slurm.nodes > 1 or weights_cross,
         When.fsdp: kind == "trainer" and config.topology.strategy in ("fsdp", "zero3"),
         When.eight_gpus: num_gpus == 8,
     }

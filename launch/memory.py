@@ -364,7 +364,7 @@ def _fsdp(config: Config, size: Batch, n: _Counts) -> _Sharing:
     reshards = config.topology.fsdp.reshard_after_forward
     sharded = 0.0 if config.topology.fsdp.cpu_offload else n.width * n.trained / n.ranks
     # In the dtype they are summed in (torch's FSDPParam.to_accumulated_grad_if_needed).
-    kept = 4.0 if config.topology.fsdp.reduce_dtype == "fp32" or config.precision.compute == "fp32" else 2.0
+    kept = 4.0 if config.topology.fsdp.reduce_dtype == "fp32" else 2.0
     whole = kept * n.trained if size.accumulation > 1 else sharded
     layers, model = config.model.num_layers, config.model
     matrix = _width(config) * model.vocab_size * model.hidden_size

@@ -24,7 +24,7 @@ class When(Enum):
     always = "always"
     trainer = "trainer"  # a process that trains, on any number of GPUs
     server = "server"  # a process that generates with vLLM
-    multi_gpu = "multi_gpu"  # a process group whose ranks talk through RCCL or NCCL
+    multi_gpu = "multi_gpu"  # ranks that talk through RCCL or NCCL: of a process group, or a server and its trainers
     fsdp = "fsdp"  # ranks that shard parameters (fsdp, zero3)
     eight_gpus = "eight_gpus"  # a process group of eight ranks
 

@@ -52,12 +52,13 @@ def check(ask: Ask, config: Config, model: str) -> None:
             [entry["id"] for entry in served["data"]][0],
             str(vllm["model_config"]["dtype"]).removeprefix("torch."),
             vllm["parallel_config"]["tensor_parallel_size"],
+            vllm["parallel_config"]["data_parallel_size"],
             (vllm["weight_transfer_config"] or {}).get("backend"),
         )
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise HostError(f"the server that answers is no vLLM, or one of another version: its answers lack {error}. {_OTHER}") from error
-    wanted = (model, dtype(config), config.topology.server_tensor_parallel, backend(config))
-    for what, asked, is_so in zip(("model", "dtype", "tensor-parallel GPUs", "weight transfer"), wanted, got, strict=True):
+    wanted = (model, dtype(config), config.topology.server_tensor_parallel, config.topology.servers, backend(config))
+    for what, asked, is_so in zip(("model", "dtype", "tensor-parallel GPUs", "replicas", "weight transfer"), wanted, got, strict=True):
         if asked != is_so:
             raise HostError(f"the server that answers has {what} {is_so}, and {asked} was asked for. {_OTHER}")
 

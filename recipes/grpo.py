@@ -74,7 +74,7 @@ def grpo(config: DictConfig) -> dict[str, Any]:
         send_merged(trainer)
     if config.topology.servers:
         time_generation(trainer)
-        trainer.add_callback(CheckWeightsArrive(trainer, config.topology.server_max_length))
+        trainer.add_callback(CheckWeightsArrive(trainer, config.topology.server_max_length, config.topology.servers))
     result = train(config, trainer, Metrics(config, reference=args.beta != 0.0), cycle)
     errors = sum(gather_object([verifier.errors]))
     return {**result, "verifier_errors": errors, **loaded.sha256()}

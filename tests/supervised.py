@@ -53,10 +53,11 @@ write("saved")
 write("result.json", status="interrupted")
 sys.exit(75)
 """
-# Answers as a vLLM that serves what the plan asks for.
+# Answers as a vLLM that serves what the plan asks for: no replica, since its composition has ranks alone.
 SERVER = """
 import http.server
-info = {"model_config": {"dtype": "float32"}, "parallel_config": {"tensor_parallel_size": 1}, "weight_transfer_config": {"backend": "gloo"}}
+parallel = {"tensor_parallel_size": 1, "data_parallel_size": 0}
+info = {"model_config": {"dtype": "float32"}, "parallel_config": parallel, "weight_transfer_config": {"backend": "gloo"}}
 answers = {"/health": "", "/v1/models": {"data": [{"id": "m"}]}, "/server_info?config_format=json": {"vllm_config": info}}
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):

@@ -25,6 +25,7 @@ from recipes.common.program import give_up, say
 
 PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
 PROBE_TOKENS = 32
+REPLICA = "X-data-parallel-rank"
 SCALE = 1.5  # of the last norm's weights: changes every log-probability by far more than rounding does
 FOLLOWED = 0.25  # share of the change that may be missing; rounding in bf16 takes a few hundredths of it
 
@@ -101,17 +102,17 @@ def send_merged(trainer: GRPOTrainer) -> None:
 class CheckWeightsArrive(TrainerCallback):
     """Once, as training begins: every strategy has sharded the model by then."""
 
-    def __init__(self, trainer: GRPOTrainer, longest: int | None) -> None:
+    def __init__(self, trainer: GRPOTrainer, longest: int | None, replicas: int) -> None:
         self.trainer = trainer
-        self.longest = longest
+        self.longest, self.replicas = longest, replicas
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        check_weights_arrive(self.trainer, self.longest)
+        check_weights_arrive(self.trainer, self.longest, self.replicas)
 
 
 @torch.no_grad()
-def check_weights_arrive(trainer: GRPOTrainer, longest: int | None = None) -> None:
-    """Change a parameter on the trainer, send it, and see the server's log-probabilities follow. Costs three transfers.
+def check_weights_arrive(trainer: GRPOTrainer, longest: int | None = None, replicas: int = 1) -> None:
+    """Change a parameter on the trainer, send it, and see the log-probabilities of every replica follow. Costs three transfers.
 
     A server that answers and ignores what it is sent would train a policy on another one's completions without a word.
     Every rank takes part. `longest`: tokens of prompt and completion that the server takes; None where it takes more than the probe's.
@@ -119,27 +120,35 @@ def check_weights_arrive(trainer: GRPOTrainer, longest: int | None = None) -> No
     """
     sync = trainer.vllm_generation.sync_weights
     sync()
-    ids, server = _sample(trainer, longest)
-    apart = (server - _own_log_probs(trainer, ids, len(server))).abs().mean().item()
+    ids, server = _sample(trainer, longest, replicas)
+    apart = _distance(server, _own_log_probs(trainer, ids, server.shape[1]))
     norm = _last_norm(trainer)
     with _whole(norm):
         kept = norm.detach().clone()
         norm.mul_(SCALE)
     sync()
-    ids, server = _sample(trainer, longest)
-    changed = _own_log_probs(trainer, ids, len(server))
+    ids, server = _sample(trainer, longest, replicas)
+    changed = _own_log_probs(trainer, ids, server.shape[1])
     norm = _last_norm(trainer)
     with _whole(norm):
         norm.copy_(kept)
     sync()
-    apart = max(apart, (server - changed).abs().mean().item())
-    moved = (changed - _own_log_probs(trainer, ids, len(server))).abs().mean().item()
-    if not (moved > 0 and apart <= FOLLOWED * moved):
-        raise RuntimeError(
-            f"weights do not reach the generation server: a change that moves log-probabilities by {moved:.3g} on the trainer leaves the "
-            f"server {apart:.3g} away from it. vLLM and TRL may not fit together, or the server computes in another precision."
-        )
-    say(f"weights reach the server: log-probabilities moved by {moved:.3g} and are {apart:.2g} apart")
+    apart = apart.maximum(_distance(server, changed))
+    moved = _distance(changed, _own_log_probs(trainer, ids, server.shape[1]))
+    for replica, (change, error) in enumerate(zip(moved.tolist(), apart.tolist(), strict=True)):
+        if not (change > 0 and error <= FOLLOWED * change):
+            which = f"replica {replica} of the generation server" if replicas > 1 else "the generation server"
+            raise RuntimeError(
+                f"weights do not reach {which}: a change that moves log-probabilities by {change:.3g} on the trainer leaves the "
+                f"server {error:.3g} away from it. vLLM and TRL may not fit together, or the server computes in another precision."
+            )
+    to = "the server" if replicas == 1 else f"all {replicas} replicas of the server"
+    say(f"weights reach {to}: log-probabilities moved by {moved.min():.3g} and are {apart.max():.2g} apart")
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Mean over the tokens. Shape (replicas,)."""
+    return (one - other).abs().mean(dim=1)
 
 
 def _last_norm(trainer: GRPOTrainer) -> torch.nn.Parameter:
@@ -164,8 +173,8 @@ def _whole(parameter: torch.nn.Parameter) -> Iterator[None]:
         yield
 
 
-def _sample(trainer: GRPOTrainer, longest: int | None) -> tuple[list[int], torch.Tensor]:
-    """Prompt and completion by the server, and its log-probability of each token of the completion, on every rank."""
+def _sample(trainer: GRPOTrainer, longest: int | None, replicas: int) -> tuple[list[list[int]], torch.Tensor]:
+    """Of each replica prompt and completion, and its log-probabilities of the completion, shape (replicas, tokens); on every rank."""
     prompt = trainer.processing_class(PROBE, add_special_tokens=False)["input_ids"]
     num_tokens = PROBE_TOKENS
     if longest:
@@ -175,18 +184,25 @@ def _sample(trainer: GRPOTrainer, longest: int | None) -> tuple[list[int], torch
     if trainer.accelerator.is_main_process:
         client = trainer.vllm_generation.vllm_client
         client.reset_prefix_cache()  # its keys and values are those of other weights
-        done = client.generate(
-            [prompt], temperature=trainer.temperature, max_tokens=num_tokens, generation_kwargs={"ignore_eos": True, "seed": 0}
-        )
-        answer = [(done["completion_ids"][0], [token[0] for token in done["logprobs"][0]])]
+        answer = [[_ask_replica(client, replica, prompt, num_tokens, trainer.temperature) for replica in range(replicas)]]
     broadcast_object_list(answer, from_process=0)
-    completion, log_probs = answer[0]
-    return [*prompt, *completion], torch.tensor(log_probs)
+    completions, log_probs = zip(*answer[0], strict=True)
+    return [[*prompt, *completion] for completion in completions], torch.tensor(log_probs)
 
 
-def _own_log_probs(trainer: GRPOTrainer, ids: list[int], num_tokens: int) -> torch.Tensor:
-    """Of the last `num_tokens` tokens, at the temperature of the run. Shape (num_tokens,)."""
-    tokens = torch.tensor([ids], device=trainer.accelerator.device)
+def _ask_replica(client: Any, replica: int, prompt: list[int], num_tokens: int, temperature: float) -> tuple[list[int], list[float]]:
+    """Completion and log-probabilities. By itself vLLM gives a request to whichever replica is free; this header of its API names one."""
+    client.session.headers[REPLICA] = str(replica)
+    try:
+        done = client.generate([prompt], temperature=temperature, max_tokens=num_tokens, generation_kwargs={"ignore_eos": True, "seed": 0})
+    finally:
+        del client.session.headers[REPLICA]
+    return done["completion_ids"][0], [token[0] for token in done["logprobs"][0]]
+
+
+def _own_log_probs(trainer: GRPOTrainer, ids: list[list[int]], num_tokens: int) -> torch.Tensor:
+    """Of the last `num_tokens` tokens of each, at the temperature of the run. Shape (sequences, num_tokens)."""
+    tokens = torch.tensor(ids, device=trainer.accelerator.device)
     with trainer.accelerator.autocast():
         found, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, tokens, torch.ones_like(tokens), num_tokens)
-    return found[0].float().cpu()
+    return found.float().cpu()

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
 from peft import PeftModel
+from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import (
     PrinterCallback,
     Trainer,
@@ -25,7 +26,7 @@ from recipes.common import adapters, checkpoint, profiling, selection, telemetry
 from recipes.common.errors import UserError
 from recipes.common.files import move_directory, weights_sha256
 from recipes.common.metrics import Metrics
-from recipes.common.model import compute_dtype
+from recipes.common.model import DTYPES, compute_dtype
 from recipes.common.program import Interrupted, is_main_rank, say, stop_asked
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
@@ -45,13 +46,21 @@ def build_arguments(arguments_class: type[Arguments], config: DictConfig) -> Arg
         args = arguments_class(**OmegaConf.to_container(config.trainer_args))
     except (TypeError, ValueError) as error:
         raise UserError(f"method.args: {arguments_class.__name__} refuses them: {error}") from error
-    compute = compute_dtype(config)
-    if config.topology.strategy == "fsdp" and compute != torch.float32:
-        # accelerate would reduce in the dtype of the matrix products, and has no argument that reaches here.
-        reduce = torch.float32 if config.topology.fsdp.reduce_dtype == "fp32" else compute
-        policy = {"param_dtype": compute, "reduce_dtype": reduce, "output_dtype": compute}
-        args.fsdp_plugin_args["mixed_precision_policy"] = policy
+    if config.topology.strategy == "fsdp":
+        args.fsdp_plugin_args |= _fsdp_policies(config)
     return args
+
+
+def _fsdp_policies(config: DictConfig) -> dict[str, Any]:
+    """What no argument reaches: accelerate would reduce in the dtype of the matrix products, and pin what it offloads."""
+    found: dict[str, Any] = {}
+    compute, reduce = compute_dtype(config), DTYPES[config.topology.fsdp.reduce_dtype]
+    if (compute, reduce) != (torch.float32, torch.float32):
+        found["mixed_precision_policy"] = {"param_dtype": compute, "reduce_dtype": reduce, "output_dtype": compute}
+    if config.topology.fsdp.cpu_offload:  # without a GPU nothing can be pinned, and there is nothing to copy to
+        pins = config.hardware.dataloader.pin_memory and config.hardware.vendor != "none"
+        found["cpu_offload"] = CPUOffloadPolicy(pin_memory=pins)
+    return found
 
 
 def sends_over_gloo(config: DictConfig) -> bool:

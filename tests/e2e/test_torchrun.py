@@ -78,7 +78,8 @@ def test_the_launcher_is_killed_and_torchruns_ranks_save(tmp_path):
 
 
 def test_ctrl_c_saves_on_every_rank(tmp_path):
-    script = SAVES.replace("time.sleep(0.3)", "time.sleep(0.3); write('saved' + os.environ['RANK'])")
+    """Also a save that takes a good part of runtime.stop_timeout_s: torchrun's own SIGKILL may not come before the launcher's."""
+    script = SAVES.replace("time.sleep(0.3)", "time.sleep(2); write('saved' + os.environ['RANK'])")
     # The launcher is torchrun's parent.
     tell = "\nif os.environ['RANK'] == '0':\n    while (run / 'order').read_text().count('trains') < 2: time.sleep(0.02)\n"
     tell += "    parent = int(pathlib.Path(f'/proc/{os.getppid()}/stat').read_text().rpartition(')')[2].split()[1])\n"

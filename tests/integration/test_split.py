@@ -266,3 +266,29 @@ def test_one_server_and_seven_ranks(vllm, folder):
         assert row["sampling/sampling_logp_difference/mean"] < ROUNDING
         assert min(row[name] for name in ("reward_std", "grad_norm", "generation_s", "wait_s", "sync_s")) > 0
     assert left(folder) == []
+
+
+TWO_AND_ONE = [
+    *["topology.servers=2", "hardware.gpus_per_node=3", "topology.num_gpus=3"],
+    *["method.args.max_steps=2", "method.args.max_completion_length=16"],
+]
+
+
+def test_two_servers_and_a_rank(vllm, folder):
+    done = command(*SMALL, *SPLIT, *TWO_AND_ONE, cwd=folder, timeout=ENDS_WITHIN_S)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "weights reach all 2 replicas of the server: log-probabilities moved by" in said
+    for row in rundir.read_metrics(only_run(folder) / "metrics.jsonl"):
+        assert row["sampling/sampling_logp_difference/mean"] < ROUNDING
+    assert left(folder) == []
+
+
+def test_one_of_two_servers_whose_weights_stay_old_ends_the_run(vllm, tmp_path):
+    """By itself vLLM chooses which of them answers what the check asks."""
+    folder = prepared(tmp_path / "stale", plugin=True)
+    (folder / "fault").write_text("stale 1")
+    done = command(*SMALL, *SPLIT, *TWO_AND_ONE, cwd=folder, timeout=ENDS_WITHIN_S)
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "weights do not reach replica 1 of the generation server" in done.stdout
+    assert left(folder) == []

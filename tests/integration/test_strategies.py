@@ -1,4 +1,4 @@
-"""Five ways to spread a training over processes, with gloo in place of RCCL: the same seed and global batch give the same losses."""
+"""Ways to spread a training over processes, with gloo in place of RCCL: the same seed and global batch give the same losses."""
 
 from __future__ import annotations
 
@@ -21,13 +21,21 @@ SETTINGS = [
     f"method.args.save_steps={STEPS}",
 ]
 # What rank 1 alone has written into a checkpoint: its part of the weights, and of the optimizer.
+SHARDED = ["optimizer_0/__1_0.distcp", "pytorch_model_fsdp_0/__1_0.distcp"]
 PARTS = {
     "single": [],
     "ddp": [],
-    "fsdp": ["optimizer_0/__1_0.distcp", "pytorch_model_fsdp_0/__1_0.distcp"],
+    "fsdp": SHARDED,
+    "fsdp-offload": SHARDED,
     "zero2": [f"global_step{STEPS}/zero_pp_rank_1_mp_rank_00_optim_states.pt"],
     "zero3": [f"global_step{STEPS}/zero_pp_rank_1_mp_rank_00_{part}_states.pt" for part in ("model", "optim")],
 }
+# FSDP2's options, which change where its tensors are and when, and no number.
+OFFLOAD = [
+    *["topology.fsdp.cpu_offload=true", "hardware.dataloader.pin_memory=true"],  # which pins nothing without a GPU
+    "topology.fsdp.reshard_after_forward=false",
+    *["topology.fsdp.activation_checkpointing=true", "method.args.gradient_checkpointing=false"],
+]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +47,8 @@ def runs(tmp_path_factory) -> dict[str, Path]:
             folder = tmp_path_factory.mktemp(topology)
             patch.setenv("TORCH_EXTENSIONS_DIR", str(folder / "compiled"))
             two = [] if topology == "single" else ["hardware.gpus_per_node=2", "topology.num_gpus=2"]
-            done = command("method=sft", f"topology={topology}", *two, *SETTINGS, cwd=folder)
+            name, _, offload = topology.partition("-")
+            done = command("method=sft", f"topology={name}", *two, *SETTINGS, *(OFFLOAD if offload else []), cwd=folder)
             assert done.returncode == 0, done.stdout + done.stderr
             (record,) = folder.glob("runs/*/*/record.json")
             found[topology] = record.parent
@@ -61,7 +70,7 @@ def test_the_strategy_that_was_asked_for_ran(runs, topology):
     plan = json.loads((runs[topology] / "plan.json").read_text())
     (trainers,) = [process for process in plan["processes"] if process["kind"] == "trainer"]
     ranks = trainers["argv"][trainers["argv"].index("--nproc-per-node") + 1]
-    assert (plan["topology"], ranks) == (topology, "1" if topology == "single" else "2")
+    assert (plan["topology"], ranks) == (topology.partition("-")[0], "1" if topology == "single" else "2")
 
 
 @pytest.mark.parametrize("topology", [name for name in PARTS if name != "single"])

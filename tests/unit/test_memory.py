@@ -171,8 +171,11 @@ def test_gradients_that_accumulate_are_whole_under_fsdp():
     once, twice = trainer(*base), trainer(*base, "method.args.gradient_accumulation_steps=2")
     assert twice["gradients"] == pytest.approx(4 * 8_190_735_360 / 1e9)
     assert once.get("gradients", 0) < twice["gradients"] / 4
-    in_16_bits = trainer(*base, "method.args.gradient_accumulation_steps=2", "topology.fsdp.reduce_dtype=bf16")
-    assert in_16_bits["gradients"] == pytest.approx(twice["gradients"] / 2)
+    for precision in ("bf16", "fp32"):
+        in_16_bits = trainer(
+            *base, "method.args.gradient_accumulation_steps=2", "topology.fsdp.reduce_dtype=bf16", f"precision={precision}"
+        )
+        assert in_16_bits["gradients"] == pytest.approx(twice["gradients"] / 2)
 
 
 def test_an_adapter_trains_little_and_nf4_keeps_little():

@@ -42,6 +42,27 @@ def test_variables_are_for_the_processes_they_are_meant_for():
     assert "NCCL_MIN_NCHANNELS" not in plan("hardware=mi300x", "model=qwen3_4b", "topology=single").processes[0].env
 
 
+@pytest.mark.parametrize(
+    ("overrides", "guarded"),
+    [
+        (["method=grpo", "topology=split", "topology.num_gpus=2"], {"server", "trainers"}),
+        (["method=grpo", "topology=split", "topology.num_gpus=4"], {"server", "trainers"}),
+        (["method=grpo", "topology=split", "topology.num_gpus=1"], set()),  # gloo carries the weights
+        (["method=sft", "topology=ddp", "topology.num_gpus=2"], {"trainers"}),
+        (["method=sft", "topology=single"], set()),
+    ],
+)
+def test_every_rank_of_a_communicator_between_radeons_copies_without_p2p(overrides, guarded):
+    processes = plan("hardware=rx7900xtx", "model=qwen3_0_6b", "hardware.gpus_per_node=4", *overrides).processes
+    assert {process.name for process in processes if process.env.get("NCCL_P2P_DISABLE") == "1"} == guarded
+
+
+@pytest.mark.parametrize("seconds", [1, 20, 300])
+def test_torchrun_leaves_its_ranks_the_whole_time_to_save(seconds):
+    (trainers,) = plan("hardware=cpu", f"runtime.stop_timeout_s={seconds}", host=host_with(0)).processes
+    assert int(trainers.env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) >= seconds
+
+
 def test_a_users_own_value_wins_and_is_shown():
     given = plan("hardware=mi300x", "topology=ddp", host=host_with(8, NCCL_MIN_NCHANNELS="32", OMP_NUM_THREADS="3")).processes[0]
     assert given.env["NCCL_MIN_NCHANNELS"] == "32"

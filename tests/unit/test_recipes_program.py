@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import FullyShardedDataParallelPlugin
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, SFTConfig
@@ -16,6 +17,7 @@ from recipes.common import metrics, model, program, training
 from recipes.common.errors import UserError, near
 from recipes.common.flops import flops_per_token
 from recipes.grpo import cycle_steps
+from tests.conftest import composed
 from tests.unit.bench_config import ADAPTER
 
 TINY = Path(__file__).parents[2] / "conf/model/tiny.yaml"
@@ -183,6 +185,32 @@ def test_trainer_arguments_are_refused_in_trls_words(tmp_path):
     settings.trainer_args = {"output_dir": str(tmp_path), "max_seq_length": 8}
     with pytest.raises(UserError, match="SFTConfig refuses them.*max_seq_length"):
         training.build_arguments(SFTConfig, settings)
+
+
+def fsdp_plugin(tmp_path, *overrides):
+    """accelerate's, as a run with this composition has it."""
+    config = composed("hardware=mi300x", "model=qwen3_4b", "method=sft", "topology=fsdp", *overrides)
+    # Nothing that this machine would refuse for its devices.
+    given = {"output_dir": str(tmp_path), "fsdp": True, "fsdp_config": {"version": 2}, "bf16": False}
+    settings = OmegaConf.create({**OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True), "trainer_args": given})
+    return FullyShardedDataParallelPlugin(**training.build_arguments(SFTConfig, settings).fsdp_plugin_args)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "fp8"])
+@pytest.mark.parametrize("asked", ["fp32", "bf16"])
+def test_fsdp_reduces_gradients_in_the_dtype_that_was_asked_for(tmp_path, precision, asked):
+    policy = fsdp_plugin(tmp_path, f"precision={precision}", f"topology.fsdp.reduce_dtype={asked}").mixed_precision_policy
+    compute = {"fp32": torch.float32, "fp16": torch.float16}.get(precision, torch.bfloat16)
+    if asked == precision == "fp32":
+        assert policy is None
+    else:
+        assert (policy.param_dtype, policy.reduce_dtype) == (compute, {"fp32": torch.float32, "bf16": torch.bfloat16}[asked])
+
+
+@pytest.mark.parametrize(("hardware", "pins"), [("mi300x", True), ("strix_halo", False)])
+def test_fsdp_pins_what_it_offloads_where_the_hardware_takes_it(tmp_path, hardware, pins):
+    policy = fsdp_plugin(tmp_path, f"hardware={hardware}", "topology.num_gpus=1", "topology.fsdp.cpu_offload=true").cpu_offload
+    assert (type(policy).__name__, policy.pin_memory) == ("CPUOffloadPolicy", pins)
 
 
 def grpo_arguments(tmp_path, **own):

@@ -13,6 +13,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+import requests
 import torch
 from omegaconf import OmegaConf
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -55,17 +56,18 @@ def log_probs(model, ids: list[int], count: int) -> torch.Tensor:
 
 
 class Server:
-    """Generates with a copy of the model; `takes` says whether a transfer changes it."""
+    """Replicas that generate with copies of the model; `takes` says of each whether a transfer changes it."""
 
-    def __init__(self, model, takes: bool) -> None:
+    def __init__(self, model, takes: list[bool]) -> None:
         self.trained, self.takes, self.transfers = model, takes, 0
-        self.model = copy.deepcopy(model)
+        self.models = [copy.deepcopy(model) for _ in takes]
         self.vllm_client = self
+        self.session = requests.Session()
 
     def sync_weights(self) -> None:
         self.transfers += 1
-        if self.takes:
-            self.model.load_state_dict(self.trained.state_dict())
+        for model in (model for model, takes in zip(self.models, self.takes, strict=True) if takes):
+            model.load_state_dict(self.trained.state_dict())
 
     def reset_prefix_cache(self) -> None:
         self.resets = True
@@ -73,11 +75,12 @@ class Server:
     def generate(self, prompts, temperature, max_tokens, generation_kwargs):
         assert (temperature, generation_kwargs["ignore_eos"]) == (TEMPERATURE, True)
         completion = list(range(5, 5 + max_tokens))
-        scored = log_probs(self.model, [*prompts[0], *completion], max_tokens)
+        model = self.models[int(self.session.headers.get("X-data-parallel-rank", 0))]
+        scored = log_probs(model, [*prompts[0], *completion], max_tokens)
         return {"completion_ids": [completion], "logprobs": [[[number] for number in scored.tolist()]]}
 
 
-def trainer_with(takes: bool):
+def trainer_with(*takes: bool):
     torch.manual_seed(0)
     shape = Qwen3Config(
         vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16
@@ -90,28 +93,40 @@ def trainer_with(takes: bool):
         temperature=TEMPERATURE,
         processing_class=train_tokenizer(["The quick brown fox"], 300),
         vllm_generation=Server(model, takes),
-        _get_per_token_logps_and_entropies=lambda model, ids, mask, count: (log_probs(model, ids[0].tolist(), count)[None], None, None),
+        _get_per_token_logps_and_entropies=lambda model, ids, mask, count: (
+            torch.stack([log_probs(model, row, count) for row in ids.tolist()]),
+            None,
+            None,
+        ),
     )
 
 
-def test_a_server_that_follows_passes_and_the_weights_are_as_before(capsys):
-    trainer = trainer_with(takes=True)
+@pytest.mark.parametrize(("replicas", "told"), [(1, "weights reach the server: "), (3, "weights reach all 3 replicas of the server: ")])
+def test_a_server_that_follows_passes_and_the_weights_are_as_before(capsys, replicas, told):
+    trainer = trainer_with(*[True] * replicas)
     before = copy.deepcopy(trainer.model.state_dict())
-    serving.check_weights_arrive(trainer)
-    assert "weights reach the server" in capsys.readouterr().out
-    for model in (trainer.model, trainer.vllm_generation.model):
+    serving.check_weights_arrive(trainer, replicas=replicas)
+    assert told in capsys.readouterr().out
+    for model in (trainer.model, *trainer.vllm_generation.models):
         assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert serving.REPLICA not in trainer.vllm_generation.session.headers
 
 
 def test_a_server_that_ignores_what_it_is_sent_is_found_out():
     with pytest.raises(RuntimeError, match="weights do not reach the generation server"):
-        serving.check_weights_arrive(trainer_with(takes=False))
+        serving.check_weights_arrive(trainer_with(False))
+
+
+@pytest.mark.parametrize("stale", [0, 1, 2])
+def test_one_replica_that_ignores_what_it_is_sent_is_found_out(stale):
+    with pytest.raises(RuntimeError, match=f"weights do not reach replica {stale} of the generation server"):
+        serving.check_weights_arrive(trainer_with(*(replica != stale for replica in range(3))), replicas=3)
 
 
 @pytest.mark.parametrize("longest", [9, 64, 4096])
 def test_the_probe_keeps_to_what_the_server_serves(longest):
     """vLLM refuses a prompt and a completion that are longer together: seen with topology.server_max_length=64 on an H200."""
-    trainer = trainer_with(takes=True)
+    trainer = trainer_with(True)
     generate, asked = trainer.vllm_generation.generate, []
 
     def served(prompts, **given):

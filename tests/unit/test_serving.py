@@ -17,11 +17,13 @@ MODEL = "Qwen/Qwen3-4B"
 SPLIT = composed("hardware=mi300x", "method=grpo", "model=qwen3_4b", "topology=split", "topology.server_tensor_parallel=2")
 
 
-def answers(model: str = MODEL, dtype: str = "torch.bfloat16", parallel: int = 2, transfer: dict | None = None) -> dict[str, str]:
+def answers(
+    model: str = MODEL, dtype: str = "torch.bfloat16", parallel: int = 2, replicas: int = 1, transfer: dict | None = None
+) -> dict[str, str]:
     """Of a vLLM with these settings."""
     info = {
         "model_config": {"dtype": dtype},
-        "parallel_config": {"tensor_parallel_size": parallel},
+        "parallel_config": {"tensor_parallel_size": parallel, "data_parallel_size": replicas},
         "weight_transfer_config": {"backend": "nccl"} if transfer is None else transfer,
     }
     served = {"object": "list", "data": [{"id": model, "object": "model"}]}
@@ -66,6 +68,7 @@ def test_the_server_that_was_planned(serve):
         ({"model": "other/model"}, f"has model other/model, and {MODEL} was asked for"),
         ({"dtype": "torch.float16"}, "has dtype float16, and bfloat16 was asked for"),
         ({"parallel": 1}, "has tensor-parallel GPUs 1, and 2 was asked for"),
+        ({"replicas": 4}, "has replicas 4, and 1 was asked for"),
         ({"transfer": {}}, "has weight transfer None, and nccl was asked for"),
     ],
 )
