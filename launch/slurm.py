@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from launch import record, rundir, show
+from launch.check_slurm import OWNED
 from launch.detect import Host
 from launch.environment import MASK
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError
@@ -26,6 +27,16 @@ from launch.topology import num_gpus
 SCRIPT, JOB, LOG = "job.sh", "slurm.json", "logs/slurm.log"  # in the run directory
 # Slurm's masks of the GPUs it gives (gres.conf: Flags), ROCr's first. HIP_VISIBLE_DEVICES is none of them: it would be a shell's own.
 MASKS = ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+# SBATCH_<NAME> of the shell beats an option of the script. Sites set defaults by them, which hold where a key of these is null.
+DEFAULTS = {"--partition", "--account", "--qos", "--time"}
+MEMORY = ("MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU")  # each excludes the others
+ANOTHER_NAME = {
+    "--time": ("TIMELIMIT",),
+    "--array": ("ARRAY_INX",),
+    "--switches": ("REQ_SWITCH", "WAIT4SWITCH"),
+    "--cpu-freq": ("CPU_FREQ_REQ",),
+    **dict.fromkeys(("--mem", "--mem-per-cpu", "--mem-per-gpu"), MEMORY),
+}
 PATIENCE_S = 3600.0  # the jobs of a cluster whose controller restarts, or is busy, go on meanwhile
 ASK_EVERY_S = 5.0  # Slurm's own advice is not to ask its controller in a tight loop
 HEAD = """\
@@ -65,6 +76,14 @@ def script(plan: Plan, host: Host) -> str:
     return head + "".join(f"#SBATCH {shlex.quote(line)}\n" for line in lines) + f"\n{shlex.join(command)}\n"
 
 
+def overruling(text: str) -> set[str]:
+    """Variables by which sbatch would take something else than this script says, or than the launcher counts on."""
+    lines = (shlex.split(line.removeprefix("#SBATCH "))[0] for line in text.splitlines() if line.startswith("#SBATCH "))
+    options = {line.partition("=")[0] for line in lines} | (OWNED.keys() - DEFAULTS)
+    names = (ANOTHER_NAME.get(option, (option.removeprefix("--").upper().replace("-", "_"),)) for option in options)
+    return {f"SBATCH_{name}" for several in names for name in several}
+
+
 def submit(plan: Plan, host: Host, overrides: list[str], config: Config) -> int:
     """Write the run directory and hand the script to sbatch. Returns the exit code. Raises HostError and UserError."""
     text = script(plan, host)
@@ -83,8 +102,11 @@ def submit(plan: Plan, host: Host, overrides: list[str], config: Config) -> int:
         rundir.write_json(plan.run_dir / "record.json", record.seal({**began, "status": "submitted"}))
         rundir.write_text(plan.run_dir / SCRIPT, text)
     file = plan.run_dir / SCRIPT
+    beaten = sorted(overruling(text) & os.environ.keys())
+    if beaten:
+        show.say(config, f"not passed to sbatch, since the composition decides it: {', '.join(beaten)} of this shell")
     # Without a mask of this shell's, which names GPUs of this machine: one that is there in the job is Slurm's.
-    environ = {name: value for name, value in os.environ.items() if name not in (*MASKS, *MASK.values())}
+    environ = {name: value for name, value in os.environ.items() if name not in (*MASKS, *MASK.values(), *beaten)}
     done = subprocess.run(["sbatch", "--parsable", str(file)], capture_output=True, text=True, env=environ)
     if done.returncode != 0:
         refused = done.stderr.strip() or f"exit code {done.returncode}"
