@@ -81,7 +81,7 @@ def overruling(text: str) -> set[str]:
     lines = (shlex.split(line.removeprefix("#SBATCH "))[0] for line in text.splitlines() if line.startswith("#SBATCH "))
     options = {line.partition("=")[0] for line in lines} | (OWNED.keys() - DEFAULTS)
     names = (ANOTHER_NAME.get(option, (option.removeprefix("--").upper().replace("-", "_"),)) for option in options)
-    return {f"SBATCH_{name}" for several in names for name in several}
+    return {f"SBATCH_{name}" for several in names for name in several} | ({"SLURM_CLUSTERS"} if "--clusters" in options else set())
 
 
 def submit(plan: Plan, host: Host, overrides: list[str], config: Config) -> int:
@@ -113,7 +113,7 @@ def submit(plan: Plan, host: Host, overrides: list[str], config: Config) -> int:
         failed = record.finish(began, plan.run_dir, "failed", EXIT_HOST, [], {"error": refused})
         rundir.write_json(plan.run_dir / "record.json", failed)
         raise HostError(f"sbatch refuses the job: {refused}\nThe script is {file}; runtime.slurm.<key>= changes it.")
-    job = done.stdout.strip().partition(";")[0]  # id;cluster
+    job = done.stdout.strip()
     rundir.write_json(plan.run_dir / JOB, {"job": job})
     _say_submitted(plan, config, job)
     return follow(plan, config, job) if plan.config.runtime.slurm.wait else EXIT_DONE
@@ -122,7 +122,8 @@ def submit(plan: Plan, host: Host, overrides: list[str], config: Config) -> int:
 def _say_submitted(plan: Plan, config: Config, job: str) -> None:
     if config.format == Format.json:
         print(json.dumps({"run_dir": str(plan.run_dir), "job": job, "script": str(plan.run_dir / SCRIPT)}, indent=1))
-    show.say(config, f"{plan.name}: job {job} is submitted. `squeue -j {job}` shows where it is, `scancel {job}` ends it.")
+    words = _words(job)
+    show.say(config, f"{plan.name}: job {job} is submitted. `squeue -j {words}` shows where it is, `scancel {words}` ends it.")
     show.say(config, f"It writes to {plan.run_dir / LOG}")
     show.say(config, f"Everything is in {plan.run_dir}")
 
@@ -130,26 +131,35 @@ def _say_submitted(plan: Plan, config: Config, job: str) -> None:
 def _under_way(plan: Plan) -> str | None:
     """The job that this run has already, to be followed (runtime.slurm.wait). Raises UserError where nobody waits: two jobs of one run
     would wait for each other's lock, and fail."""
-    job = (rundir.read_json(plan.run_dir / JOB) or {}).get("job")
-    state = job and state_of(str(job))
+    job = str((rundir.read_json(plan.run_dir / JOB) or {}).get("job", ""))
+    state = state_of(job) if job else None
     if not state:
         return None
     said = f"{plan.run_dir}: job {job} of this run is {state}."
     if not plan.config.runtime.slurm.wait:
-        raise UserError(f"{said} Use: runtime.slurm.wait=true to follow it, resume=never for another run, or `scancel {job}` first.")
+        raise UserError(
+            f"{said} Use: runtime.slurm.wait=true to follow it, resume=never for another run, or `scancel {_words(job)}` first."
+        )
     show.say(plan.config, f"{said} It is followed.")
-    return str(job)
+    return job
+
+
+def _words(job: str) -> str:
+    """How squeue and scancel are told of a job: sbatch names it by its number, and `number;cluster` where clusters are several."""
+    return job.replace(";", " --clusters=")
 
 
 def state_of(job: str) -> str | None:
     """What Slurm says of a job that is in its queue, for example RUNNING; None once it has left it. Raises HostError."""
+    number, *cluster = _words(job).split()
     try:
-        done = subprocess.run(["squeue", "--noheader", f"--jobs={job}", "--format=%T"], capture_output=True, text=True)
+        done = subprocess.run(["squeue", "--noheader", f"--jobs={number}", *cluster, "--format=%T"], capture_output=True, text=True)
     except OSError as error:
         raise HostError(f"squeue: {error.strerror}") from error
     if done.returncode != 0 and "Invalid job id" not in done.stderr:  # what it says of a job that is long gone
         raise HostError(f"squeue cannot say how job {job} is: {done.stderr.strip()}")
-    return done.stdout.strip() or None
+    # With a cluster, older ones print `CLUSTER: name` all the same.
+    return "\n".join(line for line in done.stdout.split("\n") if line and not line.startswith("CLUSTER:")) or None
 
 
 def _asked(config: Config, job: str) -> str | None:
@@ -179,7 +189,7 @@ def follow(plan: Plan, config: Config, job: str) -> int:
                 break
             time.sleep(ASK_EVERY_S)
     except KeyboardInterrupt:
-        show.say(config, f"job {job} goes on; `scancel {job}` ends it.")
+        show.say(config, f"job {job} goes on; `scancel {_words(job)}` ends it.")
         return EXIT_INTERRUPTED
     ended: dict[str, Any] = rundir.read_json(plan.run_dir / "record.json") or {}
     if ended.get("exit_code") is None:

@@ -347,6 +347,26 @@ def test_wait_follows_the_job_that_the_run_has_already(launch, tools, monkeypatc
     assert [call.split()[0] for call in tools.calls()] == ["sbatch", "squeue", "squeue"]
 
 
+def test_a_job_of_another_cluster_is_asked_for_there(launch, tools, monkeypatch):
+    """sbatch --parsable names the cluster where one was asked for; without it squeue knows no such job, or another one."""
+    monkeypatch.setenv("SLURM_CLUSTERS", "near")
+    tools.add("sbatch", "echo '12;far'; test -z \"$SLURM_CLUSTERS\"")
+    gone = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+    tools.add("squeue", f'case "$*" in *--clusters=far*) echo "CLUSTER: far"; echo PENDING;; *) {gone};; esac')
+    first = launch(*JOB, "runtime.slurm.options=['--clusters=far']")
+    assert first.code == 0, first.err
+    assert "`squeue -j 12 --clusters=far` shows where it is, `scancel 12 --clusters=far` ends it" in first.out
+    second = launch(*JOB, "runtime.slurm.options=['--clusters=far']")
+    assert second.code == 2
+    assert "of this run is PENDING." in second.err
+    assert "`scancel 12 --clusters=far` first" in second.err
+    ended = json.dumps({"status": "done", "exit_code": 0})
+    last = f"echo '{ended}' > record.json; echo 'CLUSTER: far'; exit 0"
+    tools.add("squeue", f"cd runs/*/*; test -e asked && {{ {last}; }}; touch asked; echo RUNNING")
+    monkeypatch.setattr(slurm, "ASK_EVERY_S", 0.0)
+    assert launch(*JOB, "runtime.slurm.options=['--clusters=far']", "runtime.slurm.wait=true").code == 0
+
+
 def test_a_controller_that_does_not_answer_is_told(launch, tools):
     assert launch(*JOB).code == 0
     tools.add("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
