@@ -21,6 +21,7 @@ from launch.check_rewards import REWARD_RULES
 from launch.check_runtime import RUNTIME_RULES
 from launch.check_save import SAVE_RULES
 from launch.check_selection import HELD_OUT_ROWS, SELECTION_RULES
+from launch.check_slurm import slurm_warnings
 from launch.check_tasks import TASK_RULES
 from launch.check_topology import TOPOLOGY_RULES, longest
 from launch.check_tune import TUNE_RULES
@@ -373,7 +374,7 @@ def warnings(config: Config) -> list[str]:
             f"data.preview={config.data.preview} shows rows where mode=plan is left out; this is the plan of that command without it."
         )
     ranks = topology.trainers_of_a_node(config)
-    found += evaluate_warnings(config)
+    found += [*evaluate_warnings(config), *slurm_warnings(config)]
     if config.precision.weights == "nf4" and config.hardware.name == "strix_halo":
         found.append(
             "precision=nf4 on strix_halo is twice as slow as bf16 (measured in the Strix Halo report): memory is not what it lacks."

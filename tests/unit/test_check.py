@@ -825,6 +825,7 @@ WARNINGS = {
     "expandable_segments hangs": ["hardware=mi300x", "user_env.PYTORCH_ALLOC_CONF='expandable_segments:True'"],
     "supported natively": ["hardware=strix_halo", "user_env.HSA_OVERRIDE_GFX_VERSION=11.0.0"],
     "accelerate holds weights that train in fp32": ["hardware=mi300x", "topology=fsdp", "precision=bf16", "precision.weights=bf16"],
+    "asks for no cores, and many clusters give such a job one, for all 8 rank(s) of a node": ["hardware=mi300x", "runtime=slurm"],
     "pinned memory hang": ["hardware=strix_halo", "hardware.dataloader.num_workers=2"],
 }
 
@@ -834,6 +835,13 @@ def test_warning(words, overrides):
     config = composed(*overrides)
     assert refusals(config) == []
     assert any(words in line for line in warnings(config))
+
+
+@pytest.mark.parametrize("option", ["--exclusive", "--exclusive=user", "--excl", "--cpus-per-task=16", "--cpus-per-gpu=8"])
+def test_a_job_that_asks_for_cores_is_not_warned(option):
+    asked = ["hardware=cpu", "runtime=slurm"]
+    assert len(warnings(composed(*asked, "runtime.slurm.options=['--mem=0']"))) == 1
+    assert warnings(composed(*asked, f"runtime.slurm.options=['--mem=0','{option}']")) == []
 
 
 def test_no_warning_where_there_is_nothing_to_warn_of():
