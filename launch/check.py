@@ -379,10 +379,11 @@ def warnings(config: Config) -> list[str]:
         found.append(
             "precision=nf4 on strix_halo is twice as slow as bf16 (measured in the Strix Halo report): memory is not what it lacks."
         )
-    if config.hardware.link == Link.xgmi and config.hardware.gfx in ("gfx942", "gfx950") and ranks in (2, 4):
-        found.append(f"collectives of {ranks} GPUs use a fraction of {config.hardware.name}'s xGMI links; AMD advises 1 or 8 (rccl#1270).")
-    if config.hardware.link == Link.xgmi and config.hardware.gfx in ("gfx942", "gfx950") and ranks == 7:
-        found.append("seven training ranks do not use all xGMI links (rccl#1270); the eighth generates meanwhile.")
+    board = 4 if config.hardware.unified_memory else 8  # MI300A stand in fours, all others in eights, each linked to every other
+    fully_linked = config.hardware.link == Link.xgmi and config.hardware.gfx in ("gfx942", "gfx950")
+    if fully_linked and 1 < ranks < board and config.method.kind != "evaluator":
+        name = config.hardware.name
+        found.append(f"collectives of {ranks} GPUs use a fraction of {name}'s xGMI links; 1 or {board} waste none (rccl#1270).")
     if any("expandable_segments:True" in value for value in config.user_env.values()) and config.hardware.gfx.startswith("gfx"):
         found.append("expandable_segments hangs on some ROCm stacks (pytorch#192259) and gives NaN in bf16 on gfx1201 (pytorch#195202).")
     if makes_fp32(config) and config.method.kind == "trainer" and config.adapter.rank is None:
