@@ -67,6 +67,8 @@ def _batches_that_would_do(config: Config) -> str:
     size, group = batch(config), f"or method.args.num_generations={_largest_divisor(config)}"
     if argument(config, "generation_batch_size"):
         return f"{_generations_that_would_do(config)}; {group}"
+    if config.effective_batch and not argument(config, "steps_per_generation"):
+        return f"{_generations_that_would_do(config, 'effective_batch')}; {group}"
     # What is accumulated is a generation's only where nothing else says how many micro-steps share one.
     given = argument(config, "steps_per_generation")
     name = "steps_per_generation" if given else "gradient_accumulation_steps"
@@ -74,8 +76,8 @@ def _batches_that_would_do(config: Config) -> str:
     return f"method.args.per_device_train_batch_size x {name} that would do on {size.ranks} rank(s): {', '.join(pairs)}; {group}"
 
 
-def _generations_that_would_do(config: Config) -> str:
-    return " or ".join(f"method.args.generation_batch_size={n}" for n in whole_generations(config))
+def _generations_that_would_do(config: Config, key: str = "method.args.generation_batch_size") -> str:
+    return " or ".join(f"{key}={n}" for n in whole_generations(config))
 
 
 def _generation_does_not_divide(config: Config) -> bool:
