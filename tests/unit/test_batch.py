@@ -44,6 +44,15 @@ def test_a_batch_and_an_accumulation_of_one_command_line_that_contradict(launch)
     assert "gradient_accumulation_steps=2, in place of 4." in launch(*given, *of_a_file).out
 
 
+def test_a_batch_and_an_accumulation_of_rafts_training_that_contradict(launch):
+    given = [*EIGHT[:3], "method=raft", "model.init=pretrained", "method.args.cycles=1", "method.args.train.per_device_train_batch_size=4"]
+    given += ["effective_batch=64", "mode=plan"]
+    done = launch(*given, "method.args.train.gradient_accumulation_steps=4")
+    said = "phase cycle1_train: effective_batch=64 with method.args.gradient_accumulation_steps=4: on 8 rank(s) x 4 sequences it is 128 "
+    assert (done.code, done.err.startswith(said)) == (2, True), done.err
+    assert launch(*given, "method.args.train.gradient_accumulation_steps=2").code == 0
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
