@@ -115,11 +115,14 @@ def whole_generations(config: Config) -> list[int]:
 
 
 def fitting_batches(config: Config) -> list[tuple[int, int]]:
-    """(per-device batch, micro-steps of a generation) pairs near the composed ones whose product divides by num_generations."""
+    """(per-device batch, micro-steps of a generation) pairs near the composed ones whose product divides by num_generations, and an
+    effective_batch by what is taken at once."""
     size, wanted = batch(config), int(value(config, "num_generations"))
     steps = int(value(config, "steps_per_generation") or size.accumulation)
     most, pairs = max(16, wanted), []
     for per_device in range(1, min(most, MOST_TRIED) + 1):
+        if config.effective_batch and config.effective_batch % (per_device * size.ranks):
+            continue
         unit = wanted // math.gcd(per_device * size.ranks, wanted)  # the micro-steps that divide are its multiples
         at = min(size.per_device * steps // per_device, most) // unit
         pairs += [(per_device, n * unit) for n in range(max(1, at - 2), at + 4) if n * unit <= most]

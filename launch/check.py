@@ -21,6 +21,7 @@ from launch.check_rewards import REWARD_RULES
 from launch.check_runtime import RUNTIME_RULES
 from launch.check_save import SAVE_RULES
 from launch.check_selection import HELD_OUT_ROWS, SELECTION_RULES
+from launch.check_slurm import slurm_warnings
 from launch.check_tasks import TASK_RULES
 from launch.check_topology import TOPOLOGY_RULES, longest
 from launch.check_tune import TUNE_RULES
@@ -66,6 +67,8 @@ def _batches_that_would_do(config: Config) -> str:
     size, group = batch(config), f"or method.args.num_generations={_largest_divisor(config)}"
     if argument(config, "generation_batch_size"):
         return f"{_generations_that_would_do(config)}; {group}"
+    if config.effective_batch and not argument(config, "steps_per_generation"):
+        return f"{_generations_that_would_do(config, 'effective_batch')}; {group}"
     # What is accumulated is a generation's only where nothing else says how many micro-steps share one.
     given = argument(config, "steps_per_generation")
     name = "steps_per_generation" if given else "gradient_accumulation_steps"
@@ -73,8 +76,8 @@ def _batches_that_would_do(config: Config) -> str:
     return f"method.args.per_device_train_batch_size x {name} that would do on {size.ranks} rank(s): {', '.join(pairs)}; {group}"
 
 
-def _generations_that_would_do(config: Config) -> str:
-    return " or ".join(f"method.args.generation_batch_size={n}" for n in whole_generations(config))
+def _generations_that_would_do(config: Config, key: str = "method.args.generation_batch_size") -> str:
+    return " or ".join(f"{key}={n}" for n in whole_generations(config))
 
 
 def _generation_does_not_divide(config: Config) -> bool:
@@ -371,15 +374,16 @@ def warnings(config: Config) -> list[str]:
             f"data.preview={config.data.preview} shows rows where mode=plan is left out; this is the plan of that command without it."
         )
     ranks = topology.trainers_of_a_node(config)
-    found += evaluate_warnings(config)
+    found += [*evaluate_warnings(config), *slurm_warnings(config)]
     if config.precision.weights == "nf4" and config.hardware.name == "strix_halo":
         found.append(
             "precision=nf4 on strix_halo is twice as slow as bf16 (measured in the Strix Halo report): memory is not what it lacks."
         )
-    if config.hardware.link == Link.xgmi and config.hardware.gfx in ("gfx942", "gfx950") and ranks in (2, 4):
-        found.append(f"collectives of {ranks} GPUs use a fraction of {config.hardware.name}'s xGMI links; AMD advises 1 or 8 (rccl#1270).")
-    if config.hardware.link == Link.xgmi and config.hardware.gfx in ("gfx942", "gfx950") and ranks == 7:
-        found.append("seven training ranks do not use all xGMI links (rccl#1270); the eighth generates meanwhile.")
+    board = 4 if config.hardware.unified_memory else 8  # MI300A stand in fours, all others in eights, each linked to every other
+    fully_linked = config.hardware.link == Link.xgmi and config.hardware.gfx in ("gfx942", "gfx950")
+    if fully_linked and 1 < ranks < board and config.method.kind != "evaluator":
+        name = config.hardware.name
+        found.append(f"collectives of {ranks} GPUs use a fraction of {name}'s xGMI links; 1 or {board} waste none (rccl#1270).")
     if any("expandable_segments:True" in value for value in config.user_env.values()) and config.hardware.gfx.startswith("gfx"):
         found.append("expandable_segments hangs on some ROCm stacks (pytorch#192259) and gives NaN in bf16 on gfx1201 (pytorch#195202).")
     if makes_fp32(config) and config.method.kind == "trainer" and config.adapter.rank is None:

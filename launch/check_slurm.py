@@ -8,6 +8,7 @@ import re
 from launch.rule import Rule
 from launch.schema import Config, Inner, Slurm
 from launch.schema_enums import Vendor
+from launch.topology import trainers_of_a_node
 
 # topologies whose ranks are alike, and may stand on any number of nodes
 SPREAD = ("ddp", "fsdp", "zero2", "zero3")
@@ -35,6 +36,7 @@ TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
 GRES = re.compile(r"[A-Za-z]\w*(?::(?!\d{1,2}$)[\w.-]+)?")  # a type may be a number, as 4090, and is none below 100
 TEXTS = ("partition", "account", "qos", "time", "gres", "python", "interface", "hca")
 LONG_OPTION = re.compile(r"--[a-z][a-z0-9-]*(?:=.*)?")
+CORES = ("--exclusive", "--cpus-per-task", "--cpus-per-gpu")  # options that give a job more of them
 UNLIMITED = ("infinite", "unlimited")
 MOST_NODES = 1024  # the job's first node starts and watches an srun for each
 MOST_EARLY_S = 65535  # sbatch --signal
@@ -62,6 +64,17 @@ def _owner(option: str) -> str | None:
 def _bad_option(config: Config) -> str | None:
     """The first that is no long option, or that something else decides."""
     return next((o for o in config.runtime.slurm.options if not LONG_OPTION.fullmatch(o) or _owner(o)), None)
+
+
+def slurm_warnings(config: Config) -> list[str]:
+    """What a job may lack that no key decides."""
+    names = [option.partition("=")[0] for option in config.runtime.slurm.options]
+    if config.runtime.name != "slurm" or any(cores.startswith(name) for name in names for cores in CORES):
+        return []
+    return [
+        f"runtime.slurm.options asks for no cores, and many clusters give such a job one, for all {trainers_of_a_node(config)} rank(s) "
+        "of a node. Use: runtime.slurm.options=['--exclusive','--mem=0'] for the whole node, ['--cpus-per-task=N'] for N of its cores."
+    ]
 
 
 def _too_early(config: Config) -> bool:

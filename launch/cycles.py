@@ -6,7 +6,7 @@ What a phase does stands in conf/method/ of its own method; what RAFT adds to th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def of_raft(config: Config, prefix: str, model_from: str | None, overrides: list
     def add(part: str, cycle: int, **fields: Any) -> str:
         name = phase_name(prefix, cycle, part) if part != "start" else f"{prefix}_start" if prefix else "start"
         found.append(CyclePhase(name, kept, part=part, cycle=cycle, groups=_groups(config, part), args=dict(raft[part]), **fields))
-        found[-1].smoke_keeps = _keeps(config, part)
+        found[-1].smoke_keeps = of_part(part, config.smoke_keeps)
         return name
 
     base = model_from
@@ -161,10 +161,10 @@ def without_method(overrides: list[str]) -> list[str]:
     return [o for o in overrides if not o.lstrip("+~").startswith(("method=", "method."))]
 
 
-def _keeps(config: Config, part: str) -> list[str]:
-    """method.args.NAME for each method.args.<part>.NAME that smoke=true leaves as it is."""
+def of_part(part: str, keys: Iterable[str]) -> list[str]:
+    """method.args.NAME for each method.args.<part>.NAME among the keys: what the phase knows it by."""
     own = f"method.args.{part}."
-    return [f"method.args.{key.removeprefix(own)}" for key in config.smoke_keeps if key.startswith(own)]
+    return [f"method.args.{key.removeprefix(own)}" for key in keys if key.startswith(own)]
 
 
 def _groups(config: Config, part: str) -> list[str]:

@@ -19,6 +19,13 @@ def _meaning(pattern: str, text: str) -> Meaning:
 LOST_ANOTHER = "this process lost another one, a rank or the server, which ended first: the reason is further up, or in the other's log."
 
 MEANINGS = [
+    # First: ROCr says HSA_STATUS_ERROR_OUT_OF_RESOURCES of it too (ROCm/rocminfo#34). Source: ROCm/ROCm-docker#90, #116
+    _meaning(
+        r"/dev/(?:kfd|dri/\w+).*(?:Permission denied|Operation not permitted)"
+        r"|(?:Permission denied|Operation not permitted).*/dev/(?:kfd|dri)",
+        "you may not open the GPU's device. `ls -ln /dev/kfd /dev/dri/renderD*` shows its groups (render, video): join them and log in "
+        "again; a container of your own needs their numbers on the host (--group-add). python launch/doctor.py looks at all of it.",
+    ),
     _meaning(
         r"memory access fault by gpu|HSA_STATUS_ERROR_MEMORY_(?:FAULT|APERTURE_VIOLATION)|illegal memory access",
         "a kernel touched memory that is not its own. debug=memory_fault runs the same again, slowly, so that the fault names its kernel. "
@@ -35,6 +42,31 @@ MEANINGS = [
         "the GPU's memory is full. For ranks: a smaller method.args.per_device_train_batch_size or max_length, "
         "method.args.gradient_checkpointing=true, adapter=lora, or topology=fsdp on more GPUs (mode=plan shows what takes how much). "
         "For a server: a smaller topology.server_memory_share.",
+    ),
+    # Source: pytorch/pytorch#128601 (memory is full), #193890 (it is not)
+    _meaning(
+        r"(?:HIP|CU)BLAS_STATUS_ALLOC_FAILED|rocblas_status_memory_error",
+        "the library of matrix products got no memory for itself: most often the GPU's is full, in torch's cache or by another process. "
+        "A smaller method.args.per_device_train_batch_size or max_length. Where much is free, one batched operation needs more than the "
+        "workspace that torch has set aside.",
+    ),
+    # Source: ROCm/rocm-systems#3461, #5686 (what another GPU's code does)
+    _meaning(
+        r"HSA_STATUS_ERROR_ILLEGAL_INSTRUCTION|illegal shader instruction|an illegal instruction was encountered",
+        "the GPU met an instruction that it does not have: code for another one, as a rule. unset HSA_OVERRIDE_GFX_VERSION where the GPU "
+        "is supported without it; container=auto takes the image that serves it. debug=memory_fault finds the kernel.",
+    ),
+    # Source: HIP's list of error codes (hipErrorLaunchFailure)
+    _meaning(
+        r"unspecified launch failure|(?:hip|cuda)ErrorLaunchFailure",
+        "a kernel ended in an exception on the GPU, and the driver says no more; where Python stood need not be where it was launched. "
+        "debug=memory_fault runs kernels one by one and finds it; `dmesg | grep -i amdgpu` may know the reason.",
+    ),
+    # Source: triton.runtime.errors.OutOfResources; vllm-project/vllm#56021
+    _meaning(
+        r"out of resource: shared memory",
+        "a Triton kernel wants more shared memory (LDS) than a workgroup of this GPU gets: its blocks were chosen for another. For ranks: "
+        "method.args.use_liger_kernel=false, method.args.torch_compile=false. For vLLM on Radeon: no VLLM_ROCM_USE_AITER.",
     ),
     _meaning(
         r"Expected to have finished reduction in the prior iteration",
@@ -107,6 +139,12 @@ MEANINGS = [
     _meaning(
         r"GatedRepoError|RepositoryNotFoundError|Cannot access gated repo|40[13] Client Error.*huggingface",
         "the hub refuses this model or data set: a wrong name, or it is private or gated: accept its licence there and export HF_TOKEN.",
+    ),
+    # Before the hub that cannot be reached, which transformers makes of it. Source: huggingface.co/docs/hub/rate-limits
+    _meaning(
+        r"\b429 (?:Client Error|Too Many Requests).*huggingface|429 Too Many Requests: you have reached your '",
+        "the hub was asked too often from this address or account; it counts over five minutes. Start again after that; export HF_TOKEN, "
+        "which is allowed more; model.path=<directory> or user_env.HF_HUB_OFFLINE=1 with a filled cache asks nothing.",
     ),
     _meaning(
         r"couldn't connect to '?https://huggingface|LocalEntryNotFoundError|OfflineModeIsEnabled|cannot find the requested files in the "

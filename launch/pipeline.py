@@ -196,7 +196,8 @@ def _plan(config: Config, phase: Phase, composer: _Composer, host: detect.Host, 
             cycles.apply(composed, phase)
             if phase.pass_rates_from and composed.data.curriculum == Curriculum.adaptive:
                 composed.data.pass_rates = str(folders[phase.pass_rates_from] / "result.json")
-        prepared, warnings = prepare(composed, composer.given)
+        of_part = cycles.of_part(phase.part, composer.given) if isinstance(phase, cycles.CyclePhase) else []
+        prepared, warnings = prepare(composed, [*composer.given, *of_part])
         if isinstance(phase, cycles.CyclePhase) and phase.chosen and phase.part == "train":
             warnings = [*warnings, *phase.chosen.warnings()]
         prepared.model.path = source  # under smoke=true the model of an earlier phase is as small as this one's was just made

@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from launch import record, rundir, show
+from launch.check_slurm import OWNED
 from launch.detect import Host
 from launch.environment import MASK
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError
@@ -26,6 +27,16 @@ from launch.topology import num_gpus
 SCRIPT, JOB, LOG = "job.sh", "slurm.json", "logs/slurm.log"  # in the run directory
 # Slurm's masks of the GPUs it gives (gres.conf: Flags), ROCr's first. HIP_VISIBLE_DEVICES is none of them: it would be a shell's own.
 MASKS = ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+# SBATCH_<NAME> of the shell beats an option of the script. Sites set defaults by them, which hold where a key of these is null.
+DEFAULTS = {"--partition", "--account", "--qos", "--time"}
+MEMORY = ("MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU")  # each excludes the others
+ANOTHER_NAME = {
+    "--time": ("TIMELIMIT",),
+    "--array": ("ARRAY_INX",),
+    "--switches": ("REQ_SWITCH", "WAIT4SWITCH"),
+    "--cpu-freq": ("CPU_FREQ_REQ",),
+    **dict.fromkeys(("--mem", "--mem-per-cpu", "--mem-per-gpu"), MEMORY),
+}
 PATIENCE_S = 3600.0  # the jobs of a cluster whose controller restarts, or is busy, go on meanwhile
 ASK_EVERY_S = 5.0  # Slurm's own advice is not to ask its controller in a tight loop
 HEAD = """\
@@ -65,6 +76,14 @@ def script(plan: Plan, host: Host) -> str:
     return head + "".join(f"#SBATCH {shlex.quote(line)}\n" for line in lines) + f"\n{shlex.join(command)}\n"
 
 
+def overruling(text: str) -> set[str]:
+    """Variables by which sbatch would take something else than this script says, or than the launcher counts on."""
+    lines = (shlex.split(line.removeprefix("#SBATCH "))[0] for line in text.splitlines() if line.startswith("#SBATCH "))
+    options = {line.partition("=")[0] for line in lines} | (OWNED.keys() - DEFAULTS)
+    names = (ANOTHER_NAME.get(option, (option.removeprefix("--").upper().replace("-", "_"),)) for option in options)
+    return {f"SBATCH_{name}" for several in names for name in several} | ({"SLURM_CLUSTERS"} if "--clusters" in options else set())
+
+
 def submit(plan: Plan, host: Host, overrides: list[str], config: Config) -> int:
     """Write the run directory and hand the script to sbatch. Returns the exit code. Raises HostError and UserError."""
     text = script(plan, host)
@@ -83,15 +102,18 @@ def submit(plan: Plan, host: Host, overrides: list[str], config: Config) -> int:
         rundir.write_json(plan.run_dir / "record.json", record.seal({**began, "status": "submitted"}))
         rundir.write_text(plan.run_dir / SCRIPT, text)
     file = plan.run_dir / SCRIPT
+    beaten = sorted(overruling(text) & os.environ.keys())
+    if beaten:
+        show.say(config, f"not passed to sbatch, since the composition decides it: {', '.join(beaten)} of this shell")
     # Without a mask of this shell's, which names GPUs of this machine: one that is there in the job is Slurm's.
-    environ = {name: value for name, value in os.environ.items() if name not in (*MASKS, *MASK.values())}
+    environ = {name: value for name, value in os.environ.items() if name not in (*MASKS, *MASK.values(), *beaten)}
     done = subprocess.run(["sbatch", "--parsable", str(file)], capture_output=True, text=True, env=environ)
     if done.returncode != 0:
         refused = done.stderr.strip() or f"exit code {done.returncode}"
         failed = record.finish(began, plan.run_dir, "failed", EXIT_HOST, [], {"error": refused})
         rundir.write_json(plan.run_dir / "record.json", failed)
         raise HostError(f"sbatch refuses the job: {refused}\nThe script is {file}; runtime.slurm.<key>= changes it.")
-    job = done.stdout.strip().partition(";")[0]  # id;cluster
+    job = done.stdout.strip()
     rundir.write_json(plan.run_dir / JOB, {"job": job})
     _say_submitted(plan, config, job)
     return follow(plan, config, job) if plan.config.runtime.slurm.wait else EXIT_DONE
@@ -100,7 +122,8 @@ def submit(plan: Plan, host: Host, overrides: list[str], config: Config) -> int:
 def _say_submitted(plan: Plan, config: Config, job: str) -> None:
     if config.format == Format.json:
         print(json.dumps({"run_dir": str(plan.run_dir), "job": job, "script": str(plan.run_dir / SCRIPT)}, indent=1))
-    show.say(config, f"{plan.name}: job {job} is submitted. `squeue -j {job}` shows where it is, `scancel {job}` ends it.")
+    words = _words(job)
+    show.say(config, f"{plan.name}: job {job} is submitted. `squeue -j {words}` shows where it is, `scancel {words}` ends it.")
     show.say(config, f"It writes to {plan.run_dir / LOG}")
     show.say(config, f"Everything is in {plan.run_dir}")
 
@@ -108,26 +131,35 @@ def _say_submitted(plan: Plan, config: Config, job: str) -> None:
 def _under_way(plan: Plan) -> str | None:
     """The job that this run has already, to be followed (runtime.slurm.wait). Raises UserError where nobody waits: two jobs of one run
     would wait for each other's lock, and fail."""
-    job = (rundir.read_json(plan.run_dir / JOB) or {}).get("job")
-    state = job and state_of(str(job))
+    job = str((rundir.read_json(plan.run_dir / JOB) or {}).get("job", ""))
+    state = state_of(job) if job else None
     if not state:
         return None
     said = f"{plan.run_dir}: job {job} of this run is {state}."
     if not plan.config.runtime.slurm.wait:
-        raise UserError(f"{said} Use: runtime.slurm.wait=true to follow it, resume=never for another run, or `scancel {job}` first.")
+        raise UserError(
+            f"{said} Use: runtime.slurm.wait=true to follow it, resume=never for another run, or `scancel {_words(job)}` first."
+        )
     show.say(plan.config, f"{said} It is followed.")
-    return str(job)
+    return job
+
+
+def _words(job: str) -> str:
+    """How squeue and scancel are told of a job: sbatch names it by its number, and `number;cluster` where clusters are several."""
+    return job.replace(";", " --clusters=")
 
 
 def state_of(job: str) -> str | None:
     """What Slurm says of a job that is in its queue, for example RUNNING; None once it has left it. Raises HostError."""
+    number, *cluster = _words(job).split()
     try:
-        done = subprocess.run(["squeue", "--noheader", f"--jobs={job}", "--format=%T"], capture_output=True, text=True)
+        done = subprocess.run(["squeue", "--noheader", f"--jobs={number}", *cluster, "--format=%T"], capture_output=True, text=True)
     except OSError as error:
         raise HostError(f"squeue: {error.strerror}") from error
     if done.returncode != 0 and "Invalid job id" not in done.stderr:  # what it says of a job that is long gone
         raise HostError(f"squeue cannot say how job {job} is: {done.stderr.strip()}")
-    return done.stdout.strip() or None
+    # With a cluster, older ones print `CLUSTER: name` all the same.
+    return "\n".join(line for line in done.stdout.split("\n") if line and not line.startswith("CLUSTER:")) or None
 
 
 def _asked(config: Config, job: str) -> str | None:
@@ -157,7 +189,7 @@ def follow(plan: Plan, config: Config, job: str) -> int:
                 break
             time.sleep(ASK_EVERY_S)
     except KeyboardInterrupt:
-        show.say(config, f"job {job} goes on; `scancel {job}` ends it.")
+        show.say(config, f"job {job} goes on; `scancel {_words(job)}` ends it.")
         return EXIT_INTERRUPTED
     ended: dict[str, Any] = rundir.read_json(plan.run_dir / "record.json") or {}
     if ended.get("exit_code") is None:

@@ -66,7 +66,7 @@ def prepared(run_dir: Path) -> tuple[Plan, detect.Host]:
 
 def launch(run_dir: Path) -> int:
     """On the first node: the run from its plan to its exit code, and back into the queue where it was interrupted."""
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
+    for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_CLUSTERS"):  # the last would have squeue and scontrol ask other clusters than this
         os.environ.pop(name, None)  # of the shell that submitted
     overrides = (rundir.read_json(run_dir / "record.json") or {}).get("overrides", [])
     before = newest_step(run_dir)

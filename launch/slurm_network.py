@@ -25,10 +25,9 @@ def address(interface: str | None) -> str:
             answer = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         except OSError as error:
             names = [name for _, name in socket.if_nameindex()]
-            what = "has no IPv4 address" if interface in names else "is not there" + near(interface, names)
+            what = "has no IPv4 address." if interface in names else f"is not there.{near(interface, names)}"
             raise HostError(
-                f"runtime.slurm.interface={interface}: on {socket.gethostname()} it {what}. "
-                f"There are {', '.join(names)} (`ip -br address`)."
+                f"runtime.slurm.interface={interface}: on {socket.gethostname()} it {what} There are {', '.join(names)} (`ip -br address`)."
             ) from error
     return socket.inet_ntoa(answer[20:24])
 

@@ -13,18 +13,20 @@ TRL's state inside a generation cycle is no part of a checkpoint, so checkpoints
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object
 from omegaconf import DictConfig
 from trl import GRPOConfig, GRPOTrainer
 
-from recipes.common.checkpoint import AtomicCheckpoints
+from recipes.common.checkpoint import HEARTBEAT, AtomicCheckpoints
 from recipes.common.data import columns, load, texts
 from recipes.common.data_curriculum import Curriculum
 from recipes.common.data_files import check_tests
 from recipes.common.data_prepare import heldout_prompts, prepare_prompts
 from recipes.common.errors import UserError
+from recipes.common.generation import beat_by_token
 from recipes.common.metrics import Metrics
 from recipes.common.model import adapter_config, build_model, build_tokenizer
 from recipes.common.overlap import OverlappedGeneration
@@ -36,7 +38,11 @@ from recipes.common.verify import build_verifier, check_columns
 
 
 class Trainer(Curriculum, AtomicCheckpoints, GRPOTrainer):
-    """TRL's trainer, saving atomically, with prompts drawn by a curriculum where one is asked for."""
+    """TRL's trainer, saving atomically, with prompts drawn by a curriculum where one is asked for, and no hang while it generates."""
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        with beat_by_token(self.model, Path(self.args.output_dir).with_name(HEARTBEAT)):
+            return super()._generate_single_turn(*args, **kwargs)
 
 
 class OverlappedTrainer(OverlappedGeneration, Trainer):

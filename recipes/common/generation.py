@@ -10,20 +10,25 @@ import contextlib
 import itertools
 import os
 import random
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from omegaconf import DictConfig
-from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase, set_seed
+from torch.utils.hooks import RemovableHandle
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
+from recipes.common.checkpoint import HEARTBEAT
 from recipes.common.data import load_train, texts
 from recipes.common.errors import UserError, near
 from recipes.common.model import build_model, build_tokenizer, compute_dtype, device, model_directory, write_random
 from recipes.common.program import TORCHRUN
 
 ENGINES = ("transformers", "vllm")
+BEAT_EVERY_S = 1.0
 Prompt = str | list[dict[str, str]]  # text, or messages that the chat template renders
 
 
@@ -57,6 +62,20 @@ class Sample:
 
 
 TOO_LONG = Sample("", 0, False)  # of a prompt that leaves no position for a first token
+
+
+def beat_by_token(model: PreTrainedModel, heartbeat: Path, clock: Callable[[], float] = time.monotonic) -> RemovableHandle:
+    """Touch `heartbeat` now and then as tokens are embedded, until the handle is removed: transformers says nothing until a whole batch
+    is generated, which takes longer than a hang where tokens are slow. The embedding is there whatever wraps the model."""
+    last = -BEAT_EVERY_S
+
+    def beat(*_: object) -> None:
+        nonlocal last
+        if clock() - last >= BEAT_EVERY_S:
+            last = clock()
+            heartbeat.touch()
+
+    return model.get_input_embeddings().register_forward_hook(beat)
 
 
 class Generator(ABC):
@@ -107,6 +126,7 @@ class TransformersGenerator(Generator):
         self.model = build_model(config).to("cpu" if on_cpu else device()).eval()
         super().__init__(tokenizer, sampling, self.model.config.max_position_embeddings, self.model.generation_config)
         self.dtype = compute_dtype(config)
+        beat_by_token(self.model, Path(config.run_dir) / HEARTBEAT)
         self.model.generation_config = GenerationConfig()  # the model's own changes what is not given: Qwen2.5 has a penalty
 
     @torch.inference_mode()

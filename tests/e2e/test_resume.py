@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from transformers import GenerationMixin
 
 from launch.compose import compose
 from launch.plan import plain, prepare
 from launch.trainer_args import complete
-from recipes.common import checkpoint, files, program, training
+from recipes.common import checkpoint, files, generation, program, training
 from recipes.dpo import dpo
 from recipes.evaluate import evaluate
 from recipes.grpo import grpo
@@ -117,6 +118,26 @@ def test_the_heart_beats_in_the_run_directory_while_anything_is_hashed(tmp_path,
         assert run(tmp_path, "sft")[0] == 0
     assert {heartbeat for _, heartbeat in hashed} == {tmp_path / "heartbeat"}
     assert [name for name, _ in hashed].count("model.safetensors") == 5, "two checkpoints and the model; one checkpoint and the model"
+
+
+@pytest.mark.parametrize("method", ["grpo", "evaluate"])
+def test_the_heart_beats_while_transformers_generates(tmp_path, monkeypatch, method):
+    """A generation of many minutes is no hang: it leaves a newer heartbeat than it found, before a step or a batch has ended."""
+    heartbeat, beaten, generate = tmp_path / "heartbeat", [], GenerationMixin.generate
+
+    def looked_at(*args, **kwargs):
+        heartbeat.touch()
+        os.utime(heartbeat, (0, 0))
+        made = generate(*args, **kwargs)
+        beaten.append(heartbeat.stat().st_mtime > 0)
+        return made
+
+    monkeypatch.setattr(GenerationMixin, "generate", looked_at)
+    monkeypatch.setattr(generation, "BEAT_EVERY_S", 0.0)
+    lora = ["adapter=lora"] if method == "grpo" else []  # around the model that generates
+    assert run(tmp_path, method, *lora)[0] == 0
+    assert beaten
+    assert all(beaten)
 
 
 def test_a_finished_run_started_again_trains_no_further(tmp_path, whole):

@@ -318,6 +318,19 @@ def test_a_run_has_one_job_at_a_time(cluster, tmp_path):
     cluster.ended(job)
 
 
+def test_a_variable_of_the_shell_beats_no_key_of_the_job(cluster, tmp_path, monkeypatch):
+    given = {"TIMELIMIT": "7", "PARTITION": "nope", "NO_REQUEUE": "1", "JOB_NAME": "fromenv", "GRES": "gpu:1", "WAIT": "1"}
+    for name, value in given.items():
+        monkeypatch.setenv(f"SBATCH_{name}", value)
+    job, run_dir = submit(tmp_path, "runtime.slurm.time=30", "runtime.slurm.partition=main", "runtime.slurm.options=['--hold']")
+    found = cluster.asked(job)
+    subprocess.run(["scancel", job], check=True)
+    wanted = {"TimeLimit": "00:30:00", "Partition": "main", "Requeue": "1", "JobName": "sft-tiny-cpu"}
+    assert {name: found[name] for name in wanted} == wanted
+    assert "TresPerNode" not in found  # a CPU's job asks for no GPU
+    cluster.ended(job)
+
+
 def test_a_grid_of_a_sweep_is_jobs_of_the_cluster(cluster, tmp_path):
     """Hydra's submitit launcher: an array of a job for each trial; a trial that a rule refuses stops no other."""
     overrides = [o for o in SMALL if not o.startswith(("topology=", "method.args.max_steps="))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from launch import batch
@@ -42,6 +44,15 @@ def test_a_batch_and_an_accumulation_of_one_command_line_that_contradict(launch)
     assert "gradient_accumulation_steps=2, in place of 4." in launch(*given, *of_a_file).out
 
 
+def test_a_batch_and_an_accumulation_of_rafts_training_that_contradict(launch):
+    given = [*EIGHT[:3], "method=raft", "model.init=pretrained", "method.args.cycles=1", "method.args.train.per_device_train_batch_size=4"]
+    given += ["effective_batch=64", "mode=plan"]
+    done = launch(*given, "method.args.train.gradient_accumulation_steps=4")
+    said = "phase cycle1_train: effective_batch=64 with method.args.gradient_accumulation_steps=4: on 8 rank(s) x 4 sequences it is 128 "
+    assert (done.code, done.err.startswith(said)) == (2, True), done.err
+    assert launch(*given, "method.args.train.gradient_accumulation_steps=2").code == 0
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -70,6 +81,28 @@ def test_groups_of_completions_are_kept_whole():
     ]
     assert suggested[-1] % 8 == 0
     prepare(composed(*given[:-1], f"effective_batch={suggested[-1]}"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "remedies"),
+    [
+        (["effective_batch=96"], 2),
+        (["effective_batch=288"], 3),
+        (["effective_batch=96", "method.args.steps_per_generation=4"], 4),
+        (["effective_batch=96", "method.args.generation_batch_size=144"], 3),
+    ],
+)
+def test_every_remedy_of_a_group_that_an_effective_batch_cuts_is_taken(overrides, remedies):
+    asked = ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "topology.num_gpus=4", "method.args.num_generations=5", *overrides]
+    with pytest.raises(UserError, match="do not divide by method.args.num_generations=5") as raised:
+        prepare(composed(*asked))
+    said = str(raised.value).partition("Use: ")[2]
+    names = ("per_device_train_batch_size", "steps_per_generation")
+    pairs = [[f"method.args.{name}={n}" for name, n in zip(names, found, strict=True)] for found in re.findall(r"(\d+) x (\d+) \(", said)]
+    given = [*pairs, *([f"{key}={n}"] for key, n in re.findall(r"([\w.]+)=(\d+)", said))]
+    assert len(given) == remedies, said
+    for remedy in given:
+        prepare(composed(*asked, *remedy))
 
 
 @pytest.mark.parametrize(

@@ -825,10 +825,11 @@ WARNINGS = {
     "shows rows where mode=plan is left out": ["hardware=cpu", "data.preview=5", "mode=plan"],
     "twice as slow": ["hardware=strix_halo", "adapter=qlora", "precision=nf4", "model=qwen3_8b"],
     "rccl#1270": ["hardware=mi300x", "topology=ddp", "topology.num_gpus=4"],
-    "seven training ranks": ["hardware=mi350x", "method=grpo", "topology=split"],
+    "collectives of 7 GPUs": ["hardware=mi350x", "method=grpo", "topology=split"],
     "expandable_segments hangs": ["hardware=mi300x", "user_env.PYTORCH_ALLOC_CONF='expandable_segments:True'"],
     "supported natively": ["hardware=strix_halo", "user_env.HSA_OVERRIDE_GFX_VERSION=11.0.0"],
     "accelerate holds weights that train in fp32": ["hardware=mi300x", "topology=fsdp", "precision=bf16", "precision.weights=bf16"],
+    "asks for no cores, and many clusters give such a job one, for all 8 rank(s) of a node": ["hardware=mi300x", "runtime=slurm"],
     "pinned memory hang": ["hardware=strix_halo", "hardware.dataloader.num_workers=2"],
 }
 
@@ -838,6 +839,30 @@ def test_warning(words, overrides):
     config = composed(*overrides)
     assert refusals(config) == []
     assert any(words in line for line in warnings(config))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranks"),
+    [
+        *((["hardware=mi300x", "topology=ddp", f"topology.num_gpus={n}"], n if 1 < n < 8 else None) for n in range(1, 9)),
+        (["hardware=mi300x", "method=grpo", "topology.num_gpus=4"], 3),
+        (["hardware=mi300x", "method=grpo", "topology.servers=2"], 6),
+        (["hardware=mi300a", "topology=ddp", "topology.num_gpus=3"], 3),
+        (["hardware=mi300a", "topology=ddp"], None),
+        (["hardware=h200", "topology=ddp", "topology.num_gpus=4"], None),
+        (["hardware=mi300x", "method=evaluate", "topology.num_gpus=4"], None),  # its ranks do not wait for one another
+    ],
+)
+def test_fewer_gpus_than_a_board_has_are_warned_of(overrides, ranks):
+    found = [line for line in warnings(composed("model=qwen3_4b", *overrides)) if "rccl#1270" in line]
+    assert [line.split(" GPUs")[0] for line in found] == ([f"collectives of {ranks}"] if ranks else [])
+
+
+@pytest.mark.parametrize("option", ["--exclusive", "--exclusive=user", "--excl", "--cpus-per-task=16", "--cpus-per-gpu=8"])
+def test_a_job_that_asks_for_cores_is_not_warned(option):
+    asked = ["hardware=cpu", "runtime=slurm"]
+    assert len(warnings(composed(*asked, "runtime.slurm.options=['--mem=0']"))) == 1
+    assert warnings(composed(*asked, f"runtime.slurm.options=['--mem=0','{option}']")) == []
 
 
 def test_no_warning_where_there_is_nothing_to_warn_of():

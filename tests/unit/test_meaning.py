@@ -11,6 +11,11 @@ from launch.meaning import MEANINGS, of
 
 # Part of the text that must be told -> messages of drivers, ROCm, PyTorch, vLLM, the hub and Python.
 SAMPLES = {
+    "you may not open the GPU's device": [
+        "Unable to open /dev/kfd read-write: Permission denied",
+        "Unable to open /dev/kfd read-write: Operation not permitted\nHSA_STATUS_ERROR_OUT_OF_RESOURCES: The runtime failed to allocate",
+        "PermissionError: [Errno 13] Permission denied: '/dev/dri/renderD128'",
+    ],
     "touched memory that is not its own": [
         "Memory access fault by GPU node-1 (Agent handle: 0x55d0c8) on address 0x7f2a4c000000. Reason: Page not present.",
         "RuntimeError: HIP error: an illegal memory access was encountered",
@@ -24,6 +29,23 @@ SAMPLES = {
         "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.98 GiB",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 594.00 MiB.",
         "RuntimeError: CUDA error: out of memory",
+    ],
+    "the library of matrix products got no memory": [
+        "RuntimeError: CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+    "an instruction that it does not have": [
+        "Callback: Queue 0x7f3056e00000 aborting with error : HSA_STATUS_ERROR_ILLEGAL_INSTRUCTION: The agent attempted to execute an "
+        "illegal shader instruction. code: 0x2a",
+        "torch.AcceleratorError: CUDA error: an illegal instruction was encountered",
+    ],
+    "a kernel ended in an exception": [
+        "torch.AcceleratorError: HIP error: unspecified launch failure\nSearch for `hipErrorLaunchFailure' in https://rocm.docs.amd.com",
+        "RuntimeError: HIP error: hipErrorLaunchFailure",
+    ],
+    "more shared memory (LDS)": [
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: 65536. Reducing block "
+        "sizes or `num_stages` may help.",
     ],
     "took no part in a step's loss": [
         "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that "
@@ -81,6 +103,11 @@ SAMPLES = {
         "Cannot access gated repo for url https://huggingface.co/meta-llama/Llama-3.1-8B/resolve/main/config.json.",
         "requests.exceptions.HTTPError: 403 Client Error: Forbidden for url: https://huggingface.co/api/models/x",
     ],
+    "the hub was asked too often": [
+        "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co/api/models/x/revision/main",
+        "429 Too Many Requests: you have reached your 'api' rate limit.\nRetry after 55 seconds (0/2500 requests remaining in current 300s "
+        "window).\nUrl: https://huggingface.co/api/models/x.\nOSError: We couldn't connect to 'https://huggingface.co' to load the files",
+    ],
     "the hub cannot be reached": [
         "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cached files.",
         "HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /Qwen/Qwen3-0.6B/resolve/main/config.json",
@@ -121,6 +148,9 @@ MEAN_NOTHING = [
     "exitcode  : 1 (pid: 2963)",
     "the run takes signal 90 as a token id",
     "Loading safetensors checkpoint shards: 100% Completed | 2/2 [00:01<00:00,  1.25it/s]",
+    "urllib3: 429 Client Error: Too Many Requests for url: https://tracker.example.org/api",
+    "bash: /opt/run.sh: Permission denied",
+    "Fatal Python error: Illegal instruction",
     "downloading https://huggingface.co/Qwen/Qwen3-0.6B/resolve/main/model.safetensors",
 ]
 

@@ -5,9 +5,11 @@ import json
 import math
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from launch import watchdog
-from recipes.common import checkpoint, files
+from recipes.common import checkpoint, files, generation
 
 
 def save(directory, step, content="weights", best=None):
@@ -124,6 +126,20 @@ def test_the_heart_beats_while_a_large_file_is_hashed(tmp_path, monkeypatch, has
     monkeypatch.setattr(files, "BLOCK", 2)
     hash_all(tmp_path / "checkpoints", beats)
     assert beats.count >= 4
+
+
+def test_the_heart_beats_once_a_second_while_tokens_are_generated():
+    """With the first token, and with each that comes a second or more after the last beat; here one takes 0.4 s."""
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=4, hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1))
+    token, beats, seen, clock = torch.tensor([[1]]), Beats(), [], [0.0]
+    with generation.beat_by_token(model, beats, lambda: clock[0]):
+        for clock[0] in (0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 2.4):
+            model(token)
+            seen.append(beats.count)
+    assert seen == [1, 1, 1, 2, 2, 2, 3]
+    clock[0] = 10.0
+    model(token)
+    assert beats.count == 3, "training says itself how it gets on"
 
 
 def test_the_watchdog_sees_the_beats(tmp_path):

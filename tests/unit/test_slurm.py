@@ -242,6 +242,45 @@ def test_a_mask_of_the_submitting_shell_stays_there(launch, tools, monkeypatch, 
     assert [line for line in seen if line.endswith("=5")] == []
 
 
+OF_A_SHELL = {
+    "SBATCH_TIMELIMIT": "7",
+    "SBATCH_PARTITION": "nope",
+    "SBATCH_QOS": "usual",
+    "SBATCH_SIGNAL": "B:USR2@10",
+    "SBATCH_NO_REQUEUE": "1",
+    "SBATCH_EXPORT": "NONE",
+    "SBATCH_GRES": "gpu:1",
+    "SBATCH_JOB_NAME": "fromenv",
+    "SBATCH_WAIT": "1",
+    "SBATCH_ARRAY_INX": "0-3",
+    "SBATCH_GPUS_PER_NODE": "2",
+    "SBATCH_MEM_PER_CPU": "1G",
+    "SBATCH_CONSTRAINT": "ib",
+}
+
+
+def test_a_variable_of_the_shell_beats_no_key(launch, tools, monkeypatch, tmp_path):
+    """sbatch would take it in place of what job.sh says. Where a key is null a site's default holds."""
+    for name, value in OF_A_SHELL.items():
+        monkeypatch.setenv(name, value)
+    tools.add("sbatch", f"env > {tmp_path}/seen; echo 12")
+    done = launch(*JOB, "runtime.slurm.time=30", "runtime.slurm.partition=main", "runtime.slurm.options=['--mem=0','--exclusive']")
+    assert done.code == 0, done.err
+    seen = dict(line.partition("=")[::2] for line in (tmp_path / "seen").read_text().splitlines() if line.startswith("SBATCH_"))
+    assert seen == {"SBATCH_QOS": "usual", "SBATCH_CONSTRAINT": "ib"}
+    assert f"the composition decides it: {', '.join(sorted(OF_A_SHELL.keys() - seen))} of this shell" in done.out
+
+
+@pytest.mark.parametrize("name", ["PARTITION", "ACCOUNT", "QOS", "TIMELIMIT"])
+def test_a_sites_default_holds_where_its_key_is_null(launch, tools, monkeypatch, tmp_path, name):
+    monkeypatch.setenv(f"SBATCH_{name}", "5")
+    tools.add("sbatch", f"env > {tmp_path}/seen; echo 12")
+    done = launch(*JOB)
+    assert done.code == 0, done.err
+    assert f"SBATCH_{name}=5" in (tmp_path / "seen").read_text().splitlines()
+    assert "not passed" not in done.out
+
+
 def test_submit_says_so_in_json(launch, tools):
     done = launch(*JOB, "format=json")
     said = json.loads(done.out)
@@ -306,6 +345,26 @@ def test_wait_follows_the_job_that_the_run_has_already(launch, tools, monkeypatc
     assert done.code == 0, done.err
     assert "job 12 of this run is PENDING. It is followed." in done.out
     assert [call.split()[0] for call in tools.calls()] == ["sbatch", "squeue", "squeue"]
+
+
+def test_a_job_of_another_cluster_is_asked_for_there(launch, tools, monkeypatch):
+    """sbatch --parsable names the cluster where one was asked for; without it squeue knows no such job, or another one."""
+    monkeypatch.setenv("SLURM_CLUSTERS", "near")
+    tools.add("sbatch", "echo '12;far'; test -z \"$SLURM_CLUSTERS\"")
+    gone = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+    tools.add("squeue", f'case "$*" in *--clusters=far*) echo "CLUSTER: far"; echo PENDING;; *) {gone};; esac')
+    first = launch(*JOB, "runtime.slurm.options=['--clusters=far']")
+    assert first.code == 0, first.err
+    assert "`squeue -j 12 --clusters=far` shows where it is, `scancel 12 --clusters=far` ends it" in first.out
+    second = launch(*JOB, "runtime.slurm.options=['--clusters=far']")
+    assert second.code == 2
+    assert "of this run is PENDING." in second.err
+    assert "`scancel 12 --clusters=far` first" in second.err
+    ended = json.dumps({"status": "done", "exit_code": 0})
+    last = f"echo '{ended}' > record.json; echo 'CLUSTER: far'; exit 0"
+    tools.add("squeue", f"cd runs/*/*; test -e asked && {{ {last}; }}; touch asked; echo RUNNING")
+    monkeypatch.setattr(slurm, "ASK_EVERY_S", 0.0)
+    assert launch(*JOB, "runtime.slurm.options=['--clusters=far']", "runtime.slurm.wait=true").code == 0
 
 
 def test_a_controller_that_does_not_answer_is_told(launch, tools):

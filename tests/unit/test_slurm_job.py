@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from launch import detect, rundir, slurm_job
-from launch.errors import HostError
+from launch.errors import HostError, UserError
 from launch.execute import write_inputs
 from launch.plan import composition_hash
 from launch.schema_enums import Vendor
@@ -97,6 +97,14 @@ def test_a_job_without_its_run_directory_says_what_it_needs(tmp_path, capsys):
     finally:
         signal.signal(signal.SIGTERM, before)
     assert "Every node of the job must see the run directory" in capsys.readouterr().err
+
+
+def test_a_job_asks_its_own_cluster(tmp_path, monkeypatch):
+    """Its shell may have submitted to another than its own, by a variable that squeue and scontrol read too."""
+    monkeypatch.setenv("SLURM_CLUSTERS", "far,near")
+    with pytest.raises(UserError, match=r"config\.yaml"):
+        slurm_job.launch(tmp_path)
+    assert "SLURM_CLUSTERS" not in os.environ
 
 
 def test_newest_step(tmp_path):

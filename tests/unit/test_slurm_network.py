@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from dataclasses import replace
 
@@ -16,9 +17,12 @@ def test_address_of_an_interface():
     assert slurm_network.address("lo") == "127.0.0.1"
     assert slurm_network.address(None) == socket.gethostname()
     assert slurm_network.free_port("127.0.0.1") > 0
-    with pytest.raises(HostError, match="runtime.slurm.interface=l0: on .* it is not there.*lo") as raised:
-        slurm_network.address("l0")
-    assert "ip -br address" in str(raised.value)
+    names = ", ".join(name for _, name in socket.if_nameindex())
+    for wrong, near in (("loo", r" Did you mean lo\?"), ("%%%", "")):
+        with pytest.raises(HostError) as raised:
+            slurm_network.address(wrong)
+        said = rf"on \S+ it is not there\.{near} There are {names} \(`ip -br address`\)\."
+        assert re.fullmatch(f"runtime.slurm.interface={wrong}: {said}", str(raised.value))
 
 
 @pytest.fixture
