@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -244,7 +245,12 @@ class Workers:
         argv = [sys.executable, "-m", "recipes.bench.collective_rank", "--reply", str(write), "--timeout-s", str(self.args.timeout_s)]
         argv += ["--ranks", *map(str, self.ranks), *(["--cpu"] if self.args.use_cpu else [])]
         env = {**self.env(setting), "MASTER_PORT": str(port[0])}
-        self.process = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, pass_fds=[write], text=True)
+        # torchrun's signal to a rank reaches its process too, which inherits that they wait: this rank closes its stdin when told to stop.
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+        try:
+            self.process = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, pass_fds=[write], text=True)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
         os.close(write)
         self.reply, self.setting, self.answered = os.fdopen(read), setting, False
 

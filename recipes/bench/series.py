@@ -135,6 +135,8 @@ def measure_rows(
                     append(path, {"step": i + 1, "num_steps": len(cases), **row})
             say(f"{i + 1}/{len(cases)}  {_line(table, row)}")
             profile.step()
+    if together(stop_asked() and any(rows[i]["error"] for i in left[-1:])):  # which may be all that failed it: it is tried again
+        raise Interrupted(rows=rows)
     return rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 
 import pytest
@@ -12,7 +13,7 @@ from omegaconf import OmegaConf
 
 from recipes.bench import rccl_tests
 from recipes.bench.collective_rank import Collective
-from recipes.bench.collectives import BASELINE, BUS_FACTOR, CollectivesConfig, cases, chosen, limit_gb_s, notes, one
+from recipes.bench.collectives import BASELINE, BUS_FACTOR, CollectivesConfig, Workers, cases, chosen, limit_gb_s, notes, one
 from recipes.common.errors import UserError
 from tests.conftest import composed
 
@@ -167,6 +168,21 @@ def test_every_element_of_a_result_is_checked(one_process, op, dtype):
     assert second.wrong() > 100, "a call that moves nothing"
     second.prepare()
     assert bool(second.input.any()) == (op != "all_reduce")
+
+
+def test_a_worker_that_is_told_to_stop_as_it_starts_answers(one_process, monkeypatch):
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    workers = Workers(args(use_cpu=True, warmup=1, repetitions=1), [1], {BASELINE: {}})
+    try:
+        workers.start(BASELINE)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            workers.process.send_signal(number)  # long before its imports have ended
+        ms, wrong = workers.measure({"op": "broadcast", "ranks": 1, "bytes": 1024, "dtype": "fp32", "setting": BASELINE})
+    finally:
+        workers.close()
+    assert ms > 0
+    assert wrong == 0
 
 
 def test_rccl_tests_are_driven_where_they_are(tmp_path, monkeypatch):

@@ -133,6 +133,20 @@ def test_a_stopped_series_goes_on_where_it_was(config, monkeypatch):
     assert len(found["rows"]) == len(lines(config)) == 2
 
 
+def test_a_last_row_that_a_stop_broke_off_is_measured_again(config, monkeypatch):
+    def work(case):
+        if case is CASES[-1]:
+            monkeypatch.setattr(program, "_stop_asked", True)
+            raise UserError("its process ended with exit code -15")
+        return {"tflops": 1.0}
+
+    with pytest.raises(Interrupted):
+        measure(config, args(), TABLE, CASES, work)
+    monkeypatch.setattr(program, "_stop_asked", False)
+    found = measure(config, args(), TABLE, CASES, lambda case: {"tflops": 2.0})
+    assert [row["tflops"] for row in found["rows"]] == [1.0, 2.0]
+
+
 def test_what_failed_for_another_reason_than_memory_is_tried_again(config, monkeypatch, capsys):
     problems = {"8192 8192 8192": UserError("fp8 needs torchao"), "1 1 1": torch.OutOfMemoryError()}
 
