@@ -10,7 +10,7 @@ from typing import Any
 
 from launch import rundir
 from launch.errors import UserError
-from launch.reports import many, one, series
+from launch.reports import many, one, series, tables
 from launch.reports.curves import Chart, Charts, Curve
 from launch.reports.data import Run, dig, is_number, kind_of, listed, objects, phases_of, read
 from launch.reports.parts import Cell, Figure, Figures, Note, Page, Pre, Section, Table, cell, number, percent
@@ -186,7 +186,7 @@ def _curves(runs: list[Run], total: int, trials: list[Trial], metric: str | None
     dots = _scatter(trials, metric)
     left_out = f"The {len(runs)} best of {total} trials." if total > len(runs) else ""
     notes = [Note(line, "warn") for run in runs for line in (f"{run.name}: {said}" for said in run.notes)]
-    if not dots and not charts and not any(run.result.get("benchmark") for run in runs):
+    if not dots and not charts and not any(map(tables.rows_of, runs)):
         notes.insert(0, Note("No trial has left a curve.", "warn"))
     return [*([Charts([*dots, *charts], left_out)] if dots or charts else []), *notes]
 
