@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launch.rule import Rule
-from launch.schema_enums import Profile, Vendor
+from launch.schema_enums import Vendor
 from launch.trainer_args import argument
 
 TUNE_RULES = [
@@ -26,11 +26,5 @@ TUNE_RULES = [
         lambda c: c.method.name == "tune/inductor" and not c.hardware.compile,
         lambda c: f"method=tune/inductor on {c.hardware.name}: Inductor miscompiles or refuses {c.hardware.gfx}",
         lambda c: "method=tune/tunableop or tune/batch",
-    ),
-    Rule(
-        "tune_profile",
-        lambda c: c.method.kind == "tune" and c.profile != Profile.none,
-        lambda c: f"profile={c.profile.value} with method={c.method.name}: it watches one process, and trials have their own",
-        lambda c: "no profile=; or the experiment that the tuning writes, with it",
     ),
 ]

@@ -76,7 +76,6 @@ CASES = {
     "tune_rows": (["hardware=mi300x", "method=tune/batch", "data=hub", "data.hub_id=a/b"], ["would ignore them", "rows=data"]),
     "tune_for_rocm": (["hardware=h200", "method=tune/tunableop"], ["tune/tunableop on h200", "tune/inductor"]),
     "tune_inductor": (["hardware=mi50", "method=tune/inductor"], ["gfx906", "tune/batch"]),
-    "tune_profile": (["hardware=mi300x", "method=tune/batch", "profile=torch"], ["profile=torch with method=tune/batch", "trials"]),
     "evaluated_revision": (
         ["hardware=mi300x", "model=qwen3_4b", "model.revision=main", "method=evaluate"],
         ["model.revision=main with method=evaluate", "a commit of the hub", "model.path="],
@@ -215,6 +214,10 @@ CASES = {
     ),
     "strategy_of_topology": (["hardware=mi300x", "topology=ddp", "topology.strategy=fsdp"], ["contradicts", "topology.strategy=ddp"]),
     "debug_without_gpu": (["debug=memory_fault"], ["debug=memory_fault on a CPU", "debug=none"]),
+    "profile_of_who_waits": (
+        ["hardware=mi300x", "method=tune/batch", "profile=torch"],
+        ["profile=torch with method=tune/batch", "waits", "the experiment that the tuning writes"],
+    ),
     "memory_profile_without_gpu": (["profile=memory"], ["profile=memory on a CPU", "profile=torch", "memory_peak_gb"]),
     "rocprof_without_amd": (["hardware=h200", "profile=rocprof"], ["profile=rocprof on h200", "profile=torch"]),
     "rocprof_compute_alone": (
@@ -740,6 +743,12 @@ def test_words_of_a_refusal(overrides, said):
         check(config)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("name", "refused"), [("vllm", True), ("collectives", True), ("gemm", False)])
+def test_a_profile_of_a_benchmark_that_starts_processes(name, refused):
+    found = refusals(composed("hardware=mi300x", f"method=bench/{name}", "profile=torch"))
+    assert [rule.name for rule in found] == ["profile_of_who_waits"] * refused
 
 
 def test_every_refusal_is_said_at_once():
