@@ -241,6 +241,17 @@ def test_finetune_totals_and_what_full_rows_would_mean():
     said("finetune", "mi350x", "99% of", f"{percent(16312 / 14471 - 1)} faster")
 
 
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [({}, 14471), ({"num_gpus": 1}, None), ({"batch": 1}, None), ({"setup": "plain"}, None), ({"setup": "plain_compiled"}, None)],
+)
+def test_finetune_is_compared_where_all_that_the_report_states_is_the_same(change: dict[str, Any], value: float | None):
+    ours = {"model": "qwen3_8b", "precision": "bf16", "adapter": "none", "sequence": 8192, "batch": 14, "num_gpus": 8}
+    row = {**ours, "setup": "plain_compiled_checkpointing", "tokens_per_second_per_gpu": 9000.0, **change}
+    compared = published.compare([row], "finetune", "mi350x", "tokens_per_second_per_gpu")
+    assert compared.rows[0]["published"] == value
+
+
 def test_times_of_mi50_and_strix_halo():
     (mi50,) = rows("finetune", "mi50")
     said("finetune", "mi50", f"{8 * 512 / mi50.value:.0f} tokens/s")
