@@ -123,7 +123,11 @@ def test_sizes_and_settings_of_a_series(monkeypatch):
     assert found == {BASELINE: {}, "NCCL_MIN_NCHANNELS unset": {"NCCL_MIN_NCHANNELS": None}, "NCCL_ALGO=Ring": {"NCCL_ALGO": "Ring"}}
     assert [line.partition(":")[0] for line in said] == ["NCCL_MIN_NCHANNELS=112", "NCCL_ALGO unset"]
     series = args(ops=["broadcast"], min_bytes=1024, max_bytes=70000, factor=8)
-    assert series.sizes == [1024, 8192, 65536]
+    assert series.sizes == [1024, 8192, 65536, 70000]
+    assert series.series == [(1024, 65536), (70000, 70000)]
+    assert args(max_bytes=8 << 30).sizes[-2:] == [4 << 30, 8 << 30], "1 KiB x 4^k passes it by"
+    assert args(min_bytes=1024, max_bytes=65536).series == [(1024, 65536)]
+    assert args(min_bytes=1024, max_bytes=1024).series == [(1024, 1024)]
     rows = cases(series, config("mi300x"), [2, 4], found)
     assert [(row["ranks"], row["dtype"], row["setting"]) for row in rows if row["bytes"] == 1024] == [
         (2, "bf16", BASELINE),

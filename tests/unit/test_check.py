@@ -63,6 +63,10 @@ CASES = {
         ["hardware=mi50", "method=bench/gemm", "method.args.fail_below=0.9"],
         ["fail_below=0.9 with method=bench/gemm on mi50", "of others: h100, h200", "recipes/bench/reference/gemm.yaml"],
     ),
+    "bench_gate_rows": (
+        ["hardware=mi350x", "method=bench/collectives", "method.args.fail_below=0.9"],
+        ["on mi350x: figures were published, but of no row", "op all_reduce, bytes 8589934592, ranks 8"],
+    ),
     "bench_gpu_counts": (
         ["hardware=mi300x", "method=bench/scaling", "method.args.num_gpus=[a]"],
         ["num_gpus=['a']: it lists numbers of GPUs", "num_gpus=[2,4]"],
@@ -743,6 +747,26 @@ def test_words_of_a_refusal(overrides, said):
         check(config)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "refused"),
+    [
+        (["hardware=mi350x", "method=bench/collectives", "method.args.max_bytes=8589934592"], False),
+        (["hardware=mi350x", "method=bench/collectives", "method.args.max_bytes=8589934592", "method.args.ops=[broadcast]"], True),
+        (["hardware=mi350x", "method=bench/collectives", "method.args.max_bytes=8589934592", "topology.num_gpus=4"], True),
+        (["hardware=mi300x", "method=bench/collectives"], False),
+        (["hardware=mi350x", "method=bench/gemm"], False),
+        (["hardware=mi350x", "method=bench/gemm", "method.args.dtypes=[fp32]"], True),
+        (["hardware=mi350x", "method=bench/gemm", "method.args.shapes=[[1,1,1]]"], True),
+        (["hardware=mi350x", "method=bench/finetune", "model=qwen3_8b"], False),
+        (["hardware=mi350x", "method=bench/finetune", "model=qwen3_8b", "topology=single"], True),
+        (["hardware=mi350x", "method=bench/matmul"], False),
+        (["hardware=mi350x", "method=bench/scaling"], False),
+    ],
+)
+def test_a_gate_over_rows_that_nobody_published(overrides, refused):
+    assert [rule.name for rule in refusals(composed(*overrides, "method.args.fail_below=0.9"))] == ["bench_gate_rows"] * refused
 
 
 @pytest.mark.parametrize(("name", "refused"), [("vllm", True), ("collectives", True), ("gemm", False)])
