@@ -15,6 +15,8 @@ from launch.schema_enums import Vendor
 from launch.trainer_args import argument
 
 PUBLISHED = Path(__file__).parents[1] / "recipes/bench/reference"
+# Arguments that list lists, and what stands in one.
+LISTS = {"shapes": "m, n, k", "heads": "query heads, key heads, width", "lengths": "tokens in, tokens out"}
 COMPARED = ("measured", "least")  # kinds of published figures that ours are held against: recipes/bench/published.py
 GPU_COUNTS = {"bench/scaling": "num_gpus", "bench/collectives": "ranks"}  # the argument that lists how many are measured together
 
@@ -91,6 +93,25 @@ def _lacking_dtypes(config: Config) -> list[str]:
     return [] if config.smoke or config.hardware.vendor == Vendor.none else [d for d in asked if d not in config.hardware.peak_tflops]
 
 
+def _wrong_lists(config: Config) -> list[str]:
+    """Arguments that list lists of whole numbers, where one is none."""
+
+    def is_wrong(one: Any, parts: str) -> bool:
+        return not isinstance(one, list) or len(one) != parts.count(",") + 1 or any(type(part) is not int or part < 1 for part in one)
+
+    measures = config.method.kind in ("bench", "tune")
+    return [name for name, parts in LISTS.items() if measures and any(is_wrong(one, parts) for one in argument(config, name) or [])]
+
+
+def _crowded(config: Config) -> list[tuple[int, Any]]:
+    """Of settings of vLLM that put several engines on a GPU: how many, and the share of its memory that each takes, if that is too much."""
+    if config.method.name != "bench/vllm":
+        return []
+    settings = [{**argument(config, "base"), **setting} for setting in argument(config, "settings") if isinstance(setting, dict)]
+    asked = [(one.get("instances", 1), one.get("gpu_memory_utilization")) for one in settings]
+    return [(n, share) for n, share in asked if type(n) is int and n > 1 and (not isinstance(share, (int, float)) or share * n > 1)]
+
+
 def _gpu_counts(config: Config) -> list[Any] | None:
     name = GPU_COUNTS.get(config.method.name)
     counts: list[Any] | None = argument(config, name) if name else None
@@ -123,6 +144,21 @@ BENCH_RULES = [
         lambda c: bool(_lacking_dtypes(c)),
         lambda c: f"method.args.dtypes={_lacking_dtypes(c)[0]} on {c.hardware.name}: {c.hardware.gfx} does not compute in it",
         lambda c: f"method.args.dtypes=[{','.join(c.hardware.peak_tflops)}], or null for all of them",
+    ),
+    Rule(
+        "bench_lists",
+        lambda c: bool(_wrong_lists(c)),
+        lambda c: f"method.args.{(name := _wrong_lists(c)[0])}={argument(c, name)}: it lists lists of [{LISTS[name]}], each at least 1",
+        lambda c: f"double brackets: method.args.{(name := _wrong_lists(c)[0])}=[[{','.join(['1024'] * (LISTS[name].count(',') + 1))}]]",
+    ),
+    Rule(
+        "bench_instances",
+        lambda c: bool(_crowded(c)),
+        lambda c: (
+            f"method.args.settings: {_crowded(c)[0][0]} instances on one GPU with gpu_memory_utilization={_crowded(c)[0][1] or 'unset'}: "
+            "together they take at most 1"
+        ),
+        lambda c: f"gpu_memory_utilization: {0.8 / _crowded(c)[0][0]:g} in that setting",
     ),
     Rule(
         "bench_gate",
