@@ -313,6 +313,18 @@ def test_a_grid(tmp_path):
     assert HOSTILE in text
 
 
+def test_a_grid_of_unlike_figures_has_no_best(tmp_path):
+    unlike = [("bench/mlp_loop", "most_samples_per_second", 90.0), ("bench/matmul", "most_tflops", 400.0)]
+    folder = a_sweep(tmp_path, [{"varied": [f"method={name}"], "metric": metric, "value": value} for name, metric, value in unlike])
+    text = made(folder).text
+    assert "so none is the best" in text
+    assert "trial method figure status" in text
+    assert "90 most_samples_per_second" in text
+    assert "400 most_tflops" in text
+    for wrong in ("best most", "(best)", "of each trial", "decides", "only parameter that varies"):
+        assert wrong not in text, wrong
+
+
 @pytest.mark.parametrize(
     ("trials", "why"),
     [
