@@ -15,29 +15,101 @@ from launch.schema_enums import Vendor
 from launch.trainer_args import argument
 
 PUBLISHED = Path(__file__).parents[1] / "recipes/bench/reference"
+# Arguments that list lists, and what stands in one.
+LISTS = {"shapes": "m, n, k", "heads": "query heads, key heads, width", "lengths": "tokens in, tokens out"}
 COMPARED = ("measured", "least")  # kinds of published figures that ours are held against: recipes/bench/published.py
 GPU_COUNTS = {"bench/scaling": "num_gpus", "bench/collectives": "ranks"}  # the argument that lists how many are measured together
 
 
 @functools.cache
-def _published(method: str) -> frozenset[str]:
-    """The hardware that somebody has published a figure of this benchmark for."""
+def _rows(method: str) -> list[dict[str, Any]]:
+    """What was published of this benchmark and ours is held against; `hardware` is a list in each."""
     path = PUBLISHED / f"{method.removeprefix('bench/')}.yaml"
     rows = yaml.safe_load(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
-    named = [row["hardware"] for row in rows if row.get("kind", "measured") in COMPARED]
-    return frozenset(name for names in named for name in ([names] if isinstance(names, str) else names))
+    named = [{**row, "hardware": [row["hardware"]] if isinstance(row["hardware"], str) else row["hardware"]} for row in rows]
+    return [row for row in named if row.get("kind", "measured") in COMPARED]
+
+
+def _published(method: str) -> set[str]:
+    """The hardware that somebody has published a figure of this benchmark for."""
+    return {name for row in _rows(method) for name in row["hardware"]}
+
+
+def _is_gate(config: Config) -> bool:
+    return config.method.kind == "bench" and argument(config, "fail_below") is not None
 
 
 def _gate_of_nothing(config: Config) -> bool:
     """A benchmark refuses one too where none of the figures is of the quantity that it measures."""
-    is_gate = config.method.kind == "bench" and argument(config, "fail_below") is not None
-    return is_gate and config.hardware.name not in _published(config.method.name)
+    return _is_gate(config) and config.hardware.name not in _published(config.method.name)
+
+
+def _matches(config: Config) -> list[dict[str, Any]]:
+    """What rows published of this hardware, and of the benchmark's own figure, are found by."""
+    return [row["match"] for row in _rows(config.method.name) if config.hardware.name in row["hardware"] and "figure" not in row]
+
+
+def _gate_of_other_rows(config: Config) -> bool:
+    """A benchmark refuses one too that its figures decide about."""
+    if not _is_gate(config) or _gate_of_nothing(config) or _no_counts(config):
+        return False
+    ours = _of_our_rows(config)
+    return not any(all(match[key] in values for key, values in ours.items() if key in match) for match in _matches(config))
+
+
+def _of_our_rows(config: Config) -> dict[str, list[Any]]:
+    """Values that rows have of keys which the arguments of a benchmark decide."""
+    ranks = topology.num_trainers(config)
+    if config.method.name == "bench/collectives":
+        counts = [count for count in _gpu_counts(config) or [] if count <= ranks]
+        return {"op": argument(config, "ops"), "bytes": _sizes(config), "ranks": counts}
+    if config.method.name == "bench/gemm":
+        shapes = [" ".join(map(str, shape)) for shape in argument(config, "shapes") if isinstance(shape, list)]
+        dtypes = argument(config, "dtypes") or list(config.hardware.peak_tflops)
+        return {"shape": shapes, "dtype": dtypes, "op": argument(config, "ops")}
+    if config.method.name == "bench/finetune":
+        return {"num_gpus": [ranks], "batch": [argument(config, "batch")], "sequence": [argument(config, "sequence")]}
+    return {}
+
+
+def _sizes(config: Config) -> list[int]:
+    """As recipes/bench/collectives.py has them."""
+    first, last, factor = (int(argument(config, name)) for name in ("min_bytes", "max_bytes", "factor"))
+    found = [first]
+    while first > 0 and factor > 1 and found[-1] * factor < last:
+        found.append(found[-1] * factor)
+    return [*found, last]
+
+
+def _shown_matches(config: Config) -> str:
+    shown = [", ".join(f"{key} {value}" for key, value in match.items()) for match in _matches(config)]
+    shown = list(dict.fromkeys(shown))
+    return "; ".join(shown[:4]) + (f"; and {len(shown) - 4} more" if len(shown) > 4 else "")
 
 
 def _lacking_dtypes(config: Config) -> list[str]:
     """Of a benchmark's series of precisions, those without a peak. Under smoke=true the CPU has none."""
     asked = argument(config, "dtypes") or []
     return [] if config.smoke or config.hardware.vendor == Vendor.none else [d for d in asked if d not in config.hardware.peak_tflops]
+
+
+def _wrong_lists(config: Config) -> list[str]:
+    """Arguments that list lists of whole numbers, where one is none."""
+
+    def is_wrong(one: Any, parts: str) -> bool:
+        return not isinstance(one, list) or len(one) != parts.count(",") + 1 or any(type(part) is not int or part < 1 for part in one)
+
+    measures = config.method.kind in ("bench", "tune")
+    return [name for name, parts in LISTS.items() if measures and any(is_wrong(one, parts) for one in argument(config, name) or [])]
+
+
+def _crowded(config: Config) -> list[tuple[int, Any]]:
+    """Of settings of vLLM that put several engines on a GPU: how many, and the share of its memory that each takes, if that is too much."""
+    if config.method.name != "bench/vllm":
+        return []
+    settings = [{**argument(config, "base"), **setting} for setting in argument(config, "settings") if isinstance(setting, dict)]
+    asked = [(one.get("instances", 1), one.get("gpu_memory_utilization")) for one in settings]
+    return [(n, share) for n, share in asked if type(n) is int and n > 1 and (not isinstance(share, (int, float)) or share * n > 1)]
 
 
 def _gpu_counts(config: Config) -> list[Any] | None:
@@ -74,6 +146,21 @@ BENCH_RULES = [
         lambda c: f"method.args.dtypes=[{','.join(c.hardware.peak_tflops)}], or null for all of them",
     ),
     Rule(
+        "bench_lists",
+        lambda c: bool(_wrong_lists(c)),
+        lambda c: f"method.args.{(name := _wrong_lists(c)[0])}={argument(c, name)}: it lists lists of [{LISTS[name]}], each at least 1",
+        lambda c: f"double brackets: method.args.{(name := _wrong_lists(c)[0])}=[[{','.join(['1024'] * (LISTS[name].count(',') + 1))}]]",
+    ),
+    Rule(
+        "bench_instances",
+        lambda c: bool(_crowded(c)),
+        lambda c: (
+            f"method.args.settings: {_crowded(c)[0][0]} instances on one GPU with gpu_memory_utilization={_crowded(c)[0][1] or 'unset'}: "
+            "together they take at most 1"
+        ),
+        lambda c: f"gpu_memory_utilization: {0.8 / _crowded(c)[0][0]:g} in that setting",
+    ),
+    Rule(
         "bench_gate",
         _gate_of_nothing,
         lambda c: (
@@ -81,6 +168,15 @@ BENCH_RULES = [
             f"a figure of it, so nothing could fall below; of others: {', '.join(sorted(_published(c.method.name))) or 'neither'}"
         ),
         lambda c: f"no fail_below, or figures of your own in recipes/bench/reference/{c.method.name.removeprefix('bench/')}.yaml",
+    ),
+    Rule(
+        "bench_gate_rows",
+        _gate_of_other_rows,
+        lambda c: (
+            f"method.args.fail_below={argument(c, 'fail_below')} with method={c.method.name} on {c.hardware.name}: figures were published, "
+            "but of no row that would be measured, so nothing could fall below"
+        ),
+        lambda c: f"no fail_below, or arguments that measure what was published: {_shown_matches(c)}",
     ),
     Rule(
         "bench_gpu_counts",

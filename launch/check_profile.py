@@ -8,12 +8,22 @@ from launch.schema import Config
 from launch.schema_enums import Profile, Rocprof, Vendor
 from launch.trainer_args import argument
 
+MEASURED_BY_OTHERS = ("bench/vllm", "bench/collectives")  # as a tuning, they start processes and wait for them
+
 
 def _repeats(config: Config) -> bool:
     return config.profile == Profile.rocprof and config.rocprof == Rocprof.compute
 
 
 PROFILE_RULES = [
+    Rule(
+        "profile_of_who_waits",
+        lambda c: c.profile != Profile.none and (c.method.kind == "tune" or c.method.name in MEASURED_BY_OTHERS),
+        lambda c: (
+            f"profile={c.profile.value} with method={c.method.name}: it watches one process, which waits for the ones that are measured"
+        ),
+        lambda c: "no profile=" + ("; or the experiment that the tuning writes, with it" if c.method.kind == "tune" else ""),
+    ),
     Rule(
         "memory_profile_without_gpu",
         lambda c: c.profile == Profile.memory and c.hardware.vendor == Vendor.none,

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from launch.rule import Rule
-from launch.schema_enums import Profile, Vendor
-from launch.trainer_args import argument
+from launch.schema import Config
+from launch.schema_enums import Vendor
+from launch.trainer_args import argument, recipe_name
+
+
+def _makes_rows(config: Config) -> bool:
+    return config.method.kind == "tune" and argument(config, "rows") == "full"
+
 
 TUNE_RULES = [
     Rule(
         "tune_rows",
-        lambda c: argument(c, "rows") == "full" and c.method.kind == "tune" and c.data.name != "reasoning",
+        lambda c: _makes_rows(c) and c.data.name != "reasoning",
         lambda c: (
             f"data={c.data.name} with method={c.method.name}: it measures rows that it makes, full to max_length, and would ignore them"
         ),
         lambda c: "no data=; or method.args.rows=data, whose steps are of the lengths that the data has",
+    ),
+    Rule(
+        "tune_full_rows",
+        lambda c: _makes_rows(c) and (recipe_name(c) == "grpo" or c.method.args.get("max_length", 0) is None),
+        lambda c: (
+            f"method.args.rows=full with recipe={recipe_name(c)}"
+            + (": it makes rows for sft and dpo" if recipe_name(c) == "grpo" else " and max_length=null: nothing says how long a row is")
+        ),
+        lambda c: "method.args.rows=data" + ("" if recipe_name(c) == "grpo" else "; or method.args.max_length=<a number of tokens>"),
     ),
     Rule(
         "tune_for_rocm",
@@ -26,11 +41,5 @@ TUNE_RULES = [
         lambda c: c.method.name == "tune/inductor" and not c.hardware.compile,
         lambda c: f"method=tune/inductor on {c.hardware.name}: Inductor miscompiles or refuses {c.hardware.gfx}",
         lambda c: "method=tune/tunableop or tune/batch",
-    ),
-    Rule(
-        "tune_profile",
-        lambda c: c.method.kind == "tune" and c.profile != Profile.none,
-        lambda c: f"profile={c.profile.value} with method={c.method.name}: it watches one process, and trials have their own",
-        lambda c: "no profile=; or the experiment that the tuning writes, with it",
     ),
 ]

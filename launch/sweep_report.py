@@ -32,6 +32,12 @@ def less_is_better(metric: str | None) -> bool:
     return metric is not None and (metric == "loss" or metric.startswith("least_"))
 
 
+def metric_of(content: Mapping[str, Any]) -> str | None:
+    """What the trials of a sweep.json are compared by: the metric that was asked for, or the one that all have; None where they differ."""
+    found = list(dict.fromkeys(str(row["metric"]) for row in content["trials"] if row.get("metric") and row.get("value") is not None))
+    return content.get("metric") or (found[0] if len(found) == 1 else None)
+
+
 def goal_of(metric: str | None) -> Direction | None:
     """Which way a figure is better, where its name says so."""
     bare = (metric or "").removeprefix("best_").removeprefix("eval_")
@@ -74,13 +80,14 @@ def show_end(config: Config, content: dict[str, Any], exit_code: int) -> None:
     if config.format == Format.json:
         print(json.dumps({**content, "exit_code": exit_code}, indent=1))
         return
-    console, sweep = Console(), config.sweep
-    metric = sweep.metric or next((row["metric"] for row in content["trials"] if row["metric"]), "")
-    table = Table("trial", "overrides", metric, "status", title="Trials", title_justify="left")
+    console, sweep, metric = Console(), config.sweep, metric_of(content)
+    differ = metric is None and any(row["value"] is not None for row in content["trials"])
+    table = Table("trial", "overrides", metric or ("figure" if differ else ""), "status", title="Trials", title_justify="left")
     table.add_column("run directory", overflow="fold")  # to be copied whole
     for row in content["trials"]:
         status = Text(_status(row), style="red" if row["status"] == "failed" else "")
-        table.add_row(str(row["number"]), Text(short(row["varied"])), _number(row["value"]), status, relative(row["run_dir"]))
+        figure = _number(row["value"]) + (f" {row['metric']}" if differ and row["metric"] else "")
+        table.add_row(str(row["number"]), Text(short(row["varied"])), figure, status, relative(row["run_dir"]))
     console.print(table)
     trials = content["trials"]
     counts = {status: sum(row["status"] == status for row in trials) for status in ("done", "failed", "interrupted")}

@@ -172,12 +172,12 @@ def _status(run: Run) -> Cell:
 
 def _figures(run: Run) -> list[Cell]:
     """steps, loss, reward, accuracy, tokens/s, time."""
-    last = {**run.metrics.last, **{k: v for k, v in run.result.items() if v is not None}}
+    last = {} if tables.rows_of(run) else {**run.metrics.last, **{k: v for k, v in run.result.items() if v is not None}}
     accuracy, seconds = last.get("accuracy"), one.elapsed_s(run)
     shown = Cell(percent(accuracy), number=True) if is_number(accuracy) else cell(None)
     time = Cell(duration(seconds), number=True) if seconds is not None else cell(None)
     return [
-        cell(run.metrics.last.get("step")),
+        cell(last.get("step")),
         cell(last.get("loss")),
         cell(last.get("reward")),
         shown,

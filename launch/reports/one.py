@@ -110,10 +110,10 @@ def mark_of(status: str) -> str:
 def figures(run: Run) -> list[Figure]:
     """What is read first: progress, loss, reward, accuracy, speed, MFU, memory, time, energy; of a benchmark its rows."""
     found = [Figure("status", run.status, f"exit code {run.exit_code}" if run.exit_code is not None else "", mark_of(run.status))]
-    last = run.metrics.last
-    if is_number(last.get("num_steps")) and not tables.rows_of(run):
+    last, rows = run.metrics.last, tables.rows_of(run)
+    if is_number(last.get("num_steps")) and not rows:
         found.append(Figure("steps", number(last["step"]), f"of {number(last['num_steps'])}"))
-    for key in ("loss", "reward", "accuracy"):
+    for key in () if rows else ("loss", "reward", "accuracy"):
         values = run.metrics.points(key)[1] or [v for v in [run.result.get(key)] if is_number(v)]
         if values:
             shown = percent if key == "accuracy" else number
@@ -123,8 +123,8 @@ def figures(run: Run) -> list[Figure]:
         why = "stopped early" if run.result.get("stopped_early") is True else "by held-out rows"
         found.append(Figure("best step", number(run.result["best_step"]), why))
     found += speed_figures(run)
-    rows = tables.rows_of(run)
     if rows:
+        found += best_row(run)
         failed = sum(1 for row in rows if row.get("error"))
         found.append(Figure("rows", number(len(rows)), f"{failed} failed" if failed else "", "warn" if failed else ""))
     if is_number(run.result.get("fail_below")):
@@ -139,6 +139,15 @@ def figures(run: Run) -> list[Figure]:
     if is_number(energy := run.result.get("energy_kwh_per_million_tokens")):
         found.append(Figure("energy", number(energy), "kWh per million tokens"))
     return found
+
+
+def best_row(run: Run) -> list[Figure]:
+    """By the figure that a benchmark or a tuning compares its rows by."""
+    values = [row[key] for row in tables.rows_of(run) if is_number(row.get(key := str(run.result.get("figure"))))]
+    if not values:
+        return []
+    title = next((tables.title_of(column) for column in tables.columns_of(run) if column["key"] == key), key)
+    return [Figure(title, number((min if run.result.get("higher_is_better") is False else max)(values)), "the best row")]
 
 
 def speed_figures(run: Run) -> list[Figure]:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from launch import lineage
+from launch.reports import tables
 from launch.reports.curves import Chart, Curve, with_mean
-from launch.reports.data import Points, Run, dig, is_number, objects, table
+from launch.reports.data import Points, Run, dig, is_number, table
 from launch.reports.parts import number
 
 # key -> (title, unit, whether the axis begins at 0), in the order of a page. A unit of % is of a share, drawn a hundredfold.
@@ -45,7 +46,7 @@ NOT_DRAWN = {"step", "num_steps", "time_s", "num_tokens", "tokens_per_second_per
 
 
 def points_of(run: Run, key: str, unit: str) -> Points:
-    steps, values = run.metrics.points(key)
+    steps, values = tables.logged(run, key)
     return steps, [100 * value for value in values] if unit == "%" else values
 
 
@@ -85,12 +86,13 @@ def telemetry(run: Run) -> list[Chart]:
 
 def others(run: Run) -> tuple[list[Chart], dict[str, float]]:
     """(charts of every other key, those that never change with their value)."""
+    if tables.rows_of(run):
+        return [], {}
     known = {*MAIN, *TELEMETRY, *NOT_DRAWN, *(PARTS if "generation_s" in run.metrics.numeric_keys else ())}
-    own = {c["key"] for c in objects(run.result.get("columns")) if isinstance(c.get("key"), str)}  # a benchmark's rows are no series
     known |= {key for key in run.metrics.numeric_keys if key.startswith(LEVEL_SHARE) or _is_beside(run, key)}
     charts, constant = [], {}
     for key in run.metrics.numeric_keys:
-        if key in known or key in own or (own and "step" in run.metrics.last and not _is_training(run)):
+        if key in known:
             continue
         points = run.metrics.points(key)
         if len(set(points[1])) == 1:
@@ -193,10 +195,6 @@ def _is_beside(run: Run, key: str) -> bool:
 def mean_of(chart: Chart) -> str:
     values = chart.curves[0].points[1]
     return f"{number(sum(values) / len(values))} {chart.unit}".strip()
-
-
-def _is_training(run: Run) -> bool:
-    return run.get("method", "kind") in (None, "trainer")
 
 
 def _file(key: str) -> str:

@@ -10,11 +10,11 @@ from typing import Any
 
 from launch import rundir
 from launch.errors import UserError
-from launch.reports import many, one, series
+from launch.reports import many, one, series, tables
 from launch.reports.curves import Chart, Charts, Curve
 from launch.reports.data import Run, dig, is_number, kind_of, listed, objects, phases_of, read
 from launch.reports.parts import Cell, Figure, Figures, Note, Page, Pre, Section, Table, cell, number, percent
-from launch.sweep_report import less_is_better, short
+from launch.sweep_report import less_is_better, metric_of, short
 from launch.sweep_study import JOURNAL
 
 MOST_CURVES = 16  # trials on one axis: the best, where there are more
@@ -29,10 +29,12 @@ def page(folder: Path) -> Page:
     if content is None or not isinstance(content.get("trials"), list):
         raise UserError(f"{folder / 'sweep.json'}: cannot be read as a sweep's. The same sweep command writes it anew.")
     trials = [{**t, "varied": listed(t.get("varied"))} for t in objects(content["trials"])]
-    metric = content.get("metric") or next((t["metric"] for t in trials if t.get("metric")), None)
+    metric = metric_of({**content, "trials": trials})
     smaller = content.get("direction") == "minimize" if content.get("metric") else less_is_better(metric)
     valued = sorted((t for t in trials if is_number(t.get("value"))), key=lambda t: t["value"] if smaller else -t["value"])
-    best = valued[0] if valued else None
+    differ = metric is None and bool(valued)  # unlike figures have no order
+    valued = trials if differ else valued
+    best = valued[0] if valued and not differ else None
     statuses = [str(t.get("status")) for t in trials]
     status = (
         "running"
@@ -45,10 +47,10 @@ def page(folder: Path) -> Page:
     )
     runs = _runs(folder, valued[:MOST_CURVES] or trials[:MOST_CURVES])
     sections = [
-        Section("Summary", _summary(content, statuses, metric, best, status, smaller)),
+        Section("Summary", _summary(content, statuses, metric, best, status, smaller, differ)),
         Section("Trials", [_table(trials, metric, best)]),
-        Section("Importance of the parameters", _importance(folder, trials, metric)),
-        Section("Benchmarks", _benchmarks(runs, len(trials))),
+        Section("Importance of the parameters", [] if differ else _importance(folder, trials, metric)),
+        Section("Benchmarks", _benchmarks(runs, len(trials), metric)),
         Section("Curves", _curves(runs, len(trials), trials, metric)),
         Section(
             "Failed trials",
@@ -59,13 +61,17 @@ def page(folder: Path) -> Page:
     return Page(name, "sweep", status, [s for s in sections if s.blocks])
 
 
-def _summary(content: Trial, statuses: list[str], metric: str | None, best: Trial | None, status: str, smaller: bool) -> list[Any]:
+def _summary(
+    content: Trial, statuses: list[str], metric: str | None, best: Trial | None, status: str, smaller: bool, differ: bool
+) -> list[Any]:
     counts = {s: statuses.count(s) for s in dict.fromkeys(statuses)}
     under = ", ".join(f"{n} {s}" for s, n in counts.items())
     figures = [Figure("trials", number(len(statuses)), f"of {content.get('num_trials')}: {under}", one.mark_of(status))]
     blocks: list[Any] = [Figures(figures)]
     if status == "running":
         blocks.append(Note("Still running: this page shows what there was when it was made."))
+    if differ:
+        return [*blocks, Note("The trials have different figures, so none is the best.")]
     if best is None:
         return [*blocks, Note("No trial has a figure yet, so none is the best.", "warn")]
     figures.append(Figure(f"best {metric}", number(best["value"]), f"trial {best.get('number')}", "good"))
@@ -91,7 +97,9 @@ def _table(trials: list[Trial], metric: str | None, best: Trial | None) -> Table
         status = Cell(str(trial.get("status")), mark=one.mark_of(str(trial.get("status"))))
         name = f"{trial.get('number')}" + (" (best)" if trial is best else "")
         where = Path(str(trial["run_dir"])).name if trial.get("run_dir") else ""
-        rows.append([Cell(name), *cells, cell(trial.get("value")), status, Cell(where)])
+        value = trial.get("value")
+        figure = cell(value) if metric or not is_number(value) else Cell(f"{number(value)} {trial.get('metric')}")
+        rows.append([Cell(name), *cells, figure, status, Cell(where)])
         marks.append("best" if trial is best else "")
     return Table("Trials", ["trial", *(key.removeprefix("method.args.") for key in keys), metric or "figure", "status", "run"], rows, marks)
 
@@ -184,18 +192,19 @@ def _runs(folder: Path, trials: Sequence[Trial]) -> list[Run]:
 def _curves(runs: list[Run], total: int, trials: list[Trial], metric: str | None) -> list[Any]:
     charts = [chart for chart in series.together(runs) if chart.curves]
     dots = _scatter(trials, metric)
-    left_out = f"The {len(runs)} best of {total} trials." if total > len(runs) else ""
+    left_out = f"The {len(runs)} {'best' if metric else 'first'} of {total} trials." if total > len(runs) else ""
     notes = [Note(line, "warn") for run in runs for line in (f"{run.name}: {said}" for said in run.notes)]
-    if not dots and not charts and not any(run.result.get("benchmark") for run in runs):
+    if not dots and not charts and not any(map(tables.rows_of, runs)):
         notes.insert(0, Note("No trial has left a curve.", "warn"))
     return [*([Charts([*dots, *charts], left_out)] if dots or charts else []), *notes]
 
 
-def _benchmarks(runs: list[Run], total: int) -> list[Any]:
+def _benchmarks(runs: list[Run], total: int, metric: str | None) -> list[Any]:
     """Rows of the best trials side by side."""
     shown = runs[:MOST_SIDE_BY_SIDE]
     found = many.benchmarks(shown)
-    return [*found, *([Note(f"The {len(shown)} best of {total} trials.")] if found and total > len(shown) else [])]
+    said = f"The {len(shown)} {'best' if metric else 'first'} of {total} trials."
+    return [*found, *([Note(said)] if found and total > len(shown) else [])]
 
 
 def _scatter(trials: list[Trial], metric: str | None) -> list[Chart]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launch import rundir
-from launch.reports.data import Run, is_number, objects, table
+from launch.reports.data import Points, Run, is_number, objects, table
 from launch.reports.parts import Bar, Bars, Cell, Facts, Note, Notes, Piece, Pre, Table, cell, number, percent
 
 WARM_UP = 3  # first lines that a median leaves out: kernels are compiled and caches filled in them
@@ -32,6 +32,11 @@ def rows_of(run: Run) -> list[dict[str, Any]]:
     if run.get("method", "kind") not in ("bench", "tune"):
         return []
     return [{k: v for k, v in row.items() if k not in ("step", "num_steps", "time_s")} for row in run.metrics.rows]
+
+
+def logged(run: Run, key: str) -> Points:
+    """Steps and values of a training's lines; none of rows, which are no series."""
+    return ([], []) if rows_of(run) else run.metrics.points(key)
 
 
 def columns_of(run: Run) -> list[dict[str, Any]]:
@@ -123,10 +128,10 @@ def tuning(run: Run) -> list[Any]:
 
 def measured(run: Run, key: str) -> float | None:
     """The median of the logged steps after the warm-up; where none logs it what result.json says."""
-    values = run.metrics.points(key)[1]
+    values = logged(run, key)[1]
     if values:
         return statistics.median(values[WARM_UP:] if len(values) > 2 * WARM_UP else values)
-    found = run.result.get(key)
+    found = None if rows_of(run) else run.result.get(key)
     return float(found) if is_number(found) else None
 
 
@@ -231,8 +236,8 @@ def planned_memory(run: Run) -> dict[str, Any] | None:
 
 
 def peak_gb(run: Run) -> float | None:
-    values = run.metrics.points("memory_peak_gb")[1]
-    found = max(values) if values else run.result.get("memory_peak_gb")
+    values = logged(run, "memory_peak_gb")[1]
+    found = max(values) if values else None if rows_of(run) else run.result.get("memory_peak_gb")
     return float(found) if is_number(found) else None
 
 

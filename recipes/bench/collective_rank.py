@@ -10,7 +10,6 @@ import argparse
 import datetime
 import json
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -38,8 +37,6 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", required=True, help="numbers of ranks that are asked for")
     parser.add_argument("--cpu", action="store_true")
     given = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # the parent closes stdin when it is told to stop
     with os.fdopen(given.reply, "w") as reply:
         try:
             serve(given, reply)

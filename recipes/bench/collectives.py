@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -53,9 +54,9 @@ TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"  # its store belongs to the parents
 
 @dataclass
 class CollectivesConfig(SeriesConfig):
-    """Sizes from `min_bytes` to `max_bytes`, each `factor` times the one before. `ranks`: those that the run has are measured. `dtypes`
-    empty: the hardware's preferred one and fp32. `settings`: sets of environment variables beyond the run's own; null unsets one. Further
-    dtypes and settings are measured on the most ranks. `timeout_s`: of one case, the start of its processes included.
+    """Sizes from `min_bytes`, each `factor` times the one before, and `max_bytes` at last. `ranks`: those that the run has are measured.
+    `dtypes` empty: the hardware's preferred one and fp32. `settings`: sets of environment variables beyond the run's own; null unsets
+    one. Further dtypes and settings are measured on the most ranks. `timeout_s`: of one case, the start of its processes included.
 
     Raises UserError.
     """
@@ -94,7 +95,14 @@ class CollectivesConfig(SeriesConfig):
         found = [self.min_bytes]
         while found[-1] * self.factor <= self.max_bytes:
             found.append(found[-1] * self.factor)
-        return found
+        return found if found[-1] == self.max_bytes else [*found, self.max_bytes]
+
+    @property
+    def series(self) -> list[tuple[int, int]]:
+        """First and last size of each run of rccl-tests, which knows no last one that the factor does not reach."""
+        *before, last = self.sizes
+        reached = not before or last == before[-1] * self.factor
+        return [(self.min_bytes, last)] if reached else [(self.min_bytes, before[-1]), (last, last)]
 
 
 def collectives(config: DictConfig) -> dict[str, Any]:
@@ -244,7 +252,12 @@ class Workers:
         argv = [sys.executable, "-m", "recipes.bench.collective_rank", "--reply", str(write), "--timeout-s", str(self.args.timeout_s)]
         argv += ["--ranks", *map(str, self.ranks), *(["--cpu"] if self.args.use_cpu else [])]
         env = {**self.env(setting), "MASTER_PORT": str(port[0])}
-        self.process = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, pass_fds=[write], text=True)
+        # torchrun's signal to a rank reaches its process too, which inherits that they wait: this rank closes its stdin when told to stop.
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+        try:
+            self.process = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, pass_fds=[write], text=True)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
         os.close(write)
         self.reply, self.setting, self.answered = os.fdopen(read), setting, False
 
@@ -280,10 +293,13 @@ def by_rccl_tests(case: Row, args: CollectivesConfig, workers: Workers) -> tuple
         workers.close()  # its buffers and communicators leave the GPUs
         found: list[Any] = [None]
         if is_main_rank():
-            sizes = (args.min_bytes, args.max_bytes, args.factor)
-            argv = rccl_tests.argv(case["op"], case["dtype"], case["ranks"], sizes, args.warmup, args.repetitions)
+            runs = [
+                rccl_tests.argv(case["op"], case["dtype"], case["ranks"], (*ends, args.factor), args.warmup, args.repetitions)
+                for ends in args.series
+            ]
             try:
-                found = [rccl_tests.measure(argv, workers.env(case["setting"]), args.timeout_s)]
+                rows_of = [rccl_tests.measure(argv, workers.env(case["setting"]), args.timeout_s) for argv in runs]
+                found = [{size: row for rows in rows_of for size, row in rows.items()}]
             except UserError as refused:
                 found = [str(refused)]
         dist.broadcast_object_list(found, src=0)

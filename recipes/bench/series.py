@@ -135,6 +135,8 @@ def measure_rows(
                     append(path, {"step": i + 1, "num_steps": len(cases), **row})
             say(f"{i + 1}/{len(cases)}  {_line(table, row)}")
             profile.step()
+    if together(stop_asked() and any(rows[i]["error"] for i in left[-1:])):  # which may be all that failed it: it is tried again
+        raise Interrupted(rows=rows)
     return rows
 
 
@@ -186,15 +188,14 @@ def show(table: Table, rows: Sequence[Row], hardware: str, lines: Sequence[str])
 
 def kept(path: Path, cases: Sequence[Row]) -> list[Row]:
     """Rows that an interrupted run has measured, as long as they are the first of these cases; others are dropped from the file."""
-    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+    lines = path.read_text(errors="replace").splitlines(keepends=True) if path.is_file() else []
     rows: list[Row] = []
     for line, case in zip(lines, cases, strict=False):
         if not line.endswith("\n"):  # cut off in the middle of being written
             break
-        try:
-            row = json.loads(line)
-        except ValueError:  # a disk that was full, or a node that lost its power: this row and those after it are measured anew
-            say(f"{path.name}: line {len(rows) + 1} is no JSON: measured anew from there")
+        row = _row(line)
+        if row is None:  # a disk that was full, or a node that lost its power
+            say(f"{path.name}: line {len(rows) + 1} is no row: measured anew from there")
             break
         if any(row.get(key) != value for key, value in case.items()):
             break
@@ -204,6 +205,15 @@ def kept(path: Path, cases: Sequence[Row]) -> list[Row]:
     if rows:
         say(f"{len(rows)} of {len(cases)} were measured before the interruption")
     return rows
+
+
+def _row(line: str) -> Row | None:
+    """None for a line that is no row, whatever has become of it."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and "error" in row and isinstance(row.get("time_s"), (int, float)) else None
 
 
 def together(flag: bool) -> bool:

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipes.bench import collectives
 from recipes.bench.series import Column, Row, Table, device_of
 from recipes.common.errors import UserError
-from recipes.common.program import is_main_rank, main
+from recipes.common.program import Interrupted, is_main_rank, main, stop_asked
 from recipes.tune.search import Point, Report, SearchConfig, search, set_only
 from recipes.tune.trial import Setting
 from recipes.tune.tuning import finish
@@ -90,9 +90,11 @@ def one(
     args: collectives.CollectivesConfig,
     workers: collectives.Workers,
 ) -> Row:
-    """Every case under one setting. Raises UserError and Pruned."""
+    """Every case under one setting. Raises UserError, Pruned and Interrupted."""
     found: Row = {}
     for case in cases:
+        if stop_asked():
+            raise Interrupted()
         asked = {**case, "setting": str(number)}
         tell((asked, {name: str(value) for name, value in point.items()}))
         figure = measure(asked, point, config, args, workers)["bus_gb_s"]

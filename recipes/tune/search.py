@@ -124,6 +124,8 @@ def _measured(study: optuna.Study, trial: optuna.Trial, table: Table, measure: C
     except Pruned:
         row["error"], state = PRUNED, TrialState.PRUNED
     except UserError as refused:
+        if stop_asked():  # which may be all that failed it: it is not finished, and is tried again
+            raise Interrupted() from refused
         row["error"], state = str(refused), TrialState.FAIL
     trial.set_user_attr("row", row)  # before it counts as finished
     study.tell(trial, row[table.figure] if state == TrialState.COMPLETE else None, state=state)

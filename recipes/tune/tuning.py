@@ -7,6 +7,7 @@ starts what was measured; copied to conf/experiment/, the file is an experiment 
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,8 +21,9 @@ from recipes.bench.series import Column, Row, Table, show
 from recipes.common.errors import UserError
 from recipes.common.program import Failed, say
 from recipes.tune.rows import full_rows
-from recipes.tune.trial import Setting
+from recipes.tune.trial import Setting, num_ranks
 
+STEP = ("per_device_train_batch_size", "gradient_accumulation_steps")  # whose product a rank reads for a step of the optimizer
 TRAINING = (
     Column("tokens_per_second", "tokens/s", 0),
     Column("step_s", "s/step", 3),
@@ -104,6 +106,7 @@ def finish(
     gain = best[table.figure] / before[table.figure] if table.higher_is_better else before[table.figure] / best[table.figure]
     overrides = setting.overrides()
     path, command = write_experiment(config, table, setting, before, best)
+    content["notes"] += other_steps(config, setting)
     title = next(column.title for column in table.columns if column.key == table.figure)
     lines = [*content["notes"], f"before: {before[table.figure]:,.4g} {title}; after: {best[table.figure]:,.4g}, {gain:.3f} times as good"]
     spread = max(before.get("spread", 0.0), best.get("spread", 0.0))
@@ -124,6 +127,14 @@ def finish(
     }
 
 
+def other_steps(config: DictConfig, setting: Setting) -> list[str]:
+    """That the optimizer's steps would take another number of sequences, at the same learning rate."""
+    own: dict[str, Any] = dict(config.tuned.trainer_args)
+    before, after = (num_ranks() * math.prod(args.get(key) or 1 for key in STEP) for args in (own, {**own, **setting.args}))
+    said = f"{after} sequences a step, before {before}, at the same learning rate; effective_batch={before} keeps them."
+    return [] if before == after else [said]
+
+
 def write_experiment(config: DictConfig, table: Table, setting: Setting, before: Row, after: Row) -> tuple[Path, str]:
     """The experiment file, in a folder that Hydra can search, and the command that starts it."""
     base: dict[str, Any] = OmegaConf.to_container(config.tuned.experiment)  # type: ignore[assignment]
@@ -140,6 +151,7 @@ def write_experiment(config: DictConfig, table: Table, setting: Setting, before:
         "# @package _global_",
         f"# What method=tune/{table.benchmark} found for {base['groups']['method']}: {table.figure} {before[table.figure]:.6g} before, "
         f"{after[table.figure]:.6g} after.",
+        *(f"# {line}" for line in other_steps(config, setting)),
         *smoke,
         f"# Needs:     {config.hardware.product}, and the image and versions of {config.run_dir}.",
         f"# Launch:    {command}",

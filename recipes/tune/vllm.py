@@ -12,7 +12,7 @@ behind is given up there. Its figure is the geometric mean of output tokens a se
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -34,6 +34,7 @@ class VllmConfig(SearchConfig):
     """`space`: values of vLLM's arguments, named as in bench/vllm."""
 
     recipe: str = "bench/vllm"
+    space: dict[str, list[Any]] = field(default_factory=dict, metadata={"refused": vllm_arguments.REFUSED})
 
     def __post_init__(self) -> None:
         super().__post_init__()

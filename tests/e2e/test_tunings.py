@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shlex
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
-from tests.conftest import command
+from tests.conftest import ROOT, command
 
 SMALL = ["hardware=mi350x", "smoke=true", "run_root=runs"]
 
@@ -48,6 +53,21 @@ def test_tuning_ends_with_before_after_and_an_experiment(tmp_path, tuning, overr
             assert plan["trainer_args"]["per_device_train_batch_size"] == int(value)
         if key.startswith("user_env."):
             assert plan["processes"][0]["env"][key.removeprefix("user_env.")] == value
+
+
+def test_a_stop_within_a_trial_fails_no_setting(tmp_path):
+    overrides = ["hardware=mi350x", "method=tune/rccl", "topology.num_gpus=2", "smoke=true", "run_root=runs", "name=stopped"]
+    argv = [sys.executable, str(ROOT / "launch/run.py"), *overrides]
+    with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as launcher:
+        while not any(file.read_text() for file in tmp_path.glob("runs/*/*/metrics.jsonl")) and launcher.poll() is None:
+            time.sleep(0.05)
+        os.kill(launcher.pid, signal.SIGTERM)  # the processes of the second trial, of two, begin to import torch
+        said = launcher.communicate()[1]
+    assert launcher.returncode == 75, said
+    done = command(*overrides, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result_file,) = tmp_path.glob("runs/*/*/result.json")
+    assert [row["error"] for row in json.loads(result_file.read_text())["rows"]] == [None, None]
 
 
 def test_no_gpu_and_no_smoke(tmp_path):

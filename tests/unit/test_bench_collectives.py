@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 
 import pytest
@@ -12,7 +13,7 @@ from omegaconf import OmegaConf
 
 from recipes.bench import rccl_tests
 from recipes.bench.collective_rank import Collective
-from recipes.bench.collectives import BASELINE, BUS_FACTOR, CollectivesConfig, cases, chosen, limit_gb_s, notes, one
+from recipes.bench.collectives import BASELINE, BUS_FACTOR, CollectivesConfig, Workers, cases, chosen, limit_gb_s, notes, one
 from recipes.common.errors import UserError
 from tests.conftest import composed
 
@@ -122,7 +123,11 @@ def test_sizes_and_settings_of_a_series(monkeypatch):
     assert found == {BASELINE: {}, "NCCL_MIN_NCHANNELS unset": {"NCCL_MIN_NCHANNELS": None}, "NCCL_ALGO=Ring": {"NCCL_ALGO": "Ring"}}
     assert [line.partition(":")[0] for line in said] == ["NCCL_MIN_NCHANNELS=112", "NCCL_ALGO unset"]
     series = args(ops=["broadcast"], min_bytes=1024, max_bytes=70000, factor=8)
-    assert series.sizes == [1024, 8192, 65536]
+    assert series.sizes == [1024, 8192, 65536, 70000]
+    assert series.series == [(1024, 65536), (70000, 70000)]
+    assert args(max_bytes=8 << 30).sizes[-2:] == [4 << 30, 8 << 30], "1 KiB x 4^k passes it by"
+    assert args(min_bytes=1024, max_bytes=65536).series == [(1024, 65536)]
+    assert args(min_bytes=1024, max_bytes=1024).series == [(1024, 1024)]
     rows = cases(series, config("mi300x"), [2, 4], found)
     assert [(row["ranks"], row["dtype"], row["setting"]) for row in rows if row["bytes"] == 1024] == [
         (2, "bf16", BASELINE),
@@ -167,6 +172,21 @@ def test_every_element_of_a_result_is_checked(one_process, op, dtype):
     assert second.wrong() > 100, "a call that moves nothing"
     second.prepare()
     assert bool(second.input.any()) == (op != "all_reduce")
+
+
+def test_a_worker_that_is_told_to_stop_as_it_starts_answers(one_process, monkeypatch):
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    workers = Workers(args(use_cpu=True, warmup=1, repetitions=1), [1], {BASELINE: {}})
+    try:
+        workers.start(BASELINE)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            workers.process.send_signal(number)  # long before its imports have ended
+        ms, wrong = workers.measure({"op": "broadcast", "ranks": 1, "bytes": 1024, "dtype": "fp32", "setting": BASELINE})
+    finally:
+        workers.close()
+    assert ms > 0
+    assert wrong == 0
 
 
 def test_rccl_tests_are_driven_where_they_are(tmp_path, monkeypatch):

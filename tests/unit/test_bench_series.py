@@ -82,13 +82,17 @@ def test_what_torch_refuses_is_a_reason_and_what_memory_lacks_is_not():
         raise torch.OutOfMemoryError
 
 
-def test_a_corrupt_line_is_measured_anew_with_all_after_it(config, capsys):
+@pytest.mark.parametrize("bad", [b"\0" * 10, b"5", b"[1]", b"null", b'{"shape": "\xff"}', json.dumps(CASES[0]).encode()])
+def test_a_corrupt_line_is_measured_anew_with_all_after_it(config, capsys, bad):
     measure(config, args(), TABLE, CASES, lambda case: {"tflops": 1.0})
-    with open(f"{config.run_dir}/metrics.jsonl", "r+") as file:
-        file.write("\0" * 10)
+    with open(f"{config.run_dir}/metrics.jsonl", "rb+") as file:
+        after = file.readlines()[1:]
+        file.seek(0)
+        file.writelines([bad + b"\n", *after])
+        file.truncate()
     found = measure(config, args(), TABLE, CASES, lambda case: {"tflops": 2.0})
     assert [row["tflops"] for row in found["rows"]] == [2.0, 2.0]
-    assert "line 1 is no JSON" in capsys.readouterr().out
+    assert "line 1 is no row: measured anew from there" in capsys.readouterr().out
 
 
 def test_time_goes_on_after_an_interruption(config):
@@ -131,6 +135,20 @@ def test_a_stopped_series_goes_on_where_it_was(config, monkeypatch):
     found = measure(config, args(), TABLE, CASES, work)
     assert measured == ["8192 8192 8192", "1 1 1"]
     assert len(found["rows"]) == len(lines(config)) == 2
+
+
+def test_a_last_row_that_a_stop_broke_off_is_measured_again(config, monkeypatch):
+    def work(case):
+        if case is CASES[-1]:
+            monkeypatch.setattr(program, "_stop_asked", True)
+            raise UserError("its process ended with exit code -15")
+        return {"tflops": 1.0}
+
+    with pytest.raises(Interrupted):
+        measure(config, args(), TABLE, CASES, work)
+    monkeypatch.setattr(program, "_stop_asked", False)
+    found = measure(config, args(), TABLE, CASES, lambda case: {"tflops": 2.0})
+    assert [row["tflops"] for row in found["rows"]] == [1.0, 2.0]
 
 
 def test_what_failed_for_another_reason_than_memory_is_tried_again(config, monkeypatch, capsys):

@@ -59,9 +59,21 @@ CASES = {
     "loss_scaling": (["hardware=mi50", "precision=fp16", "precision.loss_scaling=false"], ["torch.amp scales", "loss_scaling=true"]),
     "bench_without_gpu": (["hardware=cpu", "method=bench/gemm"], ["bench/gemm on a CPU", "smoke=true"]),
     "bench_dtypes": (["hardware=mi50", "method=bench/gemm", "method.args.dtypes=[bf16]"], ["dtypes=bf16 on mi50", "[fp32,fp16]"]),
+    "bench_lists": (
+        ["hardware=mi350x", "method=bench/gemm", "method.args.shapes=[8192,8192,8192]"],
+        ["shapes=[8192, 8192, 8192]: it lists lists of [m, n, k]", "shapes=[[1024,1024,1024]]"],
+    ),
+    "bench_instances": (
+        ["hardware=mi350x", "method=bench/vllm", "method.args.settings=[{instances: 2}]"],
+        ["2 instances on one GPU with gpu_memory_utilization=unset", "gpu_memory_utilization: 0.4"],
+    ),
     "bench_gate": (
         ["hardware=mi50", "method=bench/gemm", "method.args.fail_below=0.9"],
         ["fail_below=0.9 with method=bench/gemm on mi50", "of others: h100, h200", "recipes/bench/reference/gemm.yaml"],
+    ),
+    "bench_gate_rows": (
+        ["hardware=mi350x", "method=bench/collectives", "method.args.fail_below=0.9"],
+        ["on mi350x: figures were published, but of no row", "op all_reduce, bytes 8589934592, ranks 8"],
     ),
     "bench_gpu_counts": (
         ["hardware=mi300x", "method=bench/scaling", "method.args.num_gpus=[a]"],
@@ -74,9 +86,12 @@ CASES = {
     "model_unused": (["hardware=mi300x", "method=bench/gemm", "model=qwen3_4b"], ["model=qwen3_4b", "would ignore the model"]),
     "precision_unused": (["hardware=mi300x", "method=bench/gemm", "precision=fp32"], ["precision=fp32", "rows name their own"]),
     "tune_rows": (["hardware=mi300x", "method=tune/batch", "data=hub", "data.hub_id=a/b"], ["would ignore them", "rows=data"]),
+    "tune_full_rows": (
+        ["hardware=mi300x", "method=tune/batch", "model=qwen3_4b", "method.args.recipe=grpo"],
+        ["rows=full with recipe=grpo: it makes rows for sft and dpo", "method.args.rows=data"],
+    ),
     "tune_for_rocm": (["hardware=h200", "method=tune/tunableop"], ["tune/tunableop on h200", "tune/inductor"]),
     "tune_inductor": (["hardware=mi50", "method=tune/inductor"], ["gfx906", "tune/batch"]),
-    "tune_profile": (["hardware=mi300x", "method=tune/batch", "profile=torch"], ["profile=torch with method=tune/batch", "trials"]),
     "evaluated_revision": (
         ["hardware=mi300x", "model=qwen3_4b", "model.revision=main", "method=evaluate"],
         ["model.revision=main with method=evaluate", "a commit of the hub", "model.path="],
@@ -215,6 +230,10 @@ CASES = {
     ),
     "strategy_of_topology": (["hardware=mi300x", "topology=ddp", "topology.strategy=fsdp"], ["contradicts", "topology.strategy=ddp"]),
     "debug_without_gpu": (["debug=memory_fault"], ["debug=memory_fault on a CPU", "debug=none"]),
+    "profile_of_who_waits": (
+        ["hardware=mi300x", "method=tune/batch", "profile=torch"],
+        ["profile=torch with method=tune/batch", "waits", "the experiment that the tuning writes"],
+    ),
     "memory_profile_without_gpu": (["profile=memory"], ["profile=memory on a CPU", "profile=torch", "memory_peak_gb"]),
     "rocprof_without_amd": (["hardware=h200", "profile=rocprof"], ["profile=rocprof on h200", "profile=torch"]),
     "rocprof_compute_alone": (
@@ -683,6 +702,7 @@ def test_filters_by_length_that_an_evaluation_does_not_read():
         (["method=grpo", "method.args.temperature=0"], "temperature=0: out of range. Use: above 0."),
         (["method=grpo", "method.args.top_p=1.5"], "top_p=1.5: out of range. Use: above 0 and at most 1."),
         (["method=grpo", "method.args.epsilon=-0.1"], "epsilon=-0.1"),
+        (["method=tune/vllm", "method.args.space.num_scheduler_steps=[1,8]"], "space: num_scheduler_steps is gone from vLLM. Instead: "),
         (["method=tune/batch", "method.args.recipe=dpo", "method.args.beta=0"], "method.args.beta=0: out of range"),
         (["method.args.lr_scheduler_type=cosin"], "lr_scheduler_type=cosin: unknown. Did you mean cosine? It takes linear, "),
         (["method.args.optim=adamw"], "optim=adamw: unknown. Did you mean adamw_torch? It takes"),
@@ -744,6 +764,55 @@ def test_words_of_a_refusal(overrides, said):
         check(config)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rules"),
+    [
+        (["method=bench/gemm", "method.args.shapes=[[8192,8192]]"], ["bench_lists"]),
+        (["method=bench/gemm", "method.args.shapes=[[8192,8192,0]]"], ["bench_lists"]),
+        (["method=bench/gemm", "method.args.shapes=[[8192,8192,8192]]"], []),
+        (["method=bench/attention", "method.args.heads=[[32,8]]"], ["bench_lists"]),
+        (["method=tune/vllm", "method.args.lengths=[1024,128]"], ["bench_lists"]),
+        (["method=bench/vllm", "method.args.settings=[{instances: 2, gpu_memory_utilization: 0.6}]"], ["bench_instances"]),
+        (
+            ["method=bench/vllm", "+method.args.base.gpu_memory_utilization=0.6", "method.args.settings=[{instances: 2}]"],
+            ["bench_instances"],
+        ),
+        (["method=bench/vllm", "method.args.settings=[{instances: 2, gpu_memory_utilization: 0.5}]"], []),
+        (["method=tune/batch", "method.args.max_length=null"], ["tune_full_rows"]),
+        (["method=tune/batch", "method.args.max_length=null", "method.args.rows=data"], []),
+        (["method=tune/batch", "method.args.recipe=grpo", "method.args.rows=data"], []),
+    ],
+)
+def test_what_a_rank_would_refuse(overrides, rules):
+    assert [rule.name for rule in refusals(composed("hardware=mi350x", "topology=single", *overrides))] == rules
+
+
+@pytest.mark.parametrize(
+    ("overrides", "refused"),
+    [
+        (["hardware=mi350x", "method=bench/collectives", "method.args.max_bytes=8589934592"], False),
+        (["hardware=mi350x", "method=bench/collectives", "method.args.max_bytes=8589934592", "method.args.ops=[broadcast]"], True),
+        (["hardware=mi350x", "method=bench/collectives", "method.args.max_bytes=8589934592", "topology.num_gpus=4"], True),
+        (["hardware=mi300x", "method=bench/collectives"], False),
+        (["hardware=mi350x", "method=bench/gemm"], False),
+        (["hardware=mi350x", "method=bench/gemm", "method.args.dtypes=[fp32]"], True),
+        (["hardware=mi350x", "method=bench/gemm", "method.args.shapes=[[1,1,1]]"], True),
+        (["hardware=mi350x", "method=bench/finetune", "model=qwen3_8b"], False),
+        (["hardware=mi350x", "method=bench/finetune", "model=qwen3_8b", "topology=single"], True),
+        (["hardware=mi350x", "method=bench/matmul"], False),
+        (["hardware=mi350x", "method=bench/scaling"], False),
+    ],
+)
+def test_a_gate_over_rows_that_nobody_published(overrides, refused):
+    assert [rule.name for rule in refusals(composed(*overrides, "method.args.fail_below=0.9"))] == ["bench_gate_rows"] * refused
+
+
+@pytest.mark.parametrize(("name", "refused"), [("vllm", True), ("collectives", True), ("gemm", False)])
+def test_a_profile_of_a_benchmark_that_starts_processes(name, refused):
+    found = refusals(composed("hardware=mi300x", f"method=bench/{name}", "profile=torch"))
+    assert [rule.name for rule in found] == ["profile_of_who_waits"] * refused
 
 
 def test_every_refusal_is_said_at_once():

@@ -109,6 +109,7 @@ def test_every_figure_of_the_other_documents_is_there():
     assert [counted("gemm", gpu, "SemiAnalysis") for gpu in ("mi300x", "h100", "h200")] == [2, 2, 2]
     assert [counted("gemm", gpu, "ROCm Blogs") for gpu in ("mi300x", "mi325x")] == [3, 3]
     assert counted("finetune", "mi50", "ROCm LLM Fine-Tuning") == 1
+    assert counted("attention", "mi50", "ROCm LLM Fine-Tuning") == 2
     assert counted("finetune", "strix_halo", "Hardware Notes") == 3
     assert counted("rl", "strix_halo", "Hardware Notes") == 4
     assert counted("precision", "strix_halo", "Hardware Notes") == 3
@@ -241,7 +242,21 @@ def test_finetune_totals_and_what_full_rows_would_mean():
     said("finetune", "mi350x", "99% of", f"{percent(16312 / 14471 - 1)} faster")
 
 
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [({}, 14471), ({"num_gpus": 1}, None), ({"batch": 1}, None), ({"setup": "plain"}, None), ({"setup": "plain_compiled"}, None)],
+)
+def test_finetune_is_compared_where_all_that_the_report_states_is_the_same(change: dict[str, Any], value: float | None):
+    ours = {"model": "qwen3_8b", "precision": "bf16", "adapter": "none", "sequence": 8192, "batch": 14, "num_gpus": 8}
+    row = {**ours, "setup": "plain_compiled_checkpointing", "tokens_per_second_per_gpu": 9000.0, **change}
+    compared = published.compare([row], "finetune", "mi350x", "tokens_per_second_per_gpu")
+    assert compared.rows[0]["published"] == value
+
+
 def test_times_of_mi50_and_strix_halo():
+    sdpa, flash = rows("attention", "mi50")  # so many per cent more calls in the same time
+    assert [sdpa.value, sdpa.also["low"], sdpa.also["high"]] == [round(1 / rate, 2) for rate in (1.15, 1.2, 1.1)]
+    assert flash.value == round(1 / 1.3, 2)
     (mi50,) = rows("finetune", "mi50")
     said("finetune", "mi50", f"{8 * 512 / mi50.value:.0f} tokens/s")
     small, medium, large = rows("finetune", "strix_halo")

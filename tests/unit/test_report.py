@@ -120,6 +120,30 @@ def test_rows_that_a_benchmark_had_measured_when_it_stopped(tmp_path):
     assert "16384 1024 8192 bf16 870" in text
 
 
+def of_rows(folder, method, **said):
+    """A benchmark or a tuning whose rows carry what a training's lines do."""
+    rows = [{"batch": 2**n, "loss": 5.0 - n, "tokens_per_second": 1000.0 * n, "memory_peak_gb": 1.0, "mfu": 0.1} for n in (1, 3, 2)]
+    columns = [{"key": "batch", "title": "batch"}, {"key": "tokens_per_second", "title": "tokens/s", "digits": 0}]
+    a_run(folder, f"method={method}", rows=rows, columns=columns, figure="tokens_per_second", **said)
+    return log(folder, *({"step": n, "num_steps": 3, "time_s": float(n), **row} for n, row in enumerate(rows, start=1)))
+
+
+@pytest.mark.parametrize(("method", "said"), [("bench/batch_size", {"benchmark": "batch_size"}), ("tune/batch", {"tuning": "batch"})])
+def test_rows_are_no_series(tmp_path, method, said):
+    folder = of_rows(tmp_path / "b", method, **said)
+    text = made(folder).text
+    assert "tokens/s 3,000 the best row" in text
+    assert "MFU" not in text
+    assert "memory, most" not in text
+    assert series.others(read(folder)) == ([], {})
+    training = log(a_run(tmp_path / "t"), *steps(4))
+    runs = [read(folder, "A"), read(training, "B")]
+    assert {curve.label for chart in series.together(runs) for curve in chart.curves} == {"B"}
+    assert [one.elapsed_s(runs[0]) is not None, *{cell.text for cell in many._figures(runs[0])[:-1]}] == [True, "–"]
+    (folder / "result.json").unlink()  # before it ended
+    assert series.main(read(folder)) == series.others(read(folder))[0] == []
+
+
 def test_a_tuning(tmp_path):
     rows = [{"batch": 4, "tokens_per_second": 11000}, {"batch": 64, "error": "out of memory"}]
     columns = [{"key": "batch", "title": "batch"}, {"key": "tokens_per_second", "title": "tokens/s", "digits": 0}]
@@ -287,6 +311,18 @@ def test_a_grid(tmp_path):
     assert "method.args.learning_rate 99.6% seed 0.44%" in text
     assert "2: learning_rate=1e-3 seed=0" in text  # its run, found beside the sweep: /gone is not there
     assert HOSTILE in text
+
+
+def test_a_grid_of_unlike_figures_has_no_best(tmp_path):
+    unlike = [("bench/mlp_loop", "most_samples_per_second", 90.0), ("bench/matmul", "most_tflops", 400.0)]
+    folder = a_sweep(tmp_path, [{"varied": [f"method={name}"], "metric": metric, "value": value} for name, metric, value in unlike])
+    text = made(folder).text
+    assert "so none is the best" in text
+    assert "trial method figure status" in text
+    assert "90 most_samples_per_second" in text
+    assert "400 most_tflops" in text
+    for wrong in ("best most", "(best)", "of each trial", "decides", "only parameter that varies"):
+        assert wrong not in text, wrong
 
 
 @pytest.mark.parametrize(

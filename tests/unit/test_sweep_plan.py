@@ -13,7 +13,8 @@ import pytest
 from launch import sweep, sweep_plan, sweep_report
 from launch.compose import CONF
 from launch.errors import UserError
-from launch.sweep_trials import check_metric, check_metric_early, figures
+from launch.sweep_trials import Trial, check_metric, check_metric_early, figures
+from tests.conftest import composed
 from tests.unit.test_documented_commands import FILES
 
 ONE_GPU = ["hardware=mi300x", "model=qwen3_4b", "topology=single"]
@@ -236,3 +237,15 @@ def test_a_metric_that_no_run_writes_is_said_at_the_first_step(tmp_path):
         check_metric_early("rewrd", tmp_path)
     with pytest.raises(UserError, match="wrote no such figure"):
         check_metric("accuracy", {"loss": 1.0})
+
+
+def test_unlike_figures_stand_under_their_own_names(capsys, tmp_path):
+    found = [Trial(0, ["method=sft"], "done", "loss", 2.5, 0), Trial(1, ["method=bench/matmul"], "done", "most_tflops", 400.0, 0)]
+    config = composed("hardware=cpu")
+    for trials, head, hint in ((found, "figure", False), (found[:1] * 2, "loss", True)):
+        content = sweep_report.as_object(tmp_path, config.sweep, [], trials, 2)
+        sweep_report.show_end(config, content, 0)
+        said = capsys.readouterr().out
+        assert f" {head} " in said
+        assert ("400 most_tflops" in said) is not hint
+        assert ("The same with sweep.metric=loss names the best" in said) is hint

@@ -98,6 +98,24 @@ def test_a_search_that_is_stopped_goes_on(tmp_path, monkeypatch):
     assert len(set(seen)) == len(seen) == len(rows)
 
 
+def test_a_trial_that_a_stop_broke_off_is_no_failed_setting(tmp_path, monkeypatch):
+    """Its process may have been told to stop with the search, and have said nothing but that it ended."""
+    seen = []
+
+    def measure(number, point, report):
+        seen.append(tuple(point.items()))
+        if len(seen) == 2:
+            monkeypatch.setattr(program, "_stop_asked", True)
+            raise UserError("its process ended with exit code -15")
+        return {"speed": speed_of(point)}
+
+    with pytest.raises(Interrupted):
+        run(tmp_path, settings(2, a=[1]), measure)
+    monkeypatch.setattr(program, "_stop_asked", False)
+    assert [row["error"] for row in run(tmp_path, settings(2, a=[1]), measure)] == [None, None]
+    assert seen[1] == seen[2] == (("a", 1),)
+
+
 KILLED = """
 import os, signal, sys
 from tests.unit.test_tune_search import run, settings, speed_of

@@ -196,6 +196,21 @@ def test_an_experiment_of_a_smoke_run_says_so(tmp_path):
     assert command in path.read_text()
 
 
+@pytest.mark.parametrize(("batch_size", "accumulated", "said"), [
+    (32, 1, "128 sequences a step, before 16, at the same learning rate; effective_batch=16 keeps them."),
+    (4, 1, None),
+    (2, 2, None),
+])  # fmt: skip
+def test_a_batch_that_changes_what_is_learned_is_said(tmp_path, monkeypatch, batch_size, accumulated, said):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    found = [row(4, 1.0), row(batch_size, 2.0)]
+    settings = [Setting(), Setting({"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": accumulated})]
+    result = finish(tuned_config(tmp_path, per_device_train_batch_size=4), TABLE, found, found[0], settings)
+    assert [line for line in result["notes"] if "sequences a step" in line] == [said] * bool(said)
+    header = [line for line in Path(result["experiment"]).read_text().splitlines() if "sequences a step" in line]
+    assert header == [f"# {said}"] * bool(said)
+
+
 @pytest.mark.parametrize("recipe", ["sft", "dpo"])
 def test_full_rows(tmp_path, recipe):
     path = tmp_path / "rows.jsonl"
