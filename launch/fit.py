@@ -17,6 +17,7 @@ from typing import Any
 from launch import margin, memory, serving, topology
 from launch.batch import ACCUMULATION, batch
 from launch.check import SEARCH, check_given
+from launch.check_adapters import check_adapter
 from launch.check_topology import longest
 from launch.compose import compose, groups, keys
 from launch.detect import Host
@@ -234,6 +235,7 @@ def search(config: Config, overrides: list[str], host: Host) -> tuple[list[str],
             "other and the batch that is looked for. Use: one of them."
         )
     check_given(config)  # before its numbers are gone over
+    check_adapter(config)  # whose layers are planned
     print(f"find={config.find.value}: planning one after the other", file=sys.stderr)  # seconds
     return (_largest_batch if config.find == Find.largest_batch else _smallest_hardware)(config, overrides, host)
 

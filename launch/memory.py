@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launch import serving, shapes, topology
+from launch import adapted, serving, shapes, topology
 from launch.activations import MicroStep, Numerics
-from launch.batch import UNCUT, Batch, batch, evaluation_batch, generation_batch
+from launch.adapted import Adapted
+from launch.batch import Batch, batch, evaluation_batch, generation_batch
 from launch.detect import Host, is_smaller
 from launch.environment import CPU_CACHE_GIB
 from launch.gpu import GIB
 from launch.schema import Config
 from launch.schema_enums import Init, Vendor
-from launch.trainer_args import argument, known, value
+from launch.trainer_args import argument, value
 
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}  # nf4: 4 bits and an fp32 scale for 64 weights (arXiv:2305.14314)
 UNPLANNED = ("prepare", "exporter", "bench", "tune")  # kinds: over before the others; on no GPU; as far as it goes
@@ -137,7 +138,17 @@ def micro_step(config: Config, size: Batch) -> MicroStep:
     checkpointing = bool(value(config, "gradient_checkpointing")) or config.topology.fsdp.activation_checkpointing
     fused = config.hardware.fused_attention and config.hardware.attention != "eager"
     compiled = bool(argument(config, "torch_compile"))
-    return MicroStep(config.model, numerics(config), rows, size.sequence, config.adapter.rank is not None, checkpointing, fused, compiled)
+    return MicroStep(config.model, numerics(config), rows, size.sequence, _adapted(config), checkpointing, fused, compiled)
+
+
+def _adapted(config: Config) -> Adapted | None:
+    """fp32 weights beside autocast, but where a strategy casts them with the rest, or TRL those beside nf4."""
+    if config.adapter.rank is None:
+        return None
+    fp32, nf4 = config.precision.compute == "fp32", config.precision.weights == "nf4"
+    low = not fp32 and (nf4 or config.topology.strategy in ("fsdp", "zero2", "zero3"))
+    recast = nf4 or (numerics(config) is Numerics.cast and not low)
+    return Adapted.of(config.model, config.adapter, 2 if low else 4, 4 if fp32 else 2, recast)
 
 
 @dataclass(frozen=True)
@@ -151,7 +162,7 @@ class _Counts:
 
     @classmethod
     def of(cls, config: Config) -> _Counts:
-        train = shapes.trainable_parameters(config.model, config.adapter)
+        train = adapted.trainable_parameters(config.model, config.adapter)
         adapter = 2.0 if config.precision.weights == "nf4" else 4.0  # peft's are fp32; TRL rounds those beside nf4 to bf16
         own = 4.0 if makes_fp32(config) else max(2.0, BYTES[config.precision.weights])
         return cls(config.model.num_parameters, train, topology.num_trainers(config), own if config.adapter.rank is None else adapter)
@@ -228,7 +239,7 @@ IN_8_BITS = ("adamw_8bit", "adamw_bnb_8bit")
 
 
 def _optimizer_bytes(config: Config, n: _Counts, width: float) -> float:
-    """Of all trained parameters; AdamW's where the planner does not know another's, which `uncounted` says."""
+    """Of all trained parameters; AdamW's where the planner does not know another's, which launch/uncounted.py says."""
     name = value(config, "optim")
     if name not in IN_8_BITS:
         return OPTIMIZERS.get(name, 2) * width * n.trained
@@ -245,25 +256,6 @@ def has_reference(config: Config) -> bool:
     if config.method.name == "dpo":
         return not value(config, "precompute_ref_log_probs")
     return config.method.name == "grpo" and bool(value(config, "beta"))
-
-
-def uncounted(config: Config) -> list[str]:
-    """A line for each argument given that memory or speed depends on and the planner does not count."""
-    if config.method.kind in ("bench", "tune"):  # of which nothing is planned
-        return []
-    names = ("use_liger_kernel", "packing", "padding_free", "activation_offloading", "auto_find_batch_size")
-    found = {name: argument(config, name) for name in names}
-    given = [f"method.args.{name}=true" for name, is_given in found.items() if is_given]
-    optimizer = argument(config, "optim")
-    if optimizer not in (None, *OPTIMIZERS, *IN_8_BITS):
-        given.append(f"method.args.optim={optimizer} (AdamW stands for it)")
-    if "max_length" in known(config) and not value(config, "max_length"):
-        given.append(f"method.args.max_length=null ({UNCUT} tokens stand for the longest row)")
-    lines = [f"memory and speed are planned without {', '.join(given)}."] if given else []
-    if argument(config, "torch_compile"):
-        without = "memory and speed are" if config.adapter.rank is not None else "speed is"
-        lines.append(f"{without} planned without method.args.torch_compile=true.")
-    return lines
 
 
 def moments(config: Config) -> dict[str, dict[str, float]]:

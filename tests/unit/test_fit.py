@@ -336,6 +336,14 @@ def test_other_plans_have_no_such_warning(overrides):
     assert not any("planner errs" in warning for warning in plan_of(overrides).warnings)
 
 
+def test_an_adapter_that_cannot_be_read_is_refused_before_a_search(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("[")
+    (tmp_path / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    given = ["hardware=mi300x", "method=sft", "adapter=lora", f"adapter.path={tmp_path}"]
+    with pytest.raises(UserError, match="cannot be read"):
+        fit.search(composed(*given, "mode=plan", "find=largest_batch"), given, host_with(8))
+
+
 def test_phases_are_not_searched(capsys):
     assert run.main(["experiment=quickstart", "mode=plan", "find=largest_batch"]) == 2
     assert "with phases" in capsys.readouterr().err
