@@ -17,6 +17,7 @@ from launch.batch import Batch, batch, evaluation_batch, generation_batch
 from launch.detect import Host, is_smaller
 from launch.environment import CPU_CACHE_GIB
 from launch.gpu import GIB
+from launch.reference import has_reference, measures_beforehand
 from launch.schema import Config
 from launch.schema_enums import Init, Vendor
 from launch.trainer_args import argument, value
@@ -212,18 +213,29 @@ def preparation(config: Config) -> dict[str, dict[str, float]]:
     "sharding": accelerate 1.15's fsdp2_prepare_model holds the whole model (`original_sd`) until each parameter has its shard. 8B in fp32
     with LoRA took 49.4 GB there on each of two H200s, and trains in 23. Weights that are read come from the CPU, a parameter at a time.
     """
-    if config.model.init != Init.random or config.model.path or generates_with_vllm(config):
-        return {}
     n, base = _Counts.of(config), _base_bytes(config)
+    drawn = config.model.init == Init.random and not config.model.path and not generates_with_vllm(config)
+    beforehand = config.topology.strategy == "fsdp" and measures_beforehand(config)
+    measured = {"measuring the reference": _measuring(config, n, base if drawn else 0.0)} if beforehand else {}
+    if not drawn:
+        return measured
     rounds = BYTES[config.precision.weights] == 4 and config.precision.compute != "fp32"
     embedding = config.model.vocab_size * config.model.hidden_size  # the largest parameter: its 16 bits, and fp32 again, beside it
-    found = {"loading": {"weights": base, "reference": base * has_reference(config), "rounding": 6.0 * embedding * rounds}}
+    found = {"loading": {"weights": base, "reference": base * (has_reference(config) or beforehand), "rounding": 6.0 * embedding * rounds}}
     if config.topology.strategy == "fsdp":
         trained = n.width * n.trained
         whole = trained + (base if config.adapter.rank is not None else 0.0)
         shards = {"weights": 0.0 if config.topology.fsdp.cpu_offload else whole / n.ranks, "whole weights": whole}
         found["sharding"] = {**shards, "reference": _state(config).get("reference", 0.0)}
-    return found
+    return {**found, **measured}
+
+
+def _measuring(config: Config, n: _Counts, weights: float) -> dict[str, float]:
+    """FSDP's forward of a reference over all rows, as `moments` has it, before the model is sharded: its drawn weights are whole."""
+    step, gathered = micro_step(config, batch(config)), _width(config) * n.base
+    shard = 0.0 if config.topology.fsdp.cpu_offload else _base_bytes(config) / n.ranks
+    parts = {"weights": weights, "reference": shard, "reference in parameters": gathered, "reference as gathered": gathered}
+    return {**parts, "activations": step.hidden + max(step.saved_by_layer(), step.head()), "logits": step.tile()}
 
 
 def _base_bytes(config: Config) -> float:
@@ -246,16 +258,6 @@ def _optimizer_bytes(config: Config, n: _Counts, width: float) -> float:
     # Two moments of a byte and their scales; transformers keeps those of an embedding in fp32.
     embedding = 0 if config.adapter.rank is not None else config.model.vocab_size * config.model.hidden_size
     return 2 * (1 + 4 / 256) * (n.trained - embedding) + 8.0 * embedding
-
-
-def has_reference(config: Config) -> bool:
-    """DPO compares with the start, unless it has done so beforehand; GRPO only where beta is not 0. With an adapter the base serves
-    as reference."""
-    if config.adapter.rank is not None:
-        return False
-    if config.method.name == "dpo":
-        return not value(config, "precompute_ref_log_probs")
-    return config.method.name == "grpo" and bool(value(config, "beta"))
 
 
 def moments(config: Config) -> dict[str, dict[str, float]]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from launch import adapted, shapes, topology
 from launch.activations import MicroStep, Numerics
 from launch.batch import Batch, batch, generation_batch
-from launch.memory import generates_with_vllm, has_reference, micro_step, stepped_bytes
+from launch.memory import generates_with_vllm, micro_step, stepped_bytes
+from launch.reference import has_reference
 from launch.schema import Config
 from launch.schema_enums import Link, Vendor
 from launch.serving import shares_gpu

@@ -189,6 +189,16 @@ def test_a_reference_under_fsdp_is_gathered_whole():
     assert "reference as gathered" not in trainer(*base, "adapter=lora")
 
 
+def test_a_reference_measured_beforehand_under_fsdp_is_counted_and_freed():
+    base = ("hardware=h200", "model=qwen3_32b", "topology=fsdp", "method=dpo", "method.args.gradient_accumulation_steps=1")
+    stays, beforehand = planned(*base), planned(*base, "method.args.precompute_ref_log_probs=true")
+    assert beforehand.moment == "measuring the reference"
+    assert beforehand.parts_gb["reference in parameters"] == pytest.approx(2 * 32.762, abs=0.01)
+    assert (2 * 2 + 4 / 8) * 32.762 < beforehand.allocated_gb < stays.allocated_gb
+    drawn = planned(*base, "method.args.precompute_ref_log_probs=true", "model.init=random")
+    assert drawn.parts_gb["weights"] == pytest.approx(4 * 32.762, abs=0.01)
+
+
 def test_offload_leaves_the_gpu():
     base = ("hardware=mi300x", "model=qwen3_4b", "method=sft")
     zero = trainer(*base, "topology=zero3", "topology.zero.offload_optimizer=true", "topology.zero.offload_parameters=true")
