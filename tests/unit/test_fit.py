@@ -66,6 +66,12 @@ TIGHT = {  # commands that do not fit, and what has to be among the changes
         "topology.num_gpus=2",
     ),
     "vllm": (["hardware=rx7900xtx", "model=qwen3_8b", "method=evaluate", "method.args.engine=vllm"], "method.args.engine=transformers"),
+    "the reference": (["hardware=h100", "model=qwen3_4b", "method=dpo", "topology=single"], "method.args.precompute_ref_log_probs=true"),
+    "8-bit moments": (
+        ["hardware=h100", "hardware.gpus_per_node=1", "model=qwen3_4b", "method=dpo", "topology=single"],
+        "method.args.optim=adamw_8bit",
+    ),
+    "zero3": (["hardware=mi300x", "model=qwen3_32b", "method=dpo", "topology=fsdp"], "topology=zero3"),
     "two at once": (["hardware=rx7900xtx", "model=qwen3_8b", "method=sft"], "precision.weights=bf16"),
 }
 
@@ -136,6 +142,20 @@ def test_a_wider_server_says_who_is_left_to_train(given, said):
     found = fit.changes(plan_of(overrides).config, overrides, host_with(8))
     assert found[0].overrides == ["topology.server_tensor_parallel=2"]
     assert found[0].cost.endswith(said)
+
+
+def test_what_changes_nothing_of_the_training_comes_first():
+    overrides, _ = TIGHT["8-bit moments"]
+    found = [change.overrides for change in fit.changes(plan_of(overrides).config, overrides, host_with(8))]
+    assert found[:2] == [["method.args.precompute_ref_log_probs=true"], ["method.args.optim=adamw_8bit"]]
+
+
+@pytest.mark.parametrize("given", ["adapter=lora", "method.args.precompute_ref_log_probs=true", "method.args.sync_ref_model=true"])
+def test_only_a_reference_that_stays_the_same_is_measured_beforehand(given):
+    config = composed("hardware=mi50", "model=llama3_1_70b", "method=dpo", "topology=single", "precision=fp32", given)
+    offered = [change for changes, _ in fit._candidates(config) for change in changes]
+    assert "method.args.precompute_ref_log_probs=true" not in offered
+    assert "method.args.optim=adamw_8bit" not in offered, "bitsandbytes serves no MI50"
 
 
 def test_changes_win_over_what_was_given():
