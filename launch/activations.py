@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from launch.adapted import ATTENTION, DOWN, Adapted
 from launch.schema import Model
 from launch.shapes import linear_sizes
 
@@ -42,7 +43,7 @@ class MicroStep:
     numerics: Numerics
     rows: int
     length: int
-    adapter: bool  # the base is frozen: its linear layers save no inputs for their weights' gradients
+    adapter: Adapted | None  # the base is frozen: its linear layers save no inputs for their weights' gradients
     checkpointing: bool
     fused: bool = True  # the GPU has a fused attention kernel for 16 bits
     compiled: bool = False  # by torch.compile, which computes norms, rotations and the activation again instead of keeping them
@@ -67,8 +68,12 @@ class MicroStep:
         hidden, wide, query, key = self.widths
         if self.compiled and not self.adapter:
             return self.tokens * self._compiled_per_token() + self.scores() + 4 * self._copies_of_query()
-        per_token = self._norms() * hidden + 4 * self.numerics.product_bytes * wide + self._attention(query, key)
-        return self.tokens * per_token + self.scores() + 4 * self._copies_of_query()
+        if self.adapter:
+            per_token: float = 8 * hidden + 3 * self.numerics.product_bytes * wide + self._attention(query, key) + self.adapter.saved()
+        else:
+            per_token = self._norms() * hidden + 4 * self.numerics.product_bytes * wide + self._attention(query, key)
+        matrices = self.adapter.matrices() if self.adapter else 0.0
+        return self.tokens * per_token + matrices + self.scores() + 4 * self._copies_of_query()
 
     def _compiled_per_token(self) -> int:
         """What inductor's partitioner (torch 2.13, min_cut_rematerialization_partition) keeps: the hidden state before both norms and what
@@ -80,8 +85,6 @@ class MicroStep:
 
     def _norms(self) -> int:
         """Of both norms, per unit of H, with the copies of their outputs that the five linear layers behind them read."""
-        if self.adapter:
-            return 18
         return {
             Numerics.autocast: 2 * (4 + 4) + 5 * 2,  # input, normed in fp32; each linear layer casts its own copy
             Numerics.cast: 2 * (4 + 2 + 2),  # input in fp32, normed, output, which the linear layers share
@@ -91,9 +94,9 @@ class MicroStep:
     def _attention(self, query: int, key: int) -> int:
         """Query and key before and after their norms (qwen3) and rotated, value, output; and fp32 sums of the scores."""
         out = self.numerics.product_bytes
-        normed = {2: 4 + 2, 4: 4 + 4}[out] if self.model.architecture == "qwen3" else 0
-        values = 0 if self.adapter and out == 2 else out
-        return query * (normed + 2 * out) + key * (normed + out + values) + 4 * self.model.num_heads
+        frozen = 4 if self.adapter else 4 + out  # a frozen norm keeps its input in fp32, one that trains what it makes of it as well
+        normed = frozen if self.model.architecture == "qwen3" else 0
+        return (query + key) * (normed + 2 * out) + 4 * self.model.num_heads
 
     def scores(self) -> float:
         """Attention weights, which torch keeps in fp32 where it has no fused kernel: on such a GPU (it then computes 16 bits in fp32),
@@ -110,15 +113,33 @@ class MicroStep:
         """What a layer's backward adds to what it saved: gradients of its hidden state and of what the MLP multiplies."""
         hidden, wide, _, _ = self.widths
         if self.adapter:
-            return self.tokens * (12 * hidden + 6 * wide)
+            return max(self._backward_of_frozen_mlp(), *map(self._computing, self.adapter.sizes))
         unfused = 2 * self.scores() + 5 * self._copies_of_query()
         return max(self.hidden + self.tokens * 2 * self.numerics.product_bytes * wide, unfused)
 
+    def _backward_of_frozen_mlp(self) -> float:
+        """Gradients of what the MLP multiplies and of its hidden state; down_proj's input, or its weight's copy, is free by then."""
+        assert self.adapter is not None
+        hidden, wide, _, _ = self.widths
+        down = DOWN in self.adapter.sizes
+        freed = 2.0 * wide * hidden if self.numerics is Numerics.autocast and not down else 0.0
+        around = 2 * hidden if self.numerics is Numerics.cast else 0
+        return self.tokens * ((2 if down else 3) * self.numerics.product_bytes * wide + around) - freed
+
+    def _computing(self, name: str) -> float:
+        """What an adapted layer's forward, which a backward with checkpointing repeats, adds to what its decoder layer has kept by then."""
+        assert self.adapter is not None
+        mlp = self.tokens * self.numerics.product_bytes * self.model.intermediate_size  # each of gate, up, activation and product
+        if name == DOWN:  # reads a product that is its own only where it reads a copy
+            beside = mlp if self.adapter.copies or self.adapter.dropout else 0
+        else:
+            beside = -3 * mlp if name in ATTENTION else -mlp
+        return self.adapter.computing(name, self.tokens) + beside + 6 * self.tokens * self.model.hidden_size
+
     def linear_bytes(self) -> float:
         """The 16-bit copies of one layer's weights that autocast makes, and keeps until the forward has ended."""
-        if self.numerics is not Numerics.autocast:
-            return 0.0
-        return 2.0 * sum(i * o for i, o in linear_sizes(self.model))
+        own = self.adapter.weights() if self.adapter else 0.0
+        return own + (2.0 * sum(i * o for i, o in linear_sizes(self.model)) if self.numerics is Numerics.autocast else 0.0)
 
     def tile(self) -> float:
         """Of the head: logits of a tile, and its part of the head's weights in 16 bits."""

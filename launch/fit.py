@@ -17,12 +17,14 @@ from typing import Any
 from launch import margin, memory, serving, topology
 from launch.batch import ACCUMULATION, batch
 from launch.check import SEARCH, check_given
+from launch.check_adapters import check_adapter
 from launch.check_topology import longest
 from launch.compose import compose, groups, keys
 from launch.detect import Host
 from launch.errors import HostError, UserError
 from launch.memory import Memory
 from launch.plan import Plan, prepare
+from launch.reference import has_reference
 from launch.schema import Config, Topology
 from launch.schema_enums import Find, Vendor
 from launch.trainer_args import argument, known, value
@@ -138,12 +140,21 @@ def _candidates(config: Config) -> Iterator[tuple[list[str], str]]:
         yield ["method.args.gradient_checkpointing=true"], "trains the same, a third more work"
     if config.topology.name == "colocate" and not value(config, "vllm_enable_sleep_mode"):
         yield ["method.args.vllm_enable_sleep_mode=true"], "trains the same: vLLM gives its memory back meanwhile"
+    if config.method.name == "dpo" and has_reference(config) and not value(config, "sync_ref_model"):
+        yield ["method.args.precompute_ref_log_probs=true"], "trains the same: the reference measures all rows first, and is freed"
     if config.hardware.gpus_per_node > 1 and config.topology.strategy in ("none", "ddp"):
         sharded, cost = _sharded(config)
         yield sharded, f"{cost}; transformers generates, slower" if config.topology.name == "colocate" else cost
+    if config.topology.strategy == "fsdp" and has_reference(config):  # FSDP gathers a reference whole
+        zero3 = "topology.strategy=zero3" if config.topology.servers else "topology=zero3"
+        yield [zero3], "trains the same, by DeepSpeed"
     if config.topology.servers:
         yield from _other_servers(config)
     yield from _offloads(config)
+    # bitsandbytes serves the GPUs that have nf4; sharded, moments are small.
+    trains_all = config.adapter.rank is None and config.topology.strategy in ("none", "ddp") and "optim" in known(config)
+    if trains_all and "nf4" in config.hardware.precisions and memory.OPTIMIZERS.get(value(config, "optim")) == 2:
+        yield ["method.args.optim=adamw_8bit"], "AdamW's moments are rounded to 8 bits"
     if config.precision.weights == "fp32" and config.precision.compute == "bf16":
         yield ["precision.weights=bf16"], "weights in 16 bits: where they train, small updates are lost"
     if config.adapter.rank is None and config.method.kind == "trainer":
@@ -234,6 +245,7 @@ def search(config: Config, overrides: list[str], host: Host) -> tuple[list[str],
             "other and the batch that is looked for. Use: one of them."
         )
     check_given(config)  # before its numbers are gone over
+    check_adapter(config)  # whose layers are planned
     print(f"find={config.find.value}: planning one after the other", file=sys.stderr)  # seconds
     return (_largest_batch if config.find == Find.largest_batch else _smallest_hardware)(config, overrides, host)
 

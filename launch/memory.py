@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launch import serving, shapes, topology
+from launch import adapted, serving, shapes, topology
 from launch.activations import MicroStep, Numerics
-from launch.batch import UNCUT, Batch, batch, evaluation_batch, generation_batch
+from launch.adapted import Adapted
+from launch.batch import Batch, batch, evaluation_batch, generation_batch
 from launch.detect import Host, is_smaller
 from launch.environment import CPU_CACHE_GIB
 from launch.gpu import GIB
+from launch.reference import has_reference, measures_beforehand
 from launch.schema import Config
 from launch.schema_enums import Init, Vendor
-from launch.trainer_args import argument, known, value
+from launch.trainer_args import argument, value
 
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}  # nf4: 4 bits and an fp32 scale for 64 weights (arXiv:2305.14314)
 UNPLANNED = ("prepare", "exporter", "bench", "tune")  # kinds: over before the others; on no GPU; as far as it goes
@@ -137,7 +139,17 @@ def micro_step(config: Config, size: Batch) -> MicroStep:
     checkpointing = bool(value(config, "gradient_checkpointing")) or config.topology.fsdp.activation_checkpointing
     fused = config.hardware.fused_attention and config.hardware.attention != "eager"
     compiled = bool(argument(config, "torch_compile"))
-    return MicroStep(config.model, numerics(config), rows, size.sequence, config.adapter.rank is not None, checkpointing, fused, compiled)
+    return MicroStep(config.model, numerics(config), rows, size.sequence, _adapted(config), checkpointing, fused, compiled)
+
+
+def _adapted(config: Config) -> Adapted | None:
+    """fp32 weights beside autocast, but where a strategy casts them with the rest, or TRL those beside nf4."""
+    if config.adapter.rank is None:
+        return None
+    fp32, nf4 = config.precision.compute == "fp32", config.precision.weights == "nf4"
+    low = not fp32 and (nf4 or config.topology.strategy in ("fsdp", "zero2", "zero3"))
+    recast = nf4 or (numerics(config) is Numerics.cast and not low)
+    return Adapted.of(config.model, config.adapter, 2 if low else 4, 4 if fp32 else 2, recast)
 
 
 @dataclass(frozen=True)
@@ -151,7 +163,7 @@ class _Counts:
 
     @classmethod
     def of(cls, config: Config) -> _Counts:
-        train = shapes.trainable_parameters(config.model, config.adapter)
+        train = adapted.trainable_parameters(config.model, config.adapter)
         adapter = 2.0 if config.precision.weights == "nf4" else 4.0  # peft's are fp32; TRL rounds those beside nf4 to bf16
         own = 4.0 if makes_fp32(config) else max(2.0, BYTES[config.precision.weights])
         return cls(config.model.num_parameters, train, topology.num_trainers(config), own if config.adapter.rank is None else adapter)
@@ -201,18 +213,29 @@ def preparation(config: Config) -> dict[str, dict[str, float]]:
     "sharding": accelerate 1.15's fsdp2_prepare_model holds the whole model (`original_sd`) until each parameter has its shard. 8B in fp32
     with LoRA took 49.4 GB there on each of two H200s, and trains in 23. Weights that are read come from the CPU, a parameter at a time.
     """
-    if config.model.init != Init.random or config.model.path or generates_with_vllm(config):
-        return {}
     n, base = _Counts.of(config), _base_bytes(config)
+    drawn = config.model.init == Init.random and not config.model.path and not generates_with_vllm(config)
+    beforehand = config.topology.strategy == "fsdp" and measures_beforehand(config)
+    measured = {"measuring the reference": _measuring(config, n, base if drawn else 0.0)} if beforehand else {}
+    if not drawn:
+        return measured
     rounds = BYTES[config.precision.weights] == 4 and config.precision.compute != "fp32"
     embedding = config.model.vocab_size * config.model.hidden_size  # the largest parameter: its 16 bits, and fp32 again, beside it
-    found = {"loading": {"weights": base, "reference": base * has_reference(config), "rounding": 6.0 * embedding * rounds}}
+    found = {"loading": {"weights": base, "reference": base * (has_reference(config) or beforehand), "rounding": 6.0 * embedding * rounds}}
     if config.topology.strategy == "fsdp":
         trained = n.width * n.trained
         whole = trained + (base if config.adapter.rank is not None else 0.0)
         shards = {"weights": 0.0 if config.topology.fsdp.cpu_offload else whole / n.ranks, "whole weights": whole}
         found["sharding"] = {**shards, "reference": _state(config).get("reference", 0.0)}
-    return found
+    return {**found, **measured}
+
+
+def _measuring(config: Config, n: _Counts, weights: float) -> dict[str, float]:
+    """FSDP's forward of a reference over all rows, as `moments` has it, before the model is sharded: its drawn weights are whole."""
+    step, gathered = micro_step(config, batch(config)), _width(config) * n.base
+    shard = 0.0 if config.topology.fsdp.cpu_offload else _base_bytes(config) / n.ranks
+    parts = {"weights": weights, "reference": shard, "reference in parameters": gathered, "reference as gathered": gathered}
+    return {**parts, "activations": step.hidden + max(step.saved_by_layer(), step.head()), "logits": step.tile()}
 
 
 def _base_bytes(config: Config) -> float:
@@ -228,42 +251,13 @@ IN_8_BITS = ("adamw_8bit", "adamw_bnb_8bit")
 
 
 def _optimizer_bytes(config: Config, n: _Counts, width: float) -> float:
-    """Of all trained parameters; AdamW's where the planner does not know another's, which `uncounted` says."""
+    """Of all trained parameters; AdamW's where the planner does not know another's, which launch/uncounted.py says."""
     name = value(config, "optim")
     if name not in IN_8_BITS:
         return OPTIMIZERS.get(name, 2) * width * n.trained
     # Two moments of a byte and their scales; transformers keeps those of an embedding in fp32.
     embedding = 0 if config.adapter.rank is not None else config.model.vocab_size * config.model.hidden_size
     return 2 * (1 + 4 / 256) * (n.trained - embedding) + 8.0 * embedding
-
-
-def has_reference(config: Config) -> bool:
-    """DPO compares with the start, unless it has done so beforehand; GRPO only where beta is not 0. With an adapter the base serves
-    as reference."""
-    if config.adapter.rank is not None:
-        return False
-    if config.method.name == "dpo":
-        return not value(config, "precompute_ref_log_probs")
-    return config.method.name == "grpo" and bool(value(config, "beta"))
-
-
-def uncounted(config: Config) -> list[str]:
-    """A line for each argument given that memory or speed depends on and the planner does not count."""
-    if config.method.kind in ("bench", "tune"):  # of which nothing is planned
-        return []
-    names = ("use_liger_kernel", "packing", "padding_free", "activation_offloading", "auto_find_batch_size")
-    found = {name: argument(config, name) for name in names}
-    given = [f"method.args.{name}=true" for name, is_given in found.items() if is_given]
-    optimizer = argument(config, "optim")
-    if optimizer not in (None, *OPTIMIZERS, *IN_8_BITS):
-        given.append(f"method.args.optim={optimizer} (AdamW stands for it)")
-    if "max_length" in known(config) and not value(config, "max_length"):
-        given.append(f"method.args.max_length=null ({UNCUT} tokens stand for the longest row)")
-    lines = [f"memory and speed are planned without {', '.join(given)}."] if given else []
-    if argument(config, "torch_compile"):
-        without = "memory and speed are" if config.adapter.rank is not None else "speed is"
-        lines.append(f"{without} planned without method.args.torch_compile=true.")
-    return lines
 
 
 def moments(config: Config) -> dict[str, dict[str, float]]:

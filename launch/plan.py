@@ -41,6 +41,7 @@ from launch.memory import Memory
 from launch.schema import Config, Target
 from launch.speed import Speed
 from launch.topology import Process
+from launch.uncounted import uncounted
 
 SCHEMA = 1
 # Keys that do not change what is computed: two compositions that differ in them only are the same run.
@@ -126,7 +127,7 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
             *warnings,
             *scaling,
             *model_path.warnings(config),
-            *memory.uncounted(config),
+            *uncounted(config),
             *margin.warnings(config, needed),
             *smaller_warnings(config, smaller),
             *image_warnings(config),

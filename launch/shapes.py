@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launch.schema import Adapter, Model
+from launch.schema import Model
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # in the order of linear_sizes
 
@@ -25,18 +25,6 @@ def parameters(model: Model) -> int:
     """All parameters: layers, embedding, output head unless tied, last norm."""
     embeddings = model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)
     return model.num_layers * layer_parameters(model) + embeddings + model.hidden_size
-
-
-def trainable_parameters(model: Model, adapter: Adapter) -> int:
-    """Parameters that receive gradients. LoRA adds rank * (inputs + outputs) a linear layer (arXiv:2106.09685),
-    DoRA one magnitude an output on top (arXiv:2402.09353)."""
-    if adapter.rank is None:
-        return model.num_parameters
-    given = adapter.target_modules
-    adapted = given if isinstance(given, list) else LINEARS
-    sizes = [size for name, size in zip(LINEARS, linear_sizes(model), strict=True) if name in adapted]
-    per_layer = sum(adapter.rank * (i + o) + (o if adapter.dora else 0) for i, o in sizes)
-    return model.num_layers * per_layer
 
 
 def head_bytes(model: Model, width: float) -> float:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from launch import shapes, topology
+from launch import adapted, shapes, topology
 from launch.activations import MicroStep, Numerics
 from launch.batch import Batch, batch, generation_batch
-from launch.memory import generates_with_vllm, has_reference, micro_step, stepped_bytes
+from launch.memory import generates_with_vllm, micro_step, stepped_bytes
+from launch.reference import has_reference
 from launch.schema import Config
 from launch.schema_enums import Link, Vendor
 from launch.serving import shares_gpu
@@ -138,7 +139,7 @@ def step_parts(config: Config, size: Batch, peak: float) -> dict[str, float]:
     found = {name: size.accumulation * part for name, part in micro.items()}
     copying = config.hardware.bandwidth_gb_s * 1e9 * (config.hardware.healthy.copy or COPY)
     sharded = size.ranks if config.topology.strategy in ("fsdp", "zero2", "zero3") else 1
-    trained = shapes.trainable_parameters(config.model, config.adapter)
+    trained = adapted.trainable_parameters(config.model, config.adapter)
     found["optimizer"] = ADAM_TENSORS * stepped_bytes(config) * trained / sharded / copying
     width = 2 if config.precision.weights in ("bf16", "fp16") and config.topology.strategy in ("none", "ddp") else 4
     found["weights"] += 3 * width * trained * (size.accumulation - 1) / copying  # gradients: both read, their sum written
@@ -228,7 +229,7 @@ def _communication(config: Config, size: Batch, micro_s: float) -> float:
     if n == 1 or config.hardware.vendor == Vendor.none or not config.hardware.link_gb_s:
         return 0.0
     model = config.model
-    trained = shapes.trainable_parameters(model, config.adapter)
+    trained = adapted.trainable_parameters(model, config.adapter)
     share = config.hardware.healthy.all_reduce or LINKS
     link = config.hardware.link_gb_s * 1e9 * share
     hive = config.hardware.hive or config.hardware.gpus_per_node

@@ -11,8 +11,10 @@ problems the rejected answer is the right one to another problem of the same tas
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
 from omegaconf import DictConfig
 from trl import DPOConfig, DPOTrainer
 
@@ -29,15 +31,25 @@ from recipes.common.training import build_arguments, train
 class Trainer(PreparedRows, AtomicCheckpoints, DPOTrainer):
     """TRL's trainer, saving atomically, with rows prepared once."""
 
+    def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
+        """TRL's, whose main rank writes a file that all read: of rows in memory each would look in a temporary directory of its own."""
+        shared = Path(self._config.run_dir) / ".reference"
+        shared.mkdir(exist_ok=True)
+        dataset._get_cache_file_path = lambda fingerprint: str(shared / f"{fingerprint}.arrow")
+        return super()._precompute_ref_logps(dataset, name, batch_size)
+
 
 def dpo(config: DictConfig) -> dict[str, Any]:
     args = build_arguments(DPOConfig, config)
     loaded = load(config.data, "dpo")
     tokenizer = build_tokenizer(config, texts(loaded.rows))
+    # Under FSDP the model is whole until it trains, and TRL measures with a reference beforehand too (TRL 1.16, dpo_trainer.py:908). It
+    # would load that by name, without a revision, and random weights have none.
+    measures = not args.precompute_ref_log_probs or config.topology.strategy == "fsdp"
     trainer = Trainer(
         model=build_model(config),
-        # With an adapter, the reference is the same weights with the adapter off. TRL would load one by name, which random weights lack.
-        ref_model=None if config.adapter.rank or args.precompute_ref_log_probs else build_model(config),
+        # With an adapter, the reference is the same weights with the adapter off.
+        ref_model=build_model(config) if measures and not config.adapter.rank else None,
         args=args,
         config=config,
         loaded=loaded,
@@ -45,6 +57,8 @@ def dpo(config: DictConfig) -> dict[str, Any]:
         processing_class=tokenizer,
         peft_config=adapter_config(config),
     )
+    if args.precompute_ref_log_probs:
+        trainer.ref_model = None  # TRL frees only what it has loaded itself
     result = train(config, trainer, Metrics(config, reference=not args.precompute_ref_log_probs))
     return {**result, **loaded.sha256()}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from functorch.compile import make_boxed_func
+from peft import LoraConfig, get_peft_model
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
@@ -55,12 +56,15 @@ class Counter(TorchDispatchMode):
 
 @contextlib.contextmanager
 def as_on_a_gpu(monkeypatch: Any) -> Any:
-    """No causal mask (a GPU's kernels need none), the head's tiles in place (as its Triton kernels do)."""
+    """No causal mask (a GPU's kernels need none), the head's tiles in place (as its Triton kernels do), a byte of dropout's mask an element
+    (its kernel's). peft moves nothing: fake weights cannot be swapped."""
     for module in (modeling_llama, modeling_qwen2, modeling_qwen3):
         monkeypatch.setattr(module, "create_causal_mask", lambda **_: None)
     for name in ("_forward_tile", "_backward_tile"):
         monkeypatch.setattr(chunked_logprob, name, lambda *_, **__: None)
     monkeypatch.setattr(chunked_logprob, "_addmm_fp32", lambda *_: None)
+    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p, training, _: torch.native_dropout(x, p, training)[0])
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_, **__: self)
     yield
 
 
@@ -105,16 +109,37 @@ def saved_when_compiled(shape: SimpleNamespace, numerics: str, rows: int, length
     return float(sum(saved.values()))
 
 
-def micro_step(shape: SimpleNamespace, numerics: str, rows: int, length: int, checkpointing: bool, accumulates: bool) -> float:
+def _with_adapter(model: Any, adapter: dict[str, Any], casts: bool) -> Any:
+    """peft's, whose fp32 weights a strategy casts to 16 bits where `casts` is set."""
+    adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", lora_alpha=32, **adapter)).train()
+    for parameter in adapted.parameters() if casts else []:
+        parameter.data = parameter.data.to(torch.bfloat16)
+    return adapted
+
+
+def micro_step(
+    shape: SimpleNamespace,
+    numerics: str,
+    rows: int,
+    length: int,
+    checkpointing: bool,
+    accumulates: bool,
+    adapter: dict[str, Any] | None = None,
+    casts: bool = False,
+) -> float:
     """Most bytes that forward and backward of SFT hold beside weights and gradients that were there before."""
     counter = Counter((shape.vocab_size, shape.hidden_size))
     with FakeTensorMode(allow_non_fake_inputs=True), counter:
-        model = _model(shape, numerics)
+        model = base = _model(shape, numerics)
+        if adapter:
+            model = _with_adapter(base, adapter, casts)
         if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
+            base.gradient_checkpointing_enable({"use_reentrant": False})
+            if adapter:
+                base.enable_input_require_grads()
+        add_fused_lm_head(base, outputs=("log_probs", "entropy", "is_top1"))
         if accumulates:
-            for parameter in model.parameters():
+            for parameter in filter(lambda one: one.requires_grad, model.parameters()):
                 parameter.grad = torch.zeros_like(parameter)
         before = counter.peak = counter.alive
         tokens = torch.zeros(rows, length, dtype=torch.long)

@@ -14,11 +14,12 @@ from omegaconf import OmegaConf
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from launch import check_adapters, pipeline, record, reproduce, rundir, shapes
+from launch import adapted, check_adapters, pipeline, record, reproduce, rundir
 from launch.check import check
 from launch.errors import EXIT_INTERRUPTED
 from launch.errors import UserError as Refused
 from launch.plan import make_plan
+from launch.shapes import LINEARS, linear_sizes
 from recipes.common import adapters
 from recipes.common.errors import UserError
 from recipes.common.model import adapter_config, model_config
@@ -215,7 +216,19 @@ def test_the_planner_counts_what_peft_trains(layers):
     config = composed("hardware=cpu", "model=tiny", "adapter=lora", f"adapter.target_modules={layers}")
     model = get_peft_model(AutoModelForCausalLM.from_config(model_config(config.model)), adapter_config(OmegaConf.structured(config)))
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    assert trained == shapes.trainable_parameters(config.model, config.adapter)
+    assert trained == adapted.trainable_parameters(config.model, config.adapter)
+
+
+@pytest.mark.parametrize(("listed", "on"), [(["v_proj", "q_proj"], ["q_proj", "v_proj"]), ("q_proj|k_proj", LINEARS), (None, LINEARS)])
+def test_the_planner_counts_the_layers_of_the_adapter_that_is_trained_on(listed, on, tmp_path):
+    """Of a regular expression, and of files that are not there yet, all seven."""
+    if listed:
+        (tmp_path / "adapter_config.json").write_text(json.dumps({"target_modules": listed}))
+    config = composed("hardware=cpu", "model=tiny", "adapter=lora", f"adapter.path={tmp_path}")
+    assert adapted.layers(config.adapter) == [*on]
+    sizes = dict(zip(LINEARS, linear_sizes(config.model), strict=True))
+    trained = adapted.trainable_parameters(config.model, config.adapter)
+    assert trained == config.model.num_layers * config.adapter.rank * sum(sum(sizes[name]) for name in on)
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,12 @@ TIGHT = {  # commands that do not fit, and what has to be among the changes
         "topology.num_gpus=2",
     ),
     "vllm": (["hardware=rx7900xtx", "model=qwen3_8b", "method=evaluate", "method.args.engine=vllm"], "method.args.engine=transformers"),
+    "the reference": (["hardware=h100", "model=qwen3_4b", "method=dpo", "topology=single"], "method.args.precompute_ref_log_probs=true"),
+    "8-bit moments": (
+        ["hardware=h100", "hardware.gpus_per_node=1", "model=qwen3_4b", "method=dpo", "topology=single"],
+        "method.args.optim=adamw_8bit",
+    ),
+    "zero3": (["hardware=mi300x", "model=qwen3_32b", "method=dpo", "topology=fsdp"], "topology=zero3"),
     "two at once": (["hardware=rx7900xtx", "model=qwen3_8b", "method=sft"], "precision.weights=bf16"),
 }
 
@@ -136,6 +142,20 @@ def test_a_wider_server_says_who_is_left_to_train(given, said):
     found = fit.changes(plan_of(overrides).config, overrides, host_with(8))
     assert found[0].overrides == ["topology.server_tensor_parallel=2"]
     assert found[0].cost.endswith(said)
+
+
+def test_what_changes_nothing_of_the_training_comes_first():
+    overrides, _ = TIGHT["8-bit moments"]
+    found = [change.overrides for change in fit.changes(plan_of(overrides).config, overrides, host_with(8))]
+    assert found[:2] == [["method.args.precompute_ref_log_probs=true"], ["method.args.optim=adamw_8bit"]]
+
+
+@pytest.mark.parametrize("given", ["adapter=lora", "method.args.precompute_ref_log_probs=true", "method.args.sync_ref_model=true"])
+def test_only_a_reference_that_stays_the_same_is_measured_beforehand(given):
+    config = composed("hardware=mi50", "model=llama3_1_70b", "method=dpo", "topology=single", "precision=fp32", given)
+    offered = [change for changes, _ in fit._candidates(config) for change in changes]
+    assert "method.args.precompute_ref_log_probs=true" not in offered
+    assert "method.args.optim=adamw_8bit" not in offered, "bitsandbytes serves no MI50"
 
 
 def test_changes_win_over_what_was_given():
@@ -336,6 +356,14 @@ def test_a_plan_within_the_planners_error_has_a_warning(overrides, said):
 )
 def test_other_plans_have_no_such_warning(overrides):
     assert not any("planner errs" in warning for warning in plan_of(overrides).warnings)
+
+
+def test_an_adapter_that_cannot_be_read_is_refused_before_a_search(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("[")
+    (tmp_path / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    given = ["hardware=mi300x", "method=sft", "adapter=lora", f"adapter.path={tmp_path}"]
+    with pytest.raises(UserError, match="cannot be read"):
+        fit.search(composed(*given, "mode=plan", "find=largest_batch"), given, host_with(8))
 
 
 def test_phases_are_not_searched(capsys):

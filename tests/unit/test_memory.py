@@ -26,13 +26,13 @@ def planned(*overrides: str) -> memory.Memory:
     return memory.memory(config, topology.processes(config, host_with(config.hardware.gpus_per_node), RUN))[-1]
 
 
-def counted(model: str, numerics: str, rows: int, length: int, checkpointing: bool, accumulates: bool) -> float:
+def counted(model: str, numerics: str, rows: int, length: int, checkpointing: bool, accumulates: bool, *adapter: object) -> float:
     from tests.unit import counted as oracle
 
     shape = SimpleNamespace(**OmegaConf.load(ROOT / f"conf/model/{model}.yaml"))
     shape.num_layers = 6
     with pytest.MonkeyPatch.context() as patch, oracle.as_on_a_gpu(patch):
-        return oracle.micro_step(shape, numerics, rows, length, checkpointing, accumulates)
+        return oracle.micro_step(shape, numerics, rows, length, checkpointing, accumulates, *adapter)
 
 
 NUMERICS = {"autocast": ["precision=bf16"], "cast": ["precision=bf16", "precision.weights=bf16"], "fp32": ["precision=fp32"]}
@@ -70,6 +70,57 @@ def test_what_a_micro_step_holds_is_what_torch_holds(model, numerics, rows, leng
     assert most == pytest.approx(counted(model, numerics, rows, length, checkpointing, accumulates), rel=0.09)
 
 
+ADAPTERS = {  # as adapter.<key> and as peft has them
+    "lora": ([], {"r": 16}),
+    "rank": (["adapter.rank=256"], {"r": 256}),
+    "dropout": (["adapter.dropout=0.05"], {"r": 16, "lora_dropout": 0.05}),
+    "two layers": (["adapter.target_modules=[q_proj,v_proj]"], {"r": 16, "target_modules": ["q_proj", "v_proj"]}),
+    "dora": (["adapter.dora=true"], {"r": 16, "use_dora": True}),
+    "dora with dropout": (["adapter.dora=true", "adapter.dropout=0.05"], {"r": 16, "use_dora": True, "lora_dropout": 0.05}),
+    "dora of two layers": (
+        ["adapter.dora=true", "adapter.target_modules=[q_proj,v_proj]"],
+        {"r": 16, "use_dora": True, "target_modules": ["q_proj", "v_proj"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+@pytest.mark.parametrize(
+    ("model", "numerics", "rows", "length", "checkpointing", "strategy"),
+    [
+        ("qwen3_8b", "cast", 1, 8192, False, "single"),
+        ("qwen3_8b", "autocast", 1, 8192, True, "single"),
+        ("qwen2_5_1_5b", "fp32", 4, 4096, True, "single"),
+        ("qwen3_8b", "cast", 1, 8192, True, "fsdp"),
+        ("llama3_1_8b", "cast", 4, 1024, False, "fsdp"),
+    ],
+)
+def test_what_a_micro_step_with_an_adapter_holds_is_what_torch_holds(
+    kind, model, numerics, rows, length, checkpointing, strategy, monkeypatch
+):
+    """peft's fp32 weights beside autocast; in 16 bits as a strategy casts them with the rest."""
+    monkeypatch.setattr(memory.MicroStep, "scores", lambda self: 0.0)  # as above
+    overrides, adapter = ADAPTERS[kind]
+    config = composed(
+        *["hardware=h200", "method=sft", "topology=single", f"model={model}", "model.num_layers=6", *NUMERICS[numerics]],
+        *[f"method.args.per_device_train_batch_size={rows}", f"method.args.max_length={length}", "adapter=lora", *overrides],
+        *[f"method.args.gradient_checkpointing={checkpointing}", "method.args.gradient_accumulation_steps=1"],
+    )
+    step, casts = memory.micro_step(config, memory.batch(config)), strategy == "fsdp"
+    if casts:  # of its activations: what it gathers is not counted here
+        monkeypatch.setattr(
+            memory, "micro_step", lambda *_: dataclasses.replace(step, adapter=dataclasses.replace(step.adapter, width=2, recast=False))
+        )
+        assert memory._adapted(composed("hardware=h200", "topology=fsdp", "precision=bf16", "adapter=lora")).width == 2
+    config.model.num_parameters = memory.shapes.parameters(config.model)
+    # A strategy that casts shards what the first layer's backward then has of gradients.
+    elsewhere = ("optimizer step", "backward of the first layer") if casts else ("optimizer step",)
+    most = max(sum(parts.values()) for name, parts in memory.moments(config).items() if name not in elsewhere)
+    adapter = {"target_modules": "all-linear", **adapter}
+    torchs = counted(model, numerics, rows, length, checkpointing, False, adapter, casts)
+    assert most == pytest.approx(torchs, rel=0.09)
+
+
 @pytest.mark.parametrize(
     ("model", "numerics"),
     [("qwen3_0_6b", "autocast"), ("qwen3_4b", "cast"), ("qwen2_5_1_5b", "fp32"), ("llama3_1_8b", "autocast")],
@@ -85,7 +136,7 @@ def test_what_a_compiled_layer_keeps_is_what_torchs_partitioner_keeps(model, num
     with pytest.MonkeyPatch.context() as patch, oracle.as_on_a_gpu(patch):
         for shape.num_layers in (2, 3):
             kept.append(oracle.saved_when_compiled(shape, numerics, rows, length))
-    step = memory.MicroStep(shape, memory.Numerics(numerics), rows, length, adapter=False, checkpointing=False, compiled=True)
+    step = memory.MicroStep(shape, memory.Numerics(numerics), rows, length, adapter=None, checkpointing=False, compiled=True)
     assert step.saved_by_layer() == pytest.approx(kept[1] - kept[0], rel=0.01)
     assert step.saved_by_layer() < 0.85 * dataclasses.replace(step, compiled=False).saved_by_layer()
 
@@ -136,6 +187,16 @@ def test_a_reference_under_fsdp_is_gathered_whole():
     parts = trainer(*base)
     assert parts["reference as gathered"] == parts["reference in parameters"] == pytest.approx(2 * 1.7206, abs=0.001)
     assert "reference as gathered" not in trainer(*base, "adapter=lora")
+
+
+def test_a_reference_measured_beforehand_under_fsdp_is_counted_and_freed():
+    base = ("hardware=h200", "model=qwen3_32b", "topology=fsdp", "method=dpo", "method.args.gradient_accumulation_steps=1")
+    stays, beforehand = planned(*base), planned(*base, "method.args.precompute_ref_log_probs=true")
+    assert beforehand.moment == "measuring the reference"
+    assert beforehand.parts_gb["reference in parameters"] == pytest.approx(2 * 32.762, abs=0.01)
+    assert (2 * 2 + 4 / 8) * 32.762 < beforehand.allocated_gb < stays.allocated_gb
+    drawn = planned(*base, "method.args.precompute_ref_log_probs=true", "model.init=random")
+    assert drawn.parts_gb["weights"] == pytest.approx(4 * 32.762, abs=0.01)
 
 
 def test_offload_leaves_the_gpu():
@@ -230,6 +291,7 @@ def test_moments_of_optimizers(optim, gb):
         ("method.args.torch_compile=true", "speed is planned without method.args.torch_compile=true"),
         ("method.args.optim=lion_32bit", "AdamW stands for it"),
         ("method.args.max_length=null", "1024 tokens stand for the longest row"),
+        ("adapter=dora", "speed is planned as plain LoRA's"),
     ],
 )
 def test_a_plan_says_what_it_does_not_count(override, said):
