@@ -164,8 +164,7 @@ def test_every_sample_is_left_for_preference_pairs(tmp_path):
         ("3", 0.0, True),
         ("4", 0.0, False),
     ]
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')  # no sample, beside them in a run
-    pairs = load(OmegaConf.merge(plain(Data(name="samples", kind="samples")), {"path": str(tmp_path)}), "dpo").rows.to_list()
+    pairs = load(OmegaConf.merge(plain(Data(name="samples", kind="samples")), {"path": str(tmp_path / SCORED)}), "dpo").rows.to_list()
     assert pairs == [{"prompt": "1+1=", "chosen": "2", "rejected": "3"}]
 
 
