@@ -16,11 +16,13 @@ ATTENTION, GATE_UP, DOWN = LINEARS[:4], ("gate_proj", "up_proj"), "down_proj"
 
 
 def layers(adapter: Adapter) -> list[str]:
-    """Of LINEARS, those that the adapter is on: what the file of adapter.path says, where it is there and lists them."""
+    """Of LINEARS, those that the adapter is on: what the file of adapter.path says, where it is there and lists them, as q_proj or
+    self_attn.q_proj; all where it names none of them."""
     given = adapter.target_modules
     if adapter.path and (file := Path(adapter.path) / "adapter_config.json").is_file():
         given = json.loads(file.read_text(encoding="utf-8")).get("target_modules")
-    return [name for name in LINEARS if not isinstance(given, list) or name in given]
+    named = {str(name).rpartition(".")[2] for name in given} if isinstance(given, list) else set()
+    return [name for name in LINEARS if name in named] or list(LINEARS)
 
 
 def trainable_parameters(model: Model, adapter: Adapter) -> int:

@@ -17,6 +17,7 @@ from launch.trainer_args import argument
 PUBLISHED = Path(__file__).parents[1] / "recipes/bench/reference"
 # Arguments that list lists, and what stands in one.
 LISTS = {"shapes": "m, n, k", "heads": "query heads, key heads, width", "lengths": "tokens in, tokens out"}
+EXAMPLES = {"shapes": "8192,8192,8192", "heads": "32,8,128", "lengths": "1024,128"}
 COMPARED = ("measured", "least")  # kinds of published figures that ours are held against: recipes/bench/published.py
 GPU_COUNTS = {"bench/scaling": "num_gpus", "bench/collectives": "ranks"}  # the argument that lists how many are measured together
 
@@ -149,7 +150,7 @@ BENCH_RULES = [
         "bench_lists",
         lambda c: bool(_wrong_lists(c)),
         lambda c: f"method.args.{(name := _wrong_lists(c)[0])}={argument(c, name)}: it lists lists of [{LISTS[name]}], each at least 1",
-        lambda c: f"double brackets: method.args.{(name := _wrong_lists(c)[0])}=[[{','.join(['1024'] * (LISTS[name].count(',') + 1))}]]",
+        lambda c: f"double brackets: method.args.{(name := _wrong_lists(c)[0])}=[[{EXAMPLES[name]}]]",
     ),
     Rule(
         "bench_instances",

@@ -174,6 +174,12 @@ DATA_RULES = [
         lambda c: "data.streaming=false, or data=jsonl or hub without it",
     ),
     Rule(
+        "data_streaming_reference",
+        lambda c: c.data.streaming and bool(argument(c, "precompute_ref_log_probs")),
+        lambda c: "method.args.precompute_ref_log_probs=true with data.streaming=true: the reference measures all rows beforehand",
+        lambda c: "data.streaming=false, or precompute_ref_log_probs=false",
+    ),
+    Rule(
         "data_streaming_steps",
         lambda c: c.data.streaming and c.method.kind == "trainer" and _steps(c) < 1,
         lambda c: "data.streaming=true without method.args.max_steps: a stream has no end",

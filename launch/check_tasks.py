@@ -100,7 +100,7 @@ TASK_RULES = [
         "task_level",
         lambda c: _no_level(c) is not None,
         lambda c: str(_no_level(c)),
-        lambda c: "level: 0, or a config: {<field>: <value>} of its own",
+        lambda c: "level: 0" if c.data.kind == "code" else "level: 0, or a config: {<field>: <value>} of its own",
     ),
     Rule(
         "task_field",

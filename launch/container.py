@@ -238,7 +238,7 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
     given += [(path, key) for key, path in named_files(config).items()]
     if config.data.kind == "samples" and config.data.path:
         real = [Path(file) for file in samples.files(config.data.path)]
-        given += [(str(file.parent), "samples that links lead to") for file in real if not file.is_relative_to(config.data.path)]
+        given += [(str(file), "samples that a link leads to") for file in real if not file.is_relative_to(config.data.path)]
     if config.method.name == "sample":
         given += [(path, "method.args.reuse") for path in _with_kept(argument(config, "reuse"))]
     if config.method.name == "evaluate":

@@ -70,7 +70,7 @@ def _gpu(root: Path, folder: Path, values: dict[str, int], siblings: int) -> Gpu
         compute_units=units,
         memory_gb=memory_gb,
         group=group if parts == 1 else None,
-        may_be=tuple(one.group for one in fitting if one.group and len(fitting) > 1),
+        may_be=tuple(one.group for one in fitting if one.group and len(fitting) > 1 and parts == 1),
         render_minor=minor,
         node=int(folder.name),
         device_id=f"0x{values['device_id']:04x}" if values.get("device_id") else None,

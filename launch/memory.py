@@ -8,7 +8,7 @@ predictions beside measurements.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launch import adapted, serving, shapes, topology
 from launch.activations import MicroStep, Numerics
@@ -232,7 +232,9 @@ def preparation(config: Config) -> dict[str, dict[str, float]]:
 
 def _measuring(config: Config, n: _Counts, weights: float) -> dict[str, float]:
     """FSDP's forward of a reference over all rows, as `moments` has it, before the model is sharded: its drawn weights are whole."""
-    step, gathered = micro_step(config, batch(config)), _width(config) * n.base
+    rows = argument(config, "precompute_ref_batch_size")
+    step = micro_step(config, replace(batch(config), per_device=int(rows)) if rows else batch(config))
+    gathered = _width(config) * n.base
     shard = 0.0 if config.topology.fsdp.cpu_offload else _base_bytes(config) / n.ranks
     parts = {"weights": weights, "reference": shard, "reference in parameters": gathered, "reference as gathered": gathered}
     return {**parts, "activations": step.hidden + max(step.saved_by_layer(), step.head()), "logits": step.tile()}

@@ -34,7 +34,8 @@ def files(path: str) -> list[str]:
         folders.sort()
         here = [Path(folder, name) for name in names]
         found += [file for file in here if file.suffix == ".jsonl"]
-        lost = next((file for file in here if file.is_symlink() and not file.exists()), None)
+        # A phase that was kept, or a file of samples; a lost log, as W&B's, loses none.
+        lost = next((file for file in here if file.is_symlink() and not file.exists() and file.suffix in ("", ".jsonl")), None)
         if lost is not None:
             raise UserError(f"data.path={path}: {lost} leads to {os.readlink(lost)}, which is not there. Use: one without the link.")
     scored = [file for file in found if file.name == SCORED]

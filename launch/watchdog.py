@@ -32,7 +32,7 @@ class Watchdog:
 
 
 def steps_done(run_dir: Path) -> tuple[int, int]:
-    """When the main rank last got on, and how much it has logged; zeros before training begins."""
+    """When a rank last got on, and how much it has logged; zeros before training begins."""
     return _stat(run_dir / "heartbeat", "st_mtime_ns"), _stat(run_dir / "metrics.jsonl", "st_size")
 
 

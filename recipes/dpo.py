@@ -18,9 +18,10 @@ from datasets import Dataset
 from omegaconf import DictConfig
 from trl import DPOConfig, DPOTrainer
 
-from recipes.common.checkpoint import AtomicCheckpoints
+from recipes.common.checkpoint import HEARTBEAT, AtomicCheckpoints
 from recipes.common.data import load, texts
 from recipes.common.data_prepare import PreparedRows
+from recipes.common.generation import beat_by_token
 from recipes.common.metrics import Metrics
 from recipes.common.model import adapter_config, build_model, build_tokenizer
 from recipes.common.program import main
@@ -36,7 +37,8 @@ class Trainer(PreparedRows, AtomicCheckpoints, DPOTrainer):
         shared = Path(self._config.run_dir) / ".reference"
         shared.mkdir(exist_ok=True)
         dataset._get_cache_file_path = lambda fingerprint: str(shared / f"{fingerprint}.arrow")
-        return super()._precompute_ref_logps(dataset, name, batch_size)
+        with beat_by_token(self.ref_model or self.model, Path(self._config.run_dir) / HEARTBEAT):
+            return super()._precompute_ref_logps(dataset, name, batch_size)
 
 
 def dpo(config: DictConfig) -> dict[str, Any]:

@@ -130,9 +130,11 @@ def finish(
 def other_steps(config: DictConfig, setting: Setting) -> list[str]:
     """That the optimizer's steps would take another number of sequences, at the same learning rate."""
     own: dict[str, Any] = dict(config.tuned.trainer_args)
-    before, after = (num_ranks() * math.prod(args.get(key) or 1 for key in STEP) for args in (own, {**own, **setting.args}))
-    said = f"{after} sequences a step, before {before}, at the same learning rate; effective_batch={before} keeps them."
-    return [] if before == after else [said]
+    both = own, {**own, **setting.args}
+    before, after = (num_ranks() * math.prod(args.get(key) or 1 for key in STEP) for args in both)
+    at_once = num_ranks() * (both[1].get("per_device_train_batch_size") or 1)
+    keeps = f"effective_batch={before} keeps them." if before % at_once == 0 else "a sweep of learning rates says whether it has to follow."
+    return [] if before == after else [f"{after} sequences a step, before {before}, at the same learning rate; {keeps}"]
 
 
 def write_experiment(config: DictConfig, table: Table, setting: Setting, before: Row, after: Row) -> tuple[Path, str]:

@@ -58,12 +58,11 @@ def test_tuning_ends_with_before_after_and_an_experiment(tmp_path, tuning, overr
 def test_a_stop_within_a_trial_fails_no_setting(tmp_path):
     overrides = ["hardware=mi350x", "method=tune/rccl", "topology.num_gpus=2", "smoke=true", "run_root=runs", "name=stopped"]
     argv = [sys.executable, str(ROOT / "launch/run.py"), *overrides]
-    with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as launcher:
+    with open(tmp_path / "said", "w") as said, subprocess.Popen(argv, cwd=tmp_path, stdout=said, stderr=said) as launcher:
         while not any(file.read_text() for file in tmp_path.glob("runs/*/*/metrics.jsonl")) and launcher.poll() is None:
             time.sleep(0.05)
         os.kill(launcher.pid, signal.SIGTERM)  # the processes of the second trial, of two, begin to import torch
-        said = launcher.communicate()[1]
-    assert launcher.returncode == 75, said
+    assert launcher.returncode == 75, (tmp_path / "said").read_text()
     done = command(*overrides, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (result_file,) = tmp_path.glob("runs/*/*/result.json")

@@ -219,7 +219,16 @@ def test_the_planner_counts_what_peft_trains(layers):
     assert trained == adapted.trainable_parameters(config.model, config.adapter)
 
 
-@pytest.mark.parametrize(("listed", "on"), [(["v_proj", "q_proj"], ["q_proj", "v_proj"]), ("q_proj|k_proj", LINEARS), (None, LINEARS)])
+@pytest.mark.parametrize(
+    ("listed", "on"),
+    [
+        (["v_proj", "q_proj"], ["q_proj", "v_proj"]),
+        (["self_attn.q_proj"], ["q_proj"]),
+        (["embed_tokens"], LINEARS),
+        ("q_proj|k_proj", LINEARS),
+        (None, LINEARS),
+    ],
+)
 def test_the_planner_counts_the_layers_of_the_adapter_that_is_trained_on(listed, on, tmp_path):
     """Of a regular expression, and of files that are not there yet, all seven."""
     if listed:

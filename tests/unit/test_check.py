@@ -61,7 +61,7 @@ CASES = {
     "bench_dtypes": (["hardware=mi50", "method=bench/gemm", "method.args.dtypes=[bf16]"], ["dtypes=bf16 on mi50", "[fp32,fp16]"]),
     "bench_lists": (
         ["hardware=mi350x", "method=bench/gemm", "method.args.shapes=[8192,8192,8192]"],
-        ["shapes=[8192, 8192, 8192]: it lists lists of [m, n, k]", "shapes=[[1024,1024,1024]]"],
+        ["shapes=[8192, 8192, 8192]: it lists lists of [m, n, k]", "shapes=[[8192,8192,8192]]"],
     ),
     "bench_instances": (
         ["hardware=mi350x", "method=bench/vllm", "method.args.settings=[{instances: 2}]"],
@@ -372,6 +372,17 @@ CASES = {
     ),
     "data_pairs": (["data.pairs_per_prompt=2"], ["pairs_per_prompt=2 under data=reasoning", "data=samples"]),
     "data_streaming": (["data.streaming=true"], ["data.streaming=true with data=reasoning", "data=jsonl"]),
+    "data_streaming_reference": (
+        [
+            "method=dpo",
+            "data=jsonl",
+            "data.path=a.jsonl",
+            "data.streaming=true",
+            "method.args.max_steps=9",
+            "method.args.precompute_ref_log_probs=true",
+        ],
+        ["precompute_ref_log_probs=true with data.streaming=true", "data.streaming=false"],
+    ),
     "data_streaming_steps": (
         ["data=jsonl", "data.path=a.jsonl", "data.streaming=true", "model=qwen3_0_6b"],
         ["a stream has no end", "method.args.max_steps=1000"],

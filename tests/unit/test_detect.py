@@ -315,6 +315,15 @@ def test_a_gpu_that_the_kernel_hides_is_no_gpu_of_this_container(tmp_path):
     assert group_of(tmp_path) == "mi300x"
 
 
+def test_a_partition_of_either_product_is_a_partition(tmp_path):
+    kfd_node(tmp_path, 0, 36.0, **gpu(90500, 32, device_id=0x75FF, unique_id=7, location_id=0x0500))
+    for number in range(1, 8):
+        kfd_node(tmp_path, number, 36.0, **gpu(90500, 32, device_id=0x75FF, unique_id=7, location_id=0x0500 + number))
+    assert {(g.group, g.may_be) for g in detect.gpus(str(tmp_path))} == {(None, ())}
+    with pytest.raises(HostError, match="8 x AMD Instinct MI350X or AMD Instinct MI355X, CPX partition"):
+        group_of(tmp_path)
+
+
 def test_auto_goes_by_what_may_be_used(tmp_path):
     machine = sysroots.mi300x(tmp_path, num_gpus=2)
     sysroots.gpu_node(machine, 20, 0xF3, 32 << 30, gfx_target_version=90006, simd_count=240)

@@ -197,7 +197,8 @@ def test_an_experiment_of_a_smoke_run_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(("batch_size", "accumulated", "said"), [
-    (32, 1, "128 sequences a step, before 16, at the same learning rate; effective_batch=16 keeps them."),
+    (32, 1, "128 sequences a step, before 16, at the same learning rate; a sweep of learning rates says whether it has to follow."),
+    (1, 2, "8 sequences a step, before 16, at the same learning rate; effective_batch=16 keeps them."),
     (4, 1, None),
     (2, 2, None),
 ])  # fmt: skip
