@@ -33,6 +33,7 @@ from containers import engine, fetch, images, push, verify
 from containers.fetch import BuildFailed
 from containers.images import FOLDER, LABEL, OCI, UNBUILT, Image, LockError
 from containers.progress import Phase, Progress
+from launch import key_values
 from launch.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, EXIT_USER, HostError, UserError, near
 
 LAST_LINES = 15
@@ -59,16 +60,8 @@ class Asked:
 
 
 def parse(arguments: list[str]) -> Asked:
-    values, given = {"image": "", "base": "", "check": "false", "push": "", "no_cache": "false", "lock": str(images.LOCK)}, dict[str, str]()
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if not equals or not value:
-            raise UserError(f"`{argument}`: key=value is expected, such as image=cpu. Keys: {', '.join(values)}.{near(key, values)}")
-        if key not in values:
-            raise UserError(f"There is no key `{key}`. Keys: {', '.join(values)}.{near(key, values)}")
-        if key in given:
-            raise UserError(f"{given[key]} and {argument}: one value is taken. Leave one of them out.")
-        values[key], given[key] = value, argument
+    defaults = {"image": "", "base": "", "check": "false", "push": "", "no_cache": "false", "lock": str(images.LOCK)}
+    values = key_values.read(arguments, defaults, "image=cpu")
     for key in ("check", "no_cache"):
         if values[key] not in ("true", "false"):
             raise UserError(f"{key}={values[key]}: true or false is expected.")

@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from launch import detect, doctor_report, masks
+from launch import detect, doctor_report, key_values, masks
 from launch.checks import facts, table
 from launch.checks.finding import Finding, Status
 from launch.compose import compose, groups, unknown_option
@@ -49,17 +49,7 @@ class Asked:
 
 
 def parse(arguments: list[str]) -> Asked:
-    values, given = dataclasses.asdict(Asked()), dict[str, str]()
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if not equals or not value:
-            raise UserError(f"`{argument}`: key=value is expected, such as format=json. Keys: {', '.join(values)}.{near(key, values)}")
-        if key not in values:
-            raise UserError(f"There is no key `{key}`. Keys: {', '.join(values)}.{near(key, values)}")
-        if key in given:
-            raise UserError(f"{given[key]} and {argument}: one value is taken. Leave one of them out.")
-        values[key], given[key] = value, argument
-    asked = Asked(**values)
+    asked = Asked(**key_values.read(arguments, dataclasses.asdict(Asked()), "format=json"))
     if asked.format not in Format.__members__:
         raise UserError(f"format={asked.format}: text or json is expected.{near(asked.format, Format.__members__)}")
     if asked.active not in ACTIVE:
