@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.gpu.jobs import WARM_UP, Job, rows_of, run, step_s
 
-STEPS = {"fp32": 6, "bf16": 10}
+STEPS = {"fp32": 6, "bf16": 10, "grpo": 8}
 TOKENS = 2048  # of an SFT row
 SFT_BATCH, GRPO_BATCH = 32, 96  # sequences of a step, of all ranks together
 
@@ -38,7 +38,7 @@ def grpo(model: str, topology: str, gpus: int, *extra: str, name: str | None = N
     """`serving` of the GPUs generate, in a split."""
     ranks = gpus - serving if topology == "split" else gpus
     shared = ["method=grpo", "~method.rewards.reasoning_gym", "+method.rewards.accuracy=1.0", "method.args.max_completion_length=512"]
-    shared += [f"effective_batch={GRPO_BATCH}", "method.args.per_device_train_batch_size=8", f"method.args.max_steps={STEPS['bf16']}"]
+    shared += [f"effective_batch={GRPO_BATCH}", "method.args.per_device_train_batch_size=8", f"method.args.max_steps={STEPS['grpo']}"]
     assert GRPO_BATCH % (8 * ranks) == 0
     return Job(
         f"{model}-grpo-{name or topology}-{gpus}",

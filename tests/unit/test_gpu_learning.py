@@ -69,7 +69,7 @@ def test_the_interval_is_students():
     assert (low, high) == pytest.approx((20 - 24.844, 20 + 24.844), abs=1e-3)
 
 
-@pytest.mark.parametrize(("experiment", "samples"), [("learning", 409_600), ("learning_cups", 102_400), ("learning_smollm2", 102_400)])
+@pytest.mark.parametrize(("experiment", "samples"), [("learning", 409_600), ("learning_cups", 102_400), ("learning_smollm2", 61_440)])
 def test_each_method_has_the_same_samples_and_the_same_start(experiment, samples):
     overrides = ["hardware=h200", f"experiment={experiment}"]
     plans = pipeline.make_plans(composed(*overrides), overrides, host_with(8), Path("/runs/learning/1"))
