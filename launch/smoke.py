@@ -190,7 +190,10 @@ def _shrink_topology(config: Config, left_out: list[str]) -> None:
 
 
 def _has_precision(config: Config) -> bool:
-    """bitsandbytes has kernels for a CPU, and torchao rounds to fp8 there, where the Python that runs the ranks has them."""
+    """torch casts to fp16 and scales the loss on a CPU too, DeepSpeed and vLLM do not; bitsandbytes has kernels for a CPU, and torchao rounds
+    to fp8 there, where the Python that runs the ranks has them."""
+    if config.precision.name == "fp16":
+        return config.method.kind == "trainer" and not config.topology.strategy.startswith("zero") and not config.topology.servers
     package = LOW_PRECISION.get(config.precision.name)
     return package is not None and config.runtime.on_node == "local" and importlib.util.find_spec(package) is not None
 

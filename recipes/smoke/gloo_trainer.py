@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from accelerate import PartialState
+from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType
 from transformers import training_args
 
@@ -23,6 +24,8 @@ def use(config) -> None:
         _real_strategies()
     if config.topology.strategy.startswith("zero"):
         _without_shared_memory()
+    if config.precision.compute == "fp16":
+        _scaled_halves()
     if config.topology.servers:
         use_server()
 
@@ -41,6 +44,20 @@ def _real_strategies() -> None:
     """
     PartialState._prepare_backend = lambda *_args, **_kwargs: ("gloo", DistributedType.MULTI_GPU)
     training_args.is_torch_bf16_gpu_available = lambda: True
+
+
+def _scaled_halves() -> None:
+    """accelerate casts to fp16 and scales the loss on GPUs only; on a CPU it would train in fp32 without a word. torch does both there."""
+    init = Accelerator.__init__
+
+    @functools.wraps(init)
+    def with_scaler(self: Accelerator, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        if self.mixed_precision == "fp16":
+            self.native_amp = True
+            self.scaler = torch.amp.GradScaler("cpu", **(self.scaler_handler.to_kwargs() if self.scaler_handler else {}))
+
+    Accelerator.__init__ = with_scaler
 
 
 def _without_shared_memory() -> None:

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 from transformers import GenerationMixin
 
@@ -22,6 +23,7 @@ from recipes.sft import sft
 WORK = {"sft": sft, "dpo": dpo, "grpo": grpo, "evaluate": evaluate}
 SMALL = ["hardware=cpu", "model=tiny", "model.num_layers=1", "data.num_train=64", "data.num_heldout=8", "tracking=none"]
 STEPS = ["method.args.max_steps=4", "method.args.save_steps=2", "method.args.per_device_train_batch_size=8"]
+FP16 = ("hardware.precisions=[fp16]", "precision=fp16")
 OWN = {"grpo": ["method.args.num_generations=4", "method.args.max_completion_length=6", "+method.rewards.length=0.1"]}
 # What differs between two runs of the same computation.
 OF_A_STEP = {"time_s", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "memory_peak_gb"}
@@ -55,9 +57,9 @@ def whole(tmp_path_factory):
     """`whole(method)` is the directory of an uninterrupted run."""
 
     @functools.cache
-    def once(method: str) -> Path:
+    def once(method: str, *overrides: str) -> Path:
         run_dir = tmp_path_factory.mktemp(method)
-        assert run(run_dir, method)[0] == 0
+        assert run(run_dir, method, *overrides)[0] == 0
         return run_dir
 
     return once
@@ -76,8 +78,8 @@ def test_the_same_seed_gives_the_same_run(tmp_path, whole, method):
     assert len(computed(tmp_path)) == 4
 
 
-@pytest.mark.parametrize("method", ["sft", "dpo", "grpo"])
-def test_a_run_interrupted_and_resumed_equals_one_that_was_not(tmp_path, whole, method, monkeypatch):
+@pytest.mark.parametrize(("method", "overrides"), [("sft", ()), ("dpo", ()), ("grpo", ()), ("sft", FP16)])
+def test_a_run_interrupted_and_resumed_equals_one_that_was_not(tmp_path, whole, method, overrides, monkeypatch):
     log = training.Metrics.on_log
 
     def signal_in_step_2(self, args, state, *rest, **kwargs):
@@ -86,11 +88,20 @@ def test_a_run_interrupted_and_resumed_equals_one_that_was_not(tmp_path, whole, 
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(training.Metrics, "on_log", signal_in_step_2)
-    code, result = run(tmp_path, method)
+    code, result = run(tmp_path, method, *overrides)
     assert (code, result["status"], result["steps"]) == (75, "interrupted", 3)
     monkeypatch.undo()
-    assert run(tmp_path, method)[0] == 0
-    assert_equal(tmp_path, whole(method))
+    assert run(tmp_path, method, *overrides)[0] == 0
+    assert_equal(tmp_path, whole(method, *overrides))
+
+
+def test_fp16_casts_and_scales_the_loss_without_a_gpu(whole):
+    halves, floats = (computed(whole("sft", *overrides)) for overrides in (FP16, ()))
+    assert halves[0]["loss"] != floats[0]["loss"]
+    assert halves[0]["loss"] == pytest.approx(floats[0]["loss"], rel=1e-3)
+    scaler = torch.load(whole("sft", *FP16) / "checkpoints/checkpoint-4/scaler.pt")
+    assert scaler["scale"] == 2.0**16, "torch.amp's first, which no gradient of this model overflows"
+    assert scaler["_growth_tracker"] == 4
 
 
 def test_a_truncated_checkpoint_is_passed_over(tmp_path, whole, capfd):

@@ -2,7 +2,7 @@
 
     python tests/gpu/precision.py plan hardware=mi300x            what would run, and what is refused there and why
     python tests/gpu/precision.py measure hardware=mi300x         writes runs/precision/precision_mi300x.jsonl; again: goes on
-    python tests/gpu/precision.py measure hardware=cpu --tiny     two layers; fp8 is emulated, fp16 left out
+    python tests/gpu/precision.py measure hardware=cpu --tiny     two layers; fp8 is emulated
     python tests/gpu/precision.py report <file>.jsonl             the table, of any file of rows
 
 A start is trained in fp32 first, so that adapters have something to adapt. Every combination goes on from it, once a seed (the order of
@@ -42,8 +42,7 @@ ADAPTERS = {
 }
 SEEDS = (0, 1)
 REFERENCE = ("fp32", "full")
-# accelerate 1.15 scales and casts fp16 on GPUs only: on a CPU it would be fp32 by another name (Accelerator.__init__, native_amp).
-ON_A_CPU = ["hardware.precisions=[fp32,bf16,fp8,nf4]"]
+ON_A_CPU = ["hardware.precisions=[fp32,bf16,fp16,fp8,nf4]"]
 Row = dict[str, Any]
 
 
