@@ -26,8 +26,6 @@ def report(rows: Sequence[Row], folder: Path) -> str:
     names = sorted({row["hardware"] for row in rows})
     versions = sorted({f"{name} {version}" for row in rows for name, version in row["packages"].items()})
     commits = sorted({str(row["commit"])[:12] for row in rows})
-    gpus = 1 if any(row.get("gpus") == 1 for row in rows) else 2
-    lines += [f"    python tests/gpu/learning.py measure hardware={names[0]} --gpus {gpus}", ""]
     lines += [f"On {', '.join(names)}, with {', '.join(versions)}; commit {', '.join(commits)}."]
     lines += ["Greedy accuracy on held-out problems, the same for all, with Wilson's 95% interval; gains are pairwise over the problems."]
     lines += ["RAFT, GRPO and DPO start from their seed's SFT."]
@@ -35,10 +33,18 @@ def report(rows: Sequence[Row], folder: Path) -> str:
         lines += ["", "**smoke=true: a model of a hundred thousand parameters after two steps. It says only that all of it runs.**"]
     for start in sorted({row["start"] for row in rows}):
         own = [row for row in rows if row["start"] == start]
-        lines += ["", f"## {start}", "", *table(own), "", *verdicts(own), *gap(own), "", *levels(own)]
+        lines += ["", f"## {start}", "", f"    {command(own)}", "", *table(own), "", *verdicts(own), *gap(own), "", *levels(own)]
         if plot(own, folder / f"learning_{start}.png"):
             lines += ["", f"![reward and accuracy](learning_{start}.png)"]
     return "\n".join([*lines, ""])
+
+
+def command(rows: Sequence[Row]) -> str:
+    """That measured the rows of a start."""
+    gpus = 1 if any(row.get("gpus") == 1 for row in rows) else 2
+    start = rows[0]["start"]
+    weights = f" --smollm2 models/{start}" if start == "smollm2_135m" else ""
+    return f"python tests/gpu/learning.py measure hardware={rows[0]['hardware']} --gpus {gpus} --only {start}-{weights}"
 
 
 def table(rows: Sequence[Row]) -> list[str]:

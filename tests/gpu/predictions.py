@@ -33,14 +33,9 @@ STEPS = {"sft": 6, "dpo": 6, "grpo": 6}
 # name: GPUs, overrides. Batch is of one rank; accumulation is 1 where nothing else is said. None of them has been measured: what has been
 # is in docs/results/predictions_h200.jsonl, for the constants to rest on (three were run and left no figures: memory.md).
 HELD_OUT: dict[str, tuple[int, str]] = {
-    "sft-0.6b-2x512-plain": (1, "sft qwen3_0_6b batch=2 max_length=512 plain"),
-    "sft-4b-1x512-lora": (1, "sft qwen3_4b batch=1 max_length=512 adapter=lora"),
     "grpo-1.7b-colocate": (1, "grpo qwen3_1_7b batch=16 topology=colocate"),
     "sft-1.7b-zero2-2-offload": (2, "sft qwen3_1_7b batch=4 max_length=1024 topology=zero2 topology.zero.offload_optimizer=true"),
     "sft-0.6b-zero2-2-offload": (2, "sft qwen3_0_6b batch=8 max_length=2048 topology=zero2 topology.zero.offload_optimizer=true"),
-    "sft-1.7b-zero3-2-accumulated": (2, "sft qwen3_1_7b batch=2 max_length=2048 topology=zero3 accumulation=2"),
-    "sft-1.7b-fsdp-2-lora": (2, "sft qwen3_1_7b batch=2 max_length=2048 topology=fsdp adapter=lora"),
-    "dpo-0.6b-zero2-2": (2, "dpo qwen3_0_6b batch=4 max_length=1024 topology=zero2"),
     "grpo-0.6b-split-2": (2, "grpo qwen3_0_6b batch=16 topology=split accumulation=2"),
     "sft-1.7b-ddp-4": (4, "sft qwen3_1_7b batch=2 max_length=4096 topology=ddp"),
     "sft-4b-fsdp-4": (4, "sft qwen3_4b batch=2 max_length=4096 topology=fsdp"),
