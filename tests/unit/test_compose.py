@@ -297,6 +297,22 @@ def test_smoke_keeps_the_arguments_that_are_given_for_a_part_of_raft():
     assert plans["cycle1_sample"].trainer_args["samples_per_prompt"] == 5
 
 
+@pytest.mark.parametrize(
+    ("overrides", "there"),
+    [
+        (["hardware=mi50", "experiment=mi50_phase2"], "fp16"),
+        (["hardware=mi300x", "precision=fp16", "topology=fsdp"], "fp16"),
+        (["hardware=mi300x", "precision=fp16", "topology=zero2"], "fp32"),
+        (["hardware=mi300x", "precision=fp16", "method=grpo", "topology=split"], "fp32"),
+    ],
+)
+def test_smoke_computes_fp16_where_a_cpu_can(overrides, there):
+    config, said = prepare(composed(*overrides, "smoke=true"))
+    assert (config.precision.compute, config.precision.loss_scaling) == (there, there == "fp16")
+    assert any("in place of precision=fp16" in line for line in said) == (there == "fp32")
+    assert prepare(config)[0] == config, "a recorded smoke run scales down to itself"
+
+
 def test_smoke_says_what_would_be_refused_without_it():
     _, warnings = prepare(composed("hardware=mi210", "precision=fp8", "smoke=true"))
     assert any("without smoke=true this is refused: precision=fp8 on mi210" in line for line in warnings)

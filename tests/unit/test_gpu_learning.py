@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -235,6 +238,8 @@ def test_when_the_time_is_over_runs_are_stopped_and_nothing_starts(tmp_path, mon
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch/run.py").write_text("import time; time.sleep(60)")
     monkeypatch.setattr(learning, "ROOT", tmp_path)
+    passed = itertools.count(0, 0.15)  # a look at the clock takes so long: the second one, where a run is to start, is in time
+    monkeypatch.setattr(learning, "time", SimpleNamespace(monotonic=lambda: next(passed), sleep=time.sleep))
     learning.measure(settings(tmp_path, "--only", "qwen3_76m-", "--seeds", "0,1", "--share", "1", "--seconds", "0.2"))
     said = capsys.readouterr().out
     assert "learning-qwen3_76m-0: exit -15" in said
