@@ -190,8 +190,8 @@ def _shrink_topology(config: Config, left_out: list[str]) -> None:
 
 
 def _has_precision(config: Config) -> bool:
-    """torch casts to fp16 and scales the loss on any CPU, DeepSpeed on those with fp16 of their own; vLLM has not been tried. bitsandbytes has
-    kernels for a CPU, and torchao rounds to fp8 there, where the Python that runs the ranks has them."""
+    """torch casts to fp16 and scales the loss on any CPU, DeepSpeed on those with fp16 of their own; vLLM has not been tried.
+    bitsandbytes has kernels for a CPU, and torchao rounds to fp8 there, where the Python that runs the ranks has them."""
     if config.precision.name == "fp16":
         return config.method.kind == "trainer" and not config.topology.strategy.startswith("zero") and not config.topology.servers
     package = LOW_PRECISION.get(config.precision.name)
