@@ -141,6 +141,11 @@ def _lines(path: Path) -> Iterator[tuple[int, object]]:
                         yield number, json.loads(line)
                     except json.JSONDecodeError as error:
                         raise UserError(f"{path}:{number}: no JSON ({error.msg} at column {error.colno}).") from error
+                    except ValueError as error:  # Python converts no more digits, for safety
+                        most = sys.get_int_max_str_digits()
+                        raise UserError(f"{path}:{number}: has a number of more than {most} digits. Write it as text.") from error
+                    except RecursionError as error:
+                        raise UserError(f"{path}:{number}: nested too deep to be read. Every line must be one row.") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}).") from error
     except OSError as error:

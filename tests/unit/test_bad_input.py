@@ -202,6 +202,8 @@ def test_no_traceback_and_nothing_left_behind(tmp_path):
         ("", "sft", ["no rows", "empty"]),
         ("\n\n", "sft", ["no rows", "empty"]),
         (b"\xff\xfe", "sft", ["not UTF-8"]),
+        ('{"text": "a", "x": ' + "9" * 5000 + "}\n", "sft", [":1:", "a number of more than 4300 digits. Write it as text."]),
+        ('{"text": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}\n", "sft", [":1:", "nested too deep"]),
     ],
 )
 def test_data_file(launch, tmp_path, content, method, said):

@@ -204,12 +204,18 @@ def jsonl(tmp_path, *lines):
         ('{"chosen": "a"}', "dpo", r"rows.jsonl:3: .* dpo needs chosen and rejected"),
         ("{}", "grpo", r"rows.jsonl:3: has the fields \(none\), and grpo needs prompt"),
         ('{"prompt": "a"}', "evaluate", r"rows.jsonl:3: .* evaluate needs answer and prompt"),
+        ('{"prompt": ' + "9" * 5000 + "}", "grpo", r"rows.jsonl:3: has a number of more than 4300 digits\. Write it as text\."),
+        (r'{"text": "\ud83d\ude00", "x": ["\uD83D"]}', "sft", r"rows.jsonl:3: has \\ud83d, half of a character .* Remove it"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, method, message):
     good = '{"prompt": "a", "completion": "b", "chosen": "b", "rejected": "c", "answer": "b"}'
     with pytest.raises(UserError, match=message):
         data.read_jsonl(jsonl(tmp_path, good, "", line), method)
+
+
+def test_both_halves_of_a_character_are_one(tmp_path):
+    assert data.read_jsonl(jsonl(tmp_path, r'{"text": "\ud83d\ude00 \\ud800"}'), "sft") == [{"text": "\U0001f600 \\ud800"}]
 
 
 MESSAGE, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
