@@ -112,6 +112,7 @@ def _model(config: Config) -> None:
             )
         raise UserError(f"model.path={path}: no *.safetensors; weights are needed.")
     model_path.check(path)
+    model_path.check_config(path)
 
 
 def _jsonl(key: str, path: Path, method: str, all_lines: bool) -> None:
