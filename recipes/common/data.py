@@ -109,6 +109,8 @@ def _table(rows: list[Row], name: str) -> Dataset:
         raise UserError(
             f"data={name}: a field has values of two kinds in different rows ({error}). Write them alike, for example as text."
         ) from error
+    except OverflowError as error:
+        raise UserError(f"data={name}: a field has a whole number of more than 64 bits. Write it as text.") from error
 
 
 def _calls_tools(value: Any) -> bool:
