@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from launch import sandbox, trainer_args
@@ -26,6 +27,10 @@ def _stray(config: Config) -> list[str]:
     """Of the chain: what is no reward of the composition, or stands there twice."""
     chain = config.method.reward_chain
     return [name for i, name in enumerate(chain) if name not in config.method.rewards or name in chain[:i]]
+
+
+def _infinite(config: Config) -> str | None:
+    return next((name for name, weight in config.method.rewards.items() if not math.isfinite(weight)), None)
 
 
 def _bad_pattern(config: Config) -> str | None:
@@ -85,6 +90,12 @@ REWARD_RULES = [
         lambda c: bool(c.method.rewards) and not any(c.method.rewards.values()),
         lambda c: f"method.rewards={c.method.rewards}: every weight is 0",
         lambda c: "a weight above 0 for one of them",
+    ),
+    Rule(
+        "reward_infinite",
+        lambda c: _infinite(c) is not None,
+        lambda c: f"method.rewards.{_infinite(c)}={c.method.rewards[str(_infinite(c))]}: no finite number",
+        lambda c: f"method.rewards.{_infinite(c)}=1.0, or another finite one",
     ),
     Rule(
         "reward_negative",

@@ -302,6 +302,7 @@ CASES = {
     "rewards_unused": (["method.rewards.accuracy=1"], ["method=sft", "ignored", "method=grpo"]),
     "reward_unknown": (["method=grpo", "topology=single", "method.rewards.acuracy=1"], ["acuracy", "accuracy"]),
     "rewards_weigh_nothing": ([*CODE, "method.rewards.code_tests=0.0"], ["every weight is 0", "above 0"]),
+    "reward_infinite": ([*CODE, "+method.rewards.format=1e999"], ["method.rewards.format=inf: no finite number", "=1.0"]),
     "reward_negative": (["method=sample", "+method.rewards.length=-0.5"], ["length", "below 0", "method=grpo"]),
     "reward_chain": (
         [*CODE, "method.reward_chain=[format,code_tests]"],
