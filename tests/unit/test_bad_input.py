@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from launch import rundir
+from launch import reproduce, rundir
 from launch.plan import composition, composition_hash
 from tests.conftest import command, composed
 
@@ -293,6 +293,16 @@ def test_resume_of_another_composition_names_the_keys(launch, tmp_path):
     assert "another composition" in done.err
     assert "seed: 3 -> 4" in done.err
     assert "method.args.max_steps:" in done.err
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000])
+def test_a_record_that_is_damaged_is_there(launch, tmp_path, capfd, content):
+    rundir.write_text(tmp_path / "old/record.json", content)
+    done = launch(f"resume={tmp_path / 'old'}", "hardware=cpu")
+    assert done.code == 2
+    assert f"resume={tmp_path / 'old'}: its record.json is damaged: it cannot be read as a JSON object." in done.err
+    assert reproduce.main([str(tmp_path / "old")]) == 2
+    assert f"{tmp_path / 'old'}: its record.json is damaged" in capfd.readouterr().err
 
 
 def test_resume_of_a_run_that_is_done(launch, tmp_path):
