@@ -40,6 +40,7 @@ COLUMNS = {
     "sample": (("prompt",),),
     "evaluate": (("prompt", "answer"),),
 }
+COLUMNS["tokenizer"] = COLUMNS["sft"]
 
 
 def check_files(config: Config, all_lines: bool) -> None:
@@ -66,7 +67,7 @@ def _read_as(config: Config) -> str:
     if config.method.name != "evaluate":
         return config.method.name
     makes_tokenizer = config.model.path is None and config.model.init == Init.random
-    return "evaluate" if config.data.heldout_fraction else "sft" if makes_tokenizer else "nothing"
+    return "evaluate" if config.data.heldout_fraction else "tokenizer" if makes_tokenizer else "nothing"
 
 
 def _tuned_products(config: Config) -> None:
@@ -127,7 +128,10 @@ def _jsonl(key: str, path: Path, method: str, all_lines: bool) -> None:
             raise UserError(f"{path}:{number}: {type(row).__name__}, and every line is one JSON object.")
         if not any(all(column in row for column in columns) for columns in alternatives):
             wanted = " or ".join("+".join(columns) for columns in alternatives)
-            raise UserError(f"{path}:{number}: has {', '.join(row) or 'no field'}; {key} of method={method} needs {wanted}.")
+            needs = f"{key} of method={method} needs {wanted}."
+            if method == "tokenizer":
+                needs = f"random weights make their tokenizer of {key}, which needs {wanted} then. Use: model.path=<a trained model>."
+            raise UserError(f"{path}:{number}: has {', '.join(row) or 'no field'}; {needs}")
     if rows == 0:
         raise UserError(f"{key}={path}: no rows; the data set is empty.")
 

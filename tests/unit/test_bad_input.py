@@ -234,6 +234,17 @@ def test_held_out_rows_need_an_answer(launch, tmp_path):
     assert "test.jsonl:1: has prompt; data.heldout_path of method=evaluate needs prompt+answer" in done.err
 
 
+def test_an_evaluation_that_makes_its_tokenizer_of_rows_says_so(launch, tmp_path):
+    (tmp_path / "test.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+    given = ["hardware=cpu", "method=evaluate", "data=jsonl", "data.path=test.jsonl", "data.heldout_path=test.jsonl", "mode=plan"]
+    done = launch(*given)
+    assert done.code == 2
+    assert "random weights make their tokenizer of data.path, which needs messages or text or prompt+completion then." in done.err
+    assert "Use: model.path=<a trained model>." in done.err
+    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n')
+    assert launch(*given, "data.path=train.jsonl").code == 0
+
+
 def test_near_name_of_a_data_file(launch, tmp_path):
     (tmp_path / "train.jsonl").write_text('{"text": "a"}\n')
     assert "Did you mean train.jsonl?" in launch("data=jsonl", "data.path=trian.jsonl").err
