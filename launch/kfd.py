@@ -32,6 +32,15 @@ def gpus(root: Path) -> list[Gpu]:
     return gpus
 
 
+def unread(root: Path) -> list[int]:
+    """Nodes of which nobody can say whether they are GPUs: files without a target and without a CPU's cores, which the kernel gave all the
+    same."""
+    found = {int(folder.name): folder / "properties" for folder in folders(root / NODES)}
+    values = {node: properties(file) for node, file in found.items()}
+    known = ("gfx_target_version", "cpu_cores_count")
+    return [node for node, file in found.items() if not any(values[node].get(name) for name in known) and not _closed(file)]
+
+
 def _closed(file: Path) -> bool:
     try:
         file.read_bytes()
