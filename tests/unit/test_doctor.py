@@ -181,6 +181,16 @@ def test_a_tree_of_nodes_that_cannot_be_read_is_no_machine_without_a_gpu(capsys,
     assert check["read"] == "nodes 0, 1 of sys/class/kfd/kfd/topology without properties that can be read"
 
 
+@pytest.mark.parametrize("version", [90402, 99_999_999_999])
+def test_a_gpu_of_another_target_is_not_what_its_device_id_says(capsys, tmp_path, version):
+    file = sysroots.real(tmp_path, "mi210_xgmi_pcie") / sysroots.KFD / "nodes/2/properties"
+    file.write_text(file.read_text().replace("gfx_target_version 90010", f"gfx_target_version {version}"))
+    check = hardware_check(capsys, tmp_path)
+    assert check["status"] == "fail"
+    assert check["read"].startswith("1 x unknown GPU (gfx9")
+    assert check["read"].endswith(", 7 x mi210")
+
+
 def test_links_in_a_circle_do_not_crash_it(capsys, tmp_path):
     root = sysroots.real(tmp_path, "mi210_xgmi_pcie")
     device = root / "sys/bus/pci/devices/0000:c1:00.0"
