@@ -40,6 +40,7 @@ COLUMNS = {
     "sample": (("prompt",),),
     "evaluate": (("prompt", "answer"),),
 }
+COLUMNS["tokenizer"] = COLUMNS["sft"]
 
 
 def check_files(config: Config, all_lines: bool) -> None:
@@ -66,7 +67,7 @@ def _read_as(config: Config) -> str:
     if config.method.name != "evaluate":
         return config.method.name
     makes_tokenizer = config.model.path is None and config.model.init == Init.random
-    return "evaluate" if config.data.heldout_fraction else "sft" if makes_tokenizer else "nothing"
+    return "evaluate" if config.data.heldout_fraction else "tokenizer" if makes_tokenizer else "nothing"
 
 
 def _tuned_products(config: Config) -> None:
@@ -112,6 +113,7 @@ def _model(config: Config) -> None:
             )
         raise UserError(f"model.path={path}: no *.safetensors; weights are needed.")
     model_path.check(path)
+    model_path.check_config(path)
 
 
 def _jsonl(key: str, path: Path, method: str, all_lines: bool) -> None:
@@ -126,7 +128,10 @@ def _jsonl(key: str, path: Path, method: str, all_lines: bool) -> None:
             raise UserError(f"{path}:{number}: {type(row).__name__}, and every line is one JSON object.")
         if not any(all(column in row for column in columns) for columns in alternatives):
             wanted = " or ".join("+".join(columns) for columns in alternatives)
-            raise UserError(f"{path}:{number}: has {', '.join(row) or 'no field'}; {key} of method={method} needs {wanted}.")
+            needs = f"{key} of method={method} needs {wanted}."
+            if method == "tokenizer":
+                needs = f"random weights make their tokenizer of {key}, which needs {wanted} then. Use: model.path=<a trained model>."
+            raise UserError(f"{path}:{number}: has {', '.join(row) or 'no field'}; {needs}")
     if rows == 0:
         raise UserError(f"{key}={path}: no rows; the data set is empty.")
 
@@ -141,6 +146,11 @@ def _lines(path: Path) -> Iterator[tuple[int, object]]:
                         yield number, json.loads(line)
                     except json.JSONDecodeError as error:
                         raise UserError(f"{path}:{number}: no JSON ({error.msg} at column {error.colno}).") from error
+                    except ValueError as error:  # Python converts no more digits, for safety
+                        most = sys.get_int_max_str_digits()
+                        raise UserError(f"{path}:{number}: has a number of more than {most} digits. Write it as text.") from error
+                    except RecursionError as error:
+                        raise UserError(f"{path}:{number}: nested too deep to be read. Every line must be one row.") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}).") from error
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from launch import sandbox, trainer_args
@@ -10,6 +11,8 @@ from launch.rule import Rule
 from launch.schema import Config, Sandbox
 
 JUDGE = ("grpo", "raft", "sample")  # methods that ask the rewards, and need them
+READS_COLUMN = ("accuracy", "reasoning_gym", "regex", "code_tests")
+GENERATED = {"reasoning": ("accuracy", "reasoning_gym"), "code": ("code_tests",)}  # kind of rows -> those whose column they have
 
 
 def _names() -> str:
@@ -26,6 +29,10 @@ def _stray(config: Config) -> list[str]:
     return [name for i, name in enumerate(chain) if name not in config.method.rewards or name in chain[:i]]
 
 
+def _infinite(config: Config) -> str | None:
+    return next((name for name, weight in config.method.rewards.items() if not math.isfinite(weight)), None)
+
+
 def _bad_pattern(config: Config) -> str | None:
     try:
         re.compile(config.method.reward_pattern or "")
@@ -34,17 +41,29 @@ def _bad_pattern(config: Config) -> str | None:
     return None
 
 
-def _without_column(config: Config) -> list[str]:
+def _without_column(config: Config, kind: str | None = None) -> list[str]:
     """Named rewards that read a column which generated rows of this kind do not have. What a file or the hub has is known later."""
-    has = {"reasoning": ("accuracy", "reasoning_gym"), "code": ("code_tests",)}.get(config.data.kind)
+    has = GENERATED.get(kind or config.data.kind)
     if has is None:
         return [name for name in config.method.rewards if name == "reasoning_gym"]  # reads the record of reasoning-gym's own task
-    of_rows = ("accuracy", "reasoning_gym", "code_tests")
-    return [name for name in config.method.rewards if name in of_rows and name not in has]
+    has = (*has, "regex") if config.method.reward_pattern is not None else has
+    return [name for name in config.method.rewards if name in READS_COLUMN and name not in has]
 
 
-def _data_for(config: Config) -> str:
-    return "data=code" if "code_tests" in _without_column(config) else "data=reasoning"
+def _fitting(config: Config) -> str:
+    """A reward that reads what the rows have."""
+    return "code_tests" if config.data.kind == "code" else "accuracy"
+
+
+def _with_column(config: Config) -> str:
+    """Data that all rewards can be asked of, a pattern for all rows, or a reward that reads what the rows have."""
+    refused, fitting = _without_column(config), _fitting(config)
+    ways = [f"data={kind}" for kind in GENERATED if not _without_column(config, kind)]
+    ways += [r"method.reward_pattern='\d+'"] if refused[0] == "regex" else []
+    reads = "runs the rows' tests" if fitting == "code_tests" else "reads a column answer"
+    is_left = any(name in READS_COLUMN and name not in refused for name in config.method.rewards)
+    instead = "" if is_left else f" +method.rewards.{fitting}=1.0, which {reads}"
+    return ", or ".join([*ways, f"'~method.rewards.{refused[0]}'{instead}"])
 
 
 REWARD_RULES = [
@@ -52,7 +71,7 @@ REWARD_RULES = [
         "rewards_needed",
         lambda c: c.method.name in JUDGE and not c.method.rewards,
         lambda c: f"method={c.method.name} without rewards: nothing would be learned",
-        lambda c: f"method.rewards.accuracy=1.0; named rewards: {_names()}",
+        lambda c: f"method.rewards.{_fitting(c)}=1.0; named rewards: {_names()}",
     ),
     Rule(
         "rewards_unused",
@@ -71,6 +90,12 @@ REWARD_RULES = [
         lambda c: bool(c.method.rewards) and not any(c.method.rewards.values()),
         lambda c: f"method.rewards={c.method.rewards}: every weight is 0",
         lambda c: "a weight above 0 for one of them",
+    ),
+    Rule(
+        "reward_infinite",
+        lambda c: _infinite(c) is not None,
+        lambda c: f"method.rewards.{_infinite(c)}={c.method.rewards[str(_infinite(c))]}: no finite number",
+        lambda c: f"method.rewards.{_infinite(c)}=1.0, or another finite one",
     ),
     Rule(
         "reward_negative",
@@ -108,7 +133,7 @@ REWARD_RULES = [
         "reward_column",
         lambda c: bool(_without_column(c)),
         lambda c: f"method.rewards.{_without_column(c)[0]} with data={c.data.name}: its rows lack what this reward reads",
-        lambda c: f"{_data_for(c)}, or '~method.rewards.{_without_column(c)[0]}' +method.rewards.accuracy=1.0, which reads a column answer",
+        _with_column,
     ),
     Rule(
         "pairs_of_code",

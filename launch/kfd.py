@@ -32,6 +32,15 @@ def gpus(root: Path) -> list[Gpu]:
     return gpus
 
 
+def unread(root: Path) -> list[int]:
+    """Nodes of which nobody can say whether they are GPUs: files without a target and without a CPU's cores, which the kernel gave all the
+    same."""
+    found = {int(folder.name): folder / "properties" for folder in folders(root / NODES)}
+    values = {node: properties(file) for node, file in found.items()}
+    known = ("gfx_target_version", "cpu_cores_count")
+    return [node for node, file in found.items() if not any(values[node].get(name) for name in known) and not _closed(file)]
+
+
 def _closed(file: Path) -> bool:
     try:
         file.read_bytes()
@@ -112,9 +121,9 @@ def _memory_gb(folder: Path, device: Path, gfx: str) -> float | None:
 
 
 def _products(gfx: str, units: int, memory_gb: float, device_id: int, siblings: int) -> list[Product]:
-    """By PCI device id where the table has it, else by the compute units of all partitions of a GPU together, and by memory. Several where
-    groups fit equally."""
-    by_id = [p for p in products() if device_id in p.detect.device_ids and _divides(p, units)]
+    """Of its target, by PCI device id where the table has it, else by the compute units of all partitions of a GPU together, and by
+    memory. Several where groups fit equally."""
+    by_id = [p for p in products() if p.gfx == gfx and device_id in p.detect.device_ids and _divides(p, units)]
     fits = [p for p in products() if p.gfx == gfx and p.compute_units == units * siblings and memory_gb * siblings >= p.detect.from_gb]
     best = [p for p in fits if p.detect.from_gb == max(other.detect.from_gb for other in fits)]
     return by_id[:1] or (best if len({p.group for p in best}) > 1 else best[:1])

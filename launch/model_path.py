@@ -25,6 +25,7 @@ SHAPE = {
 }
 # Each is a tokenizer by itself, or a vocabulary that one can be made of. Of none transformers makes an empty one, without a word.
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json", "*.tiktoken")
+POSITIVE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")  # what no model that has it has none of
 
 INDEX = "model.safetensors.index.json"
 
@@ -43,6 +44,24 @@ def check(path: Path) -> None:
         if size != whole:
             said = f"its header says {whole:,}" if whole else "it does not begin as a safetensors file"
             raise UserError(f"{file}: damaged: {size:,} bytes, and {said}. Copy or download it again.")
+
+
+def check_config(path: Path) -> None:
+    """Raises UserError for a config.json that is no JSON object, that names no kind of model, or whose sizes are those of none."""
+    file, again = path / "config.json", "Copy or download it again"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        said = "it is nested too deep" if isinstance(error, RecursionError) else error
+        raise UserError(f"{file}: damaged: {said}. {again}.") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{file}: a JSON {type(found).__name__}, and an object is needed. {again}.")
+    if not isinstance(found.get("model_type"), str):
+        raise UserError(f"{file}: no model_type, by which transformers knows what to load. {again}: save_pretrained writes it.")
+    for name in POSITIVE:
+        size = found.get(name)
+        if size is not None and not (isinstance(size, int) and size > 0):
+            raise UserError(f"{file}: {name} is {json.dumps(size)}, and it must be a whole number above 0. {again}.")
 
 
 def _weights(path: Path) -> list[Path]:
@@ -85,6 +104,6 @@ def warnings(config: Config) -> list[str]:
 def _shape(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return {key: found[name] for key, name in SHAPE.items() if name in found} if isinstance(found, dict) else {}

@@ -3,7 +3,8 @@
     python launch/report.py RUN... [output=FILE.html]
 
   RUN              the directory of a run (runs/<name>/<timestamp>-<id>), of a pipeline, or of a sweep (runs/sweeps/<name>-<hash>).
-                   A run that is still going or has crashed gives a page too.
+                   A run that is still going or has crashed gives a page too. Pages beside the runs, which <name>/* names too, are
+                   passed over
   output=FILE.html where the page is written. Of one directory: report.html in it; of several: report.html in the folder that
                    they have in common
 
@@ -43,7 +44,7 @@ class Asked:
 
 
 def parse(arguments: list[str]) -> Asked:
-    folders: list[tuple[Path, str]] = []
+    given: list[Path] = []
     output: Path | None = None
     given_output: str | None = None
     for argument in arguments:
@@ -59,17 +60,30 @@ def parse(arguments: list[str]) -> Asked:
         elif argument.startswith("-"):
             raise UserError(f"{argument}: no such option. Use: {EXAMPLE}, and output=FILE.html; --help says more.")
         else:
-            folder = Path(os.path.realpath(argument))  # .. and links have no name of their own
-            folders.append((folder, kind_of(folder)))
-    if not folders:
+            given.append(Path(os.path.realpath(argument)))  # .. and links have no name of their own
+    if not given:
         raise UserError(f"No run is given. Use: {EXAMPLE}.")
-    given = [folder for folder, _ in folders]
+    pages = _pages(given, output or Path("report.html"))
+    folders = [(path, kind_of(path)) for path in given if path not in pages]
     twice = next((folder for folder in given if given.count(folder) > 1), None)
     if twice:
         raise UserError(f"{twice}: given twice. Leave one out.")
     if len(folders) > 1 and (found := next((folder for folder, kind in folders if kind == "sweep"), None)):
         raise UserError(f"{found}: a sweep compares its own trials, so its page is of it alone. Give it alone, or runs without it.")
     return Asked(folders, output or Path(os.path.commonpath([folder for folder, _ in folders])) / "report.html")
+
+
+def _pages(given: list[Path], output: Path) -> list[Path]:
+    """Those of `given` that this program wrote beside a run that is given too, as <name>/* names them."""
+    beside = {path.parent for path in given if os.path.isdir(path)}
+    names = {"report.html", output.name}
+    of_curves = ("report-", f"{output.stem}-")
+    return [
+        path
+        for path in given
+        if path.parent in beside and os.path.isfile(path)
+        if path.name in names or (path.suffix == ".png" and path.name.startswith(of_curves))
+    ]
 
 
 def _output(value: str) -> Path:

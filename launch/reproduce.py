@@ -7,6 +7,7 @@ Exit codes: 0 the metrics are equal; 2 the record cannot be trusted; 4 the metri
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ def load_done(run_dir: Path) -> dict[str, Any]:
 def load_record(path: Path) -> dict[str, Any]:
     """Raises UserError for a record that is absent, lacks a required field, or was changed."""
     recorded = rundir.read_json(path)
+    if recorded is None and os.path.exists(path):
+        raise UserError(f"{path.parent}: {rundir.DAMAGED}. What it ran is not known any more; give another run.")
     if recorded is None:
         raise UserError(
             f"{path}: no record there.{rundir.runs_in(path.parent)} Give the directory of a run, for example runs/<name>/<timestamp>-<id>."

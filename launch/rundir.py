@@ -20,6 +20,7 @@ from launch.plan import composition, composition_hash, default_name, has_phases,
 from launch.schema import Config
 
 LOCK_ATTEMPTS = 5
+DAMAGED = "its record.json is damaged: it cannot be read as a JSON object"
 AGAIN = "-again-"  # in the name of a run that reproduces another
 
 
@@ -81,6 +82,8 @@ def _asked_for(config: Config) -> Path:
     folder = Path(config.resume).absolute()
     record = read_json(folder / "record.json")
     if record is None:
+        if os.path.exists(folder / "record.json"):
+            raise UserError(f"resume={config.resume}: {DAMAGED}. Its run cannot go on; resume=never starts afresh.")
         raise UserError(f"resume={config.resume}: no record.json there.{runs_in(folder)} Give auto, never, or a run directory.")
     if record.get("status") == "done":
         raise UserError(f"resume={config.resume}: that run is done. resume=never runs the composition again.")

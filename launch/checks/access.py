@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launch import detect, masks
+from launch import detect, kfd, masks
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
 from launch.gpu import Gpu
@@ -19,8 +19,9 @@ NOT_COPIED = "copy it too, or run the doctor on the machine itself"
 def hardware_group(facts: Facts) -> Finding | None:
     found = masks.visible((*facts.gpus, *facts.host.withheld), facts.host.environ)
     expected = Expected("one kind of GPU, which a file of conf/hardware describes", "conf/hardware; launch/kfd.py (products)")
+    unread = _unread(facts)
     if not found:
-        lacks = None if facts.is_live else _lacking(facts)
+        lacks = unread or (None if facts.is_live else _lacking(facts))
         return expected.unknown(*lacks) if lacks else None
     wrong = detect.undecided(found, facts.host.gpus)
     if _is_other_code(found, facts.hardware):
@@ -37,7 +38,16 @@ def hardware_group(facts: Facts) -> Finding | None:
     read = detect.found_line(found, group).removeprefix("hardware=auto: ")
     if facts.hardware is not None and facts.group != group:
         return expected.warn(f"{read}, and hardware={facts.group} was asked for", f"hardware={group}, or hardware=auto")
-    return expected.passed(read)
+    return expected.unknown(f"{read}; {unread[0]}", unread[1]) if unread else expected.passed(read)
+
+
+def _unread(facts: Facts) -> tuple[str, str] | None:
+    """A node that may be one more GPU, and how to look at it."""
+    nodes = kfd.unread(facts.root)
+    if not nodes:
+        return None
+    said = f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))} of {TOPOLOGY} without properties that can be read"
+    return said, f"cat /{TOPOLOGY}/nodes/{nodes[0]}/properties; where the kernel leaves it empty too, sudo dmesg | grep -i amdgpu"
 
 
 def _lacking(facts: Facts) -> tuple[str, str] | None:

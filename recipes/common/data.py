@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipes.common import code_tasks
 from recipes.common import data_select as select
-from recipes.common.data_check import READ, check_row
+from recipes.common.data_check import check_row, read_of
 from recipes.common.data_files import asked_in, lines
 from recipes.common.data_select import Row, spelled
 from recipes.common.errors import UserError
@@ -86,12 +86,7 @@ def load(data: DictConfig, method: str) -> Loaded:
     extra = ("task", "level") if data.curriculum != "none" else ()
     counts["rows"] = len(rows)
     counts |= {f"by_{name}": _shares(rows, name) for name in ("task", "level") if name in rows[0]}
-    blank = Counter(
-        name
-        for row in rows
-        for name in READ[method]
-        if name in select.TEXT_FIELDS and row.get(name) is not None and select.is_blank(row[name])
-    )
+    blank = Counter(name for row in rows for name in read_of(row, method) if name in select.TEXT_FIELDS and select.is_blank(row[name]))
     counts |= {"blank": dict(blank)} if blank else {}
     _check_forms({_form(row, method) for row in rows}, data.name, method)
     return Loaded(_table([_columns(row, method, extra) for row in rows], data.name), counts)
@@ -109,6 +104,8 @@ def _table(rows: list[Row], name: str) -> Dataset:
         raise UserError(
             f"data={name}: a field has values of two kinds in different rows ({error}). Write them alike, for example as text."
         ) from error
+    except OverflowError as error:
+        raise UserError(f"data={name}: a field has a whole number of more than 64 bits. Write it as text.") from error
 
 
 def _calls_tools(value: Any) -> bool:
@@ -259,7 +256,7 @@ def _streamed(data: dict[str, Any], method: str) -> Iterator[Row]:
 
 def _form(row: Row, method: str) -> str:
     """What of a row its trainer reads, and whether that is text or messages."""
-    given = {field: row[field] for field in READ[method] if row.get(field) is not None and field != "tools"}  # which some may have
+    given = {field: row[field] for field in read_of(row, method) if field != "tools"}  # which some may have
     return " and ".join(
         field if isinstance(value, dict) else f"{field} ({'text' if isinstance(value, str) else 'messages'})"
         for field, value in given.items()
@@ -324,8 +321,7 @@ def _columns(row: Row, method: str, extra: tuple[str, ...] = ()) -> Row:
         extra = (*extra, "finished")
     if method == "grpo":
         return {key: value for key, value in row.items() if key not in ("completion", "source")}
-    given = [key for key in READ[method] if row.get(key) is not None]  # TRL takes a null prompt for one
-    kept = {key: row[key] for key in (*given, *extra) if key in row}
+    kept = {key: row[key] for key in (*read_of(row, method), *extra) if key in row}
     if not isinstance(kept.get("tools", ""), str):
         kept["tools"] = json.dumps(kept["tools"], ensure_ascii=False)  # TRL reads it so; a table would give each the keys of all others
     return kept

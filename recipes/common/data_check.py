@@ -52,7 +52,11 @@ def check_row(row: Row, where: str, method: str) -> None:
         needed = ", or ".join(" and ".join(sorted(form)) for form in forms)
         raise UserError(f"{where}: has the fields {', '.join(sorted(row)) or '(none)'}, and {method} needs {needed}.{_renaming(row)}")
     # A table has null in the fields of the forms that a row does not have.
-    other_forms = len(forms) > 1 and any(all(row.get(name) is not None for name in form) for form in forms)
+    complete = _complete(row, method)
+    if len(complete) > 1:
+        given = ", and ".join(" and ".join(sorted(form)) for form in complete)
+        raise UserError(f"{where}: has {given}, and {method} would read one of them. Remove the fields that are not to be learned.")
+    other_forms = len(forms) > 1 and bool(complete)
     optional = (*TEMPLATE_FIELDS, *REWARDS_READ.get(method, ()))
     for name in (*READ[method], *REWARDS_READ.get(method, ())):
         if name in row and not ((other_forms or name in optional) and row[name] is None):
@@ -65,6 +69,18 @@ def check_row(row: Row, where: str, method: str) -> None:
         check_pair(row, where)
     if method == "samples":
         check_sample(row, where)
+
+
+def read_of(row: Row, method: str) -> list[str]:
+    """The fields that a trainer is given of a row. TRL would take a null prompt, or one beside messages or text, for a completion's."""
+    complete = _complete(row, method)
+    aside = {name for form in FORMATS[method] if form not in complete for name in form}
+    return [name for name in READ[method] if row.get(name) is not None and name not in aside]
+
+
+def _complete(row: Row, method: str) -> list[set[str]]:
+    """The forms whose fields all have a value."""
+    return [form for form in FORMATS[method] if all(row.get(name) is not None for name in form)]
 
 
 def _renaming(row: Row) -> str:

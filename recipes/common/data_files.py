@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import sys
 from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from recipes.common.data_select import TEXT_FIELDS, Row, normalized, question, s
 from recipes.common.errors import UserError, near
 from recipes.common.rewards import CODE_TESTS
 from recipes.common.verify_code import parse_tests
+
+ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # two make one character beyond 16 bits, such as an emoji
 
 
 def lines(path: str, method: str) -> Iterator[Row]:
@@ -98,8 +102,21 @@ def _object(text: str, where: str) -> Row:
         row = json.loads(text, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}). Every line must be one JSON object.") from error
+    except ValueError as error:  # Python converts no more digits, for safety
+        raise UserError(f"{where}: has a number of more than {sys.get_int_max_str_digits()} digits. Write it as text.") from error
     except RecursionError as error:
         raise UserError(f"{where}: nested too deep to be read. Every line must be one row.") from error
     if not isinstance(row, dict):
         raise UserError(f"{where}: a {type(row).__name__}, and every line must be one JSON object.")
+    if ESCAPED_SURROGATE.search(text):
+        _check_whole_characters(row, where)
     return row
+
+
+def _check_whole_characters(row: Row, where: str) -> None:
+    """Raises UserError for a surrogate without its other half, which no table takes: JSON may escape it, UTF-8 has no bytes for it."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ord(error.object[error.start])
+        raise UserError(f"{where}: has \\u{half:04x}, half of a character without its other half. Remove it, or complete it.") from error

@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 from typing import Any
 
 from recipes.common import rewards
@@ -42,11 +43,13 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer
     try:
-        for name in names:  # not within the first completion's time
-            if "." in name:
-                rewards.imported(name)
-            elif name in rewards.SLOW_IMPORTS:
-                importlib.import_module(rewards.SLOW_IMPORTS[name])
+        with tempfile.TemporaryDirectory() as home:  # where imports keep things: matplotlib, which reasoning-gym's takes, a list of fonts
+            os.environ["HOME"] = home
+            for name in names:  # not within the first completion's time
+                if "." in name:
+                    rewards.imported(name)
+                elif name in rewards.SLOW_IMPORTS:
+                    importlib.import_module(rewards.SLOW_IMPORTS[name])
     except UserError as error:
         print(" ".join(str(error).split()), file=answers, flush=True)
         return

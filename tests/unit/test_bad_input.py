@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from launch import rundir
+from launch import reproduce, rundir
 from launch.plan import composition, composition_hash
 from tests.conftest import command, composed
 
@@ -202,6 +202,8 @@ def test_no_traceback_and_nothing_left_behind(tmp_path):
         ("", "sft", ["no rows", "empty"]),
         ("\n\n", "sft", ["no rows", "empty"]),
         (b"\xff\xfe", "sft", ["not UTF-8"]),
+        ('{"text": "a", "x": ' + "9" * 5000 + "}\n", "sft", [":1:", "a number of more than 4300 digits. Write it as text."]),
+        ('{"text": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}\n", "sft", [":1:", "nested too deep"]),
     ],
 )
 def test_data_file(launch, tmp_path, content, method, said):
@@ -230,6 +232,17 @@ def test_held_out_rows_need_an_answer(launch, tmp_path):
     done = launch("method=evaluate", "data=jsonl", "data.path=train.jsonl", "data.heldout_path=test.jsonl", "mode=plan")
     assert done.code == 2
     assert "test.jsonl:1: has prompt; data.heldout_path of method=evaluate needs prompt+answer" in done.err
+
+
+def test_an_evaluation_that_makes_its_tokenizer_of_rows_says_so(launch, tmp_path):
+    (tmp_path / "test.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+    given = ["hardware=cpu", "method=evaluate", "data=jsonl", "data.path=test.jsonl", "data.heldout_path=test.jsonl", "mode=plan"]
+    done = launch(*given)
+    assert done.code == 2
+    assert "random weights make their tokenizer of data.path, which needs messages or text or prompt+completion then." in done.err
+    assert "Use: model.path=<a trained model>." in done.err
+    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n')
+    assert launch(*given, "data.path=train.jsonl").code == 0
 
 
 def test_near_name_of_a_data_file(launch, tmp_path):
@@ -291,6 +304,16 @@ def test_resume_of_another_composition_names_the_keys(launch, tmp_path):
     assert "another composition" in done.err
     assert "seed: 3 -> 4" in done.err
     assert "method.args.max_steps:" in done.err
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000])
+def test_a_record_that_is_damaged_is_there(launch, tmp_path, capfd, content):
+    rundir.write_text(tmp_path / "old/record.json", content)
+    done = launch(f"resume={tmp_path / 'old'}", "hardware=cpu")
+    assert done.code == 2
+    assert f"resume={tmp_path / 'old'}: its record.json is damaged: it cannot be read as a JSON object." in done.err
+    assert reproduce.main([str(tmp_path / "old")]) == 2
+    assert f"{tmp_path / 'old'}: its record.json is damaged" in capfd.readouterr().err
 
 
 def test_resume_of_a_run_that_is_done(launch, tmp_path):

@@ -302,6 +302,7 @@ CASES = {
     "rewards_unused": (["method.rewards.accuracy=1"], ["method=sft", "ignored", "method=grpo"]),
     "reward_unknown": (["method=grpo", "topology=single", "method.rewards.acuracy=1"], ["acuracy", "accuracy"]),
     "rewards_weigh_nothing": ([*CODE, "method.rewards.code_tests=0.0"], ["every weight is 0", "above 0"]),
+    "reward_infinite": ([*CODE, "+method.rewards.format=1e999"], ["method.rewards.format=inf: no finite number", "=1.0"]),
     "reward_negative": (["method=sample", "+method.rewards.length=-0.5"], ["length", "below 0", "method=grpo"]),
     "reward_chain": (
         [*CODE, "method.reward_chain=[format,code_tests]"],
@@ -614,6 +615,32 @@ def test_rows_of_ones_own_in_an_experiment_that_generates_them():
     assert "data_of_another_kind" not in [rule.name for rule in refusals(composed(*raft, *ROWS, "data.tasks=[]"))]
     full = ["experiment=mi350x_qwen3_8b_full", *ROWS]
     assert "data_of_another_kind" not in [rule.name for rule in refusals(composed(*full, "data.num_train=null"))]
+
+
+GRPO_OF_CODE = ["method=grpo", "topology=single", "data=code"]
+
+
+@pytest.mark.parametrize(
+    ("given", "remedies"),
+    [
+        (GRPO_OF_CODE, ["data=reasoning", "~method.rewards.reasoning_gym +method.rewards.code_tests=1.0"]),
+        ([*CODE, "+method.rewards.accuracy=1.0"], ["~method.rewards.accuracy"]),
+        ([*CODE, "+method.rewards.regex=1.0"], [r"method.reward_pattern='\d+'", "~method.rewards.regex"]),
+        (["method=grpo", "topology=single", "+method.rewards.code_tests=1.0"], ["~method.rewards.code_tests"]),
+        (["method=grpo", "topology=single", "+method.rewards.regex=1.0"], [r"method.reward_pattern='\d+'"]),
+    ],
+)
+def test_a_reward_that_the_rows_lack_is_refused_with_what_is_not(given, remedies):
+    config = composed("hardware=mi300x", "model=qwen3_4b", *given)
+    [said] = [rule.refusal(config).replace(" '~", " ~").replace("' +", " +") for rule in refusals(config)]
+    for remedy in remedies:
+        assert remedy in said.partition(" Use: ")[2]
+        assert refusals(composed("hardware=mi300x", "model=qwen3_4b", *given, *remedy.split())) == []
+
+
+def test_the_reward_that_is_proposed_where_there_is_none_fits_the_rows():
+    [rule] = refusals(config := composed("hardware=mi300x", "model=qwen3_4b", *GRPO_OF_CODE, "~method.rewards.reasoning_gym"))
+    assert rule.remedy(config).startswith("method.rewards.code_tests=1.0;")
 
 
 def test_a_composition_that_works_is_not_refused():

@@ -145,6 +145,9 @@ def test_fields_that_only_later_rows_have_are_kept_and_formats_are_not_mixed(tmp
     mixed = jsonl(tmp_path / "mixed.jsonl", [{"text": "a"}, {"prompt": "a", "completion": "b"}])
     with pytest.raises(UserError, match=r"some rows have prompt \(text\) and completion \(text\), others text \(text\)"):
         data.load(configured(path=mixed), "sft")
+    large = jsonl(tmp_path / "large.jsonl", [{"prompt": "a", "seed": 10**30}])
+    with pytest.raises(UserError, match="a whole number of more than 64 bits. Write it as text"):
+        data.load(configured(path=large), "grpo")
     odd = jsonl(tmp_path / "odd.jsonl", [{"prompt": "a", "answer": 1}, {"prompt": "a", "answer": "x"}])
     with pytest.raises(UserError, match="values of two kinds"):
         data.load(configured(path=odd), "grpo")

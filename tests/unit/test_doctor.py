@@ -157,6 +157,40 @@ def test_who_computes_on_any_partition_of_a_card_is_seen(capsys, tmp_path, node)
     assert (found["foreign_processes"]["status"], "4242" in found["foreign_processes"]["read"]) == ("warn", True)
 
 
+def hardware_check(capsys, root: Path) -> dict[str, str]:
+    found = json.loads(run(capsys, f"sysroot={root}", "format=json")[1])["checks"]
+    return next(check for check in found if check["name"] == "hardware")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\x00\x80 9", b"cpu_cores_count 0\nsimd_count 416\n", None])
+def test_a_node_that_cannot_be_read_may_be_a_gpu_more(capsys, tmp_path, content):
+    file = sysroots.real(tmp_path, "mi210_xgmi_pcie") / sysroots.KFD / "nodes/2/properties"
+    file.unlink() if content is None else file.write_bytes(content)
+    check = hardware_check(capsys, tmp_path)
+    assert check["status"] == "unknown"
+    assert check["read"].startswith("7 x AMD Instinct MI210 ")
+    assert "; node 2 of sys/class/kfd/kfd/topology without properties that can be read" in check["read"]
+    assert check["cure"].startswith("cat /sys/class/kfd/kfd/topology/nodes/2/properties; ")
+
+
+def test_a_tree_of_nodes_that_cannot_be_read_is_no_machine_without_a_gpu(capsys, tmp_path):
+    for node in (0, 1):
+        (tmp_path / sysroots.KFD / f"nodes/{node}").mkdir(parents=True)
+    check = hardware_check(capsys, tmp_path)
+    assert check["status"] == "unknown"
+    assert check["read"] == "nodes 0, 1 of sys/class/kfd/kfd/topology without properties that can be read"
+
+
+@pytest.mark.parametrize("version", [90402, 99_999_999_999])
+def test_a_gpu_of_another_target_is_not_what_its_device_id_says(capsys, tmp_path, version):
+    file = sysroots.real(tmp_path, "mi210_xgmi_pcie") / sysroots.KFD / "nodes/2/properties"
+    file.write_text(file.read_text().replace("gfx_target_version 90010", f"gfx_target_version {version}"))
+    check = hardware_check(capsys, tmp_path)
+    assert check["status"] == "fail"
+    assert check["read"].startswith("1 x unknown GPU (gfx9")
+    assert check["read"].endswith(", 7 x mi210")
+
+
 def test_links_in_a_circle_do_not_crash_it(capsys, tmp_path):
     root = sysroots.real(tmp_path, "mi210_xgmi_pcie")
     device = root / "sys/bus/pci/devices/0000:c1:00.0"

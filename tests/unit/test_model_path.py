@@ -39,11 +39,36 @@ def test_a_shape_of_no_group_asks_for_its_numbers(tmp_path):
         (json.dumps({"model_type": "qwen3"}), []),
         ("[]", []),
         ("{", []),
+        ("[" * 100_000, []),
     ],
 )
 def test_what_agrees_or_says_nothing_is_passed_over(tmp_path, content, overrides):
     assert warned(tmp_path, content, *overrides) == []
     assert model_path.warnings(composed("hardware=cpu")) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "damaged: Expecting property name enclosed in double quotes: line 1 column 2 (char 1). Copy or download it again."),
+        (b"\xff{}", "damaged: 'utf-8' codec can't decode byte 0xff"),
+        ("[" * 100_000, "damaged: it is nested too deep."),
+        ("[1]", "a JSON list, and an object is needed."),
+        ("{}", "no model_type, by which transformers knows what to load."),
+        (json.dumps({**QWEN3_0_6B, "hidden_size": 0}), "hidden_size is 0, and it must be a whole number above 0."),
+        (json.dumps({**QWEN3_0_6B, "num_hidden_layers": -1}), "num_hidden_layers is -1, and"),
+        (json.dumps({**QWEN3_0_6B, "vocab_size": "many"}), 'vocab_size is "many", and'),
+    ],
+)
+def test_a_config_that_is_none_of_a_model_is_refused(launch, tmp_path, content, said):
+    (tmp_path / "config.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    done = launch("hardware=cpu", f"model.path={tmp_path}", "mode=plan")
+    assert done.code == 2
+    assert done.err.startswith(f"{tmp_path}/config.json: {said}")
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_0_6B))
+    assert launch("hardware=cpu", f"model.path={tmp_path}", "mode=plan").code == 0
 
 
 def test_files_that_transformers_does_not_load_are_nobodys_business(tmp_path):

@@ -204,6 +204,8 @@ def jsonl(tmp_path, *lines):
         ('{"chosen": "a"}', "dpo", r"rows.jsonl:3: .* dpo needs chosen and rejected"),
         ("{}", "grpo", r"rows.jsonl:3: has the fields \(none\), and grpo needs prompt"),
         ('{"prompt": "a"}', "evaluate", r"rows.jsonl:3: .* evaluate needs answer and prompt"),
+        ('{"prompt": ' + "9" * 5000 + "}", "grpo", r"rows.jsonl:3: has a number of more than 4300 digits\. Write it as text\."),
+        (r'{"text": "\ud83d\ude00", "x": ["\uD83D"]}', "sft", r"rows.jsonl:3: has \\ud83d, half of a character .* Remove it"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, method, message):
@@ -212,7 +214,19 @@ def test_a_bad_line_is_named(tmp_path, line, method, message):
         data.read_jsonl(jsonl(tmp_path, good, "", line), method)
 
 
+def test_both_halves_of_a_character_are_one(tmp_path):
+    assert data.read_jsonl(jsonl(tmp_path, r'{"text": "\ud83d\ude00 \\ud800"}'), "sft") == [{"text": "\U0001f600 \\ud800"}]
+
+
 MESSAGE, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+
+
+@pytest.mark.parametrize("read", [{"messages": [MESSAGE, ANSWER]}, {"text": "a b"}])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_prompt_beside_messages_is_no_prompt_of_a_completion(tmp_path, read, streaming):
+    lines = [json.dumps(read), json.dumps({"prompt": "a", **read})]
+    settings = configured(name="jsonl", kind="jsonl", path=jsonl(tmp_path, *lines), tasks=[], streaming=streaming)
+    assert list(itertools.islice(data.load_train(settings, "sft"), 2)) == [read, read]
 
 
 @pytest.mark.parametrize(
@@ -230,6 +244,12 @@ MESSAGE, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "conte
         ({"messages": [{"role": "user", "content": None}]}, "sft", "messages is a list with"),
         ({"text": [MESSAGE]}, "sft", "text is [{"),
         ({"text": "b" * 99, "prompt": 99}, "sft", "prompt is 99, and"),
+        (
+            {"text": "a", "messages": [MESSAGE, ANSWER]},
+            "sft",
+            "has messages, and text, and sft would read one of them. Remove the fields that are not to be learned.",
+        ),
+        ({"text": "a", "prompt": "a", "completion": "b"}, "sft", "has completion and prompt, and text, and sft would read one of them."),
         ({"prompt": "a", "chosen": "b", "rejected": None}, "dpo", "rejected is null, and it must be text or"),
         ({"prompt": None, "chosen": "b", "rejected": "c"}, "dpo", "prompt is null, and"),
         (

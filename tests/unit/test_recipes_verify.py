@@ -264,6 +264,18 @@ def test_a_module_that_needs_the_ranks_environment_is_refused_in_one_line(tmp_pa
         of({"needs_a_key.f": 1.0})
 
 
+def test_what_an_import_keeps_at_home_is_gone_once_the_process_is_ready(tmp_path, monkeypatch):
+    (tmp_path / "keeps.py").write_text("import pathlib\n(pathlib.Path.home() / '.cache').mkdir(parents=True)\ndef f(**_): return [1.0]")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    for name, place in (("HOME", tmp_path / "home"), ("TMPDIR", tmp_path / "temporary")):
+        monkeypatch.setitem(GIVEN, name, str(place))
+    (tmp_path / "temporary").mkdir()
+    isolated = Isolated(["keeps.f"])
+    assert isolated("keeps.f", "", {}) == (1.0, None)
+    assert not (tmp_path / "home").exists()
+    assert not list((tmp_path / "temporary").iterdir())
+
+
 def test_a_confined_function_gets_a_batch_with_its_columns_and_no_gpu_nor_secret(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "a secret")
     verifier = of({f"{OWN}.reads_everything": 1.0, f"{OWN}.sees_a_gpu": 1.0})

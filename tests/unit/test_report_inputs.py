@@ -122,6 +122,18 @@ def test_bad_input_is_one_message(tmp_path, monkeypatch, capsys, arguments, mess
     assert "Traceback" not in said.err
 
 
+@pytest.mark.parametrize("output", ["report.html", "compared.html"])
+def test_the_same_command_makes_a_page_anew_that_stands_beside_its_runs(tmp_path, capsys, output):
+    for name in ("1", "2"):
+        log(a_run(tmp_path / "x" / name), *steps(3))
+    for _ in range(2):
+        assert report.main([*(str(path) for path in sorted((tmp_path / "x").iterdir())), f"output={tmp_path / 'x' / output}"]) == 0
+    assert len(list((tmp_path / "x").glob("*.png"))) > 0
+    (tmp_path / "x/other.html").write_text("")  # of another program
+    assert report.main([str(tmp_path / "x/1"), str(tmp_path / "x/other.html")]) == 2
+    assert report.main([str(tmp_path / "x" / output)]) == 2
+
+
 def test_a_record_nested_too_deep_is_named(tmp_path):
     (tmp_path / "record.json").write_text("[" * 100_000)
     (tmp_path / "config.yaml").write_text("a: " + "[" * 3000)
