@@ -8,7 +8,7 @@ from launch.rule import Rule
 from launch.schema import Config, Fsdp, Topology
 from launch.schema_enums import Vendor
 from launch.serving import shares_gpu
-from launch.trainer_args import known, value
+from launch.trainer_args import argument, known, value
 
 MOST_PROCESSES = 1024  # without GPUs: more than a machine has cores
 
@@ -155,7 +155,7 @@ TOPOLOGY_RULES = [
     ),
     Rule(
         "overlap_without_correction",
-        lambda c: c.topology.overlap and value(c, "vllm_importance_sampling_correction") is False,
+        lambda c: c.topology.overlap and argument(c, "vllm_importance_sampling_correction") is False,
         lambda c: "topology.overlap=true without vllm_importance_sampling_correction: completions of older weights would count as new",
         lambda c: "method.args.vllm_importance_sampling_correction=true, TRL's default",
     ),
@@ -215,7 +215,7 @@ TOPOLOGY_RULES = [
     ),
     Rule(
         "two_checkpointings",
-        lambda c: c.topology.fsdp.activation_checkpointing and bool(value(c, "gradient_checkpointing")),
+        lambda c: c.topology.fsdp.activation_checkpointing and bool(argument(c, "gradient_checkpointing")),
         lambda c: "topology.fsdp.activation_checkpointing=true with method.args.gradient_checkpointing=true: transformers refuses both",
         lambda c: "method.args.gradient_checkpointing=false",
     ),

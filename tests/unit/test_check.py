@@ -502,6 +502,15 @@ def test_rule_refuses_and_says_why(name):
     assert ".. Use" not in str(raised.value)
 
 
+@pytest.mark.parametrize("method", groups()["method"])
+def test_every_rule_is_asked_under_every_method(method):
+    """Whatever arguments it has."""
+    given = ["topology.overlap=true", "topology.fsdp.activation_checkpointing=true"]
+    config = composed("hardware=mi300x", "topology=fsdp", f"method={method}", *given)
+    with pytest.raises(UserError, match=r"topology\.overlap under topology=fsdp: it has no server"):
+        check(config)
+
+
 QWEN = ["hardware=mi300x", "model=qwen3_4b"]
 COMMIT = "model.revision=" + "a" * 40
 
