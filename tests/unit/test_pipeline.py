@@ -68,6 +68,15 @@ def test_phases_of_odd_shape(launch, phases, said):
     assert [words for words in said if words not in done.err] == []
 
 
+@pytest.mark.parametrize("name", ["../escape", "/abs", "a//b", ".x/y"])
+@pytest.mark.parametrize("given", [TWO, ["hardware=cpu", "method=raft"], ["-m", "seed=0,1", *TWO]], ids=["phases", "raft", "sweep"])
+def test_a_pipeline_leaves_its_run_root_by_no_name(launch, tmp_path, name, given):
+    done = launch(*given, f"name={name}", f"run_root={tmp_path}/inner", "mode=plan")
+    assert done.code == 2
+    assert f"name={name}: it names a directory. Use: letters, digits" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     "override",
     ["experiment=quickstart", "mode=plan", "+mode=plan", "resume=never", "phases=[]", "~phases", "name=x", "run_root=x", "smoke=true",
