@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from launch.check_runtime import runtime_as
 from launch.rule import Rule
 from launch.schema import Config
 from launch.schema_enums import Init, Network
@@ -90,6 +91,6 @@ EXPORT_RULES = [
             f"method.args.push_to={argument(c, 'push_to')} in a container "
             + ("without a network" if c.runtime.network == Network.none else f"that is not given {TOKEN}")
         ),
-        lambda c: f"runtime.network=bridge and {TOKEN} among runtime.secrets; or runtime=local",
+        lambda c: f"runtime.network=bridge and {TOKEN} among runtime.secrets; or {runtime_as(c, 'local')}",
     ),
 ]

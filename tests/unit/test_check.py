@@ -772,6 +772,20 @@ def test_values_at_the_edge_of_their_range_are_taken(overrides):
         (["topology=ddp", "topology.zero.offload_parameters=true"], "under topology=ddp: it needs zero3, and would be ignored. Use: "),
         (["topology=zero3", "topology.zero.offload_parameters=true", "topology.zero.offload_optimizer=true"], None),
         (["runtime=docker", "runtime.slurm.inner=docker"], "runtime.slurm.inner=docker under runtime=docker: it would be ignored."),
+        (
+            ["runtime=slurm", "runtime.memory_gb=8"],
+            "runtime.memory_gb under runtime.slurm.inner=local: it would be ignored. Use: runtime.slurm.inner=docker.",
+        ),
+        (["runtime=slurm", "container=rocm"], "under runtime.slurm.inner=local: it would be ignored. Use: runtime.slurm.inner=docker, or"),
+        (["runtime=slurm", "runtime.slurm.inner=docker", "container=none"], "runtime.slurm.inner=docker without an image: mi300x has"),
+        (["runtime=slurm", "runtime.slurm.inner=docker", "container=none"], "or runtime.slurm.inner=local."),
+        (
+            [
+                *["runtime=slurm", "runtime.slurm.inner=docker", "container=rocm"],
+                *["method=export", "method.args.push_to=me/model", "runtime.secrets=[]"],
+            ],
+            "among runtime.secrets; or runtime.slurm.inner=local.",
+        ),
         (["method=grpo", "method.rewards.acuracy=1"], "no such reward. Did you mean accuracy? Use: "),
         ([*BEST[:-1], "method.selection.metric=evalloss"], "no such figure of held-out rows. Did you mean eval_loss? Use: "),
     ],
