@@ -106,6 +106,13 @@ MISTAKES = {
     ("method.args={}",): ["method.args={}: merged with what is there, it would change nothing", "'~method.args.NAME'"],
     ("phases={}",): ["phases: it takes a list, and a mapping was given. Use: phases=[{name: sft, overrides: ['method=sft']}]; keys of an"],
     ("method=grpo", "method.rewards=[accuracy]"): ["method.rewards: it takes names with a value each, and a list was given. Use: method."],
+    ("method=bench/collectives", "method.args.ops={a: 1}"): [
+        "method.args.ops: it takes a list, and a mapping was given. Use: method.args.ops=[...]."
+    ],
+    ("method=tune/vllm", "method.args.space.block_size={a: 1}"): [
+        "method.args.space.block_size: it takes a list, and a mapping was given."
+    ],
+    ("method=tune/vllm", "method.args.space=[1]"): ["method.args.space: it takes names with a value each, and a list was given."],
     ("method=grpo", "method.rewards=accuracy"): [
         "method.rewards=accuracy: it takes names with a value each. Use: method.rewards.accuracy=1.0."
     ],
