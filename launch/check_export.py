@@ -46,6 +46,12 @@ EXPORT_RULES = [
         lambda c: "method.args.weights=",
     ),
     Rule(
+        "export_formats",
+        lambda c: exports(c) and argument(c, "formats") == [],
+        lambda c: "method.args.formats=[]: safetensors are written in any case",
+        lambda c: "method.args.formats=[safetensors]",
+    ),
+    Rule(
         "export_gguf",
         lambda c: exports(c) and _gguf(c) != bool(argument(c, "gguf_converter")),
         lambda c: (

@@ -63,6 +63,14 @@ CASES = {
         ["hardware=mi350x", "method=bench/gemm", "method.args.shapes=[8192,8192,8192]"],
         ["shapes=[8192, 8192, 8192]: it lists lists of [m, n, k]", "shapes=[[8192,8192,8192]]"],
     ),
+    "bench_empty_lists": (
+        ["hardware=mi350x", "method=bench/gemm", "method.args.dtypes=[]"],
+        ["method.args.dtypes=[]: nothing would be measured", "one or more in it, as in conf/method/bench/gemm.yaml"],
+    ),
+    "bench_sizes": (
+        ["hardware=mi350x", "method=bench/collectives", "method.args.min_bytes=16"],
+        ["min_bytes=16, max_bytes=4294967296, factor=4", "min_bytes of at least 32 and at most max_bytes"],
+    ),
     "bench_instances": (
         ["hardware=mi350x", "method=bench/vllm", "method.args.settings=[{instances: 2}]"],
         ["2 instances on one GPU with gpu_memory_utilization=unset", "gpu_memory_utilization: 0.4"],
@@ -120,6 +128,7 @@ CASES = {
         ["method=export", "model.path=m", "precision=bf16"],
         ["precision=bf16 with method=export", "method.args.weights="],
     ),
+    "export_formats": (["method=export", "model.path=m", "method.args.formats=[]"], ["formats=[]: safetensors are written in any case"]),
     "export_gguf": (["method=export", "model.path=m", "method.args.formats=[gguf]"], ["gguf and no converter", "convert_hf_to_gguf.py"]),
     "export_gguf_8_bits": (
         ["method=export", "model.path=m", "method.args.formats=[gguf]", "method.args.gguf_converter=c.py", "method.args.weights=int8"],
@@ -807,6 +816,12 @@ def test_words_of_a_refusal(overrides, said):
         (["method=bench/gemm", "method.args.shapes=[[8192,8192,0]]"], ["bench_lists"]),
         (["method=bench/gemm", "method.args.shapes=[[8192,8192,8192]]"], []),
         (["method=bench/attention", "method.args.heads=[[32,8]]"], ["bench_lists"]),
+        (["method=bench/gemm", "method.args.shapes=[]", "method.args.fail_below=0.9"], ["bench_empty_lists"]),
+        (["method=bench/precision", "method.args.precisions=[]"], ["bench_empty_lists"]),
+        (["method=bench/vllm", "method.args.settings=[]"], ["bench_empty_lists"]),
+        (["method=bench/dataloader", "method.args.steps=[]"], ["bench_empty_lists"]),
+        (["method=tune/batch", "method.args.checkpointing=[]"], ["bench_empty_lists"]),
+        (["method=tune/inductor", "method.args.candidates=[]"], []),  # all
         (["method=tune/vllm", "method.args.lengths=[1024,128]"], ["bench_lists"]),
         (["method=bench/vllm", "method.args.settings=[{instances: 2, gpu_memory_utilization: 0.6}]"], ["bench_instances"]),
         (
@@ -821,6 +836,26 @@ def test_words_of_a_refusal(overrides, said):
 )
 def test_what_a_rank_would_refuse(overrides, rules):
     assert [rule.name for rule in refusals(composed("hardware=mi350x", "topology=single", *overrides))] == rules
+
+
+@pytest.mark.parametrize(
+    ("given", "rules"),
+    [
+        (["programs=[]", "fail_below=0.9"], ["bench_empty_lists"]),
+        (["ranks=[]"], ["bench_gpu_counts"]),
+        (["ranks=[1,2]"], ["bench_gpu_counts"]),
+        (["dtypes=[]", "settings=[]"], []),  # the hardware's, and the run's own environment
+        (["min_bytes=2048", "max_bytes=1024"], ["bench_sizes"]),
+        (["factor=1", "fail_below=0.9"], ["bench_sizes"]),
+        (["min_bytes=0"], ["bench_sizes"]),
+        (["min_bytes=31"], ["bench_sizes"]),
+        (["min_bytes=32", "max_bytes=32"], []),
+        (["min_bytes=8", "ranks=[2]"], []),
+    ],
+)
+def test_collectives_that_a_rank_would_refuse(given, rules):
+    found = refusals(composed("hardware=mi350x", "method=bench/collectives", *(f"method.args.{one}" for one in given)))
+    assert [rule.name for rule in found] == rules
 
 
 @pytest.mark.parametrize(
