@@ -37,6 +37,18 @@ def _server_keys(config: Config) -> list[str]:
     return [key for key in keys if getattr(config.topology, key) != getattr(Topology, key)]
 
 
+def _smaller_servers(config: Config) -> str:
+    """What leaves a GPU to train on, of a split that leaves none: fewer servers, narrower ones, or more GPUs."""
+    given, gpus = config.topology, topology.num_gpus(config)
+    room = max(1, gpus - 1)  # on one GPU the server and its trainer share it
+    widths = [n for n in range(1, room // given.servers + 1) if config.model.num_heads % n == 0]
+    found = [f"topology.servers={room // given.server_tensor_parallel}"] if given.server_tensor_parallel <= room else []
+    found += [f"topology.server_tensor_parallel={max(widths)}"] if widths else []
+    needed = topology.num_server_gpus(config) + 1
+    found += [f"topology.num_gpus={needed}"] if gpus < needed <= config.hardware.gpus_per_node else []
+    return " or ".join(found) or "topology.servers=1 topology.server_tensor_parallel=1"
+
+
 def _colocate_arguments(config: Config) -> list[str]:
     names = ("gpu_memory_utilization", "max_model_length", "tensor_parallel_size", "enable_sleep_mode", "model_impl")
     return [f"vllm_{name}" for name in names if f"vllm_{name}" in config.method.args]
@@ -127,7 +139,7 @@ TOPOLOGY_RULES = [
         lambda c: (
             f"topology=split on {topology.num_gpus(c)} GPU(s): the server takes {topology.num_server_gpus(c)}, none is left to train on"
         ),
-        lambda c: "topology=single, or more GPUs",
+        _smaller_servers,
     ),
     Rule(
         "split_needs_a_server",

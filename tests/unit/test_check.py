@@ -891,6 +891,25 @@ def test_every_refusal_is_said_at_once():
     assert str(raised.value).count("Use: ") == len(refusals(config)) >= 3
 
 
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        (["servers=8"], "topology.servers=7"),
+        (["server_tensor_parallel=8"], "topology.server_tensor_parallel=4"),  # 7 GPUs, and 32 heads
+        (["servers=2", "server_tensor_parallel=4"], "topology.servers=1 or topology.server_tensor_parallel=2"),
+        (["servers=3", "num_gpus=2"], "topology.servers=1 or topology.num_gpus=4"),
+        (["servers=2", "num_gpus=1"], "topology.servers=1 or topology.num_gpus=3"),
+        (["servers=16", "server_tensor_parallel=16"], "topology.servers=1 topology.server_tensor_parallel=1"),
+    ],
+)
+def test_servers_that_take_every_gpu(given, remedy):
+    """Each remedy is taken."""
+    split = ["hardware=mi350x", "model=qwen3_4b", "method=grpo", "topology=split", *(f"topology.{one}" for one in given)]
+    [rule] = refusals(composed(*split))
+    assert (rule.name, rule.remedy(composed(*split))) == ("split_needs_a_trainer", remedy)
+    assert [refusals(composed(*split, *taken.split(" "))) for taken in remedy.split(" or ")] == [[]] * len(remedy.split(" or "))
+
+
 @pytest.mark.parametrize("pair", [(8, 1), (1, 8), (2, 4)])
 def test_seven_ranks_and_groups_of_eight_that_divide(pair):
     """notes of TRL 1.16: on seven ranks 4x1 and 1x4 fail; these pass."""
