@@ -37,6 +37,11 @@ def _server_keys(config: Config) -> list[str]:
     return [key for key in keys if getattr(config.topology, key) != getattr(Topology, key)]
 
 
+def _given_servers(config: Config) -> list[str]:
+    """Keys of how many servers there are, and how wide each, that are not as without one."""
+    return [key for key, without in (("servers", 0), ("server_tensor_parallel", 1)) if getattr(config.topology, key) != without]
+
+
 def _smaller_servers(config: Config) -> str:
     """What leaves a GPU to train on, of a split that leaves none: fewer servers, narrower ones, or more GPUs."""
     given, gpus = config.topology, topology.num_gpus(config)
@@ -149,9 +154,11 @@ TOPOLOGY_RULES = [
     ),
     Rule(
         "servers_without_split",
-        lambda c: c.topology.name != "split" and (c.topology.servers != 0 or c.topology.server_tensor_parallel != 1),
-        lambda c: f"topology.servers={c.topology.servers} under topology={c.topology.name}: nothing would be served",
-        lambda c: "topology=split",
+        lambda c: c.topology.name != "split" and bool(_given_servers(c)),
+        lambda c: (
+            f"topology.{(key := _given_servers(c)[0])}={getattr(c.topology, key)} under topology={c.topology.name}: nothing would be served"
+        ),
+        lambda c: f"topology=split, or no topology.{_given_servers(c)[0]}",
     ),
     Rule(
         "server_keys",

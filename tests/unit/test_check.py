@@ -795,6 +795,11 @@ def test_values_at_the_edge_of_their_range_are_taken(overrides):
             ],
             "among runtime.secrets; or runtime.slurm.inner=local.",
         ),
+        (
+            ["topology=ddp", "topology.server_tensor_parallel=2"],
+            "topology.server_tensor_parallel=2 under topology=ddp: nothing would be served. Use: topology=split, or no topology.server_te",
+        ),
+        (["topology=ddp", "topology.servers=2"], "topology.servers=2 under topology=ddp: nothing would be served."),
         (["method=grpo", "method.rewards.acuracy=1"], "no such reward. Did you mean accuracy? Use: "),
         ([*BEST[:-1], "method.selection.metric=evalloss"], "no such figure of held-out rows. Did you mean eval_loss? Use: "),
     ],
