@@ -37,6 +37,11 @@ def _server_keys(config: Config) -> list[str]:
     return [key for key in keys if getattr(config.topology, key) != getattr(Topology, key)]
 
 
+def _is_read(config: Config, key: str) -> bool:
+    """Whether anything reads this key of a server; where nothing does, it is enough to say so."""
+    return config.topology.name == "split" or key not in _server_keys(config)
+
+
 def _given_servers(config: Config) -> list[str]:
     """Keys of how many servers there are, and how wide each, that are not as without one."""
     return [key for key, without in (("servers", 0), ("server_tensor_parallel", 1)) if getattr(config.topology, key) != without]
@@ -174,7 +179,7 @@ TOPOLOGY_RULES = [
     ),
     Rule(
         "overlap_without_correction",
-        lambda c: c.topology.overlap and argument(c, "vllm_importance_sampling_correction") is False,
+        lambda c: c.topology.overlap and _is_read(c, "overlap") and argument(c, "vllm_importance_sampling_correction") is False,
         lambda c: "topology.overlap=true without vllm_importance_sampling_correction: completions of older weights would count as new",
         lambda c: "method.args.vllm_importance_sampling_correction=true, TRL's default",
     ),
@@ -186,19 +191,19 @@ TOPOLOGY_RULES = [
     ),
     Rule(
         "server_heads",
-        lambda c: c.topology.server_tensor_parallel > 1 and c.model.num_heads % c.topology.server_tensor_parallel != 0,
+        lambda c: c.topology.name == "split" and c.model.num_heads % c.topology.server_tensor_parallel != 0,
         lambda c: f"topology.server_tensor_parallel={c.topology.server_tensor_parallel}: {c.model.name} has {c.model.num_heads} heads",
         lambda c: "a number that divides them",
     ),
     Rule(
         "server_memory",
-        lambda c: c.topology.server_memory_share > 1,
+        lambda c: c.topology.server_memory_share > 1 and _is_read(c, "server_memory_share"),
         lambda c: f"topology.server_memory_share={c.topology.server_memory_share:g}: it is a share of one GPU's memory",
         lambda c: "a number above 0 and up to 1; vLLM's own is 0.9",
     ),
     Rule(
         "server_cache",
-        lambda c: 0 < (c.topology.server_cache_gb or 0) < longest_served_gb(c),
+        lambda c: 0 < (c.topology.server_cache_gb or 0) < longest_served_gb(c) and _is_read(c, "server_cache_gb"),
         lambda c: (
             f"topology.server_cache_gb={c.topology.server_cache_gb:g}: one sequence as long as it serves takes {longest_served_gb(c):.3g} "
             "GB, and vLLM does not start with less"
@@ -207,7 +212,11 @@ TOPOLOGY_RULES = [
     ),
     Rule(
         "server_length",
-        lambda c: c.topology.server_max_length is not None and not longest(c) < c.topology.server_max_length <= c.model.max_positions,
+        lambda c: (
+            c.topology.server_max_length is not None
+            and not longest(c) < c.topology.server_max_length <= c.model.max_positions
+            and _is_read(c, "server_max_length")
+        ),
         lambda c: (
             f"topology.server_max_length={c.topology.server_max_length}: a completion has {longest(c)} tokens and needs its prompt, "
             f"and {c.model.name} has {c.model.max_positions} positions"

@@ -897,6 +897,26 @@ def test_every_refusal_is_said_at_once():
 
 
 @pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("server_cache_gb=2", "server_keys"),
+        ("server_max_length=200", "server_keys"),
+        ("server_memory_share=1.2", "server_keys"),
+        ("server_tensor_parallel=3", "servers_without_split"),
+    ],
+)
+def test_a_key_of_a_server_that_is_not_there_is_refused_once(given, name):
+    """Also where a server would refuse its value."""
+    assert [rule.name for rule in refusals(composed(*QWEN, "topology=ddp", f"topology.{given}"))] == [name]
+    assert [rule.name for rule in refusals(composed(*QWEN, "method=grpo", "topology=split", f"topology.{given}"))] != [name]
+
+
+def test_an_overlap_without_a_server_is_refused_once():
+    given = ["method=grpo", "topology=ddp", "topology.overlap=true", "method.args.vllm_importance_sampling_correction=false"]
+    assert [rule.name for rule in refusals(composed(*QWEN, *given))] == ["server_keys"]
+
+
+@pytest.mark.parametrize(
     ("given", "remedy"),
     [
         (["servers=8"], "topology.servers=7"),
