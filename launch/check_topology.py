@@ -250,7 +250,11 @@ TOPOLOGY_RULES = [
     Rule(
         "strategy_of_topology",
         lambda c: c.topology.strategy not in _strategies(c),
-        lambda c: f"topology.strategy={c.topology.strategy} under topology={c.topology.name}: one contradicts the other",
+        lambda c: (
+            f"topology.num_gpus={topology.num_gpus(c)} under topology={c.topology.name}: several GPUs need a strategy"
+            if c.topology.name == "colocate" and c.topology.strategy == "none"
+            else f"topology.strategy={c.topology.strategy} under topology={c.topology.name}: one contradicts the other"
+        ),
         lambda c: " or ".join(f"topology.strategy={s}" for s in _strategies(c)),
     ),
 ]

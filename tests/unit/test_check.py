@@ -800,6 +800,11 @@ def test_values_at_the_edge_of_their_range_are_taken(overrides):
             "topology.server_tensor_parallel=2 under topology=ddp: nothing would be served. Use: topology=split, or no topology.server_te",
         ),
         (["topology=ddp", "topology.servers=2"], "topology.servers=2 under topology=ddp: nothing would be served."),
+        (
+            ["method=grpo", "topology=colocate", "topology.num_gpus=4"],
+            "topology.num_gpus=4 under topology=colocate: several GPUs need a strategy. Use: topology.strategy=ddp or topology.strategy=fs",
+        ),
+        (["method=grpo", "topology=colocate", "topology.strategy=ddp"], "topology.strategy=ddp under topology=colocate: one contradicts"),
         (["method=grpo", "method.rewards.acuracy=1"], "no such reward. Did you mean accuracy? Use: "),
         ([*BEST[:-1], "method.selection.metric=evalloss"], "no such figure of held-out rows. Did you mean eval_loss? Use: "),
     ],
