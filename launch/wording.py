@@ -53,6 +53,8 @@ def _bare(node: Any) -> Any:
 
 def refused(key: str, error: BaseException, rule: str) -> str:
     """What to say of a value that OmegaConf refused by `rule`: the key, the value, what it takes, and how that is written."""
+    if "does not support deletion" in rule:
+        return cannot_go(key)
     node, value = type_of(key), _value_of(error, rule)
     bare = _bare(node)
     if isinstance(bare, type) and issubclass(bare, Enum):
@@ -75,6 +77,20 @@ def refused(key: str, error: BaseException, rule: str) -> str:
     if dataclasses.is_dataclass(bare):
         return f"{given}: it has keys of its own. Use: {key}.<key>=<value>; keys: {', '.join(fields(bare))}."
     return f"{given}: it takes names with a value each{', and a list was given' if merged else ''}. Use: {_written(key, value)}."
+
+
+def cannot_go(key: str) -> str:
+    """What to say of `~key`, where the schema has the key: what stands for none of it."""
+    node = type_of(key)
+    if typing.get_origin(node) is list:
+        remedy = f"{key}=[]"
+    elif typing.get_origin(node) is dict:
+        remedy = f"'~{key}.NAME' for each that is to go"
+    elif _bare(node) is not node:
+        remedy = f"{key}=null"
+    else:
+        remedy = f"{key}.<key>=<value>" if dataclasses.is_dataclass(node) else f"{key}=<value>"
+    return f"~{key}: every composition has one. Use: {remedy}."
 
 
 def _value_of(error: BaseException, rule: str) -> Any:
