@@ -331,6 +331,7 @@ def translate(error: Exception, overrides: Sequence[str] = ()) -> UserError:
             where = str(error).split(":", 1)[0] + ": " if str(error).startswith("In '") else ""
             item = re.search(r"object_type=(\w+)", str(inner))
             entry = LISTED.get(item.group(1)) if item else None
+            key = _in_entry(key)
             if entry and "." not in key:  # OmegaConf names it from the entry on
                 listed, keys = entry
                 if key in keys:
@@ -346,6 +347,13 @@ def translate(error: Exception, overrides: Sequence[str] = ()) -> UserError:
                 key = typed.group(1)  # where OmegaConf names the last part only
             return UserError(where + refused(key, inner, rule))
     return UserError(_of_hydra(" ".join(str(error).split()), overrides))
+
+
+def _in_entry(key: str) -> str:
+    """The whole key of a list in an entry of a list, of which OmegaConf names `overrides[0]`: of which entry nobody says."""
+    name, is_item, _ = key.partition("[")
+    listed = next((listed for listed, keys in LISTED.values() if is_item and name in keys), None)
+    return f"{listed}[n].{key}" if listed else key
 
 
 def _of_hydra(said: str, overrides: Sequence[str]) -> str:

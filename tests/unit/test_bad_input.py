@@ -140,6 +140,8 @@ MISTAKES = {
     ("data.tasks=null",): ["data.tasks=null: it takes a list. Use: data.tasks=[{name: chain_sum, level: 0}]"],
     ("data.tasks=[{name: a, level: x}]",): ["data.tasks[n].level=x: it takes a whole number."],
     ("phases=[sft,grpo]",): ["phases[0]=sft: an entry has keys of its own. Use: phases=[{name: sft, overrides: ['method=sft']}]"],
+    ("phases=[{name: a, overrides: [null]}]",): ["phases[n].overrides[0]=null: it takes a text."],
+    ("phases=[null]",): ["phases[0]=null: an entry has keys of its own."],
     ("phases=[{name: a, overrides: x}]",): ["phases[n].overrides=x: it takes a list. Use: phases[n].overrides=['x']."],
     ("runtime.slurm.options=--exclusive",): [
         "runtime.slurm.options=--exclusive: it takes a list. Use: runtime.slurm.options=['--exclusive']."
