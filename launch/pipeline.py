@@ -120,8 +120,12 @@ def make_plans(
     composer = composer or _Composer(overrides)
     given = config.phases or [Phase(name="")]
 
+    def of_phase(phase: Phase) -> Config:
+        with _named(phase):
+            return _cycles_of(composer(phase) if config.phases else config)
+
     def expand(accuracies: Mapping[str, float]) -> list[Phase]:
-        return cycles.expand(given, lambda phase: _cycles_of(composer(phase) if config.phases else config), accuracies)
+        return cycles.expand(given, of_phase, accuracies)
 
     names = [phase.name for phase in expand({})]
     folders = {name: followed(run_dir / f"{number}_{name}") for number, name in enumerate(names, start=1)} | dict(kept or {})

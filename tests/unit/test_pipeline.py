@@ -42,6 +42,9 @@ ODD = {
     ],
     "{name: a, overrides: ['save_model=false']}, {name: b, model_from: a}": ["model_from=a of b: that phase trains no model"],
     "{name: a, overrides: ['method=raft']}, {name: a_cycle1_train}": ["a_cycle1_train is also the name of a phase that method=raft makes"],
+    "{name: a, overrides: ['method=raft', 'method.args.max_steps=7']}": [
+        "phase a: method.args.max_steps=7: recipes.sample.RaftConfig has no"
+    ],
     "{name: a, overrides: [seed]}": ["override seed of a: no '=' in it"],
     "{name: a, overrides: [{a: 3}]}": ["override {'a': 3} of a: a mapping"],
     "{name: a, overrides: ['sed=1']}": ["phase a: sed=1: no key 'sed'", "Did you mean seed"],
