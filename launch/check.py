@@ -115,6 +115,12 @@ SEARCH = Rule(
     lambda c: f"find={c.find.value}: a search with the planner, which starts nothing",
     lambda c: f"mode=plan find={c.find.value}",
 )
+NAME = Rule(
+    "name",
+    lambda c: bool(c.name) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", str(c.name)),
+    lambda c: f"name={c.name}: it names a directory",
+    lambda c: "letters, digits, '.', '_' and '-', at most 100 of them",
+)
 RULES = [
     Rule(
         "precision",
@@ -242,12 +248,7 @@ RULES = [
         lambda c: f"{_length_argument(c)} of at most {c.model.max_positions}, or another model=",
     ),
     *REWARD_RULES,
-    Rule(
-        "name",
-        lambda c: bool(c.name) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", str(c.name)),
-        lambda c: f"name={c.name}: it names a directory",
-        lambda c: "letters, digits, '.', '_' and '-', at most 100 of them",
-    ),
+    NAME,
     Rule(
         "secret",
         lambda c: bool(_secrets(c)),

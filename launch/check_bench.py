@@ -12,7 +12,7 @@ from launch import topology
 from launch.rule import Rule
 from launch.schema import Config
 from launch.schema_enums import Vendor
-from launch.trainer_args import argument
+from launch.trainer_args import argument, own
 
 PUBLISHED = Path(__file__).parents[1] / "recipes/bench/reference"
 # Arguments that list lists, and what stands in one.
@@ -20,6 +20,7 @@ LISTS = {"shapes": "m, n, k", "heads": "query heads, key heads, width", "lengths
 EXAMPLES = {"shapes": "8192,8192,8192", "heads": "32,8,128", "lengths": "1024,128"}
 COMPARED = ("measured", "least")  # kinds of published figures that ours are held against: recipes/bench/published.py
 GPU_COUNTS = {"bench/scaling": "num_gpus", "bench/collectives": "ranks"}  # the argument that lists how many are measured together
+TAKEN_EMPTY = {"bench/collectives": ("dtypes", "settings"), "tune/inductor": ("candidates",)}  # lists that stand for more than is in them
 
 
 @functools.cache
@@ -52,7 +53,7 @@ def _matches(config: Config) -> list[dict[str, Any]]:
 
 def _gate_of_other_rows(config: Config) -> bool:
     """A benchmark refuses one too that its figures decide about."""
-    if not _is_gate(config) or _gate_of_nothing(config) or _no_counts(config):
+    if not _is_gate(config) or _gate_of_nothing(config) or _no_counts(config) or _empty_lists(config) or _bad_sizes(config):
         return False
     ours = _of_our_rows(config)
     return not any(all(match[key] in values for key, values in ours.items() if key in match) for match in _matches(config))
@@ -80,6 +81,26 @@ def _sizes(config: Config) -> list[int]:
     while first > 0 and factor > 1 and found[-1] * factor < last:
         found.append(found[-1] * factor)
     return [*found, last]
+
+
+def _bad_sizes(config: Config) -> bool:
+    """As recipes/bench/collectives.py refuses them. Each rank of a collective has a part of the array, in fp32 at most."""
+    if config.method.name != "bench/collectives":
+        return False
+    first, last, factor = (argument(config, name) for name in ("min_bytes", "max_bytes", "factor"))
+    return factor < 2 or not _least_bytes(config) <= first <= last
+
+
+def _least_bytes(config: Config) -> int:
+    return 1 if _no_counts(config) else 4 * max(_gpu_counts(config) or [1])
+
+
+def _empty_lists(config: Config) -> list[str]:
+    """Lists of which nothing would be measured; how many GPUs are measured together has a rule of its own."""
+    if config.method.kind not in ("bench", "tune"):
+        return []
+    others = (*TAKEN_EMPTY.get(config.method.name, ()), GPU_COUNTS.get(config.method.name))
+    return [name for name in own(config) if name not in others and argument(config, name) == []]
 
 
 def _shown_matches(config: Config) -> str:
@@ -121,7 +142,11 @@ def _gpu_counts(config: Config) -> list[Any] | None:
 
 def _no_counts(config: Config) -> bool:
     counts = _gpu_counts(config)
-    return counts is not None and (not counts or any(type(count) is not int or count < 1 for count in counts))
+    return counts is not None and (not counts or any(type(count) is not int or count < _least_count(config) for count in counts))
+
+
+def _least_count(config: Config) -> int:
+    return 2 if config.method.name == "bench/collectives" else 1
 
 
 def _too_many_gpus(config: Config) -> bool:
@@ -151,6 +176,21 @@ BENCH_RULES = [
         lambda c: bool(_wrong_lists(c)),
         lambda c: f"method.args.{(name := _wrong_lists(c)[0])}={argument(c, name)}: it lists lists of [{LISTS[name]}], each at least 1",
         lambda c: f"double brackets: method.args.{(name := _wrong_lists(c)[0])}=[[{EXAMPLES[name]}]]",
+    ),
+    Rule(
+        "bench_empty_lists",
+        lambda c: bool(_empty_lists(c)),
+        lambda c: f"method.args.{_empty_lists(c)[0]}=[]: nothing would be measured",
+        lambda c: f"one or more in it, as in conf/method/{c.method.name}.yaml",
+    ),
+    Rule(
+        "bench_sizes",
+        _bad_sizes,
+        lambda c: (
+            f"method.args.min_bytes={argument(c, 'min_bytes')}, max_bytes={argument(c, 'max_bytes')}, factor={argument(c, 'factor')}: "
+            "sizes rise from the first to the last, and each rank has at least 4 bytes"
+        ),
+        lambda c: f"min_bytes of at least {_least_bytes(c)} and at most max_bytes, factor of at least 2",
     ),
     Rule(
         "bench_instances",
@@ -183,7 +223,7 @@ BENCH_RULES = [
         "bench_gpu_counts",
         _no_counts,
         lambda c: f"{_shown_counts(c)}: it lists numbers of GPUs that are measured together",
-        lambda c: f"whole numbers of at least 1, as method.args.{GPU_COUNTS[c.method.name]}=[2,4]",
+        lambda c: f"whole numbers of at least {_least_count(c)}, as method.args.{GPU_COUNTS[c.method.name]}=[2,4]",
     ),
     Rule(
         "bench_num_gpus",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from launch.check_runtime import runtime_as
 from launch.rule import Rule
 from launch.schema import Config
 from launch.schema_enums import Init, Network
@@ -43,6 +44,12 @@ EXPORT_RULES = [
         lambda c: exports(c) and c.adapter.name == "none" and not c.smoke and c.precision.name != next(iter(c.hardware.precisions), "fp32"),
         lambda c: f"precision={c.precision.name} with method=export: weights are converted, nothing is computed, and it would be ignored",
         lambda c: "method.args.weights=",
+    ),
+    Rule(
+        "export_formats",
+        lambda c: exports(c) and argument(c, "formats") == [],
+        lambda c: "method.args.formats=[]: safetensors are written in any case",
+        lambda c: "method.args.formats=[safetensors]",
     ),
     Rule(
         "export_gguf",
@@ -90,6 +97,6 @@ EXPORT_RULES = [
             f"method.args.push_to={argument(c, 'push_to')} in a container "
             + ("without a network" if c.runtime.network == Network.none else f"that is not given {TOKEN}")
         ),
-        lambda c: f"runtime.network=bridge and {TOKEN} among runtime.secrets; or runtime=local",
+        lambda c: f"runtime.network=bridge and {TOKEN} among runtime.secrets; or {runtime_as(c, 'local')}",
     ),
 ]

@@ -20,6 +20,7 @@ from launch import check_tracking, model_path, tuned
 from launch.check_adapters import check_adapter
 from launch.check_data import check_data_files, check_is_file
 from launch.check_export_files import check_export, check_not_a_run
+from launch.check_runtime import runtime_as
 from launch.environment import ROOT
 from launch.errors import UserError, near
 from launch.rundir import runs_in
@@ -242,7 +243,9 @@ def _package(config: Config, given: str, package: str, instead: str, source: str
         image = images.load().get(config.container.name)  # what an image of the user's own holds is not known
         if image and not any(f"\n{package}==" in (images.FOLDER / lock).read_text(encoding="utf-8") for lock in image.locks):
             holding = f"{package} in containers/cpu/{source} and among the image's locks, then make lock and the image anew"
-            raise UserError(f"{given}: the image {image.name} holds no {package}. Use: {instead}, runtime=local, or {holding}.")
+            raise UserError(
+                f"{given}: the image {image.name} holds no {package}. Use: {instead}, {runtime_as(config, 'local')}, or {holding}."
+            )
     elif not config.runtime.slurm.python and importlib.util.find_spec(MODULES.get(package, package.replace("-", "_"))) is None:
         install = "make quantization" if package in LOW_PRECISION.values() else f"pip install {package}"
         raise UserError(f"{given}: the package {package} is not installed. Install it ({install}), or use {instead}.")

@@ -45,6 +45,11 @@ def _another_trl(config: Config) -> bool:
     return image is not None and image.trl != lock()["trl"]
 
 
+def runtime_as(config: Config, runtime: str) -> str:
+    """The key that starts processes so: inside a job it is a key of Slurm's."""
+    return f"{'runtime.slurm.inner' if config.runtime.name == 'slurm' else 'runtime'}={runtime}"
+
+
 def _docker_keys(config: Config) -> list[str]:
     """Keys with a value that only runtime=docker reads."""
     runtime = config.runtime
@@ -67,14 +72,14 @@ RUNTIME_RULES = [
     Rule(
         "docker_without_image",
         lambda c: c.runtime.on_node == "docker" and c.container.name == "none",
-        lambda c: f"runtime=docker without an image: {c.hardware.name} has container={c.hardware.container}",
-        lambda c: f"{_use_serving(c)}; or runtime=local",
+        lambda c: f"{runtime_as(c, 'docker')} without an image: {c.hardware.name} has container={c.hardware.container}",
+        lambda c: f"{_use_serving(c)}; or {runtime_as(c, 'local')}",
     ),
     Rule(
         "image_without_docker",
         lambda c: c.runtime.on_node == "local" and c.container.name != "none",
-        lambda c: f"container={c.container.name} under runtime=local: it would be ignored",
-        lambda c: "runtime=docker, or container=none",
+        lambda c: f"container={c.container.name} under {runtime_as(c, 'local')}: it would be ignored",
+        lambda c: f"{runtime_as(c, 'docker')}, or container=none",
     ),
     Rule(
         "image_serves_gpu",
@@ -100,8 +105,8 @@ RUNTIME_RULES = [
     Rule(
         "docker_keys",
         lambda c: c.runtime.on_node == "local" and bool(_docker_keys(c)),
-        lambda c: f"runtime.{_docker_keys(c)[0]} under runtime=local: it would be ignored",
-        lambda c: "runtime=docker",
+        lambda c: f"runtime.{_docker_keys(c)[0]} under {runtime_as(c, 'local')}: it would be ignored",
+        lambda c: runtime_as(c, "docker"),
     ),
     Rule(
         "custom_reference_form",

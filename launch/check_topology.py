@@ -8,7 +8,7 @@ from launch.rule import Rule
 from launch.schema import Config, Fsdp, Topology
 from launch.schema_enums import Vendor
 from launch.serving import shares_gpu
-from launch.trainer_args import known, value
+from launch.trainer_args import argument, known, value
 
 MOST_PROCESSES = 1024  # without GPUs: more than a machine has cores
 
@@ -35,6 +35,28 @@ def _server_keys(config: Config) -> list[str]:
     vllm = any(isinstance(part, dict) and part.get("engine") == "vllm" for part in parts)
     keys = ("overlap", "server_max_length", *(() if vllm else ("server_cache_gb", "server_memory_share")))
     return [key for key in keys if getattr(config.topology, key) != getattr(Topology, key)]
+
+
+def _is_read(config: Config, key: str) -> bool:
+    """Whether anything reads this key of a server; where nothing does, it is enough to say so."""
+    return config.topology.name == "split" or key not in _server_keys(config)
+
+
+def _given_servers(config: Config) -> list[str]:
+    """Keys of how many servers there are, and how wide each, that are not as without one."""
+    return [key for key, without in (("servers", 0), ("server_tensor_parallel", 1)) if getattr(config.topology, key) != without]
+
+
+def _smaller_servers(config: Config) -> str:
+    """What leaves a GPU to train on, of a split that leaves none: fewer servers, narrower ones, or more GPUs."""
+    given, gpus = config.topology, topology.num_gpus(config)
+    room = max(1, gpus - 1)  # on one GPU the server and its trainer share it
+    widths = [n for n in range(1, room // given.servers + 1) if config.model.num_heads % n == 0]
+    found = [f"topology.servers={room // given.server_tensor_parallel}"] if given.server_tensor_parallel <= room else []
+    found += [f"topology.server_tensor_parallel={max(widths)}"] if widths else []
+    needed = topology.num_server_gpus(config) + 1
+    found += [f"topology.num_gpus={needed}"] if gpus < needed <= config.hardware.gpus_per_node else []
+    return " or ".join(found) or "topology.servers=1 topology.server_tensor_parallel=1"
 
 
 def _colocate_arguments(config: Config) -> list[str]:
@@ -127,7 +149,7 @@ TOPOLOGY_RULES = [
         lambda c: (
             f"topology=split on {topology.num_gpus(c)} GPU(s): the server takes {topology.num_server_gpus(c)}, none is left to train on"
         ),
-        lambda c: "topology=single, or more GPUs",
+        _smaller_servers,
     ),
     Rule(
         "split_needs_a_server",
@@ -137,9 +159,11 @@ TOPOLOGY_RULES = [
     ),
     Rule(
         "servers_without_split",
-        lambda c: c.topology.name != "split" and (c.topology.servers != 0 or c.topology.server_tensor_parallel != 1),
-        lambda c: f"topology.servers={c.topology.servers} under topology={c.topology.name}: nothing would be served",
-        lambda c: "topology=split",
+        lambda c: c.topology.name != "split" and bool(_given_servers(c)),
+        lambda c: (
+            f"topology.{(key := _given_servers(c)[0])}={getattr(c.topology, key)} under topology={c.topology.name}: nothing would be served"
+        ),
+        lambda c: f"topology=split, or no topology.{_given_servers(c)[0]}",
     ),
     Rule(
         "server_keys",
@@ -155,7 +179,7 @@ TOPOLOGY_RULES = [
     ),
     Rule(
         "overlap_without_correction",
-        lambda c: c.topology.overlap and value(c, "vllm_importance_sampling_correction") is False,
+        lambda c: c.topology.overlap and _is_read(c, "overlap") and argument(c, "vllm_importance_sampling_correction") is False,
         lambda c: "topology.overlap=true without vllm_importance_sampling_correction: completions of older weights would count as new",
         lambda c: "method.args.vllm_importance_sampling_correction=true, TRL's default",
     ),
@@ -167,19 +191,19 @@ TOPOLOGY_RULES = [
     ),
     Rule(
         "server_heads",
-        lambda c: c.topology.server_tensor_parallel > 1 and c.model.num_heads % c.topology.server_tensor_parallel != 0,
+        lambda c: c.topology.name == "split" and c.model.num_heads % c.topology.server_tensor_parallel != 0,
         lambda c: f"topology.server_tensor_parallel={c.topology.server_tensor_parallel}: {c.model.name} has {c.model.num_heads} heads",
         lambda c: "a number that divides them",
     ),
     Rule(
         "server_memory",
-        lambda c: c.topology.server_memory_share > 1,
+        lambda c: c.topology.server_memory_share > 1 and _is_read(c, "server_memory_share"),
         lambda c: f"topology.server_memory_share={c.topology.server_memory_share:g}: it is a share of one GPU's memory",
         lambda c: "a number above 0 and up to 1; vLLM's own is 0.9",
     ),
     Rule(
         "server_cache",
-        lambda c: 0 < (c.topology.server_cache_gb or 0) < longest_served_gb(c),
+        lambda c: 0 < (c.topology.server_cache_gb or 0) < longest_served_gb(c) and _is_read(c, "server_cache_gb"),
         lambda c: (
             f"topology.server_cache_gb={c.topology.server_cache_gb:g}: one sequence as long as it serves takes {longest_served_gb(c):.3g} "
             "GB, and vLLM does not start with less"
@@ -188,7 +212,11 @@ TOPOLOGY_RULES = [
     ),
     Rule(
         "server_length",
-        lambda c: c.topology.server_max_length is not None and not longest(c) < c.topology.server_max_length <= c.model.max_positions,
+        lambda c: (
+            c.topology.server_max_length is not None
+            and not longest(c) < c.topology.server_max_length <= c.model.max_positions
+            and _is_read(c, "server_max_length")
+        ),
         lambda c: (
             f"topology.server_max_length={c.topology.server_max_length}: a completion has {longest(c)} tokens and needs its prompt, "
             f"and {c.model.name} has {c.model.max_positions} positions"
@@ -215,14 +243,18 @@ TOPOLOGY_RULES = [
     ),
     Rule(
         "two_checkpointings",
-        lambda c: c.topology.fsdp.activation_checkpointing and bool(value(c, "gradient_checkpointing")),
+        lambda c: c.topology.fsdp.activation_checkpointing and bool(argument(c, "gradient_checkpointing")),
         lambda c: "topology.fsdp.activation_checkpointing=true with method.args.gradient_checkpointing=true: transformers refuses both",
         lambda c: "method.args.gradient_checkpointing=false",
     ),
     Rule(
         "strategy_of_topology",
         lambda c: c.topology.strategy not in _strategies(c),
-        lambda c: f"topology.strategy={c.topology.strategy} under topology={c.topology.name}: one contradicts the other",
+        lambda c: (
+            f"topology.num_gpus={topology.num_gpus(c)} under topology={c.topology.name}: several GPUs need a strategy"
+            if c.topology.name == "colocate" and c.topology.strategy == "none"
+            else f"topology.strategy={c.topology.strategy} under topology={c.topology.name}: one contradicts the other"
+        ),
         lambda c: " or ".join(f"topology.strategy={s}" for s in _strategies(c)),
     ),
 ]

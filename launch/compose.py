@@ -7,6 +7,7 @@ import functools
 import pickle
 import re
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from launch.schema import Config, Phase, Task
 from launch.schema_data import Source
 from launch.schema_enums import Mode
 from launch.trainer_args import OWNED, lock
-from launch.wording import HUB, fields, refused, type_of
+from launch.wording import HUB, cannot_go, fields, refused, type_of
 
 CONF = Path(__file__).parents[1] / "conf"
 OVERRIDE = "An override is key=value or group=option"
@@ -71,7 +72,7 @@ def compose(overrides: list[str], given: list[str] | None = None) -> Config:
     try:
         config = _absolute(_resolved(overrides))
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise translate(error) from error
+        raise translate(error, overrides) from error
     for key in config.smoke_keeps:
         _check_key(key, f"smoke_keeps={key}")
     if config.smoke:
@@ -311,8 +312,8 @@ def _list(hints: dict[str, Any], where: str) -> str:
     return f" Keys{where}: {', '.join(hints)}." if hints else ""
 
 
-def translate(error: Exception) -> UserError:
-    """What Hydra or OmegaConf refused, as one message that names key, value and rule."""
+def translate(error: Exception, overrides: Sequence[str] = ()) -> UserError:
+    """What Hydra or OmegaConf refused of `overrides`, as one message that names key, value and rule."""
     chain: list[BaseException] = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
@@ -330,6 +331,7 @@ def translate(error: Exception) -> UserError:
             where = str(error).split(":", 1)[0] + ": " if str(error).startswith("In '") else ""
             item = re.search(r"object_type=(\w+)", str(inner))
             entry = LISTED.get(item.group(1)) if item else None
+            key = _in_entry(key)
             if entry and "." not in key:  # OmegaConf names it from the entry on
                 listed, keys = entry
                 if key in keys:
@@ -344,10 +346,17 @@ def translate(error: Exception) -> UserError:
                     return UserError(f"{where}{unknown}")
                 key = typed.group(1)  # where OmegaConf names the last part only
             return UserError(where + refused(key, inner, rule))
-    return UserError(_of_hydra(" ".join(str(error).split())))
+    return UserError(_of_hydra(" ".join(str(error).split()), overrides))
 
 
-def _of_hydra(said: str) -> str:
+def _in_entry(key: str) -> str:
+    """The whole key of a list in an entry of a list, of which OmegaConf names `overrides[0]`: of which entry nobody says."""
+    name, is_item, _ = key.partition("[")
+    listed = next((listed for listed, keys in LISTED.values() if is_item and name in keys), None)
+    return f"{listed}[n].{key}" if listed else key
+
+
+def _of_hydra(said: str, overrides: Sequence[str]) -> str:
     """What names no key of the schema: Hydra's own words, with the remedy where there is one."""
     several = re.match(r"Ambiguous value for argument '[+~]*(.*?)' 1\. To use it as a list", said)
     if several:
@@ -357,7 +366,27 @@ def _of_hydra(said: str) -> str:
     there = re.match(r"Could not append to config\. An item is already at '([^']*)'", said)
     if there:
         return f"+{there.group(1)}: it has a value already. Use: {there.group(1)}=<value>, without the plus."
+    missing = re.match(r"Could not delete from config\. '([^']*)' does not exist", said)
+    if missing:
+        return _nothing_to_delete(missing.group(1), overrides)
+    differs = re.match(r"Could not delete from config\. The value of '([^']*)' is (.*) and not (.*)\.$", said)
+    if differs:
+        key, is_now, given = differs.groups()
+        return f"~{key}={given}: its value is {is_now}. Use: '~{key}', which deletes it whatever it is."
     return said
+
+
+def _nothing_to_delete(key: str, overrides: Sequence[str]) -> str:
+    """Near names are of the options that were chosen: Hydra takes these first, and of the keys none after the one that it refused."""
+    above, _, name = key.rpartition(".")
+    if name in fields(type_of(above) if above else Config):
+        return cannot_go(key)  # it is null, which Hydra takes for missing
+    chosen = [o for o in overrides if o.partition("=")[0] in (*groups(), "hydra.searchpath")]
+    names = list(OmegaConf.select(_compose(chosen), above) or {})
+    if name in names:
+        return f"~{key}: it is null, and there is nothing to delete. Leave it out."
+    known = f" Keys in {above}: {', '.join(names)}." if names else ""
+    return f"~{key}: there is none to delete.{near(key, [f'{above}.{one}' for one in names])}{known or ' Leave it out.'}"
 
 
 def _holds_keys(key: str) -> bool:

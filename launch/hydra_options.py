@@ -1,4 +1,5 @@
-"""--cfg, --info and shell completion: Hydra's own command line, with our words for its errors. sweep.py has -m."""
+"""--cfg, --info and shell completion: Hydra's own command line, with our words for its errors, and its keys that have no effect here.
+sweep.py has -m."""
 
 from __future__ import annotations
 
@@ -14,12 +15,25 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from launch.compose import CONF, freed, translate
+from launch.compose import CONF, freed, parse, translate
 from launch.errors import EXIT_DONE, UserError
 
 
 def wanted(arguments: list[str]) -> bool:
     return any(argument.startswith("-") for argument in arguments)
+
+
+def refuse(overrides: list[str]) -> None:
+    """Raises UserError for keys of Hydra that nothing would read: it composes, and makes no directory and starts nothing."""
+    for override in parse(overrides):
+        key = override.key_or_group
+        if key.startswith(("hydra/launcher", "hydra.launcher")):
+            raise UserError(
+                f"{override.input_line}: it starts the jobs of a sweep, and this is one run. Put -m before it, or leave it out."
+            )
+        if key.startswith(("hydra/", "hydra.")) and key != "hydra.searchpath":
+            remedy = "run_root=<directory> and name=<name> for where runs lie; hydra.searchpath=[...] for files of your own"
+            raise UserError(f"{override.input_line}: Hydra only composes here, and it would be ignored. Use: {remedy}.")
 
 
 def _checked(arguments: list[str]) -> list[str]:

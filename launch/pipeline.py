@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import curves, cycles, detect, keeping, record, rundir, show
+from launch.check import NAME
 from launch.check_files import check_files
 from launch.check_phases import check_phases
 from launch.compose import compose, keys
@@ -113,12 +114,18 @@ def make_plans(
 ) -> dict[str, Plan]:
     """The plan of every phase by its name, in their order. `composer`: one that has composed them before, and reads conf/ no more.
     `kept`: phases of an earlier run, beside what `run_dir` has links for."""
+    if NAME.applies(config):  # the other rules look at phases, each of which has a name of its own
+        raise UserError(NAME.refusal(config))
     check_phases(config.phases)
     composer = composer or _Composer(overrides)
     given = config.phases or [Phase(name="")]
 
+    def of_phase(phase: Phase) -> Config:
+        with _named(phase):
+            return _cycles_of(composer(phase) if config.phases else config)
+
     def expand(accuracies: Mapping[str, float]) -> list[Phase]:
-        return cycles.expand(given, lambda phase: _cycles_of(composer(phase) if config.phases else config), accuracies)
+        return cycles.expand(given, of_phase, accuracies)
 
     names = [phase.name for phase in expand({})]
     folders = {name: followed(run_dir / f"{number}_{name}") for number, name in enumerate(names, start=1)} | dict(kept or {})

@@ -25,6 +25,7 @@ from launch.stream import run_program
 def run(overrides: list[str]) -> int:
     """One composition from its overrides to its exit code."""
     config = compose(overrides)
+    hydra_options.refuse(overrides)
     sweep.refuse(config, overrides)
     repeated, named = given.repeated(overrides), keys(overrides)
     if has_phases(config):

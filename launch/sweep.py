@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch import detect, rundir, sweep_hydra, sweep_plan, sweep_report, sweep_space
+from launch import detect, hydra_options, rundir, sweep_hydra, sweep_plan, sweep_report, sweep_space
 from launch.compose import compose
 from launch.detect import Host
 from launch.errors import EXIT_DONE, EXIT_USER, HostError, UserError, near
@@ -100,6 +100,7 @@ def read(overrides: list[str]) -> Command:
     for override in fixed:
         if override.startswith(("hydra/sweeper", "hydra.sweep")):
             raise UserError(f"{override}: sweeps are our own here (docs/sweeps.md says why). A search is sweep=NAME.")
+    hydra_options.refuse([*fixed, *grid[0]])
     about_sweep = [o for o in fixed if o.lstrip("+~").startswith(("sweep=", "sweep."))]
     fixed = [o for o in fixed if o not in about_sweep]
     _check_names(fixed, about_sweep, grid)

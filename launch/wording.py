@@ -53,26 +53,44 @@ def _bare(node: Any) -> Any:
 
 def refused(key: str, error: BaseException, rule: str) -> str:
     """What to say of a value that OmegaConf refused by `rule`: the key, the value, what it takes, and how that is written."""
+    if "does not support deletion" in rule:
+        return cannot_go(key)
     node, value = type_of(key), _value_of(error, rule)
     bare = _bare(node)
     if isinstance(bare, type) and issubclass(bare, Enum):
         words = ", ".join(bare.__members__)
         return f"{key}=null: it takes {words}." if "is not Optional" in rule else f"{key}: {rule}.{near(str(value), bare.__members__)}"
-    if node is None or not OF_ANOTHER_TYPE.search(rule):
-        return f"{key}: {rule}."
     merged = "Cannot merge" in rule  # a list and a mapping
+    if (node is None and not merged) or not OF_ANOTHER_TYPE.search(rule):
+        return f"{key}: {rule}."
     given = key if value is UNKNOWN else f"{key}={'null' if value is None else value}"
     if bare in WORDS:
         return f"{given}: it takes {WORDS[bare]}{' or null' if bare is not node else ''}."
     listed = re.sub(r"\[\d+\]$", "", key)  # an entry of a list is shown in it
-    if typing.get_origin(bare) is list or listed != key:
-        entry = fields(type_of(listed) if listed != key else typing.get_args(bare)[0]) or fields(bare)
+    # What is free has no type: there OmegaConf's text alone says what was to be merged into.
+    is_list = typing.get_origin(bare) is list or (merged and "object_type=list" in str(error))
+    if is_list or listed != key:
+        entry = fields(type_of(listed) if listed != key else next(iter(typing.get_args(bare)), None)) or fields(bare)
         keys = f"; keys of an entry: {', '.join(entry)}" if entry else ""
         what = "an entry has keys of its own" if listed != key else "it takes a list" + (", and a mapping was given" if merged else "")
-        return f"{given}: {what}. Use: {_written(listed, value)}{keys}."
+        return f"{given}: {what}. Use: {_written(listed, value, is_list=True)}{keys}."
     if dataclasses.is_dataclass(bare):
         return f"{given}: it has keys of its own. Use: {key}.<key>=<value>; keys: {', '.join(fields(bare))}."
     return f"{given}: it takes names with a value each{', and a list was given' if merged else ''}. Use: {_written(key, value)}."
+
+
+def cannot_go(key: str) -> str:
+    """What to say of `~key`, where the schema has the key: what stands for none of it."""
+    node = type_of(key)
+    if typing.get_origin(node) is list:
+        remedy = f"{key}=[]"
+    elif typing.get_origin(node) is dict:
+        remedy = f"'~{key}.NAME' for each that is to go"
+    elif _bare(node) is not node:
+        remedy = f"{key}=null"
+    else:
+        remedy = f"{key}.<key>=<value>" if dataclasses.is_dataclass(node) else f"{key}=<value>"
+    return f"~{key}: every composition has one. Use: {remedy}."
 
 
 def _value_of(error: BaseException, rule: str) -> Any:
@@ -87,12 +105,12 @@ def _value_of(error: BaseException, rule: str) -> Any:
     return value._value() if isinstance(value, Node) else value
 
 
-def _written(key: str, value: Any) -> str:
+def _written(key: str, value: Any, is_list: bool = False) -> str:
     """With the value that was given, where it is a word that may stand there."""
     is_word = isinstance(value, str) and WORD.fullmatch(value)
     if key in WRITTEN:
         word = value if is_word else USUAL[key]
         return WRITTEN[key].format(word, word)
-    if typing.get_origin(_bare(type_of(key))) is list:
+    if is_list:
         return f"{key}=['{value}']" if isinstance(value, str) and "'" not in value else f"{key}=[...]"
     return f"{key}.<name>=<value>"

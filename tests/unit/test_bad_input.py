@@ -99,6 +99,19 @@ MISTAKES = {
     ("~",): ["~: no key in it"],
     ("~sed",): ["~sed: no key 'sed'", "Did you mean seed"],
     ("~topology",): ["~topology: every composition has one", "topology=<option>", "fsdp"],
+    ("~data.tasks",): ["~data.tasks: every composition has one. Use: data.tasks=[].\n"],
+    ("~model.path",): ["~model.path: every composition has one. Use: model.path=null.\n"],
+    ("~name",): ["~name: every composition has one. Use: name=null.\n"],
+    ("~method.rewards",): ["~method.rewards: every composition has one. Use: '~method.rewards.NAME' for each that is to go.\n"],
+    ("~data.filter",): ["~data.filter: every composition has one. Use: data.filter.<key>=<value>.\n"],
+    ("~data.num_heldout",): ["~data.num_heldout: every composition has one. Use: data.num_heldout=<value>.\n"],
+    ("method=grpo", "~method.rewards.reasoning_gm"): [
+        "~method.rewards.reasoning_gm: there is none to delete. Did you mean method.rewards.reasoning_gym? Keys in method.rewards: re"
+    ],
+    ("~method.rewards.nope",): ["~method.rewards.nope: there is none to delete. Leave it out.\n"],
+    ("~method.args.max_step", "seed=x"): ["~method.args.max_step: there is none to delete. Did you mean method.args.max_steps,"],
+    ("method=export", "~method.args.push_to"): ["~method.args.push_to: it is null, and there is nothing to delete. Leave it out.\n"],
+    ("method=grpo", "~method.rewards.reasoning_gym=3"): ["~method.rewards.reasoning_gym=3: its value is 1.0. Use: '~method.rewards.reason"],
     ("name='a",): ["name='a: a quote is opened and not closed"],
     ("method.args.x=[1",): ["its brackets do not match"],
     ("seed=\x00",): ["'seed=\\x00': no override"],
@@ -106,6 +119,13 @@ MISTAKES = {
     ("method.args={}",): ["method.args={}: merged with what is there, it would change nothing", "'~method.args.NAME'"],
     ("phases={}",): ["phases: it takes a list, and a mapping was given. Use: phases=[{name: sft, overrides: ['method=sft']}]; keys of an"],
     ("method=grpo", "method.rewards=[accuracy]"): ["method.rewards: it takes names with a value each, and a list was given. Use: method."],
+    ("method=bench/collectives", "method.args.ops={a: 1}"): [
+        "method.args.ops: it takes a list, and a mapping was given. Use: method.args.ops=[...]."
+    ],
+    ("method=tune/vllm", "method.args.space.block_size={a: 1}"): [
+        "method.args.space.block_size: it takes a list, and a mapping was given."
+    ],
+    ("method=tune/vllm", "method.args.space=[1]"): ["method.args.space: it takes names with a value each, and a list was given."],
     ("method=grpo", "method.rewards=accuracy"): [
         "method.rewards=accuracy: it takes names with a value each. Use: method.rewards.accuracy=1.0."
     ],
@@ -120,6 +140,8 @@ MISTAKES = {
     ("data.tasks=null",): ["data.tasks=null: it takes a list. Use: data.tasks=[{name: chain_sum, level: 0}]"],
     ("data.tasks=[{name: a, level: x}]",): ["data.tasks[n].level=x: it takes a whole number."],
     ("phases=[sft,grpo]",): ["phases[0]=sft: an entry has keys of its own. Use: phases=[{name: sft, overrides: ['method=sft']}]"],
+    ("phases=[{name: a, overrides: [null]}]",): ["phases[n].overrides[0]=null: it takes a text."],
+    ("phases=[null]",): ["phases[0]=null: an entry has keys of its own."],
     ("phases=[{name: a, overrides: x}]",): ["phases[n].overrides=x: it takes a list. Use: phases[n].overrides=['x']."],
     ("runtime.slurm.options=--exclusive",): [
         "runtime.slurm.options=--exclusive: it takes a list. Use: runtime.slurm.options=['--exclusive']."
@@ -150,6 +172,12 @@ MISTAKES = {
     ("data.tasks=[{nam: x}]",): ["data.tasks: Key 'nam' not in 'Task'. Did you mean name?", "Keys of an entry: name, level"],
     ("+targets.x=3",): ["targets.x=3: it has keys of its own. Use: targets.x.<key>=<value>; keys: value, source."],
     ("smoke_keeps=[modl.num_layers]",): ["smoke_keeps=modl.num_layers: no key 'modl'", "Did you mean model"],
+    ("hydra.run.dir=/tmp/x",): ["hydra.run.dir=/tmp/x: Hydra only composes here, and it would be ignored. Use: run_root=<directory>"],
+    ("experiment=quickstart", "smoke=true", "hydra.job.chdir=true", "mode=plan"): ["hydra.job.chdir=true: Hydra only composes here"],
+    ("hydra.sweep.dir=x", "mode=plan"): ["hydra.sweep.dir=x: Hydra only composes here"],
+    ("hydra/launcher=submitit_slurm",): ["hydra/launcher=submitit_slurm: it starts the jobs of a sweep", "Put -m before it"],
+    ("-m", "seed=0,1", "hydra.run.dir=x", "mode=plan"): ["hydra.run.dir=x: Hydra only composes here"],
+    ("-m", "hydra.run.dir=x,y", "mode=plan"): ["hydra.run.dir=x: Hydra only composes here"],
     ("--foo",): ["unrecognized arguments: --foo", "--help"],
     ("--cfg", "nope"): ["invalid choice: 'nope'"],
     ("--resolve",): ["--resolve", "Use: --cfg job --resolve"],

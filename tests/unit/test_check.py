@@ -63,6 +63,14 @@ CASES = {
         ["hardware=mi350x", "method=bench/gemm", "method.args.shapes=[8192,8192,8192]"],
         ["shapes=[8192, 8192, 8192]: it lists lists of [m, n, k]", "shapes=[[8192,8192,8192]]"],
     ),
+    "bench_empty_lists": (
+        ["hardware=mi350x", "method=bench/gemm", "method.args.dtypes=[]"],
+        ["method.args.dtypes=[]: nothing would be measured", "one or more in it, as in conf/method/bench/gemm.yaml"],
+    ),
+    "bench_sizes": (
+        ["hardware=mi350x", "method=bench/collectives", "method.args.min_bytes=16"],
+        ["min_bytes=16, max_bytes=4294967296, factor=4", "min_bytes of at least 32 and at most max_bytes"],
+    ),
     "bench_instances": (
         ["hardware=mi350x", "method=bench/vllm", "method.args.settings=[{instances: 2}]"],
         ["2 instances on one GPU with gpu_memory_utilization=unset", "gpu_memory_utilization: 0.4"],
@@ -120,6 +128,7 @@ CASES = {
         ["method=export", "model.path=m", "precision=bf16"],
         ["precision=bf16 with method=export", "method.args.weights="],
     ),
+    "export_formats": (["method=export", "model.path=m", "method.args.formats=[]"], ["formats=[]: safetensors are written in any case"]),
     "export_gguf": (["method=export", "model.path=m", "method.args.formats=[gguf]"], ["gguf and no converter", "convert_hf_to_gguf.py"]),
     "export_gguf_8_bits": (
         ["method=export", "model.path=m", "method.args.formats=[gguf]", "method.args.gguf_converter=c.py", "method.args.weights=int8"],
@@ -503,6 +512,15 @@ def test_rule_refuses_and_says_why(name):
     assert ".. Use" not in str(raised.value)
 
 
+@pytest.mark.parametrize("method", groups()["method"])
+def test_every_rule_is_asked_under_every_method(method):
+    """Whatever arguments it has."""
+    given = ["topology.overlap=true", "topology.fsdp.activation_checkpointing=true"]
+    config = composed("hardware=mi300x", "topology=fsdp", f"method={method}", *given)
+    with pytest.raises(UserError, match=r"topology\.overlap under topology=fsdp: it has no server"):
+        check(config)
+
+
 QWEN = ["hardware=mi300x", "model=qwen3_4b"]
 COMMIT = "model.revision=" + "a" * 40
 
@@ -790,6 +808,30 @@ def test_values_at_the_edge_of_their_range_are_taken(overrides):
         (["topology=ddp", "topology.zero.offload_parameters=true"], "under topology=ddp: it needs zero3, and would be ignored. Use: "),
         (["topology=zero3", "topology.zero.offload_parameters=true", "topology.zero.offload_optimizer=true"], None),
         (["runtime=docker", "runtime.slurm.inner=docker"], "runtime.slurm.inner=docker under runtime=docker: it would be ignored."),
+        (
+            ["runtime=slurm", "runtime.memory_gb=8"],
+            "runtime.memory_gb under runtime.slurm.inner=local: it would be ignored. Use: runtime.slurm.inner=docker.",
+        ),
+        (["runtime=slurm", "container=rocm"], "under runtime.slurm.inner=local: it would be ignored. Use: runtime.slurm.inner=docker, or"),
+        (["runtime=slurm", "runtime.slurm.inner=docker", "container=none"], "runtime.slurm.inner=docker without an image: mi300x has"),
+        (["runtime=slurm", "runtime.slurm.inner=docker", "container=none"], "or runtime.slurm.inner=local."),
+        (
+            [
+                *["runtime=slurm", "runtime.slurm.inner=docker", "container=rocm"],
+                *["method=export", "method.args.push_to=me/model", "runtime.secrets=[]"],
+            ],
+            "among runtime.secrets; or runtime.slurm.inner=local.",
+        ),
+        (
+            ["topology=ddp", "topology.server_tensor_parallel=2"],
+            "topology.server_tensor_parallel=2 under topology=ddp: nothing would be served. Use: topology=split, or no topology.server_te",
+        ),
+        (["topology=ddp", "topology.servers=2"], "topology.servers=2 under topology=ddp: nothing would be served."),
+        (
+            ["method=grpo", "topology=colocate", "topology.num_gpus=4"],
+            "topology.num_gpus=4 under topology=colocate: several GPUs need a strategy. Use: topology.strategy=ddp or topology.strategy=fs",
+        ),
+        (["method=grpo", "topology=colocate", "topology.strategy=ddp"], "topology.strategy=ddp under topology=colocate: one contradicts"),
         (["method=grpo", "method.rewards.acuracy=1"], "no such reward. Did you mean accuracy? Use: "),
         ([*BEST[:-1], "method.selection.metric=evalloss"], "no such figure of held-out rows. Did you mean eval_loss? Use: "),
     ],
@@ -811,6 +853,12 @@ def test_words_of_a_refusal(overrides, said):
         (["method=bench/gemm", "method.args.shapes=[[8192,8192,0]]"], ["bench_lists"]),
         (["method=bench/gemm", "method.args.shapes=[[8192,8192,8192]]"], []),
         (["method=bench/attention", "method.args.heads=[[32,8]]"], ["bench_lists"]),
+        (["method=bench/gemm", "method.args.shapes=[]", "method.args.fail_below=0.9"], ["bench_empty_lists"]),
+        (["method=bench/precision", "method.args.precisions=[]"], ["bench_empty_lists"]),
+        (["method=bench/vllm", "method.args.settings=[]"], ["bench_empty_lists"]),
+        (["method=bench/dataloader", "method.args.steps=[]"], ["bench_empty_lists"]),
+        (["method=tune/batch", "method.args.checkpointing=[]"], ["bench_empty_lists"]),
+        (["method=tune/inductor", "method.args.candidates=[]"], []),  # all
         (["method=tune/vllm", "method.args.lengths=[1024,128]"], ["bench_lists"]),
         (["method=bench/vllm", "method.args.settings=[{instances: 2, gpu_memory_utilization: 0.6}]"], ["bench_instances"]),
         (
@@ -825,6 +873,26 @@ def test_words_of_a_refusal(overrides, said):
 )
 def test_what_a_rank_would_refuse(overrides, rules):
     assert [rule.name for rule in refusals(composed("hardware=mi350x", "topology=single", *overrides))] == rules
+
+
+@pytest.mark.parametrize(
+    ("given", "rules"),
+    [
+        (["programs=[]", "fail_below=0.9"], ["bench_empty_lists"]),
+        (["ranks=[]"], ["bench_gpu_counts"]),
+        (["ranks=[1,2]"], ["bench_gpu_counts"]),
+        (["dtypes=[]", "settings=[]"], []),  # the hardware's, and the run's own environment
+        (["min_bytes=2048", "max_bytes=1024"], ["bench_sizes"]),
+        (["factor=1", "fail_below=0.9"], ["bench_sizes"]),
+        (["min_bytes=0"], ["bench_sizes"]),
+        (["min_bytes=31"], ["bench_sizes"]),
+        (["min_bytes=32", "max_bytes=32"], []),
+        (["min_bytes=8", "ranks=[2]"], []),
+    ],
+)
+def test_collectives_that_a_rank_would_refuse(given, rules):
+    found = refusals(composed("hardware=mi350x", "method=bench/collectives", *(f"method.args.{one}" for one in given)))
+    assert [rule.name for rule in found] == rules
 
 
 @pytest.mark.parametrize(
@@ -858,6 +926,45 @@ def test_every_refusal_is_said_at_once():
     with pytest.raises(UserError) as raised:
         check(config)
     assert str(raised.value).count("Use: ") == len(refusals(config)) >= 3
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("server_cache_gb=2", "server_keys"),
+        ("server_max_length=200", "server_keys"),
+        ("server_memory_share=1.2", "server_keys"),
+        ("server_tensor_parallel=3", "servers_without_split"),
+    ],
+)
+def test_a_key_of_a_server_that_is_not_there_is_refused_once(given, name):
+    """Also where a server would refuse its value."""
+    assert [rule.name for rule in refusals(composed(*QWEN, "topology=ddp", f"topology.{given}"))] == [name]
+    assert [rule.name for rule in refusals(composed(*QWEN, "method=grpo", "topology=split", f"topology.{given}"))] != [name]
+
+
+def test_an_overlap_without_a_server_is_refused_once():
+    given = ["method=grpo", "topology=ddp", "topology.overlap=true", "method.args.vllm_importance_sampling_correction=false"]
+    assert [rule.name for rule in refusals(composed(*QWEN, *given))] == ["server_keys"]
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        (["servers=8"], "topology.servers=7"),
+        (["server_tensor_parallel=8"], "topology.server_tensor_parallel=4"),  # 7 GPUs, and 32 heads
+        (["servers=2", "server_tensor_parallel=4"], "topology.servers=1 or topology.server_tensor_parallel=2"),
+        (["servers=3", "num_gpus=2"], "topology.servers=1 or topology.num_gpus=4"),
+        (["servers=2", "num_gpus=1"], "topology.servers=1 or topology.num_gpus=3"),
+        (["servers=16", "server_tensor_parallel=16"], "topology.servers=1 topology.server_tensor_parallel=1"),
+    ],
+)
+def test_servers_that_take_every_gpu(given, remedy):
+    """Each remedy is taken."""
+    split = ["hardware=mi350x", "model=qwen3_4b", "method=grpo", "topology=split", *(f"topology.{one}" for one in given)]
+    [rule] = refusals(composed(*split))
+    assert (rule.name, rule.remedy(composed(*split))) == ("split_needs_a_trainer", remedy)
+    assert [refusals(composed(*split, *taken.split(" "))) for taken in remedy.split(" or ")] == [[]] * len(remedy.split(" or "))
 
 
 @pytest.mark.parametrize("pair", [(8, 1), (1, 8), (2, 4)])

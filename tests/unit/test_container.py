@@ -258,6 +258,9 @@ def test_liger_that_the_image_or_this_python_does_not_hold_is_refused(monkeypatc
     check_files(composed("hardware=mi300x", *LIGER), all_lines=False)
     with pytest.raises(UserError, match="use_liger_kernel=true: the image cpu holds no liger-kernel"):
         check_files(composed("hardware=mi300x", "runtime=docker", "container=cpu", *LIGER), all_lines=False)
+    in_a_job = ["runtime=slurm", "runtime.slurm.inner=docker", "container=cpu"]
+    with pytest.raises(UserError, match=r"Use: method\.args\.use_liger_kernel=false, runtime\.slurm\.inner=local, or"):
+        check_files(composed("hardware=mi300x", *in_a_job, *LIGER), all_lines=False)
     monkeypatch.setitem(sys.modules, "liger_kernel", None)  # as where it is not installed
     with pytest.raises(UserError, match="the package liger-kernel is not installed"):
         check_files(composed("hardware=h200", *LIGER), all_lines=False)

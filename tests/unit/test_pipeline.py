@@ -42,6 +42,9 @@ ODD = {
     ],
     "{name: a, overrides: ['save_model=false']}, {name: b, model_from: a}": ["model_from=a of b: that phase trains no model"],
     "{name: a, overrides: ['method=raft']}, {name: a_cycle1_train}": ["a_cycle1_train is also the name of a phase that method=raft makes"],
+    "{name: a, overrides: ['method=raft', 'method.args.max_steps=7']}": [
+        "phase a: method.args.max_steps=7: recipes.sample.RaftConfig has no"
+    ],
     "{name: a, overrides: [seed]}": ["override seed of a: no '=' in it"],
     "{name: a, overrides: [{a: 3}]}": ["override {'a': 3} of a: a mapping"],
     "{name: a, overrides: ['sed=1']}": ["phase a: sed=1: no key 'sed'", "Did you mean seed"],
@@ -66,6 +69,15 @@ def test_phases_of_odd_shape(launch, phases, said):
     done = launch("hardware=cpu", f"phases=[{phases}]", "mode=plan")
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert [words for words in said if words not in done.err] == []
+
+
+@pytest.mark.parametrize("name", ["../escape", "/abs", "a//b", ".x/y"])
+@pytest.mark.parametrize("given", [TWO, ["hardware=cpu", "method=raft"], ["-m", "seed=0,1", *TWO]], ids=["phases", "raft", "sweep"])
+def test_a_pipeline_leaves_its_run_root_by_no_name(launch, tmp_path, name, given):
+    done = launch(*given, f"name={name}", f"run_root={tmp_path}/inner", "mode=plan")
+    assert done.code == 2
+    assert f"name={name}: it names a directory. Use: letters, digits" in done.err
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
