@@ -39,6 +39,12 @@ CYCLE_RULES = [
         lambda c: "method.args.cycles=N, or method=sample by itself",
     ),
     Rule(
+        "raft_adapter_path",
+        lambda c: c.method.kind == "cycles" and c.adapter.path is not None,
+        lambda c: f"adapter.path={c.adapter.path} with method=raft: every cycle trains an adapter of its own, and merges it for the next",
+        lambda c: "model.path=<the run that left the adapter>/model, in which it is merged",
+    ),
+    Rule(
         "sample_greedy",
         lambda c: _samples(c) and argument(c, "temperature") == 0 and argument(c, "samples_per_prompt") > 1,
         lambda c: f"method.args.temperature=0 with samples_per_prompt={argument(c, 'samples_per_prompt')}: all samples would be the same",

@@ -15,7 +15,7 @@ from launch import check_phases
 from launch.check_selection import has_heldout
 from launch.cycle_choice import Choice, OfCycle, choose, phase_name
 from launch.errors import UserError
-from launch.schema import Config, Data, Method, Phase, Topology
+from launch.schema import Adapter, Config, Data, Method, Phase, Topology
 from launch.schema_data import Curriculum, CurriculumArgs, Selection
 from launch.schema_enums import Init
 from launch.trainer_args import own, value
@@ -130,7 +130,7 @@ def apply(config: Config, phase: CyclePhase) -> None:
     if config.method.args.get("engine") != "vllm":  # RAFT was given a share of memory for the vLLM of another phase
         given.server_memory_share, given.server_cache_gb = Topology.server_memory_share, None
     if phase.part in ("sample", "evaluate"):  # what says how to train says nothing to them
-        config.effective_batch = None
+        config.effective_batch, config.adapter = None, Adapter("none")
         config.topology = Topology(
             given.name,
             given.num_gpus,
@@ -168,11 +168,10 @@ def of_part(part: str, keys: Iterable[str]) -> list[str]:
 
 
 def _groups(config: Config, part: str) -> list[str]:
-    """Groups of a part that are not RAFT's own: one that trains nothing takes no adapter, and one GPU or a replica on each."""
+    """Groups of a part that are not RAFT's own: one that trains nothing takes one GPU, or a replica on each."""
     found = [f"method={METHODS[part]}"]
     if part in ("start", "train"):
         return found
-    found += ["adapter=none"]
     several = (config.topology.num_gpus or config.hardware.gpus_per_node) > 1 and config.topology.name != "single"
     return [*found, "topology=ddp"] if several else [*found, "topology=single"]
 

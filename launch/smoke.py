@@ -63,7 +63,8 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
     if small.adapter.rank is not None and small.adapter.path is None:  # one that is loaded has its own
         _set(small, "adapter.rank", min(small.adapter.rank, 4))
     if config.precision.name != "fp32" and not _has_precision(config):
-        left_out.append(f"precision={config.precision.name}: a CPU computes in fp32")
+        where = ", fp16 only where it trains, without DeepSpeed or vLLM" if config.precision.name == "fp16" else ""
+        left_out.append(f"precision={config.precision.name}: a CPU computes in fp32{where}")
         small.precision.name = small.precision.compute = small.precision.weights = "fp32"
         small.precision.loss_scaling = small.adapter.quantize_base = False
     _shrink_topology(small, left_out)

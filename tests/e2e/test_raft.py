@@ -71,6 +71,22 @@ def begun(tmp_path, whole):
     return tmp_path
 
 
+def trains_an_adapter_and_goes_on_with_it_merged(run_dir: Path, *overrides: str) -> None:
+    results = raft(run_dir, *overrides)
+    assert list(results) == PHASES
+    assert {result["status"] for result in results.values()} == {"done"}
+    adapter, merged = (run_dir / folder("cycle1_train") / name for name in ("adapter/adapter_model.safetensors", "model"))
+    assert adapter.is_file()
+    assert results["cycle1_train"]["weights_sha256"] != results["start"]["weights_sha256"]
+    assert not (merged / "adapter_config.json").exists()
+    assert Path(planned(run_dir, *overrides)["cycle1_evaluate"].config.model.path) == merged
+
+
+@pytest.mark.parametrize("adapter", [["adapter=lora", "adapter.rslora=true"], ["adapter=dora"]])
+def test_an_adapter_is_trained_and_the_next_phase_has_it_merged(tmp_path, adapter):
+    trains_an_adapter_and_goes_on_with_it_merged(tmp_path, *adapter, "adapter.rank=4")
+
+
 def begin(run_dir: Path, whole, phase: str) -> None:
     """Copy the phases before `phase` from the whole run: they are done."""
     for name in PHASES[: PHASES.index(phase)]:

@@ -180,6 +180,21 @@ def test_c_and_cpp_are_compiled_where_the_image_has_the_compiler(engine, sandbox
         assert found[3][1].startswith("the sandbox has no swift, only python, c, cpp")
 
 
+@pytest.mark.skipif(not Path("/usr/bin/rustc").exists(), reason="no rustc of /usr to show to the sandbox")
+def test_rust_is_compiled_where_the_image_has_the_compiler(engine, sandbox_image, tmp_path):
+    compilers = Mount("/usr", "/usr", True, "compilers")
+    linker = Mount("/etc/alternatives", "/etc/alternatives", True, "where /usr/bin/cc leads, which rustc links with")
+    tests = [[{"stdin": "2", "stdout": "4"}]]
+    with started(engine, tmp_path / "run", "method.sandbox.workers=1", mounts=(compilers, linker)):
+        twice = "fn main() { let mut n = String::new(); std::io::stdin().read_line(&mut n).unwrap();"
+        twice += ' println!("{}", n.trim().parse::<i64>().unwrap() * 2); }'
+        found = CodeTests(tmp_path / "run")([block(twice, "rust"), block("fn main() { 1 + }", "rust")], tests * 2, None)
+        assert [score for score, _ in found] == [1.0, 0.0]
+    with started(engine, tmp_path / "unlinked", "method.sandbox.workers=1", mounts=(compilers,)):
+        ((score, error),) = CodeTests(tmp_path / "unlinked")([block(twice, "rust")], tests, None)
+        assert (score, error) == (0.0, "the sandbox has no rust, only python, c, cpp")
+
+
 def test_a_run_whose_reward_tests_code(engine, sandbox_image, tmp_path):
     done = command(*CODE, "runtime=local", "method.sandbox.workers=2", "run_root=runs", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -147,6 +147,10 @@ CASES = {
     "raft_base": (["method=raft", "method.args.base=old"], ["method.args.base=old", "continued", "fresh"]),
     "raft_decay": (["method=raft", "method.args.learning_rate_decay=0"], ["learning_rate_decay=0", "up to 1"]),
     "raft_decides": (["method=raft", "method.args.sample.cycle=2"], ["method.args.sample.cycle", "method.args.cycles=N"]),
+    "raft_adapter_path": (
+        ["method=raft", "adapter=lora", "adapter.path=runs/a/b/adapter"],
+        ["runs/a/b/adapter with method=raft", "model.path="],
+    ),
     "sample_greedy": (["method=sample", "method.args.temperature=0"], ["all samples would be the same", "1.0"]),
     "sample_fraction": (["method=sample", "method.args.top_fraction=0"], ["top_fraction=0", "up to 1"]),
     "sample_threshold": (["method=sample", "method.args.threshold=2"], ["threshold=2", "from 0 to 1", "full scores only"]),

@@ -61,8 +61,8 @@ def test_a_fresh_base_and_the_learning_rate():
 
 def test_each_phase_has_the_topology_and_adapter_that_it_can_use():
     found = plans(
-        *REAL, "method.args.cycles=1", "adapter=lora", "topology=fsdp", "topology.num_gpus=4", "topology.fsdp.cpu_offload=true",
-        "effective_batch=64",
+        *REAL, "method.args.cycles=1", "adapter=lora", "adapter.rank=4", "adapter.rslora=true", "topology=fsdp", "topology.num_gpus=4",
+        "topology.fsdp.cpu_offload=true", "effective_batch=64",
     )  # fmt: skip
     shapes = {n: (p.config.topology.name, len(p.processes[0].gpus), p.config.adapter.name) for n, p in found.items()}
     assert shapes == {
@@ -72,6 +72,10 @@ def test_each_phase_has_the_topology_and_adapter_that_it_can_use():
         "cycle1_evaluate": ("ddp", 4, "none"),
     }
     assert found["cycle1_train"].trainer_args["gradient_accumulation_steps"] == 4
+    assert [(plan.config.adapter.rank, plan.config.adapter.rslora) for plan in found.values()] == [(None, False)] * 2 + [
+        (4, True),
+        (None, False),
+    ]
     assert found["cycle1_sample"].speed.run_hours > 0
     assert all(plan.memory[0].total_gb > 0 for plan in found.values())
 

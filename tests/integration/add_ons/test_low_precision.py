@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 
 import pytest
 import torch
@@ -11,11 +12,14 @@ from transformers import AutoModelForCausalLM
 
 from recipes.common import adapters, low_precision
 from tests.e2e.test_adapter_runs import resumes_exactly
+from tests.e2e.test_raft import trains_an_adapter_and_goes_on_with_it_merged
+from tests.e2e.test_resume import computed, run
 from tests.integration.conftest import lacking
 from tests.unit.test_adapters import base, with_adapter
 from tests.unit.test_recipes_program import test_random_weights_have_no_more_digits_than_they_compute_with as assert_weights_are_rounded
 
 pytestmark = pytest.mark.integration
+QLORA = ["adapter=qlora", "adapter.rank=4", "precision=nf4"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,5 +62,17 @@ def test_random_weights_that_compute_in_fp8_are_those_of_bf16(tmp_path):
     assert_weights_are_rounded(tmp_path, "fp8", True)
 
 
+@pytest.mark.parametrize("method", ["dpo", "grpo"])
+def test_dpo_and_grpo_train_an_adapter_on_nf4(tmp_path, method):
+    code, result = run(tmp_path, method, *QLORA)
+    assert (code, result["status"], result["steps"]) == (0, "done", 4)
+    assert (tmp_path / "adapter/adapter_model.safetensors").is_file()
+    assert all(math.isfinite(row["loss"]) for row in computed(tmp_path))
+
+
+def test_raft_trains_an_adapter_on_nf4_and_goes_on_with_it_merged(tmp_path):
+    trains_an_adapter_and_goes_on_with_it_merged(tmp_path, *QLORA)
+
+
 def test_an_nf4_run_resumes_exactly(tmp_path, monkeypatch):
-    assert resumes_exactly(tmp_path, monkeypatch, "adapter=qlora", "adapter.rank=4", "precision=nf4") == (0, 75, 0)
+    assert resumes_exactly(tmp_path, monkeypatch, *QLORA) == (0, 75, 0)
