@@ -46,6 +46,8 @@ COMPILERS = {
     "cpp": ["g++", "-O1", "-x", "c++", "-o", str(PROGRAM), "program.cpp"],
     "rust": ["rustc", "-O", "-o", str(PROGRAM), "program.rs"],
 }
+EMPTY = {"c": "int main(void) { return 0; }", "cpp": "int main() { return 0; }", "rust": "fn main() {}"}
+FIRST_COMPILATION_S = 60.0  # of all workers at once, perhaps from a cold disk
 # Runs a test of Python: the program's own output goes to stderr, the value alone to stdout.
 EVALUATE = """
 import json, os, sys
@@ -83,7 +85,7 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # of process 1: one without a handler does not arrive
     LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_NOFILE, (NUM_FILES, NUM_FILES))
-    languages = ["python", *(name for name, argv in COMPILERS.items() if shutil.which(argv[0], path=ENVIRONMENT["PATH"]))]
+    languages = ["python", *(name for name in COMPILERS if compiles(name, limits))]
     print(json.dumps({"languages": languages}), flush=True)
     for line in sys.stdin:
         job = json.loads(line)
@@ -113,6 +115,17 @@ def judge(job: dict[str, Any], languages: list[str], limits: Limits) -> dict[str
     except Cut as cut:
         error = error or str(cut)
     return {"passed": passed, "error": error}
+
+
+def compiles(language: str, limits: Limits) -> bool:
+    """Whether its compiler is there and makes programs: one that finds no linker would make every answer a wrong one."""
+    if shutil.which(COMPILERS[language][0], path=ENVIRONMENT["PATH"]) is None:
+        return False
+    try:
+        build(language, EMPTY[language], time.monotonic() + FIRST_COMPILATION_S, limits)
+    except (Wrong, Cut):
+        return False
+    return True
 
 
 def build(language: str, code: str, deadline: float, limits: Limits) -> bytes:
