@@ -20,7 +20,7 @@ LISTS = {"shapes": "m, n, k", "heads": "query heads, key heads, width", "lengths
 EXAMPLES = {"shapes": "8192,8192,8192", "heads": "32,8,128", "lengths": "1024,128"}
 COMPARED = ("measured", "least")  # kinds of published figures that ours are held against: recipes/bench/published.py
 GPU_COUNTS = {"bench/scaling": "num_gpus", "bench/collectives": "ranks"}  # the argument that lists how many are measured together
-TAKEN_EMPTY = {"bench/collectives": ("dtypes", "settings"), "tune/inductor": ("candidates",)}  # lists that stand for more than is in them
+TAKEN_EMPTY = {"bench/collectives": ("dtypes", "settings")}  # lists that stand for more than is in them
 
 
 @functools.cache
@@ -96,8 +96,8 @@ def _least_bytes(config: Config) -> int:
 
 
 def _empty_lists(config: Config) -> list[str]:
-    """Lists of which nothing would be measured; how many GPUs are measured together has a rule of its own."""
-    if config.method.kind not in ("bench", "tune"):
+    """Lists of which nothing would be measured. How many GPUs are measured together has a rule of its own; tunings have theirs (tuned.py)."""
+    if config.method.kind != "bench":
         return []
     others = (*TAKEN_EMPTY.get(config.method.name, ()), GPU_COUNTS.get(config.method.name))
     return [name for name in own(config) if name not in others and argument(config, name) == []]
