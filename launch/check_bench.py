@@ -96,7 +96,7 @@ def _least_bytes(config: Config) -> int:
 
 
 def _empty_lists(config: Config) -> list[str]:
-    """Lists of which nothing would be measured. How many GPUs are measured together has a rule of its own; tunings have theirs (tuned.py)."""
+    """Lists of which nothing would be measured. Numbers of GPUs have a rule of their own, lists of tunings theirs (tuned.py)."""
     if config.method.kind != "bench":
         return []
     others = (*TAKEN_EMPTY.get(config.method.name, ()), GPU_COUNTS.get(config.method.name))
