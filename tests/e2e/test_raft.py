@@ -71,7 +71,7 @@ def begun(tmp_path, whole):
     return tmp_path
 
 
-def trains_an_adapter_and_goes_on_with_it_merged(run_dir: Path, *overrides: str) -> None:
+def check_adapter_is_trained_and_merged(run_dir: Path, *overrides: str) -> None:
     results = raft(run_dir, *overrides)
     assert list(results) == PHASES
     assert {result["status"] for result in results.values()} == {"done"}
@@ -84,7 +84,7 @@ def trains_an_adapter_and_goes_on_with_it_merged(run_dir: Path, *overrides: str)
 
 @pytest.mark.parametrize("adapter", [["adapter=lora", "adapter.rslora=true"], ["adapter=dora"]])
 def test_an_adapter_is_trained_and_the_next_phase_has_it_merged(tmp_path, adapter):
-    trains_an_adapter_and_goes_on_with_it_merged(tmp_path, *adapter, "adapter.rank=4")
+    check_adapter_is_trained_and_merged(tmp_path, *adapter, "adapter.rank=4")
 
 
 def begin(run_dir: Path, whole, phase: str) -> None:

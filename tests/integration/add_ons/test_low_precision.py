@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from recipes.common import adapters, low_precision
 from tests.e2e.test_adapter_runs import resumes_exactly
-from tests.e2e.test_raft import trains_an_adapter_and_goes_on_with_it_merged
+from tests.e2e.test_raft import check_adapter_is_trained_and_merged
 from tests.e2e.test_resume import computed, run
 from tests.integration.conftest import lacking
 from tests.unit.test_adapters import base, with_adapter
@@ -71,7 +71,7 @@ def test_dpo_and_grpo_train_an_adapter_on_nf4(tmp_path, method):
 
 
 def test_raft_trains_an_adapter_on_nf4_and_goes_on_with_it_merged(tmp_path):
-    trains_an_adapter_and_goes_on_with_it_merged(tmp_path, *QLORA)
+    check_adapter_is_trained_and_merged(tmp_path, *QLORA)
 
 
 def test_an_nf4_run_resumes_exactly(tmp_path, monkeypatch):
