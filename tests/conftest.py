@@ -73,6 +73,14 @@ def composed(*overrides: str) -> Config:
     return compose(list(overrides))
 
 
+def leave_model(folder: Path) -> None:
+    """A model's directory as the plan reads it: Qwen3's architecture by name, and a file of weights that is whole and holds none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+
+
 def host_with(num_gpus: int, gfx: str = "gfx942", **environ: str) -> Host:
     gpus = tuple(Gpu("test", gfx, 304, 206.2, "mi300x", render_minor=128 + i) for i in range(num_gpus))
     nodes = dict.fromkeys(("/dev/kfd", *(f"/dev/dri/renderD{128 + i}" for i in range(num_gpus))), 109) if num_gpus else {}

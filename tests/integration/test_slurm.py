@@ -22,7 +22,7 @@ import pytest
 
 from launch import record, rundir
 from launch.reproduce import compare_metrics
-from tests.conftest import command
+from tests.conftest import command, leave_model
 from tests.integration.conftest import lacking
 
 pytestmark = pytest.mark.integration
@@ -261,10 +261,7 @@ def test_a_job_that_somebody_ends_stays_ended_and_the_command_resumes_it(cluster
 
 def test_a_failing_job_is_failed_and_not_requeued(cluster, tmp_path):
     model = tmp_path / "model"
-    model.mkdir()
-    for name, content in (("config.json", '{"model_type": "qwen3"}'), ("tokenizer.json", "{}")):
-        (model / name).write_text(content)
-    (model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # whole, and empty
+    leave_model(model)
     given = ["topology=single", "runtime.slurm.nodes=1", "runtime.slurm.interface=null"]
     given += [f"model.path={model}", "model.init=pretrained", "model.num_parameters=328128"]
     job, run_dir = submit(tmp_path, *given)

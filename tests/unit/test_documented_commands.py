@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from containers import build
+from tests.conftest import leave_model
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("conf/**/*.yaml")), *sorted(ROOT.glob("recipes/*.py"))]
-EMPTY_SAFETENSORS = (2).to_bytes(8, "little") + b"{}"
 SFT_ROW = '{"prompt": [{"role": "user", "content": "1+1"}], "completion": [{"role": "assistant", "content": "2"}], "answer": "2"}\n'
 
 
@@ -40,10 +40,7 @@ def test_command_plans(launch, tmp_path, monkeypatch, text):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(SFT_ROW)
     for path in re.findall(r"model\.path=(models/\S+)", text):
-        (tmp_path / path).mkdir(parents=True)
-        for name in ("config.json", "tokenizer.json"):
-            (tmp_path / path / name).write_text("{}")
-        (tmp_path / path / "model.safetensors").write_bytes(EMPTY_SAFETENSORS)
+        leave_model(tmp_path / path)
     for module in ("mine.py", "my_package/rewards.py"):
         (tmp_path / module).parent.mkdir(exist_ok=True)
         (tmp_path / module).write_text("def brevity(completions, **_):\n    return []\n")

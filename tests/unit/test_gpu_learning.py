@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from launch import pipeline
-from tests.conftest import composed, host_with
+from tests.conftest import composed, host_with, leave_model
 from tests.gpu import jobs, learning
 from tests.gpu.learning import Pipeline
 from tests.gpu.learning_report import METHODS, interval, report
@@ -151,15 +151,8 @@ def test_rows_are_made_of_what_phases_left_and_only_of_those_that_ended(tmp_path
 
 def leave_sft(folder, name, status="done"):
     run = leave_run(folder, name, {"sft": {"status": status}})
-    (run / "sft/model").mkdir()
     leave_model(run / "sft/model")
     return run
-
-
-def leave_model(folder):
-    for name in ("config.json", "tokenizer.json"):
-        (folder / name).write_text("{}")
-    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
 
 
 def test_the_sfts_come_first_and_what_goes_on_from_them_is_run_once(tmp_path, monkeypatch, capsys):
