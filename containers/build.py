@@ -33,7 +33,7 @@ from containers import engine, fetch, images, push, verify
 from containers.fetch import BuildFailed
 from containers.images import FOLDER, LABEL, OCI, UNBUILT, Image, LockError
 from containers.progress import Phase, Progress
-from launch import key_values
+from launch.command_line import key_values
 from launch.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, EXIT_USER, HostError, UserError, near
 
 LAST_LINES = 15

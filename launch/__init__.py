@@ -1,4 +1,20 @@
-"""Host side: compose a configuration, check it, plan it, run it, record it. Imports no torch."""
+"""Host side: compose a configuration, check it, plan it, run it, record it. Imports no torch.
+
+Programs: run.py, doctor.py, report.py, reproduce.py. Stages of a run: compose.py, check.py, plan.py, execute.py, record.py. Folders:
+
+command_line  what a person may write, and what is said to one who mistypes it
+schema        the typed configuration that every YAML of conf/ fills
+rules         what cannot work, one file a subject; check.py puts the rows into one table
+machine       this host's GPUs, and the masks that choose among them
+checks        what doctor.py looks at
+planner       memory and time of a run from shapes alone
+runtimes      where processes run: here, in containers, as a job of Slurm
+supervision   processes while they run: started, watched, stopped together
+files         run directories, models, data, caches
+pipelines     phases after one another, RAFT's cycles among them
+sweeps        trials: which come next, where they run, what they add up to
+reports       the page of report.py
+"""
 
 import importlib.util
 import sys

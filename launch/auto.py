@@ -8,8 +8,8 @@ import sys
 
 from omegaconf import DictConfig, OmegaConf
 
-from launch import detect, masks
-from launch.gpu import GIB
+from launch.machine import detect, masks
+from launch.machine.gpu import GIB
 
 
 def hardware(composed: DictConfig) -> list[str]:

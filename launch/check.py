@@ -1,37 +1,38 @@
 """What cannot work, refused when it is composed: a table of (applies, message, remedy), tested row by row.
 
-`{...}` in a message is filled from the composition. Rules are pure; what needs the file system stands in check_files.py.
+`{...}` in a message is filled from the composition. Rules are pure; what needs the file system stands in rules/files.py.
 """
 
 from __future__ import annotations
 
 import re
 
-from launch import masks, topology, trainer_args
+from launch import topology, trainer_args
 from launch.batch import batch, fitting_batches, generation_batch, whole_generations
-from launch.check_adapters import ADAPTER_RULES
-from launch.check_bench import BENCH_RULES
-from launch.check_cycles import CYCLE_RULES
-from launch.check_data import DATA_RULES
-from launch.check_evaluate import EVALUATE_RULES, evaluate_warnings, lacks_heldout
-from launch.check_export import EXPORT_RULES
-from launch.check_model import MODEL_RULES
-from launch.check_profile import PROFILE_RULES
-from launch.check_rewards import REWARD_RULES
-from launch.check_runtime import RUNTIME_RULES
-from launch.check_save import SAVE_RULES
-from launch.check_selection import HELD_OUT_ROWS, SELECTION_RULES
-from launch.check_slurm import slurm_warnings
-from launch.check_tasks import TASK_RULES
-from launch.check_topology import TOPOLOGY_RULES, longest
-from launch.check_tune import TUNE_RULES
-from launch.check_values import check_values
 from launch.environment import SECRET
 from launch.errors import UserError
-from launch.memory import makes_fp32
-from launch.rule import Rule
+from launch.machine import masks
+from launch.planner.memory import makes_fp32
+from launch.rules.adapters import ADAPTER_RULES
+from launch.rules.bench import BENCH_RULES
+from launch.rules.cycles import CYCLE_RULES
+from launch.rules.data import DATA_RULES
+from launch.rules.evaluate import EVALUATE_RULES, evaluate_warnings, lacks_heldout
+from launch.rules.export import EXPORT_RULES
+from launch.rules.model import MODEL_RULES
+from launch.rules.profile import PROFILE_RULES
+from launch.rules.rewards import REWARD_RULES
+from launch.rules.rule import Rule
+from launch.rules.runtime import RUNTIME_RULES
+from launch.rules.save import SAVE_RULES
+from launch.rules.selection import HELD_OUT_ROWS, SELECTION_RULES
+from launch.rules.slurm import slurm_warnings
+from launch.rules.tasks import TASK_RULES
+from launch.rules.topology import TOPOLOGY_RULES, longest
+from launch.rules.tune import TUNE_RULES
+from launch.rules.values import check_values
 from launch.schema import Config
-from launch.schema_enums import Debug, Find, Link, Mode, Vendor
+from launch.schema.enums import Debug, Find, Link, Mode, Vendor
 from launch.trainer_args import argument, value
 
 

@@ -26,12 +26,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launch import auto
+from launch.command_line.wording import HUB, cannot_go, fields, refused, type_of
 from launch.errors import UserError, near
 from launch.schema import Config, Phase, Task
-from launch.schema_data import Source
-from launch.schema_enums import Mode
+from launch.schema.data import Source
+from launch.schema.enums import Mode
 from launch.trainer_args import OWNED, lock
-from launch.wording import HUB, cannot_go, fields, refused, type_of
 
 CONF = Path(__file__).parents[1] / "conf"
 OVERRIDE = "An override is key=value or group=option"

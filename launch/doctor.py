@@ -23,17 +23,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from launch import detect, doctor_report, key_values, masks
-from launch.checks import facts, table
+from launch.checks import facts, page, table
 from launch.checks.finding import Finding, Status
+from launch.checks.measured import Outcome
+from launch.command_line import key_values
+from launch.command_line.stream import run_program
 from launch.compose import compose, groups, unknown_option
-from launch.detect import Host
 from launch.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError, near
-from launch.measured import Outcome
+from launch.machine import detect, masks
+from launch.machine.detect import Host
+from launch.machine.sysfs import is_folder
 from launch.schema import Hardware
-from launch.schema_enums import Format
-from launch.stream import run_program
-from launch.sysfs import is_folder
+from launch.schema.enums import Format
 
 ACTIVE = ("false", "true", "force")
 
@@ -97,10 +98,10 @@ def main(arguments: list[str]) -> int:
         return error.exit_code
     known = facts.gather(host, hardware)
     if asked.active != "false":
-        from launch import active  # torchrun's part of the launcher: 0.2 s that only this needs
+        from launch.checks import measuring  # torchrun's part of the launcher: 0.2 s that only this needs
 
         try:
-            known = dataclasses.replace(known, active=active.run(known, asked.active == "force"))
+            known = dataclasses.replace(known, active=measuring.run(known, asked.active == "force"))
         except KeyboardInterrupt:
             print("Interrupted; the processes of the active tests are ended.", file=sys.stderr)
             return EXIT_INTERRUPTED
@@ -108,7 +109,7 @@ def main(arguments: list[str]) -> int:
     if asked.format == Format.json.value:
         print(as_json(host, found, known.active))
     else:
-        doctor_report.show(host, hardware, found, known.active)
+        page.show(host, hardware, found, known.active)
     return EXIT_HOST if any(finding.status == Status.fail for finding in found.values()) else EXIT_DONE
 
 

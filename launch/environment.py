@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch import masks, paths, serving
-from launch.detect import Host
 from launch.errors import HostError
+from launch.files import paths
+from launch.machine import masks
+from launch.machine.detect import Host
 from launch.schema import Config
-from launch.schema_enums import Debug, Vendor, When
+from launch.schema.enums import Debug, Vendor, When
+from launch.supervision import serving
 
 # Names of variables and arguments that hold secrets. A token as in HF_TOKEN or HF_TOKEN_READ; not max_tokens, not eos_token.
 SECRET = re.compile(r"((?<!EOS_)(?<!BOS_)(?<!PAD_)(?<!UNK_)TOKEN(?![A-Z])|SECRET|PASSWORD|API_?KEY|CREDENTIAL)", re.IGNORECASE)

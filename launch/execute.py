@@ -11,16 +11,20 @@ from typing import Any, TextIO
 
 from omegaconf import OmegaConf
 
-from launch import fit, orphans, provenance, record, rocprof, rundir, sandbox, secret_files
-from launch.detect import Host
+from launch import record
+from launch.command_line.stream import drop
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_HUNG, EXIT_INTERRUPTED, EXIT_USER, HostError
-from launch.local import LocalProcess
+from launch.files import provenance, rundir
+from launch.machine.detect import Host
 from launch.plan import Plan, as_json, rank_config
-from launch.progress import Progress
-from launch.schema_enums import Format, Preflight, Vendor
-from launch.slurm_process import NodeProcess
-from launch.stream import drop
-from launch.supervise import Outcome, Started, Starter, describe, failures, supervise, worth_another
+from launch.planner import fit
+from launch.runtimes import rocprof, sandbox, secret_files
+from launch.runtimes.local import LocalProcess
+from launch.runtimes.slurm_process import NodeProcess
+from launch.schema.enums import Format, Preflight, Vendor
+from launch.supervision import orphans
+from launch.supervision.progress import Progress
+from launch.supervision.supervise import Outcome, Started, Starter, describe, failures, supervise, worth_another
 from launch.topology import Process
 
 ASKS_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -49,7 +53,7 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
     check_plan(plan)
     if config.runtime.slurm.nodes > 1 and "SLURM_JOB_ID" not in host.environ:
         raise HostError(f"a run on {config.runtime.slurm.nodes} nodes is started inside a job of Slurm, by launch/run.py runtime=slurm.")
-    from launch import preflight  # mode=plan does not need its imports, a twentieth of the time that it takes
+    from launch.checks import preflight  # mode=plan does not need its imports, a twentieth of the time that it takes
 
     if config.runtime.on_node != "docker":
         rocprof.check(config)
@@ -57,7 +61,7 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
         check_sandbox(plan, host)
         preflight.check(plan, host)  # after those that hold GPU memory for a launcher that is gone
         return None
-    from launch import engine  # takes a quarter of a second to import, and only this runtime needs it
+    from launch.runtimes import engine  # takes a quarter of a second to import, and only this runtime needs it
 
     secret_files.remove_orphans(host)
     check_sandbox(plan, host)
@@ -70,7 +74,7 @@ def check_sandbox(plan: Plan, host: Host) -> None:
     """Raises HostError where the plan tests code and there is no engine, or no image, to do it in: never without."""
     if not sandbox.needed(plan.config):
         return
-    from launch import engine, sandboxed  # the engine's package, which most runs of runtime=local do without
+    from launch.runtimes import engine, sandboxed  # the engine's package, which most runs of runtime=local do without
 
     client = engine.connect_for("method.rewards.code_tests runs code in containers, under every runtime")
     sandboxed.image_id(client)
@@ -137,7 +141,7 @@ def _sandbox_image(plan: Plan) -> str | None:
     """The id of the image that code is tested in; None where none is. Raises HostError."""
     if not sandbox.needed(plan.config):
         return None
-    from launch import engine, sandboxed  # as in check_sandbox
+    from launch.runtimes import engine, sandboxed  # as in check_sandbox
 
     return sandboxed.image_id(engine.connect())
 
@@ -147,7 +151,7 @@ def _starter(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
         return lambda process, log: NodeProcess(plan.run_dir, process, log) if process.node else LocalProcess(process, log)
     if not plan.containers:
         return LocalProcess
-    from launch import contained, engine, sandboxed
+    from launch.runtimes import contained, engine, sandboxed
 
     client = engine.connect()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from launch.batch import batch
 from launch.schema import Config
-from launch.schema_data import LrScaling
+from launch.schema.data import LrScaling
 from launch.trainer_args import value
 
 

@@ -1,7 +1,7 @@
 """Phases: runs in order, the model of one feeding another, each in a directory of its own under one parent.
 
 A pipeline that stopped goes on at the phase it stopped in: phases that are done are not run again. One that was changed keeps the phases
-before the change (launch/keeping.py). method=raft is a pipeline too.
+before the change (launch/pipelines/keeping.py). method=raft is a pipeline too.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from launch import curves, cycles, detect, keeping, record, rundir, show
+from launch import record, show
 from launch.check import NAME
-from launch.check_files import check_files
-from launch.check_phases import check_phases
 from launch.compose import compose, keys
 from launch.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import STATUS, check_host, execute, signals
-from launch.paths import followed
+from launch.files import rundir
+from launch.files.paths import followed
+from launch.machine import detect
+from launch.pipelines import curves, cycles, keeping
 from launch.plan import (
     Plan,
     composition,
@@ -36,9 +37,11 @@ from launch.plan import (
     prepare,
     shared_warnings,
 )
+from launch.rules.files import check_files
+from launch.rules.phases import check_phases
 from launch.schema import Config, Data, Phase
-from launch.schema_data import Curriculum
-from launch.schema_enums import Find, Format, Init, Mode
+from launch.schema.data import Curriculum
+from launch.schema.enums import Find, Format, Init, Mode
 
 
 def run(config: Config, overrides: list[str]) -> int:

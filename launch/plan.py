@@ -12,36 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from containers import images
-from launch import (
-    batch,
-    check,
-    check_tracking,
-    container,
-    data_cache,
-    environment,
-    lr_scaling,
-    margin,
-    memory,
-    model_path,
-    samples,
-    sampling,
-    sandbox,
-    smoke,
-    speed,
-    topology,
-    trainer_args,
-    tuned,
-)
-from launch.container import ContainerSpec
-from launch.cycle_choice import OfCycle
-from launch.detect import Host
+from launch import batch, check, environment, lr_scaling, smoke, topology, trainer_args, tuned
 from launch.errors import UserError
-from launch.gpu import GIB
-from launch.memory import Memory
+from launch.files import data_cache, model_path, samples
+from launch.machine.detect import Host
+from launch.machine.gpu import GIB
+from launch.pipelines.cycle_choice import OfCycle
+from launch.planner import margin, memory, sampling, speed
+from launch.planner.memory import Memory
+from launch.planner.speed import Speed
+from launch.planner.uncounted import uncounted
+from launch.rules import tracking as tracking_rules
+from launch.runtimes import container, sandbox
+from launch.runtimes.container import ContainerSpec
 from launch.schema import Config, Target
-from launch.speed import Speed
 from launch.topology import Process
-from launch.uncounted import uncounted
 
 SCHEMA = 1
 # Keys that do not change what is computed: two compositions that differ in them only are the same run.
@@ -184,7 +169,7 @@ def identity(composition: dict[str, Any]) -> dict[str, Any]:
     a RAFT has is no part of a sampling of one of them, but where a curriculum divides the run among them."""
     runtime, tracking = composition.get("runtime", {}), composition.get("tracking", {})
     where = {"name": runtime.get("name"), "nodes": runtime.get("slurm", {}).get("nodes")}
-    package = tracking.get("package") or check_tracking.package_of(tracking.get("name", "none"))
+    package = tracking.get("package") or tracking_rules.package_of(tracking.get("name", "none"))
     found = {**composition, "runtime": where, "tracking": {**tracking, "package": package}}
     method = composition.get("method", {})
     if method.get("name") == "sample" and composition.get("data", {}).get("curriculum") not in BY_PART:
@@ -292,7 +277,7 @@ def shared_warnings(phases: dict[str, Plan]) -> list[str]:
 
 
 def outside(run_dir: Path, plans: dict[str, Plan]) -> dict[str, Path]:
-    """The phases of a pipeline that lie in another run (launch/keeping.py): phase -> its directory."""
+    """The phases of a pipeline that lie in another run (launch/pipelines/keeping.py): phase -> its directory."""
     return {name: plan.run_dir for name, plan in plans.items() if plan.run_dir.parent != run_dir}
 
 

@@ -10,11 +10,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch import data_cache
-from launch.detect import Host
 from launch.environment import ROOT
 from launch.errors import EXIT_FAILED, EXIT_USER, HostError
 from launch.execute import write_inputs
+from launch.files import data_cache
+from launch.machine.detect import Host
 from launch.plan import make_plan
 from launch.schema import Config, Runtime
 

@@ -15,15 +15,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch import samples
-from launch.check_data import named_files
-from launch.data_cache import TOKENIZER_FILES
-from launch.detect import Host
 from launch.environment import ROOT, SECRET, secret_names
+from launch.files import samples
+from launch.files.data_cache import TOKENIZER_FILES
+from launch.files.rundir import read_json, sha256
+from launch.machine.detect import Host
+from launch.machine.sysfs import text
 from launch.plan import Plan, composition, composition_hash, identity, identity_of, image_json, plain
-from launch.rundir import read_json, sha256
+from launch.rules.data import named_files
 from launch.schema import Config
-from launch.sysfs import text
 from launch.topology import Process
 
 # Variables that change numbers or speed and hold no secret. Of any other only the name could matter, and we keep none.
@@ -102,7 +102,7 @@ def begin(
 
 
 def _earlier(plan: Plan) -> list[dict[str, Any]]:
-    """Of a run that goes on on other ranks, what it was before (launch/resuming.py): reproducing it takes all of its parts."""
+    """Of a run that goes on on other ranks, what it was before (launch/files/resuming.py): reproducing it takes all of its parts."""
     old = read_json(plan.run_dir / "record.json")
     if old is None:
         return []

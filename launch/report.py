@@ -24,13 +24,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from launch import rundir
+from launch.command_line.stream import run_program
 from launch.errors import EXIT_DONE, UserError, near
+from launch.files import rundir
 from launch.reports import many, one, page, sweeps
 from launch.reports.curves import Chart, Charts, write_pngs
 from launch.reports.data import Run, kind_of, phases_of, read, status_of
 from launch.reports.parts import Inner, Page, Section
-from launch.stream import run_program
 
 EXAMPLE = "python launch/report.py runs/<name>/<timestamp>-<id>"
 

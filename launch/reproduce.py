@@ -14,12 +14,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from launch import detect, record, rundir
+from launch import record
+from launch.command_line.stream import run_program
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import check_host, execute, signals
+from launch.files import rundir
+from launch.files.resuming import recorded_config
+from launch.machine import detect
 from launch.plan import make_plan, prepare
-from launch.resuming import recorded_config
-from launch.stream import run_program
 
 # Figures of time and memory: they vary from run to run and are not compared.
 VARIES = {"time_s", "step_s", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "memory_peak_gb"}

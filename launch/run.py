@@ -12,14 +12,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from launch import detect, fit, given, help, hydra_options, pipeline, preview, rundir, show, slurm, sweep
-from launch.check_files import check_files
+from launch import pipeline, preview, show, sweep
+from launch.command_line import given, help, hydra_options
+from launch.command_line.stream import run_program
 from launch.compose import compose, keys
 from launch.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import check_host, execute
+from launch.files import rundir
+from launch.machine import detect
 from launch.plan import Plan, as_json, has_phases, make_plan, prepare
-from launch.schema_enums import Find, Mode, Preflight
-from launch.stream import run_program
+from launch.planner import fit
+from launch.rules.files import check_files
+from launch.runtimes import slurm
+from launch.schema.enums import Find, Mode, Preflight
 
 
 def run(overrides: list[str]) -> int:

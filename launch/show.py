@@ -13,13 +13,15 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from launch import batch, data_cache, rundir, serving, topology
-from launch.container import Confinement, ContainerSpec
-from launch.gpu import GIB
-from launch.memory import Memory
+from launch import batch, topology
+from launch.files import data_cache, rundir
+from launch.machine.gpu import GIB
 from launch.plan import Plan, image_json
+from launch.planner.memory import Memory
+from launch.runtimes.container import Confinement, ContainerSpec
 from launch.schema import Config
-from launch.schema_enums import Format, Vendor
+from launch.schema.enums import Format, Vendor
+from launch.supervision import serving
 from launch.trainer_args import argument
 
 

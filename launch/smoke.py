@@ -7,10 +7,11 @@ import functools
 import importlib.util
 from typing import Any
 
-from launch import batch, shapes, trainer_args
-from launch.check_values import leaf
+from launch import batch, trainer_args
+from launch.planner import shapes
+from launch.rules.values import leaf
 from launch.schema import Config, Topology
-from launch.schema_enums import Debug, Init, Link, Profile, Rocprof, Vendor
+from launch.schema.enums import Debug, Init, Link, Profile, Rocprof, Vendor
 
 # Sizes only: what an argument means for the algorithm (loss, beta, scheduler ...) stays as composed, and so does every key of smoke_keeps.
 SIZES = {

@@ -14,17 +14,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch import detect, hydra_options, rundir, sweep_hydra, sweep_plan, sweep_report, sweep_space
+from launch.command_line import hydra_options
 from launch.compose import compose
-from launch.detect import Host
 from launch.errors import EXIT_DONE, EXIT_USER, HostError, UserError, near
 from launch.execute import check_host, signals
+from launch.files import rundir
+from launch.machine import detect
+from launch.machine.detect import Host
 from launch.plan import NOT_IDENTITY, composition, identity, plain
 from launch.schema import Config
-from launch.schema_enums import Find, Mode
-from launch.sweep_loop import Loop
-from launch.sweep_study import Grid, Search, Source, preview
-from launch.sweep_trials import Trial, prepared
+from launch.schema.enums import Find, Mode
+from launch.sweeps import hydra as sweep_hydra
+from launch.sweeps import plan as sweep_plan
+from launch.sweeps import report as sweep_report
+from launch.sweeps import space as sweep_space
+from launch.sweeps.loop import Loop
+from launch.sweeps.study import Grid, Search, Source, preview
+from launch.sweeps.trials import Trial, prepared
 from launch.trainer_args import known
 
 OF_THE_SWEEP = ("mode", "format", "find", "resume", "data.preview")  # as every key of sweep.* is

@@ -6,11 +6,14 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch import environment, paths, rocprof, serving
-from launch.detect import Host
+from launch import environment
 from launch.environment import Setting
+from launch.files import paths
+from launch.machine.detect import Host
+from launch.runtimes import rocprof
 from launch.schema import Config
-from launch.schema_enums import Vendor
+from launch.schema.enums import Vendor
+from launch.supervision import serving
 
 
 @dataclass(frozen=True)

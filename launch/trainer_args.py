@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
+from launch.command_line.mistaken import argument_meant, value_meant, word_meant
 from launch.errors import UserError, near
-from launch.mistaken import argument_meant, value_meant, word_meant
 from launch.schema import Config
-from launch.schema_enums import Vendor
+from launch.schema.enums import Vendor
 
 LOCK = Path(__file__).parents[1] / "containers/trainer_args.lock.json"
 METHODS = Path(__file__).parents[1] / "conf/method"
@@ -68,7 +68,7 @@ HELD_OUT_METRICS = {
     "sft": {"eval_loss": False, "eval_mean_token_accuracy": True},
     "dpo": {"eval_loss": False, "eval_rewards/accuracies": True, "eval_rewards/margins": True},
     "grpo": {"eval_reward": True},
-    "raft": {"accuracy": True},  # of its cycles: launch/cycle_choice.py
+    "raft": {"accuracy": True},  # of its cycles: launch/pipelines/cycle_choice.py
 }
 JSON_TYPES = {bool: "bool", int: "int", float: "float", str: "str", list: "list", dict: "dict", type(None): "null"}
 

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launch import batch, check, memory, paths, topology, trainer_args
+from launch import batch, check, topology, trainer_args
 from launch.compose import compose
-from launch.detect import Host
 from launch.errors import UserError
+from launch.files import paths
+from launch.machine.detect import Host
+from launch.planner import memory
 from launch.schema import Config
 
 GROUPS = ("hardware", "model", "method", "adapter", "precision", "topology", "data", "tracking")

@@ -89,8 +89,9 @@ class SampleConfig:
 
 @dataclass
 class RaftConfig:
-    """Arguments of method=raft, which launch/cycles.py makes phases of. `base`: continued or fresh, what each cycle's training starts from.
+    """Arguments of method=raft, which launch/pipelines/cycles.py makes phases of.
 
+    `base`: continued or fresh, what each cycle's training starts from.
     `sample`, `train`, `evaluate` and `start` hold arguments of those phases.
     """
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import orphans, supervise
 from launch.compose import compose
-from launch.detect import Gpu, Host
+from launch.machine.detect import Gpu, Host
 from launch.run import main
 from launch.schema import Config
+from launch.supervision import orphans, supervise
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,8 +9,8 @@ import torch
 from omegaconf import OmegaConf
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from launch import provenance
 from launch.compose import compose
+from launch.files import provenance
 from launch.plan import plain, prepare
 from launch.trainer_args import complete
 from recipes.common import program

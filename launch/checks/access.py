@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from launch import detect, kfd, masks
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
-from launch.gpu import Gpu
+from launch.machine import detect, kfd, masks
+from launch.machine.gpu import Gpu
+from launch.machine.sysfs import folders, is_folder, status_of
 from launch.schema import Hardware
-from launch.schema_enums import Vendor
-from launch.sysfs import folders, is_folder, status_of
+from launch.schema.enums import Vendor
 
 GUIDE = "AMD's installation guide, `Configuring permissions for GPU access`"
 KFD = "/dev/kfd"
@@ -18,7 +18,7 @@ NOT_COPIED = "copy it too, or run the doctor on the machine itself"
 
 def hardware_group(facts: Facts) -> Finding | None:
     found = masks.visible((*facts.gpus, *facts.host.withheld), facts.host.environ)
-    expected = Expected("one kind of GPU, which a file of conf/hardware describes", "conf/hardware; launch/kfd.py (products)")
+    expected = Expected("one kind of GPU, which a file of conf/hardware describes", "conf/hardware; launch/machine/kfd.py (products)")
     unread = _unread(facts)
     if not found:
         lacks = unread or (None if facts.is_live else _lacking(facts))

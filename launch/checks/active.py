@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
+from launch.checks.measured import Measured, Outcome
 from launch.environment import MASK
-from launch.measured import Measured, Outcome
 from launch.schema import Hardware
-from launch.schema_enums import Link, Vendor
+from launch.schema.enums import Link, Vendor
 
 # Of the rate of a healthy GPU. Equal GPUs differ by 8% on average and 22% at most, and the worst are 1.5 times slower than the median
 # (arXiv:2208.11035, 18,800 hours on five clusters): a slower one than those is broken, or not alone.

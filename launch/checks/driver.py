@@ -7,8 +7,8 @@ import re
 from containers import images
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
+from launch.machine.sysfs import is_folder
 from launch.schema import Hardware
-from launch.sysfs import is_folder
 
 # Month of each ROCm release, as (year, month): AMD's release notes. That of 7.14 is from the first images that hold it.
 RELEASED = {

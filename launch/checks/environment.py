@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from launch import masks
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
-from launch.kfd import GTT
-from launch.products import products
+from launch.machine import masks
+from launch.machine.kfd import GTT
+from launch.machine.products import products
 
 SMALL = 16  # compute units: what integrated GPUs beside a card have at most (Radeon 890M)
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")

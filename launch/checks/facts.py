@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch import detect
-from launch.detect import Host
-from launch.gpu import Gpu
-from launch.measured import Outcome
+from launch.checks.measured import Outcome
+from launch.machine import detect
+from launch.machine.detect import Host
+from launch.machine.gpu import Gpu
+from launch.machine.sysfs import as_number, status_of, text
 from launch.schema import Hardware
-from launch.schema_enums import Vendor
-from launch.schema_host import HostNeeds
-from launch.sysfs import as_number, status_of, text
+from launch.schema.enums import Vendor
+from launch.schema.host import HostNeeds
 
 AMD = "0x1002"
 DISPLAYS = ("0x03", "0x12")  # PCI classes of display controllers and processing accelerators

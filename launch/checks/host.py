@@ -7,7 +7,7 @@ import re
 
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
-from launch.sysfs import as_number, is_folder
+from launch.machine.sysfs import as_number, is_folder
 
 SHM_GB = 16.0  # AMD's run lines: --shm-size 16G
 SHM_ONE_GB = 1.0  # our choice: loader workers of one GPU

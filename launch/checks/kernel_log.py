@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
-from launch.sysfs import as_decimal, as_number, status_of, text
+from launch.machine.sysfs import as_decimal, as_number, status_of, text
 
 HOUR_S = 3600.0
 SHOWN = 100  # characters of a line

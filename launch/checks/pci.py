@@ -8,10 +8,10 @@ from pathlib import Path
 
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding, boot_with
-from launch.gpu import Gpu
-from launch.kfd import GTT
-from launch.schema_enums import Link as LinkKind
-from launch.sysfs import as_decimal, number, text
+from launch.machine.gpu import Gpu
+from launch.machine.kfd import GTT
+from launch.machine.sysfs import as_decimal, number, text
+from launch.schema.enums import Link as LinkKind
 
 BRIDGE = "0x0604"  # PCI class
 PUBLIC = 64  # bytes of configuration that anybody may read

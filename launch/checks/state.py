@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from launch import detect, nvidia
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
-from launch.gpu import GIB, Gpu
-from launch.kfd import GTT, NODES
-from launch.sysfs import folders, is_folder, number, properties, text
+from launch.machine import detect, nvidia
+from launch.machine.gpu import GIB, Gpu
+from launch.machine.kfd import GTT, NODES
+from launch.machine.sysfs import folders, is_folder, number, properties, text
 
 OCCUPIED = 0.10  # our choice: an idle driver keeps 0.3 GB, a desktop 1 of 24; more is another run
 HELD = 100_000_000  # bytes; our choice. ROCr opens every GPU that it sees, also those a process does not use

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding, boot_with
-from launch.gpu import Gpu
-from launch.kfd import GTT
-from launch.sysfs import number, total_memory
+from launch.machine.gpu import Gpu
+from launch.machine.kfd import GTT
+from launch.machine.sysfs import number, total_memory
 
 PAGE = 4096
 LEFT_TO_SYSTEM = 4 << 30  # bytes; kyuz0's guides leave 4 GiB and more

@@ -58,7 +58,7 @@ CHECKS = (
 )
 
 ACTIVE = "Active tests"
-ACTIVE_CHECKS = (  # of a program that has run: launch/active.py
+ACTIVE_CHECKS = (  # of a program that has run: launch/checks/measuring.py
     Check("active_tests", ACTIVE, active.ran),
     Check("torch_gpus", ACTIVE, active.torch_gpus),
     Check("gemm", ACTIVE, active.gemm),

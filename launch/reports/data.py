@@ -13,11 +13,12 @@ from typing import Any, TypeGuard
 
 import yaml
 
-from launch import logs, rundir
 from launch.errors import UserError, near
-from launch.meaning import of as meaning_of
-from launch.paths import followed
-from launch.supervise import failures
+from launch.files import rundir
+from launch.files.paths import followed
+from launch.supervision import logs
+from launch.supervision.meaning import of as meaning_of
+from launch.supervision.supervise import failures
 
 # One of these makes a directory a run's.
 RUN_FILES = ("record.json", "plan.json", "config.yaml", "metrics.jsonl", "result.json")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch import lineage
+from launch.pipelines import lineage
 from launch.reports import evaluations, one, series, tables
 from launch.reports.curves import Charts
 from launch.reports.data import Run, dig, is_number, objects, table

@@ -29,7 +29,7 @@ from launch.reports.parts import (
     percent,
     text,
 )
-from launch.sweep_pool import typed
+from launch.sweeps.pool import typed
 
 VERDICTS = {
     "done": "Done.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from launch import rundir
+from launch.files import rundir
 from launch.reports.data import Run, is_number, listed
 from launch.reports.parts import Cell, Facts, Note, Table, cell, number, percent
 

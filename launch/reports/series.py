@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from launch import lineage
+from launch.pipelines import lineage
 from launch.reports import tables
 from launch.reports.curves import Chart, Curve, with_mean
 from launch.reports.data import Points, Run, dig, is_number, table
@@ -28,7 +28,7 @@ MAIN = {
 }
 HELD_OUT = "eval_"  # before a key: the same figure of held-out rows, drawn beside that of training
 LEVEL_SHARE = "level_share/"  # of a curriculum, one key a level
-SAMPLED = re.compile(r"\d+_(?:(.+)_)?cycle(\d+)_sample")  # as launch/cycles.py names the phases of RAFT that sample
+SAMPLED = re.compile(r"\d+_(?:(.+)_)?cycle(\d+)_sample")  # as launch/pipelines/cycles.py names the phases of RAFT that sample
 PARTS = {"step_s": "whole step", "generation_s": "generation", "wait_s": "trainers wait", "sync_s": "weight sync"}
 TELEMETRY = {
     "gpu_utilization": ("GPU utilization", "%"),

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launch import rundir
 from launch.errors import UserError
+from launch.files import rundir
 from launch.reports import many, one, series, tables
 from launch.reports.curves import Chart, Charts, Curve
 from launch.reports.data import Run, dig, is_number, kind_of, listed, objects, phases_of, read
 from launch.reports.parts import Cell, Figure, Figures, Note, Page, Pre, Section, Table, cell, number, percent
-from launch.sweep_report import less_is_better, metric_of, short
-from launch.sweep_study import JOURNAL
+from launch.sweeps.report import less_is_better, metric_of, short
+from launch.sweeps.study import JOURNAL
 
 MOST_CURVES = 16  # trials on one axis: the best, where there are more
 MOST_SIDE_BY_SIDE = 4  # trials of a benchmark, of which each is a column and another for its ratio

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from launch import rundir
+from launch.files import rundir
 from launch.reports.data import Points, Run, is_number, objects, table
 from launch.reports.parts import Bar, Bars, Cell, Facts, Note, Notes, Piece, Pre, Table, cell, number, percent
 

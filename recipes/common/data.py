@@ -193,7 +193,7 @@ def _read(data: DictConfig, method: str) -> tuple[list[Row], dict[str, Any]]:
         return GENERATED[data.kind](data)[0], {}
     if data.kind == "samples":
         files = [_given(data.path, "data.path")]
-        if "files" in data:  # of a directory; launch/samples.py has listed them
+        if "files" in data:  # of a directory; launch/files/samples.py has listed them
             files = data.files
             say(f"data.path={data.path}: {len(files)} file(s) of samples")
         of_files = itertools.chain.from_iterable(lines(file, "samples") for file in files)
@@ -228,7 +228,7 @@ def _stream(data: DictConfig, method: str) -> IterableDataset:
     parts = [IterableDataset.from_generator(_streamed, gen_kwargs={"data": one, "method": method}).repeat(None) for one in parts_of]
     if data.sources:
         _check_forms({_form(next(_streamed(one, method)), method) for one in parts_of}, data.name, method)
-    total = sum(source.weight for source in data.sources)  # 1, but for digits: NumPy allows fewer than launch/check_data.py
+    total = sum(source.weight for source in data.sources)  # 1, but for digits: NumPy allows fewer than launch/rules/data.py
     weights = [source.weight / total for source in data.sources]
     whole = datasets.interleave_datasets(parts, weights, seed=data.seed) if data.sources else parts[0]
     if data.sources and data.limit:

@@ -1,7 +1,7 @@
 """Rows as tokens: made once for equal rows, tokenizer, template and code, looked at before a step is taken, and described.
 
 The tokens are TRL's own: its trainers make them, and what is kept here is what they made. data.json in the run directory holds the
-figures; the cache keeps them under a key that the launcher knows too, so that a plan can show them (launch/data_cache.py).
+figures; the cache keeps them under a key that the launcher knows too, so that a plan can show them (launch/files/data_cache.py).
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def front_matter(card: Path) -> Facts:
 
 
 def card(title: str, license_name: str | None, model: Facts, provenance: Facts, written: Facts) -> str:
-    """`model`: the composition's own, for a model that no run left. `provenance`: launch/provenance.py's. `written`: `weights`, `template`
-    (whether there is a chat template) and figures of result.json."""
+    """`model`: the composition's own, for a model that no run left. `provenance`: launch/files/provenance.py's.
+    `written`: `weights`, `template` (whether there is a chat template) and figures of result.json."""
     runs = provenance["runs"]
     first = runs[-1]["model"] if runs else model
     base = first["hub_id"] if first["init"] == "pretrained" and not first["path"] else None

@@ -64,7 +64,7 @@ def _fsdp_policies(config: DictConfig) -> dict[str, Any]:
 
 
 def sends_over_gloo(config: DictConfig) -> bool:
-    """Of GPUs: whether server and trainer share one, as launch/serving.py has it. NCCL and RCCL refuse two ranks on it."""
+    """Of GPUs: whether server and trainer share one, as launch/supervision/serving.py has it. NCCL and RCCL refuse two ranks on it."""
     return config.topology.servers > 0 and (config.topology.num_gpus or config.hardware.gpus_per_node) == 1
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from recipes.common.errors import UserError
 from recipes.common.rewards import final_answer
 
-SOCKET = "sandbox.sock"  # in the run directory; launch/sandboxed.py listens
+SOCKET = "sandbox.sock"  # in the run directory; launch/runtimes/sandboxed.py listens
 BLOCK = re.compile(r"```([\w+#-]*)[^\n]*\n(.*?)```", re.DOTALL)
 LANGUAGES = {"": "python", "python": "python", "python3": "python", "py": "python", "c": "c", "cpp": "cpp", "c++": "cpp", "rust": "rust"}
 FORMS = ({"call", "expected"}, {"stdin", "stdout"}, {"check"})

@@ -30,7 +30,7 @@ from recipes.health import clocks
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 MOST_USED = 0.10  # of a GPU's memory: more is somebody's, who would be slowed down, and so would what we measure
 NEEDED_GB = 4.0  # three matrices, two copies or three buffers at a time, and what the libraries take
-JOIN_S = 120.0  # for the slowest process to have imported torch; launch/active.py gives up sooner or later by its own clock
+JOIN_S = 120.0  # for the slowest process to have imported torch; launch/checks/measuring.py gives up sooner or later by its own clock
 SAMPLED = 64  # rows and columns of a product that are computed again
 
 
@@ -47,7 +47,7 @@ SIZES = {"cuda": Sizes(8192, 1 << 30, 1 << 29, 3.0), "cpu": Sizes(256, 1 << 24, 
 
 @dataclass
 class Measurement:
-    """Read by launch/measured.py, which names the same fields. None: not measured."""
+    """Read by launch/checks/measured.py, which names the same fields. None: not measured."""
 
     rank: int
     phase: str = "start"

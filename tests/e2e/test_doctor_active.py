@@ -11,9 +11,10 @@ import time
 import pytest
 import torch
 
-from launch import active, doctor, orphans
-from launch.checks import table
+from launch import doctor
+from launch.checks import measuring, table
 from launch.checks.finding import Status
+from launch.supervision import orphans
 from tests.conftest import ROOT
 from tests.unit import sysroots
 
@@ -57,8 +58,8 @@ def test_on_a_cpu(tmp_path):
     ],
 )
 def test_a_process_that(wrong, timeout_s, told, monkeypatch, capsys):
-    monkeypatch.setattr(active, "PROGRAM", "tests.active_ranks")
-    monkeypatch.setattr(active, "TIMEOUT_S", timeout_s)
+    monkeypatch.setattr(measuring, "PROGRAM", "tests.active_ranks")
+    monkeypatch.setattr(measuring, "TIMEOUT_S", timeout_s)
     monkeypatch.setenv("WRONG", wrong)
     began = time.monotonic()
     code = doctor.main(["hardware=cpu", "active=true", "format=json"])
@@ -90,7 +91,7 @@ def test_without_torch(monkeypatch, capsys):
 def test_gpus_in_use_are_left_alone(tmp_path):
     machine = sysroots.mi300x(tmp_path)
     machine.write(f"{machine.device(5)}/mem_info_vram_used", 150 << 30)
-    outcome = active.run(machine.facts(), force=False)
+    outcome = measuring.run(machine.facts(), force=False)
     assert outcome.not_run == (
         "the GPUs are in use: 0000:05:00.0 161.1 GB (78%)",
         "wait for them, or test beside them: python launch/doctor.py active=force",
@@ -100,7 +101,7 @@ def test_gpus_in_use_are_left_alone(tmp_path):
 def test_a_gpu_that_was_asked_for_and_is_not_there(tmp_path):
     machine = sysroots.laptop(tmp_path)
     machine.hardware = "mi300x"
-    assert active.run(machine.facts(), force=True).not_run[0] == "no GPU was found"
+    assert measuring.run(machine.facts(), force=True).not_run[0] == "no GPU was found"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this torch sees a GPU")
@@ -108,7 +109,7 @@ def test_a_torch_that_sees_none_of_the_gpus(tmp_path):
     """The program as it is started for a GPU."""
     found = sysroots.mi300x(tmp_path, num_gpus=1).facts()
     found = dataclasses.replace(found, host=dataclasses.replace(found.host, python=sys.executable))
-    outcome = active.run(found, force=False)
+    outcome = measuring.run(found, force=False)
     assert outcome.failed is None
     assert outcome.measured[0].not_measured == f"torch {torch.__version__} sees 0 GPU(s)"
     wrong = {check.name: finding for check, finding in table.run(dataclasses.replace(found, active=outcome)).items()}
@@ -122,7 +123,7 @@ def test_a_torch_that_sees_none_of_the_gpus(tmp_path):
 def test_a_mask_that_cannot_be_kept(tmp_path, mask, told):
     machine = sysroots.mi300x(tmp_path)
     machine.set_environ(HIP_VISIBLE_DEVICES=mask)
-    assert told in active.run(machine.facts(), force=False).not_run[0]
+    assert told in measuring.run(machine.facts(), force=False).not_run[0]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ from collections import Counter
 
 import pytest
 
-from launch import curves, pipeline, report, rundir
+from launch import pipeline, report
 from launch.compose import compose
+from launch.files import rundir
+from launch.pipelines import curves
 from launch.plan import Plan
 from launch.trainer_args import value
 from recipes.common.verify import Verifier

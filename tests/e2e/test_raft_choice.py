@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from launch import pipeline, record, rundir
+from launch import pipeline, record
 from launch.compose import compose
 from launch.errors import EXIT_DONE
+from launch.files import rundir
 from launch.plan import rank_config
 from recipes import evaluate as evaluation
 from recipes.common import program

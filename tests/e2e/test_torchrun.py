@@ -12,7 +12,8 @@ import time
 
 import pytest
 
-from launch import execute, orphans
+from launch import execute
+from launch.supervision import orphans
 from tests.conftest import ROOT, host_with
 from tests.supervised import COMMON, DONE, SAVES, eventually, plan_of
 

@@ -31,9 +31,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from launch import detect, pipeline, rundir
+from launch import pipeline
 from launch.compose import compose
 from launch.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, UserError
+from launch.files import rundir
+from launch.machine import detect
 from tests.gpu.jobs import MASK, ROOT, gpus_here
 from tests.gpu.learning_report import METHODS, report
 

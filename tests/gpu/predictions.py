@@ -21,10 +21,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from launch import detect, memory, topology
+from launch import topology
 from launch.compose import compose
+from launch.machine import detect
 from launch.plan import prepare
-from launch.speed import Speed, speed
+from launch.planner import memory
+from launch.planner.speed import Speed, speed
 from tests.gpu.jobs import Job, rows_of, run, step_s
 
 ROOT = Path(__file__).parents[2]

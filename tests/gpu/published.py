@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from launch.batch import batch
 from launch.compose import compose
 from launch.plan import prepare
-from launch.speed import step_parts
+from launch.planner.speed import step_parts
 from tests.gpu.predictions import planned
 
 VOCABULARY = 50257  # with it the report's numbers of parameters come out

@@ -22,7 +22,7 @@ import docker
 import pytest
 
 from containers.images import LABEL
-from launch import rundir
+from launch.files import rundir
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.integration

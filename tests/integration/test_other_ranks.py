@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launch import record, rundir
+from launch import record
+from launch.files import rundir
 from tests.conftest import command
 from tests.integration.test_strategies import losses
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launch import record, rundir
+from launch import record
+from launch.files import rundir
 from tests.conftest import ROOT, command
 
 pytestmark = pytest.mark.integration

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import rundir
+from launch.files import rundir
 from tests.conftest import ROOT, command
 from tests.integration.browser import Browser, program, started
 from tests.integration.conftest import lacking

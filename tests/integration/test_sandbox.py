@@ -18,10 +18,11 @@ import pytest
 
 from containers import images
 from containers.images import LABEL
-from launch import detect, sandboxed
-from launch.container import Mount
 from launch.errors import HostError
+from launch.machine import detect
 from launch.plan import make_plan, prepare
+from launch.runtimes import sandboxed
+from launch.runtimes.container import Mount
 from recipes.common.verify_code import CodeTests
 from tests.conftest import ROOT, command, composed
 from tests.integration.conftest import build

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from launch import record, rundir
+from launch import record
+from launch.files import rundir
 from launch.reproduce import compare_metrics
 from tests.conftest import command, leave_model
 from tests.integration.conftest import lacking

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from launch import orphans, rundir, serving
+from launch.files import rundir
+from launch.supervision import orphans, serving
 from tests.conftest import ROOT, command
 from tests.integration.conftest import lacking
 from tests.supervised import eventually

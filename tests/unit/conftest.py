@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from launch import pipeline, record, rundir
+from launch import pipeline, record
 from launch.errors import EXIT_DONE
+from launch.files import rundir
 from tests.unit.slurm_examples import Tools
 
 

@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launch import record, rundir
+from launch import record
 from launch.execute import STATUS, write_inputs
+from launch.files import rundir
 from launch.plan import make_plan
 from tests.conftest import composed, host_with
 
@@ -91,7 +92,7 @@ def a_pipeline(folder: Path, *phases: tuple[str, str]) -> Path:
 
 def a_sweep(root: Path, trials: list[dict[str, Any]], **content: Any) -> Path:
     """runs/sweeps/s with a sweep.json of these trials; those that are done have a run with curves."""
-    from launch.sweep_trials import Trial
+    from launch.sweeps.trials import Trial
 
     rows = []
     for number, given in enumerate(trials):

@@ -7,15 +7,15 @@ import dataclasses
 import pytest
 import torch
 
-from launch import active, detect
 from launch.checks import active as active_checks
-from launch.checks import table
+from launch.checks import measuring, table
 from launch.checks.facts import Facts, gather
 from launch.checks.finding import Finding, Status
+from launch.checks.measured import Measured, Outcome
 from launch.compose import groups
-from launch.gpu import Gpu
-from launch.measured import Measured, Outcome
-from launch.schema_enums import Vendor
+from launch.machine import detect
+from launch.machine.gpu import Gpu
+from launch.schema.enums import Vendor
 from recipes.health import measure
 from tests.conftest import composed
 
@@ -157,8 +157,8 @@ def test_processes(hardware, tmp_path):
     environ = {"HIP_VISIBLE_DEVICES": "1,3", "CUDA_VISIBLE_DEVICES": "1,3"}
     gpus = () if group.vendor == Vendor.none else tuple(Gpu("test", group.gfx, None, None, hardware) for _ in range(4))
     found = gather(detect.Host("python3", 8, gpus=gpus, environ=environ), group)
-    config, visible = active._composed(found)
-    process = active._process(config, found, visible, force=True, folder=tmp_path)
+    config, visible = measuring._composed(found)
+    process = measuring._process(config, found, visible, force=True, folder=tmp_path)
     assert visible == (() if group.vendor == Vendor.none else (1, 3))
     assert process.argv[:8] == [
         "python3",
@@ -171,8 +171,8 @@ def test_processes(hardware, tmp_path):
         "2",
     ]
     assert process.argv[-1] == "--force"
-    assert active.dtype(config) in group.peak_tflops
-    assert active.dtype(config) == {"cpu": "fp32", "mi50": "fp16"}.get(hardware, "bf16")
+    assert measuring.dtype(config) in group.peak_tflops
+    assert measuring.dtype(config) == {"cpu": "fp32", "mi50": "fp16"}.get(hardware, "bf16")
     assert process.env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "5"
     if group.vendor == Vendor.amd:
         assert (process.env["HIP_VISIBLE_DEVICES"], "CUDA_VISIBLE_DEVICES" in process.env) == ("1,3", False)

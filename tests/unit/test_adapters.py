@@ -14,12 +14,15 @@ from omegaconf import OmegaConf
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from launch import adapted, check_adapters, pipeline, record, reproduce, rundir
+from launch import pipeline, record, reproduce
 from launch.check import check
 from launch.errors import EXIT_INTERRUPTED
 from launch.errors import UserError as Refused
+from launch.files import rundir
 from launch.plan import make_plan
-from launch.shapes import LINEARS, linear_sizes
+from launch.planner import adapted
+from launch.planner.shapes import LINEARS, linear_sizes
+from launch.rules.adapters import check_adapter
 from recipes.common import adapters
 from recipes.common.errors import UserError
 from recipes.common.model import adapter_config, model_config
@@ -169,17 +172,17 @@ def test_the_launcher_refuses_what_does_not_fit_the_model(written):
         return found
 
     with pytest.raises(Refused, match="belongs to another base: .* is of size 48, and model=tiny has"):
-        check_adapters.check_adapter(given(written))
+        check_adapter(given(written))
     with pytest.raises(Refused, match=r"adapter.alpha=9: .* has 8. Use: adapter.alpha=8"):
-        check_adapters.check_adapter(given(written, "adapter.alpha=9"))
+        check_adapter(given(written, "adapter.alpha=9"))
     with pytest.raises(Refused, match="no such directory. Did you mean adapter"):
-        check_adapters.check_adapter(given(written.with_name("adapte")))
+        check_adapter(given(written.with_name("adapte")))
     (written / "adapter_model.safetensors").write_bytes(b"short")
     with pytest.raises(Refused, match="cannot be read"):
-        check_adapters.check_adapter(given(written))
+        check_adapter(given(written))
     (written / "adapter_model.safetensors").unlink()
     with pytest.raises(Refused, match="no adapter_model.safetensors"):
-        check_adapters.check_adapter(given(written))
+        check_adapter(given(written))
 
 
 @pytest.mark.parametrize(
@@ -200,14 +203,14 @@ def test_the_launcher_refuses_an_adapter_that_would_be_merged_wrong_or_change_wh
     given = copy.deepcopy(composed("hardware=cpu", "model=tiny", "adapter=lora", "adapter.rank=4", "adapter.alpha=8", override))
     given.adapter.path = str(tmp_path)
     with pytest.raises(Refused, match=message):
-        check_adapters.check_adapter(given)
+        check_adapter(given)
 
 
 def test_an_adapter_of_the_layers_that_were_asked_for_is_taken_in_any_order(tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 8, "target_modules": ["v_proj", "q_proj"]}))
     (tmp_path / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     lora = ["adapter=lora", "adapter.rank=4", "adapter.alpha=8", "adapter.target_modules=[q_proj,v_proj]"]
-    check_adapters.check_adapter(composed("hardware=cpu", *lora, f"adapter.path={tmp_path}"))
+    check_adapter(composed("hardware=cpu", *lora, f"adapter.path={tmp_path}"))
 
 
 @pytest.mark.parametrize("layers", ["all-linear", "[q_proj]", "[v_proj,down_proj]"])

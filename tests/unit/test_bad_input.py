@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from launch import reproduce, rundir
+from launch import reproduce
+from launch.files import rundir
 from launch.plan import composition, composition_hash
 from tests.conftest import command, composed
 

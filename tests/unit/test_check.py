@@ -6,12 +6,13 @@ import time
 
 import pytest
 
-from launch import batch, shapes
+from launch import batch
 from launch.batch import fitting_batches
 from launch.check import RULES, check, refusals, warnings
-from launch.check_model import TOLERANCE
 from launch.compose import groups
 from launch.errors import UserError
+from launch.planner import shapes
+from launch.rules.model import TOLERANCE
 from launch.schema import Config
 from tests.conftest import composed
 

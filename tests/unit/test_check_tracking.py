@@ -1,13 +1,13 @@
-"""launch/check_tracking.py: what a tracker needs, whether a group or tracking.name chose it."""
+"""launch/rules/tracking.py: what a tracker needs, whether a group or tracking.name chose it."""
 
 from __future__ import annotations
 
 import pytest
 
-from launch import check_tracking
-from launch.check_files import check_files
 from launch.compose import compose
 from launch.errors import UserError
+from launch.rules import tracking
+from launch.rules.files import check_files
 
 KEY = "WANDB_API_KEY"
 
@@ -30,11 +30,11 @@ def test_a_package_of_another_name(name, package):
 
 @pytest.mark.parametrize("given", ["tracking=none", "tracking.name=kubeflow", "tracking.name=none"])
 def test_trackers_without_a_package(given):
-    assert check_tracking.package(compose(["hardware=cpu", given])) is None
+    assert tracking.package(compose(["hardware=cpu", given])) is None
 
 
 def test_a_tracker_named_over_the_group_of_another_needs_its_own_package():
-    assert check_tracking.package(compose(["hardware=cpu", "tracking=wandb", "tracking.name=tensorboard"])) == "tensorboard"
+    assert tracking.package(compose(["hardware=cpu", "tracking=wandb", "tracking.name=tensorboard"])) == "tensorboard"
 
 
 @pytest.fixture

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from launch import compose, given, pipeline
+from launch import compose, pipeline
 from launch.check import refusals
+from launch.command_line import given
 from launch.compose import CONF, groups
 from launch.environment import ROOT
 from launch.plan import composition_hash, has_phases, make_plan, prepare
 from launch.schema import Config
-from launch.schema_enums import Init
+from launch.schema.enums import Init
 from tests.conftest import command, composed, host_with
 
 # What a option needs beside itself to make a composition that works.

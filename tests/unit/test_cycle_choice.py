@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from launch import curves, pipeline, record, rundir
-from launch.check_export_files import check_not_a_run
+from launch import pipeline, record
 from launch.compose import compose
-from launch.cycle_choice import choose
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, UserError
-from launch.schema_data import Selection
-from launch.sweep_trials import figures
+from launch.files import rundir
+from launch.pipelines import curves
+from launch.pipelines.cycle_choice import choose
+from launch.rules.export_files import check_not_a_run
+from launch.schema.data import Selection
+from launch.sweeps.trials import figures
 from tests.unit import report_reader
 from tests.unit.report_examples import a_pipeline
 

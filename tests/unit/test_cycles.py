@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from launch import pipeline, rundir
+from launch import pipeline
 from launch.check import refusals
 from launch.errors import UserError
+from launch.files import rundir
 from tests.conftest import composed, host_with
 
 REAL = ["hardware=mi300x", "model=qwen3_4b", "method=raft"]

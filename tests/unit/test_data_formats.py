@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from launch.check_data import RENAMINGS, check_is_file
 from launch.errors import UserError
+from launch.rules.data import RENAMINGS, check_is_file
 from recipes.common import data_check, data_files
 from recipes.common.errors import UserError as RecipeError
 

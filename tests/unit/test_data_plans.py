@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from launch import data_cache, rundir
+from launch.files import data_cache, rundir
 from tests.conftest import composed, host_with
 from tests.unit.report_examples import a_run, log, steps
 from tests.unit.report_reader import made

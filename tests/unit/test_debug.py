@@ -7,7 +7,7 @@ import pytest
 from launch import environment
 from launch.compose import compose
 from launch.errors import UserError
-from launch.schema_enums import Debug
+from launch.schema.enums import Debug
 from tests.conftest import composed, host_with
 
 AMD = {

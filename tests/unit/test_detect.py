@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import detect, masks, nvidia
 from launch.errors import HostError, UserError
-from launch.gpu import GIB, Link
-from launch.products import OTHERS, Product, products
-from launch.schema_host import Detect
+from launch.machine import detect, masks, nvidia
+from launch.machine.gpu import GIB, Link
+from launch.machine.products import OTHERS, Product, products
+from launch.schema.host import Detect
 from tests.conftest import composed
 from tests.unit import sysroots
 

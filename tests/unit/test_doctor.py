@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import doctor, execute, preflight
-from launch.checks import facts, table
+from launch import doctor, execute
+from launch.checks import facts, preflight, table
 from launch.checks.facts import Space
-from launch.detect import host
 from launch.errors import HostError
+from launch.machine.detect import host
 from launch.plan import make_plan
 from tests.conftest import ROOT, composed, host_with
 from tests.unit import sysroots
@@ -387,7 +387,7 @@ def test_memory_that_is_released_late(tmp_path):
 def test_a_container_has_its_own_shm_and_groups(tmp_path):
     machine = sysroots.mi300x(tmp_path)
     machine.space = Space(0.06, 0.06)
-    machine.remove("dev/kfd")  # the engine says so: launch/engine.py
+    machine.remove("dev/kfd")  # the engine says so: launch/runtimes/engine.py
     names = [set(table.before_run(machine.facts(), contained=c)) for c in (False, True)]
     assert names[0] - names[1] == {"kfd", "render_nodes", "shm"}
 

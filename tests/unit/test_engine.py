@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from containers import images
-from launch import engine, rundir, secret_files
-from launch.container import container_name
 from launch.errors import HostError
-from launch.paths import secret_dir
+from launch.files import rundir
+from launch.files.paths import secret_dir
 from launch.plan import make_plan, prepare
+from launch.runtimes import engine, secret_files
+from launch.runtimes.container import container_name
 from tests.conftest import composed, host_with
 
 RUN = Path("/runs/engine/1")

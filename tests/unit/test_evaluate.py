@@ -102,7 +102,7 @@ def test_an_answer_that_cannot_be_scored_is_a_failure_and_counted(tmp_path):
     ],
 )
 def test_the_harness_alone_needs_no_problems(own, has):
-    """As launch/check_evaluate.py allows it, whatever kind the data is."""
+    """As launch/rules/evaluate.py allows it, whatever kind the data is."""
     none = {"kind": "jsonl", "num_heldout": 0, "heldout_path": None, "heldout_split": None, "heldout_fraction": 0.0}
     assert evaluate.has_heldout(OmegaConf.create({**none, **own})) is has
 

@@ -9,7 +9,7 @@ import pytest
 
 from launch import execute
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_HUNG, EXIT_INTERRUPTED
-from launch.supervise import Outcome
+from launch.supervision.supervise import Outcome
 from tests.supervised import DONE, plan_of
 
 

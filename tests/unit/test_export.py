@@ -18,8 +18,8 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from launch import provenance
 from launch.compose import compose
+from launch.files import provenance
 from launch.plan import make_plan, plain
 from recipes import export as recipe
 from recipes.common import adapters, checkpoint, model_card, quantize

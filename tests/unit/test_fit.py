@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from launch import batch, execute, fit, margin, run
+from launch import batch, execute, run
 from launch.errors import HostError, UserError
 from launch.plan import make_plan, prepare
+from launch.planner import fit, margin
 from tests.conftest import composed, host_with
 
 TIGHT = {  # commands that do not fit, and what has to be among the changes

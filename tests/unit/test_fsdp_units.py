@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
-from launch import memory, shapes
+from launch.planner import memory, shapes
 from tests.conftest import composed
 
 RANKS = 2

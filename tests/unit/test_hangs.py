@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import contained, execute, supervise
-from launch.local import LocalProcess
-from launch.progress import Progress
+from launch import execute
+from launch.runtimes import contained
+from launch.runtimes.local import LocalProcess
+from launch.supervision import supervise
+from launch.supervision.progress import Progress
 from tests.supervised import DONE, FOREVER, QUICK, SERVER, eventually, executed, plan_of
 
 pytestmark = pytest.mark.usefixtures("quick_supervision", "told_when_up")

@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from launch.check_values import WORDS
+from launch.rules.values import WORDS
 from launch.schema import Config
 
 CONF = Path(__file__).parents[2] / "conf"

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from launch import container, keeping, lineage, pipeline, record, report, reproduce, rundir
+from launch import pipeline, record, report, reproduce
 from launch.compose import compose
 from launch.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
+from launch.files import rundir
+from launch.pipelines import keeping, lineage
 from launch.plan import composition_hash
 from launch.reports.data import phases_of, read
 from launch.reports.series import as_phase
+from launch.runtimes import container
 from tests.conftest import composed, host_with
 
 SFT = "{name: sft}"

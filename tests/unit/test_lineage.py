@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.lineage import Phase, cycles, gains, lines, parents, steps_before
+from launch.pipelines.lineage import Phase, cycles, gains, lines, parents, steps_before
 
 RUN = Path("/runs/p/20261122-101500-abc")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launch import logs
-from launch.logs import Follower, LastWords, last_words
+from launch.supervision import logs
+from launch.supervision.logs import Follower, LastWords, last_words
 
 API = "W1121 14:12:47.579000 2899 /x/torch/distributed/elastic/multiprocessing/api.py"
 ASKED = f"{API}:1028] Sending process 2962 closing signal SIGTERM"

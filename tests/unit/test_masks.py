@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from launch import auto, detect, masks
+from launch import auto
 from launch.compose import compose
 from launch.environment import Setting
 from launch.errors import HostError
-from launch.local import LocalProcess
+from launch.machine import detect, masks
 from launch.plan import make_plan
+from launch.runtimes.local import LocalProcess
 from launch.topology import Process
 from tests.conftest import composed, host_with
 from tests.unit import sysroots

@@ -1,4 +1,4 @@
-"""launch/meaning.py: what each row of the table knows, by messages as they are really printed, and what no row may claim to know."""
+"""launch/supervision/meaning.py: what each row knows, by messages as they are really printed, and what no row may claim to know."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import pytest
 
 from launch.compose import freed
-from launch.meaning import MEANINGS, of
+from launch.supervision.meaning import MEANINGS, of
 
 # Part of the text that must be told -> messages of drivers, ROCm, PyTorch, vLLM, the hub and Python.
 SAMPLES = {

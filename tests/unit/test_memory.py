@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from launch import memory, speed, topology
+from launch import topology
 from launch.plan import make_plan, prepare
+from launch.planner import memory, speed
 from tests.conftest import composed, host_with
 from tests.gpu import predictions, published
 

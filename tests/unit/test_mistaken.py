@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launch import mistaken, trainer_args
+from launch import trainer_args
+from launch.command_line import mistaken
 from launch.errors import UserError
 from tests.conftest import composed
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from launch import model_path
 from launch.errors import UserError
+from launch.files import model_path
 from tests.conftest import composed
 
 QWEN3_0_6B = {"model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 3072}

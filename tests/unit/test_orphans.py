@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from launch import orphans
+from launch.supervision import orphans
 from tests.supervised import eventually
 
 SLEEPS = "import time\nprint('up', flush=True)\nwhile True: time.sleep(1)"

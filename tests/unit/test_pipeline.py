@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import curves, execute, pipeline, record, reproduce, rundir
+from launch import execute, pipeline, record, reproduce
 from launch.compose import compose
 from launch.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
+from launch.files import rundir
+from launch.pipelines import curves
 from launch.plan import as_json, shared_warnings
 from tests.conftest import composed, host_with
 from tests.supervised import FOREVER, plan_of
@@ -125,7 +127,7 @@ def test_no_phase_starts_where_a_later_one_does_not_fit(tmp_path, monkeypatch):
     phases = "phases=[{name: a, overrides: ['topology=fsdp']}, {name: big, model_from: a, overrides: ['topology=single']}]"
     given = ["hardware=mi300x", "model=qwen3_32b", phases, f"run_root={tmp_path}", "runtime=local", "preflight=refuse"]
     monkeypatch.setattr(pipeline.detect, "host", lambda python: host_with(8))
-    monkeypatch.setattr("launch.preflight.check", lambda plan, host: None)  # the doctor's findings on this machine
+    monkeypatch.setattr("launch.checks.preflight.check", lambda plan, host: None)  # the doctor's findings on this machine
     with pytest.raises(HostError, match=r"phase big: .*mode=plan"):
         pipeline.run(compose(given), given)
     assert list(tmp_path.iterdir()) == []

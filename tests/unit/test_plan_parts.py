@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import environment, memory
+from launch import environment
 from launch.errors import HostError
 from launch.execute import check_host, check_plan
 from launch.plan import make_plan
+from launch.planner import memory
 from tests.conftest import composed, host_with
 
 RUN = Path("/runs/x/1")

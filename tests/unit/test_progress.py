@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 
-from launch.progress import Progress, describe
+from launch.supervision.progress import Progress, describe
 from tests.conftest import ROOT
 from tests.supervised import DONE, plan_of
 

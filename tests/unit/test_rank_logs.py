@@ -9,10 +9,11 @@ import sys
 
 import pytest
 
-from launch import rundir, supervise
-from launch.local import LocalProcess
-from launch.progress import Progress
-from launch.supervise import Outcome
+from launch.files import rundir
+from launch.runtimes.local import LocalProcess
+from launch.supervision import supervise
+from launch.supervision.progress import Progress
+from launch.supervision.supervise import Outcome
 from tests.conftest import ROOT
 from tests.supervised import DONE, QUICK, executed, plan_of
 from tests.unit.slurm_examples import TWO, planned

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from launch import watchdog
+from launch.supervision import watchdog
 from recipes.common import checkpoint, files, generation
 
 
@@ -120,7 +120,7 @@ def hash_for_a_save(directory, heartbeat):
     ids=["save", "resume", "model"],
 )
 def test_the_heart_beats_while_a_large_file_is_hashed(tmp_path, monkeypatch, hash_all):
-    """After every block, here of two bytes of seven; launch/watchdog.py sees it."""
+    """After every block, here of two bytes of seven; launch/supervision/watchdog.py sees it."""
     save(tmp_path / "checkpoints", 2)
     beats = Beats()
     monkeypatch.setattr(files, "BLOCK", 2)

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import import_utils
 
-from launch import serving as launch_serving
+from launch.supervision import serving as launch_serving
 from recipes.common import serving, training
 from recipes.common.errors import UserError
 from recipes.common.model import train_tokenizer

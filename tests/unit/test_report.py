@@ -6,11 +6,12 @@ import shutil
 
 import pytest
 
-from launch import report, rundir
+from launch import report
+from launch.files import rundir
 from launch.reports import many, one, series, sweeps
 from launch.reports.data import read, read_metrics
-from launch.sweep_study import Search
-from launch.sweep_trials import Trial
+from launch.sweeps.study import Search
+from launch.sweeps.trials import Trial
 from tests.conftest import composed
 from tests.unit.report_examples import HOSTILE, a_benchmark, a_pipeline, a_run, a_sweep, change, log, steps
 from tests.unit.report_reader import made

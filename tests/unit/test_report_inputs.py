@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launch import report, rundir
+from launch import report
+from launch.files import rundir
 from launch.reports import many, one, page
 from launch.reports.curves import Chart, Curve, Plot
 from launch.reports.data import kind_of, read, status_of

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launch import record, reproduce, resuming, rundir
+from launch import record, reproduce
 from launch.errors import UserError
+from launch.files import resuming, rundir
 from launch.plan import composition, composition_hash, make_plan, prepare
 from tests.conftest import composed, host_with
 

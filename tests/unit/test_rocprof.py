@@ -10,10 +10,11 @@ import sys
 
 import pytest
 
-from launch import engine, execute, rocprof, topology
+from launch import execute, topology
 from launch.errors import HostError
 from launch.plan import make_plan, prepare
-from launch.schema_enums import Profile, Rocprof
+from launch.runtimes import engine, rocprof
+from launch.schema.enums import Profile, Rocprof
 from tests.conftest import composed, host_with
 from tests.unit.test_engine import fake, image_json  # noqa: F401  a fixture
 

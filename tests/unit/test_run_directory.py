@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launch import record, rundir
+from launch import record
 from launch.errors import UserError
+from launch.files import rundir
 from launch.plan import composition_hash, make_plan
 from launch.reproduce import compare_metrics, load_record
 from launch.reproduce import main as reproduce

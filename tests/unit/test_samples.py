@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from launch import container, data_cache, pipeline, record, rundir, samples
+from launch import pipeline, record
 from launch.errors import UserError
+from launch.files import data_cache, rundir, samples
 from launch.plan import Plan, make_plan, rank_config
-from launch.slurm_job import composition
+from launch.runtimes import container
+from launch.runtimes.slurm_job import composition
 from recipes.common import data
 from tests.conftest import composed, host_with
 

@@ -10,10 +10,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from containers.sandbox import server
-from launch import execute, record, sandboxed
-from launch.container import sdk_arguments
+from launch import execute, record
 from launch.errors import HostError
 from launch.plan import as_json, make_plan
+from launch.runtimes import sandboxed
+from launch.runtimes.container import sdk_arguments
 from tests.conftest import composed, host_with
 
 RUN = Path("/runs/code/1")

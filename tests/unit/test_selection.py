@@ -10,10 +10,10 @@ from omegaconf import OmegaConf
 from transformers import TrainerState
 
 from launch.check import check
-from launch.check_selection import ONLY_THERE
 from launch.errors import UserError as Refused
 from launch.plan import prepare
-from launch.sweep_trials import check_metric_early
+from launch.rules.selection import ONLY_THERE
+from launch.sweeps.trials import check_metric_early
 from launch.trainer_args import HELD_OUT_METRICS, complete
 from recipes.common import selection
 from recipes.common.errors import UserError

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from launch import serving
 from launch.errors import HostError
+from launch.supervision import serving
 from tests.conftest import composed
 
 MODEL = "Qwen/Qwen3-4B"

@@ -14,12 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from launch import batch, orphans, record, rundir, slurm, slurm_job, topology
+from launch import batch, record, topology
 from launch.check import refusals
-from launch.check_slurm import seconds
 from launch.errors import HostError, UserError
+from launch.files import rundir
 from launch.plan import composition_hash, prepare
-from launch.slurm_process import step
+from launch.rules.slurm import seconds
+from launch.runtimes import slurm, slurm_job
+from launch.runtimes.slurm_process import step
+from launch.supervision import orphans
 from tests.conftest import composed, host_with
 from tests.unit.slurm_examples import JOB, TWO, planned
 
@@ -51,7 +54,7 @@ SCRIPTS = {
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_script(name, monkeypatch):
-    monkeypatch.setattr(slurm, "JOB_PROGRAM", Path("/repository/launch/slurm_job.py"))
+    monkeypatch.setattr(slurm, "JOB_PROGRAM", Path("/repository/launch/runtimes/slurm_job.py"))
     monkeypatch.setattr(sys, "executable", "/repository/.venv/bin/python")
     text = slurm.script(planned(*SCRIPTS[name]), host_with(8))
     file = GOLDEN / f"{name}.sh"

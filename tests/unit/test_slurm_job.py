@@ -8,13 +8,15 @@ import sys
 
 import pytest
 
-from launch import detect, rundir, slurm_job
 from launch.errors import HostError, UserError
 from launch.execute import write_inputs
+from launch.files import rundir
+from launch.machine import detect
 from launch.plan import composition_hash
-from launch.schema_enums import Vendor
-from launch.slurm import MASKS
-from launch.slurm_process import NodeProcess
+from launch.runtimes import slurm_job
+from launch.runtimes.slurm import MASKS
+from launch.runtimes.slurm_process import NodeProcess
+from launch.schema.enums import Vendor
 from tests.unit.slurm_examples import JOB, TWO, planned
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from launch import slurm_network
 from launch.errors import HostError
+from launch.runtimes import slurm_network
 from launch.schema import Slurm
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import stacks
+from launch.supervision import stacks
 from tests.supervised import eventually
 
 WAITS = "import faulthandler, signal, time\n{}\ndef waits_here():\n    print('up', flush=True)\n    while True: time.sleep(1)\nwaits_here()"

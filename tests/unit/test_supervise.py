@@ -12,10 +12,10 @@ import time
 
 import pytest
 
-from launch import orphans, supervise
 from launch.errors import HostError
-from launch.local import LocalProcess
-from launch.progress import Progress
+from launch.runtimes.local import LocalProcess
+from launch.supervision import orphans, supervise
+from launch.supervision.progress import Progress
 from tests.conftest import ROOT
 from tests.supervised import DONE, FOREVER, QUICK, SAVES, SERVER, eventually, executed, plan_of
 

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from launch import sweep, sweep_plan, sweep_report
+from launch import sweep
 from launch.compose import CONF
 from launch.errors import UserError
-from launch.sweep_trials import Trial, check_metric, check_metric_early, figures
+from launch.sweeps import plan as sweep_plan
+from launch.sweeps import report as sweep_report
+from launch.sweeps.trials import Trial, check_metric, check_metric_early, figures
 from tests.conftest import composed
 from tests.unit.test_documented_commands import FILES
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launch.errors import HostError
-from launch.sweep_pool import at_once, environment_of, pack
-from launch.sweep_trials import prepared
+from launch.sweeps.pool import at_once, environment_of, pack
+from launch.sweeps.trials import prepared
 from tests.conftest import host_with
 
 EIGHT = list(range(8))

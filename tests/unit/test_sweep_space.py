@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from launch import sweep_space
 from launch.compose import groups
 from launch.errors import UserError
 from launch.schema import Parameter, Sweep
+from launch.sweeps import space as sweep_space
 from tests.conftest import composed
 
 

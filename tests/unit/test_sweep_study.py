@@ -12,9 +12,9 @@ from optuna.storages.journal import JournalFileBackend
 
 from launch.errors import UserError
 from launch.schema import Direction, Parameter, Sweep
-from launch.sweep_report import as_object, best, show_end
-from launch.sweep_study import JOURNAL, Grid, Search, preview
-from launch.sweep_trials import Trial
+from launch.sweeps.report import as_object, best, show_end
+from launch.sweeps.study import JOURNAL, Grid, Search, preview
+from launch.sweeps.trials import Trial
 from tests.conftest import composed
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from launch import check_files, tuned
+from launch import tuned
 from launch.errors import UserError
 from launch.plan import make_plan, prepare, rank_config
+from launch.rules.files import check_files
 from tests.conftest import composed, host_with
 
 BATCH = ("hardware=mi350x", "model=qwen3_4b", "method=tune/batch", "topology=single")
@@ -98,10 +99,10 @@ def test_tuned_products_are_seen_by_a_container_and_must_be_there(tmp_path):
     file = tmp_path / "key" / "tunableop.csv"
     used = ("hardware=mi300x", "model=qwen3_4b", "user_env.PYTORCH_TUNABLEOP_TUNING=0", f"user_env.PYTORCH_TUNABLEOP_FILENAME={file}")
     with pytest.raises(UserError, match=r"there is no .*tunableop0\.csv"):
-        check_files.check_files(composed(*used), all_lines=False)
+        check_files(composed(*used), all_lines=False)
     file.parent.mkdir()
     file.with_name("tunableop0.csv").touch()
-    check_files.check_files(composed(*used), all_lines=False)
+    check_files(composed(*used), all_lines=False)
     (spec,) = plan(*used).containers.values()
     assert [mount.read_only for mount in spec.mounts if mount.source == str(file.parent)] == [True]
 

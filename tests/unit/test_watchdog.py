@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from launch import watchdog
-from launch.watchdog import Watchdog
+from launch.supervision import watchdog
+from launch.supervision.watchdog import Watchdog
 
 
 def test_hung_when_nothing_changes_for_longer_than_the_timeout():

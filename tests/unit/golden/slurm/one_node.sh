@@ -12,4 +12,4 @@
 #SBATCH --export=ALL
 #SBATCH --requeue
 
-exec /repository/.venv/bin/python /repository/launch/slurm_job.py '/shared/my runs/100%/1'
+exec /repository/.venv/bin/python /repository/launch/runtimes/slurm_job.py '/shared/my runs/100%/1'

@@ -18,4 +18,4 @@
 #SBATCH --exclusive
 #SBATCH '--comment=a b; rm -rf $HOME #'
 
-exec '/opt/my env/bin/python' /repository/launch/slurm_job.py '/shared/my runs/100%/1'
+exec '/opt/my env/bin/python' /repository/launch/runtimes/slurm_job.py '/shared/my runs/100%/1'

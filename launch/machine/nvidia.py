@@ -1,0 +1,108 @@
+"""NVIDIA GPUs: through NVML where the module pynvml is installed, else as much as /proc/driver/nvidia tells."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from launch.machine.gpu import Gpu
+from launch.machine.products import Product, products
+from launch.machine.sysfs import number, text
+
+FOLDER = "proc/driver/nvidia/gpus"
+
+
+def gpus(root: Path) -> list[Gpu]:
+    """NVML answers for the running machine only, so not for a copied tree."""
+    if root == Path("/") and (Path("/dev/nvidiactl").exists() or Path("/", FOLDER).is_dir()):
+        with nvml() as library:
+            if library is not None:
+                return [_of_nvml(library, index) for index in range(library.nvmlDeviceGetCount())]
+    return [_of_proc(root, file) for file in sorted((root / FOLDER).glob("*/information"))]
+
+
+@contextlib.contextmanager
+def nvml() -> Iterator[Any]:
+    """The module, started; None where it is not installed or the driver does not answer it."""
+    try:
+        import pynvml  # not a dependency: torch's CUDA builds and vLLM bring it
+    except ImportError:
+        yield None
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def memory(addresses: list[str]) -> dict[str, tuple[int, int]]:
+    """Bytes used and in all of GPUs, by PCI address; without those that NVML does not answer for."""
+    with nvml() as library:
+        if library is None:
+            return {}
+        found = {address: _ask(library, lambda at=address: _memory_info(library, at)) for address in addresses}
+    return {address: (int(info.used), int(info.total)) for address, info in found.items() if info is not None}
+
+
+def _memory_info(library: Any, address: str) -> Any:
+    return library.nvmlDeviceGetMemoryInfo(library.nvmlDeviceGetHandleByPciBusId(address.encode()))
+
+
+def _ask(library: Any, question: Any) -> Any:
+    """None where this GPU, or this driver, has no answer."""
+    try:
+        return question()
+    except library.NVMLError:
+        return None
+
+
+def _words(value: Any) -> str | None:
+    """Older versions of the module answer in bytes."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _of_nvml(library: Any, index: int) -> Gpu:
+    handle = library.nvmlDeviceGetHandleByIndex(index)
+    name = _words(_ask(library, lambda: library.nvmlDeviceGetName(handle))) or "unknown"
+    product = _product(name)
+    size = _ask(library, lambda: library.nvmlDeviceGetMemoryInfo(handle).total)
+    capability = _ask(library, lambda: library.nvmlDeviceGetCudaComputeCapability(handle))
+    bus = _words(_ask(library, lambda: library.nvmlDeviceGetPciInfo(handle).busId))
+    address = bus.lower()[-12:] if bus else None  # 00000000:19:00.0: sysfs writes four digits of the domain
+    return Gpu(
+        product=name,
+        gfx="sm_{}{}".format(*capability) if capability else "unknown",
+        compute_units=None,
+        memory_gb=size / 1e9 if size else None,
+        group=product.group if product else None,
+        pci_address=address,
+        uuid=_words(_ask(library, lambda: library.nvmlDeviceGetUUID(handle))),
+        numa_node=_numa_node(Path("/"), address),
+    )
+
+
+def _of_proc(root: Path, file: Path) -> Gpu:
+    rows = (line.partition(":") for line in (text(file) or "").splitlines())
+    values = {name.strip(): value.strip() for name, _, value in rows}
+    name, address = values.get("Model") or "unknown", values.get("Bus Location") or file.parent.name
+    product = _product(name)
+    gfx, group = (product.gfx, product.group) if product else ("unknown", None)
+    return Gpu(name, gfx, None, None, group, pci_address=address, uuid=values.get("GPU UUID"), numa_node=_numa_node(root, address))
+
+
+def _product(name: str) -> Product | None:
+    """Its group is a word of what the driver calls it: NVIDIA H100 80GB HBM3."""
+    return next((p for p in products() if p.gfx.startswith("sm_") and re.search(rf"\b{p.group}\b", name, re.IGNORECASE)), None)
+
+
+def _numa_node(root: Path, address: str | None) -> int | None:
+    found = number(root / "sys/bus/pci/devices" / address / "numa_node") if address else None
+    return found if found is not None and found >= 0 else None

@@ -1,0 +1,156 @@
+"""Bytes that a micro-step holds beside weights and optimizer: what autograd saves of a layer, and what the moments of a step add.
+
+Counted from the models of transformers 5.17 (qwen3, qwen2, llama), run layer by layer in eager mode with fused attention, and from
+TRL 1.16's head, which computes log-probabilities in tiles and never holds all logits. `tests/gpu/predictions.py` measures them on a GPU.
+Letters: hidden H, intermediate I, query width Q, key width K, vocabulary V.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from launch.planner.adapted import ATTENTION, DOWN, Adapted
+from launch.planner.shapes import linear_sizes
+from launch.schema import Model
+
+TILE = (4096, 32768)  # tokens and words of the vocabulary that TRL's head takes at once
+
+
+class Numerics(Enum):
+    """How hidden states and weights are held while a layer runs."""
+
+    autocast = "autocast"  # fp32 weights, copied to 16 bits for each product; hidden states between layers in fp32
+    cast = "cast"  # 16-bit weights and hidden states: FSDP2's mixed precision, ZeRO, precision.weights=bf16
+    fp32 = "fp32"
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Of an element that one layer hands to the next."""
+        return 2 if self is Numerics.cast else 4
+
+    @property
+    def product_bytes(self) -> int:
+        """Of an element that a matrix product leaves."""
+        return 4 if self is Numerics.fp32 else 2
+
+
+@dataclass(frozen=True)
+class MicroStep:
+    """A batch of `rows` sequences of `length` tokens on one rank."""
+
+    model: Model
+    numerics: Numerics
+    rows: int
+    length: int
+    adapter: Adapted | None  # the base is frozen: its linear layers save no inputs for their weights' gradients
+    checkpointing: bool
+    fused: bool = True  # the GPU has a fused attention kernel for 16 bits
+    compiled: bool = False  # by torch.compile, which computes norms, rotations and the activation again instead of keeping them
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+    @property
+    def hidden(self) -> int:
+        """Hidden states of all tokens between two layers."""
+        return self.tokens * self.model.hidden_size * self.numerics.hidden_bytes
+
+    @property
+    def widths(self) -> tuple[int, int, int, int]:
+        """H, I, Q and K."""
+        model = self.model
+        return model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+
+    def saved_by_layer(self) -> float:
+        """What one layer keeps for its backward, all tokens."""
+        hidden, wide, query, key = self.widths
+        if self.compiled and not self.adapter:
+            return self.tokens * self._compiled_per_token() + self.scores() + 4 * self._copies_of_query()
+        if self.adapter:
+            per_token: float = 8 * hidden + 3 * self.numerics.product_bytes * wide + self._attention(query, key) + self.adapter.saved()
+        else:
+            per_token = self._norms() * hidden + 4 * self.numerics.product_bytes * wide + self._attention(query, key)
+        matrices = self.adapter.matrices() if self.adapter else 0.0
+        return self.tokens * per_token + matrices + self.scores() + 4 * self._copies_of_query()
+
+    def _compiled_per_token(self) -> int:
+        """What inductor's partitioner (torch 2.13, min_cut_rematerialization_partition) keeps: the hidden state before both norms and what
+        they make of it, gate, up and their product, query, key, value and output of attention (and both before qwen3's norms), sums."""
+        hidden, wide, query, key = self.widths
+        out, normed = self.numerics.product_bytes, self.model.architecture == "qwen3"
+        sums = 4 * (2 + self.model.num_heads + (self.model.num_heads + self.model.num_kv_heads if normed else 0))
+        return 2 * (self.numerics.hidden_bytes + out) * hidden + 3 * out * wide + (3 if normed else 2) * out * (query + key) + sums
+
+    def _norms(self) -> int:
+        """Of both norms, per unit of H, with the copies of their outputs that the five linear layers behind them read."""
+        return {
+            Numerics.autocast: 2 * (4 + 4) + 5 * 2,  # input, normed in fp32; each linear layer casts its own copy
+            Numerics.cast: 2 * (4 + 2 + 2),  # input in fp32, normed, output, which the linear layers share
+            Numerics.fp32: 2 * (4 + 4 + 4),
+        }[self.numerics]
+
+    def _attention(self, query: int, key: int) -> int:
+        """Query and key before and after their norms (qwen3) and rotated, value, output; and fp32 sums of the scores."""
+        out = self.numerics.product_bytes
+        frozen = 4 if self.adapter else 4 + out  # a frozen norm keeps its input in fp32, one that trains what it makes of it as well
+        normed = frozen if self.model.architecture == "qwen3" else 0
+        return (query + key) * (normed + 2 * out) + 4 * self.model.num_heads
+
+    def scores(self) -> float:
+        """Attention weights, which torch keeps in fp32 where it has no fused kernel: on such a GPU (it then computes 16 bits in fp32),
+        and in fp32 with keys that serve several heads."""
+        model = self.model
+        unfused = not self.fused or (self.numerics is Numerics.fp32 and model.num_kv_heads != model.num_heads)
+        return 4.0 * self.rows * model.num_heads * self.length**2 if unfused else 0.0
+
+    def _copies_of_query(self) -> float:
+        """One tensor of the query's size: without a fused kernel torch scales query and key, and repeats keys and values."""
+        return 4.0 * self.tokens * self.widths[2] if self.scores() else 0.0
+
+    def backward_of_layer(self) -> float:
+        """What a layer's backward adds to what it saved: gradients of its hidden state and of what the MLP multiplies."""
+        hidden, wide, _, _ = self.widths
+        if self.adapter:
+            return max(self._backward_of_frozen_mlp(), *map(self._computing, self.adapter.sizes))
+        unfused = 2 * self.scores() + 5 * self._copies_of_query()
+        return max(self.hidden + self.tokens * 2 * self.numerics.product_bytes * wide, unfused)
+
+    def _backward_of_frozen_mlp(self) -> float:
+        """Gradients of what the MLP multiplies and of its hidden state; down_proj's input, or its weight's copy, is free by then."""
+        assert self.adapter is not None
+        hidden, wide, _, _ = self.widths
+        down = DOWN in self.adapter.sizes
+        freed = 2.0 * wide * hidden if self.numerics is Numerics.autocast and not down else 0.0
+        around = 2 * hidden if self.numerics is Numerics.cast else 0
+        return self.tokens * ((2 if down else 3) * self.numerics.product_bytes * wide + around) - freed
+
+    def _computing(self, name: str) -> float:
+        """What an adapted layer's forward, which a backward with checkpointing repeats, adds to what its decoder layer has kept by then."""
+        assert self.adapter is not None
+        mlp = self.tokens * self.numerics.product_bytes * self.model.intermediate_size  # each of gate, up, activation and product
+        if name == DOWN:  # reads a product that is its own only where it reads a copy
+            beside = mlp if self.adapter.copies or self.adapter.dropout else 0
+        else:
+            beside = -3 * mlp if name in ATTENTION else -mlp
+        return self.adapter.computing(name, self.tokens) + beside + 6 * self.tokens * self.model.hidden_size
+
+    def linear_bytes(self) -> float:
+        """The 16-bit copies of one layer's weights that autocast makes, and keeps until the forward has ended."""
+        own = self.adapter.weights() if self.adapter else 0.0
+        return own + (2.0 * sum(i * o for i, o in linear_sizes(self.model)) if self.numerics is Numerics.autocast else 0.0)
+
+    def tile(self) -> float:
+        """Of the head: logits of a tile, and its part of the head's weights in 16 bits."""
+        tokens, words = min(self.tokens, TILE[0]), min(self.model.vocab_size, TILE[1])
+        copies = 2 * 2.0 * words * self.model.hidden_size if self.numerics is Numerics.autocast else 0.0
+        return tokens * words * self.numerics.product_bytes + copies
+
+    def head(self) -> float:
+        """Last norm, its output and the copy that the head reads."""
+        return 4 * self.hidden + self.tokens * 4 * self.model.hidden_size
+
+    def head_backward(self) -> float:
+        """Gradients of the hidden states in fp32 and as they are handed on."""
+        return self.head() + self.tokens * 4 * self.model.hidden_size + self.hidden

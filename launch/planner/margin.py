@@ -1,0 +1,54 @@
+"""How near a plan is to the end of its memory: within the planner's own error, a run that fits on paper may not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from launch.batch import batch
+from launch.planner.memory import Memory
+from launch.schema import Config
+from launch.schema.enums import Vendor
+from launch.trainer_args import argument
+
+ERROR = 0.05  # nearly all runs of docs/results/memory.md took what was planned, within this share
+BATCHES = ("per_device_train_batch_size", "batch_size")  # of what trains, of what answers
+LENGTHS = ("max_length", "max_completion_length", "max_new_tokens")
+
+
+def share(entry: Memory) -> float:
+    return entry.total_gb / entry.capacity_gb if entry.capacity_gb else float("inf")
+
+
+def fills(entry: Memory) -> bool:
+    """vLLM takes all of its share: what the weights leave is its cache, and grows or shrinks with it."""
+    return "kv cache" in entry.parts_gb
+
+
+def close(entry: Memory) -> bool:
+    """It fits, by less than the planner may err."""
+    return entry.fits and not fills(entry) and share(entry) > 1 - ERROR
+
+
+def tightest(found: Iterable[Memory]) -> Memory | None:
+    """What lacks most; where all fit, what comes nearest to its end. A server, which fills its share, only where nothing else is."""
+    return max(found, key=lambda m: (not m.fits, not fills(m), share(m)), default=None)
+
+
+def warnings(config: Config, found: list[Memory]) -> list[str]:
+    """A line for a plan of which a process fits by less than the planner may err; what does not fit is another's to say."""
+    entry = tightest(found)
+    if entry is None or not close(entry) or config.hardware.vendor == Vendor.none:
+        return []
+    needs = f"{entry.process}: {entry.total_gb:.1f} of {entry.capacity_gb:.1f} GB, {share(entry):.0%} of its GPU"
+    return [f"{needs}: less room than the {ERROR:.0%} that the planner errs by (docs/memory.md). It may not fit. Use: {_less(config)}."]
+
+
+def _less(config: Config) -> str:
+    """One step smaller, where there is one."""
+    size, names = batch(config).per_device, [name for name in BATCHES if argument(config, name)]
+    if size > 1 and names:
+        return f"a smaller method.args.{names[0]} (now {size})"
+    longest = next((name for name in LENGTHS if argument(config, name)), None)
+    if longest is None:
+        return "a larger GPU, or more of them"
+    return f"a smaller method.args.{longest} (now {argument(config, longest)}), or more GPUs"

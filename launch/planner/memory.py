@@ -1,0 +1,398 @@
+"""Memory of every process in parts, from shapes alone: what it holds at the moment it holds most.
+
+A step and what comes before it pass through several such moments (`moments`, `preparation`); the plan shows the parts of the largest.
+Where nothing else is said a part follows from dtype and count: 4 bytes an element of fp32, 2 of 16 bits. docs/results/memory.md has
+predictions beside measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from launch import topology
+from launch.batch import Batch, batch, evaluation_batch, generation_batch
+from launch.environment import CPU_CACHE_GIB
+from launch.machine.detect import Host, is_smaller
+from launch.machine.gpu import GIB
+from launch.planner import adapted, shapes
+from launch.planner.activations import MicroStep, Numerics
+from launch.planner.adapted import Adapted
+from launch.planner.reference import has_reference, measures_beforehand
+from launch.schema import Config
+from launch.schema.enums import Init, Vendor
+from launch.supervision import serving
+from launch.trainer_args import argument, value
+
+BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}  # nf4: 4 bits and an fp32 scale for 64 weights (arXiv:2305.14314)
+UNPLANNED = ("prepare", "exporter", "bench", "tune")  # kinds: over before the others; on no GPU; as far as it goes
+# Beside what torch allocates: the context, libraries' workspaces and what the allocator rounds up. A round figure.
+OVERHEAD_GB = 2.0
+CPU_OVERHEAD_GB = 0.5  # the interpreter and its libraries: a round figure
+SYSTEM_GB = 8.0  # of a memory that GPU and host share, for the system and for loading data: a round figure
+BUCKET = 500_000_000  # elements of the buffer that ZeRO collects gradients in: DeepSpeed's default reduce_bucket_size
+SUB_GROUP = 1_000_000_000  # parameters of a rank that ZeRO-3 steps at once: DeepSpeed's default sub_group_size
+
+
+@dataclass(frozen=True)
+class Memory:
+    process: str
+    gpu: int | None  # None: the host's memory
+    parts_gb: dict[str, float]
+    capacity_gb: float
+    moment: str = ""  # of a training step, at which a rank holds most
+
+    @property
+    def total_gb(self) -> float:
+        return sum(self.parts_gb.values())
+
+    @property
+    def allocated_gb(self) -> float:
+        """What torch's peak, torch.cuda.max_memory_allocated, shows of it."""
+        return self.total_gb - self.parts_gb.get("context", 0.0)
+
+    @property
+    def fits(self) -> bool:
+        return self.total_gb <= self.capacity_gb + 1e-6  # a server fills what it has, by sums of floats
+
+
+def measured(config: Config, processes: list[topology.Process], host: Host) -> dict[int, float]:
+    """Of the GPUs these processes use that are here and have less memory than hardware.memory_gb says: 1e9 bytes, by index."""
+    here = host.gpus_of(config.hardware.vendor)
+    used = sorted({gpu for process in processes for gpu in process.gpus})
+    return {i: here[i].memory_gb or 0.0 for i in used if i < len(here) and is_smaller(here[i], config.hardware)}
+
+
+def memory(config: Config, processes: list[topology.Process], smaller: Mapping[int, float] = {}) -> list[Memory]:
+    """One entry for each process and GPU, where one may share with the one before it. `smaller`: what `measured` found."""
+    nominal = config.hardware.memory_gb * GIB - (SYSTEM_GB if config.hardware.unified_memory else 0.0)
+    planned = [process for process in processes if process.kind not in UNPLANNED]
+    found: list[Memory] = []
+    for process in planned:
+        serves = process.kind == "server" or argument(config, "engine") == "vllm"
+        capacity = min([nominal, *(smaller[gpu] for gpu in process.gpus if gpu in smaller)])
+        moment, parts = ("", _server_parts(config, capacity)) if serves else _rank_parts(config, capacity)
+        # A server keeps to its share: weights that outgrow it do not fit, however much memory is left beside it.
+        most = capacity * (config.topology.server_memory_share if serves and not config.topology.server_cache_gb else 1.0)
+        most = max(0.0, most - sum(beside.total_gb for beside in found)) if serving.shares_gpu(config) else most
+        devices: list[int | None] = [*process.gpus] or [None]
+        found += [Memory(process.name, gpu, parts, most, moment) for gpu in devices]
+    return found
+
+
+def _server_parts(config: Config, capacity: float) -> dict[str, float]:
+    """vLLM fills its share of the GPU: what the weights leave is the cache of keys and values. It does not start where that has no room
+    for one sequence as long as it is to serve (vllm.v1.core.kv_cache_utils). Its graphs and what a batch takes count as context."""
+    weights = _width(config) * config.model.num_parameters / config.topology.server_tensor_parallel / 1e9
+    on_cpu = config.hardware.vendor == Vendor.none  # its cache has a size of its own
+    left = config.topology.server_memory_share * capacity - OVERHEAD_GB - weights
+    room = CPU_CACHE_GIB * GIB if on_cpu else max(left, longest_served_gb(config))
+    return {"weights": weights, "kv cache": config.topology.server_cache_gb or room, "context": CPU_OVERHEAD_GB if on_cpu else OVERHEAD_GB}
+
+
+def longest_served_gb(config: Config) -> float:
+    """Keys and values, on each GPU of a server, of one sequence as long as it is to serve. vLLM does not start with less."""
+    longest = config.topology.server_max_length or config.model.max_positions
+    heads = max(1.0, config.model.num_kv_heads / config.topology.server_tensor_parallel)  # fewer heads than GPUs: each has one
+    return heads * longest * shapes.head_bytes(config.model, _width(config)) / 1e9
+
+
+def _rank_parts(config: Config, capacity: float) -> tuple[str, dict[str, float]]:
+    """The moment at which a rank holds most, and what."""
+    overhead = CPU_OVERHEAD_GB if config.hardware.vendor == Vendor.none else OVERHEAD_GB
+    if config.method.kind != "trainer":
+        rows = batch(config).per_device * int(value(config, "samples_per_prompt"))
+        parts = {"weights": _base_bytes(config), **_generating(config, rows)}
+        return "", {**{name: size / 1e9 for name, size in parts.items()}, "context": overhead}
+    state, at = _state(config), moments(config)
+    if config.topology.name == "colocate":
+        vllm = {"vllm": float(value(config, "vllm_gpu_memory_utilization")) * capacity * 1e9}
+        if value(config, "vllm_enable_sleep_mode"):  # gives its memory back while the trainer trains
+            at["generation"] = vllm
+        else:
+            state |= vllm
+    held = {**preparation(config), **{name: {**state, **parts} for name, parts in at.items()}}
+    moment, most = max(held.items(), key=lambda item: sum(item[1].values()))
+    parts = {name: size / 1e9 for name, size in most.items() if size}
+    return moment, {**parts, "context": overhead}
+
+
+def generates_with_vllm(config: Config) -> bool:
+    return config.topology.servers > 0 or config.topology.name == "colocate"
+
+
+def _generating(config: Config, rows: int) -> dict[str, float]:
+    """Bytes of so many completions as transformers makes them: keys and values of every layer, and three fp32 copies of a token's logits
+    (cast, processed, probabilities: GenerationMixin._sample)."""
+    cache = config.model.num_kv_heads * shapes.head_bytes(config.model, _width(config)) * batch(config).sequence
+    return {"kv cache": rows * cache, "logits": 12.0 * rows * config.model.vocab_size}
+
+
+def numerics(config: Config) -> Numerics:
+    if config.precision.compute == "fp32":
+        return Numerics.fp32
+    cast = config.topology.strategy in ("fsdp", "zero2", "zero3") or BYTES[config.precision.weights] <= 2  # nf4 unpacks to 16 bits
+    return Numerics.cast if cast else Numerics.autocast
+
+
+def micro_step(config: Config, size: Batch) -> MicroStep:
+    """Preferences go through as pairs."""
+    rows = size.per_device * (2 if config.method.name == "dpo" else 1)
+    checkpointing = bool(value(config, "gradient_checkpointing")) or config.topology.fsdp.activation_checkpointing
+    fused = config.hardware.fused_attention and config.hardware.attention != "eager"
+    compiled = bool(argument(config, "torch_compile"))
+    return MicroStep(config.model, numerics(config), rows, size.sequence, _adapted(config), checkpointing, fused, compiled)
+
+
+def _adapted(config: Config) -> Adapted | None:
+    """fp32 weights beside autocast, but where a strategy casts them with the rest, or TRL those beside nf4."""
+    if config.adapter.rank is None:
+        return None
+    fp32, nf4 = config.precision.compute == "fp32", config.precision.weights == "nf4"
+    low = not fp32 and (nf4 or config.topology.strategy in ("fsdp", "zero2", "zero3"))
+    recast = nf4 or (numerics(config) is Numerics.cast and not low)
+    return Adapted.of(config.model, config.adapter, 2 if low else 4, 4 if fp32 else 2, recast)
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Elements, and bytes of one, that the state of a rank is made of."""
+
+    base: int  # all weights of the model
+    trained: int
+    ranks: int  # that share what the strategy shards
+    width: float  # bytes of a weight that trains
+
+    @classmethod
+    def of(cls, config: Config) -> _Counts:
+        train = adapted.trainable_parameters(config.model, config.adapter)
+        adapter = 2.0 if config.precision.weights == "nf4" else 4.0  # peft's are fp32; TRL rounds those beside nf4 to bf16
+        own = 4.0 if makes_fp32(config) else max(2.0, BYTES[config.precision.weights])
+        return cls(config.model.num_parameters, train, topology.num_trainers(config), own if config.adapter.rank is None else adapter)
+
+
+def makes_fp32(config: Config) -> bool:
+    """Whether what trains is held in fp32 although it was loaded in 16 bits: accelerate's fsdp2_prepare_model, under mixed precision."""
+    return config.topology.strategy == "fsdp" and config.precision.compute != "fp32" and BYTES[config.precision.weights] == 2
+
+
+def stepped_bytes(config: Config) -> float:
+    """Of a weight as the optimizer steps it: DeepSpeed keeps a copy in fp32."""
+    return 4.0 if config.topology.strategy in ("zero2", "zero3") else _Counts.of(config).width
+
+
+def _state(config: Config) -> dict[str, float]:
+    """Bytes that stay from step to step. Sharding after arXiv:1910.02054; Adam keeps two moments of a parameter's own dtype.
+
+    DeepSpeed holds 16-bit weights, a copy of them in fp32 and that copy's moments.
+    """
+    n, zero, low = _Counts.of(config), config.topology.zero, _width(config)
+    shared = n.ranks if config.topology.strategy in ("fsdp", "zero3") else 1
+    adapter = n.trained if config.adapter.rank is not None else 0
+    base = _base_bytes(config)
+    found = {"weights": base / shared, "adapter": n.width * adapter / shared}
+    if makes_fp32(config) and config.adapter.rank is None:
+        found["weights"] = 4.0 * n.base / shared
+    found["optimizer"] = _optimizer_bytes(config, n, n.width) / shared
+    if config.topology.strategy in ("zero2", "zero3"):
+        found |= {"weights": min(low * n.base, base) / shared, "adapter": low * adapter / shared}
+        found |= {"master weights": 4.0 * n.trained / n.ranks, "optimizer": _optimizer_bytes(config, n, 4.0) / n.ranks}
+        if zero.offload_optimizer:
+            found |= {"optimizer": 0.0, "master weights": 0.0}
+    if has_reference(config):  # TRL hands it to the strategy too; under ZeRO-2, whole; under FSDP2, as it was loaded
+        found["reference"] = base / shared if config.topology.strategy == "fsdp" else found["weights"]
+    if config.topology.fsdp.cpu_offload or zero.offload_parameters:
+        found |= {"weights": 0.0, "adapter": 0.0, "reference": 0.0}
+    if config.topology.fsdp.cpu_offload:
+        found["optimizer"] = 0.0
+    return found
+
+
+def preparation(config: Config) -> dict[str, dict[str, float]]:
+    """Bytes of a rank before the first step, in parts, where random weights are drawn on its GPU: every rank draws all of them.
+
+    "loading": they are rounded to the dtype that they compute in, one parameter after another (recipes/common/model.py).
+    "sharding": accelerate 1.15's fsdp2_prepare_model holds the whole model (`original_sd`) until each parameter has its shard. 8B in fp32
+    with LoRA took 49.4 GB there on each of two H200s, and trains in 23. Weights that are read come from the CPU, a parameter at a time.
+    """
+    n, base = _Counts.of(config), _base_bytes(config)
+    drawn = config.model.init == Init.random and not config.model.path and not generates_with_vllm(config)
+    beforehand = config.topology.strategy == "fsdp" and measures_beforehand(config)
+    measured = {"measuring the reference": _measuring(config, n, base if drawn else 0.0)} if beforehand else {}
+    if not drawn:
+        return measured
+    rounds = BYTES[config.precision.weights] == 4 and config.precision.compute != "fp32"
+    embedding = config.model.vocab_size * config.model.hidden_size  # the largest parameter: its 16 bits, and fp32 again, beside it
+    found = {"loading": {"weights": base, "reference": base * (has_reference(config) or beforehand), "rounding": 6.0 * embedding * rounds}}
+    if config.topology.strategy == "fsdp":
+        trained = n.width * n.trained
+        whole = trained + (base if config.adapter.rank is not None else 0.0)
+        shards = {"weights": 0.0 if config.topology.fsdp.cpu_offload else whole / n.ranks, "whole weights": whole}
+        found["sharding"] = {**shards, "reference": _state(config).get("reference", 0.0)}
+    return {**found, **measured}
+
+
+def _measuring(config: Config, n: _Counts, weights: float) -> dict[str, float]:
+    """FSDP's forward of a reference over all rows, as `moments` has it, before the model is sharded: its drawn weights are whole."""
+    rows = argument(config, "precompute_ref_batch_size")
+    step = micro_step(config, replace(batch(config), per_device=int(rows)) if rows else batch(config))
+    gathered = _width(config) * n.base
+    shard = 0.0 if config.topology.fsdp.cpu_offload else _base_bytes(config) / n.ranks
+    parts = {"weights": weights, "reference": shard, "reference in parameters": gathered, "reference as gathered": gathered}
+    return {**parts, "activations": step.hidden + max(step.saved_by_layer(), step.head()), "logits": step.tile()}
+
+
+def _base_bytes(config: Config) -> float:
+    """Of the model's own weights. nf4 packs the linear layers only; bitsandbytes leaves the others as they are, here in 16 bits."""
+    model, width = config.model, BYTES[config.precision.weights]
+    packed = model.num_layers * sum(i * o for i, o in shapes.linear_sizes(model)) if config.precision.weights == "nf4" else 0
+    return width * packed + max(2.0, width) * (model.num_parameters - packed)
+
+
+# Moments in the parameter's dtype, by the argument optim. Adafactor keeps sums of rows and columns, next to nothing (arXiv:1804.04235).
+OPTIMIZERS = {"adamw_torch_fused": 2, "adamw_torch": 2, "adafactor": 0, "sgd": 0}
+IN_8_BITS = ("adamw_8bit", "adamw_bnb_8bit")
+
+
+def _optimizer_bytes(config: Config, n: _Counts, width: float) -> float:
+    """Of all trained parameters; AdamW's where the planner does not know another's, which launch/planner/uncounted.py says."""
+    name = value(config, "optim")
+    if name not in IN_8_BITS:
+        return OPTIMIZERS.get(name, 2) * width * n.trained
+    # Two moments of a byte and their scales; transformers keeps those of an embedding in fp32.
+    embedding = 0 if config.adapter.rank is not None else config.model.vocab_size * config.model.hidden_size
+    return 2 * (1 + 4 / 256) * (n.trained - embedding) + 8.0 * embedding
+
+
+def moments(config: Config) -> dict[str, dict[str, float]]:
+    """Bytes beside the state, in parts, at each of the moments that can be the largest."""
+    size = batch(config)
+    n, step, sharing = _Counts.of(config), micro_step(config, size), _sharing(config, size)
+    model, layers = config.model, config.model.num_layers
+    trains_head = config.adapter.rank is None
+    kept = layers * (step.hidden if step.checkpointing else step.saved_by_layer())
+    copies = layers * step.linear_bytes()
+    head_weights = float(model.vocab_size * model.hidden_size) if trains_head else 0.0
+    # A tied head's gradient waits for the embedding's; another's is added to what is there.
+    waiting = step.numerics.hidden_bytes * head_weights if model.tied_embeddings else 0.0
+    # DeepSpeed's stage 3 allocates its part of the gradients once (grad_partitions_flat_buffer); elsewhere a first micro-step finds none.
+    held = sharing.gradients if size.accumulation > 1 or config.topology.strategy == "zero3" else 0.0
+    # The embedding's own gradient becomes the kept one, unless that is there already or sharded: then it is one more.
+    sharded = config.topology.strategy in ("fsdp", "zero2", "zero3")
+    second = step.numerics.hidden_bytes * head_weights if held or sharded else 0.0
+    one_layer = step.saved_by_layer() if step.checkpointing else 0.0
+    backward = {"activations": kept + one_layer + step.backward_of_layer(), "logits": waiting}
+    backward["weights in 16 bits"] = step.linear_bytes() if step.checkpointing else copies
+    found = {
+        "forward": {
+            "activations": kept + step.head(),
+            "logits": step.tile(),
+            "weights in 16 bits": 0.0 if step.adapter and step.checkpointing else copies,
+            "gradients": held,
+        },
+        "backward of the head": {
+            "activations": kept + step.head_backward(),
+            "logits": step.tile() + (4 + (2 if step.numerics is Numerics.cast else 0)) * head_weights,
+            "weights in 16 bits": 0.0 if step.checkpointing else copies,
+            "gradients": held,
+        },
+        "backward of the last layer": {**backward, "gradients": held or (0.0 if model.tied_embeddings else n.width * head_weights)},
+        "backward of the first layer": {
+            **backward,
+            "activations": (step.hidden if step.checkpointing else step.saved_by_layer()) + one_layer + step.backward_of_layer(),
+            "gradients": sharing.gradients - (n.width * head_weights if model.tied_embeddings and not held else 0.0),
+        },
+        "backward of the embedding": {"activations": step.hidden, "logits": waiting + second, "gradients": sharing.gradients},
+    }
+    if config.method.selection.metric is not None:  # without gradients: a layer's tensors and the head's, one after the other
+        held_out = micro_step(config, evaluation_batch(config))
+        tensors = max(held_out.saved_by_layer(), held_out.head())
+        found["evaluation"] = {"activations": held_out.hidden + tensors, "logits": held_out.tile()}
+        found["evaluation"]["weights in 16 bits"] = found["forward"]["weights in 16 bits"]
+    for parts in found.values():
+        parts["communication"] = sharing.buffers
+    for moment in ("backward of the last layer", "backward of the first layer", "backward of the embedding"):
+        found[moment]["communication"] -= sharing.buffers_of_head
+    for moment in ("backward of the first layer", "backward of the embedding"):
+        found[moment]["communication"] += sharing.gathered_again
+    found["optimizer step"] = {"gradients": sharing.gradients_of_step, "communication": sharing.buffers_of_step}
+    if has_reference(config) and config.topology.strategy == "fsdp":
+        # TRL shards it as one unit (trl.models.utils.prepare_fsdp), which a forward gathers whole, and then splits into its parameters;
+        # torch frees what was gathered only when the unit gathers again (FSDPParamGroup.wait_for_unshard).
+        found["forward of the reference"] = {**found["forward"], "reference in parameters": _width(config) * n.base}
+        for parts in found.values():
+            parts["reference as gathered"] = _width(config) * n.base
+    if value(config, "optim") == "adamw_torch":
+        # A step of torch's `foreach` kernels makes one more copy of all it trains (docs.pytorch.org, torch.optim.AdamW).
+        found["optimizer step"]["optimizer's copies"] = _state(config)["optimizer"] / 2
+    if config.method.name == "grpo" and not generates_with_vllm(config):
+        found["generation"] = _generating(config, generation_batch(config) // size.ranks)
+        if trains_head:  # autocast keeps copies of what trains, through a forward
+            found["generation"]["weights in 16 bits"] = copies
+        whole = config.topology.strategy == "zero3" and value(config, "ds3_gather_for_generation")
+        found["generation"]["communication"] = 2.0 * n.base if whole else sharing.buffers
+    return found
+
+
+@dataclass(frozen=True)
+class _Sharing:
+    """Bytes of gradients, and of what a strategy gathers and sends, in backward and at the optimizer's step."""
+
+    gradients: float
+    buffers: float
+    gradients_of_step: float
+    buffers_of_step: float
+    buffers_of_head: float = 0.0  # of the buffers, what is freed with the head's backward
+    gathered_again: float = 0.0  # for the embedding's backward
+
+
+def _sharing(config: Config, size: Batch) -> _Sharing:
+    n, strategy = _Counts.of(config), config.topology.strategy
+    own = n.width * n.trained
+    if strategy == "fsdp":
+        return _fsdp(config, size, n)
+    if strategy in ("zero2", "zero3"):
+        return _zero(config, n)
+    buckets = own if strategy == "ddp" and n.ranks > 1 else 0.0  # DDP's gradients are copies of its buckets
+    return _Sharing(own, buckets, own, buckets)
+
+
+def _fsdp(config: Config, size: Batch, n: _Counts) -> _Sharing:
+    """One layer computes while the next is on its way. As long as gradients accumulate, accelerate leaves them whole on every rank."""
+    reshards = config.topology.fsdp.reshard_after_forward
+    sharded = 0.0 if config.topology.fsdp.cpu_offload else n.width * n.trained / n.ranks
+    # In the dtype they are summed in (torch's FSDPParam.to_accumulated_grad_if_needed).
+    kept = 4.0 if config.topology.fsdp.reduce_dtype == "fp32" else 2.0
+    whole = kept * n.trained if size.accumulation > 1 else sharded
+    layers, model = config.model.num_layers, config.model
+    matrix = _width(config) * model.vocab_size * model.hidden_size
+    if model.tied_embeddings:  # one unit, gathered throughout
+        return _Sharing(whole, _gathered(config, n, 2 if reshards else layers), sharded, 0.0)
+    if not reshards:
+        return _Sharing(whole, _gathered(config, n, layers), sharded, 0.0, matrix)
+    return _Sharing(whole, _gathered(config, n, 2) - matrix, sharded, 0.0, matrix, matrix)  # embedding and head, each where it is needed
+
+
+def _zero(config: Config, n: _Counts) -> _Sharing:
+    """Gradients go through a bucket into a part of the products' dtype, which the step flattens and makes fp32; stage 3 does so for a
+    sub-group at a time (_prepare_fp32_grad_for_sub_group), and gathers weights as FSDP does."""
+    low = _width(config)
+    part, flat, bucket = low * n.trained / n.ranks, 4.0 * n.trained / n.ranks, low * min(BUCKET, n.trained)
+    if config.topology.zero.offload_optimizer:
+        part = flat = 0.0  # what a bucket holds goes to the host
+    if config.topology.strategy == "zero2":
+        return _Sharing(part, bucket, 2 * part + flat, 0.0)
+    stepped = min(4.0 * SUB_GROUP, flat) * (1.5 if low == 2 else 1.0)  # flattened in 16 bits, then in fp32
+    return _Sharing(part, 2 * bucket + _gathered(config, n, 2), part + stepped, bucket)
+
+
+def _width(config: Config) -> float:
+    """Bytes of a weight as products read it."""
+    return 4.0 if config.precision.compute == "fp32" else 2.0
+
+
+def _gathered(config: Config, n: _Counts, layers: int) -> float:
+    """Whole weights of everything outside the layers (embedding and head), and of so many layers."""
+    layer = shapes.layer_parameters(config.model)
+    low = _width(config)
+    return low * (n.base - config.model.num_layers * layer + min(layers, config.model.num_layers) * layer)

@@ -1,0 +1,32 @@
+"""Speed of method=sample: completions by transformers, or by vLLM in the rank's own process. Its memory is an evaluation's."""
+
+from __future__ import annotations
+
+import math
+
+from launch.batch import batch
+from launch.planner.activations import Numerics
+from launch.planner.speed import DECODE_BANDWIDTH, DECODE_S, KERNEL_S, SERVER_SEQUENCES, TRAFFIC, Speed
+from launch.schema import Config
+from launch.topology import num_gpus
+from launch.trainer_args import argument, value
+
+
+def speed(config: Config) -> Speed:
+    """New tokens a second of all ranks and seconds of a batch, were every sample as long as it may be. Prompts are not counted."""
+    model, size, vllm = config.model, batch(config), argument(config, "engine") == "vllm"
+    rows = size.per_device * int(value(config, "samples_per_prompt"))
+    width = 4.0 if config.precision.compute == "fp32" else 2.0
+    read_s = width * model.num_parameters / 1e9 / (DECODE_BANDWIDTH * config.hardware.bandwidth_gb_s)
+    # As of a generation while training (launch/planner/speed.py): transformers starts every kernel of a forward for every token.
+    start_s = DECODE_S if vllm else model.num_layers * TRAFFIC[Numerics.cast, False].kernels / 3 * KERNEL_S
+    waves = max(1.0, rows / SERVER_SEQUENCES) if vllm else 1.0
+    step_s = max(read_s, start_s) * int(value(config, "max_new_tokens")) * waves
+    tokens = size.ranks * rows * int(value(config, "max_new_tokens"))
+    prompts = min((int(n) for n in (argument(config, "num_prompts"), config.data.limit, config.data.num_train) if n), default=None)
+    hours = None if prompts is None else math.ceil(prompts / size.per_device / size.ranks) * step_s / 3600
+    price = config.price_per_gpu_hour
+    cost = None if price is None or hours is None else price * num_gpus(config) * config.runtime.slurm.nodes * hours
+    limit = "reading weights" if read_s >= start_s else "starting kernels" if not vllm else "vLLM's steps"
+    basis = f"{'vLLM' if vllm else 'transformers'} at best, bound by {limit}, samples of full length; shares measured on an H200"
+    return Speed(tokens / step_s, step_s, basis, hours, cost)

@@ -1,0 +1,271 @@
+"""Time of a training step from a roofline: matrix products, attention, memory-bound kernels, the optimizer, communication, generation.
+
+Work is counted from shapes; how much of a GPU's peak and bandwidth each kind of work reaches was measured on H200s with runs that
+docs/results/speed.md lists, and is assumed to be the same share elsewhere. `basis` says so where it matters.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from launch import topology
+from launch.batch import Batch, batch, generation_batch
+from launch.planner import adapted, shapes
+from launch.planner.activations import MicroStep, Numerics
+from launch.planner.memory import generates_with_vllm, micro_step, stepped_bytes
+from launch.planner.reference import has_reference
+from launch.schema import Config
+from launch.schema.enums import Link, Vendor
+from launch.supervision.serving import shares_gpu
+from launch.trainer_args import argument, value
+
+# Shares of peak and bandwidth, read off the runs of docs/results/speed.md. 16-bit products reach healthy.gemm of the hardware's file.
+GEMM_FP32 = 0.69  # of fp32's peak, products and attention alike
+ATTENTION = 0.67  # of the peak, by the fused kernels for 16 bits
+BANDWIDTH = 0.62  # by a layer's memory-bound kernels; large tensors one after another (weights, optimizer) reach healthy.copy
+COPY, LINKS = 0.89, 0.7  # where the hardware's file has no healthy.copy and healthy.all_reduce
+KERNEL_S = 6e-6  # of each kernel: starting and ending, in which nothing is moved
+STEP_S = 0.03  # of a step that no kernel fills: collating, gathering metrics, logging
+# What the host needs while a GPU that is faster waits: to start a kernel (Python, autograd, autocast, the driver), read off 0.6B with one
+# row of 512 tokens; and for a layer and micro-step, Python hooks around every layer or parameter.
+LAUNCH_S = 30e-6
+FSDP_LAYER_S = 6.6e-3
+ZERO3_LAYER_S, ZERO3_WEIGHT_S = 11.7e-3, 0.2e-9  # and for a weight of the layer
+ZERO2_LAYER_S = 1.35e-3  # on top of the GPU's time: gradients are copied into buckets, one parameter after another
+# vLLM 0.26, for a token of all sequences, and for a sequence more: the host's work (scheduling, sampling, text), so not the GPU's.
+DECODE_S, DECODE_SEQUENCE_S = 1.05e-3, 0.085e-3
+DECODE_BANDWIDTH = 0.6  # share at which decoding reads weights, where that takes longer
+SERVER_SEQUENCES = 256  # completions that one server decodes at once (vLLM's max_num_seqs)
+SYNC_S, SYNC_GB_S = 0.14, 134.0  # of sending weights to a server
+GLOO_GB_S = 0.6  # through host memory: 0.4 s for 76 million parameters, three such runs on one H200 at once
+# Bytes of a weight that autocast copies to 16 bits and whose gradient comes back, with checkpointing and without. Counted as TRAFFIC is.
+WEIGHT_BYTES = {Numerics.autocast: (18.0, 12.0), Numerics.cast: (0.0, 0.0), Numerics.fp32: (0.0, 0.0)}
+FROZEN_BYTES = {Numerics.autocast: (13.5, 7.0), Numerics.cast: (1.5, 1.0), Numerics.fp32: (0.0, 0.0)}  # beside an adapter: not kept
+ADAM_TENSORS = 7 + 3  # as large as all that trains: fused AdamW reads four and writes three, clipping reads twice and writes
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that memory-bound kernels of one layer read and write for a token, per unit of width; and kernels of a layer.
+
+    Counted on fake tensors over transformers 5.17's Qwen3: norms, rotations, casts, residuals, the activation, and their backward.
+    """
+
+    hidden: float
+    wide: float
+    heads: float  # per unit of query and of key width
+    kernels: int
+
+
+TRAFFIC = {  # by numerics and gradient checkpointing
+    (Numerics.autocast, True): Traffic(558, 38, 347, 254),
+    (Numerics.autocast, False): Traffic(462, 28, 262, 192),
+    (Numerics.cast, True): Traffic(442, 38, 241, 220),
+    (Numerics.cast, False): Traffic(364, 28, 184, 168),
+    (Numerics.fp32, True): Traffic(455, 76, 297, 196),
+    (Numerics.fp32, False): Traffic(364, 56, 220, 150),
+}
+TRAFFIC_OF_ADAPTERS = {  # the same with peft's: their inputs are made fp32, their products scaled and added (peft 0.21, LoRA)
+    (Numerics.autocast, True): Traffic(652, 128, 397, 386),
+    (Numerics.autocast, False): Traffic(516, 86, 290, 275),
+    (Numerics.cast, True): Traffic(616, 128, 297, 374),
+    (Numerics.cast, False): Traffic(468, 86, 218, 268),
+}
+WITHOUT_HEAD_NORMS = 0.31  # of that traffic for heads remains where queries and keys are not normed (qwen2, llama)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """`None` where nothing can be said; `basis` says what the figures rest on."""
+
+    tokens_per_second: float | None
+    step_s: float | None
+    basis: str
+    run_hours: float | None = None  # of training, without start and evaluation; None where the data decides and is not read
+    cost: float | None = None  # of the run's GPUs, in the currency of price_per_gpu_hour
+
+
+def speed(config: Config) -> Speed:
+    """Tokens a second of the whole run, and seconds a step."""
+    compute = config.precision.compute
+    peak = config.hardware.peak_tflops.get(compute)
+    if peak is None:
+        return Speed(None, None, f"no peak of {config.hardware.name} in {compute} is known")
+    if config.method.kind != "trainer":
+        return Speed(None, None, f"no estimate for {config.method.name} yet")
+    sharing = config.topology
+    if sharing.fsdp.cpu_offload or sharing.zero.offload_optimizer or sharing.zero.offload_parameters:
+        return Speed(None, None, "a step that offloads to the host waits for its optimizer and its links, which are not estimated")
+    size = batch(config)
+    parts = step_parts(config, size, peak * 1e12)
+    train_s, generate_s = sum(parts.values()) - parts["generation"], parts["generation"]
+    step_s = max(train_s, generate_s) if config.topology.overlap else train_s + generate_s
+    pairs = 2 if config.method.name == "dpo" else 1
+    measured = "measured shares of an H200's peak and bandwidth"
+    basis = measured if config.hardware.name == "h200" else f"{measured}, assumed for {config.hardware.name}"
+    if config.runtime.slurm.nodes > 1:
+        basis += "; links between nodes taken for those within one"
+    if size.completion and not generates_with_vllm(config):
+        basis += "; transformers generates, at best so fast"
+    largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
+    said = f"{basis}: {', '.join(f'{name} {part / step_s:.0%}' for name, part in largest)}"
+    hours = steps * step_s / 3600 if (steps := num_steps(config, size)) else None
+    return Speed(size.tokens * pairs / step_s, step_s, said, hours, _cost(config, hours))
+
+
+def num_steps(config: Config, size: Batch) -> int | None:
+    """Optimizer steps of the run; None where rows that are not read, or packing that joins them, decide."""
+    most = value(config, "max_steps")
+    if most and int(most) > 0:
+        return int(most)
+    rows = min(filter(None, (config.data.limit, config.data.num_train)), default=None)
+    if not rows or argument(config, "packing"):
+        return None
+    # GRPO makes a group of completions of each row, and trains on it num_iterations times.
+    per_row = int(argument(config, "num_generations") or 1) * int(argument(config, "num_iterations") or 1)
+    return math.ceil(rows * per_row / size.sequences * float(value(config, "num_train_epochs")))
+
+
+def _cost(config: Config, hours: float | None) -> float | None:
+    price = config.price_per_gpu_hour
+    gpus = topology.num_gpus(config) * config.runtime.slurm.nodes
+    return None if price is None or hours is None else price * gpus * hours
+
+
+def step_parts(config: Config, size: Batch, peak: float) -> dict[str, float]:
+    """Seconds of one optimizer step of a rank, by kind of work; `peak` in operations a second."""
+    step = micro_step(config, size)
+    micro = micro_parts(config, step, peak)
+    found = {name: size.accumulation * part for name, part in micro.items()}
+    copying = config.hardware.bandwidth_gb_s * 1e9 * (config.hardware.healthy.copy or COPY)
+    sharded = size.ranks if config.topology.strategy in ("fsdp", "zero2", "zero3") else 1
+    trained = adapted.trainable_parameters(config.model, config.adapter)
+    found["optimizer"] = ADAM_TENSORS * stepped_bytes(config) * trained / sharded / copying
+    width = 2 if config.precision.weights in ("bf16", "fp16") and config.topology.strategy in ("none", "ddp") else 4
+    found["weights"] += 3 * width * trained * (size.accumulation - 1) / copying  # gradients: both read, their sum written
+    if config.topology.strategy == "ddp" and size.ranks > 1:  # gradients go into DDP's buckets and back
+        found["weights"] += 4 * stepped_bytes(config) * trained / (config.hardware.bandwidth_gb_s * 1e9 * COPY)
+    found["between steps"] = STEP_S
+    found["waiting for the host"] = _host_s(config, size, micro, found["optimizer"])
+    found["communication"] = _communication(config, size, sum(micro.values()))
+    found["generation"] = _generation_s(config, size)
+    return found
+
+
+def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float]:
+    """Seconds of forward and backward of one micro-step."""
+    model, tokens = config.model, step.tokens
+    trains_base = config.adapter.rank is None
+    linear = model.num_layers * sum(i * o for i, o in shapes.linear_sizes(model))
+    passes = 1 + step.checkpointing + (2 if trains_base else 1)
+    head = 4 if trains_base else 3  # TRL's head makes its logits again in the backward
+    products = 2.0 * tokens * (passes * linear + head * model.vocab_size * model.hidden_size)
+    forwards = extra_forwards(config)
+    products += forwards * 2.0 * tokens * (linear + model.vocab_size * model.hidden_size)
+    scores = 2.0 * tokens * step.length * model.num_layers * step.widths[2] * (1 + step.checkpointing + 2.5 + forwards)
+    bandwidth = config.hardware.bandwidth_gb_s * 1e9
+    gemm, attention = peak * (config.hardware.healthy.gemm or 1.0), peak * ATTENTION
+    if step.numerics is Numerics.fp32:
+        gemm = attention = peak * GEMM_FP32
+    elif config.precision.compute == "fp8":  # the linear layers' products only; attention computes in bf16
+        attention = config.hardware.peak_tflops["bf16"] * 1e12 * ATTENTION
+    moved, weights, kernels = _traffic(config, step, linear)
+    return {
+        "matrix products": products / gemm,
+        "attention": scores / attention,
+        "memory-bound kernels": moved / (bandwidth * BANDWIDTH),
+        "weights": weights / (bandwidth * (config.hardware.healthy.copy or COPY)),
+        "starting kernels": kernels * KERNEL_S,
+    }
+
+
+def _traffic(config: Config, step: MicroStep, linear: float) -> tuple[float, float, float]:
+    """Bytes that memory-bound kernels move in a micro-step: of tokens, and of weights; and how many kernels there are."""
+    model, (hidden, wide, query, key) = config.model, step.widths
+    adapter = config.adapter.rank is not None
+    of_layer = (TRAFFIC_OF_ADAPTERS if adapter and step.numerics is not Numerics.fp32 else TRAFFIC)[step.numerics, step.checkpointing]
+    heads = of_layer.heads * (1.0 if model.architecture == "qwen3" else WITHOUT_HEAD_NORMS)
+    per_token = of_layer.hidden * hidden + of_layer.wide * wide + heads * (query + key)
+    scores = 12 * step.scores() * (2 if step.checkpointing else 1)  # unfused attention reads and writes them all over
+    per_weight = (FROZEN_BYTES if adapter else WEIGHT_BYTES)[step.numerics][0 if step.checkpointing else 1]
+    weights = per_weight * (linear + (0 if adapter else model.vocab_size * hidden))
+    more = 1 + 0.2 * extra_forwards(config)  # a forward is a fifth of forward, forward again and backward
+    moved = model.num_layers * (step.tokens * per_token + scores)
+    return more * moved, more * weights, more * model.num_layers * of_layer.kernels
+
+
+def extra_forwards(config: Config) -> float:
+    """Forwards without gradients, for each that trains: DPO's and GRPO's reference (the base where an adapter trains), and GRPO's
+    log-probabilities of what vLLM generated or older weights did. Those of GRPO serve num_iterations of training."""
+    if config.method.name == "dpo":
+        return 0.0 if value(config, "precompute_ref_log_probs") else 1.0
+    if config.method.name != "grpo":
+        return 0.0
+    passes = int(value(config, "num_iterations"))
+    accumulation = batch(config).accumulation
+    older = accumulation % (passes * int(value(config, "steps_per_generation") or accumulation)) != 0
+    corrected = generates_with_vllm(config) and bool(value(config, "vllm_importance_sampling_correction"))
+    return (bool(value(config, "beta")) + (older or corrected)) / passes
+
+
+def _host_s(config: Config, size: Batch, micro: dict[str, float], optimizer_s: float) -> float:
+    """Seconds that a GPU waits for kernels to be started and for the hooks of a strategy; none where it has more to do than they take."""
+    strategy, layers = config.topology.strategy, size.accumulation * config.model.num_layers
+    if config.hardware.vendor == Vendor.none:
+        return 0.0
+    kernels = size.accumulation * micro["starting kernels"] / KERNEL_S
+    zero3 = (ZERO3_LAYER_S + ZERO3_WEIGHT_S * shapes.layer_parameters(config.model)) * (1 + extra_forwards(config) / 3)
+    hooks = {"fsdp": FSDP_LAYER_S, "zero3": zero3}.get(strategy, 0.0)
+    shared = size.ranks > 1
+    host_s = kernels * LAUNCH_S + shared * layers * hooks
+    waiting = max(0.0, host_s - size.accumulation * sum(micro.values()) - optimizer_s)
+    return waiting + (layers * ZERO2_LAYER_S if shared and strategy == "zero2" else 0.0)
+
+
+def _communication(config: Config, size: Batch, micro_s: float) -> float:
+    """What sums of gradients and gathered weights cost: DDP's hide behind half of the last micro-step, those of the others take turns
+    with the products."""
+    strategy, n = config.topology.strategy, size.ranks
+    if n == 1 or config.hardware.vendor == Vendor.none or not config.hardware.link_gb_s:
+        return 0.0
+    model = config.model
+    trained = adapted.trainable_parameters(model, config.adapter)
+    share = config.hardware.healthy.all_reduce or LINKS
+    link = config.hardware.link_gb_s * 1e9 * share
+    hive = config.hardware.hive or config.hardware.gpus_per_node
+    if config.hardware.hives_gb_s and n > hive:
+        link = config.hardware.hives_gb_s * 1e9 * share
+    elif config.hardware.link == Link.xgmi:  # a link to each other GPU of the board: fewer GPUs use fewer (ROCm/rccl#1270)
+        link *= min(1.0, (n - 1) / (hive - 1)) if hive > 1 else 1.0
+    if strategy not in ("fsdp", "zero2", "zero3"):
+        return max(0.0, 2 * (n - 1) / n * stepped_bytes(config) * trained / link - micro_s / 2)
+    low = 4.0 if config.precision.compute == "fp32" else 2.0
+    gathered = (n - 1) / n * low * model.num_parameters / link  # all weights, once
+    if strategy == "zero2":  # sums in every micro-step, in 16 bits but for AMD, and gathers what was stepped
+        width = 4.0 if config.hardware.vendor == Vendor.amd else low
+        return size.accumulation * 2 * (n - 1) / n * width * trained / link + gathered * trained / model.num_parameters
+    reference = has_reference(config)
+    gathers = 2 + reference  # for forward and backward, and whole for the reference's forward
+    reduced = (n - 1) / n * 4.0 * trained / link
+    return size.accumulation * gathers * gathered + reduced
+
+
+def _generation_s(config: Config, size: Batch) -> float:
+    """Seconds to decode the completions of one step, and to send the weights to a server before it."""
+    if not size.completion:
+        return 0.0
+    model = config.model
+    weights_gb = 2.0 * model.num_parameters / 1e9
+    read_s = weights_gb / config.topology.server_tensor_parallel / (DECODE_BANDWIDTH * config.hardware.bandwidth_gb_s)
+    engines = config.topology.servers or size.ranks
+    completions = generation_batch(config)
+    at_once = min(completions / engines, SERVER_SEQUENCES)
+    waves = max(1.0, completions / engines / SERVER_SEQUENCES)
+    if generates_with_vllm(config):
+        start_s = DECODE_S + DECODE_SEQUENCE_S * at_once
+    else:  # transformers starts every kernel of a forward for every token: a third of those of forward and backward
+        start_s = model.num_layers * TRAFFIC[Numerics.cast, False].kernels / 3 * KERNEL_S
+    sync_s = SYNC_S + weights_gb / (GLOO_GB_S if shares_gpu(config) else SYNC_GB_S) if config.topology.servers else 0.0
+    each_s = max(start_s, read_s) * size.completion * waves + sync_s
+    return each_s * size.sequences / completions / int(value(config, "num_iterations"))  # one generation serves several steps

@@ -1,0 +1,132 @@
+"""Rows of check.py's table about the model: which weights are loaded, and that the plan is of those weights."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launch.planner import shapes
+from launch.rules.rule import Rule
+from launch.schema import Config
+from launch.schema.enums import Init
+
+MODELS = Path(__file__).parents[2] / "conf/model"
+SHAPE = (
+    *("num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size"),
+    *("tied_embeddings", "attention_bias", "num_parameters"),
+)
+# Every file of conf/model counts exactly. A count may be published rounded, or include what its model adds to the layers; one layer of 80
+# more or less, which is 1.2% of a model, must not pass.
+TOLERANCE = 0.01
+
+
+@functools.cache
+def files() -> dict[str, dict[str, Any]]:
+    """conf/model by name, as it stands there. Read only where a composition differs from its own file."""
+    return {file.stem: yaml.safe_load(file.read_text()) for file in sorted(MODELS.glob("*.yaml"))}
+
+
+@functools.cache
+def _file(name: str) -> dict[str, Any]:
+    """Of one model; nothing for one that stands outside conf/."""
+    file = MODELS / f"{name}.yaml"
+    content: dict[str, Any] = yaml.safe_load(file.read_text()) if file.is_file() else {}
+    return content
+
+
+def _loads(config: Config) -> bool:
+    return config.method.uses_model and config.model.init == Init.pretrained and bool(config.model.path or config.model.hub_id)
+
+
+def _another_shape(config: Config) -> bool:
+    model = config.model
+    return _loads(config) and abs(shapes.parameters(model) - model.num_parameters) > TOLERANCE * model.num_parameters
+
+
+def _changed(config: Config) -> list[str]:
+    """Keys of the shape that are not as the model's file has them."""
+    own = {"attention_bias": False, **_file(config.model.name)}
+    return [f"model.{key}={getattr(config.model, key)}" for key in SHAPE if key in own and getattr(config.model, key) != own[key]]
+
+
+def _shape_that_would_do(config: Config) -> str:
+    keys, count = [key.partition("=")[0] for key in _changed(config)], f"model.num_parameters={shapes.parameters(config.model)}"
+    found = [f"no {', no '.join(keys)}"] if keys else []
+    if keys != ["model.num_parameters"]:
+        found.append(f"model.init=random {'model.path=null ' if config.model.path else ''}{count} for random weights of this shape")
+    if config.model.path:
+        found.append(f"{count} where the model of that directory has it")
+    return "; or ".join(found)
+
+
+def _described(config: Config) -> str:
+    """The model whose file names this repository of the hub, where it is another than the composition's."""
+    others = [name for name, content in files().items() if content.get("hub_id") == config.model.hub_id and name != config.model.name]
+    return next(iter(others), "")
+
+
+def _from_the_hub(config: Config) -> bool:
+    return _loads(config) and config.model.path is None
+
+
+def _another_hub_id(config: Config) -> bool:
+    """Given over that of a model's file, whose revision, or whose shape, stays. A model that stands outside conf/ is taken as it is."""
+    model, own = config.model, _file(config.model.name)
+    if not _from_the_hub(config) or model.revision is None or not own or own.get("hub_id") == model.hub_id:
+        return False
+    return model.revision == own.get("revision") or bool(_described(config))
+
+
+def _why_another(config: Config) -> str:
+    own = _file(config.model.name)
+    if config.model.revision == own.get("revision"):
+        return f"model.revision={str(config.model.revision)[:12]} is a commit of {own['hub_id']}"
+    return f"memory and speed would be those of {own.get('hub_id') or config.model.name}"
+
+
+def _with_revision(config: Config) -> str:
+    if _file(config.model.name).get("hub_id") == config.model.hub_id:
+        return "no model.revision: the model's file has its commit"
+    described = _described(config)
+    own = f"model={described}, which has its commit and shape; or " if described else ""
+    return f"{own}model=<of the same shape> model.hub_id={config.model.hub_id} model.revision=<its commit, 40 hexadecimal digits>"
+
+
+MODEL_RULES = [
+    Rule(
+        "model_source",
+        lambda c: c.model.init == Init.pretrained and not c.model.path and not c.model.hub_id,
+        lambda c: f"model={c.model.name} with init=pretrained: no weights are named",
+        lambda c: "model.path=<directory>, model.hub_id=<owner/name>, or model.init=random",
+    ),
+    Rule(
+        "model_path_and_random",
+        lambda c: c.model.path is not None and c.model.init == Init.random and c.model.hub_id is not None,
+        lambda c: f"model.path={c.model.path} with model.init=random: the weights there would be ignored",
+        lambda c: "model.init=pretrained, or no model.path",
+    ),
+    Rule(
+        "model_shape",
+        _another_shape,
+        lambda c: (
+            f"{' '.join(_changed(c)) or f'model={c.model.name}'}: the shape counts {shapes.parameters(c.model)} parameters, "
+            f"model.num_parameters is {c.model.num_parameters}, and {c.model.path or c.model.hub_id} is loaded as it is"
+        ),
+        _shape_that_would_do,
+    ),
+    Rule(
+        "model_revision",
+        lambda c: _from_the_hub(c) and c.model.revision is None,
+        lambda c: f"model.hub_id={c.model.hub_id} without model.revision: which of its commits",
+        _with_revision,
+    ),
+    Rule(
+        "model_hub_id",
+        _another_hub_id,
+        lambda c: f"model.hub_id={c.model.hub_id} with model={c.model.name}: {_why_another(c)}",
+        _with_revision,
+    ),
+]

@@ -1,0 +1,1 @@
+"""Trials of a sweep: which come next, where they run, and what they add up to."""
