@@ -18,7 +18,7 @@ NOT_COPIED = "copy it too, or run the doctor on the machine itself"
 
 def hardware_group(facts: Facts) -> Finding | None:
     found = masks.visible((*facts.gpus, *facts.host.withheld), facts.host.environ)
-    expected = Expected("one kind of GPU, which a file of conf/hardware describes", "conf/hardware; launch/machine/kfd.py (products)")
+    expected = Expected("one kind of GPU, which a file of conf/hardware describes", "conf/hardware; launch/machine/products.py")
     unread = _unread(facts)
     if not found:
         lacks = unread or (None if facts.is_live else _lacking(facts))
