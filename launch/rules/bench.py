@@ -103,6 +103,15 @@ def _empty_lists(config: Config) -> list[str]:
     return [name for name in own(config) if name not in others and argument(config, name) == []]
 
 
+def _wrong_environments(config: Config) -> list[Any]:
+    """Settings of collectives are environment variables; one that sets none is the run's own, which is measured in any case."""
+
+    def sets(one: Any) -> bool:
+        return isinstance(one, dict) and bool(one) and not any(isinstance(value, (dict, list)) for value in one.values())
+
+    return [one for one in argument(config, "settings") if not sets(one)] if config.method.name == "bench/collectives" else []
+
+
 def _shown_matches(config: Config) -> str:
     shown = [", ".join(f"{key} {value}" for key, value in match.items()) for match in _matches(config)]
     shown = list(dict.fromkeys(shown))
@@ -182,6 +191,12 @@ BENCH_RULES = [
         lambda c: bool(_empty_lists(c)),
         lambda c: f"method.args.{_empty_lists(c)[0]}=[]: nothing would be measured",
         lambda c: f"one or more in it, as in conf/method/{c.method.name}.yaml",
+    ),
+    Rule(
+        "bench_environments",
+        lambda c: bool(_wrong_environments(c)),
+        lambda c: f"method.args.settings: {_wrong_environments(c)[0]} is no set of environment variables with a value each",
+        lambda c: "method.args.settings=[{NCCL_MIN_NCHANNELS: 112}]; the run's own environment is measured in any case",
     ),
     Rule(
         "bench_sizes",

@@ -47,6 +47,11 @@ def _given_servers(config: Config) -> list[str]:
     return [key for key, without in (("servers", 0), ("server_tensor_parallel", 1)) if getattr(config.topology, key) != without]
 
 
+def _with_server(config: Config) -> str:
+    """What a remedy may begin with: the topology that has a server, where the method generates while it trains."""
+    return "topology=split, or " if config.method.name == "grpo" else ""
+
+
 def _smaller_servers(config: Config) -> str:
     """What leaves a GPU to train on, of a split that leaves none: fewer servers, narrower ones, or more GPUs."""
     given, gpus = config.topology, topology.num_gpus(config)
@@ -163,13 +168,13 @@ TOPOLOGY_RULES = [
         lambda c: (
             f"topology.{(key := _given_servers(c)[0])}={getattr(c.topology, key)} under topology={c.topology.name}: nothing would be served"
         ),
-        lambda c: f"topology=split, or no topology.{_given_servers(c)[0]}",
+        lambda c: f"{_with_server(c)}no topology.{_given_servers(c)[0]}",
     ),
     Rule(
         "server_keys",
         lambda c: c.topology.name != "split" and bool(_server_keys(c)),
         lambda c: f"topology.{_server_keys(c)[0]} under topology={c.topology.name}: it has no server",
-        lambda c: f"topology=split, or no topology.{_server_keys(c)[0]}",
+        lambda c: f"{_with_server(c)}no topology.{_server_keys(c)[0]}",
     ),
     Rule(
         "colocate_arguments",

@@ -97,6 +97,7 @@ LEAST = {
     "method.args.per_prompt": 1,
     "method.args.cycles": 1,
     "method.args.repetitions": 1,
+    "method.args.timeout_s": OPEN,
     "method.args.warmup": 0,
     "method.args.steps": 1,
     "method.args.learning_rate": 0,  # trains nothing, which measures what a run is like without learning

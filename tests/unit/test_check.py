@@ -68,6 +68,10 @@ CASES = {
         ["hardware=mi350x", "method=bench/gemm", "method.args.dtypes=[]"],
         ["method.args.dtypes=[]: nothing would be measured", "one or more in it, as in conf/method/bench/gemm.yaml"],
     ),
+    "bench_environments": (
+        ["hardware=mi350x", "method=bench/collectives", "method.args.settings=[{}]"],
+        ["settings: {} is no set of environment variables", "the run's own environment is measured in any case"],
+    ),
     "bench_sizes": (
         ["hardware=mi350x", "method=bench/collectives", "method.args.min_bytes=16"],
         ["min_bytes=16, max_bytes=4294967296, factor=4", "min_bytes of at least 32 and at most max_bytes"],
@@ -196,9 +200,12 @@ CASES = {
         ["hardware=mi300x", "method=grpo", "topology=split", "topology.servers=0"],
         ["topology.servers=0", "at least 1"],
     ),
-    "servers_without_split": (["hardware=mi300x", "topology=ddp", "topology.servers=1"], ["nothing would be served", "topology=split"]),
+    "servers_without_split": (
+        ["hardware=mi300x", "method=grpo", "topology=ddp", "topology.servers=1"],
+        ["nothing would be served", "topology=split"],
+    ),
     "server_keys": (
-        ["hardware=mi300x", "topology=ddp", "topology.server_memory_share=0.5"],
+        ["hardware=mi300x", "method=grpo", "topology=ddp", "topology.server_memory_share=0.5"],
         ["server_memory_share", "has no server", "topology=split"],
     ),
     "colocate_arguments": (
@@ -724,6 +731,7 @@ def test_filters_by_length_that_an_evaluation_does_not_read():
         (["price_per_gpu_hour=-1"], "price_per_gpu_hour=-1.0: out of range. Use: at least 0 and at most 1000000000."),
         (["price_per_gpu_hour=1e308"], "price_per_gpu_hour=1e+308: out of range. Use: at least 0 and at most 1000000000."),
         (["hardware.gpus_per_node=1000000"], "hardware.gpus_per_node=1000000: out of range. Use: at least 1 and at most 1024."),
+        (["hardware=mi350x", "method=bench/collectives", "method.args.timeout_s=0"], "timeout_s=0: out of range. Use: above 0."),
         (["method=grpo", "method.args.num_generations=1000000000"], "num_generations=1000000000: out of range. Use: at least 2 and"),
         (["method=raft", "method.args.cycles=100000"], "method.args.cycles=100000: out of range. Use: at least 1 and at most 500."),
         (["method.args.per_device_train_batch_size=1000000000000000000"], "train_batch_size=1000000000000000000: out of range"),
@@ -828,10 +836,13 @@ def test_values_at_the_edge_of_their_range_are_taken(overrides):
             "among runtime.secrets; or runtime.slurm.inner=local.",
         ),
         (
-            ["topology=ddp", "topology.server_tensor_parallel=2"],
+            ["method=grpo", "topology=ddp", "topology.server_tensor_parallel=2"],
             "topology.server_tensor_parallel=2 under topology=ddp: nothing would be served. Use: topology=split, or no topology.server_te",
         ),
-        (["topology=ddp", "topology.servers=2"], "topology.servers=2 under topology=ddp: nothing would be served."),
+        (
+            ["topology=ddp", "topology.servers=2"],
+            "topology.servers=2 under topology=ddp: nothing would be served. Use: no topology.servers.",
+        ),
         (
             ["method=grpo", "topology=colocate", "topology.num_gpus=4"],
             "topology.num_gpus=4 under topology=colocate: several GPUs need a strategy. Use: topology.strategy=ddp or topology.strategy=fs",
@@ -887,6 +898,9 @@ def test_what_a_rank_would_refuse(overrides, rules):
         (["ranks=[]"], ["bench_gpu_counts"]),
         (["ranks=[1,2]"], ["bench_gpu_counts"]),
         (["dtypes=[]", "settings=[]"], []),  # the hardware's, and the run's own environment
+        (["settings=[3]"], ["bench_environments"]),
+        (["settings=[{NCCL_ALGO: [Ring]}]"], ["bench_environments"]),
+        (["settings=[{NCCL_ALGO: null}]"], []),
         (["min_bytes=2048", "max_bytes=1024"], ["bench_sizes"]),
         (["factor=1", "fail_below=0.9"], ["bench_sizes"]),
         (["min_bytes=0"], ["bench_sizes"]),
