@@ -6,12 +6,11 @@ import datetime
 import functools
 import hashlib
 import importlib.metadata
-import json
 import platform
 import re
 import socket
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,9 @@ from launch.environment import ROOT, SECRET, secret_names
 from launch.files import samples
 from launch.files.data_cache import TOKENIZER_FILES
 from launch.files.rundir import read_json, sha256
+from launch.files.sealed import REQUIRED as REQUIRED
+from launch.files.sealed import faults as faults
+from launch.files.sealed import seal as seal
 from launch.machine.detect import Host
 from launch.machine.sysfs import text
 from launch.plan import Plan, composition, composition_hash, identity, identity_of, image_json, plain
@@ -28,36 +30,6 @@ from launch.topology import Process
 
 # Variables that change numbers or speed and hold no secret. Of any other only the name could matter, and we keep none.
 ALLOWED = re.compile(r"^(HIP_|HSA_|ROCR_|CUDA_|NCCL_|RCCL_|TORCH|PYTORCH_|MIOPEN_|OMP_|MKL_|VLLM_|GPU_MAX|PYTHONHASHSEED|TOKENIZERS_)")
-REQUIRED = [
-    "schema",
-    "run_id",
-    "parent",
-    "status",
-    "exit_code",
-    "started",
-    "finished",
-    "overrides",
-    "composition",
-    "composition_hash",
-    "argv",
-    "environment",
-    "secrets",
-    "code",
-    "packages",
-    "locks",
-    "image",
-    "model",
-    "data",
-    "seeds",
-    "host",
-    "metrics",
-    "result",
-    "outputs",
-    "sha256",
-]
-
-# A pipeline's own record: what was run stands in the records of its phases.
-REQUIRED_OF_A_PIPELINE = ["schema", "run_id", "status", "exit_code", "overrides", "composition", "composition_hash", "phases", "sha256"]
 
 
 def begin(
@@ -125,20 +97,6 @@ def finish(
     last = metrics[-1] if metrics else None
     ended = {"status": status, "exit_code": exit_code, "finished": now(), "metrics": last, "result": result}
     return seal({**record, **ended, "restarts": restarts, "outputs": outputs})
-
-
-def seal(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with the hash of its own content, by which a changed field is seen."""
-    content = {key: value for key, value in record.items() if key != "sha256"}
-    return {**content, "sha256": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
-
-
-def faults(record: dict[str, Any], required: Sequence[str] = REQUIRED) -> list[str]:
-    """Why a record cannot be trusted: required fields that are missing, or content that was changed after it was written."""
-    missing = [f"{name}: missing" for name in required if name not in record]
-    if missing:
-        return missing
-    return [] if seal(record)["sha256"] == record["sha256"] else ["sha256: the content was changed after it was written"]
 
 
 def _environment(plan: Plan, process: Process, host: Host) -> dict[str, str]:

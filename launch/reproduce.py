@@ -60,7 +60,7 @@ def load_record(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path}: no record there.{rundir.runs_in(path.parent)} Give the directory of a run, for example runs/<name>/<timestamp>-<id>."
         )
-    found = record.faults(recorded, record.REQUIRED_OF_A_PIPELINE if "phases" in recorded else record.REQUIRED)
+    found = record.faults(recorded)
     if found:
         raise UserError(f"{path}: refused, since it cannot be trusted. {'; '.join(found)}.")
     return recorded

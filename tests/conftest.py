@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from launch.compose import compose
+from launch.files import rundir, sealed
 from launch.machine.detect import Gpu, Host
+from launch.plan import composition, composition_hash
 from launch.run import main
 from launch.schema import Config
 from launch.supervision import orphans, supervise
@@ -71,6 +73,12 @@ def command(*arguments: str, cwd: Path, **kwargs) -> subprocess.CompletedProcess
 def composed(*overrides: str) -> Config:
     """A composition; shared, so read it only."""
     return compose(list(overrides))
+
+
+def leave_record(folder: Path, config: Config, status: str, **more) -> None:
+    """The record of a run that stopped, with what of it decides whether, and how, the run goes on."""
+    known = {"status": status, "composition": composition(config), "composition_hash": composition_hash(config)}
+    rundir.write_json(folder / "record.json", sealed.seal({**dict.fromkeys(sealed.REQUIRED), **known, **more}))
 
 
 def leave_model(folder: Path) -> None:

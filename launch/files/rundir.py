@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.errors import UserError
-from launch.files import resuming, samples
+from launch.files import resuming, samples, sealed
 from launch.plan import composition, composition_hash, default_name, has_phases, identity
 from launch.schema import Config
 
@@ -51,7 +51,7 @@ def newest_unfinished(home: Path, wanted: str, with_running: bool = False) -> Pa
         record = read_json(folder / "record.json") or {}
         if record.get("composition_hash") != wanted or record.get("status") == "done" or AGAIN in folder.name:
             continue
-        if (with_running or not is_locked(folder)) and not changed_data(record):
+        if (with_running or not is_locked(folder)) and not sealed.faults(record) and not changed_data(record):
             return folder
     return None
 
@@ -89,10 +89,13 @@ def _asked_for(config: Config) -> Path:
         raise UserError(f"resume={config.resume}: that run is done. resume=never runs the composition again.")
     if is_locked(folder):
         raise UserError(f"resume={config.resume}: that run is running now. Wait until it has ended, or stop it; then say the same again.")
+    faults = sealed.faults(record)
+    if faults:
+        raise UserError(f"resume={config.resume}: its record.json cannot be trusted ({faults[0]}). resume=never starts afresh.")
     changed = changed_data(record)
     if changed:
         raise UserError(f"resume={config.resume}: {', '.join(changed)} changed since that run began. resume=never starts afresh.")
-    differing = differences(identity(record.get("composition", {})), identity(composition(config)))
+    differing = differences(identity(record["composition"]), identity(composition(config)))
     of_another = resuming.another(differing)
     if of_another:
         remedy = " resume=auto begins another run and keeps the phases before the change." if has_phases(config) else ""

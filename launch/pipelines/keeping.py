@@ -40,7 +40,7 @@ def find(config: Config, home: Path, plans: dict[str, Plan], planned: Callable[.
     lacking = functools.cache(lacks)  # runs that keep the same phases are several
     for folder in sorted(home.glob("*/"), reverse=True) if home.is_dir() else []:
         recorded = rundir.read_json(folder / "record.json") or {}
-        if "phases" not in recorded or record.faults(recorded, record.REQUIRED_OF_A_PIPELINE):
+        if "phases" not in recorded or record.faults(recorded):
             continue
         found, before = _leading(folder, recorded["phases"], plans, lacking), None
         # The evaluations that are kept say which cycle of a RAFT is its result, and so what later phases take.

@@ -8,8 +8,7 @@ import pytest
 
 from launch import reproduce
 from launch.files import rundir
-from launch.plan import composition, composition_hash
-from tests.conftest import command, composed
+from tests.conftest import command, composed, leave_record
 
 # arguments -> what the message must say
 MISTAKES = {
@@ -324,10 +323,7 @@ def test_model_directory(launch, tmp_path, files, said):
 
 
 def test_resume_of_another_composition_names_the_keys(launch, tmp_path):
-    config = composed("hardware=cpu", "seed=3")
-    rundir.write_json(
-        tmp_path / "old/record.json", {"status": "failed", "composition": composition(config), "composition_hash": composition_hash(config)}
-    )
+    leave_record(tmp_path / "old", composed("hardware=cpu", "seed=3"), "failed")
     done = launch("hardware=cpu", f"resume={tmp_path / 'old'}", "seed=4", "method.args.max_steps=7")
     assert done.code == 2
     assert "another composition" in done.err

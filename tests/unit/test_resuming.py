@@ -9,8 +9,8 @@ import pytest
 from launch import record, reproduce
 from launch.errors import UserError
 from launch.files import resuming, rundir
-from launch.plan import composition, composition_hash, make_plan, prepare
-from tests.conftest import composed, host_with
+from launch.plan import make_plan, prepare
+from tests.conftest import composed, host_with, leave_record
 
 EIGHT = ["hardware=mi300x", "runtime=local", "model=qwen3_4b", "method.args.per_device_train_batch_size=4"]
 DDP = [*EIGHT, "topology=ddp", "method.args.gradient_accumulation_steps=2"]
@@ -22,8 +22,7 @@ GRPO = [*EIGHT, "method=grpo", "method.args.num_generations=8", "effective_batch
 def stopped(folder: Path, *overrides: str) -> Path:
     """The run directory of a run that stopped, with what of its record decides."""
     config, _ = prepare(composed(*overrides))
-    content = {"status": "failed", "composition": composition(config), "composition_hash": composition_hash(config)}
-    rundir.write_json(folder / "record.json", content)
+    leave_record(folder, config, "failed")
     return folder
 
 

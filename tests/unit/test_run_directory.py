@@ -14,13 +14,13 @@ from launch.files import rundir
 from launch.plan import composition_hash, make_plan
 from launch.reproduce import compare_metrics, load_record
 from launch.reproduce import main as reproduce
-from tests.conftest import composed, host_with
+from tests.conftest import composed, host_with, leave_record
 
 
 def a_run(root: Path, name: str, status: str, *overrides: str) -> Path:
     config = composed("hardware=cpu", *overrides)
     folder = root / "runs" / "sft-tiny-cpu" / name
-    rundir.write_json(folder / "record.json", {"status": status, "composition_hash": composition_hash(config)})
+    leave_record(folder, config, status)
     return folder
 
 
@@ -66,7 +66,7 @@ def test_a_run_whose_data_changed_is_not_continued(tmp_path):
     folder, file = a_run(tmp_path, "1", "failed"), tmp_path / "train.jsonl"
     file.write_text("old")
     kept = rundir.read_json(folder / "record.json")
-    rundir.write_json(folder / "record.json", {**kept, "data": {"files": {str(file): rundir.sha256(file)}}})
+    rundir.write_json(folder / "record.json", record.seal({**kept, "data": {"files": {str(file): rundir.sha256(file)}}}))
     assert choose(tmp_path) == (folder, True)
     file.write_text("new")
     assert choose(tmp_path)[1] is False
@@ -196,3 +196,21 @@ def test_a_folder_of_runs_given_for_a_run(launch, tmp_path):
     assert "It holds" not in launch("resume=runs").err
     with pytest.raises(UserError, match="no record there. It holds runs, the newest is .*/20261122-101500-000000"):
         load_record(tmp_path / "runs/quick/record.json")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"data": [1]}, "sha256: the content was changed after it was written"),
+        ({"composition": "seed=1"}, "sha256: the content was changed after it was written"),
+        ({"composition_hash": None}, "sha256: the content was changed after it was written"),
+        ({"model": ...}, "model: missing"),
+    ],
+)
+def test_a_run_whose_record_was_changed_by_hand_does_not_go_on(tmp_path, changed, said):
+    folder = a_run(tmp_path, "1", "failed")
+    kept = {**rundir.read_json(folder / "record.json"), **changed}
+    rundir.write_json(folder / "record.json", {key: value for key, value in kept.items() if value is not ...})
+    with pytest.raises(UserError, match=rf"its record.json cannot be trusted \({said}\). resume=never starts afresh."):
+        choose(tmp_path, f"resume={folder}")
+    assert choose(tmp_path)[1] is False

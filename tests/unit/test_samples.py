@@ -90,7 +90,7 @@ def test_a_folder_that_cannot_be_read_is_not_passed_over(tmp_path, monkeypatch):
 
 def began(plan: Plan) -> dict:
     found = record.begin(plan, host_with(0), None, [], None)
-    rundir.write_json(plan.run_dir / "record.json", {**found, "status": "interrupted"})
+    rundir.write_json(plan.run_dir / "record.json", record.seal({**found, "status": "interrupted"}))
     return found
 
 
