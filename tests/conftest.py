@@ -61,6 +61,14 @@ def quick_supervision(monkeypatch):
     assert orphans.marked({orphans.LAUNCHER: orphans.launcher()}) == [], "processes are left"
 
 
+@pytest.fixture
+def hangups():
+    """SIGHUP is heard, also where `nohup` has the tests ignore it, and so every child."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def command(*arguments: str, cwd: Path, **kwargs) -> subprocess.CompletedProcess:
     """`python launch/run.py ...` as a process of its own, from another directory than the repository's."""
     env = {**os.environ, "COLUMNS": "200"}

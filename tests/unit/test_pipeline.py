@@ -147,6 +147,7 @@ def test_a_pipeline_ends_with_one_json_object(tmp_path, capsys, phases_that_end)
     assert json.loads(capsys.readouterr().out) == whole
 
 
+@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_between_two_phases_stops_the_pipeline_and_the_same_command_goes_on(tmp_path, capsys, phases_that_end, number):
     started, asked = phases_that_end

@@ -187,6 +187,7 @@ def test_a_failure_cut_off_in_the_middle_is_left_out(tmp_path):
 # ---- Asked to stop
 
 
+@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"])
 def test_a_signal_saves(tmp_path, number, capfd):
     rank = SAVES.replace('note("trains")', f"os.kill(os.getppid(), signal.{number})")
@@ -327,6 +328,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_and_its_ranks_save(tmp_path, l
     assert (tmp_path / "order").read_text().splitlines() == ["server listens", "server ends"], "the server was not asked, or not last"
 
 
+@pytest.mark.usefixtures("hangups")
 def test_a_terminal_that_goes_away(tmp_path):
     """SIGHUP, and nothing can be written any more: the save finishes, and the record says so."""
     ours, theirs = os.openpty()
