@@ -14,7 +14,9 @@ import time
 import pytest
 
 from tests.conftest import ROOT, command
+from tests.integration.conftest import lacking
 
+pytestmark = pytest.mark.integration
 SMALL = ["hardware=mi350x", "smoke=true", "run_root=runs"]
 
 
@@ -31,7 +33,7 @@ SMALL = ["hardware=mi350x", "smoke=true", "run_root=runs"]
 )
 def test_tuning_ends_with_before_after_and_an_experiment(tmp_path, tuning, overrides, figure, num_rows):
     if tuning == "vllm" and importlib.util.find_spec("vllm") is None:
-        pytest.skip("vllm is not installed: make vllm")
+        lacking("no vLLM (make vllm)")
     done = command(*SMALL, f"method=tune/{tuning}", *overrides, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (result_file,) = tmp_path.glob("runs/*/*/result.json")
