@@ -1,12 +1,14 @@
 """Host side: compose a configuration, check it, plan it, run it, record it. Imports no torch.
 
-Programs: run.py, doctor.py, report.py, reproduce.py. Stages of a run: compose.py, check.py, plan.py, execute.py, record.py. Folders:
+Programs: run.py, doctor.py, report.py, reproduce.py. Stages of a run: compose.py, check.py, plan.py, execute.py, record.py. Several runs:
+pipeline.py, sweep.py. What makes a composition complete: auto.py, smoke.py, tuned.py, batch.py, lr_scaling.py, trainer_args.py. What makes
+processes of it: topology.py, environment.py. What a person sees: show.py, preview.py, errors.py. Folders:
 
 command_line  what a person may write, and what is said to one who mistypes it
 schema        the typed configuration that every YAML of conf/ fills
 rules         what cannot work, one file a subject; check.py puts the rows into one table
 machine       this host's GPUs, and the masks that choose among them
-checks        what doctor.py looks at
+checks        the doctor's: what doctor.py looks at, one module a subject
 planner       memory and time of a run from shapes alone
 runtimes      where processes run: here, in containers, as a job of Slurm
 supervision   processes while they run: started, watched, stopped together

@@ -21,7 +21,7 @@ from launch.check import NAME
 from launch.compose import compose, keys
 from launch.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import STATUS, check_host, execute, signals
-from launch.files import rundir
+from launch.files import rundir, sealed
 from launch.files.paths import followed
 from launch.machine import detect
 from launch.pipelines import curves, cycles, keeping
@@ -52,6 +52,8 @@ def run(config: Config, overrides: list[str]) -> int:
         raise UserError(f"find={config.find.value} with phases: it searches for one run. Use: each phase as a run of its own.")
     host = detect.host(sys.executable)
     run_dir, resumed = rundir.choose(config)
+    for line in rundir.left(config):
+        show.say(config, line)
     composer = _Composer(overrides)
     plans = make_plans(config, overrides, host, run_dir, composer)
     changed = changed_phases(run_dir, plans) if resumed else []
@@ -94,8 +96,10 @@ def changed_phases(run_dir: Path, plans: dict[str, Plan]) -> list[str]:
     found = [f"{name}: {why}" for name, folder in outside(run_dir, plans).items() if (why := keeping.lacks(folder))]
     for name, plan in plans.items():
         begun = rundir.read_json(plan.run_dir / "record.json") or {}
-        if begun:
-            found += rundir.differences(identity(begun.get("composition", {})), identity_of(plan.config), name)
+        if faults := sealed.faults(begun) if begun else []:
+            found.append(f"{name}: its record.json cannot be trusted ({faults[0]})")
+        elif begun:
+            found += rundir.differences(identity(begun["composition"]), identity_of(plan.config), name)
     return found
 
 
@@ -255,7 +259,7 @@ def _run_phases(
 
     def write(status: str, exit_code: int | None) -> None:
         of_now = {"phases": _folders(plans), "chosen": _chosen(plans)}
-        rundir.write_json(run_dir / "record.json", record.seal({**kept, **of_now, "status": status, "exit_code": exit_code}))
+        rundir.write_json(run_dir / "record.json", sealed.seal({**kept, **of_now, "status": status, "exit_code": exit_code}))
 
     def fail(error: UserError | HostError) -> None:
         write("failed", error.exit_code)

@@ -18,9 +18,7 @@ from launch.environment import ROOT, SECRET, secret_names
 from launch.files import samples
 from launch.files.data_cache import TOKENIZER_FILES
 from launch.files.rundir import read_json, sha256
-from launch.files.sealed import REQUIRED as REQUIRED
-from launch.files.sealed import faults as faults
-from launch.files.sealed import seal as seal
+from launch.files.sealed import seal
 from launch.machine.detect import Host
 from launch.machine.sysfs import text
 from launch.plan import Plan, composition, composition_hash, identity, identity_of, image_json, plain

@@ -18,7 +18,7 @@ from launch import record
 from launch.command_line.stream import run_program
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import check_host, execute, signals
-from launch.files import rundir
+from launch.files import rundir, sealed
 from launch.files.resuming import recorded_config
 from launch.machine import detect
 from launch.plan import make_plan, prepare
@@ -60,7 +60,7 @@ def load_record(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path}: no record there.{rundir.runs_in(path.parent)} Give the directory of a run, for example runs/<name>/<timestamp>-<id>."
         )
-    found = record.faults(recorded)
+    found = sealed.faults(recorded)
     if found:
         raise UserError(f"{path}: refused, since it cannot be trusted. {'; '.join(found)}.")
     return recorded

@@ -31,7 +31,7 @@ def sha256(path: Path) -> str:
 
 def choose(config: Config) -> tuple[Path, bool]:
     """(run directory, whether it continues an earlier run). Makes nothing."""
-    home = Path(config.run_root).absolute() / (config.name or default_name(config))
+    home = _home(config)
     if config.resume == "never":
         return home / fresh_name(), False
     if config.resume == "auto":
@@ -41,19 +41,45 @@ def choose(config: Config) -> tuple[Path, bool]:
     return _asked_for(config), True
 
 
+def _home(config: Config) -> Path:
+    return Path(config.run_root).absolute() / (config.name or default_name(config))
+
+
 def fresh_name() -> str:
     return f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 def newest_unfinished(home: Path, wanted: str, with_running: bool = False) -> Path | None:
-    """The newest run of this composition that is neither done nor, unless `with_running`, running now."""
-    for folder in sorted(home.glob("*/"), reverse=True) if home.is_dir() else []:
-        record = read_json(folder / "record.json") or {}
-        if record.get("composition_hash") != wanted or record.get("status") == "done" or AGAIN in folder.name:
-            continue
-        if (with_running or not is_locked(folder)) and not sealed.faults(record) and not changed_data(record):
+    """The newest run of this composition that can go on, and is neither done nor, unless `with_running`, running now."""
+    for folder, record in _of_composition(home, wanted):
+        if record.get("status") != "done" and (with_running or not is_locked(folder)) and not _bars(record):
             return folder
     return None
+
+
+def _of_composition(home: Path, wanted: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Runs and their records, the newest first; those that reproduce another are not among them."""
+    for folder in sorted(home.glob("*/"), reverse=True) if home.is_dir() else []:
+        record = read_json(folder / "record.json") or {}
+        if record.get("composition_hash") == wanted and AGAIN not in folder.name:
+            yield folder, record
+
+
+def left(config: Config) -> list[str]:
+    """What is said under resume=auto where the newest run of this composition did not end, and cannot go on."""
+    newest = next(_of_composition(_home(config), composition_hash(config)), None) if config.resume == "auto" else None
+    if not newest or newest[1].get("status") == "done" or is_locked(newest[0]):
+        return []
+    return [f"{newest[0]} is not gone on with: {why}." for why in _bars(newest[1])]
+
+
+def _bars(record: dict[str, Any]) -> list[str]:
+    """Why an unfinished run cannot go on."""
+    faults = sealed.faults(record)
+    if faults:
+        return [f"its record.json cannot be trusted ({faults[0]})"]
+    changed = changed_data(record)
+    return [f"{', '.join(changed)} changed since that run began"] if changed else []
 
 
 def runs_in(folder: Path) -> str:
@@ -89,12 +115,9 @@ def _asked_for(config: Config) -> Path:
         raise UserError(f"resume={config.resume}: that run is done. resume=never runs the composition again.")
     if is_locked(folder):
         raise UserError(f"resume={config.resume}: that run is running now. Wait until it has ended, or stop it; then say the same again.")
-    faults = sealed.faults(record)
-    if faults:
-        raise UserError(f"resume={config.resume}: its record.json cannot be trusted ({faults[0]}). resume=never starts afresh.")
-    changed = changed_data(record)
-    if changed:
-        raise UserError(f"resume={config.resume}: {', '.join(changed)} changed since that run began. resume=never starts afresh.")
+    bars = _bars(record)
+    if bars:
+        raise UserError(f"resume={config.resume}: {bars[0]}. resume=never starts afresh.")
     differing = differences(identity(record["composition"]), identity(composition(config)))
     of_another = resuming.another(differing)
     if of_another:

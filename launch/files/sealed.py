@@ -40,7 +40,7 @@ REQUIRED_OF_A_PIPELINE = ["schema", "run_id", "status", "exit_code", "overrides"
 
 def seal(record: dict[str, Any]) -> dict[str, Any]:
     """The record with the hash of its own content, by which a changed field is seen."""
-    content = {key: value for key, value in record.items() if key != "sha256"}
+    content = json.loads(json.dumps({key: value for key, value in record.items() if key != "sha256"}))  # keys that are numbers become text
     return {**content, "sha256": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
 
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch import record
 from launch.errors import UserError
-from launch.files import rundir
+from launch.files import rundir, sealed
 from launch.files.paths import followed
 from launch.pipelines import cycles
 from launch.plan import Plan, composition_hash, identity, identity_of, outside
@@ -40,7 +39,7 @@ def find(config: Config, home: Path, plans: dict[str, Plan], planned: Callable[.
     lacking = functools.cache(lacks)  # runs that keep the same phases are several
     for folder in sorted(home.glob("*/"), reverse=True) if home.is_dir() else []:
         recorded = rundir.read_json(folder / "record.json") or {}
-        if "phases" not in recorded or record.faults(recorded):
+        if "phases" not in recorded or sealed.faults(recorded):
             continue
         found, before = _leading(folder, recorded["phases"], plans, lacking), None
         # The evaluations that are kept say which cycle of a RAFT is its result, and so what later phases take.
@@ -93,7 +92,7 @@ def lacks(folder: Path) -> str | None:
     recorded = rundir.read_json(folder / "record.json")
     if recorded is None:
         return f"there is no record of it in {folder}"
-    faults = record.faults(recorded)
+    faults = sealed.faults(recorded)
     if faults:
         return f"{folder / 'record.json'} cannot be trusted ({faults[0]})"
     if recorded["status"] != "done":

@@ -107,7 +107,8 @@ def _wrong_environments(config: Config) -> list[Any]:
     """Settings of collectives are environment variables; one that sets none is the run's own, which is measured in any case."""
 
     def sets(one: Any) -> bool:
-        return isinstance(one, dict) and bool(one) and not any(isinstance(value, (dict, list)) for value in one.values())
+        names = [name for name in one if isinstance(name, str) and name] if isinstance(one, dict) else []
+        return bool(names) and len(names) == len(one) and not any(isinstance(value, (dict, list)) for value in one.values())
 
     return [one for one in argument(config, "settings") if not sets(one)] if config.method.name == "bench/collectives" else []
 
@@ -195,8 +196,8 @@ BENCH_RULES = [
     Rule(
         "bench_environments",
         lambda c: bool(_wrong_environments(c)),
-        lambda c: f"method.args.settings: {_wrong_environments(c)[0]} is no set of environment variables with a value each",
-        lambda c: "method.args.settings=[{NCCL_MIN_NCHANNELS: 112}]; the run's own environment is measured in any case",
+        lambda c: f"method.args.settings: {_wrong_environments(c)[0]} sets no environment variables, each to a text, a number or null",
+        lambda c: "'method.args.settings=[{NCCL_MIN_NCHANNELS: 112}]'; the run's own environment is measured in any case",
     ),
     Rule(
         "bench_sizes",

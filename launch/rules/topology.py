@@ -47,9 +47,22 @@ def _given_servers(config: Config) -> list[str]:
     return [key for key, without in (("servers", 0), ("server_tensor_parallel", 1)) if getattr(config.topology, key) != without]
 
 
+def _has_split(config: Config) -> bool:
+    """Whether a remedy may name the topology that has a server: the method generates while it trains, and vLLM serves this GPU."""
+    return config.method.name == "grpo" and config.hardware.vllm
+
+
 def _with_server(config: Config) -> str:
-    """What a remedy may begin with: the topology that has a server, where the method generates while it trains."""
-    return "topology=split, or " if config.method.name == "grpo" else ""
+    return "topology=split, or " if _has_split(config) else ""
+
+
+def _several(config: Config) -> list[str]:
+    """Topologies of several GPUs that the method has."""
+    return [
+        name
+        for name in config.method.topologies or ["ddp", "fsdp", "zero2", "zero3", *(["split"] if _has_split(config) else [])]
+        if name != "single"
+    ]
 
 
 def _smaller_servers(config: Config) -> str:
@@ -109,7 +122,7 @@ TOPOLOGY_RULES = [
         "single_is_one",
         lambda c: c.topology.name == "single" and topology.num_gpus(c) > 1,
         lambda c: f"topology=single with topology.num_gpus={topology.num_gpus(c)}",
-        lambda c: "topology=ddp, fsdp, zero2, zero3 or split",
+        lambda c: f"topology={' or '.join(_several(c))}" if _several(c) else f"topology.num_gpus=1: method={c.method.name} runs on one",
     ),
     Rule(
         "topology_of_method",

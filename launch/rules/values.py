@@ -123,6 +123,7 @@ MOST = {
     "method.args.per_device_train_batch_size": DIVIDED,
     "method.args.generation_batch_size": DIVIDED,
     "method.args.num_generations": 100_000,  # smaller groups are tried one by one, where it divides no generation
+    "method.args.timeout_s": 86_400,  # a day
     "method.args.cycles": 500,  # two or three runs each, all composed and planned first: half a minute
     "method.args.adam_beta1": UNDER_ONE,
     "method.args.adam_beta2": UNDER_ONE,

@@ -15,7 +15,7 @@ from launch import record, show
 from launch.environment import MASK
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import check_plan, write_inputs
-from launch.files import rundir
+from launch.files import rundir, sealed
 from launch.machine.detect import Host
 from launch.plan import Plan, as_json
 from launch.rules.slurm import OWNED
@@ -100,7 +100,7 @@ def submit(plan: Plan, host: Host, overrides: list[str], config: Config) -> int:
     began = record.begin(plan, host, None, overrides, None)
     with rundir.locked(plan.run_dir):
         write_inputs(plan, overrides)
-        rundir.write_json(plan.run_dir / "record.json", record.seal({**began, "status": "submitted"}))
+        rundir.write_json(plan.run_dir / "record.json", sealed.seal({**began, "status": "submitted"}))
         rundir.write_text(plan.run_dir / SCRIPT, text)
     file = plan.run_dir / SCRIPT
     beaten = sorted(overruling(text) & os.environ.keys())

@@ -132,8 +132,9 @@ def node_name() -> str:
 def sign(run_dir: Path) -> None:
     """This node has started, and sees the run directory."""
     folder = run_dir / "nodes"
-    folder.mkdir(exist_ok=True)
-    (folder / node_name()).touch()
+    if run_dir.is_dir():  # else composition() says so
+        folder.mkdir(exist_ok=True)
+        (folder / node_name()).touch()
 
 
 def forget_nodes(run_dir: Path) -> None:

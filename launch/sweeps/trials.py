@@ -12,7 +12,7 @@ from launch import environment, pipeline
 from launch.compose import compose, keys
 from launch.environment import MASK
 from launch.errors import UserError, near
-from launch.files import rundir
+from launch.files import rundir, sealed
 from launch.machine.detect import Host
 from launch.pipelines.cycle_choice import recorded
 from launch.plan import Plan, composition_hash, default_name, has_phases, make_plan, prepare
@@ -95,8 +95,10 @@ def runs(home: Path, wanted: str) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def done_run(trial: Prepared) -> Path | None:
     """A run of this composition, on the data as it is now, that is done."""
-    found = runs(trial.home, trial.composition_hash)
-    return next((folder for folder, record in found if record.get("status") == "done" and not rundir.changed_data(record)), None)
+    for folder, record in runs(trial.home, trial.composition_hash):
+        if record.get("status") == "done" and not sealed.faults(record) and not rundir.changed_data(record):
+            return folder
+    return None
 
 
 def running_run(trial: Prepared) -> Path | None:

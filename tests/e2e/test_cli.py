@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import record
-from launch.files import rundir
+from launch.files import rundir, sealed
 from launch.reproduce import compare_metrics
 from tests.conftest import ROOT, command
 
@@ -53,7 +52,7 @@ def test_a_run_leaves_what_the_contract_says(trained, method):
     wanted = {"step", "time_s", "loss", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "memory_peak_gb"}
     assert wanted <= set(rows[-1])
     kept = json.loads((run / "record.json").read_text())
-    assert record.faults(kept) == []
+    assert sealed.faults(kept) == []
     assert (kept["status"], kept["exit_code"], kept["result"]["status"]) == ("done", 0, "done")
     assert "Everything is in" in done.stdout
 
@@ -80,7 +79,7 @@ def test_reproduce_names_a_difference_and_fails_on_other_metrics(trained, tmp_pa
     rows = rundir.read_metrics(run / "metrics.jsonl")
     rows[3]["loss"] += 1e-12
     (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    rundir.write_json(copy / "record.json", record.seal(kept))
+    rundir.write_json(copy / "record.json", sealed.seal(kept))
     done = subprocess.run([sys.executable, str(ROOT / "launch/reproduce.py"), str(copy)], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 4
     assert "packages.trl: 0.0.1 -> 1.16.0" in done.stdout

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import record
-from launch.files import rundir
+from launch.files import rundir, sealed
 from tests.conftest import command
 
 LEVELS = "data.tasks=[{name: chain_sum, level: 0}, {name: chain_sum, level: 1}]"
@@ -94,6 +93,6 @@ def test_an_adaptive_curriculum_of_grpo_goes_on_after_a_stop_as_if_there_was_non
         path.unlink()
     (whole / "checkpoints/checkpoint-6").rmdir()
     kept = json.loads((whole / "record.json").read_text())
-    rundir.write_json(whole / "record.json", record.seal({**kept, "status": "interrupted"}))
+    rundir.write_json(whole / "record.json", sealed.seal({**kept, "status": "interrupted"}))
     assert run_dir(command(*given, "format=json", "name=whole", cwd=tmp_path)) == whole
     assert {key: [row.get(key) for row in metrics(whole)] for key in first} == first

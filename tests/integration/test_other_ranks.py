@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import record
-from launch.files import rundir
+from launch.files import rundir, sealed
 from tests.conftest import command
 from tests.integration.test_strategies import losses
 
@@ -46,7 +45,7 @@ def stop_after(run_dir: Path, step: int) -> None:
     shutil.rmtree(run_dir / "model")
     (run_dir / "result.json").unlink()
     kept = rundir.read_json(run_dir / "record.json")
-    rundir.write_json(run_dir / "record.json", record.seal({**kept, "status": "failed"}))
+    rundir.write_json(run_dir / "record.json", sealed.seal({**kept, "status": "failed"}))
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import record
-from launch.files import rundir
+from launch.files import rundir, sealed
 from tests.conftest import ROOT, command
 
 pytestmark = pytest.mark.integration
@@ -34,7 +33,7 @@ def test_a_pipeline_goes_on_at_the_phase_that_stopped(pipeline):
     parent, phases = pipeline
     for folder in (parent, phases[-1]):
         stopped = json.loads((folder / "record.json").read_text())
-        rundir.write_json(folder / "record.json", record.seal({**stopped, "status": "interrupted", "exit_code": 75}))
+        rundir.write_json(folder / "record.json", sealed.seal({**stopped, "status": "interrupted", "exit_code": 75}))
     before = [(folder / "record.json").stat().st_mtime_ns for folder in phases]
     again = command("experiment=quickstart", "smoke=true", cwd=parent.parents[2])
     assert again.returncode == 0, again.stdout + again.stderr

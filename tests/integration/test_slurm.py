@@ -20,8 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import record
-from launch.files import rundir
+from launch.files import rundir, sealed
 from launch.reproduce import compare_metrics
 from tests.conftest import command, leave_model
 from tests.integration.conftest import lacking
@@ -213,7 +212,7 @@ def test_two_nodes_compute_what_two_ranks_of_one_machine_do(cluster, at_home, tm
     assert len(rows) == 40
     assert compare_metrics(at_home, rows) == []
     kept = rundir.read_json(run_dir / "record.json")
-    assert (kept["status"], record.faults(kept)) == ("done", [])
+    assert (kept["status"], sealed.faults(kept)) == ("done", [])
     assert {file.name for file in (run_dir / "nodes").iterdir()} == set(NODES)
     assert "trainers-1 is on n2" in (run_dir / "logs/trainers-1.log").read_text()
     assert "step 40/40" in (run_dir / "logs/rank0.log").read_text()

@@ -9,7 +9,7 @@ from typing import Any
 
 from launch import record
 from launch.execute import STATUS, write_inputs
-from launch.files import rundir
+from launch.files import rundir, sealed
 from launch.plan import make_plan
 from tests.conftest import composed, host_with
 
@@ -86,7 +86,7 @@ def a_pipeline(folder: Path, *phases: tuple[str, str]) -> Path:
         "overrides": [],
         "phases": dict(zip(names, names, strict=True)),
     }
-    rundir.write_json(folder / "record.json", record.seal(kept))
+    rundir.write_json(folder / "record.json", sealed.seal(kept))
     return folder
 
 

@@ -18,7 +18,7 @@ from launch import pipeline, record, reproduce
 from launch.check import check
 from launch.errors import EXIT_INTERRUPTED
 from launch.errors import UserError as Refused
-from launch.files import rundir
+from launch.files import rundir, sealed
 from launch.plan import make_plan
 from launch.planner import adapted
 from launch.planner.shapes import LINEARS, linear_sizes
@@ -282,7 +282,7 @@ def test_a_run_knows_the_adapter_that_it_began_with_by_its_content(tmp_path, cap
     given = ["hardware=cpu", "model=tiny", *lora, f"run_root={tmp_path}/runs", "name=n"]
     plan = make_plan(composed(*given), host_with(0), tmp_path / "runs/n/1")
     kept, before = record.begin(plan, host_with(0), None, given, None), rundir.sha256(weights)
-    rundir.write_json(plan.run_dir / "record.json", record.seal({**kept, "status": "interrupted"}))
+    rundir.write_json(plan.run_dir / "record.json", sealed.seal({**kept, "status": "interrupted"}))
     phases = [*given, "phases=[{name: a}, {name: b, model_from: a}]"]
     plans = pipeline.make_plans(composed(*phases), phases, host_with(0), tmp_path / "2")
     of_all = pipeline.given_data(tmp_path / "2", list(plans.values()))

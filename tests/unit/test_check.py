@@ -70,7 +70,7 @@ CASES = {
     ),
     "bench_environments": (
         ["hardware=mi350x", "method=bench/collectives", "method.args.settings=[{}]"],
-        ["settings: {} is no set of environment variables", "the run's own environment is measured in any case"],
+        ["settings: {} sets no environment variables, each to a text,", "the run's own environment is measured in any case"],
     ),
     "bench_sizes": (
         ["hardware=mi350x", "method=bench/collectives", "method.args.min_bytes=16"],
@@ -731,7 +731,10 @@ def test_filters_by_length_that_an_evaluation_does_not_read():
         (["price_per_gpu_hour=-1"], "price_per_gpu_hour=-1.0: out of range. Use: at least 0 and at most 1000000000."),
         (["price_per_gpu_hour=1e308"], "price_per_gpu_hour=1e+308: out of range. Use: at least 0 and at most 1000000000."),
         (["hardware.gpus_per_node=1000000"], "hardware.gpus_per_node=1000000: out of range. Use: at least 1 and at most 1024."),
-        (["hardware=mi350x", "method=bench/collectives", "method.args.timeout_s=0"], "timeout_s=0: out of range. Use: above 0."),
+        (
+            ["hardware=mi350x", "method=bench/collectives", "method.args.timeout_s=0"],
+            "timeout_s=0: out of range. Use: above 0 and at most 86400.",
+        ),
         (["method=grpo", "method.args.num_generations=1000000000"], "num_generations=1000000000: out of range. Use: at least 2 and"),
         (["method=raft", "method.args.cycles=100000"], "method.args.cycles=100000: out of range. Use: at least 1 and at most 500."),
         (["method.args.per_device_train_batch_size=1000000000000000000"], "train_batch_size=1000000000000000000: out of range"),
@@ -843,6 +846,14 @@ def test_values_at_the_edge_of_their_range_are_taken(overrides):
             ["topology=ddp", "topology.servers=2"],
             "topology.servers=2 under topology=ddp: nothing would be served. Use: no topology.servers.",
         ),
+        (["method=grpo", "hardware=mi50", "topology=ddp", "topology.servers=2"], "nothing would be served. Use: no topology.servers."),
+        (
+            ["topology=single", "topology.num_gpus=4"],
+            "num_gpus=4. Use: topology=ddp or fsdp or zero2 or zero3.",
+        ),
+        (["method=evaluate", "topology=single", "topology.num_gpus=4"], "Use: topology=ddp."),
+        (["method=tune/inductor", "topology=single", "topology.num_gpus=4"], "Use: topology.num_gpus=1: method=tune/inductor runs on one."),
+        (["method=grpo", "topology=single", "topology.num_gpus=4"], "Use: topology=ddp or fsdp or zero2 or zero3 or split."),
         (
             ["method=grpo", "topology=colocate", "topology.num_gpus=4"],
             "topology.num_gpus=4 under topology=colocate: several GPUs need a strategy. Use: topology.strategy=ddp or topology.strategy=fs",
@@ -900,6 +911,7 @@ def test_what_a_rank_would_refuse(overrides, rules):
         (["dtypes=[]", "settings=[]"], []),  # the hardware's, and the run's own environment
         (["settings=[3]"], ["bench_environments"]),
         (["settings=[{NCCL_ALGO: [Ring]}]"], ["bench_environments"]),
+        (["settings=[{1: 2}]"], ["bench_environments"]),
         (["settings=[{NCCL_ALGO: null}]"], []),
         (["min_bytes=2048", "max_bytes=1024"], ["bench_sizes"]),
         (["factor=1", "fail_below=0.9"], ["bench_sizes"]),

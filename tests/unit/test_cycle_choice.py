@@ -13,7 +13,7 @@ import pytest
 from launch import pipeline, record
 from launch.compose import compose
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, UserError
-from launch.files import rundir
+from launch.files import rundir, sealed
 from launch.pipelines import curves
 from launch.pipelines.cycle_choice import choose
 from launch.rules.export_files import check_not_a_run
@@ -164,7 +164,7 @@ def test_a_kill_between_an_evaluation_and_the_choice(tmp_path, accuracies):
     names = ["sft", "raft_cycle0_evaluate"]
     names += [f"raft_cycle{cycle}_{part}" for cycle in (1, 2, 3) for part in ("sample", "train", "evaluate")] + ["dpo", "export"]
     before["phases"] = {name: f"{number}_{name}" for number, name in enumerate(names, start=1)}
-    rundir.write_json(run_dir / "record.json", record.seal(before))
+    rundir.write_json(run_dir / "record.json", sealed.seal(before))
     code, again = run(tmp_path, given)
     assert (code, again) == (EXIT_DONE, run_dir)
     assert taken(run_dir, "dpo")["model"] == "4_raft_cycle1_train"
@@ -210,7 +210,7 @@ def test_what_is_no_longer_there_when_a_choice_is_made_fails_the_pipeline(tmp_pa
 @pytest.mark.parametrize("odd", [None, [1], {"raft": 1}, {"raft": {"accuracy": "high"}}])
 def test_a_page_of_an_odd_record_shows_no_choice(tmp_path, odd):
     run_dir = a_pipeline(tmp_path / "p/1", ("sft", "sft"), ("evaluate", "evaluate"))
-    rundir.write_json(run_dir / "record.json", record.seal({**kept(run_dir), "chosen": odd}))
+    rundir.write_json(run_dir / "record.json", sealed.seal({**kept(run_dir), "chosen": odd}))
     assert "cycle chosen" not in report_reader.made(run_dir).text
     assert figures(run_dir) == figures(a_pipeline(tmp_path / "q/1", ("sft", "sft"), ("evaluate", "evaluate")))
     with pytest.raises(UserError, match="a pipeline, whose phases have the models"):

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from launch import pipeline, record, report, reproduce
+from launch import pipeline, report, reproduce
 from launch.compose import compose
 from launch.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
-from launch.files import rundir
+from launch.files import rundir, sealed
 from launch.pipelines import keeping, lineage
 from launch.plan import composition_hash
 from launch.reports.data import phases_of, read
@@ -377,5 +377,5 @@ def test_a_kept_sampling_has_its_samples(tmp_path, phases_that_end):
     (sampled / "selected.jsonl").unlink()
     assert keeping.lacks(sampled) == f"{sampled / 'selected.jsonl'} is gone"
     stopped = rundir.read_json(sampled / "record.json")
-    rundir.write_json(sampled / "record.json", record.seal({**stopped, "status": "hung"}))
+    rundir.write_json(sampled / "record.json", sealed.seal({**stopped, "status": "hung"}))
     assert keeping.lacks(sampled) == f"it is not done in {sampled}"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from launch import execute, pipeline, record, reproduce
+from launch import execute, pipeline, reproduce
 from launch.compose import compose
 from launch.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
-from launch.files import rundir
+from launch.files import rundir, sealed
 from launch.pipelines import curves
 from launch.plan import as_json, shared_warnings
 from tests.conftest import composed, host_with
@@ -191,6 +191,23 @@ def test_a_phase_that_is_composed_otherwise_now_is_not_gone_on_with(tmp_path, ca
     assert json.loads((first / "record.json").read_text())["status"] == "interrupted"
 
 
+@pytest.mark.parametrize("edited", [{"status": "failed"}, {"composition": "x"}, {"data": [1]}])
+def test_a_phase_whose_record_was_edited_is_not_gone_on_with(tmp_path, capsys, phases_that_end, edited):
+    started, asked = phases_that_end
+    given = [*TWO, f"run_root={tmp_path}", "name=p"]
+    asked["1_a"] = signal.SIGTERM
+    assert pipeline.run(compose(given), given) == EXIT_INTERRUPTED
+    [first] = (tmp_path / "p").iterdir()
+    rundir.write_json(first / "1_a/record.json", {**rundir.read_json(first / "1_a/record.json"), **edited})
+    asked.clear()
+    named = [*given, f"resume={first}"]
+    with pytest.raises(UserError, match=r"a: its record.json cannot be trusted \(sha256: the content was changed.*resume=never starts"):
+        pipeline.run(compose(named), named)
+    assert pipeline.run(compose(given), given) == EXIT_DONE
+    assert started == ["1_a", "1_a", "2_b"]
+    assert "left as it is, since phases changed since it began: a: its record.json cannot be trusted" in capsys.readouterr().out
+
+
 def test_phases_of_other_names_are_not_gone_on_with(tmp_path):
     found = pipeline.make_plans(composed(*TWO), TWO, host_with(0), tmp_path)
     rundir.write_json(tmp_path / "record.json", {"phases": {"a": "1_a", "c": "2_c"}})
@@ -221,7 +238,7 @@ def test_reproducing_a_pipeline_stops_at_an_interruption(tmp_path, monkeypatch, 
     for name in ("1_a", "2_b"):
         a_run(tmp_path / name, weights_sha256="x")
     kept = {"schema": 1, "run_id": "r", "status": "done", "exit_code": 0, "overrides": [], "composition": {}, "composition_hash": ""}
-    rundir.write_json(tmp_path / "record.json", record.seal({**kept, "phases": {"a": "1_a", "b": "2_b"}}))
+    rundir.write_json(tmp_path / "record.json", sealed.seal({**kept, "phases": {"a": "1_a", "b": "2_b"}}))
     started = []
 
     def interrupted(plan, *args, **kwargs):
@@ -250,7 +267,7 @@ def test_no_run_is_reproduced_where_a_later_one_is_not_done(tmp_path, monkeypatc
     a_run(tmp_path / "1_a", weights_sha256="x")
     a_run(tmp_path / "2_b", exit_code=4)
     kept = {"schema": 1, "run_id": "r", "status": "failed", "exit_code": 4, "overrides": [], "composition": {}, "composition_hash": ""}
-    rundir.write_json(tmp_path / "record.json", record.seal({**kept, "phases": {"a": "1_a", "b": "2_b"}}))
+    rundir.write_json(tmp_path / "record.json", sealed.seal({**kept, "phases": {"a": "1_a", "b": "2_b"}}))
     monkeypatch.setattr(reproduce, "reproduce_one", lambda *args: pytest.fail("a run was started"))
     assert reproduce.main([str(tmp_path)]) == 2
     assert "2_b: its status is failed" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import pytest
 
 from launch import record, reproduce
 from launch.errors import UserError
-from launch.files import resuming, rundir
+from launch.files import resuming, rundir, sealed
 from launch.plan import make_plan, prepare
 from tests.conftest import composed, host_with, leave_record
 
@@ -124,7 +124,7 @@ def test_the_record_keeps_what_the_run_was_before(tmp_path, capsys, monkeypatch)
     for _ in range(2):
         kept = begun(tmp_path, *EIGHT, "topology=single", "effective_batch=64")
     assert [before["overrides"] for before in kept["earlier"]] == [DDP]
-    assert record.faults(kept) == []
+    assert sealed.faults(kept) == []
     assert resuming.recorded_config(kept["composition"]).topology.name == "single"
     monkeypatch.setattr(reproduce, "check_host", lambda plan, host: reproduce.sys.exit(0))
     with pytest.raises(SystemExit):

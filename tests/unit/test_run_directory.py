@@ -10,7 +10,7 @@ import pytest
 
 from launch import record
 from launch.errors import UserError
-from launch.files import rundir
+from launch.files import rundir, sealed
 from launch.plan import composition_hash, make_plan
 from launch.reproduce import compare_metrics, load_record
 from launch.reproduce import main as reproduce
@@ -66,7 +66,7 @@ def test_a_run_whose_data_changed_is_not_continued(tmp_path):
     folder, file = a_run(tmp_path, "1", "failed"), tmp_path / "train.jsonl"
     file.write_text("old")
     kept = rundir.read_json(folder / "record.json")
-    rundir.write_json(folder / "record.json", record.seal({**kept, "data": {"files": {str(file): rundir.sha256(file)}}}))
+    rundir.write_json(folder / "record.json", sealed.seal({**kept, "data": {"files": {str(file): rundir.sha256(file)}}}))
     assert choose(tmp_path) == (folder, True)
     file.write_text("new")
     assert choose(tmp_path)[1] is False
@@ -117,14 +117,14 @@ def made(tmp_path, *overrides, **environ):
 
 def test_record_holds_what_reproduction_needs(tmp_path):
     kept = made(tmp_path)
-    assert [name for name in record.REQUIRED if name not in kept] == []
-    assert record.faults(kept) == []
+    assert [name for name in sealed.REQUIRED if name not in kept] == []
+    assert sealed.faults(kept) == []
     assert kept["packages"]["trl"] == "1.16.0"
     assert kept["locks"]["containers/cpu/requirements.lock"]
     assert kept["composition"]["model"]["name"] == "tiny"
 
 
-@pytest.mark.parametrize("name", record.REQUIRED)
+@pytest.mark.parametrize("name", sealed.REQUIRED)
 def test_a_record_that_lost_a_field_is_refused(tmp_path, name):
     kept = made(tmp_path)
     del kept[name]
@@ -133,7 +133,7 @@ def test_a_record_that_lost_a_field_is_refused(tmp_path, name):
         load_record(tmp_path / "record.json")
 
 
-@pytest.mark.parametrize("name", [n for n in record.REQUIRED if n != "sha256"])
+@pytest.mark.parametrize("name", [n for n in sealed.REQUIRED if n != "sha256"])
 def test_a_record_that_was_changed_is_refused(tmp_path, name):
     kept = {**made(tmp_path), name: "changed"}
     rundir.write_json(tmp_path / "record.json", kept)
@@ -214,3 +214,26 @@ def test_a_run_whose_record_was_changed_by_hand_does_not_go_on(tmp_path, changed
     with pytest.raises(UserError, match=rf"its record.json cannot be trusted \({said}\). resume=never starts afresh."):
         choose(tmp_path, f"resume={folder}")
     assert choose(tmp_path)[1] is False
+    if "composition_hash" not in changed:  # by which auto knows a run
+        assert rundir.left(composed("hardware=cpu", f"run_root={tmp_path / 'runs'}")) == [
+            f"{folder} is not gone on with: its record.json cannot be trusted ({said})."
+        ]
+
+
+def test_of_what_cannot_go_on_only_the_newest_is_said_and_only_under_auto(tmp_path):
+    config = composed("hardware=cpu", f"run_root={tmp_path / 'runs'}")
+    gone = {"files": {str(tmp_path / "gone.jsonl"): "0"}}
+    folder = a_run(tmp_path, "2", "failed")
+    leave_record(folder, config, "failed", data=gone)
+    assert rundir.left(config) == [f"{folder} is not gone on with: {tmp_path / 'gone.jsonl'} changed since that run began."]
+    assert rundir.left(composed("hardware=cpu", f"run_root={tmp_path / 'runs'}", "resume=never")) == []
+    a_run(tmp_path, "3", "done")
+    assert rundir.left(config) == []
+
+
+def test_a_record_with_keys_that_are_numbers_is_as_it_was_written(tmp_path):
+    """JSON has them as text, and text sorts otherwise."""
+    for kept in ({220: 1, 1000: 2}, {2: 1, "b": 2}):
+        config = composed("hardware=cpu", f"run_root={tmp_path / 'runs'}")
+        leave_record(tmp_path / "run", config, "failed", seeds=kept)
+        assert sealed.faults(rundir.read_json(tmp_path / "run/record.json")) == []

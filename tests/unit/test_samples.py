@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from launch import pipeline, record
 from launch.errors import UserError
-from launch.files import data_cache, rundir, samples
+from launch.files import data_cache, rundir, samples, sealed
 from launch.plan import Plan, make_plan, rank_config
 from launch.runtimes import container
 from launch.runtimes.slurm_job import composition
@@ -90,7 +90,7 @@ def test_a_folder_that_cannot_be_read_is_not_passed_over(tmp_path, monkeypatch):
 
 def began(plan: Plan) -> dict:
     found = record.begin(plan, host_with(0), None, [], None)
-    rundir.write_json(plan.run_dir / "record.json", record.seal({**found, "status": "interrupted"}))
+    rundir.write_json(plan.run_dir / "record.json", sealed.seal({**found, "status": "interrupted"}))
     return found
 
 

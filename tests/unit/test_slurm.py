@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from launch import batch, record, topology
+from launch import batch, topology
 from launch.check import refusals
 from launch.errors import HostError, UserError
-from launch.files import rundir
+from launch.files import rundir, sealed
 from launch.plan import composition_hash, prepare
 from launch.rules.slurm import seconds
 from launch.runtimes import slurm, slurm_job
@@ -229,7 +229,7 @@ def test_submit_leaves_what_the_job_needs_and_returns(launch, tools, tmp_path):
     assert "job 12 is submitted" in done.out
     assert rundir.read_json(run_dir / "slurm.json") == {"job": "12"}
     kept = rundir.read_json(run_dir / "record.json")
-    assert (kept["status"], kept["overrides"], record.faults(kept)) == ("submitted", JOB, [])
+    assert (kept["status"], kept["overrides"], sealed.faults(kept)) == ("submitted", JOB, [])
     config = slurm_job.composition(run_dir)
     assert composition_hash(config) == kept["composition_hash"]  # the job computes what was submitted, and resumes it
 

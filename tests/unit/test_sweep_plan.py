@@ -13,10 +13,11 @@ import pytest
 from launch import sweep
 from launch.compose import CONF
 from launch.errors import UserError
+from launch.files import rundir
 from launch.sweeps import plan as sweep_plan
 from launch.sweeps import report as sweep_report
-from launch.sweeps.trials import Trial, check_metric, check_metric_early, figures
-from tests.conftest import composed
+from launch.sweeps.trials import Trial, check_metric, check_metric_early, done_run, figures, prepared
+from tests.conftest import composed, host_with, leave_record
 from tests.unit.test_documented_commands import FILES
 
 ONE_GPU = ["hardware=mi300x", "model=qwen3_4b", "topology=single"]
@@ -251,3 +252,14 @@ def test_unlike_figures_stand_under_their_own_names(capsys, tmp_path):
         assert f" {head} " in said
         assert ("400 most_tflops" in said) is not hint
         assert ("The same with sweep.metric=loss names the best" in said) is hint
+
+
+def test_a_trial_that_is_done_is_not_run_again_unless_its_record_was_edited(tmp_path):
+    trial = prepared(["hardware=cpu", f"run_root={tmp_path}", "name=n"], host_with(0))
+    leave_record(trial.home / "1", trial.config, "done")
+    assert done_run(trial) == trial.home / "1"
+    for edited in ({"data": [1]}, {"composition": "x"}):
+        kept = rundir.read_json(trial.home / "1/record.json")
+        rundir.write_json(trial.home / "1/record.json", {**kept, **edited})
+        assert done_run(trial) is None
+        leave_record(trial.home / "1", trial.config, "done")
