@@ -6,13 +6,13 @@ processes of it: topology.py, environment.py. What a person sees: show.py, previ
 
 command_line  what a person may write, and what is said to one who mistypes it
 schema        the typed configuration that every YAML of conf/ fills
-rules         what cannot work, one file a subject; check.py puts the rows into one table
+rules         what cannot work, one file a subject, by the composition alone; check.py puts the rows into one table
 machine       this host's GPUs, and the masks that choose among them
 checks        the doctor's: what doctor.py looks at, one module a subject
 planner       memory and time of a run from shapes alone
 runtimes      where processes run: here, in containers, as a job of Slurm
 supervision   processes while they run: started, watched, stopped together
-files         run directories, models, data, caches
+files         run directories, models, data, caches; what is wrong with a file that a run needs
 pipelines     phases after one another, RAFT's cycles among them
 sweeps        trials: which come next, where they run, what they add up to
 reports       the page of report.py

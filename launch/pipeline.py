@@ -22,6 +22,7 @@ from launch.compose import compose, keys
 from launch.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import STATUS, check_host, execute, signals
 from launch.files import rundir, sealed
+from launch.files.check_files import check_files
 from launch.files.paths import followed
 from launch.machine import detect
 from launch.pipelines import curves, cycles, keeping
@@ -37,7 +38,6 @@ from launch.plan import (
     prepare,
     shared_warnings,
 )
-from launch.rules.files import check_files
 from launch.rules.phases import check_phases
 from launch.schema import Config, Data, Phase
 from launch.schema.data import Curriculum

@@ -23,6 +23,7 @@ from launch.planner.memory import Memory
 from launch.planner.speed import Speed
 from launch.planner.uncounted import uncounted
 from launch.rules import tracking as tracking_rules
+from launch.rules.warnings import rule_warnings
 from launch.runtimes import container, sandbox
 from launch.runtimes.container import ContainerSpec
 from launch.schema import Config, Target
@@ -76,7 +77,7 @@ def prepare(config: Config, given: Sequence[str] = ()) -> tuple[Config, list[str
     if not config.smoke:
         check.check(config)
         tuned.check_recipe(config)
-        return config, [*replaced, *check.warnings(config)]
+        return config, [*replaced, *rule_warnings(config)]
     small, left_out = smoke.scale_down(config)
     check.check(small)
     tuned.check_recipe(small)

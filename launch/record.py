@@ -17,12 +17,12 @@ from typing import Any
 from launch.environment import ROOT, SECRET, secret_names
 from launch.files import samples
 from launch.files.data_cache import TOKENIZER_FILES
+from launch.files.data_files import named_files
 from launch.files.rundir import read_json, sha256
 from launch.files.sealed import seal
 from launch.machine.detect import Host
 from launch.machine.sysfs import text
 from launch.plan import Plan, composition, composition_hash, identity, identity_of, image_json, plain
-from launch.rules.data import named_files
 from launch.schema import Config
 from launch.topology import Process
 

@@ -19,10 +19,10 @@ from launch.compose import compose, keys
 from launch.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import check_host, execute
 from launch.files import rundir
+from launch.files.check_files import check_files
 from launch.machine import detect
 from launch.plan import Plan, as_json, has_phases, make_plan, prepare
 from launch.planner import fit
-from launch.rules.files import check_files
 from launch.runtimes import slurm
 from launch.schema.enums import Find, Mode, Preflight
 

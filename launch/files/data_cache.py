@@ -13,8 +13,9 @@ from typing import Any
 
 from launch import trainer_args
 from launch.files import paths, samples
+from launch.files.data_files import named_files
 from launch.machine.detect import Host
-from launch.rules.data import TRAINS_ON_ROWS, named_files
+from launch.rules.data import TRAINS_ON_ROWS
 from launch.schema import Config
 
 PREPARED_BY = Path(__file__).parents[2] / "recipes/common"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from launch.errors import UserError
+from launch.files.adapter_files import header
 from launch.rules import model as model_rules
-from launch.rules.adapters import header
 from launch.schema import Config
 
 # Key of model -> transformers' name in config.json

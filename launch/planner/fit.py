@@ -19,12 +19,12 @@ from launch.batch import ACCUMULATION, batch
 from launch.check import SEARCH, check_given
 from launch.compose import compose, groups, keys
 from launch.errors import HostError, UserError
+from launch.files.adapter_files import check_adapter
 from launch.machine.detect import Host
 from launch.plan import Plan, prepare
 from launch.planner import margin, memory
 from launch.planner.memory import Memory
 from launch.planner.reference import has_reference
-from launch.rules.adapters import check_adapter
 from launch.rules.topology import longest
 from launch.schema import Config, Topology
 from launch.schema.enums import Find, Vendor

@@ -69,6 +69,12 @@ def _may_be_another_model_tomorrow(config: Config) -> bool:
 
 EVALUATE_RULES = [
     Rule(
+        "evaluation_data",
+        lacks_heldout,
+        lambda c: f"method=evaluate with data={c.data.name}: no held-out problems",
+        lambda c: "data.num_heldout= (reasoning), data.heldout_path= (jsonl), data.heldout_split= (hub) or data.heldout_fraction=",
+    ),
+    Rule(
         "evaluated_revision",
         _may_be_another_model_tomorrow,
         lambda c: f"model.revision={c.model.revision} with method={c.method.name}: answers are kept under the model that they are of",

@@ -10,6 +10,7 @@ import yaml
 
 from launch.planner import shapes
 from launch.rules.rule import Rule
+from launch.rules.topology import longest
 from launch.schema import Config
 from launch.schema.enums import Init
 
@@ -95,7 +96,23 @@ def _with_revision(config: Config) -> str:
     return f"{own}model=<of the same shape> model.hub_id={config.model.hub_id} model.revision=<its commit, 40 hexadecimal digits>"
 
 
+def _length_argument(config: Config) -> str:
+    return f"method.args.{'sequence' if config.method.kind in ('bench', 'tune') else 'max_length or max_completion_length'}"
+
+
 MODEL_RULES = [
+    Rule(
+        "model_unused",
+        lambda c: not c.method.uses_model and c.model.name != "tiny",
+        lambda c: f"model={c.model.name} with method={c.method.name}: it measures the machine, and would ignore the model",
+        lambda c: "no model=",
+    ),
+    Rule(
+        "sequence_length",
+        lambda c: c.method.uses_model and longest(c) > c.model.max_positions,
+        lambda c: f"sequences of {longest(c)} tokens: {c.model.name} has {c.model.max_positions} positions",
+        lambda c: f"{_length_argument(c)} of at most {c.model.max_positions}, or another model=",
+    ),
     Rule(
         "model_source",
         lambda c: c.model.init == Init.pretrained and not c.model.path and not c.model.hub_id,

@@ -1,4 +1,4 @@
-"""One row of the tables in check.py and rules/runtime.py."""
+"""One row of check.py's table."""
 
 from __future__ import annotations
 

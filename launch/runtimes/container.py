@@ -16,9 +16,9 @@ from launch import environment
 from launch.environment import ROOT
 from launch.errors import UserError
 from launch.files import samples
+from launch.files.data_files import named_files
 from launch.files.paths import followed, home, hub_cache, run_hash, secret_dir
 from launch.machine.detect import Host
-from launch.rules.data import named_files
 from launch.schema import Config
 from launch.schema.enums import Network, Vendor
 from launch.topology import Process

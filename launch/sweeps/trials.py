@@ -13,10 +13,10 @@ from launch.compose import compose, keys
 from launch.environment import MASK
 from launch.errors import UserError, near
 from launch.files import rundir, sealed
+from launch.files.check_files import check_files
 from launch.machine.detect import Host
 from launch.pipelines.cycle_choice import recorded
 from launch.plan import Plan, composition_hash, default_name, has_phases, make_plan, prepare
-from launch.rules.files import check_files
 from launch.schema import Config
 
 # Figures of result.json that no line of metrics.jsonl holds.

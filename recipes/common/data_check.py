@@ -37,7 +37,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 RENAMED = {"human": "user", "gpt": "assistant", "bot": "assistant", "chatbot": "assistant", "model": "assistant", "ai": "assistant"}
 RENAMED |= {"function": "tool", "ipython": "tool", "function_call": "assistant", "observation": "tool"}
 ANSWERS = {"sft": ("messages", "completion"), "dpo": ("chosen", "rejected"), "samples": ("completion",)}  # that end in what is learned
-# Fields of other programs' rows -> what makes TRL's of them. launch/rules/data.py says it of a file's first row.
+# Fields of other programs' rows -> what makes TRL's of them. launch/files/data_files.py says it of a file's first row.
 RENAMINGS = {
     ("conversations",): "rename conversations to messages, in its turns from to role (human: user, gpt: assistant), value to content",
     ("instruction", "output"): "join instruction and input as prompt, and rename output to completion (sft) or answer (grpo, evaluate)",

@@ -19,10 +19,10 @@ from launch.check import check
 from launch.errors import EXIT_INTERRUPTED
 from launch.errors import UserError as Refused
 from launch.files import rundir, sealed
+from launch.files.adapter_files import check_adapter
 from launch.plan import make_plan
 from launch.planner import adapted
 from launch.planner.shapes import LINEARS, linear_sizes
-from launch.rules.adapters import check_adapter
 from recipes.common import adapters
 from recipes.common.errors import UserError
 from recipes.common.model import adapter_config, model_config

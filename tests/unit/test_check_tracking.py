@@ -6,8 +6,8 @@ import pytest
 
 from launch.compose import compose
 from launch.errors import UserError
+from launch.files.check_files import check_files
 from launch.rules import tracking
-from launch.rules.files import check_files
 
 KEY = "WANDB_API_KEY"
 

@@ -17,10 +17,10 @@ from containers import images
 from launch import record
 from launch.compose import groups
 from launch.errors import HostError, UserError
+from launch.files.check_files import check_files
 from launch.machine import detect
 from launch.plan import as_json as as_plan_json
 from launch.plan import make_plan, prepare
-from launch.rules.files import check_files
 from launch.runtimes import container
 from launch.runtimes.container import as_json, sdk_arguments
 from tests.conftest import composed, host_with

@@ -14,9 +14,9 @@ from launch import pipeline, record
 from launch.compose import compose
 from launch.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, UserError
 from launch.files import rundir, sealed
+from launch.files.export_files import check_not_a_run
 from launch.pipelines import curves
 from launch.pipelines.cycle_choice import choose
-from launch.rules.export_files import check_not_a_run
 from launch.schema.data import Selection
 from launch.sweeps.trials import figures
 from tests.unit import report_reader

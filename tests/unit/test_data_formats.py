@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from launch.errors import UserError
-from launch.rules.data import RENAMINGS, check_is_file
+from launch.files.data_files import RENAMINGS, check_is_file
 from recipes.common import data_check, data_files
 from recipes.common.errors import UserError as RecipeError
 

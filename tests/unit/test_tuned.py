@@ -8,8 +8,8 @@ import pytest
 
 from launch import tuned
 from launch.errors import UserError
+from launch.files.check_files import check_files
 from launch.plan import make_plan, prepare, rank_config
-from launch.rules.files import check_files
 from tests.conftest import composed, host_with
 
 BATCH = ("hardware=mi350x", "model=qwen3_4b", "method=tune/batch", "topology=single")

@@ -21,11 +21,11 @@ from launch.command_line.wording import HUB
 from launch.environment import ROOT
 from launch.errors import UserError, near
 from launch.files import model_path
+from launch.files.adapter_files import check_adapter
+from launch.files.data_files import check_data_files, check_is_file
+from launch.files.export_files import check_export, check_not_a_run
 from launch.files.rundir import runs_in
 from launch.rules import tracking as tracking_rules
-from launch.rules.adapters import check_adapter
-from launch.rules.data import check_data_files, check_is_file
-from launch.rules.export_files import check_export, check_not_a_run
 from launch.rules.runtime import runtime_as
 from launch.schema import Config
 from launch.schema.enums import Init

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from launch.errors import UserError
+from launch.files.data_files import check_is_file
 from launch.files.rundir import read_json
 from launch.pipelines.cycle_choice import recorded
-from launch.rules.data import check_is_file
 from launch.rules.export import TOKEN, exports
 from launch.schema import Config
 from launch.trainer_args import argument
