@@ -15,8 +15,6 @@ from launch.trainer_args import argument
 TRAINS_ON_ROWS = ("sft", "dpo", "grpo")
 LENGTHS = ("min_tokens", "max_tokens", "max_prompt_tokens")  # of data.filter, in tokens: trainings read them
 TOLERANCE = 1e-6  # of the sum of weights: 1/3 written with seven digits is one third
-
-
 # What only some kinds of data read.
 GENERATED = ("tasks", "num_train", "num_heldout")
 DATA_KEYS = {
