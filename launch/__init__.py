@@ -6,7 +6,7 @@ processes of it: topology.py, environment.py. What a person sees: show.py, previ
 
 command_line  what a person may write, and what is said to one who mistypes it
 schema        the typed configuration that every YAML of conf/ fills
-rules         what cannot work, one file a subject, by the composition alone; check.py puts the rows into one table
+rules         what cannot work, one file a subject, by the composition and conf/ alone; check.py puts the rows into one table
 machine       this host's GPUs, and the masks that choose among them
 checks        the doctor's: what doctor.py looks at, one module a subject
 planner       memory and time of a run from shapes alone

@@ -1,6 +1,6 @@
 """What cannot work, refused when it is composed: a table of (applies, message, remedy), tested row by row.
 
-`{...}` in a message is filled from the composition. Rules are pure; what needs the file system stands in files/check_files.py.
+`{...}` in a message is filled from the composition. Rules look at that and at conf/; what needs other files stands in files/check_files.py.
 """
 
 from __future__ import annotations

@@ -52,8 +52,7 @@ def run(config: Config, overrides: list[str]) -> int:
         raise UserError(f"find={config.find.value} with phases: it searches for one run. Use: each phase as a run of its own.")
     host = detect.host(sys.executable)
     run_dir, resumed = rundir.choose(config)
-    for line in rundir.left(config):
-        show.say(config, line)
+    left = rundir.left(config, run_dir)
     composer = _Composer(overrides)
     plans = make_plans(config, overrides, host, run_dir, composer)
     changed = changed_phases(run_dir, plans) if resumed else []
@@ -73,11 +72,12 @@ def run(config: Config, overrides: list[str]) -> int:
     if config.mode == Mode.plan:
         to_run = [plan for name, plan in plans.items() if name not in outside(run_dir, plans) and not plan.is_left_out]
         silent = [dataclasses.replace(plan, warnings=[]) for plan in to_run]  # all of them are said once, at the end
-        show.show(config, lambda: pipeline_json(name, run_dir, plans), *silent)
-        show.say_warnings(config, shared_warnings(plans))
+        shown = pipeline_json(name, run_dir, plans)
+        show.show(config, lambda: {**shown, "warnings": [*left, *shown["warnings"]]}, *silent)
+        show.say_warnings(config, [*left, *shared_warnings(plans)])
         return EXIT_DONE
     found = {phase: _check_host(phase, plan, host) for phase, plan in plans.items() if not (plan.is_left_out or _is_done(plan.run_dir))}
-    show.say_warnings(config, shared_warnings(plans))
+    show.say_warnings(config, [*left, *shared_warnings(plans)])
     rundir.make(run_dir)
     with rundir.locked(run_dir), signals() as stopping:
         keeping.link(run_dir, plans)
@@ -93,14 +93,22 @@ def changed_phases(run_dir: Path, plans: dict[str, Plan]) -> list[str]:
     now = {name: plan.run_dir.name for name, plan in plans.items()}
     if not _folders(plans).items() <= then.items() <= now.items():  # cycles may be found to be left out after it was written
         return rundir.differences(then, now, "phases")
-    found = [f"{name}: {why}" for name, folder in outside(run_dir, plans).items() if (why := keeping.lacks(folder))]
+    found = []
     for name, plan in plans.items():
-        begun = rundir.read_json(plan.run_dir / "record.json") or {}
-        if faults := sealed.faults(begun) if begun else []:
-            found.append(f"{name}: its record.json cannot be trusted ({faults[0]})")
-        elif begun:
+        if why := keeping.lacks(plan.run_dir) if name in outside(run_dir, plans) else _cannot_be_trusted(plan.run_dir / "record.json"):
+            found.append(f"{name}: {why}")
+        elif begun := rundir.read_json(plan.run_dir / "record.json"):
             found += rundir.differences(identity(begun["composition"]), identity_of(plan.config), name)
     return found
+
+
+def _cannot_be_trusted(file: Path) -> str | None:
+    """Why, where a record is there."""
+    begun = rundir.read_json(file)
+    if begun is None:
+        return rundir.DAMAGED if file.exists() else None
+    faults = sealed.faults(begun)
+    return f"its record.json cannot be trusted ({faults[0]})" if faults else None
 
 
 def _check_host(phase: str, plan: Plan, host: detect.Host) -> dict[str, Any] | None:

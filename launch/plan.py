@@ -15,6 +15,7 @@ from containers import images
 from launch import batch, check, environment, lr_scaling, smoke, topology, trainer_args, tuned
 from launch.errors import UserError
 from launch.files import data_cache, model_path, samples
+from launch.files import tracking as trackers
 from launch.machine.detect import Host
 from launch.machine.gpu import GIB
 from launch.pipelines.cycle_choice import OfCycle
@@ -22,7 +23,6 @@ from launch.planner import margin, memory, sampling, speed
 from launch.planner.memory import Memory
 from launch.planner.speed import Speed
 from launch.planner.uncounted import uncounted
-from launch.rules import tracking as tracking_rules
 from launch.rules.warnings import rule_warnings
 from launch.runtimes import container, sandbox
 from launch.runtimes.container import ContainerSpec
@@ -170,7 +170,7 @@ def identity(composition: dict[str, Any]) -> dict[str, Any]:
     a RAFT has is no part of a sampling of one of them, but where a curriculum divides the run among them."""
     runtime, tracking = composition.get("runtime", {}), composition.get("tracking", {})
     where = {"name": runtime.get("name"), "nodes": runtime.get("slurm", {}).get("nodes")}
-    package = tracking.get("package") or tracking_rules.package_of(tracking.get("name", "none"))
+    package = tracking.get("package") or trackers.package_of(tracking.get("name", "none"))
     found = {**composition, "runtime": where, "tracking": {**tracking, "package": package}}
     method = composition.get("method", {})
     if method.get("name") == "sample" and composition.get("data", {}).get("curriculum") not in BY_PART:

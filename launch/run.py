@@ -46,7 +46,7 @@ def run(overrides: list[str]) -> int:
     if config.data.preview and config.mode == Mode.run:
         return preview.run(config, host, warnings, overrides)
     run_dir, resumed = rundir.choose(config)
-    plan = make_plan(config, host, run_dir, [*warnings, *rundir.left(config), *rundir.moved(config, run_dir)])
+    plan = make_plan(config, host, run_dir, [*warnings, *rundir.left(config, run_dir), *rundir.moved(config, run_dir)])
     forced = config.mode == Mode.run and config.preflight == Preflight.warn  # check_plan then says what is lacking
     advice = None if forced else fit.advice(plan, overrides, host)
     on_slurm = config.runtime.name == "slurm"

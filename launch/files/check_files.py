@@ -20,12 +20,11 @@ from launch import tuned
 from launch.command_line.wording import HUB
 from launch.environment import ROOT
 from launch.errors import UserError, near
-from launch.files import model_path
+from launch.files import model_path, tracking
 from launch.files.adapter_files import check_adapter
 from launch.files.data_files import check_data_files, check_is_file
 from launch.files.export_files import check_export, check_not_a_run
 from launch.files.rundir import runs_in
-from launch.rules import tracking as tracking_rules
 from launch.rules.runtime import runtime_as
 from launch.schema import Config
 from launch.schema.enums import Init
@@ -216,10 +215,10 @@ def _programs() -> list[str]:
 
 def _packages(config: Config) -> None:
     """What tracking, Liger and low precisions need beside the training stack, in the image or in this Python."""
-    tracker = tracking_rules.package(config)
+    tracker = tracking.package(config)
     if tracker:
         _package(config, f"tracking={config.tracking.name}", tracker, "tracking=tensorboard", "requirements.in")
-    tracking_rules.check_key(config, os.environ)
+    tracking.check_key(config, os.environ)
     if argument(config, "use_liger_kernel"):
         _package(config, "method.args.use_liger_kernel=true", "liger-kernel", "method.args.use_liger_kernel=false", "liger.in")
     if not config.smoke:  # a CPU computes in fp32

@@ -16,7 +16,7 @@ from typing import Any
 
 from launch.errors import UserError
 from launch.files import resuming, samples, sealed
-from launch.plan import composition, composition_hash, default_name, has_phases, identity
+from launch.plan import composition_hash, default_name, has_phases, identity, identity_of
 from launch.schema import Config
 
 LOCK_ATTEMPTS = 5
@@ -65,12 +65,19 @@ def _of_composition(home: Path, wanted: str) -> Iterator[tuple[Path, dict[str, A
             yield folder, record
 
 
-def left(config: Config) -> list[str]:
-    """What is said under resume=auto where the newest run of this composition did not end, and cannot go on."""
-    newest = next(_of_composition(_home(config), composition_hash(config)), None) if config.resume == "auto" else None
-    if not newest or newest[1].get("status") == "done" or is_locked(newest[0]):
-        return []
-    return [f"{newest[0]} is not gone on with: {why}." for why in _bars(newest[1])]
+def left(config: Config, chosen: Path) -> list[str]:
+    """What is said under resume=auto where a newer run than `chosen` did not end, and cannot go on."""
+    wanted, home = composition_hash(config), _home(config)
+    for folder in sorted(home.glob("*/"), reverse=True) if config.resume == "auto" and home.is_dir() else []:
+        record = read_json(folder / "record.json")
+        if record is None and (folder / "record.json").exists():
+            return [f"{folder} is not gone on with: {DAMAGED}."]
+        if record is None or AGAIN in folder.name or record.get("composition_hash") != wanted:
+            continue
+        if folder == chosen or record.get("status") == "done" or is_locked(folder):
+            return []
+        return [f"{folder} is not gone on with: {why}." for why in _bars(record)]
+    return []
 
 
 def _bars(record: dict[str, Any]) -> list[str]:
@@ -118,7 +125,7 @@ def _asked_for(config: Config) -> Path:
     bars = _bars(record)
     if bars:
         raise UserError(f"resume={config.resume}: {bars[0]}. resume=never starts afresh.")
-    differing = differences(identity(record["composition"]), identity(composition(config)))
+    differing = differences(identity(record["composition"]), identity_of(config))
     of_another = resuming.another(differing)
     if of_another:
         remedy = " resume=auto begins another run and keeps the phases before the change." if has_phases(config) else ""

@@ -1,1 +1,1 @@
-"""What cannot work by the composition alone: the rows of check.py's table, one file a subject."""
+"""What cannot work by the composition and conf/: the rows of check.py's table, one file a subject."""

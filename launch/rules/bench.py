@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import yaml
@@ -108,7 +109,7 @@ def _wrong_environments(config: Config) -> list[Any]:
 
     def sets(one: Any) -> bool:
         names = [name for name in one if isinstance(name, str) and name] if isinstance(one, dict) else []
-        return bool(names) and len(names) == len(one) and not any(isinstance(value, (dict, list)) for value in one.values())
+        return bool(names) and len(names) == len(one) and all(type(value) in (str, int, float, NoneType) for value in one.values())
 
     return [one for one in argument(config, "settings") if not sets(one)] if config.method.name == "bench/collectives" else []
 

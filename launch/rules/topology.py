@@ -65,6 +65,17 @@ def _several(config: Config) -> list[str]:
     ]
 
 
+def _one_of(config: Config, names: list[str]) -> str:
+    """Those topologies of `names` that the method has."""
+    return " or ".join(f"topology={name}" for name in names if name in _several(config))
+
+
+def _sharding(config: Config, said: str) -> str:
+    """`said` of the topologies that hold a part of the model on each GPU, where the method has one."""
+    found = _one_of(config, ["fsdp", "zero3"])
+    return said.format(found) if found else ""
+
+
 def _smaller_servers(config: Config) -> str:
     """What leaves a GPU to train on, of a split that leaves none: fewer servers, narrower ones, or more GPUs."""
     given, gpus = config.topology, topology.num_gpus(config)
@@ -87,9 +98,13 @@ def _no_offload(config: Config) -> tuple[str, ...]:
     zero, strategy = config.topology.zero, config.topology.strategy
     if zero.offload_parameters and strategy != "zero3":
         why = "it needs zero3" + ("; ZeRO-2 keeps all parameters on every GPU" if strategy == "zero2" else ", and would be ignored")
-        return "topology.zero.offload_parameters", why, "topology=zero3"
+        return "topology.zero.offload_parameters", why, _one_of(config, ["zero3"])
     if zero.offload_optimizer and strategy not in ("zero2", "zero3"):
-        return "topology.zero.offload_optimizer", "it needs ZeRO, and would be ignored", "topology=zero2 or topology=zero3"
+        return (
+            "topology.zero.offload_optimizer",
+            "it needs ZeRO, and would be ignored",
+            _one_of(config, ["zero2", "zero3"]),
+        )
     return ()
 
 
@@ -98,13 +113,16 @@ TOPOLOGY_RULES = [
         "tensor_parallel",
         lambda c: c.topology.tensor_parallel != 1,
         lambda c: f"topology.tensor_parallel={c.topology.tensor_parallel}: tensor-parallel training is not offered",
-        lambda c: "topology=fsdp shards a model over GPUs; topology.server_tensor_parallel=N spreads a generation server",
+        lambda c: (
+            f"topology.tensor_parallel=1{_sharding(c, '; {} shards a model over GPUs')}"
+            + ("; topology.server_tensor_parallel=N spreads a generation server" if _has_split(c) else "")
+        ),
     ),
     Rule(
         "pipeline_parallel",
         lambda c: c.topology.pipeline_parallel != 1,
         lambda c: f"topology.pipeline_parallel={c.topology.pipeline_parallel}: pipeline-parallel training is not offered",
-        lambda c: "topology=fsdp or topology=zero3 holds a model that one GPU cannot",
+        lambda c: f"topology.pipeline_parallel=1{_sharding(c, '; {} holds a model that one GPU cannot')}",
     ),
     Rule(
         "num_gpus",
@@ -193,7 +211,11 @@ TOPOLOGY_RULES = [
         "colocate_arguments",
         lambda c: c.topology.name != "colocate" and bool(_colocate_arguments(c)),
         lambda c: f"method.args.{_colocate_arguments(c)[0]} under topology={c.topology.name}: only topology=colocate reads it",
-        lambda c: "topology.server_memory_share, server_max_length and server_tensor_parallel for a server; or topology=colocate",
+        lambda c: (
+            "topology.server_memory_share, server_max_length and server_tensor_parallel for a server; or topology=colocate"
+            if _has_split(c)
+            else f"no method.args.{_colocate_arguments(c)[0]}"
+        ),
     ),
     Rule(
         "overlap_without_correction",
@@ -251,13 +273,13 @@ TOPOLOGY_RULES = [
         "offload_without_zero",
         lambda c: bool(_no_offload(c)),
         lambda c: f"{_no_offload(c)[0]}=true under topology={c.topology.name}: {_no_offload(c)[1]}",
-        lambda c: f"{_no_offload(c)[2]}, or no {_no_offload(c)[0]}",
+        lambda c: f"{_no_offload(c)[2]}, or no {_no_offload(c)[0]}".removeprefix(", or "),
     ),
     Rule(
         "fsdp_options_without_fsdp",
         lambda c: c.topology.strategy != "fsdp" and c.topology.fsdp != Fsdp(),
         lambda c: f"topology.fsdp.* under topology={c.topology.name}: it would be ignored",
-        lambda c: "topology=fsdp",
+        lambda c: _one_of(c, ["fsdp"]) or "no topology.fsdp.*",
     ),
     Rule(
         "two_checkpointings",

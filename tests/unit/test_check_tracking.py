@@ -1,4 +1,4 @@
-"""launch/rules/tracking.py: what a tracker needs, whether a group or tracking.name chose it."""
+"""launch/files/tracking.py: what a tracker needs, whether a group or tracking.name chose it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 from launch.compose import compose
 from launch.errors import UserError
+from launch.files import tracking
 from launch.files.check_files import check_files
-from launch.rules import tracking
 
 KEY = "WANDB_API_KEY"
 

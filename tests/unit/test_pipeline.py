@@ -206,6 +206,9 @@ def test_a_phase_whose_record_was_edited_is_not_gone_on_with(tmp_path, capsys, p
     assert pipeline.run(compose(given), given) == EXIT_DONE
     assert started == ["1_a", "1_a", "2_b"]
     assert "left as it is, since phases changed since it began: a: its record.json cannot be trusted" in capsys.readouterr().out
+    (first / "1_a/record.json").write_text("{")
+    with pytest.raises(UserError, match="a: its record.json is damaged"):
+        pipeline.run(compose(named), named)
 
 
 def test_phases_of_other_names_are_not_gone_on_with(tmp_path):

@@ -215,7 +215,7 @@ def test_a_run_whose_record_was_changed_by_hand_does_not_go_on(tmp_path, changed
         choose(tmp_path, f"resume={folder}")
     assert choose(tmp_path)[1] is False
     if "composition_hash" not in changed:  # by which auto knows a run
-        assert rundir.left(composed("hardware=cpu", f"run_root={tmp_path / 'runs'}")) == [
+        assert rundir.left(composed("hardware=cpu", f"run_root={tmp_path / 'runs'}"), tmp_path) == [
             f"{folder} is not gone on with: its record.json cannot be trusted ({said})."
         ]
 
@@ -225,10 +225,19 @@ def test_of_what_cannot_go_on_only_the_newest_is_said_and_only_under_auto(tmp_pa
     gone = {"files": {str(tmp_path / "gone.jsonl"): "0"}}
     folder = a_run(tmp_path, "2", "failed")
     leave_record(folder, config, "failed", data=gone)
-    assert rundir.left(config) == [f"{folder} is not gone on with: {tmp_path / 'gone.jsonl'} changed since that run began."]
-    assert rundir.left(composed("hardware=cpu", f"run_root={tmp_path / 'runs'}", "resume=never")) == []
+    assert rundir.left(config, tmp_path) == [f"{folder} is not gone on with: {tmp_path / 'gone.jsonl'} changed since that run began."]
+    assert rundir.left(composed("hardware=cpu", f"run_root={tmp_path / 'runs'}", "resume=never"), tmp_path) == []
     a_run(tmp_path, "3", "done")
-    assert rundir.left(config) == []
+    assert rundir.left(config, tmp_path) == []
+    assert rundir.left(config, a_run(tmp_path, "4", "failed")) == []
+    rundir.write_text(tmp_path / "runs/sft-tiny-cpu/5/record.json", "{")
+    assert rundir.left(config, tmp_path) == [f"{tmp_path}/runs/sft-tiny-cpu/5 is not gone on with: {rundir.DAMAGED}."]
+
+
+def test_arguments_with_keys_that_are_numbers_go_on_by_name(tmp_path):
+    given = ["method.args.lr_scheduler_kwargs={1: 2, 10: 3, 2: 5}"]
+    folder = a_run(tmp_path, "1", "failed", *given)
+    assert choose(tmp_path, *given, f"resume={folder}") == (folder, True)
 
 
 def test_a_record_with_keys_that_are_numbers_is_as_it_was_written(tmp_path):
