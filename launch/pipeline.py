@@ -93,22 +93,13 @@ def changed_phases(run_dir: Path, plans: dict[str, Plan]) -> list[str]:
     now = {name: plan.run_dir.name for name, plan in plans.items()}
     if not _folders(plans).items() <= then.items() <= now.items():  # cycles may be found to be left out after it was written
         return rundir.differences(then, now, "phases")
-    found = []
+    found, kept = [], outside(run_dir, plans)
     for name, plan in plans.items():
-        if why := keeping.lacks(plan.run_dir) if name in outside(run_dir, plans) else _cannot_be_trusted(plan.run_dir / "record.json"):
+        if why := keeping.lacks(plan.run_dir) if name in kept else rundir.untrusted(plan.run_dir):
             found.append(f"{name}: {why}")
         elif begun := rundir.read_json(plan.run_dir / "record.json"):
             found += rundir.differences(identity(begun["composition"]), identity_of(plan.config), name)
     return found
-
-
-def _cannot_be_trusted(file: Path) -> str | None:
-    """Why, where a record is there."""
-    begun = rundir.read_json(file)
-    if begun is None:
-        return rundir.DAMAGED if file.exists() else None
-    faults = sealed.faults(begun)
-    return f"its record.json cannot be trusted ({faults[0]})" if faults else None
 
 
 def _check_host(phase: str, plan: Plan, host: detect.Host) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from containers import images
 from launch import batch, check, environment, lr_scaling, smoke, topology, trainer_args, tuned
 from launch.errors import UserError
 from launch.files import data_cache, model_path, samples
-from launch.files import tracking as trackers
+from launch.files.tracking import package_of
 from launch.machine.detect import Host
 from launch.machine.gpu import GIB
 from launch.pipelines.cycle_choice import OfCycle
@@ -170,7 +170,7 @@ def identity(composition: dict[str, Any]) -> dict[str, Any]:
     a RAFT has is no part of a sampling of one of them, but where a curriculum divides the run among them."""
     runtime, tracking = composition.get("runtime", {}), composition.get("tracking", {})
     where = {"name": runtime.get("name"), "nodes": runtime.get("slurm", {}).get("nodes")}
-    package = tracking.get("package") or trackers.package_of(tracking.get("name", "none"))
+    package = tracking.get("package") or package_of(tracking.get("name", "none"))
     found = {**composition, "runtime": where, "tracking": {**tracking, "package": package}}
     method = composition.get("method", {})
     if method.get("name") == "sample" and composition.get("data", {}).get("curriculum") not in BY_PART:

@@ -31,7 +31,7 @@ def sha256(path: Path) -> str:
 
 def choose(config: Config) -> tuple[Path, bool]:
     """(run directory, whether it continues an earlier run). Makes nothing."""
-    home = _home(config)
+    home = home_of(config)
     if config.resume == "never":
         return home / fresh_name(), False
     if config.resume == "auto":
@@ -41,7 +41,8 @@ def choose(config: Config) -> tuple[Path, bool]:
     return _asked_for(config), True
 
 
-def _home(config: Config) -> Path:
+def home_of(config: Config) -> Path:
+    """Where the runs of its name lie."""
     return Path(config.run_root).absolute() / (config.name or default_name(config))
 
 
@@ -51,14 +52,14 @@ def fresh_name() -> str:
 
 def newest_unfinished(home: Path, wanted: str, with_running: bool = False) -> Path | None:
     """The newest run of this composition that can go on, and is neither done nor, unless `with_running`, running now."""
-    for folder, record in _of_composition(home, wanted):
+    for folder, record in of_composition(home, wanted):
         if record.get("status") != "done" and (with_running or not is_locked(folder)) and not _bars(record):
             return folder
     return None
 
 
-def _of_composition(home: Path, wanted: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Runs and their records, the newest first; those that reproduce another are not among them."""
+def of_composition(home: Path, wanted: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Runs of it and their records, the newest first; those that reproduce another are not among them."""
     for folder in sorted(home.glob("*/"), reverse=True) if home.is_dir() else []:
         record = read_json(folder / "record.json") or {}
         if record.get("composition_hash") == wanted and AGAIN not in folder.name:
@@ -67,7 +68,7 @@ def _of_composition(home: Path, wanted: str) -> Iterator[tuple[Path, dict[str, A
 
 def left(config: Config, chosen: Path) -> list[str]:
     """What is said under resume=auto where a newer run than `chosen` did not end, and cannot go on."""
-    wanted, home = composition_hash(config), _home(config)
+    wanted, home = composition_hash(config), home_of(config)
     for folder in sorted(home.glob("*/"), reverse=True) if config.resume == "auto" and home.is_dir() else []:
         record = read_json(folder / "record.json")
         if record is None and (folder / "record.json").exists():
@@ -82,11 +83,20 @@ def left(config: Config, chosen: Path) -> list[str]:
 
 def _bars(record: dict[str, Any]) -> list[str]:
     """Why an unfinished run cannot go on."""
-    faults = sealed.faults(record)
-    if faults:
-        return [f"its record.json cannot be trusted ({faults[0]})"]
+    doubt = sealed.doubt(record)
+    if doubt:
+        return [doubt]
     changed = changed_data(record)
     return [f"{', '.join(changed)} changed since that run began"] if changed else []
+
+
+def untrusted(folder: Path) -> str | None:
+    """Why the record there, if there is one, cannot be trusted."""
+    file = folder / "record.json"
+    record = read_json(file)
+    if record is None:
+        return DAMAGED if os.path.exists(file) else None
+    return sealed.doubt(record)
 
 
 def runs_in(folder: Path) -> str:

@@ -51,3 +51,9 @@ def faults(record: dict[str, Any]) -> list[str]:
     if missing:
         return missing
     return [] if seal(record)["sha256"] == record["sha256"] else ["sha256: the content was changed after it was written"]
+
+
+def doubt(record: dict[str, Any]) -> str | None:
+    """The first fault in a person's words."""
+    found = faults(record)
+    return f"its record.json cannot be trusted ({found[0]})" if found else None

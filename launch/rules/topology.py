@@ -52,10 +52,6 @@ def _has_split(config: Config) -> bool:
     return config.method.name == "grpo" and config.hardware.vllm
 
 
-def _with_server(config: Config) -> str:
-    return "topology=split, or " if _has_split(config) else ""
-
-
 def _several(config: Config) -> list[str]:
     """Topologies of several GPUs that the method has."""
     return [
@@ -68,6 +64,12 @@ def _several(config: Config) -> list[str]:
 def _one_of(config: Config, names: list[str]) -> str:
     """Those topologies of `names` that the method has."""
     return " or ".join(f"topology={name}" for name in names if name in _several(config))
+
+
+def _or_without(config: Config, names: list[str], key: str) -> str:
+    """A remedy: one of the topologies that read `key`, where the method has one, or the key left out."""
+    found = _one_of(config, names)
+    return f"{found}, or no {key}" if found else f"no {key}"
 
 
 def _sharding(config: Config, said: str) -> str:
@@ -93,19 +95,15 @@ def _colocate_arguments(config: Config) -> list[str]:
     return [f"vllm_{name}" for name in names if f"vllm_{name}" in config.method.args]
 
 
-def _no_offload(config: Config) -> tuple[str, ...]:
-    """The key of what would stay on the GPU, why, and what takes it to the host's memory; empty where all does that is asked to."""
+def _no_offload(config: Config) -> tuple[str, str, list[str]]:
+    """The key of what would stay on the GPU, why, and the topologies that take it to the host's memory; no key where all goes there."""
     zero, strategy = config.topology.zero, config.topology.strategy
     if zero.offload_parameters and strategy != "zero3":
         why = "it needs zero3" + ("; ZeRO-2 keeps all parameters on every GPU" if strategy == "zero2" else ", and would be ignored")
-        return "topology.zero.offload_parameters", why, _one_of(config, ["zero3"])
+        return "topology.zero.offload_parameters", why, ["zero3"]
     if zero.offload_optimizer and strategy not in ("zero2", "zero3"):
-        return (
-            "topology.zero.offload_optimizer",
-            "it needs ZeRO, and would be ignored",
-            _one_of(config, ["zero2", "zero3"]),
-        )
-    return ()
+        return "topology.zero.offload_optimizer", "it needs ZeRO, and would be ignored", ["zero2", "zero3"]
+    return "", "", []
 
 
 TOPOLOGY_RULES = [
@@ -199,13 +197,13 @@ TOPOLOGY_RULES = [
         lambda c: (
             f"topology.{(key := _given_servers(c)[0])}={getattr(c.topology, key)} under topology={c.topology.name}: nothing would be served"
         ),
-        lambda c: f"{_with_server(c)}no topology.{_given_servers(c)[0]}",
+        lambda c: _or_without(c, ["split"], f"topology.{_given_servers(c)[0]}"),
     ),
     Rule(
         "server_keys",
         lambda c: c.topology.name != "split" and bool(_server_keys(c)),
         lambda c: f"topology.{_server_keys(c)[0]} under topology={c.topology.name}: it has no server",
-        lambda c: f"{_with_server(c)}no topology.{_server_keys(c)[0]}",
+        lambda c: _or_without(c, ["split"], f"topology.{_server_keys(c)[0]}"),
     ),
     Rule(
         "colocate_arguments",
@@ -271,9 +269,9 @@ TOPOLOGY_RULES = [
     ),
     Rule(
         "offload_without_zero",
-        lambda c: bool(_no_offload(c)),
+        lambda c: bool(_no_offload(c)[0]),
         lambda c: f"{_no_offload(c)[0]}=true under topology={c.topology.name}: {_no_offload(c)[1]}",
-        lambda c: f"{_no_offload(c)[2]}, or no {_no_offload(c)[0]}".removeprefix(", or "),
+        lambda c: _or_without(c, _no_offload(c)[2], _no_offload(c)[0]),
     ),
     Rule(
         "fsdp_options_without_fsdp",

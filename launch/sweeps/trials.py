@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from launch.files import rundir, sealed
 from launch.files.check_files import check_files
 from launch.machine.detect import Host
 from launch.pipelines.cycle_choice import recorded
-from launch.plan import Plan, composition_hash, default_name, has_phases, make_plan, prepare
+from launch.plan import Plan, composition_hash, has_phases, make_plan, prepare
 from launch.schema import Config
 
 # Figures of result.json that no line of metrics.jsonl holds.
@@ -82,20 +81,12 @@ def prepared(overrides: list[str], host: Host) -> Prepared:
         check_files(config, all_lines=False)  # its own launcher reads all
         run_dir, _ = rundir.choose(config)
         plans = [make_plan(config, host, run_dir, warnings)]
-    return Prepared(config, plans, Path(config.run_root) / (config.name or default_name(config)), composition_hash(config))
-
-
-def runs(home: Path, wanted: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Runs of this composition with their records, the newest first; those that reproduce another are not among them."""
-    for folder in sorted(home.glob("*/"), reverse=True):
-        record = rundir.read_json(folder / "record.json") or {}
-        if record.get("composition_hash") == wanted and rundir.AGAIN not in folder.name:
-            yield folder, record
+    return Prepared(config, plans, rundir.home_of(config), composition_hash(config))
 
 
 def done_run(trial: Prepared) -> Path | None:
     """A run of this composition, on the data as it is now, that is done."""
-    for folder, record in runs(trial.home, trial.composition_hash):
+    for folder, record in rundir.of_composition(trial.home, trial.composition_hash):
         if record.get("status") == "done" and not sealed.faults(record) and not rundir.changed_data(record):
             return folder
     return None
@@ -103,11 +94,11 @@ def done_run(trial: Prepared) -> Path | None:
 
 def running_run(trial: Prepared) -> Path | None:
     """A run of this composition that some launcher runs now, or still saves."""
-    return next((folder for folder, _ in runs(trial.home, trial.composition_hash) if rundir.is_locked(folder)), None)
+    return next((folder for folder, _ in rundir.of_composition(trial.home, trial.composition_hash) if rundir.is_locked(folder)), None)
 
 
 def newest_run(trial: Prepared) -> Path | None:
-    return next((folder for folder, _ in runs(trial.home, trial.composition_hash)), None)
+    return next((folder for folder, _ in rundir.of_composition(trial.home, trial.composition_hash)), None)
 
 
 def figures(run_dir: Path) -> dict[str, float | None]:

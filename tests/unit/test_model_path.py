@@ -6,7 +6,7 @@ import pytest
 
 from launch.errors import UserError
 from launch.files import model_path
-from tests.conftest import composed
+from tests.conftest import composed, leave_model
 
 QWEN3_0_6B = {"model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 3072}
 QWEN3_0_6B |= {"num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 151936, "max_position_embeddings": 40960}
@@ -61,9 +61,8 @@ def test_what_agrees_or_says_nothing_is_passed_over(tmp_path, content, overrides
     ],
 )
 def test_a_config_that_is_none_of_a_model_is_refused(launch, tmp_path, content, said):
+    leave_model(tmp_path)
     (tmp_path / "config.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    (tmp_path / "tokenizer.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     done = launch("hardware=cpu", f"model.path={tmp_path}", "mode=plan")
     assert done.code == 2
     assert done.err.startswith(f"{tmp_path}/config.json: {said}")
@@ -72,8 +71,7 @@ def test_a_config_that_is_none_of_a_model_is_refused(launch, tmp_path, content, 
 
 
 def test_files_that_transformers_does_not_load_are_nobodys_business(tmp_path):
-    (tmp_path / "tokenizer.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    leave_model(tmp_path)
     for name in ("._model.safetensors", "consolidated.safetensors"):
         (tmp_path / name).write_bytes(b"Mac")
     model_path.check(tmp_path)

@@ -166,13 +166,19 @@ def test_a_signal_between_two_phases_stops_the_pipeline_and_the_same_command_goe
     assert json.loads(kept.read_text())["status"] == "done"
 
 
-def test_a_phase_that_is_composed_otherwise_now_is_not_gone_on_with(tmp_path, capsys, monkeypatch, phases_that_end):
-    """conf/ changes for the method of one phase: the pipeline's own composition, which names it, stays the same."""
-    started, asked = phases_that_end
+def stopped_in_a(tmp_path, asked):
+    """(overrides, run directory) of a pipeline that was stopped in its first phase."""
     given = [*TWO, f"run_root={tmp_path}", "name=p"]
     asked["1_a"] = signal.SIGTERM
     assert pipeline.run(compose(given), given) == EXIT_INTERRUPTED
     [first] = (tmp_path / "p").iterdir()
+    return given, first
+
+
+def test_a_phase_that_is_composed_otherwise_now_is_not_gone_on_with(tmp_path, capsys, monkeypatch, phases_that_end):
+    """conf/ changes for the method of one phase: the pipeline's own composition, which names it, stays the same."""
+    started, asked = phases_that_end
+    given, first = stopped_in_a(tmp_path, asked)
 
     def edited(overrides, given=None):
         found = compose(overrides, given)
@@ -194,10 +200,7 @@ def test_a_phase_that_is_composed_otherwise_now_is_not_gone_on_with(tmp_path, ca
 @pytest.mark.parametrize("edited", [{"status": "failed"}, {"composition": "x"}, {"data": [1]}])
 def test_a_phase_whose_record_was_edited_is_not_gone_on_with(tmp_path, capsys, phases_that_end, edited):
     started, asked = phases_that_end
-    given = [*TWO, f"run_root={tmp_path}", "name=p"]
-    asked["1_a"] = signal.SIGTERM
-    assert pipeline.run(compose(given), given) == EXIT_INTERRUPTED
-    [first] = (tmp_path / "p").iterdir()
+    given, first = stopped_in_a(tmp_path, asked)
     rundir.write_json(first / "1_a/record.json", {**rundir.read_json(first / "1_a/record.json"), **edited})
     asked.clear()
     named = [*given, f"resume={first}"]
