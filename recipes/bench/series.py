@@ -126,6 +126,8 @@ def measure_rows(
             os.environ[ROW] = str(i)
             known = {"error": ended[1] or OUT_OF_MEMORY} if ended and i == ended[0] else None
             row = {**cases[i], **(known or _finite(_attempt(cases[i], work))), "time_s": time.monotonic() - began}
+            if together(row["error"] is not None and stop_asked()):  # the stop may be all that failed it: no row says so, the next run does
+                raise Interrupted(rows=rows)
             if i < len(rows):
                 rows[i] = row
                 _write(path, rows, len(cases))
@@ -135,8 +137,6 @@ def measure_rows(
                     append(path, {"step": i + 1, "num_steps": len(cases), **row})
             say(f"{i + 1}/{len(cases)}  {_line(table, row)}")
             profile.step()
-    if together(stop_asked() and any(rows[i]["error"] for i in left[-1:])):  # which may be all that failed it: it is tried again
-        raise Interrupted(rows=rows)
     return rows
 
 

@@ -9,7 +9,7 @@ In order of worth; with several GPUs what needs them comes first, and benchmarks
 `--seconds`: what still runs is stopped, and every row that it has measured is kept. The next call goes on: finished benchmarks are not run
 again. Their files are in `--folder`; report reads several, of each benchmark the run with the most rows, and begins with their about.md.
 docs/results/h200 keeps result.json of the runs that were whole and metrics.jsonl of the others.
-`--only gemm,scaling` takes those whose names hold one of the words.
+`--only gemm_fp16,scaling` takes the benchmarks of these names, and for a word that is none those whose names hold it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ BENCHMARKS: dict[str, tuple[int, int, str]] = {
     "attention": (1, 300, "method=bench/attention"),
     "precision": (1, 120, "method=bench/precision model=qwen3_0_6b"),
     "checkpointing": (1, 120, "method=bench/checkpointing model=qwen3_4b"),
-    "batch_size": (1, 150, "method=bench/batch_size model=qwen3_4b"),
+    # Three steps of 64 rows are 45 s.
+    "batch_size": (1, 150, "method=bench/batch_size model=qwen3_4b method.args.warmup=1 method.args.steps=3"),
     # As the published row of this shape: compiled, no checkpointing.
     "finetune_4b": (
         1,
@@ -47,13 +48,13 @@ BENCHMARKS: dict[str, tuple[int, int, str]] = {
         "method=bench/finetune model=qwen3_4b method.args.modes=[full_bf16] method.args.batch=4 method.args.sequence=4096 "
         "method.args.gradient_checkpointing=false method.args.steps=10",
     ),
-    "finetune": (1, 400, "method=bench/finetune model=qwen3_8b"),
+    "finetune": (1, 250, "method=bench/finetune model=qwen3_8b method.args.warmup=1 method.args.steps=2"),  # a step is about 20 s
     "dataloader": (1, 150, "method=bench/dataloader"),
     "vllm": (
         1,
         480,
         "method=bench/vllm model=qwen3_4b method.args.lengths=[[1024,128],[128,1024]] method.args.num_prompts=500 method.args.rounds=2 "
-        "method.args.concurrency=[1,64] method.args.settings=[{},{quantization:fp8}]",
+        "method.args.concurrency=[1,64,256] method.args.settings=[{},{quantization:fp8}]",
     ),
     "gemm_fp16": (1, 90, "method=bench/gemm method.args.dtypes=[fp16] method.args.ops=[matmul,linear]"),
     # fp32 without TF32 is 40 s a row at 16384.
@@ -63,8 +64,9 @@ BENCHMARKS: dict[str, tuple[int, int, str]] = {
     # Its compiler tries twenty kernels a shape.
     "gemm_compiled": (
         1,
-        400,
-        "method=bench/gemm method.args.dtypes=[bf16] method.args.ops=[compiled] method.args.values=[normal] method.args.paddings=[0]",
+        120,
+        "method=bench/gemm method.args.dtypes=[bf16] method.args.ops=[compiled] method.args.values=[normal] method.args.paddings=[0] "
+        "method.args.shapes=[[8192,8192,8192],[4096,4096,4096]]",
     ),
     "collectives_2": (2, 300, "method=bench/collectives"),
     "scaling_2": (2, 200, "method=bench/scaling precision.weights=bf16 method.args.models=[7b]"),
@@ -94,7 +96,7 @@ def command(name: str, hardware: str) -> str:
 
 def todo(gpus: int, only: list[str] | None, folder: Path) -> list[Job]:
     """What is not finished and these GPUs can run, those of most GPUs first and otherwise in order of worth."""
-    found = [job(name) for name in BENCHMARKS if not only or any(word in name for word in only)]
+    found = [job(name) for name in BENCHMARKS if not only or any(name == word or (word not in BENCHMARKS and word in name) for word in only)]
     return sorted((j for j in found if j.gpus <= gpus and rows_of(j, folder) is None), key=lambda j: -j.gpus)
 
 

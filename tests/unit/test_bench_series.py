@@ -137,18 +137,23 @@ def test_a_stopped_series_goes_on_where_it_was(config, monkeypatch):
     assert len(found["rows"]) == len(lines(config)) == 2
 
 
-def test_a_last_row_that_a_stop_broke_off_is_measured_again(config, monkeypatch):
+@pytest.mark.parametrize("broken_off", [0, 1])
+def test_a_row_that_a_stop_broke_off_is_none_and_is_measured_the_next_time(config, monkeypatch, broken_off):
     def work(case):
-        if case is CASES[-1]:
+        if case is CASES[broken_off]:
             monkeypatch.setattr(program, "_stop_asked", True)
             raise UserError("its process ended with exit code -15")
         return {"tflops": 1.0}
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interrupted) as stopped:
         measure(config, args(), TABLE, CASES, work)
+    assert [row["tflops"] for row in stopped.value.result["rows"]] == [1.0] * broken_off
+    if broken_off:
+        assert len(lines(config)) == 1
     monkeypatch.setattr(program, "_stop_asked", False)
     found = measure(config, args(), TABLE, CASES, lambda case: {"tflops": 2.0})
-    assert [row["tflops"] for row in found["rows"]] == [1.0, 2.0]
+    assert len(lines(config)) == 2
+    assert [row["tflops"] for row in found["rows"]] == [1.0] * broken_off + [2.0] * (2 - broken_off)
 
 
 def test_what_failed_for_another_reason_than_memory_is_tried_again(config, monkeypatch, capsys):

@@ -28,6 +28,11 @@ def test_each_can_run_on_an_h200(name):
     assert (config.topology.num_gpus or 1) == job.gpus
 
 
+def test_a_name_takes_that_benchmark_alone_and_a_word_all_that_hold_it(tmp_path):
+    assert [job.name for job in benchmarks.todo(2, ["transformer"], tmp_path)] == ["transformer"]
+    assert [job.name for job in benchmarks.todo(2, ["transf"], tmp_path)] == ["transformer", "transformer_eager"]
+
+
 def test_the_page_shows_ours_beside_the_other_gpu_and_what_failed(tmp_path):
     row = {"shape": "8192 8192 8192", "dtype": "bf16", "op": "matmul", "values": "normal", "padding": 0, "error": None}
     columns = [{"key": "shape", "title": "m n k", "digits": None}, {"key": "tflops", "title": "TFLOPS", "digits": 1}]
