@@ -378,10 +378,12 @@ def _zero(config: Config, n: _Counts) -> _Sharing:
     sub-group at a time (_prepare_fp32_grad_for_sub_group), and gathers weights as FSDP does."""
     low = _width(config)
     part, flat, bucket = low * n.trained / n.ranks, 4.0 * n.trained / n.ranks, low * min(BUCKET, n.trained)
+    held = 0.0
     if config.topology.zero.offload_optimizer:
-        part = flat = 0.0  # what a bucket holds goes to the host
+        part = flat = 0.0  # what a bucket holds goes to the host, in stage 2 through room for the largest (temp_grad_buffer_for_gpu_offload)
+        held = low * min(config.model.vocab_size * config.model.hidden_size, n.trained)
     if config.topology.strategy == "zero2":
-        return _Sharing(part, bucket, 2 * part + flat, 0.0)
+        return _Sharing(part, bucket + held, 2 * part + flat, held)
     stepped = min(4.0 * SUB_GROUP, flat) * (1.5 if low == 2 else 1.0)  # flattened in 16 bits, then in fp32
     return _Sharing(part, 2 * bucket + _gathered(config, n, 2), part + stepped, bucket)
 

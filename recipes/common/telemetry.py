@@ -135,15 +135,21 @@ class AmdSmi:
 
 
 class Telemetry:
-    """Means since the last call of `take`, and energy since the start. Without a source it does nothing."""
+    """Means since the last call of `take`, and energy since `begin`. Without a source it does nothing."""
 
     def __init__(self, source: Source | None, interval_s: float = INTERVAL_S) -> None:
         self.source, self.interval_s = source, interval_s
         self.lock, self.ended = threading.Lock(), threading.Event()
         self.sums: dict[str, tuple[float, int]] = {}  # with the number of samples: only the main rank takes them
-        self.energy_j: float | None = None
-        self._before: tuple[float, float] | None = None  # time and power of the sample before
-        self._counter_at_start = source.energy_j() if source else None
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was before: what sets training up, DeepSpeed's compiler say, takes as long as many steps, and is none."""
+        with self.lock:
+            self.sums.clear()
+            self.energy_j: float | None = None
+            self._before: tuple[float, float] | None = None  # time and power of the sample before
+            self._counter_at_start = self.source.energy_j() if self.source else None
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """Predicted memory and speed beside measured: runs every configuration below, and prints the tables of docs/results/memory.md and speed.md.
 
-    python tests/gpu/predictions.py measure hardware=h200 --gpus 2      writes runs/predictions/predictions_h200.jsonl
-    python tests/gpu/predictions.py report                              needs no GPU: docs/results/predictions_h200.jsonl as tables
+    python tests/gpu/predictions.py measure hardware=h200 --gpus 2      writes runs/predictions/predictions.jsonl
+    python tests/gpu/predictions.py report                              needs no GPU: docs/results/predictions.jsonl as tables
 
 HELD_OUT is written down, and the planner's formulas fixed, before any of it is measured: its rows of the file keep what was predicted then.
 Formulas may rest on them afterwards, and new configurations take their place here.
@@ -30,14 +30,12 @@ from launch.planner.speed import Speed, speed
 from tests.gpu.jobs import Job, rows_of, run, step_s
 
 ROOT = Path(__file__).parents[2]
-MEASURED = ROOT / "docs/results/predictions_h200.jsonl"
+MEASURED = ROOT / "docs/results/predictions.jsonl"
 STEPS = {"sft": 6, "dpo": 6, "grpo": 6}
 # name: GPUs, overrides. Batch is of one rank; accumulation is 1 where nothing else is said. None of them has been measured: what has been
-# is in docs/results/predictions_h200.jsonl, for the constants to rest on (three were run and left no figures: memory.md).
+# is in docs/results/predictions.jsonl, for the constants to rest on (three were run and left no figures: memory.md).
 HELD_OUT: dict[str, tuple[int, str]] = {
     "grpo-1.7b-colocate": (1, "grpo qwen3_1_7b batch=16 topology=colocate"),
-    "sft-1.7b-zero2-2-offload": (2, "sft qwen3_1_7b batch=4 max_length=1024 topology=zero2 topology.zero.offload_optimizer=true"),
-    "sft-0.6b-zero2-2-offload": (2, "sft qwen3_0_6b batch=8 max_length=2048 topology=zero2 topology.zero.offload_optimizer=true"),
     "grpo-0.6b-split-2": (2, "grpo qwen3_0_6b batch=16 topology=split accumulation=2"),
     "sft-1.7b-ddp-4": (4, "sft qwen3_1_7b batch=2 max_length=4096 topology=ddp"),
     "sft-4b-fsdp-4": (4, "sft qwen3_4b batch=2 max_length=4096 topology=fsdp"),
@@ -89,7 +87,7 @@ def measure(hardware: str, gpus: int, only: list[str] | None, folder: Path, seco
             took, lasts = planned(row["overrides"])
             row["predicted"] = {"peak_gb": round(took.allocated_gb, 3), "step_s": lasts.step_s and round(lasts.step_s, 4)}
             lines.append(json.dumps(row))
-    (folder / f"predictions_{hardware.partition('=')[2]}.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "predictions.jsonl").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 
 
@@ -108,7 +106,7 @@ def _planned(overrides: tuple[str, ...]) -> tuple[memory.Memory, Speed]:
 def tables(unit: str, reason: str, measured: str, predict: Callable[[list[str]], tuple[float | None, str]]) -> str:
     """Every row that has `measured`: those of held-out runs beside what was predicted before they were measured, and all beside what is
     predicted now; worst and mean error."""
-    rows = [row for line in MEASURED.read_text().splitlines() if measured in (row := json.loads(line))]
+    rows = [_named(row) for line in MEASURED.read_text().splitlines() if measured in (row := json.loads(line))]
     columns = ["run", f"{unit} measured", "predicted", "error"]
     then = [(row["name"], row[measured], row["predicted"][measured]) for row in rows if row["held_out"]]
     now = [(row["name"], row[measured], *predict(row["overrides"])) for row in rows]
@@ -118,6 +116,12 @@ def tables(unit: str, reason: str, measured: str, predict: Callable[[list[str]],
             *_table("All, as they are predicted now", [*columns, reason], [row for row in now if row[2]]),
         ]
     )
+
+
+def _named(row: dict[str, Any]) -> dict[str, Any]:
+    """With its GPU, where that is no H200."""
+    gpu = row["overrides"][0].partition("=")[2]
+    return row if gpu == "h200" else {**row, "name": f"{row['name']} ({gpu.upper()})"}
 
 
 def _table(title: str, columns: list[str], rows: list[tuple[Any, ...]]) -> list[str]:

@@ -53,7 +53,7 @@ def show_torch(directory: Path, gpus: int) -> list[str]:
     claims = {
         "the trace is of a GPU": found["device"] == "gpu",
         "shares add up to 1": abs(total - 1) < 1e-6,
-        "matrix products take the most": shares["gemm"] == max(shares.values()),
+        "products, attention and memory-bound kernels are found": min(shares[kind] for kind in ("gemm", "attention", "memory_bound")) > 0,
         "fewer than 5% of the time are in kernels of unknown names": shares["other"] < 0.05,
         "the norms in fp32 are found": bool(modules["modules"]),
         "each rank left its trace": len(list((directory / "profile").glob("trace-rank*.json.gz"))) == gpus,
@@ -81,7 +81,7 @@ def show_telemetry(directory: Path, rows: list[dict[str, Any]]) -> list[str]:
     missing = [f"metrics.jsonl has {key}" for key in KEYS if key not in rows[-1]]
     power = [row["gpu_power_w"] for row in rows if "gpu_power_w" in row]
     seconds = rows[-1]["time_s"]
-    if power and not 0.5 < result.get("energy_j", 0) / (sum(power) / len(power) * seconds) < 8:  # of all ranks, and loading is in it
+    if power and not 0.5 < result.get("energy_j", 0) / (sum(power) / len(power) * seconds) < 8:  # of all ranks
         missing.append("energy_j is near mean power times the time")
     return missing
 

@@ -48,10 +48,11 @@ def test_the_page_shows_ours_beside_the_other_gpu_and_what_failed(tmp_path):
     assert page.index("Not measured: matmul, mlp_loop, harness") < page.index("## gemm")
 
 
-def test_the_document_is_made_of_the_files_beside_it():
-    page = benchmarks.report("h200", [ROOT / "docs/results/h200"])
-    assert (ROOT / "docs/results/h200.md").read_text() == page + "\n"
-    assert "One machine of two H200s" in page
+@pytest.mark.parametrize("hardware", ["h100", "h200"])
+def test_the_documents_are_made_of_the_files_beside_them(hardware):
+    page = benchmarks.report(hardware, [ROOT / "docs/results" / hardware])
+    assert (ROOT / f"docs/results/{hardware}.md").read_text() == page + "\n"
+    assert f"One machine of two {hardware.upper()}s" in page
 
 
 def test_rows_of_an_interrupted_run_are_on_the_page(tmp_path):

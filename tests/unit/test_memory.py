@@ -18,7 +18,7 @@ from tests.gpu import predictions, published
 
 ROOT = Path(__file__).parents[2]
 RUN = Path("/runs/x/1")
-MEASURED = [json.loads(line) for line in (ROOT / "docs/results/predictions_h200.jsonl").read_text().splitlines()]
+MEASURED = [json.loads(line) for line in (ROOT / "docs/results/predictions.jsonl").read_text().splitlines()]
 QWEN_4B = 4_022_468_096
 
 

@@ -112,6 +112,10 @@ def test_means_since_the_last_line_and_energy(gpu):
     assert found.energy_j == pytest.approx(2 * 700 + 2 * 600)
     gpu({"gpu_busy_percent": "10"})
     assert found.take()["gpu_utilization"] == pytest.approx(0.10), "a line with no sample since the last one takes its own"
+    found.begin()
+    found.sample(200.0)
+    found.sample(201.0)
+    assert found.energy_j == pytest.approx(700), "from the beginning of the steps, not of what sets them up"
 
 
 def test_samples_that_nobody_takes_do_not_pile_up(gpu):
@@ -195,9 +199,11 @@ def settings(run_dir: Path) -> DictConfig:
 def test_a_line_of_metrics(gpu, tmp_path):
     found = Metrics(settings(tmp_path))
     found.telemetry = Telemetry(AmdSysfs(ADDRESS, gpu()))
+    found.telemetry.energy_j = 7000.0  # while the trainer was set up
     row = a_line(found, tmp_path)
     assert {key: row[key] for key in EXPECTED} == pytest.approx(EXPECTED)
     assert found.num_tokens() == 10
+    assert found.telemetry.energy_j < 7000
 
 
 def test_the_memory_of_loading_counts_although_a_counter_begins_anew(tmp_path, monkeypatch):
@@ -258,6 +264,9 @@ def test_nvml(tmp_path, nvml):
     counted.sample(0.0)
     counted.sample(1.0)
     assert counted.energy_j == pytest.approx(4.0), "from the GPU's own counter: 2 J at each look"
+    counted.begin()
+    counted.sample(2.0)
+    assert counted.energy_j == pytest.approx(2.0)
 
 
 def test_an_energy_counter_that_does_not_answer_for_a_while(nvml):
