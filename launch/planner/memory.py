@@ -380,7 +380,7 @@ def _zero(config: Config, n: _Counts) -> _Sharing:
     part, flat, bucket = low * n.trained / n.ranks, 4.0 * n.trained / n.ranks, low * min(BUCKET, n.trained)
     held = 0.0
     if config.topology.zero.offload_optimizer:
-        part = flat = 0.0  # what a bucket holds goes to the host, in stage 2 through room for the largest (temp_grad_buffer_for_gpu_offload)
+        part = flat = 0.0  # what a bucket holds goes to the host, in stage 2 by way of temp_grad_buffer_for_gpu_offload: the largest's size
         held = low * min(config.model.vocab_size * config.model.hidden_size, n.trained)
     if config.topology.strategy == "zero2":
         return _Sharing(part, bucket + held, 2 * part + flat, held)

@@ -28,7 +28,7 @@ from recipes.bench import published
 from tests.gpu.jobs import Job, rows_of, run
 
 HARNESS = "tests/gpu/harness.py"
-# Name -> GPUs, seconds on an H200, overrides; in order of worth. Seconds of transformer, and those of precision, collectives_2 and scaling_2 on
+# Name -> GPUs, seconds on an H200, overrides; in order of worth. Seconds of transformer, and of precision, collectives_2 and scaling_2 on
 # H100s, are what they took on 2026-11-25; dataloader's and vllm's are reckoned from the rows that they had by then, the others from the
 # operations, 30 s for a start and 20 s for what compiles. Each call prints what it took.
 BENCHMARKS: dict[str, tuple[int, int, str]] = {
@@ -97,7 +97,8 @@ def command(name: str, hardware: str) -> str:
 
 def todo(gpus: int, only: list[str] | None, folder: Path) -> list[Job]:
     """What is not finished and these GPUs can run, those of most GPUs first and otherwise in order of worth."""
-    found = [job(name) for name in BENCHMARKS if not only or any(name == word or (word not in BENCHMARKS and word in name) for word in only)]
+    asked = lambda name: any(name == word or (word not in BENCHMARKS and word in name) for word in only or [""])  # noqa: E731
+    found = [job(name) for name in BENCHMARKS if asked(name)]
     return sorted((j for j in found if j.gpus <= gpus and rows_of(j, folder) is None), key=lambda j: -j.gpus)
 
 
