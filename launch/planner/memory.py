@@ -381,7 +381,7 @@ def _zero(config: Config, n: _Counts) -> _Sharing:
     held = 0.0
     if config.topology.zero.offload_optimizer:
         part = flat = 0.0  # what a bucket holds goes to the host, in stage 2 by way of temp_grad_buffer_for_gpu_offload: the largest's size
-        held = low * min(config.model.vocab_size * config.model.hidden_size, n.trained)
+        held = 0.0 if config.adapter.rank is not None else low * config.model.vocab_size * config.model.hidden_size
     if config.topology.strategy == "zero2":
         return _Sharing(part, bucket + held, 2 * part + flat, held)
     stepped = min(4.0 * SUB_GROUP, flat) * (1.5 if low == 2 else 1.0)  # flattened in 16 bits, then in fp32

@@ -53,7 +53,7 @@ class Metrics(TrainerCallback):
         self.previous_tokens = state.num_input_tokens_seen
         self.evaluated_s = 0.0  # of the time since `began`
         self.first_tokens, self.first_time_s = self.last.get("num_tokens", 0), self.last.get("time_s", 0.0)
-        self.telemetry.begin()
+        self.telemetry.begin(self.began)
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], model: Any = None, **kwargs: Any

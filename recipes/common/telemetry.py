@@ -143,13 +143,18 @@ class Telemetry:
         self.sums: dict[str, tuple[float, int]] = {}  # with the number of samples: only the main rank takes them
         self.begin()
 
-    def begin(self) -> None:
-        """Forget what was before: what sets training up, DeepSpeed's compiler say, takes as long as many steps, and is none."""
+    def begin(self, now_s: float | None = None) -> None:
+        """Forget what was before: what sets training up, DeepSpeed's compiler say, takes as long as many steps, and is none.
+
+        Energy counts from `now_s` on where it is given, else from the first sample.
+        """
         with self.lock:
             self.sums.clear()
             self.energy_j: float | None = None
             self._before: tuple[float, float] | None = None  # time and power of the sample before
             self._counter_at_start = self.source.energy_j() if self.source else None
+        if self.source and now_s is not None:
+            self.sample(now_s)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

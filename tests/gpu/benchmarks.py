@@ -28,9 +28,9 @@ from recipes.bench import published
 from tests.gpu.jobs import Job, rows_of, run
 
 HARNESS = "tests/gpu/harness.py"
-# Name -> GPUs, seconds on an H200, overrides; in order of worth. Seconds of transformer, and of precision, collectives_2 and scaling_2 on
-# H100s, are what they took on 2026-11-25; dataloader's and vllm's are reckoned from the rows that they had by then, the others from the
-# operations, 30 s for a start and 20 s for what compiles. Each call prints what it took.
+# Name -> GPUs, seconds on an H200, overrides; in order of worth. Seconds of transformer, and of precision and collectives_2 on H100s, are what
+# they took on 2026-11-25, as are those of a scaling_2 whose rows were lost; dataloader's and vllm's are reckoned from the rows that they had
+# by then, the others from the operations, 30 s for a start and 20 s for what compiles. Each call prints what it took.
 BENCHMARKS: dict[str, tuple[int, int, str]] = {
     "matmul": (1, 45, "method=bench/matmul method.args.dtypes=[fp16,bf16]"),
     "mlp_loop": (1, 40, "method=bench/mlp_loop"),
@@ -53,9 +53,15 @@ BENCHMARKS: dict[str, tuple[int, int, str]] = {
     "dataloader": (1, 100, "method=bench/dataloader"),
     "vllm": (
         1,
-        700,
+        420,
         "method=bench/vllm model=qwen3_4b method.args.lengths=[[1024,128],[128,1024]] method.args.num_prompts=500 method.args.rounds=2 "
-        "method.args.concurrency=[1,64,256] method.args.settings=[{},{quantization:fp8}]",
+        "method.args.concurrency=[1,64,256] method.args.settings=[{}]",
+    ),
+    "vllm_fp8": (
+        1,
+        220,
+        "method=bench/vllm model=qwen3_4b method.args.lengths=[[1024,128]] method.args.num_prompts=500 method.args.rounds=2 "
+        "method.args.concurrency=[64] method.args.settings=[{quantization:fp8}]",
     ),
     "gemm_fp16": (1, 90, "method=bench/gemm method.args.dtypes=[fp16] method.args.ops=[matmul,linear]"),
     # fp32 without TF32 is 40 s a row at 16384.
@@ -92,7 +98,11 @@ def job(name: str) -> Job:
 
 def command(name: str, hardware: str) -> str:
     one = job(name)
-    return shlex.join(["python", one.program] if one.program else ["python", "launch/run.py", f"hardware={hardware}", *one.overrides])
+    if one.program:
+        return shlex.join(["python", one.program])
+    words = [f"hardware={hardware}", *one.overrides]
+    words += ["model.init=random"] if any(word.startswith("model=") for word in words) else []  # as tests/gpu/jobs.py has it
+    return shlex.join(["python", "launch/run.py", *words])
 
 
 def todo(gpus: int, only: list[str] | None, folder: Path) -> list[Job]:

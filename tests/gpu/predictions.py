@@ -1,6 +1,6 @@
 """Predicted memory and speed beside measured: runs every configuration below, and prints the tables of docs/results/memory.md and speed.md.
 
-    python tests/gpu/predictions.py measure hardware=h200 --gpus 2      writes runs/predictions/predictions.jsonl
+    python tests/gpu/predictions.py measure hardware=h200 --gpus 2      writes runs/predictions/h200/predictions.jsonl
     python tests/gpu/predictions.py report                              needs no GPU: docs/results/predictions.jsonl as tables
 
 HELD_OUT is written down, and the planner's formulas fixed, before any of it is measured: its rows of the file keep what was predicted then.
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "docs/results/predictions.jsonl"
 STEPS = {"sft": 6, "dpo": 6, "grpo": 6}
 # name: GPUs, overrides. Batch is of one rank; accumulation is 1 where nothing else is said. None of them has been measured: what has been
-# is in docs/results/predictions.jsonl, for the constants to rest on (three were run and left no figures: memory.md).
+# is in docs/results/predictions.jsonl, for the constants to rest on.
 HELD_OUT: dict[str, tuple[int, str]] = {
     "grpo-1.7b-colocate": (1, "grpo qwen3_1_7b batch=16 topology=colocate"),
     "grpo-0.6b-split-2": (2, "grpo qwen3_0_6b batch=16 topology=split accumulation=2"),
@@ -157,14 +157,15 @@ def main() -> None:
     parser.add_argument("hardware", nargs="?", default="hardware=h200", help="hardware=<a group of conf/hardware>")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--only", nargs="*", help="words, one of which a configuration's name holds")
-    parser.add_argument("--folder", type=Path, default=Path("runs/predictions"))
+    parser.add_argument("--folder", type=Path, help="default: runs/predictions/<hardware>")
     parser.add_argument("--seconds", type=float, default=3600, help="no run is started after so many")
     asked = parser.parse_args()
     if asked.what == "report":
         print(memory_report())
         print(speed_report())
     else:
-        measure(asked.hardware, asked.gpus, asked.only, asked.folder, asked.seconds)
+        folder = asked.folder or Path("runs/predictions") / asked.hardware.partition("=")[2]  # a run of one GPU is none of another's
+        measure(asked.hardware, asked.gpus, asked.only, folder, asked.seconds)
 
 
 if __name__ == "__main__":

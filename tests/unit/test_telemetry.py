@@ -112,8 +112,7 @@ def test_means_since_the_last_line_and_energy(gpu):
     assert found.energy_j == pytest.approx(2 * 700 + 2 * 600)
     gpu({"gpu_busy_percent": "10"})
     assert found.take()["gpu_utilization"] == pytest.approx(0.10), "a line with no sample since the last one takes its own"
-    found.begin()
-    found.sample(200.0)
+    found.begin(200.0)
     found.sample(201.0)
     assert found.energy_j == pytest.approx(700), "from the beginning of the steps, not of what sets them up"
 
