@@ -28,9 +28,9 @@ from recipes.bench import published
 from tests.gpu.jobs import Job, rows_of, run
 
 HARNESS = "tests/gpu/harness.py"
-# Name -> GPUs, seconds on an H200, overrides; in order of worth. Seconds of transformer, and of precision and collectives_2 on H100s, are what
-# they took on 2026-11-25, as are those of a scaling_2 whose rows were lost; dataloader's and vllm's are reckoned from the rows that they had
-# by then, the others from the operations, 30 s for a start and 20 s for what compiles. Each call prints what it took.
+# Name -> GPUs, seconds on an H200, overrides; in order of worth. Seconds of transformer, and of precision and collectives_2 on H100s, are
+# what they took on 2026-11-25, as are those of a scaling_2 whose rows were lost; dataloader's and vllm's are reckoned from the rows that
+# they had by then, the others from the operations, 30 s for a start and 20 s for what compiles. Each call prints what it took.
 BENCHMARKS: dict[str, tuple[int, int, str]] = {
     "matmul": (1, 45, "method=bench/matmul method.args.dtypes=[fp16,bf16]"),
     "mlp_loop": (1, 40, "method=bench/mlp_loop"),
