@@ -260,8 +260,13 @@ def _optimizer_bytes(config: Config, n: _Counts, width: float) -> float:
     if name not in IN_8_BITS:
         return OPTIMIZERS.get(name, 2) * width * n.trained
     # Two moments of a byte and their scales; transformers keeps those of an embedding in fp32.
-    embedding = 0 if config.adapter.rank is not None else config.model.vocab_size * config.model.hidden_size
+    embedding = _trained_embedding(config)
     return 2 * (1 + 4 / 256) * (n.trained - embedding) + 8.0 * embedding
+
+
+def _trained_embedding(config: Config) -> int:
+    """Parameters of an embedding, or of a head, the largest that trains; 0 where an adapter trains in its place."""
+    return 0 if config.adapter.rank is not None else config.model.vocab_size * config.model.hidden_size
 
 
 def moments(config: Config) -> dict[str, dict[str, float]]:
@@ -272,7 +277,7 @@ def moments(config: Config) -> dict[str, dict[str, float]]:
     trains_head = config.adapter.rank is None
     kept = layers * (step.hidden if step.checkpointing else step.saved_by_layer())
     copies = layers * step.linear_bytes()
-    head_weights = float(model.vocab_size * model.hidden_size) if trains_head else 0.0
+    head_weights = float(_trained_embedding(config))
     # A tied head's gradient waits for the embedding's; another's is added to what is there.
     waiting = step.numerics.hidden_bytes * head_weights if model.tied_embeddings else 0.0
     # DeepSpeed's stage 3 allocates its part of the gradients once (grad_partitions_flat_buffer); elsewhere a first micro-step finds none.
@@ -381,7 +386,7 @@ def _zero(config: Config, n: _Counts) -> _Sharing:
     held = 0.0
     if config.topology.zero.offload_optimizer:
         part = flat = 0.0  # what a bucket holds goes to the host, in stage 2 by way of temp_grad_buffer_for_gpu_offload: the largest's size
-        held = 0.0 if config.adapter.rank is not None else low * config.model.vocab_size * config.model.hidden_size
+        held = low * _trained_embedding(config)
     if config.topology.strategy == "zero2":
         return _Sharing(part, bucket + held, 2 * part + flat, held)
     stepped = min(4.0 * SUB_GROUP, flat) * (1.5 if low == 2 else 1.0)  # flattened in 16 bits, then in fp32

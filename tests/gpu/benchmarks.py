@@ -107,8 +107,8 @@ def command(name: str, hardware: str) -> str:
 
 def todo(gpus: int, only: list[str] | None, folder: Path) -> list[Job]:
     """What is not finished and these GPUs can run, those of most GPUs first and otherwise in order of worth."""
-    asked = lambda name: any(name == word or (word not in BENCHMARKS and word in name) for word in only or [""])  # noqa: E731
-    found = [job(name) for name in BENCHMARKS if asked(name)]
+    words = only or [""]  # which every name holds
+    found = [job(name) for name in BENCHMARKS if any(name == word if word in BENCHMARKS else word in name for word in words)]
     return sorted((j for j in found if j.gpus <= gpus and rows_of(j, folder) is None), key=lambda j: -j.gpus)
 
 
