@@ -28,55 +28,60 @@ from recipes.bench import published
 from tests.gpu.jobs import Job, rows_of, run
 
 HARNESS = "tests/gpu/harness.py"
-# Name -> GPUs, seconds on an H200, overrides; in order of worth. Seconds of transformer, and of precision and collectives_2 on H100s, are
-# what they took on 2026-11-25, as are those of a scaling_2 whose rows were lost; dataloader's and vllm's are reckoned from the rows that
-# they had by then, the others from the operations, 30 s for a start and 20 s for what compiles. Each call prints what it took.
+# Name -> GPUs, seconds on an H200, overrides; in order of worth. From precision down to gemm_compiled seconds are what they took on
+# 2026-11-25, of one alone, as are those of scaling_2 and collectives_2 on H100s; vllm_offline and transformer_eager, which were stopped, by
+# the rows that they had. The others are reckoned from the operations. Each call prints what it took.
 BENCHMARKS: dict[str, tuple[int, int, str]] = {
     "matmul": (1, 45, "method=bench/matmul method.args.dtypes=[fp16,bf16]"),
     "mlp_loop": (1, 40, "method=bench/mlp_loop"),
     "gemm": (1, 150, "method=bench/gemm method.args.dtypes=[bf16,fp8] method.args.ops=[matmul,linear]"),
-    "harness": (1, 240, HARNESS),
+    "harness": (1, 300, HARNESS),
     "transformer": (1, 70, "method=bench/transformer precision.weights=bf16"),
     "attention": (1, 300, "method=bench/attention"),
-    "precision": (1, 100, "method=bench/precision model=qwen3_0_6b"),
-    "checkpointing": (1, 120, "method=bench/checkpointing model=qwen3_4b"),
-    # Three steps of 64 rows are 45 s.
-    "batch_size": (1, 150, "method=bench/batch_size model=qwen3_4b method.args.warmup=1 method.args.steps=3"),
+    "precision": (1, 95, "method=bench/precision model=qwen3_0_6b"),
+    "checkpointing": (1, 40, "method=bench/checkpointing model=qwen3_4b"),
+    "batch_size": (1, 55, "method=bench/batch_size model=qwen3_4b method.args.warmup=1 method.args.steps=3"),
     # As the published row of this shape: compiled, no checkpointing.
     "finetune_4b": (
         1,
-        120,
+        60,
         "method=bench/finetune model=qwen3_4b method.args.modes=[full_bf16] method.args.batch=4 method.args.sequence=4096 "
         "method.args.gradient_checkpointing=false method.args.steps=10",
     ),
-    "finetune": (1, 250, "method=bench/finetune model=qwen3_8b method.args.warmup=1 method.args.steps=2"),  # a step is about 20 s
-    "dataloader": (1, 100, "method=bench/dataloader"),
-    "vllm": (
+    "finetune": (1, 165, "method=bench/finetune model=qwen3_8b method.args.warmup=1 method.args.steps=2"),  # a step is 10 to 14 s
+    "dataloader": (1, 95, "method=bench/dataloader"),
+    "vllm_served": (
         1,
-        420,
-        "method=bench/vllm model=qwen3_4b method.args.lengths=[[1024,128],[128,1024]] method.args.num_prompts=500 method.args.rounds=2 "
-        "method.args.concurrency=[1,64,256] method.args.settings=[{}]",
+        370,
+        "method=bench/vllm model=qwen3_4b method.args.kinds=[served] method.args.lengths=[[1024,128],[128,1024]] "
+        "method.args.concurrency=[1,64,256] method.args.rounds=2 method.args.settings=[{}]",
     ),
     "vllm_fp8": (
         1,
-        220,
-        "method=bench/vllm model=qwen3_4b method.args.lengths=[[1024,128]] method.args.num_prompts=500 method.args.rounds=2 "
-        "method.args.concurrency=[64] method.args.settings=[{quantization:fp8}]",
+        150,
+        "method=bench/vllm model=qwen3_4b method.args.kinds=[served] method.args.lengths=[[1024,128]] method.args.concurrency=[64] "
+        "method.args.rounds=2 method.args.settings=[{quantization:fp8}]",
+    ),
+    "vllm_offline": (
+        1,
+        300,
+        "method=bench/vllm model=qwen3_4b method.args.kinds=[offline] method.args.lengths=[[1024,128],[128,1024]] "
+        "method.args.num_prompts=500 method.args.settings=[{}]",
     ),
     "gemm_fp16": (1, 90, "method=bench/gemm method.args.dtypes=[fp16] method.args.ops=[matmul,linear]"),
     # fp32 without TF32 is 40 s a row at 16384.
-    "gemm_fp32": (1, 90, "method=bench/gemm method.args.dtypes=[fp32,tf32] method.args.ops=[matmul] method.args.shapes=[[8192,8192,8192]]"),
-    "mlp_loop_fp32": (1, 40, "method=bench/mlp_loop precision=fp32"),
-    "transformer_eager": (1, 200, "method=bench/transformer precision.weights=bf16 method.args.attention=eager method.args.dropout=0.1"),
+    "gemm_fp32": (1, 55, "method=bench/gemm method.args.dtypes=[fp32,tf32] method.args.ops=[matmul] method.args.shapes=[[8192,8192,8192]]"),
+    "mlp_loop_fp32": (1, 25, "method=bench/mlp_loop precision=fp32"),
+    "transformer_eager": (1, 80, "method=bench/transformer precision.weights=bf16 method.args.attention=eager method.args.dropout=0.1"),
     # Its compiler tries twenty kernels a shape.
     "gemm_compiled": (
         1,
-        120,
+        45,
         "method=bench/gemm method.args.dtypes=[bf16] method.args.ops=[compiled] method.args.values=[normal] method.args.paddings=[0] "
         "method.args.shapes=[[8192,8192,8192],[4096,4096,4096]]",
     ),
     "collectives_2": (2, 60, "method=bench/collectives"),
-    "scaling_2": (2, 85, "method=bench/scaling precision.weights=bf16 method.args.models=[7b]"),
+    "scaling_2": (2, 90, "method=bench/scaling precision.weights=bf16 method.args.models=[7b]"),
     "finetune_2": (2, 350, "method=bench/finetune model=qwen3_8b"),
     "scaling": (4, 300, "method=bench/scaling precision.weights=bf16 method.args.models=[7b]"),
     "scaling_13b": (4, 240, "method=bench/scaling precision.weights=bf16 method.args.models=[13b] method.args.num_gpus=[1,4]"),
@@ -156,7 +161,7 @@ def report(hardware: str, folders: list[Path]) -> str:
     lines += [f"Stopped before their end: {', '.join(partial)}.  "] if partial else []
     for name, result in results.items():
         lines += ["", f"## {name}", "", f"    {command(name, hardware)}", ""]
-        lines += section(result) if "rows" in result else ["", *(f"    {line}" for line in result["output"].splitlines()), ""]
+        lines += section(result, hardware) if "rows" in result else ["", *(f"    {line}" for line in result["output"].splitlines()), ""]
     return "\n".join(lines)
 
 
@@ -175,28 +180,36 @@ def best(name: str, folders: list[Path]) -> dict[str, Any] | None:
     return unfinished or None
 
 
-def section(result: dict[str, Any]) -> list[str]:
+def section(result: dict[str, Any], hardware: str) -> list[str]:
+    """Its rows, beside what was published for these GPUs, the ratio, and what was for BESIDE, each where there is any."""
     rows = result["rows"]
     keys = {key: isinstance(value, float) for row in rows for key, value in row.items() if key not in NO_FIGURES}
     columns = result.get("columns") or [{"key": key, "title": key, "digits": 3 if number else None} for key, number in keys.items()]
+    columns = [*columns, {"key": "published", "title": f"{hardware} published", "digits": "g"}]
+    columns.append({"key": "ratio", "title": "ratio", "digits": 2})
     figure = result.get("figure") or next((row.figure for row in published.load(result["benchmark"]).rows), "")
-    other = [published.published(result["benchmark"], BESIDE, row, figure) for row in rows]
+    other = f"{BESIDE} published"
+    columns.append({"key": other, "title": other, "digits": "g"})
+    found = [published.published(result["benchmark"], BESIDE, row, figure) for row in rows]
+    rows = [{**row, other: reference.value if reference else None} for row, reference in zip(rows, found, strict=True)]
     shown = [column for column in columns if any(row.get(column["key"]) is not None for row in rows)]
-    head = [column["title"] for column in shown] + ([f"{BESIDE} published"] if any(other) else [])
     lines = [f"{result['device']}.", ""] if "device" in result else []
-    lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for row, reference in zip(rows, other, strict=True):
+    lines += ["| " + " | ".join(column["title"] for column in shown) + " |", "|---" * len(shown) + "|"]
+    for row in rows:
         cells = [text(row.get(column["key"]), column["digits"]) for column in shown]
         if row.get("error"):
             at = next((i for i, column in enumerate(shown) if column["key"] == figure), len(cells) - 1)
             cells[at] = str(row["error"]).splitlines()[0][:120]
-        lines.append("| " + " | ".join([*cells, *([f"{reference.value:,g}" if reference else ""] if any(other) else [])]) + " |")
+        lines.append("| " + " | ".join(cells) + " |")
     return [*lines, "", *(f"{note}  " for note in result.get("notes", []))]
 
 
-def text(value: object, digits: int | None) -> str:
+def text(value: object, digits: int | str | None) -> str:
+    """`digits` after the point; "g": as many as it has."""
     if value is None:
         return ""
+    if digits == "g":
+        return f"{value:,g}"
     return f"{value:,.{digits}f}" if isinstance(value, (int, float)) and digits is not None else str(value)
 
 

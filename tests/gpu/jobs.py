@@ -122,7 +122,7 @@ def run(todo: list[Job], hardware: str, folder: Path, num_gpus: int, until: floa
                 taken.clear()
             if ended:
                 running.remove(entry)
-                if job.program and process.returncode >= 0:
+                if job.program and process.returncode in (0, 4):  # 4: it measured, and something is not as it should be
                     keep_output(job, folder)
                 for weights in (folder / "runs" / job.name).rglob("*.safetensors") if not job.keeps_model else ():
                     weights.unlink()  # an 8B in fp32 fills 33 GB, and nothing reads it

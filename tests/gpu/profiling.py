@@ -23,10 +23,10 @@ KEYS = ("gpu_utilization", "gpu_memory_bandwidth_share", "gpu_memory_used_gb", "
 KEYS += ("gpu_temperature_c", "gpu_clock_mhz", "gpu_memory_clock_mhz")
 
 
-def jobs(model: str, gpus: int) -> list[Job]:
+def jobs(model: str, gpus: int, kinds: list[str]) -> list[Job]:
     shared = ["method=sft", f"model={model}", "precision=bf16", "method.args.max_steps=10", "method.args.per_device_train_batch_size=4"]
     shared += ["method.args.max_length=2048", f"topology={'ddp' if gpus > 1 else 'single'}", f"topology.num_gpus={gpus}"]
-    return [Job(f"profile-{kind}", gpus, [*shared, f"profile={kind}"], "sft") for kind in ("torch", "memory", "none")]
+    return [Job(f"profile-{kind}", gpus, [*shared, f"profile={kind}"], "sft") for kind in kinds]
 
 
 def newest(job: Job, folder: Path) -> Path:
@@ -91,10 +91,11 @@ def main() -> None:
     parser.add_argument("hardware", help="hardware=<a group of conf/hardware>")
     parser.add_argument("--model", default="qwen3_0_6b")
     parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--only", nargs="+", choices=["torch", "memory", "none"], default=["torch", "memory", "none"], help="profile=")
     parser.add_argument("--folder", type=Path, default=Path("runs/profiling"))
     parser.add_argument("--seconds", type=float, default=500, help="no run is started after so many")
     asked = parser.parse_args()
-    folder, todo = asked.folder.resolve(), jobs(asked.model, asked.gpus)
+    folder, todo = asked.folder.resolve(), jobs(asked.model, asked.gpus, asked.only)
     run(todo, asked.hardware, folder, asked.gpus, time.monotonic() + asked.seconds)
     wrong = []
     for job in todo:

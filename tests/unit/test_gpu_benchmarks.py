@@ -6,11 +6,12 @@ import json
 import time
 
 import pytest
+import torch
 
 from launch.compose import groups
 from launch.plan import prepare
 from tests.conftest import composed
-from tests.gpu import benchmarks, jobs
+from tests.gpu import benchmarks, harness, jobs
 from tests.gpu.jobs import ROOT, Job
 
 RUNS = [name for name in benchmarks.BENCHMARKS if benchmarks.job(name).program is None]
@@ -37,13 +38,14 @@ def test_the_page_shows_ours_beside_the_other_gpu_and_what_failed(tmp_path):
     row = {"shape": "8192 8192 8192", "dtype": "bf16", "op": "matmul", "values": "normal", "padding": 0, "error": None}
     columns = [{"key": "shape", "title": "m n k", "digits": None}, {"key": "tflops", "title": "TFLOPS", "digits": 1}]
     result = {"benchmark": "gemm", "figure": "tflops", "columns": columns, "device": "a GPU", "notes": ["One sentence."]}
-    result["rows"] = [{**row, "tflops": 700.0}, {**row, "shape": "1 1 1", "error": "out of memory"}]
+    result["rows"] = [{**row, "tflops": 700.0, "published": 1720.0, "ratio": 0.407}, {**row, "shape": "1 1 1", "error": "out of memory"}]
     (tmp_path / "runs/gemm/one").mkdir(parents=True)
     (tmp_path / "runs/gemm/one/result.json").write_text(json.dumps(result))
     page = benchmarks.report("h200", [tmp_path])
     assert "python launch/run.py hardware=h200 method=bench/gemm" in page
-    assert "| 8192 8192 8192 | 700.0 | 1,104 |" in page  # of the MI350X report
-    assert "| 1 1 1 | out of memory |  |" in page
+    assert "| m n k | TFLOPS | h200 published | ratio | mi350x published |" in page
+    assert "| 8192 8192 8192 | 700.0 | 1,720 | 0.41 | 1,104 |" in page  # the last of the MI350X report
+    assert "| 1 1 1 | out of memory |  |  |  |" in page
     assert "One sentence." in page
     assert page.index("Not measured: matmul, mlp_loop, harness") < page.index("## gemm")
 
@@ -77,14 +79,33 @@ def test_calls_are_in_order_of_worth_and_within_their_time(tmp_path):
 
 
 def test_a_call_stops_what_still_runs_and_the_next_goes_on(tmp_path, monkeypatch):
-    """A program that would take a minute is ended when its time is over; one that ends leaves its output as its result."""
+    """A program that would take a minute is ended when its time is over; one that ends leaves its output as its result, and one that breaks
+    does not."""
     (tmp_path / "long.py").write_text("import time; time.sleep(60)")
-    (tmp_path / "short.py").write_text("print('1.00 of theirs')")
+    (tmp_path / "broken.py").write_text("print('Traceback'); raise SystemExit(1)")
+    (tmp_path / "short.py").write_text("print('1.02 of theirs'); raise SystemExit(4)")
     monkeypatch.setattr(jobs, "ROOT", tmp_path)
     began = time.monotonic()
     jobs.run([Job("long", 1, [], "none", 30, "long.py")], "hardware=h200", tmp_path, 1, began + 1)
     assert time.monotonic() - began < 20
     assert jobs.rows_of(Job("long", 1, [], "none"), tmp_path) is None
-    jobs.run([Job("harness", 1, [], "none", 1, "short.py")], "hardware=h200", tmp_path, 1, time.monotonic() + 20)
+    for program in ("broken.py", "short.py"):
+        jobs.run([Job("harness", 1, [], "none", 1, program)], "hardware=h200", tmp_path, 1, time.monotonic() + 20)
     assert jobs.rows_of(Job("harness", 1, [], "none"), tmp_path) == []
-    assert "    1.00 of theirs" in benchmarks.report("h200", [tmp_path])
+    assert "    1.02 of theirs" in benchmarks.report("h200", [tmp_path])
+
+
+def test_ours_beside_bare_loops_runs_on_a_cpu(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["harness.py", "--tiny", "--rounds", "1"])
+    assert harness.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["gemm 128 64 96", "transformer tiny"]
+    ratios = [float(line.split()[-1]) for line in lines]
+    assert all(ratio > 0 for ratio in ratios)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")
+def test_the_comparison_on_a_cpu_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["harness.py"])
+    assert harness.main() == 3
+    assert "--tiny" in capsys.readouterr().err
