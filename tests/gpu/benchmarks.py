@@ -28,9 +28,9 @@ from recipes.bench import published
 from tests.gpu.jobs import Job, rows_of, run
 
 HARNESS = "tests/gpu/harness.py"
-# Name -> GPUs, seconds on an H200, overrides; in order of worth. From precision down to gemm_compiled seconds are what they took on
-# 2026-11-25, of one alone, as are those of scaling_2 and collectives_2 on H100s; vllm_offline and transformer_eager, which were stopped, by
-# the rows that they had. The others are reckoned from the operations. Each call prints what it took.
+# Name -> GPUs, seconds on an H200, overrides; in order of worth. Those of transformer, and from precision down to gemm_compiled but
+# gemm_fp16, are what they took on 2026-11-25, as are those of scaling_2 and collectives_2 on H100s; vllm_offline and transformer_eager were
+# stopped: by the rows that they had. The others are reckoned from the operations. Each call prints what it took.
 BENCHMARKS: dict[str, tuple[int, int, str]] = {
     "matmul": (1, 45, "method=bench/matmul method.args.dtypes=[fp16,bf16]"),
     "mlp_loop": (1, 40, "method=bench/mlp_loop"),
@@ -148,7 +148,7 @@ def measure(hardware: str, gpus: int, only: list[str] | None, folder: Path, seco
 
 
 def report(hardware: str, folders: list[Path]) -> str:
-    """A section for each benchmark that has rows: its command, its rows, the same case's published figure of another GPU. What has none,
+    """A section for each benchmark that has rows: its command, its rows beside published figures. What has none,
     or not all, is named first."""
     results = {name: found for name in BENCHMARKS if (found := best(name, folders))}
     partial = [f"{name} ({len(found['rows'])} of {found['of']} rows)" for name, found in results.items() if "of" in found]
@@ -188,11 +188,14 @@ def section(result: dict[str, Any], hardware: str) -> list[str]:
     columns = [*columns, {"key": "published", "title": f"{hardware} published", "digits": "g"}]
     columns.append({"key": "ratio", "title": "ratio", "digits": 2})
     figure = result.get("figure") or next((row.figure for row in published.load(result["benchmark"]).rows), "")
-    other = f"{BESIDE} published"
-    columns.append({"key": other, "title": other, "digits": "g"})
-    found = [published.published(result["benchmark"], BESIDE, row, figure) for row in rows]
-    rows = [{**row, other: reference.value if reference else None} for row, reference in zip(rows, found, strict=True)]
-    shown = [column for column in columns if any(row.get(column["key"]) is not None for row in rows)]
+    if hardware != BESIDE:
+        found = [published.published(result["benchmark"], BESIDE, row, figure) for row in rows]
+        rows = [{**row, BESIDE: reference.value if reference else None} for row, reference in zip(rows, found, strict=True)]
+        columns.append({"key": BESIDE, "title": f"{BESIDE} published", "digits": "g"})
+    failed = any(row.get("error") for row in rows)  # says so in the place of the figure
+    shown = [
+        column for column in columns if any(row.get(column["key"]) is not None for row in rows) or (failed and column["key"] == figure)
+    ]
     lines = [f"{result['device']}.", ""] if "device" in result else []
     lines += ["| " + " | ".join(column["title"] for column in shown) + " |", "|---" * len(shown) + "|"]
     for row in rows:
@@ -205,7 +208,7 @@ def section(result: dict[str, Any], hardware: str) -> list[str]:
 
 
 def text(value: object, digits: int | str | None) -> str:
-    """`digits` after the point; "g": as many as it has."""
+    """`digits` after the point; "g": those of a number of at most six."""
     if value is None:
         return ""
     if digits == "g":

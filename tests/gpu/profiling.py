@@ -1,6 +1,7 @@
 """What profile=torch and profile=memory find in a small SFT on a GPU, and its telemetry: to be looked at, with checks of what must hold.
 
     python tests/gpu/profiling.py hardware=h200 --model qwen3_0_6b --gpus 1
+    python tests/gpu/profiling.py hardware=h200 --gpus 2 --only torch
 
 With --gpus 2 or more the run is DDP, and some of its communication must be hidden. Weights and rows are random: nothing is fetched.
 """
@@ -26,7 +27,7 @@ KEYS += ("gpu_temperature_c", "gpu_clock_mhz", "gpu_memory_clock_mhz")
 def jobs(model: str, gpus: int, kinds: list[str]) -> list[Job]:
     shared = ["method=sft", f"model={model}", "precision=bf16", "method.args.max_steps=10", "method.args.per_device_train_batch_size=4"]
     shared += ["method.args.max_length=2048", f"topology={'ddp' if gpus > 1 else 'single'}", f"topology.num_gpus={gpus}"]
-    return [Job(f"profile-{kind}", gpus, [*shared, f"profile={kind}"], "sft") for kind in kinds]
+    return [Job(f"profile-{kind}-{gpus}", gpus, [*shared, f"profile={kind}"], "sft") for kind in kinds]
 
 
 def newest(job: Job, folder: Path) -> Path:
@@ -105,9 +106,9 @@ def main() -> None:
             wrong.append(f"{job.name} is done")
             continue
         directory = newest(job, folder)
-        if job.name == "profile-torch":
+        if job.name.startswith("profile-torch"):
             wrong += show_torch(directory, asked.gpus)
-        elif job.name == "profile-memory":
+        elif job.name.startswith("profile-memory"):
             wrong += show_memory(directory, rows)
         else:
             wrong += show_telemetry(directory, rows)

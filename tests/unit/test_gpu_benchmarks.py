@@ -48,6 +48,10 @@ def test_the_page_shows_ours_beside_the_other_gpu_and_what_failed(tmp_path):
     assert "| 1 1 1 | out of memory |  |  |  |" in page
     assert "One sentence." in page
     assert page.index("Not measured: matmul, mlp_loop, harness") < page.index("## gemm")
+    assert "| m n k | TFLOPS | mi350x published | ratio |" in benchmarks.report("mi350x", [tmp_path])
+    result["rows"] = [{**row, "error": "out of memory"}]
+    (tmp_path / "runs/gemm/one/result.json").write_text(json.dumps(result))
+    assert "| 8192 8192 8192 | out of memory | 1,104 |" in benchmarks.report("h200", [tmp_path])
 
 
 @pytest.mark.parametrize("hardware", ["h100", "h200"])
