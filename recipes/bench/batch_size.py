@@ -6,9 +6,7 @@ Started by the launcher:
     LoRA:    python launch/run.py hardware=mi350x method=bench/batch_size model=qwen3_8b model.init=random adapter=lora
 
 `model`, `adapter` and `precision` are those of a run; the rows are random tokens, all of `sequence` tokens. What a step is stands in
-recipes/bench/language_model.py: its loss holds all logits, which method=sft's does not, so a run is planned to take far larger batches
-than the largest here (qwen3_4b on an H200: 73 rows of 2,048 tokens planned, 16 measured here). `mode=plan find=largest_batch` plans a
-run's, and method=tune/batch measures it.
+recipes/bench/language_model.py. `mode=plan find=largest_batch` with method=sft plans what this measures.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Steps of training a model of conf/model, in a loop with nothing around it: what batch_size, precision and checkpointing measure.
 
-A step is what transformers' trainer does by default: autocast, the model's own loss over all logits, gradients clipped at 1, AdamW.
-TRL's SFT (1.16) holds a tile of the logits at a time.
+A step is that of method=sft: autocast, TRL's loss, which holds a tile of the logits at a time, gradients clipped at 1, AdamW.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from peft import get_peft_model
+from peft import PeftModel, get_peft_model
 from torch import nn
+from trl.trainer.utils import add_fused_lm_head
 
 from recipes.bench.series import Row, SeriesConfig
 from recipes.bench.timing import steps_ms
@@ -49,6 +49,8 @@ class Steps:
 
     def __init__(self, model: nn.Module, compute: torch.dtype, device: torch.device, args: TrainingConfig) -> None:
         self.model, self.compute, self.device = model.to(device).train(), compute, device
+        base = model.get_base_model() if isinstance(model, PeftModel) else model
+        add_fused_lm_head(base, outputs=("log_probs", "entropy", "is_top1"))  # those of TRL's SFTTrainer
         self.forward: Callable[..., Any] = torch.compile(self.model, dynamic=False) if args.torch_compile else self.model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=args.learning_rate, weight_decay=0.0, fused=True)
@@ -56,7 +58,7 @@ class Steps:
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         with torch.autocast(self.device.type, self.compute, enabled=self.compute != torch.float32):
-            loss = self.forward(input_ids=tokens, labels=tokens, use_cache=False).loss
+            loss = self.forward(input_ids=tokens, labels=tokens, fused_lm_head=True).loss
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimizer)
         nn.utils.clip_grad_norm_(self.parameters, MAX_NORM)

@@ -57,6 +57,20 @@ def test_an_adapter_trains_alone(tmp_path):
     assert len(steps.parameters) == len(trained)
 
 
+@pytest.mark.parametrize("adapter", [{}, {"adapter": {"name": "lora", "rank": 2, "alpha": 4}}])
+def test_the_loss_is_that_of_all_logits_and_holds_a_tile_of_them(tmp_path, adapter):
+    config = bench_config(tmp_path, **adapter)
+    args = language_model.TrainingConfig(output_dir="x", use_cpu=True, **SMALL)
+    steps = language_model.build_steps(config, args, CPU)
+    tokens = language_model.random_tokens(config, args, 2, CPU)
+    with torch.no_grad():
+        whole = float(steps.model(input_ids=tokens, labels=tokens, use_cache=False).loss)
+    calls = []
+    steps.model.get_output_embeddings().register_forward_hook(lambda *_: calls.append("all logits"))
+    assert float(steps(tokens)) == pytest.approx(whole, rel=1e-5)
+    assert calls == []
+
+
 def test_the_series_stops_cleanly_at_out_of_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(batch_size, "build_steps", memory_for(rows=2))
     result = batch_size.batch_size(bench_config(tmp_path, batch_sizes=[1, 2, 4, 8, 16], **SMALL))
