@@ -99,16 +99,16 @@ def main() -> None:
     folder, todo = asked.folder.resolve(), jobs(asked.model, asked.gpus, asked.only)
     run(todo, asked.hardware, folder, asked.gpus, time.monotonic() + asked.seconds)
     wrong = []
-    for job in todo:
+    for kind, job in zip(asked.only, todo, strict=True):
         rows = rows_of(job, folder)
         print(f"\n== {job.name}")
         if rows is None:
             wrong.append(f"{job.name} is done")
             continue
         directory = newest(job, folder)
-        if job.name.startswith("profile-torch"):
+        if kind == "torch":
             wrong += show_torch(directory, asked.gpus)
-        elif job.name.startswith("profile-memory"):
+        elif kind == "memory":
             wrong += show_memory(directory, rows)
         else:
             wrong += show_telemetry(directory, rows)
