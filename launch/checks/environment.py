@@ -9,9 +9,9 @@ from launch.checks.finding import Expected, Finding
 from launch.machine import masks
 from launch.machine.kfd import GTT
 from launch.machine.products import products
+from launch.planner.memory import ALLOCATOR
 
 SMALL = 16  # compute units: what integrated GPUs beside a card have at most (Radeon 890M)
-ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 HIP = masks.AMD[0]
 
 

@@ -273,21 +273,22 @@ def _largest_batch(config: Config, overrides: list[str], host: Host) -> tuple[li
     elif after := _planned([*overrides, f"{BATCH}={sizes[fitting]}"], host):
         said += f"; {sizes[fitting]} would lack {after.total_gb - after.capacity_gb:.1f} GB ({after.process})"
     lines = [said]
-    if margin.close(_plan([*overrides, chosen], host)):
-        lines.append(_with_room(sizes[:fitting], overrides, host))
+    if margin.close(planned := _plan([*overrides, chosen], host)):
+        lines.append(_with_room(planned, sizes[:fitting], overrides, host))
     return [*overrides, chosen], {"find": "largest_batch", "override": chosen, "said": lines}
 
 
-def _with_room(sizes: list[int], overrides: list[str], host: Host) -> str:
-    """Of sizes that fit, the largest that leaves more than the planner may err by."""
-    near = f"! That leaves less room than the {margin.ERROR:.0%} that the planner errs by (docs/memory.md)"
+def _with_room(largest: Memory, sizes: list[int], overrides: list[str], host: Host) -> str:
+    """Of sizes that fit, the largest that surely does."""
+    near = f"! It may not fit: {margin.why(largest)}"
 
     def is_close(size: int) -> bool:
         planned = _planned([*overrides, f"{BATCH}={size}"], host)
         return planned is None or margin.close(planned)
 
     roomy = bisect.bisect_left(sizes, True, key=is_close)
-    return f"{near}; with more room: {BATCH}={sizes[roomy - 1]}" if roomy else f"{near}, and no smaller one leaves more room."
+    whole = f", or more of them with {margin.KEEP_WHOLE}" if largest.scattered_gb else ""
+    return f"{near}; with more room: {BATCH}={sizes[roomy - 1]}{whole}" if roomy else f"{near}, and no smaller one leaves more room."
 
 
 def _batches(config: Config) -> list[int]:
@@ -334,7 +335,7 @@ def _smallest_hardware(config: Config, overrides: list[str], host: Host) -> tupl
     chosen = f"hardware={rows[0][1]}"
     roomy = next((name for m, name in rows if m.fits and not margin.close(m)), None)
     if margin.close(rows[0][0]):
-        near = f"! {rows[0][1]} leaves less room than the {margin.ERROR:.0%} that the planner errs by (docs/memory.md)"
+        near = f"! It may not fit {rows[0][1]}: {margin.why(rows[0][0])}"
         said.append(f"{near}; with more room: hardware={roomy}" if roomy else f"{near}, and no other leaves more room.")
     return [*others, chosen], {
         "find": "smallest_hardware",

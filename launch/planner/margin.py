@@ -12,6 +12,7 @@ from launch.trainer_args import argument
 
 ERROR = 0.05  # nearly all runs of docs/results/memory.md took what was planned, within this share
 BATCHES = ("per_device_train_batch_size", "batch_size")  # of what trains, of what answers
+KEEP_WHOLE = "user_env.PYTORCH_ALLOC_CONF=max_split_size_mb:512"  # what nearly no piece was left with, of those replayed
 LENGTHS = ("max_length", "max_completion_length", "max_new_tokens")
 
 
@@ -25,8 +26,15 @@ def fills(entry: Memory) -> bool:
 
 
 def close(entry: Memory) -> bool:
-    """It fits, by less than the planner may err."""
-    return entry.fits and not fills(entry) and share(entry) > 1 - ERROR
+    """It fits, by less than the planner may err, or than torch's allocator may hold besides."""
+    return entry.fits and not fills(entry) and (share(entry) > 1 - ERROR or entry.total_gb + entry.scattered_gb > entry.capacity_gb)
+
+
+def why(entry: Memory) -> str:
+    """Of one that is close."""
+    if share(entry) > 1 - ERROR:
+        return f"less room than the {ERROR:.0%} that the planner errs by (docs/memory.md)"
+    return f"torch's allocator may hold {entry.scattered_gb:.1f} GB more, free but in pieces (docs/memory.md)"
 
 
 def tightest(found: Iterable[Memory]) -> Memory | None:
@@ -35,12 +43,13 @@ def tightest(found: Iterable[Memory]) -> Memory | None:
 
 
 def warnings(config: Config, found: list[Memory]) -> list[str]:
-    """A line for a plan of which a process fits by less than the planner may err; what does not fit is another's to say."""
+    """A line for a plan of which a process fits, but not surely; what does not fit is another's to say."""
     entry = tightest(found)
     if entry is None or not close(entry) or config.hardware.vendor == Vendor.none:
         return []
     needs = f"{entry.process}: {entry.total_gb:.1f} of {entry.capacity_gb:.1f} GB, {share(entry):.0%} of its GPU"
-    return [f"{needs}: less room than the {ERROR:.0%} that the planner errs by (docs/memory.md). It may not fit. Use: {_less(config)}."]
+    whole = f" {KEEP_WHOLE}, or" if share(entry) <= 1 - ERROR else ""
+    return [f"{needs}: {why(entry)}. It may not fit. Use:{whole} {_less(config)}."]
 
 
 def _less(config: Config) -> str:

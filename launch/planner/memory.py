@@ -25,6 +25,7 @@ from launch.supervision import serving
 from launch.trainer_args import argument, value
 
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}  # nf4: 4 bits and an fp32 scale for 64 weights (arXiv:2305.14314)
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # one setting, of three names
 UNPLANNED = ("prepare", "exporter", "bench", "tune")  # kinds: over before the others; on no GPU; as far as it goes
 # Beside what torch allocates: the context, libraries' workspaces and what the allocator rounds up. A round figure.
 OVERHEAD_GB = 2.0
@@ -41,6 +42,7 @@ class Memory:
     parts_gb: dict[str, float]
     capacity_gb: float
     moment: str = ""  # of a training step, at which a rank holds most
+    scattered_gb: float = 0.0  # that torch's allocator may hold besides: free, in pieces too small for what comes
 
     @property
     def total_gb(self) -> float:
@@ -76,7 +78,8 @@ def memory(config: Config, processes: list[topology.Process], smaller: Mapping[i
         most = capacity * (config.topology.server_memory_share if serves and not config.topology.server_cache_gb else 1.0)
         most = max(0.0, most - sum(beside.total_gb for beside in found)) if serving.shares_gpu(config) else most
         devices: list[int | None] = [*process.gpus] or [None]
-        found += [Memory(process.name, gpu, parts, most, moment) for gpu in devices]
+        beside = 0.0 if serves else _scattered_bytes(config) / 1e9
+        found += [Memory(process.name, gpu, parts, most, moment, beside) for gpu in devices]
     return found
 
 
@@ -115,6 +118,22 @@ def _rank_parts(config: Config, capacity: float) -> tuple[str, dict[str, float]]
     moment, most = max(held.items(), key=lambda item: sum(item[1].values()))
     parts = {name: size / 1e9 for name, size in most.items() if size}
     return moment, {**parts, "context": overhead}
+
+
+def _scattered_bytes(config: Config) -> float:
+    """At most. Checkpointing keeps a hidden state of each layer, and each may stand in a block that a larger tensor had: the rest of the
+    block serves nothing as large again. In ten trainings replayed in tests/unit/allocator.py it was 0.1 to 0.9 of the hidden states."""
+    if config.method.kind != "trainer" or keeps_blocks_whole(config):
+        return 0.0
+    step = micro_step(config, batch(config))
+    return float(step.checkpointing * config.model.num_layers * step.hidden)
+
+
+def keeps_blocks_whole(config: Config) -> bool:
+    """Whether torch's allocator was told not to split large blocks, or to make segments that grow."""
+    set_here = {name: variable.value for name, variable in config.hardware.env.items()} | dict(config.user_env)
+    options = " ".join(set_here.get(name, "") for name in ALLOCATOR).lower()
+    return "max_split_size_mb" in options or "expandable_segments:true" in options
 
 
 def generates_with_vllm(config: Config) -> bool:

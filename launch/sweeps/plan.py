@@ -270,7 +270,8 @@ def _lines(config: Config, total: int, packed: Packing, found: list[Planned], sa
     lines = [f"! [{_numbers(numbers)}] {text}" for text, numbers in said.items()]
     barely = [one.trial.number for one in found if one.verdict == "fits, barely"]
     if barely:
-        lines.append(f"! [{_numbers(barely)}] fit by less than the {margin.ERROR:.0%} that the planner may err by (docs/memory.md).")
+        less = f"the {margin.ERROR:.0%} that the planner may err by, or than torch's allocator may hold besides"
+        lines.append(f"! [{_numbers(barely)}] fit by less than {less} (docs/memory.md).")
     again = [one for one in found if one.same_as is not None]
     if again:
         pairs = ", ".join(f"{one.trial.number} as {one.same_as}" for one in again[:SHOWN])

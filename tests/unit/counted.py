@@ -68,7 +68,7 @@ def as_on_a_gpu(monkeypatch: Any) -> Any:
     yield
 
 
-def _model(shape: SimpleNamespace, numerics: str) -> Any:
+def model_of(shape: SimpleNamespace, numerics: str) -> Any:
     config = AutoConfig.for_model(
         shape.architecture,
         num_hidden_layers=shape.num_layers,
@@ -103,7 +103,7 @@ def saved_when_compiled(shape: SimpleNamespace, numerics: str, rows: int, length
     backend = aot_autograd(fw_compiler=as_it_is, bw_compiler=as_it_is, partition_fn=partition, decompositions=select_decomp_table())
     torch._dynamo.reset()
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = torch.compile(_model(shape, numerics).model, backend=backend)
+        model = torch.compile(model_of(shape, numerics).model, backend=backend)
         with contextlib.nullcontext() if numerics == "fp32" else torch.autocast("cpu", dtype=torch.bfloat16):
             model(input_ids=torch.zeros(rows, length, dtype=torch.long))
     return float(sum(saved.values()))
@@ -130,7 +130,7 @@ def micro_step(
     """Most bytes that forward and backward of SFT hold beside weights and gradients that were there before."""
     counter = Counter((shape.vocab_size, shape.hidden_size))
     with FakeTensorMode(allow_non_fake_inputs=True), counter:
-        model = base = _model(shape, numerics)
+        model = base = model_of(shape, numerics)
         if adapter:
             model = _with_adapter(base, adapter, casts)
         if checkpointing:
