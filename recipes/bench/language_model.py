@@ -95,6 +95,8 @@ def random_tokens(config: DictConfig, args: TrainingConfig, rows: int, device: t
 
 def speed(steps: Steps, tokens: torch.Tensor, config: DictConfig, args: TrainingConfig) -> Row:
     """Figures of training on the same tokens (rows, sequence) over and over. `memory_gb` is the most allocated, None on a CPU."""
+    # Moments that an earlier case put between its activations keep those blocks from the driver: a new run begins without.
+    steps.optimizer.state.clear()
     fresh_memory(steps.device, args)
     ms = steps_ms(lambda: steps(tokens), steps.device, args.warmup, args.steps)
     rate = tokens.numel() / ms * 1e3

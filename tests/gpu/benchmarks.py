@@ -1,4 +1,4 @@
-"""Every benchmark on the GPUs of this machine, and docs/results/<hardware>.md from what they left.
+"""Every benchmark and tuning on the GPUs of this machine, and docs/results/<hardware>.md from what they left.
 
     python tests/gpu/benchmarks.py plan hardware=h200 --gpus 2 --seconds 540       in which calls, by estimates; measures nothing
     python tests/gpu/benchmarks.py measure hardware=h200 --gpus 2 --seconds 540    the first of these calls
@@ -28,20 +28,19 @@ from recipes.bench import published
 from tests.gpu.jobs import Job, rows_of, run
 
 HARNESS = "tests/gpu/harness.py"
-# Name -> GPUs, seconds on an H200, overrides; in order of worth. Those of transformer, and from precision down to gemm_compiled but
-# gemm_fp16, are what they took on 2026-11-25, as are those of scaling_2 and collectives_2 on H100s; vllm_offline and transformer_eager were
-# stopped: by the rows that they had. The others are reckoned from the operations. Each call prints what it took.
+# Name -> GPUs, seconds on an H200, overrides; in order of worth. Those of harness, transformer, and from precision down to tune_batch
+# are what they took on 2026-11-25, as are those of scaling_2 and collectives_2 on H100s; tune_inductor was stopped: by its rows.
+# The others are reckoned from the operations. Each call prints what it took.
 BENCHMARKS: dict[str, tuple[int, int, str]] = {
     "matmul": (1, 45, "method=bench/matmul method.args.dtypes=[fp16,bf16]"),
     "mlp_loop": (1, 40, "method=bench/mlp_loop"),
     "gemm": (1, 150, "method=bench/gemm method.args.dtypes=[bf16,fp8] method.args.ops=[matmul,linear]"),
-    "harness": (1, 300, HARNESS),
+    "harness": (1, 140, HARNESS),
     "transformer": (1, 70, "method=bench/transformer precision.weights=bf16"),
     "attention": (1, 300, "method=bench/attention"),
-    "precision": (1, 95, "method=bench/precision model=qwen3_0_6b"),
-    "checkpointing": (1, 40, "method=bench/checkpointing model=qwen3_4b"),
-    # Reckoned: with a loss over all logits, which held 16 rows, it took 53 s; 64 fit now.
-    "batch_size": (1, 150, "method=bench/batch_size model=qwen3_4b method.args.warmup=1 method.args.steps=3"),
+    "precision": (1, 110, "method=bench/precision model=qwen3_0_6b"),
+    "checkpointing": (1, 45, "method=bench/checkpointing model=qwen3_4b"),
+    "batch_size": (1, 90, "method=bench/batch_size model=qwen3_4b method.args.warmup=1 method.args.steps=3"),
     # As the published row of this shape: compiled, no checkpointing.
     "finetune_4b": (
         1,
@@ -69,7 +68,7 @@ BENCHMARKS: dict[str, tuple[int, int, str]] = {
         "method=bench/vllm model=qwen3_4b method.args.kinds=[offline] method.args.lengths=[[1024,128],[128,1024]] "
         "method.args.num_prompts=500 method.args.settings=[{}]",
     ),
-    "gemm_fp16": (1, 90, "method=bench/gemm method.args.dtypes=[fp16] method.args.ops=[matmul,linear]"),
+    "gemm_fp16": (1, 40, "method=bench/gemm method.args.dtypes=[fp16] method.args.ops=[matmul,linear]"),
     # fp32 without TF32 is 40 s a row at 16384.
     "gemm_fp32": (1, 55, "method=bench/gemm method.args.dtypes=[fp32,tf32] method.args.ops=[matmul] method.args.shapes=[[8192,8192,8192]]"),
     "mlp_loop_fp32": (1, 25, "method=bench/mlp_loop precision=fp32"),
@@ -81,8 +80,24 @@ BENCHMARKS: dict[str, tuple[int, int, str]] = {
         "method=bench/gemm method.args.dtypes=[bf16] method.args.ops=[compiled] method.args.values=[normal] method.args.paddings=[0] "
         "method.args.shapes=[[8192,8192,8192],[4096,4096,4096]]",
     ),
+    # Tunings: a trial of a training is 30 s or more, most of it the start of its processes, and two minutes more where it compiles.
+    "tune_batch": (1, 205, "method=tune/batch model=qwen3_0_6b method.args.batches=[8,32] method.args.max_length=2048"),
+    "tune_inductor": (
+        1,
+        500,
+        "method=tune/inductor model=qwen3_0_6b method.args.candidates=[default,max-autotune-no-cudagraphs,cpp-wrapper] "
+        "method.args.max_length=2048 method.args.per_device_train_batch_size=4",
+    ),
+    "tune_vllm": (
+        1,
+        400,
+        "method=tune/vllm model=qwen3_4b method.args.num_trials=4 method.args.lengths=[[1024,128]] method.args.num_prompts=300 "
+        "method.args.space={max_num_batched_tokens:[16384],max_num_seqs:[512],enable_chunked_prefill:[],gpu_memory_utilization:[],"
+        "attention_backend:[],block_size:[]}",
+    ),
     "collectives_2": (2, 60, "method=bench/collectives"),
     "scaling_2": (2, 90, "method=bench/scaling precision.weights=bf16 method.args.models=[7b]"),
+    "tune_rccl": (2, 120, "method=tune/rccl method.args.num_trials=6"),
     "finetune_2": (2, 350, "method=bench/finetune model=qwen3_8b"),
     "scaling": (4, 300, "method=bench/scaling precision.weights=bf16 method.args.models=[7b]"),
     "scaling_13b": (4, 240, "method=bench/scaling precision.weights=bf16 method.args.models=[13b] method.args.num_gpus=[1,4]"),
@@ -98,7 +113,7 @@ def job(name: str) -> Job:
         return Job(name, gpus, [], "none", seconds, HARNESS)
     method = words.split()[0].partition("=")[2]
     spread = [] if "topology=" in words else [f"topology.num_gpus={gpus}", *(["topology=single"] if gpus == 1 else [])]
-    assert method.startswith("bench/")
+    assert method.startswith(("bench/", "tune/"))
     return Job(name, gpus, [*words.split(), *spread], "none", seconds)
 
 
@@ -177,20 +192,23 @@ def best(name: str, folders: list[Path]) -> dict[str, Any] | None:
         metrics = run_dir / "metrics.jsonl"
         rows = [json.loads(line) for line in metrics.read_text().split("\n")[:-1]] if metrics.is_file() else []
         if len(rows) > len(unfinished.get("rows", [])):
-            unfinished = {"benchmark": job(name).overrides[0].partition("/")[2], "rows": rows, "of": rows[0]["num_steps"]}
+            kind, _, of = job(name).overrides[0].partition("=")[2].partition("/")
+            unfinished = {"benchmark" if kind == "bench" else "tuning": of, "rows": rows, "of": rows[0]["num_steps"]}
     return unfinished or None
 
 
 def section(result: dict[str, Any], hardware: str) -> list[str]:
-    """Its rows, beside what was published for these GPUs, the ratio, and what was for BESIDE, each where there is any."""
+    """Its rows, beside what was published for these GPUs, the ratio, and what was for BESIDE, each where there is any; of a tuning, what
+    it gained and by which overrides."""
     rows = result["rows"]
     keys = {key: isinstance(value, float) for row in rows for key, value in row.items() if key not in NO_FIGURES}
     columns = result.get("columns") or [{"key": key, "title": key, "digits": 3 if number else None} for key, number in keys.items()]
     beside = {"published": (f"{hardware} published", "g"), "ratio": ("ratio", 2), BESIDE: (f"{BESIDE} published", "g")}
     columns = [*columns, *({"key": key, "title": title, "digits": digits} for key, (title, digits) in beside.items())]
-    figure = result.get("figure") or next((row.figure for row in published.load(result["benchmark"]).rows), "")
+    benchmark = result.get("benchmark", "")  # nothing is published of a tuning
+    figure = result.get("figure") or next((row.figure for row in published.load(benchmark).rows), "")
     if hardware != BESIDE:
-        found = [published.published(result["benchmark"], BESIDE, row, figure) for row in rows]
+        found = [published.published(benchmark, BESIDE, row, figure) for row in rows]
         rows = [{**row, BESIDE: reference.value if reference else None} for row, reference in zip(rows, found, strict=True)]
     filled = {key for row in rows for key, value in row.items() if value is not None}
     filled |= {figure} if "error" in filled else set()  # an error stands in the place of the figure
@@ -203,7 +221,8 @@ def section(result: dict[str, Any], hardware: str) -> list[str]:
             at = next((i for i, column in enumerate(shown) if column["key"] == figure), len(cells) - 1)
             cells[at] = str(row["error"]).splitlines()[0][:120]
         lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, "", *(f"{note}  " for note in result.get("notes", []))]
+    gained = [f"{result['gain']:.2f} times as good with `{shlex.join(result['overrides'])}`."] if result.get("overrides") else []
+    return [*lines, "", *(f"{note}  " for note in [*result.get("notes", []), *gained])]
 
 
 def text(value: object, digits: int | str | None) -> str:

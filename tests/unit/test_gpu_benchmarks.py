@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from launch.compose import groups
+from launch.errors import UserError
 from launch.plan import prepare
 from tests.conftest import composed
 from tests.gpu import benchmarks, harness, jobs
@@ -17,9 +18,18 @@ from tests.gpu.jobs import ROOT, Job
 RUNS = [name for name in benchmarks.BENCHMARKS if benchmarks.job(name).program is None]
 
 
-def test_every_benchmark_is_in_the_list():
+AMD_ONLY = {"tune/tunableop", "tune/miopen"}
+
+
+def test_every_benchmark_and_tuning_is_in_the_list():
     listed = {benchmarks.job(name).overrides[0].partition("=")[2] for name in RUNS}
-    assert listed == {name for name in groups()["method"] if name.startswith("bench/")}
+    assert listed == {name for name in groups()["method"] if name.startswith(("bench/", "tune/"))} - AMD_ONLY
+
+
+@pytest.mark.parametrize("name", sorted(AMD_ONLY))
+def test_the_others_are_refused_without_an_amd_gpu(name):
+    with pytest.raises(UserError, match="AMD"):
+        prepare(composed("hardware=h200", "topology=single", f"method={name}"))
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -70,6 +80,23 @@ def test_rows_of_an_interrupted_run_are_on_the_page(tmp_path):
     page = benchmarks.report("h200", [tmp_path / "nothing", tmp_path])
     assert "Stopped before their end: matmul (1 of 6 rows)." in page
     assert "| 4096 | fp16 | 0.004 | 700.000 |" in page
+
+
+def test_a_tuning_says_what_it_gained_and_by_what(tmp_path):
+    run = tmp_path / "runs/tune_batch/one"
+    run.mkdir(parents=True)
+    rows = [{"batch": 4, "tokens_per_second": 100.0, "error": None}, {"batch": 8, "tokens_per_second": 150.0, "error": None}]
+    columns = [{"key": "batch", "title": "batch", "digits": None}, {"key": "tokens_per_second", "title": "tokens/s", "digits": 0}]
+    result = {"tuning": "batch", "figure": "tokens_per_second", "columns": columns, "rows": rows, "notes": ["One sentence."]}
+    (run / "result.json").write_text(json.dumps({**result, "gain": 1.5, "overrides": ["method.args.per_device_train_batch_size=8"]}))
+    page = benchmarks.report("h200", [tmp_path])
+    assert "| batch | tokens/s |" in page
+    assert "1.50 times as good with `method.args.per_device_train_batch_size=8`." in page
+    (run / "result.json").unlink()
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "num_steps": 5, **rows[0]}) + "\n")
+    page = benchmarks.report("h200", [tmp_path])
+    assert "tune_batch (1 of 5 rows)" in page
+    assert "| 4 | 100.000 |" in page
 
 
 def test_calls_are_in_order_of_worth_and_within_their_time(tmp_path):
