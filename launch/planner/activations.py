@@ -109,6 +109,11 @@ class MicroStep:
         """One tensor of the query's size: without a fused kernel torch scales query and key, and repeats keys and values."""
         return 4.0 * self.tokens * self.widths[2] if self.scores() else 0.0
 
+    def scattered(self) -> float:
+        """The most that torch's allocator was seen to hold in free pieces. Checkpointing keeps a hidden state of each layer, and each may
+        stand in a block that a larger tensor had, whose rest serves nothing as large again. tests/unit/test_allocator.py replays it."""
+        return self.model.num_layers * self.hidden + self.scores() if self.checkpointing else 0.0
+
     def backward_of_layer(self) -> float:
         """What a layer's backward adds to what it saved: gradients of its hidden state and of what the MLP multiplies."""
         hidden, wide, _, _ = self.widths

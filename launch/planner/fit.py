@@ -231,8 +231,9 @@ def _plan(overrides: list[str], host: Host) -> Memory:
     """The process that has least to spare."""
     config, _ = prepare(compose(overrides))
     processes = topology.processes(config, host, Path(config.run_root))
-    found = memory.memory(config, processes, memory.measured(config, processes, host))
-    return min(found, key=lambda m: m.capacity_gb - m.total_gb)
+    found = margin.tightest(memory.memory(config, processes, memory.measured(config, processes, host)))
+    assert found is not None  # every kind that comes here is planned
+    return found
 
 
 def search(config: Config, overrides: list[str], host: Host) -> tuple[list[str], dict[str, Any]]:
@@ -287,8 +288,7 @@ def _with_room(largest: Memory, sizes: list[int], overrides: list[str], host: Ho
         return planned is None or margin.close(planned)
 
     roomy = bisect.bisect_left(sizes, True, key=is_close)
-    whole = f", or more of them with {margin.KEEP_WHOLE}" if largest.scattered_gb else ""
-    return f"{near}; with more room: {BATCH}={sizes[roomy - 1]}{whole}" if roomy else f"{near}, and no smaller one leaves more room."
+    return f"{near}; with more room: {BATCH}={sizes[roomy - 1]}" if roomy else f"{near}, and no smaller one leaves more room."
 
 
 def _batches(config: Config) -> list[int]:

@@ -12,7 +12,6 @@ from launch.trainer_args import argument
 
 ERROR = 0.05  # nearly all runs of docs/results/memory.md took what was planned, within this share
 BATCHES = ("per_device_train_batch_size", "batch_size")  # of what trains, of what answers
-KEEP_WHOLE = "user_env.PYTORCH_ALLOC_CONF=max_split_size_mb:512"  # what nearly no piece was left with, of those replayed
 LENGTHS = ("max_length", "max_completion_length", "max_new_tokens")
 
 
@@ -39,7 +38,7 @@ def why(entry: Memory) -> str:
 
 def tightest(found: Iterable[Memory]) -> Memory | None:
     """What lacks most; where all fit, what comes nearest to its end. A server, which fills its share, only where nothing else is."""
-    return max(found, key=lambda m: (not m.fits, not fills(m), share(m)), default=None)
+    return max(found, key=lambda m: (not m.fits, not fills(m), close(m), share(m)), default=None)
 
 
 def warnings(config: Config, found: list[Memory]) -> list[str]:
@@ -48,8 +47,7 @@ def warnings(config: Config, found: list[Memory]) -> list[str]:
     if entry is None or not close(entry) or config.hardware.vendor == Vendor.none:
         return []
     needs = f"{entry.process}: {entry.total_gb:.1f} of {entry.capacity_gb:.1f} GB, {share(entry):.0%} of its GPU"
-    whole = f" {KEEP_WHOLE}, or" if share(entry) <= 1 - ERROR else ""
-    return [f"{needs}: {why(entry)}. It may not fit. Use:{whole} {_less(config)}."]
+    return [f"{needs}: {why(entry)}. It may not fit. Use: {_less(config)}."]
 
 
 def _less(config: Config) -> str:

@@ -25,7 +25,7 @@ from launch.supervision import serving
 from launch.trainer_args import argument, value
 
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}  # nf4: 4 bits and an fp32 scale for 64 weights (arXiv:2305.14314)
-ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # one setting, of three names
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # one setting; torch takes the first of these names
 UNPLANNED = ("prepare", "exporter", "bench", "tune")  # kinds: over before the others; on no GPU; as far as it goes
 # Beside what torch allocates: the context, libraries' workspaces and what the allocator rounds up. A round figure.
 OVERHEAD_GB = 2.0
@@ -121,19 +121,17 @@ def _rank_parts(config: Config, capacity: float) -> tuple[str, dict[str, float]]
 
 
 def _scattered_bytes(config: Config) -> float:
-    """At most. Checkpointing keeps a hidden state of each layer, and each may stand in a block that a larger tensor had: the rest of the
-    block serves nothing as large again. In ten trainings replayed in tests/unit/allocator.py it was 0.1 to 0.9 of the hidden states."""
-    if config.method.kind != "trainer" or keeps_blocks_whole(config):
+    """What torch's allocator holds at most beside a trainer's tensors; 0 where it is another, and on a CPU."""
+    if config.method.kind != "trainer" or config.hardware.vendor == Vendor.none or _has_no_blocks(config):
         return 0.0
-    step = micro_step(config, batch(config))
-    return float(step.checkpointing * config.model.num_layers * step.hidden)
+    return micro_step(config, batch(config)).scattered()
 
 
-def keeps_blocks_whole(config: Config) -> bool:
-    """Whether torch's allocator was told not to split large blocks, or to make segments that grow."""
-    set_here = {name: variable.value for name, variable in config.hardware.env.items()} | dict(config.user_env)
-    options = " ".join(set_here.get(name, "") for name in ALLOCATOR).lower()
-    return "max_split_size_mb" in options or "expandable_segments:true" in options
+def _has_no_blocks(config: Config) -> bool:
+    """Whether memory is mapped in pages, where the user asks for it. Not every ROCm does so (pytorch#173330). max_split_size_mb does not
+    help at every size."""
+    given = next((config.user_env[name] for name in ALLOCATOR if name in config.user_env), "").lower().replace(" ", "")
+    return config.hardware.vendor == Vendor.nvidia and ("expandable_segments:true" in given or "backend:cudamallocasync" in given)
 
 
 def generates_with_vllm(config: Config) -> bool:

@@ -21,7 +21,7 @@ def median_ms(call: Callable[[], object], device: torch.device, warmup: int, rep
         call()
     if device.type != "cuda":
         return statistics.median(_wall_ms(call) for _ in range(repetitions))
-    cache = torch.empty(CACHE_BYTES // 4, dtype=torch.int32, device=device)  # do_bench's: how long it is written lets the GPU rest
+    cache = torch.empty(CACHE_BYTES // 4, dtype=torch.int32, device=device)  # as do_bench's: the GPU may rest while it is written
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repetitions)]
     for begin, end in events:
         cache.zero_()

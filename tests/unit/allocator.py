@@ -4,11 +4,15 @@ The pools of c10/cuda/CUDACachingAllocator.cpp (torch 2.13), of small requests a
 that holds it, and what is left of the block stays beside it. Where none does, a segment is asked of the driver; where that has none,
 segments that are free as a whole go back first. With max_split_size_mb a block of that size or more is never split, and serves nearly its
 own size.
+
+Not as there: of equal blocks the older segment's comes first, not the lower address; there is one stream; what a kernel takes for itself
+while it runs (cuBLAS's workspace) is not seen.
 """
 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,10 +93,10 @@ class Allocator:
 
     def _segment(self, size: int, small: bool) -> Block:
         asked = 2 * MIB if small else LARGE if size < LARGE // 2 else -(-size // (2 * MIB)) * 2 * MIB
+        if self._held + asked > self.capacity and self.max_split < NO_LIMIT:
+            self._give_back_for(max(asked, self.max_split), small)
         if self._held + asked > self.capacity:
-            self._give_back(asked, self.max_split)
-        if self._held + asked > self.capacity:
-            self._give_back(NO_LIMIT, 0)
+            self._give_back(self._whole())
         if self._held + asked > self.capacity:
             raise OutOfMemory(f"{size / 1e9:.2f} GB asked for, {self._live / 1e9:.1f} in use, {self._held / 1e9:.1f} held")
         self._held += asked
@@ -100,14 +104,23 @@ class Allocator:
         self._segments += 1
         return Block(asked, small, (self._segments, 0))
 
-    def _give_back(self, wanted: int, least: int) -> None:
-        """Segments that are free as a whole, of at least so many bytes, the largest first, until that is enough."""
-        whole = [block for pool in self._free.values() for block in pool if not block.before and not block.after and block.size >= least]
-        for block in sorted(whole, key=lambda block: -block.size):
+    def _whole(self) -> list[Block]:
+        """Segments that are free as a whole, the smallest first in each pool."""
+        return [block for pool in self._free.values() for block in pool if not block.before and not block.after]
+
+    def _give_back_for(self, wanted: int, small: bool) -> None:
+        """The smallest segment that is enough, else the largest ones that are never split, until they are."""
+        whole = [block for block in self._whole() if block.small == small]
+        enough = next((block for block in whole if block.size >= wanted), None)
+        for block in [enough] if enough else reversed([block for block in whole if block.size >= self.max_split]):
             if wanted > 0:
-                self._free[block.small].remove(block)
-                self._held -= block.size
+                self._give_back([block])
                 wanted -= block.size
+
+    def _give_back(self, segments: Sequence[Block]) -> None:
+        for block in segments:
+            self._free[block.small].remove(block)
+            self._held -= block.size
 
     def _release(self, block: Block) -> None:
         self._live -= block.size
@@ -148,17 +161,17 @@ class Recorder(Counter):
             weakref.finalize(storage, self.events.append, (self._made_so_far, 0))
 
 
-def training(shape: SimpleNamespace, rows: int, length: int, checkpointing: bool, steps: int = 2) -> list[Event]:
-    """Of SFT in fp32 weights under autocast with AdamW, from the weights on."""
+def training(shape: SimpleNamespace, numerics: str, rows: int, length: int, checkpointing: bool, steps: int = 2) -> list[Event]:
+    """Of SFT with AdamW, from the weights on. `numerics` as launch.planner.activations names them."""
     recorder = Recorder((shape.vocab_size, shape.hidden_size))
     with FakeTensorMode(allow_non_fake_inputs=True), recorder:
-        model = model_of(shape, "autocast")
+        model = model_of(shape, numerics)
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
         tokens, moments = torch.zeros(rows, length, dtype=torch.long), []
         for _ in range(steps):
-            with torch.autocast("cpu", dtype=torch.bfloat16):
+            with contextlib.nullcontext() if numerics == "fp32" else torch.autocast("cpu", dtype=torch.bfloat16):
                 loss = -model(input_ids=tokens, labels=tokens, fused_lm_head=True).log_probs.sum()
             loss.backward()
             del loss
