@@ -31,9 +31,9 @@ def close(entry: Memory) -> bool:
 
 def why(entry: Memory) -> str:
     """Of one that is close."""
-    if share(entry) > 1 - ERROR:
-        return f"less room than the {ERROR:.0%} that the planner errs by (docs/memory.md)"
-    return f"torch's allocator may hold {entry.scattered_gb:.1f} GB more, free but in pieces (docs/memory.md)"
+    errs = [f"less room than the {ERROR:.0%} that the planner errs by"] if share(entry) > 1 - ERROR else []
+    keeps = [f"torch's allocator may hold {entry.scattered_gb:.1f} GB more, free but in pieces"] if entry.scattered_gb else []
+    return f"{', and '.join(errs + keeps)} (docs/memory.md)"
 
 
 def tightest(found: Iterable[Memory]) -> Memory | None:
