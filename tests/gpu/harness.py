@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -36,33 +37,31 @@ WARMUP, STEPS = 5, 20
 MODELS = {"small": (1.0, STEPS), "large": (1.0, STEPS), "7b": (0.2, 10)}
 
 
-def gemm_config(shape: str) -> gemm.GemmConfig:
-    return gemm.GemmConfig("", shapes=[[int(size) for size in shape.split()]])
+def gemm_case(shape: str, device: torch.device) -> dict[str, Any]:
+    return {"shape": shape, "dtype": "bf16" if device.type == "cuda" else "fp32", "op": "matmul", "values": "zeros", "padding": 0}
 
 
 def bare_gemm(shape: str, device: torch.device) -> float:
-    args = gemm_config(shape)
-    (m, n, k), *_ = args.shapes
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    a, b = torch.zeros(m, k, device=device, dtype=dtype), torch.zeros(k, n, device=device, dtype=dtype)
+    """Of the same call, whose matrices lie as ours do."""
+    m, n, k = map(int, shape.split())
+    call, args = gemm.product(m, n, k, gemm_case(shape, device), device), gemm.GemmConfig("", shapes=[[m, n, k]])
     if device.type == "cuda":
         from triton.testing import do_bench  # no Triton on a CPU
 
         # Warm-up and repetitions are milliseconds to it. As many calls as ours: a GPU that computes for longer lowers its clock.
-        ms = float(do_bench(lambda: torch.matmul(a, b), warmup=5, rep=5, return_mode="median"))
-        return float(do_bench(lambda: torch.matmul(a, b), warmup=args.warmup * ms, rep=args.repetitions * ms, return_mode="median"))
+        ms = float(do_bench(call, warmup=5, rep=5, return_mode="median"))
+        return float(do_bench(call, warmup=args.warmup * ms, rep=args.repetitions * ms, return_mode="median"))
     times = []
     for _ in range(STEPS):
         began = time.perf_counter()
-        torch.matmul(a, b)
+        call()
         times.append(time.perf_counter() - began)
     return statistics.median(times) * 1e3
 
 
 def our_gemm(shape: str, device: torch.device) -> float:
-    dtype = "bf16" if device.type == "cuda" else "fp32"
-    case = {"shape": shape, "dtype": dtype, "op": "matmul", "values": "zeros", "padding": 0}
-    return gemm.one(case, gemm_config(shape), None, device)["ms"]
+    args = gemm.GemmConfig("", shapes=[[int(size) for size in shape.split()]])
+    return gemm.one(gemm_case(shape, device), args, None, device)["ms"]
 
 
 def bare_transformer(name: str, device: torch.device, dtype: torch.dtype, steps: int) -> float:
