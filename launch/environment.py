@@ -24,6 +24,7 @@ INSIDE = ("HOME", "USER", "LOGNAME", "HF_HOME", "PYTHONPYCACHEPREFIX", "TORCHIND
 # Variables of the user's shell that a container is given too: those of the stack, which change numbers or speed.
 PASSED = re.compile(r"^(HIP_|HSA_|NCCL_|RCCL_|MIOPEN_|PYTORCH_|VLLM_|HF_|GPU_MAX_)")
 CPU_CACHE_GIB = 1  # our choice: of the keys and values of a server on a CPU, where one serves a small model
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # one setting; torch takes the first of these names
 MASK = {Vendor.amd: "HIP_VISIBLE_DEVICES", Vendor.nvidia: "CUDA_VISIBLE_DEVICES"}
 
 
@@ -54,6 +55,11 @@ def settings(config: Config, host: Host, kind: str, gpus: list[int], run_dir: Pa
         instead = f" (here it would be {chosen[name].value})" if name in chosen else ""
         chosen[name] = Setting(name, value, f"set by user_env.{name}{instead}", "yours")
     return [chosen[name] for name in sorted(chosen)]
+
+
+def is_expandable(options: str) -> bool:
+    """Whether these options have torch's allocator map its memory in pages."""
+    return "expandable_segments:true" in options.lower().replace(" ", "")
 
 
 def secret_names(config: Config, environ: dict[str, str]) -> set[str]:

@@ -19,7 +19,7 @@ from launch.compose import compose
 from launch.errors import UserError
 from launch.files import paths
 from launch.machine.detect import Host
-from launch.planner import memory
+from launch.planner import margin, memory
 from launch.schema import Config
 
 GROUPS = ("hardware", "model", "method", "adapter", "precision", "topology", "data", "tracking")
@@ -94,7 +94,7 @@ def planned(config: Config, tuned: Config, host: Host, run_dir: Path) -> list[di
             check.check(candidate)
         except UserError:  # the recipe as it stands was checked before; a batch that it cannot take is no candidate
             continue
-        most = min(memory.memory(candidate, processes, smaller), key=lambda m: m.capacity_gb - m.total_gb)
+        most = max(memory.memory(candidate, processes, smaller), key=margin.tightness)
         kept = {key: args[key] for key in (BATCH, CHECKPOINTING, ACCUMULATION) if key in args}
         found.append({"args": kept, "planned_gb": most.allocated_gb, "capacity_gb": most.capacity_gb, "fits": most.fits})
     return found

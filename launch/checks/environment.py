@@ -6,10 +6,10 @@ import re
 
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
+from launch.environment import ALLOCATOR, is_expandable
 from launch.machine import masks
 from launch.machine.kfd import GTT
 from launch.machine.products import products
-from launch.planner.memory import ALLOCATOR
 
 SMALL = 16  # compute units: what integrated GPUs beside a card have at most (Radeon 890M)
 HIP = masks.AMD[0]
@@ -84,7 +84,7 @@ def allocator(facts: Facts) -> Finding | None:
     expected = Expected("no expandable_segments, and one name", "pytorch/pytorch#192259 (hang), #195202 (NaN in bf16); vLLM's sleep mode")
     given = {name: facts.host.environ[name] for name in ALLOCATOR if name in facts.host.environ}
     read = ", ".join(f"{name}={value}" for name, value in given.items()) or "none set"
-    expandable = [name for name, value in given.items() if "expandable_segments:true" in value.lower().replace(" ", "")]
+    expandable = [name for name, value in given.items() if is_expandable(value)]
     if expandable:
         return expected.warn(read, f"unset {' '.join(expandable)}")
     if len(given) > 1:

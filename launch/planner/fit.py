@@ -231,9 +231,7 @@ def _plan(overrides: list[str], host: Host) -> Memory:
     """The process that has least to spare."""
     config, _ = prepare(compose(overrides))
     processes = topology.processes(config, host, Path(config.run_root))
-    found = margin.tightest(memory.memory(config, processes, memory.measured(config, processes, host)))
-    assert found is not None  # every kind that comes here is planned
-    return found
+    return max(memory.memory(config, processes, memory.measured(config, processes, host)), key=margin.tightness)
 
 
 def search(config: Config, overrides: list[str], host: Host) -> tuple[list[str], dict[str, Any]]:

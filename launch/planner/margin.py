@@ -26,19 +26,28 @@ def fills(entry: Memory) -> bool:
 
 def close(entry: Memory) -> bool:
     """It fits, by less than the planner may err, or than torch's allocator may hold besides."""
-    return entry.fits and not fills(entry) and (share(entry) > 1 - ERROR or entry.total_gb + entry.scattered_gb > entry.capacity_gb)
+    return entry.fits and not fills(entry) and bool(_doubts(entry))
 
 
 def why(entry: Memory) -> str:
     """Of one that is close."""
-    errs = [f"less room than the {ERROR:.0%} that the planner errs by"] if share(entry) > 1 - ERROR else []
-    keeps = [f"torch's allocator may hold {entry.scattered_gb:.1f} GB more, free but in pieces"] if entry.scattered_gb else []
-    return f"{', and '.join(errs + keeps)} (docs/memory.md)"
+    return f"{', and '.join(_doubts(entry))} (docs/memory.md)"
+
+
+def _doubts(entry: Memory) -> list[str]:
+    found = [f"less room than the {ERROR:.0%} that the planner errs by"] if share(entry) > 1 - ERROR else []
+    if entry.total_gb + entry.scattered_gb > entry.capacity_gb and entry.scattered_gb:
+        found.append(f"torch's allocator may hold {entry.scattered_gb:.1f} GB more, free but in pieces")
+    return found
+
+
+def tightness(entry: Memory) -> tuple[bool, bool, bool, float]:
+    """Greatest for what lacks most; where all fit, for what comes nearest to its end. A server, which fills its share, comes last."""
+    return not entry.fits, not fills(entry), close(entry), share(entry)
 
 
 def tightest(found: Iterable[Memory]) -> Memory | None:
-    """What lacks most; where all fit, what comes nearest to its end. A server, which fills its share, only where nothing else is."""
-    return max(found, key=lambda m: (not m.fits, not fills(m), close(m), share(m)), default=None)
+    return max(found, key=tightness, default=None)
 
 
 def warnings(config: Config, found: list[Memory]) -> list[str]:

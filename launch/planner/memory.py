@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from launch import topology
 from launch.batch import Batch, batch, evaluation_batch, generation_batch
-from launch.environment import CPU_CACHE_GIB
+from launch.environment import ALLOCATOR, CPU_CACHE_GIB, is_expandable
 from launch.machine.detect import Host, is_smaller
 from launch.machine.gpu import GIB
 from launch.planner import adapted, shapes
@@ -25,7 +25,6 @@ from launch.supervision import serving
 from launch.trainer_args import argument, value
 
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}  # nf4: 4 bits and an fp32 scale for 64 weights (arXiv:2305.14314)
-ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # one setting; torch takes the first of these names
 UNPLANNED = ("prepare", "exporter", "bench", "tune")  # kinds: over before the others; on no GPU; as far as it goes
 # Beside what torch allocates: the context, libraries' workspaces and what the allocator rounds up. A round figure.
 OVERHEAD_GB = 2.0
@@ -130,8 +129,8 @@ def _scattered_bytes(config: Config) -> float:
 def _has_no_blocks(config: Config) -> bool:
     """Whether memory is mapped in pages, where the user asks for it. Not every ROCm does so (pytorch#173330). max_split_size_mb does not
     help at every size."""
-    given = next((config.user_env[name] for name in ALLOCATOR if name in config.user_env), "").lower().replace(" ", "")
-    return config.hardware.vendor == Vendor.nvidia and ("expandable_segments:true" in given or "backend:cudamallocasync" in given)
+    given = next((config.user_env[name] for name in ALLOCATOR if name in config.user_env), "")
+    return config.hardware.vendor == Vendor.nvidia and (is_expandable(given) or "cudamallocasync" in given.lower())
 
 
 def generates_with_vllm(config: Config) -> bool:

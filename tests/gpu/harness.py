@@ -1,6 +1,6 @@
 """What our harness costs: benchmarks beside bare loops, in one process, in turns.
 
-    python tests/gpu/harness.py                     on a GPU, about two minutes on an H200
+    python tests/gpu/harness.py                     on a GPU, about three minutes on an H200
     python tests/gpu/harness.py --tiny --rounds 2   on a CPU: that it runs
 
 bench/gemm stands beside triton.testing.do_bench, bench/transformer beside a loop written here. Prints the median milliseconds of the rounds

@@ -12,7 +12,6 @@ while it runs (cuBLAS's workspace) is not seen.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from trl.trainer.utils import add_fused_lm_head
 
-from tests.unit.counted import ALIGNED, Counter, model_of
+from tests.unit.counted import ALIGNED, Counter, loss_of, model_of
 
 MIB = 1 << 20
 SMALL = MIB  # requests up to this have segments of 2 MiB of their own
@@ -169,12 +168,9 @@ def training(shape: SimpleNamespace, numerics: str, rows: int, length: int, chec
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
-        tokens, moments = torch.zeros(rows, length, dtype=torch.long), []
+        moments: list[torch.Tensor] = []
         for _ in range(steps):
-            with contextlib.nullcontext() if numerics == "fp32" else torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = -model(input_ids=tokens, labels=tokens, fused_lm_head=True).log_probs.sum()
-            loss.backward()
-            del loss
+            loss_of(model, numerics, rows, length).backward()
             moments = moments or [torch.zeros_like(one) for one in model.parameters() for _ in range(2)]
             model.zero_grad()
         found = list(recorder.events)  # before the model goes

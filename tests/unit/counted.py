@@ -83,6 +83,18 @@ def model_of(shape: SimpleNamespace, numerics: str) -> Any:
     return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if numerics == "cast" else torch.float32).train()
 
 
+def autocast(numerics: str) -> Any:
+    return contextlib.nullcontext() if numerics == "fp32" else torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def loss_of(model: Any, numerics: str, rows: int, length: int) -> torch.Tensor:
+    """TRL's, of a model whose head is fused."""
+    tokens = torch.zeros(rows, length, dtype=torch.long)
+    with autocast(numerics):
+        loss: torch.Tensor = -model(input_ids=tokens, labels=tokens, fused_lm_head=True).log_probs.sum()
+    return loss
+
+
 def saved_when_compiled(shape: SimpleNamespace, numerics: str, rows: int, length: int) -> float:
     """Bytes of activations that torch.compile's partitioner keeps for the backward of the layers, as inductor asks it to."""
     saved: dict[Any, int] = {}
@@ -104,7 +116,7 @@ def saved_when_compiled(shape: SimpleNamespace, numerics: str, rows: int, length
     torch._dynamo.reset()
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = torch.compile(model_of(shape, numerics).model, backend=backend)
-        with contextlib.nullcontext() if numerics == "fp32" else torch.autocast("cpu", dtype=torch.bfloat16):
+        with autocast(numerics):
             model(input_ids=torch.zeros(rows, length, dtype=torch.long))
     return float(sum(saved.values()))
 
@@ -142,8 +154,5 @@ def micro_step(
             for parameter in filter(lambda one: one.requires_grad, model.parameters()):
                 parameter.grad = torch.zeros_like(parameter)
         before = counter.peak = counter.alive
-        tokens = torch.zeros(rows, length, dtype=torch.long)
-        with contextlib.nullcontext() if numerics == "fp32" else torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = -model(input_ids=tokens, labels=tokens, fused_lm_head=True).log_probs.sum()
-        loss.backward()
+        loss_of(model, numerics, rows, length).backward()
     return counter.peak - before
