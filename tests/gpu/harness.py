@@ -1,19 +1,21 @@
 """What our harness costs: benchmarks beside bare loops, in one process, in turns.
 
-    python tests/gpu/harness.py                     on a GPU, about three minutes on an H200
+    python tests/gpu/harness.py                     on a GPU, about four minutes on an H200
     python tests/gpu/harness.py --tiny --rounds 2   on a CPU: that it runs
 
 bench/gemm stands beside triton.testing.do_bench, bench/transformer beside a loop written here. Prints the median milliseconds of the rounds
 and ours over theirs; ends with 4 where one is further than 1% from theirs, except with --tiny, whose times are mostly noise.
 
-Products are of zeros. With normal values an H200 is at its limit of power, and which of its clocks a tenth of a second meets is not ours
-to say: do_bench alone took 0.34 to 0.40 ms for 16384 x 1024 x 8192 in one process.
+A GPU's clocks follow its load. So products are of zeros, with which an H200 keeps below its limit of power (with normal values do_bench
+alone took 0.34 to 0.40 ms for 16384 x 1024 x 8192 in one process), and are timed once clocks have settled, in a second: after ten
+milliseconds that product took 0.306 ms, and 0.314 later in the same 200 calls (2026-11-25).
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import math
 import statistics
 import sys
 import time
@@ -31,7 +33,8 @@ from recipes.bench.timing import synchronize
 from recipes.bench.training import fresh
 
 ALLOWED = 0.01
-WARMUP, STEPS = 5, 20
+WARMUP_MS, TIMED_MS = 1000, 400  # of products
+WARMUP, STEPS = 5, 20  # of models
 # name -> (share of the rounds, timed steps). Small ones wait for their host, whose speed changes from second to second: many rounds. A
 # round of 7b is twenty seconds.
 MODELS = {"small": (1.0, STEPS), "large": (1.0, STEPS), "7b": (0.2, 10)}
@@ -41,16 +44,13 @@ def gemm_case(shape: str, device: torch.device) -> dict[str, Any]:
     return {"shape": shape, "dtype": "bf16" if device.type == "cuda" else "fp32", "op": "matmul", "values": "zeros", "padding": 0}
 
 
-def bare_gemm(shape: str, device: torch.device) -> float:
+def bare_gemm(shape: str, device: torch.device, warmup_ms: float, timed_ms: float) -> float:
     """Of the same call, whose matrices lie as ours do."""
-    m, n, k = map(int, shape.split())
-    call, args = gemm.product(m, n, k, gemm_case(shape, device), device), gemm.GemmConfig("", shapes=[[m, n, k]])
+    call = gemm.product(*map(int, shape.split()), gemm_case(shape, device), device)
     if device.type == "cuda":
         from triton.testing import do_bench  # no Triton on a CPU
 
-        # Warm-up and repetitions are milliseconds to it. As many calls as ours: a GPU that computes for longer lowers its clock.
-        ms = float(do_bench(call, warmup=5, rep=5, return_mode="median"))
-        return float(do_bench(call, warmup=args.warmup * ms, rep=args.repetitions * ms, return_mode="median"))
+        return float(do_bench(call, warmup=warmup_ms, rep=timed_ms, return_mode="median"))
     times = []
     for _ in range(STEPS):
         began = time.perf_counter()
@@ -59,9 +59,18 @@ def bare_gemm(shape: str, device: torch.device) -> float:
     return statistics.median(times) * 1e3
 
 
-def our_gemm(shape: str, device: torch.device) -> float:
-    args = gemm.GemmConfig("", shapes=[[int(size) for size in shape.split()]])
+def our_gemm(shape: str, device: torch.device, warmup: int, repetitions: int) -> float:
+    args = gemm.GemmConfig("", shapes=[[int(size) for size in shape.split()]], warmup=warmup, repetitions=repetitions)
     return gemm.one(gemm_case(shape, device), args, None, device)["ms"]
+
+
+def compare_gemm(shape: str, rounds: int, device: torch.device) -> float:
+    """Both for the same time: do_bench counts in milliseconds, ours in calls."""
+    warmup_ms, timed_ms = (WARMUP_MS, TIMED_MS) if device.type == "cuda" else (1.0, 1.0)
+    ms = bare_gemm(shape, device, 1.0, 1.0)
+    bare = functools.partial(bare_gemm, shape, device, warmup_ms, timed_ms)
+    ours = functools.partial(our_gemm, shape, device, math.ceil(warmup_ms / ms), math.ceil(timed_ms / ms))
+    return compare(f"gemm {shape}", bare, ours, rounds, device)
 
 
 def bare_transformer(name: str, device: torch.device, dtype: torch.dtype, steps: int) -> float:
@@ -119,8 +128,7 @@ def main() -> int:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     ratios = []
     for shape in ["128 64 96"] if given.tiny else ["4096 4096 4096", "8192 8192 8192", "16384 1024 8192"]:
-        bare, ours = functools.partial(bare_gemm, shape, device), functools.partial(our_gemm, shape, device)
-        ratios.append(compare(f"gemm {shape}", bare, ours, given.rounds, device))
+        ratios.append(compare_gemm(shape, given.rounds, device))
     for model, (share, steps) in ({"tiny": (1.0, STEPS)} if given.tiny else MODELS).items():
         bare = functools.partial(bare_transformer, model, device, dtype, steps)
         ours = functools.partial(our_transformer, model, device, config, steps)
