@@ -35,10 +35,14 @@ def why(entry: Memory) -> str:
 
 
 def _doubts(entry: Memory) -> list[str]:
-    found = [f"less room than the {ERROR:.0%} that the planner errs by"] if share(entry) > 1 - ERROR else []
+    found = [f"less room than the {ERROR:.0%} that the planner errs by"] if _short(entry) else []
     if entry.total_gb + entry.scattered_gb > entry.capacity_gb and entry.scattered_gb:
         found.append(f"torch's allocator may hold {entry.scattered_gb:.1f} GB more, free but in pieces")
     return found
+
+
+def _short(entry: Memory) -> bool:
+    return share(entry) > 1 - ERROR
 
 
 def tightness(entry: Memory) -> tuple[bool, bool, bool, float]:
@@ -56,7 +60,13 @@ def warnings(config: Config, found: list[Memory]) -> list[str]:
     if entry is None or not close(entry) or config.hardware.vendor == Vendor.none:
         return []
     needs = f"{entry.process}: {entry.total_gb:.1f} of {entry.capacity_gb:.1f} GB, {share(entry):.0%} of its GPU"
-    return [f"{needs}: {why(entry)}. It may not fit. Use: {_less(config)}."]
+    return [f"{needs}: {why(entry)}. It may not fit. Use: {_without_pieces(config, entry)}{_less(config)}."]
+
+
+def _without_pieces(config: Config, entry: Memory) -> str:
+    """Where nothing else is in doubt. vLLM's sleep mode, which colocate uses, refuses it; on AMD it can hang (pytorch#192259)."""
+    cured = config.hardware.vendor == Vendor.nvidia and config.topology.name != "colocate" and not _short(entry)
+    return "user_env.PYTORCH_ALLOC_CONF=expandable_segments:True, or " if cured else ""
 
 
 def _less(config: Config) -> str:

@@ -29,14 +29,14 @@ from tests.gpu.jobs import Job, rows_of, run
 
 HARNESS = "tests/gpu/harness.py"
 # Name -> GPUs, seconds on an H200, overrides; in order of worth. Those of transformer, and from precision down to tune_batch
-# are what they took on 2026-11-25, as are those of scaling_2 and collectives_2 on H100s; tune_inductor was stopped: by its rows,
-# and harness by when its session ended.
+# are what they took on 2026-11-25, as are those of scaling_2 and collectives_2 on H100s; tune_inductor and tune_vllm
+# were stopped: by their rows.
 # The others are reckoned from the operations. Each call prints what it took.
 BENCHMARKS: dict[str, tuple[int, int, str]] = {
     "matmul": (1, 45, "method=bench/matmul method.args.dtypes=[fp16,bf16]"),
     "mlp_loop": (1, 40, "method=bench/mlp_loop"),
     "gemm": (1, 150, "method=bench/gemm method.args.dtypes=[bf16,fp8] method.args.ops=[matmul,linear]"),
-    "harness": (1, 165, HARNESS),
+    "harness": (1, 230, HARNESS),
     "transformer": (1, 70, "method=bench/transformer precision.weights=bf16"),
     "attention": (1, 300, "method=bench/attention"),
     "precision": (1, 110, "method=bench/precision model=qwen3_0_6b"),
@@ -91,8 +91,8 @@ BENCHMARKS: dict[str, tuple[int, int, str]] = {
     ),
     "tune_vllm": (
         1,
-        400,
-        "method=tune/vllm model=qwen3_4b method.args.num_trials=4 method.args.lengths=[[1024,128]] method.args.num_prompts=300 "
+        490,
+        "method=tune/vllm model=qwen3_4b method.args.num_trials=3 method.args.lengths=[[1024,128]] method.args.num_prompts=300 "
         "method.args.space={max_num_batched_tokens:[16384],max_num_seqs:[512],enable_chunked_prefill:[],gpu_memory_utilization:[],"
         "attention_backend:[],block_size:[]}",
     ),
@@ -202,7 +202,8 @@ def section(result: dict[str, Any], hardware: str) -> list[str]:
     """Its rows, beside what was published for these GPUs, the ratio, and what was for BESIDE, each where there is any; of a tuning, what
     it gained and by which overrides."""
     rows = result["rows"]
-    keys = {key: isinstance(value, float) for row in rows for key, value in row.items() if key not in NO_FIGURES}
+    cells = [(key, value) for row in rows for key, value in row.items() if key not in NO_FIGURES and not isinstance(value, dict)]
+    keys = {key: isinstance(value, float) for key, value in cells}
     columns = result.get("columns") or [{"key": key, "title": key, "digits": 3 if number else None} for key, number in keys.items()]
     beside = {"published": (f"{hardware} published", "g"), "ratio": ("ratio", 2), BESIDE: (f"{BESIDE} published", "g")}
     columns = [*columns, *({"key": key, "title": title, "digits": digits} for key, (title, digits) in beside.items())]

@@ -120,7 +120,19 @@ def test_the_plan_warns_where_pieces_may_not_leave_enough(rows, given, warned):
     said = [warning for warning in plan.warnings if "in pieces" in warning]
     assert len(said) == warned
     size = plan.config.method.args["per_device_train_batch_size"]
-    assert all(one.endswith(f"Use: a smaller method.args.per_device_train_batch_size (now {size}).") for one in said)
+    cure = "" if plan.config.hardware.name == "mi300x" else "user_env.PYTORCH_ALLOC_CONF=expandable_segments:True, or "
+    assert all(one.endswith(f"Use: {cure}a smaller method.args.per_device_train_batch_size (now {size}).") for one in said)
+
+
+@pytest.mark.parametrize(
+    ("total", "overrides", "cured"),
+    [(80.0, SFT, True), (96.0, SFT, False), (80.0, ["method=grpo", "topology=colocate", "model=qwen3_4b"], False)],
+    ids=["pieces alone", "little room besides", "vLLM's sleep mode"],
+)
+def test_pages_are_named_where_they_help(total, overrides, cured):
+    entry = Memory("trainers", 0, {"weights": total}, 100.0, scattered_gb=30.0)
+    (said,) = margin.warnings(prepare(composed(*overrides, "hardware=h200"))[0], [entry])
+    assert ("expandable_segments" in said) == cured
 
 
 def test_a_search_names_a_batch_that_surely_fits():
