@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from launch.batch import batch
-from launch.planner.memory import Memory
+from launch.planner.memory import Memory, generates_with_vllm
 from launch.schema import Config
 from launch.schema.enums import Vendor
 from launch.trainer_args import argument
@@ -36,13 +36,17 @@ def why(entry: Memory) -> str:
 
 def _doubts(entry: Memory) -> list[str]:
     found = [f"less room than the {ERROR:.0%} that the planner errs by"] if _short(entry) else []
-    if entry.total_gb + entry.scattered_gb > entry.capacity_gb and entry.scattered_gb:
+    if _in_pieces(entry):
         found.append(f"torch's allocator may hold {entry.scattered_gb:.1f} GB more, free but in pieces")
     return found
 
 
 def _short(entry: Memory) -> bool:
     return share(entry) > 1 - ERROR
+
+
+def _in_pieces(entry: Memory) -> bool:
+    return entry.scattered_gb > 0 and entry.total_gb + entry.scattered_gb > entry.capacity_gb
 
 
 def tightness(entry: Memory) -> tuple[bool, bool, bool, float]:
@@ -60,13 +64,15 @@ def warnings(config: Config, found: list[Memory]) -> list[str]:
     if entry is None or not close(entry) or config.hardware.vendor == Vendor.none:
         return []
     needs = f"{entry.process}: {entry.total_gb:.1f} of {entry.capacity_gb:.1f} GB, {share(entry):.0%} of its GPU"
-    return [f"{needs}: {why(entry)}. It may not fit. Use: {_without_pieces(config, entry)}{_less(config)}."]
+    return [f"{needs}: {why(entry)}. It may not fit. Use: {_pages(config, entry)}{_less(config)}."]
 
 
-def _without_pieces(config: Config, entry: Memory) -> str:
-    """Where nothing else is in doubt. vLLM's sleep mode, which colocate uses, refuses it; on AMD it can hang (pytorch#192259)."""
-    cured = config.hardware.vendor == Vendor.nvidia and config.topology.name != "colocate" and not _short(entry)
-    return "user_env.PYTORCH_ALLOC_CONF=expandable_segments:True, or " if cured else ""
+def _pages(config: Config, entry: Memory) -> str:
+    """What ends pieces, where it is sure to work: on AMD it can hang (pytorch#192259), with vLLM it has limits of its own
+    (launch/rules/warnings.py)."""
+    if not _in_pieces(entry) or config.hardware.vendor != Vendor.nvidia or generates_with_vllm(config):
+        return ""
+    return f"user_env.PYTORCH_ALLOC_CONF=expandable_segments:True, {'and' if _short(entry) else 'or'} "
 
 
 def _less(config: Config) -> str:

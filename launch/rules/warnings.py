@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launch import topology
 from launch.environment import is_expandable
-from launch.planner.memory import makes_fp32
+from launch.planner.memory import generates_with_vllm, makes_fp32
 from launch.rules.evaluate import evaluate_warnings
 from launch.rules.slurm import slurm_warnings
 from launch.schema import Config
@@ -28,8 +28,14 @@ def rule_warnings(config: Config) -> list[str]:
     if fully_linked and 1 < ranks < board and config.method.kind != "evaluator":
         name = config.hardware.name
         found.append(f"collectives of {ranks} GPUs use a fraction of {name}'s xGMI links; 1 or {board} waste none (rccl#1270).")
-    if any(map(is_expandable, config.user_env.values())) and config.hardware.gfx.startswith("gfx"):
+    pages = any(map(is_expandable, config.user_env.values()))
+    if pages and config.hardware.gfx.startswith("gfx"):
         found.append("expandable_segments hangs on some ROCm stacks (pytorch#192259) and gives NaN in bf16 on gfx1201 (pytorch#195202).")
+    elif pages and generates_with_vllm(config):
+        found.append(
+            "expandable_segments with vLLM: an engine on several GPUs may exit (vllm#42609), and sleep mode knows it by the name "
+            "PYTORCH_CUDA_ALLOC_CONF alone."
+        )
     if makes_fp32(config) and config.method.kind == "trainer" and config.adapter.rank is None:
         found.append(f"precision.weights={config.precision.weights} under FSDP: accelerate holds weights that train in fp32 all the same.")
     if "HSA_OVERRIDE_GFX_VERSION" in config.user_env and config.hardware.gfx != "gfx906":

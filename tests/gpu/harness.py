@@ -6,9 +6,10 @@
 bench/gemm stands beside triton.testing.do_bench, bench/transformer beside a loop written here. Prints the median milliseconds of the rounds
 and ours over theirs; ends with 4 where one is further than 1% from theirs, except with --tiny, whose times are mostly noise.
 
-A GPU's clocks follow its load. So products are of zeros, with which an H200 keeps below its limit of power (with normal values do_bench
-alone took 0.34 to 0.40 ms for 16384 x 1024 x 8192 in one process), and are timed once clocks have settled, in a second: after ten
-milliseconds that product took 0.306 ms, and 0.314 later in the same 200 calls (2026-11-25).
+Products are of zeros, with which an H200 keeps below its limit of power: with normal values do_bench alone took 0.34 to 0.40 ms for
+16384 x 1024 x 8192 in one process. And they are timed after a second of their own load: without it that product drifted from 0.306 to
+0.315 ms within 200 calls (2026-11-25), which differ between two measurements. Models wait for their host: where others use it, a run can
+fail by `large` alone.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def our_gemm(shape: str, device: torch.device, warmup: int, repetitions: int) ->
 
 
 def compare_gemm(shape: str, rounds: int, device: torch.device) -> float:
-    """Both for the same time: do_bench counts in milliseconds, ours in calls."""
+    """Both for about the same time: do_bench counts in milliseconds, ours in calls."""
     warmup_ms, timed_ms = (WARMUP_MS, TIMED_MS) if device.type == "cuda" else (1.0, 1.0)
     ms = bare_gemm(shape, device, 1.0, 1.0)
     bare = functools.partial(bare_gemm, shape, device, warmup_ms, timed_ms)
@@ -108,7 +109,7 @@ def compare(name: str, bare: Callable[[], float], ours: Callable[[], float], rou
     (least, most), (our_least, our_most) = ((min(found), max(found)) for found in times.values())
     print(
         f"{name}: bare {theirs:.4f} ms ({least:.4f} to {most:.4f}), ours {mine:.4f} ms ({our_least:.4f} to {our_most:.4f}), "
-        f"{rounds} rounds, ratio {mine / theirs:.4f}",
+        f"rounds {rounds}, ratio {mine / theirs:.4f}",
         flush=True,
     )
     return mine / theirs

@@ -1079,6 +1079,9 @@ WARNINGS = {
     "rccl#1270": ["hardware=mi300x", "topology=ddp", "topology.num_gpus=4"],
     "collectives of 7 GPUs": ["hardware=mi350x", "method=grpo", "topology=split"],
     "expandable_segments hangs": ["hardware=mi300x", "user_env.PYTORCH_ALLOC_CONF='expandable_segments:True'"],
+    "expandable_segments with vLLM": [
+        *("hardware=h200", "method=grpo", "topology=colocate", "user_env.PYTORCH_ALLOC_CONF='expandable_segments:True'")
+    ],
     "supported natively": ["hardware=strix_halo", "user_env.HSA_OVERRIDE_GFX_VERSION=11.0.0"],
     "accelerate holds weights that train in fp32": ["hardware=mi300x", "topology=fsdp", "precision=bf16", "precision.weights=bf16"],
     "asks for no cores, and many clusters give such a job one, for all 8 rank(s) of a node": ["hardware=mi300x", "runtime=slurm"],
