@@ -41,8 +41,8 @@ MEANINGS = [
         r"(?:hip|cuda) out of memory|torch\.OutOfMemoryError|hipErrorOutOfMemory|(?:hip|cuda) error: out of memory",
         "the GPU's memory is full. For ranks: a smaller method.args.per_device_train_batch_size or max_length, "
         "method.args.gradient_checkpointing=true, adapter=lora, or topology=fsdp on more GPUs (mode=plan shows what takes how much). "
-        "Where much is `reserved by PyTorch but unallocated`: user_env.PYTORCH_ALLOC_CONF=expandable_segments:True on NVIDIA without vLLM; on "
-        "AMD, where that can hang, max_split_size_mb:128 may help and is slower (docs/memory.md, Pieces). "
+        "Where much is `reserved by PyTorch but unallocated`: user_env.PYTORCH_ALLOC_CONF=expandable_segments:True on NVIDIA without vLLM; "
+        "on AMD, where that can hang, max_split_size_mb:128 may help and is slower (docs/memory.md, Pieces). "
         "For a server: a smaller topology.server_memory_share.",
     ),
     # Source: pytorch/pytorch#128601 (memory is full), #193890 (it is not)

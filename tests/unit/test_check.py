@@ -1080,7 +1080,10 @@ WARNINGS = {
     "collectives of 7 GPUs": ["hardware=mi350x", "method=grpo", "topology=split"],
     "expandable_segments hangs": ["hardware=mi300x", "user_env.PYTORCH_ALLOC_CONF='expandable_segments:True'"],
     "expandable_segments with vLLM": [
-        *("hardware=h200", "method=grpo", "topology=colocate", "user_env.PYTORCH_ALLOC_CONF='expandable_segments:True'")
+        "hardware=h200",
+        "method=grpo",
+        "topology=colocate",
+        "user_env.PYTORCH_ALLOC_CONF='expandable_segments:True'",
     ],
     "supported natively": ["hardware=strix_halo", "user_env.HSA_OVERRIDE_GFX_VERSION=11.0.0"],
     "accelerate holds weights that train in fp32": ["hardware=mi300x", "topology=fsdp", "precision=bf16", "precision.weights=bf16"],
