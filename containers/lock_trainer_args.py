@@ -21,6 +21,10 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from recipes.common import names
+
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "containers/trainer_args.lock.json"
 PLAIN = {bool: "bool", int: "int", float: "float", str: "str", list: "list", dict: "dict", type(None): "null"}
@@ -55,27 +59,42 @@ def default_of(field: dataclasses.Field) -> object:
 
 
 def arguments(config_class: str) -> dict[str, dict[str, object]]:
-    """Argument -> {types, default} of a dataclass named `module.Class`; of one that takes names (recipes/common/names.py) or words those,
-    too."""
+    """Argument -> {types, default} of a dataclass named `module.Class`; of a list also the types of what is in it, of a count of ours its
+    least, and of one that takes names (recipes/common/names.py) or words those."""
     module, name = config_class.rsplit(".", 1)
     cls = getattr(importlib.import_module(module), name)
     hints, found = typing.get_type_hints(cls), {}
     for field in dataclasses.fields(cls):
         if field.init:
-            names = compared(cls, field.name) if field.name in COMPARED.get(config_class, ()) else words(field, hints[field.name])
+            known = compared(cls, field.name) if field.name in COMPARED.get(config_class, ()) else words(field, hints[field.name])
             found[field.name] = {
                 "types": type_names(hints[field.name]),
                 "default": default_of(field),
-                **({"names": names} if names else {}),
+                **items_of(hints[field.name]),
+                **least_of(field, hints[field.name], module),
+                **({"names": known} if known else {}),
                 **names_of(field),
             }
     return found
 
 
+def items_of(annotation: object) -> dict[str, object]:
+    """Types of what is in a list, where they are plain ones."""
+    parts = [annotation, *typing.get_args(annotation)]
+    lists = [type_names(typing.get_args(part)[0]) for part in parts if typing.get_origin(part) is list]
+    found = sorted({name for names in lists for name in names})
+    return {"items": found} if found and not {"any", "list", "dict"} & {*found} else {}
+
+
+def least_of(field: dataclasses.Field, annotation: object, module: str) -> dict[str, object]:
+    counts = "int" in (*type_names(annotation), *items_of(annotation).get("items", ()))  # type: ignore[misc]
+    return {"least": names.least(field)} if counts and module.startswith(("recipes.bench.", "recipes.tune.")) else {}
+
+
 def names_of(field: dataclasses.Field) -> dict[str, object]:
-    names = {"names": list(field.metadata["names"]())} if "names" in field.metadata else {}
+    known = {"names": list(field.metadata["names"]())} if "names" in field.metadata else {}
     refused = field.metadata.get("refused")
-    return {**names, **({"refused": dict(refused)} if refused else {})}
+    return {**known, **({"refused": dict(refused)} if refused else {})}
 
 
 def words(field: dataclasses.Field, annotation: object) -> list[str]:
@@ -121,6 +140,5 @@ def lock() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     LOCK.write_text(json.dumps(lock(), indent=1, sort_keys=True) + "\n")
     print(f"wrote {LOCK.relative_to(ROOT)}")

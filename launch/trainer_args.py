@@ -147,7 +147,22 @@ def check(config: Config) -> None:
         if "any" not in types and kind not in types and not (kind == "int" and "float" in types):
             meant = value_meant(name, given, arguments[name])
             raise UserError(f"method.args.{name}={given!r}: {kind}, and {cls} takes {' or '.join(types)}.{meant}")
+        _check_items(name, given, arguments[name], measures=config.method.kind in ("bench", "tune"))
         _check_names(name, given, arguments[name])
+
+
+def _check_items(argument: str, given: Any, allowed: dict[str, Any], measures: bool) -> None:
+    """Counts, alone or in a list, and what else is in a list, which a benchmark measures once each. Raises UserError."""
+    listed: list[Any] = given if isinstance(given, list) else [given]
+    items: list[str] = allowed.get("items", []) if isinstance(given, list) else []
+    for i, one in enumerate(listed if items else []):
+        kind = JSON_TYPES[type(one)]
+        if kind not in items and not (kind == "int" and "float" in items):
+            raise UserError(f"method.args.{argument}={given}: {kind} in it, and it is a list of {' or '.join(items)}.")
+        if measures and one in listed[:i]:
+            raise UserError(f"method.args.{argument}={given}: {one} is in it twice, and would be measured twice.")
+    if any(type(one) is int and one < allowed.get("least", one) for one in listed):
+        raise UserError(f"method.args.{argument}={given}: {'each ' if isinstance(given, list) else ''}at least {allowed['least']}.")
 
 
 def _check_names(argument: str, given: Any, allowed: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from launch.files import paths
 from launch.machine.detect import Host
 from launch.planner import margin, memory
 from launch.schema import Config
+from launch.schema.enums import Vendor
 
 GROUPS = ("hardware", "model", "method", "adapter", "precision", "topology", "data", "tracking")
 # Keys beside the groups that belong to what is tuned. Not where it ran: runtime and container follow from the hardware.
@@ -75,13 +76,6 @@ def planned(config: Config, tuned: Config, host: Host, run_dir: Path) -> list[di
     """Each candidate of tune/batch with what the memory planner says: GB of the process with least to spare."""
     if "batches" not in trainer_args.own(config):
         return []
-    for name, kind, said in (
-        ("batches", int, "whole numbers above 0, as [4,8]"),
-        ("checkpointing", bool, "true, false or both, as [true]"),
-    ):
-        given = trainer_args.value(config, name)
-        if not given or any(type(one) is not kind or (kind is int and one < 1) for one in given):
-            raise UserError(f"method.args.{name}={given}: a list of {said}.")
     processes = topology.processes(tuned, host, run_dir)
     smaller, found = memory.measured(tuned, processes, host), []
     own = trainer_args.value(tuned, CHECKPOINTING), trainer_args.value(tuned, BATCH)  # the recipe as it stands is one of them
@@ -105,7 +99,7 @@ def experiment(config: Config, overrides: Sequence[str]) -> dict[str, Any]:
 
     Under smoke=true the composition is made again from the `overrides`: what ran was scaled down.
     """
-    tuned = recipe(compose([*overrides]) if config.smoke else config)
+    tuned = recipe(dataclasses.replace(compose([*overrides]), smoke=False) if config.smoke else config)
     if tuned is None:
         raise UserError(f"{' '.join(overrides)}: names no tuning")
     groups = {group: str(getattr(tuned, group).name) for group in GROUPS}
@@ -115,6 +109,8 @@ def experiment(config: Config, overrides: Sequence[str]) -> dict[str, Any]:
         differing = _differing(_plain(getattr(tuned, key)), _plain(getattr(standard, key)))
         if differing not in (None, {}):
             values[key] = differing
+    if tuned.method.kind == "bench" and tuned.hardware.vendor == Vendor.none:
+        values["smoke"] = True  # a CPU runs it no other way
     return {"groups": groups, "values": values}
 
 

@@ -36,7 +36,7 @@ from recipes.common import adapters, checkpoint, model_card, quantize, verify_is
 from recipes.common.errors import UserError
 from recipes.common.files import move_directory, weights_sha256
 from recipes.common.model import build_model, build_tokenizer
-from recipes.common.names import check_names, named
+from recipes.common.names import check_values, named
 from recipes.common.program import Failed, Interrupted, main, say, stop_asked
 from recipes.common.shards import Shards, stored
 
@@ -64,7 +64,7 @@ class ExportConfig:
     push_private: bool = True
 
     def __post_init__(self) -> None:
-        check_names(self)
+        check_values(self)
 
 
 def export(config: DictConfig) -> dict[str, Any]:

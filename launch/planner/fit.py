@@ -252,7 +252,7 @@ def search(config: Config, overrides: list[str], host: Host) -> tuple[list[str],
 
 
 def _largest_batch(config: Config, overrides: list[str], host: Host) -> tuple[list[str], dict[str, Any]]:
-    if config.hardware.vendor == Vendor.none or "per_device_train_batch_size" not in known(config):
+    if config.hardware.vendor == Vendor.none or config.method.kind != "trainer":
         raise UserError("find=largest_batch: for a method that trains, on a GPU. Name hardware=, or leave find= out.")
     sizes = _batches(config)
     _plan([*overrides, f"{BATCH}={sizes[0]}"], host)  # what is refused says why

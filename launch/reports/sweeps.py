@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -175,8 +176,8 @@ def _runs(folder: Path, trials: Sequence[Trial]) -> list[Run]:
     found = []
     for trial in trials:
         at = Path(str(trial.get("run_dir") or ""))
-        # Beside the sweep first: the folder of runs may have been moved.
-        place = next((p for p in (folder.parent.parent / Path(*at.parts[-2:]), at) if trial.get("run_dir") and p.is_dir()), None)
+        # Beside the sweep first: the folder of runs may have been moved. Not Path's is_dir, which raises for a name that is too long.
+        place = next((p for p in (folder.parent.parent / Path(*at.parts[-2:]), at) if trial.get("run_dir") and os.path.isdir(p)), None)
         if place is None:
             continue
         try:

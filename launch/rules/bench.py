@@ -97,8 +97,8 @@ def _least_bytes(config: Config) -> int:
 
 
 def _empty_lists(config: Config) -> list[str]:
-    """Lists of which nothing would be measured. Numbers of GPUs have a rule of their own, lists of tunings theirs (tuned.py)."""
-    if config.method.kind != "bench":
+    """Lists of which nothing would be measured. Numbers of GPUs have a rule of their own."""
+    if config.method.kind not in ("bench", "tune"):
         return []
     others = (*TAKEN_EMPTY.get(config.method.name, ()), GPU_COUNTS.get(config.method.name))
     return [name for name in own(config) if name not in others and argument(config, name) == []]
@@ -175,6 +175,12 @@ BENCH_RULES = [
         lambda c: c.method.kind in ("bench", "tune") and c.hardware.vendor == Vendor.none and not c.smoke,
         lambda c: f"method={c.method.name} on a CPU: it measures a GPU",
         lambda c: "smoke=true, which runs its code on this CPU and whose figures say nothing; or hardware=<a GPU>",
+    ),
+    Rule(
+        "bench_data",
+        lambda c: c.method.kind == "bench" and c.data.name != "reasoning",
+        lambda c: f"data={c.data.name} with method={c.method.name}: it makes what it measures, and would ignore the data",
+        lambda c: "no data=",
     ),
     Rule(
         "bench_dtypes",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from launch.rules.rule import Rule
 from launch.schema import Config
 from launch.schema.enums import Vendor
 from launch.trainer_args import argument, recipe_name
+
+SETTINGS: dict[str, Any] = {"tune/rccl": [], "tune/vllm": [{}]}  # of the benchmark that is tuned: each trial has one of its own
 
 
 def _makes_rows(config: Config) -> bool:
@@ -29,6 +33,12 @@ TUNE_RULES = [
             + (": it makes rows for sft and dpo" if recipe_name(c) == "grpo" else " and max_length=null: nothing says how long a row is")
         ),
         lambda c: "method.args.rows=data" + ("" if recipe_name(c) == "grpo" else "; or method.args.max_length=<a number of tokens>"),
+    ),
+    Rule(
+        "tune_settings",
+        lambda c: c.method.name in SETTINGS and c.method.args["settings"] != SETTINGS[c.method.name],
+        lambda c: f"method.args.settings={c.method.args['settings']} with method={c.method.name}: its trials are the settings",
+        lambda c: "method.args.space, whose values are tried, or user_env, which every trial has",
     ),
     Rule(
         "tune_for_rocm",

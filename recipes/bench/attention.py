@@ -66,8 +66,6 @@ class AttentionConfig(SeriesConfig):
         for shape in self.heads:
             if shape[0] % shape[1]:
                 raise UserError(f"method.args.heads: {shape}: {shape[1]} key heads do not divide {shape[0]} query heads.")
-        if min([*self.sequences, self.tokens, self.repetitions]) < 1:
-            raise UserError(f"method.args.sequences={self.sequences}, tokens={self.tokens}, repetitions={self.repetitions}: at least 1.")
 
 
 def attention(config: DictConfig) -> dict[str, Any]:

@@ -32,11 +32,9 @@ class BatchSizeConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rising = all(a < b for a, b in itertools.pairwise(self.batch_sizes))
-        if not self.batch_sizes or self.batch_sizes[0] < 1 or not rising:
-            raise UserError(
-                f"method.args.batch_sizes={self.batch_sizes}: at least one size, each at least 1 and larger than the one before."
-            )
+        self.check_filled("batch_sizes")
+        if any(a >= b for a, b in itertools.pairwise(self.batch_sizes)):
+            raise UserError(f"method.args.batch_sizes={self.batch_sizes}: each is larger than the one before.")
 
 
 def batch_size(config: DictConfig) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from recipes.bench.language_model import Steps, TrainingConfig, build_steps, random_tokens, speed
 from recipes.bench.series import Column, Row, Table, device_of, measure_rows, result
-from recipes.common.errors import UserError
 from recipes.common.names import named
 from recipes.common.program import main
 
@@ -47,8 +46,7 @@ class CheckpointingConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.modes or self.batch_size < 1:
-            raise UserError(f"method.args.modes={self.modes}, batch_size={self.batch_size}: at least one mode, and one row.")
+        self.check_filled("modes")
 
 
 def checkpointing(config: DictConfig) -> dict[str, Any]:

@@ -53,11 +53,8 @@ class DataloaderConfig(SeriesConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_filled("num_workers", "pin_memory", "steps")
-        if min(self.num_workers or [0]) < 0:
-            raise UserError(f"method.args.num_workers={self.num_workers}: at least 0; 0 collates in the training process.")
-        for name in ("rows", "sequence", "batch_size", "batches", "warmup", "step_ms"):
-            if getattr(self, name) <= 0:
-                raise UserError(f"method.args.{name}={getattr(self, name)}: above 0.")
+        if self.step_ms <= 0:
+            raise UserError(f"method.args.step_ms={self.step_ms}: above 0.")
         if self.rows < self.batch_size:
             raise UserError(f"method.args.rows={self.rows}: fewer than one batch of {self.batch_size}.")
 

@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from recipes.bench import ranks
 from recipes.bench.scaling import shard
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, refusals
-from recipes.bench.training import check_counts, fresh, timed, training_step
+from recipes.bench.training import fresh, timed, training_step
 from recipes.common.errors import UserError
 from recipes.common.flops import flops_per_token
 from recipes.common.low_precision import package, to_float8
@@ -55,7 +55,6 @@ class FinetuneConfig(SeriesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_counts(batch=self.batch, sequence=self.sequence, lora_rank=self.lora_rank, warmup=self.warmup, steps=self.steps)
         self.check_filled("modes")
 
 

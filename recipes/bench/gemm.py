@@ -26,7 +26,7 @@ from omegaconf import DictConfig
 
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, refusals
 from recipes.bench.timing import median_ms
-from recipes.bench.training import check_counts, check_tuples
+from recipes.bench.training import check_tuples
 from recipes.common.errors import UserError
 from recipes.common.names import named
 from recipes.common.program import main
@@ -60,9 +60,8 @@ class GemmConfig(SeriesConfig):
         super().__post_init__()
         check_tuples("shapes", self.shapes, "m", "n", "k")
         self.check_filled("shapes", "dtypes", "ops", "values", "paddings")
-        if min(self.paddings) < 0 or any(padding % 4 for padding in self.paddings):
+        if any(padding % 4 for padding in self.paddings):
             raise UserError(f"method.args.paddings={self.paddings}: bytes, multiples of 4.")
-        check_counts(warmup=self.warmup, repetitions=self.repetitions)
 
 
 def gemm(config: DictConfig) -> dict[str, Any]:

@@ -37,11 +37,8 @@ class TrainingConfig(SeriesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("sequence", "steps"):
-            if getattr(self, name) < 1:
-                raise UserError(f"method.args.{name}={getattr(self, name)}: at least 1.")
-        if self.warmup < 0 or self.learning_rate <= 0:
-            raise UserError(f"method.args.warmup={self.warmup}, learning_rate={self.learning_rate}: at least 0, and above 0.")
+        if self.learning_rate <= 0:
+            raise UserError(f"method.args.learning_rate={self.learning_rate}: above 0.")
 
 
 class Steps:

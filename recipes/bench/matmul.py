@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from recipes.bench import gemm
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, refusals
 from recipes.bench.timing import steps_ms
-from recipes.bench.training import check_counts, fresh
+from recipes.bench.training import fresh
 from recipes.common.names import named
 from recipes.common.program import main
 
@@ -38,7 +38,6 @@ class MatmulConfig(SeriesConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_filled("sizes", "dtypes")
-        check_counts(warmup=self.warmup, iterations=self.iterations, sizes=min(self.sizes))
 
 
 def matmul(config: DictConfig) -> dict[str, Any]:

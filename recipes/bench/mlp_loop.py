@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
-from recipes.bench.training import check_counts, fresh, numerics, timed, training_step, weights_dtype
+from recipes.bench.training import fresh, numerics, timed, training_step, weights_dtype
 from recipes.common.program import main
 
 
@@ -32,10 +32,6 @@ class MlpLoopConfig(SeriesConfig):
     inner: int = 8192
     warmup: int = 10
     iterations: int = 100
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_counts(batch=self.batch, width=self.width, inner=self.inner, warmup=self.warmup, iterations=self.iterations)
 
 
 class Mlp(nn.Module):

@@ -45,8 +45,7 @@ class PrecisionConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.precisions or self.batch_size < 1:
-            raise UserError(f"method.args.precisions={self.precisions}, batch_size={self.batch_size}: at least one precision, and one row.")
+        self.check_filled("precisions")
 
 
 def precision(config: DictConfig) -> dict[str, Any]:

@@ -37,8 +37,9 @@ KEYS: dict[str, dict[str, type]] = {
         "kind": str, "model": str, "quantization": str, "tensor_parallel": int, "input": int, "output": int, "concurrency": int,
     },
 }  # fmt: skip
-# measured; the least that the source accepts; a data sheet's peak; a rough or foretold figure. Ours are compared with the first two.
-KINDS = ("measured", "least", "peak", "estimate")
+# measured; the least that the source accepts; a data sheet's peak; a rough or foretold figure;
+# what the others of its source are given in. Ours are compared with the first two.
+KINDS = ("measured", "least", "peak", "estimate", "base")
 COMPARED = KINDS[:2]
 
 

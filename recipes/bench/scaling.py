@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from recipes.bench import gpt, ranks
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
-from recipes.bench.training import check_counts, fresh, given, timed, training_step, weights_dtype
+from recipes.bench.training import fresh, timed, training_step, weights_dtype
 from recipes.common.errors import UserError
 from recipes.common.names import named
 from recipes.common.program import main
@@ -54,9 +54,7 @@ class ScalingConfig(SeriesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_filled("models", "strategies")
-        check_counts(warmup=self.warmup, steps=self.steps, **given(batch=self.batch, sequence=self.sequence))
-        check_counts(num_gpus=min(self.num_gpus, default=0))
+        self.check_filled("models", "strategies", "num_gpus")
 
 
 COLUMNS = [

@@ -30,7 +30,7 @@ from recipes.bench import published
 from recipes.common import profiling
 from recipes.common.errors import UserError
 from recipes.common.metrics import append
-from recipes.common.names import check_names
+from recipes.common.names import check_values
 from recipes.common.program import Failed, Interrupted, is_main_rank, say, stop_asked
 
 Row = dict[str, Any]
@@ -53,7 +53,7 @@ class SeriesConfig:
     fail_below: float | None = None
 
     def __post_init__(self) -> None:
-        check_names(self)
+        check_values(self)
         if self.fail_below is not None and self.fail_below <= 0:
             raise UserError(f"method.args.fail_below={self.fail_below}: a ratio above 0, as 0.9.")
 

@@ -75,22 +75,9 @@ def fresh(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def check_counts(**counts: int) -> None:
-    """Raises UserError for an argument below 1 (`warmup`: below 0)."""
-    for name, value in counts.items():
-        least = 0 if name == "warmup" else 1
-        if value < least:
-            raise UserError(f"method.args.{name}={value}: at least {least}.")
-
-
 def check_tuples(name: str, tuples: Sequence[Any], *parts: str) -> None:
     """Raises UserError where one of `tuples` is not a list of whole numbers above 0, one for each of `parts`."""
     for one in tuples:
         numbers = isinstance(one, Sequence) and len(one) == len(parts) and all(isinstance(part, int) and part > 0 for part in one)
         if not numbers:
             raise UserError(f"method.args.{name}: {one}: a list of [{', '.join(parts)}] is expected, each at least 1: [[...], [...]].")
-
-
-def given(**counts: int | None) -> dict[str, int]:
-    """Those that are not left open."""
-    return {name: value for name, value in counts.items() if value is not None}

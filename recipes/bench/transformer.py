@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 
 from recipes.bench import gpt
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
-from recipes.bench.training import Step, check_counts, fresh, given, timed, training_step, weights_dtype
+from recipes.bench.training import Step, fresh, timed, training_step, weights_dtype
 from recipes.common.errors import UserError
 from recipes.common.names import named
 from recipes.common.program import main
@@ -46,7 +46,6 @@ class TransformerConfig(SeriesConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_filled("models")
-        check_counts(warmup=self.warmup, steps=self.steps, **given(batch=self.batch, sequence=self.sequence))
         if not 0 <= self.dropout < 1:
             raise UserError(f"method.args.dropout={self.dropout:g}: from 0 to below 1.")
 

@@ -73,12 +73,8 @@ class EngineConfig(SeriesConfig):
         super().__post_init__()
         self.check_filled("kinds", "lengths", "settings", "concurrency", "batch_sizes")
         check_tuples("lengths", self.lengths, "tokens in", "tokens out")
-        least = {"num_prompts": 1, "num_warmups": 0, "rounds": 1, "warmup": 0, "repetitions": 1, "timeout_s": 1}
-        for name, at_least in least.items():
-            if getattr(self, name) < at_least:
-                raise UserError(f"method.args.{name}={getattr(self, name)}: at least {at_least}.")
-        if min(*self.concurrency, *self.batch_sizes) < 1:
-            raise UserError(f"method.args.concurrency={self.concurrency}, batch_sizes={self.batch_sizes}: each at least 1.")
+        if self.timeout_s < 1:
+            raise UserError(f"method.args.timeout_s={self.timeout_s}: at least 1.")
         arguments.check(self.base, "method.args.base")
         for setting in self.settings:
             arguments.check({**self.base, **setting}, "method.args.settings")

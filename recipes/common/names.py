@@ -1,4 +1,4 @@
-"""Arguments that take names of a list. The names stand once, with the recipe that has them: `make lock` writes them into
+"""Arguments that take names of a list, or counts. The names stand once, with the recipe that has them: `make lock` writes them into
 containers/trainer_args.lock.json, from which the launcher refuses others without importing torch; a rank refuses what reaches it all the
 same.
 """
@@ -12,6 +12,7 @@ from typing import Any
 from recipes.common.errors import UserError, near
 
 ALL = object()
+MAY_BE_ZERO = ("seed", "warmup", "num_warmups", "num_workers", "paddings")  # of a benchmark's or tuning's whole numbers
 
 
 def named(known: Callable[[], Iterable[str]], default: object = ALL, refused: Mapping[str, str] | None = None) -> Any:
@@ -27,10 +28,17 @@ def named(known: Callable[[], Iterable[str]], default: object = ALL, refused: Ma
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def check_names(arguments: Any) -> None:
-    """Raises UserError for a name that a field of this dataclass does not take."""
+def least(field: dataclasses.Field) -> int:
+    """Of a field that takes whole numbers, alone or in a list."""
+    return int(field.metadata.get("least", 0 if field.name in MAY_BE_ZERO else 1))
+
+
+def check_values(arguments: Any) -> None:
+    """Raises UserError for a name that a field of this dataclass does not take, and for a whole number below its least."""
     for field in dataclasses.fields(arguments):
         value = getattr(arguments, field.name)
+        if any(type(one) is int and one < least(field) for one in (value if isinstance(value, list) else [value])):
+            raise UserError(f"method.args.{field.name}={value}: {'each ' if isinstance(value, list) else ''}at least {least(field)}.")
         if "names" in field.metadata and value is not None:
             known, refused = list(field.metadata["names"]()), field.metadata["refused"]
             for given in [value] if isinstance(value, str) else value:

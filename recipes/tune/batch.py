@@ -36,8 +36,8 @@ class BatchConfig(TrainingTuneConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.batches or min(self.batches) < 1:
-            raise UserError(f"method.args.batches={self.batches}: at least one, each at least 1.")
+        if not self.batches:
+            raise UserError("method.args.batches=[]: give one or more, as [4,8].")
         if not self.checkpointing:
             raise UserError("method.args.checkpointing=[]: give [true], [false] or [true,false].")
 

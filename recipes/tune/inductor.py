@@ -13,13 +13,14 @@ compile_fx.py): no training is faster by it, and it is refused here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.bench.series import Column, Row, Table, measure_rows
-from recipes.common.names import check_names, named
+from recipes.common.errors import UserError
+from recipes.common.names import named
 from recipes.common.program import main
 from recipes.tune import trial
 from recipes.tune.trial import Setting
@@ -57,18 +58,19 @@ CPU_ONLY = ("cpp",)
 
 @dataclass
 class InductorConfig(TrainingTuneConfig):
-    """`candidates` empty: all that this hardware has. Raises UserError."""
+    """`candidates` null: all that this hardware has. Raises UserError."""
 
     candidates: list[str] | None = named(
         lambda: CANDIDATES,
         None,
         {"freezing": "makes weights constants, which training changes; inductor does it without gradients only. Leave it out."},
     )
-    warmup: int = 8
+    warmup: int = field(default=8, metadata={"least": 1})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_names(self)
+        if self.candidates == []:
+            raise UserError("method.args.candidates=[]: nothing would be measured.")
 
 
 def inductor(config: DictConfig) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.bench.series import Column, Row, Table, measure_rows
-from recipes.common.errors import UserError
+from recipes.common.names import named
 from recipes.common.program import main
 from recipes.tune import trial
 from recipes.tune.trial import Setting
@@ -36,12 +36,7 @@ MODES = {"normal": "1", "fast": "2", "hybrid": "3", "dynamic-hybrid": "5"}  # MI
 class MiopenConfig(TrainingTuneConfig):
     """`find_mode`: how later runs look a kernel up: normal, fast, hybrid or dynamic-hybrid. Raises UserError."""
 
-    find_mode: str = "normal"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.find_mode not in MODES:
-            raise UserError(f"method.args.find_mode={self.find_mode}: it takes {', '.join(MODES)}.")
+    find_mode: str = named(lambda: MODES, "normal")
 
 
 def miopen(config: DictConfig) -> dict[str, Any]:

@@ -44,11 +44,10 @@ class SearchConfig(TuneConfig):
     recipe as it stands included."""
 
     space: dict[str, list[Any]] = field(default_factory=dict)
-    num_trials: int = 30
+    num_trials: int = field(default=30, metadata={"least": 2})
 
     def __post_init__(self) -> None:
-        if self.num_trials < 2:
-            raise UserError(f"method.args.num_trials={self.num_trials}: the first is the recipe as it stands, so at least 2.")
+        super().__post_init__()
         self.space = {name: values for name, values in self.space.items() if values}
         for name, values in self.space.items():
             plain = isinstance(values, list) and all(isinstance(value, (bool, int, float, str, type(None))) for value in values)

@@ -49,8 +49,8 @@ class Setting:
 
     def overrides(self) -> list[str]:
         """The same for the command line of launch/run.py."""
-        given = [f"method.args.{name}={_word(value)}" for name, value in _flat(self.args)]
-        return given + [f"user_env.{name}={_word(value)}" for name, value in self.env.items()]
+        given = [f"method.args.{name}={word(value)}" for name, value in _flat(self.args)]
+        return given + [f"user_env.{name}={word(value)}" for name, value in self.env.items()]
 
 
 @dataclass(frozen=True)
@@ -274,13 +274,13 @@ def _flat(args: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{at}{name}", value
 
 
-def _word(value: Any) -> str:
+def word(value: Any) -> str:
     """As Hydra's command line takes it: a comma outside of quotes would be a sweep."""
     if value is None or isinstance(value, (bool, int, float)):
         return json.dumps(value)
     if isinstance(value, (list, tuple)):
-        return f"[{','.join(_word(one) for one in value)}]"
+        return f"[{','.join(word(one) for one in value)}]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_word(one)}" for key, one in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{word(one)}" for key, one in value.items()) + "}"
     text = str(value)
     return text if PLAIN.fullmatch(text) else "'" + text.replace("'", "\\'") + "'"

@@ -45,11 +45,6 @@ class TunableopConfig(TrainingTuneConfig):
     max_duration_ms: int = 30
     max_iterations: int = 100
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_duration_ms < 1 or self.max_iterations < 1:
-            raise UserError("method.args.max_duration_ms and max_iterations are at least 1.")
-
 
 def tunableop(config: DictConfig) -> dict[str, Any]:
     args = TunableopConfig(**OmegaConf.to_container(config.trainer_args))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,9 +19,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipes.bench.series import Column, Row, Table, show
 from recipes.common.errors import UserError
+from recipes.common.names import check_values, named
 from recipes.common.program import Failed, say
 from recipes.tune.rows import full_rows
-from recipes.tune.trial import Setting, num_ranks
+from recipes.tune.trial import Setting, num_ranks, word
 
 STEP = ("per_device_train_batch_size", "gradient_accumulation_steps")  # whose product a rank reads for a step of the optimizer
 TRAINING = (
@@ -45,6 +46,9 @@ class TuneConfig:
     recipe: str = "sft"
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        check_values(self)
+
 
 @dataclass
 class TrainingTuneConfig(TuneConfig):
@@ -52,16 +56,13 @@ class TrainingTuneConfig(TuneConfig):
     that each step has the shapes and the memory that were planned; or `data`, the rows of `data=`."""
 
     steps: int = 10
-    warmup: int = 5
-    rows: str = "full"
+    warmup: int = field(default=5, metadata={"least": 1})
+    rows: str = named(lambda: ("full", "data"), "full")
 
     def __post_init__(self) -> None:
-        if self.rows not in ("full", "data"):
-            raise UserError(f"method.args.rows={self.rows}: it takes full or data.")
+        super().__post_init__()
         if self.rows == "full" and self.recipe not in ("sft", "dpo"):
             raise UserError(f"method.args.rows=full with recipe={self.recipe}: full rows are for sft and dpo. Use: method.args.rows=data.")
-        if self.steps < 1 or self.warmup < 1:
-            raise UserError(f"method.args.steps={self.steps}, warmup={self.warmup}: each is at least 1.")
 
 
 def trial_data(config: DictConfig, args: TrainingTuneConfig, most: int) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def write_experiment(config: DictConfig, table: Table, setting: Setting, before:
         values["method"] = {**values.get("method", {}), "args": {**values.get("method", {}).get("args", {}), **setting.args}}
     if setting.env:
         values["user_env"] = {**values.get("user_env", {}), **setting.env}
-    command = f"python launch/run.py 'hydra.searchpath=[file://{path.parents[1]}]' experiment={name}"
+    command = shlex.join(["python", "launch/run.py", f"hydra.searchpath=[{word(f'file://{path.parents[1]}')}]", f"experiment={name}"])
     smoke = ["# From a smoke run: its figures say nothing about this GPU."] if config.smoke else []
     header = [
         "# @package _global_",

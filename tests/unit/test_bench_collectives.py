@@ -106,7 +106,7 @@ def test_the_limit_is_that_of_the_links_in_use():
     ({"min_bytes": 2048, "max_bytes": 1024}, "not above the last"),
     ({"factor": 1}, "the factor at least 2"),
     ({"min_bytes": 16}, "8 ranks share it"),
-    ({"repetitions": 0}, "repetitions is at least 1"),
+    ({"repetitions": 0}, "repetitions=0: at least 1"),
     ({"settings": [{}]}, "{} sets nothing"),
 ])  # fmt: skip
 def test_arguments_that_cannot_be_measured(given, said):

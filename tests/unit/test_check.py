@@ -61,6 +61,7 @@ CASES = {
     "loss_scaling": (["hardware=mi50", "precision=fp16", "precision.loss_scaling=false"], ["torch.amp scales", "loss_scaling=true"]),
     "bench_without_gpu": (["hardware=cpu", "method=bench/gemm"], ["bench/gemm on a CPU", "smoke=true"]),
     "bench_dtypes": (["hardware=mi50", "method=bench/gemm", "method.args.dtypes=[bf16]"], ["dtypes=bf16 on mi50", "[fp32,fp16]"]),
+    "bench_data": (["hardware=mi350x", "method=bench/gemm", "data=cups"], ["data=cups with method=bench/gemm", "Use: no data="]),
     "bench_lists": (
         ["hardware=mi350x", "method=bench/gemm", "method.args.shapes=[8192,8192,8192]"],
         ["shapes=[8192, 8192, 8192]: it lists lists of [m, n, k]", "shapes=[[8192,8192,8192]]"],
@@ -90,8 +91,8 @@ CASES = {
         ["on mi350x: figures were published, but of no row", "op all_reduce, bytes 8589934592, ranks 8"],
     ),
     "bench_gpu_counts": (
-        ["hardware=mi300x", "method=bench/scaling", "method.args.num_gpus=[a]"],
-        ["num_gpus=['a']: it lists numbers of GPUs", "num_gpus=[2,4]"],
+        ["hardware=mi300x", "method=bench/scaling", "method.args.num_gpus=[]"],
+        ["num_gpus=[]: it lists numbers of GPUs", "num_gpus=[2,4]"],
     ),
     "bench_num_gpus": (
         ["hardware=mi300x", "method=bench/scaling", "method.args.num_gpus=[16]"],
@@ -103,6 +104,10 @@ CASES = {
     "tune_full_rows": (
         ["hardware=mi300x", "method=tune/batch", "model=qwen3_4b", "method.args.recipe=grpo"],
         ["rows=full with recipe=grpo: it makes rows for sft and dpo", "method.args.rows=data"],
+    ),
+    "tune_settings": (
+        ["hardware=mi350x", "method=tune/rccl", "method.args.settings=[{A: 1}]"],
+        ["settings=[{'A': 1}] with method=tune/rccl: its trials are the settings", "method.args.space", "user_env"],
     ),
     "tune_for_rocm": (["hardware=h200", "method=tune/tunableop"], ["tune/tunableop on h200", "tune/inductor"]),
     "tune_inductor": (["hardware=mi50", "method=tune/inductor"], ["gfx906", "tune/batch"]),
@@ -890,8 +895,11 @@ def test_words_of_a_refusal(overrides, said):
         (["method=bench/precision", "method.args.precisions=[]"], ["bench_empty_lists"]),
         (["method=bench/vllm", "method.args.settings=[]"], ["bench_empty_lists"]),
         (["method=bench/dataloader", "method.args.steps=[]"], ["bench_empty_lists"]),
-        (["method=tune/batch", "method.args.checkpointing=[]"], []),  # said better where the recipe is known: test_tuned
-        (["method=tune/inductor", "method.args.candidates=[]"], []),  # all
+        (["method=tune/batch", "method.args.checkpointing=[]"], ["bench_empty_lists"]),
+        (["method=tune/inductor", "method.args.candidates=[]"], ["bench_empty_lists"]),
+        (["method=tune/inductor", "method.args.candidates=null"], []),  # all
+        (["method=tune/vllm", "model=qwen3_8b", "method.args.settings=[]"], ["tune_settings"]),
+        (["method=tune/vllm", "model=qwen3_8b", "method.args.settings=[{max_num_seqs: 3}]"], ["tune_settings"]),
         (["method=tune/vllm", "method.args.lengths=[1024,128]"], ["bench_lists"]),
         (["method=bench/vllm", "method.args.settings=[{instances: 2, gpu_memory_utilization: 0.6}]"], ["bench_instances"]),
         (

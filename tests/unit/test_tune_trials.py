@@ -227,7 +227,7 @@ def test_full_rows(tmp_path, recipe):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ({"rows": "some"}, "full or data"),
+        ({"rows": "some"}, "rows=some: unknown"),
         ({"recipe": "grpo"}, "rows=data"),
         ({"steps": 0}, "at least 1"),
     ],

@@ -60,9 +60,10 @@ def test_candidates_keep_the_effective_batch():
         (["adapter=none", "precision=nf4"], "4-bit weights take no gradients"),
         (["topology=fsdp", "topology.fsdp.activation_checkpointing=true", "method.args.checkpointing=[true]"], "transformers refuses both"),
         (["effective_batch=6"], "it is no multiple of 32"),
-        (["method.args.batches=[a]"], "whole numbers above 0"),
-        (["method.args.batches=[0]", "effective_batch=32"], "whole numbers above 0"),
-        (["method.args.checkpointing=[]"], "true, false or both"),
+        (["method.args.batches=[a]"], "str in it, and it is a list of int"),
+        (["method.args.batches=[0]", "effective_batch=32"], "each at least 1"),
+        (["method.args.batches=[8,4,8]"], "8 is in it twice"),
+        (["method.args.checkpointing=[]"], "nothing would be measured"),
     ],
 )
 def test_a_recipe_that_would_be_refused_is_refused_here(overrides, said):
