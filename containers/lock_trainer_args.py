@@ -83,7 +83,7 @@ def items_of(annotation: object) -> dict[str, object]:
     parts = [annotation, *typing.get_args(annotation)]
     lists = [type_names(typing.get_args(part)[0]) for part in parts if typing.get_origin(part) is list]
     found = sorted({name for names in lists for name in names})
-    return {"items": found} if found and not {"any", "list", "dict"} & {*found} else {}
+    return {"items": found} if found and not {"any", "list"} & {*found} else {}
 
 
 def least_of(field: dataclasses.Field, annotation: object, module: str) -> dict[str, object]:

@@ -153,7 +153,8 @@ def result(config: DictConfig, args: SeriesConfig, table: Table, rows: list[Row]
 
     Raises Failed where the gate is asked for and a figure is below it, and where no row has one.
     """
-    compared = published.compare(rows, table.benchmark, config.hardware.name, table.figure, table.higher_is_better, args.fail_below)
+    hardware = "cpu" if config.get("smoke") else config.hardware.name  # a smoke run's figures are a CPU's, whatever it stands for
+    compared = published.compare(rows, table.benchmark, hardware, table.figure, table.higher_is_better, args.fail_below)
     notes = [*table.notes, *compared.notes]
     notes += [f"{_name(table, row)}: {', '.join(row['not_finite'])} came out as inf or nan." for row in rows if row.get("not_finite")]
     content = {
@@ -169,7 +170,7 @@ def result(config: DictConfig, args: SeriesConfig, table: Table, rows: list[Row]
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() and not args.use_cpu else "CPU",
     }
     if is_main_rank():
-        show(table, compared.rows, config.hardware.name, notes)
+        show(table, compared.rows, hardware, notes)
     if rows and all(row["error"] for row in rows):
         raise Failed(f"no row could be measured; the first: {_name(table, rows[0])}: {rows[0]['error']}", **content)
     if compared.below:

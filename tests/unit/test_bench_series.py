@@ -198,6 +198,12 @@ def test_what_a_row_is_compared_by_may_be_measured_first(config):
     assert found["below"] == []
 
 
+def test_a_smoke_runs_figures_are_compared_with_nothing(config):
+    smoke = OmegaConf.merge(config, {"smoke": True})
+    (found,) = measure(smoke, args(), TABLE, CASES[:1], lambda case: {"tflops": 552.0})["rows"]
+    assert found["published"] is None
+
+
 def test_fail_below_is_a_ratio():
     with pytest.raises(UserError, match="fail_below=0"):
         args(fail_below=0)

@@ -240,6 +240,7 @@ def test_the_smallest_hardware_takes_what_says_nothing_of_the_device():
         (["hardware=mi300x", "method=evaluate", "find=largest_batch"], UserError, "for a method that trains"),
         (["hardware=mi300x", "method=bench/gemm", "find=smallest_hardware"], UserError, "its memory is not planned"),
         (["hardware=mi300x", "method=tune/batch", "find=smallest_hardware"], UserError, "its memory is not planned"),
+        (["hardware=mi300x", "method=tune/batch", "find=largest_batch"], UserError, "for a method that trains"),
         (["hardware=mi300x", "hardware.memory_gb=100", "find=smallest_hardware"], UserError, r"^hardware\.memory_gb=100 with find="),
         (["++hardware.healthy.gemm=0.5", "hardware=mi300x", "find=smallest_hardware"], UserError, r"^hardware\.healthy\.gemm=0\.5 with"),
         (["hardware=mi300x", "smoke=true", "find=largest_batch"], UserError, "everything fits"),

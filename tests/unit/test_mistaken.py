@@ -37,6 +37,15 @@ from tests.conftest import composed
         ("grpo", "loss_type=[dapo]", "Use: method.args.loss_type=dapo."),
         ("grpo", "loss_type=[dapo,grpo]", "takes str."),
         ("bench/gemm", "paddings=8", "Use: method.args.paddings=[8]."),
+        ("bench/gemm", "paddings=[-4]", "paddings=[-4]: each at least 0."),
+        ("bench/gemm", "paddings=[4.0]", "float in it, and it is a list of int."),
+        ("bench/gemm", "dtypes=[bf16,fp16,bf16]", "bf16 is in it twice, and would be measured twice."),
+        ("bench/matmul", "sizes=[64,a]", "str in it, and it is a list of int."),
+        ("bench/matmul", "iterations=0", "iterations=0: at least 1."),
+        ("bench/dataloader", "pin_memory=[1]", "int in it, and it is a list of bool."),
+        ("bench/vllm", "settings=[3]", "int in it, and it is a list of dict."),
+        ("tune/rccl", "num_trials=1", "num_trials=1: at least 2."),
+        ("tune/batch", "rows=all", "It takes full, data."),
     ],
 )
 def test_what_is_meant(method, given, said):

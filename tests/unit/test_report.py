@@ -391,6 +391,6 @@ def test_a_sweep_of_a_benchmark_shows_its_rows(tmp_path):
         assert words in text, words
     assert "No trial has left a curve" not in text
     assert "best of 2 trials" not in text
-    more = [{"varied": [f"seed={n}"], "status": "waiting"} for n in range(2, 9)]
+    more = [{"varied": [f"seed={n}"], "status": "waiting", "run_dir": "x" * 300} for n in range(2, 9)]
     change(folder / "sweep.json", trials=[*rundir.read_json(folder / "sweep.json")["trials"], *more])
     assert "The 2 best of 9 trials." in made(folder).text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -194,6 +195,13 @@ def test_an_experiment_of_a_smoke_run_says_so(tmp_path):
     path, command = write_experiment(config, TABLE, Setting(), row(1, 1.0), row(1, 1.0))
     assert "From a smoke run" in path.read_text()
     assert command in path.read_text()
+
+
+@pytest.mark.parametrize("folder", ["it's", "a,b", "a=b", "a[1]", 'q"q', "%41?#x", "s p$HOME"])
+def test_the_command_can_be_pasted_wherever_the_run_lies(tmp_path, folder):
+    _, command = write_experiment(tuned_config(tmp_path / folder), TABLE, Setting({"max_steps": 3}), row(1, 1.0), row(1, 1.0))
+    python, program, *overrides = shlex.split(command)
+    assert compose(overrides).method.args["max_steps"] == 3
 
 
 @pytest.mark.parametrize(("batch_size", "accumulated", "said"), [

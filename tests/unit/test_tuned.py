@@ -91,6 +91,16 @@ def test_a_smoke_runs_experiment_is_of_the_real_size():
     assert found["groups"]["precision"] == "bf16"
 
 
+@pytest.mark.parametrize("hardware", ["cpu", "mi350x"])
+def test_a_smoke_runs_benchmark_has_its_own_sizes_and_can_be_started_where_it_ran(hardware):
+    overrides = [f"hardware={hardware}", "method=tune/rccl", "smoke=true"]
+    values = tuned.experiment(prepare(composed(*overrides))[0], overrides)["values"]
+    assert values["method"]["args"] == {
+        "ops": ["all_reduce"], "min_bytes": 16777216, "max_bytes": 1073741824, "programs": ["torch"], "settings": []
+    }
+    assert values.get("smoke", False) == (hardware == "cpu")
+
+
 def test_other_methods_have_no_recipe():
     assert plan("hardware=mi350x", "method=bench/gemm").tuned is None
     assert "tuned" not in rank_config(plan("hardware=mi350x", "model=qwen3_4b"))
