@@ -96,7 +96,11 @@ def test_a_smoke_runs_benchmark_has_its_own_sizes_and_can_be_started_where_it_ra
     overrides = [f"hardware={hardware}", "method=tune/rccl", "smoke=true"]
     values = tuned.experiment(prepare(composed(*overrides))[0], overrides)["values"]
     assert values["method"]["args"] == {
-        "ops": ["all_reduce"], "min_bytes": 16777216, "max_bytes": 1073741824, "programs": ["torch"], "settings": []
+        "ops": ["all_reduce"],
+        "min_bytes": 16777216,
+        "max_bytes": 1073741824,
+        "programs": ["torch"],
+        "settings": [],
     }
     assert values.get("smoke", False) == (hardware == "cpu")
 
