@@ -28,6 +28,7 @@ from recipes.common import names
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "containers/trainer_args.lock.json"
 PLAIN = {bool: "bool", int: "int", float: "float", str: "str", list: "list", dict: "dict", type(None): "null"}
+OURS = ("recipes.bench.", "recipes.tune.")  # whose whole numbers are counts
 # `choices` that are not all: torch takes a backend for each kind of device, as cuda:nccl,cpu:gloo.
 NOT_ALL = ("ddp_backend",)
 # Words that TRL has neither a type nor choices for: those that the module of the trainer, or of its configuration, compares them with.
@@ -71,7 +72,7 @@ def arguments(config_class: str) -> dict[str, dict[str, object]]:
                 "types": type_names(hints[field.name]),
                 "default": default_of(field),
                 **items_of(hints[field.name]),
-                **least_of(field, hints[field.name], module),
+                **({"least": names.least(field)} if module.startswith(OURS) and names.least(field) is not None else {}),
                 **({"names": known} if known else {}),
                 **names_of(field),
             }
@@ -84,11 +85,6 @@ def items_of(annotation: object) -> dict[str, object]:
     lists = [type_names(typing.get_args(part)[0]) for part in parts if typing.get_origin(part) is list]
     found = sorted({name for names in lists for name in names})
     return {"items": found} if found and not {"any", "list"} & {*found} else {}
-
-
-def least_of(field: dataclasses.Field, annotation: object, module: str) -> dict[str, object]:
-    counts = "int" in (*type_names(annotation), *items_of(annotation).get("items", ()))  # type: ignore[misc]
-    return {"least": names.least(field)} if counts and module.startswith(("recipes.bench.", "recipes.tune.")) else {}
 
 
 def names_of(field: dataclasses.Field) -> dict[str, object]:

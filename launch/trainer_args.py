@@ -135,6 +135,7 @@ def argument(config: Config, name: str) -> Any:
 def check(config: Config) -> None:
     """Refuse what the configuration class would refuse, or another key decides. Raises UserError."""
     arguments, cls = known(config), config.method.config_class
+    series = _of_series(config)
     for name, given in config.method.args.items():
         if name in OWNED and name in arguments:
             raise UserError(f"method.args.{name}={given}: decided elsewhere; set {OWNED[name]} instead.")
@@ -147,19 +148,26 @@ def check(config: Config) -> None:
         if "any" not in types and kind not in types and not (kind == "int" and "float" in types):
             meant = value_meant(name, given, arguments[name])
             raise UserError(f"method.args.{name}={given!r}: {kind}, and {cls} takes {' or '.join(types)}.{meant}")
-        _check_items(name, given, arguments[name], measures=config.method.kind in ("bench", "tune"))
+        _check_items(name, given, arguments[name], measured=name in series)
         _check_names(name, given, arguments[name])
 
 
-def _check_items(argument: str, given: Any, allowed: dict[str, Any], measures: bool) -> None:
-    """Counts, alone or in a list, and what else is in a list, which a benchmark measures once each. Raises UserError."""
+def _of_series(config: Config) -> set[str]:
+    """Arguments of a benchmark, or of a tuning and the benchmark that it tunes: not those of a training that it tunes."""
+    if config.method.kind == "bench" or str(recipe_name(config)).startswith("bench/"):
+        return {*known(config)}
+    return {*own(config)} if config.method.kind == "tune" else set()
+
+
+def _check_items(argument: str, given: Any, allowed: dict[str, Any], measured: bool) -> None:
+    """Counts, alone or in a list, and what else is in a list, each of which is `measured` or not. Raises UserError."""
     listed: list[Any] = given if isinstance(given, list) else [given]
     items: list[str] = allowed.get("items", []) if isinstance(given, list) else []
-    for i, one in enumerate(listed if items else []):
+    for i, one in enumerate(given if isinstance(given, list) else []):
         kind = JSON_TYPES[type(one)]
-        if kind not in items and not (kind == "int" and "float" in items):
+        if items and kind not in items and not (kind == "int" and "float" in items):
             raise UserError(f"method.args.{argument}={given}: {kind} in it, and it is a list of {' or '.join(items)}.")
-        if measures and one in listed[:i]:
+        if measured and (items or isinstance(one, list)) and one in listed[:i]:
             raise UserError(f"method.args.{argument}={given}: {one} is in it twice, and would be measured twice.")
     if any(type(one) is int and one < allowed.get("least", one) for one in listed):
         raise UserError(f"method.args.{argument}={given}: {'each ' if isinstance(given, list) else ''}at least {allowed['least']}.")

@@ -72,6 +72,8 @@ def _of_our_rows(config: Config) -> dict[str, list[Any]]:
         return {"shape": shapes, "dtype": dtypes, "op": argument(config, "ops")}
     if config.method.name == "bench/finetune":
         return {"num_gpus": [ranks], "batch": [argument(config, "batch")], "sequence": [argument(config, "sequence")]}
+    if config.method.name == "bench/precision":
+        return {"precision": argument(config, "precisions")}
     return {}
 
 
@@ -180,7 +182,7 @@ BENCH_RULES = [
         "bench_data",
         lambda c: c.method.kind == "bench" and c.data.name != "reasoning",
         lambda c: f"data={c.data.name} with method={c.method.name}: it makes what it measures, and would ignore the data",
-        lambda c: "no data=",
+        lambda c: "no data=; or data=reasoning, where a file sets another",
     ),
     Rule(
         "bench_dtypes",
@@ -198,7 +200,10 @@ BENCH_RULES = [
         "bench_empty_lists",
         lambda c: bool(_empty_lists(c)),
         lambda c: f"method.args.{_empty_lists(c)[0]}=[]: nothing would be measured",
-        lambda c: f"one or more in it, as in conf/method/{c.method.name}.yaml",
+        lambda c: (
+            f"one or more in it, as in conf/method/{c.method.name}.yaml"
+            + ("; or null for all" if own(c)[_empty_lists(c)[0]]["default"] is None else "")
+        ),
     ),
     Rule(
         "bench_environments",

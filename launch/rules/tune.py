@@ -36,8 +36,8 @@ TUNE_RULES = [
     ),
     Rule(
         "tune_settings",
-        lambda c: c.method.name in SETTINGS and c.method.args["settings"] != SETTINGS[c.method.name],
-        lambda c: f"method.args.settings={c.method.args['settings']} with method={c.method.name}: its trials are the settings",
+        lambda c: c.method.name in SETTINGS and argument(c, "settings") != SETTINGS[c.method.name],
+        lambda c: f"method.args.settings={argument(c, 'settings')} with method={c.method.name}: its trials are the settings",
         lambda c: "method.args.space, whose values are tried, or user_env, which every trial has",
     ),
     Rule(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import datasets
@@ -48,7 +48,7 @@ class DataloaderConfig(SeriesConfig):
     sequence: int = 1024
     batch_size: int = 8
     batches: int = 100
-    warmup: int = 10
+    warmup: int = field(default=10, metadata={"least": 1})  # the first waits for the workers to start
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,7 +6,8 @@ same.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from recipes.common.errors import UserError, near
@@ -28,8 +29,10 @@ def named(known: Callable[[], Iterable[str]], default: object = ALL, refused: Ma
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def least(field: dataclasses.Field) -> int:
-    """Of a field that takes whole numbers, alone or in a list."""
+def least(field: dataclasses.Field) -> int | None:
+    """Of a field that takes whole numbers, alone or in a list; None for every other."""
+    if not re.search(r"\bint\b", str(field.type)):
+        return None
     return int(field.metadata.get("least", 0 if field.name in MAY_BE_ZERO else 1))
 
 
@@ -37,11 +40,13 @@ def check_values(arguments: Any) -> None:
     """Raises UserError for a name that a field of this dataclass does not take, and for a whole number below its least."""
     for field in dataclasses.fields(arguments):
         value = getattr(arguments, field.name)
-        if any(type(one) is int and one < least(field) for one in (value if isinstance(value, list) else [value])):
-            raise UserError(f"method.args.{field.name}={value}: {'each ' if isinstance(value, list) else ''}at least {least(field)}.")
+        listed = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        at_least = least(field)
+        if at_least is not None and any(type(one) is int and one < at_least for one in listed):
+            raise UserError(f"method.args.{field.name}={value}: {'each ' if listed is value else ''}at least {at_least}.")
         if "names" in field.metadata and value is not None:
             known, refused = list(field.metadata["names"]()), field.metadata["refused"]
-            for given in [value] if isinstance(value, str) else value:
+            for given in listed:
                 if given in refused:
                     raise UserError(f"method.args.{field.name}: {given} {refused[given]}")
                 if given not in known:

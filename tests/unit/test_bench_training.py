@@ -170,6 +170,7 @@ def test_fp8_names_what_is_missing(monkeypatch):
     [
         (MatmulConfig, {"sizes": []}, "nothing would be measured"),
         (MatmulConfig, {"sizes": [64, 0]}, r"sizes=\[64, 0\]: each at least 1"),
+        (MatmulConfig, {"sizes": OmegaConf.create([64, 0])}, r"sizes=\[64, 0\]: each at least 1"),  # as a rank has it
         (MatmulConfig, {"sizes": [64], "dtypes": ["bfloat16"]}, "dtypes=bfloat16: unknown"),
         (MatmulConfig, {"sizes": [64], "iterations": 0}, "iterations=0: at least 1"),
         (MlpLoopConfig, {"batch": 0}, "batch=0: at least 1"),

@@ -151,6 +151,7 @@ def test_autocast_where_weights_are_wider(monkeypatch):
         ({"models": []}, "models=\\[\\]: nothing would be measured"),
         ({"models": ["7B"]}, "models=7B: unknown. Known: 1.5b, 13b, 3b, 7b"),
         ({"batch": 0}, "batch=0: at least 1"),
+        ({"dropout": -1}, "dropout=-1: from 0 to below 1"),
         ({"sequence": -1}, "sequence=-1: at least 1"),
         ({"steps": 0}, "steps=0: at least 1"),
         ({"warmup": -1}, "warmup=-1: at least 0"),

@@ -893,12 +893,18 @@ def test_words_of_a_refusal(overrides, said):
         (["method=bench/attention", "method.args.heads=[[32,8]]"], ["bench_lists"]),
         (["method=bench/gemm", "method.args.shapes=[]", "method.args.fail_below=0.9"], ["bench_empty_lists"]),
         (["method=bench/precision", "method.args.precisions=[]"], ["bench_empty_lists"]),
+        (
+            ["hardware=strix_halo", "method=bench/precision", "method.args.precisions=[bf16]", "method.args.fail_below=0.9"],
+            ["bench_gate_rows"],
+        ),
+        (["hardware=strix_halo", "method=bench/precision", "method.args.precisions=[bf16,nf4]", "method.args.fail_below=0.9"], []),
         (["method=bench/vllm", "method.args.settings=[]"], ["bench_empty_lists"]),
         (["method=bench/dataloader", "method.args.steps=[]"], ["bench_empty_lists"]),
         (["method=tune/batch", "method.args.checkpointing=[]"], ["bench_empty_lists"]),
         (["method=tune/inductor", "method.args.candidates=[]"], ["bench_empty_lists"]),
         (["method=tune/inductor", "method.args.candidates=null"], []),  # all
         (["method=tune/vllm", "model=qwen3_8b", "method.args.settings=[]"], ["tune_settings"]),
+        (["method=tune/vllm", "model=qwen3_8b", "~method.args.settings"], []),
         (["method=tune/vllm", "model=qwen3_8b", "method.args.settings=[{max_num_seqs: 3}]"], ["tune_settings"]),
         (["method=tune/vllm", "method.args.lengths=[1024,128]"], ["bench_lists"]),
         (["method=bench/vllm", "method.args.settings=[{instances: 2, gpu_memory_utilization: 0.6}]"], ["bench_instances"]),

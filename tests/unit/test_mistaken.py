@@ -40,6 +40,8 @@ from tests.conftest import composed
         ("bench/gemm", "paddings=[-4]", "paddings=[-4]: each at least 0."),
         ("bench/gemm", "paddings=[4.0]", "float in it, and it is a list of int."),
         ("bench/gemm", "dtypes=[bf16,fp16,bf16]", "bf16 is in it twice, and would be measured twice."),
+        ("bench/gemm", "shapes=[[64,64,64],[64,64,64]]", "[64, 64, 64] is in it twice, and would be measured twice."),
+        ("bench/dataloader", "warmup=0", "warmup=0: at least 1."),
         ("bench/matmul", "sizes=[64,a]", "str in it, and it is a list of int."),
         ("bench/matmul", "iterations=0", "iterations=0: at least 1."),
         ("bench/dataloader", "pin_memory=[1]", "int in it, and it is a list of bool."),

@@ -71,6 +71,11 @@ def test_a_recipe_that_would_be_refused_is_refused_here(overrides, said):
         plan(*BATCH[:3], *overrides)
 
 
+def test_a_recipes_own_lists_may_repeat_a_value():
+    weights = ["method.args.recipe=dpo", "method.args.loss_type=[sigmoid,sft]", "method.args.loss_weights=[1.0,1.0]"]
+    assert plan(*BATCH, *weights).tuned["trainer_args"]["loss_weights"] == [1.0, 1.0]
+
+
 def test_an_adapter_belongs_to_the_recipe():
     assert plan(*BATCH, "adapter=lora").config.adapter.name == "lora"
 
