@@ -73,6 +73,7 @@ def compose(overrides: list[str], given: list[str] | None = None) -> Config:
         config = _absolute(_resolved(overrides))
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise translate(error, overrides) from error
+    _check_read(config, kept)
     for key in config.smoke_keeps:
         _check_key(key, f"smoke_keeps={key}")
     if config.smoke:
@@ -109,6 +110,17 @@ def leaves(key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         return {key: value}
     return {leaf: given for name, inner in value.items() for leaf, given in leaves(f"{key}.{name}", inner).items()}
+
+
+def _check_read(config: Config, given: list[str]) -> None:
+    """Refuses keys of groups that the method does not read; rules refuse another option of such a group. Raises UserError."""
+    method = config.method
+    read = {"model": method.uses_model, "precision": method.uses_precision, "data": method.kind != "bench"}
+    for key in given:
+        if not read.get(key.partition(".")[0], True):
+            raise UserError(
+                f"{key} with method={method.name}: it reads nothing of {key.partition('.')[0]}, and would ignore it. Leave it out."
+            )
 
 
 def _absolute(config: Config) -> Config:

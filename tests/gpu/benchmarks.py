@@ -115,16 +115,15 @@ def job(name: str) -> Job:
     method = words.split()[0].partition("=")[2]
     spread = [] if "topology=" in words else [f"topology.num_gpus={gpus}", *(["topology=single"] if gpus == 1 else [])]
     assert method.startswith(("bench/", "tune/"))
-    return Job(name, gpus, [*words.split(), *spread], "none", seconds)
+    weights = ["model.init=random"] if any(word.startswith("model=") for word in words.split()) else []
+    return Job(name, gpus, [*words.split(), *spread, *weights], "none", seconds)
 
 
 def command(name: str, hardware: str) -> str:
     one = job(name)
     if one.program:
         return shlex.join(["python", one.program])
-    words = [f"hardware={hardware}", *one.overrides]
-    words += ["model.init=random"] if any(word.startswith("model=") for word in words) else []  # as tests/gpu/jobs.py has it
-    return shlex.join(["python", "launch/run.py", *words])
+    return shlex.join(["python", "launch/run.py", f"hardware={hardware}", *one.overrides])
 
 
 def todo(gpus: int, only: list[str] | None, folder: Path) -> list[Job]:

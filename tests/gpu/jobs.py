@@ -24,7 +24,7 @@ SMALL_GB = 45  # held by a run that saves: another may start beside it
 class Job:
     """A run: its name, the GPUs it takes, its overrides, and which of the data files it reads.
 
-    `none`: a benchmark, which makes its own; `own`: a training whose overrides say model and data.
+    `none`: a benchmark, which makes its own, and whose overrides say the model; `own`: a training whose overrides say model and data.
     """
 
     name: str
@@ -59,7 +59,7 @@ def write_data(folder: Path) -> None:
 
 def start(job: Job, hardware: str, folder: Path, gpus: list[int]) -> subprocess.Popen[bytes]:
     fixed = [f"name={job.name}", f"run_root={folder / 'runs'}", hardware]
-    fixed += [] if job.data == "own" else ["model.init=random"]
+    fixed += [] if job.data in ("own", "none") else ["model.init=random"]
     fixed += ["preflight=warn"]  # the run before on this GPU may still be saving
     if job.data == "none":  # goes on with the rows that are left
         fixed += ["resume=auto", "runtime.stop_timeout_s=20"]  # nothing to save: a row is kept as soon as it is measured

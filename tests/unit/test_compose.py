@@ -15,6 +15,7 @@ from launch.check import refusals
 from launch.command_line import given
 from launch.compose import CONF, groups
 from launch.environment import ROOT
+from launch.errors import UserError
 from launch.plan import composition_hash, has_phases, make_plan, prepare
 from launch.schema import Config
 from launch.schema.enums import Init
@@ -419,3 +420,24 @@ def test_what_is_given_twice_is_said_wherever_it_is_given(launch):
         done = launch(*arguments)
         assert (done.code, done.err.count(line)) == (0, 1)
         json.loads(done.out)
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "said"),
+    [
+        ("bench/gemm", "model.init=random", "model.init with method=bench/gemm: it reads nothing of model"),
+        ("bench/gemm", "precision.weights=bf16", "it reads nothing of precision"),
+        ("bench/transformer", "data.limit=4", "it reads nothing of data"),
+        ("tune/rccl", "model.num_layers=2", "it reads nothing of model"),
+        ("bench/transformer", "precision.weights=bf16", None),
+        ("bench/batch_size", "model.init=random", None),
+        ("tune/batch", "data.limit=4", None),
+    ],
+)
+def test_keys_of_groups_that_a_method_does_not_read_are_refused(method, key, said):
+    overrides = ["hardware=mi350x", f"method={method}", key]
+    if said is None:
+        compose.compose(overrides)
+        return
+    with pytest.raises(UserError, match=said):
+        compose.compose(overrides)

@@ -35,7 +35,7 @@ def test_the_others_are_refused_without_an_amd_gpu(name):
 @pytest.mark.parametrize("name", RUNS)
 def test_each_can_run_on_an_h200(name):
     job = benchmarks.job(name)
-    config, _ = prepare(composed("hardware=h200", "model.init=random", *job.overrides))
+    config, _ = prepare(composed("hardware=h200", *job.overrides))
     assert (config.topology.num_gpus or 1) == job.gpus
 
 
