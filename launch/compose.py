@@ -114,13 +114,10 @@ def leaves(key: str, value: Any) -> dict[str, Any]:
 
 def _check_read(config: Config, given: list[str]) -> None:
     """Refuses keys of groups that the method does not read; rules refuse another option of such a group. Raises UserError."""
-    method = config.method
-    read = {"model": method.uses_model, "precision": method.uses_precision, "data": method.kind != "bench"}
     for key in given:
-        if not read.get(key.partition(".")[0], True):
-            raise UserError(
-                f"{key} with method={method.name}: it reads nothing of {key.partition('.')[0]}, and would ignore it. Leave it out."
-            )
+        group = key.partition(".")[0]
+        if not config.method.reads(group):
+            raise UserError(f"{key} with method={config.method.name}: it reads nothing of {group}, and would ignore it. Leave it out.")
 
 
 def _absolute(config: Config) -> Config:

@@ -144,10 +144,9 @@ def check(config: Config) -> None:
             whose = cls if cls.startswith("recipes.") else f"{cls} of TRL {lock()['trl']}"
             raise UserError(f"method.args.{name}={given}: {whose} has no such argument.{why}")
         types = arguments[name]["types"]
-        kind = JSON_TYPES[type(given)]
-        if "any" not in types and kind not in types and not (kind == "int" and "float" in types):
+        if not _is_of(given, types):
             meant = value_meant(name, given, arguments[name])
-            raise UserError(f"method.args.{name}={given!r}: {kind}, and {cls} takes {' or '.join(types)}.{meant}")
+            raise UserError(f"method.args.{name}={given!r}: {JSON_TYPES[type(given)]}, and {cls} takes {' or '.join(types)}.{meant}")
         _check_items(name, given, arguments[name], measured=name in series)
         _check_names(name, given, arguments[name])
 
@@ -159,18 +158,22 @@ def _of_series(config: Config) -> set[str]:
     return {*own(config)} if config.method.kind == "tune" else set()
 
 
+def _is_of(given: Any, types: list[str]) -> bool:
+    """A whole number is a fraction, too."""
+    kind = JSON_TYPES[type(given)]
+    return "any" in types or kind in types or (kind == "int" and "float" in types)
+
+
 def _check_items(argument: str, given: Any, allowed: dict[str, Any], measured: bool) -> None:
     """Counts, alone or in a list, and what else is in a list, each of which is `measured` or not. Raises UserError."""
-    listed: list[Any] = given if isinstance(given, list) else [given]
-    items: list[str] = allowed.get("items", []) if isinstance(given, list) else []
-    for i, one in enumerate(given if isinstance(given, list) else []):
-        kind = JSON_TYPES[type(one)]
-        if items and kind not in items and not (kind == "int" and "float" in items):
-            raise UserError(f"method.args.{argument}={given}: {kind} in it, and it is a list of {' or '.join(items)}.")
-        if measured and (items or isinstance(one, list)) and one in listed[:i]:
+    is_list, items = isinstance(given, list), allowed.get("items")
+    for i, one in enumerate(given if is_list else []):
+        if items and not _is_of(one, items):
+            raise UserError(f"method.args.{argument}={given}: {JSON_TYPES[type(one)]} in it, and it is a list of {' or '.join(items)}.")
+        if measured and (items or isinstance(one, list)) and one in given[:i]:
             raise UserError(f"method.args.{argument}={given}: {one} is in it twice, and would be measured twice.")
-    if any(type(one) is int and one < allowed.get("least", one) for one in listed):
-        raise UserError(f"method.args.{argument}={given}: {'each ' if isinstance(given, list) else ''}at least {allowed['least']}.")
+    if any(type(one) is int and one < allowed.get("least", one) for one in (given if is_list else [given])):
+        raise UserError(f"method.args.{argument}={given}: {'each ' if is_list else ''}at least {allowed['least']}.")
 
 
 def _check_names(argument: str, given: Any, allowed: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ from recipes.common import adapters, checkpoint, model_card, quantize, verify_is
 from recipes.common.errors import UserError
 from recipes.common.files import move_directory, weights_sha256
 from recipes.common.model import build_model, build_tokenizer
-from recipes.common.names import check_values, named
+from recipes.common.names import Arguments, named
 from recipes.common.program import Failed, Interrupted, main, say, stop_asked
 from recipes.common.shards import Shards, stored
 
@@ -50,7 +50,7 @@ POLL_S = 0.5  # how soon a converter that runs hears of a signal
 
 
 @dataclass
-class ExportConfig:
+class ExportConfig(Arguments):
     """Arguments of the export. `weights` null: as they are. `formats`: safetensors are always written, gguf with `gguf_converter`, a file
     (llama.cpp's convert_hf_to_gguf.py). `license`: for the card, as the hub names it. `results_from`: the run of an evaluation that the
     card quotes. `push_to`: owner/name on the hub. Raises UserError for a name that is none."""
@@ -62,9 +62,6 @@ class ExportConfig:
     results_from: str | None = None
     push_to: str | None = None
     push_private: bool = True
-
-    def __post_init__(self) -> None:
-        check_values(self)
 
 
 def export(config: DictConfig) -> dict[str, Any]:

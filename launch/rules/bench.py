@@ -180,7 +180,7 @@ BENCH_RULES = [
     ),
     Rule(
         "bench_data",
-        lambda c: c.method.kind == "bench" and c.data.name != "reasoning",
+        lambda c: not c.method.reads("data") and c.data.name != "reasoning",
         lambda c: f"data={c.data.name} with method={c.method.name}: it makes what it measures, and would ignore the data",
         lambda c: "no data=; or data=reasoning, where a file sets another",
     ),

@@ -103,7 +103,7 @@ def _length_argument(config: Config) -> str:
 MODEL_RULES = [
     Rule(
         "model_unused",
-        lambda c: not c.method.uses_model and c.model.name != "tiny",
+        lambda c: not c.method.reads("model") and c.model.name != "tiny",
         lambda c: f"model={c.model.name} with method={c.method.name}: it measures the machine, and would ignore the model",
         lambda c: "no model=",
     ),

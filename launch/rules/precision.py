@@ -49,7 +49,7 @@ PRECISION_RULES = [
     ),
     Rule(
         "precision_unused",
-        lambda c: not c.method.uses_precision and not c.smoke and c.precision.name != next(iter(c.hardware.precisions), "fp32"),
+        lambda c: not c.method.reads("precision") and not c.smoke and c.precision.name != next(iter(c.hardware.precisions), "fp32"),
         lambda c: f"precision={c.precision.name} with method={c.method.name}: its rows name their own, and it would be ignored",
         lambda c: "no precision=",
     ),

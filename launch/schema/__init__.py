@@ -131,10 +131,14 @@ class Method:
     reward_confined: bool = True  # functions of your own too in a process beside the rank; false: in it, for one that needs its GPU
     sandbox: Sandbox = field(default_factory=Sandbox)
     topologies: list[str] = field(default_factory=list)  # those it runs under, the one for a single GPU first; empty: a trainer's
-    uses_model: bool = True  # false: a benchmark of the machine, which reads neither model nor data
+    uses_model: bool = True  # false: a benchmark of the machine; none of them reads data
     uses_precision: bool = True  # false: a benchmark whose rows name their own
     takes_adapter: bool = False  # a benchmark that trains one; trainers always do
     smoke: dict[str, Any] = field(default_factory=dict)  # arguments under smoke=true, where other sizes than the usual ones are needed
+
+    def reads(self, group: str) -> bool:
+        """Whether its programs look at this group of conf/; what is given there otherwise is refused."""
+        return {"model": self.uses_model, "precision": self.uses_precision, "data": self.kind != "bench"}.get(group, True)
 
 
 @dataclass

@@ -30,7 +30,7 @@ from recipes.bench import published
 from recipes.common import profiling
 from recipes.common.errors import UserError
 from recipes.common.metrics import append
-from recipes.common.names import check_values
+from recipes.common.names import Arguments
 from recipes.common.program import Failed, Interrupted, is_main_rank, say, stop_asked
 
 Row = dict[str, Any]
@@ -41,7 +41,7 @@ ROW, ROW_ERROR = "RECIPES_ROW", "RECIPES_ROW_ERROR"
 
 
 @dataclass
-class SeriesConfig:
+class SeriesConfig(Arguments):
     """What each benchmark takes. `fail_below`: the least ratio to the published figure, below which the run fails (exit code 4).
 
     Raises UserError for a value out of range.
@@ -53,15 +53,9 @@ class SeriesConfig:
     fail_below: float | None = None
 
     def __post_init__(self) -> None:
-        check_values(self)
+        super().__post_init__()
         if self.fail_below is not None and self.fail_below <= 0:
             raise UserError(f"method.args.fail_below={self.fail_below}: a ratio above 0, as 0.9.")
-
-    def check_filled(self, *names: str) -> None:
-        """Raises UserError for a list of these that is empty."""
-        for name in names:
-            if getattr(self, name) in ([], ()):
-                raise UserError(f"method.args.{name}=[]: nothing would be measured.")
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,19 @@ def least(field: dataclasses.Field) -> int | None:
     return int(field.metadata.get("least", 0 if field.name in MAY_BE_ZERO else 1))
 
 
+class Arguments:
+    """Base of configuration classes. Raises UserError for a name that a field does not take, and for a whole number below its least."""
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+    def check_filled(self, *names: str) -> None:
+        """Raises UserError for a list of these that is empty."""
+        for name in names:
+            if getattr(self, name) == []:
+                raise UserError(f"method.args.{name}=[]: nothing would be measured.")
+
+
 def check_values(arguments: Any) -> None:
     """Raises UserError for a name that a field of this dataclass does not take, and for a whole number below its least."""
     for field in dataclasses.fields(arguments):

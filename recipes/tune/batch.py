@@ -36,10 +36,7 @@ class BatchConfig(TrainingTuneConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.batches:
-            raise UserError("method.args.batches=[]: give one or more, as [4,8].")
-        if not self.checkpointing:
-            raise UserError("method.args.checkpointing=[]: give [true], [false] or [true,false].")
+        self.check_filled("batches", "checkpointing")
 
 
 def batch(config: DictConfig) -> dict[str, Any]:

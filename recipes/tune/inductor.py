@@ -19,7 +19,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.bench.series import Column, Row, Table, measure_rows
-from recipes.common.errors import UserError
 from recipes.common.names import named
 from recipes.common.program import main
 from recipes.tune import trial
@@ -69,8 +68,7 @@ class InductorConfig(TrainingTuneConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.candidates == []:
-            raise UserError("method.args.candidates=[]: nothing would be measured.")
+        self.check_filled("candidates")
 
 
 def inductor(config: DictConfig) -> dict[str, Any]:

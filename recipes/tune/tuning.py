@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipes.bench.series import Column, Row, Table, show
 from recipes.common.errors import UserError
-from recipes.common.names import check_values, named
+from recipes.common.names import Arguments, named
 from recipes.common.program import Failed, say
 from recipes.tune.rows import full_rows
 from recipes.tune.trial import Setting, num_ranks, word
@@ -34,7 +34,7 @@ TRAINING = (
 
 
 @dataclass
-class TuneConfig:
+class TuneConfig(Arguments):
     """What each tuning takes. `recipe`: the method whose runs are its trials; arguments that are none of the tuning's are the recipe's.
 
     Raises UserError for a value out of range.
@@ -45,9 +45,6 @@ class TuneConfig:
     output_dir: str
     recipe: str = "sft"
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_values(self)
 
 
 @dataclass
