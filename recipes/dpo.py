@@ -22,14 +22,16 @@ from recipes.common.checkpoint import HEARTBEAT, AtomicCheckpoints
 from recipes.common.data import load, texts
 from recipes.common.data_prepare import PreparedRows
 from recipes.common.generation import beat_by_token
+from recipes.common.layers import CompiledLayers
 from recipes.common.metrics import Metrics
 from recipes.common.model import adapter_config, build_model, build_tokenizer
 from recipes.common.program import main
 from recipes.common.selection import heldout
+from recipes.common.step import OrderedRows
 from recipes.common.training import build_arguments, train
 
 
-class Trainer(PreparedRows, AtomicCheckpoints, DPOTrainer):
+class Trainer(CompiledLayers, OrderedRows, PreparedRows, AtomicCheckpoints, DPOTrainer):
     """TRL's trainer, saving atomically, with rows prepared once."""
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:

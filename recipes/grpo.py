@@ -27,6 +27,7 @@ from recipes.common.data_files import check_tests
 from recipes.common.data_prepare import heldout_prompts, prepare_prompts
 from recipes.common.errors import UserError
 from recipes.common.generation import beat_by_token
+from recipes.common.layers import CompiledLayers
 from recipes.common.metrics import Metrics
 from recipes.common.model import adapter_config, build_model, build_tokenizer
 from recipes.common.overlap import OverlappedGeneration
@@ -37,7 +38,7 @@ from recipes.common.training import build_arguments, train
 from recipes.common.verify import build_verifier, check_columns
 
 
-class Trainer(Curriculum, AtomicCheckpoints, GRPOTrainer):
+class Trainer(CompiledLayers, Curriculum, AtomicCheckpoints, GRPOTrainer):
     """TRL's trainer, saving atomically, with prompts drawn by a curriculum where one is asked for, and no hang while it generates."""
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:

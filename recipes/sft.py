@@ -19,15 +19,17 @@ from recipes.common.checkpoint import AtomicCheckpoints
 from recipes.common.data import load, texts
 from recipes.common.data_curriculum import Curriculum
 from recipes.common.data_prepare import PreparedRows
+from recipes.common.layers import CompiledLayers
 from recipes.common.metrics import Metrics
 from recipes.common.model import adapter_config, build_model, build_tokenizer
 from recipes.common.program import main
 from recipes.common.selection import heldout
+from recipes.common.step import FastStep
 from recipes.common.training import build_arguments, train
 
 
-class Trainer(Curriculum, PreparedRows, AtomicCheckpoints, SFTTrainer):
-    """TRL's trainer, saving atomically, with rows prepared once and drawn by a curriculum where one is asked for."""
+class Trainer(CompiledLayers, FastStep, Curriculum, PreparedRows, AtomicCheckpoints, SFTTrainer):
+    """TRL's trainer, saving atomically, with a fast step, and rows prepared once and drawn by a curriculum where one is asked for."""
 
 
 def sft(config: DictConfig) -> dict[str, Any]:

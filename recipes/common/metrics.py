@@ -75,7 +75,7 @@ class Metrics(TrainerCallback):
             self._write({**self.waiting, **self._of_heldout(logs)}, state)
         if "loss" not in logs:  # the summary at the end of training has none
             return
-        now = time.monotonic()
+        now = getattr(state, "logged_at", None) or time.monotonic()  # of a line that is written while the next step runs
         row = {
             "step": state.global_step,
             "num_steps": state.max_steps,

@@ -24,7 +24,7 @@ from transformers import (
 )
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from recipes.common import adapters
+from recipes.common import adapters, attention
 from recipes.common.errors import UserError, near
 from recipes.common.files import place_directory
 from recipes.common.low_precision import nf4, to_float8
@@ -95,7 +95,7 @@ def plain_model(config: DictConfig, **kwargs) -> PreTrainedModel:
     Raises UserError for a directory without safetensors, and a model the hub does not give.
     """
     set_seed(config.seed)  # for random weights, and for the adapter that the trainer will draw
-    model, kwargs = config.model, {"dtype": _dtype(config), "attn_implementation": config.hardware.attention, **kwargs}
+    model, kwargs = config.model, {"dtype": _dtype(config), "attn_implementation": attention.implementation(config), **kwargs}
     directory = model_directory(config)
     if directory is None and model.init == "random":
         unset_hf_deepspeed_config()  # ZeRO-3 would draw each rank's part, and other weights than every other strategy

@@ -46,6 +46,7 @@ def build_arguments(arguments_class: type[Arguments], config: DictConfig) -> Arg
         args = arguments_class(**OmegaConf.to_container(config.trainer_args))
     except (TypeError, ValueError) as error:
         raise UserError(f"method.args: {arguments_class.__name__} refuses them: {error}") from error
+    args.accelerator_config.non_blocking = args.dataloader_pin_memory  # else each batch waits for the step before it
     if config.topology.strategy == "fsdp":
         args.fsdp_plugin_args |= _fsdp_policies(config)
     return args
@@ -85,6 +86,7 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     if is_main_rank():
         checkpoint.clear_staging(output_dir)
     _check_strategy(config, trainer)
+    trainer.compile_layers(config)
     metrics.telemetry = telemetry.of_this_rank(config.hardware.vendor)
     with profiling.of_trainer(config, trainer, cycle), metrics.telemetry.running():
         _run_steps(config, trainer, metrics, _newest_for_all(output_dir, heartbeat))
@@ -186,10 +188,10 @@ class StopOnSignal(TrainerCallback):
     def __init__(self, cycle: int, saves: bool = True) -> None:
         self.cycle, self.saves = cycle, saves
         self.stopped = False
+        self.asked = AnyRank()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        aligned = state.global_step % self.cycle == 0
-        if aligned and _any_rank(stop_asked(), args.device):
+        if self.asked(stop_asked(), args.device) and state.global_step % self.cycle == 0:
             control.should_training_stop = self.stopped = True
             control.should_save = control.should_save or self.saves
 
@@ -220,10 +222,28 @@ class Heartbeat(TrainerCallback):
             self.path.touch()
 
 
-def _any_rank(flag: bool, device: torch.device) -> bool:
-    """Whether `flag` is set on any rank: a signal reaches ranks in different steps, and all must stop after the same one."""
-    if not dist.is_initialized():
-        return flag
-    flags = torch.tensor(float(flag), device=device)
-    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-    return bool(flags.item())
+class AnyRank:
+    """Whether a flag is set on any rank: a signal reaches ranks in different steps, and all must stop after the same one.
+
+    On GPUs the answer is that of the call before: this one's is still on its way, and to wait for it would be to wait for the step.
+    """
+
+    def __init__(self) -> None:
+        self.before: tuple[torch.Tensor, torch.cuda.Event] | None = None
+
+    def __call__(self, flag: bool, device: torch.device) -> bool:
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return flag
+        flags = torch.full((), float(flag), device=device)
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        if device.type != "cuda":
+            return bool(flags.item())
+        before, found = self.before, torch.empty((), pin_memory=True)
+        found.copy_(flags, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        self.before = found, copied
+        if before is None:
+            return False
+        before[1].synchronize()
+        return bool(before[0])

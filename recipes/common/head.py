@@ -1,0 +1,117 @@
+"""The language-model head and its loss in one pass: no whole logits, and no second product for the backward.
+
+TRL's own head makes the logits of a tile again in the backward, since any function of the log-probabilities may follow. SFT's
+loss is their plain sum, so each tile's gradient is known while its logits are there.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+from trl.kernels import chunked_logprob as trl_kernels
+
+TOKENS = 4096  # of a tile: its logits are 1.2 GB in 16 bits for a vocabulary of 152,000
+FP16_SCALE = 1024.0  # probabilities of a large vocabulary lie below fp16's normal range
+# Configuration keys of models whose head does more than one product: they keep TRL's.
+SCALED = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
+
+
+class NllHead(torch.autograd.Function):
+    """Sums over tokens of negative log-likelihood, entropy and correct predictions.
+
+    hidden: (tokens, width), weight: (vocabulary, width), targets: (tokens). Returns (3,) in fp32; only the first is differentiable.
+    With `train`, gradients are computed in the forward for a loss of this sum, and scaled in the backward.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, train: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        device = hidden.device
+        autocast = torch.is_autocast_enabled(device.type)
+        dtype = torch.get_autocast_dtype(device.type) if autocast else hidden.dtype
+        unit = FP16_SCALE if dtype is torch.float16 else 1.0
+        of_hidden, of_weight = (train and needed for needed in ctx.needs_input_grad[:2])
+        cast = weight.to(dtype)
+        grad_hidden = torch.empty_like(hidden, dtype=dtype) if of_hidden else None
+        grad_weight = torch.zeros(weight.shape, device=device, dtype=torch.float32) if of_weight else None
+        loss, counted = torch.zeros((), device=device), torch.zeros(2, device=device)
+        for start in range(0, len(hidden), TOKENS):
+            tile = slice(start, start + TOKENS)
+            rows = hidden[tile].to(dtype)
+            logits = torch.mm(rows, cast.t())
+            nll, entropy, correct = _statistics(logits, targets[tile], (of_hidden or of_weight) and unit)
+            loss += nll.sum()
+            counted += torch.stack((entropy.sum(), correct.sum()))
+            if grad_hidden is not None:  # `logits` are their own gradient now
+                torch.mm(logits, cast, out=grad_hidden[tile])
+            if grad_weight is not None:
+                trl_kernels._addmm_fp32(grad_weight, logits.t(), rows)
+        ctx.grads, ctx.unit = (grad_hidden, grad_weight), unit
+        ctx.dtypes = hidden.dtype, weight.dtype
+        ctx.mark_non_differentiable(counted)
+        return loss, counted
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
+        grads, ctx.grads = ctx.grads, None
+        scale = grad / ctx.unit
+        scaled = [found if found is None else (found.mul_(scale)).to(dtype) for found, dtype in zip(grads, ctx.dtypes, strict=True)]
+        return scaled[0], scaled[1], None, None
+
+
+def _statistics(logits: torch.Tensor, targets: torch.Tensor, unit: float | bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(nll, entropy, correct) of each row of `logits`, by TRL's kernels; with `unit`, `logits` become `unit` times d nll / d logits."""
+    (n, vocabulary), device = logits.shape, logits.device
+    triton = trl_kernels._use_triton(device)
+    highest, before_target = (torch.full((n,), float("-inf"), device=device) for _ in range(2))
+    sums, weighted, unused, target = (torch.zeros(n, device=device) for _ in range(4))
+    plain = {"logit_scale": 1.0, "softcap": 1.0, "inv_t": 1.0, "HAS_SOFTCAP": False, "BLOCK_SIZE": trl_kernels._BLOCK_SIZE}
+    fold = trl_kernels._forward_kernel[(n,)] if triton else trl_kernels._forward_tile
+    fold(
+        logits, logits.stride(0), targets, highest, sums, weighted, unused, unused, before_target, target, 0, vocabulary,
+        HAS_ENTROPY=True, HAS_LOG_SUM_SQ_PROBS=False, HAS_MEAN_LOGITS=False, HAS_IS_TOP1=True, **plain,
+    )  # fmt: skip
+    log_z = highest + sums.log()
+    if unit:
+        blocks = -(-vocabulary // trl_kernels._BLOCK_SIZE)
+        unfold = trl_kernels._backward_kernel[(n, blocks)] if triton else trl_kernels._backward_tile
+        gradient = torch.full((n,), -float(unit), device=device)
+        unfold(
+            logits, logits.stride(0), targets, log_z, log_z, gradient, log_z, 0, vocabulary,
+            HAS_LOGPROB_GRAD=True, HAS_ENTROPY_GRAD=False, **plain,
+        )  # fmt: skip
+    return log_z - target, log_z - weighted / sums, (target >= highest) & (target > before_target)
+
+
+def fits(model: PreTrainedModel) -> bool:
+    """Return whether the head of `model` is one product of hidden states and a weight."""
+    config, head = model.config.get_text_config(), model.get_output_embeddings()
+    return type(head) is nn.Linear and head.bias is None and not any(getattr(config, name, None) for name in SCALED)
+
+
+def add(model: PreTrainedModel) -> None:
+    """Let `model(..., targets=, target_positions=)` return the sums of NllHead, as `loss` and `counted`, in place of logits.
+
+    target_positions: (targets), where in the flattened batch each target is predicted. The head is computed there only. It stays inside
+    the model's forward, where DDP's and FSDP's hooks are.
+    """
+    whole = model.forward
+
+    def forward(self: PreTrainedModel, *args: Any, targets: Any = None, target_positions: Any = None, **kwargs: Any) -> Any:
+        if targets is None:
+            return whole(*args, **kwargs)
+        hidden = self.base_model(*args, **{**kwargs, "use_cache": False}).last_hidden_state
+        weight = self.get_output_embeddings().weight
+        weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
+        picked = hidden.flatten(0, 1).index_select(0, target_positions)
+        loss, counted = NllHead.apply(picked, weight, targets, torch.is_grad_enabled())
+        return ModelOutput(loss=loss, counted=counted)
+
+    model.forward = types.MethodType(forward, model)

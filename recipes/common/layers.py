@@ -1,0 +1,175 @@
+"""Each decoder layer compiled by itself, and how many of them recompute in the backward.
+
+`torch.compile` of a whole model takes nine times as long to start and trains slower (docs/results/speed.md). accelerate's
+compile_regions replaces layers by modules of its own, which trainers and checkpoints would have to see through. Here a layer
+stays the module it is, and its forward alone is compiled, inside the hooks that FSDP, DeepSpeed and checkpointing put around it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from accelerate.utils.other import is_repeated_blocks
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+from torch._dynamo.exc import TorchDynamoException
+from torch._inductor.exc import InductorError
+from torch.distributed.tensor import DTensor
+from transformers import TrainerCallback
+
+from recipes.common.errors import UserError
+from recipes.common.program import say
+
+NOT_COMPILED = (TorchDynamoException, InductorError)
+FIGURES = ("_metrics", "_sums", "_total_train_tokens")  # that a trainer collects while it computes a loss
+# How far loss and gradient norm of a compiled micro-batch may lie from the eager ones, as a share: rounding of the compute dtype, summed.
+TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 2e-2, "fp8": 5e-2}
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList | None:
+    """Return the repeated blocks of `model`, or None where it has none that can be found."""
+    return next((module for module in model.modules() if is_repeated_blocks(module)), None)
+
+
+def compile_each(layers: Iterable[nn.Module], backend: str = "inductor") -> None:
+    """Compile the forward of `layers` in place, whole and for any number of rows and tokens: lengths vary from batch to batch.
+
+    Equal layers share their kernels. A forward with a cache of keys and values, of generation, stays eager.
+    """
+    torch._dynamo.config.optimize_ddp = False  # a layer is smaller than DDP's buckets; splitting it would only break its graph
+    compiled = {kind: torch.compile(kind.forward, backend=backend, dynamic=True, fullgraph=True) for kind in {type(x) for x in layers}}
+
+    def forward_of(kind: type[nn.Module]) -> Callable[..., Any]:
+        def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            caches = kwargs.get("past_key_values") is not None
+            return (kind.forward if caches else compiled[kind])(self, *args, **kwargs)
+
+        return forward
+
+    for layer in layers:
+        layer.forward = types.MethodType(forward_of(type(layer)), layer)
+
+
+def use_eager(layers: Iterable[nn.Module]) -> None:
+    """Undo compile_each."""
+    for layer in layers:
+        del layer.forward
+
+
+class CompiledLayers:
+    """Mixed into a trainer of TRL, before it: compiled layers where `config.step.compile` says so.
+
+    A run whose user did not ask for them continues eager where they cannot be had, and `compiled` says why.
+    """
+
+    _layers: Sequence[nn.Module] = ()
+    _doubted = False  # compiled, and not yet compared with eager
+    compiled: str | None = None  # "yes", or why not; None where it was not to be
+
+    def compile_layers(self, config: DictConfig) -> None:
+        """Call once, before training. Raises UserError where the user asked for layers that cannot be compiled."""
+        if (number := OmegaConf.select(config, "step.checkpointed_layers")) is not None:
+            self.add_callback(CheckpointSome(number))
+        if not OmegaConf.select(config, "step.compile"):
+            return
+        self._asked = "step.compile" not in [choice.key for choice in config.get("chosen", [])]
+        self._precision = config.precision.compute
+        models = filter(None, (self.model, getattr(self, "ref_model", None)))
+        layers = [decoder_layers(model) for model in models]
+        if config.topology.strategy == "zero3":
+            self._give_up("ZeRO-3 gathers weights inside the layers, where a graph cannot wait for them")
+        elif None in layers:
+            self._give_up("the model has no list of equal layers")
+        else:
+            self._layers = [layer for found in layers for layer in found]
+            compile_each(self._layers)
+            self.compiled, self._doubted = "yes", not config.hardware.get("compile_measured", False)
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        if self._doubted and model.training:
+            self._doubted = False
+            self._compare(model, inputs, *args, **kwargs)
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def _compare(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Compute the first micro-batch eager and compiled, without an update."""
+        compiled = [layer.forward for layer in self._layers]
+        use_eager(self._layers)
+        eager, reason = self._measured(model, inputs, *args, **kwargs), None
+        for layer, forward in zip(self._layers, compiled, strict=True):
+            layer.forward = forward
+        try:
+            found = self._measured(model, inputs, *args, **kwargs)
+            if not all(math.isclose(a, b, rel_tol=TOLERANCE[self._precision]) for a, b in zip(eager, found, strict=True)):
+                reason = f"loss and gradient norm of the first micro-batch are {_said(found)}, and {_said(eager)} eager"
+        except NOT_COMPILED as error:
+            reason = str(error).strip().splitlines()[0]
+        reasons = [text for text in gather_object([reason]) if text]
+        if reasons:
+            use_eager(self._layers)
+            self._give_up(reasons[0])
+        else:
+            say(f"compiled layers agree with eager ones: loss and gradient norm {_said(found)}, and {_said(eager)} eager")
+
+    def _measured(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> tuple[float, float]:
+        """(loss, gradient norm) of a micro-batch. Gradients go nowhere, and figures of the step are left as they were."""
+        kept = {name: copy.deepcopy(vars(self)[name]) for name in FIGURES if name in vars(self)}
+        sharded = self.is_fsdp_enabled  # whose gradients only a whole backward reduces
+        with _same_draws(self.model):
+            used = model if sharded else self.accelerator.unwrap_model(model)
+            loss = super().compute_loss(used, dict(inputs), *args, **kwargs)
+            weights = [weight for weight in used.parameters() if weight.requires_grad]
+            if sharded:
+                loss.backward()
+                grads = [weight.grad for weight in weights]
+                model.zero_grad()
+            else:
+                grads = torch.autograd.grad(loss, weights, allow_unused=True)
+        norm = torch.nn.utils.get_total_norm([grad for grad in grads if grad is not None])
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        vars(self).update(kept)
+        return loss.item(), norm.item()
+
+    def _give_up(self, reason: str) -> None:
+        self.compiled = reason
+        if self._precision == "fp8":
+            raise UserError(
+                f"precision=fp8 needs compiled layers, and is three times slower than bf16 without: {reason}. Use: precision=bf16."
+            )
+        if self._asked:
+            raise UserError(f"step.compile=true: {reason}. Use: step.compile=false.")
+        say(f"warning: layers are not compiled: {reason}")
+
+
+class CheckpointSome(TrainerCallback):
+    """Recompute the first `number` decoder layers only, once the trainer has turned checkpointing on for all."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def on_train_begin(self, *args: Any, model: nn.Module, **kwargs: Any) -> None:
+        for layer in list(decoder_layers(model) or [])[self.number :]:
+            layer.gradient_checkpointing = False
+
+
+@contextlib.contextmanager
+def _same_draws(model: nn.Module) -> Iterator[None]:
+    """Without dropout, whose draws a compiled layer makes in another order, and with the generators left as they were."""
+    rates = [(module, module.p) for module in model.modules() if isinstance(module, nn.Dropout)]
+    for module, _ in rates:
+        module.p = 0.0
+    with torch.random.fork_rng():
+        yield
+    for module, rate in rates:
+        module.p = rate
+
+
+def _said(figures: tuple[float, float]) -> str:
+    return ", ".join(f"{figure:.6g}" for figure in figures)

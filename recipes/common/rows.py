@@ -1,0 +1,113 @@
+"""The rows of one optimizer step as tensors: laid end to end without padding, or ordered so that little is padded.
+
+Only rows of the same step change places, so rows a step, their order over the run, steps an epoch and the schedule stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import torch
+from datasets import Dataset
+from torch.utils.data import DataLoader, Sampler
+
+MULTIPLE = 64  # tokens that a packed batch is filled up to: fp8's products take multiples of 16, and kernels run faster on even sizes
+IGNORED = -100  # of labels: no target
+
+
+@dataclass
+class Collator:
+    """Rows {input_ids, labels} as a batch of SFT. With `packed`, as one row of documents.
+
+    Returns input_ids (rows, tokens); targets (n) and target_positions (n), the place in the flattened batch where each is
+    predicted; num_tokens, without padding. Packed also position_ids (1, tokens) and document_starts (documents + 1), offsets.
+    There is no attention mask: padding comes after the row, and no token looks ahead.
+    """
+
+    pad_token_id: int
+    packed: bool
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        ids = [np.asarray(row["input_ids"]) for row in rows]
+        labels = [np.array(row.get("labels", row["input_ids"])) for row in rows]
+        for row, found in zip(rows, labels, strict=True):  # a row may hold documents that packing has joined
+            starts = np.cumsum(row["seq_lengths"])[:-1] if "seq_lengths" in row else []
+            found[[0, *starts]] = IGNORED
+        lengths = [n for row, found in zip(rows, ids, strict=True) for n in row.get("seq_lengths", [len(found)])]
+        longest = -(-sum(lengths) // MULTIPLE) * MULTIPLE if self.packed else max(map(len, ids))
+        joined, marked = ([np.concatenate(part)] for part in (ids, labels)) if self.packed else (ids, labels)
+        filled = np.full((len(joined), longest), self.pad_token_id)
+        wanted = np.full((len(joined), longest + 1), IGNORED)
+        for n, (row, label) in enumerate(zip(joined, marked, strict=True)):
+            filled[n, : len(row)], wanted[n, : len(row)] = row, label
+        wanted = wanted[:, 1:].reshape(-1)
+        at = np.flatnonzero(wanted != IGNORED)
+        batch = {"input_ids": filled, "targets": wanted[at], "target_positions": at}
+        if self.packed:
+            lengths += [longest - sum(lengths)] if longest > sum(lengths) else []
+            batch["position_ids"] = np.concatenate([np.arange(n) for n in lengths])[None]
+            batch["document_starts"] = np.cumsum([0, *lengths], dtype=np.int32)
+        return {**{name: torch.from_numpy(found) for name, found in batch.items()}, "num_tokens": sum(map(len, ids))}
+
+
+class StepOrder(Sampler[int]):
+    """The order of `sampler`, with the rows of each optimizer step of all ranks arranged among its micro-batches by length.
+
+    `balanced`: each micro-batch gets as many tokens as the others, for rows that are packed; else neighbours are of like length, for rows
+    that are padded. `lengths` in tokens, by row; `size` rows make a micro-batch of one rank, `number` of these a step of all ranks.
+    """
+
+    def __init__(self, sampler: Sampler[int], lengths: np.ndarray, size: int, number: int, balanced: bool) -> None:
+        self.sampler, self.lengths, self.size, self.number, self.balanced = sampler, lengths, size, number, balanced
+
+    def __len__(self) -> int:
+        return len(self.sampler)  # type: ignore[arg-type]
+
+    def set_epoch(self, epoch: int) -> None:
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        step: list[int] = []
+        for row in self.sampler:
+            step.append(row)
+            if len(step) == self.size * self.number:
+                yield from self._arranged(step)
+                step = []
+        yield from step  # an epoch's last, smaller step stays as it is
+
+    def _arranged(self, rows: list[int]) -> list[int]:
+        ordered = sorted(rows, key=lambda row: (-self.lengths[row], row))
+        if not self.balanced:
+            return ordered
+        batches: list[list[int]] = [[] for _ in range(self.number)]
+        for turn in range(self.size):  # there and back, so that who drew first draws last
+            dealt = ordered[turn * self.number : (turn + 1) * self.number]
+            for batch, row in zip(batches if turn % 2 == 0 else batches[::-1], dealt, strict=True):
+                batch.append(row)
+        return [row for batch in batches for row in batch]
+
+
+def arrange(loader: DataLoader, dataset: Dataset, size: int, number: int, balanced: bool) -> None:
+    """Give the prepared `loader` of `dataset` the order of StepOrder, in place of its sampler's."""
+    batches = loader.batch_sampler
+    while hasattr(batches, "batch_sampler"):  # accelerate's, of one rank's part
+        batches = batches.batch_sampler
+    batches.sampler = StepOrder(batches.sampler, lengths(dataset), size, number, balanced)
+
+
+def lengths(dataset: Dataset) -> np.ndarray:
+    """Tokens of each row; of a pair, of its longer side."""
+    columns = [name for name in ("input_ids", "prompt_ids", "chosen_ids", "rejected_ids") if name in dataset.column_names]
+    found = {name: [] for name in columns}
+    for table in dataset.select_columns(columns).with_format("arrow").iter(10_000):
+        for name in columns:
+            found[name].append(pc.list_value_length(table[name]).to_numpy())
+    tokens = {name: np.concatenate(parts) for name, parts in found.items()}
+    if "input_ids" in tokens:
+        return tokens["input_ids"]
+    return tokens["prompt_ids"] + np.maximum(tokens["chosen_ids"], tokens["rejected_ids"])

@@ -1,0 +1,202 @@
+"""SFT's optimizer step: the loss by head.py, batches by rows.py, and figures that stay on the GPU until they are logged."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, ClassVar
+
+import torch
+from datasets import Dataset, IterableDataset
+from omegaconf import OmegaConf
+from peft import PeftModel
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
+
+from recipes.common import head, rows
+
+COUNTED = ("entropy", "mean_token_accuracy")
+
+
+class OrderedRows:
+    """Mixed into a trainer with PreparedRows, before it: rows of a step by length, where `step.rows` says so."""
+
+    def _get_dataloader(self, dataset: Any, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader:
+        loader = super()._get_dataloader(dataset, *args, is_training=is_training, **kwargs)
+        if is_training and self._rows != "padded" and isinstance(dataset, Dataset):
+            number = self.args.gradient_accumulation_steps * self.args.world_size
+            rows.arrange(loader, dataset, self._train_batch_size, number, balanced=self._rows == "packed")
+        return loader
+
+    @property
+    def _rows(self) -> str:
+        return OmegaConf.select(self._config, "step.rows") or "padded"
+
+
+class FastStep(OrderedRows):
+    """Mixed into SFTTrainer, before it. Where the loss is not plain cross-entropy of a plain head, TRL's own step stays."""
+
+    _late: LateLine | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sums = {"train": _nothing(), "eval": _nothing()}
+        base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        self._fast = self._is_plain(base)
+        if self._fast:
+            head.add(base)
+            joined = self._joins_documents()
+            self._evaluated = rows.Collator(self._tokenizer.pad_token_id, packed=joined)
+            self.data_collator = rows.Collator(self._tokenizer.pad_token_id, packed=joined or self._rows == "packed")
+
+    def _joins_documents(self) -> bool:
+        """Return whether the user's packing puts several documents in a row."""
+        return self.args.packing and self.args.packing_strategy != "wrapped"
+
+    def _is_plain(self, model: PreTrainedModel) -> bool:
+        dispatched = isinstance(self.train_dataset, IterableDataset) and self.args.world_size > 1  # accelerate cuts its batches by rows
+        return (
+            self.args.loss_type == "nll"
+            and not self.args.label_smoothing_factor
+            and not self.aux_loss_enabled
+            and not dispatched
+            and self._config.topology.strategy != "zero3"  # whose head is not whole
+            and not (self._joins_documents() and self._config.hardware.get("packed_attention") is None)
+            and head.fits(model)
+        )
+
+    def _get_dataloader(self, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader:
+        """Held-out rows are padded, so that their losses are averaged over as many rows as ever."""
+        trained = self.data_collator
+        self.data_collator = trained if is_training or not self._fast else self._evaluated
+        try:
+            return super()._get_dataloader(*args, is_training=is_training, **kwargs)
+        finally:
+            self.data_collator = trained
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        """Tokens of the step that are predicted, of all ranks: counted by the host, which does not wait for the GPU."""
+        if not self._fast:
+            return super()._get_num_items_in_batch(batch_samples, device)
+        number = sum(batch["targets"].numel() for batch in batch_samples)
+        if self.args.world_size == 1 or not self.args.average_tokens_across_devices:
+            return number
+        return self.accelerator.reduce(torch.full((), float(number), device=device), "sum")
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        if not self._fast:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        inputs, targets = dict(inputs), inputs["targets"].numel()
+        sums = self._sums["train" if self.model.training else "eval"]
+        sums["tokens"] += inputs.pop("num_tokens")
+        found = model(**inputs)
+        sums["targets"] += targets
+        sums["counted"] = sums["counted"] + found.counted
+        loss = found.loss / (max(1, targets) if num_items_in_batch is None else num_items_in_batch)
+        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
+            loss = loss * self.accelerator.num_processes  # DDP and FSDP average gradients over the ranks
+        return (loss, found) if return_outputs else loss
+
+    def _take_figures(self, mode: str) -> torch.Tensor:
+        """(entropies, correct, targets, tokens) of this rank since the last line."""
+        sums, self._sums[mode] = self._sums[mode], _nothing()
+        device = self.args.device  # where numbers are filled in, not copied to: a copy would wait
+        counts = [torch.full((1,), float(sums[name]), device=device, dtype=torch.float64) for name in ("targets", "tokens")]
+        return torch.cat((sums["counted"].double(), *counts))
+
+    def _summed(self, figures: torch.Tensor) -> torch.Tensor:
+        return figures if self.args.world_size == 1 else self.accelerator.reduce(figures, "sum")
+
+    def _to_log(self, mode: str, figures: list[float]) -> None:
+        """Leave what TRL's `log` adds to a line: the figures of all ranks."""
+        *counted, targets, tokens = figures
+        self._total_train_tokens += int(tokens) if mode == "train" else 0
+        self._metrics[mode].update({name: [value / max(1, targets)] for name, value in zip(COUNTED, counted, strict=True)})
+        self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """TRL's, with the figures since the last line. Here the host waits for the GPU."""
+        mode = "train" if self.model.training else "eval"
+        if self._sums[mode]["targets"]:
+            self._to_log(mode, self._summed(self._take_figures(mode)).tolist())
+        super().log(logs, *args, **kwargs)
+
+    def _maybe_log_save_evaluate(
+        self, tr_loss: torch.Tensor, grad_norm: Any, model: Any, trial: Any, epoch: float, ignore_keys: Any, start: float, **kwargs: Any
+    ) -> None:
+        """transformers' own, but that a line is written while the next step runs, so that the host never waits for the GPU.
+
+        That of the last step, and of one after which the run saves or evaluates, is written at once.
+        """
+        control, state, should_log = self.control, self.state, self.control.should_log
+        self._write_late_line()
+        control.should_log = should_log  # which the line before has reset
+        at_once = control.should_save or control.should_evaluate or control.should_training_stop or state.global_step >= state.max_steps
+        if at_once or not control.should_log or not self._fast or not isinstance(grad_norm, torch.Tensor) or tr_loss.device.type != "cuda":
+            super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, epoch, ignore_keys, start, **kwargs)
+            return
+        steps, self._globalstep_last_logged = state.global_step - self._globalstep_last_logged, state.global_step
+        norm = grad_norm.full_tensor() if isinstance(grad_norm, DTensor) else grad_norm
+        of_rank = torch.stack((tr_loss, norm)).double() / self.args.world_size
+        figures = self._summed(torch.cat((of_rank, self._take_figures("train"))))
+        self._late = LateLine(state.global_step, state.epoch, steps, start, kwargs, figures)
+        tr_loss.zero_()
+
+    def _write_late_line(self) -> None:
+        """Log the step before this one, once the GPU has ended it."""
+        late, self._late = self._late, None
+        if late is None:
+            return
+        state, now = self.state, (self.state.global_step, self.state.epoch)
+        loss, norm, *figures = late.read()
+        state.global_step, state.epoch, state.logged_at = late.step, late.epoch, late.ended_at()
+        self._total_loss_scalar += loss
+        self._to_log("train", figures)
+        super().log({"loss": loss / late.steps, "grad_norm": norm, **late.kwargs}, late.start)
+        (state.global_step, state.epoch), state.logged_at = now, None
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """The norm of what is not clipped: transformers would clip at infinity, which reads and writes all gradients once more."""
+        if grad_norm is None and self._config.topology.strategy in ("none", "ddp"):
+            return torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters() if weight.grad is not None])
+        return super()._get_grad_norm(model, grad_norm)
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """None: transformers would count the model's parameters for every batch, and nothing reads the figure."""
+        return 0
+
+    def store_flos(self) -> None:
+        """As above: it would make the host wait."""
+
+
+class LateLine:
+    """The figures of a step on their way from the GPU, and what else its line holds."""
+
+    _clock: ClassVar[tuple[torch.cuda.Event, float] | None] = None  # an event, and time.monotonic() when the GPU had come to it
+
+    def __init__(self, step: int, epoch: float, steps: int, start: float, kwargs: dict[str, Any], figures: torch.Tensor) -> None:
+        """`steps` since the line before; `kwargs` are logged as they are."""
+        self.step, self.epoch, self.steps, self.start, self.kwargs = step, epoch, steps, start, kwargs
+        if LateLine._clock is None:
+            begun = torch.cuda.Event(enable_timing=True)
+            begun.record()
+            begun.synchronize()
+            LateLine._clock = begun, time.monotonic()
+        self.figures = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
+        self.figures.copy_(figures, non_blocking=True)
+        self.ended = torch.cuda.Event(enable_timing=True)
+        self.ended.record()
+
+    def read(self) -> list[float]:
+        self.ended.synchronize()
+        return self.figures.tolist()
+
+    def ended_at(self) -> float:
+        """As time.monotonic() was when the GPU had ended the step."""
+        begun, then = LateLine._clock
+        return then + begun.elapsed_time(self.ended) / 1000
+
+
+def _nothing() -> dict[str, Any]:
+    return {"counted": 0.0, "targets": 0, "tokens": 0}
