@@ -44,7 +44,10 @@ def implementation(config: DictConfig) -> str:
         if kernel == "sdpa":
             mask = _mask(document_starts, query.shape[2])
             return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, dropout=dropout)
-        found = KERNELS[kernel](*(part[0].transpose(0, 1) for part in (query, key, value)), document_starts, longest, scaling)
+        # Norms of queries and keys leave them in fp32 under autocast, which casts for torch's own attention only.
+        found = KERNELS[kernel](
+            *(part[0].transpose(0, 1).to(value.dtype) for part in (query, key, value)), document_starts, longest, scaling
+        )
         return found[None], None
 
     AttentionInterface.register(NAME, forward)

@@ -27,6 +27,7 @@ from transformers import TrainerCallback
 from recipes.common.errors import UserError
 from recipes.common.program import say
 
+MULTIPLE = 64  # tokens that batches are filled up to where layers are compiled
 NOT_COMPILED = (TorchDynamoException, InductorError)
 FIGURES = ("_metrics", "_sums", "_total_train_tokens")  # that a trainer collects while it computes a loss
 # How far loss and gradient norm of a compiled micro-batch may lie from the eager ones, as a share: rounding of the compute dtype, summed.
@@ -38,23 +39,45 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList | None:
     return next((module for module in model.modules() if is_repeated_blocks(module)), None)
 
 
-def compile_each(layers: Iterable[nn.Module], backend: str = "inductor") -> None:
-    """Compile the forward of `layers` in place, whole and for any number of rows and tokens: lengths vary from batch to batch.
+def compile_each(layers: Iterable[nn.Module], backend: str = "inductor", dynamic: bool = True) -> None:
+    """Compile the forward of `layers` in place, whole, and where `dynamic` for any number of rows and tokens.
 
     Equal layers share their kernels. A forward with a cache of keys and values, of generation, stays eager.
     """
     torch._dynamo.config.optimize_ddp = False  # a layer is smaller than DDP's buckets; splitting it would only break its graph
-    compiled = {kind: torch.compile(kind.forward, backend=backend, dynamic=True, fullgraph=True) for kind in {type(x) for x in layers}}
+    options = {"backend": backend, "dynamic": dynamic, "fullgraph": True}
+    for kind in {type(layer) for layer in layers}:
+        forward = _any_length(kind.forward, options) if dynamic else torch.compile(kind.forward, **options)
+        for layer in (layer for layer in layers if type(layer) is kind):
+            layer.forward = types.MethodType(_eager_with_cache(kind.forward, forward), layer)
 
-    def forward_of(kind: type[nn.Module]) -> Callable[..., Any]:
-        def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            caches = kwargs.get("past_key_values") is not None
-            return (kind.forward if caches else compiled[kind])(self, *args, **kwargs)
 
-        return forward
+def _eager_with_cache(eager: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return (compiled if kwargs.get("past_key_values") is None else eager)(self, *args, **kwargs)
 
-    for layer in layers:
-        layer.forward = types.MethodType(forward_of(type(layer)), layer)
+    return forward
+
+
+def _any_length(eager: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    """Compile `eager` for lengths that are multiples of MULTIPLE, and that the compiler knows to be: fp8 is a tenth faster for it.
+
+    Other lengths are compiled without that knowledge.
+    """
+
+    def joined(self: nn.Module, blocks: torch.Tensor, *args: Any, position_embeddings: Any, **kwargs: Any) -> Any:
+        angles = tuple(part.flatten(1, 2) for part in position_embeddings)
+        return eager(self, blocks.flatten(1, 2), *args, position_embeddings=angles, **kwargs)
+
+    of_blocks, of_any = torch.compile(joined, **options), torch.compile(eager, **options)
+
+    def forward(self: nn.Module, hidden_states: torch.Tensor, *args: Any, position_embeddings: Any = None, **kwargs: Any) -> Any:
+        if position_embeddings is None or hidden_states.shape[1] % MULTIPLE:
+            return of_any(self, hidden_states, *args, position_embeddings=position_embeddings, **kwargs)
+        blocks, *angles = (part.unflatten(1, (-1, MULTIPLE)) for part in (hidden_states, *position_embeddings))
+        return of_blocks(self, blocks, *args, position_embeddings=angles, **kwargs)
+
+    return forward
 
 
 def use_eager(layers: Iterable[nn.Module]) -> None:
@@ -89,7 +112,8 @@ class CompiledLayers:
             self._give_up("the model has no list of equal layers")
         else:
             self._layers = [layer for found in layers for layer in found]
-            compile_each(self._layers)
+            fixed = config.trainer_args.get("packing") and config.trainer_args.get("packing_strategy") == "wrapped"
+            compile_each(self._layers, dynamic=not fixed)
             self.compiled, self._doubted = "yes", not config.hardware.get("compile_measured", False)
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

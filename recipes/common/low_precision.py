@@ -20,15 +20,16 @@ def package(module: str, precision: str, name: str) -> ModuleType:
         raise UserError(f"{precision} needs {name}: {error}. Install it where the ranks run: pip install {name}.") from error
 
 
-def to_float8(model: nn.Module) -> nn.Module:
+def to_float8(model: nn.Module, pads: bool = True) -> nn.Module:
     """Linear layers but the head, and but an adapter's, compute in fp8, scaled tensor by tensor (torchao). Raises UserError.
 
-    A CPU has no such products: there torchao rounds to fp8 and multiplies in fp32.
+    The product of a weight's gradient runs over the batch's tokens, and _scaled_mm takes multiples of 16: `pads` adds them to batches that
+    the trainer does not fill up, at a tenth of the speed. A CPU has no such products: there torchao rounds to fp8 and multiplies in fp32.
     """
     float8 = package("torchao.float8", "fp8", "torchao")
     config = float8.Float8LinearConfig(
         emulate=not torch.cuda.is_available(),
-        pad_inner_dim=True,  # the product of a weight's gradient runs over the batch's tokens, and _scaled_mm takes multiples of 16
+        pad_inner_dim=pads,
     )
     converted: nn.Module = float8.convert_to_float8_training(model, config=config, module_filter_fn=takes_float8)
     return converted

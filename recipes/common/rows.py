@@ -15,13 +15,12 @@ import torch
 from datasets import Dataset
 from torch.utils.data import DataLoader, Sampler
 
-MULTIPLE = 64  # tokens that a packed batch is filled up to: fp8's products take multiples of 16, and kernels run faster on even sizes
 IGNORED = -100  # of labels: no target
 
 
 @dataclass
 class Collator:
-    """Rows {input_ids, labels} as a batch of SFT. With `packed`, as one row of documents.
+    """Rows {input_ids, labels} as a batch of SFT, filled up to a multiple of tokens. With `packed`, as one row of documents.
 
     Returns input_ids (rows, tokens); targets (n) and target_positions (n), the place in the flattened batch where each is
     predicted; num_tokens, without padding. Packed also position_ids (1, tokens) and document_starts (documents + 1), offsets.
@@ -30,6 +29,7 @@ class Collator:
 
     pad_token_id: int
     packed: bool
+    multiple: int = 1
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         ids = [np.asarray(row["input_ids"]) for row in rows]
@@ -38,7 +38,8 @@ class Collator:
             starts = np.cumsum(row["seq_lengths"])[:-1] if "seq_lengths" in row else []
             found[[0, *starts]] = IGNORED
         lengths = [n for row, found in zip(rows, ids, strict=True) for n in row.get("seq_lengths", [len(found)])]
-        longest = -(-sum(lengths) // MULTIPLE) * MULTIPLE if self.packed else max(map(len, ids))
+        longest = sum(lengths) if self.packed else max(map(len, ids))
+        longest = -(-longest // self.multiple) * self.multiple
         joined, marked = ([np.concatenate(part)] for part in (ids, labels)) if self.packed else (ids, labels)
         filled = np.full((len(joined), longest), self.pad_token_id)
         wanted = np.full((len(joined), longest + 1), IGNORED)

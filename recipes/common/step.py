@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any, ClassVar
 
@@ -47,8 +48,8 @@ class FastStep(OrderedRows):
         if self._fast:
             head.add(base)
             joined = self._joins_documents()
-            self._evaluated = rows.Collator(self._tokenizer.pad_token_id, packed=joined)
-            self.data_collator = rows.Collator(self._tokenizer.pad_token_id, packed=joined or self._rows == "packed")
+            collator = functools.partial(rows.Collator, self._tokenizer.pad_token_id, multiple=self.args.pad_to_multiple_of or 1)
+            self.data_collator, self._evaluated = collator(packed=joined or self._rows == "packed"), collator(packed=joined)
 
     def _joins_documents(self) -> bool:
         """Return whether the user's packing puts several documents in a row."""

@@ -42,6 +42,9 @@ def build_arguments(arguments_class: type[Arguments], config: DictConfig) -> Arg
         from recipes.smoke import gloo_trainer
 
         gloo_trainer.use_server()
+    if config.topology.strategy == "none":  # of one rank torchrun makes a group too: DDP around the model, and NCCL for every figure
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+            os.environ.pop(name, None)
     try:
         args = arguments_class(**OmegaConf.to_container(config.trainer_args))
     except (TypeError, ValueError) as error:
