@@ -40,6 +40,7 @@ def record(given: argparse.Namespace, step: int, tokens: int, loss: float) -> No
     """Append the line of one step; reading its loss has waited for the GPU."""
     peak = torch.cuda.max_memory_allocated() if DEVICE.type == "cuda" else 0
     row = {"step": step, "time_s": time.perf_counter() - BEGAN, "num_tokens": tokens, "loss": loss, "memory_peak_gb": peak / 1e9}
+    row["micro_batch"] = given.micro_batch
     with Path(given.metrics).open("a") as file:
         file.write(json.dumps(row) + "\n")
 

@@ -45,6 +45,7 @@ LAST_LINES = 15
 MEASURED = ROOT / "docs/results/speed.jsonl"
 PAGE = ROOT / "docs/results/speed.md"
 COMMON = [f"method.args.max_steps={LONG}", "runtime=local", "runtime.stop_timeout_s=1"]  # stopped, it has nothing to save
+KERNEL_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 Result = dict[str, Any]
 
 
@@ -62,9 +63,11 @@ class Session:
 
 def overrides(row: Row, side: str) -> list[str]:
     """Return the arguments of launch/run.py, but for those of jobs.start."""
-    fresh = [f"user_env.{name}={tempfile.mkdtemp(prefix='kernels-')}" for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
-    words = [[word] if word != FRESH else fresh for word in row.sides[side].split()]
-    return [*COMMON, *itertools.chain(*words)]
+    words = [*COMMON, *row.sides[side].split()]
+    if FRESH in words:
+        words.remove(FRESH)
+        words += [f"user_env.{name}={tempfile.mkdtemp(prefix='kernels-')}" for name in KERNEL_CACHES]
+    return words
 
 
 def write_data(folder: Path) -> None:
@@ -120,6 +123,7 @@ def measure_side(row_name: str, side: str, session: Session, gpus: list[int]) ->
     result["settings"] = settings(row, name, side, session.folder)
     if len(lines) >= wanted:
         result |= {} if row.first_step else figures(lines[:STEPS])
+        result |= {key: lines[-1][key] for key in ("micro_batch",) if key in lines[-1]}  # a peer's may have been halved
     else:
         why = f"exit code {code}" if code is not None else f"no {wanted} steps in {time.monotonic() - began:.0f} s"
         output = (session.folder / f"{name}.log").read_text(errors="replace").splitlines()
@@ -155,7 +159,7 @@ def figures(lines: list[dict[str, Any]]) -> Result:
         "tokens_per_second": round(tokens[0] / median if same else sum(tokens) / sum(seconds)),
         "step_s": round(median, 4),
         "timed_steps": len(seconds),
-        "timed_tokens": sum(tokens),
+        "timed_tokens": int(sum(tokens)),
         "peak_gb": round(max(line["memory_peak_gb"] for line in lines), 2),
         "loss": round(lines[-1]["loss"], 4),
     }

@@ -64,12 +64,13 @@ def shown(result: Result, figure: str, unit: str, times: int = 1) -> str:
 
 def details(results: Any) -> list[str]:
     """List each side with what it ran: its command, and what the planner chose of ours."""
-    columns = ["row", "side", "GPU", "tokens/s", "s a step", "first step, s", "peak GB", "command", "chosen"]
+    columns = ["row", "side", "GPU", "tokens/s", "s a step", "timed tokens", "first step, s", "peak GB", "command", "chosen"]
     lines = ["Every side:", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for found in results:
-        rate, step_s, peak = (found.get(key, "") for key in ("tokens_per_second", "step_s", "peak_gb"))
+        rate, step_s, tokens, peak = (found.get(key, "") for key in ("tokens_per_second", "step_s", "timed_tokens", "peak_gb"))
         chosen = ", ".join(f"{key}={value}" for key, value in found["settings"].get("chosen", {}).items())
-        cells = [found["row"], found["side"], found["gpu"], f"{rate:,}" if rate else "", step_s, found["first_step_s"] or "", peak]
+        chosen = chosen or (f"micro-batch {found['micro_batch']}" if "micro_batch" in found else "")
+        cells = [found["row"], found["side"], found["gpu"], f"{rate:,}" if rate else "", step_s, tokens, found["first_step_s"] or "", peak]
         cells += [f"`{found['settings']['command']}`", chosen]
         if "error" in found:
             cells[3] = "failed: " + found["error"].splitlines()[0]
