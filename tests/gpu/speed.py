@@ -1,0 +1,252 @@
+"""Our speed and that of what a user would run instead, one after the other on the same GPU: docs/results/speed.md.
+
+    python tests/gpu/speed.py measure --out runs/speed --gpus 2         appends to runs/speed/speed.jsonl as results come
+    python tests/gpu/speed.py measure --out runs/speed --only dpo fp8   some rows
+    python tests/gpu/speed.py report [--write]                          needs no GPU: docs/results/speed.jsonl as a table
+
+Each side trains WARM_UP steps and then TIMED more, all of them logged, and is stopped. With two GPUs the rows of one GPU run side by side.
+A side that fails or takes longer than SIDE_S is a result too, with the last lines of its output; the others go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import queue
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.gpu import jobs
+from tests.gpu.jobs import MASK, ROOT, Job
+from tests.gpu.speed_report import page, table
+from tests.gpu.speed_rows import FRESH, ROWS, Row, chat_lengths
+
+WARM_UP, TIMED = 5, 15
+STEPS = WARM_UP + TIMED
+SIDE_S = 150.0
+LEAST_S = 45.0  # no side is started with less time than that left
+# The planner leaves a short run eager, so ours is told of a long one and stopped.
+LONG = 1000
+POLL_S = 0.05
+LAST_LINES = 15
+MEASURED = ROOT / "docs/results/speed.jsonl"
+PAGE = ROOT / "docs/results/speed.md"
+COMMON = [f"method.args.max_steps={LONG}", "runtime=local", "runtime.stop_timeout_s=1"]  # stopped, it has nothing to save
+KERNEL_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Session:
+    """What the sides of one call have in common."""
+
+    hardware: str
+    gpu: str
+    folder: Path  # of the runs
+    out: Path  # of the results
+    until: float  # monotonic
+    lock: threading.Lock
+
+
+def overrides(row: Row, side: str) -> list[str]:
+    """Return the arguments of launch/run.py, but for those of jobs.start."""
+    words = [*COMMON, *row.sides[side].split()]
+    if FRESH in words:
+        words.remove(FRESH)
+        words += [f"user_env.{name}={tempfile.mkdtemp(prefix='kernels-')}" for name in KERNEL_CACHES]
+    return words
+
+
+def write_data(folder: Path) -> None:
+    """Rows of digits, which are one token each; those of chat-like lengths end with one more, and last one epoch."""
+    folder.mkdir(parents=True, exist_ok=True)
+    jobs.write_data(folder)
+    drawn = random.Random(0)
+    rows = [{"text": jobs.digits(drawn, length - 1)} for length in chat_lengths(8 * STEPS)]
+    (folder / "lengths.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def start(row: Row, name: str, side: str, session: Session, gpus: list[int]) -> subprocess.Popen[bytes]:
+    """Start one side; its output goes to <name>.log of the session's folder."""
+    if side.startswith("ours"):
+        return jobs.start(Job(name, len(gpus), overrides(row, side), row.data), session.hardware, session.folder, gpus)
+    argv = [sys.executable, str(ROOT / "tests/gpu/peers.py"), *row.sides[side].split(), f"--steps={STEPS}"]
+    argv += [f"--data={session.folder / row.data}.jsonl", f"--metrics={session.folder / name}.jsonl"]
+    environment = {**jobs.os.environ, MASK: ",".join(map(str, gpus))}
+    with (session.folder / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(argv, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+
+def metrics(name: str, side: str, folder: Path) -> list[dict[str, Any]]:
+    """Return the whole lines that a side has written so far."""
+    files = sorted((folder / "runs" / name).glob("*/metrics.jsonl")) if side.startswith("ours") else [folder / f"{name}.jsonl"]
+    if not files or not files[-1].is_file():
+        return []
+    return [json.loads(line) for line in files[-1].read_text().split("\n")[:-1]]
+
+
+def measure_side(row_name: str, side: str, session: Session, gpus: list[int]) -> Result:
+    """Run one side until its steps are timed, it ends, or its time is over."""
+    row, name = ROWS[row_name], f"{row_name}-{side}"
+    shutil.rmtree(session.folder / "runs" / name, ignore_errors=True)
+    (session.folder / f"{name}.jsonl").unlink(missing_ok=True)
+    wanted = 1 if row.first_step else STEPS
+    gpus = gpus[: 1 if side == "ours_one" else row.gpus]
+    began = time.monotonic()
+    deadline = min(began + SIDE_S, session.until)
+    process = start(row, name, side, session, gpus)
+    first_step_s, lines = None, []
+    while len(lines) < wanted and time.monotonic() < deadline:
+        ended = process.poll() is not None  # asked first: what it wrote before it ended is read
+        lines = metrics(name, side, session.folder)
+        if lines and first_step_s is None:
+            first_step_s = round(time.monotonic() - began, 2)
+        if ended:
+            break
+        time.sleep(POLL_S)
+    code = process.poll()
+    stop(process)
+    result: Result = {"row": row_name, "side": side, "gpu": session.gpu, "gpus": len(gpus), "first_step_s": first_step_s}
+    result["settings"] = settings(row, name, side, session.folder)
+    if len(lines) >= wanted:
+        result |= {} if row.first_step else figures(lines[:STEPS])
+        result |= {key: lines[-1][key] for key in ("micro_batch",) if key in lines[-1]}  # a peer's may have been halved
+    else:
+        why = f"exit code {code}" if code is not None else f"no {wanted} steps in {time.monotonic() - began:.0f} s"
+        output = (session.folder / f"{name}.log").read_text(errors="replace").splitlines()
+        result["error"] = "\n".join([f"{why}, {len(lines)} steps", *output[-LAST_LINES:]])
+        shutil.copy(session.folder / f"{name}.log", session.out)
+    for checkpoints in (session.folder / "runs" / name).glob("*/checkpoints"):
+        shutil.rmtree(checkpoints, ignore_errors=True)  # a part of one: it was stopped while it saved
+    return result
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a side and wait, so that the next one has the GPU's memory."""
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def figures(lines: list[dict[str, Any]]) -> Result:
+    """Time the steps after the warm-up: their median, and the tokens of all of them, padding left out.
+
+    A step's time is that between two lines, so it counts all that a run does. With steps of different sizes the rate is
+    that of all their tokens in all their time.
+    """
+    timed = list(itertools.pairwise(lines[WARM_UP - 1 :]))
+    seconds = [after["time_s"] - before["time_s"] for before, after in timed]
+    tokens = [after["num_tokens"] - before["num_tokens"] for before, after in timed]
+    same = len(set(tokens)) == 1
+    median = statistics.median(seconds)
+    return {
+        "tokens_per_second": round(tokens[0] / median if same else sum(tokens) / sum(seconds)),
+        "step_s": round(median, 4),
+        "timed_steps": len(seconds),
+        "timed_tokens": int(sum(tokens)),
+        "peak_gb": round(max(line["memory_peak_gb"] for line in lines), 2),
+        "loss": round(lines[-1]["loss"], 4),
+    }
+
+
+def settings(row: Row, name: str, side: str, folder: Path) -> Result:
+    """Say what ran: the words of its command, and what our planner chose."""
+    found: Result = {"command": row.sides[side]}
+    plans = sorted((folder / "runs" / name).glob("*/plan.json"))
+    chosen = json.loads(plans[-1].read_text()).get("chosen") if plans else None
+    return {**found, "chosen": {one["key"]: one["value"] for one in chosen}} if chosen else found
+
+
+def measure_row(name: str, session: Session, gpus: list[int]) -> None:
+    for side in ROWS[name].sides:
+        if session.until - time.monotonic() < LEAST_S:
+            print(f"{name} {side}: not run, no time left", flush=True)
+            continue
+        result = measure_side(name, side, session, gpus)
+        with session.lock, (session.out / "speed.jsonl").open("a") as file:
+            file.write(json.dumps(result) + "\n")
+        shown = ("error", "tokens_per_second", "step_s", "first_step_s", "peak_gb", "loss")
+        print(f"{name} {side} GPU {gpus}:", {key: result[key] for key in shown if key in result}, flush=True)
+
+
+def measure(names: list[str], session: Session, gpus: list[int]) -> None:
+    """Rows of several GPUs one after the other; then those of one, as many at a time as there are GPUs."""
+    free: queue.Queue[int] = queue.Queue()
+    for gpu in gpus:
+        free.put(gpu)
+
+    def on_a_free_one(name: str) -> None:
+        gpu = free.get()
+        try:
+            measure_row(name, session, [gpu])
+        finally:
+            free.put(gpu)
+
+    for name in (name for name in names if ROWS[name].gpus > 1):
+        if ROWS[name].gpus <= len(gpus):
+            measure_row(name, session, gpus)
+        else:
+            print(f"{name}: not run, it takes {ROWS[name].gpus} GPUs", flush=True)
+    with ThreadPoolExecutor(len(gpus)) as pool:
+        for done in [pool.submit(on_a_free_one, name) for name in names if ROWS[name].gpus == 1]:
+            done.result()
+
+
+def gpu_name() -> str:
+    """Ask torch in a process of its own: this one must hold no GPU memory."""
+    code = "import torch; print(torch.cuda.get_device_name())"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def hardware_of(gpu: str) -> str:
+    name = next((name for name in ("h100", "h200") if name in gpu.lower()), None)
+    if name is None:
+        raise SystemExit(f"{gpu}: say which of conf/hardware it is, as --hardware mi300x.")
+    return name
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["measure", "report"])
+    parser.add_argument("--out", type=Path, default=Path("runs/speed"), help="of speed.jsonl, and the output of what failed")
+    parser.add_argument("--only", nargs="*", help="words, one of which a row's name holds")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=570, help="for all of it")
+    parser.add_argument("--hardware", help="a name of conf/hardware; default: h100 or h200 by the GPU's name")
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs/speed", help="of data and runs")
+    parser.add_argument("--write", action="store_true", help="of report: into docs/results/speed.md in place of printing it")
+    given = parser.parse_args()
+    if given.what == "report":
+        shown = table([json.loads(line) for line in MEASURED.read_text().splitlines()])
+        if given.write:
+            PAGE.write_text(page(PAGE.read_text(), "speed", shown))
+        else:
+            print(shown)
+        return
+    until, gpu = time.monotonic() + given.seconds, gpu_name()
+    names = [name for name in ROWS if not given.only or any(word in name for word in given.only)]
+    given.out.mkdir(parents=True, exist_ok=True)
+    write_data(given.folder)
+    hardware = f"hardware={given.hardware or hardware_of(gpu)}"
+    session = Session(hardware, gpu, given.folder.resolve(), given.out, until, threading.Lock())
+    measure(names, session, jobs.gpus_here(given.gpus))
+
+
+if __name__ == "__main__":
+    main()

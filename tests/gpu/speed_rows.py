@@ -1,0 +1,152 @@
+"""The rows that tests/gpu/speed.py measures: what each side runs, and how much faster ours has to be."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+SFT_4B = "method=sft model=qwen3_4b precision=bf16 method.args.max_length=4096"
+PACKED_4B = f"{SFT_4B} method.args.packing=true method.args.packing_strategy=wrapped"
+# What the plain loop does: 16-bit weights, no checkpointing, no clipping. The same of each GPU where there are two.
+TWO_ROWS = "precision.weights=bf16 method.args.gradient_checkpointing=false method.args.per_device_train_batch_size=2"
+BARE_4B = f"{PACKED_4B} {TWO_ROWS} method.args.max_grad_norm=0"
+FP8_4B = f"{PACKED_4B} {TWO_ROWS} precision=fp8 method.args.max_grad_norm=0"
+LORA_8B = (
+    "method=sft model=qwen3_8b adapter=lora precision=bf16 method.args.max_length=4096 method.args.packing=true"
+    f" method.args.packing_strategy=wrapped {TWO_ROWS}"
+)
+SFT_06B = "method=sft model=qwen3_0_6b precision=bf16 method.args.max_length=2048 effective_batch=8"
+ONE_GPU, TWO_GPUS = "topology=single", "topology.num_gpus=2"
+LOOP_4B = "loop --model qwen3_4b --rows 2 --length 4096"
+TRL_4B = "trl --model qwen3_4b --length 4096"
+TRL_8B = "trl --model qwen3_8b --length 4096 --rows 2 --lora 16 --weights bf16"
+TRL_06B = "trl --model qwen3_0_6b --length 2048 --rows 8"
+FRESH = "FRESH_CACHE"  # replaced: a cache of compiled kernels that is empty
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What `ours` is held against: tokens a second of `side`, `times` as many, with a ratio of `least`.
+
+    Of a row of first steps the seconds are compared, and `least` is how many more ours may take.
+    """
+
+    side: str
+    name: str
+    least: float
+    times: int = 1
+    ours: str = "ours"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Sides that run one after the other on the same GPUs, by name.
+
+    Those named ours* are overrides of launch/run.py, the others arguments of tests/gpu/peers.py. `data` is a file of
+    speed.write_data. Ours runs until `steps` are timed.
+    """
+
+    work: str
+    sides: dict[str, str]
+    marks: list[Mark]
+    data: str = "sft"
+    gpus: int = 1
+    first_step: bool = False
+
+
+TRL = Mark("trl", "TRL's defaults", 1.45)
+ROWS: dict[str, Row] = {
+    "sft_4b": Row(
+        "SFT 4B, 4 x 4,096 tokens, plain command",
+        {"ours": f"{PACKED_4B} {ONE_GPU} effective_batch=4", "trl": f"{TRL_4B} --rows 4"},
+        [TRL],
+    ),
+    "best_bf16": Row(
+        "SFT 4B, 2 x 4,096 tokens, best bf16",
+        {
+            "ours": f"{BARE_4B} {ONE_GPU}",
+            "loop": LOOP_4B,
+            "ours_clipped": f"{BARE_4B} {ONE_GPU} method.args.max_grad_norm=1.0",
+        },
+        [
+            Mark("loop", "plain loop, layers compiled", 0.98),
+            Mark("loop", "the same; ours also clips gradients", 0.98, ours="ours_clipped"),
+        ],
+    ),
+    "fp8": Row(
+        "SFT 4B, 2 x 4,096 tokens, fp8",
+        {
+            "ours": f"{FP8_4B} {ONE_GPU}",
+            "loop_tensorwise": f"{LOOP_4B} --fp8 tensorwise",
+            "loop_rowwise": f"{LOOP_4B} --fp8 rowwise",
+            "loop_bf16": LOOP_4B,
+        },
+        [
+            Mark("loop_tensorwise", "plain loop in fp8, tensorwise", 0.97),
+            Mark("loop_rowwise", "plain loop in fp8, rowwise", 0.97),
+            Mark("loop_bf16", "plain loop in bf16", 1.15),
+        ],
+    ),
+    "lengths": Row(
+        "SFT 4B, 8 rows of chat-like lengths",
+        {"ours": f"{SFT_4B} {ONE_GPU} effective_batch=8", "trl": f"{TRL_4B} --rows 8"},
+        [Mark("trl", "TRL's defaults", 2.5)],
+        data="lengths",
+    ),
+    "lora_8b": Row(
+        "SFT 8B LoRA, 2 x 4,096 tokens, bf16 base",
+        {"ours": f"{LORA_8B} {ONE_GPU}", "trl_liger": f"{TRL_8B} --liger --no-checkpointing", "trl": TRL_8B},
+        [Mark("trl_liger", "TRL + Liger, no checkpointing either", 1.24), Mark("trl", "TRL's defaults", 2.2)],
+    ),
+    "dpo": Row(
+        "DPO 1.7B, 4 pairs of 1,024 tokens",
+        {
+            "ours": f"method=dpo model=qwen3_1_7b precision=bf16 method.args.max_length=1024 effective_batch=4 {ONE_GPU}",
+            "trl": "trl --method dpo --model qwen3_1_7b --length 1024 --rows 4",
+        },
+        [Mark("trl", "TRL's defaults", 1.95)],
+        data="dpo",
+    ),
+    "sft_06b": Row(
+        "SFT 0.6B, 8 x 2,048 tokens",
+        {
+            "ours": f"{SFT_06B} {ONE_GPU}",
+            "trl": TRL_06B,
+            "ours_checkpointing": f"{SFT_06B} {ONE_GPU} method.args.gradient_checkpointing=true",
+            "trl_liger": f"{TRL_06B} --liger",
+        },
+        [
+            Mark("trl_liger", "TRL + Liger, both checkpointing", 1.15, ours="ours_checkpointing"),
+            Mark("trl", "TRL's defaults", 2.7),
+        ],
+    ),
+    "ddp": Row(
+        "SFT 4B, ddp on two GPUs, 2 x 4,096 tokens each",
+        {"ours": f"{BARE_4B} topology=ddp {TWO_GPUS}", "ours_one": f"{BARE_4B} {ONE_GPU}"},
+        [Mark("ours_one", "twice our one GPU", 0.95, times=2)],
+        gpus=2,
+    ),
+    "fsdp": Row(
+        "SFT 4B, fsdp on two GPUs, 2 x 4,096 tokens each",
+        {"ours": f"{BARE_4B} topology=fsdp {TWO_GPUS}", "ours_one": f"{BARE_4B} {ONE_GPU}"},
+        [Mark("ours_one", "twice our one GPU", 0.95, times=2)],
+        gpus=2,
+    ),
+    # Last, so that neither side reads its libraries from a cold disk.
+    "first_step": Row(
+        "seconds from command to first step, 4B",
+        {
+            "ours": f"{PACKED_4B} {ONE_GPU} effective_batch=4 step.compile=true {FRESH}",
+            "ours_eager": f"{PACKED_4B} {ONE_GPU} effective_batch=4 speed=off step.compile=false",
+        },
+        [Mark("ours_eager", "ours, eager", 15)],
+        first_step=True,
+    ),
+}
+
+
+def chat_lengths(count: int, longest: int = 4096) -> list[int]:
+    """Draw tokens of rows as chats have them: log-normal with a median of 250 and sigma 1.0."""
+    drawn = random.Random(0)
+    return [max(2, min(longest, round(drawn.lognormvariate(math.log(250), 1.0)))) for _ in range(count)]
