@@ -30,7 +30,7 @@ from recipes.tune.amdgpu import ARCHITECTURES, MAX_THREADS
 HARDWARE = Path(__file__).resolve().parents[2] / "conf/hardware"
 SEQUENCES = 2  # rows of a batch that is not packed
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "amp": torch.float32}
-PAST_MAIN_GUARD = "triton_helpers.set_driver_to_gpu()\n"  # a line of every kernel's source, which fails where there is no GPU
+DRIVER = "triton_helpers.set_driver_to_gpu()\n"  # a line of every kernel's source, which fails where there is no GPU
 
 
 @dataclass(frozen=True)
@@ -162,12 +162,10 @@ def pretend_device(properties: SimpleNamespace) -> None:
     for name in ("device_count", "current_device", "get_device_properties"):
         setattr(CudaInterface, name, staticmethod(answers[name]))
     FakeTensorMode.avoid_device_init = property(lambda self: True)
-    # Constants that Inductor folds are computed for real.
-    _LIBRARY.impl("full", lambda size, value, *, dtype=None, **_: torch.full(size, value, dtype=dtype))
-    _LIBRARY.impl("scalar_tensor", lambda value, *, dtype=None, **_: torch.scalar_tensor(value, dtype=dtype))
-
-
-_LIBRARY = torch.library.Library("aten", "IMPL", "CUDA")
+    global folding  # operators last as long as their library
+    folding = torch.library.Library("aten", "IMPL", "CUDA")  # Inductor computes the constants that it folds
+    folding.impl("full", lambda size, value, *, dtype=None, **_: torch.full(size, value, dtype=dtype))
+    folding.impl("scalar_tensor", lambda value, *, dtype=None, **_: torch.scalar_tensor(value, dtype=dtype))
 
 
 def gradients(
@@ -244,7 +242,7 @@ def kernels_of(layer: Layer) -> list[Generated]:
 
 
 def without_driver(source: str) -> str:
-    return source.replace(PAST_MAIN_GUARD, "")
+    return source.replace(DRIVER, "")
 
 
 def sources_of(layer: Layer) -> list[tuple[str, str, str]]:
