@@ -1,11 +1,12 @@
-"""Generate the Triton kernels of one compiled decoder layer for an AMD GPU that this machine does not have.
+"""Generate the Triton kernels of one compiled decoder layer for an AMD GPU that this machine lacks.
 
-torch.compile runs whole: Dynamo, AOTAutograd and Inductor work on tensors without memory on `cuda:0`, in a process of its own in which torch
-takes itself for a ROCm build and the GPU's properties for those of its file in conf/hardware. So the kernels, their block sizes and warps are
-those that ROCm's torch of the same version generates; nothing is captured on CUDA. Three things stand in for what a CPU build of torch lacks:
-a device guard, the driver's answers, and autograd's engine, which wants streams.
+torch.compile runs whole: Dynamo, AOTAutograd and Inductor work on tensors without memory on `cuda:0`,
+in a process in which torch takes itself for a ROCm build and finds the properties of a GPU of
+conf/hardware. So the kernels, their block sizes and warps are those of ROCm's torch of the same
+version. Nothing is captured on CUDA. Three things stand in for what a CPU build of torch lacks: a
+device guard, the driver's answers, and autograd's engine, which wants streams.
 
-Needs torch's CPU build (2.13), Triton and transformers. Generates, but neither compiles nor launches.
+Needs torch's CPU build (2.13), Triton and transformers. Nothing is compiled or launched here.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Generated:
 
 
 def generate_all(layers: Mapping[str, Sequence[Layer]], jobs: int) -> dict[str, list[Generated]]:
-    """Return the kernels of the layers of each architecture. Each has a process of its own, as torch remembers what GPU it saw."""
+    """Return the kernels of each architecture's layers. Each has its own process: torch remembers its GPU."""
     with ProcessPoolExecutor(min(jobs, len(layers)), mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         return dict(zip(layers, pool.map(generate, layers.values(), layers), strict=True))
 
@@ -89,7 +90,7 @@ def stand_in_for_gpu(arch: str) -> None:
 
 
 def register_device_guard() -> None:
-    """Give `cuda` the guard of `meta`, which does nothing. A CUDA build without a GPU gets one from FakeTensorMode; a CPU build does not."""
+    """Give `cuda` the guard of `meta`, which does nothing. FakeTensorMode does so for CUDA builds only."""
     c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libc10.so"))
     guards = (ctypes.c_void_p * 22).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
     cuda, meta = (int(getattr(torch._C._autograd.DeviceType, name)) for name in ("CUDA", "Meta"))
@@ -122,7 +123,7 @@ def hardware_of(arch: str) -> dict[str, Any]:
 
 
 def read_hardware(file: Path) -> dict[str, Any]:
-    """Return a file of conf/hardware with its bases, which Hydra would merge key by key; what is read here are plain values."""
+    """Return a file of conf/hardware over its bases. Nested values are not merged: none is read here."""
     own = yaml.safe_load(file.read_text())
     bases = [base.removesuffix("@_here_") for base in own.pop("defaults", []) if base != "_self_"]
     merged: dict[str, Any] = {}
@@ -132,7 +133,7 @@ def read_hardware(file: Path) -> dict[str, Any]:
 
 
 def attentions_of(arch: str) -> tuple[str, ...]:
-    """Return what a layer is compiled with on this architecture: attention of padded rows, then of packed ones, as its hardware file says."""
+    """Return the attention of padded rows and, if there is one, of packed rows, by the hardware file."""
     gpu = hardware_of(arch)
     padded = gpu["attention"] if gpu["attention"] != "sdpa" else "flash" if gpu.get("fused_attention", True) else "math"
     packed = {"varlen": "varlen", "flex_attention": "flex"}.get(gpu.get("packed_attention") or "")
@@ -199,7 +200,7 @@ def accumulate(arrived: dict[int, torch.Tensor], node: Any, number: int, grad: t
 
 
 def nodes_from(roots: list[Any], ends: set[Any]) -> Iterator[Any]:
-    """Yield the nodes between roots and ends, each after all that lead to it. The latest of the forward pass comes first, as in the engine."""
+    """Yield the nodes between roots and ends, each after all that lead to it, the latest operation first."""
     waits: dict[Any, int] = defaultdict(int)
     seen, stack = set(), list(roots)
     while stack:

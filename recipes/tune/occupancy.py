@@ -289,7 +289,9 @@ def layer_launches(request: Request, attentions: list[str]) -> list[tuple[Launch
     from recipes.tune import inductor, kernels
 
     if torch.version.cuda or torch.version.hip:
-        raise HostError("kernel=inductor:... needs torch's CPU build, which can take itself for another. make setup TORCH=cpu, make kernels")
+        raise HostError(
+            "kernel=inductor:... needs torch's CPU build, which can take itself for another. make setup TORCH=cpu, make kernels"
+        )
     layers = {
         arch: [
             inductor.Layer(request.model, attention, request.tokens, request.dtype)

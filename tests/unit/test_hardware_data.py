@@ -185,11 +185,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 # What packed rows are kept apart with, written down apart from the files. None: rows are grouped by length.
-PACKED = {
-    **dict.fromkeys(["mi210", "mi250x", "mi300a", "mi300x", "mi325x", "mi350x", "mi355x", "rx7900xtx", "rx9070xt", "r9700"], "varlen"),
-    **dict.fromkeys(["h100", "h200"], "varlen"),
-    **{"mi50": None, "mi60": None, "mi100": None, "strix_halo": None, "cpu": "sdpa"},
-}
+PACKED = dict.fromkeys(FIGURES, "varlen") | {"mi50": None, "mi60": None, "mi100": None, "strix_halo": None, "cpu": "sdpa"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -200,7 +196,10 @@ def test_attention_of_packed_rows(hardware, name):
         assert found.fused_attention
 
 
-@pytest.mark.parametrize("file", [p for p in (CONF / "hardware").rglob("*.yaml") if "packed_attention:" in p.read_text()], ids=lambda p: p.stem)
+DECIDING = [file for file in (CONF / "hardware").rglob("*.yaml") if "packed_attention:" in file.read_text()]
+
+
+@pytest.mark.parametrize("file", DECIDING, ids=lambda file: file.stem)
 def test_attention_of_packed_rows_has_a_reason(file):
     lines = file.read_text().splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("packed_attention:"))
@@ -210,6 +209,7 @@ def test_attention_of_packed_rows_has_a_reason(file):
 def test_compiled_layers_are_measured_on_hopper_only(hardware):
     assert {name for name, found in hardware.items() if found.compile_measured} == {"h100", "h200"}
     assert all(found.compile for found in hardware.values() if found.compile_measured)
+
 
 @pytest.mark.parametrize("group", ["hardware", "model", "adapter", "precision", "topology", "tracking", "experiment"])
 def test_every_file_opens_with_how_to_launch_it(group):

@@ -141,11 +141,26 @@ def test_every_configuration_compiles(arch: str) -> None:
     assert [f"{name}: {row.options}: {row.error}" for name, rows in compiled_layers(arch).items() for row in rows if row.error] == []
 
 
+def best(rows: list[occupancy.Row]) -> occupancy.Row:
+    return min(rows, key=lambda row: row.rank)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_table_of_compiled_layers_in_the_docs(arch: str) -> None:
+    kernels = compiled_layers(arch)
+    rows = [row for found in kernels.values() for row in found]
+    waves = min(best(found).code.occupancy.waves for found in kernels.values())
+    limit = best(rows).code.occupancy.max_waves
+    spilling = sum(bool(row.code.resources.spills) for row in rows)
+    expected = f"| {arch} | {len(kernels)} | {len(rows)} | {spilling} | {waves:g} of {limit} |"
+    assert expected in (Path(__file__).parents[3] / "docs/kernels.md").read_text()
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_kernels_are_generated_for_this_gpu_and_not_for_cuda(arch: str) -> None:
     ones = generated()[arch]
     wave = ARCHITECTURES[arch].wave_size
-    assert all(f"DeviceProperties(type='hip', index=0, multi_processor_count=" in one.source for one in ones)
+    assert all("DeviceProperties(type='hip', index=0, multi_processor_count=" in one.source for one in ones)
     assert all(f"cc='{arch}'" in one.source and f"warp_size={wave}" in one.source for one in ones)
     for layer in {one.layer for one in ones}:
         labels = {one.label for one in ones if one.layer == layer}
