@@ -63,8 +63,10 @@ class Hardware:
     hives_gb_s: Optional[float] = None  # between two hives, per direction: a ring over more devices than one hive goes at this pace
     precisions: list[str] = MISSING  # what it computes in, the preferred one first
     attention: str = MISSING  # attn_implementation of transformers
+    packed_attention: Optional[str] = None  # keeps packed rows apart: varlen, flash_attention_2, flex_attention, sdpa; empty: no packing
     fused_attention: bool = True  # torch has a kernel that never writes the scores
     compile: bool = True  # torch.compile works
+    compile_measured: bool = False  # a run of ours or published has shown compiled layers right on it
     triton: bool = True  # the Triton of our tests compiles for it, without spills
     vllm: bool = True  # an image with vLLM exists for it
     dataloader: Dataloader = field(default_factory=Dataloader)

@@ -12,7 +12,7 @@ import importlib.util
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +25,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime.jit import JITFunction, KernelParam
 
 from recipes.common.errors import UserError, near
+from recipes.tune import inductor
+from recipes.tune.inductor import Generated
 
 # Triton's names of types. A pointer is `*` and the type of what it points to.
 POINTEES = {
@@ -65,7 +67,13 @@ class Launch:
     @property
     def same(self) -> str:
         """Equal for launches that compile to the same code."""
-        return repr((self.function.__name__, self.signature, self.constants, self.attributes, self.options))
+        code = self.function.src.partition("(")[2]  # without its name, in which Inductor counts
+        return repr((code, self.signature, self.constants, self.attributes, self.options))
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        """Inductor's block sizes, which are constants of its kernels and what its configurations differ in."""
+        return {name: value for name, value in self.constants.items() if name.endswith("BLOCK")}
 
 
 # ---- Liger's and TRL's
@@ -262,6 +270,24 @@ def _named_apart(launches: list[Launch]) -> list[Launch]:
         suffix = " ".join(f"{key}={launch.constants[key]}" for key in apart)
         named.append(replace(launch, name=f"{launch.name} {suffix}".strip()))
     return named
+
+
+# ---- Inductor's
+
+
+def generated_launches(generated: Iterable[Generated]) -> list[Launch]:
+    """Return the launches of what recipes.tune.inductor has generated in another process."""
+    functions = {one.source: generated_function(one) for one in generated}
+    return [
+        Launch(f"{one.layer.attention} {one.label}", functions[one.source], one.signature, one.constants, one.attributes, one.options)
+        for one in generated
+    ]
+
+
+def generated_function(generated: Generated) -> JITFunction:
+    from torch._inductor.codecache import PyCodeCache
+
+    return getattr(PyCodeCache.load(inductor.without_driver(generated.source)), generated.function).fn
 
 
 # ---- A user's

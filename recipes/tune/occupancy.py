@@ -2,15 +2,19 @@
 
     python -m recipes.tune.occupancy kernel=liger:rms_norm arch=gfx942
     python -m recipes.tune.occupancy kernel=liger:all,trl:all model=qwen3_8b tokens=8192 format=json
+    python -m recipes.tune.occupancy kernel=inductor:layer model=qwen3_4b dtype=amp arch=gfx942
     python -m recipes.tune.occupancy kernel=my.py:scale 'args=x=*bf16,n=i32:16,BLOCK=128' grid=4096 num_warps=4,8 waves_per_eu=0,2 save=out
 
 A program of its own, not a method of launch/run.py: it starts no ranks, takes no GPU and leaves a table, not a run.
 Keys (several values, separated by commas, are all tried):
     kernel                liger:<operation>, liger:all for what use_liger_kernel=true turns on, trl:lm_head (trl:all) for the head that
-                          SFT, DPO and GRPO compute on a GPU where there is Triton, or file.py:function (several)
+                          SFT, DPO and GRPO compute on a GPU where there is Triton, inductor:layer for what torch.compile generates for
+                          one decoder layer, forward and backward, or file.py:function (several). inductor:layer takes the attention that
+                          the hardware file names for padded and for packed rows; inductor:flash, math, eager, varlen and flex take theirs
     arch                  gfx908 gfx90a gfx942 gfx950 gfx1100 gfx1151 gfx1201 (several; default: all)
     num_warps, num_stages, waves_per_eu, matrix_instr_nonkdim     (several; default: what the launch says)
-    model, tokens, dtype  of Liger's and TRL's: a file of conf/model (qwen3_8b), tokens in a layer at once (4096), bf16 fp16 fp32 (bf16)
+    model, tokens, dtype  of all but a file's: a file of conf/model (qwen3_8b), tokens in a layer at once (4096), bf16 fp16 fp32 (bf16);
+                          amp, of inductor's only, is fp32 weights under bf16 autocast
     args                  of a file's kernel: name=*bf16, name=i32, name=i32:16 (a multiple of 16), name=128 (a constant); commas between
     grid                  of a file's kernel: its number of workgroups, or 64x32
     save                  a folder for the assembly (.s) and Triton's representation with layouts (.ttgir)
@@ -61,21 +65,23 @@ EXIT_DONE, EXIT_USER, EXIT_HOST, EXIT_FAILED, EXIT_INTERRUPTED = 0, 2, 3, 4, 75
 SWEPT = ("num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim")
 KEYS = ("kernel", "arch", *SWEPT, "model", "tokens", "dtype", "args", "grid", "save", "format", "jobs", "timeout_s")
 LIBRARY_KEYS, FILE_KEYS = ("model", "tokens", "dtype"), ("args", "grid")
-DTYPES = ("bf16", "fp16", "fp32")
+DTYPES = ("bf16", "fp16", "fp32", "amp")
 NONKDIMS = (0, 16, 32)  # 0: Triton chooses
 MOST_TOKENS = 2**24  # Liger looks at a label of each; in bf16 4096 wide they are 137 GB
 MOST_SECONDS = 86400  # a day
 MODELS = Path(__file__).resolve().parents[2] / "conf/model"
 
-LIBRARIES = {"liger": ("liger_kernel", "liger-kernel"), "trl": ("trl", "trl")}  # in kernel= -> module, distribution
+# In kernel= -> module, distribution.
+LIBRARIES = {"liger": ("liger_kernel", "liger-kernel"), "trl": ("trl", "trl"), "inductor": ("torch", "torch")}
 KERNELS = (
     *("liger:rms_norm", "liger:rope", "liger:swiglu", "liger:cross_entropy", "liger:fused_linear_cross_entropy"),
     "trl:lm_head",
+    *("inductor:layer", "inductor:flash", "inductor:math", "inductor:eager", "inductor:varlen", "inductor:flex"),
 )
 # liger:all and trl:all. What method.args.use_liger_kernel=true puts into our models: liger_kernel.transformers.apply_liger_kernel_to_qwen3,
 # _qwen2 and _llama, less their loss, which TRL 1.16 turns off for its own (liger_kernel_config in its SFT, DPO and GRPO trainers): a head
 # that launches kernels on any GPU where Triton is installed. TRL's other kernels (selective_log_softmax) none of these trainers calls.
-RECIPE_KERNELS = ("liger:rms_norm", "liger:rope", "liger:swiglu", "trl:lm_head")
+RECIPE_KERNELS = ("liger:rms_norm", "liger:rope", "liger:swiglu", "trl:lm_head", "inductor:layer")
 
 
 class HostError(Exception):
@@ -158,6 +164,8 @@ def parse(argv: list[str]) -> Request:
         for key in keys:
             if key in given and not needs:
                 raise UserError(f"{key} is for {kind}, and kernel={given['kernel']} names none")
+    if given.get("dtype") == "amp" and set(_libraries(kernels)) - {"inductor"}:
+        raise UserError(f"dtype=amp is for inductor's kernels, and kernel={given['kernel']} names others. Run the two apart")
     return Request(
         kernels=kernels,
         archs=tuple(_one_of("arch", arch, ARCHITECTURES) for arch in _several("arch", given.get("arch", ",".join(ARCHITECTURES)))),
@@ -245,8 +253,11 @@ def _folder(text: str) -> Path:
 # ---- The work
 
 
-def launches(request: Request) -> list[Launch]:
-    """Raises HostError where Triton or a library is missing, UserError for a kernel that does not exist."""
+def launches(request: Request) -> list[tuple[Launch, str]]:
+    """Return every launch with its architecture.
+
+    Raises HostError where Triton or a library is missing, UserError for a kernel that does not exist.
+    """
     try:
         from recipes.tune import kernels
 
@@ -256,14 +267,42 @@ def launches(request: Request) -> list[Launch]:
         package = str(error.name).split(".")[0]
         raise HostError(f"{package} is not installed, and this program compiles with it. In .venv on Linux: make kernels") from error
     found: list[tuple[str, Launch]] = []
+    attentions: list[str] = []
     for asked in request.kernels:
         library, _, name = asked.partition(":")
         if library not in LIBRARIES:
             found.append((asked, kernels.file_launch(asked, request.args, request.workgroups)))
             continue
         for one in [known for known in RECIPE_KERNELS if known.startswith(f"{library}:")] if name == "all" else [asked]:
-            found += [(asked, launch) for launch in kernels.library_launches(one, request.model, request.tokens, request.dtype)]
-    return named_apart(found)
+            if library == "inductor":
+                attentions.append(one.partition(":")[2])
+            else:
+                found += [(asked, launch) for launch in kernels.library_launches(one, request.model, request.tokens, request.dtype)]
+    apart = [(launch, arch) for launch in named_apart(found) for arch in request.archs]
+    return apart + (layer_launches(request, attentions) if attentions else [])
+
+
+def layer_launches(request: Request, attentions: list[str]) -> list[tuple[Launch, str]]:
+    """Return what torch.compile generates for one decoder layer with each attention; `layer`: those of the hardware file."""
+    import torch
+
+    from recipes.tune import inductor, kernels
+
+    if torch.version.cuda or torch.version.hip:
+        raise HostError(
+            "kernel=inductor:... needs torch's CPU build, which can take itself for another. make setup TORCH=cpu, make kernels"
+        )
+    layers = {
+        arch: [
+            inductor.Layer(request.model, attention, request.tokens, request.dtype)
+            for attention in dict.fromkeys(
+                one for name in attentions for one in (inductor.attentions_of(arch) if name == "layer" else (name,))
+            )
+        ]
+        for arch in request.archs
+    }
+    generated = inductor.generate_all(layers, request.jobs)
+    return [(launch, arch) for arch in request.archs for launch in kernels.generated_launches(generated[arch])]
 
 
 def named_apart(found: list[tuple[str, Launch]]) -> list[Launch]:
@@ -281,7 +320,8 @@ def configurations(launch: Launch, sweep: dict[str, tuple[int, ...]]) -> list[La
 
 
 def row(launch: Launch, arch: str, compiled: Compiled) -> Row:
-    start = Row(launch.name, arch, launch.options, launch.workgroups, launch.per_compute_unit, compiled.seconds, compiled.error)
+    options = launch.blocks | {key: value for key, value in launch.options.items() if type(value) is int}  # not debug and other switches
+    start = Row(launch.name, arch, options, launch.workgroups, launch.per_compute_unit, compiled.seconds, compiled.error)
     if compiled.error:
         return start
     needs = read_resources(compiled.isa, compiled.lds_bytes)
@@ -295,7 +335,7 @@ def row(launch: Launch, arch: str, compiled: Compiled) -> Row:
 
 def measure(request: Request, on_progress: Callable[[int, int], None]) -> list[Row]:
     """Every kernel, architecture and configuration, in the order of the request, the best of each group first."""
-    tasks = [(one, arch) for launch in launches(request) for arch in request.archs for one in configurations(launch, request.sweep)]
+    tasks = [(one, arch) for launch, arch in launches(request) for one in configurations(launch, request.sweep)]
     from recipes.tune import compile as compiler  # after launches(), which says what is missing
 
     rows: dict[int, Row] = {}

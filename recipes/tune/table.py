@@ -74,6 +74,9 @@ class _Column:
 COLUMNS = (
     _Column("kernel", lambda one: one.kernel, justify="left"),
     _Column("arch", lambda one: one.arch, justify="left"),
+    _Column(
+        "blocks", lambda one: " ".join(f"{key}={size}" for key, size in one.options.items() if "BLOCK" in key), justify="left", always=False
+    ),
     _Column("warps", lambda one: one.options.get("num_warps", ""), always=False),
     _Column("stages", lambda one: one.options.get("num_stages", ""), always=False),
     _Column("waves_per_eu", lambda one: one.options.get("waves_per_eu", ""), always=False),

@@ -184,6 +184,33 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
 
 
+# What packed rows are kept apart with, written down apart from the files. None: rows are grouped by length.
+PACKED = dict.fromkeys(FIGURES, "varlen") | {"mi50": None, "mi60": None, "mi100": None, "strix_halo": None, "cpu": "sdpa"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_attention_of_packed_rows(hardware, name):
+    found = hardware[name]
+    assert found.packed_attention == PACKED[name]
+    if found.packed_attention == "varlen":
+        assert found.fused_attention
+
+
+DECIDING = [file for file in (CONF / "hardware").rglob("*.yaml") if "packed_attention:" in file.read_text()]
+
+
+@pytest.mark.parametrize("file", DECIDING, ids=lambda file: file.stem)
+def test_attention_of_packed_rows_has_a_reason(file):
+    lines = file.read_text().splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("packed_attention:"))
+    assert "#" in lines[at] or lines[at - 1].startswith("#"), file
+
+
+def test_compiled_layers_are_measured_on_hopper_only(hardware):
+    assert {name for name, found in hardware.items() if found.compile_measured} == {"h100", "h200"}
+    assert all(found.compile for found in hardware.values() if found.compile_measured)
+
+
 @pytest.mark.parametrize("group", ["hardware", "model", "adapter", "precision", "topology", "tracking", "experiment"])
 def test_every_file_opens_with_how_to_launch_it(group):
     for file in sorted((CONF / group).glob("*.yaml")):

@@ -59,6 +59,8 @@ FILE = "kernel=my.py:scale"
         ([LIGER, "grid=32x32"], "grid is for a kernel of a file, and kernel=liger:rope names none"),
         (["kernel=trl:lm_haed"], "kernel=trl:lm_haed is not known. Did you mean lm_head?"),
         ([FILE, "model=qwen3_8b"], "model is for Liger's and TRL's kernels, and kernel=my.py:scale names none"),
+        (["kernel=inductor:layre"], "kernel=inductor:layre is not known. Did you mean layer?"),
+        (["kernel=inductor:layer,liger:rope", "dtype=amp"], "dtype=amp is for inductor's kernels, and kernel=inductor:layer,liger:rope"),
         ([FILE, "args=n"], "args: n has no value. Write args=n=i32 for a type, or args=n=128 for a constant"),
         ([FILE, "grid=32xn"], "grid: n is no whole number from 1 to "),
         ([FILE, "save=/dev/null/out"], "save=/dev/null/out: no folder can be made there (Not a directory)"),
@@ -268,7 +270,7 @@ amdhsa.kernels:
 ...
 \t.end_amdgpu_metadata
 """
-LAUNCH = SimpleNamespace(name="k", options={"num_warps": 4}, workgroups=8, per_compute_unit=False)
+LAUNCH = SimpleNamespace(name="k", options={"num_warps": 4, "debug": False}, blocks={}, workgroups=8, per_compute_unit=False)
 
 
 def test_a_row_of_what_has_compiled() -> None:
@@ -278,6 +280,12 @@ def test_a_row_of_what_has_compiled() -> None:
     assert (found.code.resources.lds_bytes, found.code.occupancy.by_vgpr, found.code.occupancy.waves) == (32768, 3, 2)
     assert found.code.instructions.global_loads == {"b128": 1}
     assert (found.small_grid, found.seconds) == (True, 0.2)
+    assert found.options == {"num_warps": 4}
+
+
+def test_inductor_s_block_sizes_are_options_of_a_row() -> None:
+    launch = SimpleNamespace(**vars(LAUNCH) | {"blocks": {"XBLOCK": 64, "R0_BLOCK": 8}})
+    assert occupancy.row(launch, "gfx942", Compiled(ISA)).options == {"XBLOCK": 64, "R0_BLOCK": 8, "num_warps": 4}
 
 
 def test_a_row_of_what_cannot_start_says_why() -> None:

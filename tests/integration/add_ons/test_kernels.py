@@ -85,6 +85,93 @@ def test_registers_allow_what_llvm_says_they_do(arch: str) -> None:
         assert re.findall(r"\.amdhsa_workgroup_processor_mode (\d)", found.isa) == (["1"] if limits.wave_size == 32 else [])
 
 
+# ---- What torch.compile generates for a decoder layer
+
+# One of each architecture of transformers: fp32 weights under bf16 autocast, which is the default, and bf16 weights.
+LAYERS = (("qwen3_4b", "amp"), ("qwen2_5_7b", "bf16"), ("llama3_1_8b", "bf16"))
+
+
+@cache
+def generated():
+    """Architecture -> every configuration of every kernel of these layers, with the attention of packed rows where there is one."""
+    from recipes.tune import inductor
+
+    def layers(arch: str) -> list[inductor.Layer]:
+        attention = inductor.attentions_of(arch)
+        return [
+            inductor.Layer(occupancy.MODELS / f"{model}.yaml", attention[-1 - number % len(attention)], 4096, dtype)
+            for number, (model, dtype) in enumerate(LAYERS)
+        ]
+
+    return inductor.generate_all({arch: layers(arch) for arch in ARCHITECTURES}, os.cpu_count() or 1)
+
+
+@cache
+def compiled_layers(arch: str) -> dict[str, list[occupancy.Row]]:
+    """Kernel -> the rows of its configurations."""
+    from recipes.tune.compile import compile_all
+    from recipes.tune.kernels import generated_launches
+
+    ones = generated()[arch]
+    launches = generated_launches(ones)
+    distinct = {launch.same: launch for launch in launches}
+    results = compile_all([(launch, arch) for launch in distinct.values()], os.cpu_count() or 1, timeout_s=300)
+    keys = list(distinct)
+    rows = {keys[index]: occupancy.row(distinct[keys[index]], arch, found) for index, found in results}
+    kernels: dict[str, list[occupancy.Row]] = {}
+    for one, launch in zip(ones, launches, strict=True):
+        kernels.setdefault(f"{one.layer.model.stem} {one.layer.dtype} {launch.name}", []).append(rows[launch.same])
+    return kernels
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_kernel_of_a_compiled_layer_has_a_configuration_that_fits(arch: str) -> None:
+    """The first that has none turns compilation off in the GPU's hardware file, with the reason."""
+    from recipes.tune import inductor
+
+    kernels = compiled_layers(arch)
+    unfit = [name for name, rows in kernels.items() if not any(row.code and not row.code.resources.spills for row in rows)]
+    gpus = [gpu for gpu in map(inductor.read_hardware, inductor.HARDWARE.glob("*.yaml")) if gpu.get("gfx") == arch]
+    assert gpus
+    assert all(gpu.get("compile", True) == (unfit == []) for gpu in gpus), unfit
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_configuration_compiles(arch: str) -> None:
+    assert [f"{name}: {row.options}: {row.error}" for name, rows in compiled_layers(arch).items() for row in rows if row.error] == []
+
+
+def best(rows: list[occupancy.Row]) -> occupancy.Row:
+    return min(rows, key=lambda row: row.rank)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_table_of_compiled_layers_in_the_docs(arch: str) -> None:
+    kernels = compiled_layers(arch)
+    rows = [row for found in kernels.values() for row in found]
+    waves = min(best(found).code.occupancy.waves for found in kernels.values())
+    limit = best(rows).code.occupancy.max_waves
+    spilling = sum(bool(row.code.resources.spills) for row in rows)
+    expected = f"| {arch} | {len(kernels)} | {len(rows)} | {spilling} | {waves:g} of {limit} |"
+    assert expected in (Path(__file__).parents[3] / "docs/kernels.md").read_text()
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_kernels_are_generated_for_this_gpu_and_not_for_cuda(arch: str) -> None:
+    ones = generated()[arch]
+    wave = ARCHITECTURES[arch].wave_size
+    assert all("DeviceProperties(type='hip', index=0, multi_processor_count=" in one.source for one in ones)
+    assert all(f"cc='{arch}'" in one.source and f"warp_size={wave}" in one.source for one in ones)
+    for layer in {one.layer for one in ones}:
+        labels = {one.label for one in ones if one.layer == layer}
+        assert {label.split()[0] for label in labels} == {"forward", "backward"}
+        assert any("reduction" in label for label in labels)
+        assert any("pointwise" in label for label in labels)
+        assert len(labels) >= 12
+    # The sequence is an argument of the kernels, the model's width is compiled in.
+    assert not any("4096*" in one.source for one in ones if one.layer.model.stem == "qwen3_4b")
+
+
 # ---- What is compiled is what would be launched
 
 
