@@ -33,7 +33,8 @@ MEMORY_PER_PROCESS = 2**30  # bytes: its batches, and what it has copied of the 
 SAID_EVERY_S = 10.0
 
 logger = logging.get_logger(__name__)
-Batch = dict[str, list[Any]]
+Batch = dict[str, Any]  # column -> a value for each row
+Ids = list[list[int]]
 
 
 @dataclass
@@ -99,39 +100,36 @@ class Tokens:
     assistant_only: bool
 
     def __call__(self, batch: Batch) -> Batch:
-        rows = _rows(batch)
+        rows, end = _rows(batch), self.tokenizer.eos_token
         if "prompt" in batch:
-            texts = [row["prompt"] + _ended(row["completion"], self.tokenizer) for row in rows]
+            texts = [row["prompt"] + _ended(row["completion"], end) for row in rows]
         else:
-            texts = [_ended(text, self.tokenizer) for text in batch["messages" if "messages" in batch else self.text_field]]
+            texts = [_ended(text, end) for text in batch["messages" if "messages" in batch else self.text_field]]
         if self.assistant_only and isinstance(texts[0], list):
-            ids, ignored = self._ids_of_turns(texts, rows)
+            tokens, labels = self._turns(texts, rows)
         else:
-            ids = _ids(self.tokenizer, texts, rows, self.template)
-            ignored = [np.zeros(len(each), bool) for each in ids]
+            tokens = labels = _ids(self.tokenizer, texts, rows, self.template)
         if "prompt" in batch and self.completion_only:
             prompts = _ids(self.tokenizer, batch["prompt"], rows, self.template, prompt=True)
-            for before, whole, mask in zip(prompts, ids, ignored, strict=True):
-                mask[: _prompt_length(self.tokenizer, before, whole)] = True
-        tokens = [np.array(each, np.int32) for each in ids]
-        labels = [np.where(mask, np.int32(IGNORED), each) for mask, each in zip(ignored, tokens, strict=True)]
+            starts = [_prompt_length(self.tokenizer, *each) for each in zip(prompts, tokens, strict=True)]
+            labels = [[IGNORED] * start + each[start:] for start, each in zip(starts, labels, strict=True)]
         if "finished" in batch:
-            special = sorted(self.tokenizer.all_special_ids)
+            special = set(self.tokenizer.all_special_ids)
             made = [without_end({**row, "input_ids": a, "labels": b}, special) for row, a, b in zip(rows, tokens, labels, strict=True)]
-            return {name: [each[name] for each in made] for name in ("input_ids", "labels")}
+            tokens, labels = [each["input_ids"] for each in made], [each["labels"] for each in made]
         return {"input_ids": tokens, "labels": labels}
 
-    def _ids_of_turns(self, texts: list[Any], rows: list[Row]) -> tuple[list[list[int]], list[Any]]:
-        """Tokens of messages, and which of them no assistant has written. Raises UserError where the template marks none as its own."""
+    def _turns(self, texts: list[Any], rows: list[Row]) -> tuple[Ids, Ids]:
+        """Tokens of messages, and labels of those that an assistant has written. Raises UserError where the template marks none."""
         options = {"chat_template": self.template, "return_dict": True, "return_assistant_tokens_mask": True}
         found = [self.tokenizer.apply_chat_template(text, **options, **_options(row)) for text, row in zip(texts, rows, strict=True)]
-        ignored = [np.array(each["assistant_masks"]) == 0 for each in found]
-        if any(mask.all() for mask in ignored):
+        if not all(1 in each["assistant_masks"] for each in found):
             raise UserError(
                 "method.args.assistant_only_loss=true: the chat template marks no token of a row as the assistant's. "
                 "Give a template whose {% generation %} encloses each answer, by data.chat_template=<file.jinja>."
             )
-        return [each["input_ids"] for each in found], ignored
+        pairs = [zip(each["input_ids"], each["assistant_masks"], strict=True) for each in found]
+        return [each["input_ids"] for each in found], [[token if counts else IGNORED for token, counts in pair] for pair in pairs]
 
 
 @dataclass(frozen=True)
@@ -141,20 +139,22 @@ class PairTokens:
     tokenizer: PreTrainedTokenizerBase
 
     def __call__(self, batch: Batch) -> Batch:
-        rows = _rows(batch)
+        rows, end = _rows(batch), self.tokenizer.eos_token
         if "prompt" not in batch:
             rows = [{**row, **extract_prompt(row)} for row in rows]
         prompts = _ids(self.tokenizer, [row["prompt"] for row in rows], rows, prompt=True)
-        sides = {
-            f"{side}_ids": _ids(self.tokenizer, [row["prompt"] + _ended(row[side], self.tokenizer) for row in rows], rows)
-            for side in ("chosen", "rejected")
+        chosen, rejected = (
+            _ids(self.tokenizer, [row["prompt"] + _ended(row[side], end) for row in rows], rows) for side in ("chosen", "rejected")
+        )
+        starts = [
+            min(_prompt_length(self.tokenizer, prompt, whole) for whole in sides)
+            for prompt, *sides in zip(prompts, chosen, rejected, strict=True)
+        ]
+        return {
+            "prompt_ids": [each[:start] for start, each in zip(starts, prompts, strict=True)],
+            "chosen_ids": [each[start:] for start, each in zip(starts, chosen, strict=True)],
+            "rejected_ids": [each[start:] for start, each in zip(starts, rejected, strict=True)],
         }
-        made: Batch = {name: [] for name in ("prompt_ids", *sides)}
-        for prompt, *answered in zip(prompts, *sides.values(), strict=True):
-            length = min(_prompt_length(self.tokenizer, prompt, whole) for whole in answered)
-            for name, part in zip(made, (prompt[:length], *(whole[length:] for whole in answered)), strict=True):
-                made[name].append(np.array(part, np.int32))
-        return made
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,9 @@ def _rows(batch: Batch) -> list[Row]:
     return [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
 
 
-def _ended(text: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
+def _ended(text: Any, end: str) -> Any:
     """A plain text with the token that ends it; a template ends messages."""
-    return text if isinstance(text, list) or text.endswith(tokenizer.eos_token) else text + tokenizer.eos_token
+    return text if isinstance(text, list) or text.endswith(end) else text + end
 
 
 def _options(row: Row) -> dict[str, Any]:
@@ -182,9 +182,7 @@ def _options(row: Row) -> dict[str, Any]:
     return {"tools": json.loads(tools) if isinstance(tools, str) else tools, **(row.get("chat_template_kwargs") or {})}
 
 
-def _ids(
-    tokenizer: PreTrainedTokenizerBase, texts: list[Any], rows: list[Row], template: str | None = None, prompt: bool = False
-) -> list[list[int]]:
+def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[Any], rows: list[Row], template: str | None = None, prompt: bool = False) -> Ids:
     """Tokens of plain texts, or of messages, whose `prompt` leaves the next turn to the assistant."""
     if isinstance(texts[0], str):
         return tokenizer(texts, return_attention_mask=False)["input_ids"]
