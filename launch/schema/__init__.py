@@ -14,7 +14,23 @@ from typing import Any, Optional
 from omegaconf import MISSING
 
 from launch.schema.data import Balance, Curriculum, CurriculumArgs, Deduplicate, Filter, LrScaling, Selection, Source
-from launch.schema.enums import Debug, Find, Format, Init, Link, Mode, Network, NumaBinding, Preflight, Profile, Rocprof, Vendor, When
+from launch.schema.enums import (
+    Debug,
+    Find,
+    Format,
+    Init,
+    Link,
+    Mode,
+    Network,
+    NumaBinding,
+    Preflight,
+    Profile,
+    Rocprof,
+    Rows,
+    Speed,
+    Vendor,
+    When,
+)
 from launch.schema.host import Detect, Healthy, HostNeeds
 
 
@@ -64,7 +80,11 @@ class Hardware:
     precisions: list[str] = MISSING  # what it computes in, the preferred one first
     attention: str = MISSING  # attn_implementation of transformers
     fused_attention: bool = True  # torch has a kernel that never writes the scores
+    packed_attention: Optional[str] = None  # attention kernel that respects document boundaries; null: rows are grouped by length
     compile: bool = True  # torch.compile works
+    compile_measured: bool = (
+        False  # a run of ours or published has shown compiled layers right on it; else the first micro-batch is computed both ways
+    )
     triton: bool = True  # the Triton of our tests compiles for it, without spills
     vllm: bool = True  # an image with vLLM exists for it
     dataloader: Dataloader = field(default_factory=Dataloader)
@@ -361,6 +381,18 @@ class Sweep:
 
 
 @dataclass
+class Step:
+    """How one optimizer step is computed: what changes its speed and not its result. null: speed=auto chooses; under speed=off the
+    plain way."""
+
+    compile: Optional[bool] = None  # each decoder layer compiled by itself (torch regional compilation)
+    rows: Optional[Rows] = None
+    checkpointed_layers: Optional[int] = (
+        None  # under method.args.gradient_checkpointing: how many layers recompute, the first ones; null: all
+    )
+
+
+@dataclass
 class Config:
     hardware: Hardware = field(default_factory=Hardware)
     model: Model = field(default_factory=Model)
@@ -373,7 +405,9 @@ class Config:
     runtime: Runtime = field(default_factory=Runtime)
     tracking: Tracking = field(default_factory=Tracking)
     sweep: Sweep = field(default_factory=Sweep)
+    step: Step = field(default_factory=Step)
 
+    speed: Speed = Speed.auto  # auto: the planner chooses what changes a step's speed and not its result
     mode: Mode = Mode.run
     find: Find = Find.none  # mode=plan: search with the memory planner
     format: Format = Format.text
