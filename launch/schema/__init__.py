@@ -393,6 +393,16 @@ class Step:
 
 
 @dataclass
+class Choice:
+    """What speed=auto put in place of a default. `before` is null where nothing had been there."""
+
+    key: str = MISSING
+    value: Any = None
+    reason: str = MISSING
+    before: Any = None
+
+
+@dataclass
 class Config:
     hardware: Hardware = field(default_factory=Hardware)
     model: Model = field(default_factory=Model)
@@ -408,6 +418,8 @@ class Config:
     step: Step = field(default_factory=Step)
 
     speed: Speed = Speed.auto  # auto: the planner chooses what changes a step's speed and not its result
+    speed_keeps: list[str] = field(default_factory=list)  # keys that speed=auto leaves as they are; all that somebody gave are added
+    chosen: list[Choice] = field(default_factory=list)  # what it chose: a plan's, which a record keeps and nobody gives
     mode: Mode = Mode.run
     find: Find = Find.none  # mode=plan: search with the memory planner
     format: Format = Format.text
