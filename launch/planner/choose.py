@@ -48,8 +48,7 @@ def choose(config: Config, host: Host) -> Config:
         config = _settled(config, key, value, reason)
     if config.hardware.vendor == Vendor.none or speed(config).step_s is None:
         return config
-    config = _sized(config, host)
-    return _worth_compiling(config)
+    return _sized(_worth_compiling(config), host)
 
 
 def apply(config: Config, choices: list[Choice]) -> Config:
