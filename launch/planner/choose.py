@@ -155,7 +155,7 @@ def _sized(config: Config, host: Host) -> Config:
     for candidate in _candidates(config, fits):
         rate = speed(candidate).tokens_per_second or 0.0
         if rate > most or not fitted:  # what does not fit is slower than anything that does
-            best, most, fitted = candidate, max(rate, 0.0), True
+            best, most, fitted = candidate, rate * GAIN, True
     return _listed(config, best, plain)
 
 

@@ -219,7 +219,7 @@ def test_checkpointing_follows_from_the_memory_there_is():
     """All of it, some layers, none."""
     none = choices(*H100, "hardware.memory_gb=141")
     some = choices(*H100)
-    every = choices(*H100, "hardware.memory_gb=74")
+    every = choices(*H100, "hardware.memory_gb=71")
     assert none[CHECKPOINTING] is False
     assert choose.LAYERS not in none
     assert CHECKPOINTING not in some
@@ -248,7 +248,7 @@ def test_longer_prompts_than_planned_are_left_room_for(tmp_path):
     """Problems that we generate have short ones; a file's may have any."""
     file = tmp_path / "prompts.jsonl"
     file.write_text("")
-    tight = ["hardware=h100", "hardware.memory_gb=50", "topology=single", "model=qwen3_1_7b", "method=grpo"]
+    tight = [*GRPO, "hardware.memory_gb=44"]
     of_file = ["data=jsonl", f"data.path={file}", "~method.rewards.reasoning_gym", "+method.rewards.accuracy=1.0"]
     ours, theirs = chosen(*tight), chosen(*tight, *of_file)
     assert speed(theirs).tokens_per_second < speed(ours).tokens_per_second
