@@ -18,6 +18,7 @@ from datasets import Dataset
 from omegaconf import DictConfig
 from trl import DPOConfig, DPOTrainer
 
+from recipes.common import head
 from recipes.common.checkpoint import HEARTBEAT, AtomicCheckpoints
 from recipes.common.data import texts
 from recipes.common.data_prepare import PreparedRows, load_once
@@ -45,6 +46,8 @@ class Trainer(CompiledLayers, OrderedRows, PreparedRows, AtomicCheckpoints, DPOT
 
 def dpo(config: DictConfig) -> dict[str, Any]:
     args = build_arguments(DPOConfig, config)
+    if config.topology.strategy != "zero3":  # whose head is whole in the forward only
+        head.store()
     loaded = load_once(config, "dpo")
     tokenizer = build_tokenizer(config, texts(loaded.rows))
     # Under FSDP the model is whole until it trains, and TRL measures with a reference beforehand too (TRL 1.16, dpo_trainer.py:908). It

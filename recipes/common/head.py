@@ -1,7 +1,8 @@
 """The language-model head and its loss in one pass: no whole logits, and no second product for the backward.
 
 TRL's own head makes the logits of a tile again in the backward, since any function of the log-probabilities may follow. SFT's
-loss is their plain sum, so each tile's gradient is known while its logits are there.
+loss is their plain sum, so each tile's gradient is known while its logits are there. For DPO the gradient of a token's
+log-probability is kept instead, where it is not too large, and scaled in the backward.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 from trl.kernels import chunked_logprob as trl_kernels
+from trl.trainer import utils as trl_utils
 
 TOKENS = 4096  # of a tile: its logits are 1.2 GB in 16 bits for a vocabulary of 152,000
 FP16_SCALE = 1024.0  # probabilities of a large vocabulary lie below fp16's normal range
+KEPT = 3_000_000_000  # bytes of gradients of logits that StoredHead keeps: 4 pairs of 1,024 tokens of that vocabulary are 2.5e9
 # Configuration keys of models whose head does more than one product: they keep TRL's.
 SCALED = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
 
@@ -46,7 +49,7 @@ class NllHead(torch.autograd.Function):
             tile = slice(start, start + TOKENS)
             rows = hidden[tile].to(dtype)
             logits = torch.mm(rows, cast.t())
-            nll, entropy, correct = _statistics(logits, targets[tile], (of_hidden or of_weight) and unit)
+            nll, entropy, correct, _ = _statistics(logits, targets[tile], (of_hidden or of_weight) and unit)
             loss += nll.sum()
             counted += torch.stack((entropy.sum(), correct.sum()))
             if grad_hidden is not None:  # `logits` are their own gradient now
@@ -66,17 +69,76 @@ class NllHead(torch.autograd.Function):
         return scaled[0], scaled[1], None, None
 
 
-def _statistics(logits: torch.Tensor, targets: torch.Tensor, unit: float | bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(nll, entropy, correct) of each row of `logits`, by TRL's kernels; with `unit`, `logits` become `unit` times d nll / d logits."""
+class _Stored(torch.autograd.Function):
+    """(log-probabilities, entropies, correct, mean logits) of targets (tokens), with what their backward needs."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        device = hidden.device
+        dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else hidden.dtype
+        unit = FP16_SCALE if dtype is torch.float16 else 1.0
+        cast, rows = weight.to(dtype), hidden.to(dtype)
+        of_weight = ctx.needs_input_grad[1]
+        kept = torch.empty((len(rows) if of_weight else min(len(rows), TOKENS), len(weight)), device=device, dtype=dtype)
+        grad_hidden = torch.empty_like(rows)
+        found = []
+        for start in range(0, len(rows), TOKENS):
+            tile = slice(start, min(start + TOKENS, len(rows)))
+            logits = kept[tile] if of_weight else kept[: tile.stop - start]
+            torch.mm(rows[tile], cast.t(), out=logits)
+            found.append(_statistics(logits, targets[tile], unit))
+            torch.mm(logits, cast, out=grad_hidden[tile])
+        ctx.save_for_backward(grad_hidden, *((kept, rows) if of_weight else ()))
+        ctx.unit, ctx.dtypes = unit, (hidden.dtype, weight.dtype)
+        nll, *figures = (torch.cat(parts) for parts in zip(*found, strict=True))
+        ctx.mark_non_differentiable(*figures)
+        return -nll, *figures
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        grad_hidden, *of_weight = ctx.saved_tensors
+        scale = (grad / -ctx.unit)[:, None]  # what is kept is of the negative
+        grad_weight = None
+        if of_weight:
+            kept, rows = of_weight
+            grad_weight = torch.mm(kept.t(), (rows * scale).to(rows.dtype)).to(ctx.dtypes[1])
+        return (grad_hidden * scale).to(ctx.dtypes[0]), grad_weight, None
+
+
+class StoredHead:
+    """In place of TRL's ChunkedLogProbFunction, for a loss of log-probabilities alone; what it does not serve goes to TRL's."""
+
+    @staticmethod
+    def apply(
+        hidden: torch.Tensor, weight: torch.Tensor, bias: Any, targets: torch.Tensor, temperature: float, chunk: int,
+        softcap: float | None, scale: float, outputs: tuple[str, ...],
+    ) -> tuple[Any, ...]:  # fmt: skip
+        plain = bias is None and softcap is None and temperature == scale == 1.0 and "log_sum_sq_probs" not in outputs
+        kept = len(hidden) * len(weight) * 2 if weight.requires_grad else 0
+        if not plain or not torch.is_grad_enabled() or not len(hidden) or kept > KEPT:
+            arguments = (hidden, weight, bias, targets, temperature, chunk, softcap, scale, outputs)
+            return trl_kernels.ChunkedLogProbFunction.apply(*arguments)
+        log_probs, entropy, correct, mean = _Stored.apply(hidden, weight, targets)
+        asked = {"entropy": entropy, "log_sum_sq_probs": None, "mean_logits": mean, "is_top1": correct}
+        return log_probs, *(found if name in outputs else None for name, found in asked.items())
+
+
+def store() -> None:
+    """Have the heads that TRL adds to models use StoredHead, in this process."""
+    trl_utils._ChunkedLogProbFunction = StoredHead
+
+
+def _statistics(logits: torch.Tensor, targets: torch.Tensor, unit: float | bool) -> tuple[torch.Tensor, ...]:
+    """(nll, entropy, correct, mean) of each row of `logits`, by TRL's kernels; with `unit`, `logits` become `unit` times d nll / d logits."""
     (n, vocabulary), device = logits.shape, logits.device
     triton = trl_kernels._use_triton(device)
     highest, before_target = (torch.full((n,), float("-inf"), device=device) for _ in range(2))
-    sums, weighted, unused, target = (torch.zeros(n, device=device) for _ in range(4))
+    sums, weighted, squares, added, target = (torch.zeros(n, device=device) for _ in range(5))
     plain = {"logit_scale": 1.0, "softcap": 1.0, "inv_t": 1.0, "HAS_SOFTCAP": False, "BLOCK_SIZE": trl_kernels._BLOCK_SIZE}
     fold = trl_kernels._forward_kernel[(n,)] if triton else trl_kernels._forward_tile
     fold(
-        logits, logits.stride(0), targets, highest, sums, weighted, unused, unused, before_target, target, 0, vocabulary,
-        HAS_ENTROPY=True, HAS_LOG_SUM_SQ_PROBS=False, HAS_MEAN_LOGITS=False, HAS_IS_TOP1=True, **plain,
+        logits, logits.stride(0), targets, highest, sums, weighted, squares, added, before_target, target, 0, vocabulary,
+        HAS_ENTROPY=True, HAS_LOG_SUM_SQ_PROBS=False, HAS_MEAN_LOGITS=True, HAS_IS_TOP1=True, **plain,
     )  # fmt: skip
     log_z = highest + sums.log()
     if unit:
@@ -87,7 +149,7 @@ def _statistics(logits: torch.Tensor, targets: torch.Tensor, unit: float | bool)
             logits, logits.stride(0), targets, log_z, log_z, gradient, log_z, 0, vocabulary,
             HAS_LOGPROB_GRAD=True, HAS_ENTROPY_GRAD=False, **plain,
         )  # fmt: skip
-    return log_z - target, log_z - weighted / sums, (target >= highest) & (target > before_target)
+    return log_z - target, log_z - weighted / sums, (target >= highest) & (target > before_target), added / vocabulary
 
 
 def fits(model: PreTrainedModel) -> bool:

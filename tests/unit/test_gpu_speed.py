@@ -10,7 +10,6 @@ import time
 import pytest
 
 from launch.plan import prepare
-from launch.schema import Config
 from launch.trainer_args import value
 from recipes.common.model import END, train_tokenizer
 from tests.conftest import composed
@@ -19,7 +18,6 @@ from tests.gpu.speed_rows import ROWS, chat_lengths
 
 OURS = [(name, side) for name, row in ROWS.items() for side in row.sides if side.startswith("ours")]
 PEERS = [(name, side) for name, row in ROWS.items() for side in row.sides if not side.startswith("ours")]
-KEYS_TO_COME = () if "speed" in {field.name for field in dataclasses.fields(Config)} else ("speed=", "step.")
 
 
 def result(row, side, rate, **more):
@@ -28,7 +26,7 @@ def result(row, side, rate, **more):
 
 @pytest.mark.parametrize(("name", "side"), OURS)
 def test_each_command_of_ours_is_planned_for_an_h100(name, side):
-    words = [word for word in speed.overrides(ROWS[name], side) if not word.startswith(KEYS_TO_COME)]
+    words = speed.overrides(ROWS[name], side)
     config, _ = prepare(composed("hardware=h100", "model.init=random", *words))
     assert (config.topology.num_gpus or 1) == (1 if side == "ours_one" else ROWS[name].gpus)
 
