@@ -52,6 +52,8 @@ OWNED = {
     "parallelism_config": "topology=fsdp; tensor, pipeline and context parallelism are not offered",
     "model_init_kwargs": "model.<field>=, precision= and hardware.attention=",
 }
+# Tokens that batches are filled up to where layers are compiled: kernels of a length whose divisors are known are faster, fp8's by a tenth.
+COMPILED_MULTIPLE = 64
 # What TRL removed, and what to use instead (TRL's migration notes; notes of transformers 5).
 REPLACED = {
     "max_prompt_length": "prompts are no longer truncated: filter the data, and bound the completion by max_completion_length",
@@ -207,6 +209,7 @@ def complete(config: Config, run_dir: Path, ports: tuple[int, int]) -> dict[str,
         "project": config.tracking.project or "huggingface",
         "disable_tqdm": True,
         "logging_nan_inf_filter": False,  # it would show 0.0 for a loss that is no number; recipes/common/metrics.py ends the run there
+        "pad_to_multiple_of": COMPILED_MULTIPLE if config.step.compile else "auto",
         "dataloader_num_workers": config.hardware.dataloader.num_workers,
         "dataloader_pin_memory": config.hardware.dataloader.pin_memory,
         **_strategy(config),

@@ -129,7 +129,10 @@ def store() -> None:
 
 
 def _statistics(logits: torch.Tensor, targets: torch.Tensor, unit: float | bool) -> tuple[torch.Tensor, ...]:
-    """(nll, entropy, correct, mean) of each row of `logits`, by TRL's kernels; with `unit`, `logits` become `unit` times d nll / d logits."""
+    """(nll, entropy, correct, mean) of each row of `logits`, by TRL's kernels.
+
+    With `unit`, `logits` become `unit` times d nll / d logits.
+    """
     (n, vocabulary), device = logits.shape, logits.device
     triton = trl_kernels._use_triton(device)
     highest, before_target = (torch.full((n,), float("-inf"), device=device) for _ in range(2))
