@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launch.files.rundir import read_json
+from launch.files.rundir import read_json, untrusted
 from launch.machine.detect import Host
 from launch.plan import identity, identity_of
 from launch.planner.choose import OF_A_BATCH, apply, choose, recorded
@@ -17,7 +17,7 @@ def settled(config: Config, host: Host, run_dir: Path) -> Config:
     On other ranks than it began on (launch/files/resuming.py) the batch is divided anew, into the same sequences of a step.
     """
     before = (read_json(run_dir / "record.json") or {}).get("composition")
-    if before is None:
+    if before is None or untrusted(run_dir):  # whoever would go on there refuses such a record
         return choose(config, host)
     choices = recorded(before)
     if identity(before) == identity_of(config):

@@ -71,7 +71,7 @@ def test_the_plan_of_a_grid_names_every_trial(launch):
 
 
 def test_a_grid_says_of_every_trial_whether_it_fits(launch):
-    done = launch("-m", "hardware=mi300x", "topology=ddp", "model=qwen3_4b,llama3_1_70b", "price_per_gpu_hour=2", "mode=plan")
+    done = launch("-m", "hardware=mi300x", "topology=ddp", "model=qwen3_4b,llama3_1_70b", "price_per_gpu_hour=2", "speed=off", "mode=plan")
     assert done.code == 0  # as of one plan that does not fit
     table = done.out[done.out.index("Trials") :]
     rows = [line for line in table.splitlines() if "model=" in line]
@@ -123,7 +123,7 @@ def test_trials_that_lack_the_same_are_told_once_and_few_are_searched_for(launch
 
 def test_a_phase_that_does_not_fit_is_named(launch):
     phases = "phases=[{name: a, overrides: ['method=sft', 'topology=ddp']}]"
-    out = launch("-m", "hardware=mi300x", "model=llama3_1_70b", "seed=0,1", phases, "mode=plan").out
+    out = launch("-m", "hardware=mi300x", "model=llama3_1_70b", "seed=0,1", "speed=off", phases, "mode=plan").out
     assert "[0, 1] phase a: trainers: 1417.5 GB needed" in out
 
 
