@@ -93,11 +93,11 @@ def _load(data: DictConfig, method: str, piece: int, progress: Callable[[int], N
             blank.update(name for name in read_of(row, method) if name in select.TEXT_FIELDS and select.is_blank(row[name]))
             for name in ("task", "level"):
                 shares[name][str(row.get(name))] += 1
+        _check_forms(forms, data.name, method)
         counts["rows"] += len(rows)
         tables.append(_table([_columns(row, method, extra) for row in rows], data.name, whole=piece == sys.maxsize))
     if not tables:
         raise UserError(f"data={data.name} has no rows to train on{_left_out(counts)}.")
-    _check_forms(forms, data.name, method)
     counts |= {f"by_{name}": dict(sorted(found.items(), key=str)) for name, found in shares.items() if set(found) != {"None"}}
     counts |= {"blank": dict(blank)} if blank else {}
     plain = [table.data.table.replace_schema_metadata() for table in tables]
