@@ -21,7 +21,6 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import InductorError
-from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from recipes.common.errors import UserError
@@ -93,7 +92,7 @@ class CompiledLayers:
     """
 
     _layers: Sequence[nn.Module] = ()
-    _doubted = False  # compiled, and not yet compared with eager
+    _fresh = _doubted = False  # compiled and not used yet; and not compared with eager
     compiled: str | None = None  # "yes", or why not; None where it was not to be
 
     def compile_layers(self, config: DictConfig) -> None:
@@ -114,50 +113,64 @@ class CompiledLayers:
             self._layers = [layer for found in layers for layer in found]
             fixed = config.trainer_args.get("packing") and config.trainer_args.get("packing_strategy") == "wrapped"
             compile_each(self._layers, dynamic=not fixed)
-            self.compiled, self._doubted = "yes", not config.hardware.get("compile_measured", False)
+            self.compiled, self._fresh = "yes", True
+            self._doubted = not config.hardware.get("compile_measured", False)
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        if self._doubted and model.training:
-            self._doubted = False
-            self._compare(model, inputs, *args, **kwargs)
+        if self._fresh and model.training:
+            self._fresh = False
+            self._begin(model, inputs, *args, **kwargs)
         return super().compute_loss(model, inputs, *args, **kwargs)
 
-    def _compare(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Compute the first micro-batch eager and compiled, without an update."""
-        compiled = [layer.forward for layer in self._layers]
-        use_eager(self._layers)
-        eager, reason = self._measured(model, inputs, *args, **kwargs), None
-        for layer, forward in zip(self._layers, compiled, strict=True):
-            layer.forward = forward
+    def _rehearsed(self) -> Iterable[dict[str, Any]]:
+        """Batches to compile for before the first step, the longest first.
+
+        Kernels are made for ranges of lengths, by the first length of each: these are the same in every run, also in one that resumes.
+        """
+        return ()
+
+    def _begin(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Compile, without an update. Where the hardware is new to us, compare the first micro-batch with an eager one."""
         try:
+            for batch in self._rehearsed():
+                self._measured(model, batch)
             found = self._measured(model, inputs, *args, **kwargs)
-            if not all(math.isclose(a, b, rel_tol=TOLERANCE[self._precision]) for a, b in zip(eager, found, strict=True)):
-                reason = f"loss and gradient norm of the first micro-batch are {_said(found)}, and {_said(eager)} eager"
+            reason = None
         except NOT_COMPILED as error:
             reason = str(error).strip().splitlines()[0]
+        if self._doubted and reason is None:
+            compiled = [layer.forward for layer in self._layers]
+            use_eager(self._layers)
+            eager = self._measured(model, inputs, *args, **kwargs)
+            for layer, forward in zip(self._layers, compiled, strict=True):
+                layer.forward = forward
+            figures = f"loss and gradient norm of the first micro-batch are {_said(found)}, and {_said(eager)} eager"
+            if not all(math.isclose(a, b, rel_tol=TOLERANCE[self._precision]) for a, b in zip(eager, found, strict=True)):
+                reason = figures
+            say(f"compiled layers: {figures}")
         reasons = [text for text in gather_object([reason]) if text]
         if reasons:
             use_eager(self._layers)
             self._give_up(reasons[0])
-        else:
-            say(f"compiled layers agree with eager ones: loss and gradient norm {_said(found)}, and {_said(eager)} eager")
 
     def _measured(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> tuple[float, float]:
         """(loss, gradient norm) of a micro-batch. Gradients go nowhere, and figures of the step are left as they were."""
         kept = {name: copy.deepcopy(vars(self)[name]) for name in FIGURES if name in vars(self)}
-        sharded = self.is_fsdp_enabled  # whose gradients only a whole backward reduces
         with _same_draws(self.model):
-            used = model if sharded else self.accelerator.unwrap_model(model)
-            loss = super().compute_loss(used, dict(inputs), *args, **kwargs)
-            weights = [weight for weight in used.parameters() if weight.requires_grad]
-            if sharded:
+            if self.is_fsdp_enabled:  # whose gradients only a whole backward reduces
+                model.set_requires_gradient_sync(True)
+                loss = super().compute_loss(model, dict(inputs), *args, **kwargs)
                 loss.backward()
-                grads = [weight.grad for weight in weights]
+                grads = [weight.grad for weight in model.parameters() if weight.grad is not None]
+                norm = torch.nn.utils.get_total_norm(grads).full_tensor()
                 model.zero_grad()
+                model.set_requires_gradient_sync(self.accelerator.sync_gradients)
             else:
+                whole = self.accelerator.unwrap_model(model)
+                loss = super().compute_loss(whole, dict(inputs), *args, **kwargs)
+                weights = [weight for weight in whole.parameters() if weight.requires_grad]
                 grads = torch.autograd.grad(loss, weights, allow_unused=True)
-        norm = torch.nn.utils.get_total_norm([grad for grad in grads if grad is not None])
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+                norm = torch.nn.utils.get_total_norm([grad for grad in grads if grad is not None])
         vars(self).update(kept)
         return loss.item(), norm.item()
 

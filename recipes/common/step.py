@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 
 from recipes.common import head, rows
 
+SHORTEST = 128  # tokens of a row that compiled layers are rehearsed with
 COUNTED = ("entropy", "mean_token_accuracy")
 
 
@@ -66,6 +68,14 @@ class FastStep(OrderedRows):
             and not (self._joins_documents() and self._config.hardware.get("packed_attention") is None)
             and head.fits(model)
         )
+
+    def _rehearsed(self) -> Iterator[dict[str, Any]]:
+        """Full micro-batches of rows as long as they may be, half as long, and so on; one where all rows are of one length."""
+        length, packing = self.args.max_length, self.args.packing
+        while self._fast and length and length >= SHORTEST:
+            row = {"input_ids": [self._tokenizer.pad_token_id] * length}
+            yield self._prepare_inputs(self.data_collator([row] * self.args.per_device_train_batch_size))
+            length = 0 if packing else length // 2
 
     def _get_dataloader(self, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader:
         """Held-out rows are padded, so that their losses are averaged over as many rows as ever."""

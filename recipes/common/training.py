@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
 from peft import PeftModel
+from torch._inductor.async_compile import AsyncCompile
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import (
     PrinterCallback,
@@ -45,6 +46,8 @@ def build_arguments(arguments_class: type[Arguments], config: DictConfig) -> Arg
     if config.topology.strategy == "none":  # of one rank torchrun makes a group too: DDP around the model, and NCCL for every figure
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             os.environ.pop(name, None)
+    if OmegaConf.select(config, "step.compile"):
+        AsyncCompile.warm_pool()  # its processes start while rows and model are made
     try:
         args = arguments_class(**OmegaConf.to_container(config.trainer_args))
     except (TypeError, ValueError) as error:
