@@ -122,17 +122,10 @@ class CompiledLayers:
             self._begin(model, inputs, *args, **kwargs)
         return super().compute_loss(model, inputs, *args, **kwargs)
 
-    def _rehearsed(self) -> Iterable[dict[str, Any]]:
-        """Batches to compile for before the first step, the longest first.
-
-        Kernels are made for ranges of lengths, by the first length of each: these are the same in every run, also in one that resumes.
-        """
-        return ()
-
     def _begin(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Compile, without an update. Where the hardware is new to us, compare the first micro-batch with an eager one."""
         try:
-            for batch in self._rehearsed():
+            for batch in getattr(self, "_rehearsed", tuple)():
                 self._measured(model, batch)
             found = self._measured(model, inputs, *args, **kwargs)
             reason = None

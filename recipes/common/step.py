@@ -70,7 +70,11 @@ class FastStep(OrderedRows):
         )
 
     def _rehearsed(self) -> Iterator[dict[str, Any]]:
-        """Full micro-batches of rows as long as they may be, half as long, and so on; one where all rows are of one length."""
+        """Full micro-batches of rows as long as they may be, half as long, and so on; one where all rows are of one length.
+
+        Kernels are made for ranges of lengths, by the first length of each. These are the same in every run, so one that resumes
+        computes as it did before.
+        """
         length, packing = self.args.max_length, self.args.packing
         while self._fast and length and length >= SHORTEST:
             row = {"input_ids": [self._tokenizer.pad_token_id] * length}
