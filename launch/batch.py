@@ -10,8 +10,10 @@ from typing import Any
 from launch import topology
 from launch.errors import UserError
 from launch.schema import Config
-from launch.trainer_args import known, value
+from launch.schema.data import Curriculum
+from launch.trainer_args import argument, known, value
 
+PROMPT = 256  # tokens that stand for a prompt's, until the data is read
 UNCUT = 1024  # tokens that stand for a row's, where max_length=null
 ACCUMULATION = "method.args.gradient_accumulation_steps"
 MOST_TRIED = 10_000  # batches per device that are tried for one that divides
@@ -45,8 +47,8 @@ def batch(config: Config) -> Batch:
         return int(given) if given else otherwise
 
     completion = number("max_completion_length", 0)
-    # Nothing bounds a prompt: 256 tokens stand for one until the data is read, and TRL's default for rows that are not cut.
-    sequence = number("max_length", UNCUT) if "max_length" in names else (completion or number("max_new_tokens", 0)) + 256
+    # Nothing bounds a prompt. TRL's default stands for rows that are not cut.
+    sequence = number("max_length", UNCUT) if "max_length" in names else (completion or number("max_new_tokens", 0)) + PROMPT
     # Longer ones end a run: what generates is not made for them.
     served = config.topology.server_max_length or number("vllm_max_model_length", sequence)
     return Batch(
@@ -128,3 +130,15 @@ def fitting_batches(config: Config) -> list[tuple[int, int]]:
         pairs += [(per_device, n * unit) for n in range(max(1, at - 2), at + 4) if n * unit <= most]
     near = sorted(pairs, key=lambda p: (abs(p[0] * p[1] - size.per_device * steps), abs(p[0] - size.per_device), p))
     return near[:3]
+
+
+def order_by_batch(config: Config) -> str | None:
+    """Say what makes the order of rows depend on how a step is divided; None where nothing does."""
+    if config.data.curriculum == Curriculum.adaptive and config.method.name == "grpo":
+        return "data.curriculum=adaptive chooses rows by pass rates, which are known later the larger the accumulation"
+    strategy = argument(config, "train_sampling_strategy")
+    if strategy not in (None, "random", "sequential"):
+        return f"method.args.train_sampling_strategy={strategy} orders rows by what a rank takes in a step"
+    if argument(config, "dataloader_drop_last"):
+        return "method.args.dataloader_drop_last=true leaves out an epoch's last rows by the batch of all ranks"
+    return "method.args.auto_find_batch_size=true may have lowered the batch" if argument(config, "auto_find_batch_size") else None

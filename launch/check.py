@@ -27,6 +27,7 @@ from launch.rules.rule import Rule
 from launch.rules.runtime import RUNTIME_RULES
 from launch.rules.save import SAVE_RULES
 from launch.rules.selection import SELECTION_RULES
+from launch.rules.step import STEP_RULES
 from launch.rules.tasks import TASK_RULES
 from launch.rules.topology import TOPOLOGY_RULES
 from launch.rules.tune import TUNE_RULES
@@ -48,6 +49,7 @@ NAME = Rule(
 )
 RULES = [
     *PRECISION_RULES,
+    *STEP_RULES,
     *ADAPTER_RULES,
     *BENCH_RULES,
     *TUNE_RULES,

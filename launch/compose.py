@@ -7,7 +7,7 @@ import functools
 import pickle
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ from launch.trainer_args import OWNED, lock
 
 CONF = Path(__file__).parents[1] / "conf"
 OVERRIDE = "An override is key=value or group=option"
+CHOOSABLE = ("method.args.", "hardware.dataloader.", "step.")  # what speed=auto may choose
+DEFAULTS = ("config", "schema", "method/", "hardware/base/common")  # files whose values are defaults; what others say was given
 SIZED = ("method.args.", "model.", "data.", "adapter.", "effective_batch")  # where smoke=true makes things smaller
 LONGEST_SHOWN = 80  # characters of what is no override
 ConfigStore.instance().store(name="schema", node=Config)
@@ -68,12 +70,17 @@ def compose(overrides: list[str], given: list[str] | None = None) -> Config:
     smoke=true their values stay as they are (smoke_keeps). Raises UserError.
     """
     kept = keys(overrides if given is None else given)
+    if any(key.startswith("chosen") for key in keys(overrides)):
+        raise UserError("chosen: what a plan has chosen, which its record keeps. Leave it out: what you give stays as you give it.")
     overrides = [o for o in freed(overrides) if o != "experiment=null"]  # the default, which Hydra refuses to be told
     try:
         config = _absolute(_resolved(overrides))
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise translate(error, overrides) from error
     _check_read(config, kept)
+    for key in config.speed_keeps:
+        _check_key(key, f"speed_keeps={key}")
+    config.speed_keeps = sorted({*config.speed_keeps, *(key for key in keys(overrides) if key.startswith(CHOOSABLE))})
     for key in config.smoke_keeps:
         _check_key(key, f"smoke_keeps={key}")
     if config.smoke:
@@ -92,7 +99,21 @@ def _resolved(overrides: list[str]) -> Config:
     missing = sorted(OmegaConf.missing_keys(composed))
     if missing:
         raise UserError(f"{', '.join(missing)}: no value. Give one, for example {missing[0]}=...")
-    return typing.cast(Config, OmegaConf.to_object(composed))
+    config = typing.cast(Config, OmegaConf.to_object(composed))
+    config.speed_keeps = sorted({*config.speed_keeps, *_given_in_files(overrides, config)})
+    return config
+
+
+def _given_in_files(overrides: list[str], config: Config) -> set[str]:
+    """Keys that speed=auto may choose and a file gives that is not DEFAULTS: an experiment, a model with a method, a GPU's own, conf/local.
+
+    All that there are where Hydra composed on its own way (inside a sweep of Hydra's, with a search path): nobody knows then.
+    """
+    options = _group_options(OverridesParser.create().parse_overrides(overrides))
+    if options is None or GlobalHydra.instance().is_initialized():
+        args = {f"method.args.{name}" for name in config.method.args}
+        return args | {"hardware.dataloader.num_workers"}
+    return set(_options(options)[1])
 
 
 def keys(overrides: list[str]) -> list[str]:
@@ -166,31 +187,54 @@ def _compose(overrides: list[str]) -> DictConfig:
     if GlobalHydra.instance().is_initialized():  # inside a sweep Hydra is up already
         return hydra_compose("config", overrides)
     parsed = OverridesParser.create().parse_overrides(overrides)
-    options = [o for o in parsed if o.key_or_group in groups()]
-    plain = all(o.type == OverrideType.CHANGE and o.package is None and isinstance(o.value(), str) for o in options)
-    if not plain or any(o.is_sweep_override() or o.is_hydra_override() or "/" in o.key_or_group for o in parsed):
+    options = _group_options(parsed)
+    if options is None:
         return _hydra(overrides)
-    composed = pickle.loads(_options(tuple(str(o.input_line) for o in options)))  # a copy: a hundredth of the time
+    composed = pickle.loads(_options(options)[0])  # a copy: a hundredth of the time
     ConfigLoaderImpl._apply_overrides_to_config([o for o in parsed if o.key_or_group not in groups()], composed)
     return typing.cast(DictConfig, composed)
 
 
+def _group_options(parsed: list[Override]) -> tuple[str, ...] | None:
+    """Of overrides those that choose an option of a group; None where Hydra has to see all of them at once."""
+    options = [o for o in parsed if o.key_or_group in groups()]
+    plain = all(o.type == OverrideType.CHANGE and o.package is None and isinstance(o.value(), str) for o in options)
+    if not plain or any(o.is_sweep_override() or o.is_hydra_override() or "/" in o.key_or_group for o in parsed):
+        return None
+    return tuple(str(o.input_line) for o in options)
+
+
 @functools.cache
-def _options(overrides: tuple[str, ...]) -> bytes:
-    """What options of groups alone compose to, pickled."""
-    return pickle.dumps(_hydra(list(overrides), _ReadOnce))
+def _options(overrides: tuple[str, ...]) -> tuple[bytes, frozenset[str]]:
+    """What options of groups alone compose to, pickled; and the keys that files other than DEFAULTS give a value."""
+    _ReadOnce.used = []
+    composed = pickle.dumps(_hydra(list(overrides), _ReadOnce))
+    return composed, frozenset(key for path in _ReadOnce.used for key in _given_in(path))
+
+
+def _given_in(path: str) -> Iterator[str]:
+    """Keys that speed=auto may choose, of a file of conf/."""
+    found = pickle.loads(_ReadOnce.parsed[path])
+    if found is None or path.startswith(DEFAULTS):
+        return
+    content = typing.cast(dict[str, Any], OmegaConf.to_container(found.config, resolve=False))
+    group = "" if found.header.get("package") == "_global_" else path.partition("/")[0]
+    for name, value in content.items():
+        yield from (key for key in leaves(f"{group}.{name}".lstrip("."), value) if key.startswith(CHOOSABLE))
 
 
 class _ReadOnce(ConfigRepository):
     """Each file of conf/ is parsed once in a process, and Hydra's copy of a repository is none: a quarter of the time of a composition."""
 
     parsed: typing.ClassVar[dict[str, bytes]] = {}
+    used: typing.ClassVar[list[str]] = []  # files of the composition that is being made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ConfigRepository:
         """Hydra copies it, with every schema, in case the composition has a search path of its own; those compose without it."""
         return self
 
     def load_config(self, config_path: str) -> ConfigResult | None:
+        self.used.append(config_path)
         if config_path not in self.parsed:
             self.parsed[config_path] = pickle.dumps(super().load_config(config_path))
         return typing.cast(ConfigResult | None, pickle.loads(self.parsed[config_path]))

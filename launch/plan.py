@@ -19,7 +19,8 @@ from launch.files.tracking import package_of
 from launch.machine.detect import Host
 from launch.machine.gpu import GIB
 from launch.pipelines.cycle_choice import OfCycle
-from launch.planner import margin, memory, sampling, speed
+from launch.planner import choose, margin, memory, sampling, speed
+from launch.planner.faster import Offer
 from launch.planner.memory import Memory
 from launch.planner.speed import Speed
 from launch.planner.uncounted import uncounted
@@ -31,7 +32,10 @@ from launch.topology import Process
 
 SCHEMA = 1
 # Keys that do not change what is computed: two compositions that differ in them only are the same run.
-NOT_IDENTITY = ("mode", "find", "price_per_gpu_hour", "format", "verbose", "resume", "run_root", "name", "sweep", "preflight")
+NOT_IDENTITY = (
+    *("mode", "find", "price_per_gpu_hour", "format", "verbose", "resume", "run_root", "name", "sweep", "preflight"),
+    "speed_keeps",
+)
 BY_PART = ("progressive", "mixed")  # curricula, of data.curriculum, by which each cycle of a RAFT is a part of the run
 ADDED = ("run_dir", "trainer_args", "tuned", "data_cache", "provenance")  # to the composition, in the file that every rank reads
 FILES = "files"  # likewise added to data, where data.path is a directory of samples
@@ -54,6 +58,8 @@ class Plan:
     data_cache: dict[str, str] | None = None  # of a training: where its rows are kept when they are prepared
     data: dict[str, Any] | None = None  # figures of the rows, where they are prepared
     chosen: OfCycle | None = None  # of a phase of a RAFT that chooses its cycle
+    plain_speed: Speed | None = None  # of the same training with nothing chosen
+    faster: list[Offer] = dataclasses.field(default_factory=list)  # what changes results; found for mode=plan only
 
     @property
     def is_left_out(self) -> bool:
@@ -99,6 +105,7 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
     containers = container.specs(config, processes, host, run_dir)
     smaller, ports = memory.measured(config, processes, host), topology.ports(host, run_dir)
     needed = memory.memory(config, processes, smaller)
+    before = choose.undone(config)
     args, scaling = lr_scaling.scaled(config, trainer_args.complete(config, run_dir, ports))
     return Plan(
         name=config.name or default_name(config),
@@ -120,8 +127,9 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
             *secret_warnings(config, host),
         ],
         tuned=tuned.for_ranks(config, host, run_dir, ports),
-        data_cache=data_cache.for_ranks(config, host),
-        data=data_cache.known(config, host),
+        data_cache=data_cache.for_ranks(before, host),  # which rows there are follows from what was composed
+        data=data_cache.known(before, host),
+        plain_speed=speed.speed(before) if config.chosen and config.method.kind == "trainer" else None,
     )
 
 
@@ -171,11 +179,29 @@ def identity(composition: dict[str, Any]) -> dict[str, Any]:
     runtime, tracking = composition.get("runtime", {}), composition.get("tracking", {})
     where = {"name": runtime.get("name"), "nodes": runtime.get("slurm", {}).get("nodes")}
     package = tracking.get("package") or package_of(tracking.get("name", "none"))
-    found = {**composition, "runtime": where, "tracking": {**tracking, "package": package}}
-    method = composition.get("method", {})
+    found = {**_before_choices(composition), "runtime": where, "tracking": {**tracking, "package": package}}
+    method = found.get("method", {})
     if method.get("name") == "sample" and composition.get("data", {}).get("curriculum") not in BY_PART:
         found["method"] = {**method, "args": {name: given for name, given in method.get("args", {}).items() if name != "num_cycles"}}
     return found
+
+
+def _before_choices(composition: dict[str, Any]) -> dict[str, Any]:
+    """With what speed=auto chose undone, so that a planner that chooses otherwise still finds the runs of an earlier one."""
+    found = {key: value for key, value in composition.items() if key != "chosen"}
+    for choice in reversed(composition.get("chosen") or []):
+        found = _undone(found, choice["key"].split("."), choice["before"])
+    return found
+
+
+def _undone(node: dict[str, Any], path: list[str], before: Any) -> dict[str, Any]:
+    """A copy with the value of before; what was no argument of a method goes."""
+    name, *rest = path
+    if rest:
+        return {**node, name: _undone(node[name], rest, before)}
+    if before is None and name not in ("compile", "rows", "checkpointed_layers"):
+        return {key: value for key, value in node.items() if key != name}
+    return {**node, name: before}
 
 
 def identity_of(config: Config) -> dict[str, Any]:
@@ -247,7 +273,9 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "topology": plan.config.topology.name,
         "processes": [_process_json(p, plan.containers.get(p.name)) for p in plan.processes],
         "memory": [{**plain(m), "total_gb": m.total_gb, "fits": m.fits} for m in plan.memory],
-        "speed": plain(plan.speed),
+        "speed": {**plain(plan.speed), "plain_tokens_per_second": plan.plain_speed and plan.plain_speed.tokens_per_second},
+        "chosen": plain(plan.config.chosen),
+        "faster": plain(plan.faster),
         "data": plan.data,
         "trainer_args": plan.trainer_args,
         "targets": plain(plan.targets),

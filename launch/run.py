@@ -13,6 +13,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from launch import pipeline, preview, show, sweep
+from launch.chosen import settled
 from launch.command_line import given, help, hydra_options
 from launch.command_line.stream import run_program
 from launch.compose import compose, keys
@@ -23,6 +24,8 @@ from launch.files.check_files import check_files
 from launch.machine import detect
 from launch.plan import Plan, as_json, has_phases, make_plan, prepare
 from launch.planner import fit
+from launch.planner.choose import choose
+from launch.planner.faster import faster
 from launch.runtimes import slurm
 from launch.schema.enums import Find, Mode, Preflight
 
@@ -44,9 +47,11 @@ def run(overrides: list[str]) -> int:
     warnings = [*repeated, *warnings]
     check_files(config, all_lines=config.mode == Mode.run)
     if config.data.preview and config.mode == Mode.run:
-        return preview.run(config, host, warnings, overrides)
+        return preview.run(choose(config, host), host, warnings, overrides)
     run_dir, resumed = rundir.choose(config)
-    plan = make_plan(config, host, run_dir, [*warnings, *rundir.left(config, run_dir), *rundir.moved(config, run_dir)])
+    warnings = [*warnings, *rundir.left(config, run_dir), *rundir.moved(config, run_dir)]
+    config = settled(config, host, run_dir)
+    plan = make_plan(config, host, run_dir, warnings)
     forced = config.mode == Mode.run and config.preflight == Preflight.warn  # check_plan then says what is lacking
     advice = None if forced else fit.advice(plan, overrides, host)
     on_slurm = config.runtime.name == "slurm"
@@ -67,7 +72,7 @@ def run(overrides: list[str]) -> int:
 def show_plan(plan: Plan, host: detect.Host, found: dict[str, Any] | None, advice: str | None) -> int:
     """What would run, with what find= has found and, where it does not fit, what would."""
     config, on_slurm = plan.config, plan.config.runtime.name == "slurm"
-    plan = dataclasses.replace(plan, warnings=[*plan.warnings, *([advice] if advice else [])])
+    plan = dataclasses.replace(plan, warnings=[*plan.warnings, *([advice] if advice else [])], faster=faster(config, host))
     whole = {"found": found} if found else {}
     show.show(config, lambda: {**(slurm.plan_json(plan, host) if on_slurm else as_json(plan)), **whole}, plan)
     if found:

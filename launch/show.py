@@ -20,7 +20,7 @@ from launch.plan import Plan, image_json
 from launch.planner.memory import Memory
 from launch.runtimes.container import Confinement, ContainerSpec
 from launch.schema import Config
-from launch.schema.enums import Format, Vendor
+from launch.schema.enums import Format, Speed, Vendor
 from launch.supervision import serving
 from launch.trainer_args import argument
 
@@ -74,6 +74,10 @@ def show_plan(plan: Plan, console: Console, verbose: bool) -> None:
     console.print(_processes(plan))
     if plan.memory:
         console.print(_memory(plan))
+    if plan.config.chosen and plan.config.speed == Speed.auto:
+        console.print(_chosen(plan))
+    if plan.faster:
+        console.print(_faster(plan))
     if verbose:
         for process in plan.processes:
             console.print(_details(plan, process))
@@ -186,6 +190,9 @@ def _speed(plan: Plan) -> str:
         found += f", {plan.speed.run_hours:.3g} h"
     if plan.speed.cost is not None:
         found += f", costs {plan.speed.cost:,.2f}"
+    plain = plan.plain_speed and plan.plain_speed.tokens_per_second
+    if plain:
+        found += f"; {plain:,.0f} tokens/s under speed=off"
     return f"{found} ({plan.speed.basis})"
 
 
@@ -206,6 +213,22 @@ def _memory(plan: Plan) -> Table:
         parts = ", ".join(f"{name} {size:.3g}" for name, size in entry.parts_gb.items())
         gpus = str(len(process.gpus)) if process.gpus else "CPU"
         table.add_row(process.name, gpus, f"{entry.total_gb:.1f} GB", f"{entry.capacity_gb:.0f} GB", _bar(entry), parts)
+    return table
+
+
+def _chosen(plan: Plan) -> Table:
+    title = "Chosen: nobody gave these; speed=off leaves them"
+    table = Table("key", "value", "before", "reason", title=title, title_justify="left", expand=True)
+    for choice in plan.config.chosen:
+        value, before = (str(v).lower() if isinstance(v, bool) else str(v) for v in (choice.value, choice.before))
+        table.add_row(choice.key, value, "" if choice.before is None else before, Text(choice.reason))
+    return table
+
+
+def _faster(plan: Plan) -> Table:
+    table = Table("override", "gain", "price", title="Faster, if you accept it", title_justify="left", expand=True)
+    for offer in plan.faster:
+        table.add_row(" ".join(offer.overrides), f"{offer.gain:.2f}x", Text(offer.price))
     return table
 
 

@@ -81,6 +81,9 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
     hardware.gpus_per_node = max(1, small.topology.num_gpus or 1)
     hardware.dataloader.num_workers, hardware.dataloader.pin_memory = 0, False
     hardware.peak_tflops, hardware.precisions = {}, [small.precision.name]
+    hardware.packed_attention = hardware.packed_attention and "sdpa"  # rows are packed as there
+    if small.step.checkpointed_layers is not None:
+        small.step.checkpointed_layers = min(small.step.checkpointed_layers, small.model.num_layers)
     hardware.compile = hardware.triton = hardware.vllm = True  # a CPU has them: no rule about the GPU applies
     return small, left_out
 

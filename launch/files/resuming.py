@@ -11,11 +11,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from launch import topology
-from launch.batch import batch, generation_batch
+from launch.batch import batch, generation_batch, order_by_batch
 from launch.errors import UserError
 from launch.schema import Config
-from launch.schema.data import Curriculum
-from launch.trainer_args import argument
 
 # Where ranks are, how many, and how a step's sequences are divided among them. What was given stands in method.smoke too.
 PLACES = re.compile(
@@ -100,25 +98,13 @@ def _other_steps(old: Config, new: Config) -> tuple[str, str] | None:
         )
     if (then.per_device, then.accumulation) == (now.per_device, now.accumulation):
         return None
-    by_batch = _by_batch(new)
+    by_batch = order_by_batch(new)
     if by_batch:
         return (
             f"{by_batch}: under another batch of a rank, or accumulation, other rows would follow",
             f"method.args.per_device_train_batch_size={then.per_device} on {then.ranks} rank(s)",
         )
     return None
-
-
-def _by_batch(config: Config) -> str | None:
-    """What makes the order of rows depend on how a step is divided."""
-    if config.data.curriculum == Curriculum.adaptive and config.method.name == "grpo":
-        return "data.curriculum=adaptive chooses rows by pass rates, which are known later the larger the accumulation"
-    strategy = argument(config, "train_sampling_strategy")
-    if strategy not in (None, "random", "sequential"):
-        return f"method.args.train_sampling_strategy={strategy} orders rows by what a rank takes in a step"
-    if argument(config, "dataloader_drop_last"):
-        return "method.args.dataloader_drop_last=true leaves out an epoch's last rows by the batch of all ranks"
-    return "method.args.auto_find_batch_size=true may have lowered the batch" if argument(config, "auto_find_batch_size") else None
 
 
 def _again(config: Config) -> str:

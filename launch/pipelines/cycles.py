@@ -122,6 +122,7 @@ def apply(config: Config, phase: CyclePhase) -> None:
     config.method.args = {name: given for name, given in config.method.args.items() if name not in of_raft} | phase.args
     config.method.selection = Selection()  # RAFT's own is of its cycles
     config.smoke_keeps = sorted({*config.smoke_keeps, *phase.smoke_keeps})
+    config.speed_keeps = sorted({*config.speed_keeps, *(f"method.args.{name}" for name in phase.args)})
     for name in VERIFIER:
         setattr(config.method, name, phase.verifier.get(name, getattr(Method(), name)))
     if phase.part != "sample":  # a curriculum is of the prompts that are sampled

@@ -47,10 +47,23 @@ class MicroStep:
     checkpointing: bool
     fused: bool = True  # the GPU has a fused attention kernel for 16 bits
     compiled: bool = False  # by torch.compile, which computes norms, rotations and the activation again instead of keeping them
+    recomputed: int | None = None  # under checkpointing: how many layers do; None: all
+    fp8: bool = False  # products of linear layers
+    liger: bool = False  # its kernels for norms, rotations and the activation, which keep as little as compiled ones
 
     @property
     def tokens(self) -> int:
         return self.rows * self.length
+
+    @property
+    def recomputing(self) -> int:
+        """Layers that keep their input only, and run again in the backward."""
+        layers = self.model.num_layers
+        return min(layers, layers if self.recomputed is None else self.recomputed) if self.checkpointing else 0
+
+    @property
+    def recomputed_share(self) -> float:
+        return self.recomputing / self.model.num_layers
 
     @property
     def hidden(self) -> int:
@@ -66,14 +79,29 @@ class MicroStep:
     def saved_by_layer(self) -> float:
         """What one layer keeps for its backward, all tokens."""
         hidden, wide, query, key = self.widths
-        if self.compiled and not self.adapter:
-            return self.tokens * self._compiled_per_token() + self.scores() + 4 * self._copies_of_query()
+        if self.compiled or self.liger:
+            return self.tokens * self._fused_per_token() + self.scores() + 4 * self._copies_of_query()
         if self.adapter:
             per_token: float = 8 * hidden + 3 * self.numerics.product_bytes * wide + self._attention(query, key) + self.adapter.saved()
         else:
             per_token = self._norms() * hidden + 4 * self.numerics.product_bytes * wide + self._attention(query, key)
         matrices = self.adapter.matrices() if self.adapter else 0.0
         return self.tokens * per_token + matrices + self.scores() + 4 * self._copies_of_query()
+
+    def _fused_per_token(self) -> float:
+        """As `_compiled_per_token`, with what fp8 and an adapter change, and Liger beside one: read off peaks of an H100 (docs/speed.md).
+
+        In fp8 norms' outputs and the activation's product are computed again. Beside a frozen base attention's output is kept as o_proj's
+        A reads it; Liger's autograd functions keep the product of the activation for down_proj's A.
+        """
+        hidden, wide, query, _ = self.widths
+        out = self.numerics.product_bytes
+        found: float = self._compiled_per_token()
+        if self.fp8:
+            found -= out * (2 * hidden + wide)
+        if self.adapter:
+            found += out * query + self.adapter.rank * out * len(self.adapter.sizes) + (out * wide if self.liger else 0)
+        return found
 
     def _compiled_per_token(self) -> int:
         """What inductor's partitioner (torch 2.13, min_cut_rematerialization_partition) keeps: the hidden state before both norms and what
@@ -112,7 +140,7 @@ class MicroStep:
     def scattered(self) -> float:
         """The most that torch's allocator was seen to hold in free pieces. Checkpointing keeps a hidden state of each layer, and each may
         stand in a block that a larger tensor had, whose rest serves nothing as large again. tests/unit/test_allocator.py replays it."""
-        return self.model.num_layers * self.hidden + self.scores() if self.checkpointing else 0.0
+        return self.recomputing * self.hidden + self.scores() if self.recomputing else 0.0
 
     def backward_of_layer(self) -> float:
         """What a layer's backward adds to what it saved: gradients of its hidden state and of what the MLP multiplies."""

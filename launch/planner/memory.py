@@ -156,8 +156,19 @@ def micro_step(config: Config, size: Batch) -> MicroStep:
     rows = size.per_device * (2 if config.method.name == "dpo" else 1)
     checkpointing = bool(value(config, "gradient_checkpointing")) or config.topology.fsdp.activation_checkpointing
     fused = config.hardware.fused_attention and config.hardware.attention != "eager"
-    compiled = bool(argument(config, "torch_compile"))
-    return MicroStep(config.model, numerics(config), rows, size.sequence, _adapted(config), checkpointing, fused, compiled)
+    return MicroStep(
+        config.model,
+        numerics(config),
+        rows,
+        size.sequence,
+        _adapted(config),
+        checkpointing,
+        fused,
+        compiled=bool(argument(config, "torch_compile") or config.step.compile),
+        recomputed=None if config.topology.fsdp.activation_checkpointing else config.step.checkpointed_layers,
+        fp8=config.precision.compute == "fp8",
+        liger=bool(argument(config, "use_liger_kernel")),
+    )
 
 
 def _adapted(config: Config) -> Adapted | None:
@@ -267,12 +278,15 @@ def _base_bytes(config: Config) -> float:
 
 # Moments in the parameter's dtype, by the argument optim. Adafactor keeps sums of rows and columns, next to nothing (arXiv:1804.04235).
 OPTIMIZERS = {"adamw_torch_fused": 2, "adamw_torch": 2, "adafactor": 0, "sgd": 0}
-IN_8_BITS = ("adamw_8bit", "adamw_bnb_8bit")
+IN_8_BITS = ("adamw_8bit", "adamw_bnb_8bit")  # of bitsandbytes
+OF_TORCHAO = "adamw_torch_8bit"  # which rounds the moments of every parameter of 4,096 elements and more
 
 
 def _optimizer_bytes(config: Config, n: _Counts, width: float) -> float:
     """Of all trained parameters; AdamW's where the planner does not know another's, which launch/planner/uncounted.py says."""
     name = value(config, "optim")
+    if name == OF_TORCHAO:
+        return 2 * (1 + 4 / 256) * n.trained
     if name not in IN_8_BITS:
         return OPTIMIZERS.get(name, 2) * width * n.trained
     # Two moments of a byte and their scales; transformers keeps those of an embedding in fp32.
@@ -291,8 +305,10 @@ def moments(config: Config) -> dict[str, dict[str, float]]:
     n, step, sharing = _Counts.of(config), micro_step(config, size), _sharing(config, size)
     model, layers = config.model, config.model.num_layers
     trains_head = config.adapter.rank is None
-    kept = layers * (step.hidden if step.checkpointing else step.saved_by_layer())
+    again = step.recomputing
+    kept = again * step.hidden + (layers - again) * step.saved_by_layer()
     copies = layers * step.linear_bytes()
+    copies_kept = (layers - again) * step.linear_bytes()  # by layers that keep what their backward reads
     head_weights = float(_trained_embedding(config))
     # A tied head's gradient waits for the embedding's; another's is added to what is there.
     waiting = step.numerics.hidden_bytes * head_weights if model.tied_embeddings else 0.0
@@ -301,26 +317,28 @@ def moments(config: Config) -> dict[str, dict[str, float]]:
     # The embedding's own gradient becomes the kept one, unless that is there already or sharded: then it is one more.
     sharded = config.topology.strategy in ("fsdp", "zero2", "zero3")
     second = step.numerics.hidden_bytes * head_weights if held or sharded else 0.0
-    one_layer = step.saved_by_layer() if step.checkpointing else 0.0
-    backward = {"activations": kept + one_layer + step.backward_of_layer(), "logits": waiting}
-    backward["weights in 16 bits"] = step.linear_bytes() if step.checkpointing else copies
+    one_layer = step.saved_by_layer() if again else 0.0
+    # The first layers recompute, so the last one does so only where all do.
+    backward = {"activations": kept + (one_layer if again == layers else 0.0) + step.backward_of_layer(), "logits": waiting}
+    backward["weights in 16 bits"] = max(copies_kept, step.linear_bytes())
     found = {
         "forward": {
             "activations": kept + step.head(),
             "logits": step.tile(),
-            "weights in 16 bits": 0.0 if step.adapter and step.checkpointing else copies,
+            "weights in 16 bits": copies_kept if step.adapter else copies,
             "gradients": held,
         },
         "backward of the head": {
             "activations": kept + step.head_backward(),
             "logits": step.tile() + (4 + (2 if step.numerics is Numerics.cast else 0)) * head_weights,
-            "weights in 16 bits": 0.0 if step.checkpointing else copies,
+            "weights in 16 bits": copies_kept,
             "gradients": held,
         },
         "backward of the last layer": {**backward, "gradients": held or (0.0 if model.tied_embeddings else n.width * head_weights)},
         "backward of the first layer": {
             **backward,
-            "activations": (step.hidden if step.checkpointing else step.saved_by_layer()) + one_layer + step.backward_of_layer(),
+            "activations": (step.hidden if again else step.saved_by_layer()) + one_layer + step.backward_of_layer(),
+            "weights in 16 bits": step.linear_bytes() if again else copies,
             "gradients": sharing.gradients - (n.width * head_weights if model.tied_embeddings and not held else 0.0),
         },
         "backward of the embedding": {"activations": step.hidden, "logits": waiting + second, "gradients": sharing.gradients},

@@ -55,7 +55,13 @@ class Traffic:
     hidden: float
     wide: float
     heads: float  # per unit of query and of key width
-    kernels: int
+    kernels: float
+
+    def plus(self, more: Traffic) -> Traffic:
+        return Traffic(self.hidden + more.hidden, self.wide + more.wide, self.heads + more.heads, self.kernels + more.kernels)
+
+    def times(self, share: float, of_kernels: float) -> Traffic:
+        return Traffic(share * self.hidden, share * self.wide, share * self.heads, of_kernels * self.kernels)
 
 
 TRAFFIC = {  # by numerics and gradient checkpointing
@@ -72,6 +78,29 @@ TRAFFIC_OF_ADAPTERS = {  # the same with peft's: their inputs are made fp32, the
     (Numerics.cast, True): Traffic(616, 128, 297, 374),
     (Numerics.cast, False): Traffic(468, 86, 218, 268),
 }
+# Compiled by inductor. Counted by hand: each chain of such operations between two products is one kernel, which reads its inputs once and
+# writes its outputs once. tests/unit/test_measured_steps.py sets what follows from it beside what was measured.
+COMPILED = {
+    (Numerics.autocast, True): Traffic(102, 22, 18, 80),
+    (Numerics.autocast, False): Traffic(74, 16, 12, 60),
+    (Numerics.cast, True): Traffic(62, 22, 16, 56),
+    (Numerics.cast, False): Traffic(44, 16, 12, 42),
+    (Numerics.fp32, True): Traffic(112, 44, 32, 56),
+    (Numerics.fp32, False): Traffic(84, 32, 24, 42),
+}
+# Beside a frozen base: what A and B add to a product's output and to its input's gradient, 6 bytes each.
+COMPILED_ADAPTERS = {True: Traffic(54, 30, 12, 60), False: Traffic(42, 18, 6, 40)}
+# Scales and casts of fp8's products: two reads and a write of each operand.
+COMPILED_FP8 = Traffic(30, 20, 10, 38)
+# Liger's kernels in place of norms, rotation and activation: shares of the eager traffic, read off tests/unit/test_measured_steps.py's
+# rows; and of its kernels.
+LIGER, LIGER_OF_ADAPTERS, LIGER_KERNELS = 0.26, 0.55, 0.5
+# Products that follow one another with little between them draw more power, and clocks fall: 0.69 of an H100's peak (its rows,
+# too) where healthy.gemm is 0.75. In fp8 0.61 of its own.
+BUSY, BUSY_FP8 = 0.92, 0.82
+# Seconds that compiled layers add to a run's start, whatever the number of layers: they share one graph. 4B on an H100: first step 10 s
+# against 4 with checkpointing, 14 against 2 without, 16 in fp8 (2026-11-25).
+COMPILE_S = 12.0
 WITHOUT_HEAD_NORMS = 0.31  # of that traffic for heads remains where queries and keys are not normed (qwen2, llama)
 
 
@@ -158,37 +187,61 @@ def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float
     model, tokens = config.model, step.tokens
     trains_base = config.adapter.rank is None
     linear = model.num_layers * sum(i * o for i, o in shapes.linear_sizes(model))
-    passes = 1 + step.checkpointing + (2 if trains_base else 1)
+    passes = 1 + step.recomputed_share + (2 if trains_base else 1)
     head = 4 if trains_base else 3  # TRL's head makes its logits again in the backward
     products = 2.0 * tokens * (passes * linear + head * model.vocab_size * model.hidden_size)
     forwards = extra_forwards(config)
     products += forwards * 2.0 * tokens * (linear + model.vocab_size * model.hidden_size)
-    scores = 2.0 * tokens * step.length * model.num_layers * step.widths[2] * (1 + step.checkpointing + 2.5 + forwards)
+    scores = 2.0 * tokens * step.length * model.num_layers * step.widths[2] * (1 + step.recomputed_share + 2.5 + forwards)
     bandwidth = config.hardware.bandwidth_gb_s * 1e9
-    gemm, attention = peak * (config.hardware.healthy.gemm or 1.0), peak * ATTENTION
-    if step.numerics is Numerics.fp32:
-        gemm = attention = peak * GEMM_FP32
-    elif config.precision.compute == "fp8":  # the linear layers' products only; attention computes in bf16
-        attention = config.hardware.peak_tflops["bf16"] * 1e12 * ATTENTION
+    head_products = (head + forwards) * 2.0 * tokens * model.vocab_size * model.hidden_size
+    gemm, attention = _products_a_second(config, step, peak)
+    half = config.hardware.peak_tflops["bf16"] * 1e12 if config.precision.compute == "fp8" else peak  # fp8: the layers' products only
+    of_head = gemm if half == peak else half * (config.hardware.healthy.gemm or 1.0)
     moved, weights, kernels = _traffic(config, step, linear)
     return {
-        "matrix products": products / gemm,
+        "matrix products": (products - head_products) / gemm + head_products / of_head,
         "attention": scores / attention,
-        "memory-bound kernels": moved / (bandwidth * BANDWIDTH),
+        "memory-bound kernels": moved / (bandwidth * (config.hardware.healthy.layers or BANDWIDTH)),
         "weights": weights / (bandwidth * (config.hardware.healthy.copy or COPY)),
         "starting kernels": kernels * KERNEL_S,
     }
+
+
+def _products_a_second(config: Config, step: MicroStep, peak: float) -> tuple[float, float]:
+    """Operations a second of the layers' matrix products, and of attention, which computes in 16 bits under fp8."""
+    if step.numerics is Numerics.fp32:
+        return peak * GEMM_FP32, peak * GEMM_FP32
+    gemm = peak * (config.hardware.healthy.gemm or 1.0)
+    if config.precision.compute == "fp8":
+        return gemm * BUSY_FP8, config.hardware.peak_tflops["bf16"] * 1e12 * ATTENTION
+    return gemm * (BUSY if step.compiled else 1.0), peak * ATTENTION
+
+
+def _of_layer(config: Config, step: MicroStep, recomputes: bool) -> Traffic:
+    """Traffic and kernels of one layer that `recomputes` its forward, or does not."""
+    adapter, numerics = config.adapter.rank is not None, step.numerics
+    if step.compiled:
+        fused = COMPILED[numerics, recomputes]
+        fused = fused.plus(COMPILED_ADAPTERS[recomputes]) if adapter else fused
+        return fused.plus(COMPILED_FP8) if config.precision.compute == "fp8" else fused
+    eager = (TRAFFIC_OF_ADAPTERS if adapter and numerics is not Numerics.fp32 else TRAFFIC)[numerics, recomputes]
+    if not argument(config, "use_liger_kernel"):
+        return eager
+    return eager.times(LIGER_OF_ADAPTERS if adapter else LIGER, LIGER_KERNELS)
 
 
 def _traffic(config: Config, step: MicroStep, linear: float) -> tuple[float, float, float]:
     """Bytes that memory-bound kernels move in a micro-step: of tokens, and of weights; and how many kernels there are."""
     model, (hidden, wide, query, key) = config.model, step.widths
     adapter = config.adapter.rank is not None
-    of_layer = (TRAFFIC_OF_ADAPTERS if adapter and step.numerics is not Numerics.fp32 else TRAFFIC)[step.numerics, step.checkpointing]
+    again = step.recomputed_share
+    of_layer = _of_layer(config, step, True).times(again, again).plus(_of_layer(config, step, False).times(1 - again, 1 - again))
     heads = of_layer.heads * (1.0 if model.architecture == "qwen3" else WITHOUT_HEAD_NORMS)
     per_token = of_layer.hidden * hidden + of_layer.wide * wide + heads * (query + key)
-    scores = 12 * step.scores() * (2 if step.checkpointing else 1)  # unfused attention reads and writes them all over
-    per_weight = (FROZEN_BYTES if adapter else WEIGHT_BYTES)[step.numerics][0 if step.checkpointing else 1]
+    scores = 12 * step.scores() * (1 + again)  # unfused attention reads and writes them all over
+    recomputed, kept = (FROZEN_BYTES if adapter else WEIGHT_BYTES)[step.numerics]
+    per_weight = again * recomputed + (1 - again) * kept
     weights = per_weight * (linear + (0 if adapter else model.vocab_size * hidden))
     more = 1 + 0.2 * extra_forwards(config)  # a forward is a fifth of forward, forward again and backward
     moved = model.num_layers * (step.tokens * per_token + scores)

@@ -14,7 +14,7 @@ from launch.reports.data import Run, dig, is_number, objects, table
 from launch.reports.parts import Bars, Cell, Figure, Figures, Inner, Note, Notes, Page, Section, Table, cell, duration, percent, text
 
 # Keys of a composition that say where and not what: paths of a phase, prints.
-NOT_COMPARED = {"name", "run_root", "mode", "format", "verbose", "resume"}
+NOT_COMPARED = {"name", "run_root", "mode", "format", "verbose", "resume", "chosen", "speed_keeps"}
 MOST_LINEAGES = 4  # of a pipeline, whose accuracy stands above everything; the table has all
 MOST_DETAILS = 8  # runs whose own sections are on the page of several
 

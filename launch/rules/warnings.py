@@ -7,6 +7,7 @@ from launch.environment import is_expandable
 from launch.planner.memory import generates_with_vllm, makes_fp32
 from launch.rules.evaluate import evaluate_warnings
 from launch.rules.slurm import slurm_warnings
+from launch.rules.step import step_warnings
 from launch.schema import Config
 from launch.schema.enums import Link, Mode
 
@@ -18,7 +19,7 @@ def rule_warnings(config: Config) -> list[str]:
             f"data.preview={config.data.preview} shows rows where mode=plan is left out; this is the plan of that command without it."
         )
     ranks = topology.trainers_of_a_node(config)
-    found += [*evaluate_warnings(config), *slurm_warnings(config)]
+    found += [*evaluate_warnings(config), *slurm_warnings(config), *step_warnings(config)]
     if config.precision.weights == "nf4" and config.hardware.name == "strix_halo":
         found.append(
             "precision=nf4 on strix_halo is twice as slow as bf16 (measured in the Strix Halo report): memory is not what it lacks."

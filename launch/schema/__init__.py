@@ -14,7 +14,23 @@ from typing import Any, Optional
 from omegaconf import MISSING
 
 from launch.schema.data import Balance, Curriculum, CurriculumArgs, Deduplicate, Filter, LrScaling, Selection, Source
-from launch.schema.enums import Debug, Find, Format, Init, Link, Mode, Network, NumaBinding, Preflight, Profile, Rocprof, Vendor, When
+from launch.schema.enums import (
+    Debug,
+    Find,
+    Format,
+    Init,
+    Link,
+    Mode,
+    Network,
+    NumaBinding,
+    Preflight,
+    Profile,
+    Rocprof,
+    Rows,
+    Speed,
+    Vendor,
+    When,
+)
 from launch.schema.host import Detect, Healthy, HostNeeds
 
 
@@ -363,6 +379,28 @@ class Sweep:
 
 
 @dataclass
+class Step:
+    """How one optimizer step is computed: what changes its speed and not its result. null: speed=auto chooses; under speed=off the
+    plain way."""
+
+    compile: Optional[bool] = None  # each decoder layer compiled by itself (torch regional compilation)
+    rows: Optional[Rows] = None
+    checkpointed_layers: Optional[int] = (
+        None  # under method.args.gradient_checkpointing: how many layers recompute, the first ones; null: all
+    )
+
+
+@dataclass
+class Choice:
+    """What speed=auto put in place of a default. `before` is null where nothing had been there."""
+
+    key: str = MISSING
+    value: Any = None
+    reason: str = MISSING
+    before: Any = None
+
+
+@dataclass
 class Config:
     hardware: Hardware = field(default_factory=Hardware)
     model: Model = field(default_factory=Model)
@@ -375,7 +413,11 @@ class Config:
     runtime: Runtime = field(default_factory=Runtime)
     tracking: Tracking = field(default_factory=Tracking)
     sweep: Sweep = field(default_factory=Sweep)
+    step: Step = field(default_factory=Step)
 
+    speed: Speed = Speed.auto  # auto: the planner chooses what changes a step's speed and not its result
+    speed_keeps: list[str] = field(default_factory=list)  # keys that speed=auto leaves as they are; all that somebody gave are added
+    chosen: list[Choice] = field(default_factory=list)  # what it chose: a plan's, which a record keeps and nobody gives
     mode: Mode = Mode.run
     find: Find = Find.none  # mode=plan: search with the memory planner
     format: Format = Format.text

@@ -39,6 +39,21 @@ class Mode(Enum):
     plan = "plan"
 
 
+class Speed(Enum):
+    """Who decides what changes a step's speed and not its result."""
+
+    auto = "auto"  # the planner, for what nobody gave
+    off = "off"  # the composition; step.* left null mean the plain way
+
+
+class Rows(Enum):
+    """How the rows of one optimizer step become batches."""
+
+    packed = "packed"  # those of a rank laid end to end, with document boundaries; needs hardware.packed_attention
+    grouped = "grouped"  # sorted by length inside the step, so that rows of one micro-batch need little padding
+    padded = "padded"  # as TRL pads them
+
+
 class Format(Enum):
     text = "text"
     json = "json"

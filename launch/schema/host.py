@@ -35,4 +35,5 @@ class Healthy:
 
     gemm: Optional[float] = None  # of peak_tflops, by a product of 8192 x 8192 matrices in the half precision that it prefers
     copy: Optional[float] = None  # of bandwidth_gb_s, read and written
+    layers: Optional[float] = None  # of bandwidth_gb_s, by a layer's memory-bound kernels; a planner's figure, which no doctor measures
     all_reduce: Optional[float] = None  # of link_gb_s: bus bandwidth of large sums among all GPUs of a node

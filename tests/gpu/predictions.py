@@ -1,6 +1,7 @@
 """Predicted memory and speed beside measured: runs every configuration below, and prints the tables of docs/results/memory.md and speed.md.
 
     python tests/gpu/predictions.py measure hardware=h200 --gpus 2      writes runs/predictions/h200/predictions.jsonl
+    python tests/gpu/predictions.py predict hardware=h100               needs no GPU: what docs/results/predicted.jsonl is made by
     python tests/gpu/predictions.py report                              needs no GPU: docs/results/predictions.jsonl as tables
 
 HELD_OUT is written down, and the planner's formulas fixed, before any of it is measured: its rows of the file keep what was predicted then.
@@ -26,12 +27,15 @@ from launch.compose import compose
 from launch.machine import detect
 from launch.plan import prepare
 from launch.planner import memory
+from launch.planner.choose import choose
 from launch.planner.speed import Speed, speed
+from launch.schema import Config
 from tests.gpu.jobs import Job, rows_of, run, step_s
 
 ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "docs/results/predictions.jsonl"
 STEPS = {"sft": 6, "dpo": 6, "grpo": 6}
+LONG_ENOUGH = 60  # steps under speed=auto: compiling pays
 # name: GPUs, overrides. Batch is of one rank; accumulation is 1 where nothing else is said. None of them has been measured: what has been
 # is in docs/results/predictions.jsonl, for the constants to rest on.
 HELD_OUT: dict[str, tuple[int, str]] = {
@@ -43,6 +47,16 @@ HELD_OUT: dict[str, tuple[int, str]] = {
     "sft-1.7b-zero3-4": (4, "sft qwen3_1_7b batch=4 max_length=2048 topology=zero3"),
     "dpo-4b-fsdp-4": (4, "dpo qwen3_4b batch=2 max_length=1024 topology=fsdp"),
     "grpo-1.7b-split-4": (4, "grpo qwen3_1_7b batch=16 topology=split"),
+    # Of what speed=auto chooses. `batch` is given, so the micro-batch stays.
+    "sft-4b-auto": (1, "sft qwen3_4b batch=4 max_length=4096 speed=auto"),
+    "sft-4b-16-bits-plain-auto": (1, "sft qwen3_4b batch=2 max_length=4096 plain precision.weights=bf16 speed=auto"),
+    "sft-4b-fp8-plain-auto": (1, "sft qwen3_4b batch=2 max_length=4096 plain precision=fp8 precision.weights=bf16 speed=auto"),
+    "sft-0.6b-auto": (1, "sft qwen3_0_6b batch=8 max_length=2048 speed=auto"),
+    "sft-8b-lora-auto": (1, "sft qwen3_8b batch=2 max_length=4096 adapter=lora precision.weights=bf16 speed=auto"),
+    "dpo-1.7b-auto": (1, "dpo qwen3_1_7b batch=4 max_length=1024 speed=auto"),
+    "sft-1.7b-half": (1, "sft qwen3_1_7b batch=4 max_length=4096 step.checkpointed_layers=14 speed=auto"),
+    "sft-4b-ddp-2-auto": (2, "sft qwen3_4b batch=2 max_length=4096 topology=ddp speed=auto"),
+    "sft-4b-fsdp-2-auto": (2, "sft qwen3_4b batch=2 max_length=4096 topology=fsdp speed=auto"),
 }
 
 
@@ -50,7 +64,10 @@ def job(name: str) -> Job:
     """The words of a configuration as overrides."""
     gpus, words = HELD_OUT[name]
     method, model, *rest = words.split()
-    found = [f"method={method}", f"model={model}", f"method.args.max_steps={STEPS[method]}", f"topology.num_gpus={gpus}"]
+    steps = LONG_ENOUGH if "speed=auto" in rest else STEPS[method]
+    found = [f"method={method}", f"model={model}", f"method.args.max_steps={steps}", f"topology.num_gpus={gpus}"]
+    if "speed=auto" not in rest:
+        found.append("speed=off")
     if not any(word.startswith("topology=") for word in rest):
         found.append("topology=single")
     short = {
@@ -92,13 +109,33 @@ def measure(hardware: str, gpus: int, only: list[str] | None, folder: Path, seco
 
 
 def planned(overrides: list[str]) -> tuple[memory.Memory, Speed]:
-    """The memory of a rank, and the speed of the run."""
+    """The memory of a rank, and the speed of the run; as composed where nothing is said of speed=."""
     return _planned(tuple(overrides))
+
+
+def composition(overrides: list[str]) -> Config:
+    said = [] if any(override.startswith("speed=") for override in overrides) else ["speed=off"]
+    return choose(prepare(compose([*overrides, *said]))[0], detect.Host(python="python", num_cores=64))
+
+
+def predict(hardware: str) -> str:
+    """A line for each configuration under speed=auto: what is chosen, and what is predicted of it."""
+    lines = []
+    for name in HELD_OUT:
+        overrides = [hardware, "model.init=random", *job(name).overrides]
+        if "speed=auto" not in overrides:
+            continue
+        took, lasts = planned(overrides)
+        chosen = {choice.key: choice.value for choice in composition(overrides).chosen}
+        figures = {"peak_gb": round(took.allocated_gb, 3), "step_s": lasts.step_s and round(lasts.step_s, 4)}
+        figures["tokens_per_second"] = lasts.tokens_per_second and round(lasts.tokens_per_second)
+        lines.append(json.dumps({"name": name, "overrides": overrides, "chosen": chosen, "predicted": figures}))
+    return "\n".join(lines)
 
 
 @functools.cache
 def _planned(overrides: tuple[str, ...]) -> tuple[memory.Memory, Speed]:
-    config, _ = prepare(compose([*overrides]))
+    config = composition([*overrides])
     host = detect.Host(python="python", num_cores=64)
     return memory.memory(config, topology.processes(config, host, Path("/runs/x/1")))[-1], speed(config)
 
@@ -153,7 +190,7 @@ def speed_report() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Predicted memory and speed beside measured.")
-    parser.add_argument("what", choices=["measure", "report"])
+    parser.add_argument("what", choices=["measure", "predict", "report"])
     parser.add_argument("hardware", nargs="?", default="hardware=h200", help="hardware=<a group of conf/hardware>")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--only", nargs="*", help="words, one of which a configuration's name holds")
@@ -163,6 +200,8 @@ def main() -> None:
     if asked.what == "report":
         print(memory_report())
         print(speed_report())
+    elif asked.what == "predict":
+        print(predict(asked.hardware))
     else:
         folder = asked.folder or Path("runs/predictions") / asked.hardware.partition("=")[2]  # a run of one GPU is none of another's
         measure(asked.hardware, asked.gpus, asked.only, folder, asked.seconds)

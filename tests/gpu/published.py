@@ -94,7 +94,7 @@ MEMORY_MEASURED = [
     transformer_memory("10.1B, DDP"),
     *(
         PublishedMemory(f"Qwen3-8B, {kind}, 8 MI350X, 14 x 8192", stated, [f"experiment=mi350x_qwen3_8b_{kind}"], ("torchtune", *reasons))
-        for kind, stated, *reasons in (("full", "76.35"), ("lora", "72.65", "eager"), ("fp8", "76.35", "fp8"))
+        for kind, stated, *reasons in (("full", "76.35"), ("lora", "72.65", "adapter"), ("fp8", "76.35", "fp8"))
     ),
     PublishedMemory("Qwen3-0.6B, fp32, MI50, 2 x 512", "8 to 12", ["experiment=mi50_baseline"]),
 ]
@@ -122,10 +122,10 @@ MEMORY_REASONS = {
     "scores": "presumably attention that is not fused and keeps its scores: the published figure lies between the prediction and that with "
     "hardware.attention=eager (14.6, 15.2, 24.6, 24.7, 132.3 and 137.9 GB), but for 2.65B. By the same report 5.24B takes 16 GB less under "
     "DDP, with the same batch on each GPU and gradients in buckets besides: its two programs do not compute alike",
-    "torchtune": "torchtune's model and head, with torch.compile and checkpointing; what a compiled layer keeps is counted, and was not "
-    "measured on a GPU",
-    "eager": "with an adapter torch.compile is not counted",
-    "fp8": "scales and casts of fp8 are not counted; the report has the same figure for fp8 and for bf16",
+    "torchtune": "torchtune's model and head, with torch.compile and checkpointing; what a compiled layer keeps is counted, and was "
+    "measured on an H100 with TRL's",
+    "adapter": "what a compiled layer keeps beside an adapter was read off one run of an H100; the report states no rank",
+    "fp8": "what fp8 computes again was read off one run of an H100; the report has the same figure for fp8 and for bf16",
     "guess": "what its author expected; nothing was measured",
     "state": "the guide's own sum of weights, gradients and Adam's moments in 2 bytes each, as is this prediction. With activations, and "
     "weights in fp32 as TRL has them, the plan says 73 GB",
@@ -153,14 +153,14 @@ REASONS = {
     "longer to start than the 6 us that an H200 takes: by the report's own count the GPU computes 172 to 229 TFLOPS there, 578 at 5.24B",
     "overlap": "predicted is that sums of gradients hide behind the backward, and cost it nothing. The report contradicts itself here: "
     "eight GPUs make 101,124 tokens/s in one of its tables and 70,763 in the next",
-    "compile": "torch.compile, which fuses the memory-bound kernels (a third of the prediction); predicted is eager",
+    "compile": "torch.compile of the whole model; predicted is each layer compiled by itself",
     "torchtune": "torchtune, whose head makes its logits once; its matrix products (F.linear) reach up to 1,206 TFLOPS by that report, "
     "where 1,035 are predicted",
-    "fp8": "no fp8 product has been measured: bf16's share of the peak stands for it",
+    "fp8": "the share of fp8's peak is an H100's, 0.61, read off one run",
     "MI50": "the owner saw a quarter of the GPU used, loads data without workers, and has torch 2.4 of ROCm 6.0; the shares are an H200's",
     "hope": "what its author expected, not measured",
     "rows": "model, rows and length are not named: Qwen2.5-7B with LoRA and 1,024 tokens in every row are assumed",
-    "liger": "Liger's fused kernels, which are not counted",
+    "liger": "Liger's fused kernels, whose traffic is a share of the eager one's, read off runs of an H100",
     "noted": "nothing more about the run was noted",
 }
 

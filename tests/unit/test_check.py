@@ -324,6 +324,30 @@ CASES = {
     ),
     "compile": (["hardware=mi50", "precision=fp32", "method.args.torch_compile=true"], ["gfx906", "torch_compile=false"]),
     "triton_kernels": (["hardware=mi50", "precision=fp32", "method.args.use_liger_kernel=true"], ["Triton", "gfx906"]),
+    "compiled_layers_and_liger": (
+        ["hardware=mi300x", "model=qwen3_4b", "step.compile=true", "method.args.use_liger_kernel=true"],
+        ["step.compile=true", "use_liger_kernel=true", "one of them"],
+    ),
+    "compiled_layers_and_model": (
+        ["hardware=mi300x", "model=qwen3_4b", "step.compile=true", "method.args.torch_compile=true"],
+        ["step.compile=true", "torch_compile=true"],
+    ),
+    "compiled_layers_without_compiler": (["hardware=mi50", "precision=fp32", "step.compile=true"], ["gfx906", "step.compile=false"]),
+    "fp8_eager": (["hardware=mi300x", "precision=fp8", "step.compile=false"], ["precision=fp8", "step.compile=false", "precision=bf16"]),
+    "packed_without_kernel": (["hardware=mi50", "step.rows=packed"], ["packed_attention", "step.rows=grouped"]),
+    "rows_packed_twice": (
+        ["hardware=h100", "step.rows=packed", "method.args.packing=true"],
+        ["step.rows=packed", "packing=true", "step.rows=padded"],
+    ),
+    "rows_of_method": (["hardware=h100", "method=dpo", "step.rows=packed"], ["step.rows=packed", "method=dpo", "grouped"]),
+    "checkpointed_layers_unused": (
+        ["step.checkpointed_layers=2", "method.args.gradient_checkpointing=false"],
+        ["step.checkpointed_layers=2", "gradient_checkpointing=true"],
+    ),
+    "checkpointed_layers_range": (
+        ["hardware=h100", "model=qwen3_4b", "step.checkpointed_layers=37"],
+        ["step.checkpointed_layers=37", "36 layers"],
+    ),
     "sequence_length": (["model=qwen3_4b", "method.args.max_length=50000"], ["50000 tokens", "qwen3_4b has"]),
     "rewards_needed": (["method=grpo", "topology=single", "~method.rewards.reasoning_gym"], ["nothing would be learned", "reasoning_gym"]),
     "rewards_unused": (["method.rewards.accuracy=1"], ["method=sft", "ignored", "method=grpo"]),

@@ -1,0 +1,78 @@
+"""What would be faster and changes results: listed in a plan with its gain and its price, for the user to accept or not."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launch import topology
+from launch.check import refusals
+from launch.machine.detect import Host
+from launch.planner import margin, memory
+from launch.planner.choose import choose, undone, with_value
+from launch.planner.speed import speed
+from launch.schema import Adapter, Config
+from launch.schema.enums import Speed, Vendor
+from launch.trainer_args import argument, known
+
+CONF = Path(__file__).parents[2] / "conf"
+GAIN = 1.05  # the least that is worth a price
+OPTIMIZER = "adamw_torch_8bit"  # torchao's
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """Overrides to add to the command, times the tokens a second that are predicted without them, and what they cost."""
+
+    overrides: list[str]
+    gain: float
+    price: str
+
+
+def faster(config: Config, host: Host) -> list[Offer]:
+    """Offers for the composition of a plan, the largest gain first; each passes every rule and fits, with the choices it would get."""
+    now = speed(config).tokens_per_second
+    if config.speed == Speed.off or config.smoke or config.hardware.vendor == Vendor.none or not now:
+        return []
+    found = []
+    for overrides, price, candidate in _candidates(undone(config)):
+        if refusals(candidate):
+            continue
+        chosen = choose(candidate, host)
+        processes = topology.processes(chosen, host, Path(config.run_root))
+        entries = memory.memory(chosen, processes, memory.measured(chosen, processes, host))
+        rate = speed(chosen).tokens_per_second or 0.0
+        if rate >= GAIN * now and all(entry.fits and not margin.close(entry) for entry in entries):
+            found.append(Offer(overrides, round(rate / now, 2), price))
+    return sorted(found, key=lambda offer: -offer.gain)
+
+
+def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
+    """(overrides, price, the composition with them). What somebody gave otherwise is not offered."""
+    precision, whole = config.precision, config.adapter.rank is None
+    if precision.weights == "fp32" and precision.compute in ("bf16", "fp8"):
+        lost = "weights and their moments in 16 bits: an update below 1/256 of its weight is lost"
+        price = lost if whole else "the frozen base is rounded to 16 bits"
+        yield ["precision.weights=bf16"], price, dataclasses.replace(config, precision=dataclasses.replace(precision, weights="bf16"))
+    if whole and "optim" in known(config) and "method.args.optim" not in config.speed_keeps and argument(config, "optim") != OPTIMIZER:
+        price = "AdamW's moments are rounded to 8 bits (torchao)"
+        yield [f"method.args.optim={OPTIMIZER}"], price, with_value(config, "method.args.optim", OPTIMIZER)
+    if precision.name == "bf16":
+        eighth = dataclasses.replace(precision, name="fp8", compute="fp8")
+        price = "products of linear layers are rounded to 8 bits (torchao)"
+        yield ["precision=fp8"], price, dataclasses.replace(config, precision=eighth)
+    if whole:
+        price = "trains about 1% of the parameters, and wants ten times the learning rate"
+        yield ["adapter=lora"], price, dataclasses.replace(config, adapter=Adapter(**_option("adapter/lora")))
+
+
+@functools.cache
+def _option(name: str) -> dict[str, Any]:
+    """The values of a file of conf/ that includes no other."""
+    content: dict[str, Any] = yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))
+    return content
