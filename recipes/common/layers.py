@@ -39,22 +39,28 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList | None:
     return next((module for module in model.modules() if is_repeated_blocks(module)), None)
 
 
-def compile_each(layers: Iterable[nn.Module], backend: str = "inductor", dynamic: bool = True) -> None:
+def compile_each(layers: Iterable[nn.Module], failed: Callable[[str], None], backend: str = "inductor", dynamic: bool = True) -> None:
     """Compile the forward of `layers` in place, whole, and where `dynamic` for any number of rows and tokens.
 
-    Equal layers share their kernels. A forward with a cache of keys and values, of generation, stays eager.
+    Equal layers share their kernels. A forward with a cache of keys and values, of generation, stays eager. So does one that cannot be
+    compiled, after `failed(reason)`: inside the hooks of FSDP and DDP, which a failure of the whole forward would leave half-way.
     """
     torch._dynamo.config.optimize_ddp = False  # a layer is smaller than DDP's buckets; splitting it would only break its graph
     options = {"backend": backend, "dynamic": dynamic, "fullgraph": True}
     for kind in {type(layer) for layer in layers}:
         forward = _any_length(kind.forward, options) if dynamic else torch.compile(kind.forward, **options)
         for layer in (layer for layer in layers if type(layer) is kind):
-            layer.forward = types.MethodType(_eager_with_cache(kind.forward, forward), layer)
+            layer.forward = types.MethodType(_or_eager(kind.forward, forward, failed), layer)
 
 
-def _eager_with_cache(eager: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
+def _or_eager(eager: Callable[..., Any], compiled: Callable[..., Any], failed: Callable[[str], None]) -> Callable[..., Any]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return (compiled if kwargs.get("past_key_values") is None else eager)(self, *args, **kwargs)
+        if kwargs.get("past_key_values") is None:
+            try:
+                return compiled(self, *args, **kwargs)
+            except NOT_COMPILED as error:
+                failed(_first_line(error))
+        return eager(self, *args, **kwargs)
 
     return forward
 
@@ -83,7 +89,7 @@ def _any_length(eager: Callable[..., Any], options: dict[str, Any]) -> Callable[
 def use_eager(layers: Iterable[nn.Module]) -> None:
     """Undo compile_each."""
     for layer in layers:
-        del layer.forward
+        vars(layer).pop("forward", None)
 
 
 class CompiledLayers:
@@ -113,7 +119,7 @@ class CompiledLayers:
         else:
             self._layers = [layer for found in layers for layer in found]
             fixed = config.trainer_args.get("packing") and config.trainer_args.get("packing_strategy") == "wrapped"
-            compile_each(self._layers, dynamic=not fixed)
+            compile_each(self._layers, self._give_up, dynamic=not fixed)
             self.compiled, self._doubted = "yes", not config.hardware.get("compile_measured", False)
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -131,22 +137,20 @@ class CompiledLayers:
             layer.forward = forward
         try:
             found = self._measured(model, inputs, *args, **kwargs)
-            if not all(math.isclose(a, b, rel_tol=TOLERANCE[self._precision]) for a, b in zip(eager, found, strict=True)):
+            if not _agree(eager, found, TOLERANCE[self._precision]):
                 reason = f"loss and gradient norm of the first micro-batch are {_said(found)}, and {_said(eager)} eager"
-        except NOT_COMPILED as error:
-            reason = str(error).strip().splitlines()[0]
-        reasons = [text for text in gather_object([reason]) if text]
-        if reasons:
-            use_eager(self._layers)
+        except NOT_COMPILED as error:  # of the backward
+            reason = _first_line(error)
+        reasons = [text for text in gather_object([reason if self.compiled == "yes" else self.compiled]) if text]
+        if reasons and self.compiled == "yes":
             self._give_up(reasons[0])
-        else:
+        elif not reasons:
             say(f"compiled layers agree with eager ones: loss and gradient norm {_said(found)}, and {_said(eager)} eager")
 
     def _measured(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> tuple[float, float]:
         """(loss, gradient norm) of a micro-batch. Gradients go nowhere, and figures of the step are left as they were."""
-        kept = {name: copy.deepcopy(vars(self)[name]) for name in FIGURES if name in vars(self)}
         sharded = self.is_fsdp_enabled  # whose gradients only a whole backward reduces
-        with _same_draws(self.model):
+        with self._figures_kept(), _same_draws(self.model):
             used = model if sharded else self.accelerator.unwrap_model(model)
             loss = super().compute_loss(used, dict(inputs), *args, **kwargs)
             weights = [weight for weight in used.parameters() if weight.requires_grad]
@@ -158,11 +162,20 @@ class CompiledLayers:
                 grads = torch.autograd.grad(loss, weights, allow_unused=True)
         norm = torch.nn.utils.get_total_norm([grad for grad in grads if grad is not None])
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        vars(self).update(kept)
         return loss.item(), norm.item()
 
+    @contextlib.contextmanager
+    def _figures_kept(self) -> Iterator[None]:
+        kept = {name: copy.deepcopy(vars(self)[name]) for name in FIGURES if name in vars(self)}
+        try:
+            yield
+        finally:
+            vars(self).update(kept)
+
     def _give_up(self, reason: str) -> None:
-        self.compiled = reason
+        """Go on eager. Raises UserError where the user asked for compiled layers, and for fp8."""
+        use_eager(self._layers)
+        self.compiled, self._doubted = reason, False
         if self._precision == "fp8":
             raise UserError(
                 f"precision=fp8 needs compiled layers, and is three times slower than bf16 without: {reason}. Use: precision=bf16."
@@ -187,12 +200,27 @@ class CheckpointSome(TrainerCallback):
 def _same_draws(model: nn.Module) -> Iterator[None]:
     """Without dropout, whose draws a compiled layer makes in another order, and with the generators left as they were."""
     rates = [(module, module.p) for module in model.modules() if isinstance(module, nn.Dropout)]
-    for module, _ in rates:
-        module.p = 0.0
-    with torch.random.fork_rng():
-        yield
-    for module, rate in rates:
-        module.p = rate
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []  # fork_rng would start every GPU of the node
+    try:
+        for module, _ in rates:
+            module.p = 0.0
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        for module, rate in rates:
+            module.p = rate
+
+
+def _agree(eager: tuple[float, float], found: tuple[float, float], tolerance: float) -> bool:
+    """Whether (loss, gradient norm) are equal within `tolerance`, as a share. GRPO's first losses are sums that cancel to rounding errors
+    of zero, and are of the order of 1 else: of a loss `tolerance` is a difference too.
+    """
+    close = (math.isclose(a, b, rel_tol=tolerance, abs_tol=least) for a, b, least in zip(eager, found, (tolerance, 0.0), strict=True))
+    return all(close)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
 
 
 def _said(figures: tuple[float, float]) -> str:
