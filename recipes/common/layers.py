@@ -46,6 +46,7 @@ def compile_each(layers: Iterable[nn.Module], failed: Callable[[str], None], bac
     compiled, after `failed(reason)`: inside the hooks of FSDP and DDP, which a failure of the whole forward would leave half-way.
     """
     torch._dynamo.config.optimize_ddp = False  # a layer is smaller than DDP's buckets; splitting it would only break its graph
+    torch._dynamo.config.specialize_float = True  # else each graph is traced twice: the norms' epsilon is a variable of the first one
     options = {"backend": backend, "dynamic": dynamic, "fullgraph": True}
     for kind in {type(layer) for layer in layers}:
         forward = _any_length(kind.forward, options) if dynamic else torch.compile(kind.forward, **options)
