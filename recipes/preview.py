@@ -51,7 +51,15 @@ def _sft(config: DictConfig, loaded: Loaded, tokenizer: PreTrainedTokenizerBase,
     trainer = Trainer(model=_model(tokenizer), args=args, processing_class=tokenizer, config=config, loaded=loaded)
     for number, row in enumerate(_first(trainer.train_dataset, config.data.preview), start=1):
         batch = trainer.data_collator([row])
-        _print(console, f"row {number}", tokenizer, batch["input_ids"][0].tolist(), [n != IGNORED for n in batch["labels"][0].tolist()])
+        _print(console, f"row {number}", tokenizer, batch["input_ids"][0].tolist(), _counted(batch))
+
+
+def _counted(batch: dict[str, Any]) -> list[bool]:
+    """Whether each token of a batch of one row counts in the loss; TRL's own batches have labels, ours the places before the targets."""
+    if "labels" in batch:
+        return [label != IGNORED for label in batch["labels"][0].tolist()]
+    targets = set((batch["target_positions"] + 1).tolist())
+    return [n in targets for n in range(batch["input_ids"].shape[1])]
 
 
 def _dpo(config: DictConfig, loaded: Loaded, tokenizer: PreTrainedTokenizerBase, console: Console) -> None:

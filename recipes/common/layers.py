@@ -26,7 +26,7 @@ from transformers import TrainerCallback
 from recipes.common.errors import UserError
 from recipes.common.program import say
 
-MULTIPLE = 64  # tokens that launch/trainer_args.py has batches filled up to where layers are compiled
+MULTIPLE = 64  # tokens that batches are filled up to where layers are compiled
 NOT_COMPILED = (TorchDynamoException, InductorError)
 FIGURES = ("_metrics", "_sums", "_total_train_tokens")  # that a trainer collects while it computes a loss
 # How far loss and gradient norm of a compiled micro-batch may lie from the eager ones, as a share: rounding of the compute dtype, summed.
@@ -38,22 +38,29 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList | None:
     return next((module for module in model.modules() if is_repeated_blocks(module)), None)
 
 
-def compile_each(layers: Iterable[nn.Module], backend: str = "inductor", dynamic: bool = True) -> None:
+def compile_each(layers: Iterable[nn.Module], failed: Callable[[str], None], backend: str = "inductor", dynamic: bool = True) -> None:
     """Compile the forward of `layers` in place, whole, and where `dynamic` for any number of rows and tokens.
 
-    Equal layers share their kernels. A forward with a cache of keys and values, of generation, stays eager.
+    Equal layers share their kernels. A forward with a cache of keys and values, of generation, stays eager. So does one that cannot be
+    compiled, after `failed(reason)`: inside the hooks of FSDP and DDP, which a failure of the whole forward would leave half-way.
     """
     torch._dynamo.config.optimize_ddp = False  # a layer is smaller than DDP's buckets; splitting it would only break its graph
+    torch._dynamo.config.specialize_float = True  # else each graph is traced twice: the norms' epsilon is a variable of the first one
     options = {"backend": backend, "dynamic": dynamic, "fullgraph": True}
     for kind in {type(layer) for layer in layers}:
         forward = _any_length(kind.forward, options) if dynamic else torch.compile(kind.forward, **options)
         for layer in (layer for layer in layers if type(layer) is kind):
-            layer.forward = types.MethodType(_eager_with_cache(kind.forward, forward), layer)
+            layer.forward = types.MethodType(_or_eager(kind.forward, forward, failed), layer)
 
 
-def _eager_with_cache(eager: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
+def _or_eager(eager: Callable[..., Any], compiled: Callable[..., Any], failed: Callable[[str], None]) -> Callable[..., Any]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return (compiled if kwargs.get("past_key_values") is None else eager)(self, *args, **kwargs)
+        if kwargs.get("past_key_values") is None:
+            try:
+                return compiled(self, *args, **kwargs)
+            except NOT_COMPILED as error:
+                failed(_first_line(error))
+        return eager(self, *args, **kwargs)
 
     return forward
 
@@ -82,7 +89,7 @@ def _any_length(eager: Callable[..., Any], options: dict[str, Any]) -> Callable[
 def use_eager(layers: Iterable[nn.Module]) -> None:
     """Undo compile_each."""
     for layer in layers:
-        del layer.forward
+        vars(layer).pop("forward", None)
 
 
 class CompiledLayers:
@@ -112,7 +119,7 @@ class CompiledLayers:
         else:
             self._layers = [layer for found in layers for layer in found]
             fixed = config.trainer_args.get("packing") and config.trainer_args.get("packing_strategy") == "wrapped"
-            compile_each(self._layers, dynamic=not fixed)
+            compile_each(self._layers, self._give_up, dynamic=not fixed)
             self.compiled, self._fresh = "yes", True
             self._doubted = not config.hardware.get("compile_measured", False)
 
@@ -124,32 +131,29 @@ class CompiledLayers:
 
     def _begin(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Compile, without an update. Where the hardware is new to us, compare the first micro-batch with an eager one."""
+        reason, found = None, (0.0, 0.0)
         try:
             for batch in getattr(self, "_rehearsed", tuple)():
                 self._measured(model, batch)
             found = self._measured(model, inputs, *args, **kwargs)
-            reason = None
-        except NOT_COMPILED as error:
-            reason = str(error).strip().splitlines()[0]
-        if self._doubted and reason is None:
+        except NOT_COMPILED as error:  # of the backward
+            reason = _first_line(error)
+        if self.compiled == "yes" and self._doubted and reason is None:
             compiled = [layer.forward for layer in self._layers]
             use_eager(self._layers)
             eager = self._measured(model, inputs, *args, **kwargs)
             for layer, forward in zip(self._layers, compiled, strict=True):
                 layer.forward = forward
             figures = f"loss and gradient norm of the first micro-batch are {_said(found)}, and {_said(eager)} eager"
-            if not all(math.isclose(a, b, rel_tol=TOLERANCE[self._precision]) for a, b in zip(eager, found, strict=True)):
-                reason = figures
+            reason = None if _agree(eager, found, TOLERANCE[self._precision]) else figures
             say(f"compiled layers: {figures}")
-        reasons = [text for text in gather_object([reason]) if text]
-        if reasons:
-            use_eager(self._layers)
+        reasons = [text for text in gather_object([reason if self.compiled == "yes" else self.compiled]) if text]
+        if reasons and self.compiled == "yes":
             self._give_up(reasons[0])
 
     def _measured(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> tuple[float, float]:
         """(loss, gradient norm) of a micro-batch. Gradients go nowhere, and figures of the step are left as they were."""
-        kept = {name: copy.deepcopy(vars(self)[name]) for name in FIGURES if name in vars(self)}
-        with _same_draws(self.model):
+        with self._figures_kept(), _same_draws(self.model):
             if self.is_fsdp_enabled:  # whose gradients only a whole backward reduces
                 model.set_requires_gradient_sync(True)
                 loss = super().compute_loss(model, dict(inputs), *args, **kwargs)
@@ -164,11 +168,20 @@ class CompiledLayers:
                 weights = [weight for weight in whole.parameters() if weight.requires_grad]
                 grads = torch.autograd.grad(loss, weights, allow_unused=True)
                 norm = torch.nn.utils.get_total_norm([grad for grad in grads if grad is not None])
-        vars(self).update(kept)
         return loss.item(), norm.item()
 
+    @contextlib.contextmanager
+    def _figures_kept(self) -> Iterator[None]:
+        kept = {name: copy.deepcopy(vars(self)[name]) for name in FIGURES if name in vars(self)}
+        try:
+            yield
+        finally:
+            vars(self).update(kept)
+
     def _give_up(self, reason: str) -> None:
-        self.compiled = reason
+        """Continue eager. Raises UserError where the user asked for compiled layers, and for fp8."""
+        use_eager(self._layers)
+        self.compiled, self._doubted = reason, False
         if self._precision == "fp8":
             raise UserError(
                 f"precision=fp8 needs compiled layers, and is three times slower than bf16 without: {reason}. Use: precision=bf16."
@@ -193,12 +206,27 @@ class CheckpointSome(TrainerCallback):
 def _same_draws(model: nn.Module) -> Iterator[None]:
     """Without dropout, whose draws a compiled layer makes in another order, and with the generators left as they were."""
     rates = [(module, module.p) for module in model.modules() if isinstance(module, nn.Dropout)]
-    for module, _ in rates:
-        module.p = 0.0
-    with torch.random.fork_rng():
-        yield
-    for module, rate in rates:
-        module.p = rate
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []  # fork_rng would start every GPU of the node
+    try:
+        for module, _ in rates:
+            module.p = 0.0
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        for module, rate in rates:
+            module.p = rate
+
+
+def _agree(eager: tuple[float, float], found: tuple[float, float], tolerance: float) -> bool:
+    """Whether (loss, gradient norm) are equal within `tolerance`, as a share. GRPO's first losses are sums that cancel to rounding errors
+    of zero, and are of the order of 1 else: of a loss `tolerance` is a difference too.
+    """
+    close = (math.isclose(a, b, rel_tol=tolerance, abs_tol=least) for a, b, least in zip(eager, found, (tolerance, 0.0), strict=True))
+    return all(close)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
 
 
 def _said(figures: tuple[float, float]) -> str:

@@ -86,10 +86,11 @@ class StepOrder(Sampler[int]):
         if not self.balanced:
             return ordered
         batches: list[list[int]] = [[] for _ in range(self.number)]
-        for turn in range(self.size):  # there and back, so that who drew first draws last
-            dealt = ordered[turn * self.number : (turn + 1) * self.number]
-            for batch, row in zip(batches if turn % 2 == 0 else batches[::-1], dealt, strict=True):
-                batch.append(row)
+        tokens = [0] * self.number
+        for row in ordered:  # the longest first, each to the batch that has least
+            smallest = min((n for n in range(self.number) if len(batches[n]) < self.size), key=tokens.__getitem__)
+            batches[smallest].append(row)
+            tokens[smallest] += self.lengths[row]
         return [row for batch in batches for row in batch]
 
 

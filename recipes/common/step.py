@@ -96,8 +96,8 @@ class FastStep(OrderedRows):
             return super()._get_num_items_in_batch(batch_samples, device)
         number = sum(batch["targets"].numel() for batch in batch_samples)
         if self.args.world_size == 1 or not self.args.average_tokens_across_devices:
-            return number
-        return self.accelerator.reduce(torch.full((), float(number), device=device), "sum")
+            return max(1, number)  # a step without targets has a loss of zero
+        return self.accelerator.reduce(torch.full((), float(number), device=device), "sum").clamp(min=1)
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         if not self._fast:
@@ -157,6 +157,7 @@ class FastStep(OrderedRows):
         figures = self._summed(torch.cat((of_rank, self._take_figures("train"))))
         self._late = LateLine(state.global_step, state.epoch, steps, start, kwargs, figures)
         tr_loss.zero_()
+        control.should_log = False  # as a written line does: at an epoch's end this runs once more, after no step
 
     def _write_late_line(self) -> None:
         """Log the step before this one, once the GPU has ended it."""

@@ -62,6 +62,8 @@ def prepared(tmp_path, method, tokenizer, rows, **given):
             "data": plain(Data(name="jsonl", kind="jsonl")),
             "model": {"name": "tiny", "max_positions": 1024},
             "method": {"name": method},
+            "topology": {"strategy": "none"},
+            "hardware": {"packed_attention": "sdpa"},
             "trainer_args": {
                 "max_length": args.max_length,
                 "truncation_mode": args.truncation_mode,
