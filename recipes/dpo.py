@@ -19,8 +19,8 @@ from omegaconf import DictConfig
 from trl import DPOConfig, DPOTrainer
 
 from recipes.common.checkpoint import HEARTBEAT, AtomicCheckpoints
-from recipes.common.data import load, texts
-from recipes.common.data_prepare import PreparedRows
+from recipes.common.data import texts
+from recipes.common.data_prepare import PreparedRows, load_once
 from recipes.common.generation import beat_by_token
 from recipes.common.metrics import Metrics
 from recipes.common.model import adapter_config, build_model, build_tokenizer
@@ -43,7 +43,7 @@ class Trainer(PreparedRows, AtomicCheckpoints, DPOTrainer):
 
 def dpo(config: DictConfig) -> dict[str, Any]:
     args = build_arguments(DPOConfig, config)
-    loaded = load(config.data, "dpo")
+    loaded = load_once(config, "dpo")
     tokenizer = build_tokenizer(config, texts(loaded.rows))
     # Under FSDP the model is whole until it trains, and TRL measures with a reference beforehand too (TRL 1.16, dpo_trainer.py:908). It
     # would load that by name, without a revision, and random weights have none.

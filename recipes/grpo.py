@@ -21,10 +21,10 @@ from omegaconf import DictConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from recipes.common.checkpoint import HEARTBEAT, AtomicCheckpoints
-from recipes.common.data import columns, load, texts
+from recipes.common.data import columns, texts
 from recipes.common.data_curriculum import Curriculum
 from recipes.common.data_files import check_tests
-from recipes.common.data_prepare import heldout_prompts, prepare_prompts
+from recipes.common.data_prepare import heldout_prompts, load_once, prepare_prompts
 from recipes.common.errors import UserError
 from recipes.common.generation import beat_by_token
 from recipes.common.metrics import Metrics
@@ -50,7 +50,7 @@ class OverlappedTrainer(OverlappedGeneration, Trainer):
 
 
 def grpo(config: DictConfig) -> dict[str, Any]:
-    loaded = load(config.data, "grpo")
+    loaded = load_once(config, "grpo")
     verifier = build_verifier(config, columns(loaded.rows))
     check_tests(config, loaded.rows)
     questions = heldout(config)

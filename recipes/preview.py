@@ -21,8 +21,8 @@ from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 from trl import DPOConfig, SFTConfig
 
-from recipes.common.data import Loaded, load, texts
-from recipes.common.data_prepare import prepare_prompts
+from recipes.common.data import Loaded, texts
+from recipes.common.data_prepare import load_once, prepare_prompts
 from recipes.common.model import build_tokenizer
 from recipes.common.program import main
 
@@ -33,7 +33,7 @@ SIDES = {"chosen": "answer that is preferred", "rejected": "answer that is not"}
 
 
 def preview(config: DictConfig) -> dict[str, Any]:
-    loaded = load(config.data, config.method.name)
+    loaded = load_once(config, config.method.name)
     tokenizer = build_tokenizer(config, texts(loaded.rows))
     console = Console(width=120, highlight=False, soft_wrap=True)
     show = {"sft": _sft, "dpo": _dpo, "grpo": _grpo}[config.method.name]

@@ -16,9 +16,9 @@ from omegaconf import DictConfig
 from trl import SFTConfig, SFTTrainer
 
 from recipes.common.checkpoint import AtomicCheckpoints
-from recipes.common.data import load, texts
+from recipes.common.data import texts
 from recipes.common.data_curriculum import Curriculum
-from recipes.common.data_prepare import PreparedRows
+from recipes.common.data_prepare import PreparedRows, load_once
 from recipes.common.metrics import Metrics
 from recipes.common.model import adapter_config, build_model, build_tokenizer
 from recipes.common.program import main
@@ -32,7 +32,7 @@ class Trainer(Curriculum, PreparedRows, AtomicCheckpoints, SFTTrainer):
 
 def sft(config: DictConfig) -> dict[str, Any]:
     args = build_arguments(SFTConfig, config)
-    loaded = load(config.data, "sft")
+    loaded = load_once(config, "sft")
     tokenizer = build_tokenizer(config, texts(loaded.rows))
     trainer = Trainer(
         model=build_model(config),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import random
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +23,6 @@ from recipes.common.data_check import check_row, read_of
 from recipes.common.data_files import asked_in, lines
 from recipes.common.data_select import Row, spelled
 from recipes.common.errors import UserError
-from recipes.common.files import json_sha256
 from recipes.common.program import is_main_rank, say
 
 
@@ -33,7 +34,9 @@ def _reasoning(data: DictConfig, heldout_as_trained: bool = False) -> tuple[list
 
 # Kind of data -> its training and held-out rows
 GENERATED = {"reasoning": _reasoning, "code": code_tasks.generate}
-TOKENIZER_ROWS = 10_000  # of a stream, that a tokenizer is trained on
+TOKENIZER_ROWS = 10_000  # that a tokenizer is trained on: of a stream the first ones, of a large table evenly spread ones
+LARGE_TABLE = 60_000  # rows; a smaller one is taken whole, as are the largest of conf/data
+PIECE = 10_000  # rows in memory as Python's objects
 
 
 @dataclass
@@ -42,10 +45,21 @@ class Loaded:
 
     rows: Dataset | IterableDataset
     counts: dict[str, Any] = field(default_factory=dict)
+    digest: str | None = None  # of rows that were hashed before
 
     def sha256(self) -> dict[str, str]:
         """`data_sha256` of result.json; nothing of a stream, whose files record.json has by their hashes."""
-        return {} if isinstance(self.rows, IterableDataset) else {"data_sha256": json_sha256(self.rows.to_list())}
+        return {} if isinstance(self.rows, IterableDataset) else {"data_sha256": self.digest or rows_sha256(self.rows)}
+
+
+def rows_sha256(rows: Dataset) -> str:
+    """What json_sha256 gives of all rows in a list, which is never in memory."""
+    pieces = (rows.select(range(at, min(at + PIECE, len(rows)))).to_list() for at in range(0, len(rows), PIECE))
+    hashed = hashlib.sha256(b"[")
+    for number, piece in enumerate(pieces):
+        hashed.update((b", " if number else b"") + json.dumps(piece, sort_keys=True, default=str)[1:-1].encode())
+    hashed.update(b"]")
+    return hashed.hexdigest()
 
 
 def load_train(data: DictConfig, method: str) -> Dataset | IterableDataset:
@@ -53,50 +67,89 @@ def load_train(data: DictConfig, method: str) -> Dataset | IterableDataset:
     return load(data, method).rows
 
 
-def load(data: DictConfig, method: str) -> Loaded:
-    """As load_train, with the counts. Raises UserError."""
+def load(data: DictConfig, method: str, progress: Callable[[int], None] = lambda number: None) -> Loaded:
+    """As load_train, with the counts. `progress` is given the number of rows that are read. Raises UserError."""
     if data.streaming:
         return Loaded(_stream(data, method))
-    rows, counts = _read(data, method)
-    counts["read"] = len(rows)
-    kept, refused = [], Counter[str]()
-    refused_by, fraction = select.row_filter(data.filter), data.heldout_fraction
-    for row in rows:
+    try:
+        return _load(data, method, PIECE, progress)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, _OneTable):  # then all rows at once decide what their fields are
+        return _load(data, method, sys.maxsize, progress)
+
+
+class _OneTable(Exception):
+    """Rows whose table has to be made of all of them at once."""
+
+
+def _load(data: DictConfig, method: str, piece: int, progress: Callable[[int], None]) -> Loaded:
+    """The rows in Arrow, made `piece` rows at a time: as Python's objects they would take several times the memory."""
+    extra = ("task", "level") if data.curriculum != "none" else ()
+    counts: dict[str, Any] = {"rows": 0}
+    shares, blank, forms, tables = defaultdict[str, Counter[str]](Counter), Counter[str](), set(), []
+    chosen = _chosen(data, method, counts, progress)
+    while rows := list(itertools.islice(chosen, piece)):
+        for row in rows:
+            forms.add(_form(row, method))
+            blank.update(name for name in read_of(row, method) if name in select.TEXT_FIELDS and select.is_blank(row[name]))
+            for name in ("task", "level"):
+                shares[name][str(row.get(name))] += 1
+        _check_forms(forms, data.name, method)
+        counts["rows"] += len(rows)
+        tables.append(_table([_columns(row, method, extra) for row in rows], data.name, whole=piece == sys.maxsize))
+    if not tables:
+        raise UserError(f"data={data.name} has no rows to train on{_left_out(counts)}.")
+    counts |= {f"by_{name}": dict(sorted(found.items(), key=str)) for name, found in shares.items() if set(found) != {"None"}}
+    counts |= {"blank": dict(blank)} if blank else {}
+    plain = [table.data.table.replace_schema_metadata() for table in tables]
+    whole = tables[0] if len(tables) == 1 else Dataset(pyarrow.concat_tables(plain, promote_options="permissive"))
+    return Loaded(whole, counts)
+
+
+def _chosen(data: DictConfig, method: str, counts: dict[str, Any], progress: Callable[[int], None]) -> Iterator[Row]:
+    """The rows to train on in their order, with what is left out added to `counts`. All are in memory where they are mixed or paired."""
+    source = _read(data, method, counts)
+    rows = select.without_duplicates(_left(source, data, counts, progress), data.deduplicate, counts)
+    if data.sources:
+        parts: list[list[Row]] = [[] for _ in data.sources]
+        for row in rows:
+            parts[row["source"]].append(row)
+        _check_parts(data, parts)
+        rows = iter(select.mixed(parts, [one.weight for one in data.sources], data.seed))
+    if data.balance != "none":
+        rows = iter(select.balanced(list(rows), data.balance, data.seed))
+    if data.kind == "reasoning" and method == "dpo":
+        rows = iter(_pairs(list(rows)[: data.limit], data.seed))
+    yield from itertools.islice(rows, data.limit)
+    for _ in rows:  # those past the limit are checked and counted
+        pass
+
+
+def _left(rows: Iterable[Row], data: DictConfig, counts: dict[str, Any], progress: Callable[[int], None]) -> Iterator[Row]:
+    """Rows that data.filter and data.heldout_fraction leave."""
+    refused_by, fraction, refused, number = select.row_filter(data.filter), data.heldout_fraction, Counter[str](), 0
+    for number, row in enumerate(rows, start=1):
+        if number % PIECE == 0:
+            progress(number)
         reason = refused_by(row)
         if reason:
             refused[reason] += 1
         elif fraction and select.is_heldout(row, fraction):
             counts["held_out"] = counts.get("held_out", 0) + 1
         else:
-            kept.append(row)
-    distinct = select.without_duplicates(kept, data.deduplicate)
-    counts |= {"filtered": dict(refused)} if refused else {}
-    counts |= {"duplicates": len(kept) - len(distinct)} if data.deduplicate != "none" else {}
-    if data.sources:
-        parts = [[row for row in distinct if row["source"] == n] for n in range(len(data.sources))]
-        _check_parts(data, parts)
-        distinct = select.mixed(parts, [source.weight for source in data.sources], data.seed)
-    if data.balance != "none":
-        distinct = select.balanced(distinct, data.balance, data.seed)
-    rows = distinct[: data.limit] if data.limit else distinct
-    if not rows:
-        raise UserError(f"data={data.name} has no rows to train on{_left_out(counts)}.")
-    if data.kind == "reasoning" and method == "dpo":
-        rows = _pairs(rows, data.seed)
-    extra = ("task", "level") if data.curriculum != "none" else ()
-    counts["rows"] = len(rows)
-    counts |= {f"by_{name}": _shares(rows, name) for name in ("task", "level") if name in rows[0]}
-    blank = Counter(name for row in rows for name in read_of(row, method) if name in select.TEXT_FIELDS and select.is_blank(row[name]))
-    counts |= {"blank": dict(blank)} if blank else {}
-    _check_forms({_form(row, method) for row in rows}, data.name, method)
-    return Loaded(_table([_columns(row, method, extra) for row in rows], data.name), counts)
+            yield row
+    counts |= {"read": number, **({"filtered": dict(refused)} if refused else {})}
 
 
-def _table(rows: list[Row], name: str) -> Dataset:
-    """Every field that a row has, null where others lack it: `from_list` alone takes those of the first row. Raises UserError."""
+def _table(rows: list[Row], name: str, whole: bool = True) -> Dataset:
+    """Every field that a row has, null where others lack it: `from_list` alone takes those of the first row.
+
+    Raises UserError, and _OneTable for rows that are not the `whole` and would not fit the others.
+    """
+    # Arguments of a call have other keys in every row, and a table's column has all of them in all rows, null where a row lacks one.
+    loose = any(_calls_tools(value) for row in rows for value in row.values())
+    if loose and not whole:
+        raise _OneTable
     try:
-        # Arguments of a call have other keys in every row, and a table's column has all of them in all rows, null where a row lacks one.
-        loose = any(_calls_tools(value) for row in rows for value in row.values())
         return Dataset.from_dict(
             {field: [row.get(field) for row in rows] for field in select.fields(rows)}, on_mixed_types="use_json" if loose else None
         )
@@ -132,11 +185,11 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
     elif data.kind in GENERATED:
         rows = GENERATED[data.kind](data)[1]
     elif data.heldout_fraction:
-        rows, _ = _read(data, method)
+        rows = list(_read(data, method, {}))
     elif data.kind == "jsonl":
         rows = read_jsonl(_given(data.heldout_path, "data.heldout_path"), method)
     else:
-        rows = _hub(data, _given(data.heldout_split, "data.heldout_split"), method)
+        rows = list(_hub(data, _given(data.heldout_split, "data.heldout_split"), method))
     if not rows:
         raise UserError(f"data={data.name} has no held-out rows: set data.num_heldout, data.heldout_path or data.heldout_split.")
     chosen = _left_by_filter(rows, data, method)
@@ -182,15 +235,18 @@ def columns(rows: Dataset | IterableDataset) -> list[str]:
 
 
 def texts(rows: Iterable[Row]) -> list[str]:
-    """Everything a tokenizer of these rows has to spell: message contents and plain strings, in order. Of a stream the first rows."""
-    first = itertools.islice(rows, TOKENIZER_ROWS) if isinstance(rows, IterableDataset) else rows
-    return [text for row in first for name in select.TEXT_FIELDS for text in spelled(row.get(name) or [])]
+    """Everything a tokenizer of these rows has to spell: message contents and plain strings, in order."""
+    if isinstance(rows, IterableDataset):
+        rows = itertools.islice(rows, TOKENIZER_ROWS)
+    elif isinstance(rows, Dataset) and len(rows) > LARGE_TABLE:
+        rows = rows.select(range(0, len(rows), len(rows) // TOKENIZER_ROWS))
+    return [text for row in rows for name in select.TEXT_FIELDS for text in spelled(row.get(name) or [])]
 
 
-def _read(data: DictConfig, method: str) -> tuple[list[Row], dict[str, Any]]:
+def _read(data: DictConfig, method: str, counts: dict[str, Any]) -> Iterable[Row]:
     """All rows of the source, of a mix each with the number of its own as `source`."""
     if data.kind in GENERATED:
-        return GENERATED[data.kind](data)[0], {}
+        return GENERATED[data.kind](data)[0]
     if data.kind == "samples":
         files = [_given(data.path, "data.path")]
         if "files" in data:  # of a directory; launch/files/samples.py has listed them
@@ -203,10 +259,11 @@ def _read(data: DictConfig, method: str) -> tuple[list[Row], dict[str, Any]]:
                 f"data.path={data.path}: no preference pair: {dict(skipped) or 'no samples'}. A pair needs two different answers to a "
                 "prompt with different scores: sample more of each, or at a higher temperature."
             )
-        return rows, {"prompts_without_pair": dict(skipped)}
+        counts["prompts_without_pair"] = dict(skipped)
+        return rows
     if data.sources:
-        return [{**row, "source": n} for n, one in enumerate(_sources(data)) for row in _rows(one, method)], {}
-    return list(_rows(data, method)), {}
+        return ({**row, "source": n} for n, one in enumerate(_sources(data)) for row in _rows(one, method))
+    return _rows(data, method)
 
 
 def _sources(data: DictConfig) -> list[DictConfig]:
@@ -218,7 +275,7 @@ def _sources(data: DictConfig) -> list[DictConfig]:
 def _rows(data: DictConfig, method: str) -> Iterator[Row]:
     if data.kind == "jsonl":
         return lines(_given(data.path, "data.path"), method)
-    return iter(_hub(data, data.split, method))
+    return _hub(data, data.split, method)
 
 
 def _stream(data: DictConfig, method: str) -> IterableDataset:
@@ -240,7 +297,7 @@ def _streamed(data: dict[str, Any], method: str) -> Iterator[Row]:
     """One pass over a source. Raises UserError where no row is left: the stream would look for one for ever; and for rows of two forms."""
     config, number, form = OmegaConf.create(data), 0, None
     refused_by, fraction, limit = select.row_filter(config.filter), config.heldout_fraction, config.limit
-    for row in lines(config.path, method) if config.kind == "jsonl" else _hub_stream(config, method):
+    for row in lines(config.path, method) if config.kind == "jsonl" else _hub(config, config.split, method, streaming=True):
         if refused_by(row) or (fraction and select.is_heldout(row, fraction)):
             continue
         number += 1
@@ -278,16 +335,9 @@ def _check_parts(data: DictConfig, parts: list[list[Row]]) -> None:
             raise UserError(f"data.sources: no row of {source.path or source.hub_id} is left to mix. Loosen data.filter, or leave it out.")
 
 
-def _hub(data: DictConfig, split: str, method: str) -> list[Row]:
-    rows = _hub_dataset(data, split).to_list()
-    for number, row in enumerate(rows):
+def _hub(data: DictConfig, split: str, method: str, streaming: bool = False) -> Iterator[Row]:
+    for number, row in enumerate(_hub_dataset(data, split, streaming)):
         check_row(row, f"{data.hub_id}, split {split}, row {number}", method)
-    return rows
-
-
-def _hub_stream(data: DictConfig, method: str) -> Iterator[Row]:
-    for number, row in enumerate(_hub_dataset(data, data.split, streaming=True)):
-        check_row(row, f"{data.hub_id}, split {data.split}, row {number}", method)
         yield row
 
 
@@ -325,10 +375,6 @@ def _columns(row: Row, method: str, extra: tuple[str, ...] = ()) -> Row:
     if not isinstance(kept.get("tools", ""), str):
         kept["tools"] = json.dumps(kept["tools"], ensure_ascii=False)  # TRL reads it so; a table would give each the keys of all others
     return kept
-
-
-def _shares(rows: list[Row], name: str) -> dict[str, int]:
-    return dict(sorted(Counter(str(row.get(name)) for row in rows).items(), key=str))
 
 
 def _left_out(counts: dict[str, Any]) -> str:

@@ -80,7 +80,8 @@ def read_of(row: Row, method: str) -> list[str]:
 
 def _complete(row: Row, method: str) -> list[set[str]]:
     """The forms whose fields all have a value."""
-    return [form for form in FORMATS[method] if all(row.get(name) is not None for name in form)]
+    given = {name for name, value in row.items() if value is not None}
+    return [form for form in FORMATS[method] if form <= given]
 
 
 def _renaming(row: Row) -> str:

@@ -89,17 +89,28 @@ def _decoded(line: bytes, where: str, encoding: str) -> str:
         ) from error
 
 
-def _object(text: str, where: str) -> Row:
-    def once(pairs: list[tuple[str, Any]]) -> Row:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for n, key in enumerate(keys) if key in keys[:n])
-            raise UserError(f'{where}: has the key "{twice}" twice, and only the last value would be read. Remove one, or rename it.')
-        return found
+class _Twice(Exception):
+    """A key that an object has more than once."""
 
+
+def _once(pairs: list[tuple[str, Any]]) -> Row:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _Twice(next(key for n, key in enumerate(keys) if key in keys[:n]))
+    return found
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_once)  # json.loads would make one for each line
+
+
+def _object(text: str, where: str) -> Row:
     try:
-        row = json.loads(text, object_pairs_hook=once)
+        row = DECODER.decode(text)
+    except _Twice as error:
+        raise UserError(
+            f'{where}: has the key "{error}" twice, and only the last value would be read. Remove one, or rename it.'
+        ) from error
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}). Every line must be one JSON object.") from error
     except ValueError as error:  # Python converts no more digits, for safety

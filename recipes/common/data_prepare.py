@@ -1,12 +1,14 @@
 """Rows as tokens: made once for equal rows, tokenizer, template and code, looked at before a step is taken, and described.
 
-The tokens are TRL's own: its trainers make them, and what is kept here is what they made. data.json in the run directory holds the
-figures; the cache keeps them under a key that the launcher knows too, so that a plan can show them (launch/files/data_cache.py).
+The tokens are those that TRL's trainers make (recipes/common/data_tokens.py). One process makes them and all read its files. data.json in
+the run directory holds the figures; the cache keeps them under a key that the launcher knows too, so that a plan can show them
+(launch/files/data_cache.py).
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import os
 import shutil
 from collections.abc import Callable, Collection
@@ -19,20 +21,35 @@ import numpy as np
 import tokenizers
 import transformers
 import trl
-from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
-from omegaconf import DictConfig
+from huggingface_hub.utils import WeakFileLock
+from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedTokenizerBase
 
-from recipes.common.data import Loaded
+from recipes.common.checkpoint import HEARTBEAT
+from recipes.common.data import GENERATED, Loaded, load, rows_sha256
+from recipes.common.data_check import READ
 from recipes.common.data_files import line_of, paths_of
 from recipes.common.data_select import Row
+from recipes.common.data_tokens import (
+    LENGTH_COLUMNS,
+    PairTokens,
+    Progress,
+    PromptTokens,
+    Tokens,
+    first_tokens,
+    lengths,
+    lengths_of,
+    mapped,
+    without_end,
+)
 from recipes.common.errors import UserError
-from recipes.common.files import json_sha256, sha256, sync, write_json
+from recipes.common.files import json_sha256, place_directory, sha256, write_json
 from recipes.common.program import is_main_rank, say
 
 # Arguments of the trainers that change tokens or loss mask. What only cuts or packs is done after the cache.
 ARGUMENTS = ("completion_only_loss", "assistant_only_loss", "dataset_text_field", "chat_template_path", "eos_token", "chat_template_kwargs")
+ASIDE = ("preview", "cache")  # keys of data that change no row
 BINS = 10  # of the histogram of lengths
 
 
@@ -62,57 +79,66 @@ class PreparedRows:
         super().__init__(*args, train_dataset=loaded.rows, eval_dataset=heldout, **kwargs)
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, *rest: Any) -> Any:
-        """The parent's, in two parts: tokens, which are cached whole; then what cuts and packs them, which is quick."""
-        whole = copy.copy(args)
-        whole.max_length, whole.shuffle_dataset = None, False
-        unpacked = [False if isinstance(value, bool) else value for value in rest]  # SFT's first is whether to pack
+        """The parent's, in two parts: tokens, which are cached whole; then what cuts and packs them, which is quick.
 
-        def tokens() -> Any:
-            rows = super(PreparedRows, self)._prepare_dataset(dataset, processing_class, whole, *unpacked)
-            cut_off = self._config.method.name == "sft" and (isinstance(rows, IterableDataset) or "finished" in rows.column_names)
-            special = sorted(processing_class.all_special_ids)
-            return rows.map(without_end, fn_kwargs={"special": special}) if cut_off else rows
-
+        `rest` of SFT: whether to pack, a function that is never given, the name of the rows; of DPO the name.
+        """
         if isinstance(dataset, IterableDataset):
-            stream = tokens().filter(lambda row: _fits_stream(row, self._config))
-            return stream if "chosen_ids" in next(iter(stream)) else super()._prepare_dataset(stream, processing_class, args, *rest)
-        template = processing_class.chat_template, getattr(self, "chat_template", None)
-        key = cache_key(dataset, processing_class, template, {name: getattr(args, name, None) for name in ARGUMENTS})
-        tokenized, lengths = kept_rows(cached(self._config, key, tokens), self._config, dataset)
-        packs = getattr(args, "packing", False)
-        # DPO's collator cuts, and a second pass would make its tokens again.
-        final = tokenized if "chosen_ids" in tokenized.column_names else super()._prepare_dataset(tokenized, processing_class, args, *rest)
-        if rest[-1] == "train":  # the dataset's name, as the trainers call it; held-out rows are none of the data that is described
-            describe(self._config, self._loaded, lengths, final if packs else None)
+            return self._prepare_stream(dataset, processing_class, args, *rest)
+        config, pairs = self._config, self._config.method.name == "dpo"
+        template = None if pairs else self.chat_template
+        make = PairTokens(processing_class)
+        if not pairs:
+            make = Tokens(processing_class, template, args.dataset_text_field, self.completion_only_loss, args.assistant_only_loss)
+        arguments = {name: getattr(args, name, None) for name in ARGUMENTS}
+        digest = self._loaded.sha256()["data_sha256"] if dataset is self._loaded.rows else rows_sha256(dataset)
+        key = cache_key(digest, processing_class, (processing_class.chat_template, template), arguments)
+        drop = (*READ[config.method.name], "finished")
+        tokens = cached(config, key, dataset, make, drop, args.dataset_num_proc)
+        tokens, lengths = kept_rows(tokens, config, dataset)
+        packs = bool(rest[0]) and not pairs
+        if pairs:  # DPO's collator cuts
+            final = tokens
+        elif packs or args.max_length is None or args.truncation_mode != "keep_start":
+            final = super()._prepare_dataset(tokens, processing_class, args, *rest)
+        else:
+            final = super()._prepare_dataset(_cut(tokens, lengths, args.max_length), processing_class, _with(args, max_length=None), *rest)
+        if rest[-1] == "train":  # held-out rows are none of the data that is described
+            describe(config, self._loaded, lengths, final if packs else None)
         return final
 
+    def _prepare_stream(self, dataset: IterableDataset, processing_class: Any, args: Any, *rest: Any) -> IterableDataset:
+        unpacked = [False if isinstance(value, bool) else value for value in rest]
+        stream = super()._prepare_dataset(dataset, processing_class, _with(args, max_length=None, shuffle_dataset=False), *unpacked)
+        if self._config.method.name == "sft":
+            stream = stream.map(without_end, fn_kwargs={"special": sorted(processing_class.all_special_ids)})
+        stream = stream.filter(lambda row: _fits_stream(row, self._config))
+        return stream if "chosen_ids" in next(iter(stream)) else super()._prepare_dataset(stream, processing_class, args, *rest)
 
-def without_end(row: Row, special: Collection[int]) -> Row:
-    """Tokens and labels of a row; where `finished` is False, up to the special token that ends its completion, and without that.
 
-    A sample that was cut off goes on, and a model that is trained on its end learns to stop anywhere. What was sampled holds no special
-    tokens, so that the last one is the end that TRL, or the chat template, has written. Raises UserError where they write none.
-    """
-    ids, labels = row["input_ids"], row["labels"]
-    if row.get("finished") is not False:
-        return {"input_ids": ids, "labels": labels}
-    end = next((n for n in reversed(range(len(ids))) if labels[n] != -100 and ids[n] in special), None)
-    if end is None:
-        raise UserError(
-            "a row with finished=false: the chat template ends an answer with no special token, so its end cannot be left out. "
-            "Use: method.args.finished_only=true for the samples, or rows without it."
-        )
-    return {"input_ids": ids[:end], "labels": labels[:end]}
+def _with(args: Any, **changes: Any) -> Any:
+    """The trainer's arguments with some of them changed."""
+    changed = copy.copy(args)
+    for name, value in changes.items():
+        setattr(changed, name, value)
+    return changed
+
+
+def _cut(rows: Dataset, lengths: dict[str, Any], most: int) -> Dataset:
+    """SFT's rows cut to `most` tokens, without those of which nothing is left to learn, as TRL's keep_start has it."""
+    learned = np.flatnonzero(lengths["prompt"] < np.minimum(lengths["tokens"], most))
+    rows = rows if len(learned) == len(rows) else rows.select(learned)
+    return first_tokens(rows, most) if lengths["tokens"].max() > most else rows
 
 
 def prepare_prompts(config: DictConfig, loaded: Loaded, tokenizer: PreTrainedTokenizerBase) -> Dataset | IterableDataset:
     """Rows of GRPO, whose trainer tokenizes as it generates: those that the filters leave. Raises UserError as kept_rows does."""
     check_template(tokenizer, loaded.rows)
-    given = {"tokenizer": tokenizer}
+    make = PromptTokens(tokenizer)
     if isinstance(loaded.rows, IterableDataset):
-        return loaded.rows.map(_prompt_ids, fn_kwargs=given).filter(lambda row: _fits_stream(row, config)).remove_columns("prompt_ids")
-    key = cache_key(loaded.rows, tokenizer, (tokenizer.chat_template,), {"method": "grpo"})
-    rows, lengths = kept_rows(cached(config, key, lambda: loaded.rows.map(_prompt_ids, fn_kwargs=given)), config, loaded.rows)
+        return loaded.rows.map(make, batched=True).filter(lambda row: _fits_stream(row, config)).remove_columns("prompt_ids")
+    key = cache_key(loaded.sha256()["data_sha256"], tokenizer, (tokenizer.chat_template,), {"method": "grpo"})
+    rows, lengths = kept_rows(cached(config, key, loaded.rows, make), config, loaded.rows)
     describe(config, loaded, lengths, None)
     return rows.remove_columns("prompt_ids")
 
@@ -120,53 +146,72 @@ def prepare_prompts(config: DictConfig, loaded: Loaded, tokenizer: PreTrainedTok
 def heldout_prompts(config: DictConfig, rows: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
     """Those that the filters leave, to be answered while training. Raises UserError as check_template and kept_rows do."""
     check_template(tokenizer, rows)
-    kept, _ = kept_rows(rows.map(_prompt_ids, fn_kwargs={"tokenizer": tokenizer}), config, rows)
+    kept, _ = kept_rows(rows.map(PromptTokens(tokenizer), batched=True), config, rows)
     return kept.remove_columns("prompt_ids")
 
 
-def _prompt_ids(row: Row, tokenizer: PreTrainedTokenizerBase) -> Row:
-    if isinstance(row["prompt"], str):
-        return {"prompt_ids": tokenizer(row["prompt"])["input_ids"]}
-    return {"prompt_ids": tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False)}
-
-
-def cache_key(rows: Dataset, tokenizer: PreTrainedTokenizerBase, template: Any, arguments: dict[str, Any]) -> str:
-    """A hash of the content of rows and tokenizer, of the template, and of the code that makes tokens of them: ours, and versions."""
+def cache_key(digest: str, tokenizer: PreTrainedTokenizerBase, template: Any, arguments: dict[str, Any]) -> str:
+    """A hash of the rows' `digest`, of the tokenizer and the template, and of the code that makes tokens of them: ours, and versions."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     spelling = backend.to_str() if backend is not None else tokenizer.get_vocab()
     versions = [module.__version__ for module in (trl, transformers, tokenizers, datasets)]
     content = {
-        "rows": rows.to_list(),
+        "rows": digest,
         "tokenizer": [spelling, {name: str(token) for name, token in tokenizer.special_tokens_map.items()}],
         "template": template,
-        "code": [sha256(Path(__file__)), *versions],
+        "code": [*_code("data_prepare.py", "data_tokens.py"), *versions],
         "arguments": arguments,
     }
     return json_sha256({name: json_sha256(value) for name, value in content.items()})
 
 
-def cached(config: DictConfig, key: str, make: Callable[[], Dataset]) -> Dataset:
-    """The rows under `key` in the cache, made where there are none. Whole or not there: written aside and renamed by the main rank."""
+def _code(*patterns: str) -> list[str]:
+    return [sha256(file) for pattern in patterns for file in sorted(Path(__file__).parent.glob(pattern))]
+
+
+def load_once(config: DictConfig, method: str) -> Loaded:
+    """data.load, of files that were read before from the cache: under a hash of them, of what is chosen of them, and of our code."""
+    data, progress = config.data, Progress("reading", Path(config.run_dir) / HEARTBEAT)
+    if "data_cache" not in config or data.streaming or data.kind in GENERATED:
+        return load(data, method, progress)
+    chosen = {name: value for name, value in OmegaConf.to_container(data).items() if name not in ASIDE}
+    files = [sha256(Path(path), progress.heartbeat) for path in (*paths_of(data), *chosen.get("files", ())) if os.path.isfile(path)]
+    key = json_sha256([chosen, files, method, _code("data*.py"), datasets.__version__])
+
+    def make(staged: Path) -> None:
+        loaded = load(data, method, progress)
+        loaded.rows.save_to_disk(str(staged))
+        write_json(staged / "loaded.json", {"counts": loaded.counts, "digest": rows_sha256(loaded.rows)})
+
+    folder = stored(Path(config.data_cache.directory) / "read" / key, make)
+    return Loaded(Dataset.load_from_disk(str(folder)), **json.loads((folder / "loaded.json").read_text(encoding="utf-8")))
+
+
+def cached(config: DictConfig, key: str, rows: Dataset, make: Any, drop: Collection[str] = (), number: int | None = None) -> Dataset:
+    """The tokens that `make` makes of `rows`, in place of the columns `drop`: those under `key` in the cache, made where there are none."""
+    progress = Progress("tokenizing", Path(config.run_dir) / HEARTBEAT)
     if "data_cache" not in config:  # a configuration that the launcher did not write
-        return make()
-    folder = Path(config.data_cache.directory) / "rows" / key
-    # Ranks that find the rows must not leave those that make them alone in TRL's barriers, so all do the same.
-    if all(gather_object([folder.is_dir()])):
+        return mapped(rows, make, drop, None, progress, number)
+    place = Path(config.data_cache.directory) / "rows" / key
+    folder = stored(place, lambda staged: mapped(rows, make, drop, staged / "rows.arrow", progress, number))
+    return datasets.concatenate_datasets([Dataset.from_file(str(file)) for file in sorted(folder.glob("rows*.arrow"))])
+
+
+def stored(folder: Path, make: Callable[[Path], Any]) -> Path:
+    """`folder`, whole or not there: `make` writes it aside, in the first process that needs it, while others wait."""
+    if folder.is_dir():
         say(f"prepared rows taken from {folder}")
-        return Dataset.load_from_disk(str(folder))
-    rows = make()
-    if is_main_rank():
-        staged = folder.with_name(f".{key}.{os.getpid()}")
-        rows.save_to_disk(str(staged))
-        for path in [*staged.rglob("*"), staged]:
-            sync(path)
-        try:
-            staged.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
-            shutil.rmtree(staged)  # another run has made the same meanwhile
-    return rows
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            staged = folder.with_name(f".{folder.name}.{os.getpid()}")
+            try:
+                make(staged)
+                place_directory(staged, folder)
+            finally:
+                shutil.rmtree(staged, ignore_errors=True)
+    return folder
 
 
 def kept_rows(rows: Dataset, config: DictConfig, given: Dataset) -> tuple[Dataset, dict[str, Any]]:
@@ -174,8 +219,7 @@ def kept_rows(rows: Dataset, config: DictConfig, given: Dataset) -> tuple[Datase
 
     `given` are the same rows before they were tokens: an error names the line of a file that has one.
     """
-    found = [_lengths(row) for row in rows.select_columns([c for c in rows.column_names if c in LENGTH_COLUMNS])]
-    tokens, prompt = (np.array(part, dtype=np.int64) for part in zip(*found, strict=True))
+    tokens, prompt = lengths(rows)
     reasons = _reasons(tokens, prompt, config.data.filter)
     left = ~np.any(list(reasons.values()), axis=0) if reasons else np.ones(len(tokens), bool)
     filtered = {name: int(mask.sum()) for name, mask in reasons.items() if mask.any()}
@@ -194,18 +238,6 @@ def kept_rows(rows: Dataset, config: DictConfig, given: Dataset) -> tuple[Datase
     return rows, {"tokens": tokens[left], "prompt": prompt[left], "filtered": filtered}
 
 
-LENGTH_COLUMNS = ("input_ids", "labels", "prompt_ids", "chosen_ids", "rejected_ids")
-
-
-def _lengths(row: Row) -> tuple[int, int]:
-    """(tokens, tokens of the prompt) of a row: of a pair with the longer side, of GRPO the prompt alone."""
-    if "labels" in row:
-        labels = row["labels"]
-        return len(labels), next((n for n, label in enumerate(labels) if label != -100), len(labels))
-    prompt = len(row["prompt_ids"])
-    return prompt + max((len(row[side]) for side in ("chosen_ids", "rejected_ids") if side in row), default=0), prompt
-
-
 def _reasons(tokens: Any, prompt: Any, filters: DictConfig) -> dict[str, Any]:
     """Filter -> which rows it leaves out."""
     found = {
@@ -218,8 +250,8 @@ def _reasons(tokens: Any, prompt: Any, filters: DictConfig) -> dict[str, Any]:
 
 def _fits_stream(row: Row, config: DictConfig) -> bool:
     """As kept_rows, of one row of a stream."""
-    tokens, prompt = _lengths(row)
-    if any(mask for mask in _reasons(np.int64(tokens), np.int64(prompt), config.data.filter).values()):
+    tokens, prompt = (int(length[0]) for length in lengths_of({name: [ids] for name, ids in row.items() if name in LENGTH_COLUMNS}))
+    if any(_reasons(tokens, prompt, config.data.filter).values()):
         return False
     room, what = room_for_prompt(config)
     if prompt >= room:

@@ -12,7 +12,7 @@ import random
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -121,18 +121,20 @@ def _field(row: Row, name: str, key: str) -> Any:
     return row[name]
 
 
-def without_duplicates(rows: Sequence[Row], how: str) -> list[Row]:
-    """The first of rows with equal content; `how` is none, exact or normalized."""
+def without_duplicates(rows: Iterable[Row], how: str, counts: dict[str, Any]) -> Iterator[Row]:
+    """The first of rows with equal content; `how` is none, exact or normalized. Others are added to `counts`."""
     if how == "none":
-        return list(rows)
+        yield from rows
+        return
     seen: set[bytes] = set()
-    kept = []
+    counts["duplicates"] = 0
     for row in rows:
         key = hashlib.sha256((content(row) if how == "exact" else normalized(content(row))).encode()).digest()
-        if key not in seen:
+        if key in seen:
+            counts["duplicates"] += 1
+        else:
             seen.add(key)
-            kept.append(row)
-    return kept
+            yield row
 
 
 def is_heldout(row: Row, fraction: float) -> bool:

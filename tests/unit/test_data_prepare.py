@@ -11,18 +11,20 @@ from omegaconf import OmegaConf
 from launch.plan import plain
 from launch.schema import Data
 from recipes.common import data_prepare
-from recipes.common.data import Loaded
+from recipes.common.data import Loaded, rows_sha256
 from recipes.common.data_prepare import (
     cache_key,
     cached,
     check_template,
     describe,
     heldout_prompts,
+    load_once,
     prepare_prompts,
     statistics,
     without_end,
 )
 from recipes.common.errors import UserError
+from recipes.common.files import json_sha256
 from recipes.common.model import train_tokenizer
 
 ROWS = Dataset.from_list([{"prompt": [{"role": "user", "content": f"{n} plus {10**n}"}]} for n in range(6)])
@@ -49,7 +51,7 @@ def configured(tmp_path, method="grpo", positions=1024, **filters):
 
 def test_the_key_changes_with_rows_tokenizer_template_and_code(tokenizer, monkeypatch):
     def key(rows=ROWS, spelling=tokenizer, template="t", **arguments):
-        return cache_key(rows, spelling, template, arguments)
+        return cache_key(rows_sha256(rows), spelling, template, arguments)
 
     found = [key(), key(ROWS.select(range(5))), key(spelling=train_tokenizer(["1 plus 2 plus"], 300)), key(template="u"), key(mask=True)]
     monkeypatch.setattr(data_prepare, "trl", SimpleNamespace(__version__="0"))
@@ -65,12 +67,40 @@ def test_rows_are_made_once_and_a_cut_off_write_is_not_taken(tmp_path):
     config, calls = configured(tmp_path), []
     (tmp_path / "cache/rows/.key.1").mkdir(parents=True)  # what a process that was killed has left
 
-    def make():
-        calls.append(1)
-        return ROWS
+    def make(batch):
+        calls.append(len(batch["prompt"]))
+        return {"length": [len(prompt) for prompt in batch["prompt"]]}
 
-    assert cached(config, "key", make).to_list() == cached(config, "key", make).to_list() == ROWS.to_list()
-    assert len(calls) == 1
+    expected = [{"length": 1}] * len(ROWS)
+    assert cached(config, "key", ROWS, make, ("prompt",)).to_list() == cached(config, "key", ROWS, make).to_list() == expected
+    assert calls == [len(ROWS)]
+    assert (tmp_path / "heartbeat").is_file()
+
+
+def test_nothing_is_left_of_rows_that_cannot_be_made(tmp_path):
+    def make(batch):
+        raise UserError("no row can")
+
+    with pytest.raises(UserError, match="no row can"):
+        cached(configured(tmp_path), "key", ROWS, make)
+    assert not [path for path in (tmp_path / "cache/rows").iterdir() if path.is_dir()]
+
+
+def test_files_are_read_once_and_again_when_their_content_changes(tmp_path, capsys):
+    config, path = configured(tmp_path, "sft"), tmp_path / "rows.jsonl"
+    config.data.path = str(path)
+    written = [{"prompt": f"{n}+{n}=", "completion": str(2 * n)} for n in range(5)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in written))
+    first, again = load_once(config, "sft"), load_once(config, "sft")
+    assert "prepared rows taken from" in capsys.readouterr().out
+    assert first.rows.to_list() == again.rows.to_list() == written
+    assert first.counts == again.counts == {"read": 5, "rows": 5}
+    assert first.sha256() == again.sha256() == {"data_sha256": json_sha256(written)}
+    path.write_text(json.dumps(written[0]) + "\n")
+    assert load_once(config, "sft").rows.to_list() == written[:1]
+    config.data.filter.regex = {"prompt": "9"}
+    with pytest.raises(UserError, match="no rows to train on.*regex.prompt"):
+        load_once(config, "sft")
 
 
 def test_prompts_are_filtered_by_tokens_and_described(tmp_path, tokenizer):

@@ -45,12 +45,15 @@ def test_who_says_it_and_what_is_called_make_a_difference():
         return {"messages": [{"role": role, "content": "Go", **more}, {"role": "assistant", "content": "Yes"}]}
 
     different = [said("user"), said("system"), said("user", tool_calls=[{"name": "f"}])]
-    assert data_select.without_duplicates([*different, *different], "exact") == different
+    assert list(data_select.without_duplicates([*different, *different], "exact", {})) == different
 
 
 def test_duplicates():
     same = [{"text": "Add 1-2"}, {"text": "add  1-2 "}, {"text": "add 1+2"}, {"text": "Add 1-2"}]
-    assert [len(data_select.without_duplicates(same, how)) for how in ("none", "exact", "normalized")] == [4, 3, 2]
+    counts = [{}, {}, {}]
+    kept = [list(data_select.without_duplicates(same, *each)) for each in zip(("none", "exact", "normalized"), counts, strict=True)]
+    assert [len(rows) for rows in kept] == [4, 3, 2]
+    assert counts == [{}, {"duplicates": 1}, {"duplicates": 2}]
 
 
 def test_heldout_rows_stay_held_out_when_rows_are_added(tmp_path):

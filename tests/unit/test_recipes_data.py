@@ -304,7 +304,7 @@ def test_a_value_of_another_type_is_named_with_its_place(tmp_path, monkeypatch, 
     for streaming in (False, True):
         settings = configured("hub", hub_id="me/rows", streaming=streaming)
         with pytest.raises(UserError, match="me/rows, split train, row 0: "):
-            next(iter(data.load_train(settings, method))) if method != "evaluate" else data._hub(settings, "train", method)
+            next(iter(data.load_train(settings, method))) if method != "evaluate" else list(data._hub(settings, "train", method))
 
 
 def test_a_null_of_another_form_is_none_and_a_call_needs_no_content(tmp_path):
@@ -354,6 +354,44 @@ def test_local_files_are_read_as_they_are(tmp_path):
     settings = configured("jsonl", path=path, heldout_path=path)
     assert data.load_train(settings, "sft").to_list() == [{"prompt": "1+1=", "completion": "2"}]
     assert data.load_heldout(settings)[0]["answer"] == "2"
+
+
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"prompt": f"{n}", "answer": n} for n in range(5)],
+        [{"prompt": "a", "answer": 1}, {"prompt": "b"}, {"prompt": "c", "answer": 2.5}, {"prompt": "d", "note": ["x"]}],
+        [{"prompt": [MESSAGE]}, {"prompt": [MESSAGE | {"name": "me"}], "note": {"a": 1}}, {"prompt": [MESSAGE], "note": {"b": "c"}}],
+        [{"prompt": [MESSAGE]}, {"prompt": [MESSAGE, CALL, MESSAGE]}, {"prompt": [MESSAGE], "answer": "1"}],
+    ],
+)
+def test_rows_read_in_pieces_are_those_read_at_once(tmp_path, monkeypatch, rows):
+    settings = configured("jsonl", path=jsonl(tmp_path, *map(json.dumps, rows)))
+    whole = data.load(settings, "grpo")
+    monkeypatch.setattr(data, "PIECE", 1)
+    pieces = data.load(settings, "grpo")
+    assert pieces.rows.to_list() == whole.rows.to_list()
+    assert pieces.rows.features == whole.rows.features
+    assert pieces.counts == whole.counts
+    assert pieces.sha256() == whole.sha256()
+
+
+def test_values_of_two_kinds_in_two_pieces_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "PIECE", 1)
+    rows = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": "1"}]
+    with pytest.raises(UserError, match="a field has values of two kinds in different rows"):
+        data.load(configured("jsonl", path=jsonl(tmp_path, *map(json.dumps, rows))), "grpo")
+
+
+def test_a_tokenizer_is_trained_on_rows_from_all_of_a_large_table(monkeypatch):
+    monkeypatch.setattr(data, "LARGE_TABLE", 10)
+    monkeypatch.setattr(data, "TOKENIZER_ROWS", 3)
+    rows = Dataset.from_dict({"text": [str(n) for n in range(12)]})
+    assert data.texts(rows) == ["0", "4", "8"]
+    assert data.texts(rows.select(range(10))) == [str(n) for n in range(10)]
 
 
 def test_a_limit_takes_the_first_of_what_a_method_is_about():
