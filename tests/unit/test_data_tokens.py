@@ -1,6 +1,7 @@
 """Tokens and labels are those of TRL's own preparation, whatever the rows' form, and however many processes make them."""
 
 import json
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -159,3 +160,19 @@ def test_rows_of_several_processes_keep_their_order(tmp_path):
     made = mapped(rows, doubled, ("n",), tmp_path / "key/rows.arrow", Progress("doubling", tmp_path / "heartbeat"), number=3)
     assert made.to_list() == [{"other": "x", "twice": 2 * n} for n in range(10)]
     assert len(list((tmp_path / "key").glob("rows*.arrow"))) == 3
+
+
+def test_what_one_of_the_processes_refuses_is_the_runs_error(tmp_path):
+    """They inherit a run's handler, which notes SIGTERM and goes on, and end all the same."""
+
+    def make(batch):
+        if 9 in batch["n"]:
+            raise UserError("nine")
+        return batch
+
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        with pytest.raises(UserError, match="nine"):
+            mapped(Dataset.from_dict({"n": list(range(10))}), make, (), None, Progress("x", tmp_path / "heartbeat"), number=2)
+    finally:
+        signal.signal(signal.SIGTERM, before)
