@@ -76,12 +76,13 @@ LIBRARIES = {"liger": ("liger_kernel", "liger-kernel"), "trl": ("trl", "trl"), "
 KERNELS = (
     *("liger:rms_norm", "liger:rope", "liger:swiglu", "liger:cross_entropy", "liger:fused_linear_cross_entropy"),
     "trl:lm_head",
-    *("inductor:layer", "inductor:flash", "inductor:math", "inductor:eager", "inductor:varlen", "inductor:flex"),
 )
+# `layer`: with the attention of the hardware file; the others are keys of recipes.tune.inductor.ATTENTIONS.
+LAYERS = ("inductor:layer", "inductor:flash", "inductor:math", "inductor:eager", "inductor:varlen", "inductor:flex")
 # liger:all and trl:all. What method.args.use_liger_kernel=true puts into our models: liger_kernel.transformers.apply_liger_kernel_to_qwen3,
 # _qwen2 and _llama, less their loss, which TRL 1.16 turns off for its own (liger_kernel_config in its SFT, DPO and GRPO trainers): a head
 # that launches kernels on any GPU where Triton is installed. TRL's other kernels (selective_log_softmax) none of these trainers calls.
-RECIPE_KERNELS = ("liger:rms_norm", "liger:rope", "liger:swiglu", "trl:lm_head", "inductor:layer")
+RECIPE_KERNELS = ("liger:rms_norm", "liger:rope", "liger:swiglu", "trl:lm_head")
 
 
 class HostError(Exception):
@@ -189,7 +190,7 @@ def _kernels(text: str) -> tuple[str, ...]:
         if not (before and colon and name):
             raise UserError(f"kernel={kernel} names no kernel. Write kernel=liger:rms_norm, or kernel=file.py:function")
         if before in LIBRARIES:
-            own = [known.partition(":")[2] for known in KERNELS if known.startswith(f"{before}:")]
+            own = [known.partition(":")[2] for known in (*KERNELS, *LAYERS) if known.startswith(f"{before}:")]
             _one_of(f"kernel={before}", name, (*own, "all"), ":")
     return kernels
 
@@ -273,11 +274,11 @@ def launches(request: Request) -> list[tuple[Launch, str]]:
         if library not in LIBRARIES:
             found.append((asked, kernels.file_launch(asked, request.args, request.workgroups)))
             continue
+        if library == "inductor":
+            attentions.append("layer" if name == "all" else name)
+            continue
         for one in [known for known in RECIPE_KERNELS if known.startswith(f"{library}:")] if name == "all" else [asked]:
-            if library == "inductor":
-                attentions.append(one.partition(":")[2])
-            else:
-                found += [(asked, launch) for launch in kernels.library_launches(one, request.model, request.tokens, request.dtype)]
+            found += [(asked, launch) for launch in kernels.library_launches(one, request.model, request.tokens, request.dtype)]
     apart = [(launch, arch) for launch in named_apart(found) for arch in request.archs]
     return apart + (layer_launches(request, attentions) if attentions else [])
 
