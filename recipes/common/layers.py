@@ -226,7 +226,9 @@ def _agree(eager: tuple[float, float], found: tuple[float, float], tolerance: fl
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    """With the next one, after `backend='inductor' raised:`."""
+    first, *more = str(error).strip().splitlines()
+    return f"{first} {more[0]}" if first.endswith(":") and more else first
 
 
 def _said(figures: tuple[float, float]) -> str:
