@@ -96,10 +96,11 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     metrics.telemetry = telemetry.of_this_rank(config.hardware.vendor)
     with profiling.of_trainer(config, trainer, cycle), metrics.telemetry.running():
         _run_steps(config, trainer, metrics, _newest_for_all(output_dir, heartbeat))
-    energy = telemetry.energy(metrics.telemetry.energy_j, metrics.num_tokens())
+    figures = telemetry.energy(metrics.telemetry.energy_j, metrics.num_tokens())
+    figures |= {} if trainer.compiled is None else {"compiled": trainer.compiled}
     if stop.stopped and trainer.state.global_step < trainer.state.max_steps:
         say(f"interrupted after step {trainer.state.global_step}; the same command continues from {output_dir}")
-        raise Interrupted(steps=trainer.state.global_step, **metrics.summary(), **energy)
+        raise Interrupted(steps=trainer.state.global_step, **metrics.summary(), **figures)
     if trainer.state.global_step == 0:  # the trainer ends without a word when no whole batch can be filled
         raise UserError(
             f"no step was taken: the data has {len(trainer.train_dataset)} rows, fewer than one batch. "
@@ -108,13 +109,13 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     chosen = {} if "trial" in config else selection.load_best(config, trainer)
     if "trial" in config or not config.get("save_model", True):  # of a tuning, or a measurement: its speed is all that is wanted
         say(f"done: {trainer.state.global_step} steps; the model is not saved")
-        return {"steps": trainer.state.global_step, **metrics.summary(), **energy, **chosen}
+        return {"steps": trainer.state.global_step, **metrics.summary(), **figures, **chosen}
     model_dir = Path(config.run_dir) / "model"
     saved = save_model(trainer, model_dir)
     if not is_main_rank():
         return {}
     hashed = weights_sha256(model_dir, heartbeat)
-    result = {"steps": trainer.state.global_step, **metrics.summary(), **energy, **chosen, **saved}
+    result = {"steps": trainer.state.global_step, **metrics.summary(), **figures, **chosen, **saved}
     result |= {"model": str(model_dir), "weights_sha256": hashed}
     say(f"done: {result['steps']} steps, loss {result.get('loss')}, model in {model_dir}")
     return result
