@@ -118,8 +118,7 @@ class CompiledLayers:
             self._give_up("the model has no list of equal layers")
         else:
             self._layers = [layer for found in layers for layer in found]
-            fixed = config.trainer_args.get("packing") and config.trainer_args.get("packing_strategy") == "wrapped"
-            compile_each(self._layers, self._give_up, dynamic=not fixed)
+            compile_each(self._layers, self._give_up, dynamic=not getattr(self, "one_length", False))
             self.compiled, self._fresh = "yes", True
             self._doubted = not config.hardware.get("compile_measured", False)
 
