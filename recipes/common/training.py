@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
 from peft import PeftModel
-from torch._inductor.async_compile import AsyncCompile
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import (
     PrinterCallback,
@@ -47,6 +46,8 @@ def build_arguments(arguments_class: type[Arguments], config: DictConfig) -> Arg
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             os.environ.pop(name, None)
     if OmegaConf.select(config, "step.compile"):
+        from torch._inductor.async_compile import AsyncCompile  # 0.2 s, which other runs need not spend
+
         AsyncCompile.warm_pool()  # its processes start while rows and model are made
     try:
         args = arguments_class(**OmegaConf.to_container(config.trainer_args))
