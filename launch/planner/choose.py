@@ -124,6 +124,10 @@ def _rows(config: Config) -> tuple[Rows, str]:
     kernel = config.hardware.packed_attention
     if kernel is None:
         return Rows.grouped, f"{config.hardware.name} has no measured attention with boundaries; rows of like length share a micro-batch"
+    if config.precision.compute == "fp32" and kernel != "sdpa":
+        return Rows.grouped, f"{kernel} computes in 16 bits only"
+    if argument(config, "max_length") is None:
+        return Rows.grouped, f"{kernel} needs a bound of the length, and method.args.max_length is null"
     if config.hardware.vendor == Vendor.none and not config.smoke:
         return Rows.grouped, "a CPU's attention would compute the scores of all pairs of tokens"
     if argument(config, "torch_compile"):

@@ -26,7 +26,7 @@ def implementation(config: DictConfig) -> str:
     hardware = config.hardware
     if hardware.attention != "sdpa" or config.method.name not in ("sft", "dpo"):
         return hardware.attention
-    kernel, longest = hardware.get("packed_attention"), config.trainer_args.get("max_length") or config.model.max_positions
+    kernel, longest = hardware.get("packed_attention"), config.trainer_args.get("max_length")
 
     def forward(
         module: nn.Module,
@@ -41,12 +41,12 @@ def implementation(config: DictConfig) -> str:
     ) -> tuple[torch.Tensor, None]:
         if document_starts is None:
             return sdpa_attention_forward(module, query, key, value, None, scaling=scaling, dropout=dropout)
-        if kernel == "sdpa":
+        if kernel == "sdpa" or value.dtype is torch.float32:  # the other kernels compute in 16 bits only
             mask = _mask(document_starts, query.shape[2])
             return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, dropout=dropout)
         # Norms of queries and keys leave them in fp32 under autocast, which casts for torch's own attention only.
         found = KERNELS[kernel](
-            *(part[0].transpose(0, 1).to(value.dtype) for part in (query, key, value)), document_starts, longest, scaling
+            *(part[0].transpose(0, 1).to(value.dtype) for part in (query, key, value)), document_starts, longest or query.shape[2], scaling
         )
         return found[None], None
 

@@ -19,7 +19,7 @@ from accelerate.utils import gather_object
 from accelerate.utils.other import is_repeated_blocks
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._inductor.exc import InductorError
 from transformers import TrainerCallback
 
@@ -27,7 +27,7 @@ from recipes.common.errors import UserError
 from recipes.common.program import say
 
 MULTIPLE = 64  # tokens that batches are filled up to where layers are compiled
-NOT_COMPILED = (TorchDynamoException, InductorError)
+NOT_COMPILED = (TorchDynamoException, FailOnRecompileLimitHit, InductorError)
 FIGURES = ("_metrics", "_sums", "_total_train_tokens")  # that a trainer collects while it computes a loss
 # How far loss and gradient norm of a compiled micro-batch may lie from the eager ones, as a share: rounding of the compute dtype, summed.
 TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 2e-2, "fp8": 5e-2}
@@ -50,12 +50,16 @@ def compile_each(layers: Iterable[nn.Module], failed: Callable[[str], None], bac
     for kind in {type(layer) for layer in layers}:
         forward = _any_length(kind.forward, options) if dynamic else torch.compile(kind.forward, **options)
         for layer in (layer for layer in layers if type(layer) is kind):
-            layer.forward = types.MethodType(_or_eager(kind.forward, forward, failed), layer)
+            layer.forward = types.MethodType(_or_eager(kind.forward, forward, failed, dynamic), layer)
 
 
-def _or_eager(eager: Callable[..., Any], compiled: Callable[..., Any], failed: Callable[[str], None]) -> Callable[..., Any]:
+def _or_eager(
+    eager: Callable[..., Any], compiled: Callable[..., Any], failed: Callable[[str], None], evaluates: bool
+) -> Callable[..., Any]:
+    """`evaluates`: held-out rows are of any length, so what is compiled for one length only leaves them eager."""
+
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("past_key_values") is None:
+        if kwargs.get("past_key_values") is None and (self.training or evaluates):
             try:
                 return compiled(self, *args, **kwargs)
             except NOT_COMPILED as error:
@@ -99,13 +103,15 @@ class CompiledLayers:
     """
 
     _layers: Sequence[nn.Module] = ()
+    _some: CheckpointSome | None = None
     _fresh = _doubted = False  # compiled and not used yet; and not compared with eager
     compiled: str | None = None  # "yes", or why not; None where it was not to be
 
     def compile_layers(self, config: DictConfig) -> None:
         """Call once, before training. Raises UserError where the user asked for layers that cannot be compiled."""
         if (number := OmegaConf.select(config, "step.checkpointed_layers")) is not None:
-            self.add_callback(CheckpointSome(number))
+            self._some = CheckpointSome(number)
+            self.add_callback(self._some)
         if not OmegaConf.select(config, "step.compile"):
             return
         self._asked = "step.compile" not in [choice.key for choice in config.get("chosen", [])]
@@ -119,10 +125,13 @@ class CompiledLayers:
         else:
             self._layers = [layer for found in layers for layer in found]
             compile_each(self._layers, self._give_up, dynamic=not getattr(self, "one_length", False))
-            self.compiled, self._fresh = "yes", True
+            reentrant = (self.args.gradient_checkpointing_kwargs or {}).get("use_reentrant")  # torch.autograd.grad refuses it
+            self.compiled, self._fresh = "yes", not reentrant
             self._doubted = not config.hardware.get("compile_measured", False)
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        if self._some:  # TRL turns checkpointing off for a reference, and on again for all layers
+            self._some.on_train_begin(model=self.model)
         if self._fresh and model.training:
             self._fresh = False
             self._begin(model, inputs, *args, **kwargs)
@@ -137,7 +146,9 @@ class CompiledLayers:
             found = self._measured(model, inputs, *args, **kwargs)
         except NOT_COMPILED as error:  # of the backward
             reason = _first_line(error)
-        if self.compiled == "yes" and self._doubted and reason is None:
+        if self._gave_up(reason):
+            return
+        if self._doubted:
             compiled = [layer.forward for layer in self._layers]
             use_eager(self._layers)
             eager = self._measured(model, inputs, *args, **kwargs)
@@ -146,9 +157,14 @@ class CompiledLayers:
             figures = f"loss and gradient norm of the first micro-batch are {_said(found)}, and {_said(eager)} eager"
             reason = None if _agree(eager, found, TOLERANCE[self._precision]) else figures
             say(f"compiled layers: {figures}")
+            self._gave_up(reason)
+
+    def _gave_up(self, reason: str | None) -> bool:
+        """Continue eager on all ranks where one has a reason."""
         reasons = [text for text in gather_object([reason if self.compiled == "yes" else self.compiled]) if text]
         if reasons and self.compiled == "yes":
             self._give_up(reasons[0])
+        return bool(reasons)
 
     def _measured(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> tuple[float, float]:
         """(loss, gradient norm) of a micro-batch. Gradients go nowhere, and figures of the step are left as they were."""

@@ -47,6 +47,8 @@ class FastStep(OrderedRows):
         self._sums = {"train": _nothing(), "eval": _nothing()}
         base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
         self._fast = self._is_plain(base)
+        if self.padding_free and not self._fast:  # TRL's batches say where documents begin by their positions, from which this makes a mask
+            base.set_attn_implementation("sdpa")
         if self._fast:
             head.add(base)
             packs = self._joins_documents() or (self._rows == "packed" and not self.one_length)
@@ -146,7 +148,7 @@ class FastStep(OrderedRows):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """TRL's, with the figures since the last line. Here the host waits for the GPU."""
         mode = "train" if self.model.training else "eval"
-        if self._sums[mode]["targets"]:
+        if self._sums[mode]["tokens"]:  # of every rank that had a batch: all take part in the sum
             self._to_log(mode, self._summed(self._take_figures(mode)).tolist())
         super().log(logs, *args, **kwargs)
 
@@ -182,12 +184,14 @@ class FastStep(OrderedRows):
         state.global_step, state.epoch, state.logged_at = late.step, late.epoch, late.ended_at()
         self._total_loss_scalar += loss
         self._to_log("train", figures)
+        evaluates, self.control.should_evaluate = self.control.should_evaluate, False  # after this step, not that one
         super().log({"loss": loss / late.steps, "grad_norm": norm, **late.kwargs}, late.start)
+        self.control.should_evaluate = evaluates
         (state.global_step, state.epoch), state.logged_at = now, None
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """The norm of what is not clipped: transformers would clip at infinity, which reads and writes all gradients once more."""
-        if grad_norm is None and self._config.topology.strategy in ("none", "ddp"):
+        if grad_norm is None and self._config.topology.strategy in ("none", "ddp") and self.accelerator.scaler is None:
             return torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters() if weight.grad is not None])
         return super()._get_grad_norm(model, grad_norm)
 
