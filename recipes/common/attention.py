@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -24,7 +24,7 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float
 def implementation(config: DictConfig) -> str:
     """Return the attn_implementation of `config`'s model, registered with transformers."""
     hardware = config.hardware
-    if hardware.attention != "sdpa" or config.method.name not in ("sft", "dpo"):
+    if hardware.attention != "sdpa" or OmegaConf.select(config, "method.name") not in ("sft", "dpo"):
         return hardware.attention
     kernel, longest = hardware.get("packed_attention"), config.trainer_args.get("max_length")
 

@@ -82,7 +82,7 @@ def build_model(config: DictConfig) -> PreTrainedModel | PeftModel:
         base = base or _fingerprint(config, model)
         adapters.note_base(Path(config.run_dir), base)
     if config.precision.compute == "fp8":
-        model = to_float8(model, pads=not isinstance(config.trainer_args.get("pad_to_multiple_of"), int))
+        model = to_float8(model, pads=not isinstance(OmegaConf.select(config, "trainer_args.pad_to_multiple_of"), int))
     return adapters.load_adapter(model, config, base) if config.adapter.path else model
 
 
