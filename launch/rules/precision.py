@@ -56,7 +56,7 @@ PRECISION_RULES = [
     Rule(
         "compile",
         lambda c: bool(argument(c, "torch_compile")) and not c.hardware.compile,
-        lambda c: f"method.args.torch_compile=true on {c.hardware.name}: its hardware file turns compilation off",
+        lambda c: f"method.args.torch_compile=true on {c.hardware.name}: its hardware file turns compilation off for {c.hardware.gfx}",
         lambda c: "method.args.torch_compile=false",
     ),
     Rule(

@@ -49,7 +49,7 @@ TUNE_RULES = [
     Rule(
         "tune_inductor",
         lambda c: c.method.name == "tune/inductor" and not c.hardware.compile,
-        lambda c: f"method=tune/inductor on {c.hardware.name}: its hardware file turns compilation off",
+        lambda c: f"method=tune/inductor on {c.hardware.name}: its hardware file turns compilation off for {c.hardware.gfx}",
         lambda c: "method=tune/tunableop or tune/batch",
     ),
 ]
