@@ -26,7 +26,7 @@ def implementation(config: DictConfig) -> str:
     hardware = config.hardware
     if hardware.attention != "sdpa" or OmegaConf.select(config, "method.name") not in ("sft", "dpo"):
         return hardware.attention
-    kernel, longest = hardware.get("packed_attention"), config.trainer_args.get("max_length")
+    kernel, longest = hardware.get("packed_attention"), OmegaConf.select(config, "trainer_args.max_length")
 
     def forward(
         module: nn.Module,

@@ -1,387 +1,113 @@
-"""Generate the Triton kernels of one compiled decoder layer for an AMD GPU that this machine lacks.
+"""Which way of compiling a recipe trains fastest: torch.compile's modes, the back ends of its matrix products, and its C++ wrapper.
 
-torch.compile runs whole: Dynamo, AOTAutograd and Inductor work on tensors without memory on `cuda:0`,
-in a process in which torch takes itself for a ROCm build and finds the properties of a GPU of
-conf/hardware. So the kernels, their block sizes and warps are those of ROCm's torch of the same
-version. Nothing is captured on CUDA. Three things stand in for what a CPU build of torch lacks: a
-device guard, the driver's answers, and autograd's engine, which wants streams.
+Started by the launcher:
 
-Needs torch's CPU build (2.13), Triton and transformers. Nothing is compiled or launched here.
+    1 GPU:   python launch/run.py hardware=mi350x method=tune/inductor model=qwen3_4b
+    A few:   python launch/run.py hardware=mi350x method=tune/inductor model=qwen3_4b method.args.candidates=[default,triton,ck]
+
+Each candidate is a run of the recipe in a process of its own, with caches of its own: what compiling costs is a column. One that does not
+compile is a row with its error. Freezing inlines weights as constants, so inductor does it without gradients only (torch/_inductor/
+compile_fx.py): no training is faster by it, and it is refused here.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from multiprocessing import get_context
-from pathlib import Path
-from types import SimpleNamespace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-import yaml
+from omegaconf import DictConfig, OmegaConf
 
-from recipes.tune.amdgpu import ARCHITECTURES, MAX_THREADS
+from recipes.bench.series import Column, Row, Table, measure_rows
+from recipes.common.names import named
+from recipes.common.program import main
+from recipes.tune import trial
+from recipes.tune.trial import Setting
+from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, require_first, trial_data
 
-HARDWARE = Path(__file__).resolve().parents[2] / "conf/hardware"
-SEQUENCES = 2  # rows of a batch that is not packed
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "amp": torch.float32}
-DRIVER = "triton_helpers.set_driver_to_gpu()\n"  # a line of every kernel's source, which fails where there is no GPU
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A decoder layer of a file of conf/model. `amp`: fp32 weights under bf16 autocast."""
-
-    model: Path
-    attention: str  # a key of ATTENTIONS
-    tokens: int
-    dtype: str
-
-    @property
-    def sequences(self) -> int:
-        return 1 if self.attention in ("varlen", "flex") else SEQUENCES
+BACK_ENDS = "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS"
+CPP_WRAPPER = "TORCHINDUCTOR_CPP_WRAPPER"
+MODE, BACK_END = "torch_compile_mode", "torch_compile_backend"
+AS_IT_STANDS = "as it stands"  # a recipe that compiles already
 
 
-@dataclass(frozen=True)
-class Generated:
-    """One configuration of one kernel, as plain data that a process can send."""
-
-    layer: Layer
-    label: str  # forward 3 reduction
-    function: str
-    source: str
-    signature: dict[str, str]
-    constants: dict[str, Any]
-    attributes: dict[tuple[int, ...], list[list[Any]]]
-    options: dict[str, Any]
+def _compiled(mode: str | None = None, **env: str) -> Setting:
+    return Setting({"torch_compile": True, **({MODE: mode} if mode else {})}, env)
 
 
-def generate_all(layers: Mapping[str, Sequence[Layer]], jobs: int) -> dict[str, list[Generated]]:
-    """Return the kernels of each architecture's layers. Each has its own process: torch remembers its GPU."""
-    with ProcessPoolExecutor(min(jobs, len(layers)), mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        return dict(zip(layers, pool.map(generate, layers.values(), layers), strict=True))
+# CUDA graphs are left out of the modes that choose products: one thing at a time; `max-autotune` has both.
+_TUNED = "max-autotune-no-cudagraphs"
+CANDIDATES = {
+    "eager": Setting({"torch_compile": False}),
+    "graphs-only": Setting({"torch_compile": True, BACK_END: "aot_eager"}),  # what is left of it without inductor
+    "default": _compiled(),
+    "reduce-overhead": _compiled("reduce-overhead"),
+    "max-autotune-no-cudagraphs": _compiled(_TUNED),
+    "max-autotune": _compiled("max-autotune"),
+    "aten": _compiled(_TUNED, **{BACK_ENDS: "ATEN"}),
+    "triton": _compiled(_TUNED, **{BACK_ENDS: "TRITON"}),
+    "ck": _compiled(_TUNED, **{BACK_ENDS: "ATEN,TRITON,CK"}),
+    "cktile": _compiled(_TUNED, **{BACK_ENDS: "ATEN,TRITON,CKTILE"}),
+    "cpp": _compiled(_TUNED, **{BACK_ENDS: "ATEN,CPP"}),
+    "cpp-wrapper": _compiled(**{CPP_WRAPPER: "1"}),
+}
+ROCM_ONLY = ("ck", "cktile")  # Composable Kernel is AMD's
+CPU_ONLY = ("cpp",)
 
 
-def generate(layers: Sequence[Layer], arch: str) -> list[Generated]:
-    """Call it once a process: nothing that it replaces in torch is put back."""
-    stand_in_for_gpu(arch)
-    return [one for layer in layers for one in kernels_of(layer)]
+@dataclass
+class InductorConfig(TrainingTuneConfig):
+    """`candidates` null: all that this hardware has. Raises UserError."""
 
-
-# ---- What stands in for the GPU
-
-
-def stand_in_for_gpu(arch: str) -> None:
-    torch.version.hip = "7.2"  # Inductor and its constants ask for nothing else; before it is imported
-    register_device_guard()
-    pretend_device(device_properties(arch))
-    import triton.runtime
-    from triton.backends.compiler import GPUTarget
-
-    target = GPUTarget("hip", arch, ARCHITECTURES[arch].wave_size)
-    triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: target))
-    torch.autograd.grad = gradients
-
-
-def register_device_guard() -> None:
-    """Give `cuda` the guard of `meta`, which does nothing. FakeTensorMode does so for CUDA builds only."""
-    c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libc10.so"))
-    guards = (ctypes.c_void_p * 22).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
-    cuda, meta = (int(getattr(torch._C._autograd.DeviceType, name)) for name in ("CUDA", "Meta"))
-    guards[cuda] = guards[meta]
-
-
-def device_properties(arch: str) -> SimpleNamespace:
-    """Return what torch.cuda.get_device_properties would say of the first GPU of this architecture in conf/hardware."""
-    gpu, limits = hardware_of(arch), ARCHITECTURES[arch]
-    rdna = limits.wave_size == 32
-    return SimpleNamespace(
-        name=gpu["product"],
-        gcnArchName=arch,
-        major=int(arch[3:-2]),
-        minor=int(arch[-2], 16),
-        multi_processor_count=gpu["compute_units"] // (2 if rdna else 1),  # HIP counts RDNA's workgroup processors
-        warp_size=limits.wave_size,
-        regs_per_multiprocessor=limits.vgprs * limits.simds * limits.wave_size,
-        max_threads_per_multi_processor=2048,  # HIP's figure for each of them
-        max_threads_per_block=MAX_THREADS,
-        shared_memory_per_block=limits.lds_max_bytes,
-        total_memory=gpu["memory_gb"] * 2**30,
+    candidates: list[str] | None = named(
+        lambda: CANDIDATES,
+        None,
+        {"freezing": "makes weights constants, which training changes; inductor does it without gradients only. Leave it out."},
     )
-
-
-@functools.cache
-def hardware_of(arch: str) -> dict[str, Any]:
-    """Return the first file of conf/hardware for this architecture."""
-    return next(gpu for gpu in map(read_hardware, sorted(HARDWARE.glob("*.yaml"))) if gpu.get("gfx") == arch)
-
-
-def read_hardware(file: Path) -> dict[str, Any]:
-    """Return a file of conf/hardware over its bases. Nested values are not merged: none is read here."""
-    own = yaml.safe_load(file.read_text())
-    bases = [base.removesuffix("@_here_") for base in own.pop("defaults", []) if base != "_self_"]
-    merged: dict[str, Any] = {}
-    for base in bases:
-        merged |= read_hardware(file.parent / f"{base}.yaml")
-    return merged | own
-
-
-def attentions_of(arch: str) -> tuple[str, ...]:
-    """Return the attention of padded rows and, if there is one, of packed rows, by the hardware file."""
-    gpu = hardware_of(arch)
-    padded = gpu["attention"] if gpu["attention"] != "sdpa" else "flash" if gpu.get("fused_attention", True) else "math"
-    packed = {"varlen": "varlen", "flex_attention": "flex"}.get(gpu.get("packed_attention") or "")
-    return (padded, packed) if packed else (padded,)
-
-
-def pretend_device(properties: SimpleNamespace) -> None:
-    """Answer torch's questions to the driver."""
-    answers: dict[str, Callable[..., Any]] = {
-        "is_available": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "get_device_properties": lambda device=None: properties,
-        "get_device_capability": lambda device=None: (properties.major, properties.minor),
-        "get_rng_state": lambda device=None: torch.get_rng_state(),
-        "set_rng_state": lambda state, device=None: None,
-        "_exchange_device": lambda index: 0,
-        "_maybe_exchange_device": lambda index: 0,
-        "synchronize": lambda device=None: None,
-    }
-    for name, answer in answers.items():
-        setattr(torch.cuda, name, answer)
-    torch._C._cuda_getCurrentRawStream = lambda index: 0  # generated wrappers import it
-    from torch._dynamo.device_interface import CudaInterface
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    for name in ("device_count", "current_device", "get_device_properties"):
-        setattr(CudaInterface, name, staticmethod(answers[name]))
-    FakeTensorMode.avoid_device_init = property(lambda self: True)
-    global folding  # operators last as long as their library
-    folding = torch.library.Library("aten", "IMPL", "CUDA")  # Inductor computes the constants that it folds
-    folding.impl("full", lambda size, value, *, dtype=None, **_: torch.full(size, value, dtype=dtype))
-    folding.impl("scalar_tensor", lambda value, *, dtype=None, **_: torch.scalar_tensor(value, dtype=dtype))
-
-
-def gradients(
-    outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], grad_outputs: Sequence[torch.Tensor | None], **_: Any
-) -> tuple[torch.Tensor | None, ...]:
-    """Do what torch.autograd.grad does without its C++ engine, which asks the device for streams and events."""
-    edges = [torch.autograd.graph.get_gradient_edge(tensor) for tensor in inputs]
-    roots = [torch.autograd.graph.get_gradient_edge(tensor) for tensor in outputs]
-    ends = {edge.node for edge in edges}
-    arrived: dict[Any, dict[int, torch.Tensor]] = defaultdict(dict)
-    for root, grad in zip(roots, grad_outputs, strict=True):
-        accumulate(arrived[root.node], root.node, root.output_nr, grad)
-    with torch.no_grad():
-        for node in nodes_from([root.node for root in roots], ends):
-            call = node if callable(node) else node.apply  # C++'s, or Python's of varlen_attn
-            grads = call(*[arrived[node].get(number) for number in range(len(node._input_metadata))])
-            # Python's also returns None for each argument that is no tensor; varlen_attn takes its tensors first.
-            for (following, number), grad in zip(node.next_functions, grads if isinstance(grads, tuple) else (grads,), strict=False):
-                if following is not None:
-                    accumulate(arrived[following], following, number, grad)
-    return tuple(arrived[edge.node].get(edge.output_nr) for edge in edges)
-
-
-def accumulate(arrived: dict[int, torch.Tensor], node: Any, number: int, grad: torch.Tensor | None) -> None:
-    """Add a gradient to what has arrived at a node, in the shape and type of its input, as the engine does."""
-    if grad is None:
-        return
-    wanted = node._input_metadata[number]
-    grad = grad.sum_to_size(wanted.shape).to(wanted.dtype)
-    arrived[number] = arrived[number] + grad if number in arrived else grad
-
-
-def nodes_from(roots: list[Any], ends: set[Any]) -> Iterator[Any]:
-    """Yield the nodes between roots and ends, each after all that lead to it, the latest operation first."""
-    waits: dict[Any, int] = defaultdict(int)
-    seen, stack = set(), list(roots)
-    while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            following = [one for one, _ in node.next_functions if one is not None]
-            stack += following
-            for one in following:
-                waits[one] += 1
-    ready = [root for root in set(roots) if not waits[root]]
-    while ready:
-        ready.sort(key=lambda node: node._sequence_nr())
-        node = ready.pop()
-        if node in ends:
-            continue
-        yield node
-        for one, _ in node.next_functions:
-            if one is not None:
-                waits[one] -= 1
-                if not waits[one]:
-                    ready.append(one)
-
-
-# ---- The layer and its kernels
-
-
-def kernels_of(layer: Layer) -> list[Generated]:
-    """Return every configuration of every kernel of the layer's forward and backward pass."""
-    from torch._inductor.codecache import PyCodeCache
-
-    found = []
-    for label, function, source in sources_of(layer):
-        tuner = getattr(PyCodeCache.load(without_driver(source)), function)
-        for config in tuner.configs:
-            meta = tuner._create_compile_meta(config)
-            options = tuner._create_compile_options(config, meta)
-            found.append(Generated(layer, label, function, source, meta["signature"], meta["constants"], meta["configs"][0], options))
-    return found
-
-
-def without_driver(source: str) -> str:
-    return source.replace(DRIVER, "")
-
-
-def sources_of(layer: Layer) -> list[tuple[str, str, str]]:
-    """Compile the layer as training does, its sequence dimension dynamic. Return label, name and source of each kernel, in order."""
-    import torch._functorch.config
-    import torch._inductor.config
-    from torch._inductor import compile_fx
-    from torch._inductor.async_compile import AsyncCompile
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    torch._inductor.config.fx_graph_cache = torch._functorch.config.enable_autograd_cache = False
-    torch._functorch.config.force_non_lazy_backward_lowering = True  # the backward pass is compiled with the forward pass
-    found: dict[tuple[str, str], str] = {}  # direction, name -> source; Inductor imports its wrapper twice
-    direction = ["forward"]
-
-    def record(self: AsyncCompile, name: str, source: str, device_str: str = "cuda") -> None:
-        found[direction[0], name] = source
-
-    def compile_one(graph: Any, examples: Any, **options: Any) -> Callable[..., Any]:
-        direction[0] = "backward" if options.get("is_backward") else "forward"
-        compile_fx.compile_fx_inner(graph, examples, **options)
-        return stop
-
-    def stop(*_: Any) -> None:
-        raise Finished
-
-    AsyncCompile.triton, AsyncCompile.wait = record, lambda self, scope: None
-    torch._dynamo.reset()
-    with FakeTensorMode():
-        with torch.device("cuda:0"):
-            run, arguments = build(layer)
-        compiled = torch.compile(run, backend=functools.partial(compile_fx.compile_fx, inner_compile=compile_one), fullgraph=True)
-        try:
-            compiled(**arguments)
-        except Finished:
-            return [(f"{way} {name.rpartition('_')[2]} {kind_of(name)}", name, source) for (way, name), source in found.items()]
-    raise RuntimeError("the compiled layer ran, and there is no GPU")
-
-
-def kind_of(name: str) -> str:
-    """Return what Inductor's abbreviation in a kernel's name means. Of its templates only FlexAttention's occur here."""
-    kinds = {"poi": "pointwise", "red": "reduction", "per": "persistent reduction", "tem": "flex"}
-    return kinds.get(name.split("_")[1], name.split("_")[1])
-
-
-class Finished(Exception):
-    """Everything is generated, and the compiled layer is called."""
-
-
-def build(layer: Layer) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Return the layer's forward pass and its arguments; marks the sequence dimensions as dynamic."""
-    from transformers import AttentionInterface, AutoModelForCausalLM
-
-    AttentionInterface.register(ATTENTION, ATTENTIONS[layer.attention])
-    dtype, config = DTYPES[layer.dtype], config_of(layer.model)
-    module = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION).train().model.layers[0]
-    length = layer.tokens // layer.sequences
-    hidden = torch.empty(layer.sequences, length, config.hidden_size, dtype=dtype, requires_grad=True)
-    angles = [torch.empty(layer.sequences, length, config.head_dim, dtype=dtype) for _ in range(2)]
-    for tensor in () if layer.attention == "flex" else (hidden, *angles):  # a block mask's length is a constant of the graph
-        torch._dynamo.mark_dynamic(tensor, 1)
-    more: dict[str, Any] = {}
-    if layer.attention == "varlen":
-        more = {"boundaries": torch.empty(9, dtype=torch.int32), "longest": length}
-        torch._dynamo.mark_dynamic(more["boundaries"], 0)
-    if layer.attention == "flex":
-        more = {"block_mask": document_mask(length)}
-    if layer.attention == "eager":
-        more = {"attention_mask": torch.empty(layer.sequences, 1, length, length, dtype=dtype)}
-        for dimension in (2, 3):
-            torch._dynamo.mark_dynamic(more["attention_mask"], dimension)
-
-    def forward(hidden: torch.Tensor, angles: list[torch.Tensor], **more: Any) -> torch.Tensor:
-        with torch.autocast("cuda", torch.bfloat16, enabled=layer.dtype == "amp"):
-            return module(hidden, position_embeddings=tuple(angles), **more)
-
-    return forward, {"hidden": hidden, "angles": angles, **more}
-
-
-def config_of(model: Path) -> Any:
-    """Return transformers' configuration of one layer in this shape, with a small vocabulary, which no layer sees."""
-    from omegaconf import OmegaConf
-
-    from recipes.common.model import model_config
-
-    small = {"num_layers": 1, "vocab_size": 64}
-    return model_config(OmegaConf.merge({"attention_bias": False}, OmegaConf.load(model), small))
-
-
-# ---- Attention: as SDPA on a GPU with and without fused kernels, as transformers' own, and as torch's varlen kernel on packed rows
-
-ATTENTION = "of_the_kernel_gate"
-
-
-def flash(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: None, **_: Any) -> tuple[torch.Tensor, None]:
-    out = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True, scale=module.scaling)[0]
-    return out.transpose(1, 2).contiguous(), None
-
-
-def math(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: None, **_: Any) -> tuple[torch.Tensor, None]:
-    call = torch.ops.aten._scaled_dot_product_attention_math
-    out = call(query, key, value, None, 0.0, True, scale=module.scaling, enable_gqa=key.shape[1] != query.shape[1])[0]
-    return out.transpose(1, 2).contiguous(), None
-
-
-def eager(module: Any, *arguments: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return sys.modules[type(module).__module__].eager_attention_forward(module, *arguments, **named)
-
-
-def varlen(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: None, boundaries: torch.Tensor, longest: int, **_: Any
-) -> tuple[torch.Tensor, None]:
-    from torch.nn.attention.varlen import varlen_attn
-
-    packed = [tensor.transpose(1, 2).squeeze(0) for tensor in (query, key, value)]
-    causal = {"window_size": (-1, 0), "scale": module.scaling, "enable_gqa": True}
-    return varlen_attn(*packed, boundaries, boundaries, longest, longest, **causal).unsqueeze(0), None
-
-
-def flex(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: None, block_mask: Any, **_: Any
-) -> tuple[torch.Tensor, None]:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    out = flex_attention(query, key, value, block_mask=block_mask, scale=module.scaling, enable_gqa=True)
-    return out.transpose(1, 2).contiguous(), None
-
-
-def document_mask(length: int) -> Any:
-    """Return FlexAttention's mask of packed rows: causal, and within one document."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    documents = torch.empty(length, dtype=torch.int32)
-
-    def mask(batch: Any, head: Any, query: Any, key: Any) -> Any:
-        return (query >= key) & (documents[query] == documents[key])
-
-    return create_block_mask(mask, None, None, length, length, device="cuda:0")
-
-
-ATTENTIONS: dict[str, Callable[..., Any]] = {"flash": flash, "math": math, "eager": eager, "varlen": varlen, "flex": flex}
+    warmup: int = field(default=8, metadata={"least": 1})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_filled("candidates")
+
+
+def inductor(config: DictConfig) -> dict[str, Any]:
+    args = InductorConfig(**OmegaConf.to_container(config.trainer_args))
+    own = config.tuned.trainer_args
+    settings, notes = candidates(args, own, str(config.hardware.gfx), config.hardware.vendor == "none")
+    table = Table(
+        "inductor",
+        figure="tokens_per_second",
+        columns=[Column("candidate", "candidate"), *TRAINING, Column("first_step_s", "first step s", 0)],
+        notes=notes,
+    )
+    data = trial_data(config, args, own.per_device_train_batch_size * own.get("gradient_accumulation_steps", 1))
+
+    def work(case: Row) -> Row:
+        require_first(rows)
+        name, setting = case["candidate"], settings[case["candidate"]]
+        caches = {f"{of}_CACHE_DIR": str(trial.folder_of(config, name) / of.lower()) for of in ("TORCHINDUCTOR", "TRITON")}
+        return trial.training(config, name, setting, args.steps, args.warmup, data, caches)
+
+    rows: list[Row] = []
+    measure_rows(config, args, table, [{"candidate": name} for name in settings], work, rows)
+    return finish(config, table, rows, rows[0], [settings[row["candidate"]] for row in rows])
+
+
+def candidates(args: InductorConfig, own: Mapping[str, Any], gfx: str, on_cpu: bool) -> tuple[dict[str, Setting], list[str]]:
+    """Those to measure, the recipe as it stands first, and what is left out because this hardware has it not. `own` are the recipe's
+    arguments: a mode or back end of its own is no part of a candidate."""
+    lacking = (() if gfx.startswith("gfx") and not on_cpu else ROCM_ONLY) + (() if on_cpu else CPU_ONLY)
+    asked = args.candidates or list(CANDIDATES)
+    names = dict.fromkeys(["eager", *(name for name in asked if name not in lacking)])
+    unset = {name: None for name in (MODE, BACK_END) if own.get(name)}
+    found = {name: Setting({**unset, **CANDIDATES[name].args}, CANDIDATES[name].env) for name in names}
+    if unset or own.get("torch_compile"):  # transformers compiles where a mode or a back end is given
+        found = {AS_IT_STANDS: Setting(), **found}
+    left_out = [name for name in asked if name in lacking]
+    notes = ["freezing is for inference: inductor does it without gradients only, so no training is faster by it."]
+    return found, notes + ([f"left out, because this hardware has them not: {', '.join(left_out)}."] if left_out else [])
+
+
+if __name__ == "__main__":
+    main(inductor)

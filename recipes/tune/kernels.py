@@ -25,8 +25,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime.jit import JITFunction, KernelParam
 
 from recipes.common.errors import UserError, near
-from recipes.tune import inductor
-from recipes.tune.inductor import Generated
+from recipes.tune import layer_kernels
+from recipes.tune.layer_kernels import Generated
 
 # Triton's names of types. A pointer is `*` and the type of what it points to.
 POINTEES = {
@@ -276,7 +276,7 @@ def _named_apart(launches: list[Launch]) -> list[Launch]:
 
 
 def generated_launches(generated: Iterable[Generated]) -> list[Launch]:
-    """Return the launches of what recipes.tune.inductor has generated in another process."""
+    """Return the launches of what recipes.tune.layer_kernels has generated in another process."""
     functions = {one.source: generated_function(one) for one in generated}
     return [
         Launch(f"{one.layer.attention} {one.label}", functions[one.source], one.signature, one.constants, one.attributes, one.options)
@@ -287,7 +287,7 @@ def generated_launches(generated: Iterable[Generated]) -> list[Launch]:
 def generated_function(generated: Generated) -> JITFunction:
     from torch._inductor.codecache import PyCodeCache
 
-    return getattr(PyCodeCache.load(inductor.without_driver(generated.source)), generated.function).fn
+    return getattr(PyCodeCache.load(layer_kernels.without_driver(generated.source)), generated.function).fn
 
 
 # ---- A user's

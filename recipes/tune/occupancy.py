@@ -77,7 +77,7 @@ KERNELS = (
     *("liger:rms_norm", "liger:rope", "liger:swiglu", "liger:cross_entropy", "liger:fused_linear_cross_entropy"),
     "trl:lm_head",
 )
-# `layer`: with the attention of the hardware file; the others are keys of recipes.tune.inductor.ATTENTIONS.
+# `layer`: with the attention of the hardware file; the others are keys of recipes.tune.layer_kernels.ATTENTIONS.
 LAYERS = ("inductor:layer", "inductor:flash", "inductor:math", "inductor:eager", "inductor:varlen", "inductor:flex")
 # liger:all and trl:all. What method.args.use_liger_kernel=true puts into our models: liger_kernel.transformers.apply_liger_kernel_to_qwen3,
 # _qwen2 and _llama, less their loss, which TRL 1.16 turns off for its own (liger_kernel_config in its SFT, DPO and GRPO trainers): a head
@@ -287,7 +287,7 @@ def layer_launches(request: Request, attentions: list[str]) -> list[tuple[Launch
     """Return what torch.compile generates for one decoder layer with each attention; `layer`: those of the hardware file."""
     import torch
 
-    from recipes.tune import inductor, kernels
+    from recipes.tune import kernels, layer_kernels
 
     if torch.version.cuda or torch.version.hip:
         raise HostError(
@@ -295,14 +295,14 @@ def layer_launches(request: Request, attentions: list[str]) -> list[tuple[Launch
         )
     layers = {
         arch: [
-            inductor.Layer(request.model, attention, request.tokens, request.dtype)
+            layer_kernels.Layer(request.model, attention, request.tokens, request.dtype)
             for attention in dict.fromkeys(
-                one for name in attentions for one in (inductor.attentions_of(arch) if name == "layer" else (name,))
+                one for name in attentions for one in (layer_kernels.attentions_of(arch) if name == "layer" else (name,))
             )
         ]
         for arch in request.archs
     }
-    generated = inductor.generate_all(layers, request.jobs)
+    generated = layer_kernels.generate_all(layers, request.jobs)
     return [(launch, arch) for arch in request.archs for launch in kernels.generated_launches(generated[arch])]
 
 

@@ -94,16 +94,16 @@ LAYERS = (("qwen3_4b", "amp"), ("qwen2_5_7b", "bf16"), ("llama3_1_8b", "bf16"))
 @cache
 def generated():
     """Architecture -> every configuration of every kernel of these layers, with the attention of packed rows where there is one."""
-    from recipes.tune import inductor
+    from recipes.tune import layer_kernels
 
-    def layers(arch: str) -> list[inductor.Layer]:
-        attention = inductor.attentions_of(arch)
+    def layers(arch: str) -> list[layer_kernels.Layer]:
+        attention = layer_kernels.attentions_of(arch)
         return [
-            inductor.Layer(occupancy.MODELS / f"{model}.yaml", attention[-1 - number % len(attention)], 4096, dtype)
+            layer_kernels.Layer(occupancy.MODELS / f"{model}.yaml", attention[-1 - number % len(attention)], 4096, dtype)
             for number, (model, dtype) in enumerate(LAYERS)
         ]
 
-    return inductor.generate_all({arch: layers(arch) for arch in ARCHITECTURES}, os.cpu_count() or 1)
+    return layer_kernels.generate_all({arch: layers(arch) for arch in ARCHITECTURES}, os.cpu_count() or 1)
 
 
 @cache
@@ -127,11 +127,11 @@ def compiled_layers(arch: str) -> dict[str, list[occupancy.Row]]:
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_kernel_of_a_compiled_layer_has_a_configuration_that_fits(arch: str) -> None:
     """The first that has none turns compilation off in the GPU's hardware file, with the reason."""
-    from recipes.tune import inductor
+    from recipes.tune import layer_kernels
 
     kernels = compiled_layers(arch)
     unfit = [name for name, rows in kernels.items() if not any(row.code and not row.code.resources.spills for row in rows)]
-    gpus = [gpu for gpu in map(inductor.read_hardware, inductor.HARDWARE.glob("*.yaml")) if gpu.get("gfx") == arch]
+    gpus = [gpu for gpu in map(layer_kernels.read_hardware, layer_kernels.HARDWARE.glob("*.yaml")) if gpu.get("gfx") == arch]
     assert gpus
     assert all(gpu.get("compile", True) == (unfit == []) for gpu in gpus), unfit
 
@@ -296,10 +296,10 @@ def test_arguments_are_specialized_as_triton_does() -> None:
 
 
 def test_the_operations_are_those_of_the_command_line() -> None:
-    from recipes.tune import inductor, kernels
+    from recipes.tune import kernels, layer_kernels
 
     assert tuple(kernels._OPERATIONS) == occupancy.KERNELS
-    assert ("inductor:layer", *(f"inductor:{attention}" for attention in inductor.ATTENTIONS)) == occupancy.LAYERS
+    assert ("inductor:layer", *(f"inductor:{attention}" for attention in layer_kernels.ATTENTIONS)) == occupancy.LAYERS
     for name in occupancy.KERNELS:
         found = kernels.library_launches(name, MODELS[0], 2048, "bf16")
         assert all(one.workgroups or one.per_compute_unit for one in found)
