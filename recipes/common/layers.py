@@ -26,7 +26,7 @@ from transformers import TrainerCallback
 from recipes.common.errors import UserError
 from recipes.common.program import say
 
-MULTIPLE = 64  # tokens that batches are filled up to where layers are compiled
+MULTIPLE = 64  # tokens; launch/trainer_args.py has batches filled up to as many (COMPILED_MULTIPLE)
 NOT_COMPILED = (TorchDynamoException, FailOnRecompileLimitHit, InductorError)
 FIGURES = ("_metrics", "_sums", "_total_train_tokens")  # that a trainer collects while it computes a loss
 # How far loss and gradient norm of a compiled micro-batch may lie from the eager ones, as a share: rounding of the compute dtype, summed.
