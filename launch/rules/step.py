@@ -46,7 +46,12 @@ STEP_RULES = [
     ),
     Rule(
         "fp8_eager",
-        lambda c: c.precision.compute == "fp8" and c.method.kind == "trainer" and _no_compiled_layers(c) is not None,
+        lambda c: (
+            c.precision.compute == "fp8"
+            and c.precision.name in c.hardware.precisions  # else the rule of precisions says it all
+            and c.method.kind == "trainer"
+            and _no_compiled_layers(c) is not None
+        ),
         lambda c: f"precision=fp8 with {_no_compiled_layers(c)}: fp8's scales take three times as long as bf16 unless layers are compiled",
         lambda c: "precision=bf16, or compiled layers (step.compile=true)",
     ),

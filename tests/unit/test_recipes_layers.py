@@ -38,6 +38,7 @@ def use(monkeypatch):
 
 
 def compiled(run_dir, method, *overrides, measured=True, asked=True):
+    """What `built` returns, with batches filled up as compiled layers have them; `compile_layers` is not called yet."""
     config, trainer = built(run_dir, method, "step.compile=true", f"hardware.compile_measured={str(measured).lower()}", *overrides)
     if not asked:
         OmegaConf.update(config, "chosen", [CHOSEN])
@@ -159,7 +160,7 @@ def test_the_first_micro_batch_decides_where_nothing_was_measured(tmp_path, use,
     """And leaves losses, gradients, figures and random numbers as they were: of an adapter with dropout, and of sampled completions."""
     use(backend)
     given = [*overrides, *LORA[:2], "adapter.dropout=0.1"]
-    expected = trained(built(tmp_path / "eager", method, *given)[1])  # before the other one is built, which sets the seed anew
+    expected = trained(compiled(tmp_path / "eager", method, *given)[1])  # before the other one is built, which sets the seed anew
     config, trainer = compiled(tmp_path / "compiled", method, *given, measured=False, asked=False)
     trainer.compile_layers(config)
     assert_same(trained(trainer), expected)
@@ -176,7 +177,7 @@ def no_kernel(graph, inputs):
 def test_a_kernel_that_does_not_compile_leaves_dropout_and_figures_as_they_were(tmp_path, use, backend):
     use(backend)
     given = [*LORA[:2], "adapter.dropout=0.25"]
-    expected = trained(built(tmp_path / "eager", "sft", *given)[1])
+    expected = trained(compiled(tmp_path / "eager", "sft", *given)[1])
     config, trainer = compiled(tmp_path / "compiled", "sft", *given, measured=False, asked=False)
     trainer.compile_layers(config)
     assert_same(trained(trainer), expected)
