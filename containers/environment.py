@@ -107,7 +107,7 @@ def choose_build(facts: Facts, asked: "str | None") -> str:
 def lock_files(build: str) -> "tuple[Path, ...]":
     """Everything that decides what is installed, for the stamp."""
     torch = {"cpu": ("torch",), "cuda": ("torch_pypi",), "macos": ("torch_pypi",), "rocm": ()}[build]
-    return tuple(LOCKS / f"{name}.lock" for name in ("tools", *torch, "requirements", "compiled", "dev"))
+    return tuple(LOCKS / f"{name}.lock" for name in ("pip", "tools", *torch, "requirements", "compiled", "dev"))
 
 
 def fingerprint(build: str, python: str, locks: "tuple[Path, ...]") -> str:
@@ -117,10 +117,20 @@ def fingerprint(build: str, python: str, locks: "tuple[Path, ...]") -> str:
     return digest.hexdigest()
 
 
+def pip_command(python: Path) -> "tuple[str, ...]":
+    """Return the start of every `pip install`.
+
+    Bytecode is left to the first import. pip would compile 260 MB of source in a minute of CPU time, and a run imports 74 MB.
+    Where the shell forbids Python to write bytecode, every process would compile its imports again, so pip does it once.
+    """
+    bytecode = "--compile" if os.environ.get("PYTHONDONTWRITEBYTECODE") else "--no-compile"
+    return (str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", bytecode)
+
+
 def pip_install(python: Path, lock: Path, *options: str) -> "tuple[str, ...]":
     """Exactly the files whose hashes the lock states: no dependency that it does not name, no build tool from elsewhere."""
-    pip = (str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input")
-    return (*pip, *options, "--no-deps", "--require-hashes", "--no-build-isolation", "--use-pep517", "-r", str(lock))
+    hashed = ("--no-deps", "--require-hashes", "--no-build-isolation", "--use-pep517", "-r", str(lock))
+    return (*pip_command(python), *options, *hashed)
 
 
 def torch_step(python: Path, build: str) -> Step:
@@ -132,8 +142,8 @@ def torch_step(python: Path, build: str) -> Step:
         return Step(f"torch {TORCH}, CPU build", attempts)
     if build == "rocm":
         # PyTorch's ROCm wheels are large and change with the ROCm; no public source states their hashes.
-        pip = (str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input")
-        return Step(f"torch {TORCH}, {ROCM} build (unverified: no hash)", ((*pip, "--index-url", ROCM_INDEX, f"torch=={TORCH}+{ROCM}"),))
+        argv = (*pip_command(python), "--index-url", ROCM_INDEX, f"torch=={TORCH}+{ROCM}")
+        return Step(f"torch {TORCH}, {ROCM} build (unverified: no hash)", (argv,))
     title = f"torch {TORCH} for macOS" if build == "macos" else f"torch {TORCH}, CUDA build (several GB)"
     return Step(title, (pip_install(python, LOCKS / "torch_pypi.lock"),))
 
@@ -144,6 +154,7 @@ def plan(python: Path, build: str) -> "tuple[Step, ...]":
     # torch first, because it is what may not be had; the ROCm build last, because it brings what the lock has not already.
     middle = (rest, torch) if build == "rocm" else (torch, rest)
     return (
+        Step("pip", (pip_install(python, LOCKS / "pip.lock"),)),
         Step("build tools", (pip_install(python, LOCKS / "tools.lock"),)),
         *middle,
         Step("test tools", (pip_install(python, LOCKS / "dev.lock"),)),

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "containers" / "cpu"
 
 # In the order in which `make lock` resolves them: the later ones keep to the versions of the first.
-COMPILED = ("requirements", "tools", "compiled", "torch_pypi", "dev", "liger", "quantization", "vllm", "kernels", "gguf", "lm-eval")
+COMPILED = ("requirements", "pip", "tools", "compiled", "torch_pypi", "dev", "liger", "quantization", "vllm", "kernels", "gguf", "lm-eval")
 # Installed beside the test tools, and resolved with a configuration of their own. Of quantization only what it names is locked.
 ADD_ONS = ("vllm", "kernels")
 # Installed beside those and vLLM. Neither asks for a torch.

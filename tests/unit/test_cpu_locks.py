@@ -89,7 +89,7 @@ def test_a_lock_names_no_folder_and_no_index_of_the_machine_that_made_it(file: P
     assert not [line for line in requirements if re.search(r"://|--find-links|--(extra-)?index-url|(-r|-c|-i|-f) /", line)]
 
 
-@pytest.mark.parametrize("name", ["requirements", "tools", "compiled", "dev", "liger", "quantization", "vllm", *lock.TOOLS])
+@pytest.mark.parametrize("name", ["requirements", "pip", "tools", "compiled", "dev", "liger", "quantization", "vllm", *lock.TOOLS])
 def test_no_build_of_torch_and_nothing_of_cuda_in_the_shared_locks(name: str) -> None:
     names = [name for name, _, _ in blocks(LOCKS / f"{name}.lock")]
     assert not [name for name in names if re.match(r"(nvidia|cuda)-|(pytorch-)?triton|torch$", name)]

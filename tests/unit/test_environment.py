@@ -13,7 +13,7 @@ from containers import environment
 from containers.environment import LOCKS, Facts, Refused
 
 PYTHON = Path(".venv/bin/python")
-PIP = (str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input")
+PIP = (str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--no-compile")
 HASHED = ("--no-deps", "--require-hashes", "--no-build-isolation", "--use-pep517", "-r")
 
 NO_GPU = Facts("Linux", amd_gpu=False, nvidia_driver=False)
@@ -123,6 +123,20 @@ def test_missing_venv_module_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path:
 # ---- Which commands
 
 
+@pytest.fixture(autouse=True)
+def bytecode_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+
+
+@pytest.mark.parametrize(("forbidden", "option"), [("", "--no-compile"), ("1", "--compile")])
+def test_pip_compiles_only_what_python_may_not(forbidden: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", forbidden)
+    for build in ("cpu", "rocm"):
+        argvs = [argv for step in environment.plan(PYTHON, build) for argv in step.attempts]
+        assert argvs
+        assert all({"--compile", "--no-compile"}.intersection(argv) == {option} for argv in argvs)
+
+
 def test_cpu_build_comes_from_pips_own_configuration_then_from_pytorchs_index() -> None:
     lock = str(LOCKS / "torch.lock")
     assert environment.torch_step(PYTHON, "cpu").attempts == (
@@ -145,14 +159,21 @@ def test_rocm_build_says_that_it_is_unverified() -> None:
 @pytest.mark.parametrize("build", ["cpu", "cuda", "macos"])
 def test_every_step_but_rocm_requires_hashes(build: str) -> None:
     steps = environment.plan(PYTHON, build)
-    assert [step.optional for step in steps] == [False, False, False, False, True]
-    assert steps[1].title.startswith("torch")
+    assert [step.optional for step in steps] == [False, False, False, False, False, True]
+    assert steps[2].title.startswith("torch")
     for argv in (argv for step in steps for argv in step.attempts):
         assert argv[-6:-1] == HASHED
 
 
 def test_rocm_comes_after_the_locked_packages() -> None:
-    assert [step.title.split()[0] for step in environment.plan(PYTHON, "rocm")] == ["build", "training", "torch", "test", "compiled"]
+    assert [step.title.split()[0] for step in environment.plan(PYTHON, "rocm")] == [
+        "pip",
+        "build",
+        "training",
+        "torch",
+        "test",
+        "compiled",
+    ]
 
 
 # ---- Doing it, with pip and venv replaced
@@ -302,7 +323,7 @@ def test_missing_cpu_wheel_names_the_wheel_and_brings_nothing_else(
     assert refusal.value.code == 3
     assert "PIP_FIND_LINKS" in str(refusal.value)
     assert "what pip said" in capsys.readouterr().err
-    assert [Path(argv[-1]).stem for argv in failing.argv] == ["tools", "torch", "torch"]
+    assert [Path(argv[-1]).stem for argv in failing.argv] == ["pip", "tools", "torch", "torch"]
 
 
 def test_failed_step_names_itself_and_the_log(failing: SimpleNamespace) -> None:
