@@ -14,7 +14,8 @@ from launch.planner.adapted import ATTENTION, DOWN, Adapted
 from launch.planner.shapes import linear_sizes
 from launch.schema import Model
 
-TILE = (4096, 32768)  # tokens and words of the vocabulary that TRL's head takes at once
+TILE = (4096, 32768)  # tokens and words of the vocabulary that TRL's head takes at once; ours takes all words (recipes/common/head.py)
+KEPT = 3e9  # bytes of logits' gradients that DPO's head keeps for its backward, where they are no more (recipes/common/head.py)
 
 
 class Numerics(Enum):
@@ -35,6 +36,14 @@ class Numerics(Enum):
         return 4 if self is Numerics.fp32 else 2
 
 
+class Head(Enum):
+    """How logits are computed, and what of them stays."""
+
+    tiled = "tiled"  # TRL's: again in the backward
+    summed = "summed"  # SFT's own: with their gradient, for the loss is their sum
+    kept = "kept"  # DPO's own: gradients stay for the backward, where they are small enough
+
+
 @dataclass(frozen=True)
 class MicroStep:
     """A batch of `rows` sequences of `length` tokens on one rank."""
@@ -49,6 +58,7 @@ class MicroStep:
     compiled: bool = False  # by torch.compile, which computes norms, rotations and the activation again instead of keeping them
     recomputed: int | None = None  # under checkpointing: how many layers do; None: all
     fp8: bool = False  # products of linear layers
+    head: Head = Head.tiled
     liger: bool = False  # its kernels for norms, rotations and the activation, which keep as little as compiled ones
 
     @property
@@ -175,15 +185,25 @@ class MicroStep:
         return own + (2.0 * sum(i * o for i, o in linear_sizes(self.model)) if self.numerics is Numerics.autocast else 0.0)
 
     def tile(self) -> float:
-        """Of the head: logits of a tile, and its part of the head's weights in 16 bits."""
-        tokens, words = min(self.tokens, TILE[0]), min(self.model.vocab_size, TILE[1])
-        copies = 2 * 2.0 * words * self.model.hidden_size if self.numerics is Numerics.autocast else 0.0
-        return tokens * words * self.numerics.product_bytes + copies
+        """Of the head: logits of a tile, and its part of the head's weights in 16 bits; of DPO's own head the logits that it keeps."""
+        words, out = self.model.vocab_size, self.numerics.product_bytes
+        weights = 2.0 * words * self.model.hidden_size if self.numerics is Numerics.autocast else 0.0
+        if self.head is Head.kept and self.tokens * words * out <= KEPT:
+            return self.tokens * words * out + weights
+        tokens = min(self.tokens, TILE[0])
+        if self.head is Head.summed:
+            return tokens * words * out + weights
+        words = min(words, TILE[1])
+        return tokens * words * out + 2 * weights * words / self.model.vocab_size
 
-    def head(self) -> float:
+    def made_in_forward(self, head_weights: float) -> float:
+        """The gradient of the head's weights, which SFT's own head makes with its loss."""
+        return 4.0 * head_weights if self.head is Head.summed else 0.0
+
+    def before_head(self) -> float:
         """Last norm, its output and the copy that the head reads."""
         return 4 * self.hidden + self.tokens * 4 * self.model.hidden_size
 
     def head_backward(self) -> float:
         """Gradients of the hidden states in fp32 and as they are handed on."""
-        return self.head() + self.tokens * 4 * self.model.hidden_size + self.hidden
+        return self.before_head() + self.tokens * 4 * self.model.hidden_size + self.hidden

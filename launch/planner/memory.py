@@ -16,7 +16,7 @@ from launch.environment import ALLOCATOR, CPU_CACHE_GIB, is_expandable
 from launch.machine.detect import Host, is_smaller
 from launch.machine.gpu import GIB
 from launch.planner import adapted, shapes
-from launch.planner.activations import MicroStep, Numerics
+from launch.planner.activations import Head, MicroStep, Numerics
 from launch.planner.adapted import Adapted
 from launch.planner.reference import has_reference, measures_beforehand
 from launch.schema import Config
@@ -167,8 +167,16 @@ def micro_step(config: Config, size: Batch) -> MicroStep:
         compiled=bool(argument(config, "torch_compile") or config.step.compile),
         recomputed=None if config.topology.fsdp.activation_checkpointing else config.step.checkpointed_layers,
         fp8=config.precision.compute == "fp8",
+        head=_head(config),
         liger=bool(argument(config, "use_liger_kernel")),
     )
+
+
+def _head(config: Config) -> Head:
+    """ZeRO-3 has no whole head in a backward; an adapter's head is frozen, so DPO keeps nothing of it."""
+    if config.topology.strategy == "zero3" or config.method.name not in ("sft", "dpo"):
+        return Head.tiled
+    return Head.kept if config.method.name == "dpo" and config.adapter.rank is None else Head.summed
 
 
 def _adapted(config: Config) -> Adapted | None:
@@ -266,7 +274,7 @@ def _measuring(config: Config, n: _Counts, weights: float) -> dict[str, float]:
     gathered = _width(config) * n.base
     shard = 0.0 if config.topology.fsdp.cpu_offload else _base_bytes(config) / n.ranks
     parts = {"weights": weights, "reference": shard, "reference in parameters": gathered, "reference as gathered": gathered}
-    return {**parts, "activations": step.hidden + max(step.saved_by_layer(), step.head()), "logits": step.tile()}
+    return {**parts, "activations": step.hidden + max(step.saved_by_layer(), step.before_head()), "logits": step.tile()}
 
 
 def _base_bytes(config: Config) -> float:
@@ -323,14 +331,15 @@ def moments(config: Config) -> dict[str, dict[str, float]]:
     backward["weights in 16 bits"] = max(copies_kept, step.linear_bytes())
     found = {
         "forward": {
-            "activations": kept + step.head(),
-            "logits": step.tile(),
-            "weights in 16 bits": copies_kept if step.adapter else copies,
+            "activations": kept + step.before_head(),
+            "logits": step.tile() + step.made_in_forward(head_weights),
+            "weights in 16 bits": copies_kept if step.adapter or step.compiled else copies,  # a graph casts for itself
             "gradients": held,
         },
         "backward of the head": {
             "activations": kept + step.head_backward(),
-            "logits": step.tile() + (4 + (2 if step.numerics is Numerics.cast else 0)) * head_weights,
+            "logits": (0.0 if step.head is Head.summed else step.tile())
+            + (4 + (2 if step.numerics is Numerics.cast else 0)) * head_weights,
             "weights in 16 bits": copies_kept,
             "gradients": held,
         },
@@ -345,7 +354,7 @@ def moments(config: Config) -> dict[str, dict[str, float]]:
     }
     if config.method.selection.metric is not None:  # without gradients: a layer's tensors and the head's, one after the other
         held_out = micro_step(config, evaluation_batch(config))
-        tensors = max(held_out.saved_by_layer(), held_out.head())
+        tensors = max(held_out.saved_by_layer(), held_out.before_head())
         found["evaluation"] = {"activations": held_out.hidden + tensors, "logits": held_out.tile()}
         found["evaluation"]["weights in 16 bits"] = found["forward"]["weights in 16 bits"]
     for parts in found.values():

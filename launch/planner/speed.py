@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from launch import topology
 from launch.batch import Batch, batch, generation_batch
 from launch.planner import adapted, shapes
-from launch.planner.activations import MicroStep, Numerics
+from launch.planner.activations import Head, MicroStep, Numerics
 from launch.planner.memory import generates_with_vllm, micro_step, stepped_bytes
 from launch.planner.reference import has_reference
 from launch.schema import Config
@@ -98,8 +98,8 @@ LIGER, LIGER_OF_ADAPTERS, LIGER_KERNELS = 0.26, 0.55, 0.5
 # Products that follow one another with little between them draw more power, and clocks fall: 0.69 of an H100's peak (its rows,
 # too) where healthy.gemm is 0.75. In fp8 0.61 of its own.
 BUSY, BUSY_FP8 = 0.92, 0.82
-# Seconds that compiled layers add to a run's start, whatever the number of layers: they share one graph. 4B on an H100 with empty caches:
-# first step 19 to 25 s after that of TRL, which compiles nothing (2026-11-26).
+# Seconds that compiled layers add to a run's start, whatever the number of layers: they share one graph. 4B on an H100 with empty caches,
+# lengths rehearsed: first step 19 to 25 s after that of TRL, which compiles nothing (2026-11-26).
 COMPILE_S = 22.0
 WITHOUT_HEAD_NORMS = 0.31  # of that traffic for heads remains where queries and keys are not normed (qwen2, llama)
 
@@ -188,7 +188,7 @@ def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float
     trains_base = config.adapter.rank is None
     linear = model.num_layers * sum(i * o for i, o in shapes.linear_sizes(model))
     passes = 1 + step.recomputed_share + (2 if trains_base else 1)
-    head = 4 if trains_base else 3  # TRL's head makes its logits again in the backward
+    head = (3 if trains_base else 2) + (step.head is Head.tiled)  # TRL's makes its logits again in the backward
     products = 2.0 * tokens * (passes * linear + head * model.vocab_size * model.hidden_size)
     forwards = extra_forwards(config)
     products += forwards * 2.0 * tokens * (linear + model.vocab_size * model.hidden_size)

@@ -45,10 +45,11 @@ class NllHead(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden, dtype=dtype) if of_hidden else None
         grad_weight = torch.zeros(weight.shape, device=device, dtype=torch.float32) if of_weight else None
         loss, counted = torch.zeros((), device=device), torch.zeros(2, device=device)
+        buffer = torch.empty((min(len(hidden), TOKENS), len(weight)), device=device, dtype=dtype)  # one tile at a time, not two
         for start in range(0, len(hidden), TOKENS):
             tile = slice(start, start + TOKENS)
             rows = hidden[tile].to(dtype)
-            logits = torch.mm(rows, cast.t())
+            logits = torch.mm(rows, cast.t(), out=buffer[: len(rows)])
             nll, entropy, correct, _ = _statistics(logits, targets[tile], (of_hidden or of_weight) and unit)
             loss += nll.sum()
             counted += torch.stack((entropy.sum(), correct.sum()))

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from trl.trainer.utils import add_fused_lm_head
+from recipes.common import head
 
 from tests.unit.counted import ALIGNED, Counter, loss_of, model_of
 
@@ -167,7 +167,7 @@ def training(shape: SimpleNamespace, numerics: str, rows: int, length: int, chec
         model = model_of(shape, numerics)
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
+        head.add(model)
         moments: list[torch.Tensor] = []
         for _ in range(steps):
             loss_of(model, numerics, rows, length).backward()

@@ -22,7 +22,8 @@ from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 from trl.kernels import chunked_logprob
-from trl.trainer.utils import add_fused_lm_head
+
+from recipes.common import head
 
 ALIGNED = 512  # bytes that CUDA's allocator rounds up to
 
@@ -88,10 +89,11 @@ def autocast(numerics: str) -> Any:
 
 
 def loss_of(model: Any, numerics: str, rows: int, length: int) -> torch.Tensor:
-    """TRL's, of a model whose head is fused."""
+    """SFT's, of a model that has its head (recipes/common/head.py)."""
     tokens = torch.zeros(rows, length, dtype=torch.long)
+    positions = torch.arange(rows * length)
     with autocast(numerics):
-        loss: torch.Tensor = -model(input_ids=tokens, labels=tokens, fused_lm_head=True).log_probs.sum()
+        loss: torch.Tensor = model(input_ids=tokens, targets=tokens.flatten(), target_positions=positions).loss
     return loss
 
 
@@ -149,7 +151,7 @@ def micro_step(
             base.gradient_checkpointing_enable({"use_reentrant": False})
             if adapter:
                 base.enable_input_require_grads()
-        add_fused_lm_head(base, outputs=("log_probs", "entropy", "is_top1"))
+        head.add(base)
         if accumulates:
             for parameter in filter(lambda one: one.requires_grad, model.parameters()):
                 parameter.grad = torch.zeros_like(parameter)
