@@ -157,10 +157,11 @@ def test_killed_and_started_again_it_ends_the_same(tmp_path, whole, monkeypatch,
 @pytest.mark.parametrize(("conversational", "streaming"), [(True, False), (False, False), (True, True)])
 def test_a_sample_that_was_cut_off_is_trained_on_without_its_end(whole, tmp_path, conversational, streaming):
     tokenizer = AutoTokenizer.from_pretrained(whole[0] / "1_start/model")
-    rows = [{"prompt": "1 + 1 = ", "completion": "2", "finished": finished} for finished in (True, False)]
+    rows = [{"prompt": "1 + 1 = ", "completion": digit, "finished": finished} for digit, finished in (("2", True), ("3", False))]
     if conversational:
-        said = {"prompt": [{"role": "user", "content": "1 + 1 = "}], "completion": [{"role": "assistant", "content": "2"}]}
-        rows = [row | said for row in rows]
+        for row in rows:
+            row["prompt"] = [{"role": "user", "content": row["prompt"]}]
+            row["completion"] = [{"role": "assistant", "content": row["completion"]}]
     path = tmp_path / "selected.jsonl"
     batches.write_rows(path, rows)
     small = [given for given in SMALL if not given.startswith("data.num_")]
@@ -171,10 +172,9 @@ def test_a_sample_that_was_cut_off_is_trained_on_without_its_end(whole, tmp_path
     trainer = Trainer(
         model=preview._model(tokenizer), args=args, processing_class=tokenizer, config=config, loaded=load(config.data, "sft")
     )
-    seen = {bool(row["finished"]): row["labels"] for row in itertools.islice(trainer.train_dataset, 2)}
-    ended, cut = ([label for label in seen[finished] if label != -100] for finished in (True, False))
-    assert ended == [*cut, tokenizer.eos_token_id]
-    assert tokenizer.decode(cut) == "2"
+    labels = [[label for label in row["labels"] if label != -100] for row in itertools.islice(trainer.train_dataset, 2)]
+    cut, (*ended, last) = sorted(labels, key=len)
+    assert (tokenizer.decode(cut), tokenizer.decode(ended), last) == ("3", "2", tokenizer.eos_token_id)
 
 
 def test_a_signal_stops_between_batches(begun, whole, monkeypatch):
