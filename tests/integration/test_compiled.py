@@ -34,7 +34,7 @@ SETTINGS = [
 TWO = ["hardware.gpus_per_node=2", "topology.num_gpus=2"]
 METHODS = {
     "sft": ["step.rows=packed"],
-    "dpo": [],
+    "dpo": ["adapter=lora", "adapter.rank=4"],
     "grpo": ["method.args.num_generations=4", "method.args.max_completion_length=6", "+method.rewards.length=0.1"],
 }
 PLAIN, RECOMPUTED = ["method.args.gradient_checkpointing=false"], ["method.args.gradient_checkpointing=true"]

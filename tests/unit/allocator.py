@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from recipes.common import head
 
+from recipes.common import head
 from tests.unit.counted import ALIGNED, Counter, loss_of, model_of
 
 MIB = 1 << 20

@@ -19,6 +19,7 @@ from tests.unit.trainers import assert_same, built, trained
 
 CHOSEN = {"key": "step.compile", "value": True, "reason": "pays", "before": None}
 EVERY_LAYER = ["method.args.gradient_checkpointing=true"]
+ONE_LAYER = ["step.checkpointed_layers=1"]
 LORA = ["adapter=lora", "adapter.rank=4", "adapter.dropout=0.0"]
 
 
@@ -52,14 +53,12 @@ def is_compiled(trainer):
 @pytest.mark.parametrize(
     ("method", "overrides"),
     [
-        ("sft", ["model.architecture=qwen3", "step.rows=packed"]),
-        ("sft", ["model.architecture=llama", "step.rows=padded", *LORA, *EVERY_LAYER]),
-        ("sft", ["model.architecture=qwen2", "model.attention_bias=true", "step.rows=grouped", *EVERY_LAYER, "step.checkpointed_layers=1"]),
+        ("sft", ["model.architecture=llama", "step.rows=packed", *EVERY_LAYER]),
+        ("sft", ["model.architecture=qwen2", "model.attention_bias=true", "step.rows=grouped", *LORA, *EVERY_LAYER, *ONE_LAYER]),
         ("dpo", []),
-        ("dpo", [*LORA]),
         ("grpo", []),
     ],
-    ids=["sft-qwen3", "sft-llama-lora-checkpointing", "sft-qwen2-one-checkpointed", "dpo", "dpo-lora", "grpo"],
+    ids=["sft-checkpointing", "sft-lora-one-checkpointed", "dpo", "grpo"],
 )
 def test_losses_and_gradients_are_those_of_eager_layers(tmp_path, use, method, overrides):
     use("aot_eager")
@@ -154,9 +153,10 @@ def one_more(graph, inputs):
     return lambda *args: tuple(part + 1 if torch.is_floating_point(part) else part for part in graph(*args))
 
 
-@pytest.mark.parametrize(("backend", "agrees"), [("eager", True), (one_more, False)])
-@pytest.mark.parametrize(("method", "overrides"), [("sft", ["step.rows=packed"]), ("grpo", [])])
-def test_the_first_micro_batch_decides_where_nothing_was_measured(tmp_path, use, backend, agrees, method, overrides):
+@pytest.mark.parametrize(
+    ("method", "overrides", "backend", "agrees"), [("sft", ["step.rows=packed"], "eager", True), ("grpo", [], one_more, False)]
+)
+def test_the_first_micro_batch_decides_where_nothing_was_measured(tmp_path, use, method, overrides, backend, agrees):
     """And leaves losses, gradients, figures and random numbers as they were: of an adapter with dropout, and of sampled completions."""
     use(backend)
     given = [*overrides, *LORA[:2], "adapter.dropout=0.1"]
