@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from launch.check import refusals
 from recipes.common import attention, head, layers
 from recipes.common.model import build_model
+from tests.conftest import composed
 from tests.unit.test_recipes_head import model as small
 from tests.unit.test_recipes_layers import EVERY_LAYER, LORA, compiled, dynamo, is_compiled, use  # noqa: F401
 from tests.unit.trainers import assert_same, built, configured, rows_of, trained
@@ -198,3 +200,11 @@ def test_only_attention_to_everything_before_fits():
     assert attention.fits(small())
     assert not attention.fits(windowed)
     assert head.fits(windowed)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "rows", "refused"), [("h100", "packed", []), ("mi50", "grouped", []), ("mi50", "packed", ["packed_without_kernel"])]
+)
+def test_grpo_may_pack_where_a_kernel_is_named(hardware, rows, refused):
+    found = refusals(composed(f"hardware={hardware}", "method=grpo", f"step.rows={rows}", "precision=fp32"))
+    assert [rule.name for rule in found if rule.name in ("rows_of_method", "packed_without_kernel")] == refused
