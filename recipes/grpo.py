@@ -27,6 +27,7 @@ from recipes.common.data_files import check_tests
 from recipes.common.data_prepare import heldout_prompts, load_once, prepare_prompts
 from recipes.common.errors import UserError
 from recipes.common.generation import beat_by_token
+from recipes.common.grpo_step import PackedCompletions
 from recipes.common.layers import CompiledLayers
 from recipes.common.metrics import Metrics
 from recipes.common.model import adapter_config, build_model, build_tokenizer
@@ -38,8 +39,9 @@ from recipes.common.training import build_arguments, train
 from recipes.common.verify import build_verifier, check_columns
 
 
-class Trainer(CompiledLayers, Curriculum, AtomicCheckpoints, GRPOTrainer):
-    """TRL's trainer, saving atomically, with prompts drawn by a curriculum where one is asked for, and no hang while it generates."""
+class Trainer(CompiledLayers, PackedCompletions, Curriculum, AtomicCheckpoints, GRPOTrainer):
+    """TRL's trainer, saving atomically, with completions packed, prompts drawn by a curriculum where one is asked for, and no hang while
+    it generates."""
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         with beat_by_token(self.model, Path(self.args.output_dir).with_name(HEARTBEAT)):
@@ -70,6 +72,7 @@ def grpo(config: DictConfig) -> dict[str, Any]:
     trainer = (OverlappedTrainer if config.topology.overlap else Trainer)(
         model=build_model(config),
         args=args,
+        config=config,
         reward_funcs=rewards,
         train_dataset=prepare_prompts(config, loaded, tokenizer),
         eval_dataset=heldout_prompts(config, questions, tokenizer) if questions is not None else None,

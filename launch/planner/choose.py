@@ -119,20 +119,38 @@ def _rows(config: Config) -> tuple[Rows, str]:
     padded = unchanging.why_padded(config)
     if padded:
         return Rows.padded, padded
-    if config.method.name != "sft":
-        return Rows.grouped, "rows of like length share a micro-batch, inside one optimizer step"
+    generates = config.method.name == "grpo"
+    grouped = "each micro-batch is padded to its own longest" if generates else "rows of like length share a micro-batch"
+    if config.method.name == "dpo":
+        return Rows.grouped, f"{grouped}, inside one optimizer step"
+    apart = _why_apart(config)
+    if apart:
+        return Rows.grouped, f"{apart}; {grouped}"
+    what = "completions of a micro-batch" if generates else "rows of a step"
+    return Rows.packed, f"{what} laid end to end hold no padding; {config.hardware.packed_attention} respects their boundaries"
+
+
+def _why_apart(config: Config) -> str | None:
+    """What keeps rows of SFT, and completions of GRPO, from being packed."""
     kernel = config.hardware.packed_attention
     if kernel is None:
-        return Rows.grouped, f"{config.hardware.name} has no measured attention with boundaries; rows of like length share a micro-batch"
+        return f"{config.hardware.name} has no measured attention with boundaries"
     if config.precision.compute == "fp32" and kernel != "sdpa":
-        return Rows.grouped, f"{kernel} computes in 16 bits only"
-    if argument(config, "max_length") is None:
-        return Rows.grouped, f"{kernel} needs a bound of the length, and method.args.max_length is null"
+        return f"{kernel} computes in 16 bits only"
     if config.hardware.vendor == Vendor.none and not config.smoke:
-        return Rows.grouped, "a CPU's attention would compute the scores of all pairs of tokens"
+        return "a CPU's attention would compute the scores of all pairs of tokens"
     if argument(config, "torch_compile"):
-        return Rows.grouped, "method.args.torch_compile=true makes one graph of the model, which the packed kernel is not part of"
-    return Rows.packed, f"rows of a step laid end to end hold no padding; {kernel} respects their boundaries"
+        return "method.args.torch_compile=true makes one graph of the model, which the packed kernel is not part of"
+    if config.method.name == "grpo":
+        return _why_completions_apart(config)
+    return f"{kernel} needs a bound of the length, and method.args.max_length is null" if argument(config, "max_length") is None else None
+
+
+def _why_completions_apart(config: Config) -> str | None:
+    if config.topology.strategy == "zero3":
+        return "ZeRO-3's head is not whole"
+    unfit = [name for name in ("cast_lm_head_to_fp32", "use_transformers_continuous_batching") if argument(config, name)]
+    return f"method.args.{unfit[0]}=true needs TRL's own passes" if unfit else None
 
 
 def _workers(config: Config, host: Host) -> Iterator[tuple[str, tuple[int, str]]]:

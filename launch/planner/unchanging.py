@@ -49,8 +49,6 @@ def why_padded(config: Config) -> str | None:
         return "method.args.packing=true packs the whole data set"
     if argument(config, "padding_free"):
         return "method.args.padding_free=true has no padding already"
-    if config.method.name == "grpo":
-        return "completions of one generation are padded to its longest"
     if argument(config, "neftune_noise_alpha"):
         return "method.args.neftune_noise_alpha: the noise is divided by the padded length"
     if config.method.name == "dpo":

@@ -7,7 +7,7 @@ from launch.schema import Config
 from launch.schema.enums import Rows
 from launch.trainer_args import argument
 
-OF_METHOD = {Rows.packed: ("sft",), Rows.grouped: ("sft", "dpo")}  # the others pad
+OF_METHOD = {Rows.packed: ("sft", "grpo"), Rows.grouped: ("sft", "dpo", "grpo")}  # the others pad
 
 
 def _no_compiled_layers(config: Config) -> str | None:

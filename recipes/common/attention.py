@@ -1,7 +1,8 @@
 """Attention of a trainer's batches: causal, within documents where rows are packed, and with no mask to make or to read.
 
 transformers makes a mask for every batch, and asks the GPU whether it needs one: the host waits for all that is queued. Batches of SFT
-and DPO are padded after their rows, where no token looks, so they need none.
+and DPO are padded after their rows, where no token looks, so they need none. GRPO's prompts are padded in front, so a batch that is not
+packed, of generation for one, gets its mask.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 NAME = "documents"  # as attn_implementation; a name without a mask of its own gets none from transformers
+PADDED = "documents_or_padded"  # the same, with a mask where a batch comes with one
 
 
 def implementation(config: DictConfig) -> str:
     """Return the attn_implementation of `config`'s model, registered with transformers."""
-    hardware = config.hardware
-    if hardware.attention != "sdpa" or OmegaConf.select(config, "method.name") not in ("sft", "dpo"):
+    hardware, method = config.hardware, OmegaConf.select(config, "method.name")
+    packs = method == "grpo" and OmegaConf.select(config, "step.rows") == "packed"
+    if hardware.attention != "sdpa" or not (packs or method in ("sft", "dpo")):
         return hardware.attention
     kernel, longest = hardware.get("packed_attention"), OmegaConf.select(config, "trainer_args.max_length")
 
@@ -38,7 +42,7 @@ def implementation(config: DictConfig) -> str:
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         if document_starts is None:
-            return sdpa_attention_forward(module, query, key, value, None, scaling=scaling, dropout=dropout)
+            return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout)
         if kernel == "sdpa" or value.dtype is torch.float32:  # the other kernels compute in 16 bits only
             mask = _mask(document_starts, query.shape[2])
             return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, dropout=dropout)
@@ -48,8 +52,23 @@ def implementation(config: DictConfig) -> str:
         )
         return found[None], None
 
-    AttentionInterface.register(NAME, forward)
-    return NAME
+    name = PADDED if packs else NAME
+    AttentionInterface.register(name, forward)
+    if packs:
+        AttentionMaskInterface.register(PADDED, _mask_of_padding)
+    return name
+
+
+def fits(model: PreTrainedModel) -> bool:
+    """Return whether each token of `model` may look at all before it: the kernels know no window."""
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or ["full_attention"]
+    return set(kinds) == {"full_attention"} and not getattr(config, "sliding_window", None)
+
+
+def _mask_of_padding(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
+    """Return sdpa's, or None for a batch without padding. transformers would make one of (tokens, tokens) for packed rows."""
+    return None if attention_mask is None else sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
 
 
 def _mask(starts: torch.Tensor, tokens: int) -> torch.Tensor:

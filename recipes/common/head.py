@@ -7,7 +7,9 @@ log-probability is kept instead, where it is not too large, and scaled in the ba
 
 from __future__ import annotations
 
+import functools
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -162,14 +164,29 @@ def fits(model: PreTrainedModel) -> bool:
     return type(head) is nn.Linear and head.bias is None and not any(getattr(config, name, None) for name in SCALED)
 
 
-def add(model: PreTrainedModel) -> None:
-    """Let `model(..., targets=, target_positions=)` return the sums of NllHead, as `loss` and `counted`, in place of logits.
+def sums(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> ModelOutput:
+    """Return those of NllHead, as `loss` and `counted`."""
+    loss, counted = NllHead.apply(hidden, weight, targets, torch.is_grad_enabled())
+    return ModelOutput(loss=loss, counted=counted)
+
+
+def log_probs(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float, of_entropy: bool) -> ModelOutput:
+    """Return `log_probs` and `entropy` of each target, (tokens) in fp32. With `of_entropy` the entropy has a gradient too."""
+    function = trl_kernels.ChunkedLogProbFunction if of_entropy else StoredHead
+    chunk = trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE
+    found, entropy, *_ = function.apply(hidden, weight, None, targets, temperature, chunk, None, 1.0, ("entropy",))
+    return ModelOutput(log_probs=found, entropy=entropy)
+
+
+def add(model: PreTrainedModel, compute: Callable[..., ModelOutput] = sums) -> None:
+    """Let `model(..., targets=, target_positions=)` return `compute(hidden, weight, targets)` in place of logits.
 
     target_positions: (targets), where in the flattened batch each target is predicted. The head is computed there only. It stays inside
     the model's forward, where DDP's and FSDP's hooks are.
     """
     whole = model.forward
 
+    @functools.wraps(type(model).forward)  # whose arguments `generate` asks for
     def forward(self: PreTrainedModel, *args: Any, targets: Any = None, target_positions: Any = None, **kwargs: Any) -> Any:
         if targets is None:
             return whole(*args, **kwargs)
@@ -177,7 +194,6 @@ def add(model: PreTrainedModel) -> None:
         weight = self.get_output_embeddings().weight
         weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
         picked = hidden.flatten(0, 1).index_select(0, target_positions)
-        loss, counted = NllHead.apply(picked, weight, targets, torch.is_grad_enabled())
-        return ModelOutput(loss=loss, counted=counted)
+        return compute(picked, weight, targets)
 
     model.forward = types.MethodType(forward, model)

@@ -28,7 +28,8 @@ from recipes.common.program import say
 
 MULTIPLE = 64  # tokens; launch/trainer_args.py has batches filled up to as many (COMPILED_MULTIPLE)
 NOT_COMPILED = (TorchDynamoException, FailOnRecompileLimitHit, InductorError)
-FIGURES = ("_metrics", "_sums", "_total_train_tokens")  # that a trainer collects while it computes a loss
+# What a trainer collects while it computes a loss; the last three are those of GRPO's adaptive entropy.
+FIGURES = ("_metrics", "_sums", "_total_train_tokens", "entropy_coef", "_entropy_window_stats", "_last_world_entropy")
 # How far loss and gradient norm of a compiled micro-batch may lie from the eager ones, as a share: rounding of the compute dtype, summed.
 TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 2e-2, "fp8": 5e-2}
 
@@ -47,6 +48,9 @@ def compile_each(layers: Iterable[nn.Module], failed: Callable[[str], None], bac
     torch._dynamo.config.optimize_ddp = False  # a layer is smaller than DDP's buckets; splitting it would only break its graph
     torch._dynamo.config.specialize_float = True  # else each graph is traced twice: the norms' epsilon is a variable of the first one
     options = {"backend": backend, "dynamic": dynamic, "fullgraph": True}
+    torch._dynamo.config.recompile_limit = (
+        16  # GRPO's passes alone are up to nine graphs: with and without gradient or adapter, of a reference
+    )
     for kind in {type(layer) for layer in layers}:
         forward = _any_length(kind.forward, options) if dynamic else torch.compile(kind.forward, **options)
         for layer in (layer for layer in layers if type(layer) is kind):
@@ -168,7 +172,7 @@ class CompiledLayers:
 
     def _measured(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> tuple[float, float]:
         """(loss, gradient norm) of a micro-batch. Gradients go nowhere, and figures of the step are left as they were."""
-        with self._figures_kept(), _same_draws(self.model):
+        with self._figures_kept(), same_draws(self.model):
             if self.is_fsdp_enabled:  # whose gradients only a whole backward reduces
                 model.set_requires_gradient_sync(True)
                 loss = super().compute_loss(model, dict(inputs), *args, **kwargs)
@@ -218,7 +222,7 @@ class CheckpointSome(TrainerCallback):
 
 
 @contextlib.contextmanager
-def _same_draws(model: nn.Module) -> Iterator[None]:
+def same_draws(model: nn.Module) -> Iterator[None]:
     """Without dropout, whose draws a compiled layer makes in another order, and with the generators left as they were."""
     rates = [(module, module.p) for module in model.modules() if isinstance(module, nn.Dropout)]
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []  # fork_rng would start every GPU of the node

@@ -49,10 +49,21 @@ class Collator:
         at = np.flatnonzero(wanted != IGNORED)
         batch = {"input_ids": filled, "targets": wanted[at], "target_positions": at}
         if self.packed:
-            lengths += [longest - sum(lengths)] if longest > sum(lengths) else []
-            batch["position_ids"] = np.concatenate([np.arange(n) for n in lengths])[None]
-            batch["document_starts"] = np.cumsum([0, *lengths], dtype=np.int32)
+            batch |= boundaries(lengths, longest)
         return {**{name: torch.from_numpy(found) for name, found in batch.items()}, "num_tokens": sum(map(len, ids))}
+
+
+def boundaries(lengths: Sequence[int], filled: int) -> dict[str, np.ndarray]:
+    """Return position_ids (1, filled) and document_starts (documents + 1) of documents laid end to end.
+
+    `lengths` are those of the documents. What fills the row up to `filled` tokens is one document more.
+    """
+    rest = filled - sum(lengths)
+    lengths = [*lengths, rest] if rest else lengths
+    return {
+        "position_ids": np.concatenate([np.arange(n) for n in lengths])[None],
+        "document_starts": np.cumsum([0, *lengths], dtype=np.int32),
+    }
 
 
 class StepOrder(Sampler[int]):

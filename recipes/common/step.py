@@ -22,6 +22,13 @@ SHORTEST = 128  # tokens of a row that compiled layers are rehearsed with
 COUNTED = ("entropy", "mean_token_accuracy")
 
 
+def halves(length: int) -> Iterator[int]:
+    """Yield `length`, half of it, and so on down to SHORTEST."""
+    while length >= SHORTEST:
+        yield length
+        length //= 2
+
+
 class OrderedRows:
     """Mixed into a trainer with PreparedRows, before it: rows of a step by length, where `step.rows` says so."""
 
@@ -90,11 +97,9 @@ class FastStep(OrderedRows):
         Kernels are made for ranges of lengths, by the first length of each. These are the same in every run, so one that resumes
         computes as it did before.
         """
-        length = 0 if not self._fast or self.one_length else self.args.max_length or 0
-        while length >= SHORTEST:
+        for length in halves(0 if not self._fast or self.one_length else self.args.max_length or 0):
             row = {"input_ids": [self._tokenizer.pad_token_id] * length}
             yield self._prepare_inputs(self.data_collator([row] * self.args.per_device_train_batch_size))
-            length //= 2
 
     def _get_dataloader(self, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader:
         """Held-out rows are padded, so that their losses are averaged over as many rows as ever."""

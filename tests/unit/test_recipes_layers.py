@@ -26,7 +26,7 @@ LORA = ["adapter=lora", "adapter.rank=4", "adapter.dropout=0.0"]
 @pytest.fixture(autouse=True)
 def dynamo():
     """What is compiled, and the settings for it, end with a test."""
-    with torch._dynamo.config.patch(optimize_ddp=True, specialize_float=False):
+    with torch._dynamo.config.patch(optimize_ddp=True, specialize_float=False, recompile_limit=8):
         yield
     torch._dynamo.reset()
 

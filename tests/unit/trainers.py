@@ -81,4 +81,4 @@ def assert_same(ours: tuple, theirs: tuple, within: float = 1e-5) -> None:
     for found, expected in zip(ours[1], theirs[1], strict=True):
         assert found.keys() == expected.keys()
         for name, gradient in expected.items():
-            torch.testing.assert_close(found[name], gradient, rtol=within, atol=within, msg=name)
+            torch.testing.assert_close(found[name], gradient, rtol=within, atol=within, msg=lambda text, name=name: f"{name}: {text}")
