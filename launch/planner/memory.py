@@ -20,7 +20,7 @@ from launch.planner.activations import Head, MicroStep, Numerics
 from launch.planner.adapted import Adapted
 from launch.planner.reference import has_reference, measures_beforehand
 from launch.schema import Config
-from launch.schema.enums import Init, Vendor
+from launch.schema.enums import Init, Rows, Vendor
 from launch.supervision import serving
 from launch.trainer_args import argument, value
 
@@ -173,10 +173,11 @@ def micro_step(config: Config, size: Batch) -> MicroStep:
 
 
 def _head(config: Config) -> Head:
-    """ZeRO-3 has no whole head in a backward; an adapter's head is frozen, so DPO keeps nothing of it."""
-    if config.topology.strategy == "zero3" or config.method.name not in ("sft", "dpo"):
+    """ZeRO-3 has no whole head in a backward; an adapter's head is frozen, so nothing of it is kept."""
+    keeps = config.method.name == "dpo" or (config.method.name == "grpo" and config.step.rows == Rows.packed)
+    if config.topology.strategy == "zero3" or not (keeps or config.method.name == "sft"):
         return Head.tiled
-    return Head.kept if config.method.name == "dpo" and config.adapter.rank is None else Head.summed
+    return Head.kept if keeps and config.adapter.rank is None else Head.summed
 
 
 def _adapted(config: Config) -> Adapted | None:

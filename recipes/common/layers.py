@@ -48,9 +48,8 @@ def compile_each(layers: Iterable[nn.Module], failed: Callable[[str], None], bac
     torch._dynamo.config.optimize_ddp = False  # a layer is smaller than DDP's buckets; splitting it would only break its graph
     torch._dynamo.config.specialize_float = True  # else each graph is traced twice: the norms' epsilon is a variable of the first one
     options = {"backend": backend, "dynamic": dynamic, "fullgraph": True}
-    torch._dynamo.config.recompile_limit = (
-        16  # GRPO's passes alone are up to nine graphs: with and without gradient or adapter, of a reference
-    )
+    # GRPO's passes make up to nine graphs: with and without gradient or adapter, and of a reference.
+    torch._dynamo.config.recompile_limit = 16
     for kind in {type(layer) for layer in layers}:
         forward = _any_length(kind.forward, options) if dynamic else torch.compile(kind.forward, **options)
         for layer in (layer for layer in layers if type(layer) is kind):
