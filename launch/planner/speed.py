@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from launch import topology
+from launch import engine_args, topology
 from launch.batch import Batch, batch, generation_batch
 from launch.planner import adapted, shapes
 from launch.planner.activations import MicroStep, Numerics
@@ -309,8 +309,8 @@ def _generation_s(config: Config, size: Batch) -> float:
     if not size.completion:
         return 0.0
     model = config.model
-    weights_gb = 2.0 * model.num_parameters / 1e9
-    read_s = weights_gb / config.topology.server_tensor_parallel / (DECODE_BANDWIDTH * config.hardware.bandwidth_gb_s)
+    weights_gb, read_gb = 2.0 * model.num_parameters / 1e9, engine_args.weights_gb(config, 2.0)
+    read_s = read_gb / config.topology.server_tensor_parallel / (DECODE_BANDWIDTH * config.hardware.bandwidth_gb_s)
     engines = config.topology.servers or size.ranks
     completions = generation_batch(config)
     at_once = min(completions / engines, SERVER_SEQUENCES)

@@ -209,6 +209,8 @@ class Topology:
         None  # as the share: of keys and values, unmeasured, so that several vLLM may start on one GPU at once
     )
     server_max_length: Optional[int] = None  # split: tokens of prompt and completion; empty: all positions of the model
+    # split, colocate and engine=vllm: further arguments of vLLM's engine, as {max_num_seqs: 512}; null leaves one out
+    server_args: dict[str, Any] = field(default_factory=dict)
     overlap: bool = False  # split: generate the next batch while this one trains, one step off policy
     numa_binding: Optional[NumaBinding] = None
     tensor_parallel: int = 1  # of training: refused unless 1
