@@ -113,6 +113,8 @@ class Speed:
     basis: str
     run_hours: float | None = None  # of training, without start and evaluation; None where the data decides and is not read
     cost: float | None = None  # of the run's GPUs, in the currency of price_per_gpu_hour
+    generation_s: float | None = None  # of a step that generates: both halves, one after the other or, with overlap, at once
+    training_s: float | None = None
 
 
 def speed(config: Config) -> Speed:
@@ -140,7 +142,8 @@ def speed(config: Config) -> Speed:
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
     said = f"{basis}: {', '.join(f'{name} {part / step_s:.0%}' for name, part in largest)}"
     hours = steps * step_s / 3600 if (steps := num_steps(config, size)) else None
-    return Speed(size.tokens * pairs / step_s, step_s, said, hours, _cost(config, hours))
+    halves = (generate_s, train_s) if size.completion else (None, None)
+    return Speed(size.tokens * pairs / step_s, step_s, said, hours, _cost(config, hours), *halves)
 
 
 def num_steps(config: Config, size: Batch) -> int | None:

@@ -202,7 +202,7 @@ class Topology:
     name: str = MISSING
     num_gpus: Optional[int] = None
     strategy: str = MISSING  # of the trainers: none, ddp, fsdp, zero2, zero3
-    servers: int = 0  # split: replicas of the model that generate, behind one address
+    servers: Any = 0  # split: replicas of the model that generate, behind one address; auto: as many as are predicted to be fastest
     server_tensor_parallel: int = 1  # split: GPUs of one replica
     server_memory_share: float = 0.9  # split, and engine=vllm: of a GPU's memory, that vLLM may take
     server_cache_gb: Optional[float] = (
