@@ -36,7 +36,7 @@ ZERO2_LAYER_S = 1.35e-3  # on top of the GPU's time: gradients are copied into b
 # vLLM 0.26, for a token of all sequences, and for a sequence more: the host's work (scheduling, sampling, text), so not the GPU's.
 DECODE_S, DECODE_SEQUENCE_S = 1.05e-3, 0.085e-3
 DECODE_BANDWIDTH = 0.6  # share at which decoding reads weights, where that takes longer
-SERVER_SEQUENCES = 256  # completions that one server decodes at once (vLLM's max_num_seqs)
+SERVER_SEQUENCES = 256  # completions that one server decodes at once, unless topology.server_args.max_num_seqs says how many
 SYNC_S, SYNC_GB_S = 0.14, 134.0  # of sending weights to a server
 GLOO_GB_S = 0.6  # through host memory: 0.4 s for 76 million parameters, three such runs on one H200 at once
 # Bytes of a weight that autocast copies to 16 bits and whose gradient comes back, with checkpointing and without. Counted as TRAFFIC is.
@@ -307,6 +307,11 @@ def _communication(config: Config, size: Batch, micro_s: float) -> float:
     return size.accumulation * gathers * gathered + reduced
 
 
+def at_once_of(config: Config) -> int:
+    """Return how many completions an engine of vLLM decodes at once."""
+    return int(config.topology.server_args.get("max_num_seqs") or SERVER_SEQUENCES)
+
+
 def _generation_s(config: Config, size: Batch) -> float:
     """Seconds to decode the completions of one step, and to send the weights to a server before it."""
     if not size.completion:
@@ -316,8 +321,8 @@ def _generation_s(config: Config, size: Batch) -> float:
     read_s = read_gb / config.topology.server_tensor_parallel / (DECODE_BANDWIDTH * config.hardware.bandwidth_gb_s)
     engines = config.topology.servers or size.ranks
     completions = generation_batch(config)
-    at_once = min(completions / engines, SERVER_SEQUENCES)
-    waves = max(1.0, completions / engines / SERVER_SEQUENCES)
+    most = at_once_of(config)
+    at_once, waves = min(completions / engines, most), max(1.0, completions / engines / most)
     if generates_with_vllm(config):
         start_s = DECODE_S + DECODE_SEQUENCE_S * at_once
     else:  # transformers starts every kernel of a forward for every token: a third of those of forward and backward

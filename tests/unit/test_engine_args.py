@@ -12,6 +12,7 @@ from launch.errors import UserError
 from launch.machine.gpu import GIB
 from launch.plan import make_plan, plain, prepare
 from launch.planner import memory, sampling
+from launch.planner.speed import speed
 from launch.trainer_args import lock
 from recipes.common import generation, serving
 from tests.conftest import composed, host_with
@@ -135,6 +136,11 @@ def test_generation_is_faster_with_smaller_weights():
         for args in (given(quantization="fp8"), [])
     )
     assert sampling.speed(fast).step_s < 0.6 * sampling.speed(slow).step_s
+
+
+def test_fewer_sequences_at_once_take_longer():
+    few, many = (speed(prepare(composed(*SPLIT, "effective_batch=96", *args))[0]) for args in (given(max_num_seqs=48), []))
+    assert few.generation_s > 1.05 * many.generation_s
 
 
 def test_of_a_smoke_run_only_what_a_cpu_has_stays():
