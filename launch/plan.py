@@ -19,7 +19,8 @@ from launch.files.tracking import package_of
 from launch.machine.detect import Host
 from launch.machine.gpu import GIB
 from launch.pipelines.cycle_choice import OfCycle
-from launch.planner import choose, margin, memory, sampling, speed
+from launch.planner import balance, choose, margin, memory, sampling, speed
+from launch.planner.balance import Balance
 from launch.planner.faster import Offer
 from launch.planner.memory import Memory
 from launch.planner.speed import Speed
@@ -59,6 +60,7 @@ class Plan:
     data: dict[str, Any] | None = None  # figures of the rows, where they are prepared
     chosen: OfCycle | None = None  # of a phase of a RAFT that chooses its cycle
     plain_speed: Speed | None = None  # of the same training with nothing chosen
+    balance: Balance | None = None  # of GRPO under topology=split
     faster: list[Offer] = dataclasses.field(default_factory=list)  # what changes results; found for mode=plan only
 
     @property
@@ -78,6 +80,7 @@ def prepare(config: Config, given: Sequence[str] = ()) -> tuple[Config, list[str
     Under smoke=true the rules look at the small composition, so that no hardware rule refuses it; what they would refuse
     without it is a warning.
     """
+    config = balance.settled(config)
     check.check_given(config)
     replaced = [] if trainer_args.recipe_name(config) else batch.apply_effective_batch(config, given)  # a tuning's recipe takes the steps
     if not config.smoke:
@@ -130,6 +133,7 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
         data_cache=data_cache.for_ranks(before, host),  # which rows there are follows from what was composed
         data=data_cache.known(before, host),
         plain_speed=speed.speed(before) if config.chosen and config.method.kind == "trainer" else None,
+        balance=balance.balance(config, host),
     )
 
 
@@ -274,6 +278,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "processes": [_process_json(p, plan.containers.get(p.name)) for p in plan.processes],
         "memory": [{**plain(m), "total_gb": m.total_gb, "fits": m.fits} for m in plan.memory],
         "speed": {**plain(plan.speed), "plain_tokens_per_second": plan.plain_speed and plan.plain_speed.tokens_per_second},
+        "balance": plain(plan.balance),
         "chosen": plain(plan.config.chosen),
         "faster": plain(plan.faster),
         "data": plan.data,

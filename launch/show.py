@@ -17,6 +17,7 @@ from launch import batch, topology
 from launch.files import data_cache, rundir
 from launch.machine.gpu import GIB
 from launch.plan import Plan, image_json
+from launch.planner.balance import Balance
 from launch.planner.memory import Memory
 from launch.runtimes.container import Confinement, ContainerSpec
 from launch.schema import Config
@@ -101,6 +102,7 @@ def _facts(plan: Plan) -> Table:
         "topology": f"{config.topology.name} on {_runtime(config)}: {_spread(plan)}",
         **({"image": _image(plan)} if config.runtime.on_node == "docker" else {}),
         **({} if measures else {"expected speed": _speed(plan)}),
+        **({"balance": _balance(plan.balance, batch.batch(config).sequences)} if plan.balance else {}),
         "run directory": str(plan.run_dir),
     }
     if hardware.vendor == Vendor.none:
@@ -194,6 +196,14 @@ def _speed(plan: Plan) -> str:
     if plain:
         found += f"; {plain:,.0f} tokens/s under speed=off"
     return f"{found} ({plan.speed.basis})"
+
+
+def _balance(found: Balance, sequences: int) -> str:
+    halves = f"generation {found.generation_s:.3g} s, training {found.training_s:.3g} s a step: {found.bound} is the bound; "
+    if found.gain == 1.0:
+        return halves + "no other number of servers that fits is predicted to be faster"
+    steps = f", at {found.sequences} sequences a step" if found.sequences != sequences else ""
+    return f"{halves}topology.servers={found.servers} is predicted {found.gain:.2f}x as fast{steps}"
 
 
 def _processes(plan: Plan) -> Table:

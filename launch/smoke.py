@@ -32,6 +32,8 @@ SIZES = {
 # Rows keep their length: a prompt has to fit, and the small vocabulary makes three tokens or so of one of a real one's.
 TOKENS_FOR_ONE = 4
 MOST_TOKENS = 2048  # of a sequence: DPO's batch of such takes 2.2 GB of a CPU, and with the square of the length more
+# Arguments of vLLM's engine that mean the same on a CPU; kernels, dtypes and sizes of a GPU's cache do not.
+ENGINE_ON_A_CPU = ("max_num_seqs", "enable_prefix_caching", "async_scheduling")
 LOW_PRECISION = {"fp8": "torchao", "nf4": "bitsandbytes"}  # the packages that compute in them
 DATA_SIZES = ("data.num_train", "data.num_heldout", "data.limit")
 # Arguments that a CPU has no use for, whoever gives them, and why.
@@ -169,6 +171,10 @@ def _shrink_topology(config: Config, left_out: list[str]) -> None:
     if topology.numa_binding:
         left_out.append(f"topology.numa_binding={topology.numa_binding.value}: ranks on every core")
         topology.numa_binding = None
+    dropped = {name: given for name, given in topology.server_args.items() if name not in ENGINE_ON_A_CPU}
+    if dropped:
+        left_out.append(f"topology.server_args={dropped}: a GPU's")
+        topology.server_args = {name: given for name, given in topology.server_args.items() if name not in dropped}
     if topology.servers and not _has_vllm(config):
         left_out.append("topology=split: a trainer alone, and transformers generates (`make vllm` installs vLLM's build for the CPU)")
         config.topology = Topology("single", num_gpus=1, strategy="none")

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch import environment
+from launch import engine_args, environment
 from launch.environment import Setting
 from launch.files import paths
 from launch.machine.detect import Host
@@ -151,4 +151,5 @@ def server_argv(config: Config, host: Host, port: int, run_dir: Path) -> list[st
         *["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"],
         *["--weight-transfer-config", json.dumps({"backend": serving.backend(config)})],
         *["--disable-uvicorn-access-log", *(["--enforce-eager"] if on_cpu else [])],
+        *engine_args.argv(config),
     ]

@@ -145,12 +145,17 @@ def check(config: Config) -> None:
             why = f" Removed from TRL: {REPLACED[name]}." if name in REPLACED else argument_meant(name, set(arguments) - set(OWNED))
             whose = cls if cls.startswith("recipes.") else f"{cls} of TRL {lock()['trl']}"
             raise UserError(f"method.args.{name}={given}: {whose} has no such argument.{why}")
-        types = arguments[name]["types"]
-        if not _is_of(given, types):
-            meant = value_meant(name, given, arguments[name])
-            raise UserError(f"method.args.{name}={given!r}: {JSON_TYPES[type(given)]}, and {cls} takes {' or '.join(types)}.{meant}")
-        _check_items(name, given, arguments[name], measured=name in series)
-        _check_names(name, given, arguments[name])
+        check_value(f"method.args.{name}", given, arguments[name], cls, measured=name in series)
+
+
+def check_value(key: str, given: Any, allowed: dict[str, Any], taker: str, measured: bool = False) -> None:
+    """Raise UserError where `given` is not what the lock's entry of an argument allows. `taker` is the class that has the argument;
+    `measured`: each item of a list is measured, so none may be there twice."""
+    if not _is_of(given, allowed["types"]):
+        meant = value_meant(key, given, allowed)
+        raise UserError(f"{key}={given!r}: {JSON_TYPES[type(given)]}, and {taker} takes {' or '.join(allowed['types'])}.{meant}")
+    _check_items(key, given, allowed, measured)
+    _check_names(key, given, allowed)
 
 
 def _of_series(config: Config) -> set[str]:
@@ -166,29 +171,29 @@ def _is_of(given: Any, types: list[str]) -> bool:
     return "any" in types or kind in types or (kind == "int" and "float" in types)
 
 
-def _check_items(argument: str, given: Any, allowed: dict[str, Any], measured: bool) -> None:
+def _check_items(key: str, given: Any, allowed: dict[str, Any], measured: bool) -> None:
     """Counts, alone or in a list, and what else is in a list, each of which is `measured` or not. Raises UserError."""
     is_list, items = isinstance(given, list), allowed.get("items")
     for i, one in enumerate(given if is_list else []):
         if items and not _is_of(one, items):
-            raise UserError(f"method.args.{argument}={given}: {JSON_TYPES[type(one)]} in it, and it is a list of {' or '.join(items)}.")
+            raise UserError(f"{key}={given}: {JSON_TYPES[type(one)]} in it, and it is a list of {' or '.join(items)}.")
         if measured and (items or isinstance(one, list)) and one in given[:i]:
-            raise UserError(f"method.args.{argument}={given}: {one} is in it twice, and would be measured twice.")
+            raise UserError(f"{key}={given}: {one} is in it twice, and would be measured twice.")
     if any(type(one) is int and one < allowed.get("least", one) for one in (given if is_list else [given])):
-        raise UserError(f"method.args.{argument}={given}: {'each ' if is_list else ''}at least {allowed['least']}.")
+        raise UserError(f"{key}={given}: {'each ' if is_list else ''}at least {allowed['least']}.")
 
 
-def _check_names(argument: str, given: Any, allowed: dict[str, Any]) -> None:
+def _check_names(key: str, given: Any, allowed: dict[str, Any]) -> None:
     """Of an argument that takes names, alone or in a list, or mappings with names for keys. Raises UserError."""
     known, refused = allowed.get("names"), allowed.get("refused", {})
     if given is None or not (known or refused):
         return
     listed = given if isinstance(given, list) else [given]
-    for one in [str(key) for item in listed for key in (item if isinstance(item, dict) else [item])]:
+    for one in [str(word) for item in listed for word in (item if isinstance(item, dict) else [item])]:
         if one in refused:
-            raise UserError(f"method.args.{argument}: {one} {refused[one]}")
+            raise UserError(f"{key}: {one} {refused[one]}")
         if known and one not in known:
-            raise UserError(f"method.args.{argument}={one}: unknown.{word_meant(argument, one, known)} It takes {', '.join(known)}.")
+            raise UserError(f"{key}={one}: unknown.{word_meant(key.rpartition('.')[2], one, known)} It takes {', '.join(known)}.")
 
 
 def complete(config: Config, run_dir: Path, ports: tuple[int, int]) -> dict[str, Any]:

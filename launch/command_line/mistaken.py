@@ -73,10 +73,10 @@ def word_meant(argument: str, word: str, words: Collection[str]) -> str:
     return f" Did you mean {meant}?" if meant in words else near(word.lower(), words)
 
 
-def value_meant(argument: str, given: Any, entry: dict[str, Any]) -> str:
+def value_meant(key: str, given: Any, entry: dict[str, Any]) -> str:
     """A sentence with the value of the right type that `given` stands for, or '' where none does."""
-    found = _converted(argument, given, entry)
-    return "" if found is None else f" Use: method.args.{argument}={_shown(found)}."
+    found = _converted(key.rpartition(".")[2], given, entry)
+    return "" if found is None else f" Use: {key}={_shown(found)}."
 
 
 def _converted(argument: str, given: Any, entry: dict[str, Any]) -> Any:

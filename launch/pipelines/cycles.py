@@ -128,8 +128,8 @@ def apply(config: Config, phase: CyclePhase) -> None:
     if phase.part != "sample":  # a curriculum is of the prompts that are sampled
         config.data.curriculum, config.data.curriculum_args, config.data.pass_rates = Curriculum.none, CurriculumArgs(), None
     given = config.topology
-    if config.method.args.get("engine") != "vllm":  # RAFT was given a share of memory for the vLLM of another phase
-        given.server_memory_share, given.server_cache_gb = Topology.server_memory_share, None
+    if config.method.args.get("engine") != "vllm":  # RAFT was given them for the vLLM of another phase
+        given.server_memory_share, given.server_cache_gb, given.server_args = Topology.server_memory_share, None, {}
     if phase.part in ("sample", "evaluate"):  # what says how to train says nothing to them
         config.effective_batch, config.adapter = None, Adapter("none")
         config.topology = Topology(
@@ -138,6 +138,7 @@ def apply(config: Config, phase: CyclePhase) -> None:
             given.strategy,
             server_memory_share=given.server_memory_share,
             server_cache_gb=given.server_cache_gb,
+            server_args=given.server_args,
             numa_binding=given.numa_binding,
         )
     elif phase.learning_rate_factor != 1.0:

@@ -10,10 +10,9 @@ from typing import Any
 
 import yaml
 
-from launch import topology
 from launch.check import refusals
 from launch.machine.detect import Host
-from launch.planner import margin, memory
+from launch.planner import margin
 from launch.planner.choose import choose, undone, with_value
 from launch.planner.speed import speed
 from launch.schema import Adapter, Config
@@ -44,10 +43,8 @@ def faster(config: Config, host: Host) -> list[Offer]:
         if refusals(candidate):
             continue
         chosen = choose(candidate, host)
-        processes = topology.processes(chosen, host, Path(config.run_root))
-        entries = memory.memory(chosen, processes, memory.measured(chosen, processes, host))
         rate = speed(chosen).tokens_per_second or 0.0
-        if rate >= GAIN * now and all(entry.fits and not margin.close(entry) for entry in entries):
+        if rate >= GAIN * now and margin.has_room(chosen, host):
             found.append(Offer(overrides, round(rate / now, 2), price))
     return sorted(found, key=lambda offer: -offer.gain)
 

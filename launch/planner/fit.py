@@ -22,7 +22,7 @@ from launch.errors import HostError, UserError
 from launch.files.adapter_files import check_adapter
 from launch.machine.detect import Host
 from launch.plan import Plan, prepare
-from launch.planner import margin, memory
+from launch.planner import balance, margin, memory
 from launch.planner.memory import Memory
 from launch.planner.reference import has_reference
 from launch.rules.topology import longest
@@ -245,6 +245,7 @@ def search(config: Config, overrides: list[str], host: Host) -> tuple[list[str],
             f"find={config.find.value} with effective_batch={config.effective_batch} and {ACCUMULATION}: the one follows from the "
             "other and the batch that is looked for. Use: one of them."
         )
+    config = balance.settled(config)
     check_given(config)  # before its numbers are gone over
     check_adapter(config)  # whose layers are planned
     print(f"find={config.find.value}: planning one after the other", file=sys.stderr)  # seconds

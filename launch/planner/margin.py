@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
+from launch import topology
 from launch.batch import batch
-from launch.planner.memory import Memory, generates_with_vllm
+from launch.machine.detect import Host
+from launch.planner.memory import Memory, generates_with_vllm, measured, memory
 from launch.schema import Config
 from launch.schema.enums import Vendor
 from launch.trainer_args import argument
@@ -27,6 +30,12 @@ def fills(entry: Memory) -> bool:
 def close(entry: Memory) -> bool:
     """It fits, by less than the planner may err, or than torch's allocator may hold besides."""
     return entry.fits and not fills(entry) and bool(_doubts(entry))
+
+
+def has_room(config: Config, host: Host) -> bool:
+    """Return whether every process fits, with the planner's own error left free."""
+    processes = topology.processes(config, host, Path(config.run_root))
+    return all(entry.fits and not close(entry) for entry in memory(config, processes, measured(config, processes, host)))
 
 
 def why(entry: Memory) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from launch import topology
+from launch import engine_args, topology
 from launch.batch import Batch, batch, evaluation_batch, generation_batch
 from launch.environment import ALLOCATOR, CPU_CACHE_GIB, is_expandable
 from launch.machine.detect import Host, is_smaller
@@ -85,7 +85,7 @@ def memory(config: Config, processes: list[topology.Process], smaller: Mapping[i
 def _server_parts(config: Config, capacity: float) -> dict[str, float]:
     """vLLM fills its share of the GPU: what the weights leave is the cache of keys and values. It does not start where that has no room
     for one sequence as long as it is to serve (vllm.v1.core.kv_cache_utils). Its graphs and what a batch takes count as context."""
-    weights = _width(config) * config.model.num_parameters / config.topology.server_tensor_parallel / 1e9
+    weights = engine_args.weights_gb(config, _width(config)) / config.topology.server_tensor_parallel
     on_cpu = config.hardware.vendor == Vendor.none  # its cache has a size of its own
     left = config.topology.server_memory_share * capacity - OVERHEAD_GB - weights
     room = CPU_CACHE_GIB * GIB if on_cpu else max(left, longest_served_gb(config))
@@ -96,7 +96,7 @@ def longest_served_gb(config: Config) -> float:
     """Keys and values, on each GPU of a server, of one sequence as long as it is to serve. vLLM does not start with less."""
     longest = config.topology.server_max_length or config.model.max_positions
     heads = max(1.0, config.model.num_kv_heads / config.topology.server_tensor_parallel)  # fewer heads than GPUs: each has one
-    return heads * longest * shapes.head_bytes(config.model, _width(config)) / 1e9
+    return heads * longest * shapes.head_bytes(config.model, engine_args.cache_width(config, _width(config))) / 1e9
 
 
 def _rank_parts(config: Config, capacity: float) -> tuple[str, dict[str, float]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from launch import engine_args
 from launch.batch import batch
 from launch.planner.activations import Numerics
-from launch.planner.speed import DECODE_BANDWIDTH, DECODE_S, KERNEL_S, SERVER_SEQUENCES, TRAFFIC, Speed
+from launch.planner.speed import DECODE_BANDWIDTH, DECODE_S, KERNEL_S, TRAFFIC, Speed, at_once_of
 from launch.schema import Config
 from launch.topology import num_gpus
 from launch.trainer_args import argument, value
@@ -17,10 +18,10 @@ def speed(config: Config) -> Speed:
     model, size, vllm = config.model, batch(config), argument(config, "engine") == "vllm"
     rows = size.per_device * int(value(config, "samples_per_prompt"))
     width = 4.0 if config.precision.compute == "fp32" else 2.0
-    read_s = width * model.num_parameters / 1e9 / (DECODE_BANDWIDTH * config.hardware.bandwidth_gb_s)
+    read_s = engine_args.weights_gb(config, width) / (DECODE_BANDWIDTH * config.hardware.bandwidth_gb_s)
     # As of a generation while training (launch/planner/speed.py): transformers starts every kernel of a forward for every token.
     start_s = DECODE_S if vllm else model.num_layers * TRAFFIC[Numerics.cast, False].kernels / 3 * KERNEL_S
-    waves = max(1.0, rows / SERVER_SEQUENCES) if vllm else 1.0
+    waves = max(1.0, rows / at_once_of(config)) if vllm else 1.0
     step_s = max(read_s, start_s) * int(value(config, "max_new_tokens")) * waves
     tokens = size.ranks * rows * int(value(config, "max_new_tokens"))
     prompts = min((int(n) for n in (argument(config, "num_prompts"), config.data.limit, config.data.num_train) if n), default=None)

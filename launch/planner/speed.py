@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from launch import topology
+from launch import engine_args, topology
 from launch.batch import Batch, batch, generation_batch
 from launch.planner import adapted, shapes
 from launch.planner.activations import Head, MicroStep, Numerics
@@ -36,7 +36,7 @@ ZERO2_LAYER_S = 1.35e-3  # on top of the GPU's time: gradients are copied into b
 # vLLM 0.26, for a token of all sequences, and for a sequence more: the host's work (scheduling, sampling, text), so not the GPU's.
 DECODE_S, DECODE_SEQUENCE_S = 1.05e-3, 0.085e-3
 DECODE_BANDWIDTH = 0.6  # share at which decoding reads weights, where that takes longer
-SERVER_SEQUENCES = 256  # completions that one server decodes at once (vLLM's max_num_seqs)
+SERVER_SEQUENCES = 256  # completions that one server decodes at once, unless topology.server_args.max_num_seqs says how many
 SYNC_S, SYNC_GB_S = 0.14, 134.0  # of sending weights to a server
 GLOO_GB_S = 0.6  # through host memory: 0.4 s for 76 million parameters, three such runs on one H200 at once
 # Bytes of a weight that autocast copies to 16 bits and whose gradient comes back, with checkpointing and without. Counted as TRAFFIC is.
@@ -113,6 +113,8 @@ class Speed:
     basis: str
     run_hours: float | None = None  # of training, without start and evaluation; None where the data decides and is not read
     cost: float | None = None  # of the run's GPUs, in the currency of price_per_gpu_hour
+    generation_s: float | None = None  # of a step that generates: both halves, one after the other or, with overlap, at once
+    training_s: float | None = None
 
 
 def speed(config: Config) -> Speed:
@@ -140,7 +142,8 @@ def speed(config: Config) -> Speed:
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
     said = f"{basis}: {', '.join(f'{name} {part / step_s:.0%}' for name, part in largest)}"
     hours = steps * step_s / 3600 if (steps := num_steps(config, size)) else None
-    return Speed(size.tokens * pairs / step_s, step_s, said, hours, _cost(config, hours))
+    halves = (generate_s, train_s) if size.completion else (None, None)
+    return Speed(size.tokens * pairs / step_s, step_s, said, hours, _cost(config, hours), *halves)
 
 
 def num_steps(config: Config, size: Batch) -> int | None:
@@ -304,17 +307,22 @@ def _communication(config: Config, size: Batch, micro_s: float) -> float:
     return size.accumulation * gathers * gathered + reduced
 
 
+def at_once_of(config: Config) -> int:
+    """Return how many completions an engine of vLLM decodes at once."""
+    return int(config.topology.server_args.get("max_num_seqs") or SERVER_SEQUENCES)
+
+
 def _generation_s(config: Config, size: Batch) -> float:
     """Seconds to decode the completions of one step, and to send the weights to a server before it."""
     if not size.completion:
         return 0.0
     model = config.model
-    weights_gb = 2.0 * model.num_parameters / 1e9
-    read_s = weights_gb / config.topology.server_tensor_parallel / (DECODE_BANDWIDTH * config.hardware.bandwidth_gb_s)
+    weights_gb, read_gb = 2.0 * model.num_parameters / 1e9, engine_args.weights_gb(config, 2.0)
+    read_s = read_gb / config.topology.server_tensor_parallel / (DECODE_BANDWIDTH * config.hardware.bandwidth_gb_s)
     engines = config.topology.servers or size.ranks
     completions = generation_batch(config)
-    at_once = min(completions / engines, SERVER_SEQUENCES)
-    waves = max(1.0, completions / engines / SERVER_SEQUENCES)
+    most = at_once_of(config)
+    at_once, waves = min(completions / engines, most), max(1.0, completions / engines / most)
     if generates_with_vllm(config):
         start_s = DECODE_S + DECODE_SEQUENCE_S * at_once
     else:  # transformers starts every kernel of a forward for every token: a third of those of forward and backward

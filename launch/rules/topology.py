@@ -33,8 +33,9 @@ def _server_keys(config: Config) -> list[str]:
     args = config.method.args
     parts = [args, *(args.get(part) for part in ("sample", "evaluate"))]  # method=raft's, for these phases
     vllm = any(isinstance(part, dict) and part.get("engine") == "vllm" for part in parts)
-    keys = ("overlap", "server_max_length", *(() if vllm else ("server_cache_gb", "server_memory_share")))
-    return [key for key in keys if getattr(config.topology, key) != getattr(Topology, key)]
+    unread = ["overlap", "server_max_length", *([] if vllm else ["server_cache_gb", "server_memory_share"])]
+    unread += [] if vllm or config.topology.name == "colocate" else ["server_args"]
+    return [key for key in unread if getattr(config.topology, key) != getattr(Topology(), key)]
 
 
 def _is_read(config: Config, key: str) -> bool:

@@ -202,13 +202,15 @@ class Topology:
     name: str = MISSING
     num_gpus: Optional[int] = None
     strategy: str = MISSING  # of the trainers: none, ddp, fsdp, zero2, zero3
-    servers: int = 0  # split: replicas of the model that generate, behind one address
+    servers: Any = 0  # split: replicas of the model that generate, behind one address; auto: as many as are predicted to be fastest
     server_tensor_parallel: int = 1  # split: GPUs of one replica
     server_memory_share: float = 0.9  # split, and engine=vllm: of a GPU's memory, that vLLM may take
     server_cache_gb: Optional[float] = (
         None  # as the share: of keys and values, unmeasured, so that several vLLM may start on one GPU at once
     )
     server_max_length: Optional[int] = None  # split: tokens of prompt and completion; empty: all positions of the model
+    # split, colocate and engine=vllm: further arguments of vLLM's engine, as {max_num_seqs: 512}; null leaves one out
+    server_args: dict[str, Any] = field(default_factory=dict)
     overlap: bool = False  # split: generate the next batch while this one trains, one step off policy
     numa_binding: Optional[NumaBinding] = None
     tensor_parallel: int = 1  # of training: refused unless 1

@@ -15,9 +15,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch.utils.hooks import RemovableHandle
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
@@ -173,8 +174,9 @@ class VllmGenerator(Generator):
                 max_model_len=positions,
                 gpu_memory_utilization=config.topology.server_memory_share,
                 kv_cache_memory_bytes=int(cache_gb * 1e9) if cache_gb else None,
-                enforce_eager=on_cpu,  # a CPU has no graphs to capture, and compiling for it takes minutes
                 generation_config="vllm",  # as above
+                # A CPU has no graphs to capture, and compiling for it takes minutes.
+                **{"enforce_eager": on_cpu, **engine_args(config)},
             )
 
     def generate(self, prompts: list[list[int]], limits: list[int], seed: int) -> list[Sample]:
@@ -195,6 +197,12 @@ class VllmGenerator(Generator):
         ]
         done = self.llm.generate([TokensPrompt(prompt_token_ids=ids) for ids in prompts], how, use_tqdm=False)
         return [self.sample(list(one.outputs[0].token_ids)) for one in done]
+
+
+def engine_args(config: DictConfig) -> dict[str, Any]:
+    """Return further arguments of vLLM's engine: topology.server_args, which the launcher has checked. null leaves one out."""
+    given = OmegaConf.to_container(config.topology.server_args)
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def build_generator(config: DictConfig, sampling: Sampling) -> Generator:

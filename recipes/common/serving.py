@@ -21,6 +21,7 @@ from trl.import_utils import is_vllm_available
 
 from recipes.common.adapters import merged_params
 from recipes.common.errors import UserError
+from recipes.common.generation import engine_args
 from recipes.common.program import give_up, say
 
 PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
@@ -41,6 +42,7 @@ def give_up_where_refused(config: DictConfig) -> None:
     refuses, that thread has an error which nobody reads: the sending waits for a receiver until the watchdog ends it."""
     from trl.generation.vllm_client import VLLMClient
 
+    pass_engine_args(config)
     post = VLLMClient._post
 
     def ask(self: VLLMClient, url: str, **kwargs: Any) -> dict:
@@ -53,6 +55,16 @@ def give_up_where_refused(config: DictConfig) -> None:
             raise
 
     VLLMClient._post = ask
+
+
+def pass_engine_args(config: DictConfig) -> None:
+    """Before a trainer is made: under topology=colocate have TRL make its engine with topology.server_args too, of which it takes none."""
+    from trl.generation import vllm_generation
+
+    given = engine_args(config)
+    if config.topology.name == "colocate" and given:
+        engine = vllm_generation.LLM
+        vllm_generation.LLM = lambda **own: engine(**{**own, **given})
 
 
 def check_vllm() -> None:

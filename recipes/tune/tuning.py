@@ -135,6 +135,11 @@ def other_steps(config: DictConfig, setting: Setting) -> list[str]:
     return [] if before == after else [f"{after} sequences a step, before {before}, at the same learning rate; {keeps}"]
 
 
+def start_of(path: Path) -> list[str]:
+    """Return the command that starts an experiment file of a run directory."""
+    return ["python", "launch/run.py", f"hydra.searchpath=[{word(f'file://{path.parents[1]}')}]", f"experiment={path.stem}"]
+
+
 def write_experiment(config: DictConfig, table: Table, setting: Setting, before: Row, after: Row) -> tuple[Path, str]:
     """The experiment file, in a folder that Hydra can search, and the command that starts it."""
     base: dict[str, Any] = OmegaConf.to_container(config.tuned.experiment)  # type: ignore[assignment]
@@ -145,7 +150,7 @@ def write_experiment(config: DictConfig, table: Table, setting: Setting, before:
         values["method"] = {**values.get("method", {}), "args": {**values.get("method", {}).get("args", {}), **setting.args}}
     if setting.env:
         values["user_env"] = {**values.get("user_env", {}), **setting.env}
-    command = shlex.join(["python", "launch/run.py", f"hydra.searchpath=[{word(f'file://{path.parents[1]}')}]", f"experiment={name}"])
+    command = shlex.join(start_of(path))
     smoke = ["# From a smoke run: its figures say nothing about this GPU."] if config.smoke else []
     header = [
         "# @package _global_",

@@ -49,6 +49,9 @@ def test_tuning_ends_with_before_after_and_an_experiment(tmp_path, tuning, overr
     assert planned.returncode == 0, planned.stderr
     plan = json.loads(planned.stdout)
     assert (plan["hardware"], plan["topology"] in ("single", "ddp")) == ("mi350x", True)
+    if tuning == "vllm":
+        generates = command(*shlex.split(result["engine_command"])[2:], "mode=plan", cwd=tmp_path)
+        assert generates.returncode == 0, generates.stderr
     for override in result["overrides"]:
         key, _, value = override.partition("=")
         if key == "method.args.per_device_train_batch_size":

@@ -126,6 +126,9 @@ def test_a_share_of_memory_reaches_the_phases_that_hold_vllm():
     found = plans(*REAL, "method.args.sample.engine=vllm", "topology.server_cache_gb=8", "method.args.cycles=1")
     caches = {name: plan.config.topology.server_cache_gb for name, plan in found.items()}
     assert caches == {"cycle0_evaluate": None, "cycle1_sample": 8, "cycle1_train": None, "cycle1_evaluate": None}
+    found = plans(*REAL, "method.args.sample.engine=vllm", "topology.server_args.max_num_seqs=8", "method.args.cycles=1")
+    args = {name: plan.config.topology.server_args for name, plan in found.items()}
+    assert args == {"cycle0_evaluate": {}, "cycle1_sample": {"max_num_seqs": 8}, "cycle1_train": {}, "cycle1_evaluate": {}}
     evaluated = composed(*REAL[:2], "method=evaluate", "method.args.engine=vllm", "topology.server_memory_share=0.4")
     assert refusals(evaluated) == []
     for kept in ([*REAL], [*REAL[:2], "method=evaluate"]):  # transformers

@@ -27,6 +27,17 @@ def test_the_lock_is_up_to_date(fresh):
     assert json.loads(LOCK.read_text()) == fresh, "run `make lock`"
 
 
+def test_the_engines_arguments_are_of_the_vllm_that_is_pinned():
+    """Where vLLM is not installed the list is not made anew, so nothing else would say that it is of another version."""
+    assert f"\nvllm-cpu=={lock()['vllm']} ;" in (ROOT / "containers/cpu/vllm.lock").read_text(), "run `make vllm`, then `make lock`"
+    engine = lock()["engine"]
+    assert engine["max_num_seqs"] == {"types": ["int", "null"]}
+    assert {"fp8", "auto"} <= set(engine["kv_cache_dtype"]["names"])
+    assert "ROCM_AITER_FA" in engine["attention_backend"]["names"]
+    assert engine["compilation_config"]["types"] == ["dict"]
+    assert "names" not in engine["quantization"]  # any plugin's
+
+
 @pytest.mark.parametrize("name", ["SFTConfig", "DPOConfig", "GRPOConfig"])
 def test_arguments_are_the_trainers_own_fields(name):
     cls = getattr(importlib.import_module("trl"), name)

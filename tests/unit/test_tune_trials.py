@@ -13,6 +13,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from launch.compose import compose
+from launch.plan import prepare
 from recipes.bench.series import Column, Table
 from recipes.common import program
 from recipes.common.errors import UserError
@@ -20,6 +21,7 @@ from recipes.common.program import Failed, Interrupted
 from recipes.tune import batch, inductor, miopen, rows, trial, tunableop
 from recipes.tune.trial import Setting
 from recipes.tune.tuning import TrainingTuneConfig, finish, trial_data, write_experiment
+from recipes.tune.vllm import write_engine
 from tests.conftest import ROOT
 
 
@@ -195,6 +197,25 @@ def test_an_experiment_of_a_smoke_run_says_so(tmp_path):
     path, command = write_experiment(config, TABLE, Setting(), row(1, 1.0), row(1, 1.0))
     assert "From a smoke run" in path.read_text()
     assert command in path.read_text()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["method=grpo", "topology=split"],
+        ["method=sample", "method.args.engine=vllm"],
+        ["method=evaluate", "method.args.engine=vllm", "topology=single"],
+        ["method=raft", "method.args.sample.engine=vllm"],
+    ],
+)
+def test_what_tune_vllm_finds_is_taken_where_models_generate(tmp_path, overrides):
+    found = {"max_num_seqs": 512, "kv_cache_dtype": "fp8", "gpu_memory_utilization": 0.8, "block_size": None, "VLLM_ROCM_USE_AITER": 1}
+    path, command = write_engine(tuned_config(tmp_path), {**found, "max_model_len": 64, "instances": 2})
+    assert command in path.read_text()
+    given = [f"hydra.searchpath=[file://{tmp_path}/conf]", f"experiment={path.stem}", "hardware=mi350x", "model=qwen3_4b", *overrides]
+    config, _ = prepare(compose(given))
+    assert config.topology.server_args == {"max_num_seqs": 512, "kv_cache_dtype": "fp8"}
+    assert (config.topology.server_memory_share, config.user_env) == (0.8, {"VLLM_ROCM_USE_AITER": "1"})
 
 
 @pytest.mark.parametrize("folder", ["it's", "a,b", "a=b", "a[1]", 'q"q', "%41?#x", "s p$HOME"])
