@@ -149,8 +149,12 @@ class MicroStep:
 
     def scattered(self) -> float:
         """The most that torch's allocator was seen to hold in free pieces. Checkpointing keeps a hidden state of each layer, and each may
-        stand in a block that a larger tensor had, whose rest serves nothing as large again. tests/unit/test_allocator.py replays it."""
-        return self.recomputing * self.hidden + self.scores() if self.recomputing else 0.0
+        stand in a block that a larger tensor had, as is the tile of SFT's own head, whose rest serves nothing as large again.
+        tests/unit/test_allocator.py replays it."""
+        if not self.recomputing:
+            return 0.0
+        tile = min(self.tokens, TILE[0]) * self.model.vocab_size * self.numerics.product_bytes if self.head is Head.summed else 0.0
+        return self.recomputing * self.hidden + self.scores() + tile
 
     def backward_of_layer(self) -> float:
         """What a layer's backward adds to what it saved: gradients of its hidden state and of what the MLP multiplies."""

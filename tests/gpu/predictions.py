@@ -11,6 +11,7 @@ Formulas may rest on them afterwards, and new configurations take their place he
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import statistics
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -27,6 +29,7 @@ from launch.compose import compose
 from launch.machine import detect
 from launch.plan import prepare
 from launch.planner import memory
+from launch.planner.activations import Head
 from launch.planner.choose import choose
 from launch.planner.speed import Speed, speed
 from launch.schema import Config
@@ -100,7 +103,7 @@ def measure(hardware: str, gpus: int, only: list[str] | None, folder: Path, seco
             row: dict[str, Any] = {"name": found.name, "held_out": True, "peak_gb": round(max(r["memory_peak_gb"] for r in rows), 3)}
             if "offload" not in found.name:  # how long the host's optimizer and PCIe take is not predicted
                 row["step_s"] = round(step_s(rows), 4)
-            row["overrides"] = [hardware, "model.init=random", *found.overrides]
+            row |= {"head": "own", "overrides": [hardware, "model.init=random", *found.overrides]}
             took, lasts = planned(row["overrides"])
             row["predicted"] = {"peak_gb": round(took.allocated_gb, 3), "step_s": lasts.step_s and round(lasts.step_s, 4)}
             lines.append(json.dumps(row))
@@ -108,9 +111,18 @@ def measure(hardware: str, gpus: int, only: list[str] | None, folder: Path, seco
     print("\n".join(lines))
 
 
-def planned(overrides: list[str]) -> tuple[memory.Memory, Speed]:
-    """The memory of a rank, and the speed of the run; as composed where nothing is said of speed=."""
-    return _planned(tuple(overrides))
+def planned(overrides: list[str], trls_head: bool = False) -> tuple[memory.Memory, Speed]:
+    """The memory of a rank, and the speed of the run; as composed where nothing is said of speed=.
+
+    `trls_head`: as SFT and DPO computed losses before recipes/common/head.py, and as others do.
+    """
+    with mock.patch.object(memory, "_head", lambda config: Head.tiled) if trls_head else contextlib.nullcontext():
+        return _planned(tuple(overrides), trls_head)
+
+
+def planned_row(row: dict[str, Any]) -> tuple[memory.Memory, Speed]:
+    """Of a line of predictions.jsonl."""
+    return planned(row["overrides"], trls_head="head" not in row)
 
 
 def composition(overrides: list[str]) -> Config:
@@ -134,19 +146,19 @@ def predict(hardware: str) -> str:
 
 
 @functools.cache
-def _planned(overrides: tuple[str, ...]) -> tuple[memory.Memory, Speed]:
+def _planned(overrides: tuple[str, ...], trls_head: bool) -> tuple[memory.Memory, Speed]:
     config = composition([*overrides])
     host = detect.Host(python="python", num_cores=64)
     return memory.memory(config, topology.processes(config, host, Path("/runs/x/1")))[-1], speed(config)
 
 
-def tables(unit: str, reason: str, measured: str, predict: Callable[[list[str]], tuple[float | None, str]]) -> str:
+def tables(unit: str, reason: str, measured: str, predict: Callable[[dict[str, Any]], tuple[float | None, str]]) -> str:
     """Every row that has `measured`: those of held-out runs beside what was predicted before they were measured, and all beside what is
     predicted now; worst and mean error."""
     rows = [_named(row) for line in MEASURED.read_text().splitlines() if measured in (row := json.loads(line))]
     columns = ["run", f"{unit} measured", "predicted", "error"]
     then = [(row["name"], row[measured], row["predicted"][measured]) for row in rows if row["held_out"]]
-    now = [(row["name"], row[measured], *predict(row["overrides"])) for row in rows]
+    now = [(row["name"], row[measured], *predict(row)) for row in rows]
     return "\n".join(
         [
             *_table("Predicted before it was measured", columns, then),
@@ -173,16 +185,16 @@ def _table(title: str, columns: list[str], rows: list[tuple[Any, ...]]) -> list[
 
 
 def memory_report() -> str:
-    def predict(overrides: list[str]) -> tuple[float | None, str]:
-        found = planned(overrides)[0]
+    def predict(row: dict[str, Any]) -> tuple[float | None, str]:
+        found = planned_row(row)[0]
         return found.allocated_gb, found.moment
 
     return tables("GB", "most at", "peak_gb", predict)
 
 
 def speed_report() -> str:
-    def predict(overrides: list[str]) -> tuple[float | None, str]:
-        found = planned(overrides)[1]
+    def predict(row: dict[str, Any]) -> tuple[float | None, str]:
+        found = planned_row(row)[1]
         return found.step_s, found.basis.partition(": ")[2]
 
     return tables("s a step", "what takes the time", "step_s", predict)

@@ -226,7 +226,7 @@ def test_checkpointing_follows_from_the_memory_there_is():
     """All of it, some layers, none."""
     none = choices(*H100, "hardware.memory_gb=141")
     some = choices(*H100)
-    every = choices(*H100, "hardware.memory_gb=71")
+    every = choices(*H100, "hardware.memory_gb=70")
     assert none[CHECKPOINTING] is False
     assert choose.LAYERS not in none
     assert CHECKPOINTING not in some

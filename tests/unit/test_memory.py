@@ -145,7 +145,7 @@ def test_what_a_compiled_layer_keeps_is_what_torchs_partitioner_keeps(model, num
 @pytest.mark.parametrize("row", MEASURED, ids=lambda row: row["name"])
 def test_measured_peaks_are_predicted(row):
     """5%; 10% for splits and offload, as issue and docs/results/memory.md promise."""
-    found = predictions.planned(row["overrides"])[0]
+    found = predictions.planned_row(row)[0]
     allowed = 0.10 if any(word in " ".join(row["overrides"]) for word in ("split", "colocate", "offload")) else 0.05
     assert found.allocated_gb == pytest.approx(row["peak_gb"], rel=allowed)
 
@@ -449,7 +449,7 @@ def test_the_documents_have_what_others_published(name):
 def test_measured_steps_are_predicted(row):
     """10% of those that the shares were read off, 20% of what docs/results/speed.md says is not understood."""
     allowed = 0.20 if "grpo" in row["name"] or row["name"] in ("qwen3_0_6b-sft-bf16-ddp-4", "dpo-1.7b-fsdp-2") else 0.10
-    assert predictions.planned(row["overrides"])[1].step_s == pytest.approx(row["step_s"], rel=allowed)
+    assert predictions.planned_row(row)[1].step_s == pytest.approx(row["step_s"], rel=allowed)
 
 
 SMALL = ("hardware=h200", "model=qwen3_0_6b", "method=sft", "topology=single", "precision=bf16")
