@@ -34,7 +34,15 @@ from recipes.common.model import adapter_config, build_model, build_tokenizer
 from recipes.common.overlap import OverlappedGeneration
 from recipes.common.program import main
 from recipes.common.selection import heldout
-from recipes.common.serving import CheckWeightsArrive, check_vllm, give_up_where_refused, reach_directly, send_merged, time_generation
+from recipes.common.serving import (
+    CheckWeightsArrive,
+    check_vllm,
+    give_up_where_refused,
+    pass_engine_args,
+    reach_directly,
+    send_merged,
+    time_generation,
+)
 from recipes.common.training import build_arguments, train
 from recipes.common.verify import build_verifier, check_columns
 
@@ -68,6 +76,7 @@ def grpo(config: DictConfig) -> dict[str, Any]:
         check_vllm()
         reach_directly()
         give_up_where_refused(config)
+        pass_engine_args(config)
     tokenizer = build_tokenizer(config, texts(loaded.rows))
     trainer = (OverlappedTrainer if config.topology.overlap else Trainer)(
         model=build_model(config),

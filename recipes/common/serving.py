@@ -42,7 +42,6 @@ def give_up_where_refused(config: DictConfig) -> None:
     refuses, that thread has an error which nobody reads: the sending waits for a receiver until the watchdog ends it."""
     from trl.generation.vllm_client import VLLMClient
 
-    pass_engine_args(config)
     post = VLLMClient._post
 
     def ask(self: VLLMClient, url: str, **kwargs: Any) -> dict:

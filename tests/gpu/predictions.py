@@ -116,7 +116,7 @@ def planned(overrides: list[str], trls_head: bool = False) -> tuple[memory.Memor
 
     `trls_head`: as SFT and DPO computed losses before recipes/common/head.py, and as others do.
     """
-    with mock.patch.object(memory, "_head", lambda config: Head.tiled) if trls_head else contextlib.nullcontext():
+    with mock.patch.object(memory, "_head", return_value=Head.tiled) if trls_head else contextlib.nullcontext():
         return _planned(tuple(overrides), trls_head)
 
 
