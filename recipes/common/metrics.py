@@ -81,7 +81,7 @@ class Metrics(TrainerCallback):
             "num_steps": state.max_steps,
             "time_s": self.first_time_s + now - self.began,
             **{RENAMED.get(k, k): v for k, v in logs.items() if k not in COUNTED_HERE},
-            **self._speed(args, state, logs.get("num_tokens", 0), model, now),
+            **self._speed(args, state, logs.get("num_tokens", self.previous_tokens), model, now),  # GRPO counts where it generates
             "memory_peak_gb": max(self.loading_gb, memory_peak_gb()),
             **self.telemetry.take(),
         }

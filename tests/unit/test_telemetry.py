@@ -180,15 +180,20 @@ def test_energy_of_several_ranks(tmp_path):
     assert [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)] == [expected, expected]
 
 
-def a_line(metrics: Metrics, run_dir: Path) -> dict:
+def lines(metrics: Metrics, run_dir: Path, *steps: dict) -> list[dict]:
     parameter = torch.nn.Parameter(torch.ones(4))
     shape = SimpleNamespace(tie_word_embeddings=True, hidden_size=4, num_attention_heads=1, num_hidden_layers=1)
     model = SimpleNamespace(config=shape, parameters=lambda: [parameter])
     args, state = TrainingArguments(output_dir=str(run_dir), use_cpu=True, report_to="none"), TrainerState(max_steps=2)
     metrics.on_train_begin(args, state, TrainerControl())
-    state.global_step = 1
-    metrics.on_log(args, state, TrainerControl(), {"loss": 1.0, "num_tokens": 10.0}, model=model)
-    return json.loads((run_dir / "metrics.jsonl").read_text())
+    for step in steps:
+        state.global_step += 1
+        metrics.on_log(args, state, TrainerControl(), {"loss": 1.0, **step}, model=model)
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def a_line(metrics: Metrics, run_dir: Path) -> dict:
+    return lines(metrics, run_dir, {"num_tokens": 10.0})[0]
 
 
 def settings(run_dir: Path) -> DictConfig:
@@ -203,6 +208,14 @@ def test_a_line_of_metrics(gpu, tmp_path):
     assert {key: row[key] for key in EXPECTED} == pytest.approx(EXPECTED)
     assert found.num_tokens() == 10
     assert found.telemetry.energy_j < 7000
+
+
+def test_a_step_that_counts_no_tokens_takes_none_away(tmp_path):
+    """GRPO counts where it generates; with num_iterations=2 every other step does not."""
+    rows = lines(Metrics(settings(tmp_path)), tmp_path, {"num_tokens": 10.0}, {}, {"num_tokens": 30.0})
+    assert [row["num_tokens"] for row in rows] == [10, 10, 30]
+    assert [row["tokens_per_second"] > 0 for row in rows] == [True, False, True]
+    assert rows[1]["tokens_per_second"] == 0
 
 
 def test_the_memory_of_loading_counts_although_a_counter_begins_anew(tmp_path, monkeypatch):
