@@ -16,19 +16,7 @@ from launch.plan import as_json, make_plan
 from tests.conftest import composed, host_with
 
 METHODS = ["sft", "dpo", "grpo", "evaluate"]
-MODELS = [
-    "tiny",
-    "qwen3_0_6b",
-    "qwen3_1_7b",
-    "qwen3_4b",
-    "qwen3_8b",
-    "qwen3_14b",
-    "qwen3_32b",
-    "qwen2_5_1_5b",
-    "qwen2_5_7b",
-    "llama3_1_8b",
-    "llama3_1_70b",
-]
+MODELS = ["tiny", "qwen2_5_7b", "qwen3_4b", "llama3_1_70b"]  # made here, of three families, and larger than most GPUs
 PRECISIONS = ["fp32", "fp16", "bf16", "fp8", "nf4"]
 TOPOLOGIES = ["single", "ddp", "fsdp", "zero2", "zero3", "split", "colocate"]
 # Precisions that each GPU has; devices of a usual node; whether a released vLLM serves it.
@@ -52,7 +40,7 @@ HARDWARE = {
     "h200": ({"fp32", "fp16", "bf16", "fp8", "nf4"}, 8, True),
 }
 COMBINATIONS = list(itertools.product(HARDWARE, METHODS, MODELS, PRECISIONS, TOPOLOGIES))
-REFUSED, ALLOWED = 14_366, 11_814
+REFUSED, ALLOWED = 5_224, 4_296
 
 
 def expected(hardware: str, method: str, precision: str, topology: str) -> set[str]:
@@ -119,7 +107,7 @@ def _check_plan(plan, combination):
 
 
 def test_count():
-    assert len(COMBINATIONS) == 17 * 4 * 11 * 5 * 7 == 26_180
+    assert len(COMBINATIONS) == 17 * 4 * 4 * 5 * 7 == 9_520
 
 
 def test_refused_exactly_where_the_table_says(outcomes):
