@@ -25,7 +25,7 @@ from launch.plan import make_plan, prepare
 
 # Figures of time and memory: they vary from run to run and are not compared.
 VARIES = {"time_s", "step_s", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "memory_peak_gb"}
-VARIES |= {"generation_s", "verification_s", "eval_s"}
+VARIES |= {"generation_s", "wait_s", "sync_s", "reward_s", "train_s", "server_s", "verification_s", "eval_s"}
 COMPARED = ("code", "packages", "locks", "image", "model", "data", "host")
 
 

@@ -41,15 +41,15 @@ from recipes.common.serving import (
     pass_engine_args,
     reach_directly,
     send_merged,
-    time_generation,
 )
+from recipes.common.step_shares import TimedStep
 from recipes.common.training import build_arguments, train
 from recipes.common.verify import build_verifier, check_columns
 
 
-class Trainer(CompiledLayers, PackedCompletions, Curriculum, AtomicCheckpoints, GRPOTrainer):
-    """TRL's trainer, saving atomically, with completions packed, prompts drawn by a curriculum where one is asked for, and no hang while
-    it generates."""
+class Trainer(TimedStep, CompiledLayers, PackedCompletions, Curriculum, AtomicCheckpoints, GRPOTrainer):
+    """TRL's trainer, saving atomically, with completions packed, prompts drawn by a curriculum where one is asked for, the
+    seconds of a step by kind, and no hang while it generates."""
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         with beat_by_token(self.model, Path(self.args.output_dir).with_name(HEARTBEAT)):
@@ -92,9 +92,8 @@ def grpo(config: DictConfig) -> dict[str, Any]:
     if args.use_vllm:
         send_merged(trainer)
     if config.topology.servers:
-        time_generation(trainer)
         trainer.add_callback(CheckWeightsArrive(trainer, config.topology.server_max_length, config.topology.servers))
-    result = train(config, trainer, Metrics(config, reference=args.beta != 0.0), cycle)
+    result = train(config, trainer, Metrics(config, reference=args.beta != 0.0, stopwatch=trainer.stopwatch), cycle)
     errors = sum(gather_object([verifier.errors]))
     return {**result, "verifier_errors": errors, **loaded.sha256()}
 

@@ -29,7 +29,7 @@ MAIN = {
 HELD_OUT = "eval_"  # before a key: the same figure of held-out rows, drawn beside that of training
 LEVEL_SHARE = "level_share/"  # of a curriculum, one key a level
 SAMPLED = re.compile(r"\d+_(?:(.+)_)?cycle(\d+)_sample")  # as launch/pipelines/cycles.py names the phases of RAFT that sample
-PARTS = {"step_s": "whole step", "generation_s": "generation", "wait_s": "trainers wait", "sync_s": "weight sync"}
+PARTS = {"step_s": "whole step", **tables.STEP, "server_s": "the server's generation"}
 TELEMETRY = {
     "gpu_utilization": ("GPU utilization", "%"),
     "gpu_memory_used_gb": ("GPU memory in use", "GB"),
@@ -88,7 +88,7 @@ def others(run: Run) -> tuple[list[Chart], dict[str, float]]:
     """(charts of every other key, those that never change with their value)."""
     if tables.rows_of(run):
         return [], {}
-    known = {*MAIN, *TELEMETRY, *NOT_DRAWN, *(PARTS if "generation_s" in run.metrics.numeric_keys else ())}
+    known = {*MAIN, *TELEMETRY, *NOT_DRAWN, *(PARTS if "train_s" in run.metrics.numeric_keys else ())}
     known |= {key for key in run.metrics.numeric_keys if key.startswith(LEVEL_SHARE) or _is_beside(run, key)}
     charts, constant = [], {}
     for key in run.metrics.numeric_keys:

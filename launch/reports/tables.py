@@ -21,6 +21,8 @@ SHARES = {
     "other": "other kernels",
     "idle": "idle",
 }
+# Keys of metrics.jsonl that sum to step_s, with what a page calls them.
+STEP = {"train_s": "training", "generation_s": "generation", "sync_s": "weight sync", "reward_s": "rewards", "wait_s": "waiting"}
 # Keys that every row of a benchmark may have, with what they are called where result.json names no column for them.
 SAID_OF_ROWS = {"published": "published", "ratio": "ratio", "error": "error"}
 
@@ -169,63 +171,31 @@ def speed(run: Run) -> list[Any]:
 
 
 def step_parts(run: Run) -> list[Any]:
-    """GRPO: training, waiting, transfer of weights, and what the server does meanwhile; seconds of one step."""
-    if run.get("method", "name") != "grpo" or not run.metrics.rows:
+    """Return where the seconds of GRPO's step go; with overlap also what the server does meanwhile."""
+    if run.get("method", "name") != "grpo" or not run.metrics.points("train_s")[1]:
         return []
-    steps, whole, inside = _steps(run), _mean_apart(run), _mean_step(run)
-    if not run.metrics.points("generation_s")[1] or whole is None or inside is None:
-        return [Note("Generation is not timed apart in this run: the trainer's own process generates, within its step.")]
-    generation, wait, sync = (_per_step(run, key, steps) for key in ("generation_s", "wait_s", "sync_s"))
-    trainers = [
-        Piece("training", max(0.0, inside - wait - sync)),
-        Piece("weight sync", sync),
-        Piece("optimizer, logging, saving", max(0.0, whole - inside)),
-        Piece("idle: waiting for generation", wait, idle=True),
-    ]
-    server = [Piece("generation", generation), Piece("weight sync", sync), Piece("idle", max(0.0, whole - generation - sync), idle=True)]
-    whole = max(whole, sum(p.value for p in trainers), sum(p.value for p in server))
-    hidden = f" {number(generation - wait)} s of generation pass while the trainers train." if generation - wait > 0.01 * whole else ""
-    note = f"Means of a step, measured on the first rank; a generation serves {number(steps)} step(s).{hidden}"
-    return [Bars([Bar("Trainers", trainers, whole, "s"), Bar("Generation server", server, whole, "s")], note)]
+    step = {key: _mean_of_steps(run, key) for key in ("step_s", *STEP, "server_s")}
+    trainers = [Piece(name, step[key], idle=key == "wait_s") for key, name in STEP.items()]
+    bars, note = [Bar("Trainers", trainers, step["step_s"], "s")], "Means of a step, measured on the first rank."
+    if step["server_s"]:
+        idle = max(0.0, step["step_s"] - step["server_s"] - step["sync_s"])
+        server = [Piece("generation", step["server_s"]), Piece("weight sync", step["sync_s"]), Piece("idle", idle, idle=True)]
+        bars.append(Bar("Generation server", server, max(step["step_s"], sum(piece.value for piece in server)), "s"))
+        note += f" {number(max(0.0, step['server_s'] - step['wait_s']))} s of generation pass while the trainers train."
+    return [Bars(bars, note)]
 
 
-def _steps(run: Run) -> float:
-    """Optimizer steps that one generation serves (recipes/grpo.py: cycle_steps)."""
-    args = run.plan.get("trainer_args") or {}
-    accumulated, iterations = args.get("gradient_accumulation_steps") or 1, args.get("num_iterations") or 1
-    micro = args.get("steps_per_generation") or accumulated
-    known = is_number(accumulated) and is_number(iterations) and is_number(micro)
-    return max(1.0, micro * iterations / accumulated) if known else 1.0
+def _mean_of_steps(run: Run, key: str) -> float:
+    """Return the mean over the steps after the warm-up: a line has the mean of those since the line before.
 
-
-def _per_step(run: Run, key: str, steps: float) -> float:
-    """A line holds the mean of the calls since the line before; some lines have none."""
-    lines = _lines(run)
-    calls = [max(1.0, covered / steps) * row[key] for row, covered in lines if is_number(row.get(key))]
-    total = sum(covered for _, covered in lines)
-    return sum(calls) / total if total else 0.0
-
-
-def _lines(run: Run) -> list[tuple[dict[str, Any], float]]:
-    """The lines after the warm-up, each with the steps since the line before."""
-    rows = run.metrics.rows[min(WARM_UP, len(run.metrics.rows) // 3) :]
-    before = [0, *(row["step"] for row in run.metrics.rows)][-len(rows) - 1 : -1]
-    return [(row, max(0.0, row["step"] - last)) for row, last in zip(rows, before, strict=True)]
-
-
-def _mean_step(run: Run) -> float | None:
-    """Seconds inside a step. Not the median: where a generation serves several steps, one of these is long and the others are short."""
-    timed = [(row["step_s"], covered) for row, covered in _lines(run) if is_number(row.get("step_s"))]
-    total = sum(covered for _, covered in timed)
-    return sum(seconds * covered for seconds, covered in timed) / total if total else None
-
-
-def _mean_apart(run: Run) -> float | None:
-    """Seconds from one step to the next, as step_s has them, over the lines of `_mean_step`."""
-    rows = [row for row in run.metrics.rows if is_number(row.get("time_s"))]
-    rows = rows[max(0, len(rows) - len(_lines(run)) - 1) :]  # and the line before the first
-    steps = rows[-1]["step"] - rows[0]["step"] if rows else 0
-    return (rows[-1]["time_s"] - rows[0]["time_s"]) / steps if steps > 0 else None
+    Not the median: where a generation serves several steps, one of these is long and the others are short.
+    """
+    rows = run.metrics.rows
+    warm_up = min(WARM_UP, len(rows) // 3)
+    before = [0, *(row["step"] for row in rows)]
+    lines = [(row[key], row["step"] - last) for row, last in zip(rows, before, strict=False) if is_number(row.get(key))][warm_up:]
+    total = sum(steps for _, steps in lines)
+    return sum(value * steps for value, steps in lines) / total if total else 0.0
 
 
 def planned_memory(run: Run) -> dict[str, Any] | None:

@@ -15,11 +15,12 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from recipes.common.flops import flops_per_token
 from recipes.common.program import Failed, is_main_rank, say
+from recipes.common.step_shares import KINDS, Stopwatch
 from recipes.common.telemetry import Telemetry
 
 # TRL's names that say nothing of their unit, or that a resumed run would count from zero.
-RENAMED = {"step_time": "step_s", "eval_runtime": "eval_s"}
-COUNTED_HERE = ("num_tokens", "epoch")
+RENAMED = {"eval_runtime": "eval_s"}
+COUNTED_HERE = ("num_tokens", "epoch", "step_time")  # the last leaves out the optimizer's step
 HELD_OUT = "eval_"  # before the figures of held-out rows
 OF_NO_USE = ("eval_num_tokens", "eval_samples_per_second", "eval_steps_per_second")
 
@@ -28,14 +29,14 @@ class Metrics(TrainerCallback):
     """Appends a line to metrics.jsonl for each logged step and prints a short one.
 
     `peak_tflops` is that of one GPU for the precision of the run, None where it is unknown. `reference` says that every token also
-    goes through a frozen copy of the model.
+    goes through a frozen copy of the model. `stopwatch` has the seconds of a step by kind.
     """
 
-    def __init__(self, config: DictConfig, reference: bool = False) -> None:
+    def __init__(self, config: DictConfig, reference: bool = False, stopwatch: Stopwatch | None = None) -> None:
         self.telemetry = Telemetry(None)  # recipes/common/training.py puts the rank's own here
         self.path = Path(config.run_dir) / "metrics.jsonl"
         self.peak_tflops = config.hardware.peak_tflops.get(config.precision.compute)
-        self.reference = reference
+        self.reference, self.stopwatch = reference, stopwatch
         self.last: dict[str, Any] = {}
         self.first_tokens = 0
         self.waiting: dict[str, Any] = {}  # the line of a step whose held-out figures are still to come
@@ -54,6 +55,8 @@ class Metrics(TrainerCallback):
         self.evaluated_s = 0.0  # of the time since `began`
         self.first_tokens, self.first_time_s = self.last.get("num_tokens", 0), self.last.get("time_s", 0.0)
         self.telemetry.begin(self.began)
+        if self.stopwatch is not None:
+            self.stopwatch.take()  # what has passed before is no step's
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], model: Any = None, **kwargs: Any
@@ -118,6 +121,7 @@ class Metrics(TrainerCallback):
 
     def _speed(self, args: TrainingArguments, state: TrainerState, tokens: int, model: Any, now: float) -> dict[str, Any]:
         done, steps = tokens - self.previous_tokens, state.global_step - self.previous_step
+        step_s = (now - self.previous_time) / steps
         per_second = done / (now - self.previous_time)
         rows = steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         # Rows packed from documents attend within each of these; how long they are is not known here, so attention is left out.
@@ -125,12 +129,22 @@ class Metrics(TrainerCallback):
         tflops = per_second / args.world_size * flops_per_token(model, reach, self.reference) / 1e12
         self.previous_tokens, self.previous_step, self.previous_time = tokens, state.global_step, now
         return {
+            "step_s": step_s,
+            **self._shares(step_s, steps),
             "num_tokens": self.last.get("num_tokens", self.first_tokens) + done,
             "tokens_per_second": per_second,
             "tokens_per_second_per_gpu": per_second / args.world_size,
             "tflops_per_gpu": tflops,
             "mfu": tflops / self.peak_tflops if self.peak_tflops else None,
         }
+
+    def _shares(self, step_s: float, steps: int) -> dict[str, float]:
+        """Return the seconds of a step by kind, means since the line before; those of KINDS and `train_s` sum to `step_s`."""
+        if self.stopwatch is None:
+            return {}
+        seconds = {kind: total / steps for kind, total in self.stopwatch.take().items()}
+        rest = step_s - sum(seconds[kind] for kind in KINDS)
+        return {**{f"{kind}_s": mean for kind, mean in seconds.items()}, "train_s": rest}
 
 
 def append(path: Path, row: dict[str, Any]) -> None:

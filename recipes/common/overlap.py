@@ -29,7 +29,7 @@ class UnderWay:
 
 
 class OverlappedGeneration:
-    """Mixed into GRPOTrainer, before it. Needs a generation server."""
+    """Mixed into GRPOTrainer with TimedStep, before both. Needs a generation server."""
 
     _source: Iterator | None = None
     _under_way: UnderWay | None = None
@@ -58,7 +58,7 @@ class OverlappedGeneration:
     ) -> tuple[list, list]:
         if not self.model.training:
             return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, **kwargs)
-        if self._under_way is None or self._under_way.prompts != gather_object(prompt_ids):
+        if self._under_way is None or self._under_way.prompts != self._of_all_ranks(prompt_ids):
             self._send_weights()  # the first batch, or the first of an epoch: there is nothing to overlap with
             self._under_way = self._send(prompt_ids, num_generations)
         completion_ids, logprobs = self._receive(self._under_way, len(prompt_ids))
@@ -79,8 +79,12 @@ class OverlappedGeneration:
             self.vllm_generation.sync_weights()
             self._last_loaded_step = self.state.global_step
 
+    def _of_all_ranks(self, prompt_ids: list) -> list:
+        with self.timed("wait"):
+            return gather_object(prompt_ids)
+
     def _send(self, prompt_ids: list, num_generations: int) -> UnderWay:
-        prompts = gather_object(prompt_ids)
+        prompts = self._of_all_ranks(prompt_ids)
         if not self.accelerator.is_main_process:
             return UnderWay(prompts, None)
         server = self.vllm_generation
@@ -102,13 +106,12 @@ class OverlappedGeneration:
 
     def _receive(self, under_way: UnderWay, mine: int) -> tuple[list, list]:
         """This rank's completions, and the log-probability of each of their tokens."""
-        began = time.monotonic()
-        answer, generation_s = under_way.answer.result() if under_way.answer else ({}, 0.0)
-        shared = [(answer.get("completion_ids"), answer.get("logprobs"))]
-        broadcast_object_list(shared, from_process=0)
+        with self.timed("wait"):
+            answer, server_s = under_way.answer.result() if under_way.answer else ({}, 0.0)
+            shared = [(answer.get("completion_ids"), answer.get("logprobs"))]
+            broadcast_object_list(shared, from_process=0)
         completion_ids, logprobs = shared[0]
-        self._metrics["train"]["generation_s"].append(generation_s)
-        self._metrics["train"]["wait_s"].append(time.monotonic() - began)
+        self.stopwatch.add("server", server_s)
         own = slice(self.accelerator.process_index * mine, (self.accelerator.process_index + 1) * mine)
         return completion_ids[own], [[token[0] for token in sequence] for sequence in logprobs[own]]
 

@@ -1,13 +1,11 @@
-"""A trainer and its generation server: what each costs, and whether weights really arrive."""
+"""A trainer and its generation server: how they are set up, and whether weights really arrive."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -77,25 +75,6 @@ def check_vllm() -> None:
             f"{wrong or 'vLLM is not installed where the ranks run.'} Use an image that holds both (containers/build.py lists them), on a "
             "CPU `make vllm`; or topology=ddp, where transformers generates."
         )
-
-
-def time_generation(trainer: GRPOTrainer) -> None:
-    """Put seconds of one call among the trainer's metrics: `generation_s` of the server, `wait_s` that the ranks stood still for it
-    (the same, unless the two overlap: common/overlap.py), and `sync_s` of one weight transfer."""
-    for names, method in ((("generation_s", "wait_s"), "generate"), (("sync_s",), "sync_weights")):
-        setattr(trainer.vllm_generation, method, _timed(getattr(trainer.vllm_generation, method), trainer, names))
-
-
-def _timed(call: Callable, trainer: GRPOTrainer, names: tuple[str, ...]) -> Callable:
-    @functools.wraps(call)
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        began = time.monotonic()
-        result = call(*args, **kwargs)
-        for name in names if trainer.model.training else ():  # held-out answers are in eval_s
-            trainer._metrics["train"][name].append(time.monotonic() - began)
-        return result
-
-    return timed
 
 
 def send_merged(trainer: GRPOTrainer) -> None:

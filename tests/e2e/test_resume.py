@@ -27,7 +27,7 @@ FP16 = ("hardware.precisions=[fp16]", "precision=fp16")
 OWN = {"grpo": ["method.args.num_generations=4", "method.args.max_completion_length=6", "+method.rewards.length=0.1"]}
 # What differs between two runs of the same computation.
 OF_A_STEP = {"time_s", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "memory_peak_gb"}
-TIMED = OF_A_STEP | {"step_s", "generation_s", "verification_s"}
+TIMED = OF_A_STEP | {"step_s", "generation_s", "wait_s", "sync_s", "reward_s", "train_s", "verification_s"}
 
 
 def configure(run_dir: Path, method: str, *overrides: str) -> Path:

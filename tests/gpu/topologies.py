@@ -23,6 +23,7 @@ from tests.gpu.jobs import WARM_UP, Job, rows_of, run, step_s
 
 STEPS = {"fp32": 6, "bf16": 10, "grpo": 8}
 TOKENS = 2048  # of an SFT row
+SHARES = ("generation_s", "wait_s", "sync_s", "reward_s", "train_s", "server_s")  # all but the last sum to a step
 SFT_BATCH, GRPO_BATCH = 32, 96  # sequences of a step, of all ranks together
 
 
@@ -72,7 +73,7 @@ def measured(job: Job, folder: Path) -> dict[str, Any] | None:
     if rows is None:
         return None
     row: dict[str, Any] = {"name": job.name, "gpus": job.gpus, "step_s": step_s(rows), "losses": [r["loss"] for r in rows]}
-    for key in ("tokens_per_second", "mfu", "generation_s", "wait_s", "sync_s", "reward", "sampling/importance_sampling_ratio/mean"):
+    for key in ("tokens_per_second", "mfu", *SHARES, "reward", "sampling/importance_sampling_ratio/mean"):
         values = [r[key] for r in rows[WARM_UP:] if r.get(key) is not None]
         if values:
             row[key] = statistics.median(values)
@@ -83,9 +84,10 @@ def measured(job: Job, folder: Path) -> dict[str, Any] | None:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """In Markdown; shares are of a step."""
-    lines = ["| run | s/step | tokens/s | per GPU | GB | generation | waiting | sync |", "|---|---|---|---|---|---|---|---|"]
+    shares = [key.removesuffix("_s") for key in SHARES]
+    lines = [f"| {' | '.join(['run', 's/step', 'tokens/s', 'per GPU', 'GB', *shares])} |", "|---" * (5 + len(shares)) + "|"]
     for row in rows:
-        shares = [f"{row[k] / row['step_s']:.0%}" if k in row else "" for k in ("generation_s", "wait_s", "sync_s")]
+        shares = [f"{row[k] / row['step_s']:.0%}" if k in row else "" for k in SHARES]
         figures = [f"{row['step_s']:.3f}", f"{row['tokens_per_second']:,.0f}", f"{row['tokens_per_second_per_gpu']:,.0f}"]
         lines.append("| " + " | ".join([row["name"], *figures, f"{row['memory_peak_gb']:.1f}", *shares]) + " |")
     return "\n".join(lines)

@@ -13,7 +13,7 @@ from launch.files import rundir
 from tests.conftest import ROOT, command
 from tests.integration.browser import Browser, program, started
 from tests.integration.conftest import lacking
-from tests.unit.report_examples import HOSTILE, a_benchmark, a_pipeline, a_run, a_sweep, change, log, steps
+from tests.unit.report_examples import GRPO_STEP, HOSTILE, a_benchmark, a_pipeline, a_run, a_sweep, change, log, steps
 
 pytestmark = pytest.mark.integration
 
@@ -56,9 +56,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("pages")
     done = command(*SMALL, "method.args.max_steps=4", "tracking=none", cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
-    grpo = log(
-        a_run(root / "grpo", "method=grpo", reward=0.9), *steps(600, reward=0.5, step_s=1.6, generation_s=1.2, wait_s=0.4, sync_s=0.1)
-    )
+    grpo = log(a_run(root / "grpo", "method=grpo", reward=0.9), *steps(600, reward=0.5, **GRPO_STEP))
     change(grpo / "plan.json", warnings=[HOSTILE, "x" * 500], targets={"reward": {"value": 1.0, "source": "y" * 300}})
     log(grpo, '{"step": ')
     crashed = a_run(root / "crashed", exit_code=4, error=HOSTILE)

@@ -42,6 +42,7 @@ TWO_RANKS = [
 ]
 # What differs between two runs of the same computation.
 TIMED = {"time_s", "step_s", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "memory_peak_gb"}
+TIMED |= {"generation_s", "wait_s", "sync_s", "reward_s", "train_s"}
 KILLED = "failed: killed by signal 9 (SIGKILL)\nLast lines of"
 MEANS = (
     "This usually means: the host's memory is full (`dmesg | grep -i oom` shows what the kernel killed), or somebody killed the process."
@@ -250,7 +251,7 @@ def test_generation_that_overlaps_training_is_one_step_off_policy(finished):
     assert max(ratio[step] for step in started) < ROUNDING < max(ratio.values()) < 0.5, ratio
     assert max(off.values()) < 0.05, off
     for row in rows:
-        assert min(row[name] for name in ("reward_std", "grad_norm", "generation_s", "wait_s", "sync_s")) > 0
+        assert min(row[name] for name in ("reward_std", "grad_norm", "server_s", "wait_s", "sync_s", "reward_s", "train_s")) > 0
 
 
 def test_one_server_and_seven_ranks(vllm, folder):
@@ -265,7 +266,7 @@ def test_one_server_and_seven_ranks(vllm, folder):
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:  # synchronous: the server has what the ranks have, also after their weights have moved
         assert row["sampling/sampling_logp_difference/mean"] < ROUNDING
-        assert min(row[name] for name in ("reward_std", "grad_norm", "generation_s", "wait_s", "sync_s")) > 0
+        assert min(row[name] for name in ("reward_std", "grad_norm", "generation_s", "wait_s", "sync_s", "reward_s", "train_s")) > 0
     assert left(folder) == []
 
 

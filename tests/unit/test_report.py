@@ -13,7 +13,7 @@ from launch.reports.data import read, read_metrics
 from launch.sweeps.study import Search
 from launch.sweeps.trials import Trial
 from tests.conftest import composed
-from tests.unit.report_examples import HOSTILE, a_benchmark, a_pipeline, a_run, a_sweep, change, log, steps
+from tests.unit.report_examples import GRPO_STEP, HOSTILE, a_benchmark, a_pipeline, a_run, a_sweep, change, log, steps
 from tests.unit.report_reader import made
 
 
@@ -159,40 +159,32 @@ def test_a_tuning(tmp_path):
 
 
 def test_a_step_of_grpo_and_who_waits_in_it(tmp_path):
-    rows = steps(8, reward=0.5, step_s=1.6, generation_s=1.2, wait_s=0.4, sync_s=0.1)
-    folder = log(a_run(tmp_path / "g", "method=grpo"), *rows)
-    text = made(folder).text
-    assert "Trainers training 1.1 s (55%) weight sync 0.1 s (5%) optimizer, logging, saving 0.4 s (20%)" in text
-    assert "idle: waiting for generation 0.4 s (20%)" in text
+    text = made(log(a_run(tmp_path / "g", "method=grpo"), *steps(8, reward=0.5, **GRPO_STEP))).text
+    assert "Trainers training 1.2 s (60%) generation 0 s (0%) weight sync 0.1 s (5%) rewards 0.3 s (15%) waiting 0.4 s (20%)" in text
     assert "Generation server generation 1.2 s (60%) weight sync 0.1 s (5%) idle 0.7 s (35%)" in text
     assert "0.8 s of generation pass while the trainers train" in text
 
 
-def test_a_generation_that_serves_several_steps_is_shared_among_them(tmp_path):
-    folder = a_run(tmp_path / "g", "method=grpo", "method.args.steps_per_generation=4")
-    rows = [
-        {**row, "step_s": 1.5} | ({"generation_s": 2.0, "wait_s": 2.0, "sync_s": 0.4} if n % 4 == 0 else {})
-        for n, row in enumerate(steps(16))
-    ]
-    text = made(log(folder, *rows)).text
-    assert "a generation serves 4 step(s)" in text
-    assert "idle: waiting for generation 0.4615 s" in text  # the first three lines are left out: 3 calls of 13 steps
+def test_a_server_that_does_not_overlap_has_no_bar_of_its_own(tmp_path):
+    step = {name: seconds for name, seconds in GRPO_STEP.items() if name != "server_s"}
+    text = made(log(a_run(tmp_path / "g", "method=grpo"), *steps(8, **step))).text
+    assert "Trainers training" in text
+    assert "Generation server" not in text
 
 
-def test_steps_of_unequal_length_are_shown_by_their_means(tmp_path):
-    """Two steps a generation: 6.5 s with it and 2.5 s without, and half a second between two steps; a median is one of both."""
-    folder = a_run(tmp_path / "g", "method=grpo", "method.args.steps_per_generation=2")
-    rows, clock = [], 0.0
-    for n, row in enumerate(steps(23)):
-        takes = 2.5 if n % 2 else 6.5
-        clock += takes + 0.5
-        generated = {"generation_s": 3.6, "wait_s": 3.0, "sync_s": 1.0}
-        rows.append({**row, "time_s": clock, "step_s": takes} | ({} if n % 2 else generated))
-    text = made(log(folder, *rows)).text
-    # Of the last twenty steps, ten of each kind: 4.5 s inside of one, of which 1.5 are waited and 0.5 are the transfer.
-    assert "Trainers training 2.5 s (50%) weight sync 0.5 s (10%) optimizer, logging, saving 0.5 s (10%)" in text
-    assert "idle: waiting for generation 1.5 s (30%)" in text
-    assert "Generation server generation 1.8 s (36%)" in text
+@pytest.mark.parametrize("steps_a_line", [1, 3])
+def test_steps_of_unequal_length_are_shown_by_their_means(tmp_path, steps_a_line):
+    """Of two steps of a generation one is long and one is short; a median is one of both. The first lines are left out."""
+    long = {"step_s": 7.0, "generation_s": 3.0, "wait_s": 0.5, "sync_s": 1.0, "reward_s": 0.5, "train_s": 2.0}
+    short = {**dict.fromkeys(long, 0.0), "step_s": 2.0, "train_s": 2.0}
+    rows = [{**row, "step": steps_a_line * row["step"], **(short if n % 2 else long)} for n, row in enumerate(steps(23))]
+    rows[:3] = [{**row, "train_s": 100.0, "step_s": 105.0} for row in rows[:3]]
+    text = made(log(a_run(tmp_path / "g", "method=grpo"), *rows)).text
+    assert "Trainers training 2 s (44%) generation 1.5 s (33%) weight sync 0.5 s (11%) rewards 0.25 s (6%) waiting 0.25 s (6%)" in text
+
+
+def test_a_run_without_shares_has_no_bars_of_its_step(tmp_path):
+    assert "Trainers" not in made(log(a_run(tmp_path / "g", "method=grpo"), *steps(4, step_s=2.0))).text
 
 
 def test_telemetry_profile_targets_and_energy(tmp_path):
