@@ -1,4 +1,7 @@
-"""Every launch command that the README, docs/ and the headers of conf/ show composes, is allowed, and plans."""
+"""Every launch command that the README, CONTRIBUTING, docs/ and the headers of conf/ show composes, is allowed, and plans.
+
+What CONTRIBUTING quotes of the code, and the targets and files that it names, exist.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,11 @@ from containers import build
 from tests.conftest import leave_model
 
 ROOT = Path(__file__).parents[2]
-FILES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("conf/**/*.yaml")), *sorted(ROOT.glob("recipes/*.py"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+FILES = [*PAGES, *sorted(ROOT.glob("conf/**/*.yaml")), *sorted(ROOT.glob("recipes/*.py"))]
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+# [file](path):, a blank line, and a fenced block of its lines.
+QUOTED = re.findall(r"\]\(([^)\s]+)\):\n\n```\w+\n(.*?)```", CONTRIBUTING, re.DOTALL)
 SFT_ROW = '{"prompt": [{"role": "user", "content": "1+1"}], "completion": [{"role": "assistant", "content": "2"}], "answer": "2"}\n'
 
 
@@ -53,3 +60,20 @@ def test_command_plans(launch, tmp_path, monkeypatch, text):
 @pytest.mark.parametrize("text", [text for text in commands("containers/build.py") if text])
 def test_build_command_is_understood(text):
     assert build.parse(shlex.split(text)).image.name in text
+
+
+@pytest.mark.parametrize(("path", "block"), QUOTED, ids=[path for path, _ in QUOTED])
+def test_contributing_quotes_the_code_as_it_is(path, block):
+    quoted = [line for line in block.splitlines() if line.strip() not in ("", "...")]
+    lines = (ROOT / path).read_text().splitlines()
+    assert quoted
+    assert [line for line in quoted if line not in lines] == []
+
+
+def test_contributing_names_what_exists():
+    paths = re.findall(r"(?<![\w/])(?:conf|containers|docs|launch|recipes|tests)/[\w./]*\w", CONTRIBUTING)
+    assert len(paths) > 30
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    targets = {word for line in re.findall(r"^    make ([a-z -]+?)(?:  | TESTS|$)", CONTRIBUTING, re.MULTILINE) for word in line.split()}
+    assert {"setup", "lint", "test"} <= targets <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert len(QUOTED) == CONTRIBUTING.count("```") // 2

@@ -1,4 +1,7 @@
-"""What can be checked in Python of .github/workflows, the Makefile and .ci/run. (actionlint checks the rest of the workflows' syntax.)"""
+"""What can be checked in Python of .github, the Makefile, .ci/run and the files about the project at the top.
+
+actionlint checks the rest of the workflows' syntax.
+"""
 
 import os
 import re
@@ -15,6 +18,7 @@ from containers import images
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.y*ml"))
+FORMS = sorted(path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config")
 CI_RUN = ROOT / ".ci" / "run"
 each_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 
@@ -128,3 +132,26 @@ def test_the_same_hashes_of_strings_in_every_run() -> None:
 def test_every_image_can_be_built_on_demand() -> None:
     (path,) = (path for path in WORKFLOWS if path.name == "images.yml")
     assert set(load(path)["on"]["workflow_dispatch"]["inputs"]["image"]["options"]) == set(images.load())
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.name)
+def test_an_issue_form_is_one(path: Path) -> None:
+    form = yaml.safe_load(path.read_text())
+    assert {"name", "description", "body"} <= set(form) <= {"name", "description", "title", "labels", "body"}
+    fields = [field for field in form["body"] if field["type"] != "markdown"]
+    assert {field["type"] for field in fields} <= {"input", "textarea", "dropdown", "checkboxes"}
+    assert all(field["attributes"]["label"] for field in fields)
+    assert len({field["id"] for field in fields}) == len(fields) > 0
+
+
+def test_citation_and_changelog_have_the_version_of_pyproject() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+    released = re.findall(r"^## \[([\d.]+)\] - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert released[0] == version
+
+
+def test_hooks_use_the_locked_ruff() -> None:
+    for source in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]:
+        assert source["repo"] == "local"  # nothing is downloaded
+        assert all(hook["entry"].startswith(".venv/bin/ruff ") for hook in source["hooks"])
