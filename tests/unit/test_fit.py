@@ -16,7 +16,7 @@ from tests.conftest import composed, host_with
 
 TIGHT = {  # commands that do not fit, and what has to be among the changes
     "batch": (
-        ["hardware=h200", "model=qwen3_8b", "method=sft", "topology=single", "method.args.per_device_train_batch_size=128"],
+        ["hardware=h200", "model=qwen3_4b", "method=sft", "topology=single", "method.args.per_device_train_batch_size=512"],
         fit.BATCH,
     ),
     "checkpointing": (
@@ -100,7 +100,7 @@ def test_a_smaller_batch_keeps_the_global_one():
     sizes = [int(o.partition("=")[2]) for o in change.overrides]
     assert change.overrides[0].startswith(fit.BATCH)
     assert change.overrides[1].startswith(fit.ACCUMULATION)
-    assert sizes[0] * sizes[1] == 128
+    assert sizes[0] * sizes[1] == 512
 
 
 def test_a_huge_batch_is_cut_to_what_fits():
