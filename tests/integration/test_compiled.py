@@ -39,9 +39,7 @@ METHODS = {
 }
 PLAIN, RECOMPUTED = ["method.args.gradient_checkpointing=false"], ["method.args.gradient_checkpointing=true"]
 COMPILED = {
-    "sft-single": ["topology=single", *PLAIN],
     "sft-ddp": ["topology=ddp", *TWO, *PLAIN],
-    "sft-fsdp": ["topology=fsdp", *TWO, *PLAIN],
     "sft-fsdp-checkpointing": ["topology=fsdp", *TWO, *RECOMPUTED, "step.checkpointed_layers=1"],
     "dpo-single": ["topology=single", *PLAIN],
     "grpo-single": ["topology=single", *PLAIN],
