@@ -79,7 +79,7 @@ def test_a_grid_says_of_every_trial_whether_it_fits(launch):
     assert ["does not fit" in row for row in rows] == [False, True]
     assert "[1] trainers: 1417.5 GB needed on each of its GPUs" in table
     assert "topology=fsdp   (trains the same" in table
-    assert "Training in all, 1 of 2 trials: 0.112 h; costs 1.78" in table  # the other one does not start
+    assert "Training in all, 1 of 2 trials: 0.11 h; costs 1.77" in table  # the other one does not start
 
 
 def test_a_grid_as_json_has_every_plan_in_short(launch):
