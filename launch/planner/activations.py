@@ -15,7 +15,7 @@ from launch.planner.shapes import linear_sizes
 from launch.schema import Model
 
 TILE = (4096, 32768)  # tokens and words of the vocabulary that TRL's head takes at once; ours takes all words (recipes/common/head.py)
-KEPT = 3e9  # bytes of logits' gradients that DPO's head keeps for its backward, where they are no more (recipes/common/head.py)
+KEPT = 3e9  # bytes: a head of log-probabilities keeps the gradients of up to as many logits (recipes/common/head.py)
 
 
 class Numerics(Enum):
@@ -41,7 +41,7 @@ class Head(Enum):
 
     tiled = "tiled"  # TRL's: again in the backward
     summed = "summed"  # SFT's own: with their gradient, for the loss is their sum
-    kept = "kept"  # DPO's own: gradients stay for the backward, where they are small enough
+    kept = "kept"  # DPO's own, and that of packed GRPO: gradients of up to KEPT bytes stay for the backward
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class MicroStep:
         tests/unit/test_allocator.py replays it."""
         if not self.recomputing:
             return 0.0
-        tile = min(self.tokens, TILE[0]) * self.model.vocab_size * self.numerics.product_bytes if self.head is Head.summed else 0.0
+        tile = self._logits(TILE[0]) if self.head is Head.summed else 0.0
         return self.recomputing * self.hidden + self.scores() + tile
 
     def backward_of_layer(self) -> float:
@@ -188,20 +188,22 @@ class MicroStep:
         own = self.adapter.weights() if self.adapter else 0.0
         return own + (2.0 * sum(i * o for i, o in linear_sizes(self.model)) if self.numerics is Numerics.autocast else 0.0)
 
+    def _logits(self, tokens: int) -> float:
+        """Return the size of the logits of up to `tokens` tokens, for the whole vocabulary."""
+        return min(self.tokens, tokens) * self.model.vocab_size * self.numerics.product_bytes
+
     def tile(self) -> float:
-        """Of the head: logits of a tile, and its part of the head's weights in 16 bits; of DPO's own head the logits that it keeps."""
-        words, out = self.model.vocab_size, self.numerics.product_bytes
-        weights = 2.0 * words * self.model.hidden_size if self.numerics is Numerics.autocast else 0.0
-        if self.head is Head.kept and self.tokens * words * out <= KEPT:
-            return self.tokens * words * out + weights
-        tokens = min(self.tokens, TILE[0])
+        """Return the size of the logits that the head holds at once, with the 16-bit copy of the weights that they take."""
+        weights = 2.0 * self.model.vocab_size * self.model.hidden_size if self.numerics is Numerics.autocast else 0.0
+        if self.head is Head.kept and self._logits(self.tokens) <= KEPT:
+            return self._logits(self.tokens) + weights
         if self.head is Head.summed:
-            return tokens * words * out + weights
-        words = min(words, TILE[1])
-        return tokens * words * out + 2 * weights * words / self.model.vocab_size
+            return self._logits(TILE[0]) + weights
+        share = min(self.model.vocab_size, TILE[1]) / self.model.vocab_size  # TRL's head takes some of the words at a time
+        return share * (self._logits(TILE[0]) + 2 * weights)
 
     def made_in_forward(self, head_weights: float) -> float:
-        """The gradient of the head's weights, which SFT's own head makes with its loss."""
+        """Return the size of the gradient of the head's weights, which SFT's own head makes with its loss."""
         return 4.0 * head_weights if self.head is Head.summed else 0.0
 
     def before_head(self) -> float:

@@ -42,10 +42,10 @@ def balance(config: Config, host: Host) -> Balance | None:
         return None
     best = _fastest(config, host)
     gain = (speed(best).tokens_per_second or 0.0) / now.tokens_per_second if best else 1.0
-    best = best if best and gain >= GAIN else config
+    if best is None or gain < GAIN:
+        best, gain = config, 1.0
     bound = "generation" if now.generation_s > now.training_s else "training"
-    of_best = round(gain, 2) if best is not config else 1.0
-    return Balance(now.generation_s, now.training_s, bound, best.topology.servers, of_best, batch(best).sequences)
+    return Balance(now.generation_s, now.training_s, bound, best.topology.servers, round(gain, 2), batch(best).sequences)
 
 
 def settled(config: Config) -> Config:

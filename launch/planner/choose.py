@@ -131,7 +131,7 @@ def _rows(config: Config) -> tuple[Rows, str]:
 
 
 def _why_apart(config: Config) -> str | None:
-    """What keeps rows of SFT, and completions of GRPO, from being packed."""
+    """Return why rows of SFT, or completions of GRPO, cannot be packed; None if they can."""
     kernel = config.hardware.packed_attention
     if kernel is None:
         return f"{config.hardware.name} has no measured attention with boundaries"

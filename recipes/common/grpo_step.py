@@ -76,7 +76,7 @@ class PackedCompletions:
         return torch.cat(log_probs), torch.cat(entropies) if compute_entropy else None, None
 
     def _packed(self, model: nn.Module, input_ids: torch.Tensor, mask: np.ndarray, keep: int, compute_entropy: bool) -> Pair:
-        """Of samples that are documents of one row. The head is computed where a token of a completion is predicted."""
+        """Lay the samples end to end as documents of one row. The head is computed only where a token of a completion is predicted."""
         lengths = mask.sum(axis=1)
         filled = self._filled(max(lengths.sum(), 2 * MULTIPLE if self.compiled == "yes" else 0))  # one block would be another graph
         of_completion = np.nonzero(mask)[1] >= mask.shape[1] - keep
@@ -96,7 +96,7 @@ class PackedCompletions:
         return log_probs, entropies
 
     def _trimmed(self, model: nn.Module, input_ids: torch.Tensor, mask: np.ndarray, keep: int, compute_entropy: bool) -> Pair:
-        """By TRL, without columns that are padding of all samples."""
+        """Call TRL's pass without the columns that are padding in all samples."""
         prompt, used = mask.shape[1] - keep, np.flatnonzero(mask.any(axis=0))
         longest = self._filled(max(1, used[-1] + 1 - prompt))
         columns = slice(prompt - self._filled(prompt - used[0]), prompt + longest)
@@ -115,10 +115,8 @@ class PackedCompletions:
         size, device = self.args.per_device_train_batch_size, self.accelerator.device
         longest = self.args.vllm_max_model_length or self.max_completion_length + SHORTEST
         for length in halves(longest if self._rows == "packed" else 0):
-            ids, ones = (
-                torch.full((size, length // 2), self._tokenizer.pad_token_id, device=device),
-                torch.ones((size, length // 2), device=device),
-            )
+            ones = torch.ones((size, length // 2), device=device)
+            ids = torch.full_like(ones, self._tokenizer.pad_token_id, dtype=torch.long)
             yield {
                 "prompt_ids": ids,
                 "prompt_mask": ones.long(),

@@ -56,7 +56,7 @@ class Metrics(TrainerCallback):
         self.first_tokens, self.first_time_s = self.last.get("num_tokens", 0), self.last.get("time_s", 0.0)
         self.telemetry.begin(self.began)
         if self.stopwatch is not None:
-            self.stopwatch.take()  # what has passed before is no step's
+            self.stopwatch.take()  # seconds before the first step belong to none
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], model: Any = None, **kwargs: Any

@@ -112,16 +112,16 @@ def measure(hardware: str, gpus: int, only: list[str] | None, folder: Path, seco
 
 
 def planned(overrides: list[str], trls_head: bool = False) -> tuple[memory.Memory, Speed]:
-    """The memory of a rank, and the speed of the run; as composed where nothing is said of speed=.
+    """Return the memory of a rank and the speed of the run, with speed=off unless `overrides` say otherwise.
 
-    `trls_head`: as SFT and DPO computed losses before recipes/common/head.py, and as others do.
+    `trls_head`: plan for TRL's head, as before recipes/common/head.py and as other programs compute losses.
     """
     with mock.patch.object(memory, "_head", return_value=Head.tiled) if trls_head else contextlib.nullcontext():
         return _planned(tuple(overrides), trls_head)
 
 
 def planned_row(row: dict[str, Any]) -> tuple[memory.Memory, Speed]:
-    """Of a line of predictions.jsonl."""
+    """Return what is planned now for a line of predictions.jsonl, with the head that it was measured with."""
     return planned(row["overrides"], trls_head="head" not in row)
 
 
