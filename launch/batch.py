@@ -99,6 +99,11 @@ def apply_effective_batch(config: Config, on_command_line: Sequence[str] = ()) -
     return [f"effective_batch={wanted}: gradient_accumulation_steps={after}, in place of {before}."] if before not in (1, after) else []
 
 
+def least_staleness(config: Config) -> int:
+    """Optimizer steps that one generation serves, and so the age of completions that are asked for one generation early."""
+    return math.ceil(generation_batch(config) * int(value(config, "num_iterations")) / batch(config).sequences)
+
+
 def generation_batch(config: Config) -> int:
     """Completions that GRPO generates at once: generation_batch_size, or per-device batch x ranks x steps_per_generation
     (which is the accumulation unless given). TRL refuses one that num_generations does not divide."""

@@ -43,6 +43,7 @@ from recipes.common.serving import (
     send_merged,
 )
 from recipes.common.step_shares import TimedStep
+from recipes.common.stream import StreamedGeneration
 from recipes.common.training import build_arguments, train
 from recipes.common.verify import build_verifier, check_columns
 
@@ -51,6 +52,8 @@ class Trainer(TimedStep, CompiledLayers, PackedCompletions, Curriculum, AtomicCh
     """TRL's trainer, saving atomically, with completions packed, prompts drawn by a curriculum where one is asked for, the
     seconds of a step by kind, and no hang while it generates."""
 
+    ahead = 0  # generations that are read before the one that is trained on is done
+
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         with beat_by_token(self.model, Path(self.args.output_dir).with_name(HEARTBEAT)):
             return super()._generate_single_turn(*args, **kwargs)
@@ -58,6 +61,13 @@ class Trainer(TimedStep, CompiledLayers, PackedCompletions, Curriculum, AtomicCh
 
 class OverlappedTrainer(OverlappedGeneration, Trainer):
     """The same, generating ahead."""
+
+
+class StreamedTrainer(StreamedGeneration, Trainer):
+    """The same, generating all the time."""
+
+
+TRAINERS = {False: Trainer, True: OverlappedTrainer, "stream": StreamedTrainer}
 
 
 def grpo(config: DictConfig) -> dict[str, Any]:
@@ -78,7 +88,7 @@ def grpo(config: DictConfig) -> dict[str, Any]:
         give_up_where_refused(config)
         pass_engine_args(config)
     tokenizer = build_tokenizer(config, texts(loaded.rows))
-    trainer = (OverlappedTrainer if config.topology.overlap else Trainer)(
+    trainer = TRAINERS[config.topology.overlap](
         model=build_model(config),
         args=args,
         config=config,
@@ -88,7 +98,7 @@ def grpo(config: DictConfig) -> dict[str, Any]:
         processing_class=tokenizer,
         peft_config=adapter_config(config),
     )
-    trainer.use(config.data, config.seed, config.topology.overlap)
+    trainer.use(config.data, config.seed, trainer.ahead)
     if args.use_vllm:
         send_merged(trainer)
     if config.topology.servers:

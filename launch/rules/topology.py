@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launch import topology
+from launch.batch import least_staleness
 from launch.planner.memory import longest_served_gb
 from launch.rules.rule import Rule
 from launch.schema import Config, Fsdp, Topology
@@ -33,7 +34,7 @@ def _server_keys(config: Config) -> list[str]:
     args = config.method.args
     parts = [args, *(args.get(part) for part in ("sample", "evaluate"))]  # method=raft's, for these phases
     vllm = any(isinstance(part, dict) and part.get("engine") == "vllm" for part in parts)
-    unread = ["overlap", "server_max_length", *([] if vllm else ["server_cache_gb", "server_memory_share"])]
+    unread = ["overlap", "max_staleness", "server_max_length", *([] if vllm else ["server_cache_gb", "server_memory_share"])]
     unread += [] if vllm or config.topology.name == "colocate" else ["server_args"]
     return [key for key in unread if getattr(config.topology, key) != getattr(Topology(), key)]
 
@@ -219,13 +220,33 @@ TOPOLOGY_RULES = [
     Rule(
         "overlap_without_correction",
         lambda c: c.topology.overlap and _is_read(c, "overlap") and argument(c, "vllm_importance_sampling_correction") is False,
-        lambda c: "topology.overlap=true without vllm_importance_sampling_correction: completions of older weights would count as new",
+        lambda c: f"topology.overlap={str(c.topology.overlap).lower()} without vllm_importance_sampling_correction: completions of older weights would count as new",
         lambda c: "method.args.vllm_importance_sampling_correction=true, TRL's default",
+    ),
+    Rule(
+        "staleness_without_stream",
+        lambda c: c.topology.max_staleness is not None and c.topology.name == "split" and c.topology.overlap != "stream",
+        lambda c: f"topology.max_staleness={c.topology.max_staleness} without topology.overlap=stream: nothing reads it",
+        lambda c: "topology.overlap=stream, or no topology.max_staleness",
+    ),
+    Rule(
+        "staleness_of_stream",
+        lambda c: (
+            c.topology.overlap == "stream"
+            and c.topology.max_staleness is not None
+            and c.topology.max_staleness < least_staleness(c)
+            and _is_read(c, "max_staleness")
+        ),
+        lambda c: (
+            f"topology.max_staleness={c.topology.max_staleness} with topology.overlap=stream: completions of the next generation are "
+            f"{least_staleness(c)} step(s) old when it is trained on"
+        ),
+        lambda c: "topology.overlap=false" if c.topology.max_staleness < 1 else f"topology.max_staleness={least_staleness(c)} or more",
     ),
     Rule(
         "overlap_on_one_gpu",
         lambda c: c.topology.overlap and shares_gpu(c),
-        lambda c: "topology.overlap=true on one GPU: generation and training take turns there, and completions would be of older weights",
+        lambda c: f"topology.overlap={str(c.topology.overlap).lower()} on one GPU: generation and training take turns there, and completions would be of older weights",
         lambda c: "topology.overlap=false, or topology.num_gpus=2",
     ),
     Rule(

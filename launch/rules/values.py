@@ -17,6 +17,7 @@ WORDS = {
     "runtime.name": ("local", "docker", "slurm"),
     "topology.name": ("single", "ddp", "fsdp", "zero2", "zero3", "split", "colocate"),
     "topology.strategy": ("none", "ddp", "fsdp", "zero2", "zero3"),
+    "topology.overlap": ("false", "true", "stream"),
     "topology.fsdp.reduce_dtype": ("fp32", "bf16"),
     "topology.fsdp.state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
     "data.kind": ("reasoning", "code", "jsonl", "hub", "mix", "samples"),
@@ -58,6 +59,7 @@ LEAST = {
     "runtime.max_restarts": 0,
     "topology.num_gpus": 1,
     "topology.servers": 0,
+    "topology.max_staleness": 0,
     "topology.server_tensor_parallel": 1,
     "topology.server_memory_share": 0.01,
     "topology.server_cache_gb": 0.001,
@@ -153,6 +155,7 @@ def check_values(config: Config) -> None:
     """Raises UserError for the first value outside its list or range."""
     for key, words in WORDS.items():
         given = leaf(config, key)
+        given = str(given).lower() if isinstance(given, bool) else given
         if given not in words:
             raise UserError(f"{key}={given}: it takes {', '.join(words)}.{near(str(given), words)}")
     for name, given in config.method.args.items():

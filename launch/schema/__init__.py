@@ -211,7 +211,9 @@ class Topology:
     server_max_length: Optional[int] = None  # split: tokens of prompt and completion; empty: all positions of the model
     # split, colocate and engine=vllm: further arguments of vLLM's engine, as {max_num_seqs: 512}; null leaves one out
     server_args: dict[str, Any] = field(default_factory=dict)
-    overlap: bool = False  # split: generate the next batch while this one trains, one step off policy
+    # split: generate the next batch while this one trains; stream: never stop generating, and train on the groups that are whole
+    overlap: Any = False
+    max_staleness: Optional[int] = None  # overlap=stream: optimizer steps that a completion may be old; empty: those of two generations
     numa_binding: Optional[NumaBinding] = None
     tensor_parallel: int = 1  # of training: refused unless 1
     pipeline_parallel: int = 1  # of training: refused unless 1

@@ -180,8 +180,8 @@ class Curriculum:
 
     _schedule: Schedule | None = None
 
-    def use(self, data: DictConfig, seed: int, overlap: bool = False) -> None:
-        """Call once, after __init__. Raises UserError where rows have no level."""
+    def use(self, data: DictConfig, seed: int, ahead: int = 0) -> None:
+        """Call once, after __init__. `ahead`: generations that are asked for early. Raises UserError where rows have no level."""
         if data.curriculum == "none":
             return
         if "level" not in self.train_dataset.column_names:
@@ -195,8 +195,8 @@ class Curriculum:
             self._per_step, size = args.gradient_accumulation_steps, args.generation_batch_size // self.num_generations
         num_batches = math.ceil(args.max_steps * self._per_step / self._whole)
         # The loader is one draw ahead to see its end, its workers further, and a step's draws are taken at once.
-        ahead = self._per_step + 1 + args.dataloader_num_workers * (args.dataloader_prefetch_factor or 2)
-        lag = math.ceil(ahead / self._whole) + 1 + overlap
+        draws = self._per_step + 1 + args.dataloader_num_workers * (args.dataloader_prefetch_factor or 2)
+        lag = math.ceil(draws / self._whole) + 1 + ahead
         online = hasattr(self, "num_generations") and data.curriculum == "adaptive"
         self._schedule = Schedule(data, self.train_dataset["level"], size, num_batches, seed, lag, online)
         self.add_callback(ScheduleState(self._schedule))

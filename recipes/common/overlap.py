@@ -8,6 +8,7 @@ for gfx942 and gfx950; this runs wherever vLLM does, under every strategy.
 
 from __future__ import annotations
 
+import queue
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -28,22 +29,48 @@ class UnderWay:
     answer: Future | None
 
 
-class OverlappedGeneration:
-    """Mixed into GRPOTrainer with TimedStep, before both. Needs a generation server."""
+class Threads:
+    """Calls in so many threads, in the order in which they are submitted. A program that ends does not wait for them, as it would for
+    those of concurrent.futures."""
 
+    def __init__(self, most: int) -> None:
+        self._most, self._threads = most, 0
+        self._calls: queue.SimpleQueue[tuple[Future, Callable, tuple]] = queue.SimpleQueue()
+
+    def submit(self, call: Callable, *arguments: Any) -> Future:
+        result: Future = Future()
+        self._calls.put((result, call, arguments))
+        if self._threads < self._most:
+            self._threads += 1
+            Thread(target=self._work, daemon=True).start()
+        return result
+
+    def _work(self) -> None:
+        while True:
+            result, call, arguments = self._calls.get()
+            try:
+                result.set_result(call(*arguments))
+            except BaseException as error:  # for whoever waits for it
+                result.set_exception(error)
+
+
+class GenerationAhead:
+    """Mixed into GRPOTrainer with TimedStep, before both: reads rows ahead of the step that trains on them, and asks a generation server
+    for their completions."""
+
+    ahead = 1
     _source: Iterator | None = None
-    _under_way: UnderWay | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._batches: deque[Any] = deque()  # those of this step that are still to train on, then those after it
         super().__init__(*args, **kwargs)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: Any) -> Any:
-        """The parent's, over an iterator that is read one generation cycle ahead."""
+        """The parent's, over an iterator that is read ahead."""
         if epoch_iterator is not self._source:
             self._source = epoch_iterator
             self._batches.clear()
-        missing = num_batches + self._cycle() - len(self._batches)
+        missing = num_batches + self.ahead * self._cycle() - len(self._batches)
         self._batches.extend(islice(epoch_iterator, max(0, missing)))
         return super().get_batch_samples(iter(list(islice(self._batches, num_batches))), num_batches, device)
 
@@ -52,6 +79,45 @@ class OverlappedGeneration:
         if self.model.training:
             self._batches.popleft()
         return prepared
+
+    def _cycle(self) -> int:
+        """Micro-batches from one generation to the next."""
+        return self.args.steps_per_generation * self.num_iterations
+
+    def _upcoming(self, cycles: int) -> list[dict[str, Any]] | None:
+        """This rank's rows of so many generations later; None where the epoch or the run ends before."""
+        steps = cycles * self._cycle() / self.args.gradient_accumulation_steps
+        if self.state.global_step + steps >= self.state.max_steps:
+            return None
+        return next(islice(self._batches, cycles * self._cycle(), None), None)
+
+    def _send_weights(self) -> None:
+        if self.state.global_step != self._last_loaded_step:
+            self.vllm_generation.sync_weights()
+            self._last_loaded_step = self.state.global_step
+
+    def _ask(self, prompts: list[list[int]], num_generations: int, **arguments: Any) -> dict[str, list]:
+        """The server's completions of each prompt, and the log-probabilities of their tokens."""
+        server = self.vllm_generation
+        return server.vllm_client.generate(
+            prompts=prompts,
+            n=num_generations,
+            repetition_penalty=server.repetition_penalty,
+            temperature=server.temperature,
+            top_p=server.top_p,
+            top_k=server.top_k,
+            min_p=server.min_p or 0.0,
+            max_tokens=server.max_completion_length,
+            logprobs=server.logprobs,
+            structured_outputs_regex=server.structured_outputs_regex,
+            generation_kwargs={**(server.generation_kwargs or {}), **arguments},
+        )
+
+
+class OverlappedGeneration(GenerationAhead):
+    """topology.overlap=true."""
+
+    _under_way: UnderWay | None = None
 
     def _generate_single_turn(
         self, prompt_ids: list, images: Any, multimodal_fields: Any, num_generations: int, **kwargs: Any
@@ -63,21 +129,11 @@ class OverlappedGeneration:
             self._under_way = self._send(prompt_ids, num_generations)
         completion_ids, logprobs = self._receive(self._under_way, len(prompt_ids))
         self._send_weights()
-        upcoming = next(islice(self._batches, self._cycle(), None), None)
+        upcoming = self._upcoming(1)
         self._under_way = None
-        steps = self._cycle() / self.args.gradient_accumulation_steps  # that this generation serves
-        if upcoming is not None and self.state.global_step + steps < self.state.max_steps:
+        if upcoming is not None:
             self._under_way = self._send(self._tokenize_prompts([row["prompt"] for row in upcoming])[0], num_generations)
         return completion_ids, logprobs
-
-    def _cycle(self) -> int:
-        """Micro-batches from one generation to the next."""
-        return self.args.steps_per_generation * self.num_iterations
-
-    def _send_weights(self) -> None:
-        if self.state.global_step != self._last_loaded_step:
-            self.vllm_generation.sync_weights()
-            self._last_loaded_step = self.state.global_step
 
     def _of_all_ranks(self, prompt_ids: list) -> list:
         with self.timed("wait"):
@@ -87,22 +143,8 @@ class OverlappedGeneration:
         prompts = self._of_all_ranks(prompt_ids)
         if not self.accelerator.is_main_process:
             return UnderWay(prompts, None)
-        server = self.vllm_generation
-        answer = _in_background(
-            server.vllm_client.generate,
-            prompts=prompts[::num_generations],  # the rows of a group stand together and are the same
-            n=num_generations,
-            repetition_penalty=server.repetition_penalty,
-            temperature=server.temperature,
-            top_p=server.top_p,
-            top_k=server.top_k,
-            min_p=server.min_p or 0.0,
-            max_tokens=server.max_completion_length,
-            logprobs=server.logprobs,
-            structured_outputs_regex=server.structured_outputs_regex,
-            generation_kwargs=server.generation_kwargs,
-        )
-        return UnderWay(prompts, answer)
+        # The rows of a group stand together and are the same.
+        return UnderWay(prompts, Threads(1).submit(_timed, self._ask, prompts[::num_generations], num_generations))
 
     def _receive(self, under_way: UnderWay, mine: int) -> tuple[list, list]:
         """This rank's completions, and the log-probability of each of their tokens."""
@@ -116,16 +158,7 @@ class OverlappedGeneration:
         return completion_ids[own], [[token[0] for token in sequence] for sequence in logprobs[own]]
 
 
-def _in_background(call: Callable, **arguments: Any) -> Future:
-    """Its result and the seconds it took. In a thread that a program which ends does not wait for, as it would for a pool's."""
-    answer: Future = Future()
-
-    def work() -> None:
-        began = time.monotonic()
-        try:
-            answer.set_result((call(**arguments), time.monotonic() - began))
-        except BaseException as error:  # for the rank that waits for it
-            answer.set_exception(error)
-
-    Thread(target=work, daemon=True).start()
-    return answer
+def _timed(call: Callable, *arguments: Any) -> tuple[Any, float]:
+    """Its result, and the seconds it took."""
+    began = time.monotonic()
+    return call(*arguments), time.monotonic() - began

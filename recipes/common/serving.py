@@ -47,7 +47,7 @@ def give_up_where_refused(config: DictConfig) -> None:
             return post(self, url, **kwargs)
         except Exception as error:
             asked = url.rpartition("/")[2]
-            if asked in ("init_weight_transfer_engine", "update_weights"):
+            if asked in ("pause", "init_weight_transfer_engine", "update_weights"):
                 give_up(config, f"the generation server refuses a weight transfer ({asked}): {error}. logs/server.log has its reason")
             raise
 

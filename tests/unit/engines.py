@@ -52,6 +52,12 @@ def client(clock: Clock) -> type:
         def __init__(self, **_: Any) -> None:
             pass
 
+        base_url = ""
+
+        def _post(self, url: str, **_: Any) -> dict[str, Any]:
+            assert url in ("/pause", "/resume")
+            return {}
+
         def init_communicator(self, device: Any) -> None:
             pass
 

@@ -232,6 +232,14 @@ CASES = {
         ["hardware=mi300x", "model=qwen3_0_6b", "method=grpo", "topology=split", "topology.num_gpus=1", "topology.overlap=true"],
         ["take turns", "overlap=false, or topology.num_gpus=2"],
     ),
+    "staleness_without_stream": (
+        ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "topology.overlap=true", "topology.max_staleness=4"],
+        ["max_staleness=4 without", "topology.overlap=stream"],
+    ),
+    "staleness_of_stream": (
+        ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "topology.overlap=stream", "topology.max_staleness=0"],
+        ["1 step(s) old", "Use: topology.overlap=false"],
+    ),
     "server_heads": (
         ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "topology.server_tensor_parallel=3"],
         ["server_tensor_parallel=3", "32 heads", "divides"],

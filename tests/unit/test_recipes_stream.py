@@ -1,0 +1,167 @@
+"""Streamed generation: which groups a step gets, whatever order they become whole in, and what a resumed run sends again."""
+
+import random
+from concurrent.futures import Future
+from itertools import pairwise
+
+import pytest
+from transformers import TrainerCallback
+from trl.generation import vllm_generation
+
+from launch.errors import UserError
+from launch.rules.values import check_values
+from recipes import grpo
+from recipes.common import stream
+from recipes.smoke import gloo_trainer
+from tests.conftest import composed
+from tests.unit.engines import JUDGES, SENDS, STEPS, Clock, client, run_grpo
+from tests.unit.trainers import configured
+
+SPLIT = ["topology=split", "hardware.vllm=true", "hardware.gpus_per_node=2", "topology.num_gpus=2", "topology.overlap=stream"]
+SAVED = ["method.args.save_strategy=steps", "method.args.save_steps=1", "method.args.save_total_limit=null"]
+CYCLES = 40
+
+
+class Simulated:
+    """A server that makes some group whole whenever the trainer waits, and others before that, by chance."""
+
+    def __init__(self, monkeypatch, chance: random.Random) -> None:
+        self.chance, self.open = chance, []
+        self.stream = stream.Stream(self.submit)
+        monkeypatch.setattr(stream, "wait", lambda answers, return_when: self.answer(answers))
+
+    def submit(self, row, step):
+        answer = Future()
+        self.open.append(answer)
+        return answer
+
+    def answer(self, answers) -> None:
+        assert answers, "the trainer waits for nothing"
+        found = self.chance.choice(answers)
+        self.open.remove(found)
+        found.set_result([])
+
+    def work(self) -> None:
+        for answer in self.chance.sample(self.open, self.chance.randint(0, len(self.open))):
+            self.answer([answer])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_group_is_too_old_lost_or_taken_twice(monkeypatch, seed):
+    chance = random.Random(seed)
+    count, staleness = chance.randint(1, 5), chance.randint(1, 6)
+    ahead = max(1, staleness // 2)
+    server = Simulated(monkeypatch, chance)
+    taken, sent = [], 0
+    for step in range(CYCLES):
+        while sent <= min(step + ahead, CYCLES - 1):
+            server.stream.send([{"row": sent * count + n} for n in range(count)], step)
+            sent += 1
+        server.work()
+        groups = server.stream.take(count, lambda of, step=step: staleness - (step - of))
+        assert len(groups) == count
+        assert all(step - group.step <= staleness for group in groups)
+        taken += [group.row["row"] for group in groups]
+    assert sorted(taken) == list(range(CYCLES * count))
+    assert server.stream.groups == []
+
+
+def test_a_long_group_does_not_hold_up_the_others_until_it_must(monkeypatch):
+    server = Simulated(monkeypatch, random.Random(0))
+    server.stream.send([{"row": n} for n in range(4)], 0)
+    for answer in server.open[1:]:
+        answer.set_result([])
+    server.open = server.open[:1]
+    rows = [group.row["row"] for group in server.stream.take(2, lambda step: 2 - (0 - step))]
+    assert rows == [1, 2]
+    assert len(server.open) == 1
+    server.stream.send([{"row": 4}, {"row": 5}], 1)
+    assert [group.row["row"] for group in server.stream.take(2, lambda step: 0 if step == 0 else 1)] == [0, 3]
+
+
+def test_an_answer_that_fails_is_raised_where_it_is_taken(monkeypatch):
+    failed = Future()
+    failed.set_exception(ConnectionError("the server is gone"))
+    lost = stream.Stream(lambda row, step: failed)
+    lost.send([{}], 0)
+    with pytest.raises(ConnectionError, match="the server is gone"):
+        lost.take(1, lambda step: 1)
+
+
+@pytest.mark.parametrize("staleness", [1, 2, 5])
+def test_a_streamed_run_sends_weights_each_step_and_is_no_older_than_asked(tmp_path, monkeypatch, staleness):
+    lines = run_grpo(tmp_path, monkeypatch, *SPLIT, f"topology.max_staleness={staleness}", "method.args.max_steps=6")
+    assert [line["step"] for line in lines] == list(range(1, 7))
+    ahead = max(1, staleness // 2)
+    for line in lines:
+        assert [line[name] for name in ("generation_s", "sync_s", "reward_s", "train_s")] == [0, SENDS, JUDGES, STEPS]
+        assert 0 <= line["staleness/mean"] <= line["staleness/max"] <= staleness
+    assert lines[0]["staleness/max"] == 0
+    assert max(line["staleness/max"] for line in lines) >= ahead
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """`trained(*overrides, resume=None)`: (rows of each step, rows that were sent under each weights) of a streamed run."""
+    clock = Clock()
+    salts = []
+
+    class Client(client(clock)):
+        def generate(self, prompts, n, generation_kwargs, **others):
+            salts.append(generation_kwargs["cache_salt"])
+            return super().generate(prompts, n, **others)
+
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cpu")
+    for name in ("check_vllm", "reach_directly"):
+        monkeypatch.setattr(grpo, name, lambda: None)
+    for name in ("give_up_where_refused", "pass_engine_args"):
+        monkeypatch.setattr(grpo, name, lambda config: None)
+    monkeypatch.setattr(grpo, "CheckWeightsArrive", lambda *_: TrainerCallback())
+    monkeypatch.setattr(gloo_trainer, "_client", lambda: Client)
+    monkeypatch.setattr(vllm_generation, "VLLMClient", Client, raising=False)
+    monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: True)
+
+    def run(*overrides, resume=None):
+        rows = []
+
+        def train(config, trainer, *_):
+            calculate = trainer._calculate_rewards
+            monkeypatch.setattr(
+                trainer, "_calculate_rewards", lambda inputs, *rest: rows.append([row["prompt"] for row in inputs]) or calculate(inputs, *rest)
+            )
+            trainer.train(resume_from_checkpoint=resume)
+            return {}
+
+        monkeypatch.setattr(grpo, "train", train)
+        salts.clear()
+        grpo.grpo(configured(tmp_path, "grpo", *SPLIT, *SAVED, *overrides))
+        return rows, list(salts)
+
+    return run
+
+
+def one_of_each(step: list) -> list[str]:
+    """The prompts of a step, whose completions stand together."""
+    groups = [step[n : n + 4] for n in range(0, len(step), 4)]
+    assert all(group.count(group[0]) == 4 for group in groups)
+    return [str(group[0]) for group in groups]
+
+
+@pytest.mark.parametrize("stopped", [1, 3, 5])
+def test_a_resumed_run_trains_on_every_row_once(trained, tmp_path, stopped):
+    given = ["topology.max_staleness=4", "method.args.gradient_accumulation_steps=2"]
+    whole, _ = trained(*given, "method.args.max_steps=6")
+    expected = sorted(row for step in whole for row in one_of_each(step))
+    assert len(set(expected)) == 12
+    rest, salts = trained(*given, "method.args.max_steps=6", resume=str(tmp_path / f"checkpoints/checkpoint-{stopped}"))
+    assert sorted(row for step in [*whole[:stopped], *rest] for row in one_of_each(step)) == expected
+    assert all(int(before.split()[1]) <= int(after.split()[1]) for before, after in pairwise(salts))
+    assert salts[0] == f"step {stopped}"
+
+
+@pytest.mark.parametrize("word", ["steam", "1", "yes"])
+def test_words_for_overlap(word):
+    given = ["hardware=mi300x", "method=grpo", "model=qwen3_4b"]
+    check_values(composed(*given, "topology.overlap=stream"))
+    with pytest.raises(UserError, match=r"topology\.overlap"):
+        check_values(composed(*given, f"topology.overlap={word}"))
