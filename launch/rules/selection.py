@@ -124,7 +124,7 @@ SELECTION_RULES = [
     Rule(
         "selection_overlap",
         lambda c: asked(c) and c.topology.overlap,
-        lambda c: f"topology.overlap={str(c.topology.overlap).lower()} with method.selection: held-out prompts and the next batch would be generated at once",
+        lambda c: "topology.overlap with method.selection: held-out prompts and the next batch would be generated at once",
         lambda c: "topology.overlap=false",
     ),
     # TRL refuses it too, once every rank has started.

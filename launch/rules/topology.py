@@ -220,7 +220,7 @@ TOPOLOGY_RULES = [
     Rule(
         "overlap_without_correction",
         lambda c: c.topology.overlap and _is_read(c, "overlap") and argument(c, "vllm_importance_sampling_correction") is False,
-        lambda c: f"topology.overlap={str(c.topology.overlap).lower()} without vllm_importance_sampling_correction: completions of older weights would count as new",
+        lambda c: "topology.overlap without vllm_importance_sampling_correction: completions of older weights would count as new",
         lambda c: "method.args.vllm_importance_sampling_correction=true, TRL's default",
     ),
     Rule(
@@ -241,12 +241,12 @@ TOPOLOGY_RULES = [
             f"topology.max_staleness={c.topology.max_staleness} with topology.overlap=stream: completions of the next generation are "
             f"{least_staleness(c)} step(s) old when it is trained on"
         ),
-        lambda c: "topology.overlap=false" if c.topology.max_staleness < 1 else f"topology.max_staleness={least_staleness(c)} or more",
+        lambda c: "topology.overlap=false" if c.topology.max_staleness == 0 else f"topology.max_staleness={least_staleness(c)} or more",
     ),
     Rule(
         "overlap_on_one_gpu",
         lambda c: c.topology.overlap and shares_gpu(c),
-        lambda c: f"topology.overlap={str(c.topology.overlap).lower()} on one GPU: generation and training take turns there, and completions would be of older weights",
+        lambda c: "topology.overlap on one GPU: generation and training take turns there, and completions would be of older weights",
         lambda c: "topology.overlap=false, or topology.num_gpus=2",
     ),
     Rule(

@@ -31,8 +31,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure_rows, result
 from recipes.bench.timing import median_ms
 from recipes.bench.training import check_tuples
+from recipes.common.device import compute_dtype
 from recipes.common.errors import UserError
-from recipes.common.model import compute_dtype
 from recipes.common.names import named
 from recipes.common.program import main
 

@@ -18,9 +18,10 @@ from trl.trainer.utils import add_fused_lm_head
 from recipes.bench.series import Row, SeriesConfig
 from recipes.bench.timing import steps_ms
 from recipes.bench.training import fresh
+from recipes.common.device import compute_dtype
 from recipes.common.errors import UserError
 from recipes.common.flops import flops_per_token
-from recipes.common.model import adapter_config, build_model, compute_dtype
+from recipes.common.model import adapter_config, build_model
 
 MAX_NORM = 1.0  # conf/method/sft.yaml
 

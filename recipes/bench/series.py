@@ -29,7 +29,7 @@ from rich.table import Table as RichTable
 from recipes.bench import published
 from recipes.common import profiling
 from recipes.common.errors import UserError
-from recipes.common.metrics import append
+from recipes.common.files import append
 from recipes.common.names import Arguments
 from recipes.common.program import Failed, Interrupted, is_main_rank, say, stop_asked
 

@@ -11,9 +11,8 @@ from omegaconf import DictConfig
 from torch import nn
 
 from recipes.bench.timing import steps_ms
+from recipes.common.device import DTYPES, memory_peak_gb
 from recipes.common.errors import UserError
-from recipes.common.metrics import memory_peak_gb
-from recipes.common.model import DTYPES
 
 Step = Callable[[], torch.Tensor]
 # Small: the batch is the same in every step, and a loss that overflows would be measured with other values than training has.

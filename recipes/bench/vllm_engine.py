@@ -34,9 +34,10 @@ from recipes.bench import vllm_processes as vllm
 from recipes.bench.series import Column, Row, SeriesConfig, Table, measure
 from recipes.bench.training import check_tuples
 from recipes.bench.vllm_arguments import gpus_of
+from recipes.common.device import compute_dtype
 from recipes.common.errors import UserError
 from recipes.common.files import move_directory
-from recipes.common.model import END, PAD, compute_dtype, model_config
+from recipes.common.model import END, PAD, model_config
 from recipes.common.names import named
 from recipes.common.program import Interrupted, is_main_rank, main, rank, say
 

@@ -23,10 +23,11 @@ from recipes.common import profiling, ranks
 from recipes.common.checkpoint import HEARTBEAT
 from recipes.common.data import Row
 from recipes.common.data_select import fields
+from recipes.common.device import memory_peak_gb
 from recipes.common.errors import UserError
-from recipes.common.files import json_sha256, sync, write_json
+from recipes.common.files import append, json_sha256, sync, write_json
 from recipes.common.generation import Generator, Sampling, build_generator
-from recipes.common.metrics import append, memory_peak_gb, progress_line
+from recipes.common.metrics import progress_line
 from recipes.common.program import Interrupted, is_main_rank, say, stop_asked
 from recipes.common.sample_keys import model_identity, samples_key, verdicts_key
 from recipes.common.samples import is_correct

@@ -89,3 +89,9 @@ def weights_sha256(directory: Path, heartbeat: Path | None = None) -> str:
 def json_sha256(value: Any) -> str:
     """Hash of what can stand in JSON, equal for equal content."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def append(path: Path, row: dict[str, Any]) -> None:
+    """Write a line, flushed: the launcher reads the file while it grows."""
+    with path.open("a") as file:
+        file.write(json.dumps(row, allow_nan=False) + "\n")

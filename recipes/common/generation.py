@@ -24,8 +24,9 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrain
 
 from recipes.common.checkpoint import HEARTBEAT
 from recipes.common.data import load_train, texts
+from recipes.common.device import compute_dtype, device
 from recipes.common.errors import UserError, near
-from recipes.common.model import build_model, build_tokenizer, compute_dtype, device, model_directory, write_random
+from recipes.common.model import build_model, build_tokenizer, model_directory, write_random
 from recipes.common.program import TORCHRUN
 
 ENGINES = ("transformers", "vllm")

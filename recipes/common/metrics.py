@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from recipes.common.device import memory_peak_gb
+from recipes.common.files import append
 from recipes.common.flops import flops_per_token
 from recipes.common.program import Failed, is_main_rank, say
 from recipes.common.step_shares import KINDS, Stopwatch
@@ -147,12 +147,6 @@ class Metrics(TrainerCallback):
         return {**{f"{kind}_s": mean for kind, mean in seconds.items()}, "train_s": rest}
 
 
-def append(path: Path, row: dict[str, Any]) -> None:
-    """One line, flushed: the launcher reads the file while it grows."""
-    with path.open("a") as file:
-        file.write(json.dumps(row, allow_nan=False) + "\n")
-
-
 def drop_after(path: Path, step: int) -> list[dict[str, Any]]:
     """Remove the lines of steps after `step`, which will be done again, and a last line cut off. Returns the lines kept."""
     if not path.is_file():
@@ -164,13 +158,6 @@ def drop_after(path: Path, step: int) -> list[dict[str, Any]]:
     temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
     temporary.replace(path)
     return kept
-
-
-def memory_peak_gb() -> float:
-    """The most memory this process has held: the GPU's where there is one."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 1e9
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9  # Linux counts in KiB
 
 
 def progress_line(row: dict[str, Any], step_s: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,6 +24,7 @@ from transformers import (
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from recipes.common import adapters, attention
+from recipes.common.device import DTYPES, compute_dtype, device
 from recipes.common.errors import UserError, near
 from recipes.common.files import place_directory
 from recipes.common.low_precision import nf4, to_float8
@@ -32,7 +32,6 @@ from recipes.common.model_card import stated_license
 from recipes.common.program import is_main_rank, rank
 
 RANDOM = "model_init"  # in the run directory
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 PAD, USER, ASSISTANT, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"
 # What TRL's assistant_only_loss needs stands between the generation markers: the answer and the token that ends it.
@@ -237,15 +236,6 @@ def _dtype(config: DictConfig) -> torch.dtype:
     if weights not in (*DTYPES, "nf4"):
         raise UserError(f"precision.weights={weights}: unknown. {near(weights, [*DTYPES, 'nf4'])}")
     return DTYPES.get(weights, compute_dtype(config))  # nf4: of what is not quantized
-
-
-def compute_dtype(config: DictConfig) -> torch.dtype:
-    """Of matrix products; fp8 computes in bf16 around its own."""
-    return DTYPES.get(config.precision.compute, torch.bfloat16)
-
-
-def device() -> torch.device:
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def _check_directory(path: Path) -> None:

@@ -5,7 +5,7 @@
             ...
             profile.step()
 
-A Trainer of transformers gets the same from `of_trainer`. Files and their content: docs/profiling.md.
+A Trainer of transformers gets the same from recipes/common/training.py. Files and their content: docs/profiling.md.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from omegaconf import DictConfig
 from torch import nn
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from recipes.common import fp32_modules, kernels_table, memory_table
 from recipes.common.files import write_json
@@ -161,32 +159,6 @@ def session(config: DictConfig, num_steps: int | None = None, cycle: int = 1, mo
         yield profile
     finally:
         profile.end()
-
-
-@contextlib.contextmanager
-def of_trainer(config: DictConfig, trainer: Trainer, cycle: int = 1) -> Iterator[None]:
-    """For `trainer.train()` inside the block."""
-    profile = of(config)
-    trainer.add_callback(Steps(profile, cycle))
-    try:
-        yield
-    finally:
-        profile.end()
-
-
-class Steps(TrainerCallback):
-    """Tells a profile of a trainer's steps."""
-
-    def __init__(self, profile: Profile, cycle: int) -> None:
-        self.profile, self.cycle = profile, cycle
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
-    ) -> None:
-        self.profile.begin(state.max_steps - state.global_step, self.cycle, model)
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.profile.step()
 
 
 def steps(num_steps: int | None, cycle: int = 1) -> tuple[int, int, int]:

@@ -14,11 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-import datasets
 import torch
 import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
-from transformers.utils import logging as transformers_logging
 
 from recipes.common import binding
 from recipes.common.errors import UserError
@@ -85,8 +83,9 @@ def run(work: Callable[[DictConfig], dict[str, Any]], argv: list[str] | None = N
     config = load_config(sys.argv[1:] if argv is None else argv)
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1)  # stacks of all threads into the log, where py-spy may not look
-    datasets.disable_progress_bars()  # the launcher shows progress from metrics.jsonl, and a log holds no moving lines
-    transformers_logging.disable_progress_bar()
+    for name in ("datasets.utils", "transformers.utils.logging"):  # of those that the recipe has imported
+        if library := sys.modules.get(name):  # the launcher shows progress from metrics.jsonl, and a log holds no moving lines
+            library.disable_progress_bar()
     handlers = {number: signal.signal(number, _ask_stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         return _run(work, config)

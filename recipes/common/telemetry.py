@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from recipes.common.model import device
+from recipes.common.device import device
 from recipes.common.nvml import Nvml
 from recipes.health import clocks
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,10 +25,10 @@ from transformers import (
 from transformers.trainer import TRAINER_STATE_NAME
 
 from recipes.common import adapters, checkpoint, profiling, selection, telemetry
+from recipes.common.device import DTYPES, compute_dtype
 from recipes.common.errors import UserError
 from recipes.common.files import move_directory, weights_sha256
 from recipes.common.metrics import Metrics
-from recipes.common.model import DTYPES, compute_dtype
 from recipes.common.program import Interrupted, is_main_rank, say, stop_asked
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
@@ -95,7 +97,7 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     _check_strategy(config, trainer)
     trainer.compile_layers(config)
     metrics.telemetry = telemetry.of_this_rank(config.hardware.vendor)
-    with profiling.of_trainer(config, trainer, cycle), metrics.telemetry.running():
+    with _profiled(config, trainer, cycle), metrics.telemetry.running():
         _run_steps(config, trainer, metrics, _newest_for_all(output_dir, heartbeat))
     figures = telemetry.energy(metrics.telemetry.energy_j, metrics.num_tokens())
     figures |= {} if trainer.compiled is None else {"compiled": trainer.compiled}
@@ -120,6 +122,29 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     result |= {"model": str(model_dir), "weights_sha256": hashed}
     say(f"done: {result['steps']} steps, loss {result.get('loss')}, model in {model_dir}")
     return result
+
+
+@contextlib.contextmanager
+def _profiled(config: DictConfig, trainer: Trainer, cycle: int) -> Iterator[None]:
+    profile = profiling.of(config)
+    trainer.add_callback(ProfiledSteps(profile, cycle))
+    try:
+        yield
+    finally:
+        profile.end()
+
+
+class ProfiledSteps(TrainerCallback):
+    """Tells a profile of a trainer's steps."""
+
+    def __init__(self, profile: profiling.Profile, cycle: int) -> None:
+        self.profile, self.cycle = profile, cycle
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self.profile.begin(state.max_steps - state.global_step, self.cycle, model)
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.profile.step()
 
 
 def save_model(trainer: Trainer, target: Path) -> dict[str, float]:

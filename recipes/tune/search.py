@@ -24,7 +24,7 @@ from optuna.trial import TrialState
 
 from recipes.bench.series import Row, Table
 from recipes.common.errors import UserError
-from recipes.common.metrics import append
+from recipes.common.files import append
 from recipes.common.program import Interrupted, say, stop_asked
 from recipes.tune.tuning import TuneConfig
 

@@ -126,9 +126,12 @@ def trained(tmp_path, monkeypatch):
 
         def train(config, trainer, *_):
             calculate = trainer._calculate_rewards
-            monkeypatch.setattr(
-                trainer, "_calculate_rewards", lambda inputs, *rest: rows.append([row["prompt"] for row in inputs]) or calculate(inputs, *rest)
-            )
+
+            def recorded(inputs, *rest):
+                rows.append([row["prompt"] for row in inputs])
+                return calculate(inputs, *rest)
+
+            monkeypatch.setattr(trainer, "_calculate_rewards", recorded)
             trainer.train(resume_from_checkpoint=resume)
             return {}
 
