@@ -63,6 +63,11 @@ def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
         eighth = dataclasses.replace(precision, name="fp8", compute="fp8")
         price = "products of linear layers are rounded to 8 bits (torchao)"
         yield ["precision=fp8"], price, dataclasses.replace(config, precision=eighth)
+    if config.topology.name == "split" and config.topology.overlap is False:
+        price = "completions are one generation old, weighed by the probabilities that both policies gave them"
+        yield ["topology.overlap=true"], price, with_value(config, "topology.overlap", True)
+        price = "up to two generations old, weighed likewise; gains more than this where lengths differ"
+        yield ["topology.overlap=stream"], price, with_value(config, "topology.overlap", "stream")
     if whole:
         price = "trains about 1% of the parameters, and wants ten times the learning rate"
         yield ["adapter=lora"], price, dataclasses.replace(config, adapter=Adapter(**_option("adapter/lora")))

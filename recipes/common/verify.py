@@ -140,6 +140,8 @@ def build_verifier(config: DictConfig, columns: list[str]) -> Verifier:
         judges[name] = _code_tests(config) if name == rewards.CODE_TESTS else _named(name, isolated, method.reward_pattern)
     if confined:
         isolated.start()  # what cannot be imported shows before there are completions
+    elif isolated.names:
+        isolated.begin()  # while the model is loaded
     return Verifier(judges, {name: float(weight) for name, weight in method.rewards.items()}, list(method.reward_chain))
 
 

@@ -44,6 +44,7 @@ class Isolated:
     def __init__(self, names: list[str], time_s: float = TIME_S, wait_s: float = WAIT_S, memory_gb: float = MEMORY_GB) -> None:
         self.names, self.time_s, self.wait_s, self.memory_gb = names, time_s, wait_s, memory_gb
         self.process: subprocess.Popen[bytes] | None = None
+        self._ready = False
 
     def __call__(self, name: str, completion: str, row: dict[str, Any]) -> tuple[float | None, str | None]:
         """(score, error) of one completion and what the reward reads beside it."""
@@ -53,7 +54,7 @@ class Isolated:
     def ask(self, name: str, prompts: list[Any], completions: list[Any], columns: dict[str, Any]) -> tuple[list[Any] | None, str | None]:
         """(scores, None), or (None, why there are none). Raises UserError for a reward that does not do what a reward does."""
         question = json.dumps({"name": name, "prompts": prompts, "completions": completions, "columns": columns})
-        process = self.process or self.start()
+        process = self.start()
         try:
             process.stdin.write(question.encode() + b"\n")
             process.stdin.flush()
@@ -67,8 +68,8 @@ class Isolated:
             raise UserError(found["refused"])
         return found["scores"], found["error"]
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """The process, with the rewards imported; the first question starts it otherwise. Raises UserError for one that is not there."""
+    def begin(self) -> None:
+        """Start the process, whose imports take seconds, and do not wait for it; the first question starts it otherwise."""
         # A session of its own: a signal that asks the ranks to stop lets them finish their step, which needs this process.
         self.process = subprocess.Popen(
             [sys.executable, "-m", "recipes.common.verify_worker", str(self.time_s), str(int(self.memory_gb * 1e9)), *self.names],
@@ -77,8 +78,16 @@ class Isolated:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """The process, with the rewards imported. Raises UserError for one that is not there."""
+        if self.process is None:
+            self.begin()
+        elif self._ready:
+            return self.process
         said = _line(self.process, READY_WITHIN_S)
         if said == READY:
+            self._ready = True
             return self.process
         ended = self._end(hangs=said is None)
         if said:
@@ -87,7 +96,7 @@ class Isolated:
 
     def _end(self, hangs: bool) -> str:
         """Kill what is left of it, and say why. One that does not hang is ending already, which takes time where it has much memory."""
-        process, self.process = self.process, None
+        process, self.process, self._ready = self.process, None, False
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0 if hangs else END_WITHIN_S)
         code = process.poll()

@@ -57,9 +57,8 @@ def test_a_run_leaves_what_the_contract_says(trained, method):
     assert "Everything is in" in done.stdout
 
 
-@pytest.mark.parametrize("method", ["dpo", "grpo"])
-def test_reproduce_is_equal_to_the_last_digit(trained, method):
-    run, _ = trained[method]
+def test_reproduce_is_equal_to_the_last_digit(trained):
+    run, _ = trained["grpo"]
     done = subprocess.run([sys.executable, str(ROOT / "launch/reproduce.py"), str(run)], cwd=run.parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "equal: 6 lines of metrics and the results, to the last digit" in done.stdout
@@ -204,9 +203,6 @@ def test_a_users_own_data_and_reward(tmp_path):
         "".join(json.dumps({"prompt": [{"role": "user", "content": f"say {n}"}]}) + "\n" for n in range(16))
     )
     own = ["data=jsonl", "data.path=train.jsonl", "~method.rewards.reasoning_gym", "++method.rewards={mine.brevity: 1.0}"]
-    few = command("hardware=cpu", *METHODS["grpo"], *own, cwd=tmp_path)
-    assert few.returncode == 2, few.stdout
-    assert "no step was taken: the data has 16 rows" in few.stdout
     done = command("hardware=cpu", *METHODS["grpo"], *own, "method.args.per_device_train_batch_size=8", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert rundir.read_metrics(newest(tmp_path) / "metrics.jsonl")[-1]["reward"] > 0

@@ -125,10 +125,7 @@ def dying(function, at: int):
 KILLS = [  # phase, where and in which call it is killed, and what of that phase is on the disk then
     ("start", checkpoint, "seal", 2, {"checkpoints/checkpoint-*": 1}),  # its last checkpoint is written and not sealed
     ("cycle0_evaluate", batches.Store, "put", 4, {"samples/*/*.jsonl": 2, "verdicts/*/*.jsonl": 1}),  # its second batch is judged
-    ("cycle1_sample", batches.Store, "put", 3, {"samples/*/*.jsonl": 1, "verdicts/*/*.jsonl": 1}),  # the second batch is generated
-    ("cycle1_sample", batches.Store, "put", 4, {"samples/*/*.jsonl": 2, "verdicts/*/*.jsonl": 1}),  # it is verified
     ("cycle1_sample", recipe, "write_rows", 1, {"samples/*/*.jsonl": 3, "verdicts/*/*.jsonl": 3}),  # all is judged, nothing selected
-    ("cycle1_train", checkpoint, "seal", 2, {"checkpoints/checkpoint-*": 1}),  # the second of three steps is done
     ("cycle1_train", training, "save_model", 1, {"checkpoints/checkpoint-3": 1, "model": 0}),  # all are
     ("cycle1_evaluate", evaluation, "write_rows", 1, {"verdicts/*/*.jsonl": 2, "samples.jsonl": 0}),  # all is judged, nothing written
 ]

@@ -7,7 +7,9 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from launch.check import refusals
-from recipes.common import attention, head, layers
+from recipes.common import attention, head, layers, training
+from recipes.common.errors import UserError
+from recipes.common.metrics import Metrics
 from recipes.common.model import build_model
 from tests.conftest import composed
 from tests.unit.test_recipes_head import model as small
@@ -17,7 +19,7 @@ from tests.unit.trainers import assert_same, built, configured, rows_of, trained
 LONGEST = 24
 ROWS = [{"prompt": f"{n} plus {10 ** (n % 7)} ", "answer": "1"} for n in range(16)]
 GIVEN = [
-    *["~method.rewards.reasoning_gym", f"method.args.max_completion_length={LONGEST}", "method.args.max_steps=2"],
+    *[f"method.args.max_completion_length={LONGEST}", "method.args.max_steps=2"],
     *["method.args.per_device_train_batch_size=4", "method.args.gradient_accumulation_steps=2"],
 ]
 CASES = {
@@ -208,3 +210,9 @@ def test_only_attention_to_everything_before_fits():
 def test_grpo_may_pack_where_a_kernel_is_named(hardware, rows, refused):
     found = refusals(composed(f"hardware={hardware}", "method=grpo", f"step.rows={rows}", "precision=fp32"))
     assert [rule.name for rule in found if rule.name in ("rows_of_method", "packed_without_kernel")] == refused
+
+
+def test_rows_that_fill_no_batch_are_refused(tmp_path):
+    config, trainer = built(tmp_path, "grpo", "method.args.per_device_train_batch_size=256")
+    with pytest.raises(UserError, match="no step was taken: the data has 32 rows"):
+        training.train(config, trainer, Metrics(config))

@@ -175,7 +175,8 @@ def work(rank: int, folder, told: list) -> None:
 
 def test_energy_of_several_ranks(tmp_path):
     """All of them, or none: a sum without one rank's GPU would be too small and look right."""
-    torch.multiprocessing.spawn(work, (tmp_path, [(1000.0, 500.0), (1000.0, None)]), nprocs=2)
+    told = [(1000.0, 500.0), (1000.0, None)]
+    torch.multiprocessing.start_processes(work, (tmp_path, told), nprocs=2, start_method="fork")  # another would import everything
     expected = [{"energy_j": 1500.0, "energy_kwh_per_million_tokens": pytest.approx(1500 / 3.6e6)}, {}]
     assert [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)] == [expected, expected]
 

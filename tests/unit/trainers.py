@@ -25,7 +25,14 @@ SMALL = [
     *["method.args.learning_rate=1e-2", "method.args.lr_scheduler_type=constant", "method.args.warmup_steps=0"],
     "method.args.per_device_train_batch_size=4",
 ]
-OWN = {"grpo": ["method.args.num_generations=4", "method.args.max_completion_length=6", "+method.rewards.length=0.1"]}
+OWN = {
+    "grpo": [
+        "method.args.num_generations=4",
+        "method.args.max_completion_length=6",
+        "~method.rewards.reasoning_gym",
+        "+method.rewards.length=0.1",
+    ]
+}
 ROWS = [{"prompt": f"{n} plus {10**n} ", "completion": f"is {'1 ' * (5 * n % 23)}{n}"} for n in range(16)]
 FIGURES = ("loss", "grad_norm", "entropy", "mean_token_accuracy", "num_tokens")
 
