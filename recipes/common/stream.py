@@ -128,7 +128,7 @@ class StreamedGeneration(GenerationAhead):
         client = self.vllm_generation.vllm_client if self.accelerator.is_main_process else None
         with self.timed("sync"):
             if client:
-                client._post(f"{client.base_url}/pause", params={"mode": "keep"})
+                client._post(f"{client.base_url}/pause", params={"mode": "keep", "clear_cache": "false"})
             super()._send_weights()
             if client:
                 client._post(f"{client.base_url}/resume")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import os
 import signal
 import time
@@ -22,8 +23,11 @@ FAULT = Path("fault")
 
 def reward(prompts, completions, trainer_state, **columns) -> list[float]:
     """From 0 to 1, by the completion's text: random, and the same in every run. A rank meets its fault here, inside a step."""
-    if program.rank() == 0 and due("first", trainer_state.global_step + 1):
-        kill()
+    if program.rank() == 0:
+        with Path("trained").open("a") as file:
+            file.write(json.dumps([trainer_state.global_step + 1, prompts]) + "\n")
+        if due("first", trainer_state.global_step + 1):
+            kill()
     if program.rank() == int(os.environ["WORLD_SIZE"]) - 1:
         for name, happens in {"kill": kill, "hang": hang_here, "stop": stop_launcher, "lose": lose_launcher}.items():
             if due(name, trainer_state.global_step + 1):
