@@ -86,6 +86,9 @@ def run(work: Callable[[DictConfig], dict[str, Any]], argv: list[str] | None = N
     for name in ("datasets.utils", "transformers.utils.logging"):  # of those that the recipe has imported
         if library := sys.modules.get(name):  # the launcher shows progress from metrics.jsonl, and a log holds no moving lines
             library.disable_progress_bar()
+    accelerate = sys.modules.get("accelerate.utils.other")
+    if accelerate and not str(OmegaConf.select(config, "topology.strategy")).startswith("zero"):
+        accelerate.is_deepspeed_available = lambda: False  # it would import DeepSpeed, for 2 s, to ask whether the model is one of its
     handlers = {number: signal.signal(number, _ask_stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         return _run(work, config)
