@@ -310,4 +310,6 @@ def _generation(config: Config, ports: tuple[int, int]) -> dict[str, Any]:
         "vllm_mode": "server",
         "vllm_server_base_url": f"http://127.0.0.1:{ports[0]}",
         "vllm_group_port": ports[1],
+        # TRL's own mode multiplies the ratios of a completion's tokens, and drops it above 3: meant for rounding, not for older weights.
+        **({"vllm_importance_sampling_mode": "token_truncate"} if config.topology.overlap else {}),
     }

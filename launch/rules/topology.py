@@ -233,6 +233,7 @@ TOPOLOGY_RULES = [
         "staleness_of_stream",
         lambda c: (
             c.topology.overlap == "stream"
+            and "num_generations" in known(c)
             and c.topology.max_staleness is not None
             and c.topology.max_staleness < least_staleness(c)
             and _is_read(c, "max_staleness")

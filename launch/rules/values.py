@@ -17,7 +17,7 @@ WORDS = {
     "runtime.name": ("local", "docker", "slurm"),
     "topology.name": ("single", "ddp", "fsdp", "zero2", "zero3", "split", "colocate"),
     "topology.strategy": ("none", "ddp", "fsdp", "zero2", "zero3"),
-    "topology.overlap": ("false", "true", "stream"),
+    "topology.overlap": (False, True, "stream"),
     "topology.fsdp.reduce_dtype": ("fp32", "bf16"),
     "topology.fsdp.state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
     "data.kind": ("reasoning", "code", "jsonl", "hub", "mix", "samples"),
@@ -155,9 +155,9 @@ def check_values(config: Config) -> None:
     """Raises UserError for the first value outside its list or range."""
     for key, words in WORDS.items():
         given = leaf(config, key)
-        given = str(given).lower() if isinstance(given, bool) else given
         if given not in words:
-            raise UserError(f"{key}={given}: it takes {', '.join(words)}.{near(str(given), words)}")
+            shown = [str(word).lower() if isinstance(word, bool) else word for word in words]
+            raise UserError(f"{key}={given}: it takes {', '.join(shown)}.{near(str(given), shown)}")
     for name, given in config.method.args.items():
         if isinstance(given, float) and not math.isfinite(given):
             raise UserError(f"method.args.{name}={given}: no finite number. Use: a finite one, or null.")

@@ -213,7 +213,9 @@ class Topology:
     server_args: dict[str, Any] = field(default_factory=dict)
     # split: generate the next batch while this one trains; stream: never stop generating, and train on the groups that are whole
     overlap: Any = False
-    max_staleness: Optional[int] = None  # overlap=stream: optimizer steps that a completion may be old; empty: those of two generations
+    max_staleness: Optional[int] = (
+        None  # overlap=stream: how many optimizer steps old a completion may be; empty: as many as two generations serve
+    )
     numa_binding: Optional[NumaBinding] = None
     tensor_parallel: int = 1  # of training: refused unless 1
     pipeline_parallel: int = 1  # of training: refused unless 1

@@ -52,6 +52,7 @@ class Threads:
                 result.set_result(call(*arguments))
             except BaseException as error:  # for whoever waits for it
                 result.set_exception(error)
+            del result, call, arguments  # or the answer would stay until the next call
 
 
 class GenerationAhead:
@@ -63,6 +64,7 @@ class GenerationAhead:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._batches: deque[Any] = deque()  # those of this step that are still to train on, then those after it
+        self._in_step = 0  # micro-batches of this step that are done: the last step of an epoch may have fewer than the others
         super().__init__(*args, **kwargs)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: Any) -> Any:
@@ -70,6 +72,7 @@ class GenerationAhead:
         if epoch_iterator is not self._source:
             self._source = epoch_iterator
             self._batches.clear()
+        self._in_step = 0
         missing = num_batches + self.ahead * self._cycle() - len(self._batches)
         self._batches.extend(islice(epoch_iterator, max(0, missing)))
         return super().get_batch_samples(iter(list(islice(self._batches, num_batches))), num_batches, device)
@@ -78,6 +81,7 @@ class GenerationAhead:
         prepared = super()._prepare_inputs(generation_batch)
         if self.model.training:
             self._batches.popleft()
+            self._in_step += 1
         return prepared
 
     def _cycle(self) -> int:
@@ -86,7 +90,7 @@ class GenerationAhead:
 
     def _upcoming(self, cycles: int) -> list[dict[str, Any]] | None:
         """This rank's rows of so many generations later; None where the epoch or the run ends before."""
-        steps = cycles * self._cycle() / self.args.gradient_accumulation_steps
+        steps = (self._in_step + cycles * self._cycle()) // self.args.gradient_accumulation_steps
         if self.state.global_step + steps >= self.state.max_steps:
             return None
         return next(islice(self._batches, cycles * self._cycle(), None), None)
@@ -119,6 +123,10 @@ class OverlappedGeneration(GenerationAhead):
 
     _under_way: UnderWay | None = None
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._threads = Threads(1)
+
     def _generate_single_turn(
         self, prompt_ids: list, images: Any, multimodal_fields: Any, num_generations: int, **kwargs: Any
     ) -> tuple[list, list]:
@@ -144,7 +152,7 @@ class OverlappedGeneration(GenerationAhead):
         if not self.accelerator.is_main_process:
             return UnderWay(prompts, None)
         # The rows of a group stand together and are the same.
-        return UnderWay(prompts, Threads(1).submit(_timed, self._ask, prompts[::num_generations], num_generations))
+        return UnderWay(prompts, self._threads.submit(_timed, self._ask, prompts[::num_generations], num_generations))
 
     def _receive(self, under_way: UnderWay, mine: int) -> tuple[list, list]:
         """This rank's completions, and the log-probability of each of their tokens."""

@@ -1,21 +1,21 @@
 """Generation that never stops: groups of completions are trained on as they become whole, while the server works on the next ones.
 
-Half as many generations are in flight beside the one that is waited for as the bound on staleness allows, and the other half is for those
-that take long. A step takes the groups that are whole in the order in which they
+Besides the generation that is waited for, half as many are in flight as the bound on staleness allows; the other half leaves room for long
+completions. A step takes the groups that are whole in the order in which they
 were sent, and new prompts follow at once. New weights arrive between two decoding steps: vLLM freezes its requests (`/pause?mode=keep`),
 takes the weights and goes on. Running requests keep the keys and values of the weights before, as in PipelineRL (arXiv:2509.19128). Log-
-probabilities are those that each token was sampled with, so TRL's importance-sampling correction weighs every token by what it is off.
+probabilities are those that each token was sampled with, so TRL's importance-sampling correction reweights each token by how far it is off-policy.
 Prompts share their keys and values only with others that were sent under the same weights (vLLM's `cache_salt`).
 
-Staleness is the number of optimizer steps between the weights that a group was sent under, those of its first token, and the step that
-trains on it. No group gets older than `topology.max_staleness`: a step waits where it would leave more old groups than the steps that
-may still train on them can take. So no completion is dropped for its age; to drop what takes long would teach the model to be brief.
+Staleness is the number of optimizer steps between the weights that a group was sent under, those of its first token, and the first
+step that trains on it. No group gets older than `topology.max_staleness`: a step waits rather than leave behind more ageing groups than
+later steps can still take in time. So no completion is dropped for its age; to drop what takes long would teach the model to be brief.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
+from recipes.common.errors import UserError
 from recipes.common.overlap import GenerationAhead, Threads
 from recipes.common.program import say
 
@@ -60,11 +61,26 @@ class Stream:
             left = [group for group in self.groups if group not in whole]
             if len(whole) == count and all(place < count * later(group.step) for place, group in enumerate(left)):
                 break
-            wait([group.answer for group in left if not group.answer.done()], return_when=FIRST_COMPLETED)
+            unfinished = [group.answer for group in left if not group.answer.done()]
+            if not unfinished:
+                raise RuntimeError(f"{len(self.groups)} groups in flight are whole, and steps of {count} cannot take all of them in time")
+            wait(unfinished, return_when=FIRST_COMPLETED)
         for group in whole:
             group.answer.result()
         self.groups = left
         return whole
+
+
+def check_rows(rows: Iterable[dict[str, Any]]) -> None:
+    """Raises UserError where a column of `rows` cannot be written as JSON, as a checkpoint has those in flight."""
+    for column, value in next(iter(rows)).items():
+        try:
+            json.dumps(value)
+        except TypeError as error:
+            raise UserError(
+                f"topology.overlap=stream: a checkpoint keeps the rows in flight as JSON, which column {column!r} cannot be ({error}). "
+                "Use topology.overlap=true, or data without that column."
+            ) from error
 
 
 class StreamState(TrainerCallback, ExportableState):
@@ -96,6 +112,7 @@ class StreamedGeneration(GenerationAhead):
         self.unfinished: list[dict[str, Any]] = []  # rows that a resumed run had in flight
         self._sent = 0  # generations from this one on whose rows are in flight
         self.add_callback(StreamState(self))
+        check_rows(self.train_dataset)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """The parent's, of the groups that are whole in place of those of `inputs`."""
@@ -109,7 +126,8 @@ class StreamedGeneration(GenerationAhead):
         self._sent -= 1
         ages = [self.state.global_step - step for _, step, _ in groups]
         self._metrics["train"]["staleness/mean"].append(sum(ages) / len(ages))
-        self._metrics["train"]["staleness/max"].append(max(ages))
+        oldest = self._metrics["train"]["staleness/max"]  # TRL logs the mean of such a list
+        oldest[:] = [max([*oldest, *ages])]
         rows = [row for row, _, _ in groups for _ in range(self.num_generations)]
         own = slice(self.accelerator.process_index * len(inputs), (self.accelerator.process_index + 1) * len(inputs))
         self._completions = [completion for _, _, answer in groups for completion in answer][own]
@@ -158,10 +176,10 @@ class StreamedGeneration(GenerationAhead):
         """How many generations after this one may train on a group that was sent after `step`."""
         per_step = self.args.gradient_accumulation_steps
         left = step + self.max_staleness - self.state.global_step
-        return ((left + 1) * per_step - 1 - self._step % per_step) // self._cycle()
+        return ((left + 1) * per_step - 1 - self._in_step) // self._cycle()
 
     def _answer(self, row: dict[str, Any], step: int) -> list[tuple[list[int], list[float]]]:
         (prompt,) = self._tokenize_prompts([row["prompt"]])[0]
-        answer = self._ask([prompt], self.num_generations, cache_salt=f"step {step}")
+        answer = self._ask([prompt], self.num_generations, cache_salt=f"step {self._last_loaded_step}")
         logprobs = [[token[0] for token in sequence] for sequence in answer["logprobs"]]
         return list(zip(answer["completion_ids"], logprobs, strict=True))

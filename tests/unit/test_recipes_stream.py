@@ -1,17 +1,23 @@
 """Streamed generation: which groups a step gets, whatever order they become whole in, and what a resumed run sends again."""
 
+import datetime
 import random
+import weakref
 from concurrent.futures import Future
+from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from transformers import TrainerCallback
 from trl.generation import vllm_generation
 
+from launch.check import check
 from launch.errors import UserError
 from launch.rules.values import check_values
 from recipes import grpo
-from recipes.common import stream
+from recipes.common import errors as recipes_errors
+from recipes.common import overlap, stream
 from recipes.smoke import gloo_trainer
 from tests.conftest import composed
 from tests.unit.engines import JUDGES, SENDS, STEPS, Clock, client, run_grpo
@@ -162,7 +168,69 @@ def test_a_resumed_run_trains_on_every_row_once(trained, tmp_path, stopped):
     assert salts[0] == f"step {stopped}"
 
 
-@pytest.mark.parametrize("word", ["steam", "1", "yes"])
+@pytest.mark.parametrize(("cycle", "per_step"), [(1, 4), (1, 8), (2, 8), (8, 4), (3, 2)])
+def test_epochs_whose_last_step_is_short(monkeypatch, cycle, per_step):
+    """Seven generations an epoch, which accumulation does not divide: no group gets too old, and no step waits for nothing."""
+    server = Simulated(monkeypatch, random.Random(0))
+    staleness = max(1, -(-cycle // per_step))
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(gradient_accumulation_steps=per_step),
+        state=SimpleNamespace(global_step=0),
+        max_staleness=staleness,
+        _cycle=lambda: cycle,
+    )
+    ahead = max(1, staleness * per_step // cycle // 2)
+    for _ in range(3):
+        trainer._in_step, sent, end = 0, 0, 7 * cycle
+        for micro in range(end):
+            generation, first = divmod(micro, cycle)
+            if first == 0:
+                while sent <= min(generation + ahead, 6):
+                    server.stream.send([{}, {}], trainer.state.global_step)
+                    sent += 1
+                server.work()
+                groups = server.stream.take(2, partial(stream.StreamedGeneration._later, trainer))
+                assert all(trainer.state.global_step - group.step <= staleness for group in groups)
+            trainer._in_step += 1
+            if trainer._in_step == per_step or micro == end - 1:
+                trainer.state.global_step, trainer._in_step = trainer.state.global_step + 1, 0
+
+
+def test_threads_keep_no_answer():
+    threads, answers = overlap.Threads(1), weakref.WeakSet()
+
+    class Answer:
+        def __init__(self):
+            answers.add(self)
+
+    for _ in range(5):
+        assert isinstance(threads.submit(Answer).result(), Answer)
+    assert threads.submit(lambda: threads._threads).result() == 1
+    assert len(answers) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "mode"), [([], "token_truncate"), (["method.args.vllm_importance_sampling_mode=token_mask"], "token_mask")]
+)
+def test_each_tokens_ratio_is_truncated(tmp_path, given, mode):
+    assert configured(tmp_path, "grpo", *SPLIT, *given).trainer_args.vllm_importance_sampling_mode == mode
+
+
+def test_a_bound_on_staleness_is_no_matter_of_sft():
+    with pytest.raises(UserError, match="topology=split"):
+        check(
+            composed(
+                "hardware=mi300x", "model=qwen3_4b", "method=sft", "topology=split", "topology.overlap=stream", "topology.max_staleness=1"
+            )
+        )
+
+
+def test_a_row_that_no_checkpoint_can_keep_is_refused(tmp_path):
+    with pytest.raises(recipes_errors.UserError, match="column 'when' cannot be"):
+        stream.check_rows([{"prompt": "1", "when": datetime.date(2026, 1, 1)}])
+
+
+@pytest.mark.parametrize("word", ["steam", "'true'", "yes"])
 def test_words_for_overlap(word):
     given = ["hardware=mi300x", "method=grpo", "model=qwen3_4b"]
     check_values(composed(*given, "topology.overlap=stream"))
