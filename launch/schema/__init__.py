@@ -213,9 +213,8 @@ class Topology:
     server_args: dict[str, Any] = field(default_factory=dict)
     # split: generate the next batch while this one trains; stream: never stop generating, and train on the groups that are whole
     overlap: Any = False
-    max_staleness: Optional[int] = (
-        None  # overlap=stream: how many optimizer steps old a completion may be; empty: as many as two generations serve
-    )
+    # overlap=stream: how many optimizer steps old a completion may be; empty: as many as two generations serve
+    max_staleness: Optional[int] = None
     numa_binding: Optional[NumaBinding] = None
     tensor_parallel: int = 1  # of training: refused unless 1
     pipeline_parallel: int = 1  # of training: refused unless 1

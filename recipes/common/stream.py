@@ -1,11 +1,11 @@
 """Generation that never stops: groups of completions are trained on as they become whole, while the server works on the next ones.
 
 Besides the generation that is waited for, half as many are in flight as the bound on staleness allows; the other half leaves room for long
-completions. A step takes the groups that are whole in the order in which they
-were sent, and new prompts follow at once. New weights arrive between two decoding steps: vLLM freezes its requests (`/pause?mode=keep`),
-takes the weights and goes on. Running requests keep the keys and values of the weights before, as in PipelineRL (arXiv:2509.19128). Log-
-probabilities are those that each token was sampled with, so TRL's importance-sampling correction reweights each token by how far it is off-policy.
-Prompts share their keys and values only with others that were sent under the same weights (vLLM's `cache_salt`).
+completions. A step takes the groups that are whole, in the order in which they were sent, and new prompts follow at once. New weights
+arrive between two decoding steps: vLLM freezes its requests (`/pause?mode=keep`), takes the weights and goes on. Running requests keep the
+keys and values of the weights before, as in PipelineRL (arXiv:2509.19128). Each token keeps the log-probability that it was sampled with,
+so TRL's importance-sampling correction reweights it by how far it is off-policy. Prompts share their keys and values only with others that
+were sent under the same weights (vLLM's `cache_salt`).
 
 Staleness is the number of optimizer steps between the weights that a group was sent under, those of its first token, and the first
 step that trains on it. No group gets older than `topology.max_staleness`: a step waits rather than leave behind more ageing groups than
