@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import reasoning_gym
 from datasets import Dataset
 from omegaconf import OmegaConf
 
 from launch.plan import plain
 from launch.schema import Data
-from recipes.common import data, rewards, tasks
+from recipes.common import Later, data, rewards, tasks
 from recipes.common.errors import UserError
 
 CONF = Path(__file__).parents[2] / "conf/data"
@@ -433,3 +434,10 @@ def test_a_hub_that_cannot_be_reached(monkeypatch):
 def test_texts_are_everything_a_tokenizer_must_spell():
     rows = [{"prompt": [{"role": "user", "content": "a"}], "completion": "b", "answer": "no"}, {"messages": [{"content": "c"}]}]
     assert data.texts(rows) == ["a", "b", "c"]
+
+
+def test_a_module_that_few_tasks_need_is_imported_by_those():
+    assert reasoning_gym.create_dataset("game_of_life", size=1, seed=1)[0]["answer"]
+    later = Later("html.entities")
+    assert not hasattr(later, "__file__")
+    assert later.name2codepoint["amp"] == 38
