@@ -149,7 +149,7 @@ class MicroStep:
 
     def scattered(self) -> float:
         """Return the most bytes that torch's allocator was seen to hold in free pieces. Checkpointing keeps a hidden state per layer, each
-        maybe in a block that a larger tensor had, such as the tile of SFT's own head; the rest of that block is too small for another.
+        possibly in a block that a larger tensor had, such as the tile of SFT's own head; the rest of that block is too small for another.
         tests/unit/test_allocator.py replays it."""
         if not self.recomputing:
             return 0.0
@@ -178,10 +178,10 @@ class MicroStep:
         assert self.adapter is not None
         mlp = self.tokens * self.numerics.product_bytes * self.model.intermediate_size  # size of each of gate, up, activation and product
         if name == DOWN:  # its input is a tensor of its own only if it reads a copy
-            beside = mlp if self.adapter.copies or self.adapter.dropout else 0
+            extra = mlp if self.adapter.copies or self.adapter.dropout else 0
         else:
-            beside = -3 * mlp if name in ATTENTION else -mlp
-        return self.adapter.computing(name, self.tokens) + beside + 6 * self.tokens * self.model.hidden_size
+            extra = -3 * mlp if name in ATTENTION else -mlp
+        return self.adapter.computing(name, self.tokens) + extra + 6 * self.tokens * self.model.hidden_size
 
     def linear_bytes(self) -> float:
         """Return bytes of the 16-bit copies of one layer's weights, which autocast keeps until the forward ends."""

@@ -247,7 +247,7 @@ def search(config: Config, overrides: list[str], host: Host) -> tuple[list[str],
         )
     config = balance.settled(config)
     check_given(config)  # before a search enumerates its numbers
-    check_adapter(config)  # its layers are planned
+    check_adapter(config)  # the plan depends on its layers
     print(f"find={config.find.value}: planning each candidate", file=sys.stderr)  # this takes seconds
     return (_largest_batch if config.find == Find.largest_batch else _smallest_hardware)(config, overrides, host)
 

@@ -77,10 +77,10 @@ def memory(config: Config, processes: list[topology.Process], smaller: Mapping[i
         moment, parts = ("", _server_parts(config, capacity)) if serves else _rank_parts(config, capacity)
         # A server is limited to its share: weights that outgrow it do not fit, however much memory is free outside it.
         most = capacity * (config.topology.server_memory_share if serves and not config.topology.server_cache_gb else 1.0)
-        most = max(0.0, most - sum(beside.total_gb for beside in found)) if serving.shares_gpu(config) else most
+        most = max(0.0, most - sum(other.total_gb for other in found)) if serving.shares_gpu(config) else most
         devices: list[int | None] = [*process.gpus] or [None]
-        beside = 0.0 if serves else _scattered_bytes(config) / 1e9
-        found += [Memory(process.name, gpu, parts, most, moment, beside) for gpu in devices]
+        scattered = 0.0 if serves else _scattered_bytes(config) / 1e9
+        found += [Memory(process.name, gpu, parts, most, moment, scattered) for gpu in devices]
     return found
 
 

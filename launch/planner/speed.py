@@ -24,7 +24,7 @@ from launch.trainer_args import argument, value
 GEMM_FP32 = 0.69  # of fp32's peak, for products and attention
 ATTENTION = 0.67  # of the peak, for the fused 16-bit kernels
 BANDWIDTH = 0.62  # for a layer's memory-bound kernels; large tensors one after another (weights, optimizer) reach healthy.copy
-COPY, LINKS = 0.89, 0.7  # if the hardware's file has no healthy.copy or healthy.all_reduce
+COPY, LINKS = 0.89, 0.7  # used if the hardware's file has no healthy.copy or healthy.all_reduce
 KERNEL_S = 6e-6  # of each kernel, to start and end, when no data moves
 STEP_S = 0.03  # of each step, without a kernel running: collating, gathering metrics, logging
 # Host time, which counts if the GPU has to wait: to launch a kernel (Python, autograd, autocast, the driver), read off 0.6B with one row
@@ -253,7 +253,7 @@ def _traffic(config: Config, step: MicroStep, linear: float) -> tuple[float, flo
 
 def extra_forwards(config: Config) -> float:
     """Return forwards without gradients per forward that trains: those of DPO's and GRPO's reference (the base if an adapter trains), and
-    GRPO's log-probabilities under vLLM or older weights. GRPO's serve num_iterations of training."""
+    GRPO's log-probabilities of completions by vLLM or older weights. GRPO's serve num_iterations of training."""
     if config.method.name == "dpo":
         return 0.0 if value(config, "precompute_ref_log_probs") else 1.0
     if config.method.name != "grpo":
@@ -292,7 +292,7 @@ def _communication(config: Config, size: Batch, micro_s: float) -> float:
     hive = config.hardware.hive or config.hardware.gpus_per_node
     if config.hardware.hives_gb_s and n > hive:
         link = config.hardware.hives_gb_s * 1e9 * share
-    elif config.hardware.link == Link.xgmi:  # a GPU has one link to each other: fewer GPUs use fewer links (ROCm/rccl#1270)
+    elif config.hardware.link == Link.xgmi:  # one link to each other GPU of the board: fewer GPUs use fewer links (ROCm/rccl#1270)
         link *= min(1.0, (n - 1) / (hive - 1)) if hive > 1 else 1.0
     if strategy not in ("fsdp", "zero2", "zero3"):
         return max(0.0, 2 * (n - 1) / n * stepped_bytes(config) * trained / link - micro_s / 2)

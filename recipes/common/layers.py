@@ -59,7 +59,7 @@ def compile_each(layers: Iterable[nn.Module], failed: Callable[[str], None], bac
 def _or_eager(
     eager: Callable[..., Any], compiled: Callable[..., Any], failed: Callable[[str], None], evaluates: bool
 ) -> Callable[..., Any]:
-    """Return a forward that falls back to `eager`. Without `evaluates`, held-out rows, of any length, stay eager: `compiled` is for one."""
+    """Return a forward that falls back to `eager`. Held-out rows, which may have any length, are compiled only if `evaluates`."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("past_key_values") is None and (self.training or evaluates):
@@ -73,7 +73,7 @@ def _or_eager(
 
 
 def _any_length(eager: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    """Compile `eager` for multiples of MULTIPLE tokens, in a way that the compiler knows: this makes fp8 a tenth faster.
+    """Compile `eager` for lengths that the compiler knows to be multiples of MULTIPLE, which makes fp8 a tenth faster.
 
     Other lengths are compiled without that knowledge.
     """
