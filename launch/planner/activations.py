@@ -1,4 +1,4 @@
-"""Bytes that a micro-step holds beside weights and optimizer: what autograd saves of a layer, and what the moments of a step add.
+"""Bytes that a micro-step holds in addition to weights and optimizer: what autograd saves per layer, and what each part of a step adds.
 
 Counted from the models of transformers 5.17 (qwen3, qwen2, llama), run layer by layer in eager mode with fused attention, and from
 TRL 1.16's head, which computes log-probabilities in tiles and never holds all logits. `tests/gpu/predictions.py` measures them on a GPU.
@@ -14,12 +14,12 @@ from launch.planner.adapted import ATTENTION, DOWN, Adapted
 from launch.planner.shapes import linear_sizes
 from launch.schema import Model
 
-TILE = (4096, 32768)  # tokens and words of the vocabulary that TRL's head takes at once; ours takes all words (recipes/common/head.py)
-KEPT = 3e9  # bytes: a head of log-probabilities keeps the gradients of up to as many logits (recipes/common/head.py)
+TILE = (4096, 32768)  # tokens and vocabulary entries that TRL's head takes at once; ours takes all entries (recipes/common/head.py)
+KEPT = 3e9  # bytes: a head of log-probabilities keeps the gradients of logits up to this size (recipes/common/head.py)
 
 
 class Numerics(Enum):
-    """How hidden states and weights are held while a layer runs."""
+    """Dtypes of weights and hidden states while a layer runs."""
 
     autocast = "autocast"  # fp32 weights, copied to 16 bits for each product; hidden states between layers in fp32
     cast = "cast"  # 16-bit weights and hidden states: FSDP2's mixed precision, ZeRO, precision.weights=bf16
@@ -27,39 +27,39 @@ class Numerics(Enum):
 
     @property
     def hidden_bytes(self) -> int:
-        """Of an element that one layer hands to the next."""
+        """Bytes per element that one layer hands to the next."""
         return 2 if self is Numerics.cast else 4
 
     @property
     def product_bytes(self) -> int:
-        """Of an element that a matrix product leaves."""
+        """Bytes per element of a matrix product's output."""
         return 4 if self is Numerics.fp32 else 2
 
 
 class Head(Enum):
-    """How logits are computed, and what of them stays."""
+    """How logits are computed, and what the head keeps for the backward."""
 
-    tiled = "tiled"  # TRL's: again in the backward
-    summed = "summed"  # SFT's own: with their gradient, for the loss is their sum
-    kept = "kept"  # DPO's own, and that of packed GRPO: gradients of up to KEPT bytes stay for the backward
+    tiled = "tiled"  # TRL's: logits are computed again in the backward
+    summed = "summed"  # SFT's own: the loss is a sum over tokens, so logits and their gradient are computed together
+    kept = "kept"  # DPO's own, and that of packed GRPO: up to KEPT bytes of gradients stay for the backward
 
 
 @dataclass(frozen=True)
 class MicroStep:
-    """A batch of `rows` sequences of `length` tokens on one rank."""
+    """A micro-batch of `rows` sequences of `length` tokens on one rank."""
 
     model: Model
     numerics: Numerics
     rows: int
     length: int
-    adapter: Adapted | None  # the base is frozen: its linear layers save no inputs for their weights' gradients
+    adapter: Adapted | None  # if any, the base is frozen, so its linear layers save no inputs for weight gradients
     checkpointing: bool
     fused: bool = True  # the GPU has a fused attention kernel for 16 bits
-    compiled: bool = False  # by torch.compile, which computes norms, rotations and the activation again instead of keeping them
-    recomputed: int | None = None  # under checkpointing: how many layers do; None: all
-    fp8: bool = False  # products of linear layers
+    compiled: bool = False  # torch.compile recomputes norms, rotations and the activation instead of keeping them
+    recomputed: int | None = None  # layers that recompute under checkpointing; None: all
+    fp8: bool = False  # linear layers multiply in fp8
     head: Head = Head.tiled
-    liger: bool = False  # its kernels for norms, rotations and the activation, which keep as little as compiled ones
+    liger: bool = False  # Liger's kernels for norms, rotations and the activation keep as little as compiled ones
 
     @property
     def tokens(self) -> int:
@@ -67,7 +67,7 @@ class MicroStep:
 
     @property
     def recomputing(self) -> int:
-        """Layers that keep their input only, and run again in the backward."""
+        """Number of layers that keep only their input and run again in the backward."""
         layers = self.model.num_layers
         return min(layers, layers if self.recomputed is None else self.recomputed) if self.checkpointing else 0
 
@@ -77,17 +77,17 @@ class MicroStep:
 
     @property
     def hidden(self) -> int:
-        """Hidden states of all tokens between two layers."""
+        """Bytes of the hidden states of all tokens between two layers."""
         return self.tokens * self.model.hidden_size * self.numerics.hidden_bytes
 
     @property
     def widths(self) -> tuple[int, int, int, int]:
-        """H, I, Q and K."""
+        """H, I, Q and K in elements."""
         model = self.model
         return model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
 
     def saved_by_layer(self) -> float:
-        """What one layer keeps for its backward, all tokens."""
+        """Return bytes that one layer keeps for its backward, for all tokens."""
         hidden, wide, query, key = self.widths
         if self.compiled or self.liger:
             return self.tokens * self._fused_per_token() + self.scores() + 4 * self._copies_of_query()
@@ -99,10 +99,10 @@ class MicroStep:
         return self.tokens * per_token + matrices + self.scores() + 4 * self._copies_of_query()
 
     def _fused_per_token(self) -> float:
-        """As `_compiled_per_token`, with what fp8 and an adapter change, and Liger beside one: read off peaks of an H100 (docs/speed.md).
+        """Return bytes per token as `_compiled_per_token`, with what fp8 and adapters change. Read off peaks of an H100 (docs/speed.md).
 
-        In fp8 norms' outputs and the activation's product are computed again. Beside a frozen base attention's output is kept as o_proj's
-        A reads it; Liger's autograd functions keep the product of the activation for down_proj's A.
+        With fp8, the norms' outputs and the activation's product are recomputed. With a frozen base, attention's output is kept as o_proj's
+        A reads it, and Liger's autograd functions keep the activation's product for down_proj's A.
         """
         hidden, wide, query, _ = self.widths
         out = self.numerics.product_bytes
@@ -114,42 +114,42 @@ class MicroStep:
         return found
 
     def _compiled_per_token(self) -> int:
-        """What inductor's partitioner (torch 2.13, min_cut_rematerialization_partition) keeps: the hidden state before both norms and what
-        they make of it, gate, up and their product, query, key, value and output of attention (and both before qwen3's norms), sums."""
+        """Return bytes per token that inductor's partitioner (torch 2.13, min_cut_rematerialization_partition) keeps: inputs and outputs of
+        both norms; gate, up and their product; query, key, value and output of attention (query and key before qwen3's norms too); sums."""
         hidden, wide, query, key = self.widths
         out, normed = self.numerics.product_bytes, self.model.architecture == "qwen3"
         sums = 4 * (2 + self.model.num_heads + (self.model.num_heads + self.model.num_kv_heads if normed else 0))
         return 2 * (self.numerics.hidden_bytes + out) * hidden + 3 * out * wide + (3 if normed else 2) * out * (query + key) + sums
 
     def _norms(self) -> int:
-        """Of both norms, per unit of H, with the copies of their outputs that the five linear layers behind them read."""
+        """Return bytes per token and unit of H of both norms, with the copies of their outputs that the next five linear layers read."""
         return {
-            Numerics.autocast: 2 * (4 + 4) + 5 * 2,  # input, normed in fp32; each linear layer casts its own copy
-            Numerics.cast: 2 * (4 + 2 + 2),  # input in fp32, normed, output, which the linear layers share
+            Numerics.autocast: 2 * (4 + 4) + 5 * 2,  # input and normed in fp32; each linear layer casts its own copy
+            Numerics.cast: 2 * (4 + 2 + 2),  # input in fp32, normed, and output, which the linear layers share
             Numerics.fp32: 2 * (4 + 4 + 4),
         }[self.numerics]
 
     def _attention(self, query: int, key: int) -> int:
-        """Query and key before and after their norms (qwen3) and rotated, value, output; and fp32 sums of the scores."""
+        """Return bytes per token of query and key before and after their norms (qwen3) and rotated, value, output, and fp32 score sums."""
         out = self.numerics.product_bytes
-        frozen = 4 if self.adapter else 4 + out  # a frozen norm keeps its input in fp32, one that trains what it makes of it as well
+        frozen = 4 if self.adapter else 4 + out  # a frozen norm keeps its input in fp32, a trained one its normed input too
         normed = frozen if self.model.architecture == "qwen3" else 0
         return (query + key) * (normed + 2 * out) + 4 * self.model.num_heads
 
     def scores(self) -> float:
-        """Attention weights, which torch keeps in fp32 where it has no fused kernel: on such a GPU (it then computes 16 bits in fp32),
-        and in fp32 with keys that serve several heads."""
+        """Return bytes of the attention weights. Torch keeps them, in fp32, if it has no fused kernel: on some GPUs (which then compute
+        16 bits in fp32), and in fp32 if several heads share a key."""
         model = self.model
         unfused = not self.fused or (self.numerics is Numerics.fp32 and model.num_kv_heads != model.num_heads)
         return 4.0 * self.rows * model.num_heads * self.length**2 if unfused else 0.0
 
     def _copies_of_query(self) -> float:
-        """One tensor of the query's size: without a fused kernel torch scales query and key, and repeats keys and values."""
+        """Return bytes of one query-sized tensor: without a fused kernel, torch scales query and key and repeats keys and values."""
         return 4.0 * self.tokens * self.widths[2] if self.scores() else 0.0
 
     def scattered(self) -> float:
-        """The most that torch's allocator was seen to hold in free pieces. Checkpointing keeps a hidden state of each layer, and each may
-        stand in a block that a larger tensor had, as is the tile of SFT's own head, whose rest serves nothing as large again.
+        """Return the most bytes that torch's allocator was seen to hold in free pieces. Checkpointing keeps a hidden state per layer, each
+        possibly in a block that a larger tensor had, such as the tile of SFT's own head; the rest of that block is too small for another.
         tests/unit/test_allocator.py replays it."""
         if not self.recomputing:
             return 0.0
@@ -157,7 +157,7 @@ class MicroStep:
         return self.recomputing * self.hidden + self.scores() + tile
 
     def backward_of_layer(self) -> float:
-        """What a layer's backward adds to what it saved: gradients of its hidden state and of what the MLP multiplies."""
+        """Return bytes that a layer's backward adds to what it saved: gradients of its hidden state and of the MLP's factors."""
         hidden, wide, _, _ = self.widths
         if self.adapter:
             return max(self._backward_of_frozen_mlp(), *map(self._computing, self.adapter.sizes))
@@ -165,7 +165,7 @@ class MicroStep:
         return max(self.hidden + self.tokens * 2 * self.numerics.product_bytes * wide, unfused)
 
     def _backward_of_frozen_mlp(self) -> float:
-        """Gradients of what the MLP multiplies and of its hidden state; down_proj's input, or its weight's copy, is free by then."""
+        """Return bytes of gradients of the MLP's factors and hidden state; down_proj's input, or its weight's copy, is free by then."""
         assert self.adapter is not None
         hidden, wide, _, _ = self.widths
         down = DOWN in self.adapter.sizes
@@ -174,42 +174,42 @@ class MicroStep:
         return self.tokens * ((2 if down else 3) * self.numerics.product_bytes * wide + around) - freed
 
     def _computing(self, name: str) -> float:
-        """What an adapted layer's forward, which a backward with checkpointing repeats, adds to what its decoder layer has kept by then."""
+        """Return bytes that an adapted linear layer's forward, repeated in a checkpointed backward, adds to what its layer holds."""
         assert self.adapter is not None
-        mlp = self.tokens * self.numerics.product_bytes * self.model.intermediate_size  # each of gate, up, activation and product
-        if name == DOWN:  # reads a product that is its own only where it reads a copy
-            beside = mlp if self.adapter.copies or self.adapter.dropout else 0
+        mlp = self.tokens * self.numerics.product_bytes * self.model.intermediate_size  # size of each of gate, up, activation and product
+        if name == DOWN:  # its input is a tensor of its own only if it reads a copy
+            extra = mlp if self.adapter.copies or self.adapter.dropout else 0
         else:
-            beside = -3 * mlp if name in ATTENTION else -mlp
-        return self.adapter.computing(name, self.tokens) + beside + 6 * self.tokens * self.model.hidden_size
+            extra = -3 * mlp if name in ATTENTION else -mlp
+        return self.adapter.computing(name, self.tokens) + extra + 6 * self.tokens * self.model.hidden_size
 
     def linear_bytes(self) -> float:
-        """The 16-bit copies of one layer's weights that autocast makes, and keeps until the forward has ended."""
+        """Return bytes of the 16-bit copies of one layer's weights, which autocast keeps until the forward ends."""
         own = self.adapter.weights() if self.adapter else 0.0
         return own + (2.0 * sum(i * o for i, o in linear_sizes(self.model)) if self.numerics is Numerics.autocast else 0.0)
 
     def _logits(self, tokens: int) -> float:
-        """Return the size of the logits of up to `tokens` tokens, for the whole vocabulary."""
+        """Return bytes of the logits of up to `tokens` tokens, for the whole vocabulary."""
         return min(self.tokens, tokens) * self.model.vocab_size * self.numerics.product_bytes
 
     def tile(self) -> float:
-        """Return the size of the logits that the head holds at once, with the 16-bit copy of the weights that they take."""
+        """Return bytes of the logits that the head holds at once, with the 16-bit copy of the weights that they need."""
         weights = 2.0 * self.model.vocab_size * self.model.hidden_size if self.numerics is Numerics.autocast else 0.0
         if self.head is Head.kept and self._logits(self.tokens) <= KEPT:
             return self._logits(self.tokens) + weights
         if self.head is Head.summed:
             return self._logits(TILE[0]) + weights
-        share = min(self.model.vocab_size, TILE[1]) / self.model.vocab_size  # TRL's head takes some of the words at a time
+        share = min(self.model.vocab_size, TILE[1]) / self.model.vocab_size  # TRL's head takes part of the vocabulary at a time
         return share * (self._logits(TILE[0]) + 2 * weights)
 
     def made_in_forward(self, head_weights: float) -> float:
-        """Return the size of the gradient of the head's weights, which SFT's own head makes with its loss."""
+        """Return bytes of the gradient of the head's weights, which SFT's own head computes with its loss."""
         return 4.0 * head_weights if self.head is Head.summed else 0.0
 
     def before_head(self) -> float:
-        """Last norm, its output and the copy that the head reads."""
+        """Return bytes of the last norm, its output and the copy that the head reads."""
         return 4 * self.hidden + self.tokens * 4 * self.model.hidden_size
 
     def head_backward(self) -> float:
-        """Gradients of the hidden states in fp32 and as they are handed on."""
+        """Return `before_head` plus bytes of the hidden states' gradients, in fp32 and as they are handed on."""
         return self.before_head() + self.tokens * 4 * self.model.hidden_size + self.hidden

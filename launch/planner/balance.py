@@ -1,6 +1,6 @@
-"""The two halves of a GRPO step under topology=split, and the number of servers with which the most tokens a second are predicted.
+"""Balance generation and training in a GRPO step under topology=split: find the number of servers with the most tokens per second.
 
-Every candidate is a copy of the one composition, with what speed=auto chose for it; none is composed anew.
+Every candidate is a copy of the composition with speed=auto's choices for it; none is composed anew.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from launch.planner.speed import speed
 from launch.schema import Config
 
 KEY, AUTO = "topology.servers", "auto"
-GAIN = 1.02  # below it the split stays as it is: the planner errs by more
-ELSEWHERE = Host("python3", num_cores=1)  # the number of servers follows from the composition, wherever it is planned
+GAIN = 1.02  # the least gain that changes the split: the planner errs by more
+ELSEWHERE = Host("python3", num_cores=1)  # no host in particular: the number of servers must not depend on where it is planned
 
 
 @dataclass(frozen=True)
 class Balance:
-    """`servers`, `gain` and `sequences` are of the fastest split: times the tokens a second of the composition's own, and of one step."""
+    """Seconds of both halves, and the fastest split: its gain in tokens per second (1.2: a fifth more), and its sequences per step."""
 
     generation_s: float
     training_s: float
@@ -36,7 +36,7 @@ class Balance:
 
 
 def balance(config: Config, host: Host) -> Balance | None:
-    """Return both halves of a step and the fastest split; None without a server, and where no speed is predicted."""
+    """Return both halves of a step and the fastest split; None without a server or a predicted speed."""
     now = speed(config)
     if config.topology.name != "split" or now.generation_s is None or now.training_s is None or not now.tokens_per_second:
         return None
@@ -49,8 +49,8 @@ def balance(config: Config, host: Host) -> Balance | None:
 
 
 def settled(config: Config) -> Config:
-    """Replace topology.servers=auto by the number that is fastest. Where no speed is predicted, or none fits, take the smallest that the
-    rules let pass. Raises UserError."""
+    """Replace topology.servers=auto with the fastest number, or the smallest that the rules allow if no speed is predicted or none fits.
+    Raises UserError."""
     given = config.topology.servers
     if isinstance(given, int) and not isinstance(given, bool):
         return config
@@ -62,14 +62,14 @@ def settled(config: Config) -> Config:
     check_given(one)
     if config.method.kind != "trainer":
         return one
-    # What is chosen for a trainer hardly depends on how many of them there are, so it is chosen once.
+    # The choices for a trainer hardly depend on the number of trainers, so they are made once.
     possible = next((plain for plain in _splits(one) if not refusals(plain)), None)
     best = _fastest(choose(possible, ELSEWHERE), ELSEWHERE) if possible and speed(possible).step_s else None
     return with_value(config, KEY, (best or possible or one).topology.servers)
 
 
 def _fastest(config: Config, host: Host) -> Config | None:
-    """Return the split with the most tokens a second that passes every rule and fits; of equal ones that with fewer servers."""
+    """Return the fastest split that passes every rule and fits, with fewer servers on a tie; None if there is none."""
     plain = {split.topology.servers: split for split in _splits(undone(config))}
     sized = [_divided(with_value(config, KEY, servers), split) for servers, split in plain.items()]
     for split in sorted(sized, key=lambda split: -(speed(split).tokens_per_second or 0.0)):
@@ -79,18 +79,18 @@ def _fastest(config: Config, host: Host) -> Config | None:
 
 
 def _splits(config: Config) -> Iterator[Config]:
-    """Yield a copy for each number of servers that leaves a trainer, with its effective batch divided among the trainers."""
+    """Yield a copy for each number of servers that leaves a trainer, with the effective batch divided among the trainers."""
     for servers in range(1, (topology.num_gpus(config) - 1) // config.topology.server_tensor_parallel + 1):
         split = with_value(with_value(config, KEY, servers), "method.args", {**config.method.args})
         try:
             apply_effective_batch(split)
-        except UserError:  # these trainers cannot share it
+        except UserError:  # the effective batch does not divide among them
             continue
         yield split
 
 
 def _divided(config: Config, plain: Config) -> Config:
-    """Divide the sequences that a rank of `plain` takes in a step into the micro-batches chosen for `config`, or the next smaller ones."""
+    """Divide a rank's sequences per step in `plain` into the micro-batches chosen for `config`, or smaller ones that divide them."""
     given, chosen = batch(plain), batch(config).per_device
     rows = given.per_device * given.accumulation
     if rows == chosen * batch(config).accumulation:

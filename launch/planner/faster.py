@@ -1,4 +1,4 @@
-"""What would be faster and changes results: listed in a plan with its gain and its price, for the user to accept or not."""
+"""Offer settings that are faster but change results; a plan lists each with its gain and its price."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from launch.schema.enums import Speed, Vendor
 from launch.trainer_args import argument, known
 
 CONF = Path(__file__).parents[2] / "conf"
-GAIN = 1.05  # the least that is worth a price
+GAIN = 1.05  # the least gain worth a price
 OPTIMIZER = "adamw_torch_8bit"  # torchao's
 
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """Overrides to add to the command, times the tokens a second that are predicted without them, and what they cost."""
+    """Overrides to add to the command, their gain (1.2: a fifth more predicted tokens per second), and what they cost."""
 
     overrides: list[str]
     gain: float
@@ -34,7 +34,7 @@ class Offer:
 
 
 def faster(config: Config, host: Host) -> list[Offer]:
-    """Offers for the composition of a plan, the largest gain first; each passes every rule and fits, with the choices it would get."""
+    """Return offers for a planned composition, largest gain first. Each passes every rule and fits, with the choices that it would get."""
     now = speed(config).tokens_per_second
     if config.speed == Speed.off or config.smoke or config.hardware.vendor == Vendor.none or not now:
         return []
@@ -50,10 +50,10 @@ def faster(config: Config, host: Host) -> list[Offer]:
 
 
 def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
-    """(overrides, price, the composition with them). What somebody gave otherwise is not offered."""
+    """Yield (overrides, price, the composition with them). An offer never contradicts what the user set."""
     precision, whole = config.precision, config.adapter.rank is None
     if precision.weights == "fp32" and precision.compute in ("bf16", "fp8"):
-        lost = "weights and their moments in 16 bits: an update below 1/256 of its weight is lost"
+        lost = "16-bit weights and moments: an update below 1/256 of its weight is lost"
         price = lost if whole else "the frozen base is rounded to 16 bits"
         yield ["precision.weights=bf16"], price, dataclasses.replace(config, precision=dataclasses.replace(precision, weights="bf16"))
     if whole and "optim" in known(config) and "method.args.optim" not in config.speed_keeps and argument(config, "optim") != OPTIMIZER:
@@ -61,20 +61,20 @@ def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
         yield [f"method.args.optim={OPTIMIZER}"], price, with_value(config, "method.args.optim", OPTIMIZER)
     if precision.name == "bf16":
         eighth = dataclasses.replace(precision, name="fp8", compute="fp8")
-        price = "products of linear layers are rounded to 8 bits (torchao)"
+        price = "linear layers multiply in 8 bits (torchao)"
         yield ["precision=fp8"], price, dataclasses.replace(config, precision=eighth)
     if config.topology.name == "split" and config.topology.overlap is False:
-        price = "completions are one generation old, weighed by the probabilities that both policies gave them"
+        price = "completions lag by one generation, corrected by importance sampling"
         yield ["topology.overlap=true"], price, with_value(config, "topology.overlap", True)
-        price = "up to two generations old, weighed likewise; gains more than this where lengths differ"
+        price = "completions lag by up to two generations, corrected likewise; gains more than this if their lengths differ"
         yield ["topology.overlap=stream"], price, with_value(config, "topology.overlap", "stream")
     if whole:
-        price = "trains about 1% of the parameters, and wants ten times the learning rate"
+        price = "trains about 1% of the parameters, and needs ten times the learning rate"
         yield ["adapter=lora"], price, dataclasses.replace(config, adapter=Adapter(**_option("adapter/lora")))
 
 
 @functools.cache
 def _option(name: str) -> dict[str, Any]:
-    """The values of a file of conf/ that includes no other."""
+    """Return the values of a conf/ file that includes no other."""
     content: dict[str, Any] = yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))
     return content

@@ -1,4 +1,4 @@
-"""How near a plan is to the end of its memory: within the planner's own error, a run that fits on paper may not fit."""
+"""How close a plan is to its memory limit: within the planner's own error, a run that fits on paper may not fit."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from launch.schema import Config
 from launch.schema.enums import Vendor
 from launch.trainer_args import argument
 
-ERROR = 0.05  # nearly all runs of docs/results/memory.md took what was planned, within this share
-BATCHES = ("per_device_train_batch_size", "batch_size")  # of what trains, of what answers
+ERROR = 0.05  # nearly all runs of docs/results/memory.md were within this share of the plan
+BATCHES = ("per_device_train_batch_size", "batch_size")  # for training, for inference
 LENGTHS = ("max_length", "max_completion_length", "max_new_tokens")
 
 
@@ -23,28 +23,28 @@ def share(entry: Memory) -> float:
 
 
 def fills(entry: Memory) -> bool:
-    """vLLM takes all of its share: what the weights leave is its cache, and grows or shrinks with it."""
+    """Return whether it fills its share whatever that is, as vLLM does: its cache takes all that the weights leave."""
     return "kv cache" in entry.parts_gb
 
 
 def close(entry: Memory) -> bool:
-    """It fits, by less than the planner may err, or than torch's allocator may hold besides."""
+    """Return whether it fits, but by less than the planner's error or than torch's allocator may hold in pieces."""
     return entry.fits and not fills(entry) and bool(_doubts(entry))
 
 
 def has_room(config: Config, host: Host) -> bool:
-    """Return whether every process fits, with the planner's own error left free."""
+    """Return whether every process fits with the planner's own error to spare."""
     processes = topology.processes(config, host, Path(config.run_root))
     return all(entry.fits and not close(entry) for entry in memory(config, processes, measured(config, processes, host)))
 
 
 def why(entry: Memory) -> str:
-    """Of one that is close."""
+    """Say why an entry that is close may not fit."""
     return f"{', and '.join(_doubts(entry))} (docs/memory.md)"
 
 
 def _doubts(entry: Memory) -> list[str]:
-    found = [f"less room than the {ERROR:.0%} that the planner errs by"] if _short(entry) else []
+    found = [f"less room than the planner's error of {ERROR:.0%}"] if _short(entry) else []
     if _in_pieces(entry):
         found.append(f"torch's allocator may hold {entry.scattered_gb:.1f} GB more, free but in pieces")
     return found
@@ -59,7 +59,7 @@ def _in_pieces(entry: Memory) -> bool:
 
 
 def tightness(entry: Memory) -> tuple[bool, bool, bool, float]:
-    """Greatest for what lacks most; where all fit, for what comes nearest to its end. A server, which fills its share, comes last."""
+    """Return a sort key, greatest for what lacks most or, if all fit, for the fullest. Servers, which fill their share, come last."""
     return not entry.fits, not fills(entry), close(entry), share(entry)
 
 
@@ -68,7 +68,7 @@ def tightest(found: Iterable[Memory]) -> Memory | None:
 
 
 def warnings(config: Config, found: list[Memory]) -> list[str]:
-    """A line for a plan of which a process fits, but not surely; what does not fit is another's to say."""
+    """Warn about a process that fits, but not surely. One that does not fit is reported by launch/planner/fit.py."""
     entry = tightest(found)
     if entry is None or not close(entry) or config.hardware.vendor == Vendor.none:
         return []
@@ -77,7 +77,7 @@ def warnings(config: Config, found: list[Memory]) -> list[str]:
 
 
 def _pages(config: Config, entry: Memory) -> str:
-    """What ends pieces, where it is sure to work: on AMD it can hang (pytorch#192259), with vLLM it has limits of its own
+    """Return the override that ends pieces, if it is sure to work: on AMD it can hang (pytorch#192259), with vLLM it has limits
     (launch/rules/warnings.py)."""
     if not _in_pieces(entry) or config.hardware.vendor != Vendor.nvidia or generates_with_vllm(config):
         return ""
@@ -85,7 +85,7 @@ def _pages(config: Config, entry: Memory) -> str:
 
 
 def _less(config: Config) -> str:
-    """One step smaller, where there is one."""
+    """Suggest a smaller batch, else a shorter length, else a larger GPU."""
     size, names = batch(config).per_device, [name for name in BATCHES if argument(config, name)]
     if size > 1 and names:
         return f"a smaller method.args.{names[0]} (now {size})"

@@ -1,7 +1,7 @@
-"""Time of a training step from a roofline: matrix products, attention, memory-bound kernels, the optimizer, communication, generation.
+"""Predict the time of a training step from a roofline: matrix products, attention, memory-bound kernels, optimizer, links, generation.
 
-Work is counted from shapes; how much of a GPU's peak and bandwidth each kind of work reaches was measured on H200s with runs that
-docs/results/speed.md lists, and is assumed to be the same share elsewhere. `basis` says so where it matters.
+Work is counted from shapes. The share of a GPU's peak and bandwidth that each kind of work reaches was measured on H200s, in the runs of
+docs/results/speed.md, and is assumed to be the same elsewhere; `basis` says so where it matters.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from launch.supervision.serving import shares_gpu
 from launch.trainer_args import argument, value
 
 # Shares of peak and bandwidth, read off the runs of docs/results/speed.md. 16-bit products reach healthy.gemm of the hardware's file.
-GEMM_FP32 = 0.69  # of fp32's peak, products and attention alike
-ATTENTION = 0.67  # of the peak, by the fused kernels for 16 bits
-BANDWIDTH = 0.62  # by a layer's memory-bound kernels; large tensors one after another (weights, optimizer) reach healthy.copy
-COPY, LINKS = 0.89, 0.7  # where the hardware's file has no healthy.copy and healthy.all_reduce
-KERNEL_S = 6e-6  # of each kernel: starting and ending, in which nothing is moved
-STEP_S = 0.03  # of a step that no kernel fills: collating, gathering metrics, logging
-# What the host needs while a GPU that is faster waits: to start a kernel (Python, autograd, autocast, the driver), read off 0.6B with one
-# row of 512 tokens; and for a layer and micro-step, Python hooks around every layer or parameter.
+GEMM_FP32 = 0.69  # of fp32's peak, for products and attention
+ATTENTION = 0.67  # of the peak, for the fused 16-bit kernels
+BANDWIDTH = 0.62  # for a layer's memory-bound kernels; large tensors one after another (weights, optimizer) reach healthy.copy
+COPY, LINKS = 0.89, 0.7  # used if the hardware's file has no healthy.copy or healthy.all_reduce
+KERNEL_S = 6e-6  # of each kernel, to start and end, when no data moves
+STEP_S = 0.03  # of each step, without a kernel running: collating, gathering metrics, logging
+# Host time, which counts if the GPU has to wait: to launch a kernel (Python, autograd, autocast, the driver), read off 0.6B with one row
+# of 512 tokens; and per layer and micro-step, for Python hooks around every layer or parameter.
 LAUNCH_S = 30e-6
 FSDP_LAYER_S = 6.6e-3
-ZERO3_LAYER_S, ZERO3_WEIGHT_S = 11.7e-3, 0.2e-9  # and for a weight of the layer
-ZERO2_LAYER_S = 1.35e-3  # on top of the GPU's time: gradients are copied into buckets, one parameter after another
-# vLLM 0.26, for a token of all sequences, and for a sequence more: the host's work (scheduling, sampling, text), so not the GPU's.
+ZERO3_LAYER_S, ZERO3_WEIGHT_S = 11.7e-3, 0.2e-9  # plus this per weight of the layer
+ZERO2_LAYER_S = 1.35e-3  # on top of the GPU's time: gradients are copied into buckets, one parameter at a time
+# vLLM 0.26, for one token of all sequences, and more per sequence: the host's work (scheduling, sampling, text), whatever the GPU.
 DECODE_S, DECODE_SEQUENCE_S = 1.05e-3, 0.085e-3
-DECODE_BANDWIDTH = 0.6  # share at which decoding reads weights, where that takes longer
-SERVER_SEQUENCES = 256  # completions that one server decodes at once, unless topology.server_args.max_num_seqs says how many
-SYNC_S, SYNC_GB_S = 0.14, 134.0  # of sending weights to a server
-GLOO_GB_S = 0.6  # through host memory: 0.4 s for 76 million parameters, three such runs on one H200 at once
-# Bytes of a weight that autocast copies to 16 bits and whose gradient comes back, with checkpointing and without. Counted as TRAFFIC is.
+DECODE_BANDWIDTH = 0.6  # share of bandwidth at which decoding reads weights, if that takes longer
+SERVER_SEQUENCES = 256  # completions that one server decodes at once, unless topology.server_args.max_num_seqs is set
+SYNC_S, SYNC_GB_S = 0.14, 134.0  # for sending weights to a server
+GLOO_GB_S = 0.6  # through host memory: 0.4 s for 76 million parameters, with three such runs on one H200 at once
+# Bytes moved per weight as autocast copies it to 16 bits and its gradient comes back, with and without checkpointing. Counted like TRAFFIC.
 WEIGHT_BYTES = {Numerics.autocast: (18.0, 12.0), Numerics.cast: (0.0, 0.0), Numerics.fp32: (0.0, 0.0)}
-FROZEN_BYTES = {Numerics.autocast: (13.5, 7.0), Numerics.cast: (1.5, 1.0), Numerics.fp32: (0.0, 0.0)}  # beside an adapter: not kept
-ADAM_TENSORS = 7 + 3  # as large as all that trains: fused AdamW reads four and writes three, clipping reads twice and writes
+FROZEN_BYTES = {Numerics.autocast: (13.5, 7.0), Numerics.cast: (1.5, 1.0), Numerics.fp32: (0.0, 0.0)}  # with adapters: not kept
+ADAM_TENSORS = 7 + 3  # tensors moved per trained one: fused AdamW reads four and writes three, clipping reads twice and writes once
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that memory-bound kernels of one layer read and write for a token, per unit of width; and kernels of a layer.
+    """Bytes that one layer's memory-bound kernels read and write per token and unit of width, and the number of its kernels.
 
     Counted on fake tensors over transformers 5.17's Qwen3: norms, rotations, casts, residuals, the activation, and their backward.
     """
 
     hidden: float
     wide: float
-    heads: float  # per unit of query and of key width
+    heads: float  # per unit of query and key width
     kernels: float
 
     def plus(self, more: Traffic) -> Traffic:
@@ -72,14 +72,14 @@ TRAFFIC = {  # by numerics and gradient checkpointing
     (Numerics.fp32, True): Traffic(455, 76, 297, 196),
     (Numerics.fp32, False): Traffic(364, 56, 220, 150),
 }
-TRAFFIC_OF_ADAPTERS = {  # the same with peft's: their inputs are made fp32, their products scaled and added (peft 0.21, LoRA)
+TRAFFIC_OF_ADAPTERS = {  # with LoRA by peft 0.21, which casts inputs to fp32, and scales and adds products
     (Numerics.autocast, True): Traffic(652, 128, 397, 386),
     (Numerics.autocast, False): Traffic(516, 86, 290, 275),
     (Numerics.cast, True): Traffic(616, 128, 297, 374),
     (Numerics.cast, False): Traffic(468, 86, 218, 268),
 }
 # Compiled by inductor. Counted by hand: each chain of such operations between two products is one kernel, which reads its inputs once and
-# writes its outputs once. tests/unit/test_measured_steps.py sets what follows from it beside what was measured.
+# writes its outputs once. tests/unit/test_measured_steps.py compares the result with measurements.
 COMPILED = {
     (Numerics.autocast, True): Traffic(102, 22, 18, 80),
     (Numerics.autocast, False): Traffic(74, 16, 12, 60),
@@ -88,37 +88,37 @@ COMPILED = {
     (Numerics.fp32, True): Traffic(112, 44, 32, 56),
     (Numerics.fp32, False): Traffic(84, 32, 24, 42),
 }
-# Beside a frozen base: what A and B add to a product's output and to its input's gradient, 6 bytes each.
+# With a frozen base: what A and B add to a product's output and to its input's gradient, 6 bytes each.
 COMPILED_ADAPTERS = {True: Traffic(54, 30, 12, 60), False: Traffic(42, 18, 6, 40)}
-# Scales and casts of fp8's products: two reads and a write of each operand.
+# Scales and casts for fp8 products: two reads and a write of each operand.
 COMPILED_FP8 = Traffic(30, 20, 10, 38)
-# Liger's kernels in place of norms, rotation and activation: shares of the eager traffic, read off tests/unit/test_measured_steps.py's
-# rows; and of its kernels.
+# Liger's kernels for norms, rotation and activation: shares of the eager traffic, read off the rows of
+# tests/unit/test_measured_steps.py, and of the eager kernels.
 LIGER, LIGER_OF_ADAPTERS, LIGER_KERNELS = 0.26, 0.55, 0.5
-# Products that follow one another with little between them draw more power, and clocks fall: 0.69 of an H100's peak (its rows,
-# too) where healthy.gemm is 0.75. In fp8 0.61 of its own.
+# Back-to-back products draw more power, which lowers the clocks: an H100 reaches 0.69 of its peak (same rows) where healthy.gemm is 0.75.
+# In fp8 it reaches 0.61 of fp8's peak.
 BUSY, BUSY_FP8 = 0.92, 0.82
-# Seconds that compiled layers add to a run's start, whatever the number of layers: they share one graph. 4B on an H100 with empty caches,
-# lengths rehearsed: first step 19 to 25 s after that of TRL, which compiles nothing (2026-11-26).
+# Seconds that compiled layers add to a run's start, for any number of layers, since they share one graph. 4B on an H100 with empty caches,
+# lengths rehearsed: the first step ends 19 to 25 s later than TRL's, which compiles nothing (2026-11-26).
 COMPILE_S = 22.0
-WITHOUT_HEAD_NORMS = 0.31  # of that traffic for heads remains where queries and keys are not normed (qwen2, llama)
+WITHOUT_HEAD_NORMS = 0.31  # share of the heads' traffic that remains without norms of query and key (qwen2, llama)
 
 
 @dataclass(frozen=True)
 class Speed:
-    """`None` where nothing can be said; `basis` says what the figures rest on."""
+    """Predicted speed, None where it cannot be predicted; `basis` says what the figures rest on."""
 
     tokens_per_second: float | None
     step_s: float | None
     basis: str
-    run_hours: float | None = None  # of training, without start and evaluation; None where the data decides and is not read
+    run_hours: float | None = None  # of training, without startup and evaluation; None if it depends on data that is not read
     cost: float | None = None  # of the run's GPUs, in the currency of price_per_gpu_hour
-    generation_s: float | None = None  # of a step that generates: both halves, one after the other or, with overlap, at once
+    generation_s: float | None = None  # of a step that generates: its two halves, one after the other or, with overlap, at once
     training_s: float | None = None
 
 
 def speed(config: Config) -> Speed:
-    """Tokens a second of the whole run, and seconds a step."""
+    """Predict tokens per second of the whole run and seconds per step."""
     compute = config.precision.compute
     peak = config.hardware.peak_tflops.get(compute)
     if peak is None:
@@ -127,7 +127,7 @@ def speed(config: Config) -> Speed:
         return Speed(None, None, f"no estimate for {config.method.name} yet")
     sharing = config.topology
     if sharing.fsdp.cpu_offload or sharing.zero.offload_optimizer or sharing.zero.offload_parameters:
-        return Speed(None, None, "a step that offloads to the host waits for its optimizer and its links, which are not estimated")
+        return Speed(None, None, "steps that offload are not estimated: they wait for the host's optimizer and for its links")
     size = batch(config)
     parts = step_parts(config, size, peak * 1e12)
     train_s, generate_s = sum(parts.values()) - parts["generation"], parts["generation"]
@@ -136,9 +136,9 @@ def speed(config: Config) -> Speed:
     measured = "measured shares of an H200's peak and bandwidth"
     basis = measured if config.hardware.name == "h200" else f"{measured}, assumed for {config.hardware.name}"
     if config.runtime.slurm.nodes > 1:
-        basis += "; links between nodes taken for those within one"
+        basis += "; links between nodes assumed as fast as those within one"
     if size.completion and not generates_with_vllm(config):
-        basis += "; transformers generates, at best so fast"
+        basis += "; an upper bound, since transformers generates"
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
     said = f"{basis}: {', '.join(f'{name} {part / step_s:.0%}' for name, part in largest)}"
     hours = steps * step_s / 3600 if (steps := num_steps(config, size)) else None
@@ -147,14 +147,14 @@ def speed(config: Config) -> Speed:
 
 
 def num_steps(config: Config, size: Batch) -> int | None:
-    """Optimizer steps of the run; None where rows that are not read, or packing that joins them, decide."""
+    """Return the optimizer steps of the run; None if they depend on rows that are not read, or on packing."""
     most = value(config, "max_steps")
     if most and int(most) > 0:
         return int(most)
     rows = min(filter(None, (config.data.limit, config.data.num_train)), default=None)
     if not rows or argument(config, "packing"):
         return None
-    # GRPO makes a group of completions of each row, and trains on it num_iterations times.
+    # GRPO generates a group of completions per row and trains on it num_iterations times.
     per_row = int(argument(config, "num_generations") or 1) * int(argument(config, "num_iterations") or 1)
     return math.ceil(rows * per_row / size.sequences * float(value(config, "num_train_epochs")))
 
@@ -166,7 +166,7 @@ def _cost(config: Config, hours: float | None) -> float | None:
 
 
 def step_parts(config: Config, size: Batch, peak: float) -> dict[str, float]:
-    """Seconds of one optimizer step of a rank, by kind of work; `peak` in operations a second."""
+    """Return seconds of one optimizer step of a rank, by kind of work; `peak` in operations per second."""
     step = micro_step(config, size)
     micro = micro_parts(config, step, peak)
     found = {name: size.accumulation * part for name, part in micro.items()}
@@ -175,8 +175,8 @@ def step_parts(config: Config, size: Batch, peak: float) -> dict[str, float]:
     trained = adapted.trainable_parameters(config.model, config.adapter)
     found["optimizer"] = ADAM_TENSORS * stepped_bytes(config) * trained / sharded / copying
     width = 2 if config.precision.weights in ("bf16", "fp16") and config.topology.strategy in ("none", "ddp") else 4
-    found["weights"] += 3 * width * trained * (size.accumulation - 1) / copying  # gradients: both read, their sum written
-    if config.topology.strategy == "ddp" and size.ranks > 1:  # gradients go into DDP's buckets and back
+    found["weights"] += 3 * width * trained * (size.accumulation - 1) / copying  # accumulating a gradient reads two tensors and writes one
+    if config.topology.strategy == "ddp" and size.ranks > 1:  # gradients are copied into DDP's buckets and back
         found["weights"] += 4 * stepped_bytes(config) * trained / (config.hardware.bandwidth_gb_s * 1e9 * COPY)
     found["between steps"] = STEP_S
     found["waiting for the host"] = _host_s(config, size, micro, found["optimizer"])
@@ -186,12 +186,12 @@ def step_parts(config: Config, size: Batch, peak: float) -> dict[str, float]:
 
 
 def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float]:
-    """Seconds of forward and backward of one micro-step."""
+    """Return seconds of forward and backward of one micro-step, by kind of work; `peak` in operations per second."""
     model, tokens = config.model, step.tokens
     trains_base = config.adapter.rank is None
     linear = model.num_layers * sum(i * o for i, o in shapes.linear_sizes(model))
     passes = 1 + step.recomputed_share + (2 if trains_base else 1)
-    head = (3 if trains_base else 2) + (step.head is Head.tiled)  # TRL's makes its logits again in the backward
+    head = (3 if trains_base else 2) + (step.head is Head.tiled)  # TRL's head recomputes logits in the backward
     products = 2.0 * tokens * (passes * linear + head * model.vocab_size * model.hidden_size)
     forwards = extra_forwards(config)
     products += forwards * 2.0 * tokens * (linear + model.vocab_size * model.hidden_size)
@@ -199,7 +199,7 @@ def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float
     bandwidth = config.hardware.bandwidth_gb_s * 1e9
     head_products = (head + forwards) * 2.0 * tokens * model.vocab_size * model.hidden_size
     gemm, attention = _products_a_second(config, step, peak)
-    half = config.hardware.peak_tflops["bf16"] * 1e12 if config.precision.compute == "fp8" else peak  # fp8: the layers' products only
+    half = config.hardware.peak_tflops["bf16"] * 1e12 if config.precision.compute == "fp8" else peak  # fp8 covers the layers only
     of_head = gemm if half == peak else half * (config.hardware.healthy.gemm or 1.0)
     moved, weights, kernels = _traffic(config, step, linear)
     return {
@@ -212,7 +212,7 @@ def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float
 
 
 def _products_a_second(config: Config, step: MicroStep, peak: float) -> tuple[float, float]:
-    """Operations a second of the layers' matrix products, and of attention, which computes in 16 bits under fp8."""
+    """Return operations per second of the layers' matrix products and of attention, which stays in 16 bits under fp8."""
     if step.numerics is Numerics.fp32:
         return peak * GEMM_FP32, peak * GEMM_FP32
     gemm = peak * (config.hardware.healthy.gemm or 1.0)
@@ -222,7 +222,7 @@ def _products_a_second(config: Config, step: MicroStep, peak: float) -> tuple[fl
 
 
 def _of_layer(config: Config, step: MicroStep, recomputes: bool) -> Traffic:
-    """Traffic and kernels of one layer that `recomputes` its forward, or does not."""
+    """Return traffic and kernels of one layer; `recomputes`: it runs its forward again in the backward."""
     adapter, numerics = config.adapter.rank is not None, step.numerics
     if step.compiled:
         fused = COMPILED[numerics, recomputes]
@@ -235,25 +235,25 @@ def _of_layer(config: Config, step: MicroStep, recomputes: bool) -> Traffic:
 
 
 def _traffic(config: Config, step: MicroStep, linear: float) -> tuple[float, float, float]:
-    """Bytes that memory-bound kernels move in a micro-step: of tokens, and of weights; and how many kernels there are."""
+    """Return bytes that a micro-step's memory-bound kernels move for tokens and for weights, and the number of kernels."""
     model, (hidden, wide, query, key) = config.model, step.widths
     adapter = config.adapter.rank is not None
     again = step.recomputed_share
     of_layer = _of_layer(config, step, True).times(again, again).plus(_of_layer(config, step, False).times(1 - again, 1 - again))
     heads = of_layer.heads * (1.0 if model.architecture == "qwen3" else WITHOUT_HEAD_NORMS)
     per_token = of_layer.hidden * hidden + of_layer.wide * wide + heads * (query + key)
-    scores = 12 * step.scores() * (1 + again)  # unfused attention reads and writes them all over
+    scores = 12 * step.scores() * (1 + again)  # unfused attention reads and writes them repeatedly
     recomputed, kept = (FROZEN_BYTES if adapter else WEIGHT_BYTES)[step.numerics]
     per_weight = again * recomputed + (1 - again) * kept
     weights = per_weight * (linear + (0 if adapter else model.vocab_size * hidden))
-    more = 1 + 0.2 * extra_forwards(config)  # a forward is a fifth of forward, forward again and backward
+    more = 1 + 0.2 * extra_forwards(config)  # a forward is a fifth of forward, recomputation and backward
     moved = model.num_layers * (step.tokens * per_token + scores)
     return more * moved, more * weights, more * model.num_layers * of_layer.kernels
 
 
 def extra_forwards(config: Config) -> float:
-    """Forwards without gradients, for each that trains: DPO's and GRPO's reference (the base where an adapter trains), and GRPO's
-    log-probabilities of what vLLM generated or older weights did. Those of GRPO serve num_iterations of training."""
+    """Return forwards without gradients per forward that trains: those of DPO's and GRPO's reference (the base if an adapter trains), and
+    GRPO's log-probabilities of completions by vLLM or older weights. GRPO's serve num_iterations of training."""
     if config.method.name == "dpo":
         return 0.0 if value(config, "precompute_ref_log_probs") else 1.0
     if config.method.name != "grpo":
@@ -266,7 +266,7 @@ def extra_forwards(config: Config) -> float:
 
 
 def _host_s(config: Config, size: Batch, micro: dict[str, float], optimizer_s: float) -> float:
-    """Seconds that a GPU waits for kernels to be started and for the hooks of a strategy; none where it has more to do than they take."""
+    """Return seconds that a GPU waits for kernel launches and a strategy's hooks; 0 if its own work takes longer than those."""
     strategy, layers = config.topology.strategy, size.accumulation * config.model.num_layers
     if config.hardware.vendor == Vendor.none:
         return 0.0
@@ -280,8 +280,8 @@ def _host_s(config: Config, size: Batch, micro: dict[str, float], optimizer_s: f
 
 
 def _communication(config: Config, size: Batch, micro_s: float) -> float:
-    """What sums of gradients and gathered weights cost: DDP's hide behind half of the last micro-step, those of the others take turns
-    with the products."""
+    """Return seconds that summing gradients and gathering weights add: DDP's hide behind half of the last micro-step, those of the others
+    take turns with the products."""
     strategy, n = config.topology.strategy, size.ranks
     if n == 1 or config.hardware.vendor == Vendor.none or not config.hardware.link_gb_s:
         return 0.0
@@ -292,28 +292,28 @@ def _communication(config: Config, size: Batch, micro_s: float) -> float:
     hive = config.hardware.hive or config.hardware.gpus_per_node
     if config.hardware.hives_gb_s and n > hive:
         link = config.hardware.hives_gb_s * 1e9 * share
-    elif config.hardware.link == Link.xgmi:  # a link to each other GPU of the board: fewer GPUs use fewer (ROCm/rccl#1270)
+    elif config.hardware.link == Link.xgmi:  # one link to each other GPU of the board: fewer GPUs use fewer links (ROCm/rccl#1270)
         link *= min(1.0, (n - 1) / (hive - 1)) if hive > 1 else 1.0
     if strategy not in ("fsdp", "zero2", "zero3"):
         return max(0.0, 2 * (n - 1) / n * stepped_bytes(config) * trained / link - micro_s / 2)
     low = 4.0 if config.precision.compute == "fp32" else 2.0
     gathered = (n - 1) / n * low * model.num_parameters / link  # all weights, once
-    if strategy == "zero2":  # sums in every micro-step, in 16 bits but for AMD, and gathers what was stepped
+    if strategy == "zero2":  # sums in every micro-step, in 16 bits except on AMD, and gathers the stepped weights
         width = 4.0 if config.hardware.vendor == Vendor.amd else low
         return size.accumulation * 2 * (n - 1) / n * width * trained / link + gathered * trained / model.num_parameters
     reference = has_reference(config)
-    gathers = 2 + reference  # for forward and backward, and whole for the reference's forward
+    gathers = 2 + reference  # in forward, backward and the reference's forward
     reduced = (n - 1) / n * 4.0 * trained / link
     return size.accumulation * gathers * gathered + reduced
 
 
 def at_once_of(config: Config) -> int:
-    """Return how many completions an engine of vLLM decodes at once."""
+    """Return how many completions a vLLM engine decodes at once."""
     return int(config.topology.server_args.get("max_num_seqs") or SERVER_SEQUENCES)
 
 
 def _generation_s(config: Config, size: Batch) -> float:
-    """Seconds to decode the completions of one step, and to send the weights to a server before it."""
+    """Return seconds to decode the completions of one step, and to send the weights to a server first."""
     if not size.completion:
         return 0.0
     model = config.model
@@ -325,7 +325,7 @@ def _generation_s(config: Config, size: Batch) -> float:
     at_once, waves = min(completions / engines, most), max(1.0, completions / engines / most)
     if generates_with_vllm(config):
         start_s = DECODE_S + DECODE_SEQUENCE_S * at_once
-    else:  # transformers starts every kernel of a forward for every token: a third of those of forward and backward
+    else:  # transformers launches a forward's kernels for every token: a third of those of forward and backward
         start_s = model.num_layers * TRAFFIC[Numerics.cast, False].kernels / 3 * KERNEL_S
     sync_s = SYNC_S + weights_gb / (GLOO_GB_S if shares_gpu(config) else SYNC_GB_S) if config.topology.servers else 0.0
     each_s = max(start_s, read_s) * size.completion * waves + sync_s

@@ -1,11 +1,11 @@
-"""GRPO's forward passes without padding: prompt and completion of each sample of a micro-batch, laid end to end in one row.
+"""GRPO's forward passes without padding: the samples of a micro-batch, each a prompt and a completion, laid end to end in one row.
 
-TRL makes all passes in one method: that of the policy, and without gradient those of the policy that sampled and of the reference. It
-takes rows padded to the longest of the generation, and returns log-probabilities of the same shape. Only what happens in between is
+TRL runs all passes in one method: the policy's, and without gradient those of the policy that sampled and of the reference. It takes
+rows padded to the longest of the generation, and returns log-probabilities of the same shape. Only what happens in between is
 replaced here, so loss and metrics are TRL's.
 
-TRL 1.16 itself leaves out the pass of the policy that sampled where this step's is the same: when a generation serves one optimizer step
-and vLLM's log-probabilities are not corrected for.
+TRL 1.16 itself skips the pass of the policy that sampled if it is the policy of this step: if a generation serves one optimizer step and
+vLLM's log-probabilities are not corrected for.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Pair = tuple[torch.Tensor, torch.Tensor | None]  # log-probabilities and entropi
 
 
 class PackedCompletions:
-    """Mixed into GRPOTrainer with CompiledLayers, between the two. `step.rows=packed` packs samples, `grouped` pads them to the longest
-    of their micro-batch.
+    """Mixin to stand between CompiledLayers and GRPOTrainer. `step.rows=packed` packs samples, `grouped` pads them to the longest of
+    their micro-batch.
 
-    TRL's own passes stay with `padded`, and instead of packed ones where the head or the attention is not plain.
+    TRL's own passes stay under `padded`, and under `packed` if the head or the attention is not plain.
     """
 
     def __init__(self, *args: Any, config: DictConfig, **kwargs: Any) -> None:
@@ -40,7 +40,7 @@ class PackedCompletions:
         models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         models = [model.get_base_model() if isinstance(model, PeftModel) else model for model in models]
         self._rows = OmegaConf.select(config, "step.rows")
-        # ZeRO-3's head is not whole, and one that is cast to fp32 has a forward of its own.
+        # ZeRO-3 shards the head, and a head cast to fp32 has its own forward.
         whole = config.topology.strategy != "zero3" and not self.args.cast_lm_head_to_fp32 and not self.aux_loss_enabled
         if self._rows == "packed" and not (whole and all(head.fits(model) and attention.fits(model) for model in models)):
             self._rows = "padded"
@@ -59,8 +59,8 @@ class PackedCompletions:
         compute_entropy: bool = False,
         **others: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """TRL's. input_ids and attention_mask: (samples, tokens), whose last `logits_to_keep` are the completion's; samples are taken
-        `batch_size` at a time. `others`: of images, and the loss of a mixture of experts."""
+        """Replace TRL's method. input_ids and attention_mask: (samples, tokens), the last `logits_to_keep` of them the completion's;
+        samples are taken `batch_size` at a time. `others`: for images, and the loss of a mixture of experts."""
         compute = {"packed": self._packed, "grouped": self._trimmed}.get(self._rows)
         if compute is None or any(value is not None and value is not False for value in others.values()):
             return super()._get_per_token_logps_and_entropies(
@@ -68,7 +68,7 @@ class PackedCompletions:
             )
         if self._fresh and not torch.is_grad_enabled():
             self._rehearse(model)
-        mask = attention_mask.bool().cpu().numpy()  # lengths are needed here: the host waits for the GPU, once
+        mask = attention_mask.bool().cpu().numpy()  # the host needs the lengths, so it waits for the GPU, once
         size = batch_size or len(mask)
         chunks = [slice(start, start + size) for start in range(0, len(mask), size)]
         parts = [compute(model, input_ids[chunk], mask[chunk], logits_to_keep, compute_entropy) for chunk in chunks]
@@ -76,9 +76,9 @@ class PackedCompletions:
         return torch.cat(log_probs), torch.cat(entropies) if compute_entropy else None, None
 
     def _packed(self, model: nn.Module, input_ids: torch.Tensor, mask: np.ndarray, keep: int, compute_entropy: bool) -> Pair:
-        """Lay the samples end to end as documents of one row. The head is computed only where a token of a completion is predicted."""
+        """Lay the samples end to end as documents of one row. The head is computed only where completion tokens are predicted."""
         lengths = mask.sum(axis=1)
-        filled = self._filled(max(lengths.sum(), 2 * MULTIPLE if self.compiled == "yes" else 0))  # one block would be another graph
+        filled = self._filled(max(lengths.sum(), 2 * MULTIPLE if self.compiled == "yes" else 0))  # one block would need another graph
         of_completion = np.nonzero(mask)[1] >= mask.shape[1] - keep
         host = {
             "kept": np.flatnonzero(mask),
@@ -106,12 +106,12 @@ class PackedCompletions:
         return log_probs, entropies
 
     def _filled(self, tokens: int) -> int:
-        """As many, up to the multiple that kernels are made for."""
+        """Round `tokens` up to the multiple that kernels are made for."""
         multiple = self.pad_to_multiple_of or 1
         return -(-int(tokens) // multiple) * multiple
 
     def _rehearsed(self) -> Iterator[dict[str, Any]]:
-        """Full micro-batches of completions as long as they may be, half as long, and so on, as FastStep has them."""
+        """Yield full micro-batches of the longest samples, samples half as long, and so on, as FastStep does."""
         size, device = self.args.per_device_train_batch_size, self.accelerator.device
         longest = self.args.vllm_max_model_length or self.max_completion_length + SHORTEST
         for length in halves(longest if self._rows == "packed" else 0):
@@ -129,7 +129,7 @@ class PackedCompletions:
             }
 
     def _rehearse(self, model: nn.Module) -> None:
-        """As CompiledLayers does of the pass with a gradient, for those of the first generation, which come before it."""
+        """Rehearse the passes without gradient as CompiledLayers does the one with it; the first generation needs them earlier."""
         with same_draws(self.model):
             for batch in self._rehearsed():
                 ids = torch.cat((batch["prompt_ids"], batch["completion_ids"]), dim=1)

@@ -1,8 +1,8 @@
-"""The language-model head and its loss in one pass: no whole logits, and no second product for the backward.
+"""Compute the language-model head and its loss in one pass, without whole logits or a second product for the backward.
 
-TRL's own head makes the logits of a tile again in the backward, since any function of the log-probabilities may follow. SFT's
-loss is their plain sum, so each tile's gradient is known while its logits are there. For DPO the gradient of a token's
-log-probability is kept instead, where it is not too large, and scaled in the backward.
+TRL's own head recomputes the logits of a tile in the backward, since any function of the log-probabilities may follow. SFT's
+loss is their plain sum, so each tile's gradient is known while its logits exist. For DPO, the gradients of the tokens'
+log-probabilities are kept instead, unless they are too large, and scaled in the backward.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from transformers.utils import ModelOutput
 from trl.kernels import chunked_logprob as trl_kernels
 from trl.trainer import utils as trl_utils
 
-TOKENS = 4096  # of a tile: its logits are 1.2 GB in 16 bits for a vocabulary of 152,000
+TOKENS = 4096  # per tile: its logits are 1.2 GB in 16 bits for a vocabulary of 152,000
 FP16_SCALE = 1024.0  # probabilities of a large vocabulary lie below fp16's normal range
-KEPT = 3_000_000_000  # bytes of gradients of logits that StoredHead keeps: 4 pairs of 1,024 tokens of that vocabulary are 2.5e9
-# Configuration keys of models whose head does more than one product: they keep TRL's.
+KEPT = 3_000_000_000  # bytes of logits' gradients that StoredHead keeps at most: 4 pairs of 1,024 tokens take 2.5e9
+# Configuration keys of models whose head does more than one product; these keep TRL's.
 SCALED = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
 
 
 class NllHead(torch.autograd.Function):
-    """Sums over tokens of negative log-likelihood, entropy and correct predictions.
+    """Sum negative log-likelihood, entropy and correct predictions over tokens.
 
-    hidden: (tokens, width), weight: (vocabulary, width), targets: (tokens). Returns (3,) in fp32; only the first is differentiable.
-    With `train`, gradients are computed in the forward for a loss of this sum, and scaled in the backward.
+    hidden: (tokens, width), weight: (vocabulary, width), targets: (tokens). Returns the loss () and (entropy, correct) (2,) in fp32; only
+    the loss is differentiable. With `train`, its gradients are computed in the forward, and scaled in the backward.
     """
 
     @staticmethod
@@ -47,7 +47,7 @@ class NllHead(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden, dtype=dtype) if of_hidden else None
         grad_weight = torch.zeros(weight.shape, device=device, dtype=torch.float32) if of_weight else None
         loss, counted = torch.zeros((), device=device), torch.zeros(2, device=device)
-        buffer = torch.empty((min(len(hidden), TOKENS), len(weight)), device=device, dtype=dtype)  # one tile at a time, not two
+        buffer = torch.empty((min(len(hidden), TOKENS), len(weight)), device=device, dtype=dtype)  # reused by all tiles
         for start in range(0, len(hidden), TOKENS):
             tile = slice(start, start + TOKENS)
             rows = hidden[tile].to(dtype)
@@ -55,7 +55,7 @@ class NllHead(torch.autograd.Function):
             nll, entropy, correct, _ = _statistics(logits, targets[tile], (of_hidden or of_weight) and unit)
             loss += nll.sum()
             counted += torch.stack((entropy.sum(), correct.sum()))
-            if grad_hidden is not None:  # `logits` are their own gradient now
+            if grad_hidden is not None:  # `logits` hold their own gradient now
                 torch.mm(logits, cast, out=grad_hidden[tile])
             if grad_weight is not None:
                 trl_kernels._addmm_fp32(grad_weight, logits.t(), rows)
@@ -73,7 +73,7 @@ class NllHead(torch.autograd.Function):
 
 
 class _Stored(torch.autograd.Function):
-    """(log-probabilities, entropies, correct, mean logits) of targets (tokens), with what their backward needs."""
+    """Log-probabilities, entropies, correct predictions and mean logits of targets, each (tokens); gradients of the first are kept."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -100,7 +100,7 @@ class _Stored(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
         grad_hidden, *of_weight = ctx.saved_tensors
-        scale = (grad / -ctx.unit)[:, None]  # what is kept is of the negative
+        scale = (grad / -ctx.unit)[:, None]  # the kept gradients are those of the negative
         grad_weight = None
         if of_weight:
             kept, rows = of_weight
@@ -109,7 +109,7 @@ class _Stored(torch.autograd.Function):
 
 
 class StoredHead:
-    """In place of TRL's ChunkedLogProbFunction, for a loss of log-probabilities alone; what it does not serve goes to TRL's."""
+    """Replace TRL's ChunkedLogProbFunction for losses of log-probabilities alone; other calls go to TRL's."""
 
     @staticmethod
     def apply(
@@ -127,14 +127,14 @@ class StoredHead:
 
 
 def store() -> None:
-    """Have the heads that TRL adds to models use StoredHead, in this process."""
+    """Make the heads that TRL adds to models in this process use StoredHead."""
     trl_utils._ChunkedLogProbFunction = StoredHead
 
 
 def _statistics(logits: torch.Tensor, targets: torch.Tensor, unit: float | bool) -> tuple[torch.Tensor, ...]:
-    """(nll, entropy, correct, mean) of each row of `logits`, by TRL's kernels.
+    """Return (nll, entropy, correct, mean) of each row of `logits`, by TRL's kernels.
 
-    With `unit`, `logits` become `unit` times d nll / d logits.
+    With `unit`, overwrite `logits` with `unit` times d nll / d logits.
     """
     (n, vocabulary), device = logits.shape, logits.device
     triton = trl_kernels._use_triton(device)
@@ -159,19 +159,19 @@ def _statistics(logits: torch.Tensor, targets: torch.Tensor, unit: float | bool)
 
 
 def fits(model: PreTrainedModel) -> bool:
-    """Return whether the head of `model` is one product of hidden states and a weight."""
+    """Return whether the head of `model` is just a product of hidden states and a weight."""
     config, head = model.config.get_text_config(), model.get_output_embeddings()
     return type(head) is nn.Linear and head.bias is None and not any(getattr(config, name, None) for name in SCALED)
 
 
 def sums(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> ModelOutput:
-    """Return those of NllHead, as `loss` and `counted`."""
+    """Return the sums of NllHead as `loss` () and `counted` (2,)."""
     loss, counted = NllHead.apply(hidden, weight, targets, torch.is_grad_enabled())
     return ModelOutput(loss=loss, counted=counted)
 
 
 def log_probs(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float, of_entropy: bool) -> ModelOutput:
-    """Return `log_probs` and `entropy` of each target, (tokens) in fp32. With `of_entropy` the entropy has a gradient too."""
+    """Return `log_probs` and `entropy` of each target, (tokens) in fp32. With `of_entropy`, the entropy has a gradient too."""
     function = trl_kernels.ChunkedLogProbFunction if of_entropy else StoredHead
     chunk = trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE
     found, entropy, *_ = function.apply(hidden, weight, None, targets, temperature, chunk, None, 1.0, ("entropy",))
@@ -179,14 +179,14 @@ def log_probs(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor,
 
 
 def add(model: PreTrainedModel, compute: Callable[..., ModelOutput] = sums) -> None:
-    """Let `model(..., targets=, target_positions=)` return `compute(hidden, weight, targets)` in place of logits.
+    """Make `model(..., targets=, target_positions=)` return `compute(hidden, weight, targets)` instead of logits.
 
     target_positions: (targets), where in the flattened batch each target is predicted. The head is computed there only. It stays inside
     the model's forward, where DDP's and FSDP's hooks are.
     """
     whole = model.forward
 
-    @functools.wraps(type(model).forward)  # whose arguments `generate` asks for
+    @functools.wraps(type(model).forward)  # `generate` inspects its arguments
     def forward(self: PreTrainedModel, *args: Any, targets: Any = None, target_positions: Any = None, **kwargs: Any) -> Any:
         if targets is None:
             return whole(*args, **kwargs)

@@ -1,6 +1,6 @@
 """The rows of one optimizer step as tensors: laid end to end without padding, or ordered so that little is padded.
 
-Only rows of the same step change places, so rows a step, their order over the run, steps an epoch and the schedule stay the same.
+Rows only change places within a step, so the rows of each step, the steps per epoch and the schedule stay the same.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch
 from datasets import Dataset
 from torch.utils.data import DataLoader, Sampler
 
-IGNORED = -100  # of labels: no target
+IGNORED = -100  # the label of a token that is not a target
 
 
 @dataclass
 class Collator:
-    """Rows {input_ids, labels} as a batch of SFT, filled up to a multiple of tokens. With `packed`, as one row of documents.
+    """Collate rows {input_ids, labels} into a batch for SFT, filled to a multiple of tokens. With `packed`, into one row of documents.
 
-    Returns input_ids (rows, tokens); targets (n) and target_positions (n), the place in the flattened batch where each is
-    predicted; num_tokens, without padding. Packed also position_ids (1, tokens) and document_starts (documents + 1), offsets.
-    There is no attention mask: padding comes after the row, and no token looks ahead.
+    Returns input_ids (rows, tokens); targets (n) and target_positions (n), where in the flattened batch each is predicted;
+    num_tokens, without padding. With `packed` also position_ids (1, tokens) and document_starts (documents + 1), as offsets.
+    There is no attention mask: padding follows the row, and attention is causal.
     """
 
     pad_token_id: int
@@ -34,7 +34,7 @@ class Collator:
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         ids = [np.asarray(row["input_ids"]) for row in rows]
         labels = [np.array(row.get("labels", row["input_ids"])) for row in rows]
-        for row, found in zip(rows, labels, strict=True):  # a row may hold documents that packing has joined
+        for row, found in zip(rows, labels, strict=True):  # a row may hold several documents joined by packing
             starts = np.cumsum(row["seq_lengths"])[:-1] if "seq_lengths" in row else []
             found[[0, *starts]] = IGNORED
         lengths = [n for row, found in zip(rows, ids, strict=True) for n in row.get("seq_lengths", [len(found)])]
@@ -56,7 +56,7 @@ class Collator:
 def boundaries(lengths: Sequence[int], filled: int) -> dict[str, np.ndarray]:
     """Return position_ids (1, filled) and document_starts (documents + 1) of documents laid end to end.
 
-    `lengths` are those of the documents. What fills the row up to `filled` tokens is one document more.
+    `lengths` are those of the documents. Padding up to `filled` tokens counts as one more document.
     """
     rest = filled - sum(lengths)
     lengths = [*lengths, rest] if rest else lengths
@@ -67,10 +67,10 @@ def boundaries(lengths: Sequence[int], filled: int) -> dict[str, np.ndarray]:
 
 
 class StepOrder(Sampler[int]):
-    """The order of `sampler`, with the rows of each optimizer step of all ranks arranged among its micro-batches by length.
+    """The order of `sampler`, with the rows of each optimizer step, on all ranks, arranged among its micro-batches by length.
 
-    `balanced`: each micro-batch gets as many tokens as the others, for rows that are packed; else neighbours are of like length, for rows
-    that are padded. `lengths` in tokens, by row; `size` rows make a micro-batch of one rank, `number` of these a step of all ranks.
+    `balanced`: micro-batches get similar numbers of tokens, for packed rows; otherwise neighbours have similar length, for padded rows.
+    `lengths` in tokens, by row; `size` rows make a micro-batch of one rank, `number` micro-batches a step of all ranks.
     """
 
     def __init__(self, sampler: Sampler[int], lengths: np.ndarray, size: int, number: int, balanced: bool) -> None:
@@ -90,7 +90,7 @@ class StepOrder(Sampler[int]):
             if len(step) == self.size * self.number:
                 yield from self._arranged(step)
                 step = []
-        yield from step  # an epoch's last, smaller step stays as it is
+        yield from step  # an epoch's last, smaller step keeps its order
 
     def _arranged(self, rows: list[int]) -> list[int]:
         ordered = sorted(rows, key=lambda row: (-self.lengths[row], row))
@@ -98,7 +98,7 @@ class StepOrder(Sampler[int]):
             return ordered
         batches: list[list[int]] = [[] for _ in range(self.number)]
         tokens = [0] * self.number
-        for row in ordered:  # the longest first, each to the batch that has least
+        for row in ordered:  # longest first, each to the batch with the fewest tokens
             smallest = min((n for n in range(self.number) if len(batches[n]) < self.size), key=tokens.__getitem__)
             batches[smallest].append(row)
             tokens[smallest] += self.lengths[row]
@@ -106,15 +106,15 @@ class StepOrder(Sampler[int]):
 
 
 def arrange(loader: DataLoader, dataset: Dataset, size: int, number: int, balanced: bool) -> None:
-    """Give the prepared `loader` of `dataset` the order of StepOrder, in place of its sampler's."""
+    """Reorder the prepared `loader` of `dataset` by StepOrder."""
     batches = loader.batch_sampler
-    while hasattr(batches, "batch_sampler"):  # accelerate's, of one rank's part
+    while hasattr(batches, "batch_sampler"):  # accelerate wraps it to give each rank its part
         batches = batches.batch_sampler
     batches.sampler = StepOrder(batches.sampler, lengths(dataset), size, number, balanced)
 
 
 def lengths(dataset: Dataset) -> np.ndarray:
-    """Tokens of each row; of a pair, of its longer side."""
+    """Return the tokens of each row, (rows,); for a pair, those of its longer side."""
     columns = [name for name in ("input_ids", "prompt_ids", "chosen_ids", "rejected_ids") if name in dataset.column_names]
     found = {name: [] for name in columns}
     for table in dataset.select_columns(columns).with_format("arrow").iter(10_000):

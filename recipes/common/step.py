@@ -1,4 +1,4 @@
-"""SFT's optimizer step: the loss by head.py, batches by rows.py, and figures that stay on the GPU until they are logged."""
+"""SFT's optimizer step: the loss from head.py, batches from rows.py, and figures that stay on the GPU until they are logged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from recipes.common import head, rows
 
-SHORTEST = 128  # tokens of a row that compiled layers are rehearsed with
+SHORTEST = 128  # tokens of the shortest row that compiled layers are rehearsed with
 COUNTED = ("entropy", "mean_token_accuracy")
 
 
@@ -30,7 +30,7 @@ def halves(length: int) -> Iterator[int]:
 
 
 class OrderedRows:
-    """Mixed into a trainer with PreparedRows, before it: rows of a step by length, where `step.rows` says so."""
+    """Mixin to precede a trainer with PreparedRows: order the rows of a step by length if `step.rows` says so."""
 
     def _get_dataloader(self, dataset: Any, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader:
         loader = super()._get_dataloader(dataset, *args, is_training=is_training, **kwargs)
@@ -45,16 +45,16 @@ class OrderedRows:
 
 
 class FastStep(OrderedRows):
-    """Mixed into SFTTrainer, before it. Where the loss is not plain cross-entropy of a plain head, TRL's own step stays."""
+    """Mixin to precede SFTTrainer. TRL's own step stays unless the loss is plain cross-entropy of a plain head."""
 
     _late: LateLine | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._sums = {"train": _nothing(), "eval": _nothing()}
+        self._sums = {"train": _no_sums(), "eval": _no_sums()}
         base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
         self._fast = self._is_plain(base)
-        if self.padding_free and not self._fast:  # TRL's batches say where documents begin by their positions, from which this makes a mask
+        if self.padding_free and not self._fast:  # TRL marks documents by their positions, which sdpa turns into a mask
             base.set_attn_implementation("sdpa")
         if self._fast:
             head.add(base)
@@ -64,9 +64,9 @@ class FastStep(OrderedRows):
 
     @functools.cached_property
     def one_length(self) -> bool:
-        """Whether all rows are of one length, so that nothing is padded: kernels without boundaries are a tenth faster.
+        """Whether all rows have one length, so that nothing is padded; kernels without boundaries are a tenth faster.
 
-        Of rows that packing has filled the last one may be shorter.
+        The last of the rows that packing has filled may be shorter.
         """
         if self.args.packing:
             return not self._joins_documents()
@@ -80,29 +80,29 @@ class FastStep(OrderedRows):
         return self.args.packing and self.args.packing_strategy != "wrapped"
 
     def _is_plain(self, model: PreTrainedModel) -> bool:
-        dispatched = isinstance(self.train_dataset, IterableDataset) and self.args.world_size > 1  # accelerate cuts its batches by rows
+        dispatched = isinstance(self.train_dataset, IterableDataset) and self.args.world_size > 1  # accelerate slices its batches by rows
         return (
             self.args.loss_type == "nll"
             and not self.args.label_smoothing_factor
             and not self.aux_loss_enabled
             and not dispatched
-            and self._config.topology.strategy != "zero3"  # whose head is not whole
+            and self._config.topology.strategy != "zero3"  # which shards the head
             and not (self._joins_documents() and self._config.hardware.get("packed_attention") is None)
             and head.fits(model)
         )
 
     def _rehearsed(self) -> Iterator[dict[str, Any]]:
-        """Full micro-batches of rows as long as they may be, half as long, and so on; none where all rows are of one length.
+        """Yield full micro-batches of the longest rows, rows half as long, and so on; none if all rows have one length.
 
-        Kernels are made for ranges of lengths, by the first length of each. These are the same in every run, so one that resumes
-        computes as it did before.
+        Kernels are made for ranges of lengths, by the first length seen of each. Rehearsed lengths are the same in every run, so a
+        resumed run computes as it did before.
         """
         for length in halves(0 if not self._fast or self.one_length else self.args.max_length or 0):
             row = {"input_ids": [self._tokenizer.pad_token_id] * length}
             yield self._prepare_inputs(self.data_collator([row] * self.args.per_device_train_batch_size))
 
     def _get_dataloader(self, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader:
-        """Held-out rows are padded, so that their losses are averaged over as many rows as ever."""
+        """Pad held-out rows, so that their losses are averaged over as many rows as without packing."""
         trained = self.data_collator
         self.data_collator = trained if is_training or not self._fast else self._evaluated
         try:
@@ -111,7 +111,7 @@ class FastStep(OrderedRows):
             self.data_collator = trained
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        """Tokens of the step that are predicted, of all ranks: counted by the host, which does not wait for the GPU."""
+        """Return the targets of the step on all ranks, counted on the host so that it does not wait for the GPU."""
         if not self._fast:
             return super()._get_num_items_in_batch(batch_samples, device)
         number = sum(batch["targets"].numel() for batch in batch_samples)
@@ -134,9 +134,9 @@ class FastStep(OrderedRows):
         return (loss, found) if return_outputs else loss
 
     def _take_figures(self, mode: str) -> torch.Tensor:
-        """(entropies, correct, targets, tokens) of this rank since the last line."""
-        sums, self._sums[mode] = self._sums[mode], _nothing()
-        device = self.args.device  # where numbers are filled in, not copied to: a copy would wait
+        """Return this rank's sums of (entropies, correct, targets, tokens) since the last line, and reset them."""
+        sums, self._sums[mode] = self._sums[mode], _no_sums()
+        device = self.args.device  # filled in there, since copying would wait for the GPU
         counts = [torch.full((1,), float(sums[name]), device=device, dtype=torch.float64) for name in ("targets", "tokens")]
         return torch.cat((sums["counted"].double(), *counts))
 
@@ -144,29 +144,29 @@ class FastStep(OrderedRows):
         return figures if self.args.world_size == 1 else self.accelerator.reduce(figures, "sum")
 
     def _to_log(self, mode: str, figures: list[float]) -> None:
-        """Leave what TRL's `log` adds to a line: the figures of all ranks."""
+        """Store the figures of all ranks for TRL's `log` to add to its line."""
         *counted, targets, tokens = figures
         self._total_train_tokens += int(tokens) if mode == "train" else 0
         self._metrics[mode].update({name: [value / max(1, targets)] for name, value in zip(COUNTED, counted, strict=True)})
         self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """TRL's, with the figures since the last line. Here the host waits for the GPU."""
+        """Log as TRL does, with the figures since the last line. Here the host waits for the GPU."""
         mode = "train" if self.model.training else "eval"
-        if self._sums[mode]["tokens"]:  # of every rank that had a batch: all take part in the sum
+        if self._sums[mode]["tokens"]:  # nonzero on all ranks at once, so all take part in the sum
             self._to_log(mode, self._summed(self._take_figures(mode)).tolist())
         super().log(logs, *args, **kwargs)
 
     def _maybe_log_save_evaluate(
         self, tr_loss: torch.Tensor, grad_norm: Any, model: Any, trial: Any, epoch: float, ignore_keys: Any, start: float, **kwargs: Any
     ) -> None:
-        """transformers' own, but that a line is written while the next step runs, so that the host never waits for the GPU.
+        """Do as transformers does, but write a line while the next step runs, so that the host never waits for the GPU.
 
-        That of the last step, and of one after which the run saves or evaluates, is written at once.
+        The line of the last step, and of one after which the run saves or evaluates, is written at once.
         """
         control, state, should_log = self.control, self.state, self.control.should_log
         self._write_late_line()
-        control.should_log = should_log  # which the line before has reset
+        control.should_log = should_log  # writing the late line has reset it
         at_once = control.should_save or control.should_evaluate or control.should_training_stop or state.global_step >= state.max_steps
         if at_once or not control.should_log or not self._fast or not isinstance(grad_norm, torch.Tensor) or tr_loss.device.type != "cuda":
             super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, epoch, ignore_keys, start, **kwargs)
@@ -177,10 +177,10 @@ class FastStep(OrderedRows):
         figures = self._summed(torch.cat((of_rank, self._take_figures("train"))))
         self._late = LateLine(state.global_step, state.epoch, steps, start, kwargs, figures)
         tr_loss.zero_()
-        control.should_log = False  # as a written line does: at an epoch's end this runs once more, after no step
+        control.should_log = False  # as writing a line does: at an epoch's end this runs once more without a step
 
     def _write_late_line(self) -> None:
-        """Log the step before this one, once the GPU has ended it."""
+        """Log the previous step, once the GPU has finished it."""
         late, self._late = self._late, None
         if late is None:
             return
@@ -195,26 +195,26 @@ class FastStep(OrderedRows):
         (state.global_step, state.epoch), state.logged_at = now, None
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """The norm of what is not clipped: transformers would clip at infinity, which reads and writes all gradients once more."""
+        """Return the norm without clipping: transformers would clip at infinity, which reads and writes all gradients once more."""
         if grad_norm is None and self._config.topology.strategy in ("none", "ddp") and self.accelerator.scaler is None:
             return torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters() if weight.grad is not None])
         return super()._get_grad_norm(model, grad_norm)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """None: transformers would count the model's parameters for every batch, and nothing reads the figure."""
+        """Return 0: transformers would count the model's parameters for every batch, and nothing reads the figure."""
         return 0
 
     def store_flos(self) -> None:
-        """As above: it would make the host wait."""
+        """Do nothing: summing a figure that nothing reads would make the host wait."""
 
 
 class LateLine:
-    """The figures of a step on their way from the GPU, and what else its line holds."""
+    """The figures of a step on their way from the GPU, and the rest of its line."""
 
-    _clock: ClassVar[tuple[torch.cuda.Event, float] | None] = None  # an event, and time.monotonic() when the GPU had come to it
+    _clock: ClassVar[tuple[torch.cuda.Event, float] | None] = None  # an event, and time.monotonic() when the GPU reached it
 
     def __init__(self, step: int, epoch: float, steps: int, start: float, kwargs: dict[str, Any], figures: torch.Tensor) -> None:
-        """`steps` since the line before; `kwargs` are logged as they are."""
+        """Start copying `figures` to the host. `steps` are those since the previous line; `kwargs` are logged as they are."""
         self.step, self.epoch, self.steps, self.start, self.kwargs = step, epoch, steps, start, kwargs
         if LateLine._clock is None:
             begun = torch.cuda.Event(enable_timing=True)
@@ -231,10 +231,10 @@ class LateLine:
         return self.figures.tolist()
 
     def ended_at(self) -> float:
-        """As time.monotonic() was when the GPU had ended the step."""
+        """Return what time.monotonic() was when the GPU finished the step."""
         begun, then = LateLine._clock
         return then + begun.elapsed_time(self.ended) / 1000
 
 
-def _nothing() -> dict[str, Any]:
+def _no_sums() -> dict[str, Any]:
     return {"counted": 0.0, "targets": 0, "tokens": 0}
