@@ -244,7 +244,9 @@ def _worth_compiling(config: Config) -> Config:
     saved = slow - fast if slow and fast else 0.0
     if saved > 0 and (steps is None or steps * saved > COMPILE_S):
         return config
-    why = f"{steps} steps save {steps * saved:.0f} s, but compiling takes {COMPILE_S:.0f} s" if steps else "compiling gains nothing"
+    why = "compiling gains nothing"
+    if steps and saved > 0:
+        why = f"{steps} steps save {steps * saved:.0f} s, but compiling takes {COMPILE_S:.0f} s"
     kept = [dataclasses.replace(one, value=False, reason=why) if one is choice else one for one in config.chosen]
     return dataclasses.replace(eager, chosen=kept)
 

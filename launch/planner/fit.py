@@ -193,7 +193,7 @@ def _other_servers(config: Config) -> Iterator[tuple[list[str], str]]:
         yield ["topology.server_cache_gb=null"], "vLLM's cache takes what topology.server_memory_share leaves it"
     elif shared:
         for share in SHARED:
-            yield [f"topology.server_memory_share={share}"], "trains the same; vLLM and the trainer divide their GPU differently"
+            yield [f"topology.server_memory_share={share}"], "trains the same, but vLLM and the trainer divide their GPU differently"
     elif given.server_memory_share < Topology.server_memory_share:
         yield [f"topology.server_memory_share={Topology.server_memory_share}"], "vLLM takes more of its GPU"
     if shared and config.hardware.gpus_per_node > 1:
