@@ -41,14 +41,14 @@ class Group:
 
 
 class Stream:
-    """Groups in flight, in the order in which they were sent. `submit` has a row answered that is sent after a step."""
+    """Groups in flight, in the order in which they were sent. `submit` has a row answered."""
 
-    def __init__(self, submit: Callable[[dict[str, Any], int], Future]) -> None:
+    def __init__(self, submit: Callable[[dict[str, Any]], Future]) -> None:
         self._submit = submit
         self.groups: list[Group] = []
 
     def send(self, rows: list[dict[str, Any]], step: int) -> None:
-        self.groups += [Group(row, step, self._submit(row, step)) for row in rows]
+        self.groups += [Group(row, step, self._submit(row)) for row in rows]
 
     def take(self, count: int, later: Callable[[int], int]) -> list[Group]:
         """Wait for `count` whole groups, and take the oldest. `later` maps the step of a group to the number of later calls, of `count`
@@ -108,7 +108,7 @@ class StreamedGeneration(GenerationAhead):
         self.max_staleness = config.topology.max_staleness or -(-2 * cycle // per_step)  # two generations
         self.ahead = max(1, self.max_staleness * per_step // cycle // 2)
         threads = Threads(THREADS)
-        self.stream = Stream(lambda row, step: threads.submit(self._answer, row, step))
+        self.stream = Stream(lambda row: threads.submit(self._answer, row))
         self.unfinished: list[dict[str, Any]] = []  # rows that a resumed run had in flight
         self._sent = 0  # generations from this one on whose rows are in flight
         self.add_callback(StreamState(self))
@@ -178,7 +178,7 @@ class StreamedGeneration(GenerationAhead):
         left = step + self.max_staleness - self.state.global_step
         return ((left + 1) * per_step - 1 - self._in_step) // self._cycle()
 
-    def _answer(self, row: dict[str, Any], step: int) -> list[tuple[list[int], list[float]]]:
+    def _answer(self, row: dict[str, Any]) -> list[tuple[list[int], list[float]]]:
         (prompt,) = self._tokenize_prompts([row["prompt"]])[0]
         answer = self._ask([prompt], self.num_generations, cache_salt=f"step {self._last_loaded_step}")
         logprobs = [[token[0] for token in sequence] for sequence in answer["logprobs"]]

@@ -36,7 +36,7 @@ class Simulated:
         self.stream = stream.Stream(self.submit)
         monkeypatch.setattr(stream, "wait", lambda answers, return_when: self.answer(answers))
 
-    def submit(self, row, step):
+    def submit(self, row):
         answer = Future()
         self.open.append(answer)
         return answer
@@ -88,7 +88,7 @@ def test_a_long_group_does_not_hold_up_the_others_until_it_must(monkeypatch):
 def test_an_answer_that_fails_is_raised_where_it_is_taken(monkeypatch):
     failed = Future()
     failed.set_exception(ConnectionError("the server is gone"))
-    lost = stream.Stream(lambda row, step: failed)
+    lost = stream.Stream(lambda row: failed)
     lost.send([{}], 0)
     with pytest.raises(ConnectionError, match="the server is gone"):
         lost.take(1, lambda step: 1)
