@@ -14,7 +14,6 @@ import signal
 import time
 import zlib
 from pathlib import Path
-from types import SimpleNamespace
 
 from recipes.common import program
 
@@ -36,8 +35,7 @@ def reward(prompts, completions, trainer_state, **columns) -> list[float]:
 
 
 def register() -> None:
-    """vLLM calls this in each of its processes. The server dies in the middle of a weight transfer; or a replica receives every one of
-    them and loads none (`stale 1`, which happens throughout)."""
+    """vLLM calls this in each of its processes. The server dies in the middle of a weight transfer."""
     from recipes.smoke.gloo_server import GlooWeightTransferEngine  # ranks have no vLLM to import
 
     receive_all, count = GlooWeightTransferEngine.receive_weights, itertools.count(1)
@@ -48,11 +46,7 @@ def register() -> None:
             half = len(update_info.names) // 2
             receive_all(self, dataclasses.replace(update_info, **{name: getattr(update_info, name)[:half] for name in columns}))
             kill()
-        model = self.model
-        if FAULT.is_file() and FAULT.read_text() == f"stale {self.parallel_config.data_parallel_index}":
-            self.model = SimpleNamespace(load_weights=lambda weights: None)
         receive_all(self, update_info)
-        self.model = model
 
     GlooWeightTransferEngine.receive_weights = receive
 

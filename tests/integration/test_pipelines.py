@@ -92,19 +92,3 @@ def test_a_changed_phase_is_run_on_what_was_kept_and_ends_as_if_all_had_run(tmp_
     assert reproduced.returncode == 0, reproduced.stdout + reproduced.stderr
     assert reproduced.stdout.count("to the last digit") == 2
     assert [path.parent for path in second.glob("1_sft-again-*")] == [second]
-
-
-def test_raft_with_one_more_cycle_goes_on_from_those_that_are_done(tmp_path):
-    raft = [*SMALL, "method=raft"]
-    assert command(*raft, "method.args.cycles=1", cwd=tmp_path).returncode == 0
-    [first] = runs(tmp_path)
-    done = command(*raft, "method.args.cycles=2", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    second = runs(tmp_path)[-1]
-    folders = list(rundir.read_json(second / "record.json")["phases"].values())
-    kept = [name for name in folders if (second / name).is_symlink()]
-    assert kept == list(rundir.read_json(first / "record.json")["phases"].values()) == folders[:5]
-    sampled = rundir.read_json(second / "6_cycle2_sample/record.json")
-    assert sampled["composition"]["model"]["path"] == str(first / "4_cycle1_train/model")
-    assert "raft by cycle: 0 " in done.stdout
-    assert {result(second / name)["status"] for name in folders} == {"done"}

@@ -123,7 +123,7 @@ def test_what_a_screen_reader_is_told(browser, pages):
     assert "Sections" in by_role["navigation"]
     images = [name for role in ("image", "img") for name in by_role.get(role, [])]
     assert any(name.startswith("Loss over step: 8 → 0.0133") or "Loss over step: mean of" in name for name in images), images
-    assert any(name.startswith("Trainers: training 1.1 s") for name in images)
+    assert any(name.startswith("Trainers: training 1.2 s") for name in images)
     assert all(images)
     assert "predicted" in by_role["columnheader"]
     assert "seconds a step" in by_role["rowheader"]
