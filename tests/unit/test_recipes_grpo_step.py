@@ -213,6 +213,6 @@ def test_grpo_may_pack_where_a_kernel_is_named(hardware, rows, refused):
 
 
 def test_rows_that_fill_no_batch_are_refused(tmp_path):
-    config, trainer = built(tmp_path, "grpo", "method.args.per_device_train_batch_size=256")
-    with pytest.raises(UserError, match="no step was taken: the data has 32 rows"):
+    config, trainer = built(tmp_path, "grpo", *rows_of(tmp_path, ROWS), "method.args.per_device_train_batch_size=256")
+    with pytest.raises(UserError, match="no step was taken: the data has 16 rows"):
         training.train(config, trainer, Metrics(config))
