@@ -25,7 +25,6 @@ SMALL = ["hardware=mi350x", "smoke=true", "run_root=runs"]
     [
         ("batch", ["model=qwen3_4b", "topology=single"], "tokens_per_second", 2),
         ("inductor", ["model=qwen3_4b"], "tokens_per_second", 2),
-        ("tunableop", ["model=qwen3_4b"], "tokens_per_second", 1),
         ("miopen", ["model=qwen3_4b"], "tokens_per_second", 1),
         ("rccl", [], "bus_gb_s", 2),
         ("vllm", ["model=qwen3_4b", "topology=single"], "output_tokens_per_second", 2),
