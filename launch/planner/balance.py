@@ -69,7 +69,7 @@ def settled(config: Config) -> Config:
 
 
 def _fastest(config: Config, host: Host) -> Config | None:
-    """Return the fastest split that passes every rule and fits, with fewer servers on a tie; None if there is none."""
+    """Return the fastest split that passes every rule and fits, with fewer servers on a tie, or None."""
     plain = {split.topology.servers: split for split in _splits(undone(config))}
     sized = [_divided(with_value(config, KEY, servers), split) for servers, split in plain.items()]
     for split in sorted(sized, key=lambda split: -(speed(split).tokens_per_second or 0.0)):

@@ -107,7 +107,7 @@ def _set_different_keys(one: list[str], other: list[str]) -> bool:
 
 
 def _smaller_batch(config: Config, overrides: list[str], tried: list[str], cost: str, host: Host) -> Change | None:
-    """Return `tried` with the largest micro-batch that makes it fit, accumulated to the same step; None if there is none."""
+    """Return `tried` with the largest micro-batch that makes it fit, accumulated to the same step, or None."""
     names, size = known(config), batch(config)
     if "gradient_accumulation_steps" not in names or {BATCH, ACCUMULATION} & {o.partition("=")[0] for o in tried}:
         return None

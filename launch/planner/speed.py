@@ -1,7 +1,7 @@
 """Predict the time of a training step from a roofline: matrix products, attention, memory-bound kernels, optimizer, links, generation.
 
 Work is counted from shapes. The share of a GPU's peak and bandwidth that each kind of work reaches was measured on H200s, in the runs of
-docs/results/speed.md, and is assumed to be the same elsewhere; `basis` says so where it matters.
+docs/results/speed.md. Other GPUs are assumed to reach the same share, and `basis` says so.
 """
 
 from __future__ import annotations

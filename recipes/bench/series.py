@@ -28,6 +28,7 @@ from rich.table import Table as RichTable
 
 from recipes.bench import published
 from recipes.common import profiling
+from recipes.common.device import device
 from recipes.common.errors import UserError
 from recipes.common.files import append
 from recipes.common.names import Arguments
@@ -77,14 +78,13 @@ class Table:
 
 
 def device_of(args: SeriesConfig) -> torch.device:
-    """This rank's. Raises UserError where there is no GPU."""
+    """Return this rank's device. Raises UserError if there is no GPU."""
     if args.use_cpu:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UserError("torch sees no GPU here. Use: smoke=true, which runs the benchmark's code on a CPU.")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    return device
+    torch.cuda.set_device(device())
+    return device()
 
 
 def measure(config: DictConfig, args: SeriesConfig, table: Table, cases: Iterable[Row], work: Callable[[Row], Row]) -> dict[str, Any]:

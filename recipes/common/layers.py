@@ -100,7 +100,7 @@ def use_eager(layers: Iterable[nn.Module]) -> None:
 
 
 class CompiledLayers:
-    """Mixin to precede a TRL trainer: compile its layers if `config.step.compile` says so.
+    """Compile the layers of a TRL trainer, which this mixin precedes, if `config.step.compile` says so.
 
     If they cannot be compiled and the user did not request it, the run continues eager, and `compiled` says why.
     """

@@ -1,6 +1,6 @@
-"""Generation of the next batch while this one trains: one generation off policy, and never more.
+"""Generate ahead of training: the base that stream.py shares, and topology.overlap=true, which is one generation off policy at most.
 
-The server takes new weights, starts on the prompts of the next generation batch, and meanwhile the trainer steps on completions made
+With overlap=true the server takes new weights and starts on the prompts of the next generation, while the trainer steps on completions made
 with the weights before. TRL's importance-sampling correction weighs every token by trainer over server probability, which covers this
 difference too. TRL's own AsyncGRPOTrainer runs packed prompts through attention kernels that it fetches from the hub, for Hopper and
 for gfx942 and gfx950; this runs wherever vLLM does, under every strategy.
@@ -30,8 +30,8 @@ class UnderWay:
 
 
 class Threads:
-    """Calls in so many threads, in the order in which they are submitted. A program that ends does not wait for them, as it would for
-    those of concurrent.futures."""
+    """Run calls in a number of threads, in the order of submission. A program exits without waiting for them, unlike those of
+    concurrent.futures."""
 
     def __init__(self, most: int) -> None:
         self._most, self._threads = most, 0

@@ -24,7 +24,7 @@ class Collator:
 
     Returns input_ids (rows, tokens); targets (n) and target_positions (n), where in the flattened batch each is predicted;
     num_tokens, without padding. With `packed` also position_ids (1, tokens) and document_starts (documents + 1), as offsets.
-    There is no attention mask: padding follows the row, and attention is causal.
+    Attention is causal and padding follows the row, so no attention mask is needed.
     """
 
     pad_token_id: int

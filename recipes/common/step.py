@@ -30,7 +30,7 @@ def halves(length: int) -> Iterator[int]:
 
 
 class OrderedRows:
-    """Mixin to precede a trainer with PreparedRows: order the rows of a step by length if `step.rows` says so."""
+    """Order the rows of a step by length if `step.rows` says so. A mixin that precedes a trainer with PreparedRows."""
 
     def _get_dataloader(self, dataset: Any, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader:
         loader = super()._get_dataloader(dataset, *args, is_training=is_training, **kwargs)
@@ -64,7 +64,7 @@ class FastStep(OrderedRows):
 
     @functools.cached_property
     def one_length(self) -> bool:
-        """Whether all rows have one length, so that nothing is padded; kernels without boundaries are a tenth faster.
+        """Return whether all rows have one length, so nothing is padded. Kernels without boundaries are a tenth faster.
 
         The last of the rows that packing has filled may be shorter.
         """

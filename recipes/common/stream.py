@@ -2,8 +2,8 @@
 
 Besides the generation that is waited for, half as many are in flight as the bound on staleness allows; the other half leaves room for long
 completions. A step takes the groups that are whole, in the order in which they were sent, and new prompts follow at once. New weights
-arrive between two decoding steps: vLLM freezes its requests (`/pause?mode=keep`), takes the weights and goes on. Running requests keep the
-keys and values of the weights before, as in PipelineRL (arXiv:2509.19128). Each token keeps the log-probability that it was sampled with,
+arrive between two decoding steps: vLLM freezes its requests (`/pause?mode=keep`), takes the weights and resumes. Running requests keep the
+keys and values of the previous weights, as in PipelineRL (arXiv:2509.19128). Each token keeps the log-probability that it was sampled with,
 so TRL's importance-sampling correction reweights it by how far it is off-policy. Prompts share their keys and values only with others that
 were sent under the same weights (vLLM's `cache_salt`).
 

@@ -80,7 +80,7 @@ def test_a_second_build_does_nothing(engine, cpu_image, base):
 
 
 def test_two_builds_from_scratch_have_the_same_files(engine, tiny, tmp_path):
-    """Of wheels with and without machine code, and of sources: antlr4's."""
+    """The packages are wheels with and without machine code, and antlr4, which is built from source."""
     given = ["numpy", "hydra-core", "omegaconf", "packaging", "pyyaml", "antlr4-python3-runtime"]
     locks = ["cpu/tools.lock", str(stanzas(tmp_path / "some.lock", "cpu/requirements.lock", *given))]
     assert tiny(locks=locks).returncode == 0

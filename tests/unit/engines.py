@@ -137,24 +137,31 @@ class Updates(TrainerCallback):
         self.clock.spend(STEPS)
 
 
-def run_grpo(run_dir: Any, patch: pytest.MonkeyPatch, *overrides: str) -> list[dict[str, Any]]:
-    """The recipe's trainer and metrics with stand-ins for vLLM. Returns the lines of metrics.jsonl."""
-    clock = Clock()
+def without_server(patch: pytest.MonkeyPatch, client: type, check: type[TrainerCallback]) -> None:
+    """Have the recipe ask `client` in place of a server, and `check` in place of CheckWeightsArrive, with no vLLM installed."""
     patch.setenv("ACCELERATE_TORCH_DEVICE", "cpu")
-    for module in (metrics, overlap, step_shares):
-        patch.setattr(module, "time", clock)
-    for name in ("trainer", "trainer_utils"):
-        patch.setattr(f"transformers.{name}.time", clock)
     for name in ("check_vllm", "reach_directly"):
         patch.setattr(grpo, name, lambda: None)
     for name in ("give_up_where_refused", "pass_engine_args"):
         patch.setattr(grpo, name, lambda config: None)
-    patch.setattr(grpo, "CheckWeightsArrive", Sends)
+    patch.setattr(grpo, "CheckWeightsArrive", check)
+    patch.setattr(gloo_trainer, "_client", lambda: client)
+    patch.setattr(vllm_generation, "VLLMClient", client, raising=False)
+    patch.setattr(vllm_generation, "is_vllm_available", lambda: True)
+
+
+def run_grpo(run_dir: Any, patch: pytest.MonkeyPatch, *overrides: str) -> list[dict[str, Any]]:
+    """The recipe's trainer and metrics with stand-ins for vLLM. Returns the lines of metrics.jsonl."""
+    clock = Clock()
+    without_server(patch, client(clock), Sends)
+    for module in (metrics, overlap, step_shares):
+        patch.setattr(module, "time", clock)
+    for name in ("trainer", "trainer_utils"):
+        patch.setattr(f"transformers.{name}.time", clock)
     patch.setattr(overlap, "Future", type("LateHere", (Late,), {"clock": clock}))
     patch.setattr(overlap, "gather_object", clock.slow(overlap.gather_object, GATHERS))
-    patch.setattr(gloo_trainer, "_client", lambda: client(clock))
-    ours = {"VLLMClient": client(clock), "LLM": engine(clock), "SamplingParams": dict, "os": SimpleNamespace(environ={})}
-    ours |= {"is_vllm_available": lambda: True, "ensure_master_addr_port": lambda: None, "empty_cache": lambda: None}
+    ours = {"LLM": engine(clock), "SamplingParams": dict, "os": SimpleNamespace(environ={})}
+    ours |= {"ensure_master_addr_port": lambda: None, "empty_cache": lambda: None}
     ours |= {"gather_object": clock.slow(vllm_generation.gather_object, GATHERS)}
     for name, stand_in in ours.items():
         patch.setattr(vllm_generation, name, stand_in, raising=False)

@@ -36,7 +36,7 @@ def test_a_batch_and_an_accumulation_of_one_command_line_that_contradict(launch)
         done = launch(*given, "method.args.gradient_accumulation_steps=4", *more)
         assert (done.code, done.err) == (2, said)
     done = launch(*given, "method.args.gradient_accumulation_steps=4", "find=largest_batch")
-    assert (done.code, "find=largest_batch with effective_batch=64" in done.err) == (2, True)
+    assert (done.code, "the one follows from the other and from the batch that the search varies" in done.err) == (2, True)
     assert launch(*given, "method.args.gradient_accumulation_steps=2").code == 0
     done = launch(*given, "method.args.gradient_accumulation_steps=4", "phases=[{name: one}]")
     assert (done.code, done.err) == (2, f"phase one: {said}")

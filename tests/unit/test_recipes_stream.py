@@ -9,8 +9,6 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from transformers import TrainerCallback
-from trl.generation import vllm_generation
 
 from launch.check import check
 from launch.errors import UserError
@@ -18,9 +16,8 @@ from launch.rules.values import check_values
 from recipes import grpo
 from recipes.common import errors as recipes_errors
 from recipes.common import overlap, stream
-from recipes.smoke import gloo_trainer
 from tests.conftest import composed
-from tests.unit.engines import JUDGES, SENDS, STEPS, Clock, client, run_grpo
+from tests.unit.engines import JUDGES, SENDS, STEPS, Clock, Sends, client, run_grpo, without_server
 from tests.unit.trainers import configured
 
 SPLIT = ["topology=split", "hardware.vllm=true", "hardware.gpus_per_node=2", "topology.num_gpus=2", "topology.overlap=stream"]
@@ -117,15 +114,7 @@ def trained(tmp_path, monkeypatch):
             salts.append(generation_kwargs["cache_salt"])
             return super().generate(prompts, n, **others)
 
-    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cpu")
-    for name in ("check_vllm", "reach_directly"):
-        monkeypatch.setattr(grpo, name, lambda: None)
-    for name in ("give_up_where_refused", "pass_engine_args"):
-        monkeypatch.setattr(grpo, name, lambda config: None)
-    monkeypatch.setattr(grpo, "CheckWeightsArrive", lambda *_: TrainerCallback())
-    monkeypatch.setattr(gloo_trainer, "_client", lambda: Client)
-    monkeypatch.setattr(vllm_generation, "VLLMClient", Client, raising=False)
-    monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: True)
+    without_server(monkeypatch, Client, Sends)
 
     def run(*overrides, resume=None):
         rows = []
