@@ -2,6 +2,7 @@
 
     python tests/gpu/peers.py trl --model qwen3_4b --rows 4 --length 4096 --data rows.jsonl --metrics out.jsonl
     python tests/gpu/peers.py trl --liger --no-checkpointing --weights bf16 --lora 16 --model qwen3_8b ...
+    python tests/gpu/peers.py trl --method grpo --server-gpu 1 --model qwen3_1_7b --rows 96 --micro-batch 8 --length 512 ...
     python tests/gpu/peers.py loop --fp8 tensorwise --model qwen3_4b --rows 2 --length 4096 --metrics out.jsonl
 
 Weights are random. Every step appends a line to --metrics with the keys of our own metrics.jsonl: step, time_s, num_tokens, loss,
@@ -11,28 +12,35 @@ memory_peak_gb. A batch that does not fit is halved, and its steps accumulate tw
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import OmegaConf
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, PreTrainedModel, TrainerCallback
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, TrainerCallback
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from recipes.common.model import model_config, train_tokenizer
+from tests.gpu.jobs import MASK
 
 ROOT = Path(__file__).parents[2]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LOSS_ROWS = 8192  # tokens whose logits a plain loop holds at once
 RANDOM_TOKENS = 1000  # ids that a plain loop draws from
+PORT = 8123  # of TRL's server
+PROMPT_TOKENS = 256  # left for a prompt
+COLOCATED_SHARE = 0.3  # TRL's default
 BEGAN = time.perf_counter()
 
 
@@ -66,7 +74,7 @@ def trl(given: argparse.Namespace) -> None:
     """TRL's defaults (bf16 autocast, checkpointing, clipping) but for what the command line names."""
     from datasets import Dataset
     from peft import LoraConfig
-    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+    from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
     rows = [json.loads(line) for line in Path(given.data).read_text().splitlines()]
     model = random_model(given)
@@ -75,7 +83,7 @@ def trl(given: argparse.Namespace) -> None:
         "max_steps": given.steps,
         "per_device_train_batch_size": given.micro_batch,
         "gradient_accumulation_steps": given.rows // given.micro_batch,
-        "max_length": given.length,
+        "max_completion_length" if given.method == "grpo" else "max_length": given.length,
         "gradient_checkpointing": given.checkpointing,
         "use_liger_kernel": given.liger,
         "dataloader_num_workers": 2,  # kinder than TRL's default of none
@@ -93,12 +101,45 @@ def trl(given: argparse.Namespace) -> None:
     }
     if given.lora:
         shared["peft_config"] = LoraConfig(task_type="CAUSAL_LM", r=given.lora, lora_alpha=2 * given.lora, target_modules="all-linear")
-    if given.method == "dpo":
+    if given.method == "grpo":
+        model.name_or_path = str(model_folder(given))  # where a colocated engine reads it
+        with generating(given, shared["processing_class"]) as engine:
+            GRPOTrainer(reward_funcs=distinct, args=GRPOConfig(use_vllm=True, **engine, **arguments), **shared).train()
+    elif given.method == "dpo":
         reference = random_model(given)
         reference.load_state_dict(model.state_dict())
         DPOTrainer(ref_model=reference, args=DPOConfig(**arguments), **shared).train()
     else:
         SFTTrainer(args=SFTConfig(**arguments), **shared).train()
+
+
+def distinct(completions: list[str], **_: Any) -> list[float]:
+    """A reward that costs nothing and differs within a group."""
+    return [len(set(text)) / 100 for text in completions]
+
+
+def model_folder(given: argparse.Namespace) -> Path:
+    return Path(given.metrics).with_suffix("") / "model"
+
+
+@contextlib.contextmanager
+def generating(given: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) -> Iterator[dict[str, Any]]:
+    """What TRL generates with: a server of vLLM on another GPU, as its own documentation starts one, or an engine on this one."""
+    folder, longest = model_folder(given), given.length + PROMPT_TOKENS
+    random_model(argparse.Namespace(**{**vars(given), "weights": "bf16"})).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if given.server_gpu is None:
+        yield {"vllm_mode": "colocate", "vllm_max_model_length": longest, "vllm_gpu_memory_utilization": COLOCATED_SHARE}
+        return
+    argv = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--port", str(PORT)]
+    argv += ["--max-model-len", str(longest), "--gpu-memory-utilization", "0.9", "--weight-transfer-config", '{"backend": "nccl"}']
+    argv += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
+    server = subprocess.Popen(argv, env={**os.environ, MASK: str(given.server_gpu), "VLLM_SERVER_DEV_MODE": "1"})
+    try:
+        yield {"vllm_mode": "server", "vllm_server_base_url": f"http://127.0.0.1:{PORT}"}
+    finally:
+        server.terminate()
+        server.wait()
 
 
 def loop(given: argparse.Namespace) -> None:
@@ -158,7 +199,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--length", type=int, required=True, help="tokens that a row is cut to")
     parser.add_argument("--metrics", required=True)
     parser.add_argument("--data", help="rows for TRL as JSON lines")
-    parser.add_argument("--method", choices=["sft", "dpo"], default="sft")
+    parser.add_argument("--method", choices=["sft", "dpo", "grpo"], default="sft")
+    parser.add_argument("--server-gpu", type=int, help="of grpo: where vLLM's server runs; default: an engine beside the trainer")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--weights", choices=sorted(DTYPES), help="default: fp32 as TRL has it; the plain loop: bf16")
     parser.add_argument("--lora", type=int, default=0, metavar="RANK")
@@ -178,6 +220,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def main() -> None:
     given = parse(sys.argv[1:])
     Path(given.metrics).unlink(missing_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that a server ends too
     try:
         {"trl": trl, "loop": loop}[given.side](given)
     except torch.OutOfMemoryError:

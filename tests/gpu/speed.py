@@ -5,7 +5,7 @@
     python tests/gpu/speed.py report [--write]                          needs no GPU: docs/results/speed.jsonl as a table
 
 Each side trains WARM_UP steps and then TIMED more, all of them logged, and is stopped. With two GPUs the rows of one GPU run side by side.
-A side that fails or takes longer than SIDE_S is a result too, with the last lines of its output; the others go on.
+A side that fails or takes longer than its row's `seconds` is a result too, with the last lines of its output; the others go on.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from tests.gpu import jobs
 from tests.gpu.jobs import MASK, ROOT, Job
 from tests.gpu.speed_report import page, table
 from tests.gpu.speed_rows import FRESH, ROWS, Row, chat_lengths
+from tests.gpu.topologies import SHARES
 
 WARM_UP, TIMED = 5, 15
 STEPS = WARM_UP + TIMED
-SIDE_S = 150.0
 LEAST_S = 45.0  # no side is started with less time than that left
 # The planner leaves a short run eager, so ours is told of a long one and stopped.
 LONG = 1000
+PROMPT = 200  # tokens of each
 POLL_S = 0.05
 LAST_LINES = 15
 MEASURED = ROOT / "docs/results/speed.jsonl"
@@ -77,6 +78,8 @@ def write_data(folder: Path) -> None:
     drawn = random.Random(0)
     rows = [{"text": jobs.digits(drawn, length - 1)} for length in chat_lengths(8 * STEPS)]
     (folder / "lengths.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompts = [{"prompt": jobs.digits(drawn, PROMPT), "answer": jobs.digits(drawn, 4)} for _ in range(960)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
 
 
 def start(row: Row, name: str, side: str, session: Session, gpus: list[int]) -> subprocess.Popen[bytes]:
@@ -85,7 +88,8 @@ def start(row: Row, name: str, side: str, session: Session, gpus: list[int]) -> 
         return jobs.start(Job(name, len(gpus), overrides(row, side), row.data), session.hardware, session.folder, gpus)
     argv = [sys.executable, str(ROOT / "tests/gpu/peers.py"), *row.sides[side].split(), f"--steps={STEPS}"]
     argv += [f"--data={session.folder / row.data}.jsonl", f"--metrics={session.folder / name}.jsonl"]
-    environment = {**jobs.os.environ, MASK: ",".join(map(str, gpus))}
+    argv += [f"--server-gpu={gpu}" for gpu in gpus[1:]]
+    environment = {**jobs.os.environ, MASK: str(gpus[0])}
     with (session.folder / f"{name}.log").open("wb") as log:
         return subprocess.Popen(argv, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
@@ -106,7 +110,7 @@ def measure_side(row_name: str, side: str, session: Session, gpus: list[int]) ->
     wanted = 1 if row.first_step else STEPS
     gpus = gpus[: 1 if side == "ours_one" else row.gpus]
     began = time.monotonic()
-    deadline = min(began + SIDE_S, session.until)
+    deadline = min(began + row.seconds, session.until)
     process = start(row, name, side, session, gpus)
     first_step_s, lines = None, []
     while len(lines) < wanted and time.monotonic() < deadline:
@@ -155,7 +159,9 @@ def figures(lines: list[dict[str, Any]]) -> Result:
     tokens = [after["num_tokens"] - before["num_tokens"] for before, after in timed]
     same = len(set(tokens)) == 1
     median = statistics.median(seconds)
+    shares = {key: [line[key] for line in lines[WARM_UP:] if line.get(key) is not None] for key in SHARES}
     return {
+        **{key: round(statistics.median(values), 3) for key, values in shares.items() if values},
         "tokens_per_second": round(tokens[0] / median if same else sum(tokens) / sum(seconds)),
         "step_s": round(median, 4),
         "timed_steps": len(seconds),

@@ -22,6 +22,11 @@ LOOP_4B = "loop --model qwen3_4b --rows 2 --length 4096"
 TRL_4B = "trl --model qwen3_4b --length 4096"
 TRL_8B = "trl --model qwen3_8b --length 4096 --rows 2 --lora 16 --weights bf16"
 TRL_06B = "trl --model qwen3_0_6b --length 2048 --rows 8"
+GRPO = (
+    "method=grpo ~method.rewards.reasoning_gym +method.rewards.accuracy=1.0 precision=bf16"
+    " method.args.max_completion_length=512 effective_batch=96"
+)
+TRL_GRPO = "trl --method grpo --rows 96 --micro-batch 8 --length 512"
 FRESH = "FRESH_CACHE"  # replaced: a cache of compiled kernels that is empty
 
 
@@ -44,7 +49,7 @@ class Row:
     """Sides that run one after the other on the same GPUs, by name.
 
     Those named ours* are overrides of launch/run.py, the others arguments of tests/gpu/peers.py. `data` is a file of
-    speed.write_data. Ours runs until `steps` are timed.
+    speed.write_data. A side that has not timed its steps after `seconds` has failed.
     """
 
     work: str
@@ -53,6 +58,22 @@ class Row:
     data: str = "sft"
     gpus: int = 1
     first_step: bool = False
+    seconds: float = 150.0
+
+
+def grpo(size: str, model: str, sync: float | None, fastest: float) -> Row:
+    """Make a row of one GPU that trains and one that generates: `sync` and `fastest` are what ours has to reach of TRL's rate."""
+    split = f"{GRPO} model={model} topology=split topology.num_gpus=2 topology.server_max_length=768"
+    modes = {"ours": "false", "ours_overlap": "true", "ours_stream": "stream"}
+    marks = [Mark("trl", "TRL's server mode (synchronous)", sync)] if sync else []
+    return Row(
+        f"GRPO {size}, 1 + 1, 96 x (200 + 512) tokens",
+        {**{side: f"{split} topology.overlap={mode}" for side, mode in modes.items()}, "trl": f"{TRL_GRPO} --model {model}"},
+        [*marks, *(Mark("trl", f"TRL's server mode ({side[5:]})", fastest, ours=side) for side in modes if side != "ours")],
+        data="prompts",
+        gpus=2,
+        seconds=300,
+    )
 
 
 TRL = Mark("trl", "TRL's defaults", 1.45)
@@ -121,17 +142,46 @@ ROWS: dict[str, Row] = {
             Mark("trl", "TRL's defaults", 2.7),
         ],
     ),
-    "ddp": Row(
-        "SFT 4B, ddp on two GPUs, 2 x 4,096 tokens each",
-        {"ours": f"{BARE_4B} topology=ddp {TWO_GPUS}", "ours_one": f"{BARE_4B} {ONE_GPU}"},
-        [Mark("ours_one", "twice our one GPU", 0.95, times=2)],
+    "two_gpus": Row(
+        "SFT 4B on two GPUs, plain command, 8 x 4,096 tokens each",
+        {
+            "ours_one": f"{PACKED_4B} {ONE_GPU} effective_batch=8",
+            "ours_fsdp": f"{PACKED_4B} topology=fsdp {TWO_GPUS} effective_batch=16",
+        },
+        [Mark("ours_one", "twice our one GPU (fsdp)", 0.95, times=2, ours="ours_fsdp")],
         gpus=2,
     ),
-    "fsdp": Row(
-        "SFT 4B, fsdp on two GPUs, 2 x 4,096 tokens each",
-        {"ours": f"{BARE_4B} topology=fsdp {TWO_GPUS}", "ours_one": f"{BARE_4B} {ONE_GPU}"},
-        [Mark("ours_one", "twice our one GPU", 0.95, times=2)],
+    "two_gpus_bf16": Row(
+        "SFT 4B on two GPUs, best bf16, 8 x 4,096 tokens each",
+        {
+            "ours_one": f"{BARE_4B} {ONE_GPU} effective_batch=8",
+            "ours_ddp": f"{BARE_4B} topology=ddp {TWO_GPUS} effective_batch=16",
+            "ours_fsdp": f"{BARE_4B} topology=fsdp {TWO_GPUS} effective_batch=16",
+        },
+        [Mark("ours_one", f"twice our one GPU ({kind})", 0.95, times=2, ours=f"ours_{kind}") for kind in ("ddp", "fsdp")],
         gpus=2,
+    ),
+    "two_gpus_short": Row(
+        "SFT 4B on two GPUs, best bf16, 2 x 4,096 tokens each",
+        {
+            "ours_one": f"{BARE_4B} {ONE_GPU}",
+            "ours_ddp": f"{BARE_4B} topology=ddp {TWO_GPUS}",
+            "ours_fsdp": f"{BARE_4B} topology=fsdp {TWO_GPUS}",
+        },
+        [Mark("ours_one", f"twice our one GPU ({kind})", 0.95, times=2, ours=f"ours_{kind}") for kind in ("ddp", "fsdp")],
+        gpus=2,
+    ),
+    "grpo_1_7b": grpo("1.7B", "qwen3_1_7b", sync=1.5, fastest=3.0),
+    "grpo_4b": grpo("4B", "qwen3_4b", sync=None, fastest=2.5),
+    "colocate": Row(
+        "GRPO 1.7B, one GPU, 96 x (200 + 512) tokens",
+        {
+            "ours": f"{GRPO} model=qwen3_1_7b topology=colocate topology.num_gpus=1 method.args.vllm_max_model_length=768",
+            "trl": f"{TRL_GRPO} --model qwen3_1_7b",
+        },
+        [Mark("trl", "TRL's colocate", 1.3)],
+        data="prompts",
+        seconds=300,
     ),
     # Last, so that neither side reads its libraries from a cold disk.
     "first_step": Row(

@@ -36,7 +36,8 @@ def test_each_peer_takes_the_batch_of_ours(name, side):
     given = peers.parse([*ROWS[name].sides[side].split(), "--metrics=x"])
     ours = composed("hardware=h100", *ROWS[name].sides["ours"].split())
     rows = ours.effective_batch or value(ours, "per_device_train_batch_size")
-    assert (given.rows, given.length, given.model) == (rows, value(ours, "max_length"), ours.model.name)
+    length = value(ours, "max_completion_length" if given.method == "grpo" else "max_length")
+    assert (given.rows, given.length, given.model) == (rows, length, ours.model.name)
     assert given.method == ours.method.name
 
 
@@ -83,7 +84,7 @@ def test_no_side_is_started_without_time(tmp_path):
 def test_the_table_compares_and_says_what_failed_or_is_missing():
     results = [
         *(result("sft_4b", side, rate) for side, rate in (("ours", 100), ("trl", 80), ("ours", 120))),
-        *(result("ddp", side, rate) for side, rate in (("ours", 180), ("ours_one", 100))),
+        *(result("two_gpus", side, rate) for side, rate in (("ours_fsdp", 180), ("ours_one", 100))),
         *(result("first_step", side, None, first_step_s=s) for side, s in (("ours", 40.0), ("ours_eager", 30.0))),
         result("dpo", "ours", 50),
         {key: found for key, found in result("dpo", "trl", 0, error="exit code 1, 0 steps\nwhy").items() if key != "tokens_per_second"},
@@ -92,10 +93,10 @@ def test_the_table_compares_and_says_what_failed_or_is_missing():
     by_work = {
         name: next(line for line in shown if line.startswith(f"| {row.work} |"))
         for name, row in ROWS.items()
-        if name in ("sft_4b", "ddp", "first_step", "dpo")
+        if name in ("sft_4b", "two_gpus", "first_step", "dpo")
     }
     assert by_work["sft_4b"].endswith("| 120 tokens/s | TRL's defaults | 80 tokens/s | 1.500x | 1.45x | yes |")
-    assert by_work["ddp"].endswith("| 180 tokens/s | twice our one GPU | 200 tokens/s | 0.900x | 0.95x | **no** |")
+    assert by_work["two_gpus"].endswith("| 180 tokens/s | twice our one GPU (fsdp) | 200 tokens/s | 0.900x | 0.95x | **no** |")
     assert by_work["first_step"].endswith("| 40.0 s | ours, eager | 30.0 s | +10.0 s | +15 s at most | yes |")
     assert by_work["dpo"].endswith("| 50 tokens/s | TRL's defaults | failed |  | 1.95x | not measured |")
     assert ROWS["fp8"].work in shown[-1]
