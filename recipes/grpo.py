@@ -33,6 +33,7 @@ from recipes.common.metrics import Metrics
 from recipes.common.model import adapter_config, build_model, build_tokenizer
 from recipes.common.overlap import OverlappedGeneration
 from recipes.common.program import main
+from recipes.common.sampling_ratio import SamplingRatio
 from recipes.common.selection import heldout
 from recipes.common.serving import (
     CheckWeightsArrive,
@@ -48,7 +49,7 @@ from recipes.common.training import build_arguments, train
 from recipes.common.verify import build_verifier, check_columns
 
 
-class Trainer(TimedStep, CompiledLayers, PackedCompletions, Curriculum, AtomicCheckpoints, GRPOTrainer):
+class Trainer(TimedStep, CompiledLayers, SamplingRatio, PackedCompletions, Curriculum, AtomicCheckpoints, GRPOTrainer):
     """TRL's trainer, saving atomically, with completions packed, prompts drawn by a curriculum where one is asked for, the
     seconds of a step by kind, and no hang while it generates."""
 

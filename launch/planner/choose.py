@@ -51,6 +51,12 @@ def choose(config: Config, host: Host) -> Config:
     return _sized(_worth_compiling(config), host)
 
 
+def _in_turn(config: Config) -> Config:
+    """Return a copy whose generation and training take turns: overlapping, one hides the other, and which is predicted too roughly to
+    leave either slow."""
+    return with_value(config, "topology.overlap", False)
+
+
 def apply(config: Config, choices: list[Choice]) -> Config:
     """Return `config` with the choices of a record; keys that the user sets now keep the user's value."""
     for choice in choices:
@@ -172,13 +178,15 @@ def _sized(config: Config, host: Host) -> Config:
         found = memory.memory(_longest_prompts(candidate), processes, smaller)
         return all(entry.fits and not margin.close(entry) for entry in found)
 
-    plain = speed(config).tokens_per_second or 0.0
-    best, most, fitted = config, plain * GAIN, fits(config)
+    def rate_of(candidate: Config) -> float:
+        return speed(_in_turn(candidate)).tokens_per_second or 0.0
+
+    best, most, fitted = config, rate_of(config) * GAIN, fits(config)
     for candidate in _candidates(config, fits):
-        rate = speed(candidate).tokens_per_second or 0.0
+        rate = rate_of(candidate)
         if rate > most or not fitted:  # anything that fits beats what does not
             best, most, fitted = candidate, rate * GAIN, True
-    return _listed(config, best, plain)
+    return _listed(config, best)
 
 
 def _candidates(config: Config, fits: Any) -> Iterator[Config]:
@@ -220,8 +228,9 @@ def _longest_prompts(config: Config) -> Config:
     return with_value(config, "method.args.max_completion_length", int(longest) + PROMPT_TOKENS - PROMPT)
 
 
-def _listed(config: Config, best: Config, plain: float) -> Config:
+def _listed(config: Config, best: Config) -> Config:
     """Return `config` with the values of `best`, each difference listed with its reason and the predicted gain."""
+    plain = speed(config).tokens_per_second
     gain = (speed(best).tokens_per_second or 0.0) / plain if plain else 1.0
     reasons = {
         BATCH: "the same sequences per step, in the fastest division that fits",
@@ -240,7 +249,7 @@ def _worth_compiling(config: Config) -> Config:
     if choice is None or config.precision.compute == "fp8":
         return config
     eager = with_value(config, COMPILE, False)
-    steps, slow, fast = num_steps(config, batch(config)), speed(eager).step_s, speed(config).step_s
+    steps, slow, fast = num_steps(config, batch(config)), speed(_in_turn(eager)).step_s, speed(_in_turn(config)).step_s
     saved = slow - fast if slow and fast else 0.0
     if saved > 0 and (steps is None or steps * saved > COMPILE_S):
         return config

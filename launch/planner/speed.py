@@ -253,7 +253,7 @@ def _traffic(config: Config, step: MicroStep, linear: float) -> tuple[float, flo
 
 def extra_forwards(config: Config) -> float:
     """Return forwards without gradients per forward that trains: those of DPO's and GRPO's reference (the base if an adapter trains), and
-    GRPO's log-probabilities of completions by vLLM or older weights. GRPO's serve num_iterations of training."""
+    GRPO's log-probabilities of completions by older weights, or of vLLM's by Liger's loss. GRPO's serve num_iterations of training."""
     if config.method.name == "dpo":
         return 0.0 if value(config, "precompute_ref_log_probs") else 1.0
     if config.method.name != "grpo":
@@ -262,6 +262,9 @@ def extra_forwards(config: Config) -> float:
     accumulation = batch(config).accumulation
     older = accumulation % (passes * int(value(config, "steps_per_generation") or accumulation)) != 0
     corrected = generates_with_vllm(config) and bool(value(config, "vllm_importance_sampling_correction"))
+    corrected = corrected and bool(
+        argument(config, "use_liger_kernel")
+    )  # else the training pass has them: recipes/common/sampling_ratio.py
     return (bool(value(config, "beta")) + (older or corrected)) / passes
 
 

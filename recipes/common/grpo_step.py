@@ -4,8 +4,7 @@ TRL runs all passes in one method: the policy's, and without gradient those of t
 rows padded to the longest of the generation, and returns log-probabilities of the same shape. Only what happens in between is
 replaced here, so loss and metrics are TRL's.
 
-TRL 1.16 itself skips the pass of the policy that sampled if it is the policy of this step: if a generation serves one optimizer step and
-vLLM's log-probabilities are not corrected for.
+sampling_ratio.py leaves out the pass of the policy that sampled if it is the policy of this step.
 """
 
 from __future__ import annotations

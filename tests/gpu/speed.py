@@ -60,6 +60,7 @@ class Session:
     out: Path  # of the results
     until: float  # monotonic
     lock: threading.Lock
+    sides: list[str] | None = None  # those to run; None: all
 
 
 def overrides(row: Row, side: str) -> list[str]:
@@ -180,7 +181,7 @@ def settings(row: Row, name: str, side: str, folder: Path) -> Result:
 
 
 def measure_row(name: str, session: Session, gpus: list[int]) -> None:
-    for side in ROWS[name].sides:
+    for side in session.sides or ROWS[name].sides:
         if session.until - time.monotonic() < LEAST_S:
             print(f"{name} {side}: not run, no time left", flush=True)
             continue
@@ -232,6 +233,7 @@ def main() -> None:
     parser.add_argument("what", choices=["measure", "report"])
     parser.add_argument("--out", type=Path, default=Path("runs/speed"), help="of speed.jsonl, and the output of what failed")
     parser.add_argument("--only", nargs="*", help="words, one of which a row's name holds")
+    parser.add_argument("--sides", nargs="*", help="of those rows, and their order; default: all")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=570, help="for all of it")
     parser.add_argument("--hardware", help="a name of conf/hardware; default: h100 or h200 by the GPU's name")
@@ -250,7 +252,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     write_data(given.folder)
     hardware = f"hardware={given.hardware or hardware_of(gpu)}"
-    session = Session(hardware, gpu, given.folder.resolve(), given.out, until, threading.Lock())
+    session = Session(hardware, gpu, given.folder.resolve(), given.out, until, threading.Lock(), given.sides)
     measure(names, session, jobs.gpus_here(given.gpus))
 
 

@@ -551,8 +551,9 @@ def test_fewer_gpus_of_a_board_use_fewer_xgmi_links():
         (["method=dpo", "method.args.precompute_ref_log_probs=true"], 0),
         (["method=grpo"], 0),
         (["method=grpo", "method.args.beta=0.1"], 1),
-        (["method=grpo", "topology=colocate"], 1),  # log-probabilities of what vLLM sampled
-        (["method=grpo", "topology=colocate", "method.args.vllm_importance_sampling_correction=false"], 0),
+        (["method=grpo", "topology=colocate"], 0),  # the training pass gives those of what vLLM sampled
+        (["method=grpo", "topology=colocate", "method.args.use_liger_kernel=true"], 1),
+        (["method=grpo", "topology=colocate", "method.args.steps_per_generation=3"], 1),
         (["method=grpo", "method.args.num_iterations=2"], 0.5),
     ],
 )

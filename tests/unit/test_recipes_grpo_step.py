@@ -1,10 +1,12 @@
 """GRPO's fast step: packed and trimmed completions give the losses, gradients and metrics of TRL's padded ones."""
 
+import math
 import random
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from trl import GRPOTrainer
 
 from launch.check import refusals
 from recipes.common import attention, head, layers, training
@@ -48,6 +50,40 @@ def grpo(run_dir, base, *overrides, make=built):
     run_dir.mkdir(exist_ok=True)
     config, trainer = make(run_dir, "grpo", *rows_of(run_dir, ROWS), f"model.path={base}", *GIVEN, *overrides)
     return config, answers(trainer)
+
+
+def sampled(trainer, mode, owns_pass):
+    """Have `trainer` correct for log-probabilities of sampling that are not its own. `owns_pass`: by TRL's pass without gradient."""
+    draw, answer = random.Random(1), trainer._generate_single_turn
+
+    def answer_with_log_probs(*args, **kwargs):
+        completions, _ = answer(*args, **kwargs)
+        return completions, [[math.nan if draw.random() < 0.1 else -draw.uniform(4, 7) for _ in ids] for ids in completions]
+
+    trainer._generate_single_turn = answer_with_log_probs
+    trainer.use_vllm, trainer.vllm_importance_sampling_mode = True, mode
+    trainer.vllm_importance_sampling_clip_min, trainer.vllm_importance_sampling_clip_max = 0.3, 2.0
+    if owns_pass:
+        for name in ("_generate_and_score_completions", "_compute_loss"):
+            setattr(trainer, name, getattr(GRPOTrainer, name).__get__(trainer))
+    return trainer
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+def test_the_ratio_to_vllm_is_that_of_trls_own_pass(tmp_path, base, mode):
+    found = []
+    for owns_pass in (True, False):
+        _, trainer = grpo(tmp_path / str(owns_pass), base, "step.rows=packed")  # right before it trains: this sets the seed
+        sampled(trainer, mode, owns_pass)
+        without = []
+        trainer.model.model.register_forward_pre_hook(lambda *_, without=without: without.append(not torch.is_grad_enabled()))
+        found.append((trained(trainer), lines(trainer), any(without)))
+    (gradients, metrics, _), (ours, our_metrics, _) = found
+    assert [ran for *_, ran in found] == [True, False]
+    assert_same(ours, gradients)
+    assert_lines(our_metrics, metrics)
+    assert 0.3 <= metrics[0]["sampling/importance_sampling_ratio/mean"] <= 2.0 or "mask" in mode
+    assert metrics[0]["grad_norm"] > 0
 
 
 def lines(trainer):

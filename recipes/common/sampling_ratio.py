@@ -1,0 +1,87 @@
+"""How likely vLLM's completions are under the policy, by the pass that trains on them.
+
+TRL corrects for the difference between vLLM and the trainer by the ratio of their probabilities, and runs a pass of its own for the
+trainer's, without gradient: a quarter of what a step computes. If a generation serves one optimizer step, the policy of that pass is the
+one that trains, and its training pass gives the same log-probabilities.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+
+class SamplingRatio:
+    """Mixin to stand before PackedCompletions. TRL's own pass stays if weights change between generation and training, in evaluation, and
+    under Liger's loss, which holds no log-probabilities."""
+
+    _unweighed: dict[str, Any] | None = None  # the micro-batch whose log-probabilities come next
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Of the micro-batches of this step, one entry per token, or per sequence under a sequence's ratio.
+        self._differences: list[torch.Tensor] = []
+        self._ratios: list[torch.Tensor] = []
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Have TRL's method leave out its pass, and the ratio with it."""
+        generation = self.args.steps_per_generation * self.num_iterations
+        aligned = self.args.gradient_accumulation_steps % generation == 0
+        corrected = self.use_vllm and self.vllm_importance_sampling_correction
+        if not (corrected and aligned and self.model.training and not self.args.use_liger_kernel):
+            return super()._generate_and_score_completions(inputs)
+        self.vllm_importance_sampling_correction = False
+        try:
+            return super()._generate_and_score_completions(inputs)
+        finally:
+            self.vllm_importance_sampling_correction = True
+
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        corrected = self.use_vllm and self.vllm_importance_sampling_correction
+        self._unweighed = inputs if corrected and "importance_sampling_ratio" not in inputs else None
+        return super()._compute_loss(model, inputs)
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple:
+        """Add the ratio to the micro-batch before TRL's loss reads it."""
+        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if self._unweighed is not None:
+            inputs, self._unweighed = self._unweighed, None
+            inputs["importance_sampling_ratio"] = self._ratio(found[0].detach(), inputs)
+            if self.accelerator.sync_gradients:
+                self._log_ratios()
+        return found
+
+    def _ratio(self, log_probs: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
+        """Return policy over sampling probability as TRL bounds it: (samples, tokens), or (samples, 1) for that of whole sequences."""
+        mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
+        difference = log_probs - inputs["sampling_per_token_logps"]
+        known = mask & ~difference.isnan()  # vLLM gives some tokens no probability; they count as equally likely
+        level, bounding = self.vllm_importance_sampling_mode.split("_")
+        logs = torch.where(known, difference, 0.0)
+        ratio = (logs.sum(dim=-1, keepdim=True) if level == "sequence" else logs).exp()
+        low, high = self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
+        low, high = -math.inf if low is None else low, math.inf if high is None else high
+        ratio = ratio.clamp(low, high) if bounding == "truncate" else ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
+        self._differences.append(difference[known].abs())
+        self._ratios.append(ratio.flatten() if level == "sequence" else ratio[mask])
+        return ratio
+
+    def _log_ratios(self) -> None:
+        """Append the step's metrics, as TRL names them."""
+        difference, ratio = torch.cat(self._differences), torch.cat(self._ratios)
+        self._differences, self._ratios = [], []
+        zero = difference.new_zeros(1)  # where a rank's completions are all cut off
+        difference, ratio = (found if found.numel() else zero for found in (difference, ratio))
+        of_rank = torch.stack([difference.mean(), difference.max(), ratio.min(), ratio.mean(), ratio.max()])
+        mean, most, low, middle, high = self.accelerator.gather(of_rank[None]).unbind(dim=1)
+        found = {
+            "sampling_logp_difference/mean": mean.mean(),
+            "sampling_logp_difference/max": most.max(),
+            "importance_sampling_ratio/min": low.min(),
+            "importance_sampling_ratio/mean": middle.mean(),
+            "importance_sampling_ratio/max": high.max(),
+        }
+        for name, value in found.items():
+            self._metrics["train"][f"sampling/{name}"].append(value.item())
