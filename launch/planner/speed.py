@@ -261,11 +261,14 @@ def extra_forwards(config: Config) -> float:
     passes = int(value(config, "num_iterations"))
     accumulation = batch(config).accumulation
     older = accumulation % (passes * int(value(config, "steps_per_generation") or accumulation)) != 0
+    return (bool(value(config, "beta")) + (older or _compares_apart(config))) / passes
+
+
+def _compares_apart(config: Config) -> bool:
+    """Return whether vLLM's log-probabilities are compared with those of a pass of its own: of the one that trains, but for Liger's loss
+    (recipes/common/sampling_ratio.py)."""
     corrected = generates_with_vllm(config) and bool(value(config, "vllm_importance_sampling_correction"))
-    corrected = corrected and bool(
-        argument(config, "use_liger_kernel")
-    )  # else the training pass has them: recipes/common/sampling_ratio.py
-    return (bool(value(config, "beta")) + (older or corrected)) / passes
+    return corrected and bool(argument(config, "use_liger_kernel"))
 
 
 def _host_s(config: Config, size: Batch, micro: dict[str, float], optimizer_s: float) -> float:

@@ -192,8 +192,10 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _all_marked() -> Iterator[_Marked]:
-    """Living processes of this user that carry a mark."""
-    for folder in PROC.glob("[0-9]*"):
+    """Living processes of this user that carry a mark. The youngest first: one that forks and ends would be gone by the time the others are
+    read.
+    """
+    for folder in sorted(PROC.glob("[0-9]*"), key=lambda entry: -int(entry.name)):
         state = _stat(int(folder.name))
         try:
             if state is None or folder.stat().st_uid != os.getuid():

@@ -29,9 +29,10 @@ from launch.compose import compose
 from launch.machine import detect
 from launch.plan import prepare
 from launch.planner import memory
+from launch.planner import speed as planner_speed
 from launch.planner.activations import Head
 from launch.planner.choose import choose
-from launch.planner.speed import Speed, speed
+from launch.planner.speed import Speed, generates_with_vllm, speed
 from launch.schema import Config
 from tests.gpu.jobs import Job, rows_of, run, step_s
 
@@ -57,7 +58,6 @@ HELD_OUT: dict[str, tuple[int, str]] = {
     "sft-0.6b-auto": (1, "sft qwen3_0_6b batch=8 max_length=2048 speed=auto"),
     "sft-8b-lora-auto": (1, "sft qwen3_8b batch=2 max_length=4096 adapter=lora precision.weights=bf16 speed=auto"),
     "dpo-1.7b-auto": (1, "dpo qwen3_1_7b batch=4 max_length=1024 speed=auto"),
-    "sft-1.7b-half": (1, "sft qwen3_1_7b batch=4 max_length=4096 step.checkpointed_layers=14 speed=auto"),
     "sft-4b-ddp-2-auto": (2, "sft qwen3_4b batch=2 max_length=4096 topology=ddp speed=auto"),
     "sft-4b-fsdp-2-auto": (2, "sft qwen3_4b batch=2 max_length=4096 topology=fsdp speed=auto"),
 }
@@ -111,18 +111,22 @@ def measure(hardware: str, gpus: int, only: list[str] | None, folder: Path, seco
     print("\n".join(lines))
 
 
-def planned(overrides: list[str], trls_head: bool = False) -> tuple[memory.Memory, Speed]:
+def planned(overrides: list[str], trls_step: bool = False) -> tuple[memory.Memory, Speed]:
     """Return the memory of a rank and the speed of the run, with speed=off unless `overrides` say otherwise.
 
-    `trls_head`: plan for TRL's head, as before recipes/common/head.py and as other programs compute losses.
+    `trls_step`: plan for TRL's head and for its pass for vLLM's importance ratio, as before recipes/common/head.py and sampling_ratio.py
+    and as other programs compute losses.
     """
-    with mock.patch.object(memory, "_head", return_value=Head.tiled) if trls_head else contextlib.nullcontext():
-        return _planned(tuple(overrides), trls_head)
+    with contextlib.ExitStack() as patched:
+        if trls_step:
+            patched.enter_context(mock.patch.object(memory, "_head", return_value=Head.tiled))
+            patched.enter_context(mock.patch.object(planner_speed, "_compares_apart", generates_with_vllm))
+        return _planned(tuple(overrides), trls_step)
 
 
 def planned_row(row: dict[str, Any]) -> tuple[memory.Memory, Speed]:
-    """Return what is planned now for a line of predictions.jsonl, with the head that it was measured with."""
-    return planned(row["overrides"], trls_head="head" not in row)
+    """Return what is planned now for a line of predictions.jsonl, with the step that it was measured with."""
+    return planned(row["overrides"], trls_step="head" not in row)
 
 
 def composition(overrides: list[str]) -> Config:
@@ -146,7 +150,7 @@ def predict(hardware: str) -> str:
 
 
 @functools.cache
-def _planned(overrides: tuple[str, ...], trls_head: bool) -> tuple[memory.Memory, Speed]:
+def _planned(overrides: tuple[str, ...], trls_step: bool) -> tuple[memory.Memory, Speed]:
     config = composition([*overrides])
     host = detect.Host(python="python", num_cores=64)
     return memory.memory(config, topology.processes(config, host, Path("/runs/x/1")))[-1], speed(config)

@@ -69,7 +69,7 @@ class PublishedMemory:
 
     @property
     def predicted_gb(self) -> float:
-        found = planned(self.overrides, trls_head=True)[0]
+        found = planned(self.overrides, trls_step=True)[0]
         return sum(found.parts_gb.get(part, 0.0) for part in self.parts) if self.parts else found.allocated_gb + self.logits
 
     @property
@@ -177,7 +177,7 @@ class Published:
 
     @property
     def predicted_s(self) -> float:
-        found = planned(self.overrides, trls_head=True)[1].step_s
+        found = planned(self.overrides, trls_step=True)[1].step_s
         assert found
         return found - (of_a_trainer(self.overrides) if "loop" in self.reasons else 0.0)
 
