@@ -39,7 +39,7 @@ def faster(config: Config, host: Host) -> list[Offer]:
     if config.speed == Speed.off or config.smoke or config.hardware.vendor == Vendor.none or not now:
         return []
     found = []
-    for overrides, price, candidate in _candidates(undone(config)):
+    for overrides, price, candidate in _candidates(config):
         if refusals(candidate):
             continue
         chosen = choose(candidate, host)
@@ -50,7 +50,9 @@ def faster(config: Config, host: Host) -> list[Offer]:
 
 
 def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
-    """Yield (overrides, price, the composition with them). An offer never contradicts what the user set."""
+    """Yield (overrides, price, the composition with them). An offer never contradicts what the user set. No choice depends on overlap, so
+    its offers keep those that were made."""
+    chosen, config = config, undone(config)
     precision, whole = config.precision, config.adapter.rank is None
     if precision.weights == "fp32" and precision.compute in ("bf16", "fp8"):
         lost = "16-bit weights and moments: an update below 1/256 of its weight is lost"
@@ -65,9 +67,9 @@ def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
         yield ["precision=fp8"], price, dataclasses.replace(config, precision=eighth)
     if config.topology.name == "split" and config.topology.overlap is False:
         price = "completions lag by one generation, corrected by importance sampling"
-        yield ["topology.overlap=true"], price, with_value(config, "topology.overlap", True)
+        yield ["topology.overlap=true"], price, with_value(chosen, "topology.overlap", True)
         price = "completions lag by up to two generations, corrected likewise; gains more than this if their lengths differ"
-        yield ["topology.overlap=stream"], price, with_value(config, "topology.overlap", "stream")
+        yield ["topology.overlap=stream"], price, with_value(chosen, "topology.overlap", "stream")
     if whole:
         price = "trains about 1% of the parameters, and needs ten times the learning rate"
         yield ["adapter=lora"], price, dataclasses.replace(config, adapter=Adapter(**_option("adapter/lora")))
