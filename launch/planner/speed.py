@@ -253,22 +253,20 @@ def _traffic(config: Config, step: MicroStep, linear: float) -> tuple[float, flo
 
 def extra_forwards(config: Config) -> float:
     """Return forwards without gradients per forward that trains: those of DPO's and GRPO's reference (the base if an adapter trains), and
-    GRPO's log-probabilities of completions by older weights, or of vLLM's by Liger's loss. GRPO's serve num_iterations of training."""
+    GRPO's log-probabilities of completions whose weights are older than the step's. GRPO's serve num_iterations of training."""
     if config.method.name == "dpo":
         return 0.0 if value(config, "precompute_ref_log_probs") else 1.0
     if config.method.name != "grpo":
         return 0.0
     passes = int(value(config, "num_iterations"))
-    accumulation = batch(config).accumulation
-    older = accumulation % (passes * int(value(config, "steps_per_generation") or accumulation)) != 0
-    return (bool(value(config, "beta")) + (older or _compares_apart(config))) / passes
+    return (bool(value(config, "beta")) + _scores_apart(config)) / passes
 
 
-def _compares_apart(config: Config) -> bool:
-    """Return whether vLLM's log-probabilities are compared with those of a pass of its own: of the one that trains, but for Liger's loss
-    (recipes/common/sampling_ratio.py)."""
-    corrected = generates_with_vllm(config) and bool(value(config, "vllm_importance_sampling_correction"))
-    return corrected and bool(argument(config, "use_liger_kernel"))
+def _scores_apart(config: Config) -> bool:
+    """Return whether the policy that sampled is not that of the step: a generation serves several, or a part of one."""
+    size = batch(config)
+    micro_steps = max(1, generation_batch(config) // (size.per_device * size.ranks))
+    return size.accumulation % (micro_steps * int(value(config, "num_iterations"))) != 0
 
 
 def _host_s(config: Config, size: Batch, micro: dict[str, float], optimizer_s: float) -> float:

@@ -100,8 +100,8 @@ def _left() -> list[_Marked]:
 
 
 def _kill(marked: list[_Marked]) -> None:
-    """With their process groups, at once: one by one they may fork faster than they are found."""
-    for one in marked:
+    """With their process groups, at once: one by one they may fork faster than they are found. Parents come before their children."""
+    for one in reversed(marked):
         with contextlib.suppress(ProcessLookupError):
             if one.group != os.getpgrp():
                 os.killpg(one.group, signal.SIGKILL)

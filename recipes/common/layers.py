@@ -28,8 +28,11 @@ from recipes.common.program import say
 
 MULTIPLE = 64  # tokens; launch/trainer_args.py pads batches to a multiple of it (COMPILED_MULTIPLE)
 NOT_COMPILED = (TorchDynamoException, FailOnRecompileLimitHit, InductorError)
-# State that a trainer changes while it computes a loss; the last three belong to GRPO's adaptive entropy.
-FIGURES = ("_metrics", "_sums", "_total_train_tokens", "entropy_coef", "_entropy_window_stats", "_last_world_entropy")
+# State that a trainer changes while it computes a loss; the last three belong to GRPO's adaptive entropy, the two before to its ratio.
+FIGURES = (
+    *("_metrics", "_sums", "_total_train_tokens", "_differences", "_ratios"),
+    *("entropy_coef", "_entropy_window_stats", "_last_world_entropy"),
+)
 # How far loss and gradient norm of a compiled micro-batch may be from the eager ones, as a share: rounding of the compute dtype, summed.
 TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 2e-2, "fp8": 5e-2}
 

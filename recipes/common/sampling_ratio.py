@@ -2,7 +2,7 @@
 
 TRL corrects for the difference between vLLM and the trainer by the ratio of their probabilities, and runs a pass of its own for the
 trainer's, without gradient: a quarter of what a step computes. If a generation serves one optimizer step, the policy of that pass is the
-one that trains, and its training pass gives the same log-probabilities.
+one that trains, and its training pass gives the same log-probabilities (with dropout, those of the same draws).
 """
 
 from __future__ import annotations
@@ -12,15 +12,20 @@ from typing import Any
 
 import torch
 
+from recipes.common.errors import UserError
+
+MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
 
 class SamplingRatio:
-    """Mixin to stand before PackedCompletions. TRL's own pass stays if weights change between generation and training, in evaluation, and
-    under Liger's loss, which holds no log-probabilities."""
+    """Mixin to stand before PackedCompletions. TRL's own pass stays in evaluation and if weights change after a generation."""
 
     _unweighed: dict[str, Any] | None = None  # the micro-batch whose log-probabilities come next
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if self.vllm_importance_sampling_mode not in MODES:
+            raise UserError(f"method.args.vllm_importance_sampling_mode={self.vllm_importance_sampling_mode}: Use: {', '.join(MODES)}.")
         # Of the micro-batches of this step, one entry per token, or per sequence under a sequence's ratio.
         self._differences: list[torch.Tensor] = []
         self._ratios: list[torch.Tensor] = []
@@ -30,7 +35,7 @@ class SamplingRatio:
         generation = self.args.steps_per_generation * self.num_iterations
         aligned = self.args.gradient_accumulation_steps % generation == 0
         corrected = self.use_vllm and self.vllm_importance_sampling_correction
-        if not (corrected and aligned and self.model.training and not self.args.use_liger_kernel):
+        if not (corrected and aligned and self.model.training):
             return super()._generate_and_score_completions(inputs)
         self.vllm_importance_sampling_correction = False
         try:
@@ -41,7 +46,10 @@ class SamplingRatio:
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         corrected = self.use_vllm and self.vllm_importance_sampling_correction
         self._unweighed = inputs if corrected and "importance_sampling_ratio" not in inputs else None
-        return super()._compute_loss(model, inputs)
+        loss = super()._compute_loss(model, inputs)
+        if self._ratios and self.accelerator.sync_gradients:
+            self._log_ratios()
+        return loss
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple:
         """Add the ratio to the micro-batch before TRL's loss reads it."""
@@ -49,8 +57,6 @@ class SamplingRatio:
         if self._unweighed is not None:
             inputs, self._unweighed = self._unweighed, None
             inputs["importance_sampling_ratio"] = self._ratio(found[0].detach(), inputs)
-            if self.accelerator.sync_gradients:
-                self._log_ratios()
         return found
 
     def _ratio(self, log_probs: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:

@@ -139,7 +139,9 @@ def generating(given: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) ->
         yield {"vllm_mode": "server", "vllm_server_base_url": f"http://127.0.0.1:{PORT}"}
     finally:
         server.terminate()
-        server.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(20)
+        server.kill()
 
 
 def loop(given: argparse.Namespace) -> None:

@@ -120,7 +120,7 @@ def planned(overrides: list[str], trls_step: bool = False) -> tuple[memory.Memor
     with contextlib.ExitStack() as patched:
         if trls_step:
             patched.enter_context(mock.patch.object(memory, "_head", return_value=Head.tiled))
-            patched.enter_context(mock.patch.object(planner_speed, "_compares_apart", generates_with_vllm))
+            patched.enter_context(mock.patch.object(planner_speed, "_scores_apart", generates_with_vllm))
         return _planned(tuple(overrides), trls_step)
 
 

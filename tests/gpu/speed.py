@@ -181,7 +181,7 @@ def settings(row: Row, name: str, side: str, folder: Path) -> Result:
 
 
 def measure_row(name: str, session: Session, gpus: list[int]) -> None:
-    for side in session.sides or ROWS[name].sides:
+    for side in [side for side in session.sides or ROWS[name].sides if side in ROWS[name].sides]:
         if session.until - time.monotonic() < LEAST_S:
             print(f"{name} {side}: not run, no time left", flush=True)
             continue

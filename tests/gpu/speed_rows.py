@@ -72,7 +72,7 @@ def grpo(size: str, model: str, sync: float | None, fastest: float) -> Row:
         [*marks, *(Mark("trl", f"TRL's server mode ({side[5:]})", fastest, ours=side) for side in modes if side != "ours")],
         data="prompts",
         gpus=2,
-        seconds=300,
+        seconds=450,
     )
 
 
@@ -181,7 +181,7 @@ ROWS: dict[str, Row] = {
         },
         [Mark("trl", "TRL's colocate", 1.3)],
         data="prompts",
-        seconds=300,
+        seconds=450,
     ),
     # Last, so that neither side reads its libraries from a cold disk.
     "first_step": Row(

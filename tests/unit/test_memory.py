@@ -552,8 +552,8 @@ def test_fewer_gpus_of_a_board_use_fewer_xgmi_links():
         (["method=grpo"], 0),
         (["method=grpo", "method.args.beta=0.1"], 1),
         (["method=grpo", "topology=colocate"], 0),  # the training pass gives those of what vLLM sampled
-        (["method=grpo", "topology=colocate", "method.args.use_liger_kernel=true"], 1),
         (["method=grpo", "topology=colocate", "method.args.steps_per_generation=3"], 1),
+        (["method=grpo", "topology=colocate", "method.args.generation_batch_size=24"], 1),
         (["method=grpo", "method.args.num_iterations=2"], 0.5),
     ],
 )

@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from trl import GRPOTrainer
 
 from launch.check import refusals
-from recipes.common import attention, head, layers, training
+from recipes.common import attention, head, layers, sampling_ratio, training
 from recipes.common.errors import UserError
 from recipes.common.metrics import Metrics
 from recipes.common.model import build_model
@@ -69,11 +69,16 @@ def sampled(trainer, mode, owns_pass):
     return trainer
 
 
-@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
-def test_the_ratio_to_vllm_is_that_of_trls_own_pass(tmp_path, base, mode):
+REUSED = ["method.args.num_iterations=2", "method.args.steps_per_generation=2", "method.args.gradient_accumulation_steps=4"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "overrides"), [*((mode, []) for mode in sampling_ratio.MODES), pytest.param("token_mask", REUSED, id="reused-within-a-step")]
+)
+def test_the_ratio_to_vllm_is_that_of_trls_own_pass(tmp_path, base, mode, overrides):
     found = []
     for owns_pass in (True, False):
-        _, trainer = grpo(tmp_path / str(owns_pass), base, "step.rows=packed")  # right before it trains: this sets the seed
+        _, trainer = grpo(tmp_path / str(owns_pass), base, "step.rows=packed", *overrides)  # right before it trains: this sets the seed
         sampled(trainer, mode, owns_pass)
         without = []
         trainer.model.model.register_forward_pre_hook(lambda *_, without=without: without.append(not torch.is_grad_enabled()))
@@ -84,6 +89,23 @@ def test_the_ratio_to_vllm_is_that_of_trls_own_pass(tmp_path, base, mode):
     assert_lines(our_metrics, metrics)
     assert 0.3 <= metrics[0]["sampling/importance_sampling_ratio/mean"] <= 2.0 or "mask" in mode
     assert metrics[0]["grad_norm"] > 0
+
+
+def test_a_loss_that_is_computed_twice_for_a_check_counts_once(tmp_path, base, use):  # noqa: F811
+    use("aot_eager")
+    config, trainer = grpo(tmp_path, base, "step.rows=packed", *EVERY_LAYER, make=compiled)
+    sampled(trainer, "token_truncate", owns_pass=False)
+    trainer.compile_layers(config)
+    trained(trainer)
+    _, eager = grpo(tmp_path / "eager", base, "step.rows=packed")
+    trained(sampled(eager, "token_truncate", owns_pass=False))
+    assert is_compiled(trainer)
+    assert_lines(lines(trainer), lines(eager))
+
+
+def test_a_mode_that_trl_does_not_know(tmp_path, base):
+    with pytest.raises(UserError, match="vllm_importance_sampling_mode=token_trunc: Use: token_truncate, token_mask"):
+        grpo(tmp_path, base, "method.args.vllm_importance_sampling_mode=token_trunc")
 
 
 def lines(trainer):
