@@ -1,4 +1,4 @@
-"""The benchmarks of training as a person starts them, on a CPU: alone, and on two ranks."""
+"""The benchmarks of training on a CPU: alone, and on two ranks as a person starts them."""
 
 from __future__ import annotations
 
@@ -7,24 +7,29 @@ import json
 import pytest
 
 from tests.conftest import command
+from tests.e2e import phases
 
 CASES = {
-    "matmul": (["method=bench/matmul"], 2),
-    "mlp_loop": (["method=bench/mlp_loop"], 1),
-    "transformer": (["method=bench/transformer", "precision.weights=bf16"], 1),
-    "scaling": (["method=bench/scaling"], 3),
-    "finetune": (["method=bench/finetune", "model=qwen3_8b", "topology=ddp"], 3),
+    "matmul": ([], 2),
+    "mlp_loop": ([], 1),
+    "transformer": (["precision.weights=bf16"], 1),
+    "scaling": ([], 3),
+    "finetune": (["model=qwen3_8b", "topology=ddp"], 3),
 }
+ON_TWO_RANKS = ("scaling", "finetune")  # as a person starts them
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_smoke(name, tmp_path):
     overrides, num_rows = CASES[name]
-    done = command("hardware=mi350x", "smoke=true", *overrides, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    run = next(tmp_path.glob("runs/*/*/"))
-    result = json.loads((run / "result.json").read_text())
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    if name in ON_TWO_RANKS:
+        done = command("hardware=mi350x", "smoke=true", f"method=bench/{name}", *overrides, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        run = next(tmp_path.glob("runs/*/*/"))
+        result = json.loads((run / "result.json").read_text())
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    else:
+        result, rows = phases.benchmark(tmp_path, name, *overrides)
     assert result["benchmark"] == name
     assert len(result["rows"]) == len(rows) == num_rows
     for row in result["rows"]:
@@ -41,7 +46,7 @@ def test_smoke(name, tmp_path):
         assert any("4, 8 GPUs are left out" in note for note in result["notes"])
 
 
-def test_a_benchmark_of_several_gpus_on_one(tmp_path):
-    done = command("hardware=mi350x", "method=bench/scaling", "topology=single", "mode=plan", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "it runs under ddp" in done.stderr
+def test_a_benchmark_of_several_gpus_on_one(launch):
+    done = launch("hardware=mi350x", "method=bench/scaling", "topology=single", "mode=plan")
+    assert done.code == 2
+    assert "it runs under ddp" in done.err

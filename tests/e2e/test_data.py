@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
-from launch.files import rundir, sealed
 from tests.conftest import command
+from tests.e2e.test_resume import run
 
 LEVELS = "data.tasks=[{name: chain_sum, level: 0}, {name: chain_sum, level: 1}]"
 SMALL = ["hardware=cpu", "data.num_train=40", "data.num_heldout=0", "tracking=none"]
@@ -81,18 +82,14 @@ def test_a_curriculum_on_two_ranks_draws_its_levels(tmp_path):
 
 
 def test_an_adaptive_curriculum_of_grpo_goes_on_after_a_stop_as_if_there_was_none(tmp_path):
-    given = [*SMALL, LEVELS, "method=grpo", "data.curriculum=adaptive", "model.num_layers=1", "model.num_parameters=525000"]
-    args = {"max_steps": 6, "save_steps": 3, "num_generations": 2, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
-    given += [f"method.args.{name}={value}" for name, value in args.items()]
-    whole = run_dir(command(*given, "format=json", "name=whole", cwd=tmp_path))
-    state = json.loads((whole / "checkpoints/checkpoint-3/trainer_state.json").read_text())
+    args = {"max_steps": 6, "save_steps": 3, "num_generations": 2, "gradient_accumulation_steps": 1}
+    given = [*SMALL, LEVELS, "data.curriculum=adaptive", *(f"method.args.{name}={value}" for name, value in args.items())]
+    assert run(tmp_path, "grpo", *given)[0] == 0
+    state = json.loads((tmp_path / "checkpoints/checkpoint-3/trainer_state.json").read_text())
     assert len(state["stateful_callbacks"]["ScheduleState"]["attributes"]["rates"]) == 1 + 3
-    first = {key: [row.get(key) for row in metrics(whole)] for key in ("level_share/0", "loss", "reward")}
-    # As if it had been killed after the checkpoint of step 3: what came later is gone, and the record says so.
-    for path in [whole / "result.json", *(whole / "checkpoints/checkpoint-6").iterdir()]:
-        path.unlink()
-    (whole / "checkpoints/checkpoint-6").rmdir()
-    kept = json.loads((whole / "record.json").read_text())
-    rundir.write_json(whole / "record.json", sealed.seal({**kept, "status": "interrupted"}))
-    assert run_dir(command(*given, "format=json", "name=whole", cwd=tmp_path)) == whole
-    assert {key: [row.get(key) for row in metrics(whole)] for key in first} == first
+    first = {key: [row.get(key) for row in metrics(tmp_path)] for key in ("level_share/0", "loss", "reward")}
+    # As if it had been killed after the checkpoint of step 3: what came later is gone.
+    (tmp_path / "result.json").unlink()
+    shutil.rmtree(tmp_path / "checkpoints/checkpoint-6")
+    assert run(tmp_path, "grpo", *given)[0] == 0
+    assert {key: [row.get(key) for row in metrics(tmp_path)] for key in first} == first

@@ -134,6 +134,7 @@ def test_runtime_and_image_follow(overrides, chosen):
         ["topology.num_gpus=4", "hardware=mi300x", "topology=fsdp", "topology.fsdp.cpu_offload=true", "user_env.A=b"],
         ["hardware=h200", "hardware=cpu", "++method.args={beta: 0.2}", "~method.args.gradient_accumulation_steps", "method=dpo"],
         ["experiment=mi50_phase1", "seed=7", "seed=8"],
+        ["experiment=tiny_learning", "sweep=batch", "tracking=none"],
     ],
 )
 def test_options_that_are_kept_compose_to_what_hydra_composes(overrides):

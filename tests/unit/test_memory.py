@@ -430,11 +430,10 @@ def test_every_part_is_positive_and_the_moment_is_named():
     for method in ("sft", "dpo", "grpo"):
         for kind in ("single", "fsdp", "zero3"):
             for adapter in ("none", "dora"):
-                found = planned("hardware=mi300x", "model=qwen3_0_6b", f"method={method}", f"topology={kind}", f"adapter={adapter}")
+                overrides = ["hardware=mi300x", "model=qwen3_0_6b", f"method={method}", f"topology={kind}", f"adapter={adapter}"]
+                found = planned(*overrides)
                 assert min(found.parts_gb.values()) > 0
-                assert found.moment in memory.moments(
-                    composed("hardware=mi300x", "model=qwen3_0_6b", f"topology={kind}", f"method={method}")
-                )
+                assert found.moment in memory.moments(composed(*overrides))
 
 
 @pytest.mark.parametrize("name", ["memory", "speed"])
