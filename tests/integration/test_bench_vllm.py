@@ -89,9 +89,3 @@ def test_two_engines_at_once_and_one_that_does_not_start(tmp_path):
     assert served["itl_p99_ms"] >= served["itl_ms"] > 0
     assert any(note.startswith("Left out: tensor_parallel_size=4: an engine of 4 GPUs") for note in result["notes"])
     assert left(tmp_path) == []
-
-
-def test_latency_needs_a_vocabulary(tmp_path):
-    done = command(*SMALL, "topology=single", "+method.smoke.kinds=[latency]", cwd=tmp_path, timeout=ENDS_WITHIN_S)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "draws token ids up to 10000, and its vocabulary has 512" in done.stdout + done.stderr
