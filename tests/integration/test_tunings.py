@@ -31,7 +31,7 @@ SMALL = ["hardware=mi350x", "smoke=true", "run_root=runs"]
         ("vllm", ["model=qwen3_4b", "topology=single"], "output_tokens_per_second", 2),
     ],
 )
-def test_tuning_ends_with_before_after_and_an_experiment(tmp_path, tuning, overrides, figure, num_rows):
+def test_tuning_ends_with_before_after_and_an_experiment(tmp_path, launch, tuning, overrides, figure, num_rows):
     if tuning == "vllm" and importlib.util.find_spec("vllm") is None:
         lacking("no vLLM (make vllm)")
     given = [*SMALL, f"method=tune/{tuning}", *overrides]
@@ -49,13 +49,13 @@ def test_tuning_ends_with_before_after_and_an_experiment(tmp_path, tuning, overr
     assert result["after"][figure] >= result["before"][figure] > 0
     assert "before:" in done.stderr
     assert result["command"] in done.stderr
-    planned = command(*shlex.split(result["command"])[2:], "mode=plan", "format=json", cwd=tmp_path)
-    assert planned.returncode == 0, planned.stderr
-    plan = json.loads(planned.stdout)
+    planned = launch(*shlex.split(result["command"])[2:], "mode=plan", "format=json")
+    assert planned.code == 0, planned.err
+    plan = json.loads(planned.out)
     assert (plan["hardware"], plan["topology"] in ("single", "ddp")) == ("mi350x", True)
     if tuning == "vllm":
-        generates = command(*shlex.split(result["engine_command"])[2:], "mode=plan", cwd=tmp_path)
-        assert generates.returncode == 0, generates.stderr
+        generates = launch(*shlex.split(result["engine_command"])[2:], "mode=plan")
+        assert generates.code == 0, generates.err
     for override in result["overrides"]:
         key, _, value = override.partition("=")
         if key == "method.args.per_device_train_batch_size":
