@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from accelerate import PartialState
@@ -17,8 +18,8 @@ from recipes.common import program
 from recipes.sft import sft
 
 
-def train(config: str) -> None:
-    code = program.run(sft, ["--config", config])
+def train(config: str, work: Callable = sft) -> None:
+    code = program.run(work, ["--config", config])
     if code:
         sys.stderr.flush()
         os._exit(code)

@@ -44,6 +44,8 @@ SOURCES = ("sources.list", "sources.list.d/debian.sources", "sources.list.d/ubun
 STARTS_WITHIN_S = 20
 # Files whose tests share the docker engine: they count its images and containers, so one process runs them all.
 WITH_ENGINE = {"test_docker_runs.py", "test_image_build.py", "test_image_refusals.py", "test_image_secrets.py", "test_sandbox.py"}
+# Files that take minutes. They begin before the others, of which any is short enough to be the last: no process waits long for the other.
+LONG = ("test_clean_clone.py", "test_split.py", "test_kernels.py", "test_tunings.py", "test_slurm.py")
 
 
 def lacking(what: str) -> None:
@@ -68,7 +70,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log) -> OneProcessForTheE
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in WITH_ENGINE)  # the longest work first
+    turns = {**dict.fromkeys(WITH_ENGINE, 0), **{name: number for number, name in enumerate(LONG, 1)}}
+    items.sort(key=lambda item: turns.get(item.path.name, len(turns)))
     for item in items:
         if "engine" in item.fixturenames and item.path.name not in WITH_ENGINE:
             raise pytest.UsageError(f"{item.nodeid} uses the docker engine: name its file in WITH_ENGINE (tests/integration/conftest.py)")

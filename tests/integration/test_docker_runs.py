@@ -171,7 +171,6 @@ def owners(folder: Path) -> set[int]:
     [
         ["method=sft", "runtime.network=none"],
         ["method=dpo", "runtime.network=host", "hardware=mi300x", "topology=fsdp"],
-        ["method=grpo"],
         ["method=evaluate"],
         ["method=grpo", "hardware=mi300x", "model=qwen3_4b", "topology=split"],
     ],
@@ -214,22 +213,21 @@ def test_container_is_given_what_the_plan_says(caller):
         assert container.exec_run(["touch", f"{caller.cache}/rocm-recipes/home/cpu/x"]).exit_code == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_the_run_resumes(caller, number):
-    with caller.running(*LONG, "resume=never") as launcher:
-        container = caller.container(launcher)
-        run = Path(container.labels[f"{LABEL}.run"])
-        until(lambda: rundir.read_metrics(run / "metrics.jsonl"), launcher)
-        launcher.send_signal(number)
-        said = launcher.communicate(timeout=PATIENCE_S)[0]
-        assert launcher.returncode == 75, said
-    assert json.loads((run / "result.json").read_text())["status"] == "interrupted"
-    (saved,) = (run / "checkpoints").glob("checkpoint-*")
-    assert caller.containers() == []
-    with caller.running(*LONG) as launcher:
-        step = int(saved.name.rsplit("-", 1)[1])
-        until(lambda: [row for row in rundir.read_metrics(run / "metrics.jsonl") if row["step"] > step], launcher)
-        assert f"resuming from {saved}" in (run / "logs/trainers.log").read_text()
+def test_signals_save_and_the_run_resumes(caller):
+    saved, step = None, 0
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with caller.running(*LONG) as launcher:
+            run = Path(caller.container(launcher).labels[f"{LABEL}.run"])
+            until(lambda: [row for row in rundir.read_metrics(run / "metrics.jsonl") if row["step"] > step], launcher)  # noqa: B023
+            assert saved is None or f"resuming from {saved}" in (run / "logs/trainers.log").read_text()
+            launcher.send_signal(number)
+            said = launcher.communicate(timeout=PATIENCE_S)[0]
+            assert launcher.returncode == 75, said
+        assert json.loads((run / "result.json").read_text())["status"] == "interrupted"
+        before, step = step, max(int(path.name.rsplit("-", 1)[1]) for path in (run / "checkpoints").glob("checkpoint-*"))
+        assert step > before
+        saved = run / f"checkpoints/checkpoint-{step}"
+        assert caller.containers() == []
 
 
 @contextmanager
@@ -324,36 +322,51 @@ def test_secrets_reach_the_processes_and_stand_nowhere(caller, engine, cpu_image
     assert not list(Path("/dev/shm").glob(f"rocm-recipes-{caller.uid}/*")), "the files are gone with the run"
 
 
+def trains(containers: list[docker.models.containers.Container]) -> bool:
+    return any((Path(found.labels[f"{LABEL}.run"]) / "metrics.jsonl").exists() for found in containers)
+
+
+# When a launcher is killed: at once, within its imports, as its container is made, as it has started, and in training.
+MOMENTS = {
+    "at once": lambda containers: True,
+    "its imports": lambda containers: time.sleep(1) or True,
+    "a container": bool,
+    "one that runs": lambda containers: any(found.status == "running" for found in containers),
+    "training": trains,
+}
+
+
 def test_a_killed_launcher_leaves_nothing_after_the_next_start(caller, engine, cpu_image):
-    """kill -9 after 0 to 11 seconds: from its imports, over its container's start, into the training. Foreign containers live on."""
+    """kill -9 from its imports, over its container's start, into the training. Foreign containers live on."""
     labels = {f"{LABEL}.run": str(caller.home), f"{LABEL}.process": "trainers"}
     foreign = [
         engine.containers.run(cpu_image, ["sleep", "3600"], detach=True, labels=labels | {f"{LABEL}.uid": str(uid)}, init=True)
         for uid in (caller.uid, 1)  # another name, and another uid too
     ]
-    caught = trained = 0
+    caught = []
     try:
-        for seconds in range(12):  # the first step comes after some six, and later on a busy machine
+        for moment, has_come in MOMENTS.items():
+            known = {container.id for container in caller.containers()}
+            made = lambda known=known: [c for c in caller.containers() if c.id not in known]  # noqa: E731
             with subprocess.Popen(
                 caller.argv(*LONG, "resume=never"),
                 cwd=caller.home,
                 env={**caller.env, **SENTINELS},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
                 start_new_session=True,
                 **caller.identity,
             ) as launcher:
-                time.sleep(seconds)
+                until(lambda: has_come(made()), launcher)  # noqa: B023
                 launcher.kill()
-            left = [c for c in caller.containers() if c.id not in {f.id for f in foreign}]
-            caught += bool(left)
-            trained += any((Path(c.labels[f"{LABEL}.run"]) / "metrics.jsonl").exists() for c in left)
+            caught += [moment] if made() else []
         done = caller.run(*SMOKE)
         assert done.returncode == 0, done.stdout + done.stderr
         assert {c.id for c in caller.containers()} == {foreign[0].id}
         assert not list(Path("/dev/shm").glob(f"rocm-recipes-{caller.uid}/*"))
-        assert caught >= 2, "some were killed while their container was there"
-        print(f"killed 12 launchers: {caught} with a container, {trained} of them in training")
+        assert len(caught) >= 2, "some were killed while their container was there"
+        print(f"killed {len(MOMENTS)} launchers, with a container: {', '.join(caught)}")
         for container in foreign:
             container.reload()
             assert (container.status, container.attrs["RestartCount"]) == ("running", 0)

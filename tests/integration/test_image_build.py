@@ -14,6 +14,7 @@ import signal
 import subprocess
 import tarfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import docker
@@ -40,6 +41,32 @@ def tree(engine, image: str) -> dict[str, tuple]:
     finally:
         container.remove()
     return found
+
+
+@pytest.fixture(scope="module")
+def kept(engine, base, tmp_path_factory) -> Iterator[str]:
+    """The image of `tiny()`, built once, under a name that the tests leave alone."""
+    lock = lock_of(tmp_path_factory.mktemp("kept"), base)
+    reference, name = images.load.__wrapped__(lock)["tiny"].local_reference, "rocm-recipes-test/kept:1"
+    done = build("image=tiny", f"lock={lock}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    engine.images.get(reference).tag(name)
+    engine.images.remove(reference)
+    yield name
+    engine.images.remove(name)
+
+
+@pytest.fixture
+def have_tiny(engine, kept, base, tmp_path, remove):
+    """`have_tiny()` is as `tiny()` that builds: its image is there, until the test ends."""
+
+    def call() -> None:
+        reference = images.load.__wrapped__(lock_of(tmp_path, base))["tiny"].local_reference
+        repository, _, tag = reference.rpartition(":")
+        assert engine.images.get(kept).tag(repository, tag)
+        remove.append(reference)
+
+    return call
 
 
 # ---- The cpu image
@@ -130,22 +157,23 @@ def test_a_pushed_image_is_written_into_the_lock_and_comes_back_by_its_digest(ti
     assert engines.have(engine, reference, "unknown", said.append).id == pushed_id
 
 
-def test_a_push_that_is_refused_says_so_and_leaves_the_lock(tiny, tmp_path, engine):
+def test_a_push_that_is_refused_says_so_and_leaves_the_lock(have_tiny, tiny, tmp_path, engine, kept):
+    have_tiny()
     done = tiny("push=127.0.0.1:1/mine")
     assert done.returncode == 3
     assert "127.0.0.1:1/mine/tiny:" in done.stderr
     assert "cannot be pushed:" in done.stderr
     assert "docker login" in done.stderr
-    assert engine.images.get(tiny.reference).tags == [tiny.reference]
+    assert set(engine.images.get(tiny.reference).tags) == {tiny.reference, kept}
     assert images.load.__wrapped__(tmp_path / "images.lock.yaml")["tiny"].pushed == "unbuilt"
 
 
-def test_check_builds_nothing_and_says_how_things_are(tiny, fake_rocm, engine):
+def test_check_builds_nothing_and_says_how_things_are(have_tiny, tiny, fake_rocm, engine):
     absent = tiny("check=true")
     assert absent.returncode == 3
     assert "entry tiny is in order; the image rocm-recipes/tiny:" in absent.stderr
     assert "python containers/build.py image=tiny" in absent.stderr
-    assert tiny().returncode == 0
+    have_tiny()
     before = {image.id for image in engine.images.list(all=True)}
     good = tiny("check=true")
     assert (good.returncode, good.stdout.splitlines()[-1]) == (0, f"{tiny.reference} is what the lock says")
@@ -160,11 +188,10 @@ def test_check_builds_nothing_and_says_how_things_are(tiny, fake_rocm, engine):
     assert tiny("check=true").returncode == 0
 
 
-def test_check_finds_what_somebody_changed_in_an_image(tiny, engine, base):
-    assert tiny().returncode == 0
-    dockerfile = (
-        f"FROM {tiny.reference}\nRUN mkdir more-1.0.dist-info && echo 'Name: more' > more-1.0.dist-info/METADATA\nENV PYTHONPATH=/\n"
-    )
+def test_check_finds_what_somebody_changed_in_an_image(have_tiny, tiny, engine, kept):
+    have_tiny()
+    assert tiny("check=true").returncode == 0
+    dockerfile = f"FROM {kept}\nRUN mkdir more-1.0.dist-info && echo 'Name: more' > more-1.0.dist-info/METADATA\nENV PYTHONPATH=/\n"
     engine.images.build(fileobj=io.BytesIO(dockerfile.encode()), tag=tiny.reference, rm=True, network_mode="none")
     done = tiny("check=true")
     assert done.returncode == 4
@@ -187,8 +214,8 @@ def test_another_base_is_another_image(tiny, base, fake_rocm):
     assert "is up to date" in tiny(f"base={fake_rocm}", **open_base).stdout
 
 
-def test_a_base_by_another_name_is_the_same_base(tiny, engine, base, registry):
-    assert tiny().returncode == 0
+def test_a_base_by_another_name_is_the_same_base(have_tiny, tiny, engine, base, registry):
+    have_tiny()
     mirrored = pushed(engine, base, f"{registry}/mirror/debian")
     assert mirrored.partition("@")[2] == base.partition("@")[2]
     assert "is up to date" in tiny(f"base={mirrored}").stdout

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launch import report
 from launch.files import rundir
 from tests.conftest import ROOT, command
 from tests.integration.browser import Browser, program, started
@@ -74,9 +75,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     found = {}
     for name, runs in given.items():
         found[name] = root / f"{name}.html"
-        argv = [sys.executable, str(ROOT / "launch/report.py"), *map(str, runs), f"output={found[name]}"]
-        made = subprocess.run(argv, cwd=root, capture_output=True, text=True)
-        assert made.returncode == 0, made.stderr
+        assert report.main([*map(str, runs), f"output={found[name]}"]) == 0
     return found
 
 

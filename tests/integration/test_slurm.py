@@ -56,13 +56,14 @@ NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMe
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=1000 Gres=gpu:1
 PartitionName=main Nodes=ALL Default=YES MaxTime=60
 """
+STEPS = 60  # enough that what happens after a few of them happens in the middle
 SMALL = [
     "hardware=cpu",
     "topology=ddp",
     "model.num_layers=1",
-    "data.num_train=320",
+    f"data.num_train={8 * STEPS}",
     "data.num_heldout=8",
-    "method.args.max_steps=40",
+    f"method.args.max_steps={STEPS}",
     "method.args.logging_steps=1",
     "method.args.save_steps=100",
     "method.args.per_device_train_batch_size=4",
@@ -209,41 +210,35 @@ def test_two_nodes_compute_what_two_ranks_of_one_machine_do(cluster, at_home, tm
     assert done.returncode == 0, done.stdout + done.stderr + cluster.log()
     run_dir = newest(root)
     rows = rundir.read_metrics(run_dir / "metrics.jsonl")
-    assert len(rows) == 40
+    assert len(rows) == STEPS
     assert compare_metrics(at_home, rows) == []
     kept = rundir.read_json(run_dir / "record.json")
     assert (kept["status"], sealed.faults(kept)) == ("done", [])
     assert {file.name for file in (run_dir / "nodes").iterdir()} == set(NODES)
     assert "trainers-1 is on n2" in (run_dir / "logs/trainers-1.log").read_text()
-    assert "step 40/40" in (run_dir / "logs/rank0.log").read_text()
+    assert f"step {STEPS}/{STEPS}" in (run_dir / "logs/rank0.log").read_text()
     assert (run_dir / "logs/rank1.log").exists(), "of the other node"
-    assert "step 40/40" in done.stdout  # wait=true follows
+    assert f"step {STEPS}/{STEPS}" in done.stdout  # wait=true follows
     job = rundir.read_json(run_dir / "slurm.json")["job"]
     assert cluster.asked(job)["Comment"] == "a"  # of `a b`: asked() cuts at the blank
 
 
-def test_an_early_signal_saves_requeues_and_the_run_goes_on(cluster, at_home, tmp_path):
+def test_an_early_signal_saves_and_requeues_and_a_requeue_by_slurm_in_the_middle_resumes_too(cluster, at_home, tmp_path):
     job, run_dir = submit(tmp_path)
     wait_for_step(run_dir, 2)
     # What `--signal=B:TERM@` sends when the time is nearly over.
     subprocess.run(["scancel", "--batch", "--signal=TERM", job], check=True)
     cluster.starts_again(job)
-    end = cluster.ended(job)
-    assert (end["JobState"], end["Restarts"]) == ("COMPLETED", "1"), slurm_log(run_dir)
     assert "goes back into the queue" in slurm_log(run_dir)
-    assert "resuming from" in (run_dir / "logs/rank0.log").read_text()
-    assert compare_metrics(at_home, rundir.read_metrics(run_dir / "metrics.jsonl")) == []
-    assert rundir.read_json(run_dir / "record.json")["status"] == "done"
-
-
-def test_a_requeue_by_slurm_in_the_middle_resumes_too(cluster, at_home, tmp_path):
-    job, run_dir = submit(tmp_path)
-    wait_for_step(run_dir, 2)
+    saved = rundir.read_metrics(run_dir / "metrics.jsonl")[-1]["step"]
+    wait_for_step(run_dir, saved + 1)
+    wait_until(lambda: "resuming from" in (run_dir / "logs/rank0.log").read_text(), "the log of the first rank")
     subprocess.run(["scontrol", "requeue", job], check=True)
     cluster.starts_again(job)
     end = cluster.ended(job)
-    assert (end["JobState"], end["Restarts"]) == ("COMPLETED", "1"), slurm_log(run_dir)
+    assert (end["JobState"], end["Restarts"]) == ("COMPLETED", "2"), slurm_log(run_dir)
     assert compare_metrics(at_home, rundir.read_metrics(run_dir / "metrics.jsonl")) == []
+    assert rundir.read_json(run_dir / "record.json")["status"] == "done"
 
 
 def test_a_job_that_somebody_ends_stays_ended_and_the_command_resumes_it(cluster, tmp_path):
@@ -328,16 +323,21 @@ def test_a_variable_of_the_shell_beats_no_key_of_the_job(cluster, tmp_path, monk
     cluster.ended(job)
 
 
-def test_a_grid_of_a_sweep_is_jobs_of_the_cluster(cluster, tmp_path):
+def test_a_grid_of_a_sweep_is_jobs_of_the_cluster_and_is_not_run_again(cluster, tmp_path):
     """Hydra's submitit launcher: an array of a job for each trial; a trial that a rule refuses stops no other."""
     overrides = [o for o in SMALL if not o.startswith(("topology=", "method.args.max_steps="))]
     grid = ["-m", *overrides, "method.args.max_steps=2", "seed=0,1", "effective_batch=4,5"]
     on_slurm = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=main", "hydra.launcher.timeout_min=30"]
     done = command(*grid, *on_slurm, cwd=tmp_path, timeout=WITHIN_S)
     assert done.returncode == 2, done.stdout + done.stderr + cluster.log()
-    runs = [rundir.read_json(file) for file in tmp_path.glob("runs/sft*/*/record.json")]
-    assert [run["status"] for run in runs] == ["done", "done"]
+    runs = {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/sft*/*/record.json")}
+    assert [rundir.read_json(file)["status"] for file in runs] == ["done", "done"]
     (table,) = tmp_path.glob("runs/sweeps/*/sweep.json")
-    assert [trial["status"] for trial in rundir.read_json(table)["trials"]] == ["done", "failed", "done", "failed"]
+    found = [(trial["status"], trial["exit_code"]) for trial in rundir.read_json(table)["trials"]]
+    assert found == [("done", 0), ("failed", 2), ("done", 0), ("failed", 2)]
     scripts = list(tmp_path.glob("runs/sweeps/*/.submitit/*submission*.sh"))
     assert any("#SBATCH --array=0-1" in script.read_text() for script in scripts), scripts
+    again = command(*grid, cwd=tmp_path)  # also by our own loop
+    assert again.returncode == 2
+    assert "2 of them done before, not run again" in again.stdout
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/sft*/*/record.json")} == runs

@@ -18,7 +18,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from tests.conftest import ROOT, command
 
-pytestmark = pytest.mark.integration  # ten launches
+pytestmark = pytest.mark.integration
 SMALL = ["hardware=cpu", "data.num_train=64", "data.num_heldout=8", "method.args.per_device_train_batch_size=4", "tracking=none"]
 # The second of the four is refused by a rule.
 RATES = "+sweep.space={rate: {key: method.args.learning_rate, values: [1e-3, fast, 2e-3, 3e-3]}}"
@@ -104,20 +104,6 @@ def test_a_search_goes_on_after_ctrl_c_and_after_a_kill(tmp_path):
         ("done", False),
         ("done", True),
     ]
-
-
-def test_a_grid_goes_through_submitit_and_is_not_run_again(tmp_path):
-    """submitit's local executor in place of Slurm's: the same plugin, jobs in processes that Hydra starts. A refused one stops no other."""
-    grid = ["-m", *SMALL, "method.args.max_steps=2", "seed=0,1", "effective_batch=4,5"]
-    done = command(*grid, "hydra/launcher=submitit_local", "hydra.launcher.timeout_min=10", cwd=tmp_path)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert [(t["status"], t["exit_code"]) for t in trials(tmp_path)] == [("done", 0), ("failed", 2), ("done", 0), ("failed", 2)]
-    runs = {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/sft-tiny-cpu/*/record.json")}
-    assert len(runs) == 2
-    again = command(*grid, cwd=tmp_path)  # also by our own loop
-    assert again.returncode == 2
-    assert "2 of them done before, not run again" in again.stdout
-    assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/sft-tiny-cpu/*/record.json")} == runs
 
 
 def test_trials_run_beside_one_another_and_a_process_that_fails_stops_no_other(tmp_path):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -30,13 +31,17 @@ SMALL = ["hardware=mi350x", "smoke=true", "run_root=runs"]
         ("vllm", ["model=qwen3_4b", "topology=single"], "output_tokens_per_second", 2),
     ],
 )
-def test_tuning_ends_with_before_after_and_an_experiment(tmp_path, tuning, overrides, figure, num_rows):
+def test_tuning_ends_with_before_after_and_an_experiment(tmp_path, launch, tuning, overrides, figure, num_rows):
     if tuning == "vllm" and importlib.util.find_spec("vllm") is None:
         lacking("no vLLM (make vllm)")
-    done = command(*SMALL, f"method=tune/{tuning}", *overrides, cwd=tmp_path)
+    given = [*SMALL, f"method=tune/{tuning}", *overrides]
+    if tuning == "rccl":
+        stopped_in_the_second_trial(tmp_path, *given)
+    done = command(*given, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (result_file,) = tmp_path.glob("runs/*/*/result.json")
     result = json.loads(result_file.read_text())
+    assert [row["error"] for row in result["rows"]] == [None] * num_rows
     assert result["tuning"] == tuning
     assert result["figure"] == figure
     assert len(result["rows"]) == num_rows
@@ -44,13 +49,13 @@ def test_tuning_ends_with_before_after_and_an_experiment(tmp_path, tuning, overr
     assert result["after"][figure] >= result["before"][figure] > 0
     assert "before:" in done.stderr
     assert result["command"] in done.stderr
-    planned = command(*shlex.split(result["command"])[2:], "mode=plan", "format=json", cwd=tmp_path)
-    assert planned.returncode == 0, planned.stderr
-    plan = json.loads(planned.stdout)
+    planned = launch(*shlex.split(result["command"])[2:], "mode=plan", "format=json")
+    assert planned.code == 0, planned.err
+    plan = json.loads(planned.out)
     assert (plan["hardware"], plan["topology"] in ("single", "ddp")) == ("mi350x", True)
     if tuning == "vllm":
-        generates = command(*shlex.split(result["engine_command"])[2:], "mode=plan", cwd=tmp_path)
-        assert generates.returncode == 0, generates.stderr
+        generates = launch(*shlex.split(result["engine_command"])[2:], "mode=plan")
+        assert generates.code == 0, generates.err
     for override in result["overrides"]:
         key, _, value = override.partition("=")
         if key == "method.args.per_device_train_batch_size":
@@ -59,18 +64,14 @@ def test_tuning_ends_with_before_after_and_an_experiment(tmp_path, tuning, overr
             assert plan["processes"][0]["env"][key.removeprefix("user_env.")] == value
 
 
-def test_a_stop_within_a_trial_fails_no_setting(tmp_path):
-    overrides = ["hardware=mi350x", "method=tune/rccl", "topology.num_gpus=2", "smoke=true", "run_root=runs", "name=stopped"]
-    argv = [sys.executable, str(ROOT / "launch/run.py"), *overrides]
-    with open(tmp_path / "said", "w") as said, subprocess.Popen(argv, cwd=tmp_path, stdout=said, stderr=said) as launcher:
-        while not any(file.read_text() for file in tmp_path.glob("runs/*/*/metrics.jsonl")) and launcher.poll() is None:
+def stopped_in_the_second_trial(folder: Path, *given: str) -> None:
+    """It fails no setting: the same command measures that trial."""
+    argv = [sys.executable, str(ROOT / "launch/run.py"), *given]
+    with open(folder / "said", "w") as said, subprocess.Popen(argv, cwd=folder, stdout=said, stderr=said) as launcher:
+        while not any(file.read_text() for file in folder.glob("runs/*/*/metrics.jsonl")) and launcher.poll() is None:
             time.sleep(0.05)
         os.kill(launcher.pid, signal.SIGTERM)  # the processes of the second trial, of two, begin to import torch
-    assert launcher.returncode == 75, (tmp_path / "said").read_text()
-    done = command(*overrides, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (result_file,) = tmp_path.glob("runs/*/*/result.json")
-    assert [row["error"] for row in json.loads(result_file.read_text())["rows"]] == [None, None]
+    assert launcher.returncode == 75, (folder / "said").read_text()
 
 
 def test_no_gpu_and_no_smoke(tmp_path):

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from recipes.bench import vllm_arguments as arguments
 from recipes.bench import vllm_processes as processes
-from recipes.bench.vllm_engine import EngineConfig, cases, combined, model_source, shares, whole_tokenizer
+from recipes.bench.vllm_engine import EngineConfig, cases, combined, engine, model_source, shares, whole_tokenizer
 from recipes.common.errors import UserError
 from tests.conftest import ROOT, composed
 
@@ -226,6 +226,13 @@ def test_no_vllm_says_what_to_do(monkeypatch):
     for runtime in ("local", "docker"):
         with pytest.raises(UserError, match="make vllm"):
             processes.program(OmegaConf.create({"runtime": {"name": runtime}}))
+
+
+def test_latency_needs_a_vocabulary(monkeypatch):
+    monkeypatch.setattr(processes, "program", lambda config: ["vllm"])
+    given = {"output_dir": "out", "lengths": [[16, 8]], "kinds": ["latency"], "use_cpu": True}
+    with pytest.raises(UserError, match="draws token ids up to 10000, and its vocabulary has 512"):
+        engine(OmegaConf.create({"trainer_args": given, "model": {"name": "tiny", "vocab_size": 512}}))
 
 
 def test_a_random_prompt_has_exactly_its_length(tmp_path):

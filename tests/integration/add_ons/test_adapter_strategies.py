@@ -21,7 +21,6 @@ STRATEGIES = ("ddp", "fsdp", "zero2", "zero3")
 KINDS = {
     "qlora": ["adapter=qlora", "precision=nf4"],
     "lora": ["adapter=lora", "precision=fp32"],
-    "rslora": ["adapter=lora", "adapter.rslora=true", "precision=fp32"],
     "dora": ["adapter=dora", "precision=fp32"],
 }
 # Steps so large that a gradient that is wrong shows in the next loss.

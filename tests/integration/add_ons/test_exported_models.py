@@ -27,19 +27,22 @@ PHASES = [
 ]
 
 
-def completions(run: Path) -> list[str]:
-    return [json.loads(line)["completion"] for line in (run / "samples.jsonl").read_text().splitlines()]
+def answers(run: Path) -> list[tuple[str, int]]:
+    rows = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    return [(row["completion"], row["num_tokens"]) for row in rows]
 
 
-def test_vllm_and_transformers_answer_alike_with_an_exported_model(tmp_path):
+def test_vllm_gives_the_greedy_answers_of_transformers_with_an_exported_model(tmp_path):
     if importlib.util.find_spec("vllm") is None:
         lacking("no vLLM (make vllm)")
     done = command("hardware=cpu", "smoke=true", f"phases=[{', '.join(PHASES)}]", cwd=tmp_path, timeout=ENDS_WITHIN_S)
     assert done.returncode == 0, done.stdout + done.stderr
     (by_vllm,) = tmp_path.glob("runs/*/*/3_vllm")
     by_transformers = by_vllm.with_name("4_transformers")
-    assert len(completions(by_vllm)) == 8
-    assert completions(by_vllm) == completions(by_transformers)
+    result, expected = (json.loads((run / "result.json").read_text()) for run in (by_vllm, by_transformers))
+    assert len(answers(by_vllm)) == result["num_samples"] == 8
+    assert answers(by_vllm) == answers(by_transformers)
+    assert result["data_sha256"] == expected["data_sha256"]
 
 
 @pytest.mark.parametrize("weights", ["fp8", "int8"])

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 from recipes.tune import occupancy
 from recipes.tune.amdgpu import ARCHITECTURES, sgpr_waves, vgpr_waves
@@ -92,6 +93,8 @@ LAYERS = (("qwen3_4b", "amp"), ("qwen2_5_7b", "bf16"), ("llama3_1_8b", "bf16"))
 # Of each width of a wave one, and the one whose hardware files turn compilation off. The others take as long each, and were compiled by
 # `python -m recipes.tune.occupancy kernel=inductor:layer` for the table of docs/kernels.md.
 LAYER_ARCHITECTURES = ("gfx908", "gfx942", "gfx1100")
+# On gfx908 only the layer with the kernel that turns compilation off: without AOTriton's attention each generates half as many again.
+LAYERS_OF = {arch: LAYERS[1:2] if arch == "gfx908" else LAYERS for arch in LAYER_ARCHITECTURES}
 
 
 @cache
@@ -103,7 +106,7 @@ def generated():
         attention = layer_kernels.attentions_of(arch)
         return [
             layer_kernels.Layer(occupancy.MODELS / f"{model}.yaml", attention[-1 - number % len(attention)], 4096, dtype)
-            for number, (model, dtype) in enumerate(LAYERS)
+            for number, (model, dtype) in enumerate(LAYERS_OF[arch])
         ]
 
     return layer_kernels.generate_all({arch: layers(arch) for arch in LAYER_ARCHITECTURES}, os.cpu_count() or 1)
@@ -148,7 +151,7 @@ def best(rows: list[occupancy.Row]) -> occupancy.Row:
     return min(rows, key=lambda row: row.rank)
 
 
-@pytest.mark.parametrize("arch", LAYER_ARCHITECTURES)
+@pytest.mark.parametrize("arch", [arch for arch, layers in LAYERS_OF.items() if layers == LAYERS])
 def test_the_table_of_compiled_layers_in_the_docs(arch: str) -> None:
     kernels = compiled_layers(arch)
     rows = [row for found in kernels.values() for row in found]
@@ -172,7 +175,8 @@ def test_kernels_are_generated_for_this_gpu_and_not_for_cuda(arch: str) -> None:
         assert any("pointwise" in label for label in labels)
         assert len(labels) >= 12
     norm = next(one for one in ones if one.label.startswith("forward") and one.label.split()[2:] == ["reduction"])
-    assert "r0_numel = 2560" in norm.source  # Qwen3-4B's width is compiled in, the number of rows is an argument
+    width = yaml.safe_load(norm.layer.model.read_text())["hidden_size"]
+    assert f"r0_numel = {width}" in norm.source  # it is compiled in, the number of rows is an argument
     assert "xnumel = " not in norm.source
 
 
