@@ -162,7 +162,7 @@ def figures(lines: list[dict[str, Any]]) -> Result:
     median = statistics.median(seconds)
     shares = {key: [line[key] for line in lines[WARM_UP:] if line.get(key) is not None] for key in SHARES}
     return {
-        **{key: round(statistics.median(values), 3) for key, values in shares.items() if values},
+        **{key: round(statistics.mean(values), 3) for key, values in shares.items() if values},  # so they sum to a step
         "tokens_per_second": round(tokens[0] / median if same else sum(tokens) / sum(seconds)),
         "step_s": round(median, 4),
         "timed_steps": len(seconds),
