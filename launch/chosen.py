@@ -11,7 +11,7 @@ from launch.planner.choose import OF_A_BATCH, apply, choose, recorded
 from launch.schema import Config
 
 
-def settled(config: Config, host: Host, run_dir: Path) -> Config:
+def with_choices(config: Config, host: Host, run_dir: Path) -> Config:
     """`config`, prepared, with every choice made. A run that began takes those of its record, whatever the planner would choose today.
 
     On other ranks than it began on (launch/files/resuming.py) the batch is divided anew, into the same sequences of a step.

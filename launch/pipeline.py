@@ -18,7 +18,7 @@ from typing import Any
 
 from launch import record, show
 from launch.check import NAME
-from launch.chosen import settled
+from launch.chosen import with_choices
 from launch.compose import compose, keys
 from launch.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
 from launch.execute import STATUS, check_host, execute, signals
@@ -215,7 +215,7 @@ def _plan(config: Config, phase: Phase, composer: _Composer, host: detect.Host, 
         if isinstance(phase, cycles.CyclePhase) and phase.chosen and phase.part == "train":
             warnings = [*warnings, *phase.chosen.warnings()]
         prepared.model.path = source  # under smoke=true the model of an earlier phase is as small as this one's was just made
-        prepared = settled(prepared, host, folders[phase.name])
+        prepared = with_choices(prepared, host, folders[phase.name])
         plan = make_plan(prepared, host, folders[phase.name], warnings)
         there = copy.deepcopy(prepared)  # but for what an earlier phase leaves
         if phase.model_from:

@@ -80,7 +80,7 @@ def prepare(config: Config, given: Sequence[str] = ()) -> tuple[Config, list[str
     Under smoke=true the rules look at the small composition, so that no hardware rule refuses it; what they would refuse
     without it is a warning.
     """
-    config = balance.settled(config)
+    config = balance.with_servers(config)
     check.check_given(config)
     replaced = [] if trainer_args.recipe_name(config) else batch.apply_effective_batch(config, given)  # a tuning's recipe takes the steps
     if not config.smoke:
@@ -108,7 +108,7 @@ def make_plan(config: Config, host: Host, run_dir: Path, warnings: Sequence[str]
     containers = container.specs(config, processes, host, run_dir)
     smaller, ports = memory.measured(config, processes, host), topology.ports(host, run_dir)
     needed = memory.memory(config, processes, smaller)
-    before = choose.undone(config)
+    before = choose.without_choices(config)
     args, scaling = lr_scaling.scaled(config, trainer_args.complete(config, run_dir, ports))
     return Plan(
         name=config.name or default_name(config),

@@ -16,7 +16,7 @@ from launch.execute import write_inputs
 from launch.files import data_cache
 from launch.machine.detect import Host
 from launch.plan import make_plan
-from launch.planner.choose import undone
+from launch.planner.choose import without_choices
 from launch.schema import Config, Runtime
 
 
@@ -27,7 +27,9 @@ def run(config: Config, host: Host, warnings: Sequence[str], overrides: list[str
     local = dataclasses.replace(config, runtime=Runtime(name="local"))
     with tempfile.TemporaryDirectory(prefix="preview-") as folder:
         # Prepared where the run looks for them, which may be in a container.
-        plan = dataclasses.replace(make_plan(local, host, Path(folder), warnings), data_cache=data_cache.for_ranks(undone(config), host))
+        plan = dataclasses.replace(
+            make_plan(local, host, Path(folder), warnings), data_cache=data_cache.for_ranks(without_choices(config), host)
+        )
         write_inputs(plan, overrides)
         # As for ranks (launch/environment.py): our recipes, and none of another folder of that name.
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))), "PYTHONSAFEPATH": "1"}

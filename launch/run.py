@@ -13,7 +13,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from launch import pipeline, preview, show, sweep
-from launch.chosen import settled
+from launch.chosen import with_choices
 from launch.command_line import given, help, hydra_options
 from launch.command_line.stream import run_program
 from launch.compose import compose, keys
@@ -50,7 +50,7 @@ def run(overrides: list[str]) -> int:
         return preview.run(choose(config, host), host, warnings, overrides)
     run_dir, resumed = rundir.choose(config)
     warnings = [*warnings, *rundir.left(config, run_dir), *rundir.moved(config, run_dir)]
-    config = settled(config, host, run_dir)
+    config = with_choices(config, host, run_dir)
     plan = make_plan(config, host, run_dir, warnings)
     forced = config.mode == Mode.run and config.preflight == Preflight.warn  # check_plan then says what is lacking
     advice = None if forced else fit.advice(plan, overrides, host)

@@ -14,7 +14,7 @@ from launch.check import check_given, refusals
 from launch.errors import UserError
 from launch.machine.detect import Host
 from launch.planner import margin
-from launch.planner.choose import ACCUMULATION, BATCH, choose, undone, with_value
+from launch.planner.choose import ACCUMULATION, BATCH, choose, with_value, without_choices
 from launch.planner.speed import speed
 from launch.schema import Config
 
@@ -48,7 +48,7 @@ def balance(config: Config, host: Host) -> Balance | None:
     return Balance(now.generation_s, now.training_s, bound, best.topology.servers, round(gain, 2), batch(best).sequences)
 
 
-def settled(config: Config) -> Config:
+def with_servers(config: Config) -> Config:
     """Replace topology.servers=auto with the fastest number, or the smallest that the rules allow if no speed is predicted or none fits.
     Raises UserError."""
     given = config.topology.servers
@@ -70,7 +70,7 @@ def settled(config: Config) -> Config:
 
 def _fastest(config: Config, host: Host) -> Config | None:
     """Return the fastest split that passes every rule and fits, with fewer servers on a tie, or None."""
-    plain = {split.topology.servers: split for split in _splits(undone(config))}
+    plain = {split.topology.servers: split for split in _splits(without_choices(config))}
     sized = [_divided(with_value(config, KEY, servers), split) for servers, split in plain.items()]
     for split in sorted(sized, key=lambda split: -(speed(split).tokens_per_second or 0.0)):
         if not refusals(plain[split.topology.servers]) and margin.has_room(split, host):

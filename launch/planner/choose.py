@@ -40,12 +40,12 @@ def choose(config: Config, host: Host) -> Config:
     if config.method.kind not in STEPS:
         return config
     off = config.speed == Speed.off or config.method.kind == "tune"
-    config = _settled(config, COMPILE, *_compile(config, off))
-    config = _settled(config, ROWS, *((Rows.padded, PLAIN) if off else _rows(config)))
+    config = _with_choice(config, COMPILE, *_compile(config, off))
+    config = _with_choice(config, ROWS, *((Rows.padded, PLAIN) if off else _rows(config)))
     if off or config.smoke:
         return config
     for key, (value, reason) in _workers(config, host):
-        config = _settled(config, key, value, reason)
+        config = _with_choice(config, key, value, reason)
     if config.hardware.vendor == Vendor.none or speed(config).step_s is None:
         return config
     return _sized(_worth_compiling(config), host)
@@ -61,11 +61,11 @@ def apply(config: Config, choices: list[Choice]) -> Config:
     """Return `config` with the choices of a record; keys that the user sets now keep the user's value."""
     for choice in choices:
         value = Rows[choice.value] if choice.key == ROWS and isinstance(choice.value, str) else choice.value
-        config = _settled(config, choice.key, value, choice.reason)
+        config = _with_choice(config, choice.key, value, choice.reason)
     return config
 
 
-def undone(config: Config) -> Config:
+def without_choices(config: Config) -> Config:
     """Return the composition as it was before any choice."""
     for choice in reversed(config.chosen):
         config = with_value(config, choice.key, choice.before)
@@ -99,7 +99,7 @@ def _is_free(config: Config, key: str) -> bool:
     return key not in given and not (key.startswith("step.") and _value(config, key) is not None)
 
 
-def _settled(config: Config, key: str, value: Any, reason: str) -> Config:
+def _with_choice(config: Config, key: str, value: Any, reason: str) -> Config:
     """Return `config` with the choice made and listed, or unchanged if the key is not free or has that value already."""
     before = _value(config, key)
     if not _is_free(config, key) or before == value:
@@ -229,18 +229,22 @@ def _longest_prompts(config: Config) -> Config:
 
 
 def _listed(config: Config, best: Config) -> Config:
-    """Return `config` with the values of `best`, each difference listed with its reason and the predicted gain."""
-    plain = speed(config).tokens_per_second
-    gain = (speed(best).tokens_per_second or 0.0) / plain if plain else 1.0
-    reasons = {
-        BATCH: "the same sequences per step, in the fastest division that fits",
-        ACCUMULATION: f"follows from {BATCH}",
-        CHECKPOINTING: "the activations fit without it",
-        LAYERS: "the fewest recomputed layers that fit",
-    }
-    for key, reason in reasons.items():
-        config = _settled(config, key, _value(best, key), f"{reason}; predicted {gain:.2f}x" if gain > 1 else f"{reason}")
+    """Return `config` with the values of `best`, each difference listed with its reason and what it is predicted to gain."""
+    of_batch, of_layers = "the same sequences per step, in the fastest division that fits", "the fewest recomputed layers that fit"
+    reasons = {BATCH: of_batch, ACCUMULATION: f"follows from {BATCH}", CHECKPOINTING: "the activations fit without it", LAYERS: of_layers}
+    for keys in (OF_A_BATCH, (CHECKPOINTING, LAYERS)):
+        changed = config
+        for key in keys:
+            changed = with_value(changed, key, _value(best, key))
+        gain = _gain(speed(config).step_s, speed(changed).step_s)
+        for key in keys:
+            config = _with_choice(config, key, _value(best, key), reasons[key] + gain)
     return config
+
+
+def _gain(before_s: float | None, after_s: float | None) -> str:
+    gain = round(before_s / after_s, 2) if before_s and after_s else 1.0
+    return f"; predicted {gain:.2f}x" if gain > 1 else ""
 
 
 def _worth_compiling(config: Config) -> Config:
@@ -252,12 +256,13 @@ def _worth_compiling(config: Config) -> Config:
     steps, slow, fast = num_steps(config, batch(config)), speed(_in_turn(eager)).step_s, speed(_in_turn(config)).step_s
     saved = slow - fast if slow and fast else 0.0
     if saved > 0 and (steps is None or steps * saved > COMPILE_S):
-        return config
-    why = "compiling gains nothing"
-    if steps and saved > 0:
-        why = f"{steps} steps save {steps * saved:.0f} s, but compiling takes {COMPILE_S:.0f} s"
-    kept = [dataclasses.replace(one, value=False, reason=why) if one is choice else one for one in config.chosen]
-    return dataclasses.replace(eager, chosen=kept)
+        told = dataclasses.replace(choice, reason=choice.reason + _gain(slow, fast))
+    else:
+        why = "compiling gains nothing"
+        if steps and saved > 0:
+            why = f"{steps} steps save {steps * saved:.0f} s, but compiling takes {COMPILE_S:.0f} s"
+        told, config = dataclasses.replace(choice, value=False, reason=why), eager
+    return dataclasses.replace(config, chosen=[told if one is choice else one for one in config.chosen])
 
 
 def recorded(content: Mapping[str, Any]) -> list[Choice]:

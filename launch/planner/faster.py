@@ -13,7 +13,7 @@ import yaml
 from launch.check import refusals
 from launch.machine.detect import Host
 from launch.planner import margin
-from launch.planner.choose import choose, undone, with_value
+from launch.planner.choose import choose, with_value, without_choices
 from launch.planner.speed import speed
 from launch.schema import Adapter, Config
 from launch.schema.enums import Speed, Vendor
@@ -52,7 +52,7 @@ def faster(config: Config, host: Host) -> list[Offer]:
 def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
     """Yield (overrides, price, the composition with them). An offer never contradicts what the user set. No choice depends on overlap, so
     its offers keep those that were made."""
-    chosen, config = config, undone(config)
+    chosen, config = config, without_choices(config)
     precision, whole = config.precision, config.adapter.rank is None
     if precision.weights == "fp32" and precision.compute in ("bf16", "fp8"):
         lost = "16-bit weights and moments: an update below 1/256 of its weight is lost"

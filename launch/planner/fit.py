@@ -245,7 +245,7 @@ def search(config: Config, overrides: list[str], host: Host) -> tuple[list[str],
             f"find={config.find.value} with effective_batch={config.effective_batch} and {ACCUMULATION}: the one follows from the "
             "other and from the batch that the search varies. Use: one of them."
         )
-    config = balance.settled(config)
+    config = balance.with_servers(config)
     check_given(config)  # before a search enumerates its numbers
     check_adapter(config)  # the plan depends on its layers
     print(f"find={config.find.value}: planning each candidate", file=sys.stderr)  # this takes seconds

@@ -22,14 +22,14 @@ def share(entry: Memory) -> float:
     return entry.total_gb / entry.capacity_gb if entry.capacity_gb else float("inf")
 
 
-def fills(entry: Memory) -> bool:
+def takes_its_share(entry: Memory) -> bool:
     """Return whether it fills its share whatever that is, as vLLM does: its cache takes all that the weights leave."""
     return "kv cache" in entry.parts_gb
 
 
 def close(entry: Memory) -> bool:
     """Return whether it fits, but by less than the planner's error or than torch's allocator may hold in pieces."""
-    return entry.fits and not fills(entry) and bool(_doubts(entry))
+    return entry.fits and not takes_its_share(entry) and bool(_doubts(entry))
 
 
 def has_room(config: Config, host: Host) -> bool:
@@ -60,7 +60,7 @@ def _in_pieces(entry: Memory) -> bool:
 
 def tightness(entry: Memory) -> tuple[bool, bool, bool, float]:
     """Return a sort key, greatest for what lacks most or, if all fit, for the fullest. Servers, which fill their share, come last."""
-    return not entry.fits, not fills(entry), close(entry), share(entry)
+    return not entry.fits, not takes_its_share(entry), close(entry), share(entry)
 
 
 def tightest(found: Iterable[Memory]) -> Memory | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import environment, pipeline
-from launch.chosen import settled
+from launch.chosen import with_choices
 from launch.compose import compose, keys
 from launch.environment import MASK
 from launch.errors import UserError, near
@@ -81,7 +81,7 @@ def prepared(overrides: list[str], host: Host) -> Prepared:
         config, warnings = prepare(config, keys(overrides))
         check_files(config, all_lines=False)  # its own launcher reads all
         run_dir, _ = rundir.choose(config)
-        plans = [make_plan(settled(config, host, run_dir), host, run_dir, warnings)]
+        plans = [make_plan(with_choices(config, host, run_dir), host, run_dir, warnings)]
     return Prepared(config, plans, rundir.home_of(config), composition_hash(config))
 
 

@@ -2,7 +2,8 @@
 
     python tests/gpu/peers.py trl --model qwen3_4b --rows 4 --length 4096 --data rows.jsonl --metrics out.jsonl
     python tests/gpu/peers.py trl --liger --no-checkpointing --weights bf16 --lora 16 --model qwen3_8b ...
-    python tests/gpu/peers.py trl --method grpo --server-gpu 1 --model qwen3_1_7b --rows 96 --micro-batch 8 --length 512 ...
+    python tests/gpu/peers.py trl --method grpo --server-gpu 1 --saved model --model qwen3_1_7b --rows 96 --micro-batch 8 --length 512 ...
+    python tests/gpu/peers.py save --saved model --model qwen3_1_7b --data rows.jsonl         the weights that a server starts with
     python tests/gpu/peers.py loop --fp8 tensorwise --model qwen3_4b --rows 2 --length 4096 --metrics out.jsonl
 
 Weights are random. Every step appends a line to --metrics with the keys of our own metrics.jsonl: step, time_s, num_tokens, loss,
@@ -76,7 +77,7 @@ def trl(given: argparse.Namespace) -> None:
     from peft import LoraConfig
     from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
-    rows = [json.loads(line) for line in Path(given.data).read_text().splitlines()]
+    rows, tokenizer = rows_and_tokenizer(given)
     model = random_model(given)
     arguments: dict[str, Any] = {
         "output_dir": str(Path(given.metrics).with_suffix("")),
@@ -96,14 +97,14 @@ def trl(given: argparse.Namespace) -> None:
     shared: dict[str, Any] = {
         "model": model,
         "train_dataset": Dataset.from_list(rows),
-        "processing_class": train_tokenizer((text for row in rows for text in row.values()), vocab_size=512),
+        "processing_class": tokenizer,
         "callbacks": [Recorder(given)],
     }
     if given.lora:
         shared["peft_config"] = LoraConfig(task_type="CAUSAL_LM", r=given.lora, lora_alpha=2 * given.lora, target_modules="all-linear")
     if given.method == "grpo":
-        model.name_or_path = str(model_folder(given))  # where a colocated engine reads it
-        with generating(given, shared["processing_class"]) as engine:
+        model.name_or_path = given.saved  # where a colocated engine reads it
+        with generating(given) as engine:
             GRPOTrainer(reward_funcs=distinct, args=GRPOConfig(use_vllm=True, **engine, **arguments), **shared).train()
     elif given.method == "dpo":
         reference = random_model(given)
@@ -118,20 +119,26 @@ def distinct(completions: list[str], **_: Any) -> list[float]:
     return [len(set(text)) / 100 for text in completions]
 
 
-def model_folder(given: argparse.Namespace) -> Path:
-    return Path(given.metrics).with_suffix("") / "model"
+def rows_and_tokenizer(given: argparse.Namespace) -> tuple[list[dict[str, str]], PreTrainedTokenizerFast]:
+    rows = [json.loads(line) for line in Path(given.data).read_text().splitlines()]
+    return rows, train_tokenizer((text for row in rows for text in row.values()), vocab_size=512)
+
+
+def save(given: argparse.Namespace) -> None:
+    """Write a model of random weights in 16 bits, with its tokenizer, to --saved."""
+    given.weights = "bf16"
+    random_model(given).save_pretrained(given.saved)
+    rows_and_tokenizer(given)[1].save_pretrained(given.saved)
 
 
 @contextlib.contextmanager
-def generating(given: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) -> Iterator[dict[str, Any]]:
+def generating(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """What TRL generates with: a server of vLLM on another GPU, as its own documentation starts one, or an engine on this one."""
-    folder, longest = model_folder(given), given.length + PROMPT_TOKENS
-    random_model(argparse.Namespace(**{**vars(given), "weights": "bf16"})).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    longest = given.length + PROMPT_TOKENS
     if given.server_gpu is None:
         yield {"vllm_mode": "colocate", "vllm_max_model_length": longest, "vllm_gpu_memory_utilization": COLOCATED_SHARE}
         return
-    argv = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--port", str(PORT)]
+    argv = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", given.saved, "--port", str(PORT)]
     argv += ["--max-model-len", str(longest), "--gpu-memory-utilization", "0.9", "--weight-transfer-config", '{"backend": "nccl"}']
     argv += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
     server = subprocess.Popen(argv, env={**os.environ, MASK: str(given.server_gpu), "VLLM_SERVER_DEV_MODE": "1"})
@@ -194,12 +201,13 @@ def backward_in_chunks(
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("side", choices=["trl", "loop"])
+    parser.add_argument("side", choices=["trl", "loop", "save"])
     parser.add_argument("--model", required=True, help="a name of conf/model")
-    parser.add_argument("--rows", type=int, required=True, help="sequences, or pairs, of one optimizer step")
+    parser.add_argument("--rows", type=int, default=1, help="sequences, or pairs, of one optimizer step")
     parser.add_argument("--micro-batch", type=int, help="those of one forward pass; default: all")
-    parser.add_argument("--length", type=int, required=True, help="tokens that a row is cut to")
-    parser.add_argument("--metrics", required=True)
+    parser.add_argument("--length", type=int, default=1, help="tokens that a row is cut to, or that each completion has")
+    parser.add_argument("--metrics", help="where the lines go; all but `save` need it")
+    parser.add_argument("--saved", help="what `save` has written: vLLM starts with it")
     parser.add_argument("--data", help="rows for TRL as JSON lines")
     parser.add_argument("--method", choices=["sft", "dpo", "grpo"], default="sft")
     parser.add_argument("--server-gpu", type=int, help="of grpo: where vLLM's server runs; default: an engine beside the trainer")
@@ -221,6 +229,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def main() -> None:
     given = parse(sys.argv[1:])
+    if given.side == "save":
+        return save(given)
     Path(given.metrics).unlink(missing_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that a server ends too
     try:

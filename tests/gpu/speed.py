@@ -85,10 +85,13 @@ def write_data(folder: Path) -> None:
 
 def start(row: Row, name: str, side: str, session: Session, gpus: list[int]) -> subprocess.Popen[bytes]:
     """Start one side; its output goes to <name>.log of the session's folder."""
+    saved, rows = session.folder / "models" / str(row.saved), session.folder / f"{row.data}.jsonl"
     if side.startswith("ours"):
-        return jobs.start(Job(name, len(gpus), overrides(row, side), row.data), session.hardware, session.folder, gpus)
+        of_model = ["data=jsonl", f"data.path={rows}", f"model.path={saved}"] if row.saved else []
+        words = [*overrides(row, side), *of_model]
+        return jobs.start(Job(name, len(gpus), words, "own" if row.saved else row.data), session.hardware, session.folder, gpus)
     argv = [sys.executable, str(ROOT / "tests/gpu/peers.py"), *row.sides[side].split(), f"--steps={STEPS}"]
-    argv += [f"--data={session.folder / row.data}.jsonl", f"--metrics={session.folder / name}.jsonl"]
+    argv += [f"--data={rows}", f"--metrics={session.folder / name}.jsonl", f"--saved={saved}"]
     argv += [f"--server-gpu={gpu}" for gpu in gpus[1:]]
     environment = {**jobs.os.environ, MASK: str(gpus[0])}
     with (session.folder / f"{name}.log").open("wb") as log:
@@ -180,7 +183,16 @@ def settings(row: Row, name: str, side: str, folder: Path) -> Result:
     return {**found, "chosen": {one["key"]: one["value"] for one in chosen}} if chosen else found
 
 
+def save_model(row: Row, session: Session) -> None:
+    """Write the weights of a row whose sides start servers, if they are not there: drawing them takes a minute."""
+    folder = session.folder / "models" / str(row.saved)
+    if row.saved and not folder.exists():
+        argv = [sys.executable, str(ROOT / "tests/gpu/peers.py"), "save", f"--model={row.saved}", f"--saved={folder}"]
+        subprocess.run([*argv, f"--data={session.folder / row.data}.jsonl"], check=True)
+
+
 def measure_row(name: str, session: Session, gpus: list[int]) -> None:
+    save_model(ROWS[name], session)
     for side in [side for side in session.sides or ROWS[name].sides if side in ROWS[name].sides]:
         if session.until - time.monotonic() < LEAST_S:
             print(f"{name} {side}: not run, no time left", flush=True)

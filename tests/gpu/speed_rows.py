@@ -59,6 +59,7 @@ class Row:
     gpus: int = 1
     first_step: bool = False
     seconds: float = 150.0
+    saved: str | None = None  # the model whose random weights are written once, for servers to start with
 
 
 def grpo(size: str, model: str, sync: float | None, fastest: float) -> Row:
@@ -73,6 +74,7 @@ def grpo(size: str, model: str, sync: float | None, fastest: float) -> Row:
         data="prompts",
         gpus=2,
         seconds=450,
+        saved=model,
     )
 
 
@@ -182,6 +184,7 @@ ROWS: dict[str, Row] = {
         [Mark("trl", "TRL's colocate", 1.3)],
         data="prompts",
         seconds=450,
+        saved="qwen3_1_7b",
     ),
     # Last, so that neither side reads its libraries from a cold disk.
     "first_step": Row(

@@ -12,7 +12,7 @@ from launch.batch import batch
 from launch.errors import UserError
 from launch.plan import as_json, composition_hash, make_plan, prepare
 from launch.planner import margin
-from launch.planner.balance import balance, settled
+from launch.planner.balance import balance, with_servers
 from launch.planner.choose import choose, with_value
 from launch.planner.speed import speed
 from tests.conftest import composed, host_with
@@ -105,7 +105,7 @@ def test_the_default_stays():
 )
 def test_what_is_no_number_of_servers_is_rejected(overrides, named):
     with pytest.raises(UserError, match=named) as refused:
-        settled(composed(*SPLIT, *overrides))
+        with_servers(composed(*SPLIT, *overrides))
     assert refused.value.exit_code == 2
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from launch import pipeline, record, reproduce
-from launch.chosen import settled
+from launch.chosen import with_choices
 from launch.errors import UserError
 from launch.files import resuming, rundir
 from launch.plan import Plan, as_json, composition_hash, has_phases, identity, make_plan, prepare, rank_config
@@ -42,7 +42,7 @@ def plans_of(config, overrides: list[str], folder: Path) -> list[Plan]:
     if has_phases(config):
         return list(pipeline.make_plans(config, overrides, HOST, folder).values())
     prepared, warnings = prepare(config)
-    return [make_plan(settled(prepared, HOST, folder), HOST, folder, warnings)]
+    return [make_plan(with_choices(prepared, HOST, folder), HOST, folder, warnings)]
 
 
 # Which keys stay ------------------------------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_a_choice_is_no_part_of_what_makes_two_runs_the_same():
         assert after.chosen
         assert after != before
         assert composition_hash(after) == composition_hash(before)
-        assert choose.undone(after) == before
+        assert choose.without_choices(after) == before
     assert composition_hash(chosen(*SMALL, "speed=off")) != composition_hash(chosen(*SMALL))
 
 
@@ -294,7 +294,7 @@ def other_planner(*overrides: str):
     """What a planner that compiles nothing and checkpoints two layers would have chosen."""
     config, _ = prepare(composed(*overrides))
     for key, value in (("step.compile", False), ("step.rows", Rows.grouped), (choose.LAYERS, 2)):
-        config = choose._settled(config, key, value, "of another version")
+        config = choose._with_choice(config, key, value, "of another version")
     return config
 
 
@@ -304,7 +304,7 @@ def test_a_run_of_another_planner_is_found_and_goes_on_as_it_began(tmp_path):
     leave_record(folder, begun, "interrupted")
     config, _ = prepare(composed(*SMALL, f"run_root={tmp_path}"))
     assert rundir.choose(config) == (folder, True)
-    again = settled(config, HOST, folder)
+    again = with_choices(config, HOST, folder)
     assert again == begun
     assert again.method.args["gradient_checkpointing"] is True  # today's planner would leave it out
 
@@ -325,7 +325,7 @@ def test_on_other_ranks_only_the_batch_is_divided_anew(tmp_path):
     leave_record(tmp_path, begun, "interrupted")
     moved, _ = prepare(composed(*given, "topology.num_gpus=4", f"resume={tmp_path}"))
     assert rundir.choose(moved) == (tmp_path, True)
-    again = settled(moved, HOST, tmp_path)
+    again = with_choices(moved, HOST, tmp_path)
     assert again.step == begun.step
     assert choose.batch(again).sequences == choose.batch(begun).sequences == 64
 

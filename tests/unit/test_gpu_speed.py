@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from launch.files.check_files import check_files
 from launch.plan import prepare
 from launch.trainer_args import value
 from recipes.common.model import END, train_tokenizer
@@ -73,6 +74,16 @@ def test_a_peer_is_measured_and_one_that_fails_is_a_result(tmp_path, monkeypatch
     assert loop["tokens_per_second"] > 0
     assert broken["error"].startswith("exit code 2, 0 steps\n")
     assert "tokens_per_second" not in broken
+
+
+def test_a_saved_model_is_one_that_ours_starts_from(tmp_path):
+    speed.write_data(tmp_path)
+    peers.save(peers.parse(["save", "--tiny", "--model=tiny", f"--saved={tmp_path / 'model'}", f"--data={tmp_path / 'prompts.jsonl'}"]))
+    given = ["method=grpo", "model=tiny", "topology=split", "topology.num_gpus=2", "~method.rewards.reasoning_gym"]
+    given += ["+method.rewards.accuracy=1.0", "data=jsonl", f"data.path={tmp_path / 'prompts.jsonl'}", f"model.path={tmp_path / 'model'}"]
+    config, _ = prepare(composed("hardware=h100", *given))
+    check_files(config)
+    assert (tmp_path / "model/tokenizer.json").exists()
 
 
 def test_no_side_is_started_without_time(tmp_path):
