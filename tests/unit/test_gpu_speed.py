@@ -82,7 +82,7 @@ def test_a_saved_model_is_one_that_ours_starts_from(tmp_path):
     given = ["method=grpo", "model=tiny", "topology=split", "topology.num_gpus=2", "~method.rewards.reasoning_gym"]
     given += ["+method.rewards.accuracy=1.0", "data=jsonl", f"data.path={tmp_path / 'prompts.jsonl'}", f"model.path={tmp_path / 'model'}"]
     config, _ = prepare(composed("hardware=h100", *given))
-    check_files(config)
+    check_files(config, all_lines=True)
     assert (tmp_path / "model/tokenizer.json").exists()
 
 
