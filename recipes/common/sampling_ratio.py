@@ -24,8 +24,9 @@ class SamplingRatio:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.vllm_importance_sampling_mode not in MODES:
-            raise UserError(f"method.args.vllm_importance_sampling_mode={self.vllm_importance_sampling_mode}: Use: {', '.join(MODES)}.")
+        mode = self.vllm_importance_sampling_mode
+        if mode not in MODES:
+            raise UserError(f"method.args.vllm_importance_sampling_mode={mode}: no such mode. Use: {', '.join(MODES)}.")
         # Of the micro-batches of this step, one entry per token, or per sequence under a sequence's ratio.
         self._differences: list[torch.Tensor] = []
         self._ratios: list[torch.Tensor] = []

@@ -104,7 +104,7 @@ def test_a_loss_that_is_computed_twice_for_a_check_counts_once(tmp_path, base, u
 
 
 def test_a_mode_that_trl_does_not_know(tmp_path, base):
-    with pytest.raises(UserError, match="vllm_importance_sampling_mode=token_trunc: Use: token_truncate, token_mask"):
+    with pytest.raises(UserError, match="vllm_importance_sampling_mode=token_trunc: no such mode. Use: token_truncate, token_mask"):
         grpo(tmp_path, base, "method.args.vllm_importance_sampling_mode=token_trunc")
 
 
