@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -164,18 +165,33 @@ def fits(model: PreTrainedModel) -> bool:
     return type(head) is nn.Linear and head.bias is None and not any(getattr(config, name, None) for name in SCALED)
 
 
-def sums(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> ModelOutput:
-    """Return the sums of NllHead as `loss` () and `counted` (2,)."""
+@dataclass
+class Sums(ModelOutput):
+    """Of NllHead: `loss` () and `counted` (2,). A class of its own: torch.compile makes a bare ModelOutput anew without its attributes."""
+
+    loss: torch.Tensor | None = None
+    counted: torch.Tensor | None = None
+
+
+@dataclass
+class LogProbs(ModelOutput):
+    """Of each target, (tokens) in fp32."""
+
+    log_probs: torch.Tensor | None = None
+    entropy: torch.Tensor | None = None
+
+
+def sums(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> Sums:
     loss, counted = NllHead.apply(hidden, weight, targets, torch.is_grad_enabled())
-    return ModelOutput(loss=loss, counted=counted)
+    return Sums(loss, counted)
 
 
-def log_probs(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float, of_entropy: bool) -> ModelOutput:
-    """Return `log_probs` and `entropy` of each target, (tokens) in fp32. With `of_entropy`, the entropy has a gradient too."""
+def log_probs(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float, of_entropy: bool) -> LogProbs:
+    """With `of_entropy`, the entropy has a gradient too."""
     function = trl_kernels.ChunkedLogProbFunction if of_entropy else StoredHead
     chunk = trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE
     found, entropy, *_ = function.apply(hidden, weight, None, targets, temperature, chunk, None, 1.0, ("entropy",))
-    return ModelOutput(log_probs=found, entropy=entropy)
+    return LogProbs(found, entropy)
 
 
 def add(model: PreTrainedModel, compute: Callable[..., ModelOutput] = sums) -> None:

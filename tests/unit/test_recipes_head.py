@@ -1,6 +1,7 @@
 """The head that computes SFT's loss, entropy, accuracy and gradients in one pass, against TRL's and against plain cross-entropy."""
 
 import copy
+import functools
 import types
 
 import pytest
@@ -85,6 +86,18 @@ def model(architecture="qwen3", **own):
     torch.manual_seed(0)
     shape = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, vocab_size=320, head_dim=16, **shape, **own))
+
+
+@pytest.mark.parametrize("compute", [head.sums, functools.partial(head.log_probs, temperature=1.0, of_entropy=False)])
+def test_a_model_that_is_compiled_whole_returns_the_same(compute):
+    ours = model()
+    head.add(ours, compute)
+    ids = torch.randint(0, 320, (2, 8))
+    given = {"input_ids": ids, "targets": ids.flatten()[1:8], "target_positions": torch.arange(7)}
+    found, expected = torch.compile(ours, backend="aot_eager")(**given), ours(**given)
+    torch._dynamo.reset()
+    for name in expected:
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
 
 
 @pytest.mark.parametrize("tied", [False, True])
