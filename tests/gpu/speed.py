@@ -192,11 +192,11 @@ def save_model(row: Row, session: Session) -> None:
 
 
 def measure_row(name: str, session: Session, gpus: list[int]) -> None:
-    save_model(ROWS[name], session)
     for side in [side for side in session.sides or ROWS[name].sides if side in ROWS[name].sides]:
         if session.until - time.monotonic() < LEAST_S:
             print(f"{name} {side}: not run, no time left", flush=True)
             continue
+        save_model(ROWS[name], session)
         result = measure_side(name, side, session, gpus)
         with session.lock, (session.out / "speed.jsonl").open("a") as file:
             file.write(json.dumps(result) + "\n")
