@@ -225,7 +225,7 @@ def _given_in(path: str) -> Iterator[str]:
 
 
 def _of_files(options: tuple[str, ...]) -> DictConfig:
-    """What Hydra composes of options of groups, without its own settings: every third file is of these, and hydra_compose drops them."""
+    """Compose options of groups as Hydra does, but without its own settings: a third of all files, which hydra_compose drops in the end."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = typing.cast(ConfigLoaderImpl, GlobalHydra.instance().config_loader())
         repository = CachingConfigRepository(_ReadOnce(loader.config_search_path))

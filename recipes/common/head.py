@@ -167,7 +167,7 @@ def fits(model: PreTrainedModel) -> bool:
 
 @dataclass
 class Sums(ModelOutput):
-    """Of NllHead: `loss` () and `counted` (2,). A class of its own: torch.compile makes a bare ModelOutput anew without its attributes."""
+    """The sums of NllHead: `loss` () and `counted` (2,). A bare ModelOutput would lose its attributes under torch.compile."""
 
     loss: torch.Tensor | None = None
     counted: torch.Tensor | None = None
@@ -175,7 +175,7 @@ class Sums(ModelOutput):
 
 @dataclass
 class LogProbs(ModelOutput):
-    """Of each target, (tokens) in fp32."""
+    """The log-probability of each target, and the entropy where it is predicted: (tokens) each, in fp32."""
 
     log_probs: torch.Tensor | None = None
     entropy: torch.Tensor | None = None
@@ -187,7 +187,7 @@ def sums(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> S
 
 
 def log_probs(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float, of_entropy: bool) -> LogProbs:
-    """With `of_entropy`, the entropy has a gradient too."""
+    """Compute them at a temperature. With `of_entropy`, the entropy has a gradient too."""
     function = trl_kernels.ChunkedLogProbFunction if of_entropy else StoredHead
     chunk = trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE
     found, entropy, *_ = function.apply(hidden, weight, None, targets, temperature, chunk, None, 1.0, ("entropy",))

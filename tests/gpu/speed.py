@@ -85,13 +85,13 @@ def write_data(folder: Path) -> None:
 
 def start(row: Row, name: str, side: str, session: Session, gpus: list[int]) -> subprocess.Popen[bytes]:
     """Start one side; its output goes to <name>.log of the session's folder."""
-    saved, rows = session.folder / "models" / str(row.saved), session.folder / f"{row.data}.jsonl"
+    rows, saved = session.folder / f"{row.data}.jsonl", saved_model(row, session)
     if side.startswith("ours"):
-        of_model = ["data=jsonl", f"data.path={rows}", f"model.path={saved}"] if row.saved else []
+        of_model = ["data=jsonl", f"data.path={rows}", f"model.path={saved}"] if saved else []
         words = [*overrides(row, side), *of_model]
-        return jobs.start(Job(name, len(gpus), words, "own" if row.saved else row.data), session.hardware, session.folder, gpus)
+        return jobs.start(Job(name, len(gpus), words, "own" if saved else row.data), session.hardware, session.folder, gpus)
     argv = [sys.executable, str(ROOT / "tests/gpu/peers.py"), *row.sides[side].split(), f"--steps={STEPS}"]
-    argv += [f"--data={rows}", f"--metrics={session.folder / name}.jsonl", f"--saved={saved}"]
+    argv += [f"--data={rows}", f"--metrics={session.folder / name}.jsonl", *([f"--saved={saved}"] if saved else [])]
     argv += [f"--server-gpu={gpu}" for gpu in gpus[1:]]
     environment = {**jobs.os.environ, MASK: str(gpus[0])}
     with (session.folder / f"{name}.log").open("wb") as log:
@@ -183,12 +183,15 @@ def settings(row: Row, name: str, side: str, folder: Path) -> Result:
     return {**found, "chosen": {one["key"]: one["value"] for one in chosen}} if chosen else found
 
 
-def save_model(row: Row, session: Session) -> None:
-    """Write the weights of a row whose sides start servers, if they are not there: drawing them takes a minute."""
-    folder = session.folder / "models" / str(row.saved)
-    if row.saved and not folder.exists():
+def saved_model(row: Row, session: Session) -> Path | None:
+    """Return where the weights of a row are whose sides start servers. Written if they are not there: drawing them takes a minute."""
+    if row.saved is None:
+        return None
+    folder = session.folder / "models" / row.saved
+    if not folder.exists():
         argv = [sys.executable, str(ROOT / "tests/gpu/peers.py"), "save", f"--model={row.saved}", f"--saved={folder}"]
         subprocess.run([*argv, f"--data={session.folder / row.data}.jsonl"], check=True)
+    return folder
 
 
 def measure_row(name: str, session: Session, gpus: list[int]) -> None:
@@ -196,7 +199,7 @@ def measure_row(name: str, session: Session, gpus: list[int]) -> None:
         if session.until - time.monotonic() < LEAST_S:
             print(f"{name} {side}: not run, no time left", flush=True)
             continue
-        save_model(ROWS[name], session)
+        saved_model(ROWS[name], session)  # before the side's time begins
         result = measure_side(name, side, session, gpus)
         with session.lock, (session.out / "speed.jsonl").open("a") as file:
             file.write(json.dumps(result) + "\n")

@@ -62,6 +62,14 @@ class Row:
     saved: str | None = None  # the model whose random weights are written once, for servers to start with
 
 
+def two_gpus(work: str, words: str, kinds: list[str], rows: int | None = None) -> Row:
+    """Make a row of topologies on two GPUs beside one GPU; a GPU has `rows` a step, or what `words` say."""
+    one, two = (f" effective_batch={rows * gpus}" if rows else "" for gpus in (1, 2))
+    sides = {"ours_one": f"{words} {ONE_GPU}{one}", **{f"ours_{kind}": f"{words} topology={kind} {TWO_GPUS}{two}" for kind in kinds}}
+    marks = [Mark("ours_one", f"twice our one GPU ({kind})", 0.95, times=2, ours=f"ours_{kind}") for kind in kinds]
+    return Row(f"SFT 4B on two GPUs, {work}", sides, marks, gpus=2)
+
+
 def grpo(size: str, model: str, sync: float | None, fastest: float) -> Row:
     """Make a row of one GPU that trains and one that generates: `sync` and `fastest` are what ours has to reach of TRL's rate."""
     split = f"{GRPO} model={model} topology=split topology.num_gpus=2 topology.server_max_length=768"
@@ -144,35 +152,9 @@ ROWS: dict[str, Row] = {
             Mark("trl", "TRL's defaults", 2.7),
         ],
     ),
-    "two_gpus": Row(
-        "SFT 4B on two GPUs, plain command, 8 x 4,096 tokens each",
-        {
-            "ours_one": f"{PACKED_4B} {ONE_GPU} effective_batch=8",
-            "ours_fsdp": f"{PACKED_4B} topology=fsdp {TWO_GPUS} effective_batch=16",
-        },
-        [Mark("ours_one", "twice our one GPU (fsdp)", 0.95, times=2, ours="ours_fsdp")],
-        gpus=2,
-    ),
-    "two_gpus_bf16": Row(
-        "SFT 4B on two GPUs, best bf16, 8 x 4,096 tokens each",
-        {
-            "ours_one": f"{BARE_4B} {ONE_GPU} effective_batch=8",
-            "ours_ddp": f"{BARE_4B} topology=ddp {TWO_GPUS} effective_batch=16",
-            "ours_fsdp": f"{BARE_4B} topology=fsdp {TWO_GPUS} effective_batch=16",
-        },
-        [Mark("ours_one", f"twice our one GPU ({kind})", 0.95, times=2, ours=f"ours_{kind}") for kind in ("ddp", "fsdp")],
-        gpus=2,
-    ),
-    "two_gpus_short": Row(
-        "SFT 4B on two GPUs, best bf16, 2 x 4,096 tokens each",
-        {
-            "ours_one": f"{BARE_4B} {ONE_GPU}",
-            "ours_ddp": f"{BARE_4B} topology=ddp {TWO_GPUS}",
-            "ours_fsdp": f"{BARE_4B} topology=fsdp {TWO_GPUS}",
-        },
-        [Mark("ours_one", f"twice our one GPU ({kind})", 0.95, times=2, ours=f"ours_{kind}") for kind in ("ddp", "fsdp")],
-        gpus=2,
-    ),
+    "two_gpus": two_gpus("plain command, 8 x 4,096 tokens each", PACKED_4B, ["fsdp"], rows=8),
+    "two_gpus_bf16": two_gpus("best bf16, 8 x 4,096 tokens each", BARE_4B, ["ddp", "fsdp"], rows=8),
+    "two_gpus_short": two_gpus("best bf16, 2 x 4,096 tokens each", BARE_4B, ["ddp", "fsdp"]),
     "grpo_1_7b": grpo("1.7B", "qwen3_1_7b", sync=1.5, fastest=3.0),
     "grpo_4b": grpo("4B", "qwen3_4b", sync=None, fastest=2.5),
     "colocate": Row(

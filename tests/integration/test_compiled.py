@@ -49,7 +49,7 @@ def compiler(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def dynamo():
-    """What is compiled ends with a test."""
+    """Forget after each test what it compiled."""
     yield
     torch._dynamo.reset()
 

@@ -158,7 +158,7 @@ def hangs(folder: Path) -> None:
 
 
 def beats(folder: Path) -> bool:
-    """Whether the fault is still to come; then the heart of the run beats once."""
+    """Touch the run's heartbeat, and return whether the fault is still to come."""
     for record in folder.glob("runs/*/*/record.json"):
         (record.parent / "heartbeat").touch()
     return (folder / "fault").exists()
