@@ -8,11 +8,13 @@ BOOTSTRAP := $(if $(PYTHON),$(PYTHON),$(shell for p in python3 python3.11 python
 VENV_PYTHON := .venv/bin/python
 # What test-integration runs.
 TESTS := tests/integration
+# What test-fast compares with.
+BASE := HEAD
 
 # The same seed gives the same run only if hashes of strings are the same too.
 export PYTHONHASHSEED := 0
 
-.PHONY: help setup vllm quantization kernels gguf lm-eval quickstart test test-integration lint format lock clean
+.PHONY: help setup vllm quantization kernels gguf lm-eval quickstart test test-fast test-integration lint format lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,15 +47,23 @@ lm-eval: setup ## add lm-evaluation-harness: method.args.lm_eval_tasks of method
 	@$(VENV_PYTHON) containers/add_ons.py lm-eval
 
 test: setup ## unit and end-to-end tests; need nothing but Python
-	$(VENV_PYTHON) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/e2e tests/unit
+	$(VENV_PYTHON) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/e2e tests --ignore=tests/integration
+
+test-fast: setup ## unit tests of the rooms that differ from the commit BASE (HEAD)
+	@rooms=$$(git status --porcelain --untracked-files=all | cut -c4-; git diff --name-only $(BASE)); \
+	rooms=$$(echo "$$rooms" | sed -nE 's#^(tests/)?((launch|recipes)/[^/]+|containers|conf)/.*#tests/\2#p' | sort -u); \
+	found=$$(for room in $$rooms; do [ ! -d "$$room" ] || echo "$$room"; done); \
+	if [ -z "$$found" ]; then echo "no room with tests of its own differs from $(BASE)"; \
+	else $(VENV_PYTHON) -m pytest --numprocesses 2 --dist load $$found; fi
 
 test-integration: setup ## tests that need more than Python: what is missing is skipped, and named
 	$(VENV_PYTHON) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations=20 $(TESTS)
 
-lint: setup ## ruff and mypy
+lint: setup ## ruff, mypy, and which room of launch/ may import which
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
 	$(VENV_PYTHON) -m mypy
+	.venv/bin/lint-imports
 
 format: setup ## let ruff rewrite what it can
 	$(VENV_PYTHON) -m ruff check --fix .

@@ -1,6 +1,7 @@
-"""The docker engine, for building images: reach it, have a base, run a program in an image, leave nothing behind.
+"""Use the docker engine to build images, and leave nothing behind.
 
-What it raises names the remedy; whatever else the engine says comes through as docker's own exception (build.main shows it).
+Errors name the remedy. Any other engine error passes as docker's own exception, which build.main
+shows.
 """
 
 from __future__ import annotations
@@ -18,48 +19,57 @@ import docker.errors
 import requests
 
 from containers.images import LABEL
-from launch.errors import HostError
+from launch.core.errors import HostError
 
 ROLE = f"{LABEL}.role"  # on every container that a build starts
-# On every image that a build leaves, with the build's id, so that it can be removed again; COMPLETE on the one that stays.
+# On every image of a build, with the build's id, so that the image can be removed again; COMPLETE
+# on the one that stays.
 BUILD, COMPLETE = f"{LABEL}.build", "complete"
-PYTHON = "python3"  # what every base calls it
-FORGOTTEN_S = 3600  # after so long a container that has ended belongs to no build any more
+PYTHON = "python3"  # its name in every base
+FORGOTTEN_S = 3600  # a container that ended this long ago belongs to no build any more
 TRIES = 100
 NOT_FOUND, CONFLICT = 404, 409
 Said = Callable[[str], None]
 
 
 def connect() -> docker.DockerClient:
-    """An engine that answers."""
+    """Connect to an engine that answers. Raises HostError."""
     where = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     try:
-        # Seconds without a byte: installing torch's thousands of files prints nothing for long, and a disk may be slow.
+        # Seconds without a byte. Installing torch's thousands of files prints nothing for long, and
+        # a disk may be slow.
         docker.from_env(timeout=10).ping()
         client = docker.from_env(timeout=1800)
     except (docker.errors.DockerException, requests.RequestException) as error:
         if "PermissionError" in repr(error) or "Permission denied" in str(error):
             raise HostError(
-                f"The docker engine's socket ({where}) is not open to this user. Join its group, then log in again: "
+                f"The docker engine's socket ({where}) is not open to this user. Join its group, "
+                "then log in again: "
                 "sudo usermod -aG docker $USER"
             ) from error
         raise HostError(
-            f"No docker engine answers at {where}. Install or start one (Debian: apt-get install docker.io; systemctl start docker), "
+            f"No docker engine answers at {where}. Install or start one (Debian: apt-get install "
+            "docker.io; systemctl start docker), "
             f"or name another by DOCKER_HOST. It said: {root(error)}"
         ) from error
     return client
 
 
 def root(error: BaseException) -> str:
-    """The innermost reason, in one line."""
+    """Return the innermost cause of an error, in one line."""
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def caller(client: docker.DockerClient) -> str:
-    """uid:gid under which a container writes files that belong to whoever runs this: a rootless engine's root is its caller."""
-    rootless = any("name=rootless" in option for option in client.info().get("SecurityOptions") or [])
+    """Return the uid:gid with which a container writes files that belong to the caller.
+
+    A rootless engine's root is its caller.
+    """
+    rootless = any(
+        "name=rootless" in option for option in client.info().get("SecurityOptions") or []
+    )
     return "0:0" if rootless else f"{os.getuid()}:{os.getgid()}"
 
 
@@ -74,19 +84,22 @@ def find(client: docker.DockerClient, reference: str) -> Any | None:
 
 
 def without_tag(reference: str) -> str:
-    """name:tag@digest as name@digest: where both stand, only the digest counts, and some engines take no more than one."""
+    """Return name@digest for name:tag@digest.
+
+    With a digest the tag does not count, and some engines accept only one of them.
+    """
     name, at, digest = reference.partition("@")
     folder, slash, last = name.rpartition("/")
     return f"{folder}{slash}{last.partition(':')[0]}@{digest}" if at else reference
 
 
 def digests(image: Any) -> set[str]:
-    """Under which registries know this image."""
+    """Return the digests under which registries know this image."""
     return {reference.partition("@")[2] for reference in image.attrs.get("RepoDigests") or []}
 
 
 def have(client: docker.DockerClient, reference: str, size_gb: float | str, said: Said) -> Any:
-    """The image, pulled where it is not here yet. Raises HostError."""
+    """Return the image, pulled if it is missing here. Raises HostError."""
     reference = without_tag(reference)
     image = find(client, reference)
     if image is not None:
@@ -97,21 +110,27 @@ def have(client: docker.DockerClient, reference: str, size_gb: float | str, said
         pull(client, reference, said)
     except docker.errors.APIError as error:
         raise HostError(
-            f"The image {reference} is not here and cannot be pulled: {error.explanation or error}\n"
-            "Log in where its registry asks for it (docker login), or name it as a mirror has it (containers/build.py: base=<reference>). "
-            "A proxy must be known to the engine, which is who pulls: https://docs.docker.com/engine/daemon/proxy"
+            f"The image {reference} is not here and cannot be pulled: "
+            f"{error.explanation or error}\n"
+            "Log in where its registry asks for it (docker login), or name it as a mirror has it "
+            "(containers/build.py: base=<reference>). "
+            "A proxy must be known to the engine, which is who pulls: "
+            "https://docs.docker.com/engine/daemon/proxy"
         ) from error
     return client.images.get(reference)
 
 
 def refuse_small_disk(client: docker.DockerClient, reference: str, size_gb: float | str) -> None:
     folder = Path(client.info().get("DockerRootDir") or "/")
-    if not isinstance(size_gb, (int, float)) or not folder.exists():  # nobody states the size, or the engine is in a machine of its own
+    if (
+        not isinstance(size_gb, (int, float)) or not folder.exists()
+    ):  # the size is unknown, or the engine runs in another machine
         return
     free_gb = shutil.disk_usage(folder).free / 1e9
     if free_gb < size_gb:
         raise HostError(
-            f"{reference} takes at least {size_gb:g} GB, and {folder}, where the engine keeps images, has {free_gb:.1f} GB free. "
+            f"{reference} takes at least {size_gb:g} GB, and {folder}, where the engine keeps "
+            f"images, has {free_gb:.1f} GB free. "
             "Make room (docker system df; docker image prune), or move the engine's data-root."
         )
 
@@ -119,7 +138,9 @@ def refuse_small_disk(client: docker.DockerClient, reference: str, size_gb: floa
 def pull(client: docker.DockerClient, reference: str, said: Said) -> None:
     name, _, digest = reference.partition("@")
     layers: dict[str, tuple[int, int]] = {}
-    stream = client.api.pull(name if digest else reference, tag=digest or None, stream=True, decode=True)
+    stream = client.api.pull(
+        name if digest else reference, tag=digest or None, stream=True, decode=True
+    )
     for event in failing(stream):
         part = event.get("progressDetail") or {}
         if event.get("status") == "Downloading" and part.get("total"):
@@ -129,7 +150,7 @@ def pull(client: docker.DockerClient, reference: str, said: Said) -> None:
 
 
 def failing(stream: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The engine reports a failure inside an answer that began well."""
+    """Raise the failure that the engine reports inside a response that began well."""
     for event in stream:
         if "error" in event:
             raise docker.errors.APIError(event["error"], explanation=event["error"])
@@ -139,22 +160,26 @@ def failing(stream: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 # ---- Containers
 
 
-def run(client: docker.DockerClient, image: str, argv: list[str], said: Said, **options: Any) -> tuple[int, list[str]]:
-    """Exit code and output of a program in an image; its container is gone afterwards, whatever happens."""
+def run(
+    client: docker.DockerClient, image: str, argv: list[str], said: Said, **options: Any
+) -> tuple[int, list[str]]:
+    """Run a program in an image; return its exit code and output. Always removes the container."""
     try:
         container = client.api.create_container(
             image,
             entrypoint=argv,
             command=[],
             labels={ROLE: "build"},
-            use_config_proxy=False,  # the client would write its proxy, password and all, into what `inspect` shows
+            # Otherwise the client writes its proxy, password included, into what `inspect` shows.
+            use_config_proxy=False,
             **options,
         )["Id"]
     except docker.errors.APIError as error:
         if "bind source path does not exist" not in str(error.explanation):
             raise
         raise HostError(
-            f"The docker engine does not see this machine's files ({error.explanation}). Images are built by an engine of the same "
+            f"The docker engine does not see this machine's files ({error.explanation}). Images "
+            "are built by an engine of the same "
             "machine: unset DOCKER_HOST, or run this where the engine is."
         ) from error
     try:
@@ -181,9 +206,12 @@ def whole_lines(chunks: Iterator[bytes]) -> Iterator[str]:
 
 
 def remove_build(client: docker.DockerClient, build: str) -> None:
-    """What the builder left of one build: the stage that the Dockerfile throws away, or the step that a failure or an interruption met."""
+    """Remove what the builder left of one build.
+
+    That is the stage that the Dockerfile discards, or the step of a failure or an interruption.
+    """
     of_build = {"label": f"{BUILD}={build}"}
-    for _ in range(TRIES):  # an interrupted builder takes a moment to let go
+    for _ in range(TRIES):  # an interrupted builder takes a moment to release it
         containers = client.api.containers(all=True, filters=of_build)
         for container in containers:
             with tolerated(NOT_FOUND, CONFLICT):  # the builder removes it, too
@@ -197,9 +225,14 @@ def remove_build(client: docker.DockerClient, build: str) -> None:
 
 
 def remove_forgotten(client: docker.DockerClient) -> None:
-    """What killed builds have left, and images that lost their names while in use. Old, so no build that still runs loses anything."""
+    """Remove what killed builds left, and images that lost their names while in use.
+
+    Only old ones are removed, so that a running build loses nothing.
+    """
     before = time.time() - FORGOTTEN_S
-    for container in client.api.containers(all=True, filters={"label": f"{ROLE}=build", "status": ["exited", "created"]}):
+    for container in client.api.containers(
+        all=True, filters={"label": f"{ROLE}=build", "status": ["exited", "created"]}
+    ):
         if container["Created"] < before:
             with tolerated(NOT_FOUND, CONFLICT):
                 client.api.remove_container(container["Id"], v=True)
@@ -209,7 +242,7 @@ def remove_forgotten(client: docker.DockerClient) -> None:
 
 
 def remove_unnamed(client: docker.DockerClient, image: str) -> None:
-    """One that has no name (any more); it stays where a container still uses it."""
+    """Remove an image without a name, unless a container still uses it."""
     held = find(client, image)
     if held is None or held.tags or digests(held):  # a digest is a name, too
         return
@@ -219,7 +252,7 @@ def remove_unnamed(client: docker.DockerClient, image: str) -> None:
 
 @contextlib.contextmanager
 def tolerated(*statuses: int) -> Iterator[None]:
-    """Answers of the engine that are as good as success: it is gone already, or somebody still needs it."""
+    """Ignore responses of the engine that are as good as success."""
     try:
         yield
     except docker.errors.APIError as error:

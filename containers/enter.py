@@ -1,6 +1,7 @@
-"""The first program in a container: mounted secrets become variables of this process, then the command takes its place.
+"""Turn mounted secrets into variables of this process, then become the command.
 
-So no secret stands in the image, nor in the environment that the engine shows of a container. Standard library only.
+So no secret stands in the image, nor in the environment that the engine shows of a container.
+Standard library only.
 
     python3 containers/enter.py python3 -m torch.distributed.run ...
 """
@@ -10,7 +11,8 @@ import sys
 
 SECRETS = b"/run/secrets"
 
-# As bytes: a secret is what the shell had, whatever its encoding. Names that start with a dot are the launcher's own.
+# As bytes: a secret is what the shell had, whatever its encoding. Names that start with a dot
+# belong to the launcher.
 for file in os.scandir(SECRETS) if os.path.isdir(SECRETS) else []:
     if file.is_file() and not file.name.startswith(b"."):
         with open(file.path, "rb") as content:
@@ -18,5 +20,8 @@ for file in os.scandir(SECRETS) if os.path.isdir(SECRETS) else []:
 try:
     os.execvp(sys.argv[1], sys.argv[1:])
 except OSError as error:
-    print(f"{sys.argv[1]}: {error.strerror}. The image lacks it, or PATH does not name it.", file=sys.stderr)
+    print(
+        f"{sys.argv[1]}: {error.strerror}. The image lacks it, or PATH does not name it.",
+        file=sys.stderr,
+    )
     sys.exit(127)

@@ -1,21 +1,25 @@
-"""`make setup`: the environment in .venv, from hashed locks, with the build of torch that this machine needs. add_ons.py adds to it.
+"""`make setup`: make .venv from hashed locks, with the build of torch that this machine needs.
 
-Runs with nothing but Python's standard library, before anything is installed. Its annotations are quoted so that even a
-Python as old as 3.6 can read the file as far as the message that says it is too old.
+Needs nothing but Python's standard library. A Python that is too old must be able to parse this
+file, to say so.
 
     python containers/environment.py [--torch cpu|rocm|cuda]
 
-Exit codes: 0 done (or nothing to do), 2 the request is wrong (too old a Python, an unknown build of torch), 3 the host cannot
-do it (no venv module, a package that cannot be had), 75 interrupted (run it again: pip keeps what it has downloaded).
+Exit codes: 0 done (or nothing to do), 2 the request is wrong (a Python too old, an unknown build of
+torch), 3 the host cannot do it (no venv module, a package that cannot be had), 75 interrupted (run
+it again: downloads are kept).
 """
 
 import argparse
+import ast
 import collections
+import functools
 import hashlib
 import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -24,43 +28,56 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-OLDEST = (3, 11)
-NEWER_PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import containers.oldest_python  # noqa: F401
+
+# isort: split
+from containers.install import CPU_INDEX, HASHED, PYCOSAT
+from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
+
 BUILDS = ("cpu", "rocm", "cuda")
 TORCH = "2.13.0"
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 ROCM = "rocm7.2"
 ROCM_INDEX = "https://download.pytorch.org/whl/" + ROCM
+
+# pip's option -> uv's variable with the same meaning, and the separator of several values. If pip
+# is given any other option that matters, it installs without uv.
+TRANSLATED = {
+    "index-url": ("UV_DEFAULT_INDEX", " "),
+    "extra-index-url": ("UV_INDEX", " "),
+    "find-links": ("UV_FIND_LINKS", ","),
+    "cert": ("SSL_CERT_FILE", " "),
+    "trusted-host": ("UV_INSECURE_HOST", " "),
+}
+# These do not decide which files are installed, because the locks name every version and hash.
+WITHOUT_EFFECT = {
+    "constraint",
+    "disable-pip-version-check",
+    "no-color",
+    "no-compile",
+    "no-input",
+    "progress-bar",
+    "require-virtualenv",
+    "retries",
+    "timeout",
+}
+PIP_SETTING = re.compile(r"([a-z:]+)\.([a-z-]+)=(['\"].*)")
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "containers" / "cpu"
 VENV = ROOT / ".venv"
 STAMP, LOG = "setup.json", "setup.log"
-ADDED = ".sha256"  # of the lock of an add-on that is installed
-
-# reasoning-gym imports pycosat for a single task, at its own import: without this module none of its tasks could be used.
-STAND_IN = '''"""A stand-in that `make setup` wrote: pycosat could not be compiled on this machine."""
-
-
-def _missing(*args, **kwargs):
-    raise ImportError("pycosat is not built on this machine. Install a C compiler and Python's headers "
-                      "(Debian: apt-get install gcc python3-dev), delete .venv and run make setup again")
-
-
-solve = itersolve = _missing
-'''
-
-
-class Refused(Exception):
-    """A message for the user, and the exit code that goes with it."""
-
-    def __init__(self, message: str, code: int = 2) -> None:
-        super().__init__(message)
-        self.code = code
+COMPILED = "compiled extras"
+ADDED = ".sha256"  # suffix of the file that holds the hash of an installed add-on's lock
+NO_COMPILER = (
+    "pycosat is not built on this machine. Install a C compiler and Python's headers "
+    "(Debian: apt-get install gcc python3-dev), delete .venv and run make setup again"
+)
 
 
 class Facts(NamedTuple):
-    """What decides which build of torch is right."""
+    """The facts that decide which build of torch is right."""
 
     system: str  # platform.system(): Linux, Darwin, Windows
     amd_gpu: bool
@@ -68,97 +85,149 @@ class Facts(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One line of progress: the first argv that succeeds ends it."""
+    """One line of progress. The first command that succeeds ends it."""
 
     title: str
-    attempts: "tuple[tuple[str, ...], ...]"
+    attempts: tuple[tuple[str, ...], ...]
     optional: bool = False
 
 
 # ---- What to install: pure functions
 
 
-def too_old(version: "tuple[int, ...]") -> "str | None":
-    if version[:2] >= OLDEST:
-        return None
-    return (
-        "Python {}.{} is too old: 3.11 or newer is needed. Name one with `make setup PYTHON=python3.11`, "
-        "or install one (Debian 12, Ubuntu 24.04: apt-get install python3 python3-venv)".format(*version[:2])
-    )
+def choose_build(facts: Facts, requested: str | None) -> str:
+    """Return cpu, rocm, cuda or macos.
 
-
-def choose_build(facts: Facts, asked: "str | None") -> str:
-    """cpu, rocm, cuda or macos. Without a GPU it is always cpu: CUDA's gigabytes never come by accident."""
-    if asked and asked not in BUILDS:
-        raise Refused(f"TORCH={asked} is no build of torch. It is one of: {', '.join(BUILDS)}")
+    Without a GPU it is always cpu, so that CUDA's gigabytes never come by accident.
+    """
+    if requested and requested not in BUILDS:
+        raise UserError(
+            f"TORCH={requested}: no such build of torch. Use one of {', '.join(BUILDS)}"
+        )
     if facts.system == "Darwin":
-        if asked not in (None, "", "cpu"):
-            raise Refused(f"TORCH={asked} does not exist for macOS. Leave it out: torch for macOS has the CPU and MPS")
+        if requested not in (None, "", "cpu"):
+            raise UserError(f"TORCH={requested} does not exist for macOS. Leave it out")
         return "macos"
     if facts.system != "Linux":
-        raise Refused(f"{facts.system} is not supported. On Windows use WSL 2 (wsl --install), and run this there", 3)
-    if asked:
-        return asked
+        raise HostError(
+            f"{facts.system} is not supported. On Windows run this in WSL 2 (wsl --install)"
+        )
+    if requested:
+        return requested
     if facts.amd_gpu:
         return "rocm"
     return "cuda" if facts.nvidia_driver else "cpu"
 
 
-def lock_files(build: str) -> "tuple[Path, ...]":
-    """Everything that decides what is installed, for the stamp."""
-    torch = {"cpu": ("torch",), "cuda": ("torch_pypi",), "macos": ("torch_pypi",), "rocm": ()}[build]
-    return tuple(LOCKS / f"{name}.lock" for name in ("pip", "tools", *torch, "requirements", "compiled", "dev"))
+def lock_files(build: str) -> tuple[Path, ...]:
+    """Return every file that decides what is installed, for the stamp."""
+    torch = {"cpu": ["torch"], "cuda": ["torch_pypi"], "macos": ["torch_pypi"], "rocm": []}[build]
+    names = ("uv", "tools", *torch, "requirements", "compiled", "dev")
+    return tuple(LOCKS / f"{name}.lock" for name in names)
 
 
-def fingerprint(build: str, python: str, locks: "tuple[Path, ...]") -> str:
+def fingerprint(build: str, python: str, locks: tuple[Path, ...]) -> str:
     digest = hashlib.sha256(f"{build} {python} {TORCH} {ROCM}\n".encode())
     for lock in locks:
         digest.update(lock.name.encode() + lock.read_bytes())
     return digest.hexdigest()
 
 
-def pip_command(python: Path) -> "tuple[str, ...]":
+def pip_options(listed: str, *sections: str) -> dict[str, str]:
+    """Parse `pip config list` into options and values.
+
+    Later sections override earlier ones, and PIP_* variables override all.
+    """
+    settings = [
+        match.groups() for match in map(PIP_SETTING.fullmatch, listed.splitlines()) if match
+    ]
+    return {
+        option.replace("default-", "", 1): str(ast.literal_eval(value))
+        for wanted in (*sections, ":env:")
+        for section, option, value in settings
+        if section == wanted
+    }
+
+
+def uv_settings(listed: str) -> dict[str, str] | None:
+    """Translate `pip config list` into uv's variables; None if uv does not have an option."""
+    options = pip_options(listed, "global", "install")
+    if options.keys() - TRANSLATED.keys() - WITHOUT_EFFECT:
+        return None
+    return {
+        variable: separator.join(options[option].split())
+        for option, (variable, separator) in TRANSLATED.items()
+        if options.get(option)
+    }
+
+
+def pip_command(python: Path) -> tuple[str, ...]:
     """Return the start of every `pip install`.
 
-    Bytecode is left to the first import. pip would compile 260 MB of source in a minute of CPU time, and a run imports 74 MB.
-    Where the shell forbids Python to write bytecode, every process would compile its imports again, so pip does it once.
+    Bytecode is left to the first import: all of it is 260 MB of source and a minute of CPU time,
+    and a run imports 74 MB. If the shell forbids Python to write bytecode, every process would
+    compile its imports again, so pip does it once.
     """
     bytecode = "--compile" if os.environ.get("PYTHONDONTWRITEBYTECODE") else "--no-compile"
-    return (str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", bytecode)
+    pip = (str(python), "-m", "pip", "install")
+    return (*pip, "--disable-pip-version-check", "--no-input", bytecode)
 
 
-def pip_install(python: Path, lock: Path, *options: str) -> "tuple[str, ...]":
-    """Exactly the files whose hashes the lock states: no dependency that it does not name, no build tool from elsewhere."""
-    hashed = ("--no-deps", "--require-hashes", "--no-build-isolation", "--use-pep517", "-r", str(lock))
-    return (*pip_command(python), *options, *hashed)
+def is_uv(argv: tuple[str, ...]) -> bool:
+    return Path(argv[0]).name == "uv"
+
+
+def with_uv(python: Path, lock: Path, *options: str) -> tuple[str, ...]:
+    """Return the argv that installs a lock in a tenth of pip's time; bytecode as in pip_command."""
+    bytecode = ("--compile-bytecode",) if os.environ.get("PYTHONDONTWRITEBYTECODE") else ()
+    # Like pip, look at all indexes. A file from elsewhere would not have the hash in the lock.
+    uv = (str(python.with_name("uv")), "pip", "install", "--python", str(python))
+    return (*uv, "--index-strategy", "unsafe-best-match", *bytecode, *options, *HASHED, str(lock))
+
+
+def with_pip(python: Path, lock: Path, *options: str) -> tuple[str, ...]:
+    return (*pip_command(python), *options, "--use-pep517", *HASHED, str(lock))
+
+
+def install_lock(python: Path, lock: Path) -> tuple[tuple[str, ...], ...]:
+    """Return the commands that install exactly the files whose hashes the lock states.
+
+    pip follows uv, because uv fails if an index does not answer or the cache is not writable.
+    """
+    return (with_uv(python, lock), with_pip(python, lock))
 
 
 def torch_step(python: Path, build: str) -> Step:
     if build == "cpu":
         lock = LOCKS / "torch.lock"
-        # What pip is configured to know comes first: a machine without the internet has its wheels there.
-        # One retry: an index that cannot be reached is asked several times over otherwise, for half a minute.
-        attempts = (pip_install(python, lock), pip_install(python, lock, "--retries", "1", "--extra-index-url", CPU_INDEX))
+        # pip's configured index comes first, since a machine without internet has its wheels there.
+        # With pip's default retries an unreachable index costs half a minute.
+        attempts = (
+            with_uv(python, lock),
+            with_uv(python, lock, "--index", CPU_INDEX),
+            with_pip(python, lock),
+            with_pip(python, lock, "--retries", "1", "--extra-index-url", CPU_INDEX),
+        )
         return Step(f"torch {TORCH}, CPU build", attempts)
     if build == "rocm":
-        # PyTorch's ROCm wheels are large and change with the ROCm; no public source states their hashes.
+        # PyTorch's ROCm wheels change with ROCm; no public source states their hashes.
         argv = (*pip_command(python), "--index-url", ROCM_INDEX, f"torch=={TORCH}+{ROCM}")
         return Step(f"torch {TORCH}, {ROCM} build (unverified: no hash)", (argv,))
-    title = f"torch {TORCH} for macOS" if build == "macos" else f"torch {TORCH}, CUDA build (several GB)"
-    return Step(title, (pip_install(python, LOCKS / "torch_pypi.lock"),))
+    kind = " for macOS" if build == "macos" else ", CUDA build (several GB)"
+    return Step(f"torch {TORCH}{kind}", install_lock(python, LOCKS / "torch_pypi.lock"))
 
 
-def plan(python: Path, build: str) -> "tuple[Step, ...]":
+def plan(python: Path, build: str) -> tuple[Step, ...]:
     torch = torch_step(python, build)
-    rest = Step("training stack", (pip_install(python, LOCKS / "requirements.lock"),))
-    # torch first, because it is what may not be had; the ROCm build last, because it brings what the lock has not already.
-    middle = (rest, torch) if build == "rocm" else (torch, rest)
+    stack = Step("training stack", install_lock(python, LOCKS / "requirements.lock"))
+    # torch comes first, because it may be unavailable. The ROCm build comes last, because it brings
+    # what the lock has not installed.
     return (
-        Step("pip", (pip_install(python, LOCKS / "pip.lock"),)),
-        Step("build tools", (pip_install(python, LOCKS / "tools.lock"),)),
-        *middle,
-        Step("test tools", (pip_install(python, LOCKS / "dev.lock"),)),
-        Step("compiled extras", (pip_install(python, LOCKS / "compiled.lock"),), optional=True),
+        Step("uv", (with_pip(python, LOCKS / "uv.lock"),), optional=True),
+        Step("build tools", install_lock(python, LOCKS / "tools.lock")),
+        *((stack, torch) if build == "rocm" else (torch, stack)),
+        Step("test tools", install_lock(python, LOCKS / "dev.lock")),
+        Step(COMPILED, install_lock(python, LOCKS / "compiled.lock"), optional=True),
     )
 
 
@@ -166,20 +235,26 @@ def torch_unavailable(python: str, machine: str) -> str:
     tag = "cp" + "".join(python.split(".")[:2])
     wheel = f"torch-{TORCH}+cpu-{tag}-{tag}-manylinux_2_28_{machine}.whl"
     return (
-        f"torch's CPU build could not be had for Python {python} on {machine}: {wheel} is neither where pip is configured to look "
-        f"(`pip config list`) nor could it be fetched from {CPU_INDEX}. Nothing else was installed in its place.\n"
-        "What would work: a network that reaches that index; the wheel in a folder, named by PIP_FIND_LINKS=<folder>; "
-        "another Python, `make setup PYTHON=python3.11`; or, for a machine with a GPU, `make setup TORCH=rocm|cuda`"
+        f"torch's CPU build for Python {python} on {machine} is unavailable: {wheel} is neither at "
+        "pip's configured indexes "
+        f"(`pip config list`) nor at {CPU_INDEX}. Use a network that reaches that index; "
+        "PIP_FIND_LINKS=<folder with the wheel>; "
+        "another Python, `make setup PYTHON=python3.11`; or, on a machine with a GPU, `make setup "
+        "TORCH=rocm|cuda`"
     )
 
 
 # ---- What this machine is
 
 
-def amd_gpu(kfd: Path = Path("/dev/kfd"), topology: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> bool:
-    """A KFD node with SIMDs: /dev/kfd also exists where only a CPU is registered."""
-    texts = [file.read_text() for file in topology.glob("*/properties")] if kfd.exists() else []
-    return any(int(line.split()[1]) for text in texts for line in text.splitlines() if line.startswith("simd_count "))
+def amd_gpu(
+    kfd: Path = Path("/dev/kfd"), topology: Path = Path("/sys/class/kfd/kfd/topology/nodes")
+) -> bool:
+    """Return whether a KFD node has SIMDs; /dev/kfd also exists if only a CPU is registered."""
+    if not kfd.exists():
+        return False
+    texts = [file.read_text() for file in topology.glob("*/properties")]
+    return any(re.search(r"^simd_count [1-9]", text, re.MULTILINE) for text in texts)
 
 
 def detect() -> Facts:
@@ -187,8 +262,8 @@ def detect() -> Facts:
     return Facts(platform.system(), amd_gpu(), nvidia)
 
 
-def read_stamp(venv: Path) -> "dict[str, str]":
-    """The stamp of a finished setup. Empty where there is none, or where the Python it was made with has gone."""
+def read_stamp(venv: Path) -> dict[str, str]:
+    """Return the stamp of a finished setup; {} without a stamp or if its Python is gone."""
     try:
         stamp = json.loads((venv / STAMP).read_text())
     except (OSError, ValueError):
@@ -200,19 +275,34 @@ def venv_python(venv: Path) -> Path:
     return venv / "bin" / "python"
 
 
-def newer_python() -> "str | None":
-    return next((found for found in map(shutil.which, NEWER_PYTHONS) if found), None)
-
-
 # ---- Doing it
 
 
 class Progress:
-    """One line for each step; on a terminal also the last line that pip printed. Everything goes to a log."""
+    """Print one line per step and, on a terminal, the last line of output.
 
-    def __init__(self, log: Path, steps: int) -> None:
-        self.log, self.steps, self.done = log, steps, 0
+    Everything goes to a log.
+    """
+
+    def __init__(self, log: Path, steps: int, python: Path) -> None:
+        self.log, self.steps, self.python, self.done = log, steps, python, 0
         self.terminal = sys.stdout.isatty()
+
+    @functools.cached_property
+    def uv_env(self) -> dict[str, str] | None:
+        """Return the environment that gives uv the settings of the venv's pip.
+
+        Return None if uv cannot have them.
+        """
+        loud = ("PIP_VERBOSE", "PIP_QUIET", "PIP_LOG")  # these change what pip prints
+        env = {name: value for name, value in os.environ.items() if name not in loud}
+        argv = [str(self.python), "-m", "pip", "config", "list"]
+        try:
+            pip = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        settings = uv_settings(pip.stdout)
+        return None if settings is None else {**settings, **os.environ}
 
     def begin(self, title: str) -> None:
         self.done += 1
@@ -225,145 +315,163 @@ class Progress:
             print(f"\r\033[K      {text.strip()[:width]}", end="", flush=True)
 
     def end(self, remark: str = "") -> None:
-        print("\r\033[K" * self.terminal + f"      {time.monotonic() - self.started_s:.1f} s{remark}", flush=True)
+        clear = "\r\033[K" * self.terminal
+        print(f"{clear}      {time.monotonic() - self.started_s:.1f} s{remark}", flush=True)
 
-    def run(self, argv: "tuple[str, ...]") -> "tuple[int, str]":
-        """The exit status and the last lines, without what pip says of requirements for other machines."""
+    def run(self, argv: tuple[str, ...]) -> tuple[int, str]:
+        """Run a command; return its exit status and last lines."""
         last: collections.deque[str] = collections.deque(maxlen=8)
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        try:
+            process = subprocess.Popen(
+                argv,
+                env=self.uv_env if is_uv(argv) else None,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            return 127, f"{error.filename}: {error.strerror}\n"
         assert process.stdout is not None
         with self.log.open("a") as log, process:
             log.write("$ " + " ".join(argv) + "\n")
             for text in process.stdout:
                 log.write(text)
                 self.line(text)
-                if not text.startswith(("Ignoring ", "WARNING: Location ")):
-                    last.append(text)
+                last.append(text)
         return process.returncode, "".join(last)
 
 
 def run_step(step: Step, progress: Progress) -> bool:
-    """Whether the step succeeded; a required one that did not is refused by whoever asked."""
+    """Return whether the step succeeded. Raises HostError if a required step failed."""
     progress.begin(step.title)
     output = ""
     for argv in step.attempts:
+        if is_uv(argv) and progress.uv_env is None:
+            continue
         status, output = progress.run(argv)
         if status == 0:
             progress.end()
             return True
-    progress.end("  failed" if not step.optional else "  not installed")
+    progress.end("  not installed" if step.optional else "  failed")
     if not step.optional:
-        sys.stderr.write(output)
+        raise HostError(
+            f"{step.title} could not be installed. The last lines of {progress.log}:\n{output}"
+        )
     return False
 
 
 def make_venv(venv: Path, base: str, clear: bool) -> None:
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
         version = "{}.{}".format(*sys.version_info[:2])
-        raise Refused(f"This Python has no venv module. Install it (Debian, Ubuntu: apt-get install python{version}-venv)")
+        raise HostError(
+            "This Python has no venv module. Install it (Debian, Ubuntu: apt-get install "
+            f"python{version}-venv)"
+        )
     argv = [base, "-m", "venv", *(["--clear"] if clear else []), str(venv)]
     if subprocess.run(argv, check=False).returncode:
-        raise Refused(f"Python could not make the environment {venv}; what it says stands above", 3)
-
-
-def stand_in(venv: Path) -> None:
-    (site,) = venv.glob("lib/python*/site-packages")
-    (site / "pycosat.py").write_text(STAND_IN)
-    print(
-        "      note: pycosat has no wheel and could not be compiled. Only reasoning-gym's zebra_puzzles needs it; to have it:\n"
-        "      apt-get install gcc python3-dev, delete .venv, make setup"
-    )
+        raise HostError(f"Python could not make the environment {venv}; see its message above")
 
 
 def check_torch(venv: Path, build: str) -> None:
-    """The installed build is the one that was meant, whatever pip is configured to prefer."""
-    code = "import importlib.metadata as m; print(m.version('torch'), *[d.name for d in m.distributions() if d.name.startswith('nvidia-')])"
-    version, *nvidia = subprocess.run([str(venv_python(venv)), "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    """Check that the installed build is the intended one, whatever pip is configured to prefer."""
+    names = "[d.name for d in m.distributions() if d.name.startswith('nvidia-')]"
+    code = f"import importlib.metadata as m; print(m.version('torch'), *{names})"
+    argv = [str(venv_python(venv)), "-c", code]
+    output = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout
+    version, *nvidia = output.split()
     wanted = {"cpu": f"{TORCH}+cpu", "rocm": f"{TORCH}+{ROCM}"}.get(build, TORCH)
     if version != wanted or (build == "cpu" and nvidia):
-        found = " and ".join([f"torch {version}", *nvidia[:1]])
-        raise Refused(f"{found} came where torch {wanted} was meant. Delete .venv and run make setup again", 3)
+        installed = " and ".join([f"torch {version}", *nvidia[:1]])
+        raise HostError(
+            f"{installed} was installed instead of torch {wanted}. Delete .venv and run make setup "
+            "again"
+        )
 
 
 def install(venv: Path, build: str, version: str) -> None:
     steps = plan(venv_python(venv), build)
-    progress = Progress(venv / LOG, len(steps))
+    progress = Progress(venv / LOG, len(steps), venv_python(venv))
     progress.log.write_text("")
     for step in steps:
-        if run_step(step, progress):
-            continue
-        if step.optional:
-            stand_in(venv)
-        elif step.title.startswith("torch") and build == "cpu":
-            raise Refused(torch_unavailable(version, platform.machine()), 3)
+        try:
+            if run_step(step, progress):
+                continue
+        except HostError as error:
+            if step.title.startswith("torch") and build == "cpu":
+                raise HostError(
+                    f"{error}{torch_unavailable(version, platform.machine())}"
+                ) from None
+            raise
+        if step.title == COMPILED:
+            (site,) = venv.glob("lib/python*/site-packages")
+            (site / "pycosat.py").write_text(PYCOSAT.format(NO_COMPILER))
+            print(f"      note: only reasoning-gym's zebra_puzzles needs it. {NO_COMPILER}")
         else:
-            raise Refused(f"{step.title}: pip failed, its last lines stand above. All of its output: {progress.log}", 3)
+            print("      note: pip installs the rest, which takes longer")
     check_torch(venv, build)
 
 
-def base_python(venv: Path, stamp: "dict[str, str]", python_named: bool) -> "tuple[str, str]":
-    """The Python to make the environment with and its version. One that was chosen earlier stays until another is named."""
-    if stamp and not python_named:
-        return str(venv_python(venv).resolve()), stamp["python"]
-    # Resolved: inside an activated .venv, the environment's own python would have to replace itself.
-    return str(Path(sys.executable).resolve()), platform.python_version()
+def setup(venv: Path, requested: str | None, python_named: bool) -> bool:
+    """Make the environment; return whether there was anything to do.
 
-
-def setup(venv: Path, asked: "str | None", python_named: bool) -> bool:
-    """Whether anything had to be done. What an earlier setup was asked for (a Python, a build) stays unless asked anew."""
+    The build and the Python of an earlier setup stay unless the user names others.
+    """
     stamp = read_stamp(venv)
-    asked = asked or stamp.get("torch_asked", "")
-    build = choose_build(detect(), asked)
-    base, version = base_python(venv, stamp, python_named)
+    requested = requested or stamp.get("torch_asked", "")
+    build = choose_build(detect(), requested)
+    if stamp and not python_named:
+        base, version = venv_python(venv).resolve(), stamp["python"]
+    else:  # resolved, because in an activated .venv its python would have to replace itself
+        base, version = Path(sys.executable).resolve(), platform.python_version()
     target = fingerprint(build, version, lock_files(build))
     if stamp.get("fingerprint") == target:
         return False
     print(f"Environment in {venv.name}: Python {version}, torch {TORCH} ({build})", flush=True)
     if build == "rocm":
-        print("  note: an AMD GPU is supported through images (runtime=docker), whose ROCm fits it; this wheel suits recent GPUs only")
-    # What setup made itself is made afresh: packages of another lock, and half-installed ones, must not stay behind.
+        print("  note: this wheel suits recent AMD GPUs only; the images (runtime=docker) suit all")
+    # Clear only what setup itself made: packages of another lock and half-installed ones must go.
     clear = bool(stamp) or (venv / LOG).exists()
     added = sorted(venv.glob(f"*{ADDED}"))
     for file in (venv / STAMP, *added):
         file.unlink(missing_ok=True)
     if clear and (venv / "lib").is_dir():
-        shutil.rmtree(venv / "lib")  # before the log: an interruption here leaves what says that the rest is no good
-    make_venv(venv, base, clear)
+        shutil.rmtree(venv / "lib")  # the log stays, so that an interruption here is noticed
+    make_venv(venv, str(base), clear)
     install(venv, build, version)
-    (venv / STAMP).write_text(json.dumps({"fingerprint": target, "python": version, "torch": build, "torch_asked": asked}) + "\n")
+    content = {"fingerprint": target, "python": version, "torch": build, "torch_asked": requested}
+    (venv / STAMP).write_text(json.dumps(content) + "\n")
     for file in added:
-        print(f"note: what make {file.stem} had added went with the old environment. To have it again: make {file.stem}")
+        print(
+            f"note: {file.stem} is gone with the old environment. To add it again: make {file.stem}"
+        )
     return True
 
 
-def main(argv: "list[str]") -> int:
-    named = bool(os.environ.get("PYTHON"))
-    old = too_old(tuple(sys.version_info[:3]))
-    if old:
-        found = None if named else newer_python()
-        if found:
-            os.execv(found, [found, __file__, *argv])
-        print(f"error: {old}", file=sys.stderr)
-        return 2
-    parser = argparse.ArgumentParser(description="The environment in .venv, from hashed locks")
-    parser.add_argument("--torch", default=os.environ.get("TORCH"), help="cpu, rocm or cuda; default: TORCH, or what this machine needs")
-    asked = parser.parse_args(argv).torch
-    return finish(lambda: setup(VENV, asked, named))
-
-
-def finish(work: "Callable[[], bool]") -> int:
-    """The exit code of `work`, which says whether anything had to be done."""
+def finish(work: Callable[[], bool]) -> int:
+    """Return the exit code of `work`, which returns whether there was anything to do."""
     started_s = time.monotonic()
     try:
         if work():
             print(f"Ready in {time.monotonic() - started_s:.0f} s: .venv")
-    except Refused as refusal:
-        print(f"error: {refusal}", file=sys.stderr)
-        return refusal.code
+    except (UserError, HostError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     except KeyboardInterrupt:
-        print("\ninterrupted: run it again, pip keeps what it has downloaded", file=sys.stderr)
-        return 75
-    return 0
+        print("\ninterrupted: run it again, downloads are kept", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return EXIT_DONE
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Make the environment in .venv from hashed locks.")
+    parser.add_argument(
+        "--torch",
+        default=os.environ.get("TORCH"),
+        help="cpu, rocm or cuda; default: TORCH, or what this machine needs",
+    )
+    requested = parser.parse_args(argv).torch
+    return finish(lambda: setup(VENV, requested, bool(os.environ.get("PYTHON"))))
 
 
 if __name__ == "__main__":

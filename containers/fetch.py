@@ -1,12 +1,12 @@
-"""The files that an image's locks name, fetched before the build, so that the build needs neither a network nor a password.
+"""Fetch the files that an image's locks name, so that the build needs no network or password.
 
-The base runs once, with the host's pip settings in a file that is mounted and gone afterwards: a mount ends in no layer.
-The files stay in the cache of whoever asked; the next build of the same locks fetches nothing.
+The base runs once, with the host's pip settings in a mounted file that is deleted afterwards, so
+that they are in no layer. The files stay in the user's cache, so the next build of the same locks
+fetches nothing.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import fcntl
 import hashlib
@@ -25,21 +25,34 @@ from urllib.parse import unquote, urlsplit
 import docker
 
 from containers import engine
+from containers.environment import pip_options
 from containers.images import FOLDER, Image
-from launch.errors import HostError
+from launch.core.errors import HostError
 
 INSIDE = "/mnt/recipes"  # where the fetching container finds its script, locks and settings
 WHEELS_INSIDE = "/mnt/wheels"
-# What of pip's configuration says where files come from. The rest (a target, a cache, a user install) is the host's own affair.
-SETTINGS = ("index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "proxy", "cert", "client-cert", "timeout", "retries")
+# pip's options for the sources of files. Others, such as a target or a cache, concern only the
+# host.
+SETTINGS = (
+    "index-url",
+    "extra-index-url",
+    "find-links",
+    "no-index",
+    "trusted-host",
+    "proxy",
+    "cert",
+    "client-cert",
+    "timeout",
+    "retries",
+)
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
-# Where SELinux is enforced, it hides mounted files of the host otherwise; elsewhere this says nothing.
+# Otherwise an enforcing SELinux would hide mounted files of the host.
 READABLE = {"security_opt": ["label=disable"]}
 BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 
 
 class BuildFailed(Exception):
-    """Something of ours contradicts what is there: a lock, its hashes, an image. Exit code 4."""
+    """A lock, its hashes or an image is inconsistent. Exit code 4."""
 
     exit_code = 4
 
@@ -49,19 +62,33 @@ def cache() -> Path:
 
 
 def lock_names(image: Image) -> list[str]:
-    """Under which a lock travels: as containers/ has it; one from elsewhere by its name and place in the order."""
-    return [name if not Path(name).is_absolute() else f"{i}-{Path(name).name}" for i, name in enumerate(image.locks)]
+    """Return the locks' names in the build. An absolute path becomes <index>-<file name>."""
+    return [
+        name if not Path(name).is_absolute() else f"{i}-{Path(name).name}"
+        for i, name in enumerate(image.locks)
+    ]
 
 
 def files_of(image: Image) -> dict[str, Path]:
-    """What both the fetching container and the build see, beside the wheels: name there -> file here."""
-    locks = {f"locks/{name}": FOLDER / file for name, file in zip(lock_names(image), image.locks, strict=True)}
+    """Return the files for the fetching container and the build, without wheels.
+
+    The keys are the names in the container.
+    """
+    locks = {
+        f"locks/{name}": FOLDER / file
+        for name, file in zip(lock_names(image), image.locks, strict=True)
+    }
     programs = {Path(name).name: FOLDER / name for name in image.programs}
-    return {"install.py": FOLDER / "install.py", "probe.py": FOLDER / "probe.py", **programs, **locks}
+    return {
+        "install.py": FOLDER / "install.py",
+        "probe.py": FOLDER / "probe.py",
+        **programs,
+        **locks,
+    }
 
 
 def lock_hash(image: Image) -> str:
-    """Of the content of its locks, in their order."""
+    """Return the hash of an image's locks, which depends on their order."""
     total = hashlib.sha256()
     for name in image.locks:
         total.update(hashlib.sha256((FOLDER / name).read_bytes()).digest())
@@ -72,43 +99,54 @@ def lock_hash(image: Image) -> str:
 
 
 def pip_settings(listed: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """What pip on this host is told, as the variables that tell it to another pip. From `pip config list`: its files, then PIP_*."""
-    sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, "download": {}, ":env:": {}}
-    for line in listed.splitlines():
-        key, found, value = line.partition("=")
-        section, _, option = key.rpartition(".")
-        if found and section in sections:
-            sections[section][option.removeprefix("default-")] = str(ast.literal_eval(value))
-    merged = {option: value for section in sections.values() for option, value in section.items()}
-    chosen = {option: " ".join(map(absolute, merged[option].split())) for option in SETTINGS if merged.get(option)}
-    if "cert" not in chosen:
-        # pip's own certificates do not know a company's authority; those of the system may.
-        bundle = next((environ[name] for name in BUNDLES if environ.get(name)), None) or ssl.get_default_verify_paths().cafile
-        chosen |= {"cert": bundle} if bundle else {}
-    settings = {f"PIP_{option.replace('-', '_').upper()}": value for option, value in chosen.items()}
-    for name in PROXIES:  # tools read them in either case
+    """Return the settings of this host's pip as variables for another pip.
+
+    `listed` is the output of `pip config list`, which has pip's files first, then PIP_*.
+    """
+    merged = pip_options(listed, "global", "install", "download")
+    options = {
+        option: " ".join(map(absolute, merged[option].split()))
+        for option in SETTINGS
+        if merged.get(option)
+    }
+    if "cert" not in options:
+        # The system's certificates may include a company's authority; pip's own do not.
+        bundle = (
+            next((environ[name] for name in BUNDLES if environ.get(name)), None)
+            or ssl.get_default_verify_paths().cafile
+        )
+        options |= {"cert": bundle} if bundle else {}
+    settings = {
+        f"PIP_{option.replace('-', '_').upper()}": value for option, value in options.items()
+    }
+    for name in PROXIES:  # tools read them in upper or lower case
         proxy = environ.get(name) or environ.get(name.lower())
         settings |= {name: proxy} if proxy else {}
     return settings
 
 
 def absolute(value: str) -> str:
-    """A path as the fetching container needs it; anything else as it is."""
+    """Return an existing path as an absolute one, and any other value unchanged."""
     path = Path(value).expanduser()
     return str(path.absolute()) if path.exists() else value
 
 
 def listed_by_pip() -> str:
-    """An environment without pip (made by uv) still has its PIP_* variables, which fill in below."""
-    done = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return done.stdout
+    """Return the output of `pip config list`; without pip (uv), the same from PIP_* variables."""
+    process = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    )
+    if process.returncode == 0:
+        return process.stdout
     variables = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
-    return "".join(f":env:.{name[4:].lower().replace('_', '-')}={value!r}\n" for name, value in variables.items())
+    return "".join(
+        f":env:.{name[4:].lower().replace('_', '-')}={value!r}\n"
+        for name, value in variables.items()
+    )
 
 
 def folders_of(settings: Mapping[str, str]) -> list[Path]:
-    """Folders of this host that the settings name, to be mounted at the same place."""
+    """Return the folders of this host in the settings, which are mounted at the same paths."""
     folders = []
     for option in ("PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
         for value in settings.get(option, "").split():
@@ -116,7 +154,8 @@ def folders_of(settings: Mapping[str, str]) -> list[Path]:
             if url.scheme not in ("", "file"):
                 continue
             path = Path(unquote(url.path))
-            # The pages of a local index name their files as ../../files/...; a folder right under / would hide too much of the image.
+            # The pages of a local index refer to files as ../../files/...; a folder right under /
+            # would hide too much of the image.
             is_index = option != "PIP_FIND_LINKS" and len(path.parts) > 3
             folders.append(path.parent if is_index or path.is_file() else path)
     return sorted({folder for folder in folders if folder.is_dir() and len(folder.parts) > 1})
@@ -124,7 +163,7 @@ def folders_of(settings: Mapping[str, str]) -> list[Path]:
 
 @contextlib.contextmanager
 def private_folder(image: Image, settings: Mapping[str, str]) -> Iterator[Path]:
-    """Script, locks and settings for the fetching container: readable by the caller alone, gone afterwards."""
+    """Yield a temporary folder with script, locks and settings that only the caller can read."""
     with tempfile.TemporaryDirectory(prefix="rocm-recipes-") as name:
         folder = Path(name)
         own = dict(settings)
@@ -151,18 +190,33 @@ def copy(here: Path, there: Path) -> None:
 
 
 def bind(source: Path, target: str, read_only: bool = True) -> docker.types.Mount:
-    """A mount that the engine refuses, instead of making an empty folder, where the source is not there."""
+    """Return a bind mount, which makes the engine fail if the source is missing.
+
+    Docker's -v would create an empty folder instead.
+    """
     return docker.types.Mount(target=target, source=str(source), type="bind", read_only=read_only)
 
 
 def inspect(client: docker.DockerClient, base: str) -> dict[str, Any]:
-    """What the base holds, by its own python. Raises HostError, BuildFailed."""
-    config = client.api.create_host_config(network_mode="none", mounts=[bind(FOLDER / "install.py", f"{INSIDE}/install.py")], **READABLE)
+    """Return the base's Python version, machine and guarded packages, as install.py prints them.
+
+    Raises HostError, BuildFailed.
+    """
+    config = client.api.create_host_config(
+        network_mode="none",
+        mounts=[bind(FOLDER / "install.py", f"{INSIDE}/install.py")],
+        **READABLE,
+    )
     argv = [engine.PYTHON, "-B", f"{INSIDE}/install.py", "inspect"]
     try:
-        code, lines = engine.run(client, base, argv, lambda line: None, host_config=config, user="0:0")
+        code, lines = engine.run(
+            client, base, argv, lambda line: None, host_config=config, user="0:0"
+        )
     except docker.errors.APIError as error:
-        raise HostError(f"The base {base} does not start: {error.explanation or error}\nIt needs a {engine.PYTHON} in its PATH.") from error
+        raise HostError(
+            f"The base {base} does not start: {error.explanation or error}\nIt needs a "
+            f"{engine.PYTHON} in its PATH."
+        ) from error
     if code or not lines:
         raise failed(code, lines, f"The base {base} must run {engine.PYTHON}, 3.10 or newer.")
     facts: dict[str, Any] = json.loads(lines[-1])
@@ -170,20 +224,32 @@ def inspect(client: docker.DockerClient, base: str) -> dict[str, Any]:
 
 
 def folder_for(image: Image, facts: Mapping[str, Any]) -> Path:
-    """Where the files of these locks are kept for a base with this Python."""
+    """Return the cache folder for the files of an image's locks and a base with this Python."""
     python = ".".join(str(facts["python"]).split(".")[:2])
-    key = hashlib.sha256(f"{lock_hash(image)} {python} {facts['machine']}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{lock_hash(image)} {python} {facts['machine']}".encode()).hexdigest()[
+        :16
+    ]
     return cache() / "wheels" / key
 
 
-def wheels(client: docker.DockerClient, image: Image, base: str, facts: Mapping[str, Any], said: engine.Said) -> Path:
-    """The folder with every file that the locks name for this base's Python."""
+def wheels(
+    client: docker.DockerClient,
+    image: Image,
+    base: str,
+    facts: Mapping[str, Any],
+    said: engine.Said,
+) -> Path:
+    """Return the folder with every file that the locks name for this base's Python, fetched once.
+
+    Raises HostError, BuildFailed.
+    """
     folder = folder_for(image, facts)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_suffix(".lock"), "w") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)  # two builds of the same locks: one fetches, the other waits for it
+        # If two builds have the same locks, one fetches and the other waits for it.
+        fcntl.flock(guard, fcntl.LOCK_EX)
         if not folder.is_dir():
-            # Its name says that it is not complete; pip takes up there where it was interrupted.
+            # An interrupted download resumes here. Only a complete folder gets its final name.
             partial = folder.with_suffix(".partial")
             partial.mkdir(exist_ok=True)
             download(client, image, base, partial, said)
@@ -191,7 +257,9 @@ def wheels(client: docker.DockerClient, image: Image, base: str, facts: Mapping[
     return folder
 
 
-def download(client: docker.DockerClient, image: Image, base: str, folder: Path, said: engine.Said) -> None:
+def download(
+    client: docker.DockerClient, image: Image, base: str, folder: Path, said: engine.Said
+) -> None:
     settings = pip_settings(listed_by_pip(), os.environ)
     with private_folder(image, settings) as private:
         mounts = [bind(private, INSIDE), bind(folder, WHEELS_INSIDE, read_only=False)]
@@ -211,12 +279,16 @@ def download(client: docker.DockerClient, image: Image, base: str, folder: Path,
         raise failed(
             code,
             lines,
-            "What would work: a network that reaches an index that has it; the file in a folder, named by PIP_FIND_LINKS=<folder>",
+            "What would work: a network that reaches an index that has it; the file in a folder, "
+            "named by PIP_FIND_LINKS=<folder>",
         )
 
 
 def failed(code: int, lines: list[str], remedy: str) -> Exception:
-    """From what install.py printed last."""
-    at = max((i for i, line in enumerate(lines) if line.startswith("error: ")), default=max(0, len(lines) - 15))
+    """Return an error from install.py's last lines, as BuildFailed or, with a remedy, HostError."""
+    at = max(
+        (i for i, line in enumerate(lines) if line.startswith("error: ")),
+        default=max(0, len(lines) - 15),
+    )
     message = "\n".join(lines[at:]).removeprefix("error: ")
     return BuildFailed(message) if code == 4 else HostError(f"{message}\n{remedy}")

@@ -1,13 +1,13 @@
-"""What happens inside a base image: locked packages go into an environment over the base's own, which stays as it is.
+"""Install locked packages into an environment on top of a base image's own, which is unchanged.
 
-containers/build.py runs it there. Standard library only, Python 3.10 or newer.
+containers/build.py runs it in the base. Standard library only, Python 3.10 or newer.
 
-    python3 install.py inspect             what the base holds, as JSON
-    python3 install.py download DEST       fetches what the locks name: with a network, in a container that is thrown away
-    python3 install.py install             fills /opt/recipes: without a network, in the build
-    python3 install.py check               whether what was installed has all that it needs; run by /opt/recipes/bin/python
+    python3 install.py inspect             print the base's versions as JSON
+    python3 install.py download DEST       fetch the locked files (needs a network)
+    python3 install.py install             fill /opt/recipes during the build, without a network
+    python3 install.py check               check requirements (run with /opt/recipes/bin/python)
 
-Exit codes: 0 done, 3 a file cannot be had, 4 the locks and what is there contradict each other.
+Exit codes: 0 done, 3 a file is unavailable, 4 the locks contradict the image.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HERE = Path(__file__).resolve().parent  # beside it: probe.py, locks.txt (one lock a line, in their order), locks/, wheels/
+# Next to this file: probe.py, locks.txt (one lock per line, in their order), locks/, wheels/
+HERE = Path(__file__).resolve().parent
 OVERLAY = Path("/opt/recipes")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-# What a base is chosen for. pip would replace each with a build that knows no AMD GPU.
-# One module under its makers' names.
+HASHED = ("--no-deps", "--require-hashes", "--no-build-isolation", "-r")
+# Module -> other names under which it is distributed.
 ALSO_CALLED = {"triton": ("triton-rocm", "pytorch-triton-rocm")}
-GUARDED = re.compile(r"torch|torchvision|torchaudio|torchcodec|(pytorch-)?triton(-.+)?|vllm|flash-attn|(amd-)?aiter|amdsmi|rocm(-.+)?")
+# Packages that the base must keep. pip would replace each with a build without AMD support.
+GUARDED = re.compile(
+    r"torch|torchvision|torchaudio|torchcodec|(pytorch-)?triton(-.+)?|vllm|flash-attn|(amd-)?aiter|amdsmi|rocm(-.+)?"
+)
 BUILT_FOR_AMD = re.compile(r"\+.*(rocm|hip|git)")  # in a version's local part
-# reasoning-gym imports pycosat for a single task, at its own import: without this module none of its tasks could be used.
-STAND_INS = {
-    "pycosat": '''"""A stand-in: pycosat is written in C, and a base need have no compiler."""
-
-
-def _missing(*args, **kwargs):
-    raise ImportError("pycosat is not in this image; of reasoning-gym's tasks only zebra_puzzles needs it")
+# Replaces pycosat, which has no wheel, on machines without a compiler. reasoning-gym needs it for a
+# single task but imports it at the top, so without this module all of its tasks would fail.
+PYCOSAT = """def _missing(*args, **kwargs):
+    raise ImportError("{}")
 
 
 solve = itersolve = _missing
-'''
-}
+"""
+NOT_IN_IMAGE = "pycosat is not in this image; of reasoning-gym's tasks only zebra_puzzles needs it"
 
 
 class Refused(Exception):
-    """A message for the build's log, and the exit code that goes with it."""
+    """An error for the build's log, with the exit code of the program."""
 
     def __init__(self, message: str, code: int = 4) -> None:
         super().__init__(message)
@@ -68,7 +69,7 @@ class Pin(NamedTuple):
         return f"{self.name}=={self.version} ({self.lock})"
 
 
-# ---- Locks against what is there
+# ---- Compare locks with the image
 
 
 def canonical(name: str) -> str:
@@ -76,54 +77,69 @@ def canonical(name: str) -> str:
 
 
 def read_lock(file: Path, name: str) -> list[Pin]:
-    """Every requirement of a lock, for any machine. Nothing but `name==version [; marker] --hash=...` may stand in one."""
+    """Return the requirements of a lock, for all machines.
+
+    Raises Refused for a line that is not `name==version [; marker] --hash=...`.
+    """
     pins = []
     for line in file.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
         text = re.sub(r"(^|\s)#.*", "", line).strip()
         if not text:
             continue
-        found = re.fullmatch(r"([\w.-]+)(?:\[[^\]]*\])?==([^\s;]+)\s*(?:;\s*(.*?))??\s+((?:--hash=sha256:[0-9a-f]{64}\s*)+)", text)
-        if not found:
-            raise Refused(f"{name}: `{text[:100]}` is not `name==version --hash=sha256:...`, which alone may stand in a lock")
-        pins.append(Pin(name, canonical(found[1]), found[2], found[3] or "", text))
+        match = re.fullmatch(
+            r"([\w.-]+)(?:\[[^\]]*\])?==([^\s;]+)\s*(?:;\s*(.*?))??\s+((?:--hash=sha256:[0-9a-f]{64}\s*)+)",
+            text,
+        )
+        if not match:
+            raise Refused(
+                f"{name}: `{text[:100]}` is not `name==version --hash=sha256:...`, the only form "
+                "that a lock may contain"
+            )
+        pins.append(Pin(name, canonical(match[1]), match[2], match[3] or "", text))
     return pins
 
 
 def applicable(pins: Iterable[Pin]) -> list[Pin]:
-    """Those whose marker suits this Python and machine."""
+    """Return the pins whose marker suits this Python and machine."""
     packaging = vendored("markers")
     return [pin for pin in pins if not pin.marker or packaging.Marker(pin.marker).evaluate()]
 
 
 def vendored(module: str) -> Any:
-    """pip's copy of `packaging`: the one that is there wherever pip is."""
+    """Import pip's copy of `packaging`, which exists wherever pip does."""
     return importlib.import_module(f"pip._vendor.packaging.{module}")
 
 
 def distributions(paths: list[str]) -> dict[str, importlib.metadata.Distribution]:
-    """Every package on these paths; the first found counts, as for an import."""
-    found: dict[str, importlib.metadata.Distribution] = {}
+    """Return the packages on these paths by name. The first wins, as for an import."""
+    packages: dict[str, importlib.metadata.Distribution] = {}
     for dist in importlib.metadata.distributions(path=paths):
         if dist.metadata["Name"]:
-            found.setdefault(canonical(dist.metadata["Name"]), dist)
-    return found
+            packages.setdefault(canonical(dist.metadata["Name"]), dist)
+    return packages
 
 
 def held(paths: list[str]) -> dict[str, str]:
-    """Their versions."""
+    """Return the versions of the packages on these paths."""
     return {name: dist.version for name, dist in distributions(paths).items()}
 
 
 def guarded(packages: Mapping[str, str]) -> dict[str, str]:
-    return {name: version for name, version in sorted(packages.items()) if GUARDED.fullmatch(name) or BUILT_FOR_AMD.search(version)}
+    return {
+        name: version
+        for name, version in sorted(packages.items())
+        if GUARDED.fullmatch(name) or BUILT_FOR_AMD.search(version)
+    }
 
 
 def satisfies(version: str, specifier: Any) -> bool:
-    return not str(specifier) or (is_version(version) and bool(specifier.contains(version, prereleases=True)))
+    return not str(specifier) or (
+        is_version(version) and bool(specifier.contains(version, prereleases=True))
+    )
 
 
 def is_version(text: str) -> bool:
-    """Whether pip can read it. A build by hand may call itself anything."""
+    """Return whether pip can parse this version. A local build may have any text as its version."""
     versions = vendored("version")
     try:
         versions.Version(text)
@@ -132,53 +148,75 @@ def is_version(text: str) -> bool:
     return True
 
 
-def refuse_conflicts(pins: Iterable[Pin], kept: Mapping[str, str]) -> list[Pin]:
-    """The pins left to install: those that the image holds already are kept as they are. Refuses one in another version."""
-    left, conflicts = [], []
+def refuse_conflicts(pins: Iterable[Pin], base: Mapping[str, str]) -> list[Pin]:
+    """Return the pins that the base does not already satisfy.
+
+    Raises Refused if the base has a package in another version.
+    """
+    missing, conflicts = [], []
     for pin in pins:
-        if pin.name not in kept:
-            left.append(pin)
-        elif satisfies(kept[pin.name], vendored("specifiers").SpecifierSet(f"=={pin.version}")):
-            print(f"kept: the base's {pin.name} {kept[pin.name]}, which {pin} asks for")
+        if pin.name not in base:
+            missing.append(pin)
+        elif satisfies(base[pin.name], vendored("specifiers").SpecifierSet(f"=={pin.version}")):
+            print(f"kept: the base's {pin.name} {base[pin.name]}, which {pin} asks for")
         else:
-            conflicts.append(f"{pin.lock} pins {pin.name}=={pin.version}, and the image holds {pin.name} {kept[pin.name]}")
+            conflicts.append(
+                f"{pin.lock} pins {pin.name}=={pin.version}, and the image holds {pin.name} "
+                f"{base[pin.name]}"
+            )
     if conflicts:
         raise Refused(
-            "\n".join(conflicts) + "\nThe base's own build is never replaced: PyPI's knows no AMD GPU. "
-            "Take the pin out of the lock, or choose a base that holds that version (containers/images.lock.yaml)."
+            "\n".join(conflicts)
+            + "\nThe base's own build is never replaced: PyPI's has no AMD support. "
+            "Take the pin out of the lock, or choose a base with that version "
+            "(containers/images.lock.yaml)."
         )
-    return left
+    return missing
 
 
-def unmet(ours: Iterable[str], everything: Mapping[str, importlib.metadata.Distribution], stood_in: Iterable[str] = ()) -> list[str]:
-    """What these packages need and do not find, and what the extras that they ask for need. Not what the base's own packages need."""
+def unmet(
+    ours: Iterable[str],
+    everything: Mapping[str, importlib.metadata.Distribution],
+    stood_in: Iterable[str] = (),
+) -> list[str]:
+    """Return a line for each unmet requirement of our packages and of the extras they request.
+
+    Requirements of the base's own packages, and missing packages in `stood_in`, are not reported.
+    """
     requirements = vendored("requirements")
     lacking = []
     queue = [(name, "") for name in ours]
-    for name, extra in queue:  # grows while it is read
+    for name, extra in queue:  # the loop appends to it
         dist = everything[name]
         for text in dist.requires or []:
             need = requirements.Requirement(text)
             plain = not need.marker or need.marker.evaluate({"extra": ""})
-            asked = not plain and need.marker.evaluate({"extra": extra}) if extra else plain
-            if not asked:
+            applies = not plain and need.marker.evaluate({"extra": extra}) if extra else plain
+            if not applies:
                 continue
-            wanted = canonical(need.name)
-            wanted = next((name for name in (wanted, *ALSO_CALLED.get(wanted, ())) if name in everything), wanted)
-            if wanted not in everything:
-                if wanted not in stood_in:
+            package = canonical(need.name)
+            names = (package, *ALSO_CALLED.get(package, ()))
+            package = next((name for name in names if name in everything), package)
+            if package not in everything:
+                if package not in stood_in:
                     lacking.append(f"{name} {dist.version} needs {need}, which is not in the image")
-            elif not satisfies(everything[wanted].version, need.specifier):
-                lacking.append(f"{name} {dist.version} needs {need}, and the image holds {wanted} {everything[wanted].version}")
+            elif not satisfies(everything[package].version, need.specifier):
+                lacking.append(
+                    f"{name} {dist.version} needs {need}, and the image holds {package} "
+                    f"{everything[package].version}"
+                )
             else:
-                queue += [(wanted, e) for e in sorted(need.extras) if (wanted, e) not in queue]
+                queue += [(package, e) for e in sorted(need.extras) if (package, e) not in queue]
     return lacking
 
 
-def shadowed(ours: Mapping[str, str], everything: Mapping[str, importlib.metadata.Distribution]) -> list[str]:
-    """Of our packages, those that an import does not find: something of the base comes before them."""
+def shadowed(
+    ours: Mapping[str, str], everything: Mapping[str, importlib.metadata.Distribution]
+) -> list[str]:
+    """Return a line for each of our packages that one of the base, earlier on the path, hides."""
     return [
-        f"{name} {version} is hidden by {everything[name].version} of the base: PYTHONPATH is {os.environ.get('PYTHONPATH', 'not set')}"
+        f"{name} {version} is hidden by {everything[name].version} of the base: PYTHONPATH is "
+        f"{os.environ.get('PYTHONPATH', 'not set')}"
         for name, version in sorted(ours.items())
         if everything[name].version != version
     ]
@@ -188,7 +226,7 @@ def shadowed(ours: Mapping[str, str], everything: Mapping[str, importlib.metadat
 
 
 class Environment(NamedTuple):
-    """One that pip installs into."""
+    """An environment that pip installs into."""
 
     folder: Path
     pip: tuple[str, ...]
@@ -207,28 +245,40 @@ def site_of(environment: Path) -> Path:
 
 
 def make_environment(folder: Path) -> Environment:
-    """Empty but for pip, which is the base's where the base has no ensurepip (Debian: python3-venv)."""
+    """Make an environment that uses its own pip, or the base's pip if there is no ensurepip.
+
+    Raises Refused if the base has neither.
+    """
     own_pip = importlib.util.find_spec("ensurepip") is not None
     if not own_pip and importlib.util.find_spec("pip") is None:
         raise Refused(
-            "the base's python3 has neither ensurepip nor pip: nothing can be installed (Debian, Ubuntu: apt-get install python3-venv)", 3
+            "the base's python3 has neither ensurepip nor pip: nothing can be installed (Debian, "
+            "Ubuntu: apt-get install python3-venv)",
+            3,
         )
-    status, output = run([sys.executable, "-m", "venv", *([] if own_pip else ["--without-pip"]), str(folder)])
+    without = [] if own_pip else ["--without-pip"]
+    status, output = run([sys.executable, "-m", "venv", *without, str(folder)])
     if status:
         raise Refused(f"the base's python3 cannot make an environment:\n{output}", 3)
     python = str(folder / "bin" / "python")
-    environment = Environment(folder, (python, "-m", "pip") if own_pip else (sys.executable, "-m", "pip", "--python", python))
+    pip = (python, "-m", "pip") if own_pip else (sys.executable, "-m", "pip", "--python", python)
+    environment = Environment(folder, pip)
     sys.path.append(str(environment.site))  # for vendored()
     return environment
 
 
 def run(argv: list[str], settings: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """Runs it, shows its output and returns it. pip gets these settings and none of the base's."""
+    """Run a command, print its output, and return its exit code and output.
+
+    pip sees `settings`, and none of the base's own.
+    """
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-    environ["PYTHONHASHSEED"] = "0"  # DeepSpeed's setup.py writes its extras in the order of a set, and two builds would differ
-    environ.update({"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", **(settings or {}), "PIP_CONFIG_FILE": os.devnull})
+    # DeepSpeed's setup.py writes its extras in the order of a set, and two builds would differ.
+    environ |= {"PYTHONHASHSEED": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+    environ |= {**(settings or {}), "PIP_CONFIG_FILE": os.devnull}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     lines = []
-    with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as process:
+    with subprocess.Popen(argv, env=environ, text=True, errors="replace", **pipes) as process:
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)
@@ -236,24 +286,31 @@ def run(argv: list[str], settings: Mapping[str, str] | None = None) -> tuple[int
     return process.returncode, "".join(lines)
 
 
-def pip(environment: Environment, command: list[str], pins: list[Pin], settings: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """One pip command for these pins and no other file: hashes required, no dependency that is not among them."""
-    wanted = environment.folder / "wanted.txt"
-    wanted.write_text("".join(f"{pin.text}\n" for pin in pins), encoding="utf-8")
-    options = ["--no-deps", "--require-hashes", "--no-build-isolation", "--use-pep517", "--progress-bar=off", "-r", str(wanted)]
+def pip(
+    environment: Environment,
+    command: list[str],
+    pins: list[Pin],
+    settings: Mapping[str, str] | None = None,
+) -> tuple[int, str]:
+    """Run a pip command for exactly these pins, with hashes and without other dependencies."""
+    requirements = environment.folder / "wanted.txt"
+    requirements.write_text("".join(f"{pin.text}\n" for pin in pins), encoding="utf-8")
+    options = ["--use-pep517", "--progress-bar=off", *HASHED, str(requirements)]
     result = run([*environment.pip, *command, *options], settings)
-    wanted.unlink()
+    requirements.unlink()
     return result
 
 
 def failure(lock: str, output: str, code: int) -> Refused:
-    """From what pip said."""
+    """Return an error with only the reason from pip's output."""
     at = output.find("DO NOT MATCH THE HASHES")
     if at >= 0:
         wrong = [line.strip() for line in output[at:].splitlines()[1:] if line.strip()]
-        return Refused(f"{lock}: a file has another hash than the lock states, and is not used:\n" + "\n".join(wrong), 4)
-    errors = [line for line in output.splitlines() if line.startswith("ERROR:")] or output.splitlines()[-3:]
-    return Refused(f"{lock}: pip failed:\n" + "\n".join(errors), code)
+        reason = "a file has another hash than the lock states, and is not used"
+        return Refused("\n".join([f"{lock}: {reason}:", *wrong]), 4)
+    lines = output.splitlines()
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines[-3:]
+    return Refused("\n".join([f"{lock}: pip failed:", *errors]), code)
 
 
 # ---- The four commands
@@ -266,77 +323,90 @@ def lock_files() -> list[tuple[str, Path]]:
 
 def inspect() -> None:
     refuse_overlay()
-    facts = {"python": platform.python_version(), "machine": platform.machine(), "held": guarded(held(sys.path))}
-    print(json.dumps(facts))
+    python, machine = platform.python_version(), platform.machine()
+    print(json.dumps({"python": python, "machine": machine, "held": guarded(held(sys.path))}))
 
 
 def refuse_overlay() -> None:
     if OVERLAY.exists():
-        raise Refused(f"the base has a {OVERLAY} already: it is an image built by this program. Name what that one was built from")
+        raise Refused(
+            f"the base has a {OVERLAY} already, so this program built it. Name the base that it "
+            "was built from"
+        )
 
 
 def download(folder: Path) -> None:
-    """Every file that the locks name for this Python and machine. What lies there already with the right hash is not fetched again."""
+    """Fetch every file that the locks name for this Python and machine. Raises Refused."""
     settings = json.loads((HERE / "settings.json").read_text(encoding="utf-8"))
-    kept = guarded(held(sys.path))
+    base = guarded(held(sys.path))
     environment = make_environment(Path(os.environ["HOME"]) / "fetch")
-    chosen = {name: refuse_conflicts(applicable(read_lock(file, name)), kept) for name, file in lock_files()}
-    for name, pins in chosen.items():
+    pins_by_lock = {
+        name: refuse_conflicts(applicable(read_lock(file, name)), base)
+        for name, file in lock_files()
+    }
+    for name, pins in pins_by_lock.items():
         print(f"{name}: {len(pins)} files", flush=True)
         command = ["download", "--dest", str(folder)]
         status, output = pip(environment, command, pins, settings) if pins else (0, "")
         if status and any(pin.name == "torch" for pin in pins):
-            # What pip is configured to know came first: a machine without the internet has its wheels there.
-            print(f"{name}: once more, with {CPU_INDEX}", flush=True)
-            status, output = pip(environment, [*command, "--retries=1", f"--extra-index-url={CPU_INDEX}"], pins, settings)
+            # Try pip's configured index first: without internet access, the wheels are there.
+            print(f"{name}: retrying with {CPU_INDEX}", flush=True)
+            command += ["--retries=1", f"--extra-index-url={CPU_INDEX}"]
+            status, output = pip(environment, command, pins, settings)
         if status:
             raise failure(name, output, 3)
-        # A source distribution is asked for its metadata as it comes, and setuptools answers.
+        # pip builds the metadata of later source distributions, which takes setuptools.
         builders = [pin for pin in pins if pin.name == "setuptools"]
         if builders:
             install_pins(environment, name, builders, folder)
 
 
-def install_pins(environment: Environment, lock: str, pins: list[Pin], wheels: Path, *options: str) -> None:
-    # No bytecode: it holds the time of its source, and two builds would differ.
-    status, output = pip(environment, ["install", "--no-index", "--find-links", str(wheels), "--no-compile", *options], pins)
+def install_pins(
+    environment: Environment, lock: str, pins: list[Pin], wheels: Path, *options: str
+) -> None:
+    # Bytecode contains the time of its source, so two builds would differ.
+    command = ["install", "--no-index", "--find-links", str(wheels), "--no-compile", *options]
+    status, output = pip(environment, command, pins)
     if status:
         raise failure(lock, output, 4)
 
 
 def install() -> None:
-    """The overlay, complete and checked."""
+    """Make the overlay and check it. Raises Refused."""
     refuse_overlay()
     os.umask(0o022)
-    kept = guarded(held(sys.path))
-    below = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages") and Path(path).is_dir()]
+    base = guarded(held(sys.path))
+    below = [
+        path
+        for path in sys.path
+        if Path(path).name in ("site-packages", "dist-packages") and Path(path).is_dir()
+    ]
     environment = make_environment(OVERLAY)
     constraints = OVERLAY / "constraints.txt"
-    write_constraints(constraints, kept)
+    write_constraints(constraints, base)
     for name, file in lock_files():
-        pins = refuse_conflicts(applicable(read_lock(file, name)), kept)
+        pins = refuse_conflicts(applicable(read_lock(file, name)), base)
         if pins:
             install_pins(environment, name, pins, HERE / "wheels", "--constraint", str(constraints))
-    # Only now: pip has seen the overlay alone, so that what the base holds can neither be taken for ours nor be removed.
+    # Do this last, so that pip neither takes the base's packages for ours nor removes them.
     lines = [f"import site; site.addsitedir({path!r})\n" for path in below]
     (environment.site / "base.pth").write_text("".join(lines), encoding="utf-8")
     ours = held([str(environment.site)])
-    for module, text in STAND_INS.items():
-        if module not in ours:
-            (environment.site / f"{module}.py").write_text(text, encoding="utf-8")
+    if "pycosat" not in ours:
+        (environment.site / "pycosat.py").write_text(PYCOSAT.format(NOT_IN_IMAGE), encoding="utf-8")
     status, output = run([str(environment.python), "-B", str(HERE / "install.py"), "check"])
     if status:
         raise Refused(output.strip().removeprefix("error: "), status)
-    write_constraints(constraints, {**kept, **guarded(ours)})
+    write_constraints(constraints, {**base, **guarded(ours)})
     shutil.copy(HERE / "probe.py", OVERLAY / "probe.py")
     for cache in sorted(OVERLAY.rglob("__pycache__")):
-        shutil.rmtree(cache)  # of pip itself, which venv installs
+        shutil.rmtree(cache)  # venv installs pip with bytecode
 
 
 def write_constraints(file: Path, packages: Mapping[str, str]) -> None:
-    """One that pip cannot read is left out: pip would refuse the whole file, and everything with it."""
-    lines = [f"{name}=={version}\n" for name, version in sorted(packages.items()) if is_version(version)]
-    file.write_text("".join(lines), encoding="utf-8")
+    """Write pip's constraints without unparsable versions, for which pip rejects the whole file."""
+    readable = sorted(item for item in packages.items() if is_version(item[1]))
+    file.write_text("".join(f"{name}=={version}\n" for name, version in readable), encoding="utf-8")
 
 
 def check() -> None:
@@ -344,15 +414,25 @@ def check() -> None:
     ours, everything = held([str(site)]), distributions(sys.path)
     hidden = shadowed(ours, everything)
     if hidden:
-        raise Refused("\n".join(hidden) + "\nChoose a base that leaves PYTHONPATH alone, or one that holds what the locks pin.")
-    lacking = unmet(ours, everything, [name for name in STAND_INS if (site / f"{name}.py").is_file()])
+        remedy = "Choose a base that leaves PYTHONPATH alone, or one that holds what the locks pin."
+        raise Refused("\n".join([*hidden, remedy]))
+    lacking = unmet(ours, everything, ["pycosat"] if (site / "pycosat.py").is_file() else [])
     if lacking:
-        raise Refused("\n".join(lacking) + "\nLock what is missing, in the version that is asked for, or choose another base.")
-    print(f"{len(ours)} packages in the overlay, {len(everything)} in all: each of the overlay's requirements is met")
+        remedy = "Lock what is missing, in the version that is needed, or choose another base."
+        raise Refused("\n".join([*lacking, remedy]))
+    print(
+        f"{len(ours)} packages in the overlay, {len(everything)} in all: the overlay's "
+        "requirements are met"
+    )
 
 
 def main(arguments: list[str]) -> int:
-    commands = {"inspect": inspect, "install": install, "check": check, "download": lambda: download(Path(arguments[1]))}
+    commands = {
+        "inspect": inspect,
+        "install": install,
+        "check": check,
+        "download": lambda: download(Path(arguments[1])),
+    }
     try:
         commands[arguments[0]]()
     except Refused as refusal:

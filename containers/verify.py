@@ -1,4 +1,4 @@
-"""What an image holds, asked of the image itself, against what containers/images.lock.yaml says of it."""
+"""Compare an image's contents with its entry in containers/images.lock.yaml."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROBE = ["python", "-B", "/opt/recipes/probe.py"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One field of the lock, beside what was found."""
+    """A field of the lock, with the lock's value and the image's."""
 
     field: str
     stated: str
@@ -30,35 +30,47 @@ class Finding:
 
 
 def probe(client: docker.DockerClient, image: str) -> dict[str, Any]:
+    """Return the versions and GPU targets that the image's probe prints. Raises BuildFailed."""
     config = client.api.create_host_config(network_mode="none")
     code, lines = engine.run(client, image, PROBE, lambda line: None, host_config=config)
     if code or not lines:
-        raise BuildFailed("The image cannot say what it holds: " + " ".join(PROBE) + f" ended with {code}\n" + "\n".join(lines[-15:]))
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+        raise BuildFailed(
+            "The image cannot say what it holds: "
+            + " ".join(PROBE)
+            + f" ended with {code}\n"
+            + "\n".join(lines[-15:])
+        )
+    versions: dict[str, Any] = json.loads(lines[-1])
+    return versions
 
 
 def release(version: str) -> tuple[int, ...]:
-    """2.13.0+rocm7.2 -> (2, 13, 0). Vendors call 2.7.0a0+gitf717b2a their 2.7.0, so what follows the numbers does not count."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    """Return the numbers of a version: 2.13.0+rocm7.2 -> (2, 13, 0).
+
+    Any suffix is dropped, because vendors call 2.7.0a0+gitf717b2a their 2.7.0.
+    """
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def is_of(stated: str, found: str) -> bool:
-    """Whether `found` is of the release `stated`: 2.13 is any 2.13.x, 2.13.0 no 2.13.1; 2.13.0+cpu no 2.13.0+rocm7.2."""
+    """Return whether the version `found` belongs to the release `stated`.
+
+    2.13 includes every 2.13.x. 2.13.0 does not include 2.13.1, nor 2.13.0+cpu 2.13.0+rocm7.2.
+    """
     if release(stated) != release(found)[: len(release(stated))]:
         return False
     return bool(re.fullmatch(r"[\d.]+", stated)) or found.startswith(stated)
 
 
 def same(field: str, stated: str, found: str) -> bool:
-    if field == "rocm":  # a patch release changes nothing that is compiled for it
+    if field == "rocm":  # code compiled for one patch release runs on another
         return release(stated)[:2] == release(found)[:2]
     return is_of(stated, found)
 
 
 def compare(image: Image, found: Mapping[str, Any]) -> tuple[list[Finding], list[Finding]]:
-    """Where the lock lies, and what it leaves open."""
+    """Return the lock's wrong fields, and its fields that are `unknown`."""
     lies, unstated = [], []
     for field in VERSIONS:
         stated, value = getattr(image, field), found.get(field)
@@ -77,21 +89,33 @@ def compare(image: Image, found: Mapping[str, Any]) -> tuple[list[Finding], list
 
 
 def summary(found: Mapping[str, Any]) -> str:
-    """One line for a person."""
-    parts = [f"{name} {found[name]}" for name in ("python", "torch", "hip", "vllm", "trl", "rccl") if found.get(name)]
+    """Return a readable line with the main versions and GPU targets."""
+    parts = [
+        f"{name} {found[name]}"
+        for name in ("python", "torch", "hip", "vllm", "trl", "rccl")
+        if found.get(name)
+    ]
     return ", ".join(parts + [" ".join(found["gfx"])] * bool(found.get("gfx")))
 
 
 def refuse_lies(image: Image, found: Mapping[str, Any], base_replaced: bool) -> list[str]:
-    """Notes for the person, or BuildFailed. A base of one's own may have another Python: the locks serve several."""
+    """Return notes for the user. Raises BuildFailed if the lock is wrong about the image.
+
+    A replaced base may have another Python, since the locks support several versions.
+    """
     lies, unstated = compare(image, found)
-    notes = [f"note: {finding.field} is unknown to the lock, the image holds {finding.found}" for finding in unstated]
+    notes = [
+        f"note: {finding.field} is unknown to the lock, the image holds {finding.found}"
+        for finding in unstated
+    ]
     if base_replaced and not image.verified:
-        notes += [f"note: {lie} (the base is not the lock's)" for lie in lies if lie.field == "python"]
+        notes += [
+            f"note: {lie} (the base is not the lock's)" for lie in lies if lie.field == "python"
+        ]
         lies = [lie for lie in lies if lie.field != "python"]
     if lies:
         raise BuildFailed(
-            f"containers/images.lock.yaml says of {image.name} what is not so:\n"
+            f"containers/images.lock.yaml is wrong about {image.name}:\n"
             + "\n".join(f"  {lie}" for lie in lies)
             + "\nCorrect the lock, or choose a base that is what it says."
         )

@@ -12,69 +12,85 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from launch import pipeline, preview, show, sweep
-from launch.chosen import with_choices
-from launch.command_line import given, help, hydra_options
-from launch.command_line.stream import run_program
-from launch.compose import compose, keys
-from launch.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError
-from launch.execute import check_host, execute
-from launch.files import rundir
-from launch.files.check_files import check_files
+import launch.core.installed  # noqa: F401
+
+# isort: split
+from launch.config import help, hydra_options
+from launch.config.choose import choose
+from launch.config.compose import compose
+from launch.config.identity import has_phases
+from launch.config.request import Request
+from launch.core.console import run_program
+from launch.core.errors import (
+    EXIT_DONE,
+    EXIT_HOST,
+    EXIT_INTERRUPTED,
+    HostError,
+    UserError,
+    os_error_text,
+)
+from launch.execution import preview, slurm
+from launch.execution.execute import check_host, execute
 from launch.machine import detect
-from launch.plan import Plan, as_json, has_phases, make_plan, prepare
-from launch.planner import fit
-from launch.planner.choose import choose
-from launch.planner.faster import faster
-from launch.runtimes import slurm
-from launch.schema.enums import Find, Mode, Preflight
+from launch.plan import rundir, show
+from launch.plan.check_files import check_files
+from launch.plan.chosen import with_choices
+from launch.plan.planning import make_plan, prepare
+from launch.plan.views import as_json
+from launch.schema.enums import Find, Mode
+from launch.schema.plan import Plan
+from launch.search import fit
+from launch.search.faster import faster
+from launch.study import pipeline, sweep
 
 
 def run(overrides: list[str]) -> int:
-    """One composition from its overrides to its exit code."""
-    config = compose(overrides)
-    hydra_options.refuse(overrides)
-    sweep.refuse(config, overrides)
-    repeated, named = given.repeated(overrides), keys(overrides)
+    """Run one command from its overrides to its exit code."""
+    request, found = Request(overrides), None
+    config = compose(request)
+    hydra_options.refuse(request)
+    sweep.refuse(config, request)
     if has_phases(config):
-        given.say(repeated)
-        return pipeline.run(config, overrides)
-    host, found = detect.host(sys.executable), None
+        request.say_warnings()
+        return pipeline.run(config, request)
+    host = detect.host(sys.executable)
     if config.find != Find.none:
-        overrides, found = fit.search(config, overrides, host)
-        config = compose(overrides)
-    config, warnings = prepare(config, named)
-    warnings = [*repeated, *warnings]
+        request, found = fit.search(config, request, host)
+        config = compose(request)
+    config, warnings = prepare(config, request.keys)
     check_files(config, all_lines=config.mode == Mode.run)
+    warnings = [*request.warnings, *warnings]
     if config.data.preview and config.mode == Mode.run:
-        return preview.run(choose(config, host), host, warnings, overrides)
+        return preview.run(choose(config, host), host, warnings, request)
     run_dir, resumed = rundir.choose(config)
-    warnings = [*warnings, *rundir.left(config, run_dir), *rundir.moved(config, run_dir)]
-    config = with_choices(config, host, run_dir)
-    plan = make_plan(config, host, run_dir, warnings)
-    forced = config.mode == Mode.run and config.preflight == Preflight.warn  # check_plan then says what is lacking
-    advice = None if forced else fit.advice(plan, overrides, host)
-    on_slurm = config.runtime.name == "slurm"
+    warnings += [*rundir.left(config, run_dir), *rundir.moved(config, run_dir)]
+    plan = make_plan(with_choices(config, host, run_dir), host, run_dir, warnings, request)
     if config.mode == Mode.plan:
-        return show_plan(plan, host, found, advice)
-    if advice:
-        raise HostError(f"{advice}\npreflight=warn starts it all the same.")
-    if on_slurm:
-        show.show_start(config, plan, None, resumed)
-        return slurm.submit(plan, host, overrides, config)
+        return show_plan(plan, host, found, fit.advice(plan, host))
+    fit.admit(plan, host)
+    if config.runtime.name == "slurm":
+        show.show_start(plan.config, plan, None, resumed)
+        return slurm.submit(plan, host)
     image = check_host(plan, host)
-    show.show_start(config, plan, image, resumed)
-    exit_code = execute(plan, host, image, overrides)
-    show.show_end(config, plan, exit_code)
+    show.show_start(plan.config, plan, image, resumed)
+    exit_code = execute(plan, host, image)
+    show.show_end(plan.config, plan, exit_code)
     return exit_code
 
 
-def show_plan(plan: Plan, host: detect.Host, found: dict[str, Any] | None, advice: str | None) -> int:
-    """What would run, with what find= has found and, where it does not fit, what would."""
+def show_plan(
+    plan: Plan, host: detect.Host, found: dict[str, Any] | None, advice: str | None
+) -> int:
+    """Show what would run and what find= has found or, if the run does not fit, what would."""
     config, on_slurm = plan.config, plan.config.runtime.name == "slurm"
-    plan = dataclasses.replace(plan, warnings=[*plan.warnings, *([advice] if advice else [])], faster=faster(config, host))
-    whole = {"found": found} if found else {}
-    show.show(config, lambda: {**(slurm.plan_json(plan, host) if on_slurm else as_json(plan)), **whole}, plan)
+    warnings = [*plan.warnings, *([advice] if advice else [])]
+    plan = dataclasses.replace(plan, warnings=warnings, faster=faster(config, host))
+
+    def content() -> dict[str, Any]:
+        planned = slurm.plan_json(plan, host) if on_slurm else as_json(plan)
+        return {**planned, **({"found": found} if found else {})}
+
+    show.show(config, content, plan)
     if found:
         show.say(config, "\n".join(found["said"]))
     if on_slurm:
@@ -83,22 +99,24 @@ def show_plan(plan: Plan, host: detect.Host, found: dict[str, Any] | None, advic
 
 
 def main(arguments: list[str]) -> int:
+    """Run a command line and return the exit code. Each error is printed as one message."""
     if help.wanted(arguments):
         print(help.text())
         return EXIT_DONE
     try:
         if sweep.wanted(arguments):
-            given.say(given.repeated([a for a in arguments if not a.startswith("-")]))
             return sweep.run(arguments)
-        return hydra_options.run(arguments, run) if hydra_options.wanted(arguments) else run(arguments)
+        if hydra_options.wanted(arguments):
+            return hydra_options.run(arguments, run)
+        return run(arguments)
     except (UserError, HostError) as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:  # before anything runs; a run that is under way saves first
+    except KeyboardInterrupt:  # before anything runs; a started run saves first
         print("interrupted: nothing was started", file=sys.stderr)
         return EXIT_INTERRUPTED
     except OSError as error:  # a disk that is full, a run directory that went away
-        print(f"{error.filename or 'this machine'}: {error.strerror or error}", file=sys.stderr)
+        print(os_error_text(error), file=sys.stderr)
         return EXIT_HOST
 
 

@@ -1,9 +1,13 @@
-"""The programs that ranks run. Each reads one resolved `config.yaml` and writes into its run directory; none composes a configuration."""
+"""Run what each rank computes: one program per method.
+
+Each reads one resolved `config.yaml` and writes into its run directory.
+"""
 
 import os
 import sys
 
-from recipes.common.rank_log import redirect
+from recipes.rank.rank_log import redirect
 
-# `python -m recipes.<method>` runs this first: what torch and the libraries say while they are imported is in the rank's log too.
+# `python -m recipes.<method>` runs this first, so the rank's log also has what libraries print
+# during import.
 redirect(sys.argv, os.environ)

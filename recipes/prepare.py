@@ -1,4 +1,4 @@
-"""A model of random weights and its tokenizer, written once, before a server starts that can only read one from a directory.
+"""Write a model of random weights, and its tokenizer, for a server that reads a directory.
 
 Started by the launcher, one process:
 
@@ -11,15 +11,17 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from recipes.common.data import load_train, texts
-from recipes.common.model import build_tokenizer, model_directory, write_random
-from recipes.common.program import main, say
+from recipes.data.data import load_train, texts
+from recipes.models.model import build_tokenizer, model_directory, write_random
+from recipes.rank.program import main, say
 
 
 def prepare(config: DictConfig) -> dict[str, Any]:
-    # A run that is resumed has it.
-    made = model_directory(config) or write_random(config, build_tokenizer(config, texts(load_train(config.data, config.method.name))))
-    say(f"the model of random weights is in {made}")
+    directory = model_directory(config)
+    if directory is None:  # else a resumed run has already written it
+        rows = load_train(config.data, config.method.rows)
+        directory = write_random(config, build_tokenizer(config, texts(rows)))
+    say(f"the model of random weights is in {directory}")
     return {}
 
 

@@ -5,7 +5,8 @@ Started by the launcher, one process a GPU:
     1 GPU:   python launch/run.py hardware=mi350x topology=single method=sft model=qwen3_4b
     8 GPUs:  python launch/run.py hardware=mi350x topology=fsdp method=sft model=qwen3_8b
 
-Rows with a prompt and a completion are trained on the completion only (TRL's `completion_only_loss`).
+Rows with a prompt and a completion are trained on the completion only (TRL's
+`completion_only_loss`).
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from typing import Any
 from omegaconf import DictConfig
 from trl import SFTConfig, SFTTrainer
 
-from recipes.common.checkpoint import AtomicCheckpoints
-from recipes.common.data import texts
-from recipes.common.data_curriculum import Curriculum
-from recipes.common.data_prepare import PreparedRows, load_once
-from recipes.common.layers import CompiledLayers
-from recipes.common.metrics import Metrics
-from recipes.common.model import adapter_config, build_model, build_tokenizer
-from recipes.common.program import main
-from recipes.common.selection import heldout
-from recipes.common.step import FastStep
-from recipes.common.training import build_arguments, train
+from recipes.data.data import texts
+from recipes.data.data_curriculum import Curriculum
+from recipes.data.data_prepare import PreparedRows, load_once
+from recipes.measure.metrics import Metrics
+from recipes.models.layers import CompiledLayers
+from recipes.models.model import adapter_config, build_model, build_tokenizer
+from recipes.rank.program import main
+from recipes.training.checkpoint import AtomicCheckpoints
+from recipes.training.selection import heldout
+from recipes.training.step import FastStep
+from recipes.training.training import build_arguments, train
 
 
 class Trainer(CompiledLayers, FastStep, Curriculum, PreparedRows, AtomicCheckpoints, SFTTrainer):
-    """TRL's trainer, saving atomically, with a fast step, and rows prepared once and drawn by a curriculum where one is asked for."""
+    """Extend TRL's trainer: fast step, rows prepared once, curriculum and atomic checkpoints."""
 
 
 def sft(config: DictConfig) -> dict[str, Any]:

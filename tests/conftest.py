@@ -1,4 +1,4 @@
-"""What several tests need: the launcher called as a person calls it, and compositions without a command line."""
+"""Call the launcher as a user does, and compose without a command line."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from launch.compose import compose
-from launch.files import rundir, sealed
+from launch.config.compose import compose
+from launch.config.identity import composition, composition_hash
+from launch.core import json_files
+from launch.execution import orphans, supervise
 from launch.machine.detect import Gpu, Host
-from launch.plan import composition, composition_hash
+from launch.plan import sealed
 from launch.run import main
 from launch.schema import Config
-from launch.supervision import orphans, supervise
 
 ROOT = Path(__file__).parents[1]
 
 
 def pytest_configure() -> None:
-    # As launch/environment.py gives ranks on a CPU, before anything imports torch: two test processes share two cores, and threads that
-    # spin while they wait made the trainings of test_resume.py take three times the CPU time.
+    # As launch/plan/environment.py does for ranks on a CPU, before anything imports torch. Two test
+    # processes share two cores, and spinning threads tripled the CPU time of test_resume.py.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # A shell that is no terminal's starts what stands before `&` with SIGINT ignored, and every child inherits that.
+    # A shell without a terminal starts background jobs with SIGINT ignored; children inherit that.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -41,7 +42,7 @@ class Done:
 
 @pytest.fixture
 def launch(capfd, tmp_path, monkeypatch):
-    """`launch("mode=plan", ...)` in this process, in an empty directory. For what starts no rank."""
+    """Return launch("mode=plan", ...), run here in an empty directory. It may start no rank."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> Done:
@@ -54,7 +55,7 @@ def launch(capfd, tmp_path, monkeypatch):
 
 @pytest.fixture
 def quick_supervision(monkeypatch):
-    """Looks often, and sees afterwards that no process is left."""
+    """Poll often, and check afterwards that no process is left."""
     monkeypatch.setattr(supervise, "POLL_S", 0.02)
     monkeypatch.setattr(supervise, "ASK_EVERY_S", 0.02)
     yield
@@ -70,27 +71,38 @@ def hangups():
 
 
 def command(*arguments: str, cwd: Path, **kwargs) -> subprocess.CompletedProcess:
-    """`python launch/run.py ...` as a process of its own, from another directory than the repository's."""
+    """Run `python launch/run.py ...` as a process of its own, in `cwd`."""
     env = {**os.environ, "COLUMNS": "200"}
     return subprocess.run(
-        [sys.executable, str(ROOT / "launch/run.py"), *arguments], cwd=cwd, env=env, capture_output=True, text=True, **kwargs
+        [sys.executable, str(ROOT / "launch/run.py"), *arguments],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        **kwargs,
     )
 
 
 @functools.cache
 def composed(*overrides: str) -> Config:
-    """A composition; shared, so read it only."""
+    """Return a composition; it is shared, so only read it."""
     return compose(list(overrides))
 
 
 def leave_record(folder: Path, config: Config, status: str, **more) -> None:
-    """The record of a run that stopped, with what of it decides whether, and how, the run goes on."""
-    known = {"status": status, "composition": composition(config), "composition_hash": composition_hash(config)}
-    rundir.write_json(folder / "record.json", sealed.seal({**dict.fromkeys(sealed.REQUIRED), **known, **more}))
+    """Write the record of a stopped run, with the fields that decide how it resumes."""
+    known = {
+        "status": status,
+        "composition": composition(config),
+        "composition_hash": composition_hash(config),
+    }
+    json_files.write_json(
+        folder / "record.json", sealed.seal({**dict.fromkeys(sealed.REQUIRED), **known, **more})
+    )
 
 
 def leave_model(folder: Path) -> None:
-    """A model's directory as the plan reads it: Qwen3's architecture by name, and a file of weights that is whole and holds none."""
+    """Write a model directory that plans accept: Qwen3 by name, and an empty weights file."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text('{"model_type": "qwen3"}')
     (folder / "tokenizer.json").write_text("{}")
@@ -98,8 +110,14 @@ def leave_model(folder: Path) -> None:
 
 
 def host_with(num_gpus: int, gfx: str = "gfx942", **environ: str) -> Host:
-    gpus = tuple(Gpu("test", gfx, 304, 206.2, "mi300x", render_minor=128 + i) for i in range(num_gpus))
-    nodes = dict.fromkeys(("/dev/kfd", *(f"/dev/dri/renderD{128 + i}" for i in range(num_gpus))), 109) if num_gpus else {}
+    gpus = tuple(
+        Gpu("test", gfx, 304, 206.2, "mi300x", render_minor=128 + i) for i in range(num_gpus)
+    )
+    nodes = (
+        dict.fromkeys(("/dev/kfd", *(f"/dev/dri/renderD{128 + i}" for i in range(num_gpus))), 109)
+        if num_gpus
+        else {}
+    )
     return Host(
         python="python",
         num_cores=64,

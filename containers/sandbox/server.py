@@ -1,14 +1,15 @@
-"""First process of a sandbox container: runs the code of one job at a time, which is as hostile as code can be.
+"""Run untrusted code, one job at a time, as the first process of a sandbox container.
 
     python server.py TIME_S MEMORY_BYTES OUTPUT_BYTES DISK_BYTES
 
-Jobs come on stdin, one JSON object a line: {"language", "code", "tests"}; a verdict goes to stdout for each: {"passed", "total",
-"error"}. `error` is set where code was cut off (time, memory, processes, output, a signal), not where its answer is wrong. A test is
-{"call", "expected"} or {"check"} (Python), or {"stdin", "stdout"}. What a test expects stays in this process.
+Each line of stdin is a job, {"language", "code", "tests"}; each line of stdout is its verdict,
+{"passed", "total", "error"}. A test is {"call", "expected"} or {"check"} (Python), or {"stdin",
+"stdout"}; what it expects never leaves this process. `error` is set if code was stopped (time,
+memory, processes, output, a signal), but not if its answer is wrong.
 
-Its protection: it is process 1, which the kernel lets no signal from inside reach; it is not dumpable, so that nobody may trace it
-or open its files; and after each test it kills every other process there is and empties /tmp, so that jobs meet nothing of each
-other. Where it fails all the same it ends, and whoever started it starts another.
+The code cannot signal this process, because the kernel protects process 1. It cannot trace it or
+open its files, because it is not dumpable. After each test this process kills all others and
+empties /tmp, so jobs cannot affect each other. If it fails nevertheless, its caller replaces it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any
 
 PR_SET_DUMPABLE = 4  # linux/prctl.h
 LIBC = ctypes.CDLL(None)
-# Where the kernel counts how often a limit of the container was met, in control groups of version 2 or 1: count -> files and their key.
+# Counters of how often a limit of the container was reached: files of cgroup v2 or v1, and keys.
 COUNTS = {
     "processes": (("pids.events", "max"), ("pids/pids.events", "max")),
     "memory": (("memory.events", "oom_kill"), ("memory/memory.oom_control", "oom_kill")),
@@ -40,15 +41,19 @@ PROGRAM = TMP / "program"
 POLL_S = 0.002
 NUM_FILES = 256  # open at once
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
-PYTHON = [sys.executable, "-I", "-S"]  # the standard library and nothing else
+PYTHON = [sys.executable, "-I", "-S"]  # only the standard library
 COMPILERS = {
     "c": ["gcc", "-O1", "-x", "c", "-o", str(PROGRAM), "program.c", "-lm"],
     "cpp": ["g++", "-O1", "-x", "c++", "-o", str(PROGRAM), "program.cpp"],
     "rust": ["rustc", "-O", "-o", str(PROGRAM), "program.rs"],
 }
-EMPTY = {"c": "int main(void) { return 0; }", "cpp": "int main() { return 0; }", "rust": "fn main() {}"}
-FIRST_COMPILATION_S = 60.0  # of all workers at once, perhaps from a cold disk
-# Runs a test of Python: the program's own output goes to stderr, the value alone to stdout.
+EMPTY = {
+    "c": "int main(void) { return 0; }",
+    "cpp": "int main() { return 0; }",
+    "rust": "fn main() {}",
+}
+FIRST_COMPILATION_S = 60.0  # for all workers at once, perhaps from a cold disk
+# Runs a Python test: the program's output goes to stderr, and only the value to stdout.
 EVALUATE = """
 import json, os, sys
 job = json.load(sys.stdin)
@@ -64,14 +69,14 @@ answer.flush()
 
 @dataclass(frozen=True)
 class Limits:
-    time_s: float  # of one job, all of its tests and the compiler together
-    memory_bytes: int  # address space of one process; the container's own limit holds for all of them
-    output_bytes: int  # what a program writes to stdout, and the largest file it may write
+    time_s: float  # of one job: all tests and the compiler
+    memory_bytes: int  # address space of one process; the container limits all of them together
+    output_bytes: int  # what a program may write to stdout, or to one file
     disk_bytes: int  # the largest file that a compiler may write
 
 
 class Cut(Exception):
-    """Code was stopped, and why."""
+    """Code was stopped, for the reason in the message."""
 
 
 class Wrong(Exception):
@@ -80,9 +85,10 @@ class Wrong(Exception):
 
 def main(arguments: list[str]) -> None:
     if os.getpid() != 1:
-        sys.exit("server.py kills every process that it can see: it runs as the first of a container only.")
+        sys.exit("server.py kills every process that it sees. Run it as process 1 of a container.")
     limits = Limits(float(arguments[0]), *map(int, arguments[1:]))
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # of process 1: one without a handler does not arrive
+    # without a handler, process 1 does not receive a signal
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_NOFILE, (NUM_FILES, NUM_FILES))
     languages = ["python", *(name for name in COMPILERS if compiles(name, limits))]
@@ -95,10 +101,15 @@ def main(arguments: list[str]) -> None:
 
 def judge(job: dict[str, Any], languages: list[str], limits: Limits) -> dict[str, Any]:
     if job["language"] not in languages:
-        return {"passed": 0, "error": f"the sandbox has no {job['language']}, only {', '.join(languages)}"}
+        return {
+            "passed": 0,
+            "error": f"the sandbox has no {job['language']}, only {', '.join(languages)}",
+        }
     deadline, passed, error = time.monotonic() + limits.time_s, 0, None
     try:
-        compiled = None if job["language"] == "python" else build(job["language"], job["code"], deadline, limits)
+        compiled = None
+        if job["language"] != "python":
+            compiled = build(job["language"], job["code"], deadline, limits)
         for test in job["tests"]:
             if time.monotonic() >= deadline:
                 raise Cut(f"it took longer than {limits.time_s:g} s")
@@ -118,7 +129,7 @@ def judge(job: dict[str, Any], languages: list[str], limits: Limits) -> dict[str
 
 
 def compiles(language: str, limits: Limits) -> bool:
-    """Whether its compiler is there and makes programs: one that finds no linker would make every answer a wrong one."""
+    """Return whether the compiler works. Without a linker, every answer would seem wrong."""
     if shutil.which(COMPILERS[language][0], path=ENVIRONMENT["PATH"]) is None:
         return False
     try:
@@ -129,7 +140,7 @@ def compiles(language: str, limits: Limits) -> bool:
 
 
 def build(language: str, code: str, deadline: float, limits: Limits) -> bytes:
-    """The compiled program. Raises Wrong and Cut."""
+    """Return the compiled program. Raises Wrong and Cut."""
     argv = COMPILERS[language]
     source = next(a for a in argv if a.startswith("program."))
     (TMP / source).write_text(code)
@@ -140,8 +151,10 @@ def build(language: str, code: str, deadline: float, limits: Limits) -> bytes:
         empty_tmp()
 
 
-def passes(test: dict[str, Any], code: str, compiled: bytes | None, deadline: float, limits: Limits) -> bool:
-    """Raises Wrong and Cut."""
+def passes(
+    test: dict[str, Any], code: str, compiled: bytes | None, deadline: float, limits: Limits
+) -> bool:
+    """Return whether the code passes a test. Raises Wrong and Cut."""
     if "stdin" in test:
         if compiled is None:
             (TMP / "program.py").write_text(code)
@@ -154,12 +167,13 @@ def passes(test: dict[str, Any], code: str, compiled: bytes | None, deadline: fl
         return lines(output.decode(errors="replace")) == lines(test["stdout"])
     if compiled is not None:
         raise Wrong("a test that calls Python")
-    asked: dict[str, Any] = {"code": code, **{key: test[key] for key in ("call", "check") if key in test}}
-    output = run([*PYTHON, "-c", EVALUATE], json.dumps(asked).encode(), deadline, limits)
+    question = {"code": code} | {key: test[key] for key in ("call", "check") if key in test}
+    output = run([*PYTHON, "-c", EVALUATE], json.dumps(question).encode(), deadline, limits)
     try:
         value = json.loads(output)["value"]
         return "check" in test or same(value, test["expected"])
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:  # it ended early, or wrote something of its own
+    # the program ended early, or wrote to stdout itself
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise Wrong(str(error)) from error
 
 
@@ -168,63 +182,84 @@ def lines(text: str) -> list[str]:
 
 
 def same(given: Any, expected: Any) -> bool:
-    """As JSON has them: a tuple is a list, and floats may differ in the last digits."""
+    """Compare as JSON: a tuple is a list, and floats may differ in the last digits."""
     if isinstance(expected, float) or isinstance(given, float):
-        numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (given, expected))
+        numbers = all(
+            isinstance(v, (int, float)) and not isinstance(v, bool) for v in (given, expected)
+        )
         return numbers and math.isclose(given, expected, rel_tol=1e-9, abs_tol=1e-12)
     if type(given) is not type(expected):
         return False
     if isinstance(expected, list):
         return len(given) == len(expected) and all(map(same, given, expected))
     if isinstance(expected, dict):
-        return given.keys() == expected.keys() and all(same(given[key], expected[key]) for key in expected)
+        return given.keys() == expected.keys() and all(
+            same(given[key], expected[key]) for key in expected
+        )
     return bool(given == expected)
 
 
-def run(argv: list[str], stdin: bytes, deadline: float, limits: Limits, compiling: bool = False) -> bytes:
-    """What a program writes to stdout; afterwards no process of it is left. Raises Cut, and Wrong where it ends with an error."""
+def run(
+    argv: list[str], stdin: bytes, deadline: float, limits: Limits, compiling: bool = False
+) -> bytes:
+    """Run a program, kill all of its processes, and return its stdout.
+
+    Raises Cut if it was stopped, and Wrong if it fails.
+    """
     size = limits.disk_bytes if compiling else limits.output_bytes
-    # Files in memory: no pipe to drain while it runs, and the limit of a file's size is that of the output.
-    given, output, errors = (os.memfd_create(name) for name in ("stdin", "stdout", "stderr"))
+    # Files in memory instead of pipes: nothing to drain, and RLIMIT_FSIZE limits the output.
+    source, output, errors = (os.memfd_create(name) for name in ("stdin", "stdout", "stderr"))
     before, own = counted(), own_limits()
     try:
-        os.write(given, stdin)
-        os.lseek(given, 0, os.SEEK_SET)
+        os.write(source, stdin)
+        os.lseek(source, 0, os.SEEK_SET)
 
         def limit() -> None:
-            LIBC.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # or its own files under /proc would be root's
+            LIBC.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # otherwise root would own its /proc files
             with open("/proc/self/oom_score_adj", "w") as file:
-                file.write("1000")  # where memory runs out it goes first, not process 1
+                file.write("1000")  # killed first, before process 1
             if not compiling:
                 resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
-        process = subprocess.Popen(argv, stdin=given, stdout=output, stderr=errors, cwd=TMP, env=ENVIRONMENT, preexec_fn=limit)
+        process = subprocess.Popen(
+            argv,
+            stdin=source,
+            stdout=output,
+            stderr=errors,
+            cwd=TMP,
+            env=ENVIRONMENT,
+            preexec_fn=limit,
+        )
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(POLL_S)
         code = process.returncode
         kill_all()
         if own_limits() != own:
-            sys.exit("code changed the limits of this process, which the next job would meet")
-        process.returncode = -signal.SIGKILL if code is None else code  # it has been waited for
-        said = os.pread(errors, limits.output_bytes, 0)
-        reason = why_cut(code, before, os.fstat(output).st_size >= size or os.fstat(errors).st_size >= size, said, limits)
+            sys.exit("code changed the limits of this process, which would affect the next job")
+        # kill_all has reaped it, so Popen must not wait again
+        process.returncode = -signal.SIGKILL if code is None else code
+        full = any(os.fstat(file).st_size >= size for file in (output, errors))
+        stderr = os.pread(errors, limits.output_bytes, 0)
+        reason = why_cut(code, before, full, stderr, limits)
         if reason:
             raise Cut(reason)
         if code != 0:
             raise Wrong(f"exit code {code}")
         return os.pread(output, size, 0)
     finally:
-        for file in (given, output, errors):
+        for file in (source, output, errors):
             os.close(file)
 
 
-def why_cut(code: int | None, before: dict[str, int], full: bool, said: bytes, limits: Limits) -> str | None:
+def why_cut(
+    code: int | None, before: dict[str, int], full: bool, stderr: bytes, limits: Limits
+) -> str | None:
     events = {name: count - before[name] for name, count in counted().items()}
     if events["processes"]:
         return "it started more processes than it may"
-    if events["memory"] or (code not in (0, None) and b"MemoryError" in said[-200:]):
+    if events["memory"] or (code not in (0, None) and b"MemoryError" in stderr[-200:]):
         return "it took more memory than it may"
     if full or code == -signal.SIGXFSZ:
         return f"it wrote more than {limits.output_bytes} bytes"
@@ -234,24 +269,28 @@ def why_cut(code: int | None, before: dict[str, int], full: bool, said: bytes, l
 
 
 def own_limits() -> list[tuple[int, int]]:
-    """Of this process; any other of the same user may lower them."""
-    return [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
+    """Return the limits of this process, which any process of its user may lower."""
+    return [
+        resource.getrlimit(getattr(resource, name))
+        for name in dir(resource)
+        if name.startswith("RLIMIT_")
+    ]
 
 
 def counted() -> dict[str, int]:
-    """How often each limit has been met so far; 0 where the kernel does not say."""
-    found = dict.fromkeys(COUNTS, 0)
+    """Return how often each limit was reached so far; 0 if the kernel does not count it."""
+    counts = dict.fromkeys(COUNTS, 0)
     for name, places in COUNTS.items():
         for file, key in ((Path("/sys/fs/cgroup", place), key) for place, key in places):
             rows = file.read_text().splitlines() if file.exists() else []
-            found[name] += sum(int(row.split()[1]) for row in rows if row.split()[0] == key)
-    return found
+            counts[name] += sum(int(row.split()[1]) for row in rows if row.split()[0] == key)
+    return counts
 
 
 def kill_all() -> None:
-    """Every other process: as the first one, of this user, it sees all that there are, orphans among them."""
+    """Kill and reap all other processes; process 1 also inherits the orphans."""
     while True:
-        with contextlib.suppress(ProcessLookupError):  # there is none
+        with contextlib.suppress(ProcessLookupError):  # no other process
             os.kill(-1, signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
@@ -260,7 +299,7 @@ def kill_all() -> None:
 
 
 def empty_tmp() -> None:
-    """Raises OSError where something cannot be removed, and this process ends."""
+    """Empty /tmp. An OSError, if something cannot be removed, ends this process."""
     for path in TMP.iterdir():
         if path.is_dir() and not path.is_symlink():
             path.chmod(0o700)

@@ -1,1 +1,1 @@
-"""What launch/doctor.py checks: one module a subject, each check a function from Facts to a Finding; table.py lists them."""
+"""The checks of launch/doctor.py: functions from Facts to a Finding, listed in table.py."""

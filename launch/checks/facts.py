@@ -1,4 +1,4 @@
-"""What checks read: files below a root that stands for `/`, the launcher's own facts, and the few answers that no file holds."""
+"""Give checks what they read: files below a root that stands for `/`, and facts of the host."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Space:
 
 @dataclass(frozen=True)
 class Probe:
-    """Answers of the running kernel. Of a copied tree nobody can ask them."""
+    """Answers of the running kernel, which a copied tree cannot give."""
 
-    space: Callable[[str], Space | None]  # of the file system that a path is on, or will be
-    may_open: Callable[[str], bool]  # beside owner, group and mode: an access list
+    space: Callable[[str], Space | None]  # of the file system that holds a path, or will hold it
+    may_open: Callable[[str], bool]  # whether an access list opens a node to the caller
     clock_synchronized: Callable[[], bool | None]
 
 
@@ -45,15 +45,22 @@ class Probe:
 class Facts:
     root: Path
     host: Host
-    hardware: Hardware | None  # the thresholds of this GPU; None where several kinds, or an unknown one, are here
+    # The thresholds of this GPU; None if the GPUs differ or their kind is unknown.
+    hardware: Hardware | None
     run_root: str
     probe: Probe
-    only: frozenset[int] | None = None  # indices of the GPUs that a run uses; None: of all that the caller may use
-    active: Outcome | None = None  # of the active tests, where they were asked for
+    # Indices of the GPUs that a run uses; None for all that the caller may use.
+    only: frozenset[int] | None = None
+    active: Outcome | None = None  # of the active tests, if they were requested
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        return tuple(gpu for index, gpu in enumerate(self.host.gpus) if self.only is None or index in self.only)
+        gpus = self.host.gpus
+        return (
+            gpus
+            if self.only is None
+            else tuple(gpus[i] for i in sorted(self.only) if i < len(gpus))
+        )
 
     @property
     def amd_gpus(self) -> tuple[Gpu, ...]:
@@ -69,38 +76,43 @@ class Facts:
 
     @property
     def is_amd(self) -> bool:
-        """What is asked for; else AMD GPUs are here, or on the bus although the driver does not show them."""
+        """Return whether AMD is requested; by default, whether an AMD GPU is here, shown or not."""
         if self.hardware is not None and self.hardware.vendor != Vendor.none:
             return self.hardware.vendor == Vendor.amd
-        return bool(self.amd_gpus) or bool(self.host.withheld) or bool(self.amd_cards())
+        return bool(self.amd_gpus or self.host.withheld or self.amd_cards())
 
     @property
     def is_live(self) -> bool:
         return self.root == Path("/")
 
     def amd_cards(self) -> list[str]:
-        """PCI addresses of AMD's GPUs on the bus, but for those that another driver has: old ones, those of virtual machines."""
-        found = (self.root / "sys/bus/pci/devices").glob("*")
-        gpus = [p for p in found if text(p / "vendor") == AMD and (text(p / "class") or "").startswith(DISPLAYS)]
-        return sorted(p.name for p in gpus if Path(os.path.realpath(p / "driver")).name not in OTHER_DRIVERS)
+        """Return the PCI addresses of AMD's GPUs, except old ones and those of virtual machines."""
+        cards = []
+        for device in (self.root / "sys/bus/pci/devices").glob("*"):
+            is_gpu = (text(device / "class") or "").startswith(DISPLAYS)
+            driver = Path(os.path.realpath(device / "driver")).name
+            if is_gpu and text(device / "vendor") == AMD and driver not in OTHER_DRIVERS:
+                cards.append(device.name)
+        return sorted(cards)
 
     def device(self, gpu: Gpu) -> Path:
-        """What the kernel says of a GPU's PCI device."""
+        """Return the kernel's folder for a GPU's PCI device."""
         return self.root / "sys/bus/pci/devices" / (gpu.pci_address or "none")
 
     def whole_gpus(self) -> list[Gpu]:
-        """One for each PCI device: partitions share what is read there."""
+        """Return one GPU per PCI device, because partitions share the device's files."""
         return list({gpu.pci_address: gpu for gpu in self.gpus if gpu.pci_address}.values())
 
     def mask_without(self, addresses: list[str]) -> str:
-        """The mask that leaves these GPUs out; empty where it would leave none."""
-        same = [gpu for gpu in self.host.gpus if bool(self.amd_gpus) == gpu.gfx.startswith("gfx")]
-        kept = [str(index) for index, gpu in enumerate(same) if gpu.pci_address not in addresses]
-        return f"{'HIP' if self.amd_gpus else 'CUDA'}_VISIBLE_DEVICES={','.join(kept)}" if kept else ""
+        """Return the mask that leaves out these GPUs; empty if none would remain."""
+        is_amd = bool(self.amd_gpus)
+        same = [gpu for gpu in self.host.gpus if gpu.gfx.startswith("gfx") == is_amd]
+        left = [str(index) for index, gpu in enumerate(same) if gpu.pci_address not in addresses]
+        return f"{'HIP' if is_amd else 'CUDA'}_VISIBLE_DEVICES={','.join(left)}" if left else ""
 
     @property
     def is_contained(self) -> bool:
-        """Docker, podman, Kubernetes: they leave a mark."""
+        """Return whether this is a container of docker, podman or Kubernetes, by its marks."""
         marks = (status_of(self.root / ".dockerenv"), status_of(self.root / "run/.containerenv"))
         return any(marks) or "KUBERNETES_SERVICE_HOST" in self.host.environ
 
@@ -109,42 +121,55 @@ class Facts:
 
     def may_open(self, node: str) -> bool:
         gid = self.host.device_nodes.get(node)
-        return gid is None or self.host.uid == 0 or gid in self.host.member_of or self.probe.may_open(node)
+        by_group = gid is None or self.host.uid == 0 or gid in self.host.member_of
+        return by_group or self.probe.may_open(node)
 
 
-def gather(host: Host, hardware: Hardware | None, run_root: str = "runs", only: frozenset[int] | None = None) -> Facts:
+def gather(
+    host: Host,
+    hardware: Hardware | None,
+    run_root: str = "runs",
+    only: frozenset[int] | None = None,
+) -> Facts:
     root = Path(host.sysroot)
     return Facts(root, host, hardware, run_root, RUNNING if root == Path("/") else COPIED, only)
 
 
 def host_of(sysroot: str) -> Host:
-    """Of this machine, or of a tree: there the caller and the environment are those of its proc/self."""
-    host = detect.host(sys.executable, sysroot)
-    return host if Path(sysroot) == Path("/") else _caller_of(Path(sysroot), host)
-
-
-def _caller_of(root: Path, host: Host) -> Host:
+    """Return this machine, or that of a copied tree, with caller and environment from proc/self."""
+    host, root = detect.host(sys.executable, sysroot), Path(sysroot)
+    if root == Path("/"):
+        return host
     rows = (line.partition(":") for line in (text(root / "proc/self/status") or "").splitlines())
-    status = {name: [as_number(word) or 0 for word in values.split()] for name, _, values in rows if name in ("Uid", "Gid", "Groups")}
+    status = {
+        name: [as_number(word) or 0 for word in values.split()]
+        for name, _, values in rows
+        if name in ("Uid", "Gid", "Groups")
+    }
     pairs = (entry.partition("=") for entry in (text(root / "proc/self/environ") or "").split("\0"))
-    groups = (*status.get("Gid", [])[:1], *status.get("Groups", []))
-    environ = {name: value for name, _, value in pairs if name}
-    return dataclasses.replace(host, environ=environ, uid=(status.get("Uid") or [0])[0], member_of=groups)
+    return dataclasses.replace(
+        host,
+        environ={name: value for name, _, value in pairs if name},
+        uid=(status.get("Uid") or [0])[0],
+        member_of=(*status.get("Gid", [])[:1], *status.get("Groups", [])),
+    )
 
 
 def _space(path: str) -> Space | None:
-    existing = next((p for p in (Path(path), *Path(path).absolute().parents) if status_of(p)), Path("/"))
+    candidates = (Path(path), *Path(path).absolute().parents)
+    existing = next((p for p in candidates if status_of(p)), Path("/"))
     try:
-        found = shutil.disk_usage(existing)
+        usage = shutil.disk_usage(existing)
     except OSError:
         return None
-    return Space(found.free / 1e9, found.total / 1e9)
+    return Space(usage.free / 1e9, usage.total / 1e9)
 
 
 def _clock_synchronized() -> bool | None:
-    """What the kernel knows of it, in a container too: adjtimex(2) that changes nothing."""
+    """Ask the kernel, in a container too, by an adjtimex(2) that changes nothing."""
     try:
-        state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(1024))  # struct timex has 208 bytes
+        # struct timex has 208 bytes.
+        state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(1024))
     except (OSError, AttributeError):  # no glibc
         return None
     return None if state < 0 else state != TIME_ERROR

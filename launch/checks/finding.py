@@ -1,4 +1,4 @@
-"""What a check says."""
+"""Define the result of a check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum
 class Status(Enum):
     passed = "pass"
     warn = "warn"  # slower, or a risk
-    fail = "fail"  # a run would fail, hang, or go by wrong figures
+    fail = "fail"  # a run would fail, hang or rely on wrong figures
     unknown = "unknown"
 
 
@@ -19,15 +19,7 @@ class Finding:
     read: str
     threshold: str
     source: str
-    cure: str = ""  # the command, or what to do; empty where it passes
-
-
-def boot_with(parameters: str) -> str:
-    """The command that gives the kernel these parameters."""
-    return (
-        f"add {parameters} to GRUB_CMDLINE_LINUX in /etc/default/grub, sudo update-grub "
-        f"(Fedora, RHEL: sudo grubby --update-kernel=ALL --args='{parameters}'), reboot"
-    )
+    cure: str = ""  # the command, or what to do; empty if it passes
 
 
 @dataclass(frozen=True)
@@ -48,3 +40,21 @@ class Expected:
 
     def unknown(self, read: str, cure: str) -> Finding:
         return Finding(Status.unknown, read, self.threshold, self.source, cure)
+
+    def pass_or_warn(self, passes: bool, read: str, cure: str) -> Finding:
+        return self.passed(read) if passes else self.warn(read, cure)
+
+    def fail_or_warn(self, fails: bool, read: str, cure: str) -> Finding:
+        return self.fail(read, cure) if fails else self.warn(read, cure)
+
+
+def boot_with(parameters: str) -> str:
+    """Return the command that boots the kernel with these parameters."""
+    return (
+        f"add {parameters} to GRUB_CMDLINE_LINUX in /etc/default/grub, sudo update-grub "
+        f"(Fedora, RHEL: sudo grubby --update-kernel=ALL --args='{parameters}'), reboot"
+    )
+
+
+def some(words: list[str], most: int = 4) -> str:
+    return "; ".join(words[:most])

@@ -1,4 +1,4 @@
-"""What recipes/health/measure.py has written of each GPU, and how running it went."""
+"""Define what recipes/measure/health.py writes about each GPU, and the outcome of running it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Measured:
-    """One GPU (or one process on a CPU). Units and meanings stand in recipes/health/measure.py; None is not measured."""
+    """Results of one GPU, or of one process on a CPU.
+
+    recipes/measure/health.py has units and meanings. None means not measured.
+    """
 
     rank: int
-    phase: str  # in which it was last
+    phase: str  # the last one that it reached
     product: str
     torch: str
     num_gpus: int
@@ -36,9 +39,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`failed`: what went wrong, and how to see more. `not_run`: why nothing was started, and the cure."""
+    """Outcome of the active tests.
 
-    gpus: tuple[int, ...] = ()  # index of each process's GPU, as the maker counts; empty on a CPU
+    `failed` is what went wrong and how to see more. `not_run` is why nothing was started, and the
+    fix.
+    """
+
+    gpus: tuple[int, ...] = ()  # index of each process's GPU, as the vendor counts; empty on a CPU
     measured: tuple[Measured, ...] = ()
     seconds: float = 0.0
     failed: tuple[str, str] | None = None
@@ -50,13 +57,13 @@ def file_of(folder: Path, rank: int) -> Path:
 
 
 def read(file: Path) -> Measured:
-    """Raises OSError where it is not there, ValueError where it is not whole."""
+    """Return a file's results. Raise OSError if it is missing, ValueError if it is incomplete."""
     try:
-        found = json.loads(file.read_text())
+        content = json.loads(file.read_text())
     except ValueError as error:
         raise ValueError(f"{file.name} is not whole: {error}") from error
     names = {field.name for field in dataclasses.fields(Measured)}
-    if not isinstance(found, dict) or set(found) != names:
-        odd = sorted(names ^ set(found)) if isinstance(found, dict) else [type(found).__name__]
-        raise ValueError(f"{file.name} is not what this doctor reads: {', '.join(odd)}")
-    return Measured(**found)
+    if not isinstance(content, dict) or set(content) != names:
+        odd = names ^ set(content) if isinstance(content, dict) else {type(content).__name__}
+        raise ValueError(f"{file.name} is not what this doctor reads: {', '.join(sorted(odd))}")
+    return Measured(**content)

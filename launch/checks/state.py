@@ -1,4 +1,4 @@
-"""What the GPUs are doing now: mode, memory, processes, errors, heat, power."""
+"""Check the current state of the GPUs: mode, memory, processes, errors, temperature and power."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from launch.checks.facts import Facts
-from launch.checks.finding import Expected, Finding
+from launch.checks.finding import Expected, Finding, some
 from launch.machine import detect, nvidia
 from launch.machine.gpu import GIB, Gpu
 from launch.machine.kfd import GTT, NODES
 from launch.machine.sysfs import folders, is_folder, number, properties, text
 
-OCCUPIED = 0.10  # our choice: an idle driver keeps 0.3 GB, a desktop 1 of 24; more is another run
-HELD = 100_000_000  # bytes; our choice. ROCr opens every GPU that it sees, also those a process does not use
-NEAR_LIMIT_C = 10.0  # before the limit that the device states
+# Share of the memory; our choice. An idle driver uses 0.3 GB and a desktop 1 GB of 24. More than
+# that is another run.
+OCCUPIED = 0.10
+# Bytes, our choice. ROCr opens every visible GPU, including those that a process does not use.
+HELD = 100_000_000
+# Degrees below the limit that the device reports.
+NEAR_LIMIT_C = 10.0
 CAPS = ("power1_cap", "power1_cap_default")
 KFD_PROCESSES = "sys/class/kfd/kfd/proc"
 
@@ -24,191 +28,245 @@ def partition_mode(facts: Facts) -> Finding | None:
     compute, memory = facts.needs.compute_partition, facts.needs.memory_partition
     if compute is None or not facts.amd_gpus:
         return None
-    expected = Expected(f"{compute}, {memory}", f"conf/hardware: host.compute_partition and memory_partition of {facts.group}")
-    modes = sorted({(gpu.compute_partition or "unknown", gpu.memory_partition or "unknown") for gpu in facts.amd_gpus})
+    expected = Expected(
+        f"{compute}, {memory}",
+        f"conf/hardware: host.compute_partition and memory_partition of {facts.group}",
+    )
+    modes = sorted(
+        {
+            (gpu.compute_partition or "unknown", gpu.memory_partition or "unknown")
+            for gpu in facts.amd_gpus
+        }
+    )
     read = "; ".join(", ".join(mode) for mode in modes)
-    wrong = [mode for mode in modes if mode[0] not in (compute, "unknown")]
-    if wrong:
-        cure = f"stop what uses the GPUs, then sudo amd-smi set --gpu all --compute-partition {compute}"
-        return expected.fail(read, f"{cure}; {_keep('compute', wrong[0][0])}")
-    wrong = [mode for mode in modes if mode[1] not in (memory, "unknown")]
-    if wrong:
-        cure = f"stop what uses the GPUs, then (it restarts the driver) sudo amd-smi set --memory-partition {memory}"
-        return expected.fail(read, f"{cure}; {_keep('memory', wrong[0][1])}")
+    setters = {
+        "compute": f"then sudo amd-smi set --gpu all --compute-partition {compute}",
+        "memory": f"then (it restarts the driver) sudo amd-smi set --memory-partition {memory}",
+    }
+    for (kind, command), wanted, actual in zip(
+        setters.items(), (compute, memory), zip(*modes, strict=True), strict=True
+    ):
+        if wrong := [mode for mode in actual if mode not in (wanted, "unknown")]:
+            keep = (
+                f"hardware.host.{kind}_partition={wrong[0]}, with hardware.memory_gb and "
+                "hardware.compute_units"
+            )
+            return expected.fail(
+                read, f"stop what uses the GPUs, {command}; to keep it: {keep} of one device"
+            )
     if modes != [(compute, memory)]:
         return expected.unknown(read, "amd-smi partition")
     return expected.passed(read)
 
 
-def _keep(kind: str, mode: str) -> str:
-    return f"to keep it: hardware.host.{kind}_partition={mode}, with hardware.memory_gb and hardware.compute_units of one device"
-
-
 def memory_size(facts: Facts) -> Finding | None:
-    if facts.hardware is None or not facts.gpus or facts.hardware.unified_memory:
+    hardware = facts.hardware
+    if hardware is None or not facts.gpus or hardware.unified_memory:
         return None
-    expected = Expected(f"{facts.hardware.memory_gb:g} GiB each", f"conf/hardware: memory_gb of {facts.group}")
-    known = [gpu for gpu in facts.gpus if gpu.memory_gb is not None and facts.group in (gpu.group, gpu.partition_of)]
+    expected = Expected(
+        f"{hardware.memory_gb:g} GiB each", f"conf/hardware: memory_gb of {facts.group}"
+    )
+    known = [
+        gpu
+        for gpu in facts.gpus
+        if gpu.memory_gb is not None and facts.group in (gpu.group, gpu.partition_of)
+    ]
     if not known:
         return expected.unknown("the driver states no size", "amd-smi static --vram, or nvidia-smi")
     least = min(known, key=lambda gpu: gpu.memory_gb or 0)
-    read = f"{(least.memory_gb or 0) / GIB:.0f} GiB each"
-    if detect.is_smaller(least, facts.hardware):
-        return expected.warn(read, f"nothing: plans of runs here count with it. Elsewhere: hardware.memory_gb={read.split()[0]}")
-    return expected.passed(read)
+    gib = f"{(least.memory_gb or 0) / GIB:.0f}"
+    cure = f"nothing: plans of runs here count with it. Elsewhere: hardware.memory_gb={gib}"
+    return expected.pass_or_warn(not detect.is_smaller(least, hardware), f"{gib} GiB each", cure)
 
 
 def _memory(facts: Facts) -> dict[str, tuple[int, int]]:
-    """Bytes used and in all of each PCI device that states both."""
-    found = {gpu.pci_address or "": _amd_memory(facts, gpu) for gpu in facts.whole_gpus() if gpu.gfx.startswith("gfx")}
-    others = [gpu.pci_address for gpu in facts.gpus if gpu.pci_address and not gpu.gfx.startswith("gfx")]
-    asked = nvidia.memory(others) if others and facts.is_live else {}
-    return {**{address: memory for address, memory in found.items() if memory}, **asked}
-
-
-def _amd_memory(facts: Facts, gpu: Gpu) -> tuple[int, int] | None:
-    """Of an integrated GPU: of what it may take of the system's."""
-    pool = "gtt" if gpu.gfx in GTT else "vram"
-    used, total = (number(facts.device(gpu) / f"mem_info_{pool}_{which}") for which in ("used", "total"))
-    return (used, total) if used is not None and total else None
+    """Return (used, total) bytes by PCI address, for the devices that report both."""
+    memory, others = {}, []
+    for gpu in facts.whole_gpus():
+        address = gpu.pci_address or ""
+        if not gpu.gfx.startswith("gfx"):
+            others.append(address)
+            continue
+        # For an integrated GPU, count the share of the system's memory that it may use.
+        pool = "gtt" if gpu.gfx in GTT else "vram"
+        used, total = (
+            number(facts.device(gpu) / f"mem_info_{pool}_{which}") for which in ("used", "total")
+        )
+        if used is not None and total:
+            memory[address] = (used, total)
+    return {**memory, **(nvidia.memory(others) if others and facts.is_live else {})}
 
 
 def _holders(facts: Facts) -> dict[int, dict[str, int]] | None:
-    """Bytes that processes compute with on these GPUs, by process and PCI address; None where the kernel does not tell.
+    """Return the bytes that processes allocated for computing, by pid and PCI address.
 
-    It shows the processes of every container, by their numbers on the host. A desktop's memory is not among it.
+    The pids are the host's, and include the processes of all containers. A desktop's memory is not
+    included. Return None if the driver does not tell.
     """
     if not facts.amd_gpus or not is_folder(facts.root / KFD_PROCESSES):
         return None
-    ids = [(gpu.pci_address or "", number(facts.root / NODES / str(gpu.node) / "gpu_id")) for gpu in facts.amd_gpus]
-    found = {}
+    ids = [
+        (gpu.pci_address or "", number(facts.root / NODES / str(gpu.node) / "gpu_id"))
+        for gpu in facts.amd_gpus
+    ]
+    holders = {}
     for folder in folders(facts.root / KFD_PROCESSES):
         held = dict.fromkeys((address for address, _ in ids), 0)
         for address, gpu_id in ids:  # partitions of a card share its address
             held[address] += number(folder / f"vram_{gpu_id}") or 0
         if max(held.values()) >= HELD and not (facts.is_live and int(folder.name) == os.getpid()):
-            found[int(folder.name)] = held
-    return found
+            holders[int(folder.name)] = held
+    return holders
 
 
 def memory_occupied(facts: Facts) -> Finding | None:
-    """By others. What a screen may take, and no computation holds, is a warning."""
+    """Fail if computations hold the memory of a GPU; warn if a desktop may hold it."""
     if not facts.gpus:
         return None
-    expected = Expected(f"less than {OCCUPIED:.0%} used", "launch/checks/state.py: plans count on free GPUs")
-    found = _memory(facts)
-    if not found:
-        return expected.unknown("the driver does not say", "amd-smi metric --mem-usage, or nvidia-smi")
-    busy = {address: used / total for address, (used, total) in found.items() if used >= OCCUPIED * total}
+    expected = Expected(
+        f"less than {OCCUPIED:.0%} used", "launch/checks/state.py: plans count on free GPUs"
+    )
+    memory = _memory(facts)
+    if not memory:
+        return expected.unknown(
+            "the driver does not say", "amd-smi metric --mem-usage, or nvidia-smi"
+        )
+    shares = {address: used / total for address, (used, total) in memory.items()}
+    busy = [address for address, (used, total) in memory.items() if used >= OCCUPIED * total]
     if not busy:
-        return expected.passed(f"{len(found)} GPUs, at most {max(used / total for used, total in found.values()):.1%} used")
+        return expected.passed(f"{len(memory)} GPUs, at most {max(shares.values()):.1%} used")
     holders = _holders(facts) or {}
     computed = {address: sum(held.get(address, 0) for held in holders.values()) for address in busy}
-    drawing = {gpu.pci_address for gpu in facts.gpus if _draws(facts, gpu)}
-    sure = any(address not in drawing or computed[address] >= OCCUPIED * found[address][1] for address in busy)
-    words = [f"{address} {found[address][0] / 1e9:.1f} GB ({part:.0%})" for address, part in busy.items()]
-    read = "; ".join(words[:4]) + (f"; and {len(words) - 4} more" if len(words) > 4 else "") + _named(facts, holders)
-    others = facts.mask_without(list(busy))
-    cure = "stop the processes that hold it (amd-smi process, or nvidia-smi)" + (f", or take the others: export {others}" if others else "")
-    return expected.fail(read, cure) if sure else expected.warn(read, cure)
+    drawing = {
+        gpu.pci_address
+        for gpu in facts.gpus
+        if gpu.gfx in GTT or (text(facts.device(gpu) / "class") or "").startswith("0x0300")
+    }
+    words = [f"{a} {memory[a][0] / 1e9:.1f} GB ({shares[a]:.0%})" for a in busy]
+    read = some(words) + (f"; and {len(words) - 4} more" if len(words) > 4 else "")
+    read += f", by {_names(facts, holders)}" if holders else ""
+    cure = "stop the processes that hold it (amd-smi process, or nvidia-smi)"
+    if others := facts.mask_without(busy):
+        cure += f", or take the others: export {others}"
+    sure = any(a not in drawing or computed[a] >= OCCUPIED * memory[a][1] for a in busy)
+    return expected.fail_or_warn(sure, read, cure)
 
 
-def _draws(facts: Facts, gpu: Gpu) -> bool:
-    """It is integrated, or of the PCI class of what has a screen."""
-    return gpu.gfx in GTT or (text(facts.device(gpu) / "class") or "").startswith("0x0300")
-
-
-def _named(facts: Facts, pids: Iterable[int]) -> str:
+def _names(facts: Facts, pids: Iterable[int]) -> str:
     names = [f"{facts.file(f'proc/{pid}/comm') or 'not of this container'} ({pid})" for pid in pids]
-    return f", by {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else ""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def foreign_processes(facts: Facts) -> Finding | None:
     if not facts.amd_gpus:
         return None
-    expected = Expected(f"no other process holds {HELD / 1e9:g} GB of these GPUs", "kernel: /sys/class/kfd/kfd/proc")
+    expected = Expected(
+        f"no other process holds {HELD / 1e9:g} GB of these GPUs", "kernel: /sys/class/kfd/kfd/proc"
+    )
     holders = _holders(facts)
     if holders is None:
-        return expected.unknown(f"/{KFD_PROCESSES} is not there", "amd-smi process")
+        return expected.unknown(f"/{KFD_PROCESSES} is missing", "amd-smi process")
     if not holders:
         return expected.passed("none")
-    mine = [
-        pid for pid in holders if (facts.file(f"proc/{pid}/status") or "").partition("\nUid:\t")[2].split("\t")[0] == str(facts.host.uid)
-    ]
-    stop = f"; if it is yours and forgotten: kill {mine[0]}" if mine else ""
-    return expected.warn(_named(facts, holders).removeprefix(", by "), f"wait for them, or take other GPUs{stop}")
+    cure = "wait for them, or take other GPUs"
+    for pid in holders:
+        status = facts.file(f"proc/{pid}/status") or ""
+        if status.partition("\nUid:\t")[2].split("\t")[0] == str(facts.host.uid):
+            cure += f"; if it is yours and forgotten: kill {pid}"
+            break
+    return expected.warn(_names(facts, holders), cure)
 
 
 def ras(facts: Facts) -> Finding | None:
-    """Errors since the driver was loaded, of memory and every other block that counts them."""
+    """Check the error counters of every block, which start when the driver is loaded."""
     if not facts.amd_gpus:
         return None
-    expected = Expected("no uncorrectable and no correctable error", "kernel: ras/*_err_count of each GPU (amdgpu RAS)")
-    totals = {"ue": 0, "ce": 0}
-    where, read_any = [], False
+    expected = Expected(
+        "no uncorrectable and no correctable error",
+        "kernel: ras/*_err_count of each GPU (amdgpu RAS)",
+    )
+    kinds: set[str] = set()
+    hit: list[str] = []
+    where: list[str] = []
+    read_any = False
     for gpu in facts.whole_gpus():
         for file in sorted((facts.device(gpu) / "ras").glob("*_err_count")):
             counts = {name.rstrip(":"): value for name, value in properties(file).items()}
             read_any = read_any or bool(counts)
-            hit = {name: counts[name] for name in totals if counts.get(name)}
-            totals = {name: totals[name] + hit.get(name, 0) for name in totals}
-            where += [f"{gpu.pci_address} {file.name.removesuffix('_err_count')} {name} {count}" for name, count in hit.items()]
+            for kind in filter(counts.get, ("ue", "ce")):
+                kinds.add(kind)
+                hit.append(gpu.pci_address or "")
+                block = file.name.removesuffix("_err_count")
+                where.append(f"{gpu.pci_address} {block} {kind} {counts[kind]}")
     if not read_any:
-        return expected.unknown("no counters: this GPU has no ECC, or the driver hides them", "amd-smi metric --ecc")
+        return expected.unknown(
+            "no counters: this GPU has no ECC, or the driver hides them", "amd-smi metric --ecc"
+        )
     if not where:
         return expected.passed(f"none on {len(facts.whole_gpus())} GPUs")
-    read = "; ".join(where[:4])
-    if totals["ue"]:
-        others = facts.mask_without([line.split()[0] for line in where])
+    if "ue" in kinds:
+        others = facts.mask_without(hit)
         leave_out = f"leave this GPU out: export {others}; then " if others else ""
-        return expected.fail(f"uncorrectable: {read}", f"{leave_out}reboot; if it counts again, replace it")
-    return expected.warn(f"corrected: {read}", "watch it: amd-smi metric --ecc. Rising counts come before a failure")
+        return expected.fail(
+            f"uncorrectable: {some(where)}", f"{leave_out}reboot; if it counts again, replace it"
+        )
+    cure = "watch it: amd-smi metric --ecc. Rising counts come before a failure"
+    return expected.warn(f"corrected: {some(where)}", cure)
 
 
-def _sensors(facts: Facts, gpu: Gpu) -> list[Path]:
-    return sorted((facts.device(gpu) / "hwmon").glob("hwmon*"))
+def _sensors(facts: Facts, gpu: Gpu, pattern: str) -> list[Path]:
+    folders = sorted((facts.device(gpu) / "hwmon").glob("hwmon*"))
+    return [file for folder in folders for file in sorted(folder.glob(pattern))]
 
 
 def temperature(facts: Facts) -> Finding | None:
     if not facts.amd_gpus:
         return None
-    expected = Expected(f"{NEAR_LIMIT_C:g} degrees below the device's own limit", "kernel: hwmon temp*_crit of each GPU")
-    hot, highest, worst = [], None, NEAR_LIMIT_C
+    expected = Expected(
+        f"{NEAR_LIMIT_C:g} degrees below the device's own limit",
+        "kernel: hwmon temp*_crit of each GPU",
+    )
+    hot, temperatures, worst = [], [], NEAR_LIMIT_C
     for gpu in facts.whole_gpus():
-        for sensor in (file for folder in _sensors(facts, gpu) for file in sorted(folder.glob("temp*_input"))):
+        for sensor in _sensors(facts, gpu, "temp*_input"):
             stem = sensor.with_name(sensor.name.removesuffix("input"))
             now, limit = number(sensor), number(f"{stem}crit")
             if now is None:
                 continue
-            highest = max(highest or 0.0, now / 1000)
+            temperatures.append(now / 1000)
             if limit and (limit - now) / 1000 < NEAR_LIMIT_C:
-                hot.append(f"{gpu.pci_address} {text(f'{stem}label') or sensor.name} {now / 1000:.0f} of {limit / 1000:.0f} C")
+                label = text(f"{stem}label") or sensor.name
+                hot.append(f"{gpu.pci_address} {label} {now / 1000:.0f} of {limit / 1000:.0f} C")
                 worst = min(worst, (limit - now) / 1000)
-    if highest is None:
+    if not temperatures:
         return expected.unknown("no sensor", "amd-smi metric --temperature")
     if not hot:
-        return expected.passed(f"at most {highest:.0f} C")
-    cure = "it slows down to save itself: look at fans, dust and inlet air; power can be capped: sudo amd-smi set --power-cap <W>"
-    return expected.fail("; ".join(hot[:4]), cure) if worst <= 0 else expected.warn("; ".join(hot[:4]), cure)
+        return expected.passed(f"at most {max(temperatures):.0f} C")
+    cure = (
+        "it slows down to save itself: look at fans, dust and inlet air; power can be capped: "
+        "sudo amd-smi set --power-cap <W>"
+    )
+    return expected.fail_or_warn(worst <= 0, some(hot), cure)
 
 
 def power_cap(facts: Facts) -> Finding | None:
-    """Against the board's own default: that of a Radeon leaves out what its data sheet counts in (fans, memory)."""
+    """Compare the cap with the board's default, which on a Radeon excludes fans and memory."""
     if not facts.amd_gpus:
         return None
     expected = Expected("the device's own default", "kernel: hwmon power1_cap_default of each GPU")
-    caps = {gpu.pci_address: _caps_w(facts, gpu) for gpu in facts.whole_gpus()}
-    known = {address: caps for address, caps in caps.items() if all(caps)}  # the second die of an MI250X has none of its own
-    if not known:
+    watts = {}
+    for gpu in facts.whole_gpus():
+        cap, default = (
+            next(filter(None, map(number, _sensors(facts, gpu, name))), 0) / 1e6 for name in CAPS
+        )
+        if cap and default:  # the second die of an MI250X reports neither
+            watts[gpu.pci_address] = (cap, default)
+    if not watts:
         return expected.unknown("the driver states no cap, or no default", "amd-smi metric --power")
-    low = [(f"{address} {cap:.0f} of {default:.0f} W", default) for address, (cap, default) in known.items() if cap < default]
+    low = {address: caps for address, caps in watts.items() if caps[0] < caps[1]}
     if not low:
-        return expected.passed(f"{min(cap for cap, _ in known.values()):.0f} W or more")
-    cure = f"sudo amd-smi set --gpu all --power-cap {low[0][1]:.0f}, unless somebody capped it on purpose"
-    return expected.warn("; ".join(words for words, _ in low[:4]), cure)
-
-
-def _caps_w(facts: Facts, gpu: Gpu) -> tuple[float, float]:
-    """Now and by default; 0 for what is not stated."""
-    cap, default = (next((n for folder in _sensors(facts, gpu) if (n := number(folder / name))), 0) for name in CAPS)
-    return cap / 1e6, default / 1e6
+        return expected.passed(f"{min(cap for cap, _ in watts.values()):.0f} W or more")
+    words = [f"{address} {cap:.0f} of {default:.0f} W" for address, (cap, default) in low.items()]
+    default = next(iter(low.values()))[1]
+    cure = f"sudo amd-smi set --gpu all --power-cap {default:.0f}, unless the cap is intended"
+    return expected.warn(some(words), cure)

@@ -1,11 +1,21 @@
-"""Every check, in the order of the report, and the short set that a run starts with."""
+"""List every check in the order of the report, and the short set that a run starts with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from launch.checks import access, active, driver, environment, host, kernel_log, pci, state, strix_halo
+from launch.checks import (
+    access,
+    active,
+    driver,
+    environment,
+    host,
+    kernel_log,
+    pci,
+    state,
+    strix_halo,
+)
 from launch.checks.facts import Facts
 from launch.checks.finding import Finding
 
@@ -14,8 +24,9 @@ from launch.checks.finding import Finding
 class Check:
     name: str
     subject: str
-    run: Callable[[Facts], Finding | None]  # None: not about this machine
-    # In the short set: "always"; "local", which the image or the engine answers for in a container. Empty: not in it.
+    run: Callable[[Facts], Finding | None]  # returns None if it does not apply to this machine
+    # "always" puts it in the short set; "local" only under runtime=local, since in a container the
+    # image or the engine answers for it.
     before_run: str = ""
 
 
@@ -58,7 +69,8 @@ CHECKS = (
 )
 
 ACTIVE = "Active tests"
-ACTIVE_CHECKS = (  # of a program that has run: launch/checks/measuring.py
+# Checks of a program that has run (launch/checks/measuring.py).
+ACTIVE_CHECKS = (
     Check("active_tests", ACTIVE, active.ran),
     Check("torch_gpus", ACTIVE, active.torch_gpus),
     Check("gemm", ACTIVE, active.gemm),
@@ -72,22 +84,17 @@ ACTIVE_CHECKS = (  # of a program that has run: launch/checks/measuring.py
 
 
 def run(facts: Facts) -> dict[Check, Finding]:
-    """What every check says that is about this machine."""
-    return _found(facts, CHECKS + _of_active(facts))
-
-
-def _of_active(facts: Facts) -> tuple[Check, ...]:
-    """One that failed, or was not run, says so once."""
-    if facts.active is None:
-        return ()
-    return ACTIVE_CHECKS if facts.active.measured and not facts.active.failed else ACTIVE_CHECKS[:1]
+    """Return the findings of every check that applies to this machine."""
+    checks: tuple[Check, ...] = CHECKS
+    if facts.active is not None:
+        # Report tests that failed or were not run only once.
+        whole = facts.active.measured and not facts.active.failed
+        checks += ACTIVE_CHECKS if whole else ACTIVE_CHECKS[:1]
+    return {check: finding for check in checks if (finding := check.run(facts)) is not None}
 
 
 def before_run(facts: Facts, contained: bool) -> dict[str, Finding]:
-    """The short set, by name: cheap, and what it finds would make a run fail."""
-    chosen = tuple(check for check in CHECKS if check.before_run == "always" or (check.before_run == "local" and not contained))
-    return {check.name: finding for check, finding in _found(facts, chosen).items()}
-
-
-def _found(facts: Facts, checks: tuple[Check, ...]) -> dict[Check, Finding]:
-    return {check: finding for check in checks if (finding := check.run(facts)) is not None}
+    """Return the findings of the short set. A failure there would make a run fail."""
+    when = ("always",) if contained else ("always", "local")
+    chosen = (check for check in CHECKS if check.before_run in when)
+    return {check.name: finding for check in chosen if (finding := check.run(facts)) is not None}

@@ -1,1 +1,1 @@
-"""What this host is: GPUs from the kernel's files or NVML, and the masks that choose among them."""
+"""Detect this host: GPUs from the kernel's files or NVML, and the masks that choose among them."""

@@ -1,6 +1,6 @@
-"""What this host is: its GPUs from sysfs (no ROCm tools, no torch), its cores, and the environment the user brings.
+"""Detect this host: GPUs from sysfs (no ROCm tools, no torch), cores, the user's environment.
 
-`sysroot` stands for `/`, so that trees copied from other machines serve as input.
+`sysroot` stands for `/`, so that trees copied from other machines can be read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launch.errors import HostError
+from launch.core.errors import HostError
 from launch.machine import kfd, masks, nvidia
 from launch.machine.gpu import GIB
 from launch.machine.gpu import Gpu as Gpu
@@ -20,43 +20,49 @@ from launch.machine.sysfs import as_number, status_of, text
 from launch.schema import Hardware
 from launch.schema.enums import Vendor
 
-FITS = 0.97  # of the file's figure: it is nominal, and firmware keeps a little
-FITS_SHARED = 0.90  # the same where the system lives on it too
+FITS = 0.97  # share of the file's nominal figure, since firmware keeps a little
+FITS_SHARED = 0.90  # the same if the system uses the memory too
 
 
 @dataclass(frozen=True)
 class Host:
-    """Facts a plan may depend on. `environ` holds the user's own values of variables that a plan may set."""
+    """Facts that a plan may depend on.
+
+    `environ` holds the user's own values of variables that a plan may set.
+    """
 
     python: str
     num_cores: int
-    gpus: tuple[Gpu, ...] = ()  # those that the caller may use, as torch would count them
-    withheld: tuple[Gpu, ...] = ()  # those that are here, and whose device nodes this container was not given
+    gpus: tuple[Gpu, ...] = ()  # those that the caller may use, in torch's order
+    withheld: tuple[Gpu, ...] = ()  # those whose device nodes this container did not get
     environ: dict[str, str] = field(default_factory=dict)
     cwd: str = "."
     home: str = "/root"
     uid: int = 0
     gid: int = 0
-    gids: dict[str, int] = field(default_factory=dict)  # of the groups video and render, where they exist
+    gids: dict[str, int] = field(default_factory=dict)  # of groups video and render, if any
     member_of: tuple[int, ...] = ()  # gids of the caller's groups
-    # Those that a container of ours may be given, with the group one must be in to open each; None where anybody may.
+    # Device nodes that a container may get, with the gid that may open each; None if anybody may.
     device_nodes: dict[str, int | None] = field(default_factory=dict)
-    selinux: bool = False  # enforcing
+    selinux: bool = False  # whether SELinux is enforcing
     listening: frozenset[int] = frozenset()  # TCP ports that are taken
     sysroot: str = "/"  # where all of this was read
 
     def gpus_of(self, vendor: Vendor) -> tuple[Gpu, ...]:
-        """Those that a mask of this maker counts, in its order."""
-        return tuple(gpu for gpu in self.gpus if gpu.gfx.startswith("gfx") == (vendor == Vendor.amd))
+        """Return the GPUs that a mask of this vendor counts, in its order."""
+        is_amd = vendor == Vendor.amd
+        return tuple(gpu for gpu in self.gpus if gpu.gfx.startswith("gfx") == is_amd)
 
     def free_port(self, wanted: int) -> int:
-        """The first from `wanted` on that nobody listens on."""
+        """Return the first port from `wanted` on that nobody listens on."""
         return next(port for port in range(wanted, 65536) if port not in self.listening)
 
 
 def group_of(found: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> str:
-    """The conf/hardware group of these GPUs, of those that may be used where any may; `cpu` where there are none. Raises HostError rather
-    than guess."""
+    """Return the conf/hardware group of the usable GPUs, or of all if none is; `cpu` without GPUs.
+
+    Raises HostError rather than guess.
+    """
     wrong = undecided(found, counted)
     if wrong:
         raise HostError(f"hardware=auto: this machine has {wrong[0]}; {wrong[1]}.")
@@ -64,28 +70,36 @@ def group_of(found: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> str:
 
 
 def undecided(found: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> tuple[str, str] | None:
-    """Where no group follows from these GPUs: what they are, and what to do. `counted`: all that a mask counts, where `found` is masked."""
+    """Return a description of these GPUs and a remedy, if no group follows from them.
+
+    `counted` are all GPUs that a mask counts, if `found` is masked.
+    """
     chosen = _chosen(found)
     kinds = Counter(gpu.group or describe(gpu) for gpu in chosen)
     listed = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     if len(kinds) > 1:
         groups = dict.fromkeys(gpu.group for gpu in chosen if gpu.group)
         options = ", or ".join(_shown_alone(group, chosen, counted or found) for group in groups)
-        remedy = f"name the group and show only its GPUs: {options}"
-        return listed, remedy if options else "no group of conf/hardware describes any: name one that is near"
+        if options:
+            return listed, f"name the group and show only its GPUs: {options}"
+        return listed, "no group of conf/hardware describes any: name one that is near"
     if not chosen or chosen[0].group is not None:
         return None
     if chosen[0].may_be:
-        return listed, f"several groups fit it equally: name one, hardware={' or hardware='.join(chosen[0].may_be)}"
-    return listed, _partition_remedy(chosen) if chosen[0].partition_of else "no group of conf/hardware describes it: name one that is near"
+        options = " or hardware=".join(chosen[0].may_be)
+        return listed, f"several groups fit it equally: name one, hardware={options}"
+    if chosen[0].partition_of:
+        return listed, _partition_remedy(chosen)
+    return listed, "no group of conf/hardware describes it: name one that is near"
 
 
 def _shown_alone(group: str, chosen: list[Gpu], counted: tuple[Gpu, ...]) -> str:
-    """The group, with the mask that leaves its GPUs."""
+    """Return the override for the group, with the mask that shows only its GPUs."""
     is_amd = any(gpu.group == group and gpu.gfx.startswith("gfx") for gpu in chosen)
     same_maker = [gpu for gpu in _chosen(counted) if gpu.gfx.startswith("gfx") == is_amd]
-    indices = ",".join(str(index) for index, gpu in enumerate(same_maker) if gpu.group == group and gpu in chosen)
-    return f"hardware={group} with {(masks.AMD if is_amd else masks.NVIDIA)[0]}={indices}"
+    shown = [i for i, gpu in enumerate(same_maker) if gpu.group == group and gpu in chosen]
+    mask = (masks.AMD if is_amd else masks.NVIDIA)[0]
+    return f"hardware={group} with {mask}={','.join(map(str, shown))}"
 
 
 def _chosen(found: tuple[Gpu, ...]) -> list[Gpu]:
@@ -93,47 +107,57 @@ def _chosen(found: tuple[Gpu, ...]) -> list[Gpu]:
 
 
 def is_smaller(gpu: Gpu, hardware: Hardware) -> bool:
-    """Whether it is a GPU of this group, with less memory than the group says: a card of another size, a GTT left at half."""
+    """Return whether a GPU has less memory than its group states, such as a GTT left at half."""
+    if gpu.memory_gb is None or hardware.name not in (gpu.group, gpu.partition_of):
+        return False
     share = FITS_SHARED if hardware.unified_memory else FITS
-    of_group = hardware.name in (gpu.group, gpu.partition_of)
-    return of_group and gpu.memory_gb is not None and gpu.memory_gb < share * hardware.memory_gb * GIB
+    return gpu.memory_gb < share * hardware.memory_gb * GIB
 
 
 def describe(gpu: Gpu) -> str:
-    """Product, target, size, in a few words."""
+    """Return a GPU's product, target and size in a few words."""
     memory = "memory unknown" if gpu.memory_gb is None else f"{gpu.memory_gb:.0f} GB"
     units = "compute units unknown" if gpu.compute_units is None else f"{gpu.compute_units} CUs"
-    return f"{'unknown GPU' if gpu.product == 'unknown' else gpu.product} ({gpu.gfx}, {units}, {memory})"
+    name = "unknown GPU" if gpu.product == "unknown" else gpu.product
+    return f"{name} ({gpu.gfx}, {units}, {memory})"
 
 
 def _partition_remedy(found: list[Gpu]) -> str:
     gpu = found[0]
     memory = "<GiB of one partition>" if gpu.memory_gb is None else f"{gpu.memory_gb / GIB:.0f}"
     return (
-        f"hardware={gpu.partition_of} is a whole GPU, not a partition. Make them whole (nothing may run on them): sudo amd-smi set "
-        f"--gpu all --compute-partition SPX. Or keep them and say what one has: hardware={gpu.partition_of} hardware.memory_gb={memory} "
+        f"hardware={gpu.partition_of} is a whole GPU, not a partition. Make them whole (nothing "
+        "may run on them): sudo amd-smi set "
+        "--gpu all --compute-partition SPX. Or keep them and say what one has: "
+        f"hardware={gpu.partition_of} hardware.memory_gb={memory} "
         f"hardware.compute_units={gpu.compute_units} hardware.gpus_per_node={len(found)} "
         f"hardware.host.compute_partition={gpu.compute_partition} (speed is then overestimated)"
     )
 
 
 def found_line(found: tuple[Gpu, ...], group: str) -> str:
-    """What hardware=auto found, and the group that follows."""
+    """Return a line with what hardware=auto found and the group that follows."""
     if not found:
-        return f"hardware=auto: no GPU in /sys/class/kfd nor in /proc/driver/nvidia (or none that your mask leaves): hardware={group}"
+        nowhere = (
+            "no GPU in /sys/class/kfd nor in /proc/driver/nvidia (or none that your mask leaves)"
+        )
+        return f"hardware=auto: {nowhere}: hardware={group}"
     usable = _chosen(found)
-    kinds = ", ".join(f"{count} x {kind}" for kind, count in Counter(describe(gpu) for gpu in usable).items())
+    kinds = ", ".join(
+        f"{count} x {kind}" for kind, count in Counter(describe(gpu) for gpu in usable).items()
+    )
     withheld = len(found) - len(usable)
-    return f"hardware=auto: {kinds}{f', and {withheld} that were not given to this container' if withheld else ''}: hardware={group}"
+    others = f", and {withheld} that were not given to this container" if withheld else ""
+    return f"hardware=auto: {kinds}{others}: hardware={group}"
 
 
 def gpus(sysroot: str = "/") -> tuple[Gpu, ...]:
-    """AMD GPUs of the kernel's topology, then NVIDIA's of its driver; also those that the caller may not use."""
+    """Return AMD GPUs from the kernel's topology, then NVIDIA's from its driver, usable or not."""
     return (*kfd.gpus(Path(sysroot)), *nvidia.gpus(Path(sysroot)))
 
 
 def host(python: str, sysroot: str = "/") -> Host:
-    """Facts of this machine. `num_cores` are those this process may use."""
+    """Collect the facts of this machine. `num_cores` counts the cores that this process may use."""
     found = gpus(sysroot)
     return Host(
         python=python,
@@ -155,31 +179,42 @@ def host(python: str, sysroot: str = "/") -> Host:
 
 
 def _listening(root: Path) -> frozenset[int]:
-    """Local ports of sockets in state 0A (LISTEN), of IPv4 and IPv6."""
-    rows = [line.split() for name in ("tcp", "tcp6") for line in (text(root / "proc/net" / name) or "").splitlines()[1:]]
+    """Return the local ports of sockets in state 0A (LISTEN), of IPv4 and IPv6."""
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in (text(root / "proc/net" / name) or "").splitlines()[1:]
+    ]
     ports = [row[1].rpartition(":")[2] for row in rows if len(row) > 3 and row[3] == "0A"]
     return frozenset(int(port, 16) for port in ports if re.fullmatch("[0-9A-Fa-f]{4}", port))
 
 
 def _gids(file: Path) -> dict[str, int]:
-    """Of video and render: the numbers differ from one distribution to the next, and from the image's."""
+    """Return the gids of video and render, which differ between distributions and images."""
     rows = [line.split(":") for line in (text(file) or "").splitlines()]
-    found = {row[0]: as_number(row[2]) for row in rows if row[0] in ("video", "render") and len(row) > 2}
-    return {name: number for name, number in found.items() if number is not None}
+    rows = [row for row in rows if row[0] in ("video", "render") and len(row) > 2]
+    gids = {row[0]: as_number(row[2]) for row in rows}
+    return {name: gid for name, gid in gids.items() if gid is not None}
 
 
 def _device_nodes(root: Path) -> dict[str, int | None]:
-    paths = [*root.glob("dev/kfd"), *sorted(root.glob("dev/dri/renderD*")), *root.glob("dev/infiniband")]
-    found = {path: status for path in paths if (status := status_of(path))}  # a link may lead nowhere, a device go away
-    return {"/" + str(path.relative_to(root)): _group(status) for path, status in found.items()}
+    paths = [
+        *root.glob("dev/kfd"),
+        *sorted(root.glob("dev/dri/renderD*")),
+        *root.glob("dev/infiniband"),
+    ]
+    # A link may lead nowhere, and a device may disappear.
+    nodes = {path: status for path in paths if (status := status_of(path))}
+    return {"/" + str(path.relative_to(root)): _group(status) for path, status in nodes.items()}
 
 
-def _group(found: os.stat_result) -> int | None:
-    return None if found.st_mode & 0o006 == 0o006 or stat.S_ISDIR(found.st_mode) else found.st_gid
+def _group(status: os.stat_result) -> int | None:
+    is_open = status.st_mode & 0o006 == 0o006 or stat.S_ISDIR(status.st_mode)
+    return None if is_open else status.st_gid
 
 
 def _home() -> str:
-    """Of the caller; the working directory of one who has none."""
+    """Return the caller's home, else the working directory."""
     try:
         return str(Path.home().absolute())
     except RuntimeError:

@@ -1,6 +1,9 @@
-"""AMD GPUs, from the kernel's topology (/sys/class/kfd) and from what amdgpu says of each PCI device. Needs no ROCm.
+"""Detect AMD GPUs by the kernel's topology (/sys/class/kfd) and amdgpu's files of each PCI device.
 
-Sources: linux/drivers/gpu/drm/amd/amdkfd/kfd_topology.c (what each property means), include/uapi/linux/kfd_sysfs.h.
+Needs no ROCm.
+
+Sources: linux/drivers/gpu/drm/amd/amdkfd/kfd_topology.c (what each property means),
+include/uapi/linux/kfd_sysfs.h.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ from launch.machine.sysfs import folders, is_folder, number, properties, status_
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
 LINKS = {2: "pcie", 11: "xgmi"}  # HSA_IOLINKTYPE_*
-MODES = {1: "SPX", 2: "DPX", 3: "TPX", 4: "QPX"}  # by the number of partitions; one for each die is CPX
-GTT = ("gfx1150", "gfx1151")  # integrated: their memory is the system's, and mem_banks counts only the small part that the BIOS sets aside
+MODES = {1: "SPX", 2: "DPX", 3: "TPX", 4: "QPX"}  # by number of partitions; one per die is CPX
+# Integrated GPUs use the system's memory; mem_banks counts only the small part that the BIOS sets
+# aside.
+GTT = ("gfx1150", "gfx1151")
 
 
 def gpus(root: Path) -> list[Gpu]:
-    """Every GPU that the kernel shows, also those that this container was not given."""
+    """Return every GPU that the kernel shows, also those that this container did not get."""
     nodes = {int(folder.name): folder for folder in folders(root / NODES)}
     values = {node: properties(folder / "properties") for node, folder in nodes.items()}
     cards = Counter(_card(found, node) for node, found in values.items())
@@ -27,18 +32,21 @@ def gpus(root: Path) -> list[Gpu]:
     for node, folder in nodes.items():
         if values[node].get("gfx_target_version"):
             gpus.append(_gpu(root, folder, values[node], siblings=cards[_card(values[node], node)]))
-        elif _closed(folder / "properties"):  # the kernel refuses a container's view of a device that it was not given
+        elif _closed(folder / "properties"):  # the kernel hides devices from containers
             gpus.append(Gpu("unknown", "unknown", None, None, None, node=node, usable=False))
     return gpus
 
 
 def unread(root: Path) -> list[int]:
-    """Nodes of which nobody can say whether they are GPUs: files without a target and without a CPU's cores, which the kernel gave all the
-    same."""
+    """Return the readable nodes that show neither a GPU's target nor a CPU's cores."""
     found = {int(folder.name): folder / "properties" for folder in folders(root / NODES)}
     values = {node: properties(file) for node, file in found.items()}
     known = ("gfx_target_version", "cpu_cores_count")
-    return [node for node, file in found.items() if not any(values[node].get(name) for name in known) and not _closed(file)]
+    return [
+        node
+        for node, file in found.items()
+        if not any(values[node].get(name) for name in known) and not _closed(file)
+    ]
 
 
 def _closed(file: Path) -> bool:
@@ -52,7 +60,10 @@ def _closed(file: Path) -> bool:
 
 
 def _card(values: dict[str, int], node: int) -> tuple[str, int]:
-    """The same for all partitions of one GPU: they share its PCI slot. Newer drivers give each a serial number of its own."""
+    """Return a key that all partitions of a GPU share: its PCI slot, else its serial.
+
+    Newer drivers give each partition its own serial.
+    """
     serial, location = values.get("unique_id", 0), values.get("location_id", 0)
     if location:
         return "slot", values.get("domain", 0) << 16 | location & 0xFFF8
@@ -67,14 +78,17 @@ def _gpu(root: Path, folder: Path, values: dict[str, int], siblings: int) -> Gpu
     device = root / "sys/bus/pci/devices" / (pci or "none")
     memory_gb = _memory_gb(folder, device, gfx)
     fitting = _products(gfx, units or 0, memory_gb or 0, values.get("device_id", 0), siblings)
-    product, group = (fitting[0], fitting[0].group if len(fitting) == 1 else None) if fitting else (None, None)
+    product = fitting[0] if fitting else None
+    group = product.group if product and len(fitting) == 1 else None
     parts = product.compute_units // units if product and units else 1
-    compute = _stated(device / "current_compute_partition") or (
-        _mode(parts, product.detect.dies) if product and product.detect.dies > 1 else None
-    )
+    compute = _stated(device / "current_compute_partition")
+    if not compute and product and product.detect.dies > 1:
+        compute = _mode(parts, product.detect.dies)
+    names = " or ".join(one.name for one in fitting)
+    partition = f", {compute} partition (1 of {parts})" if parts > 1 else ""
     links = _links(folder)
     return Gpu(
-        product=" or ".join(one.name for one in fitting) + (f", {compute} partition (1 of {parts})" if parts > 1 else "") or "unknown",
+        product=names + partition or "unknown",
         gfx=gfx,
         compute_units=units,
         memory_gb=memory_gb,
@@ -92,46 +106,73 @@ def _gpu(root: Path, folder: Path, values: dict[str, int], siblings: int) -> Gpu
         hive=f"0x{values['hive_id']:016x}" if values.get("hive_id") else None,
         firmware=values.get("fw_version") or None,
         links=links,
-        # A tree without dev/ says nothing about device nodes.
-        usable=minor is None or not is_folder(root / "dev") or status_of(root / f"dev/dri/renderD{minor}") is not None,
+        # A tree without dev/ tells nothing about device nodes.
+        usable=minor is None
+        or not is_folder(root / "dev")
+        or status_of(root / f"dev/dri/renderD{minor}") is not None,
     )
 
 
 def _stated(mode: Path) -> str | None:
-    """A virtual function may answer UNKNOWN."""
-    found = text(mode)
-    return None if found == "UNKNOWN" else found
+    """Return the mode in a file; None if unknown. A virtual function may answer UNKNOWN."""
+    stated = text(mode)
+    return None if stated == "UNKNOWN" else stated
 
 
 def _pci_address(values: dict[str, int], siblings: int) -> str | None:
-    """Bus, device and function stand in location_id; of a partition, whose number the kernel puts there too, the function is 0."""
+    """Decode location_id into bus, device and function.
+
+    For a partition, its function is the partition's number.
+    """
     location = values.get("location_id", 0)
     if not location:
         return None
     function = location & 7 if siblings == 1 else 0
-    return f"{values.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{function}"
+    bus, device = location >> 8 & 0xFF, location >> 3 & 0x1F
+    return f"{values.get('domain', 0):04x}:{bus:02x}:{device:02x}.{function}"
 
 
 def _memory_gb(folder: Path, device: Path, gfx: str) -> float | None:
     if gfx in GTT:
         total = number(device / "mem_info_gtt_total")
     else:
-        total = sum(properties(bank).get("size_in_bytes", 0) for bank in folder.glob("mem_banks/*/properties"))
+        total = sum(
+            properties(bank).get("size_in_bytes", 0)
+            for bank in folder.glob("mem_banks/*/properties")
+        )
     return total / 1e9 if total else None
 
 
-def _products(gfx: str, units: int, memory_gb: float, device_id: int, siblings: int) -> list[Product]:
-    """Of its target, by PCI device id where the table has it, else by the compute units of all partitions of a GPU together, and by
-    memory. Several where groups fit equally."""
-    by_id = [p for p in products() if p.gfx == gfx and device_id in p.detect.device_ids and _divides(p, units)]
-    fits = [p for p in products() if p.gfx == gfx and p.compute_units == units * siblings and memory_gb * siblings >= p.detect.from_gb]
+def _products(
+    gfx: str, units: int, memory_gb: float, device_id: int, siblings: int
+) -> list[Product]:
+    """Return the products that match: of its target, by PCI device id if known, else by size.
+
+    Size means the compute units of all partitions of a GPU together, and memory. Several groups may
+    match equally.
+    """
+    by_id = [
+        p
+        for p in products()
+        if p.gfx == gfx and device_id in p.detect.device_ids and _divides(p, units)
+    ]
+    fits = [
+        p
+        for p in products()
+        if p.gfx == gfx
+        and p.compute_units == units * siblings
+        and memory_gb * siblings >= p.detect.from_gb
+    ]
     best = [p for p in fits if p.detect.from_gb == max(other.detect.from_gb for other in fits)]
     return by_id[:1] or (best if len({p.group for p in best}) > 1 else best[:1])
 
 
 def _divides(product: Product, units: int) -> bool:
-    """Whether so many compute units are the whole device or one partition of it."""
-    return any(product.detect.dies % parts == 0 and units * parts == product.compute_units for parts in range(1, product.detect.dies + 1))
+    """Return whether this many compute units are the whole device or one partition of it."""
+    return any(
+        product.detect.dies % parts == 0 and units * parts == product.compute_units
+        for parts in range(1, product.detect.dies + 1)
+    )
 
 
 def _mode(parts: int, dies: int) -> str | None:
@@ -139,7 +180,7 @@ def _mode(parts: int, dies: int) -> str | None:
 
 
 def _links(folder: Path) -> tuple[Link, ...]:
-    """To CPUs and GPUs: io_links are direct, p2p_links pass through the host."""
+    """Return the links to CPUs and GPUs: io_links are direct, p2p_links pass through the host."""
     found = []
     for link in (link for kind in ("io_links", "p2p_links") for link in folders(folder / kind)):
         values = properties(link / "properties")
@@ -151,9 +192,13 @@ def _links(folder: Path) -> tuple[Link, ...]:
 
 
 def _numa_node(root: Path, device: Path, links: tuple[Link, ...]) -> int | None:
-    """As PCI says (-1: it does not), else the CPU that the GPU is linked to: KFD numbers CPUs first, one for each NUMA node."""
+    """Return PCI's answer, else the linked CPU, since KFD numbers CPUs first, one per NUMA node."""
     found = number(device / "numa_node")
     if found is not None and found >= 0:
         return found
-    cpus = (link.node for link in links if properties(root / NODES / str(link.node) / "properties").get("cpu_cores_count"))
+    cpus = (
+        link.node
+        for link in links
+        if properties(root / NODES / str(link.node) / "properties").get("cpu_cores_count")
+    )
     return next(cpus, None)

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: through NVML where the module pynvml is installed, else as much as /proc/driver/nvidia tells."""
+"""Detect NVIDIA GPUs by NVML if the module pynvml is installed, else by /proc/driver/nvidia."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDER = "proc/driver/nvidia/gpus"
 
 
 def gpus(root: Path) -> list[Gpu]:
-    """NVML answers for the running machine only, so not for a copied tree."""
+    """Return the GPUs of a machine; NVML serves the running one only, not a copied tree."""
     if root == Path("/") and (Path("/dev/nvidiactl").exists() or Path("/", FOLDER).is_dir()):
         with nvml() as library:
             if library is not None:
@@ -26,9 +26,9 @@ def gpus(root: Path) -> list[Gpu]:
 
 @contextlib.contextmanager
 def nvml() -> Iterator[Any]:
-    """The module, started; None where it is not installed or the driver does not answer it."""
+    """Yield the initialized module; None if it is missing or the driver does not answer."""
     try:
-        import pynvml  # not a dependency: torch's CUDA builds and vLLM bring it
+        import pynvml  # not a dependency; torch's CUDA builds and vLLM bring it
     except ImportError:
         yield None
         return
@@ -44,20 +44,21 @@ def nvml() -> Iterator[Any]:
 
 
 def memory(addresses: list[str]) -> dict[str, tuple[int, int]]:
-    """Bytes used and in all of GPUs, by PCI address; without those that NVML does not answer for."""
+    """Return used and total bytes by PCI address, without GPUs for which NVML does not answer."""
     with nvml() as library:
         if library is None:
             return {}
-        found = {address: _ask(library, lambda at=address: _memory_info(library, at)) for address in addresses}
-    return {address: (int(info.used), int(info.total)) for address, info in found.items() if info is not None}
-
-
-def _memory_info(library: Any, address: str) -> Any:
-    return library.nvmlDeviceGetMemoryInfo(library.nvmlDeviceGetHandleByPciBusId(address.encode()))
+        sizes = {}
+        for address in addresses:
+            with contextlib.suppress(library.NVMLError):
+                handle = library.nvmlDeviceGetHandleByPciBusId(address.encode())
+                info = library.nvmlDeviceGetMemoryInfo(handle)
+                sizes[address] = (int(info.used), int(info.total))
+    return sizes
 
 
 def _ask(library: Any, question: Any) -> Any:
-    """None where this GPU, or this driver, has no answer."""
+    """Return NVML's answer to `question`; None if this GPU or driver has none."""
     try:
         return question()
     except library.NVMLError:
@@ -65,7 +66,7 @@ def _ask(library: Any, question: Any) -> Any:
 
 
 def _words(value: Any) -> str | None:
-    """Older versions of the module answer in bytes."""
+    """Decode an answer, since older versions of the module return bytes."""
     return value.decode() if isinstance(value, bytes) else value
 
 
@@ -76,7 +77,8 @@ def _of_nvml(library: Any, index: int) -> Gpu:
     size = _ask(library, lambda: library.nvmlDeviceGetMemoryInfo(handle).total)
     capability = _ask(library, lambda: library.nvmlDeviceGetCudaComputeCapability(handle))
     bus = _words(_ask(library, lambda: library.nvmlDeviceGetPciInfo(handle).busId))
-    address = bus.lower()[-12:] if bus else None  # 00000000:19:00.0: sysfs writes four digits of the domain
+    # NVML writes 00000000:19:00.0, sysfs only four digits of the domain
+    address = bus.lower()[-12:] if bus else None
     return Gpu(
         product=name,
         gfx="sm_{}{}".format(*capability) if capability else "unknown",
@@ -95,12 +97,26 @@ def _of_proc(root: Path, file: Path) -> Gpu:
     name, address = values.get("Model") or "unknown", values.get("Bus Location") or file.parent.name
     product = _product(name)
     gfx, group = (product.gfx, product.group) if product else ("unknown", None)
-    return Gpu(name, gfx, None, None, group, pci_address=address, uuid=values.get("GPU UUID"), numa_node=_numa_node(root, address))
+    return Gpu(
+        name,
+        gfx,
+        None,
+        None,
+        group,
+        pci_address=address,
+        uuid=values.get("GPU UUID"),
+        numa_node=_numa_node(root, address),
+    )
 
 
 def _product(name: str) -> Product | None:
-    """Its group is a word of what the driver calls it: NVIDIA H100 80GB HBM3."""
-    return next((p for p in products() if p.gfx.startswith("sm_") and re.search(rf"\b{p.group}\b", name, re.IGNORECASE)), None)
+    """Return the product whose group is a word of the driver's name (NVIDIA H100 80GB HBM3)."""
+    for product in products():
+        if product.gfx.startswith("sm_") and re.search(
+            rf"\b{product.group}\b", name, re.IGNORECASE
+        ):
+            return product
+    return None
 
 
 def _numa_node(root: Path, address: str | None) -> int | None:

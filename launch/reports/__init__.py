@@ -1,1 +1,1 @@
-"""What launch/report.py is made of: data (read), curves (draw), parts (blocks of a page), one, many, sweeps (what a page says), page."""
+"""Build the page of launch/report.py: data reads runs, one/many/sweeps fill it, page renders it."""

@@ -1,4 +1,4 @@
-"""What a page says of one run: how it ended, what it was, what it reached, how fast, in how much memory."""
+"""Build the page of one run: how it ended, what it was, what it reached, its speed and memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from launch.reports import evaluations, series, tables
-from launch.reports import rows as data_rows
+from launch.reports import evaluations, rows, series, tables
 from launch.reports.curves import Charts
-from launch.reports.data import Run, dig, is_number, last_words, listed, objects, table
+from launch.reports.data import Run, dig, is_number, last_words, listed, mapping, objects
 from launch.reports.parts import (
+    Block,
     Cell,
     Facts,
     Figure,
@@ -23,326 +23,334 @@ from launch.reports.parts import (
     Pre,
     Section,
     Table,
-    cell,
     duration,
+    filled,
+    mark_of,
     number,
+    number_cell,
     percent,
+    ratio,
+    status_figure,
     text,
 )
-from launch.sweeps.pool import typed
+from launch.study.pool import typed
 
 VERDICTS = {
     "done": "Done.",
-    "running": "Still running: this page shows what there was when it was made. The same command makes it anew.",
-    "lost": "Its record says running, and no launcher on this machine holds it: it was killed, or it runs on another machine.",
-    "interrupted": "Interrupted. The command that started it goes on where it was.",
+    "running": "Still running: this page shows its state so far. The same command updates it.",
+    "lost": "Its record says running, but no launcher on this machine holds it. "
+    "It was killed, or it runs on another machine.",
+    "interrupted": "Interrupted. The command that started it resumes it.",
     "failed": "Failed.",
     "hung": "Hung, and was stopped.",
-    "waiting": "Not begun.",
+    "waiting": "Not started.",
     "unknown": "There is no record of how it ended.",
-    "gone": "It was kept of an earlier run, and is not there any more.",
+    "gone": "It was reused from an earlier run, which has been deleted.",
 }
 PACKAGES = ("torch", "transformers", "trl", "vllm", "accelerate", "deepspeed", "peft", "triton")
-# Keys of a result.json that a page shows elsewhere, or that are no figures of the run.
-NOT_RESULTS = {
-    "status",
-    "exit_code",
-    "error",
-    "columns",
-    "rows",
-    "notes",
-    "below",
-    "before",
-    "after",
-    "overrides",
-    "samples",
-    "by_task",
-    "fail_below",
-    "gain",
+# Keys of a result.json that are not figures of the run, or that other sections show.
+NOT_RESULTS = {"status", "exit_code", "error", "columns", "rows", "notes", "below", "before",
+               "after", "overrides", "samples", "by_task", "fail_below", "gain", "benchmark",
+               "figure", "device", "tuning", "experiment"}  # fmt: skip
+# The values of a record's host, with the words before each.
+HOST = {
+    "hostname": "",
+    "kernel": "Linux ",
+    "num_cores": "cores: ",
+    "rocm": "ROCm ",
+    "amdgpu_driver": "amdgpu ",
+    "nvidia_driver": "NVIDIA driver ",
 }
-SHOWN_ELSEWHERE = {"benchmark", "figure", "device", "tuning", "experiment"}
 
 
 def sections(run: Run, curves: bool = True) -> list[Section]:
-    """Every section that the run has something for. `curves` false: they stand elsewhere on the page."""
-    found = [
-        Section("Summary", summary(run)),
-        Section("Benchmark", tables.benchmark(run)),
-        Section("Tuning", tables.tuning(run)),
-        Section("Results", results(run)),
-        Section("Rows", data_rows.section(run)),
-        Section("Evaluation", evaluations.blocks(run)),
-        Section("Curves", [Charts(main)] if curves and (main := series.main(run)) else []),
-        Section("Speed", tables.speed(run)),
-        Section("Memory", tables.memory(run)),
-        Section("GPU telemetry", telemetry(run, curves)),
-        Section("Profile", tables.profile(run)),
-        Section("What ran", what_ran(run)),
-        Section("Warnings", [Notes(warnings)] if (warnings := [*run.notes, *map(text, run.plan.get("warnings") or [])]) else []),
-        Section("All other curves", other_curves(run) if curves else []),
-        Section("Configuration", configuration(run)),
-    ]
-    return [section for section in found if section.blocks]
+    """Return the sections that the run can fill. `curves` is false if other charts show them."""
+    return filled(
+        {
+            "Summary": summary(run),
+            "Benchmark": tables.benchmark(run),
+            "Tuning": tables.tuning(run),
+            "Results": results(run),
+            "Rows": rows.section(run),
+            "Evaluation": evaluations.blocks(run),
+            "Curves": [Charts(series.main(run))] if curves else [],
+            "Speed": tables.speed(run),
+            "Memory": tables.memory(run),
+            "GPU telemetry": telemetry(run, curves),
+            "Profile": tables.profile(run),
+            "What ran": what_ran(run),
+            "Warnings": [Notes(run.warnings)],
+            "All other curves": other_curves(run) if curves else [],
+            "Configuration": configuration(run),
+        }
+    )
 
 
-def summary(run: Run) -> list[Any]:
-    blocks: list[Any] = [Figures(figures(run))]
-    is_gate = run.status == "failed" and run.result.get("status") == "done" and bool(run.result.get("below"))
-    verdict, error = "Below its gate." if is_gate else VERDICTS.get(run.status, f"Its record says {run.status}."), run.result.get("error")
-    code = f" Exit code {run.exit_code}." if run.exit_code else ""
+def verdict(status: str) -> str:
+    return VERDICTS.get(status, f"Its record says {status}.")
+
+
+def summary(run: Run) -> list[Block]:
+    blocks: list[Block] = [Figures(figures(run))]
+    is_below = run.result.get("status") == "done" and bool(run.result.get("below"))
+    is_gate = run.status == "failed" and is_below
+    error = run.result.get("error")
     if run.status != "done" or error:
-        blocks.append(Note(verdict + code + (f" {error}" if error else ""), mark_of(run.status)))
+        sentences = ["Below its gate." if is_gate else verdict(run.status)]
+        sentences += [f"Exit code {run.exit_code}."] if run.exit_code else []
+        sentences += [str(error)] if error else []
+        blocks.append(Note(" ".join(sentences), mark_of(run.status)))
     if not run.metrics.rows and run.status not in ("waiting", "gone") and not tables.rows_of(run):
-        blocks.append(Note("metrics.jsonl holds no line, so there are no curves.", "warn"))
+        blocks.append(Note("metrics.jsonl has no lines, so there are no curves.", "warn"))
     blocks += [Note(line, "warn") for line in run.notes]
     if run.status not in ("done", "running", "waiting", "gone") and not is_gate:
         for words in last_words(run):
             why = f": {words.why}" if words.why else ""
-            meaning = [Note(f"This usually means: {words.meaning}")] if words.meaning else []
-            blocks += [Pre(f"Last lines of {words.log} ({words.process}{why})", "\n".join(words.lines)), *meaning]
+            title = f"Last lines of {words.log} ({words.process}{why})"
+            blocks.append(Pre(title, "\n".join(words.lines)))
+            if words.meaning:
+                blocks.append(Note(f"This usually means: {words.meaning}"))
     return blocks
-
-
-def mark_of(status: str) -> str:
-    return {"done": "good", "running": "", "waiting": "", "interrupted": "warn", "unknown": "warn", "gone": "warn"}.get(status, "bad")
 
 
 def figures(run: Run) -> list[Figure]:
-    """What is read first: progress, loss, reward, accuracy, speed, MFU, memory, time, energy; of a benchmark its rows."""
-    found = [Figure("status", run.status, f"exit code {run.exit_code}" if run.exit_code is not None else "", mark_of(run.status))]
-    last, rows = run.metrics.last, tables.rows_of(run)
-    if is_number(last.get("num_steps")) and not rows:
-        found.append(Figure("steps", number(last["step"]), f"of {number(last['num_steps'])}"))
-    for key in () if rows else ("loss", "reward", "accuracy"):
+    """Return the headline numbers: progress, loss, accuracy, speed, memory, time, energy."""
+    result, rows = run.result, tables.rows_of(run)
+    figures = [status_figure(run.status, run.exit_code)]
+    figures += [] if rows else _progress(run)
+    if is_number(result.get("best_step")):
+        why = "stopped early" if result.get("stopped_early") is True else "by held-out rows"
+        figures.append(Figure("best step", number(result["best_step"]), why))
+    figures += _speed(run)
+    if rows:
+        failed = sum(1 for row in rows if row.get("error"))
+        under, mark = (f"{failed} failed", "warn") if failed else ("", "")
+        figures += [*_best_row(run), Figure("rows", number(len(rows)), under, mark)]
+    if is_number(result.get("fail_below")):
+        below = result.get("below") or []
+        value, mark = (f"{len(below)} below", "bad") if below else ("passed", "good")
+        figures.append(Figure("gate", value, f"{percent(result['fail_below'])} of published", mark))
+    if is_number(result.get("gain")):
+        figures.append(Figure("gain", f"{result['gain']:.3g}×", "after over before"))
+    if (seconds := elapsed_s(run)) is not None:
+        under = "from start to end" if run.record.get("finished") else "so far"
+        figures.append(Figure("time", duration(seconds), under))
+    if is_number(energy := result.get("energy_kwh_per_million_tokens")):
+        figures.append(Figure("energy", number(energy), "kWh per million tokens"))
+    return figures
+
+
+def _progress(run: Run) -> list[Figure]:
+    figures, last = [], run.metrics.last
+    if is_number(last.get("num_steps")):
+        figures.append(Figure("steps", number(last["step"]), f"of {number(last['num_steps'])}"))
+    for key in ("loss", "reward", "accuracy"):
         values = run.metrics.points(key)[1] or [v for v in [run.result.get(key)] if is_number(v)]
         if values:
             shown = percent if key == "accuracy" else number
-            under = f"from {shown(values[0])}" if len(values) > 1 else ""
-            found.append(Figure(key, shown(values[-1]), (key == "accuracy" and evaluations.interval(run)) or under))
-    if is_number(run.result.get("best_step")):
-        why = "stopped early" if run.result.get("stopped_early") is True else "by held-out rows"
-        found.append(Figure("best step", number(run.result["best_step"]), why))
-    found += speed_figures(run)
-    if rows:
-        found += best_row(run)
-        failed = sum(1 for row in rows if row.get("error"))
-        found.append(Figure("rows", number(len(rows)), f"{failed} failed" if failed else "", "warn" if failed else ""))
-    if is_number(run.result.get("fail_below")):
-        below = run.result.get("below") or []
-        share = percent(run.result["fail_below"])
-        found.append(Figure("gate", f"{len(below)} below" if below else "passed", f"{share} of published", "bad" if below else "good"))
-    if is_number(run.result.get("gain")):
-        found.append(Figure("gain", f"{run.result['gain']:.3g}×", "after over before"))
-    seconds = elapsed_s(run)
-    if seconds is not None:
-        found.append(Figure("time", duration(seconds), "with its start and end" if run.record.get("finished") else "so far"))
-    if is_number(energy := run.result.get("energy_kwh_per_million_tokens")):
-        found.append(Figure("energy", number(energy), "kWh per million tokens"))
-    return found
+            interval = evaluations.interval(run) if key == "accuracy" else ""
+            under = interval or (f"from {shown(values[0])}" if len(values) > 1 else "")
+            figures.append(Figure(key, shown(values[-1]), under))
+    return figures
 
 
-def best_row(run: Run) -> list[Figure]:
-    """By the figure that a benchmark or a tuning compares its rows by."""
-    values = [row[key] for row in tables.rows_of(run) if is_number(row.get(key := str(run.result.get("figure"))))]
+def _best_row(run: Run) -> list[Figure]:
+    """Return the best row by the figure that the benchmark or tuning compares rows by."""
+    key = str(run.result.get("figure"))
+    values = [row[key] for row in tables.rows_of(run) if is_number(row.get(key))]
     if not values:
         return []
-    title = next((tables.title_of(column) for column in tables.columns_of(run) if column["key"] == key), key)
-    return [Figure(title, number((min if run.result.get("higher_is_better") is False else max)(values)), "the best row")]
+    titles = {column["key"]: tables.title_of(column) for column in tables.columns_of(run)}
+    best = min if run.result.get("higher_is_better") is False else max
+    return [Figure(titles.get(key, key), number(best(values)), "the best row")]
 
 
-def speed_figures(run: Run) -> list[Figure]:
-    found = []
-    measured = tables.measured(run, "tokens_per_second")
-    if measured is not None:
+def _speed(run: Run) -> list[Figure]:
+    figures = []
+    if (speed := tables.measured(run, "tokens_per_second")) is not None:
         predicted = dig(run.plan, "speed", "tokens_per_second")
-        under = f"{percent(measured / predicted)} of {number(predicted)} predicted" if is_number(predicted) and predicted else ""
-        found.append(Figure("tokens/s", number(measured), under))
+        share = ratio(speed, predicted)
+        under = f"{share} of {number(predicted)} predicted" if share else ""
+        figures.append(Figure("tokens/s", number(speed), under))
     if (mfu := tables.measured(run, "mfu")) is not None:
-        found.append(Figure("MFU", percent(mfu), "of the hardware's peak"))
+        figures.append(Figure("MFU", percent(mfu), "of the hardware's peak"))
     if (peak := tables.peak_gb(run)) is not None:
         entry = tables.planned_memory(run)
         under = f"of {number(round(entry['total_gb'], 1))} GB predicted" if entry else ""
-        found.append(Figure("memory, most", f"{number(round(peak, 2))} GB", under))
-    return found
+        figures.append(Figure("memory, most", f"{number(round(peak, 2))} GB", under))
+    return figures
 
 
 def elapsed_s(run: Run) -> float | None:
-    """From the start to the end that the record has; of a run without an end, by its last line."""
+    """Return the time from the record's start to its end; without an end, to the last line."""
     try:
-        started, finished = (datetime.datetime.fromisoformat(str(run.record[key])) for key in ("started", "finished"))
+        started, finished = (
+            datetime.datetime.fromisoformat(str(run.record[key])) for key in ("started", "finished")
+        )
         return (finished - started).total_seconds()
-    except (KeyError, ValueError, TypeError):  # the record of a run that goes on has no end
-        found = run.metrics.last.get("time_s")
-        return float(found) if is_number(found) else None
+    except (KeyError, ValueError, TypeError):  # the run has not ended
+        seconds = run.metrics.last.get("time_s")
+        return float(seconds) if is_number(seconds) else None
 
 
-def results(run: Run) -> list[Any]:
-    """Figures of result.json with targets beside them."""
+def results(run: Run) -> list[Block]:
+    """Return the figures of result.json, next to their targets."""
     targets = run.plan.get("targets") or {}
-    numbers = {k: v for k, v in run.result.items() if k not in NOT_RESULTS and (is_number(v) or k in targets)}
-    rows = [[Cell(key), cell(value), *_target(targets.get(key), value)] for key, value in numbers.items()]
-    absent = Cell("not reached" if run.status == "done" else "not yet")
-    rows += [[Cell(key), absent, *_target(target, None)] for key, target in targets.items() if key not in numbers]
-    columns = ["figure", "result", "target", "of target", "source of the target"] if targets else ["figure", "result"]
-    blocks: list[Any] = [Table("Figures of the end", columns, [row[: len(columns)] for row in rows])] if rows else []
-    words = {k: v for k, v in run.result.items() if k not in NOT_RESULTS and k not in SHOWN_ELSEWHERE and isinstance(v, str)}
-    blocks += [Facts(words)] if words else []
-    return blocks
+    values = {key: value for key, value in run.result.items() if key not in NOT_RESULTS}
+    reached = {k: v for k, v in values.items() if is_number(v) or k in targets}
+    missing = Cell("not reached" if run.status == "done" else "not yet")
+    rows = []
+    for key in dict.fromkeys([*reached, *targets]):
+        rows.append([key, reached.get(key, missing)])
+        if targets:
+            target, goal = mapping(targets.get(key)), dig(targets, key, "value")
+            share = number_cell(ratio(reached.get(key), goal))
+            rows[-1] += [goal if target else "", share, str(target.get("source", ""))]
+    columns = ["figure", "result"]
+    columns += ["target", "of target", "source of the target"] if targets else []
+    words = {key: value for key, value in values.items() if isinstance(value, str)}
+    return [Table("Final figures", columns, rows), Facts(words)]
 
 
-def _target(target: Any, value: Any) -> list[Cell]:
-    if not isinstance(target, dict):
-        return [Cell(""), Cell(""), Cell("")]
-    wanted = target.get("value")
-    share = value / wanted if is_number(value) and is_number(wanted) and wanted else None
-    return [cell(wanted), Cell("" if share is None else percent(share), number=share is not None), Cell(str(target.get("source", "")))]
-
-
-def telemetry(run: Run, curves: bool) -> list[Any]:
+def telemetry(run: Run, curves: bool) -> list[Block]:
     charts = series.telemetry(run)
-    if not charts:
-        return []
     note = "Means between two logged lines, of the GPU of the first rank."
     if curves:
         return [Charts(charts, note)]
-    rows = [[Cell(chart.title), Cell(series.mean_of(chart), number=True)] for chart in charts]
+    rows = [[chart.title, number_cell(series.mean_of(chart))] for chart in charts]
     return [Table("GPU telemetry, means of the run", ["counter", "mean"], rows, note=note)]
 
 
-def other_curves(run: Run) -> list[Any]:
+def other_curves(run: Run) -> list[Block]:
     charts, constant = series.others(run)
-    said = ", ".join(f"{key} {number(value)}" for key, value in constant.items())
-    note = f"The same in every line, and not drawn: {said}." if constant else ""
-    if not charts:
-        return [Note(note)] if note else []
-    return [Folded(f"{len(charts)} curve(s)", [Charts(charts, note)])]
+    values = ", ".join(f"{key} {number(value)}" for key, value in constant.items())
+    note = f"Not drawn, because every line has the same value: {values}." if constant else ""
+    if charts:
+        return [Folded(f"{len(charts)} curve(s)", [Charts(charts, note)])]
+    return [Note(note)] if note else []
 
 
 def about(run: Run) -> str:
-    """What ran, in a line: grpo of qwen3_4b, bf16, split on mi300x, commit 66483e3d."""
-    method, model = run.get("method", "name") or run.plan.get("method"), _model_name(run)
-    around = [run.get("precision", "name"), run.get("topology", "name")]
-    place = run.result.get("device") or run.get("hardware", "name") or run.plan.get("hardware")
+    """Return a line about what ran: grpo of qwen3_4b, bf16, split on mi300x, commit 66483e3d."""
+    method = run.named("method")
+    # A benchmark that reads no model still has one in its composition.
+    model = run.named("model") if run.get("method", "uses_model") is not False else None
+    place = run.result.get("device") or run.named("hardware")
     commit = str(dig(run.record, "code", "commit") or "")[:8]
-    parts = [
+    return _joined(
         f"{method} of {model}" if method and model else method,
-        *around,
-        f"on {place}" if place else None,
+        run.get("precision", "name"),
+        run.get("topology", "name"),
+        place and f"on {place}",
         commit and f"commit {commit}",
-    ]
-    return ", ".join(str(part) for part in parts if part)
-
-
-def _model_name(run: Run) -> str | None:
-    """None of a benchmark that reads no model: the one of its composition did not run."""
-    return None if run.get("method", "uses_model") is False else run.get("model", "name") or run.plan.get("model")
-
-
-def what_ran(run: Run) -> list[Any]:
-    """Hardware, image, model, method, code, command: each as far as the run's files say it."""
-    image = run.record.get("image") or run.plan.get("image") or {}
-    runtime = run.get("runtime", "name") or run.plan.get("runtime")
-    uses_model = run.get("method", "uses_model") is not False
-    topology = {"topology": run.get("topology", "name") or run.plan.get("topology"), "strategy": run.get("topology", "strategy")}
-    facts = {
-        "run": str(run.folder),
-        "command": typed([str(o) for o in run.record.get("overrides") or []]) if "overrides" in run.record else None,
-        "started": run.record.get("started"),
-        "finished": run.record.get("finished"),
-        "restarts": run.record.get("restarts") or None,
-        "hardware": _hardware(run),
-        "host": _host(run),
-        "image": _image(image) if image else (f"none: runtime={runtime}" if runtime else None),
-        "packages": _packages(run) or None,
-        "model": _model(run) if uses_model else None,
-        "method": run.get("method", "name") or run.plan.get("method"),
-        "data": _data(run) if uses_model else None,
-        "precision": run.get("precision", "name") or run.plan.get("precision"),
-        "adapter": (run.get("adapter", "name") or run.plan.get("adapter")) if uses_model else None,
-        "topology": ", ".join(str(v) for v in topology.values() if v and v != "none") or None,
-        "seed": run.get("seed"),
-        "code": _code(run),
-        "composition": run.record.get("composition_hash"),
-    }
-    known = {key: str(value) for key, value in facts.items() if value is not None}
-    again = f"python launch/reproduce.py {shlex.quote(str(run.folder))}"
-    return [Facts(known), *([Facts({"the same again": again}, code=True)] if run.status == "done" else [])]
-
-
-def _hardware(run: Run) -> str | None:
-    name = run.get("hardware", "name") or run.plan.get("hardware")
-    found = [f"{gpu.get('product')} ({gpu.get('gfx')})" for gpu in objects(dig(run.record, "host", "gpus"))]
-    used = {str(gpu) for p in objects(run.plan.get("processes")) for gpu in listed(p.get("gpus"))}
-    device = run.result.get("device")
-    parts = [str(name)] if name else []
-    parts += [str(device)] if device else []
-    parts += [f"{len(found)} GPU(s) there: {', '.join(dict.fromkeys(found))}"] if found else []
-    parts += [f"{len(used)} used"] if used else ["no GPU used"] if "processes" in run.plan else []
-    return "; ".join(parts) or None
-
-
-def _host(run: Run) -> str | None:
-    host = run.record.get("host") or {}
-    names = {
-        "hostname": "",
-        "kernel": "Linux ",
-        "num_cores": "cores: ",
-        "rocm": "ROCm ",
-        "amdgpu_driver": "amdgpu ",
-        "nvidia_driver": "NVIDIA driver ",
-    }
-    return ", ".join(f"{before}{host[key]}" for key, before in names.items() if host.get(key)) or None
-
-
-def _image(image: dict[str, Any]) -> str:
-    """Its reference with the digest, its id, what it was built on."""
-    base = image.get("base")
-    base = base.get("name") if isinstance(base, dict) else base
-    parts = [text(image.get("reference") or image.get("name"))]
-    parts += [f"id {image['id']}"] if image.get("id") else []
-    parts += [f"built on {base}"] if base else []
-    return ", ".join(parts) + ("" if image.get("verified", True) else " (unverified: named by a tag)")
-
-
-def _packages(run: Run) -> str:
-    versions = run.record.get("packages") or {}
-    return ", ".join(f"{name} {versions[name]}" for name in PACKAGES if name in versions)
-
-
-def _model(run: Run) -> str | None:
-    name, size = run.get("model", "name") or run.plan.get("model"), run.get("model", "num_parameters")
-    source = run.get("model", "path") or (run.get("model", "hub_id") if run.get("model", "init") != "random" else "random weights")
-    revision = run.get("model", "revision")
-    parts = [name, f"{number(size)} parameters" if is_number(size) else None, source, f"revision {revision}" if revision else None]
-    return ", ".join(str(part) for part in parts if part) or None
-
-
-def _data(run: Run) -> str | None:
-    kind = run.get("data", "kind")
-    source = run.get("data", "path") or run.get("data", "hub_id") or ""
-    tasks = ", ".join(str(dig(task, "name")) for task in objects(run.get("data", "tasks")))
-    digests = ", ".join(f"{Path(f).name} sha256 {str(d)[:16]}" for f, d in table(dig(run.record, "data", "files")).items())
-    return (
-        ", ".join(part for part in (str(kind or ""), str(source), tasks if kind in ("reasoning", "code") else "", digests) if part) or None
     )
 
 
-def _code(run: Run) -> str | None:
-    commit = dig(run.record, "code", "commit")
-    if not commit:
-        return None
-    return f"commit {commit}" + (", with changes that are not committed" if dig(run.record, "code", "dirty") else "")
+def _joined(*parts: Any, separator: str = ", ") -> str:
+    return separator.join(str(part) for part in parts if part)
 
 
-def configuration(run: Run) -> list[Any]:
-    """Every value, every process's command, behind a line each."""
-    blocks: list[Any] = []
-    if run.config:
-        blocks.append(Pre("The whole configuration", json.dumps(run.config, indent=1, ensure_ascii=False), folded=True))
-    if run.plan.get("trainer_args"):
-        blocks.append(Pre("Arguments of the trainer", json.dumps(run.plan["trainer_args"], indent=1, ensure_ascii=False), folded=True))
+def _values(content: Any, words: dict[str, str]) -> str:
+    """Join the values that are present, each with its words before it."""
+    return _joined(*(f"{before}{v}" for key, before in words.items() if (v := dig(content, key))))
+
+
+def what_ran(run: Run) -> list[Block]:
+    """Return hardware, image, model, method, code and command, as far as the run's files say."""
+    record, runtime, overrides = run.record, run.named("runtime"), run.record.get("overrides")
+    image = record.get("image") or run.plan.get("image") or {}
+    no_image = f"none: runtime={runtime}" if runtime else ""
+    topology = (run.named("topology"), run.get("topology", "strategy"))
+    commit, is_dirty = (dig(record, "code", key) for key in ("commit", "dirty"))
+    changes = ", with uncommitted changes" if is_dirty else ""
+    facts = {
+        "run": run.folder,
+        "command": "" if overrides is None else typed([str(o) for o in overrides]),
+        "started": record.get("started"),
+        "finished": record.get("finished"),
+        "restarts": record.get("restarts") or None,
+        "hardware": _hardware(run),
+        "host": _values(record.get("host"), HOST),
+        "image": _image(image) if image else no_image,
+        "packages": _values(record.get("packages"), {name: f"{name} " for name in PACKAGES}),
+        "model": _model(run),
+        "method": run.named("method"),
+        "data": _data(run),
+        "precision": run.named("precision"),
+        "adapter": run.named("adapter"),
+        "topology": _joined(*(name for name in topology if name != "none")),
+        "seed": run.get("seed"),
+        "code": f"commit {commit}{changes}" if commit else "",
+        "composition": record.get("composition_hash"),
+    }
+    if run.get("method", "uses_model") is False:
+        facts |= dict.fromkeys(("model", "data", "adapter"), "")
+    known = {key: str(value) for key, value in facts.items() if value not in (None, "")}
+    again = f"python launch/reproduce.py {shlex.quote(str(run.folder))}"
+    return [Facts(known), Facts({"reproduce": again} if run.status == "done" else {}, code=True)]
+
+
+def _hardware(run: Run) -> str:
+    gpus = objects(dig(run.record, "host", "gpus"))
+    products = dict.fromkeys(f"{gpu.get('product')} ({gpu.get('gfx')})" for gpu in gpus)
+    processes = objects(run.plan.get("processes"))
+    used = {str(gpu) for process in processes for gpu in listed(process.get("gpus"))}
+    no_gpu = "no GPU used" if "processes" in run.plan else ""
+    return _joined(
+        run.named("hardware"),
+        run.result.get("device"),
+        gpus and f"{len(gpus)} GPU(s) present: {', '.join(products)}",
+        f"{len(used)} used" if used else no_gpu,
+        separator="; ",
+    )
+
+
+def _image(image: dict[str, Any]) -> str:
+    base = image.get("base")
+    base = base.get("name") if isinstance(base, dict) else base
+    return _joined(
+        text(image.get("reference") or image.get("name")),
+        image.get("id") and f"id {image['id']}",
+        base and f"built on {base}",
+    ) + ("" if image.get("verified", True) else " (unverified: named by a tag)")
+
+
+def _model(run: Run) -> str:
+    size, revision = run.get("model", "num_parameters"), run.get("model", "revision")
+    is_random = run.get("model", "init") == "random"
+    return _joined(
+        run.named("model"),
+        f"{number(size)} parameters" if is_number(size) else "",
+        run.get("model", "path") or ("random weights" if is_random else run.get("model", "hub_id")),
+        revision and f"revision {revision}",
+    )
+
+
+def _data(run: Run) -> str:
+    kind = run.get("data", "kind")
+    tasks = objects(run.get("data", "tasks")) if kind in ("reasoning", "code") else []
+    digests = mapping(dig(run.record, "data", "files"))
+    return _joined(
+        kind,
+        run.get("data", "path") or run.get("data", "hub_id"),
+        *(task.get("name") for task in tasks),
+        *(f"{Path(file).name} sha256 {str(digest)[:16]}" for file, digest in digests.items()),
+    )
+
+
+def configuration(run: Run) -> list[Block]:
+    """Return the whole configuration and every process's command, folded."""
+    contents = {
+        "The whole configuration": run.config,
+        "Arguments of the trainer": run.plan.get("trainer_args"),
+    }
+    texts = {
+        title: json.dumps(content, indent=1, ensure_ascii=False)
+        for title, content in contents.items()
+        if content
+    }
     for process in objects(run.plan.get("processes")):
-        given = "\n".join(f"{k}={v}" for k, v in table(process.get("env")).items())
+        env = "\n".join(f"{key}={value}" for key, value in mapping(process.get("env")).items())
         argv = shlex.join(map(str, listed(process.get("argv"))))
-        blocks.append(Pre(f"Process {process.get('name')}: command and environment", f"{argv}\n\n{given}", folded=True))
-    return blocks
+        texts[f"Process {process.get('name')}: command and environment"] = f"{argv}\n\n{env}"
+    return [Pre(title, text, folded=True) for title, text in texts.items()]

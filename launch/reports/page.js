@@ -1,10 +1,10 @@
 "use strict";
-// Values under the pointer. A page without it says the same in the line below each chart.
+// Show values under the pointer. Without scripts the line below each chart summarizes them.
 for (const figure of document.querySelectorAll(".chart")) {
   const svg = figure.querySelector(":scope > svg"), cursor = svg.querySelector(".cursor");
   const readout = figure.querySelector(".readout"), said = figure.querySelector(".summary");
   const [left, right] = ["x1", "x2"].map((name) => Number(svg.querySelector(".grid").getAttribute(name)));
-  let chart = null; // parsed when it is first wanted
+  let chart = null; // parsed on first use
   const show = (on) => {
     cursor.toggleAttribute("hidden", !on);
     readout.hidden = !on;

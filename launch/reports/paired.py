@@ -1,4 +1,4 @@
-"""Two evaluations of the same problems: by how much they differ, and whether that can be chance. Pure functions of scores."""
+"""Compare two evaluations of the same problems: the difference, and whether it may be chance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Z = 1.959963984540054  # two-sided 95% of the normal distribution
 
 @dataclass(frozen=True)
 class Comparison:
-    """`difference`: mean of after minus before, in shares; `low`, `high`: its 95% interval; `p`: of the sign-flip test."""
+    """The mean of after minus before, in shares, its 95% interval, and p of the sign-flip test."""
 
     before: float
     after: float
@@ -20,22 +20,23 @@ class Comparison:
     high: float
     p: float
     num_problems: int
-    better: int  # problems on which `after` has the larger share of right samples
+    better: int  # problems on which `after` has the larger share of correct samples
     worse: int
 
 
 def compare(before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]) -> Comparison:
-    """`before`, `after`: of each problem in the same order how many samples were right, of how many.
+    """Compare (correct samples, samples) of each problem, given in the same order.
 
-    The interval is Bonett and Price's adjusted Wald interval (Journal of Educational and Behavioral Statistics 37, 2012, 479-488): to the
-    problems one is added that only `after` has right and one that only `before` has, so that problems that change alike leave a width.
-    Of several samples a problem, differences of shares stand in for -1, 0 and 1. Raises ValueError for no problems and unequal numbers.
+    The interval is Bonett and Price's adjusted Wald interval (Journal of Educational and Behavioral
+    Statistics 37, 2012, 479-488). It adds one problem that only `after` solves and one that only
+    `before` solves, so problems that all change alike leave a width. If a problem has several
+    samples, differences of shares stand in for -1, 0 and 1.
     """
-    if not before or len(before) != len(after):
-        raise ValueError(f"{len(before)} and {len(after)} problems cannot be paired")
+    # Integers in units of 1/unit, so that equal sums compare equal.
     unit = math.lcm(*(total for _, total in [*before, *after]))
-    # Whole numbers, in units of 1/unit: equal sums are then equal.
-    differences = [a * unit // m - b * unit // n for (b, n), (a, m) in zip(before, after, strict=True)]
+    differences = [
+        a * unit // m - b * unit // n for (b, n), (a, m) in zip(before, after, strict=True)
+    ]
     count, added = len(differences), 2
     middle = sum(differences) / unit / (count + added)
     squares = sum((d / unit) ** 2 for d in differences) + added
@@ -54,14 +55,15 @@ def compare(before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]])
 
 
 def sign_flip_p(differences: Sequence[int]) -> float:
-    """The chance of a sum at least as far from 0 if each difference were as likely to have the other sign (two-sided, exact).
+    """Return the two-sided p of the exact paired permutation test.
 
-    The paired permutation test. With differences of -1, 0 and 1, one sample a problem, it is McNemar's exact test.
+    It is the chance of a sum at least as far from 0 if each difference were equally likely to have
+    the other sign. With differences of -1, 0 and 1 it is McNemar's exact test.
     """
-    import numpy as np  # a tenth of a second that no other page has to take
+    import numpy as np  # 0.1 s, only for pages that compare
 
     sizes = [abs(d) for d in differences if d]
-    chances = np.ones(1)  # of each sum from -reach to reach in steps of 2
+    chances = np.ones(1)  # chance of each sum from -reach to reach, in steps of 2
     for size in sizes:
         grown = np.zeros(len(chances) + size)
         grown[: len(chances)] += chances / 2

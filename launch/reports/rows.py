@@ -1,12 +1,12 @@
-"""The section of a page about the rows that a run trained on, from its data.json."""
+"""Build the section about the rows that a run trained on, from its data.json."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from launch.files import rundir
-from launch.reports.data import Run, is_number, listed
-from launch.reports.parts import Cell, Facts, Note, Table, cell, number, percent
+from launch.core import json_files
+from launch.reports.data import Run, is_number, listed, mapping
+from launch.reports.parts import Block, Cell, Facts, Note, Table, number, percent
 
 LEFT_OUT = {
     "read": "rows read",
@@ -18,43 +18,39 @@ LEFT_OUT = {
 }
 
 
-def section(run: Run) -> list[Any]:
-    """How many rows there were and were left out, how long they are, what was cut, how full batches were. Empty without a data.json."""
+def section(run: Run) -> list[Block]:
+    """Show how many rows there were, their lengths, what was cut, how full batches were."""
     path = run.folder / "data.json"
-    found = rundir.read_json(path)
-    if found is None:
+    data = json_files.read_json(path)
+    if data is None:
         return [Note("data.json cannot be read as a JSON object.", "warn")] if path.exists() else []
-    facts = {"rows": _number(found.get("rows")), "tokens": _number(found.get("tokens"))}
-    facts |= {title: _said(found[key]) for key, title in LEFT_OUT.items() if found.get(key)}
-    if found.get("max_length"):
-        facts["cut"] = f"{_number(found.get('truncated'))} rows, to {_number(found['max_length'])} tokens"
-    if is_number(found.get("efficiency")):
-        how = f"packed into {_number(found.get('packed_rows'))} rows" if found.get("packing") else "not packed"
-        facts["places of a batch that hold a token"] = f"{percent(found['efficiency'])}, {how}"
-    return [Facts(facts), *_histogram(found.get("histogram")), *_groups(found)]
-
-
-def _histogram(bins: Any) -> list[Any]:
-    rows = [row for row in listed(bins) if isinstance(row, list) and len(row) == 3 and all(map(is_number, row))]
-    most = max((n for *_, n in rows), default=0)
-    if not most:
-        return []
-    cells = [[Cell(f"{low:g} to {high:g}"), Cell(number(n), number=True, share=n / most)] for low, high, n in rows]
-    return [Table("Lengths in tokens, before anything is cut", ["tokens", "rows"], cells)]
-
-
-def _groups(found: dict[str, Any]) -> list[Any]:
-    tables = []
+    facts = {"rows": _number(data.get("rows")), "tokens": _number(data.get("tokens"))}
+    facts |= {title: _number(data[key]) for key, title in LEFT_OUT.items() if data.get(key)}
+    if data.get("max_length"):
+        rows, tokens = _number(data.get("truncated")), _number(data["max_length"])
+        facts["cut"] = f"{rows} rows, to {tokens} tokens"
+    if is_number(data.get("efficiency")):
+        packed = f"packed into {_number(data.get('packed_rows'))} rows"
+        how = packed if data.get("packing") else "not packed"
+        facts["places of a batch that hold a token"] = f"{percent(data['efficiency'])}, {how}"
+    bins = [b for b in listed(data.get("histogram")) if isinstance(b, list) and len(b) == 3]
+    bins = [b for b in bins if all(map(is_number, b))]
+    most = max((count for *_, count in bins), default=0)
+    lengths = [
+        [f"{low:g} to {high:g}", Cell(number(count), number=True, share=count / most)]
+        for low, high, count in bins
+        if most
+    ]
+    blocks = [Table("Lengths in tokens, before anything is cut", ["tokens", "rows"], lengths)]
     for name in ("task", "level"):
-        counts = found.get(f"by_{name}")
-        if isinstance(counts, dict) and len(counts) > 1:
-            tables.append(Table(f"Rows by {name}", [name, "rows"], [[Cell(str(key)), cell(n)] for key, n in counts.items()]))
-    return tables
+        counts = mapping(data.get(f"by_{name}"))
+        if len(counts) > 1:
+            pairs = [[str(key), count] for key, count in counts.items()]
+            blocks.append(Table(f"Rows by {name}", [name, "rows"], pairs))
+    return [Facts(facts), *blocks]
 
 
 def _number(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_number(n)}" for key, n in value.items())
     return number(value) if is_number(value) else "unknown"
-
-
-def _said(value: Any) -> str:
-    return ", ".join(f"{key} {_number(n)}" for key, n in value.items()) if isinstance(value, dict) else _number(value)

@@ -1,1 +1,1 @@
-"""What cannot work by the composition and conf/: the rows of check.py's table, one file a subject."""
+"""Reject what cannot work, by the rows of check.py's table, one file per subject."""

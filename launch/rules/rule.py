@@ -1,4 +1,4 @@
-"""One row of check.py's table."""
+"""Define a row of check.py's table."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ from dataclasses import dataclass
 
 from launch.schema import Config
 
+Text = str | Callable[[Config], str]
+
 
 @dataclass(frozen=True)
 class Rule:
     name: str
     applies: Callable[[Config], bool]
-    message: Callable[[Config], str]
-    remedy: Callable[[Config], str]
+    message: Text
+    remedy: Text
 
     def said(self, config: Config) -> str:
-        """The message with its end: a near name asks."""
-        message = self.message(config).rstrip(".")
+        """Return the message as a sentence."""
+        message = filled(self.message, config).rstrip(".")
         return message if message.endswith("?") else f"{message}."
 
     def refusal(self, config: Config) -> str:
-        """The message and the remedy."""
-        return f"{self.said(config)} Use: {self.remedy(config)}."
+        """Return the message and the remedy."""
+        return f"{self.said(config)} Use: {filled(self.remedy, config)}."
+
+
+def filled(text: Text, config: Config) -> str:
+    return text if isinstance(text, str) else text(config)

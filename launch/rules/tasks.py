@@ -1,37 +1,43 @@
-"""Rows of check.py's table about the tasks of generated problems: their names, levels, fields and shares."""
+"""Define rules about tasks of generated problems: names, levels, fields and shares."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-from launch import trainer_args
-from launch.errors import near
+from launch.core.errors import near
 from launch.rules.rule import Rule
-from launch.schema import Config, Task
+from launch.schema import Config, Task, trainer_args
 
 Known = dict[str, Any]
 
 
 def _known(config: Config) -> dict[str, Known]:
-    """Task -> {highest: level, or null where it has no curriculum; fields: of its config; working: bool}, as `make lock` wrote them."""
+    """Return each task's {highest, fields, working}, as `make lock` wrote them.
+
+    `highest` is the highest level, null for a task without a curriculum.
+    """
     tasks: dict[str, Known] = trainer_args.lock()["tasks"].get(config.data.kind, {})
     return tasks
 
 
 def _first(config: Config, wrong: Callable[[Task, Known | None], str | None]) -> str | None:
-    """What `wrong` says of the first task that it finds fault with; it is given None for a name that is no task's."""
+    """Return the first fault that `wrong` finds; it gets None for an unknown task."""
     known = _known(config)
-    said = (f"data.tasks[{n}]{fault}" for n, task in enumerate(config.data.tasks) if (fault := wrong(task, known.get(task.name))))
+    said = (
+        f"data.tasks[{n}]{fault}"
+        for n, task in enumerate(config.data.tasks)
+        if (fault := wrong(task, known.get(task.name)))
+    )
     return next(said, None)
 
 
 def _unknown(config: Config) -> str | None:
-    """The first task that is none, and what it might mean."""
+    """Return the first unknown task, with a similar name."""
     known = _known(config)
     said = (
-        f"data.tasks[{n}].name={task.name}: data={config.data.name} has no such task.{near(str(task.name), known)}"
+        f"data.tasks[{n}].name={task.name}: data={config.data.name} has no such "
+        f"task.{near(str(task.name), known)}"
         for n, task in enumerate(config.data.tasks)
         if known and task.name not in known
     )
@@ -59,15 +65,19 @@ def _fields(config: Config) -> str:
     known = _known(config)
     task = next(t for t in config.data.tasks if t.name in known and _field(t, known[t.name]))
     fields = known[task.name]["fields"]
-    return f"of {task.name}: {', '.join(fields)}" if fields else f"no config with {task.name}; level makes it harder"
-
-
-def _weight(task: Task, known: Known | None) -> str | None:
-    return None if 0 < task.weight < math.inf else f".weight={task.weight:g} ({task.name})"
+    return (
+        f"of {task.name}: {', '.join(fields)}"
+        if fields
+        else f"no config with {task.name}; level makes it harder"
+    )
 
 
 def _worked(task: Task, known: Known | None) -> str | None:
-    return None if known is None or 0 <= task.worked <= known["working"] else f".worked={task.worked:g} ({task.name})"
+    return (
+        None
+        if known is None or 0 <= task.worked <= known["working"]
+        else f".worked={task.worked:g} ({task.name})"
+    )
 
 
 TASK_RULES = [
@@ -76,14 +86,20 @@ TASK_RULES = [
         lambda c: _unknown(c) is not None,
         lambda c: str(_unknown(c)),
         lambda c: (
-            "lists, strings or numbers" if c.data.kind == "code" else "chain_sum, or another of reasoning-gym's tasks or shuffled_cups"
+            "lists, strings or numbers"
+            if c.data.kind == "code"
+            else "chain_sum, or another of reasoning-gym's tasks or shuffled_cups"
         ),
     ),
     Rule(
         "task_level",
         lambda c: _first(c, _level) is not None,
         lambda c: str(_first(c, _level)),
-        lambda c: "level: 0" if c.data.kind == "code" else "level: 0, or a config: {<field>: <value>} of its own",
+        lambda c: (
+            "level: 0"
+            if c.data.kind == "code"
+            else "level: 0, or a config: {<field>: <value>} of its own"
+        ),
     ),
     Rule(
         "task_field",
@@ -92,18 +108,9 @@ TASK_RULES = [
         _fields,
     ),
     Rule(
-        "task_weight",
-        lambda c: _first(c, _weight) is not None,
-        lambda c: f"{_first(c, _weight)}: each task's share of the problems is its weight over the sum of all",
-        lambda c: "a weight above 0 for each of data.tasks; leave out a task that is to have no problems",
-    ),
-    Rule(
         "task_worked",
         lambda c: _first(c, _worked) is not None,
-        lambda c: (
-            f"{_first(c, _worked)}: it is the share of rows that show their working, from 0 to 1, and only "
-            f"{', '.join(name for name, task in trainer_args.lock()['tasks']['reasoning'].items() if task['working'])} has one to show"
-        ),
-        lambda c: "worked=0 for answers alone; data=cups, and 0.5 for as many with their working",
+        lambda c: f"{_first(c, _worked)} is not a share, or the task has no working to show",
+        "worked=0 for answers alone; data=cups, and 0.5 for as many with their working",
     ),
 ]

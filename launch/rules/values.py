@@ -1,196 +1,132 @@
-"""Values that no composition may have, looked at before any rule reads them: words outside their list, numbers out of range."""
+"""Reject values outside a list of words or a range, before any rule reads them.
+
+The schema declares these next to its fields. The tables here are for arguments of a method.
+"""
 
 from __future__ import annotations
 
-import math
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
-from launch.errors import UserError, near
+from launch.core.errors import UserError, near
 from launch.schema import Config
-from launch.trainer_args import class_of, known
+from launch.schema.checked import DIVIDED, Range
+from launch.schema.trainer_args import class_of, known
 
-# key -> the words it takes
-WORDS = {
-    "method.kind": ("trainer", "evaluator", "exporter", "bench", "tune", "cycles"),
-    "model.architecture": ("qwen3", "qwen2", "llama"),
-    "precision.compute": ("fp32", "fp16", "bf16", "fp8"),
-    "precision.weights": ("fp32", "fp16", "bf16", "nf4"),
-    "runtime.name": ("local", "docker", "slurm"),
-    "topology.name": ("single", "ddp", "fsdp", "zero2", "zero3", "split", "colocate"),
-    "topology.strategy": ("none", "ddp", "fsdp", "zero2", "zero3"),
-    "topology.overlap": (False, True, "stream"),
-    "topology.fsdp.reduce_dtype": ("fp32", "bf16"),
-    "topology.fsdp.state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
-    "data.kind": ("reasoning", "code", "jsonl", "hub", "mix", "samples"),
-    # Those of transformers' report_to.
-    "tracking.name": (
-        *("none", "azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "kubeflow"),
-        *("mlflow", "neptune", "swanlab", "tensorboard", "trackio", "wandb"),
+Checked = tuple[str, Any, Any]  # key, value, and a Range or a tuple of words
+FINITE = Range()
+FROM_0, FROM_1, ABOVE_0 = Range(least=0), Range(least=1), Range(above=0)
+BELOW_1 = Range(least=0, below=1)
+SHARE = Range(above=0, most=1)
+ARGUMENTS: dict[str, Any] = {
+    "engine": ("transformers", "vllm"),  # as in recipes/sampling/generation.py
+    "base": ("continued", "fresh"),  # the model that a cycle of RAFT starts from
+    # smaller group sizes are tried one by one if it does not divide a generation; in a group of
+    # one, nothing is above the mean
+    "num_generations": Range(least=2, most=100_000),
+    "per_device_train_batch_size": Range(least=1, most=DIVIDED),
+    "generation_batch_size": Range(least=1, most=DIVIDED),
+    "timeout_s": Range(above=0, most=86_400),  # a day
+    # two or three runs each, all composed and planned first, which takes half a minute
+    "cycles": Range(least=1, most=500),
+    **dict.fromkeys(
+        (
+            *("per_device_eval_batch_size", "gradient_accumulation_steps", "num_generations_eval"),
+            *("steps_per_generation", "num_iterations", "max_length", "max_completion_length"),
+            *("batch_size", "max_new_tokens", "samples_per_prompt", "num_prompts", "per_prompt"),
+            *("repetitions", "steps", "dataset_num_proc", "torch_empty_cache_steps", "max_steps"),
+        ),
+        FROM_1,
     ),
-    "hardware.attention": ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
+    **dict.fromkeys(
+        (
+            *("warmup", "learning_rate", "weight_decay", "warmup_steps", "max_grad_norm"),
+            *("save_total_limit", "adam_epsilon", "neftune_noise_alpha", "epsilon_high"),
+            *("epsilon", "temperature", "top_k"),
+        ),
+        FROM_0,
+    ),
+    **dict.fromkeys(
+        (
+            *("num_train_epochs", "logging_steps", "fail_below", "step_ms", "save_steps"),
+            "repetition_penalty",
+        ),
+        ABOVE_0,
+    ),
+    **dict.fromkeys(
+        (
+            *("dropout", "adam_beta1", "adam_beta2", "label_smoothing"),
+            "label_smoothing_factor",
+        ),
+        BELOW_1,
+    ),
+    **dict.fromkeys(("top_p", "learning_rate_decay", "top_fraction"), SHARE),
+    **dict.fromkeys(("min_p", "threshold", "top_entropy_quantile"), Range(least=0, most=1)),
 }
-OPEN, UNDER_ONE = 1e-9, math.nextafter(1.0, 0.0)  # as bounds: 0 and 1 themselves are out of range
-# key -> the least it may be, where it has a value
-LEAST = {
-    "effective_batch": 1,
-    "hardware.gpus_per_node": 1,
-    "hardware.memory_gb": 1,
-    "hardware.bandwidth_gb_s": 1,
-    "hardware.dataloader.num_workers": 0,
-    "model.num_layers": 1,
-    "model.hidden_size": 1,
-    "model.intermediate_size": 1,
-    "model.num_heads": 1,
-    "model.num_kv_heads": 1,
-    "model.head_dim": 1,
-    "model.vocab_size": 1,
-    "model.max_positions": 1,
-    "model.num_parameters": 1,
-    "adapter.rank": 1,
-    "adapter.alpha": 1,
-    "runtime.stop_timeout_s": 1,
-    "runtime.slurm.nodes": 1,
-    "runtime.slurm.early_signal_s": 1,
-    "runtime.slurm.rendezvous_timeout_s": 1,
-    "runtime.slurm.gid_index": 0,
-    "runtime.shm_gb": 0.064,  # docker's own
-    "price_per_gpu_hour": 0,
-    "runtime.memory_gb": 0.1,
-    "runtime.hang_timeout_s": 1,
-    "runtime.max_restarts": 0,
-    "topology.num_gpus": 1,
-    "topology.servers": 0,
-    "topology.max_staleness": 0,
-    "topology.server_tensor_parallel": 1,
-    "topology.server_memory_share": 0.01,
-    "topology.server_cache_gb": 0.001,
-    "topology.server_max_length": 2,
-    "method.sandbox.workers": 1,
-    "method.sandbox.time_s": 0.1,
-    "method.sandbox.memory_gb": 0.1,  # of address space: Python alone takes a part of it
-    "method.sandbox.processes": 8,
-    "method.sandbox.output_kb": 1,
-    "method.sandbox.disk_mb": 1,
-    "data.preview": 0,
-    "data.pairs_per_prompt": 1,
-    "data.shuffle_buffer": 1,
-    "data.filter.min_tokens": 0,
-    "data.filter.max_tokens": 1,
-    "data.filter.max_prompt_tokens": 1,
-    "method.lr_reference_batch": 1,
-    "method.selection.patience": 1,
-    "method.selection.min_delta": 0,
-    "method.args.per_device_eval_batch_size": 1,
-    "method.args.per_device_train_batch_size": 1,
-    "method.args.gradient_accumulation_steps": 1,
-    "method.args.num_generations": 2,  # a group of one has no mean to be above
-    "method.args.num_generations_eval": 1,
-    "method.args.num_train_epochs": OPEN,
-    "method.args.steps_per_generation": 1,
-    "method.args.generation_batch_size": 1,
-    "method.args.num_iterations": 1,
-    "method.args.max_length": 1,
-    "method.args.max_completion_length": 1,
-    "method.args.logging_steps": OPEN,
-    "method.args.batch_size": 1,
-    "method.args.max_new_tokens": 1,
-    "method.args.samples_per_prompt": 1,
-    "method.args.fail_below": OPEN,
-    "method.args.num_prompts": 1,
-    "method.args.per_prompt": 1,
-    "method.args.cycles": 1,
-    "method.args.repetitions": 1,
-    "method.args.timeout_s": OPEN,
-    "method.args.warmup": 0,
-    "method.args.steps": 1,
-    "method.args.learning_rate": 0,  # trains nothing, which measures what a run is like without learning
-    "method.args.weight_decay": 0,
-    "method.args.warmup_steps": 0,
-    "method.args.max_grad_norm": 0,  # clips nothing
-    "method.args.save_steps": OPEN,
-    "method.args.save_total_limit": 0,  # keeps all
-    "method.args.adam_beta1": 0,
-    "method.args.adam_beta2": 0,
-    "method.args.adam_epsilon": 0,
-    "method.args.label_smoothing_factor": 0,
-    "method.args.label_smoothing": 0,
-    "method.args.neftune_noise_alpha": 0,
-    "method.args.dataset_num_proc": 1,
-    "method.args.torch_empty_cache_steps": 1,
+# class -> arguments whose meaning depends on the method
+OF_CLASS = {
+    # at 0 the loss does not depend on the model, or divides by beta
+    "trl.DPOConfig": {"beta": ABOVE_0},
+    # logits are divided by the temperature
+    "trl.GRPOConfig": {"beta": FROM_0, "temperature": ABOVE_0, "top_k": FINITE},
+    # engine arguments are separate and may have any name
+    "recipes.bench.vllm_engine.EngineConfig": {"base": FINITE},
 }
-DIVIDED = 2**31 - 1  # its divisors are tried up to its root: 46 thousand, a hundredth of a second
-# key -> the most it may be: what the planner goes over one by one, and a price. Our choice, above all that is known.
-MOST = {
-    "hardware.gpus_per_node": 1024,  # each has a rank, with its memory and its log; a node of MI300X in CPX mode has 64
-    "effective_batch": DIVIDED,
-    "method.args.per_device_train_batch_size": DIVIDED,
-    "method.args.generation_batch_size": DIVIDED,
-    "method.args.num_generations": 100_000,  # smaller groups are tried one by one, where it divides no generation
-    "method.args.timeout_s": 86_400,  # a day
-    "method.args.cycles": 500,  # two or three runs each, all composed and planned first: half a minute
-    "method.args.adam_beta1": UNDER_ONE,
-    "method.args.adam_beta2": UNDER_ONE,
-    "method.args.label_smoothing_factor": UNDER_ONE,
-    "method.args.label_smoothing": UNDER_ONE,
-    "price_per_gpu_hour": 1_000_000_000,  # in any currency: tens of dollars are tens of millions of the smallest ones; costs stay finite
-}
-# class -> argument -> (least, most), where methods have arguments of one name and mean different things
-BOUNDS = {
-    "trl.DPOConfig": {"beta": (OPEN, math.inf)},  # at 0 the loss is that of no model at all, or divides by it
-    "trl.GRPOConfig": {
-        "beta": (0, math.inf),
-        "epsilon": (0, math.inf),
-        "epsilon_high": (0, math.inf),
-        "temperature": (OPEN, math.inf),  # logits are divided by it
-        "top_p": (OPEN, 1),
-        "min_p": (0, 1),
-        "repetition_penalty": (OPEN, math.inf),
-        "top_entropy_quantile": (0, 1),
-    },
-}
-# Counts of steps where 1 or more, else shares of all: transformers refuses parts of a step, once every rank is up.
+NOT_GIVEN = {"max_steps": -1}  # transformers' default: epochs count
+# From 1 on, counts of steps; below 1, shares of all steps. transformers rejects fractions of a
+# step, but only once every rank is up.
 WHOLE = ("logging_steps", "save_steps")
 
 
 def check_values(config: Config) -> None:
-    """Raises UserError for the first value outside its list or range."""
-    for key, words in WORDS.items():
-        given = leaf(config, key)
-        if given not in words:
-            shown = [str(word).lower() if isinstance(word, bool) else word for word in words]
-            raise UserError(f"{key}={given}: it takes {', '.join(shown)}.{near(str(given), shown)}")
-    for name, given in config.method.args.items():
-        if isinstance(given, float) and not math.isfinite(given):
-            raise UserError(f"method.args.{name}={given}: no finite number. Use: a finite one, or null.")
-        if name in WHOLE and isinstance(given, float) and given > 1 and given != int(given):
-            raise UserError(f"method.args.{name}={given}: no whole number. Use: {int(given)}; a number below 1 is a share of all steps.")
-    for key, (least, most) in _bounds(config).items():
-        given = leaf(config, key)
-        in_range = isinstance(given, (int, float)) and least <= given <= most and given < math.inf
-        if isinstance(given, (int, float)) and not in_range and _is_argument(config, key):
-            raise UserError(f"{key}={given}: out of range. Use: {_range(least, most)}.")
+    """Raise UserError for the first value outside its list or range."""
+    for key, value, allowed in (*_declared(config, ""), *_arguments(config)):
+        if isinstance(allowed, tuple):
+            if value not in allowed:
+                words = [str(word).lower() if isinstance(word, bool) else word for word in allowed]
+                raise UserError(
+                    f"{key}={value}: it takes {', '.join(words)}.{near(str(value), words)}"
+                )
+        elif isinstance(value, (int, float)) and value not in allowed:
+            bounds = f"{allowed}" if allowed != FINITE else "a finite number"
+            bounds += ", or -1 to count epochs" if key == "method.args.max_steps" else ""
+            raise UserError(f"{key}={value}: out of range. Use: {bounds}.")
+    for name in WHOLE:
+        steps = config.method.args.get(name)
+        if isinstance(steps, float) and steps > 1 and not steps.is_integer():
+            raise UserError(
+                f"method.args.{name}={steps}: not a whole number. Use: {int(steps)}; a number "
+                "below 1 is a share of all steps."
+            )
 
 
-def _bounds(config: Config) -> dict[str, tuple[float, float]]:
-    """Key -> (least, most). The class is looked up only where one of its own arguments is given."""
-    found: dict[str, tuple[float, float]] = {key: (least, MOST.get(key, math.inf)) for key, least in LEAST.items()}
-    if any(name in config.method.args for of_class in BOUNDS.values() for name in of_class):
-        found |= {f"method.args.{name}": both for name, both in BOUNDS.get(class_of(config), {}).items()}
-    return found
+def _declared(node: Any, prefix: str) -> Iterator[Checked]:
+    """Yield the declarations of `node`'s fields, and every other float as FINITE."""
+    for field in dataclasses.fields(node):
+        value, key = getattr(node, field.name), f"{prefix}{field.name}"
+        if isinstance(value, dict):
+            children = [(f"{key}.{name}", child) for name, child in value.items()]
+        elif isinstance(value, list):
+            children = [(f"{key}[{number}]", child) for number, child in enumerate(value)]
+        else:
+            children = [(key, value)]
+        allowed = field.metadata.get("words") or field.metadata.get("range", FINITE)
+        for name, child in children:
+            if dataclasses.is_dataclass(child):
+                yield from _declared(child, f"{name}.")
+            elif field.metadata or type(child) is float:
+                yield name, child, allowed
 
 
-def _range(least: float, most: float) -> str:
-    lower = "above 0" if least == OPEN else f"at least {least:g}"
-    upper = "" if most == math.inf else " and below 1" if most == UNDER_ONE else f" and at most {most}"
-    return lower + upper
-
-
-def _is_argument(config: Config, key: str) -> bool:
-    return not key.startswith("method.args.") or key.rsplit(".", 1)[1] in known(config)
-
-
-def leaf(config: Config, key: str) -> object:
-    """The value at a dotted key; None where a free key has none."""
-    node: object = config
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, dict) else getattr(node, part)
-    return node
+def _arguments(config: Config) -> Iterator[Checked]:
+    given, own = config.method.args, {}
+    if any(name in given for arguments in OF_CLASS.values() for name in arguments):
+        own = OF_CLASS.get(class_of(config), {})
+    for name, value in given.items():
+        allowed = own.get(name) or ARGUMENTS.get(name, FINITE)
+        is_number = isinstance(value, (int, float)) and value != NOT_GIVEN.get(name)
+        if (is_number or (isinstance(value, str) and isinstance(allowed, tuple))) and (
+            allowed is FINITE or name in known(config)
+        ):
+            yield f"method.args.{name}", value, allowed

@@ -1,8 +1,8 @@
-"""The one typed definition of a configuration. Every YAML under conf/ is data for these classes.
+"""Define the typed configuration. Every YAML under conf/ is data for these classes.
 
-Hydra merges the groups into `Config`; a key that is not here, or a value of another type, is refused wherever it stands.
-Units are in the names: `_gb` is 1e9 bytes (hardware.memory_gb GiB, as makers count), `_gb_s` 1e9 bytes per second, `_tflops` 1e12
-floating-point operations per second.
+Hydra merges the groups into `Config`, which rejects unknown keys and values of a wrong type. Units
+are in the names: `_gb` is 1e9 bytes, `_gb_s` 1e9 bytes per second, `_tflops` 1e12 floating-point
+operations per second. Only hardware.memory_gb counts GiB, as vendors do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from launch.schema.data import Balance, Curriculum, CurriculumArgs, Deduplicate, Filter, LrScaling, Selection, Source
+from launch.schema.checked import DIVIDED, MOST_RANKS, checked
+from launch.schema.data import Data as Data
+from launch.schema.data import Task as Task
 from launch.schema.enums import (
     Debug,
     Find,
@@ -32,11 +34,23 @@ from launch.schema.enums import (
     When,
 )
 from launch.schema.host import Detect, Healthy, HostNeeds
+from launch.schema.method import Method as Method
+from launch.schema.method import Properties as Properties
+from launch.schema.method import Sandbox as Sandbox
+
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+STRATEGIES = ("none", "ddp", "fsdp", "zero2", "zero3")
+TOPOLOGIES = ("single", "ddp", "fsdp", "zero2", "zero3", "split", "colocate")
+# trackers, as in transformers' report_to
+TRACKERS = (
+    *("none", "azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte"),
+    *("kubeflow", "mlflow", "neptune", "swanlab", "tensorboard", "trackio", "wandb"),
+)
 
 
 @dataclass
 class EnvVar:
-    """An environment variable with the reason for its value and the source of that reason."""
+    """An environment variable, the reason for its value, and the source of that reason."""
 
     value: str = MISSING
     reason: str = MISSING
@@ -46,13 +60,13 @@ class EnvVar:
 
 @dataclass
 class Dataloader:
-    num_workers: int = MISSING
+    num_workers: int = checked(least=0)
     pin_memory: bool = MISSING
 
 
 @dataclass
 class Rocm:
-    """Versions of ROCm that serve a GPU; `max` is empty while the newest still does."""
+    """ROCm versions that support a GPU; `max` is empty while the newest one does."""
 
     min: str = MISSING
     max: Optional[str] = None
@@ -60,133 +74,105 @@ class Rocm:
 
 @dataclass
 class Hardware:
-    """One device of a kind, and how a node of them is usually built. `gpus_per_node` counts devices as torch sees them."""
+    """One kind of device and its usual node. `gpus_per_node` counts devices as torch sees them."""
 
     name: str = MISSING
     product: str = MISSING
     vendor: Vendor = MISSING
     gfx: str = MISSING  # compiler target: gfx942, sm_90, or cpu
-    gpus_per_node: int = MISSING
-    memory_gb: float = MISSING  # GiB, as makers count; plans show 1e9 bytes
+    gpus_per_node: int = checked(least=1, most=MOST_RANKS)
+    memory_gb: float = checked(least=1)  # GiB, as vendors count; plans show 1e9 bytes
     unified_memory: bool = False  # the GPU's memory is the host's memory
-    bandwidth_gb_s: float = MISSING
+    bandwidth_gb_s: float = checked(least=1)
     compute_units: int = MISSING
     detect: Detect = field(default_factory=Detect)
-    peak_tflops: dict[str, float] = field(default_factory=dict)  # dense; fp32, tf32, fp16, bf16, fp8, fp4; absent where there is none
+    # dense, for fp32, tf32, fp16, bf16, fp8, fp4; a precision without a figure is left out
+    peak_tflops: dict[str, float] = field(default_factory=dict)
     link: Link = Link.none
     link_gb_s: Optional[float] = None  # all links of one device, per direction
-    hive: Optional[int] = None  # devices that have these links to one another; empty: all of the node
-    hives_gb_s: Optional[float] = None  # between two hives, per direction: a ring over more devices than one hive goes at this pace
-    precisions: list[str] = MISSING  # what it computes in, the preferred one first
-    attention: str = MISSING  # attn_implementation of transformers
-    packed_attention: Optional[str] = None  # keeps packed rows apart: varlen, flash_attention_2, flex_attention, sdpa; empty: no packing
-    fused_attention: bool = True  # torch has a kernel that never writes the scores
+    hive: Optional[int] = None  # devices connected by these links; empty: the whole node
+    # between two hives, per direction; it limits a ring over more devices than one hive
+    hives_gb_s: Optional[float] = None
+    precisions: list[str] = MISSING  # compute precisions, the preferred one first
+    attention: str = checked(words=ATTENTION)  # attn_implementation of transformers
+    # kernel that keeps packed rows apart: varlen, flash_attention_2, flex_attention or sdpa; empty:
+    # rows are not packed
+    packed_attention: Optional[str] = None
+    fused_attention: bool = True  # torch has a kernel that never stores the scores
     compile: bool = True  # torch.compile works
-    compile_measured: bool = False  # compiled layers were seen right on it; else the first micro-batch is computed both ways
-    triton: bool = True  # the Triton of our tests compiles for it, without spills
+    # compiled layers were verified on it; if not, the first micro-batch is computed both ways
+    compile_measured: bool = False
+    triton: bool = True  # the Triton version in our tests compiles for it without spills
     vllm: bool = True  # an image with vLLM exists for it
     dataloader: Dataloader = field(default_factory=Dataloader)
     env: dict[str, EnvVar] = field(default_factory=dict)
     rocm: Optional[Rocm] = None
     host: HostNeeds = field(default_factory=HostNeeds)
     healthy: Healthy = field(default_factory=Healthy)
-    container: str = MISSING  # the image that serves it
+    container: str = MISSING  # name of its image
 
 
 @dataclass
 class Model:
-    """A model's shape (so that planning needs no download) and where its weights come from."""
+    """A model's shape, so that planning needs no download, and the location of its weights."""
 
     name: str = MISSING
-    architecture: str = MISSING  # model_type of transformers: qwen3, qwen2, llama
+    # model_type of transformers: qwen3, qwen2, llama
+    architecture: str = checked(words=("qwen3", "qwen2", "llama"))
     hub_id: Optional[str] = None
     revision: Optional[str] = None  # a commit of the hub, 40 hexadecimal digits
     path: Optional[str] = None  # a local directory; wins over hub_id
-    chat_template: Optional[str] = None  # a file in Jinja; in place of the tokenizer's own
+    chat_template: Optional[str] = None  # Jinja file that replaces the tokenizer's template
     init: Init = Init.pretrained
-    num_layers: int = MISSING
-    hidden_size: int = MISSING
-    intermediate_size: int = MISSING
-    num_heads: int = MISSING
-    num_kv_heads: int = MISSING
-    head_dim: int = MISSING
-    vocab_size: int = MISSING
+    num_layers: int = checked(least=1)
+    hidden_size: int = checked(least=1)
+    intermediate_size: int = checked(least=1)
+    num_heads: int = checked(least=1)
+    num_kv_heads: int = checked(least=1)
+    head_dim: int = checked(least=1)
+    vocab_size: int = checked(least=1)
     tied_embeddings: bool = MISSING
     attention_bias: bool = False  # bias on the query, key and value projections
-    max_positions: int = MISSING
+    max_positions: int = checked(least=1)
     rope_theta: float = MISSING
     rms_norm_eps: float = MISSING
-    num_parameters: int = MISSING  # as published or counted; a test recounts it from the shape
-
-
-@dataclass
-class Sandbox:
-    """What reward `code_tests` gives the code of one completion, all of its tests together; in containers of image `sandbox`."""
-
-    workers: int = 4  # containers, each of which runs one completion's code at a time, on one core
-    time_s: float = 10.0  # of the wall's clock, compiling included
-    memory_gb: float = 0.5
-    processes: int = 64
-    output_kb: int = 64  # what a program writes to stdout, and the largest file that it may write
-    disk_mb: int = 64  # /tmp, which is memory and counts as such
-
-
-@dataclass
-class Method:
-    """A recipe program and the arguments of its own configuration class."""
-
-    name: str = MISSING
-    program: str = MISSING  # module of recipes/, run by every rank
-    kind: str = MISSING  # trainer, evaluator, exporter, bench, tune, or cycles: of phases
-    config_class: str = MISSING  # the class `args` are checked against, as module.Class
-    args: dict[str, Any] = field(default_factory=dict)
-    lr_scaling: LrScaling = LrScaling.none  # of the learning rate with the batch
-    lr_reference_batch: Optional[int] = None  # sequences of the step that the learning rate was chosen for
-    selection: Selection = field(default_factory=Selection)  # sft, dpo, grpo, raft: the best model by held-out rows, in place of the last
-    rewards: dict[str, float] = field(default_factory=dict)  # grpo, sample, raft, evaluate: named reward or dotted path -> weight
-    reward_chain: list[str] = field(default_factory=list)  # of these rewards each is asked only where the one before gave 1; else it is 0
-    reward_pattern: Optional[str] = None  # of reward `regex`, for rows without a column `pattern`
-    reward_confined: bool = True  # functions of your own too in a process beside the rank; false: in it, for one that needs its GPU
-    sandbox: Sandbox = field(default_factory=Sandbox)
-    topologies: list[str] = field(default_factory=list)  # those it runs under, the one for a single GPU first; empty: a trainer's
-    uses_model: bool = True  # false: a benchmark of the machine; none of them reads data
-    uses_precision: bool = True  # false: a benchmark whose rows name their own
-    takes_adapter: bool = False  # a benchmark that trains one; trainers always do
-    smoke: dict[str, Any] = field(default_factory=dict)  # arguments under smoke=true, where other sizes than the usual ones are needed
-
-    def reads(self, group: str) -> bool:
-        """Whether its programs look at this group of conf/; what is given there otherwise is refused."""
-        return {"model": self.uses_model, "precision": self.uses_precision, "data": self.kind != "bench"}.get(group, True)
+    # as published or counted; a test recounts it from the shape
+    num_parameters: int = checked(least=1)
 
 
 @dataclass
 class Adapter:
     name: str = MISSING
-    rank: Optional[int] = None
-    alpha: Optional[int] = None
-    dropout: float = 0.0
-    target_modules: Any = "all-linear"  # or a list of linear layers, of shapes.LINEARS
+    rank: Optional[int] = checked(None, least=1)
+    alpha: Optional[int] = checked(None, least=1)
+    dropout: float = checked(0.0, least=0, below=1)
+    target_modules: Any = "all-linear"  # or a list of linear layers from shapes.LINEARS
     rslora: bool = False
     dora: bool = False
     quantize_base: bool = False  # nf4 base weights under the adapter
-    path: Optional[str] = None  # an adapter to train on, of the same kind: <run>/adapter
+    path: Optional[str] = None  # train this adapter further, of the same kind: <run>/adapter
 
 
 @dataclass
 class Precision:
     name: str = MISSING
-    compute: str = MISSING  # dtype of matrix products: fp32, fp16, bf16, fp8
-    weights: str = MISSING  # dtype the trained parameters are kept in: fp32, bf16, nf4
+    # dtype of matrix products: fp32, fp16, bf16, fp8
+    compute: str = checked(words=("fp32", "fp16", "bf16", "fp8"))
+    # dtype in which trained parameters are stored: fp32, bf16, nf4
+    weights: str = checked(words=("fp32", "fp16", "bf16", "nf4"))
     loss_scaling: bool = False
 
 
 @dataclass
 class Fsdp:
-    reduce_dtype: str = "fp32"  # fp32 or bf16: what gradients are summed in over the ranks
+    # dtype in which gradients are summed over the ranks: fp32 or bf16
+    reduce_dtype: str = checked("fp32", words=("fp32", "bf16"))
     reshard_after_forward: bool = True
     cpu_offload: bool = False
     activation_checkpointing: bool = False
-    state_dict_type: str = "SHARDED_STATE_DICT"
+    state_dict_type: str = checked(
+        "SHARDED_STATE_DICT", words=("FULL_STATE_DICT", "SHARDED_STATE_DICT")
+    )
 
 
 @dataclass
@@ -197,86 +183,48 @@ class Zero:
 
 @dataclass
 class Topology:
-    """How processes sit on GPUs. `num_gpus` empty: every GPU of the node (one for `single` and `colocate`)."""
+    """How processes sit on GPUs."""
 
-    name: str = MISSING
-    num_gpus: Optional[int] = None
-    strategy: str = MISSING  # of the trainers: none, ddp, fsdp, zero2, zero3
-    servers: Any = 0  # split: replicas of the model that generate, behind one address; auto: as many as are predicted to be fastest
-    server_tensor_parallel: int = 1  # split: GPUs of one replica
-    server_memory_share: float = 0.9  # split, and engine=vllm: of a GPU's memory, that vLLM may take
-    server_cache_gb: Optional[float] = (
-        None  # as the share: of keys and values, unmeasured, so that several vLLM may start on one GPU at once
-    )
-    server_max_length: Optional[int] = None  # split: tokens of prompt and completion; empty: all positions of the model
-    # split, colocate and engine=vllm: further arguments of vLLM's engine, as {max_num_seqs: 512}; null leaves one out
+    name: str = checked(words=TOPOLOGIES)
+    # empty: all GPUs of the node, but one for single and colocate
+    num_gpus: Optional[int] = checked(None, least=1, most=MOST_RANKS)
+    strategy: str = checked(words=STRATEGIES)  # of the trainers: none, ddp, fsdp, zero2, zero3
+    # split: number of model replicas that generate behind one address; auto: predicted fastest
+    servers: Any = checked(0, least=0)
+    server_tensor_parallel: int = checked(1, least=1)  # split: GPUs of one replica
+    # split, and engine=vllm: share of a GPU's memory that vLLM may take
+    server_memory_share: float = checked(0.9, above=0, most=1)
+    # split, and engine=vllm: size of the KV cache, fixed rather than measured so that several vLLM
+    # can start on one GPU at once
+    server_cache_gb: Optional[float] = checked(None, least=0.001)
+    # split: tokens of prompt and completion; empty: all positions of the model
+    server_max_length: Optional[int] = checked(None, least=2)
+    # split, colocate and engine=vllm: more arguments of vLLM's engine, such as
+    # {max_num_seqs: 512}; null removes one
     server_args: dict[str, Any] = field(default_factory=dict)
-    # split: generate the next batch while this one trains; stream: never stop generating, and train on the groups that are whole
-    overlap: Any = False
-    # overlap=stream: how many optimizer steps old a completion may be; empty: as many as two generations serve
-    max_staleness: Optional[int] = None
+    # split: true generates the next batch while this one trains; stream never stops generating
+    # and trains on complete groups
+    overlap: Any = checked(False, words=(False, True, "stream"))
+    # overlap=stream: most optimizer steps since a completion's weights; empty: the number of steps
+    # that two generations serve
+    max_staleness: Optional[int] = checked(None, least=0)
     numa_binding: Optional[NumaBinding] = None
-    tensor_parallel: int = 1  # of training: refused unless 1
-    pipeline_parallel: int = 1  # of training: refused unless 1
+    tensor_parallel: int = 1  # of training; only 1 is supported
+    pipeline_parallel: int = 1  # of training; only 1 is supported
     fsdp: Fsdp = field(default_factory=Fsdp)
     zero: Zero = field(default_factory=Zero)
 
 
 @dataclass
-class Task:
-    """A task of reasoning-gym or code_tasks.py; `level` sets every attribute of its curriculum, `config` any field of its own on top."""
-
-    name: str = MISSING
-    level: int = 0
-    weight: float = 1.0
-    worked: float = 0.0  # share of its training rows whose answer comes after its working, in <think>: data=cups
-    config: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Data:
-    """The rows of a run. What does not fit together is refused by launch/rules/data.py."""
-
-    name: str = MISSING
-    kind: str = MISSING  # reasoning, code, jsonl, hub, mix or samples
-    tasks: list[Task] = field(default_factory=list)
-    num_train: Optional[int] = None  # reasoning: problems to generate
-    num_heldout: int = 0  # reasoning: problems that are never trained on
-    seed: int = 0  # reasoning: of the held-out problems, so that every run is measured on the same ones
-    path: Optional[str] = None  # jsonl: file to train on
-    heldout_path: Optional[str] = None
-    hub_id: Optional[str] = None
-    revision: Optional[str] = None
-    split: str = "train"
-    heldout_split: Optional[str] = None
-    limit: Optional[int] = None  # the first rows only, of those that filters leave; evaluate: of the held-out ones
-    sources: list[Source] = field(default_factory=list)  # mix: files and data sets of the hub
-    filter: Filter = field(default_factory=Filter)
-    deduplicate: Deduplicate = Deduplicate.none
-    heldout_fraction: Optional[float] = None  # of the rows, by a hash of their question: never trained on
-    balance: Balance = Balance.none
-    pairs_per_prompt: int = 1  # samples: preference pairs of a prompt at most
-    pairs_of_any: bool = False  # samples: sides need not differ in score, nor have ended; set by smoke=true
-    streaming: bool = False  # read rows as they are needed; for data larger than memory
-    shuffle_buffer: int = 1000  # streaming: rows among which the next one is drawn
-    curriculum: Curriculum = Curriculum.none
-    curriculum_args: CurriculumArgs = field(default_factory=CurriculumArgs)
-    pass_rates: Optional[str] = None  # adaptive: a result.json with by_level, of an evaluation or of sampling
-    chat_template: Optional[str] = None  # a file in Jinja; in place of the tokenizer's own
-    cache: Optional[str] = None  # directory of prepared rows; empty: the user's cache
-    preview: int = 0  # show so many rows as the model will see them, and end
-
-
-@dataclass
 class Container:
-    """An image of containers/images.lock.yaml by its name, or `custom` with a reference of the user's own."""
+    """An image of containers/images.lock.yaml by name, or `custom` with the user's reference."""
 
     name: str = MISSING
     reference: Optional[str] = None
 
 
 class Inner(Enum):
-    """What starts the processes of a Slurm job on their node."""
+    """The runtime that starts a Slurm job's processes on their node."""
 
     local = "local"
     docker = "docker"
@@ -284,57 +232,64 @@ class Inner(Enum):
 
 @dataclass
 class Slurm:
-    """What runtime=slurm asks of Slurm, and what the nodes of a job talk over. Counts are of one node unless they say otherwise."""
+    """Options of a Slurm job and of the network between its nodes. Counts are per node."""
 
-    nodes: int = 1
+    nodes: int = checked(1, least=1)
     inner: Inner = Inner.local
     partition: Optional[str] = None
     account: Optional[str] = None
     qos: Optional[str] = None
-    time: Optional[str] = None  # as sbatch takes it: minutes, hours:minutes:seconds, days-hours ...
-    gres: str = "gpu"  # the cluster's name for the GPUs, with their type where it asks for one: gpu:mi300x
-    options: list[str] = field(default_factory=list)  # further options of sbatch, each `--name` or `--name=value`
-    python: Optional[str] = None  # of the environment on the nodes; empty: the launcher's own
-    early_signal_s: int = 360  # before the time is over Slurm says so; the run saves and ends
-    requeue: bool = True  # back into the queue when it was interrupted, to go on from its checkpoint
-    wait: bool = False  # follow the job to its end, and end with its exit code
-    rendezvous_timeout_s: int = 600  # how long the nodes wait for one another
-    interface: Optional[str] = None  # several nodes: the network interface they reach each other by
-    hca: Optional[str] = None  # RDMA adapters as NCCL_IB_HCA names them; empty: RCCL takes all it finds
-    gid_index: Optional[int] = None  # RoCE: the row of the port's GID table
+    time: Optional[str] = None  # as for sbatch: minutes, hours:minutes:seconds, days-hours ...
+    gres: str = "gpu"  # the cluster's name for the GPUs, with a type if required: gpu:mi300x
+    options: list[str] = field(default_factory=list)  # for sbatch, each `--name` or `--name=value`
+    python: Optional[str] = None  # interpreter on the nodes; empty: the launcher's own
+    # how long before its time limit Slurm signals the run, so that it can save
+    early_signal_s: int = checked(360, least=1, most=65535)
+    requeue: bool = True  # requeue an interrupted job, which resumes from its checkpoint
+    wait: bool = False  # follow the job to its end and return its exit code
+    rendezvous_timeout_s: int = checked(600, least=1)  # how long nodes wait for one another
+    interface: Optional[str] = None  # several nodes: the network interface between them
+    hca: Optional[str] = None  # RDMA adapters, as in NCCL_IB_HCA; empty: all found
+    gid_index: Optional[int] = checked(None, least=0)  # RoCE: the row of the port's GID table
 
 
 @dataclass
 class Runtime:
-    """Where processes start. From `network` to `secrets` the keys are for docker."""
+    """Where and how processes start. The keys from `network` to `secrets` are for docker."""
 
-    name: str = MISSING
-    stop_timeout_s: int = 300  # from SIGTERM to SIGKILL: longer than the slowest save
-    hang_timeout_s: int = 1200  # without a step, a token or load progress; then stacks are taken and the run stopped
-    max_restarts: int = 0  # after a failure or a hang, from the newest whole checkpoint
+    name: str = checked(words=("local", "docker", "slurm"))
+    # from SIGTERM to SIGKILL; must exceed the slowest save
+    stop_timeout_s: int = checked(300, least=1)
+    # If for this long there is no step, token or loading progress, stacks are dumped and the run is
+    # stopped.
+    hang_timeout_s: int = checked(1200, least=1)
+    # restarts after a failure or a hang, from the newest complete checkpoint
+    max_restarts: int = checked(0, least=0)
     network: Optional[Network] = None
-    shm_gb: Optional[float] = None  # /dev/shm of a process group
-    memory_gb: Optional[float] = None  # host memory of a process group; empty: no limit
+    shm_gb: Optional[float] = checked(None, least=0.064)  # /dev/shm of a process group
+    # host memory of a process group; empty: no limit
+    memory_gb: Optional[float] = checked(None, least=0.1)
     infiniband: bool = False  # pass /dev/infiniband
-    secrets: list[str] = field(default_factory=list)  # variables of the shell that become files in the container
+    # shell variables that become files in the container
+    secrets: list[str] = field(default_factory=list)
     slurm: Slurm = field(default_factory=Slurm)
 
     @property
     def on_node(self) -> str:
-        """What starts a process on its machine, local or docker: under runtime=slurm the inner runtime."""
+        """Return what starts processes on a node: under runtime=slurm, the inner runtime."""
         return self.slurm.inner.name if self.name == "slurm" else self.name
 
 
 @dataclass
 class Tracking:
-    name: str = MISSING
-    package: Optional[str] = None  # what must be installed; null: what the name asks for
+    name: str = checked(words=TRACKERS)
+    package: Optional[str] = None  # required package; null: the one that the tracker's name implies
     project: Optional[str] = None
 
 
 @dataclass
 class Target:
-    """A published or promised figure that a run's own is shown beside."""
+    """A published or promised figure, shown next to the run's own."""
 
     value: float = MISSING
     source: str = MISSING
@@ -342,14 +297,17 @@ class Target:
 
 @dataclass
 class Phase:
-    """One run of a pipeline: overrides on top of the experiment. `model_from` names an earlier phase whose model it takes, `data_from`
-    one of method=sample whose samples it trains on: the selected ones, for DPO pairs of all. A phase of method=raft stands for those of
-    its cycles. `results_from`, for method=export: an earlier evaluation of the same model, which the model card quotes."""
+    """One run of a pipeline, as overrides on top of the experiment.
+
+    A phase of method=raft stands for the phases of its cycles.
+    """
 
     name: str = MISSING
     overrides: list[str] = field(default_factory=list)
-    model_from: Optional[str] = None
+    model_from: Optional[str] = None  # the earlier phase whose model it takes
+    # an earlier phase of method=sample: train on its selected samples; DPO: on pairs of all of them
     data_from: Optional[str] = None
+    # method=export: earlier evaluation of the same model, which the model card quotes
     results_from: Optional[str] = None
 
 
@@ -360,7 +318,7 @@ class Direction(Enum):
 
 @dataclass
 class Parameter:
-    """The values of one key that a search tries: those of a list, or a range with both ends in it."""
+    """The values of one key that a search tries: a list, or a range that includes both ends."""
 
     key: str = MISSING  # a key or a group, as on the command line
     values: Optional[list[Any]] = None
@@ -372,32 +330,34 @@ class Parameter:
 
 @dataclass
 class Sweep:
-    """What `-m sweep=NAME` searches. `none`: the command line's own lists of values are the sweep."""
+    """The search of `-m sweep=NAME`. `none` sweeps the lists of values on the command line."""
 
     name: str = "none"
-    overrides: list[str] = field(default_factory=list)  # of every trial; the command line's own win
+    overrides: list[str] = field(default_factory=list)  # for all trials; the command line wins
     space: dict[str, Parameter] = field(default_factory=dict)
-    metric: Optional[str] = None  # a figure of result.json, or of the last line of metrics.jsonl
+    metric: Optional[str] = None  # key of result.json, or of the last line of metrics.jsonl
     direction: Direction = Direction.minimize
-    num_trials: int = 20  # a space of lists with no more combinations than this is tried whole
-    parallel: Optional[int] = None  # trials at once; empty: as many as the GPUs hold, one where there is none
+    num_trials: int = 20  # spaces of lists with at most this many combinations are tried completely
+    # trials at once; empty: as many as fit on the GPUs, one on a machine without GPUs
+    parallel: Optional[int] = None
 
 
 @dataclass
 class Step:
-    """How one optimizer step is computed: what changes its speed and not its result. null: speed=auto chooses; under speed=off the
-    plain way."""
+    """How an optimizer step is computed, by settings that change its speed but not its result.
 
-    compile: Optional[bool] = None  # each decoder layer compiled by itself (torch regional compilation)
+    speed=auto chooses the keys left null; speed=off uses the defaults of TRL.
+    """
+
+    compile: Optional[bool] = None  # compile each decoder layer (torch regional compilation)
     rows: Optional[Rows] = None
-    checkpointed_layers: Optional[int] = (
-        None  # under method.args.gradient_checkpointing: how many layers recompute, the first ones; null: all
-    )
+    # with method.args.gradient_checkpointing: recompute only the first layers, this many; null: all
+    checkpointed_layers: Optional[int] = checked(None, least=1)
 
 
 @dataclass
 class Choice:
-    """What speed=auto put in place of a default. `before` is null where nothing had been there."""
+    """A value that speed=auto chose over the default. `before` is null if there was no default."""
 
     key: str = MISSING
     value: Any = None
@@ -420,26 +380,31 @@ class Config:
     sweep: Sweep = field(default_factory=Sweep)
     step: Step = field(default_factory=Step)
 
-    speed: Speed = Speed.auto  # auto: the planner chooses what changes a step's speed and not its result
-    speed_keeps: list[str] = field(default_factory=list)  # keys that speed=auto leaves as they are; all that somebody gave are added
-    chosen: list[Choice] = field(default_factory=list)  # what it chose: a plan's, which a record keeps and nobody gives
+    speed: Speed = Speed.auto  # auto: the planner sets what keeps a step's result
+    # keys that speed=auto leaves alone, in addition to those that the user set
+    speed_keeps: list[str] = field(default_factory=list)
+    # the choices of speed=auto; set by a plan and kept in a record, never set by users
+    chosen: list[Choice] = field(default_factory=list)
     mode: Mode = Mode.run
-    find: Find = Find.none  # mode=plan: search with the memory planner
+    find: Find = Find.none  # what mode=plan searches for with the memory planner
     format: Format = Format.text
     verbose: bool = False  # the text plan shows full command lines and environments
     smoke: bool = False
-    smoke_keeps: list[str] = field(default_factory=list)  # keys that smoke=true leaves as they are; those of the command line are added
+    # keys that smoke=true leaves alone, in addition to those of the command line
+    smoke_keeps: list[str] = field(default_factory=list)
     preflight: Preflight = Preflight.refuse
     resume: str = "auto"  # auto, never, or a run directory
-    save_model: bool = True  # false: a measurement, whose trained model nobody wants: saving 8B takes longer than a few steps
+    save_model: bool = True  # false for measurements: saving 8B takes longer than a few steps
     profile: Profile = Profile.none
-    rocprof: Rocprof = Rocprof.v3  # under profile=rocprof: the program
+    rocprof: Rocprof = Rocprof.v3  # the program of profile=rocprof
     debug: Debug = Debug.none
-    effective_batch: Optional[int] = None  # sequences of one optimizer step; the accumulation follows from it
-    price_per_gpu_hour: Optional[float] = None  # in any currency: the plan then says what the run costs
-    seed: int = 0
+    # sequences per optimizer step; sets the accumulation
+    effective_batch: Optional[int] = checked(None, least=1, most=DIVIDED)
+    # in any currency, for the run's cost in the plan
+    price_per_gpu_hour: Optional[float] = checked(None, least=0, most=1_000_000_000)
+    seed: int = checked(0, least=0, below=2**32)
     name: Optional[str] = None  # empty: <method>-<model>-<hardware>
     run_root: str = "runs"
-    user_env: dict[str, str] = field(default_factory=dict)  # environment variables of the user's own; they win
-    targets: dict[str, Target] = field(default_factory=dict)  # keys of result.json
+    user_env: dict[str, str] = field(default_factory=dict)  # environment variables; these win
+    targets: dict[str, Target] = field(default_factory=dict)  # by key of result.json
     phases: list[Phase] = field(default_factory=list)

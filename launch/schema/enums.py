@@ -1,4 +1,4 @@
-"""Values that a key of the schema may have, where they are few."""
+"""Define enumerations: the values of keys that accept only a few."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ class Link(Enum):
 
 
 class When(Enum):
-    """Which processes an environment variable of the hardware group is for."""
+    """Which processes get an environment variable of the hardware group."""
 
     always = "always"
     trainer = "trainer"  # a process that trains, on any number of GPUs
     server = "server"  # a process that generates with vLLM
-    multi_gpu = "multi_gpu"  # ranks that talk through RCCL or NCCL: of a process group, or a server and its trainers
+    # ranks that communicate by RCCL or NCCL: in a process group, or a server and its trainers
+    multi_gpu = "multi_gpu"
     fsdp = "fsdp"  # ranks that shard parameters (fsdp, zero3)
     eight_gpus = "eight_gpus"  # a process group of eight ranks
 
@@ -40,18 +41,42 @@ class Mode(Enum):
 
 
 class Speed(Enum):
-    """Who decides what changes a step's speed and not its result."""
+    """Who chooses the settings that change a step's speed but not its result."""
 
-    auto = "auto"  # the planner, for what nobody gave
-    off = "off"  # the composition; step.* left null mean the plain way
+    auto = "auto"  # the planner, for keys that the user did not set
+    off = "off"  # the configuration; keys of `step` left null mean TRL's defaults
 
 
 class Rows(Enum):
     """How the rows of one optimizer step become batches."""
 
-    packed = "packed"  # those of a rank laid end to end, with document boundaries; needs hardware.packed_attention
-    grouped = "grouped"  # sorted by length inside the step, so that rows of one micro-batch need little padding
-    padded = "padded"  # as TRL pads them
+    # end to end on each rank, with document boundaries; needs hardware.packed_attention
+    packed = "packed"
+    grouped = "grouped"  # sorted by length within the step, so micro-batches need little padding
+    padded = "padded"  # as in TRL
+
+
+class Head(Enum):
+    """How logits are computed, and what the head keeps for the backward."""
+
+    tiled = "tiled"  # TRL's: logits are recomputed in the backward
+    # for losses that sum over tokens: logits and their gradient are computed together
+    summed = "summed"
+    kept = "kept"  # log-probabilities: up to 3 GB of gradients stay for the backward
+
+
+class Reference(Enum):
+    """When a training needs a frozen copy of its starting model."""
+
+    none = "none"
+    always = "always"
+    beta = "beta"  # unless method.args.beta is 0
+
+
+class Use(Enum):
+    none = "none"
+    optional = "optional"
+    required = "required"
 
 
 class Format(Enum):
@@ -60,20 +85,21 @@ class Format(Enum):
 
 
 class Profile(Enum):
-    """What a run leaves in profile/ beside its result."""
+    """What a run writes to profile/."""
 
     none = "none"
-    torch = "torch"  # a trace of a few steps, and what their time went into
+    torch = "torch"  # a trace of a few steps, and where their time went
     memory = "memory"  # torch's memory snapshot
-    rocprof = "rocprof"  # each rank under a profiler of ROCm
+    rocprof = "rocprof"  # each rank under a ROCm profiler
 
 
 class Rocprof(Enum):
     """The program that profile=rocprof starts each rank under."""
 
-    v3 = "rocprofv3"  # kernels, copies and calls of HIP and RCCL, with times
-    compute = "rocprof-compute"  # hardware counters of every kernel; runs the program 13 to 20 times
-    sys = "rocprof-sys-sample"  # call stacks of the CPU beside the GPU's kernels
+    v3 = "rocprofv3"  # times of kernels, copies, and HIP and RCCL calls
+    # hardware counters of every kernel; runs the program 13 to 20 times
+    compute = "rocprof-compute"
+    sys = "rocprof-sys-sample"  # CPU call stacks together with the GPU's kernels
 
 
 class Debug(Enum):
@@ -82,7 +108,10 @@ class Debug(Enum):
 
 
 class NumaBinding(Enum):
-    """To which cores each rank binds itself (recipes/common/binding.py): of its GPU's NUMA node or socket, or a share for itself."""
+    """Which cores a rank gets: its GPU's NUMA node or socket, or a share that no other rank gets.
+
+    recipes/rank/binding.py binds them.
+    """
 
     node = "node"
     socket = "socket"
@@ -91,23 +120,24 @@ class NumaBinding(Enum):
 
 
 class Network(Enum):
-    """What a container reaches."""
+    """What a container can reach over the network."""
 
-    bridge = "bridge"  # the outside, through an interface of its own
-    host = "host"  # everything that the host reaches; several nodes need it
-    none = "none"  # its own loopback only
+    bridge = "bridge"  # the outside, by its own interface
+    host = "host"  # everything that the host reaches; required for several nodes
+    none = "none"  # only its own loopback
 
 
 class Find(Enum):
     """What mode=plan searches for with the memory planner."""
 
     none = "none"
-    largest_batch = "largest_batch"  # the most sequences that a rank can take at once
-    smallest_hardware = "smallest_hardware"  # the groups of conf/hardware that it fits, the least memory first
+    largest_batch = "largest_batch"  # the most sequences that fit on a rank at once
+    # the groups of conf/hardware on which the run fits, least memory first
+    smallest_hardware = "smallest_hardware"
 
 
 class Preflight(Enum):
-    """What a run does where the doctor's short set finds what would make it fail."""
+    """What a run does if the doctor's short checks predict its failure."""
 
     refuse = "refuse"
     warn = "warn"

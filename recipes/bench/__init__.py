@@ -1,1 +1,1 @@
-"""Benchmarks: each a program that measures a series of cases and shows every figure beside the published one."""
+"""Benchmarks: programs that measure series of cases, each figure next to a published one."""

@@ -1,13 +1,8 @@
-"""Causal attention by every back end: time, share of the arithmetic limit, and the error against plain attention in fp32.
+"""Measure causal attention by every back end, forward and backward, and check it against fp32.
 
-Started by the launcher:
-
-    1 GPU:   python launch/run.py hardware=mi350x method=bench/attention
-    Heads:   python launch/run.py hardware=mi350x method=bench/attention method.args.heads=[[32,32,128],[64,8,128]]
-
-Operations of the forward pass: 4 s^2 d h for s tokens and h query heads of width d (two matrix products, FlashAttention's count), half of
-it where the mask is causal; of the backward pass 2.5 times that (five products in place of two). Both are per row and times the rows.
-Computed in the dtype of precision= (fp8: bf16).
+The forward pass counts 4 s^2 d h operations per row, for s tokens and h query heads of width d (two
+matrix products, as FlashAttention counts), and half as many with a causal mask. The backward pass
+counts 2.5 times that (five products instead of two). The dtype is that of precision= (fp8: bf16).
 """
 
 from __future__ import annotations
@@ -15,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import itertools
 import math
 import re
 import warnings
@@ -28,27 +22,26 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure_rows, result
+from launch.core.errors import UserError
+from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, grid, measure, rate
 from recipes.bench.timing import median_ms
-from recipes.bench.training import check_tuples
-from recipes.common.device import compute_dtype
-from recipes.common.errors import UserError
-from recipes.common.names import named
-from recipes.common.program import main
+from recipes.rank.device import compute_dtype
+from recipes.rank.names import named
+from recipes.rank.program import main
 
 Tensor = torch.Tensor
-# Takes (rows, heads, tokens, width) of queries, keys and values, and returns (rows, heads, tokens, width).
+# Takes queries, keys and values, (rows, heads, tokens, width); returns the shape of the queries.
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 PASSES = ("forward", "backward")
 CHECKED_TOKENS = 256
-WRONG = 0.05  # share of the largest value; right kernels in bf16 stay below 0.02
+WRONG = 0.05  # share of the largest value; correct kernels in bf16 stay below 0.02
 
 
 @dataclass
 class AttentionConfig(SeriesConfig):
-    """`heads`: lists of query heads, key and value heads, and their width. `tokens` of a call: rows times sequence, one row at least.
+    """Hold the arguments. `heads`: lists of [query heads, key and value heads, width of a head].
 
-    Raises UserError.
+    `tokens`: rows times sequence in one call, with at least one row.
     """
 
     backends: list[str] = named(lambda: BACKENDS)
@@ -59,59 +52,62 @@ class AttentionConfig(SeriesConfig):
     warmup: int = 5
     repetitions: int = 20
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_filled("backends", "sequences", "heads", "passes")
-        check_tuples("heads", self.heads, "query heads", "key heads", "width")
-        for shape in self.heads:
-            if shape[0] % shape[1]:
-                raise UserError(f"method.args.heads: {shape}: {shape[1]} key heads do not divide {shape[0]} query heads.")
+
+COLUMNS = [
+    Column("backend", "backend"),
+    Column("heads", "q kv width"),
+    Column("sequence", "sequence"),
+    Column("batch_size", "batch"),
+    Column("pass", "pass"),
+    Column("ms", "ms", 3),
+    Column("tflops", "TFLOPS", 1),
+    Column("share_of_peak", "of peak", 2),
+    Column("keys", "keys"),
+    Column("max_error", "max error", 4),
+]
 
 
 def attention(config: DictConfig) -> dict[str, Any]:
     args = AttentionConfig(**config.trainer_args)
     device, dtype = device_of(args), compute_dtype(config)
-    table = Table(
-        "attention",
-        figure="tflops",
-        columns=[
-            Column("backend", "backend"),
-            Column("heads", "q kv width"),
-            Column("sequence", "sequence"),
-            Column("batch_size", "batch"),
-            Column("pass", "pass"),
-            Column("ms", "ms", 3),
-            Column("tflops", "TFLOPS", 1),
-            Column("share_of_peak", "of peak", 2),
-            Column("keys", "keys"),
-            Column("max_error", "max error", 4),
-        ],
-        notes=[
-            "Operations: 4 s^2 d h forward, halved by the causal mask; backward 2.5 times forward.",
-            f"max error: the largest difference from attention in fp32 over its largest value, on {CHECKED_TOKENS} tokens.",
-        ],
-    )
-    name = str(dtype).removeprefix("torch.")
-    checked = functools.cache(lambda backend, heads: errors(backend, heads, dtype, device, args.seed))
-    peak = config.hardware.peak_tflops.get("bf16" if config.precision.compute == "fp8" else config.precision.compute)
-    cases = [
-        {"backend": backend, "heads": " ".join(map(str, shape)), "sequence": sequence, "dtype": name, "pass": one_pass}
-        for shape, sequence, backend, one_pass in itertools.product(args.heads, args.sequences, args.backends, args.passes)
+    notes = [
+        "Operations: 4 s^2 d h forward, halved by the causal mask; backward 2.5 times forward.",
+        "max error: the largest difference from attention in fp32 over its largest value, "
+        f"on {CHECKED_TOKENS} tokens.",
     ]
+    table = Table("attention", COLUMNS, figure="tflops", notes=notes)
+    cases = grid(
+        dtype=[str(dtype).removeprefix("torch.")],
+        heads=[" ".join(map(str, shape)) for shape in args.heads],
+        sequence=args.sequences,
+        backend=args.backends,
+        **{"pass": args.passes},
+    )
+
+    @functools.cache
+    def checked(backend: str, heads: str) -> dict[str, float]:
+        return errors(backend, heads, dtype, device, args.seed)
 
     def work(case: Row) -> Row:
-        found = one(case, args, dtype, device, peak)
-        return {**found, "max_error": checked(case["backend"], case["heads"]).get(case["pass"])}
+        figures = measure_one(case, config, args, dtype, device)
+        max_error = checked(case["backend"], case["heads"]).get(case["pass"])
+        return {**figures, "max_error": max_error}
 
-    rows = measure_rows(config, args, table, cases, work, [])
-    wrong = {(row["backend"], row["pass"]): row["max_error"] for row in rows if (row.get("max_error") or 0) > WRONG}
-    for (backend, one_pass), error in wrong.items():
-        table.notes.append(f"{backend} is wrong in the {one_pass} pass: its error is {error:.2g} of the largest value.")
-    return result(config, args, table, rows)
+    def note_wrong(rows: list[Row]) -> None:
+        wrong = [row for row in rows if (row.get("max_error") or 0) > WRONG]
+        errors = {(row["backend"], row["pass"]): row["max_error"] for row in wrong}
+        for (backend, direction), error in errors.items():
+            table.notes.append(
+                f"{backend} is wrong in the {direction} pass: its error is {error:.2g} of the "
+                "largest value."
+            )
+
+    return measure(config, args, table, cases, work, note_wrong)
 
 
-def one(case: Row, args: AttentionConfig, dtype: torch.dtype, device: torch.device, peak: float | None) -> Row:
-    """`keys`: grouped as they are, or repeated for each query head where the back end takes no groups. Raises UserError, see `usable`."""
+def measure_one(
+    case: Row, config: DictConfig, args: AttentionConfig, dtype: torch.dtype, device: torch.device
+) -> Row:
     query_heads, _, width = map(int, case["heads"].split())
     rows = max(1, args.tokens // case["sequence"])
     torch.manual_seed(args.seed)
@@ -119,48 +115,60 @@ def one(case: Row, args: AttentionConfig, dtype: torch.dtype, device: torch.devi
     call, keys = usable(case["backend"], inputs, case["pass"])
     ms = median_ms(call, device, args.warmup, args.repetitions)
     tflops = rows * operations(case["sequence"], query_heads, width, case["pass"]) / ms / 1e9
-    return {"batch_size": rows, "ms": ms, "tflops": tflops, "share_of_peak": tflops / peak if peak else None, "keys": keys}
+    # No back end here uses the hardware's fp8.
+    computed = "bf16" if config.precision.compute == "fp8" else config.precision.compute
+    return {"batch_size": rows, "ms": ms, **rate(tflops, config, computed), "keys": keys}
 
 
-def operations(sequence: int, query_heads: int, width: int, one_pass: str, causal: bool = True) -> float:
-    """Of one row; the source is this module's docstring."""
+def operations(
+    sequence: int, query_heads: int, width: int, direction: str, causal: bool = True
+) -> float:
+    """Return the operations of one row; this module's docstring gives the formula."""
     forward = 4 * sequence**2 * width * query_heads / (2 if causal else 1)
-    return forward if one_pass == "forward" else 2.5 * forward
+    return forward if direction == "forward" else 2.5 * forward
 
 
-def usable(backend: str, inputs: list[Tensor], one_pass: str) -> tuple[Callable[[], object], str]:
-    """The call that is timed, and `grouped` or `repeated`. Raises UserError with the reason where the back end refuses these inputs."""
+def usable(backend: str, inputs: list[Tensor], direction: str) -> tuple[Callable[[], object], str]:
+    """Return the call to time, and `grouped` or `repeated`.
+
+    Keys are repeated for each query head if the back end does not support groups. Raise UserError
+    with the reason if it supports neither.
+    """
     query, key, _ = inputs
-    refused: list[str] = []
+    refusal = ""
     for keys in ("grouped", "repeated") if query.shape[1] != key.shape[1] else ("grouped",):
         try:
-            with warnings.catch_warnings(record=True) as said:  # torch warns of the reason for which it has no kernel
+            # torch gives the reason for a missing kernel as a warning.
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                return timed(BACKENDS[backend](inputs), inputs, one_pass, keys == "repeated"), keys
+                call = timed(BACKENDS[backend](inputs), inputs, direction, keys == "repeated")
+                return call, keys
         except torch.OutOfMemoryError:
             raise
-        except (RuntimeError, ImportError, AssertionError, TypeError, ValueError) as error:  # each back end has its own way to refuse
-            refused.append(reason(error, [str(warning.message) for warning in said if warning.category is UserWarning]))
-    raise UserError(refused[-1])
+        # Each back end raises a different error for unsupported inputs.
+        except (RuntimeError, ImportError, AssertionError, TypeError, ValueError) as error:
+            texts = [str(warning.message) for warning in caught if warning.category is UserWarning]
+            refusal = reason(error, texts)
+    raise UserError(refusal)
 
 
-def timed(attend: Attention, inputs: list[Tensor], one_pass: str, repeated: bool) -> Callable[[], object]:
-    """The call of one pass, after it has been called once."""
+def timed(
+    attend: Attention, inputs: list[Tensor], direction: str, repeated: bool
+) -> Callable[[], object]:
+    """Return a call that runs one pass, after running it once."""
     query, key, value = inputs
     group = query.shape[1] // key.shape[1] if repeated else 1
+    for tensor in inputs:
+        tensor.requires_grad_(direction == "backward")
 
     def forward() -> Tensor:
         return attend(query, repeat(key, group), repeat(value, group))
 
-    if one_pass == "forward":
-        for tensor in inputs:
-            tensor.requires_grad_(False)
-        forward()
-        return forward
-    for tensor in inputs:
-        tensor.requires_grad_(True)
     output = forward()
-    gradient = random(output.shape, output.dtype, output.device)  # the same whatever strides a kernel gives its output
+    if direction == "forward":
+        return forward
+    # Not randn_like(output), whose values would depend on the strides of the kernel's output.
+    gradient = random(output.shape, output.dtype, output.device)
 
     def backward() -> tuple[Tensor, ...]:
         return torch.autograd.grad(output, inputs, gradient, retain_graph=True)
@@ -169,50 +177,60 @@ def timed(attend: Attention, inputs: list[Tensor], one_pass: str, repeated: bool
     return backward
 
 
-def reason(error: Exception, said: list[str]) -> str:
-    """The error's first sentence, and the warning that tells why there is no kernel."""
+def reason(error: Exception, warned: list[str]) -> str:
+    """Return the error's first sentence, and the warning that explains the missing kernel."""
     first = re.split(r"(?<=\.)\s", str(error).strip() or type(error).__name__)[0].splitlines()[0]
-    causes = [line.split(" (Triggered internally")[0].strip() for line in said]
-    causes = [line for line in causes if line and "not used because" not in line and "has been runtime disabled" not in line]
-    return f"{first} ({causes[0]})" if causes else first
+    for text in warned:
+        cause = text.split(" (Triggered internally")[0].strip()
+        if cause and "not used because" not in cause and "has been runtime disabled" not in cause:
+            return f"{first} ({cause})"
+    return first
 
 
-def errors(backend: str, heads: str, dtype: torch.dtype, device: torch.device, seed: int) -> dict[str, float]:
-    """Pass -> the largest difference from plain attention in fp32 on the same inputs, over the largest value of that.
+def errors(
+    backend: str, heads: str, dtype: torch.dtype, device: torch.device, seed: int
+) -> dict[str, float]:
+    """Return each pass's largest difference from fp32 attention, relative to its largest value.
 
-    `backward` is over the gradients of queries, keys and values. A pass that the back end lacks is absent.
+    `backward` covers the gradients of queries, keys and values. A pass that the back end does not
+    support is absent.
     """
     torch.manual_seed(seed)
     inputs = random_inputs(1, CHECKED_TOKENS, heads, dtype, device)
     exact = [tensor.detach().float() for tensor in inputs]
-    found = {}
-    for one_pass in PASSES:
+    largest = {}
+    for direction in PASSES:
         torch.manual_seed(seed)  # the same random gradient for both
-        wanted = timed(eager, exact, one_pass, repeated=False)()
+        expected = timed(eager, exact, direction, repeated=False)()
         torch.manual_seed(seed)
         try:
-            got = usable(backend, inputs, one_pass)[0]()
-        except UserError:  # the row of this pass says so
+            actual = usable(backend, inputs, direction)[0]()
+        except UserError:  # the row of this pass reports it
             continue
-        found[one_pass] = max(distance(a, b) for a, b in zip(as_tuple(got), as_tuple(wanted), strict=True))
-    return found
+        largest[direction] = max(
+            float((a.float() - b).abs().max() / b.abs().max())
+            for a, b in zip(as_tuple(actual), as_tuple(expected), strict=True)
+        )
+    return largest
 
 
-def distance(got: Tensor, wanted: Tensor) -> float:
-    return float((got.float() - wanted).abs().max() / wanted.abs().max())
+def as_tuple(tensors: Any) -> tuple[Tensor, ...]:
+    return tensors if isinstance(tensors, tuple) else (tensors,)
 
 
-def as_tuple(result: Any) -> tuple[Tensor, ...]:
-    return result if isinstance(result, tuple) else (result,)
+def random_inputs(
+    rows: int, sequence: int, heads: str, dtype: torch.dtype, device: torch.device
+) -> list[Tensor]:
+    """Return normal queries, keys and values.
 
-
-def random_inputs(rows: int, sequence: int, heads: str, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Queries, keys and values, normal. `heads` as a row has it.
-
-    In memory a token's heads stand together, as a model's projections leave them: a back end that wants them otherwise pays for the copy.
+    In memory a token's heads are next to each other, as a model's projections write them. A back
+    end that needs another layout pays for the copy.
     """
     query_heads, key_heads, width = map(int, heads.split())
-    return [random((rows, number, sequence, width), dtype, device) for number in (query_heads, key_heads, key_heads)]
+    return [
+        random((rows, number, sequence, width), dtype, device)
+        for number in (query_heads, key_heads, key_heads)
+    ]
 
 
 def random(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -225,74 +243,92 @@ def repeat(tensor: Tensor, group: int) -> Tensor:
 
 
 def eager(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Scores, softmax in fp32 and weighted sum, each written to memory, as transformers does without a kernel."""
+    """Return attention by transformers' eager method: scores in memory, softmax in fp32."""
     group, tokens = query.shape[1] // key.shape[1], query.shape[2]
     masked = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).triu(1)
     scores = query @ repeat(key, group).transpose(2, 3) / math.sqrt(query.shape[3])
-    shares = F.softmax(scores.masked_fill(masked, -math.inf), dim=-1, dtype=torch.float32).to(query.dtype)
-    return shares @ repeat(value, group)
+    shares = F.softmax(scores.masked_fill(masked, -math.inf), dim=-1, dtype=torch.float32)
+    return shares.to(query.dtype) @ repeat(value, group)
 
 
 def sdpa(backend: SDPBackend, _inputs: list[Tensor]) -> Attention:
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        grouped = query.shape[1] != key.shape[1]
         with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1])
+            return F.scaled_dot_product_attention(
+                query, key, value, is_causal=True, enable_gqa=grouped
+            )
 
     return attend
 
 
 def flash_attn(_inputs: list[Tensor]) -> Attention:
-    """The package; it takes (rows, tokens, heads, width)."""
+    """Return a call of the package, which takes (rows, tokens, heads, width)."""
     func = importlib.import_module("flash_attn").flash_attn_func
-    return lambda *inputs: func(*(tensor.transpose(1, 2) for tensor in inputs), causal=True).transpose(1, 2)
+
+    def attend(*inputs: Tensor) -> Tensor:
+        return func(*(tensor.transpose(1, 2) for tensor in inputs), causal=True).transpose(1, 2)
+
+    return attend
 
 
 def flex(inputs: list[Tensor]) -> Attention:
-    """Compiled for these shapes on a GPU; on a CPU as it is, since nothing is learned there from waiting for a compiler."""
+    """Return flex attention, compiled for these shapes on a GPU but not on a CPU, to save time."""
     from torch._functorch import config as functorch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    functorch.donated_buffer = False  # else the compiled backward pass runs once only
-    torch._dynamo.reset()  # it compiles a function for eight shapes, and then no more
-    query = inputs[0]
-    func = torch.compile(flex_attention, dynamic=False) if query.is_cuda else flex_attention
-    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, query.shape[2], query.shape[2], device=query.device)
-    return lambda query, key, value: func(query, key, value, block_mask=mask, enable_gqa=query.shape[1] != key.shape[1])
+    functorch.donated_buffer = False  # otherwise the compiled backward pass runs only once
+    torch._dynamo.reset()  # dynamo stops compiling a function after eight shapes
+    tokens, device = inputs[0].shape[2], inputs[0].device
+    func = torch.compile(flex_attention, dynamic=False) if inputs[0].is_cuda else flex_attention
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, tokens, tokens, device=device)
+    return lambda query, key, value: func(
+        query, key, value, block_mask=mask, enable_gqa=query.shape[1] != key.shape[1]
+    )
 
 
 def varlen(inputs: list[Tensor]) -> Attention:
-    """Rows one after the other without padding, here all of one length: torch's own since 2.10, else flash-attn's."""
+    """Return attention on packed rows, by torch's function (since 2.10) or else flash-attn's."""
     rows, _, tokens, _ = inputs[0].shape
     ends = torch.arange(0, (rows + 1) * tokens, tokens, dtype=torch.int32, device=inputs[0].device)
     func = varlen_function(ends, tokens)
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        packed = [tensor.transpose(1, 2).reshape(rows * tokens, tensor.shape[1], tensor.shape[3]) for tensor in (query, key, value)]
+        packed = [
+            tensor.transpose(1, 2).reshape(rows * tokens, tensor.shape[1], tensor.shape[3])
+            for tensor in (query, key, value)
+        ]
         return func(*packed).reshape(rows, tokens, query.shape[1], query.shape[3]).transpose(1, 2)
 
     return attend
 
 
 def varlen_function(ends: Tensor, tokens: int) -> Attention:
-    """Raises ImportError where neither is there."""
+    """Return attention over packed rows that end at `ends`. Raise ImportError if there is none."""
     try:
         func = importlib.import_module("torch.nn.attention.varlen").varlen_attn
     except ImportError:
         func = importlib.import_module("flash_attn").flash_attn_varlen_func
         return lambda *packed: func(*packed, ends, ends, tokens, tokens, causal=True)
-    names = inspect.signature(func).parameters
-    causal = {"window_size": (-1, 0)} if "window_size" in names else {"is_causal": True}  # until torch 2.10
+    windowed = "window_size" in inspect.signature(func).parameters  # in torch after 2.10
+    causal = {"window_size": (-1, 0)} if windowed else {"is_causal": True}
 
     def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        grouped = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}  # a TypeError where it takes none: keys are repeated then
+        # Raises TypeError if groups are not supported; `usable` then repeats the keys.
+        grouped = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
         return func(query, key, value, ends, ends, tokens, tokens, **causal, **grouped)
 
     return call
 
 
+def default(_inputs: list[Tensor]) -> Attention:
+    """Return scaled_dot_product_attention, for which torch chooses the kernel."""
+    return functools.partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
+
+
 BACKENDS: dict[str, Callable[[list[Tensor]], Attention]] = {
     "eager": lambda _inputs: eager,
-    "sdpa": lambda _inputs: functools.partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True),  # what torch chooses
+    "sdpa": default,
     "math": functools.partial(sdpa, SDPBackend.MATH),
     "efficient": functools.partial(sdpa, SDPBackend.EFFICIENT_ATTENTION),
     "flash": functools.partial(sdpa, SDPBackend.FLASH_ATTENTION),

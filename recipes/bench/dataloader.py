@@ -1,14 +1,11 @@
-"""Rows a second of the loader that SFT uses, by worker processes and pinned memory, alone and beside a step on the GPU.
+"""Measure SFT's data loader by workers and pinned memory, alone and during a step of the GPU.
 
-Started by the launcher:
+The path is that of recipes/sft.py: tokenized rows in a `datasets.Dataset`, TRL's collator, torch's
+DataLoader, a copy to the GPU. A step is matrix products that keep the GPU busy for `step_ms`, and
+`wait_ms` is the remaining wait for the next batch.
 
-    1 GPU:   python launch/run.py hardware=mi350x method=bench/dataloader
-    Longer:  python launch/run.py hardware=mi350x method=bench/dataloader method.args.sequence=8192 method.args.step_ms=200
-
-The path is that of recipes/sft.py: tokenized rows in a `datasets.Dataset`, TRL's collator, torch's DataLoader, a copy to the GPU. The
-step is matrix products that keep the GPU busy for `step_ms`; `wait_ms` is what a batch then still has to be waited for.
-
-Where conf/hardware says that workers and pinning are off (Strix Halo: they hang it), they are measured only when the arguments name them.
+If conf/hardware turns workers and pinning off (they hang Strix Halo), they are measured only when
+the arguments name them.
 """
 
 from __future__ import annotations
@@ -25,20 +22,23 @@ from omegaconf import DictConfig
 from torch.utils.data import DataLoader
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
+from launch.core.errors import UserError
+from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, grid, measure
 from recipes.bench.timing import median_ms, synchronize
-from recipes.common.errors import UserError
-from recipes.common.program import main
+from recipes.rank.program import main
 
 NUM_WORKERS, PIN_MEMORY = [0, 1, 2, 4, 8], [False, True]
-VOCABULARY = 32000  # tokens are random: only their number counts
-TIMEOUT_S = 120  # without a batch, worker processes hang; their row says so
+VOCABULARY = 32000  # tokens are random, since only their number counts
+TIMEOUT_S = 120  # after this time without a batch, workers count as hung and the row fails
 
 
 @dataclass
 class DataloaderConfig(SeriesConfig):
-    """`num_workers` and `pin_memory` empty: all of a series, or what the hardware is limited to. `steps`: for each, whether a step of
-    `step_ms` runs beside the loader. `sequence`: tokens of a row. `batches` are timed, after `warmup` ones. Raises UserError."""
+    """Hold the arguments. `num_workers`, `pin_memory` null: all values that the hardware allows.
+
+    `steps`: measure with a step of `step_ms` (true), without (false), or both. `sequence`: tokens
+    of a row. `batches` are timed, after `warmup` others, the first of which waits for the workers.
+    """
 
     num_workers: list[int] | None = None
     pin_memory: list[bool] | None = None
@@ -48,63 +48,67 @@ class DataloaderConfig(SeriesConfig):
     sequence: int = 1024
     batch_size: int = 8
     batches: int = 100
-    warmup: int = field(default=10, metadata={"least": 1})  # the first waits for the workers to start
+    warmup: int = field(default=10, metadata={"least": 1})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_filled("num_workers", "pin_memory", "steps")
-        if self.step_ms <= 0:
-            raise UserError(f"method.args.step_ms={self.step_ms}: above 0.")
-        if self.rows < self.batch_size:
-            raise UserError(f"method.args.rows={self.rows}: fewer than one batch of {self.batch_size}.")
+        if self.rows < self.batch_size:  # the loader would never yield a batch
+            raise UserError(
+                f"method.args.rows={self.rows}: fewer than one batch of {self.batch_size}."
+            )
+
+
+COLUMNS = [
+    Column("num_workers", "workers"),
+    Column("pin_memory", "pinned"),
+    Column("with_step", "with step"),
+    Column("samples_per_second", "rows/s", 0),
+    Column("batch_ms", "ms/batch", 2),
+    Column("wait_ms", "waited ms", 2),
+]
 
 
 def dataloader(config: DictConfig) -> dict[str, Any]:
     args = DataloaderConfig(**config.trainer_args)
     device = device_of(args)
-    table = Table(
-        "dataloader",
-        figure="samples_per_second",
-        columns=[
-            Column("num_workers", "workers"),
-            Column("pin_memory", "pinned"),
-            Column("with_step", "with step"),
-            Column("samples_per_second", "rows/s", 0),
-            Column("batch_ms", "ms/batch", 2),
-            Column("wait_ms", "waited ms", 2),
-        ],
-        notes=[f"batches of {args.batch_size} rows of {args.sequence} tokens; a step keeps the GPU busy for {args.step_ms:g} ms."],
+    workers, pins, notes = series(args, config.hardware)
+    notes.insert(
+        0,
+        f"batches of {args.batch_size} rows of {args.sequence} tokens; a step keeps the GPU busy "
+        f"for {args.step_ms:g} ms.",
     )
-    workers, pins, note = series(args, config.hardware)
-    if note:
-        table.notes.append(note)
+    table = Table("dataloader", COLUMNS, figure="samples_per_second", notes=notes)
     cases = [
-        {"num_workers": number, "pin_memory": pin, "with_step": step, "sequence": args.sequence, "batch_size": args.batch_size}
-        for number, pin, step in itertools.product(workers, pins, args.steps or [False, True])
+        {**case, "sequence": args.sequence, "batch_size": args.batch_size}
+        for case in grid(
+            num_workers=workers, pin_memory=pins, with_step=args.steps or [False, True]
+        )
     ]
     rows, step = tokenized(args), busy(args.step_ms, device)
-    return measure(config, args, table, cases, lambda case: one(case, args, rows, step, device))
+    return measure(
+        config, args, table, cases, lambda case: measure_one(case, args, rows, step, device)
+    )
 
 
-def series(args: DataloaderConfig, hardware: DictConfig) -> tuple[list[int], list[bool], str | None]:
-    """Numbers of workers, pinned or not, and what the hardware's own settings leave out. What the arguments name is measured."""
+def series(args: DataloaderConfig, hardware: DictConfig) -> tuple[list[int], list[bool], list[str]]:
+    """Return values of num_workers and pin_memory, and notes on what the hardware rules out."""
     limits = hardware.dataloader
     workers = [0] if limits.num_workers == 0 else NUM_WORKERS
     pins = PIN_MEMORY if limits.pin_memory else [False]
-    left = []
+    limited = {}
     if args.num_workers is None and workers != NUM_WORKERS:
-        left.append(("num_workers=0", f"method.args.num_workers={NUM_WORKERS}"))
+        limited["num_workers=0"] = "method.args.num_workers=[0,1,2,4,8]"
     if args.pin_memory is None and pins != PIN_MEMORY:
-        left.append(("pin_memory=false", "method.args.pin_memory=[false,true]"))
-    note = None
-    if left:
-        only, override = (" and ".join(parts) for parts in zip(*left, strict=True))
-        note = f"Only {only}: conf/hardware/{hardware.name}.yaml says so, and why. {override.replace(', ', ',')} would measure more."
-    return args.num_workers or workers, args.pin_memory or pins, note
+        limited["pin_memory=false"] = "method.args.pin_memory=[false,true]"
+    notes = [
+        f"Only {' and '.join(limited)}, for the reason in conf/hardware/{hardware.name}.yaml. "
+        f"To measure more: {' '.join(limited.values())}."
+    ]
+    return args.num_workers or workers, args.pin_memory or pins, notes if limited else []
 
 
 def tokenized(args: DataloaderConfig) -> datasets.Dataset:
-    """Rows as SFTTrainer has them after it tokenized: tokens, and labels that leave out the first half, a prompt."""
+    """Return rows as SFTTrainer tokenizes them; the first half is a prompt, without labels."""
     generator = torch.Generator().manual_seed(args.seed)
     tokens = torch.randint(VOCABULARY, (args.rows, args.sequence), generator=generator)
     labels = tokens.clone()
@@ -113,7 +117,7 @@ def tokenized(args: DataloaderConfig) -> datasets.Dataset:
 
 
 def busy(step_ms: float, device: torch.device) -> Callable[[], None]:
-    """Matrix products that take about so long."""
+    """Return a step of matrix products that takes about `step_ms`."""
     size, dtype = (4096, torch.float16) if device.type == "cuda" else (256, torch.float32)
     a = torch.randn(size, size, device=device, dtype=dtype)
     count = max(1, round(step_ms / median_ms(lambda: a @ a, device, warmup=3, repetitions=10)))
@@ -125,8 +129,14 @@ def busy(step_ms: float, device: torch.device) -> Callable[[], None]:
     return step
 
 
-def one(case: Row, args: DataloaderConfig, rows: datasets.Dataset, step: Callable[[], None], device: torch.device) -> Row:
-    """`wait_ms`: see `batch_ms`. Raises UserError where worker processes hang, die or cannot be started."""
+def measure_one(
+    case: Row,
+    args: DataloaderConfig,
+    rows: datasets.Dataset,
+    step: Callable[[], None],
+    device: torch.device,
+) -> Row:
+    """Return a case's figures. Raise UserError if workers hang, die or cannot be started."""
     loader = DataLoader(
         rows,
         batch_size=args.batch_size,
@@ -147,21 +157,27 @@ def one(case: Row, args: DataloaderConfig, rows: datasets.Dataset, step: Callabl
     return {"samples_per_second": args.batch_size / ms * 1e3, "batch_ms": ms, "wait_ms": wait_ms}
 
 
-def batch_ms(loader: DataLoader, work: Callable[[], None], args: DataloaderConfig, device: torch.device) -> tuple[float, float]:
-    """Milliseconds of a batch, and those of them until it was on the device. A step waits for the device, as one that logs its loss."""
-    batches = itertools.chain.from_iterable(itertools.repeat(loader))  # epoch after epoch, the start of new workers in it
+def batch_ms(
+    loader: DataLoader, work: Callable[[], None], args: DataloaderConfig, device: torch.device
+) -> tuple[float, float]:
+    """Return milliseconds per batch, and those spent waiting until it is on the device.
+
+    A step waits for the device, like one that logs its loss. Epochs repeat, so the start of new
+    workers counts.
+    """
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
     waited_s = 0.0
     for number in range(-args.warmup, args.batches):
         if number == 0:
-            began, waited_s = time.perf_counter(), 0.0
-        fetched = time.perf_counter()
+            start, waited_s = time.perf_counter(), 0.0
+        fetch_start = time.perf_counter()
         for tensor in next(batches).values():
             tensor.to(device, non_blocking=loader.pin_memory)
         synchronize(device)
-        waited_s += time.perf_counter() - fetched
+        waited_s += time.perf_counter() - fetch_start
         work()
         synchronize(device)
-    return (time.perf_counter() - began) * 1e3 / args.batches, waited_s * 1e3 / args.batches
+    return (time.perf_counter() - start) * 1e3 / args.batches, waited_s * 1e3 / args.batches
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-"""The GPT-style transformers of the MI350X report (its benchmarks 3 and 4), 30M to 10.1B parameters.
+"""Define the GPT-style transformers of the MI350X report's benchmarks 3 and 4, 30M to 10.1B.
 
-The report gives layers, heads, width and feed-forward. The rest follows from its figures. In all eight rows TFLOPS are 6 N x tokens/s, so N
-is known to three digits or more, and comes out with GPT-2's vocabulary of 50,257, a head tied to the embedding, a learned position for each
-token of the sequence, two matrices in the feed-forward, and five vectors of the width in a layer: here two layer norms with bias, and a
-bias on what attention returns. Its memory (107.9 and 119.7 GB of the two largest) comes out to 0.1 GB with bf16 weights, gradients and
-moments, attention that keeps its scores, and dropout on them and on both branches: `attention="eager", dropout=0.1`. The default is torch's
-scaled_dot_product_attention without dropout, which needs 45 and 35 GB less. The activation is unstated; here GELU.
-tests/unit/test_bench_transformer.py holds all of it against the report.
+The report gives layers, heads, width and feed-forward. The rest follows from its figures. In all
+eight rows TFLOPS are 6 N x tokens/s, so N is known to three digits or more. N matches a model with
+GPT-2's vocabulary of 50,257, a head tied to the embedding, a learned position for each token of the
+sequence, two matrices in the feed-forward, and five vectors of the width in a layer: here two layer
+norms with bias, and a bias on attention's output. The memory of the two largest (107.9 and 119.7
+GB) matches to 0.1 GB with bf16 weights, gradients and moments, attention that keeps its scores, and
+dropout on them and on both branches: `attention="eager", dropout=0.1`. The default is torch's
+scaled_dot_product_attention without dropout, which needs 45 and 35 GB less. The report does not
+state the activation; here it is GELU. tests/recipes/bench/test_transformer.py compares all of this
+with the report.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ ATTENTION = ("sdpa", "eager")
 
 @dataclass(frozen=True)
 class Size:
-    """`batch` sequences of `sequence` tokens are what the report trained it with on one GPU. `attention`: a name of ATTENTION."""
+    """Describe a model, and the `batch` and `sequence` that the report used on one GPU."""
 
     layers: int
     heads: int
@@ -48,7 +51,7 @@ SIZES = {
     "3b": Size(32, 32, 2560, 10240, 2, 512),
     "7b": Size(32, 32, 4096, 11008, 8, 1024),
     "13b": Size(40, 40, 5120, 13824, 4, 1024),
-    "tiny": Size(2, 2, 64, 128, 2, 32, vocabulary=512),  # not the report's: for smoke=true
+    "tiny": Size(2, 2, 64, 128, 2, 32, vocabulary=512),  # for smoke=true; not in the report
 }
 
 
@@ -64,28 +67,34 @@ class Block(nn.Module):
         self.down = nn.Linear(size.feed_forward, size.width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, sequence, width) to the same."""
+        """Map (batch, sequence, width) to the same shape."""
         batch, sequence, width = x.shape
-        heads = self.qkv(self.norm1(x)).view(batch, sequence, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        attended = self.attend(*heads.unbind(0)).transpose(1, 2).reshape(batch, sequence, width)
+        heads = self.qkv(self.norm1(x)).view(batch, sequence, 3, self.heads, width // self.heads)
+        attended = self.attend(*heads.permute(2, 0, 3, 1, 4).unbind(0))
+        attended = attended.transpose(1, 2).reshape(batch, sequence, width)
         x = x + F.dropout(self.out(attended), self.dropout)
         return x + F.dropout(self.down(F.gelu(self.up(self.norm2(x)))), self.dropout)
 
-    def attend(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Each (batch, heads, sequence, width of a head), and what is returned."""
+    def attend(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        """Return causal attention; all tensors are (batch, heads, sequence, width of a head)."""
         if self.attention == "sdpa":
-            return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, dropout_p=self.dropout)
+            return F.scaled_dot_product_attention(
+                queries, keys, values, is_causal=True, dropout_p=self.dropout
+            )
         scores = queries @ keys.transpose(-1, -2) * queries.shape[-1] ** -0.5
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        return F.dropout(scores.masked_fill(future, float("-inf")).softmax(-1), self.dropout) @ values
+        shares = scores.masked_fill(future, float("-inf")).softmax(-1)
+        return F.dropout(shares, self.dropout) @ values
 
 
 class GPT(nn.Module):
-    """Takes tokens (batch, sequence) and the tokens that follow them, and returns the mean loss in nats."""
+    """Return the mean loss in nats for tokens (batch, sequence) and the tokens that follow them."""
 
     def __init__(self, size: Size, sequence: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(size.vocabulary, size.width)  # the head, too
+        self.embedding = nn.Embedding(size.vocabulary, size.width)  # also the head
         self.positions = nn.Embedding(sequence, size.width)
         self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
         self.norm = nn.LayerNorm(size.width)
@@ -99,13 +108,13 @@ class GPT(nn.Module):
 
 
 def build(size: Size, sequence: int, device: torch.device, dtype: torch.dtype) -> GPT:
-    """With random weights, drawn where they will be: a CPU needs minutes for 10e9."""
+    """Build a model with random weights, drawn on `device`; a CPU takes minutes to draw 10e9."""
     with torch.device("meta"):
         model = GPT(size, sequence).to(dtype)
     model.to_empty(device=device)
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=0.02)  # GPT-2's
+            nn.init.normal_(parameter, std=0.02)  # as in GPT-2
         else:
             nn.init.constant_(parameter, 1.0 if "norm" in name and name.endswith("weight") else 0.0)
     return model
@@ -115,17 +124,33 @@ def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def shape(name: str, batch: int | None, sequence: int | None) -> dict[str, int]:
+    """Return `batch` and `sequence`, with the size's own values in place of None."""
+    return {"batch": batch or SIZES[name].batch, "sequence": sequence or SIZES[name].sequence}
+
+
 def notes(config: DictConfig, attention: str = "sdpa", dropout: float = 0.0) -> list[str]:
-    """How ours were trained, and what is known of how the published ones were."""
-    found = [f"Here: {numerics(config)}; fused AdamW; attention {attention}, dropout {dropout:g}; TFLOPS are 6 x parameters x tokens/s."]
+    """Return notes on our settings and on what is known of the published ones."""
+    lines = [
+        f"Here: {numerics(config)}; fused AdamW; attention {attention}, dropout {dropout:g}; "
+        "TFLOPS are 6 x parameters x tokens/s."
+    ]
     if attention == "sdpa":
-        found.append("The MI350X report's memory is that of attention that keeps its scores, with dropout: attention=eager, dropout=0.1.")
+        lines.append(
+            "The MI350X report's memory is that of attention that keeps its scores, with dropout: "
+            "attention=eager, dropout=0.1."
+        )
     if config.precision.weights == "fp32" and config.precision.compute != "fp32":
-        found.append("The MI350X report's 119.7 GB for 10.1B parameters are those of 16-bit weights: precision.weights=bf16.")
-    return found
+        lines.append(
+            "The MI350X report's 119.7 GB for 10.1B parameters are those of 16-bit weights: "
+            "precision.weights=bf16."
+        )
+    return lines
 
 
-def random_batch(size: Size, batch: int, sequence: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens, and those that follow them: both (batch, sequence)."""
-    tokens = torch.randint(size.vocabulary, (batch, sequence + 1), device=device)
+def random_batch(
+    vocabulary: int, batch: int, sequence: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return random tokens and the tokens that follow them, both (batch, sequence)."""
+    tokens = torch.randint(vocabulary, (batch, sequence + 1), device=device)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -1,13 +1,15 @@
-"""Several ranks that measure together, all or the first few: they agree over gloo, so that ranks that only wait use no GPU.
+"""Let all ranks, or the first few, measure together; they agree over gloo, which uses no GPU.
 
-Where one of them runs out of memory alone, the others wait in a collective operation that it never reaches, and NCCL and gloo let nobody
-out of one. So every rank starts its own program anew, in its process, under torchrun as before: the row has failed, the series goes on.
+If only one rank runs out of memory, the others wait for it in a collective operation, which NCCL
+and gloo cannot abandon. Every rank then restarts its program in the same process, still under
+torchrun; the row has failed and the series continues.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,26 +20,28 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from launch.core.errors import UserError
 from recipes.bench.series import ROW_ERROR
-from recipes.common.errors import UserError
-from recipes.common.program import Failed, Interrupted
+from recipes.rank.program import Failed, Interrupted
 
-PATIENCE = timedelta(hours=2)  # of ranks that wait for others to measure; the launcher's watchdog ends a hang long before
-GRACE_S = 20.0  # from a rank's failure: ranks that run out of memory together do so within a step, and then all agree
+# How long ranks wait while others measure; the launcher's watchdog ends a hang much earlier.
+PATIENCE = timedelta(hours=2)
+GRACE_S = 20.0  # ranks that run out of memory together do so within a step, and then agree
 POLL_S = 0.5
-STARTS = "RECIPES_STARTS"  # of this rank's program in its process
-_rows = itertools.count()  # the same on all ranks
+STARTS = "RECIPES_STARTS"  # number of restarts of this rank's program
+_rows = itertools.count()  # counts alike on all ranks
 
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[dist.ProcessGroup]:
-    """Join the ranks that torchrun started, by NCCL (RCCL) where they have GPUs; yields the gloo group of all."""
+    """Join torchrun's ranks, over NCCL (RCCL) if they have GPUs, and yield a gloo group of them."""
     store, rank, size = _store()
     same: dict[str, Any] = {"store": store, "rank": rank, "world_size": size}
     if device.type != "cuda":
         dist.init_process_group("gloo", timeout=PATIENCE, **same)
-        yield dist.new_group(backend="gloo", timeout=PATIENCE)  # not the one that they measure with: one may be in the middle of that
-        return  # recipes.common.program.main ends an interpreter with gloo in its own way
+        # A second group, because a rank may be in the middle of measuring with the first.
+        yield dist.new_group(backend="gloo", timeout=PATIENCE)
+        return  # recipes.rank.program.main ends the process; a normal exit with gloo may abort
     dist.init_process_group("nccl", device_id=device, **same)
     control = dist.new_group(backend="gloo", timeout=PATIENCE)
     try:
@@ -45,44 +49,77 @@ def joined(device: torch.device) -> Iterator[dist.ProcessGroup]:
     except (Failed, Interrupted, UserError):
         dist.destroy_process_group()
         raise
-    # Not after another error: it waits for collectives that other ranks may never reach.
+    # Skipped after other errors: it waits for collectives that other ranks may never reach.
     dist.destroy_process_group()
 
 
-def slowest(control: dist.ProcessGroup, work: Callable[[], dict[str, float]] | None) -> dict[str, Any]:
-    """What the ranks with `work` found, the largest value of each key, on every rank; the others (None) wait for it.
+def slowest(
+    control: dist.ProcessGroup, work: Callable[[], dict[str, float]] | None
+) -> dict[str, Any]:
+    """Return, on every rank, the largest value of each key that the ranks with `work` measured.
 
-    Time is the slowest rank's, memory the fullest one's. Raises OutOfMemoryError or UserError on all ranks where one of them did; where the
-    others do not hear of it, because they wait for that one, none returns: they start anew.
+    So time is that of the slowest rank, and memory that of the fullest. Raise OutOfMemoryError or
+    UserError on all ranks if one of them did. If other ranks are stuck, all restart instead.
     """
-    mine: dict[str, float] | str | None = None
     with _watched() as tell:
-        try:
-            mine = work() if work else None
-        except torch.OutOfMemoryError:
-            mine = ""
-        except UserError as refused:
-            mine = str(refused)
-        if isinstance(mine, str):
-            tell(mine)
-        found: list[Any] = [None] * dist.get_world_size(control)
-        dist.all_gather_object(found, mine, group=control)
-    errors = [one for one in found if isinstance(one, str)]
+        by_rank = agreed(work or (lambda: None), control, tell)
+    measured = [figures for figures in by_rank if figures is not None]
+    return {key: max(figures[key] for figures in measured) for key in measured[0]}
+
+
+def agreed(
+    work: Callable[[], Any],
+    group: dist.ProcessGroup | None = None,
+    on_error: Callable[[str], None] = lambda error: None,
+) -> list[Any]:
+    """Return the results of all ranks.
+
+    Raise Interrupted, OutOfMemoryError or UserError on all ranks if one of them did.
+    """
+    outcome: dict[str, Any] = {}
+    try:
+        outcome["result"] = work()
+    except Interrupted:
+        outcome["interrupted"] = True
+    except torch.OutOfMemoryError:
+        outcome["error"] = ""
+    except UserError as refusal:
+        outcome["error"] = str(refusal)
+    if "error" in outcome:
+        on_error(outcome["error"])
+    outcomes = [outcome]
+    if dist.is_initialized():
+        outcomes = [{}] * dist.get_world_size(group)
+        dist.all_gather_object(outcomes, outcome, group=group)
+    if any("interrupted" in other for other in outcomes):
+        raise Interrupted
+    errors = [other["error"] for other in outcomes if "error" in other]
     if errors:
         raise UserError(max(errors)) if max(errors) else torch.OutOfMemoryError()
-    measured = [one for one in found if one is not None]
-    return {key: max(one[key] for one in measured) for key in measured[0]}
+    return [other["result"] for other in outcomes]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return int(free.getsockname()[1])
 
 
 def _store() -> tuple[dist.Store, int, int]:
-    """torchrun's, with rank and number of ranks. Of each start under names of its own: addresses of an earlier one are no longer true."""
+    """Return torchrun's store, this rank and the number of ranks.
+
+    Each start has a different prefix, because addresses of an earlier start are invalid.
+    """
     store, rank, size = next(dist.rendezvous("env://"))
     return dist.PrefixStore(f"start{os.environ.get(STARTS, '0')}", store), rank, size
 
 
 @contextmanager
 def _watched() -> Iterator[Callable[[str], None]]:
-    """Yields what a rank tells the others its failure with. Where one has failed and the block does not end, the program starts anew."""
+    """Yield a function that reports a failure to other ranks; restart after a reported failure.
+
+    This rank restarts only if the block has not ended GRACE_S after the failure.
+    """
     key, ended = f"failed{next(_rows)}", threading.Event()
     if dist.get_world_size() == 1:
         yield lambda error: None
@@ -93,7 +130,7 @@ def _watched() -> Iterator[Callable[[str], None]]:
         while not ended.wait(POLL_S):
             if theirs.check([key]):
                 if not ended.wait(GRACE_S):
-                    _start_anew(theirs.get(key).decode())
+                    restart(theirs.get(key).decode())
                 return
 
     thread = threading.Thread(target=watch, name="failures of other ranks", daemon=True)
@@ -105,9 +142,10 @@ def _watched() -> Iterator[Callable[[str], None]]:
         thread.join()
 
 
-def _start_anew(error: str) -> None:
-    """This program in place of itself: its threads, wherever they wait, and its GPU memory are gone with it."""
+def restart(error: str) -> None:
+    """Restart the program in this process, which ends its threads and frees its GPU memory."""
     os.environ[ROW_ERROR] = error
     os.environ[STARTS] = str(int(os.environ.get(STARTS, "0")) + 1)
-    print(f"one rank alone has failed ({error or 'out of memory'}): all start anew with the next row", file=sys.stderr, flush=True)
+    reason = f"one rank alone has failed ({error or 'out of memory'})"
+    print(f"{reason}: all restart at the next row", file=sys.stderr, flush=True)
     os.execv(sys.executable, sys.orig_argv)

@@ -1,14 +1,10 @@
-"""Training on 1, 2, 4 and 8 GPUs with DDP and with FSDP2, each as many sequences a GPU: the MI350X report's fourth benchmark.
+"""Train on 1, 2, 4 and 8 GPUs with DDP and FSDP2: the MI350X report's fourth benchmark.
 
-Started by the launcher:
-
-    8 GPUs:       python launch/run.py hardware=mi350x method=bench/scaling precision.weights=bf16
-    13B, by DDP:  python launch/run.py hardware=mi350x method=bench/scaling precision.weights=bf16 method.args.models=[13b] \
-                  method.args.batch=8 method.args.num_gpus=[1,8] method.args.strategies=[ddp]
-
-The models and the step are bench/transformer's. One run measures every number of GPUs up to its own: the first n ranks train, the others
-wait without touching their GPUs. On one GPU there is nothing to average or to shard, so that row, which efficiency is measured against, is
-the plain loop. Time is the slowest rank's, memory the fullest one's. Gradients travel in the dtype of the weights, under both strategies.
+Models and step are those of bench/transformer; every GPU has the same number of sequences. One run
+measures every number n of GPUs up to its own: the first n ranks train, and the others wait without
+touching their GPUs. On one GPU there is nothing to average or shard, so that row is the plain loop,
+and efficiency is relative to it. Time is that of the slowest rank, memory that of the fullest.
+Gradients are reduced in the dtype of the weights under both strategies.
 """
 
 from __future__ import annotations
@@ -30,18 +26,17 @@ from torch.nn.parallel import DistributedDataParallel
 from recipes.bench import gpt, ranks
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
 from recipes.bench.training import fresh, timed, training_step, weights_dtype
-from recipes.common.errors import UserError
-from recipes.common.names import named
-from recipes.common.program import main
+from recipes.rank.names import named
+from recipes.rank.program import main
 
 STRATEGIES = ("ddp", "fsdp")
 
 
 @dataclass
 class ScalingConfig(SeriesConfig):
-    """`num_gpus`: those that the run does not have are left out. `batch` (sequences a GPU) and `sequence` (tokens) empty: each size's own.
+    """Hold the arguments. `num_gpus`: numbers above that of the run's GPUs are skipped.
 
-    Raises UserError.
+    `batch` (sequences per GPU) and `sequence` (tokens) null: the defaults of each model size.
     """
 
     models: list[str] = named(lambda: gpt.SIZES, [])
@@ -51,10 +46,6 @@ class ScalingConfig(SeriesConfig):
     sequence: int | None = None
     warmup: int = 5
     steps: int = 20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_filled("models", "strategies", "num_gpus")
 
 
 COLUMNS = [
@@ -76,34 +67,41 @@ COLUMNS = [
 def scaling(config: DictConfig) -> dict[str, Any]:
     args = ScalingConfig(**config.trainer_args)
     device = device_of(args)
-    weights_dtype(config)  # refused before the first row
+    weights_dtype(config)  # rejects an unsupported precision before the first row
     with ranks.joined(device) as control:
         world = dist.get_world_size()
         notes = gpt.notes(config)
         left_out = [str(n) for n in args.num_gpus if n > world]
         if left_out:
-            notes.append(f"{', '.join(left_out)} GPUs are left out: this run has {world}.")
-        groups = {n: dist.new_group(list(range(n))) for n in sorted(set(args.num_gpus)) if 1 < n <= world}  # every rank makes each
-        table = Table("scaling", COLUMNS, figure="tokens_per_second", notes=notes)
-        return measure(config, args, table, cases(args, world), lambda case: one(case, config, args, device, control, groups))
+            notes.append(
+                f"{', '.join(left_out)} GPUs are left out: this run has {world}. "
+                "Use: topology.num_gpus=<n>."
+            )
+        # torch requires every rank to create every group, even those it does not join.
+        counts = sorted(n for n in set(args.num_gpus) if 1 < n <= world)
+        groups = {n: dist.new_group(list(range(n))) for n in counts}
+        return measure(
+            config,
+            args,
+            Table("scaling", COLUMNS, figure="tokens_per_second", notes=notes),
+            cases(args, world),
+            lambda case: measure_one(case, config, args, device, control, groups),
+        )
 
 
 def cases(args: ScalingConfig, world: int) -> list[Row]:
-    """One GPU first, once; then the others in their order. Raises UserError where the run has too few GPUs for any."""
-    found = []
+    """Return the cases of each model: one GPU once, since strategies are equal there, then more."""
+    rows = []
     for name in args.models:
+        size = gpt.shape(name, args.batch, args.sequence)
         for n in sorted(n for n in set(args.num_gpus) if n <= world):
-            batch, sequence = args.batch or gpt.SIZES[name].batch, args.sequence or gpt.SIZES[name].sequence
             for strategy in args.strategies[:1] if n == 1 else args.strategies:
-                found.append(
-                    {"model": name, "num_gpus": n, "strategy": strategy, "batch": batch, "global_batch": n * batch, "sequence": sequence}
-                )
-    if not found:
-        raise UserError(f"method.args.num_gpus={args.num_gpus}: this run has {world}. Use: topology.num_gpus=, or fewer.")
-    return found
+                case = {"model": name, "num_gpus": n, "strategy": strategy}
+                rows.append({**case, **size, "global_batch": n * size["batch"]})
+    return rows
 
 
-def one(
+def measure_one(
     case: Row,
     config: DictConfig,
     args: ScalingConfig,
@@ -113,56 +111,62 @@ def one(
 ) -> Row:
     n = case["num_gpus"]
     trains = dist.get_rank() < n
-    found = ranks.slowest(control, (lambda: trained(case, config, args, device, groups.get(n))) if trains else None)
-    tokens_per_second = case["global_batch"] * case["sequence"] / found["ms"] * 1e3
-    tflops = 6 * found["parameters"] * tokens_per_second / 1e12
-    plain = tokens_per_second if n == 1 else on_one_gpu(Path(config.run_dir) / "metrics.jsonl", case)
+    figures = ranks.slowest(
+        control, (lambda: trained(case, config, args, device, groups.get(n))) if trains else None
+    )
+    speed = case["global_batch"] * case["sequence"] / figures["ms"] * 1e3
+    tflops = 6 * figures["parameters"] * speed / 1e12
+    alone = speed if n == 1 else on_one_gpu(Path(config.run_dir) / "metrics.jsonl", case)
     return {
-        **found,
-        "tokens_per_second": tokens_per_second,
-        "efficiency": tokens_per_second / n / plain if plain else None,
+        **figures,
+        "tokens_per_second": speed,
+        "efficiency": speed / n / alone if alone else None,
         "tflops": tflops,
         "tflops_per_gpu": tflops / n,
     }
 
 
-def trained(case: Row, config: DictConfig, args: ScalingConfig, device: torch.device, group: dist.ProcessGroup | None) -> dict[str, float]:
-    """What this rank measures, with the others of `group`; None: alone."""
+def trained(
+    case: Row,
+    config: DictConfig,
+    args: ScalingConfig,
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+) -> dict[str, float]:
+    """Train a case with the ranks of `group`, or alone, and return this rank's figures."""
     fresh(device)
-    torch.manual_seed(args.seed)  # equal weights on all: FSDP2 takes each rank's part of its own
+    torch.manual_seed(args.seed)  # the same weights on all ranks, since FSDP2 does not broadcast
     size = gpt.SIZES[case["model"]]
-    model = gpt.build(size, case["sequence"], device, weights_dtype(config))
+    model: nn.Module = gpt.build(size, case["sequence"], device, weights_dtype(config))
     parameters = gpt.parameters(model)
     torch.manual_seed(args.seed + dist.get_rank())
-    batch = gpt.random_batch(size, case["batch"], case["sequence"], device)
-    step = training_step(spread(model, case, device, group), batch, config)
+    batch = gpt.random_batch(size.vocabulary, case["batch"], case["sequence"], device)
+    if group is not None and case["strategy"] == "ddp":
+        ids = [device.index] if device.type == "cuda" else None
+        # Without views, every gradient is in memory twice.
+        model = DistributedDataParallel(
+            model, process_group=group, device_ids=ids, gradient_as_bucket_view=True
+        )
+    elif group is not None:
+        shard([*model.blocks, model], device, group)
+    step = training_step(model, batch, config)
     return {"parameters": parameters, **timed(step, device, args.warmup, args.steps)}
 
 
-def spread(model: gpt.GPT, case: Row, device: torch.device, group: dist.ProcessGroup | None) -> nn.Module:
-    if group is None:
-        return model
-    if case["strategy"] == "ddp":
-        # Views: without them every gradient stands in memory twice.
-        return DistributedDataParallel(
-            model, process_group=group, device_ids=[device.index] if device.type == "cuda" else None, gradient_as_bucket_view=True
-        )
-    shard([*model.blocks, model], device, group)
-    return model
-
-
 def shard(modules: Sequence[nn.Module], device: torch.device, group: dist.ProcessGroup) -> None:
-    """FSDP2 over a group: each module's parameters are gathered together, the outermost's last."""
+    """Apply FSDP2 to modules, outermost last; each module's parameters are gathered together."""
     mesh = DeviceMesh.from_group(group, device.type)
     for module in modules:
         fully_shard(module, mesh=mesh)
 
 
 def on_one_gpu(path: Path, case: Row) -> float | None:
-    """Tokens per second of this series' row for one GPU, which an earlier start of the run may have measured. None where it has none."""
+    """Return tokens per second from metrics.jsonl's row for one GPU, or None if there is none."""
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    found = (row.get("tokens_per_second") for row in rows if row["num_gpus"] == 1 and row["model"] == case["model"])
-    return next(found, None)
+    for row in rows:
+        if row["num_gpus"] == 1 and row["model"] == case["model"]:
+            return row.get("tokens_per_second")
+    return None
 
 
 if __name__ == "__main__":

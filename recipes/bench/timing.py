@@ -1,4 +1,4 @@
-"""How long a call takes, as Triton's do_bench and SemiAnalysis measure it: the median of many calls with cold caches."""
+"""Time calls as Triton's do_bench and SemiAnalysis do: the median of many, with cold caches."""
 
 from __future__ import annotations
 
@@ -8,21 +8,28 @@ from collections.abc import Callable
 
 import torch
 
-CACHE_BYTES = 256 << 20  # written before each call: as much as the largest cache there is (Infinity Cache of MI300X and MI350X)
+# Bytes to write before each call: the largest cache, the Infinity Cache of MI300X and MI350X.
+CACHE_BYTES = 256 << 20
 
 
-def median_ms(call: Callable[[], object], device: torch.device, warmup: int, repetitions: int) -> float:
-    """Milliseconds of one call on the device: the median of `repetitions`, after `warmup` calls that count for nothing.
+def median_ms(
+    call: Callable[[], object], device: torch.device, warmup: int, repetitions: int
+) -> float:
+    """Return the median milliseconds of a call on the device, after `warmup` untimed calls.
 
-    Calls are queued and timed by events on the device, so what Python costs between them is not in it, as long as the device is the
-    slower of the two.
+    Calls are queued and timed by events on the device. So Python's overhead is excluded as long as
+    the device is slower than Python.
     """
     for _ in range(warmup):
         call()
     if device.type != "cuda":
-        return statistics.median(_wall_ms(call) for _ in range(repetitions))
-    cache = torch.empty(CACHE_BYTES // 4, dtype=torch.int32, device=device)  # as do_bench's: the GPU may rest while it is written
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repetitions)]
+        return statistics.median(steps_ms(call, device, 0, 1) for _ in range(repetitions))
+    # As in do_bench, the cache is overwritten before each call; compute units may idle meanwhile.
+    cache = torch.empty(CACHE_BYTES // 4, dtype=torch.int32, device=device)
+    events = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        for _ in range(repetitions)
+    ]
     for begin, end in events:
         cache.zero_()
         begin.record()
@@ -33,23 +40,17 @@ def median_ms(call: Callable[[], object], device: torch.device, warmup: int, rep
 
 
 def steps_ms(step: Callable[[], object], device: torch.device, warmup: int, steps: int) -> float:
-    """Milliseconds of one step of a loop, caches as the loop leaves them: the mean of `steps`, timed as one stretch on the wall clock."""
+    """Return the mean milliseconds of a step, from the wall-clock time of the whole loop."""
     for _ in range(warmup):
         step()
     synchronize(device)
-    began = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(steps):
         step()
     synchronize(device)
-    return (time.perf_counter() - began) * 1e3 / steps
+    return (time.perf_counter() - start) * 1e3 / steps
 
 
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _wall_ms(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return (time.perf_counter() - began) * 1e3

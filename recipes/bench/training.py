@@ -1,46 +1,50 @@
-"""What the benchmarks of training share: numerics, the optimizer, one step, and what it gave."""
+"""Train a model on one batch: its numerics, its optimizer, one step and the timing of steps."""
 
 from __future__ import annotations
 
 import gc
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from omegaconf import DictConfig
 from torch import nn
 
+from launch.core.errors import UserError
 from recipes.bench.timing import steps_ms
-from recipes.common.device import DTYPES, memory_peak_gb
-from recipes.common.errors import UserError
+from recipes.rank.device import DTYPES, memory_peak_gb
 
 Step = Callable[[], torch.Tensor]
-# Small: the batch is the same in every step, and a loss that overflows would be measured with other values than training has.
+# Small, because every step has the same batch, and an overflow would change the timings.
 LEARNING_RATE = 1e-5
 
 
 def weights_dtype(config: DictConfig) -> torch.dtype:
-    """Of the parameters, their gradients and both moments. Raises UserError for nf4 and fp8, which these loops do not have."""
+    """Return the dtype of parameters, gradients and moments. Raise UserError for nf4 and fp8."""
     precision = config.precision
-    if precision.weights not in DTYPES:
-        raise UserError(f"precision.weights={precision.weights}: this loop trains every weight. Use precision.weights=bf16 or fp32.")
-    if precision.compute not in DTYPES:
-        raise UserError(f"precision={precision.name}: this loop has no {precision.compute} products; method=bench/finetune has.")
+    if not {precision.weights, precision.compute} <= {*DTYPES}:
+        raise UserError(
+            f"precision={precision.name}: this loop computes and trains in {', '.join(DTYPES)}. "
+            "Use precision=bf16; or method=bench/finetune for fp8."
+        )
     return DTYPES[precision.weights]
 
 
 def numerics(config: DictConfig) -> str:
-    """For a table's note: what is computed in, and whether by autocast."""
+    """Return a description of the dtypes for a table's note."""
     compute, weights = config.precision.compute, config.precision.weights
-    return f"{compute} products, {weights} weights, gradients and moments" + (", autocast" if compute != weights else "")
+    autocast = ", autocast" if compute != weights else ""
+    return f"{compute} products, {weights} weights, gradients and moments{autocast}"
 
 
 def training_step(model: nn.Module, inputs: Sequence[torch.Tensor], config: DictConfig) -> Step:
-    """A step of AdamW on `model(*inputs)`, which is its loss; under autocast where precision.compute is not what the weights are kept in.
+    """Return a function that takes a step of AdamW on the loss `model(*inputs)` and returns it.
 
-    A fp16 loss is not scaled: nothing is learnt here, and scaling costs next to nothing.
+    It autocasts if precision.compute differs from the weights. An fp16 loss is not scaled, because
+    nothing is learned here and scaling takes almost no time.
     """
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE, fused=True)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True)
     compute, weights = DTYPES[config.precision.compute], weights_dtype(config)
     device = inputs[0].device.type
 
@@ -56,27 +60,19 @@ def training_step(model: nn.Module, inputs: Sequence[torch.Tensor], config: Dict
 
 
 def timed(step: Step, device: torch.device, warmup: int, steps: int) -> dict[str, float]:
-    """Milliseconds of a step, the most memory since `fresh`, and the last loss, which says whether the numbers were finite."""
-    last: list[torch.Tensor] = []
+    """Return milliseconds per step, peak memory since `fresh`, and the last loss.
 
-    def kept() -> None:
-        last[:] = [step()]  # read after the clock has stopped: reading waits for the GPU
-
-    ms = steps_ms(kept, device, warmup, steps)
-    return {"ms": ms, "memory_gb": memory_peak_gb(), "loss": last[0].item()}
+    The loss shows whether the numbers stayed finite.
+    """
+    losses: deque[torch.Tensor] = deque(maxlen=1)
+    ms = steps_ms(lambda: losses.append(step()), device, warmup, steps)
+    # Read after the clock has stopped, since reading waits for the GPU.
+    return {"ms": ms, "memory_gb": memory_peak_gb(), "loss": losses[0].item()}
 
 
 def fresh(device: torch.device) -> None:
-    """Give back what an earlier row held (modules and autograd refer to themselves in circles), and count memory anew."""
+    """Free memory that reference cycles of an earlier row hold, and reset the peak memory."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-
-
-def check_tuples(name: str, tuples: Sequence[Any], *parts: str) -> None:
-    """Raises UserError where one of `tuples` is not a list of whole numbers above 0, one for each of `parts`."""
-    for one in tuples:
-        numbers = isinstance(one, Sequence) and len(one) == len(parts) and all(isinstance(part, int) and part > 0 for part in one)
-        if not numbers:
-            raise UserError(f"method.args.{name}: {one}: a list of [{', '.join(parts)}] is expected, each at least 1: [[...], [...]].")

@@ -1,15 +1,10 @@
-"""Training of GPT-style transformers, 30M to 10.1B parameters: the MI350X report's third benchmark.
+"""Train GPT-style transformers, 30M to 10.1B parameters: the MI350X report's third benchmark.
 
-Started by the launcher:
-
-    1 GPU:     python launch/run.py hardware=mi350x method=bench/transformer precision.weights=bf16
-    As there:  python launch/run.py hardware=mi350x method=bench/transformer precision.weights=bf16 method.args.attention=eager \
-               method.args.dropout=0.1
-
-One batch of random tokens and fused AdamW; recipes/bench/gpt.py says what is known of the report's own settings. TFLOPS are 6 N x tokens/s,
-N all parameters (the tied embedding once), which is what the report counts to the last digit of all its rows; attention's own products, 3
-to 8% more, are in neither. Numerics are those of `precision`: the report does not state its own, but with fp32 weights and moments 10.1B
-parameters take 162 GB, and it names 119.7. Rows that run out of memory say so, and the series goes on.
+Steps use one batch of random tokens and fused AdamW; recipes/bench/gpt.py lists what is known of
+the report's settings. TFLOPS are 6 N x tokens/s, with N all parameters (the tied embedding once).
+That reproduces all rows of the report to the last digit, and omits attention's own products, 3 to
+8% more. Numerics are those of `precision`. The report does not state its numerics, but with fp32
+weights and moments 10.1B parameters would take 162 GB, and it reports 119.7.
 """
 
 from __future__ import annotations
@@ -21,18 +16,17 @@ import torch
 from omegaconf import DictConfig
 
 from recipes.bench import gpt
-from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
+from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, rate
 from recipes.bench.training import Step, fresh, timed, training_step, weights_dtype
-from recipes.common.errors import UserError
-from recipes.common.names import named
-from recipes.common.program import main
+from recipes.rank.names import named
+from recipes.rank.program import main
 
 
 @dataclass
 class TransformerConfig(SeriesConfig):
-    """`models`: names of recipes.bench.gpt.SIZES. `batch` (sequences) and `sequence` (tokens) empty: each size's own.
+    """Hold the arguments. `models`: names in gpt.SIZES. `attention`: sdpa, or eager (keeps scores).
 
-    `attention`: sdpa, or eager, which keeps all scores. Raises UserError.
+    `batch` (sequences) and `sequence` null: the defaults of each model size.
     """
 
     models: list[str] = named(lambda: gpt.SIZES, [])
@@ -42,12 +36,6 @@ class TransformerConfig(SeriesConfig):
     dropout: float = 0.0
     warmup: int = 5
     steps: int = 20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_filled("models")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"method.args.dropout={self.dropout:g}: from 0 to below 1.")
 
 
 COLUMNS = [
@@ -66,37 +54,40 @@ COLUMNS = [
 def transformer(config: DictConfig) -> dict[str, Any]:
     args = TransformerConfig(**config.trainer_args)
     device = device_of(args)
-    weights_dtype(config)  # refused before the first row
-    table = Table("transformer", COLUMNS, figure="tokens_per_second", notes=gpt.notes(config, args.attention, args.dropout))
+    weights_dtype(config)  # rejects an unsupported precision before the first row
+    notes = gpt.notes(config, args.attention, args.dropout)
+    table = Table("transformer", COLUMNS, figure="tokens_per_second", notes=notes)
     cases = [
-        {"model": name, "num_gpus": 1, "batch": args.batch or size.batch, "sequence": args.sequence or size.sequence}
-        for name, size in ((name, gpt.SIZES[name]) for name in args.models)
+        {"model": name, "num_gpus": 1, **gpt.shape(name, args.batch, args.sequence)}
+        for name in args.models
     ]
-    return measure(config, args, table, cases, lambda case: one(case, config, args, device))
+    return measure(config, args, table, cases, lambda case: measure_one(case, config, args, device))
 
 
-def one(case: Row, config: DictConfig, args: TransformerConfig, device: torch.device) -> Row:
+def measure_one(
+    case: Row, config: DictConfig, args: TransformerConfig, device: torch.device
+) -> Row:
     fresh(device)
     step, parameters = prepared(case, config, args, device)
-    found = timed(step, device, args.warmup, args.steps)
-    tokens_per_second = case["batch"] * case["sequence"] / found["ms"] * 1e3
-    tflops = 6 * parameters * tokens_per_second / 1e12
-    peak = config.hardware.peak_tflops.get(config.precision.compute)
+    figures = timed(step, device, args.warmup, args.steps)
+    tokens_per_second = case["batch"] * case["sequence"] / figures["ms"] * 1e3
     return {
         "parameters": parameters,
         "tokens_per_second": tokens_per_second,
-        "tflops": tflops,
-        "share_of_peak": tflops / peak if peak else None,
-        **found,
+        **rate(6 * parameters * tokens_per_second / 1e12, config),
+        **figures,
     }
 
 
-def prepared(case: Row, config: DictConfig, args: TransformerConfig, device: torch.device) -> tuple[Step, int]:
-    """The step of a case, and how many parameters it trains."""
+def prepared(
+    case: Row, config: DictConfig, args: TransformerConfig, device: torch.device
+) -> tuple[Step, int]:
+    """Return the step of a case, and the number of parameters that it trains."""
     torch.manual_seed(args.seed)
     size = replace(gpt.SIZES[case["model"]], attention=args.attention, dropout=args.dropout)
     model = gpt.build(size, case["sequence"], device, weights_dtype(config))
-    return training_step(model, gpt.random_batch(size, case["batch"], case["sequence"], device), config), gpt.parameters(model)
+    batch = gpt.random_batch(size.vocabulary, case["batch"], case["sequence"], device)
+    return training_step(model, batch, config), gpt.parameters(model)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""vLLM's own benchmark programs as processes: started on the GPUs they are given, watched, ended, and what they leave read."""
+"""Run vLLM's benchmark programs as processes on chosen GPUs, and read their results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,8 +19,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from recipes.common.errors import UserError
-from recipes.common.program import TORCHRUN, stop_asked
+from launch.core.errors import UserError
+from recipes.rank.program import TORCHRUN, Interrupted, stop_asked
 
 POLL_S = 0.2
 ENDS_WITHIN_S = 30  # after SIGTERM
@@ -29,28 +28,33 @@ MASKS = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 LENGTHS_DIFFER = 0.05
 SAYS_WHY = re.compile(r"(?:\b\w*(?:Error|Exception)|\berror): .*")
 SAYS_NOTHING = ("Engine core initialization failed", "See root cause above", "Failed core proc")
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy of the user's does not know this loopback
-
-
-class Stopped(Exception):
-    """A signal asked to stop while engines ran; they are gone."""
+# Bypass a proxy, which cannot reach this machine's loopback.
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def program(config: DictConfig) -> list[str]:
-    """How vLLM is started where the ranks run: an image's own program keeps to the base's packages. Raises UserError."""
-    if "docker" in (config.runtime.name, config.runtime.slurm.inner if config.runtime.name == "slurm" else None):
+    """Return the command that starts vLLM. Raises UserError if it is not installed.
+
+    In a container it is the image's own program, which uses the packages of the base image.
+    """
+    runtime = config.runtime.name
+    if runtime == "docker" or (runtime == "slurm" and config.runtime.slurm.inner == "docker"):
         if shutil.which("vllm"):
             return ["vllm"]
     elif importlib.util.find_spec("vllm"):
         return [sys.executable, "-m", "vllm.entrypoints.cli.main"]
     raise UserError(
-        "vLLM is not installed where the ranks run. Use an image that holds it (containers/build.py lists them), or an environment with "
-        "vLLM; for smoke=true on a CPU: make vllm."
+        "vLLM is not installed where the ranks run. Use an image that holds it "
+        "(containers/build.py lists them), or an environment with vLLM; for smoke=true on a CPU: "
+        "make vllm."
     )
 
 
 def environment(setting_env: Mapping[str, str], first: int, count: int) -> dict[str, str]:
-    """This process's, without torchrun's, on `count` of its GPUs from the `first`; the setting's own variables win."""
+    """Return the environment for a process on `count` of this process's GPUs, from `first` on.
+
+    Variables of torchrun are removed. `setting_env` overrides all others.
+    """
     env = {name: value for name, value in os.environ.items() if not TORCHRUN.match(name)}
     mask = next((name for name in MASKS if name in env), None)
     if mask is not None:
@@ -60,28 +64,31 @@ def environment(setting_env: Mapping[str, str], first: int, count: int) -> dict[
 
 
 class Process:
-    """One program of vLLM's with its log; its own session, so that everything it starts ends with it."""
+    """Run a program that logs to a file, in its own session so that its children can be ended."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-        self.log, self.gone = log, False
+        self.log, self.ending = log, False
         with log.open("w") as file:
             file.write(" ".join(argv) + "\n")
             file.flush()
-            self.popen = subprocess.Popen(list(argv), env=dict(env), stdout=file, stderr=file, start_new_session=True)
+            self.popen = subprocess.Popen(
+                list(argv), env=dict(env), stdout=file, stderr=file, start_new_session=True
+            )
 
     def ended(self) -> bool:
         return self.popen.poll() is not None
 
     def check(self) -> None:
-        """Raises UserError where it has ended with an error."""
+        """Raise UserError with the reason in the log if the program has failed."""
         if self.popen.poll():
-            raise UserError(f"{why(self.log.read_text(errors='replace'))} (exit code {self.popen.returncode}; logs/{self.log.name})")
+            reason = why(self.log.read_text(errors="replace"))
+            raise UserError(f"{reason} (exit code {self.popen.returncode}; logs/{self.log.name})")
 
     def end(self) -> None:
-        """It and everything it started. A second call does nothing: its number may be another's by then."""
-        if self.gone:
+        """Stop the program and its children, once, since its pid may be reused afterwards."""
+        if self.ending:
             return
-        self.gone = True
+        self.ending = True
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.popen.pid, number)
@@ -91,10 +98,13 @@ class Process:
                 self.popen.wait(ENDS_WITHIN_S)
 
 
-def wait(processes: Sequence[Process], done: Callable[[], bool], timeout_s: float, heartbeat: Path) -> None:
-    """Until `done`. `heartbeat` is touched as logs grow: the launcher's watchdog sees nothing else move.
+def wait(
+    processes: Sequence[Process], done: Callable[[], bool], timeout_s: float, heartbeat: Path
+) -> None:
+    """Wait until `done`, and touch `heartbeat` while logs grow, for the launcher's watchdog.
 
-    Raises UserError where one ends with an error or the time is over, Stopped when a signal asks for it; all have ended then.
+    Raises UserError if a process fails or takes too long, and Interrupted after a signal, once all
+    processes have ended.
     """
     deadline, size = time.monotonic() + timeout_s, -1
     heartbeat.touch()
@@ -103,12 +113,15 @@ def wait(processes: Sequence[Process], done: Callable[[], bool], timeout_s: floa
             for process in processes:
                 process.check()
             if stop_asked():
-                raise Stopped
+                raise Interrupted
             if time.monotonic() > deadline:
-                raise UserError(f"no end after {timeout_s:g} s (method.args.timeout_s); logs/{processes[0].log.name}")
-            grown = sum(process.log.stat().st_size for process in processes)
-            if grown != size:
-                size = grown
+                raise UserError(
+                    f"no end after {timeout_s:g} s (method.args.timeout_s); "
+                    f"logs/{processes[0].log.name}"
+                )
+            new_size = sum(process.log.stat().st_size for process in processes)
+            if new_size != size:
+                size = new_size
                 heartbeat.touch()
             time.sleep(POLL_S)
         for process in processes:
@@ -120,7 +133,7 @@ def wait(processes: Sequence[Process], done: Callable[[], bool], timeout_s: floa
 
 
 def answers(port: int) -> bool:
-    """Whether a server is up and well."""
+    """Return whether the server at a port reports that it is healthy."""
     try:
         DIRECT.open(f"http://127.0.0.1:{port}/health", timeout=5).close()
     except OSError:
@@ -128,37 +141,38 @@ def answers(port: int) -> bool:
     return True
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def why(log: str) -> str:
-    """The line of an engine's log that says why it ended: the last error that is more than "see above", else the last line."""
-    named = [found.group(0) for line in log.splitlines() if (found := SAYS_WHY.search(line))]
-    telling = [line for line in named if not any(phrase in line for phrase in SAYS_NOTHING)]
-    last = [line.strip() for line in log.splitlines() if line.strip()][-1:]
-    return ((telling or named or last or ["it said nothing"])[-1])[:300]
+    """Return the last informative error in a log, or else the last error or line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [match.group(0) for line in lines if (match := SAYS_WHY.search(line))]
+    informative = [line for line in errors if not any(phrase in line for phrase in SAYS_NOTHING)]
+    return (informative or errors or lines or ["no output"])[-1][:300]
 
 
-# ---- What they leave
+def figures(case: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, float]:
+    """Return the figures of a case from the JSON of `vllm bench`.
 
-
-def offline_figures(content: Mapping[str, Any], lengths: tuple[int, int]) -> dict[str, float]:
-    """Of `vllm bench throughput`. Raises UserError where its requests had other lengths."""
-    check_lengths(content["total_num_tokens"] / content["num_requests"], lengths)
-    return {
-        "output_tokens_per_second": content["requests_per_second"] * lengths[1],
-        "total_tokens_per_second": content["tokens_per_second"],
-    }
-
-
-def served_figures(content: Mapping[str, Any], lengths: tuple[int, int]) -> dict[str, float]:
-    """Of `vllm bench serve`. Raises UserError where requests failed, or had other lengths."""
-    if content["failed"] or not content["completed"]:
-        raise UserError(f"{content['failed']} requests failed and {content['completed']} were answered")
-    check_lengths((content["total_input_tokens"] + content["total_output_tokens"]) / content["completed"], lengths)
+    Raises UserError if requests failed or their lengths differ from the case's.
+    """
+    lengths = (case["input"], case["output"])
+    if case["kind"] == "offline":
+        check_lengths(content["total_num_tokens"] / content["num_requests"], lengths)
+        return {
+            "output_tokens_per_second": content["requests_per_second"] * case["output"],
+            "total_tokens_per_second": content["tokens_per_second"],
+        }
+    if case["kind"] == "latency":  # seconds from a batch's prompts to its last tokens
+        seconds = content["avg_latency"]
+        return {
+            "output_tokens_per_second": case["concurrency"] * case["output"] / seconds,
+            "total_tokens_per_second": case["concurrency"] * sum(lengths) / seconds,
+            "latency_s": seconds,
+        }
+    failed, completed = content["failed"], content["completed"]
+    if failed or not completed:
+        raise UserError(f"{failed} requests failed and {completed} were answered")
+    tokens = content["total_input_tokens"] + content["total_output_tokens"]
+    check_lengths(tokens / completed, lengths)
     return {
         "output_tokens_per_second": content["output_throughput"],
         "total_tokens_per_second": content["total_token_throughput"],
@@ -170,25 +184,17 @@ def served_figures(content: Mapping[str, Any], lengths: tuple[int, int]) -> dict
 
 
 def check_lengths(tokens: float, lengths: tuple[int, int]) -> None:
-    """A tokenizer may spell a random prompt a little longer or shorter. Raises UserError for more than that."""
+    """Raise UserError if the lengths differ by more than re-tokenizing the prompts explains."""
     if abs(tokens / sum(lengths) - 1) > LENGTHS_DIFFER:
-        raise UserError(f"vLLM measured requests of {tokens:g} tokens in and out, and {sum(lengths)} were asked for")
-
-
-def latency_figures(content: Mapping[str, Any], batch: int, lengths: tuple[int, int]) -> dict[str, float]:
-    """Of `vllm bench latency`: seconds of one batch from its prompts to its last tokens."""
-    seconds = content["avg_latency"]
-    return {
-        "output_tokens_per_second": batch * lengths[1] / seconds,
-        "total_tokens_per_second": batch * sum(lengths) / seconds,
-        "latency_s": seconds,
-    }
+        raise UserError(
+            f"vLLM measured requests of {tokens:g} tokens in and out instead of {sum(lengths)}"
+        )
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Raises UserError where the program ended without leaving it."""
+    """Return the JSON that a program wrote. Raises UserError if it is missing or invalid."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        content: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"vLLM left no figures in {path.name}: {error}") from error
-    return found
+    return content

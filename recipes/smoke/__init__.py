@@ -1,1 +1,4 @@
-"""What a machine without a GPU lacks: real FSDP2 and ZeRO ranks, and a weight transfer over gloo, which a split of one GPU takes too."""
+"""Stand-ins for machines without a GPU: FSDP2 and ZeRO ranks, and weight transfer over gloo.
+
+topology=split on one GPU also uses the transfer.
+"""

@@ -1,4 +1,4 @@
-"""The server's side of a weight transfer over gloo: a plugin for vLLM, whose own engines need a GPU each."""
+"""Receive weights over gloo: a plugin for vLLM, whose own transfers need a GPU per process."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from vllm.distributed.utils import stateless_init_torch_distributed_process_grou
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
 
 BACKEND = "gloo"
 
 
 def register() -> None:
-    """vLLM calls this in each of its processes."""
+    """Register the engine; vLLM calls this in each of its processes."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, GlooWeightTransferEngine)
 
 
 @dataclass
 class GlooInitInfo(WeightTransferInitInfo):
-    """Where the trainer listens, and this worker's place in the group; the trainer is rank 0."""
+    """Hold the address of the trainer (rank 0), and this worker's position in the group."""
 
     master_address: str
     master_port: int
@@ -34,7 +37,7 @@ class GlooInitInfo(WeightTransferInitInfo):
 
 
 class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTransferUpdateInfo]):
-    """Receives each tensor by a broadcast and loads it as vLLM loads a checkpoint."""
+    """Receive each tensor by a broadcast and load it like a tensor of a checkpoint."""
 
     init_info_cls = GlooInitInfo
     update_info_cls = NCCLWeightTransferUpdateInfo
@@ -42,17 +45,26 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTran
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         parallel = self.parallel_config
-        rank = init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
-        self.group = join(init_info.master_address, init_info.master_port, rank, init_info.world_size)
+        rank = (
+            init_info.rank_offset
+            + parallel.data_parallel_index * parallel.world_size
+            + parallel.rank
+        )
+        self.group = join(
+            init_info.master_address, init_info.master_port, rank, init_info.world_size
+        )
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict) -> None:
-        self.receive_weights(self.parse_update_info(update_info))  # the base class then waits for an accelerator
+        # Unlike the base class, do not wait for an accelerator afterwards.
+        self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
-        for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
+        for name, dtype, shape in zip(
+            update_info.names, update_info.dtype_names, update_info.shapes, strict=True
+        ):
             weight = torch.empty(shape, dtype=getattr(torch, dtype))
             self.group.broadcast(weight, 0).wait()
             self.model.load_weights([(name, weight.to(self.device))])
@@ -65,10 +77,12 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTran
 
     @staticmethod
     def trainer_send_weights(iterator: Iterator[Any], trainer_args: dict[str, Any] | Any) -> None:
-        """vLLM 0.26 makes no engine without it; gloo_trainer sends."""
+        """Raise NotImplementedError; gloo_trainer sends, but vLLM 0.26 requires the method."""
         raise NotImplementedError
 
 
 def join(host: str, port: int, rank: int, world_size: int) -> ProcessGroup:
-    """A group beside the one of torch.distributed; blocks until all have joined."""
-    return stateless_init_torch_distributed_process_group(host, port, rank, world_size, backend="gloo")
+    """Join a group separate from torch.distributed's and return it once all have joined."""
+    return stateless_init_torch_distributed_process_group(
+        host, port, rank, world_size, backend="gloo"
+    )

@@ -1,4 +1,4 @@
-"""The trainer's side: TRL's client with its weight transfer over gloo, and accelerate's FSDP2 and ZeRO on ranks without a GPU."""
+"""Run trainers without a GPU: TRL's weight transfer over gloo, and accelerate's FSDP2 and ZeRO."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ from typing import Any
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType
+from omegaconf import DictConfig
 from transformers import training_args
 
 
-def use(config) -> None:
-    """Before any TrainingArguments are made."""
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports DeepSpeed whatever the strategy; it looks for a GPU, and warns
-    # Of several ranks accelerate says cpu:0, by which torch.load cannot restore an optimizer: no run of theirs could be resumed.
+def use(config: DictConfig) -> None:
+    """Patch the libraries, before any TrainingArguments are made."""
+    if config.topology.servers:
+        from trl.generation import vllm_generation
+
+        vllm_generation.VLLMClient = _client()
+    if config.hardware.vendor != "none":
+        return
+    # accelerate imports DeepSpeed under any strategy, and DeepSpeed warns if it finds no GPU.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # For several ranks accelerate uses cpu:0, with which torch.load cannot restore an optimizer.
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     if config.topology.strategy not in ("none", "ddp"):
         _real_strategies()
@@ -26,28 +34,20 @@ def use(config) -> None:
         _without_shared_memory()
     if config.precision.compute == "fp16":
         _scaled_halves()
-    if config.topology.servers:
-        use_server()
-
-
-def use_server() -> None:
-    """Have TRL's trainers send weights over gloo."""
-    from trl.generation import vllm_generation
-
-    vllm_generation.VLLMClient = _client()
 
 
 def _real_strategies() -> None:
-    """accelerate turns FSDP and DeepSpeed on a CPU into DDP without a word: it asks for a device of several GPUs.
+    """Keep FSDP and DeepSpeed on a CPU, where accelerate would silently use DDP.
 
-    transformers then asks the GPU whether it computes in bf16, which a CPU does.
+    The patch reports several GPUs to accelerate. transformers then tests the GPU for bf16, which
+    the CPU supports.
     """
     PartialState._prepare_backend = lambda *_args, **_kwargs: ("gloo", DistributedType.MULTI_GPU)
     training_args.is_torch_bf16_gpu_available = lambda: True
 
 
 def _scaled_halves() -> None:
-    """accelerate casts to fp16 and scales the loss on GPUs only; on a CPU it would train in fp32 without a word. torch does both there."""
+    """Cast to fp16 and scale the loss on a CPU, where accelerate would train in fp32."""
     init = Accelerator.__init__
 
     @functools.wraps(init)
@@ -55,13 +55,15 @@ def _scaled_halves() -> None:
         init(self, *args, **kwargs)
         if self.mixed_precision == "fp16":
             self.native_amp = True
-            self.scaler = torch.amp.GradScaler("cpu", **(self.scaler_handler.to_kwargs() if self.scaler_handler else {}))
+            self.scaler = torch.amp.GradScaler(
+                "cpu", **(self.scaler_handler.to_kwargs() if self.scaler_handler else {})
+            )
 
     Accelerator.__init__ = with_scaler
 
 
 def _without_shared_memory() -> None:
-    """Without DeepSpeed's own collectives for a CPU: they serve its inference, and are compiled first, which takes g++ and 26 s."""
+    """Turn off DeepSpeed's CPU collectives for inference, which need g++ and 26 s to compile."""
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -75,12 +77,21 @@ def _client() -> type:
     class GlooVLLMClient(VLLMClient):
         def init_communicator(self, device: Any = "cpu") -> None:
             world_size = self.get_world_size() + 1
-            info = {"master_address": "127.0.0.1", "master_port": self.group_port, "rank_offset": 1, "world_size": world_size}
-            # Under torchrun a store made here would be taken for the agent's, and wait for it.
+            info = {
+                "master_address": "127.0.0.1",
+                "master_port": self.group_port,
+                "rank_offset": 1,
+                "world_size": world_size,
+            }
+            # Under torchrun, a store made here would be treated as the agent's, and wait for it.
             agent = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
             try:
                 with ThreadPoolExecutor(max_workers=1) as executor:
-                    answer = executor.submit(self._post, f"{self.base_url}/init_weight_transfer_engine", json={"init_info": info})
+                    answer = executor.submit(
+                        self._post,
+                        f"{self.base_url}/init_weight_transfer_engine",
+                        json={"init_info": info},
+                    )
                     self.communicator = join("127.0.0.1", self.group_port, 0, world_size)
                     answer.result()
             finally:
@@ -88,13 +99,17 @@ def _client() -> type:
                     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = agent
             atexit.register(self.close_communicator)
 
-        def update_named_params(self, metadata: list, named_params: Iterator[tuple[str, torch.Tensor]]) -> None:
+        def update_named_params(
+            self, metadata: list, named_params: Iterator[tuple[str, torch.Tensor]]
+        ) -> None:
             names, dtypes, shapes = (list(column) for column in zip(*metadata, strict=True))
             info = {"names": names, "dtype_names": dtypes, "shapes": shapes}
             if not self._updating_weights:
                 self._start_weight_update()
             with ThreadPoolExecutor(max_workers=1) as executor:
-                answer = executor.submit(self._post, f"{self.base_url}/update_weights", json={"update_info": info})
+                answer = executor.submit(
+                    self._post, f"{self.base_url}/update_weights", json={"update_info": info}
+                )
                 for _name, weight in named_params:
                     self.communicator.broadcast(weight.detach().cpu().contiguous(), 0).wait()
                 answer.result()

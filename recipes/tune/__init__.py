@@ -1,1 +1,1 @@
-"""Programs that help to choose settings. They train nothing."""
+"""Programs that help to choose settings; they produce no model."""

@@ -1,9 +1,10 @@
-"""What an AMD compute unit holds, how many waves of a kernel that makes, and what a kernel's assembly says it needs.
+"""List the resources of an AMD compute unit, and derive occupancy from a kernel's assembly.
 
-The numbers are those LLVM compiles by: llvm/lib/Target/AMDGPU/Utils/AMDGPUBaseInfo.cpp (each field names its function) and the lists of
-features in AMDGPU.td. The formula is that of AMD's workload optimization guide ("Compute the occupancy of a kernel"), which writes it for
-the MI300X, for registers and LDS alone; scalar registers and barriers are limits of the same form. Scratch memory can be one too, and is
-not modelled: LLVM does not know how much there is.
+The numbers are LLVM's: llvm/lib/Target/AMDGPU/Utils/AMDGPUBaseInfo.cpp (each field names its
+function) and the lists of features in AMDGPU.td. The formula is from AMD's workload optimization
+guide ("Compute the occupancy of a kernel"), which gives it for the MI300X, registers and LDS;
+scalar registers and barriers are limits of the same form. Scratch memory can be a limit too, but
+LLVM does not know its size.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import yaml
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the waves of one workgroup share: a compute unit on CDNA, a workgroup processor (two compute units) on RDNA.
+    """Describe the unit that runs a workgroup: a compute unit on CDNA, two of them on RDNA.
 
-    RDNA's figures are those of workgroup-processor mode and 32 lanes, which is what Triton compiles for. Registers are counted per lane.
+    RDNA's figures are for workgroup-processor mode and 32 lanes, for which Triton compiles.
+    Registers are counted per lane.
     """
 
     wave_size: int  # lanes
@@ -27,7 +29,8 @@ class Architecture:
     max_waves: int  # waves of one SIMD, getMaxWavesPerEU
     vgprs: int  # of one SIMD, getTotalNumVGPRs; gfx90a and later: VGPRs and AGPRs together
     vgpr_granule: int  # getVGPRAllocGranule
-    sgprs: int  # of one SIMD, getTotalNumSGPRs; 0: every wave has its own full set (isSGPROccupancyLimited)
+    # of one SIMD, getTotalNumSGPRs; 0: every wave has its own full set (isSGPROccupancyLimited)
+    sgprs: int
     sgpr_granule: int  # getSGPRAllocGranule
     lds_bytes: int  # getLocalMemorySize
     lds_granule: int  # bytes, getLdsDwGranularity
@@ -35,16 +38,24 @@ class Architecture:
     barriers: int  # workgroups of more than one wave, getMaxWorkGroupsPerCU
 
 
-def _cdna(lds_kib: int = 64, lds_granule: int = 512, vgprs: int = 512, vgpr_granule: int = 8, max_waves: int = 8) -> Architecture:
+def _cdna(
+    lds_kib: int = 64,
+    lds_granule: int = 512,
+    vgprs: int = 512,
+    vgpr_granule: int = 8,
+    max_waves: int = 8,
+) -> Architecture:
     lds = lds_kib * 1024
     return Architecture(64, 4, max_waves, vgprs, vgpr_granule, 800, 16, lds, lds_granule, lds, 16)
 
 
-# Feature1_5xVGPRs: 1536 registers in granules of 24. gfx1100, gfx1151 and gfx1201 have it; smaller RDNA chips do not, and are not here.
+# Feature1_5xVGPRs: 1536 registers in granules of 24. gfx1100, gfx1151 and gfx1201 have it; smaller
+# RDNA chips do not, and are not listed.
 _RDNA = Architecture(32, 4, 16, 1536, 24, 0, 0, 128 * 1024, 512, 64 * 1024, 32)
 
 ARCHITECTURES = {
-    "gfx908": _cdna(vgprs=256, vgpr_granule=4, max_waves=10),  # AGPRs are a second file of 256: getTotalNumVGPRs takes the larger count
+    # AGPRs are a second file of 256: getTotalNumVGPRs takes the larger count
+    "gfx908": _cdna(vgprs=256, vgpr_granule=4, max_waves=10),
     "gfx90a": _cdna(),
     "gfx942": _cdna(),
     "gfx950": _cdna(lds_kib=160, lds_granule=1280),
@@ -54,14 +65,14 @@ ARCHITECTURES = {
 }
 
 MAX_THREADS = 1024  # of a workgroup, getMaxFlatWorkGroupSize
-ENOUGH_WORKGROUPS = 1024  # AMD's workload guide: a grid of fewer leaves parts of an MI300X idle
+ENOUGH_WORKGROUPS = 1024  # AMD's workload guide: a smaller grid leaves parts of an MI300X idle
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel needs, as its code object states it. Registers are per lane, memory in bytes."""
+    """Describe a kernel's needs, from its code object: registers per lane, and bytes."""
 
-    vgprs: int  # allocated: on gfx90a and later with the AGPRs in it
+    vgprs: int  # allocated; on gfx90a and later including AGPRs
     agprs: int
     sgprs: int
     vgpr_spills: int
@@ -73,7 +84,7 @@ class Resources:
 
     @property
     def waves(self) -> int:
-        """Waves of a workgroup."""
+        """Return the number of waves in a workgroup."""
         return -(-self.threads // self.wave_size)
 
     @property
@@ -83,18 +94,20 @@ class Resources:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Waves that one SIMD holds, on average over those that share a workgroup's LDS.
+    """Hold the waves per SIMD, averaged over the SIMDs that share a workgroup's LDS.
 
-    `by_*`: what one resource alone would allow, in whole workgroups. A workgroup of w waves on s SIMDs adds w / s. 0: not one fits.
+    `by_*` is the number that one resource alone would allow, in whole workgroups. A workgroup of w
+    waves on s SIMDs adds w / s; 0 means that no workgroup fits.
     """
 
     by_vgpr: float
     by_sgpr: float
     by_lds: float
-    by_slots: float  # places for waves, and barriers
+    by_slots: float  # limits on waves and barriers
     waves: float
-    workgroups: int  # that run at once on what shares one LDS
-    limits: tuple[str, ...]  # the resources that allow no more; empty where no resource of the kernel does
+    workgroups: int  # that run at once on one LDS
+    # the resources that limit occupancy; empty if none of the kernel's resources does
+    limits: tuple[str, ...]
     max_waves: int
 
 
@@ -103,36 +116,50 @@ def _granules(number: int, granule: int) -> int:
 
 
 def vgpr_waves(architecture: Architecture, vgprs: int) -> int:
-    """Waves of one SIMD that `vgprs` registers a lane leave room for: getNumWavesPerEUWithNumVGPRs."""
-    return min(architecture.vgprs // _granules(max(vgprs, 1), architecture.vgpr_granule), architecture.max_waves)
+    """Return the waves per SIMD for `vgprs` registers per lane: getNumWavesPerEUWithNumVGPRs."""
+    return min(
+        architecture.vgprs // _granules(max(vgprs, 1), architecture.vgpr_granule),
+        architecture.max_waves,
+    )
 
 
 def sgpr_waves(architecture: Architecture, sgprs: int) -> int:
-    """Waves of one SIMD that `sgprs` scalar registers leave room for. LLVM's older table of steps says 8 instead of 7 for 97 to 100."""
+    """Return the waves per SIMD for `sgprs` scalar registers.
+
+    LLVM's older table has 8 instead of 7 for 97 to 100 registers.
+    """
     if not architecture.sgprs:
         return architecture.max_waves
-    return min(architecture.sgprs // _granules(max(sgprs, 1), architecture.sgpr_granule), architecture.max_waves)
+    return min(
+        architecture.sgprs // _granules(max(sgprs, 1), architecture.sgpr_granule),
+        architecture.max_waves,
+    )
 
 
 def occupancy(architecture: Architecture, needs: Resources) -> Occupancy:
-    """occ = min(floor(occ_vgpr * 4 / nW), occ_lds) * nW / 4 with nW waves a workgroup, and the same for what else can run out.
+    """Compute min(floor(occ_vgpr * 4 / nW), occ_lds) * nW / 4 for workgroups of nW waves.
 
-    That is AMD's formula for 4 SIMDs. LDS is counted in the blocks it is allocated in, where the guide divides 65536 by the bytes.
+    That is AMD's formula for 4 SIMDs; other resources limit in the same way. LDS is counted in
+    allocated blocks, while the guide divides 65536 by the bytes.
     """
     waves, simds = needs.waves, architecture.simds
     slots = architecture.max_waves * simds // waves
     fits = {
         "VGPR": vgpr_waves(architecture, needs.vgprs) * simds // waves,
         "SGPR": sgpr_waves(architecture, needs.sgprs) * simds // waves,
-        "LDS": architecture.lds_bytes // _granules(needs.lds_bytes, architecture.lds_granule) if needs.lds_bytes else slots,
+        "LDS": architecture.lds_bytes // _granules(needs.lds_bytes, architecture.lds_granule)
+        if needs.lds_bytes
+        else slots,
         "slots": min(slots, architecture.barriers) if waves > 1 else slots,
     }
     if needs.lds_bytes > architecture.lds_max_bytes:
         fits["LDS"] = 0
     workgroups = min(fits.values())
-    limits = tuple(name for name, fit in fits.items() if fit == workgroups and name != "slots") if workgroups < fits["slots"] else ()
-    by = {name: min(fit, slots) * waves / simds for name, fit in fits.items()}
-    return Occupancy(by["VGPR"], by["SGPR"], by["LDS"], by["slots"], workgroups * waves / simds, workgroups, limits, architecture.max_waves)
+    limits: tuple[str, ...] = ()
+    if workgroups < fits["slots"]:
+        limits = tuple(name for name, fit in fits.items() if fit == workgroups and name != "slots")
+    by = [min(fit, slots) * waves / simds for fit in fits.values()]
+    return Occupancy(*by, workgroups * waves / simds, workgroups, limits, architecture.max_waves)
 
 
 # ---- Assembly
@@ -141,14 +168,16 @@ _METADATA = re.compile(r"\.amdgpu_metadata\n(.*?)\n\s*\.end_amdgpu_metadata", re
 
 
 def read_resources(isa: str, dynamic_lds_bytes: int = 0) -> Resources:
-    """What the metadata of a kernel's assembly says it needs. Triton's LDS is dynamic: the assembly does not know its size.
+    """Return a kernel's needs from its assembly's metadata, which omits Triton's dynamic LDS.
 
-    Raises ValueError where the text holds no metadata of exactly one kernel.
+    Raises ValueError if the text does not contain the metadata of exactly one kernel.
     """
-    found = _METADATA.search(isa)
-    kernels = (yaml.safe_load(found[1]) or {}).get("amdhsa.kernels", []) if found else []
+    metadata = _METADATA.search(isa)
+    kernels = (yaml.safe_load(metadata[1]) or {}).get("amdhsa.kernels", []) if metadata else []
     if len(kernels) != 1:
-        raise ValueError(f"{len(kernels)} kernels in the metadata of the assembly, where one was expected")
+        raise ValueError(
+            f"{len(kernels)} kernels in the metadata of the assembly, where one was expected"
+        )
     kernel = kernels[0]
     return Resources(
         vgprs=kernel[".vgpr_count"],
@@ -165,7 +194,10 @@ def read_resources(isa: str, dynamic_lds_bytes: int = 0) -> Resources:
 
 @dataclass(frozen=True)
 class Instructions:
-    """How often each kind of instruction stands in the text of a kernel, not how often it runs. Keys of the first four: width, as b128."""
+    """Hold the number of each kind of instruction in a kernel's text, not as executed.
+
+    Keys of the first four are widths, such as b128.
+    """
 
     global_loads: dict[str, int]
     global_stores: dict[str, int]
@@ -174,42 +206,46 @@ class Instructions:
     matrix: dict[str, int]  # by mnemonic: v_mfma_..., v_wmma_...
 
 
-# Spilled registers are stored and loaded by buffer instructions too, up to gfx90a. LLVM says so behind each.
+# Up to gfx90a, buffer instructions also store and load spilled registers. LLVM marks these with a
+# comment, so they are excluded.
 _INSTRUCTION = re.compile(r"^\s+([a-z]\w*)(?!.*Folded (?:Spill|Reload))", re.MULTILINE)
 _GLOBAL = re.compile(r"(?:global|buffer|flat)_(load|store)_(?:lds_|tr_|d16_hi_|d16_)?(\w+)")
-_LDS = re.compile(r"ds_(read|load|write|store)_?(2|2addr|2st64|2addr_stride64)?_(?:tr_|addtid_)?([bui]\d+)\w*")
+_LDS = re.compile(
+    r"ds_(read|load|write|store)_?(2|2addr|2st64|2addr_stride64)?_(?:tr_|addtid_)?([bui]\d+)\w*"
+)
 _MATRIX = re.compile(r"v_(?:mfma|smfmac|wmma|swmmac)_\w+")
-# Up to gfx9; later names say the width themselves. Scratch and scalar loads have names of their own.
+# Names up to gfx9; later names contain the width. Scratch and scalar loads have other names.
 _BITS = {
     "dword": 32,
     "dwordx2": 64,
     "dwordx3": 96,
     "dwordx4": 128,
-    "byte": 8,
-    "ubyte": 8,
-    "sbyte": 8,
-    "short": 16,
-    "ushort": 16,
-    "sshort": 16,
+    **dict.fromkeys(("byte", "ubyte", "sbyte"), 8),
+    **dict.fromkeys(("short", "ushort", "sshort"), 16),
 }
 
 
 def count_instructions(isa: str) -> Instructions:
-    """Memory instructions by what one lane moves in one of them, and matrix instructions."""
+    """Return the counts of memory instructions by width per lane, and of matrix instructions."""
     loads, stores, lds_loads, lds_stores, matrix = (Counter[str]() for _ in range(5))
     for mnemonic in _INSTRUCTION.findall(isa):
         name = re.sub(r"_e(32|64)$", "", mnemonic)
         if match := _GLOBAL.fullmatch(name):
             (loads if match[1] == "load" else stores)[_width(match[2])] += 1
         elif match := _LDS.fullmatch(name):
-            (lds_loads if match[1] in ("read", "load") else lds_stores)[("2x" if match[2] else "") + _width(match[3])] += 1
+            (lds_loads if match[1] in ("read", "load") else lds_stores)[
+                ("2x" if match[2] else "") + _width(match[3])
+            ] += 1
         elif _MATRIX.fullmatch(name):
             matrix[name] += 1
     return Instructions(dict(loads), dict(stores), dict(lds_loads), dict(lds_stores), dict(matrix))
 
 
 def _width(suffix: str) -> str:
-    """b128 of dwordx4 and of b128, b16 of ushort and short_d16; the suffix itself where it names no width (format loads)."""
+    """Return a suffix's width: b128 for dwordx4 and b128, b16 for ushort and short_d16.
+
+    Return a suffix without a width (format loads) unchanged.
+    """
     name = suffix.split("_")[0]
     named = re.fullmatch(r"[bui](\d+)", name)
     bits = named[1] if named else _BITS.get(name)

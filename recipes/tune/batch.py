@@ -1,12 +1,7 @@
-"""The batch of a rank and checkpointing that train the most tokens a second: the memory planner first, measurement second.
+"""Find the batch per rank, and the checkpointing, that train the most tokens per second.
 
-Started by the launcher:
-
-    1 GPU:   python launch/run.py hardware=mi350x topology=single method=tune/batch model=qwen3_4b method.args.max_length=4096
-    8 GPUs:  python launch/run.py hardware=mi350x topology=fsdp method=tune/batch model=qwen3_8b
-
-The launcher plans every candidate. Measured are those that it says fit, and of each kind the first that it says does not, which shows how
-much the plan keeps back.
+The launcher plans every candidate. This measures those that should fit and, of each kind, the
+smallest that should not, which shows the margin of the plan.
 """
 
 from __future__ import annotations
@@ -16,9 +11,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from launch.core.errors import UserError
 from recipes.bench.series import OUT_OF_MEMORY, Column, Row, Table, measure_rows
-from recipes.common.errors import UserError
-from recipes.common.program import is_main_rank, main
+from recipes.rank.program import is_main_rank, main
 from recipes.tune import trial
 from recipes.tune.trial import Setting
 from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, trial_data
@@ -28,102 +23,133 @@ SIZE, CHECKPOINTING = "per_device_train_batch_size", "gradient_checkpointing"
 
 @dataclass
 class BatchConfig(TrainingTuneConfig):
-    """`batches`: rows of a rank, any order. `checkpointing`: whether activations are computed again in backward. `planned`: what the
-    launcher's memory planner says of each pair."""
+    """Hold the arguments. `batches` are rows per rank, in any order.
+
+    `checkpointing`: whether the backward pass recomputes activations.
+    """
 
     batches: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64, 128])
     checkpointing: list[bool] = field(default_factory=lambda: [True, False])
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_filled("batches", "checkpointing")
-
 
 def batch(config: DictConfig) -> dict[str, Any]:
     args = BatchConfig(**OmegaConf.to_container(config.trainer_args))
-    if not is_main_rank():  # the trials have ranks of their own, on the same GPUs
+    if not is_main_rank():  # the trials start their own ranks on the same GPUs
         return {}
     planned: list[dict[str, Any]] = OmegaConf.to_container(config.tuned.planned)  # type: ignore[assignment]
     chosen, notes = to_measure(planned)
-    table = Table(
-        "batch",
-        figure="tokens_per_second",
-        columns=[Column("batch", "batch"), Column("checkpointing", "checkpointing"), Column("planned_gb", "planned GB", 1), *TRAINING],
-    )
-    cases = [_case(one) for one in chosen]
-    settings = {(case["batch"], case["checkpointing"]): Setting(one["args"]) for case, one in zip(cases, chosen, strict=True)}
+    columns = [Column("batch", "batch"), Column("checkpointing", "checkpointing")]
+    columns += [Column("planned_gb", "planned GB", 1), *TRAINING]
+    table = Table("batch", figure="tokens_per_second", columns=columns)
+    cases = [
+        {
+            "batch": each["args"][SIZE],
+            "checkpointing": each["args"][CHECKPOINTING],
+            "planned_gb": each["planned_gb"],
+            "accumulation": each["args"].get("gradient_accumulation_steps", 1),
+        }
+        for each in chosen
+    ]
+    settings = {
+        (case["batch"], case["checkpointing"]): Setting(candidate["args"])
+        for case, candidate in zip(cases, chosen, strict=True)
+    }
     ranks = trial.num_ranks()
-    most = max(one["args"][SIZE] * one["args"].get("gradient_accumulation_steps", 1) for one in chosen) * ranks
+    most = max(case["batch"] * case["accumulation"] for case in cases) * ranks
     data = trial_data(config, args, most)
     rows: list[Row] = []
 
     def work(case: Row) -> Row:
         if smaller := out_of_memory_before(case, rows):
             raise UserError(f"not measured: a batch of {smaller} ran out of memory")
-        name = f"batch{case['batch']}-{'with' if case['checkpointing'] else 'without'}-checkpointing"
-        taken = case["batch"] * case["accumulation"] * ranks * (args.steps + args.warmup)  # no more rows than that are read
-        rows_of_trial = {**data, "limit": taken} if data else {}
-        return trial.training(config, name, settings[case["batch"], case["checkpointing"]], args.steps, args.warmup, rows_of_trial)
+        kind = "with" if case["checkpointing"] else "without"
+        # The number of rows that the trial reads.
+        limit = case["batch"] * case["accumulation"] * ranks * (args.steps + args.warmup)
+        return trial.training(
+            config,
+            f"batch{case['batch']}-{kind}-checkpointing",
+            settings[case["batch"], case["checkpointing"]],
+            args.steps,
+            args.warmup,
+            {**data, "limit": limit} if data else {},
+        )
 
     measure_rows(config, args, table, cases, work, rows)
     before = as_it_stands(config, rows)
     used = [settings[row["batch"], row["checkpointing"]] for row in rows]
-    return finish(config, table, rows, before, used, [*notes, *margin(rows, chosen), *another(before, config.tuned.trainer_args)])
+    notes += [*margin(rows, chosen), *another(before, config.tuned.trainer_args)]
+    return finish(config, table, rows, before, used, notes)
 
 
 def to_measure(planned: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Of each kind of checkpointing all that fit, the smallest first, and one more; and what is left out, said."""
+    """Return, of each kind of checkpointing, all that fit and one more, and notes on the others."""
     chosen, left_out = [], []
-    for kind in dict.fromkeys(one["args"][CHECKPOINTING] for one in planned):
-        of_kind = [one for one in planned if one["args"][CHECKPOINTING] == kind]
-        above = [one for one in of_kind if not one["fits"]]
-        chosen += [one for one in of_kind if one["fits"]] + above[:1]
-        left_out += above[1:]
-    said = [f"{one['args'][SIZE]} {'with' if one['args'][CHECKPOINTING] else 'without'} checkpointing" for one in left_out]
-    return chosen, [f"not measured, because the planner says that they do not fit: batches of {', '.join(said)}."] if said else []
+    for kind in dict.fromkeys(candidate["args"][CHECKPOINTING] for candidate in planned):
+        same_kind = [each for each in planned if each["args"][CHECKPOINTING] == kind]
+        too_large = [each for each in same_kind if not each["fits"]]
+        chosen += [each for each in same_kind if each["fits"]] + too_large[:1]
+        left_out += too_large[1:]
+    if not left_out:
+        return chosen, []
+    names = ", ".join(
+        f"{candidate['args'][SIZE]} {_kind(candidate['args'][CHECKPOINTING])}"
+        for candidate in left_out
+    )
+    return chosen, [
+        f"not measured, because the plan says that they do not fit: batches of {names}."
+    ]
+
+
+def _kind(checkpointing: bool) -> str:
+    return f"{'with' if checkpointing else 'without'} checkpointing"
 
 
 def out_of_memory_before(case: Row, rows: list[Row]) -> int | None:
-    """A smaller batch of the same kind that ran out of memory."""
-    of_kind = (row for row in rows if row["checkpointing"] == case["checkpointing"] and row["error"] == OUT_OF_MEMORY)
-    return next((int(row["batch"]) for row in of_kind if row["batch"] < case["batch"]), None)
+    """Return a smaller batch with the same checkpointing that ran out of memory, or None."""
+    for row in rows:
+        same_kind = row["checkpointing"] == case["checkpointing"]
+        if same_kind and row["error"] == OUT_OF_MEMORY and row["batch"] < case["batch"]:
+            return int(row["batch"])
+    return None
 
 
 def as_it_stands(config: DictConfig, rows: list[Row]) -> Row:
-    """The row of the recipe's own arguments, or the nearest batch of its kind that could be measured."""
+    """Return the row with the recipe's own arguments, or else the nearest measured one."""
     own = config.tuned.trainer_args
     measured = [row for row in rows if not row["error"]] or rows
-    return min(measured, key=lambda row: (row["checkpointing"] != own[CHECKPOINTING], abs(row["batch"] - own[SIZE])))
+    return min(
+        measured,
+        key=lambda row: (row["checkpointing"] != own[CHECKPOINTING], abs(row["batch"] - own[SIZE])),
+    )
 
 
 def another(before: Row, own: Any) -> list[str]:
-    """What `before` is where the recipe's own arguments could not be measured."""
+    """Return a note if `before` does not have the recipe's own batch and checkpointing."""
     if (before["batch"], before["checkpointing"]) == (own[SIZE], own[CHECKPOINTING]):
         return []
-    named = [f"batch {size} {'with' if kind else 'without'} checkpointing" for size, kind in
-             ((own[SIZE], own[CHECKPOINTING]), (before["batch"], before["checkpointing"]))]  # fmt: skip
-    return [f"the recipe as it stands, {named[0]}, does not run here; before is the nearest that does, {named[1]}."]
+    return [
+        f"the recipe as it stands, batch {own[SIZE]} {_kind(own[CHECKPOINTING])}, does not run "
+        f"here; before is the nearest that does, batch {before['batch']} "
+        f"{_kind(before['checkpointing'])}."
+    ]
 
 
 def margin(rows: list[Row], chosen: list[dict[str, Any]]) -> list[str]:
-    """How the plan compares with what was measured."""
-    said = []
-    for row, one in zip(rows, chosen, strict=True):
-        if not one["fits"]:
-            found = (
-                "did not fit" if row["error"] == OUT_OF_MEMORY else row["error"] or f"fitted, with {row['memory_gb']:.1f} GB at its peak"
-            )
-            said.append(f"batch {row['batch']}, planned to need more than the {one['capacity_gb']:.0f} GB there are: {found}.")
-    return said
-
-
-def _case(one: dict[str, Any]) -> Row:
-    return {
-        "batch": one["args"][SIZE],
-        "checkpointing": one["args"][CHECKPOINTING],
-        "planned_gb": one["planned_gb"],
-        "accumulation": one["args"].get("gradient_accumulation_steps", 1),
-    }
+    """Return notes that compare the plan with the measurements."""
+    notes = []
+    for row, candidate in zip(rows, chosen, strict=True):
+        if candidate["fits"]:
+            continue
+        outcome = row["error"]
+        if outcome == OUT_OF_MEMORY:
+            outcome = "did not fit"
+        elif not outcome:
+            outcome = f"fitted, with {row['memory_gb']:.1f} GB at its peak"
+        notes.append(
+            f"batch {row['batch']}, planned to need more than the "
+            f"{candidate['capacity_gb']:.0f} GB there are: {outcome}."
+        )
+    return notes
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Compiles kernels for GPUs that are not there, in processes of their own: LLVM ends the process in which it cannot go on."""
+"""Compile kernels for absent GPUs in new processes, because LLVM ends its process on an error."""
 
 from __future__ import annotations
 
@@ -23,17 +23,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compiled:
-    """`error` says why there is nothing else."""
+    """Hold a compiled kernel, or the `error` that prevented it."""
 
     isa: str = ""
     ttgir: str = ""
-    lds_bytes: int = 0  # that Triton asks for at launch
+    lds_bytes: int = 0  # allocated by Triton at launch
     seconds: float = 0.0
     error: str | None = None
 
 
-def compile_all(tasks: Sequence[tuple[Launch, str]], jobs: int, timeout_s: float) -> Iterator[tuple[int, Compiled]]:
-    """Each (launch, architecture) compiled, with its index, in the order in which they end; at most `jobs` at once."""
+def compile_all(
+    tasks: Sequence[tuple[Launch, str]], jobs: int, timeout_s: float
+) -> Iterator[tuple[int, Compiled]]:
+    """Compile each (launch, architecture), at most `jobs` at once.
+
+    Yield (index, result) of each as it finishes.
+    """
     waiting, workers = deque(range(len(tasks))), list[_Worker]()
     with tempfile.TemporaryDirectory(prefix="triton-") as cache:
         try:
@@ -45,7 +50,9 @@ def compile_all(tasks: Sequence[tuple[Launch, str]], jobs: int, timeout_s: float
                     worker.begin(waiting.popleft())
                 busy = [worker for worker in workers if worker.busy]
                 next_end_s = min(worker.began_s for worker in busy) + timeout_s
-                ready = wait([worker.connection for worker in busy], max(0.0, next_end_s - time.monotonic()))
+                ready = wait(
+                    [worker.connection for worker in busy], max(0.0, next_end_s - time.monotonic())
+                )
                 for worker in busy:
                     late = time.monotonic() - worker.began_s >= timeout_s
                     if worker.connection in ready or late:
@@ -59,16 +66,19 @@ def compile_all(tasks: Sequence[tuple[Launch, str]], jobs: int, timeout_s: float
 
 
 class _Worker:
-    """A process that compiles one task after another: the first costs a second more than the rest."""
+    """Compile tasks one by one in a process, where only the first costs a second more."""
 
     def __init__(self, tasks: Sequence[tuple[Launch, str]], cache: str) -> None:
-        # fork: torch and Triton are imported once, and the tasks need no pickling. No thread runs in this process.
+        # fork, so that torch and Triton are imported once, and tasks need no pickling. It is safe,
+        # since this process has no threads.
         context = multiprocessing.get_context("fork")
-        self.connection, theirs = context.Pipe()
+        self.connection, child_end = context.Pipe()
         self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 - kill() closes it
-        self.process = context.Process(target=_work, args=(tasks, cache, theirs, self.stderr.fileno()), daemon=True)
+        self.process = context.Process(
+            target=_work, args=(tasks, cache, child_end, self.stderr.fileno()), daemon=True
+        )
         self.process.start()
-        theirs.close()
+        child_end.close()
         self.busy = False
 
     def begin(self, index: int) -> None:
@@ -78,7 +88,7 @@ class _Worker:
         self.connection.send(index)
 
     def end(self, timeout_s: float) -> Compiled:
-        """What it has sent. Where it died, or was still at work after its time: why there is nothing, and then it is gone for good."""
+        """Return the task's result. If the worker died or is late, kill it and return an error."""
         self.busy = False
         seconds = time.monotonic() - self.began_s
         try:
@@ -87,20 +97,18 @@ class _Worker:
         except (EOFError, ConnectionResetError):
             self.process.join()
             result, code = None, self.process.exitcode or 0
-            reason = f"the compiler died ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            reason = f"the compiler died ({how})"
         if result and not result.error:
             return result
-        failed = Compiled(error=f"{result.error if result else reason}{self._last_error()}", seconds=seconds)
-        if not result:
-            self.kill()
-        return failed
-
-    def _last_error(self) -> str:
-        """What MLIR or LLVM has printed, which Triton's exceptions leave out."""
+        # Triton's exceptions leave out what MLIR or LLVM has printed.
         self.stderr.seek(0)
         lines = [line.strip() for line in self.stderr.read().decode(errors="replace").splitlines()]
-        errors = [line for line in lines if "error" in line.lower() or "LLVM" in line]
-        return f": {errors[0][-400:]}" if errors else ""
+        errors = [line[-400:] for line in lines if "error" in line.lower() or "LLVM" in line]
+        error = ": ".join([result.error if result else reason, *errors[:1]])
+        if not result:
+            self.kill()
+        return Compiled(error=error, seconds=seconds)
 
     def kill(self) -> None:
         self.process.kill()
@@ -109,41 +117,48 @@ class _Worker:
         self.stderr.close()
 
 
-def _work(tasks: Sequence[tuple[Launch, str]], cache: str, connection: Connection, stderr: int) -> None:
+def _work(
+    tasks: Sequence[tuple[Launch, str]], cache: str, connection: Connection, stderr: int
+) -> None:
     os.dup2(stderr, 2)
-    os.environ["TRITON_CACHE_DIR"] = cache  # of this call only: nothing is left behind, and times are those of compiling
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
-    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has gone
+    os.environ["TRITON_CACHE_DIR"] = cache  # new for each call, so times include compilation
+    # The parent handles Ctrl-C and ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has ended
         while True:
             launch, arch = tasks[connection.recv()]
             started_s = time.monotonic()
             try:
                 result = compile_one(launch, arch)
-            except Exception as error:  # every way in which a compilation can fail becomes a row of the table
-                text = " ".join(str(error).split())
-                result = Compiled(error=f"{type(error).__name__}: {text[-400:]}", seconds=time.monotonic() - started_s)
+            except Exception as error:  # any failure becomes a row of the table
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[-400:]}"
+                result = Compiled(error=reason, seconds=time.monotonic() - started_s)
             connection.send(result)
 
 
 def compile_one(launch: Launch, arch: str) -> Compiled:
-    """In this process. Raises what Triton raises."""
+    """Compile a launch in this process and return the result. Raises what Triton raises."""
     wave_size = ARCHITECTURES[arch].wave_size
     threads = launch.options.get("num_warps", 4) * wave_size  # 4: HIPOptions
     if threads > MAX_THREADS:
         return Compiled(
-            error=f"num_warps={launch.options['num_warps']} makes a workgroup of {threads} threads, and {MAX_THREADS} are the most"
+            error=f"num_warps={launch.options['num_warps']} makes a workgroup of {threads} "
+            f"threads, and {MAX_THREADS} are the most"
         )
-    from triton import compile as triton_compile  # here: what runs the workers needs no Triton
+    from triton import compile as triton_compile  # imported here, since the parent does not need it
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     source = ASTSource(launch.function, launch.signature, launch.constants, launch.attributes)
     started_s = time.monotonic()
-    kernel = triton_compile(source, target=GPUTarget("hip", arch, wave_size), options=dict(launch.options))
-    return Compiled(kernel.asm["amdgcn"], kernel.asm["ttgir"], kernel.metadata.shared, time.monotonic() - started_s)
+    kernel = triton_compile(
+        source, target=GPUTarget("hip", arch, wave_size), options=dict(launch.options)
+    )
+    seconds = time.monotonic() - started_s
+    return Compiled(kernel.asm["amdgcn"], kernel.asm["ttgir"], kernel.metadata.shared, seconds)
 
 
 def save(folder: Path, stem: str, compiled: Compiled) -> None:
-    """`stem`.s and `stem`.ttgir: the assembly, and Triton's representation with its layouts."""
+    """Write `stem`.s, the assembly, and `stem`.ttgir, Triton's representation with layouts."""
     (folder / f"{stem}.s").write_text(compiled.isa)
     (folder / f"{stem}.ttgir").write_text(compiled.ttgir)

@@ -1,13 +1,8 @@
-"""Which way of compiling a recipe trains fastest: torch.compile's modes, the back ends of its matrix products, and its C++ wrapper.
+"""Find how a recipe trains fastest with torch.compile: modes, back ends of products, C++ wrapper.
 
-Started by the launcher:
-
-    1 GPU:   python launch/run.py hardware=mi350x method=tune/inductor model=qwen3_4b
-    A few:   python launch/run.py hardware=mi350x method=tune/inductor model=qwen3_4b method.args.candidates=[default,triton,ck]
-
-Each candidate is a run of the recipe in a process of its own, with caches of its own: what compiling costs is a column. One that does not
-compile is a row with its error. Freezing inlines weights as constants, so inductor does it without gradients only (torch/_inductor/
-compile_fx.py): no training is faster by it, and it is refused here.
+Each candidate is a run of the recipe with new caches, so the cost of compiling is a column. A
+candidate that does not compile is a row with its error. Freezing inlines weights as constants, so
+inductor supports it only without gradients (torch/_inductor/compile_fx.py); it is rejected here.
 """
 
 from __future__ import annotations
@@ -18,28 +13,28 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipes.bench.series import Column, Row, Table, measure_rows
-from recipes.common.names import named
-from recipes.common.program import main
+from recipes.bench.series import Column, Row, Table
+from recipes.rank.names import named
+from recipes.rank.program import main
 from recipes.tune import trial
 from recipes.tune.trial import Setting
-from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, require_first, trial_data
+from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, measure_trials, trial_data
 
 BACK_ENDS = "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS"
 CPP_WRAPPER = "TORCHINDUCTOR_CPP_WRAPPER"
 MODE, BACK_END = "torch_compile_mode", "torch_compile_backend"
-AS_IT_STANDS = "as it stands"  # a recipe that compiles already
+AS_IT_STANDS = "as it stands"  # the candidate for a recipe that already compiles
 
 
 def _compiled(mode: str | None = None, **env: str) -> Setting:
     return Setting({"torch_compile": True, **({MODE: mode} if mode else {})}, env)
 
 
-# CUDA graphs are left out of the modes that choose products: one thing at a time; `max-autotune` has both.
+# Candidates for back ends of products use no CUDA graphs; `max-autotune` also uses graphs.
 _TUNED = "max-autotune-no-cudagraphs"
 CANDIDATES = {
     "eager": Setting({"torch_compile": False}),
-    "graphs-only": Setting({"torch_compile": True, BACK_END: "aot_eager"}),  # what is left of it without inductor
+    "graphs-only": Setting({"torch_compile": True, BACK_END: "aot_eager"}),  # without inductor
     "default": _compiled(),
     "reduce-overhead": _compiled("reduce-overhead"),
     "max-autotune-no-cudagraphs": _compiled(_TUNED),
@@ -57,56 +52,65 @@ CPU_ONLY = ("cpp",)
 
 @dataclass
 class InductorConfig(TrainingTuneConfig):
-    """`candidates` null: all that this hardware has. Raises UserError."""
+    """Hold the arguments. `candidates` null: all that this hardware supports."""
 
     candidates: list[str] | None = named(
         lambda: CANDIDATES,
         None,
-        {"freezing": "makes weights constants, which training changes; inductor does it without gradients only. Leave it out."},
+        {
+            "freezing": "makes weights constants, which training changes; inductor does it without "
+            "gradients only. Leave it out."
+        },
     )
     warmup: int = field(default=8, metadata={"least": 1})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_filled("candidates")
 
 
 def inductor(config: DictConfig) -> dict[str, Any]:
     args = InductorConfig(**OmegaConf.to_container(config.trainer_args))
-    own = config.tuned.trainer_args
-    settings, notes = candidates(args, own, str(config.hardware.gfx), config.hardware.vendor == "none")
-    table = Table(
-        "inductor",
-        figure="tokens_per_second",
-        columns=[Column("candidate", "candidate"), *TRAINING, Column("first_step_s", "first step s", 0)],
-        notes=notes,
-    )
-    data = trial_data(config, args, own.per_device_train_batch_size * own.get("gradient_accumulation_steps", 1))
+    own, on_cpu = config.tuned.trainer_args, config.hardware.vendor == "none"
+    settings, notes = candidates(args, own, str(config.hardware.gfx), on_cpu)
+    columns = [Column("candidate", "candidate"), *TRAINING]
+    columns.append(Column("first_step_s", "first step s", 0))
+    table = Table("inductor", figure="tokens_per_second", columns=columns, notes=notes)
+    data = trial_data(config, args)
 
     def work(case: Row) -> Row:
-        require_first(rows)
-        name, setting = case["candidate"], settings[case["candidate"]]
-        caches = {f"{of}_CACHE_DIR": str(trial.folder_of(config, name) / of.lower()) for of in ("TORCHINDUCTOR", "TRITON")}
-        return trial.training(config, name, setting, args.steps, args.warmup, data, caches)
+        name = case["candidate"]
+        folder = trial.folder_of(config, name)
+        caches = {
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "torchinductor"),
+            "TRITON_CACHE_DIR": str(folder / "triton"),
+        }
+        return trial.training(config, name, settings[name], args.steps, args.warmup, data, caches)
 
-    rows: list[Row] = []
-    measure_rows(config, args, table, [{"candidate": name} for name in settings], work, rows)
+    rows = measure_trials(config, args, table, [{"candidate": name} for name in settings], work)
     return finish(config, table, rows, rows[0], [settings[row["candidate"]] for row in rows])
 
 
-def candidates(args: InductorConfig, own: Mapping[str, Any], gfx: str, on_cpu: bool) -> tuple[dict[str, Setting], list[str]]:
-    """Those to measure, the recipe as it stands first, and what is left out because this hardware has it not. `own` are the recipe's
-    arguments: a mode or back end of its own is no part of a candidate."""
-    lacking = (() if gfx.startswith("gfx") and not on_cpu else ROCM_ONLY) + (() if on_cpu else CPU_ONLY)
-    asked = args.candidates or list(CANDIDATES)
-    names = dict.fromkeys(["eager", *(name for name in asked if name not in lacking)])
+def candidates(
+    args: InductorConfig, own: Mapping[str, Any], gfx: str, on_cpu: bool
+) -> tuple[dict[str, Setting], list[str]]:
+    """Return the candidates, the unchanged recipe first, and notes on those left out.
+
+    `own` are the recipe's arguments; candidates unset a mode or back end among them.
+    """
+    lacking = () if gfx.startswith("gfx") and not on_cpu else ROCM_ONLY
+    lacking += () if on_cpu else CPU_ONLY
+    names = args.candidates or list(CANDIDATES)
+    left_out = [name for name in names if name in lacking]
     unset = {name: None for name in (MODE, BACK_END) if own.get(name)}
-    found = {name: Setting({**unset, **CANDIDATES[name].args}, CANDIDATES[name].env) for name in names}
-    if unset or own.get("torch_compile"):  # transformers compiles where a mode or a back end is given
-        found = {AS_IT_STANDS: Setting(), **found}
-    left_out = [name for name in asked if name in lacking]
-    notes = ["freezing is for inference: inductor does it without gradients only, so no training is faster by it."]
-    return found, notes + ([f"left out, because this hardware has them not: {', '.join(left_out)}."] if left_out else [])
+    settings = {
+        name: Setting({**unset, **CANDIDATES[name].args}, CANDIDATES[name].env)
+        for name in dict.fromkeys(["eager", *names])
+        if name not in lacking
+    }
+    # transformers compiles if a mode or a back end is set.
+    if unset or own.get("torch_compile"):
+        settings = {AS_IT_STANDS: Setting(), **settings}
+    notes = ["freezing is for inference: inductor does it without gradients only."]
+    if left_out:
+        notes.append(f"left out, because this hardware lacks them: {', '.join(left_out)}.")
+    return settings, notes
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Generate the Triton kernels of one compiled decoder layer for an AMD GPU that this machine lacks.
+"""Generate the Triton kernels of one compiled decoder layer for an AMD GPU without having one.
 
-torch.compile runs whole: Dynamo, AOTAutograd and Inductor work on tensors without memory on `cuda:0`,
-in a process in which torch takes itself for a ROCm build and finds the properties of a GPU of
+torch.compile runs completely: Dynamo, AOTAutograd and Inductor work on tensors without memory on
+`cuda:0`, in a process where torch behaves as a ROCm build and finds the properties of a GPU in
 conf/hardware. So the kernels, their block sizes and warps are those of ROCm's torch of the same
-version. Nothing is captured on CUDA. Three things stand in for what a CPU build of torch lacks: a
-device guard, the driver's answers, and autograd's engine, which wants streams.
+version. Nothing is captured on CUDA. Three parts are missing from a CPU build of torch and replaced
+here: a device guard, the driver's answers, and autograd's engine, which needs streams.
 
-Needs torch's CPU build (2.13), Triton and transformers. Nothing is compiled or launched here.
+This needs torch's CPU build (2.13), Triton and transformers. It does not compile or launch kernels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import ctypes
 import functools
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -26,17 +26,18 @@ from typing import Any
 import torch
 import yaml
 
+from recipes.rank.device import DTYPES
 from recipes.tune.amdgpu import ARCHITECTURES, MAX_THREADS
 
 HARDWARE = Path(__file__).resolve().parents[2] / "conf/hardware"
 SEQUENCES = 2  # rows of a batch that is not packed
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "amp": torch.float32}
-DRIVER = "triton_helpers.set_driver_to_gpu()\n"  # a line of every kernel's source, which fails where there is no GPU
+# A line in every kernel's source that fails without a GPU.
+DRIVER = "triton_helpers.set_driver_to_gpu()\n"
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A decoder layer of a file of conf/model. `amp`: fp32 weights under bf16 autocast."""
+    """Describe a decoder layer of a model in conf/model. `amp`: fp32 weights, bf16 autocast."""
 
     model: Path
     attention: str  # a key of ATTENTIONS
@@ -50,7 +51,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Generated:
-    """One configuration of one kernel, as plain data that a process can send."""
+    """Hold one configuration of a kernel as plain data, which can be sent between processes."""
 
     layer: Layer
     label: str  # forward 3 reduction
@@ -63,22 +64,27 @@ class Generated:
 
 
 def generate_all(layers: Mapping[str, Sequence[Layer]], jobs: int) -> dict[str, list[Generated]]:
-    """Return the kernels of each architecture's layers. Each has its own process: torch remembers its GPU."""
-    with ProcessPoolExecutor(min(jobs, len(layers)), mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+    """Return the kernels of each architecture's layers.
+
+    Each architecture has its own process, because torch remembers its GPU.
+    """
+    with ProcessPoolExecutor(
+        min(jobs, len(layers)), mp_context=get_context("spawn"), max_tasks_per_child=1
+    ) as pool:
         return dict(zip(layers, pool.map(generate, layers.values(), layers), strict=True))
 
 
 def generate(layers: Sequence[Layer], arch: str) -> list[Generated]:
-    """Call it once a process: nothing that it replaces in torch is put back."""
+    """Return the layers' kernels. Call once per process, since changes to torch are not undone."""
     stand_in_for_gpu(arch)
-    return [one for layer in layers for one in kernels_of(layer)]
+    return [kernel for layer in layers for kernel in kernels_of(layer)]
 
 
 # ---- What stands in for the GPU
 
 
 def stand_in_for_gpu(arch: str) -> None:
-    torch.version.hip = "7.2"  # Inductor and its constants ask for nothing else; before it is imported
+    torch.version.hip = "7.2"  # the only value that Inductor reads; set before its import
     register_device_guard()
     pretend_device(device_properties(arch))
     import triton.runtime
@@ -90,7 +96,7 @@ def stand_in_for_gpu(arch: str) -> None:
 
 
 def register_device_guard() -> None:
-    """Give `cuda` the guard of `meta`, which does nothing. FakeTensorMode does so for CUDA builds only."""
+    """Register for `cuda` the guard of `meta`, which does nothing; CUDA builds have their own."""
     c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libc10.so"))
     guards = (ctypes.c_void_p * 22).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
     cuda, meta = (int(getattr(torch._C._autograd.DeviceType, name)) for name in ("CUDA", "Meta"))
@@ -98,18 +104,18 @@ def register_device_guard() -> None:
 
 
 def device_properties(arch: str) -> SimpleNamespace:
-    """Return what torch.cuda.get_device_properties would say of the first GPU of this architecture in conf/hardware."""
+    """Return the properties of the first GPU of this architecture in conf/hardware."""
     gpu, limits = hardware_of(arch), ARCHITECTURES[arch]
-    rdna = limits.wave_size == 32
     return SimpleNamespace(
         name=gpu["product"],
         gcnArchName=arch,
         major=int(arch[3:-2]),
         minor=int(arch[-2], 16),
-        multi_processor_count=gpu["compute_units"] // (2 if rdna else 1),  # HIP counts RDNA's workgroup processors
+        # On RDNA, HIP counts workgroup processors, of two compute units each.
+        multi_processor_count=gpu["compute_units"] // (1 if limits.wave_size == 64 else 2),
         warp_size=limits.wave_size,
         regs_per_multiprocessor=limits.vgprs * limits.simds * limits.wave_size,
-        max_threads_per_multi_processor=2048,  # HIP's figure for each of them
+        max_threads_per_multi_processor=2048,  # HIP's figure for all architectures
         max_threads_per_block=MAX_THREADS,
         shared_memory_per_block=limits.lds_max_bytes,
         total_memory=gpu["memory_gb"] * 2**30,
@@ -118,12 +124,16 @@ def device_properties(arch: str) -> SimpleNamespace:
 
 @functools.cache
 def hardware_of(arch: str) -> dict[str, Any]:
-    """Return the first file of conf/hardware for this architecture."""
-    return next(gpu for gpu in map(read_hardware, sorted(HARDWARE.glob("*.yaml"))) if gpu.get("gfx") == arch)
+    """Return the content of the first file in conf/hardware for this architecture."""
+    gpus = map(read_hardware, sorted(HARDWARE.glob("*.yaml")))
+    return next(gpu for gpu in gpus if gpu.get("gfx") == arch)
 
 
 def read_hardware(file: Path) -> dict[str, Any]:
-    """Return a file of conf/hardware over its bases. Nested values are not merged: none is read here."""
+    """Return a file of conf/hardware merged over its bases.
+
+    Nested values are not merged, since none are read here.
+    """
     own = yaml.safe_load(file.read_text())
     bases = [base.removesuffix("@_here_") for base in own.pop("defaults", []) if base != "_self_"]
     merged: dict[str, Any] = {}
@@ -133,15 +143,17 @@ def read_hardware(file: Path) -> dict[str, Any]:
 
 
 def attentions_of(arch: str) -> tuple[str, ...]:
-    """Return the attention of padded rows and, if there is one, of packed rows, by the hardware file."""
+    """Return the hardware file's attention for padded rows and, if any, for packed rows."""
     gpu = hardware_of(arch)
-    padded = gpu["attention"] if gpu["attention"] != "sdpa" else "flash" if gpu.get("fused_attention", True) else "math"
+    padded = gpu["attention"]
+    if padded == "sdpa":
+        padded = "flash" if gpu.get("fused_attention", True) else "math"
     packed = {"varlen": "varlen", "flex_attention": "flex"}.get(gpu.get("packed_attention") or "")
     return (padded, packed) if packed else (padded,)
 
 
 def pretend_device(properties: SimpleNamespace) -> None:
-    """Answer torch's questions to the driver."""
+    """Replace torch's queries of the driver by answers from `properties`."""
     answers: dict[str, Callable[..., Any]] = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
@@ -156,23 +168,28 @@ def pretend_device(properties: SimpleNamespace) -> None:
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
-    torch._C._cuda_getCurrentRawStream = lambda index: 0  # generated wrappers import it
+    torch._C._cuda_getCurrentRawStream = lambda index: 0  # imported by generated wrappers
     from torch._dynamo.device_interface import CudaInterface
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     for name in ("device_count", "current_device", "get_device_properties"):
         setattr(CudaInterface, name, staticmethod(answers[name]))
     FakeTensorMode.avoid_device_init = property(lambda self: True)
-    global folding  # operators last as long as their library
-    folding = torch.library.Library("aten", "IMPL", "CUDA")  # Inductor computes the constants that it folds
-    folding.impl("full", lambda size, value, *, dtype=None, **_: torch.full(size, value, dtype=dtype))
-    folding.impl("scalar_tensor", lambda value, *, dtype=None, **_: torch.scalar_tensor(value, dtype=dtype))
+    global folding  # operators exist only as long as their library
+    # Inductor computes the constants that it folds, so these operators must work
+    folding = torch.library.Library("aten", "IMPL", "CUDA")
+    folding.impl("full", lambda *args, dtype=None, **_: torch.full(*args, dtype=dtype))
+    scalar = torch.scalar_tensor
+    folding.impl("scalar_tensor", lambda *args, dtype=None, **_: scalar(*args, dtype=dtype))
 
 
 def gradients(
-    outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], grad_outputs: Sequence[torch.Tensor | None], **_: Any
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    grad_outputs: Sequence[torch.Tensor | None],
+    **_: Any,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Do what torch.autograd.grad does without its C++ engine, which asks the device for streams and events."""
+    """Return the gradients of torch.autograd.grad without its engine, which needs streams."""
     edges = [torch.autograd.graph.get_gradient_edge(tensor) for tensor in inputs]
     roots = [torch.autograd.graph.get_gradient_edge(tensor) for tensor in outputs]
     ends = {edge.node for edge in edges}
@@ -182,16 +199,20 @@ def gradients(
     with torch.no_grad():
         for node in nodes_from([root.node for root in roots], ends):
             call = node if callable(node) else node.apply  # C++'s, or Python's of varlen_attn
-            grads = call(*[arrived[node].get(number) for number in range(len(node._input_metadata))])
-            # Python's also returns None for each argument that is no tensor; varlen_attn takes its tensors first.
-            for (following, number), grad in zip(node.next_functions, grads if isinstance(grads, tuple) else (grads,), strict=False):
+            grads = call(*[arrived[node].get(i) for i in range(len(node._input_metadata))])
+            grads = grads if isinstance(grads, tuple) else (grads,)
+            # A node in Python also returns None for each argument that is not a tensor; the tensors
+            # of varlen_attn are its first arguments.
+            for (following, number), grad in zip(node.next_functions, grads, strict=False):
                 if following is not None:
                     accumulate(arrived[following], following, number, grad)
     return tuple(arrived[edge.node].get(edge.output_nr) for edge in edges)
 
 
-def accumulate(arrived: dict[int, torch.Tensor], node: Any, number: int, grad: torch.Tensor | None) -> None:
-    """Add a gradient to what has arrived at a node, in the shape and type of its input, as the engine does."""
+def accumulate(
+    arrived: dict[int, torch.Tensor], node: Any, number: int, grad: torch.Tensor | None
+) -> None:
+    """Add a gradient to those of a node, in its input's shape and dtype, as the engine does."""
     if grad is None:
         return
     wanted = node._input_metadata[number]
@@ -199,30 +220,16 @@ def accumulate(arrived: dict[int, torch.Tensor], node: Any, number: int, grad: t
     arrived[number] = arrived[number] + grad if number in arrived else grad
 
 
-def nodes_from(roots: list[Any], ends: set[Any]) -> Iterator[Any]:
-    """Yield the nodes between roots and ends, each after all that lead to it, the latest operation first."""
-    waits: dict[Any, int] = defaultdict(int)
-    seen, stack = set(), list(roots)
+def nodes_from(roots: list[Any], ends: set[Any]) -> list[Any]:
+    """Return the nodes between roots and ends in reverse order of the forward pass."""
+    nodes, stack = set(), list(roots)
     while stack:
         node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            following = [one for one, _ in node.next_functions if one is not None]
-            stack += following
-            for one in following:
-                waits[one] += 1
-    ready = [root for root in set(roots) if not waits[root]]
-    while ready:
-        ready.sort(key=lambda node: node._sequence_nr())
-        node = ready.pop()
-        if node in ends:
-            continue
-        yield node
-        for one, _ in node.next_functions:
-            if one is not None:
-                waits[one] -= 1
-                if not waits[one]:
-                    ready.append(one)
+        if node not in nodes | ends:
+            nodes.add(node)
+            stack += [following for following, _ in node.next_functions if following is not None]
+    inner = [node for node in nodes if node.next_functions]  # the gradients of leaves are not used
+    return sorted(inner, key=lambda node: node._sequence_nr(), reverse=True)
 
 
 # ---- The layer and its kernels
@@ -232,14 +239,15 @@ def kernels_of(layer: Layer) -> list[Generated]:
     """Return every configuration of every kernel of the layer's forward and backward pass."""
     from torch._inductor.codecache import PyCodeCache
 
-    found = []
+    kernels = []
     for label, function, source in sources_of(layer):
         tuner = getattr(PyCodeCache.load(without_driver(source)), function)
         for config in tuner.configs:
             meta = tuner._create_compile_meta(config)
             options = tuner._create_compile_options(config, meta)
-            found.append(Generated(layer, label, function, source, meta["signature"], meta["constants"], meta["configs"][0], options))
-    return found
+            known = (meta["signature"], meta["constants"], meta["configs"][0], options)
+            kernels.append(Generated(layer, label, function, source, *known))
+    return kernels
 
 
 def without_driver(source: str) -> str:
@@ -247,7 +255,10 @@ def without_driver(source: str) -> str:
 
 
 def sources_of(layer: Layer) -> list[tuple[str, str, str]]:
-    """Compile the layer as training does, its sequence dimension dynamic. Return label, name and source of each kernel, in order."""
+    """Return label, name and source of each kernel, in order.
+
+    The layer is compiled as in training, with a dynamic sequence dimension.
+    """
     import torch._functorch.config
     import torch._inductor.config
     from torch._inductor import compile_fx
@@ -255,12 +266,14 @@ def sources_of(layer: Layer) -> list[tuple[str, str, str]]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     torch._inductor.config.fx_graph_cache = torch._functorch.config.enable_autograd_cache = False
-    torch._functorch.config.force_non_lazy_backward_lowering = True  # the backward pass is compiled with the forward pass
-    found: dict[tuple[str, str], str] = {}  # direction, name -> source; Inductor imports its wrapper twice
+    # Compile the backward pass together with the forward pass.
+    torch._functorch.config.force_non_lazy_backward_lowering = True
+    # direction, name -> source; Inductor imports its wrapper twice
+    sources: dict[tuple[str, str], str] = {}
     direction = ["forward"]
 
     def record(self: AsyncCompile, name: str, source: str, device_str: str = "cuda") -> None:
-        found[direction[0], name] = source
+        sources[direction[0], name] = source
 
     def compile_one(graph: Any, examples: Any, **options: Any) -> Callable[..., Any]:
         direction[0] = "backward" if options.get("is_backward") else "forward"
@@ -275,35 +288,44 @@ def sources_of(layer: Layer) -> list[tuple[str, str, str]]:
     with FakeTensorMode():
         with torch.device("cuda:0"):
             run, arguments = build(layer)
-        compiled = torch.compile(run, backend=functools.partial(compile_fx.compile_fx, inner_compile=compile_one), fullgraph=True)
+        backend = functools.partial(compile_fx.compile_fx, inner_compile=compile_one)
+        compiled = torch.compile(run, backend=backend, fullgraph=True)
         try:
             compiled(**arguments)
         except Finished:
-            return [(f"{way} {name.rpartition('_')[2]} {kind_of(name)}", name, source) for (way, name), source in found.items()]
+            return [
+                (f"{way} {name.rpartition('_')[2]} {kind_of(name)}", name, source)
+                for (way, name), source in sources.items()
+            ]
     raise RuntimeError("the compiled layer ran, and there is no GPU")
 
 
 def kind_of(name: str) -> str:
-    """Return what Inductor's abbreviation in a kernel's name means. Of its templates only FlexAttention's occur here."""
+    """Return the kind of kernel for Inductor's abbreviation in its name.
+
+    The only templates here are FlexAttention's.
+    """
     kinds = {"poi": "pointwise", "red": "reduction", "per": "persistent reduction", "tem": "flex"}
     return kinds.get(name.split("_")[1], name.split("_")[1])
 
 
 class Finished(Exception):
-    """Everything is generated, and the compiled layer is called."""
+    """Stop once everything is generated, when the compiled layer would be called."""
 
 
 def build(layer: Layer) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Return the layer's forward pass and its arguments; marks the sequence dimensions as dynamic."""
+    """Return the layer's forward pass and its arguments; mark sequence dimensions as dynamic."""
     from transformers import AttentionInterface, AutoModelForCausalLM
 
     AttentionInterface.register(ATTENTION, ATTENTIONS[layer.attention])
-    dtype, config = DTYPES[layer.dtype], config_of(layer.model)
-    module = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION).train().model.layers[0]
-    length = layer.tokens // layer.sequences
-    hidden = torch.empty(layer.sequences, length, config.hidden_size, dtype=dtype, requires_grad=True)
-    angles = [torch.empty(layer.sequences, length, config.head_dim, dtype=dtype) for _ in range(2)]
-    for tensor in () if layer.attention == "flex" else (hidden, *angles):  # a block mask's length is a constant of the graph
+    dtype, config = DTYPES.get(layer.dtype, torch.float32), config_of(layer.model)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+    module = model.train().model.layers[0]
+    rows, length = layer.sequences, layer.tokens // layer.sequences
+    hidden = torch.empty(rows, length, config.hidden_size, dtype=dtype, requires_grad=True)
+    angles = [torch.empty(rows, length, config.head_dim, dtype=dtype) for _ in range(2)]
+    # the length of a block mask is a constant in the graph, so flex has no dynamic dimension
+    for tensor in () if layer.attention == "flex" else (hidden, *angles):
         torch._dynamo.mark_dynamic(tensor, 1)
     more: dict[str, Any] = {}
     if layer.attention == "varlen":
@@ -312,7 +334,7 @@ def build(layer: Layer) -> tuple[Callable[..., Any], dict[str, Any]]:
     if layer.attention == "flex":
         more = {"block_mask": document_mask(length)}
     if layer.attention == "eager":
-        more = {"attention_mask": torch.empty(layer.sequences, 1, length, length, dtype=dtype)}
+        more = {"attention_mask": torch.empty(rows, 1, length, length, dtype=dtype)}
         for dimension in (2, 3):
             torch._dynamo.mark_dynamic(more["attention_mask"], dimension)
 
@@ -324,56 +346,58 @@ def build(layer: Layer) -> tuple[Callable[..., Any], dict[str, Any]]:
 
 
 def config_of(model: Path) -> Any:
-    """Return transformers' configuration of one layer in this shape, with a small vocabulary, which no layer sees."""
+    """Return transformers' configuration of one layer, with a small vocabulary."""
     from omegaconf import OmegaConf
 
-    from recipes.common.model import model_config
+    from recipes.models.model import model_config
 
     small = {"num_layers": 1, "vocab_size": 64}
     return model_config(OmegaConf.merge({"attention_bias": False}, OmegaConf.load(model), small))
 
 
-# ---- Attention: as SDPA on a GPU with and without fused kernels, as transformers' own, and as torch's varlen kernel on packed rows
+# ---- Attention: SDPA with and without fused kernels, transformers' eager method, packed rows
 
 ATTENTION = "of_the_kernel_gate"
+Tensor = torch.Tensor
+Attended = tuple[Tensor, None]
 
 
-def flash(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: None, **_: Any) -> tuple[torch.Tensor, None]:
-    out = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True, scale=module.scaling)[0]
+def flash(module: Any, q: Tensor, k: Tensor, v: Tensor, *_: None, **__: Any) -> Attended:
+    call = torch.ops.aten._scaled_dot_product_flash_attention
+    out = call(q, k, v, 0.0, True, scale=module.scaling)[0]
     return out.transpose(1, 2).contiguous(), None
 
 
-def math(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: None, **_: Any) -> tuple[torch.Tensor, None]:
-    call = torch.ops.aten._scaled_dot_product_attention_math
-    out = call(query, key, value, None, 0.0, True, scale=module.scaling, enable_gqa=key.shape[1] != query.shape[1])[0]
+def math(module: Any, q: Tensor, k: Tensor, v: Tensor, *_: None, **__: Any) -> Attended:
+    call, gqa = torch.ops.aten._scaled_dot_product_attention_math, k.shape[1] != q.shape[1]
+    out = call(q, k, v, None, 0.0, True, scale=module.scaling, enable_gqa=gqa)[0]
     return out.transpose(1, 2).contiguous(), None
 
 
-def eager(module: Any, *arguments: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def eager(module: Any, *arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
     return sys.modules[type(module).__module__].eager_attention_forward(module, *arguments, **named)
 
 
-def varlen(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: None, boundaries: torch.Tensor, longest: int, **_: Any
-) -> tuple[torch.Tensor, None]:
+def varlen(module: Any, *qkv: Any, boundaries: Tensor, longest: int, **_: Any) -> Attended:
     from torch.nn.attention.varlen import varlen_attn
 
-    packed = [tensor.transpose(1, 2).squeeze(0) for tensor in (query, key, value)]
+    packed = [tensor.transpose(1, 2).squeeze(0) for tensor in qkv[:3]]
     causal = {"window_size": (-1, 0), "scale": module.scaling, "enable_gqa": True}
-    return varlen_attn(*packed, boundaries, boundaries, longest, longest, **causal).unsqueeze(0), None
+    out = varlen_attn(*packed, boundaries, boundaries, longest, longest, **causal)
+    return out.unsqueeze(0), None
 
 
 def flex(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: None, block_mask: Any, **_: Any
-) -> tuple[torch.Tensor, None]:
+    module: Any, q: Tensor, k: Tensor, v: Tensor, *_: None, block_mask: Any, **__: Any
+) -> Attended:
     from torch.nn.attention.flex_attention import flex_attention
 
-    out = flex_attention(query, key, value, block_mask=block_mask, scale=module.scaling, enable_gqa=True)
+    out = flex_attention(q, k, v, block_mask=block_mask, scale=module.scaling, enable_gqa=True)
     return out.transpose(1, 2).contiguous(), None
 
 
 def document_mask(length: int) -> Any:
-    """Return FlexAttention's mask of packed rows: causal, and within one document."""
+    """Return FlexAttention's mask for packed rows: causal, and within one document."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     documents = torch.empty(length, dtype=torch.int32)
@@ -384,4 +408,6 @@ def document_mask(length: int) -> Any:
     return create_block_mask(mask, None, None, length, length, device="cuda:0")
 
 
-ATTENTIONS: dict[str, Callable[..., Any]] = {"flash": flash, "math": math, "eager": eager, "varlen": varlen, "flex": flex}
+ATTENTIONS: dict[str, Callable[..., Any]] = {
+    attention.__name__: attention for attention in (flash, math, eager, varlen, flex)
+}

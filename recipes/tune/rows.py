@@ -1,4 +1,4 @@
-"""Rows that fill a sequence to its last token, whatever the tokenizer: for trials that must have the same shapes in every step."""
+"""Write rows that fill a whole sequence, so that every step has the same shape."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import json
 import random
 from pathlib import Path
 
-CHARACTERS = 4  # for each token: of digits no tokenizer in use makes more than three one token
+CHARACTERS = 4  # digits per token; no tokenizer in use joins more than three into a token
 
 
 def full_rows(path: Path, recipe: str, length: int, count: int, seed: int) -> None:
-    """Write `count` rows of at least `length` tokens each for recipe sft or dpo; the trainer cuts them. An existing file is kept."""
+    """Write `count` rows of at least `length` tokens for sft or dpo; the trainer cuts them.
+
+    An existing file is not changed.
+    """
     if path.exists():
         return
     rng = random.Random(seed)
@@ -19,6 +22,10 @@ def full_rows(path: Path, recipe: str, length: int, count: int, seed: int) -> No
     with staged.open("w") as file:
         for _ in range(count):
             digits = "".join(rng.choices("0123456789", k=CHARACTERS * length))
-            row = {"text": digits} if recipe == "sft" else {"prompt": digits[:CHARACTERS], "chosen": digits, "rejected": digits[::-1]}
+            row = (
+                {"text": digits}
+                if recipe == "sft"
+                else {"prompt": digits[:CHARACTERS], "chosen": digits, "rejected": digits[::-1]}
+            )
             file.write(json.dumps(row) + "\n")
     staged.replace(path)

@@ -1,7 +1,7 @@
-"""One trial of a tuning: a short run of the recipe itself, in processes of its own, with some arguments and variables changed.
+"""Run one trial of a tuning: a short run of the recipe with changed arguments and variables.
 
-What is measured is what a user's run does: the same program, the same arguments, the same strategy over the same ranks. Fresh processes,
-because compilers, libraries and memory allocators keep for the life of a process what an earlier setting left.
+A trial uses the same program, arguments, strategy and ranks as a user's run. Its processes are new,
+because compilers, libraries and allocators keep state of earlier settings.
 """
 
 from __future__ import annotations
@@ -22,44 +22,51 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from omegaconf import DictConfig, OmegaConf
 
+from launch.core.errors import UserError
 from recipes.bench.series import OUT_OF_MEMORY, Row
-from recipes.common.checkpoint import HEARTBEAT
-from recipes.common.errors import UserError
-from recipes.common.program import Interrupted, stop_asked
+from recipes.rank.program import Interrupted, stop_asked
+from recipes.training.checkpoint import HEARTBEAT
 
 POLL_S = 0.1
-STOP_TIMEOUT_S = 60.0  # from SIGTERM to SIGKILL: nothing of a trial needs saving, but engines of vLLM have processes to end
-DIES_WITHIN_S = 30.0  # of SIGKILL; one that waits inside the kernel, for a GPU that hangs, does not
-HUNG_SHARE = 0.8  # of runtime.hang_timeout_s: a trial that hangs is a row, before the launcher's watchdog ends the whole tuning
-# Its processes inherit it. torchrun and vLLM give theirs sessions of their own, so no signal to a group reaches all of them.
+STOP_TIMEOUT_S = 60.0  # from SIGTERM to SIGKILL: vLLM's engines have processes to end
+DIES_WITHIN_S = 30.0  # after SIGKILL; a process that waits in the kernel for a hung GPU may not
+# Share of runtime.hang_timeout_s after which a hung trial ends, so that the watchdog does not end
+# the whole tuning.
+HUNG_SHARE = 0.8
+# An environment variable that marks a trial's processes. torchrun and vLLM start new sessions, so a
+# signal to one process group does not reach all of them.
 MARK = "RECIPES_TRIAL"
-PLAIN = re.compile(r"[\w./:+@%-]+")  # what Hydra's grammar takes without quotes
-# What torchrun tells its ranks: a trial's have a torchrun of their own, or are told anew.
-OF_TORCHRUN = ("TORCHELASTIC_", "GROUP_", "ROLE_", "LOCAL_", "MASTER_", "RANK", "WORLD_SIZE", "TORCH_NCCL_ASYNC")
+PLAIN = re.compile(r"[\w./:+@%-]+")  # text that Hydra's grammar accepts without quotes
+# Variables that torchrun sets for its ranks. A trial must not inherit them.
+OF_TORCHRUN = (
+    *("TORCHELASTIC_", "GROUP_", "ROLE_", "LOCAL_", "MASTER_"),
+    *("RANK", "WORLD_SIZE", "TORCH_NCCL_ASYNC"),
+)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a trial changes: arguments of the recipe's configuration class, and environment variables."""
+    """Hold the recipe's arguments and the environment variables that a trial changes."""
 
     args: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
 
     def overrides(self) -> list[str]:
-        """The same for the command line of launch/run.py."""
-        given = [f"method.args.{name}={word(value)}" for name, value in _flat(self.args)]
-        return given + [f"user_env.{name}={word(value)}" for name, value in self.env.items()]
+        """Return the setting as overrides for launch/run.py."""
+        args = [f"method.args.{name}={word(value)}" for name, value in _flat(self.args)]
+        return args + [f"user_env.{name}={word(value)}" for name, value in self.env.items()]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`rows`: the lines of the trial's metrics.jsonl. `error`: why it failed. `stopped`: it was, by `on_rows`."""
+    """Hold a trial's results: the lines of its metrics.jsonl, and its error if it failed."""
 
     rows: list[Row]
     error: str | None
-    stopped: bool
+    stopped: bool  # by `on_rows`
     folder: Path
 
 
@@ -72,16 +79,21 @@ def run(
     env: Mapping[str, str] = {},
     on_rows: Callable[[list[Row]], bool] = lambda rows: False,
 ) -> Outcome:
-    """Run the recipe in `<run>/trials/<name>`, which holds its config.yaml, log and metrics afterwards.
+    """Run the recipe in `<run>/trials/<name>`, which keeps config.yaml, log and metrics.
 
-    `unrecorded` and `env` are arguments and variables that the trial needs and the setting does not have; `data` replaces keys of
-    config.data. `on_rows` is called whenever a line was added, and returns true to stop. Raises Interrupted when a signal asked to.
+    `unrecorded` and `env` are arguments and variables besides the setting; `data` replaces keys of
+    config.data. `on_rows` is called with new lines and returns true to stop. Raises Interrupted.
     """
     folder = folder_of(config, name)
-    shutil.rmtree(folder, ignore_errors=True)  # of a trial that was interrupted
+    shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted trial
     folder.mkdir(parents=True)
     _write_config(config, folder, {**setting.args, **unrecorded}, data)
-    return follow(config, _argv(config, folder), _environment({**env, **setting.env}), folder, "log", on_rows)
+    program = ["-m", config.tuned.method.program, "--config", str(folder / "config.yaml")]
+    if num_ranks() > 1:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+        program = [*torchrun, "--nproc-per-node", str(num_ranks()), *program]
+    environ = _environment({**env, **setting.env})
+    return follow(config, [sys.executable, *program], environ, folder, "log", on_rows)
 
 
 def follow(
@@ -92,25 +104,27 @@ def follow(
     log_name: str,
     on_rows: Callable[[list[Row]], bool] = lambda rows: False,
 ) -> Outcome:
-    """Run a program whose log is `folder`/`log_name` to its end, and leave none of its processes. Raises as `run` does."""
-    with (folder / log_name).open("wb") as log:
+    """Run a program that logs to `folder`/`log_name`, and end all of its processes afterwards."""
+    log = folder / log_name
+    with log.open("wb") as output:
         process = subprocess.Popen(
             argv,
             env={**env, MARK: str(folder)},
-            stdout=log,
+            stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # so that all of its processes can be stopped
         )
     patience_s = HUNG_SHARE * config.runtime.hang_timeout_s
     try:
-        stopped = _follow(process, folder / log_name, Path(config.run_dir) / HEARTBEAT, on_rows, patience_s)
-        hung = stopped is None
+        stopped = _follow(process, log, Path(config.run_dir) / HEARTBEAT, on_rows, patience_s)
     finally:
         _end(process, folder)
-    if hung:
-        return Outcome(_rows(folder), f"hung: nothing got on for {patience_s:.0f} s", False, folder)
-    error = None if stopped or process.returncode == 0 else _why(folder / log_name, process.returncode)
+    error = None
+    if stopped is None:
+        error = f"hung: no progress for {patience_s:.0f} s"
+    elif not stopped and process.returncode != 0:
+        error = _why(log, process.returncode)
     return Outcome(_rows(folder), error, bool(stopped), folder)
 
 
@@ -119,12 +133,17 @@ def folder_of(config: DictConfig, name: str) -> Path:
 
 
 def training(
-    config: DictConfig, name: str, setting: Setting, steps: int, warmup: int, data: Mapping[str, Any], env: Mapping[str, str] = {}
+    config: DictConfig,
+    name: str,
+    setting: Setting,
+    steps: int,
+    warmup: int,
+    data: Mapping[str, Any],
+    env: Mapping[str, str] = {},
 ) -> Row:
-    """Speed of so many training steps after `warmup` ones: tokens/s of all ranks, the median step, how far steps lie apart, the first
-    step with all that it compiles, and memory. Raises UserError with the reason of a trial that failed.
-    """
-    bounds = {"max_steps": warmup + steps, "num_train_epochs": 1, "logging_steps": 1, "save_strategy": "no", "eval_strategy": "no"}
+    """Return the speed of `steps` steps after `warmup`. Raises UserError if the trial failed."""
+    bounds = {"max_steps": warmup + steps, "num_train_epochs": 1, "logging_steps": 1}
+    bounds |= {"save_strategy": "no", "eval_strategy": "no"}
     outcome = run(config, name, setting, bounds, data, env)
     if outcome.error:
         raise UserError(outcome.error)
@@ -132,17 +151,19 @@ def training(
 
 
 def speed(rows: list[Row], warmup: int) -> Row:
-    """Of the lines that a trainer logged, one a step. Raises UserError where none is after the warm-up, or no token was counted."""
+    """Return speed and memory from a trainer's lines, one per step.
+
+    tokens_per_second counts all ranks, step_s is the median, spread is the range of step times as a
+    share of it, and first_step_s includes compilation.
+    """
     measured = list(zip(rows[warmup - 1 :], rows[warmup:], strict=False)) if warmup else []
-    if not measured:
-        raise UserError(f"{len(rows)} steps were taken, and {warmup} are warm-up: nothing was measured.")
+    tokens = measured and rows[-1]["num_tokens"] - rows[warmup - 1]["num_tokens"]
+    if not tokens:
+        raise UserError(f"no tokens in {len(rows)} steps, of which {warmup} are warm-up")
     times = [after["time_s"] - before["time_s"] for before, after in measured]
     step_s = statistics.median(times)
-    tokens = (rows[-1]["num_tokens"] - rows[warmup - 1]["num_tokens"]) / len(measured)
-    if not tokens:
-        raise UserError("the trainer counted no tokens")
     return {
-        "tokens_per_second": tokens / step_s,
+        "tokens_per_second": tokens / len(measured) / step_s,
         "step_s": step_s,
         "first_step_s": rows[0]["time_s"],
         "spread": (max(times) - min(times)) / step_s,
@@ -151,49 +172,46 @@ def speed(rows: list[Row], warmup: int) -> Row:
 
 
 def num_ranks() -> int:
-    """Of a trial: as many as this program was started with."""
+    """Return the number of ranks of a trial, which is that of this program."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _write_config(config: DictConfig, folder: Path, args: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+def _write_config(
+    config: DictConfig, folder: Path, args: Mapping[str, Any], data: Mapping[str, Any]
+) -> None:
     content: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
     tuned = content.pop("tuned")
-    known = tuned["trainer_args"]
-    given = {**known, **args, "output_dir": str(folder / "checkpoints")}
-    given |= {"run_name": folder.name} if "run_name" in known else {}
-    content |= {"method": tuned["method"], "trainer_args": given, "run_dir": str(folder), "trial": True}
+    trainer_args = {**tuned["trainer_args"], **args, "output_dir": str(folder / "checkpoints")}
+    if "run_name" in tuned["trainer_args"]:
+        trainer_args["run_name"] = folder.name
+    content |= {"method": tuned["method"], "trainer_args": trainer_args}
+    content |= {"run_dir": str(folder), "trial": True}
     content["data"] |= data
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
 
 
-def _argv(config: DictConfig, folder: Path) -> list[str]:
-    program = ["-m", config.tuned.method.program, "--config", str(folder / "config.yaml")]
-    if num_ranks() == 1:
-        return [sys.executable, *program]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(num_ranks())]
-    return [sys.executable, *torchrun, *program]
-
-
 def _environment(changed: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_TORCHRUN)}
-    if num_ranks() == 1:  # as torchrun tells a single rank, without the seconds that it takes
-        one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-        kept |= {**one, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    return {**kept, "PYTHONUNBUFFERED": "1", **changed}
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    env = {name: value for name, value in os.environ.items() if not name.startswith(OF_TORCHRUN)}
+    if num_ranks() == 1:  # set torchrun's variables, since starting torchrun takes seconds
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        env |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    return {**env, "PYTHONUNBUFFERED": "1", **changed}
 
 
 def _follow(
-    process: subprocess.Popen[bytes], log: Path, heartbeat: Path, on_rows: Callable[[list[Row]], bool], patience_s: float
+    process: subprocess.Popen[bytes],
+    log: Path,
+    heartbeat: Path,
+    on_rows: Callable[[list[Row]], bool],
+    patience_s: float,
 ) -> bool | None:
-    """Until it ends, or `on_rows` says so, which is returned; None: nothing got on for `patience_s`. What the trial does counts for the
-    launcher's watchdog."""
-    seen, counted, changed = (0.0,), 0, time.monotonic()
+    """Wait for the end. Return whether `on_rows` stopped it; None after `patience_s` of silence.
+
+    The trial's progress counts as this run's for the launcher's watchdog.
+    """
+    seen, num_rows, changed = (0.0,), 0, time.monotonic()
     files = [log, *(log.with_name(name) for name in ("metrics.jsonl", HEARTBEAT))]
     while True:
         ended = process.poll() is not None
@@ -204,8 +222,8 @@ def _follow(
             seen, changed = now, time.monotonic()
             heartbeat.touch()
             rows = _rows(log.parent)
-            if len(rows) > counted:
-                counted = len(rows)
+            if len(rows) > num_rows:
+                num_rows = len(rows)
                 if on_rows(rows) and not ended:
                     return True
         if ended:
@@ -218,55 +236,57 @@ def _follow(
 def _rows(folder: Path) -> list[Row]:
     path = folder / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be in the middle of being written
+    # The last line may be incomplete.
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """All of its processes, also where the first one has ended: what is left holds the GPU's memory against the next trial."""
+    """End all processes of a trial, since they would hold GPU memory that the next one needs."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_TIMEOUT_S)
     deadline = time.monotonic() + DIES_WITHIN_S
     while (left := _marked(folder)) and time.monotonic() < deadline:
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(POLL_S)
+        for marked in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                marked.kill()
+        psutil.wait_procs(left, POLL_S)
     if left:
-        raise RuntimeError(f"processes {left} of {folder} do not end, and hold what the next trial needs")
+        raise RuntimeError(f"{left} of {folder} do not end; the next trial needs their memory")
     process.wait()
 
 
-def _marked(folder: Path) -> list[int]:
-    """Living processes of the trial. One that has ended has no environment any more."""
-    mark, found = f"{MARK}={folder}".encode(), []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # another user's, or just gone
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
+def _marked(folder: Path) -> list[psutil.Process]:
+    """Return the running processes of a trial; those that have ended have no environment."""
+    processes = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # another user's process, or one that just ended
+            if process.environ().get(MARK) == str(folder):
+                processes.append(process)
+    return processes
 
 
 def _why(log: Path, code: int) -> str:
-    """Why a trial failed, in one line: what a rank said, or the end of its log."""
-    folder = log.parent
-    # The first to fail says why; the others, that it is gone.
-    failures = sorted((json.loads(path.read_text()) for path in (folder / "failures").glob("rank*.json")), key=lambda one: one["time"])
-    result = folder / "result.json"
-    files = [*failures, *([json.loads(result.read_text())] if result.exists() else [])]
-    said = [str(one["error"]) for one in files if one.get("error")]
-    if any("OutOfMemoryError" in one for one in said):
+    """Return a line with the reason of a failure: a rank's report, or the end of the log."""
+    reports = [json.loads(path.read_text()) for path in log.parent.glob("failures/rank*.json")]
+    # The first rank to fail has the cause; the others only report the lost connection.
+    reports.sort(key=lambda report: report["time"])
+    result = log.with_name("result.json")
+    if result.exists():
+        reports.append(json.loads(result.read_text()))
+    errors = [str(report["error"]) for report in reports if report.get("error")]
+    if any("OutOfMemoryError" in error for error in errors):
         return OUT_OF_MEMORY
-    if said:
-        return said[0].splitlines()[0][:300]
+    if errors:
+        return errors[0].splitlines()[0][:300]
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return f"{how}: {lines[-1][:200]}" if lines else how
 
 
 def _flat(args: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values."""
+    """Yield the dotted name and the value of each leaf of nested arguments."""
     for name, value in args.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{at}{name}.")
@@ -275,12 +295,12 @@ def _flat(args: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def word(value: Any) -> str:
-    """As Hydra's command line takes it: a comma outside of quotes would be a sweep."""
+    """Return a value as Hydra's command line needs it; a comma outside quotes would be a sweep."""
     if value is None or isinstance(value, (bool, int, float)):
         return json.dumps(value)
     if isinstance(value, (list, tuple)):
-        return f"[{','.join(word(one) for one in value)}]"
+        return f"[{','.join(map(word, value))}]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{word(one)}" for key, one in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{word(item)}" for key, item in value.items()) + "}"
     text = str(value)
     return text if PLAIN.fullmatch(text) else "'" + text.replace("'", "\\'") + "'"

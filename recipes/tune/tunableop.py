@@ -1,13 +1,11 @@
-"""PyTorch's TunableOp for a recipe: collect the matrix products of its steps, time every kernel of rocBLAS and hipBLASLt for each, keep the
-fastest in a CSV file, and measure a step with and without it. ROCm only: elsewhere TunableOp has one kernel to choose from.
+"""Tune the matrix products of a recipe with PyTorch's TunableOp, and measure what it gains.
 
-Started by the launcher:
-
-    1 GPU:   python launch/run.py hardware=mi350x method=tune/tunableop model=qwen3_4b
-
-The file is kept by GPU, ROCm and hipBLASLt, in a folder that later runs and their containers see. TunableOp itself refuses one that
-another version has written (PyTorch, aten/src/ATen/cuda/tunable/README.md), so it is looked up by these versions. A later run takes it by
-the three variables that the experiment sets.
+It collects the products of the recipe's steps, times every kernel of rocBLAS and hipBLASLt for each
+product, and writes the fastest into a CSV file. It is for ROCm only; elsewhere there is only one
+kernel. The file's folder, which later runs and their containers see, is named by GPU, ROCm,
+hipBLASLt and torch, because TunableOp rejects files of other versions (PyTorch,
+aten/src/ATen/cuda/tunable/README.md). Later runs use the file through the three variables that the
+experiment sets.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ import json
 import os
 import re
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,23 +23,27 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from recipes.bench.series import Column, Row, Table, measure_rows, show
-from recipes.common.errors import UserError
-from recipes.common.files import write_json
-from recipes.common.program import Failed, main
+from launch.core.errors import UserError
+from launch.core.json_files import write_json
+from recipes.bench.series import Column, Row, Table, show
+from recipes.rank.program import Failed, main
 from recipes.tune import trial
 from recipes.tune.trial import Setting
-from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, require_first, trial_data
+from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, measure_trials, trial_data
 
-FILE = "tunableop.csv"  # TunableOp puts the number of the process's GPU before the point
-MOST_GPUS = 8  # of a node, each of which reads a copy of its own
+FILE = "tunableop.csv"  # TunableOp inserts the number of the process's GPU before the dot
+PREFIX = "PYTORCH_TUNABLEOP_"
+MOST_GPUS = 8  # per node; each GPU reads its own copy
 WITHOUT, COLLECT, WITH = "without", "collect", "with"
 VERSIONS = ("GCN_ARCH_NAME", "ROCM_VERSION", "HIPBLASLT_VERSION", "PT_VERSION")
 
 
 @dataclass
 class TunableopConfig(TrainingTuneConfig):
-    """`max_duration_ms`: for timing one kernel; `max_iterations`: calls of it, whichever is over first. Raises UserError."""
+    """Hold the arguments.
+
+    A kernel is timed up to `max_duration_ms` or `max_iterations`, whichever is reached first.
+    """
 
     max_duration_ms: int = 30
     max_iterations: int = 100
@@ -48,85 +51,77 @@ class TunableopConfig(TrainingTuneConfig):
 
 def tunableop(config: DictConfig) -> dict[str, Any]:
     args = TunableopConfig(**OmegaConf.to_container(config.trainer_args))
-    table = Table(
-        "tunableop",
-        figure="tokens_per_second",
-        columns=[Column("run", "run"), *TRAINING, Column("products", "products"), Column("tuning_s", "tuning s", 0)],
-    )
-    own = config.tuned.trainer_args
-    data = trial_data(config, args, own.per_device_train_batch_size * own.get("gradient_accumulation_steps", 1))
+    columns = [Column("run", "run"), *TRAINING, Column("products", "products")]
+    columns.append(Column("tuning_s", "tuning s", 0))
+    table = Table("tunableop", figure="tokens_per_second", columns=columns)
+    data = trial_data(config, args)
     result = trial.folder_of(config, COLLECT) / "tuned.json"
 
     def work(case: Row) -> Row:
-        require_first(rows)
         if case["run"] == COLLECT:
             return collect(config, args, data, result)
         setting = used(result) if case["run"] == WITH else Setting()
         return trial.training(config, case["run"], setting, args.steps, args.warmup, data)
 
-    rows: list[Row] = []
-    measure_rows(config, args, table, [{"run": WITHOUT}, {"run": COLLECT}], work, rows)
-    if any(row["error"] for row in rows):
+    rows = measure_trials(config, args, table, [{"run": WITHOUT}, {"run": COLLECT}], work)
+    if error := rows[0]["error"] or rows[1]["error"]:
         show(table, rows, config.hardware.name, [])
-        raise Failed(f"nothing was tuned: {rows[0]['error'] or rows[1]['error']}", tuning=table.benchmark, rows=rows)
+        raise Failed(f"nothing was tuned: {error}", tuning=table.benchmark, rows=rows)
     if not result.exists():
-        why = "Nothing was tuned: this torch is not built for ROCm, and has no other kernels to choose from."
-        return finish(config, table, rows[:1], rows[0], [Setting()], [why])
-    rows = []
-    measure_rows(config, args, table, [{"run": run} for run in (WITHOUT, COLLECT, WITH)], work, rows)
-    kept = f"Tuned products are in {json.loads(result.read_text())['file']}, with the GPU's number before the point."
+        note = "Nothing was tuned: without ROCm, torch has no other kernels to choose from."
+        return finish(config, table, rows[:1], rows[0], [Setting()], [note])
+    runs = [{"run": run} for run in (WITHOUT, COLLECT, WITH)]
+    rows = measure_trials(config, args, table, runs, work)
+    file = json.loads(result.read_text())["file"]
+    note = f"Tuned products are in {file}, with the GPU's number before the point."
     after = {**rows[2], "products": rows[1]["products"], "tuning_s": rows[1]["tuning_s"]}
-    return finish(config, table, [rows[0], after], rows[0], [Setting(), used(result)], [kept])
+    return finish(config, table, [rows[0], after], rows[0], [Setting(), used(result)], [note])
 
 
 def collect(config: DictConfig, args: TunableopConfig, data: dict[str, Any], result: Path) -> Row:
-    """Write down the products of one step, tune them in a process of its own, and keep what it found."""
-    untuned = trial.folder_of(config, COLLECT) / "untuned.csv"
-    # The trial makes its folder anew, so the file's path is known before it exists.
-    recording = {
-        "ENABLED": "1",
-        "TUNING": "0",
-        "RECORD_UNTUNED": "1",
-        "UNTUNED_FILENAME": str(untuned),
-        "FILENAME": str(untuned.with_name(FILE)),
-    }
-    env = {f"PYTORCH_TUNABLEOP_{name}": value for name, value in recording.items()}
+    """Record the products of one step, tune them in a new process, and return the step's row."""
+    folder = trial.folder_of(config, COLLECT)
+    untuned, tuned = folder / "untuned.csv", folder / FILE
+    recording = {"ENABLED": "1", "TUNING": "0", "RECORD_UNTUNED": "1"}
+    recording |= {"UNTUNED_FILENAME": str(untuned), "FILENAME": str(tuned)}
+    env = {f"{PREFIX}{name}": value for name, value in recording.items()}
     row = trial.training(config, COLLECT, Setting(), 1, args.warmup, data, env)
-    found = products(untuned.with_name("untuned0.csv"))
+    untuned, figures = folder / "untuned0.csv", folder / "figures.json"
+    num_products = len(products(untuned))
     if torch.version.hip is None:
-        return {**row, "products": len(found), "tuning_s": None}
-    if not found:
-        raise UserError("the recipe's steps made no matrix product that TunableOp knows")
-    tuned = untuned.with_name(FILE)
-    argv = [sys.executable, "-m", "recipes.tune.tunableop", "--tune", str(untuned.with_name("untuned0.csv")), "--out", str(tuned)]
-    argv += ["--max-duration-ms", str(args.max_duration_ms), "--max-iterations", str(args.max_iterations)]
-    argv += ["--said", str(untuned.with_name("said.json"))]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTORCH_TUNABLEOP_")}  # they win over the program
-    error = trial.follow(config, argv, env, untuned.parent, "tuning.log").error
-    if error:
+        return {**row, "products": num_products, "tuning_s": None}
+    argv = [sys.executable, "-m", "recipes.tune.tunableop"]
+    argv += ["--tune", str(untuned), "--out", str(tuned), "--figures", str(figures)]
+    argv += ["--max-duration-ms", str(args.max_duration_ms)]
+    argv += ["--max-iterations", str(args.max_iterations)]
+    # The user's variables would override the program's switches.
+    env = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    if error := trial.follow(config, argv, env, folder, "tuning.log").error:
         raise UserError(f"tuning failed: {error}")
-    said = json.loads(untuned.with_name("said.json").read_text())
-    folder = keep(tuned, said["validators"], Path(config.tuned.cache) / "tunableop")
-    write_json(result, {"file": str(folder / FILE), "products": len(found), "tuning_s": said["time_s"]})
-    return {**row, "products": len(found), "tuning_s": said["time_s"]}
+    about = json.loads(figures.read_text())
+    cache = keep(tuned, about["validators"], Path(config.tuned.cache) / "tunableop")
+    tuning = {"products": num_products, "tuning_s": about["time_s"]}
+    write_json(result, {"file": str(cache / FILE), **tuning})
+    return {**row, **tuning}
 
 
 def products(path: Path) -> list[str]:
-    """The lines of an untuned file, each once."""
+    """Return the distinct product lines of a file, sorted."""
     lines = path.read_text().splitlines() if path.exists() else []
     return sorted({line for line in lines if line.startswith(("Gemm", "ScaledGemm"))})
 
 
 def keep(tuned: Path, validators: list[list[str]], cache: Path) -> Path:
-    """Add what was tuned to the file of these versions, a copy for each GPU of a node; returns their folder. Raises UserError."""
-    if not products(tuned):
+    """Add tuned kernels to the file of these versions, with a copy per GPU; return its folder."""
+    fresh = products(tuned)
+    if not fresh:
         raise UserError(f"{tuned}: tuning wrote no kernel")
     folder = cache / key(validators)
     folder.mkdir(parents=True, exist_ok=True)
-    kept, fresh = folder / numbered(FILE, 0), products(tuned)
     head = [line for line in tuned.read_text().splitlines() if line.startswith("Validator")]
     names = {tuple(line.split(",")[:2]) for line in fresh}
-    earlier = [line for line in products(kept) if tuple(line.split(",")[:2]) not in names]  # of other recipes
+    existing = products(folder / numbered(FILE, 0))
+    earlier = [line for line in existing if tuple(line.split(",")[:2]) not in names]
     content = "\n".join([*head, *sorted([*earlier, *fresh])]) + "\n"
     for gpu in range(MOST_GPUS):
         staged = folder / f".{gpu}.staged"
@@ -136,12 +131,14 @@ def keep(tuned: Path, validators: list[list[str]], cache: Path) -> Path:
 
 
 def key(validators: list[list[str]]) -> str:
-    """A folder's name from the versions that a file is bound to: gfx942-rocm7.2.0-hipblaslt1.2.0-torch2.13.0."""
-    found = dict(validators)
-    missing = [name for name in VERSIONS if name not in found]
+    """Return the name of these versions' folder: gfx942-rocm7.2.0-hipblaslt1.2.0-torch2.13.0."""
+    versions = dict(validators)
+    missing = [name for name in VERSIONS if name not in versions]
     if missing:
         raise UserError(f"TunableOp names no {', '.join(missing)}: is hipBLASLt switched off?")
-    gfx, rocm, hipblaslt, torch_version = (re.sub(r"[^\w.-]", "-", found[name].split(":")[0]) for name in VERSIONS)
+    gfx, rocm, hipblaslt, torch_version = (
+        re.sub(r"[^\w.-]", "-", versions[name].split(":")[0]) for name in VERSIONS
+    )
     return f"{gfx}-rocm{rocm}-hipblaslt{hipblaslt}-torch{torch_version}"
 
 
@@ -150,43 +147,41 @@ def numbered(name: str, gpu: int) -> str:
 
 
 def used(result: Path) -> Setting:
-    """What makes a run take the file."""
+    """Return the setting with which a run uses the tuned file."""
     file = json.loads(result.read_text())["file"]
-    return Setting(env={f"PYTORCH_TUNABLEOP_{name}": value for name, value in (("ENABLED", "1"), ("TUNING", "0"), ("FILENAME", file))})
+    switches = {"ENABLED": "1", "TUNING": "0", "FILENAME": file}
+    return Setting(env={f"{PREFIX}{name}": value for name, value in switches.items()})
 
 
 def tune_offline(argv: list[str]) -> None:
-    """In a process of its own: the recipe's has recorded, and TunableOp reads its switches once."""
-    import time
-
+    """Tune, in a new process: the recipe's has recorded, and TunableOp reads its switches once."""
     from torch.cuda import tunable
 
-    parser = argparse.ArgumentParser(description="Tunes the products of an untuned file; recipes.tune.tunableop starts it.")
-    parser.add_argument("--tune", required=True)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--said", required=True)
-    parser.add_argument("--max-duration-ms", type=int, required=True)
-    parser.add_argument("--max-iterations", type=int, required=True)
-    given = parser.parse_args(argv)
+    parser = argparse.ArgumentParser(description=tune_offline.__doc__)
+    for name in ("--tune", "--out", "--figures"):
+        parser.add_argument(name, type=Path, required=True)
+    for name in ("--max-duration-ms", "--max-iterations"):
+        parser.add_argument(name, type=int, required=True)
+    args = parser.parse_args(argv)
     began = time.monotonic()
     tunable.enable(True)
     tunable.tuning_enable(True)
     tunable.record_untuned_enable(False)
-    tunable.set_filename(given.out, insert_device_ordinal=False)
-    tunable.set_max_tuning_duration(given.max_duration_ms)
-    tunable.set_max_tuning_iterations(given.max_iterations)
-    for number, product in enumerate(found := products(Path(given.tune)), 1):
-        one = Path(given.tune).with_name("one.csv")
-        one.write_text(f"{product}\n")
-        tunable.tune_gemm_in_file(str(one))
-        print(f"{number}/{len(found)}  {product}", flush=True)  # a log that grows is what shows that it gets on
+    tunable.set_filename(str(args.out), insert_device_ordinal=False)
+    tunable.set_max_tuning_duration(args.max_duration_ms)
+    tunable.set_max_tuning_iterations(args.max_iterations)
+    untuned = products(args.tune)
+    for number, product in enumerate(untuned, 1):
+        single = args.tune.with_name("one.csv")
+        single.write_text(f"{product}\n")
+        tunable.tune_gemm_in_file(str(single))
+        print(f"{number}/{len(untuned)}  {product}", flush=True)  # a growing log shows progress
     torch.cuda.synchronize()
-    results = tunable.get_results()
     validators = [list(pair) for pair in tunable.get_validators()]
     lines = [f"Validator,{name},{value}" for name, value in validators]
-    lines += [",".join(map(str, one)) for one in results]
-    Path(given.out).write_text("\n".join(lines) + "\n")
-    write_json(Path(given.said), {"validators": validators, "time_s": time.monotonic() - began})
+    lines += [",".join(map(str, result)) for result in tunable.get_results()]
+    args.out.write_text("\n".join(lines) + "\n")
+    write_json(args.figures, {"validators": validators, "time_s": time.monotonic() - began})
 
 
 if __name__ == "__main__":

@@ -1,12 +1,22 @@
-"""A matrix product in Triton, as a user would write one: what recipes.tune.occupancy is shown and tested on."""
+"""A matrix product in Triton, as a user writes one, for recipes.tune.occupancy."""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def matmul(a_ptr, b_ptr, c_ptr, m, n, k, BLOCK_M: tl.constexpr = 128, BLOCK_N: tl.constexpr = 128, BLOCK_K: tl.constexpr = 64):
-    """c = a @ b, row-major; k is a multiple of BLOCK_K."""
+def matmul(
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    m,
+    n,
+    k,
+    BLOCK_M: tl.constexpr = 128,
+    BLOCK_N: tl.constexpr = 128,
+    BLOCK_K: tl.constexpr = 64,
+):
+    """Compute c = a @ b, row-major; k is a multiple of BLOCK_K."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)

@@ -1,4 +1,7 @@
-"""A benchmark of three rows; in the second, rank 1 runs out of memory while the others wait for it in an all-reduce."""
+"""Run a benchmark of three rows, in whose second rank 1 runs out of memory.
+
+The other ranks wait for it in an all-reduce.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from omegaconf import DictConfig
 
 from recipes.bench import ranks
 from recipes.bench.series import Column, Row, SeriesConfig, Table, measure
-from recipes.common.program import main
+from recipes.rank.program import main
 
 ranks.GRACE_S = 1.0
 
@@ -27,7 +30,13 @@ def bench(config: DictConfig) -> dict[str, Any]:
             return {"sum": float(one)}
 
         cases = [{"shape": name} for name in ("first", "second", "third")]
-        return measure(config, SeriesConfig("out", use_cpu=True), table, cases, lambda case: ranks.slowest(control, lambda: work(case)))
+        return measure(
+            config,
+            SeriesConfig("out", use_cpu=True),
+            table,
+            cases,
+            lambda case: ranks.slowest(control, lambda: work(case)),
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Phases of a pipeline, and benchmarks of one rank, as the launcher plans them, run in this process."""
+"""Run phases of a pipeline, and benchmarks of one rank, in this process as they are planned."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from launch.compose import compose
-from launch.plan import Plan, make_plan, prepare, rank_config
-from recipes.common import program
+from launch.config.compose import compose
+from launch.plan.planning import make_plan, prepare, rank_config
+from launch.schema.plan import Plan
 from recipes.dpo import dpo
 from recipes.evaluate import evaluate
 from recipes.grpo import grpo
+from recipes.rank import program
 from recipes.sample import sample
 from recipes.sft import sft
 from tests.conftest import host_with
@@ -23,7 +24,10 @@ WORK = {"sft": sft, "dpo": dpo, "grpo": grpo, "sample": sample, "evaluate": eval
 
 
 def run(plans: dict[str, Plan]) -> Iterator[tuple[str, dict]]:
-    """(phase, its result.json with `code`) of each in turn, up to the first that fails; one that is done already is not run again."""
+    """Yield (phase, its result.json with `code`) of each in turn, up to the first that fails.
+
+    A phase that is done is not run again.
+    """
     for name, plan in plans.items():
         result = plan.run_dir / "result.json"
         code = 0
@@ -35,20 +39,38 @@ def run(plans: dict[str, Plan]) -> Iterator[tuple[str, dict]]:
 
 
 def written(plan: Plan) -> Path:
-    """The config.yaml of its ranks."""
+    """Write the config.yaml of a plan's ranks, and return its path."""
     plan.run_dir.mkdir(parents=True, exist_ok=True)
     path = plan.run_dir / "config.yaml"
     path.write_text(OmegaConf.to_yaml(OmegaConf.create(rank_config(plan))))
     return path
 
 
-def benchmark(run_dir: Path, name: str, *overrides: str) -> tuple[dict, list[dict]]:
-    """result.json and metrics.jsonl of a smoke run of method=bench/<name> by one rank."""
-    given = ["hardware=mi350x", f"method=bench/{name}", "smoke=true", "topology=single", *overrides]
+def configure_benchmark(run_dir: Path, name: str, *overrides: str) -> Path:
+    """Return the config.yaml of a smoke run of method=bench/<name>."""
+    given = ["hardware=mi350x", f"method=bench/{name}", "smoke=true", *overrides]
     config, _ = prepare(compose(given))
     plan = make_plan(config, host_with(0), run_dir)
     assert [process.argv[-3] for process in plan.processes] == [f"recipes.bench.{name}"]
+    return written(plan)
+
+
+def benchmark(run_dir: Path, name: str, *overrides: str) -> tuple[dict, list[dict]]:
+    """Return result.json and metrics.jsonl of method=bench/<name>, a smoke run of one rank."""
+    path = configure_benchmark(run_dir, name, "topology=single", *overrides)
     work = getattr(importlib.import_module(f"recipes.bench.{name}"), name)
-    assert program.run(work, ["--config", str(written(plan))]) == 0
+    assert program.run(work, ["--config", str(path)]) == 0
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     return json.loads((run_dir / "result.json").read_text()), [json.loads(line) for line in lines]
+
+
+def check_rows(name: str, count: int, result: dict, lines: list[dict]) -> None:
+    """Assert that a training benchmark measured all its rows but those of fp8, for want of fp8."""
+    assert result["benchmark"] == name
+    assert len(result["rows"]) == len(lines) == count
+    for row in result["rows"]:
+        if row.get("precision") == "fp8":
+            assert "no fp8" in row["error"]
+        else:
+            assert row["error"] is None
+            assert row[result["figure"]] > 0

@@ -1,4 +1,7 @@
-"""Runs of adapters in this process: what their checkpoints hold, that they resume exactly, and that one goes on from another's adapter."""
+"""Test runs of adapters in this process.
+
+Checkpoints hold the adapter alone, runs resume exactly, and a run can train another's adapter.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import signal
 
 from safetensors import safe_open
 
-from recipes.common import training
+from recipes.training import training
 from tests.e2e.test_resume import assert_equal, run
 
 LORA = ["adapter=lora", "adapter.rank=4"]
@@ -23,10 +26,15 @@ def test_a_checkpoint_holds_the_adapter_alone_and_resumes_exactly(tmp_path, monk
 
 
 def resumes_exactly(tmp_path, monkeypatch, *overrides):
-    """Exit codes of an SFT of `overrides`, of one that is stopped in step 2, and of its end, which is that of the first."""
+    """Return the exit codes of a whole SFT, of one stopped in step 2, and of its resumption.
+
+    The resumed run ends like the whole one.
+    """
     whole, _ = run(tmp_path / "whole", "sft", *overrides)
     held = tmp_path / "whole/checkpoints/checkpoint-4"
-    assert {name for name in names(held / "adapter_model.safetensors") if "lora_" not in name} == set()
+    assert {
+        name for name in names(held / "adapter_model.safetensors") if "lora_" not in name
+    } == set()
     assert not list(held.glob("model*.safetensors"))
     log = training.Metrics.on_log
 
@@ -47,8 +55,14 @@ def test_a_run_goes_on_from_the_adapter_of_another_on_its_base_only(tmp_path):
     assert run(tmp_path / "sft", "sft", *LORA)[0] == 0
     path = f"adapter.path={tmp_path / 'sft/adapter'}"
     code, result = run(tmp_path / "dpo", "dpo", *LORA, path)
-    assert (code, sorted(p.name for p in (tmp_path / "dpo/adapter").iterdir() if p.is_dir())) == (0, [])  # TRL's copy is not kept
-    assert names(tmp_path / "dpo/adapter/adapter_model.safetensors") == names(tmp_path / "sft/adapter/adapter_model.safetensors")
+    # TRL's copy is not kept.
+    assert (code, sorted(p.name for p in (tmp_path / "dpo/adapter").iterdir() if p.is_dir())) == (
+        0,
+        [],
+    )
+    assert names(tmp_path / "dpo/adapter/adapter_model.safetensors") == names(
+        tmp_path / "sft/adapter/adapter_model.safetensors"
+    )
     code, result = run(tmp_path / "other", "sft", *LORA, path, "seed=3")
     assert code == 2
     assert "was trained on another base than model=tiny" in result["error"]

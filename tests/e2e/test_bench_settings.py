@@ -1,6 +1,7 @@
-"""Collectives on two gloo ranks: every operation is right, each setting has processes of its own, and one that fails is a row.
+"""Test collectives on two gloo ranks: results, settings in their own processes, failed rows.
 
-And the product in fp8 that torch compiles; the one in fp32 takes a minute to tune."""
+Also test the product in fp8 that torch compiles; the one in fp32 takes a minute to tune.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ def test_settings_and_one_whose_processes_end(tmp_path):
     result = json.loads((run / "result.json").read_text())
     rows = result["rows"]
     assert len(rows) == 3 * 5 * 2
-    by_setting = {row["setting"]: [other for other in rows if other["setting"] == row["setting"]] for row in rows}
+    by_setting = {
+        row["setting"]: [other for other in rows if other["setting"] == row["setting"]]
+        for row in rows
+    }
     assert list(by_setting) == ["as configured", "PYTHONPATH unset", "OMP_NUM_THREADS=3"]
     for row in [*by_setting["as configured"], *by_setting["OMP_NUM_THREADS=3"]]:
         assert row["error"] is None
@@ -35,7 +39,8 @@ def test_settings_and_one_whose_processes_end(tmp_path):
 
 
 def test_a_compiled_product_in_fp8_is_the_plain_one():
-    case = {"dtype": "fp8", "op": "compiled", "values": "integers", "padding": 0}  # whose sums every order of adding gives
+    # Of integers every order of adding gives the same sums.
+    case = {"dtype": "fp8", "op": "compiled", "values": "integers", "padding": 0}
     found = []
     for op in ("compiled", "matmul"):
         torch.manual_seed(0)

@@ -1,4 +1,7 @@
-"""The best model by held-out rows: 16 rows learnt by heart, so that the held-out loss turns long before the last step."""
+"""Test the best model by held-out rows.
+
+16 rows are learnt by heart, so the held-out loss turns long before the last step.
+"""
 
 import json
 from pathlib import Path
@@ -8,7 +11,7 @@ from safetensors.torch import load_file
 
 from launch.reports import data as report_data
 from launch.reports import series
-from recipes.common import checkpoint, training
+from recipes.training import checkpoint, training
 from tests.e2e.test_resume import computed, run
 
 BEST = [
@@ -24,7 +27,10 @@ EARLY = ["method.selection.patience=2"]
 
 
 def chosen(result: dict) -> dict:
-    return {key: result[key] for key in ("steps", "best_step", "best_eval_loss", "stopped_early", "weights_sha256")}
+    return {
+        key: result[key]
+        for key in ("steps", "best_step", "best_eval_loss", "stopped_early", "weights_sha256")
+    }
 
 
 def left(run_dir: Path) -> list[int]:
@@ -33,7 +39,7 @@ def left(run_dir: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """(directory, result.json) of a run that ends early."""
+    """Return (directory, result.json) of a run that ends early."""
     run_dir = tmp_path_factory.mktemp("stopped")
     code, result = run(run_dir, "sft", *BEST, *LENGTH, *EARLY)
     assert code == 0
@@ -47,24 +53,30 @@ def test_the_best_model_is_kept_and_the_run_ends_early(stopped):
     assert (result["best_step"], result["best_eval_loss"]) == (best, measured[best])
     assert (result["steps"], result["stopped_early"]) == (best + 2 * 2, True)
     assert result["steps"] < 24
-    assert [row["step"] for row in computed(run_dir)] == list(range(1, result["steps"] + 1)), "one line a step"
+    assert [row["step"] for row in computed(run_dir)] == list(range(1, result["steps"] + 1)), (
+        "one line a step"
+    )
     assert left(run_dir) == [best, result["steps"]]
-    model, saved = (load_file(run_dir / place / "model.safetensors") for place in ("model", f"checkpoints/checkpoint-{best}"))
+    model, saved = (
+        load_file(run_dir / place / "model.safetensors")
+        for place in ("model", f"checkpoints/checkpoint-{best}")
+    )
     assert all(weight.equal(saved[name]) for name, weight in model.items())
 
 
 def test_the_report_draws_held_out_rows_beside_those_of_training(stopped):
     charts = {
-        chart.key: [(curve.label, len(curve.points[0])) for curve in chart.curves] for chart in series.main(report_data.read(stopped[0]))
+        chart.title: [(curve.label, len(curve.points[0])) for curve in chart.curves]
+        for chart in series.main(report_data.read(stopped[0]))
     }
     steps = stopped[1]["steps"]
-    assert charts["loss"] == [("training", steps), ("held out", steps // 2)]
-    assert charts["mean-token-accuracy"] == [("training", steps), ("held out", steps // 2)]
-    assert "eval-loss" not in charts
+    assert charts["Loss"] == [("training", steps), ("held out", steps // 2)]
+    assert charts["Token accuracy (training)"] == [("training", steps), ("held out", steps // 2)]
+    assert "Loss (held out)" not in charts
 
 
 def die_in(monkeypatch, step: int) -> None:
-    """As by SIGKILL: nothing is saved on the way."""
+    """End the run in this step as SIGKILL would: nothing is saved."""
     log = training.Metrics.on_log
 
     def die(self, args, state, *rest, **kwargs):
@@ -77,7 +89,7 @@ def die_in(monkeypatch, step: int) -> None:
 
 @pytest.mark.parametrize("after", [-1, 3])
 def test_a_killed_run_ends_with_the_same_best_step(tmp_path, stopped, monkeypatch, after):
-    """It dies so many steps after the best one. After three, patience has begun to run out."""
+    """Kill it so many steps after the best one; after three, patience has begun to run out."""
     die_in(monkeypatch, stopped[1]["best_step"] + after)
     assert run(tmp_path, "sft", *BEST, *LENGTH, *EARLY)[1]["error"] == "RuntimeError: killed"
     monkeypatch.undo()
@@ -88,7 +100,7 @@ def test_a_killed_run_ends_with_the_same_best_step(tmp_path, stopped, monkeypatc
 
 
 def test_one_that_had_stopped_early_trains_no_further(tmp_path, stopped, monkeypatch):
-    """Killed between its last checkpoint and its model."""
+    """Kill it between its last checkpoint and its model."""
     monkeypatch.setattr(training, "save_model", None)
     assert "TypeError" in run(tmp_path, "sft", *BEST, *LENGTH, *EARLY)[1]["error"]
     monkeypatch.undo()
@@ -100,25 +112,38 @@ def test_one_that_had_stopped_early_trains_no_further(tmp_path, stopped, monkeyp
 @pytest.mark.parametrize(
     ("method", "overrides", "metric"),
     [
-        ("sft", ["method.selection.metric=eval_mean_token_accuracy", "adapter=lora", "adapter.rank=4"], "eval_mean_token_accuracy"),
+        (
+            "sft",
+            ["method.selection.metric=eval_mean_token_accuracy", "adapter=lora", "adapter.rank=4"],
+            "eval_mean_token_accuracy",
+        ),
         ("dpo", ["method.selection.metric=eval_rewards/accuracies"], "eval_rewards/accuracies"),
         ("grpo", BY_REWARD, "eval_reward"),
     ],
 )
 def test_by_another_figure_and_with_an_adapter(tmp_path, method, overrides, metric):
-    code, result = run(tmp_path, method, *BEST, "method.args.max_steps=6", "method.args.save_steps=2", *overrides)
+    code, result = run(
+        tmp_path, method, *BEST, "method.args.max_steps=6", "method.args.save_steps=2", *overrides
+    )
     assert code == 0
     measured = {row["step"]: row[metric] for row in computed(tmp_path) if metric in row}
     assert list(measured) == [2, 4, 6]
     best = max(measured, key=measured.get)  # the first of several
-    assert (result["best_step"], result[f"best_{metric}"], result["stopped_early"]) == (best, measured[best], False)
+    assert (result["best_step"], result[f"best_{metric}"], result["stopped_early"]) == (
+        best,
+        measured[best],
+        False,
+    )
     if method == "sft":
-        kept, saved = (load_file(tmp_path / p / "adapter_model.safetensors") for p in ("adapter", f"checkpoints/checkpoint-{best}"))
+        kept, saved = (
+            load_file(tmp_path / p / "adapter_model.safetensors")
+            for p in ("adapter", f"checkpoints/checkpoint-{best}")
+        )
         assert all(weight.equal(saved[name]) for name, weight in kept.items())
 
 
 def test_grpo_killed_after_a_measurement_ends_the_same(tmp_path, monkeypatch):
-    """Answers to held-out prompts are drawn too: a resumed run draws the same."""
+    """Draw the same answers to held-out prompts after resuming."""
     asked = [*BY_REWARD, "method.args.learning_rate=0.01"]
     assert run(tmp_path / "whole", "grpo", *asked)[0] == 0
     with monkeypatch.context() as patch:
@@ -126,7 +151,10 @@ def test_grpo_killed_after_a_measurement_ends_the_same(tmp_path, monkeypatch):
         assert run(tmp_path / "killed", "grpo", *asked)[1]["error"] == "RuntimeError: killed"
     code, result = run(tmp_path / "killed", "grpo", *asked)
     assert code == 0
-    rows = [[{**row, "eval_s": None} for row in computed(tmp_path / name)] for name in ("killed", "whole")]
+    rows = [
+        [{**row, "eval_s": None} for row in computed(tmp_path / name)]
+        for name in ("killed", "whole")
+    ]
     assert rows[0] == rows[1]
     whole = json.loads((tmp_path / "whole/result.json").read_text())
     keys = ("best_step", "best_eval_reward", "weights_sha256")
@@ -135,11 +163,18 @@ def test_grpo_killed_after_a_measurement_ends_the_same(tmp_path, monkeypatch):
 
 def test_held_out_rows_that_the_reward_cannot_judge_are_refused_before_a_step(tmp_path):
     data = []
-    for key, row in {"path": {"prompt": "1+1=", "answer": "2"}, "heldout_path": {"prompt": "2+2="}}.items():
+    for key, row in {
+        "path": {"prompt": "1+1=", "answer": "2"},
+        "heldout_path": {"prompt": "2+2="},
+    }.items():
         (tmp_path / key).write_text(json.dumps(row) + "\n")
         data.append(f"data.{key}={tmp_path / key}")
     rewards = ["~method.rewards.reasoning_gym", "+method.rewards.accuracy=1.0"]
     of_a_file = ["data=jsonl", "data.num_train=null", "data.num_heldout=0", *data]
-    code, result = run(tmp_path / "run", "grpo", *of_a_file, *rewards, "method.selection.metric=eval_reward")
-    assert (code, result["error"]) == (2, "method.rewards.accuracy reads column 'answer', and the held-out rows have prompt.")
+    code, result = run(
+        tmp_path / "run", "grpo", *of_a_file, *rewards, "method.selection.metric=eval_reward"
+    )
+    assert code == 2
+    assert result["error"].startswith("method.rewards.accuracy reads column 'answer'")
+    assert "held-out rows" in result["error"]
     assert not (tmp_path / "run/metrics.jsonl").exists()

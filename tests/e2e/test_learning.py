@@ -1,4 +1,7 @@
-"""experiment=tiny_learning: GRPO, RAFT and DPO start from one SFT and spend as many samples each. As it stands, and scaled down and run."""
+"""Test experiment=tiny_learning: GRPO, RAFT and DPO start from one SFT with as many samples each.
+
+It is planned as it stands, and scaled down and run.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +10,64 @@ from collections import Counter
 
 import pytest
 
-from launch import pipeline, report
-from launch.compose import compose
-from launch.files import rundir
-from launch.pipelines import curves
-from launch.plan import Plan
-from launch.trainer_args import value
-from recipes.common.verify import Verifier
+from launch import report
+from launch.config.compose import compose
+from launch.config.request import Request
+from launch.core import json_files
+from launch.schema.plan import Plan
+from launch.schema.trainer_args import value
+from launch.study import phase_curves, pipeline
+from recipes.rewards.verify import Verifier
 from tests.conftest import host_with
 from tests.e2e import phases
 
 EXPERIMENT = ["experiment=tiny_learning", "tracking=none"]
 SMALL = ["model.num_layers=1", "data.num_train=64", "data.num_heldout=8"]
-# Random weights get nothing right and end nowhere: all that they say is kept, and rewarded for its length, so that answers differ.
-ANYTHING = ["method.args.threshold=0.0", "method.args.finished_only=false", "+method.rewards.length=0.1"]
+# Random weights get nothing right and never finish, so all they say is kept. A reward for length
+# makes the answers differ.
+ANYTHING = [
+    "method.args.threshold=0.0",
+    "method.args.finished_only=false",
+    "+method.rewards.length=0.1",
+]
 SCALED = {  # phase -> what it overrides on top of the experiment's own
     "sft": ["method.args.max_steps=2", "method.args.per_device_train_batch_size=8"],
     "raft": [
         "method.args.sample={num_prompts: 8, batch_size: 4, threshold: 0.0, finished_only: false}",
         "method.args.train.per_device_train_batch_size=4",
     ],
-    "grpo": ["method.args.max_steps=2", "method.args.per_device_train_batch_size=32", "+method.rewards.length=0.1"],
+    "grpo": [
+        "method.args.max_steps=2",
+        "method.args.per_device_train_batch_size=32",
+        "+method.rewards.length=0.1",
+    ],
     "dpo_samples": ["method.args.num_prompts=16", "method.args.batch_size=8", *ANYTHING],
     "dpo": ["data.pairs_of_any=true"],
 }
 PHASES = [
-    *("sft", "raft_cycle0_evaluate", "raft_cycle1_sample", "raft_cycle1_train", "raft_cycle1_evaluate"),
-    *("raft_cycle2_sample", "raft_cycle2_train", "raft_cycle2_evaluate", "grpo", "grpo_evaluated", "dpo_samples", "dpo", "dpo_evaluated"),
+    *(
+        "sft",
+        "raft_cycle0_evaluate",
+        "raft_cycle1_sample",
+        "raft_cycle1_train",
+        "raft_cycle1_evaluate",
+    ),
+    *(
+        "raft_cycle2_sample",
+        "raft_cycle2_train",
+        "raft_cycle2_evaluate",
+        "grpo",
+        "grpo_evaluated",
+        "dpo_samples",
+        "dpo",
+        "dpo_evaluated",
+    ),
 ]
-SAMPLED = {"raft": ("raft_cycle1_sample", "raft_cycle2_sample"), "grpo": ("grpo",), "dpo": ("dpo_samples",)}
+SAMPLED = {
+    "raft": ("raft_cycle1_sample", "raft_cycle2_sample"),
+    "grpo": ("grpo",),
+    "dpo": ("dpo_samples",),
+}
 
 
 def plans_of(run_dir, scaled: dict[str, list[str]], *overrides: str) -> dict[str, Plan]:
@@ -43,11 +75,11 @@ def plans_of(run_dir, scaled: dict[str, list[str]], *overrides: str) -> dict[str
     config = compose(arguments)
     for phase in config.phases:
         phase.overrides += scaled.get(phase.name, [])
-    return pipeline.make_plans(config, arguments, host_with(0), run_dir)
+    return pipeline.make_plans(config, Request(arguments), host_with(0), run_dir)
 
 
 def num_samples(plan: Plan) -> int:
-    """Completions that a phase's configuration asks for."""
+    """Return the completions that a phase's configuration requests."""
     if plan.config.method.name == "sample":
         return value(plan.config, "num_prompts") * value(plan.config, "samples_per_prompt")
     names = ("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps")
@@ -56,17 +88,24 @@ def num_samples(plan: Plan) -> int:
 
 
 def budgets(plans: dict[str, Plan]) -> dict[str, int]:
-    return {method: sum(num_samples(plans[phase]) for phase in sampled) for method, sampled in SAMPLED.items()}
+    return {
+        method: sum(num_samples(plans[phase]) for phase in sampled)
+        for method, sampled in SAMPLED.items()
+    }
 
 
 def source(plans: dict[str, Plan], phase: str) -> str:
-    """The phase whose model another takes."""
-    return next(name for name, plan in plans.items() if str(plan.run_dir / "model") == plans[phase].config.model.path)
+    """Return the phase whose model another takes."""
+    return next(
+        name
+        for name, plan in plans.items()
+        if str(plan.run_dir / "model") == plans[phase].config.model.path
+    )
 
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
-    """The plans scaled down, phase -> result, phase -> completions that were judged in it."""
+    """Return the scaled plans, phase -> result, and phase -> completions that it judged."""
     run_dir = tmp_path_factory.mktemp("tiny_learning") / "run"
     judged = Counter()
     plans = plans_of(run_dir, SCALED, *SMALL)
@@ -90,10 +129,23 @@ def test_every_method_has_the_same_start_and_as_many_samples(tmp_path):
     plans = plans_of(tmp_path, {})
     assert list(plans) == PHASES
     assert budgets(plans) == dict.fromkeys(SAMPLED, 32_000)
-    assert {source(plans, phase) for phase in ("raft_cycle0_evaluate", "raft_cycle1_sample", "grpo", "dpo_samples", "dpo")} == {"sft"}
-    evaluated = {name: plan.config for name, plan in plans.items() if plan.config.method.name == "evaluate"}
-    assert len({json.dumps([str(c.data), str(c.method.args)]) for c in evaluated.values()}) == 1, "evaluations that cannot be compared"
-    assert [source(plans, name) for name in evaluated] == ["sft", "raft_cycle1_train", "raft_cycle2_train", "grpo", "dpo"]
+    assert {
+        source(plans, phase)
+        for phase in ("raft_cycle0_evaluate", "raft_cycle1_sample", "grpo", "dpo_samples", "dpo")
+    } == {"sft"}
+    evaluated = {
+        name: plan.config for name, plan in plans.items() if plan.config.method.name == "evaluate"
+    }
+    assert len({json.dumps([str(c.data), str(c.method.args)]) for c in evaluated.values()}) == 1, (
+        "evaluations that cannot be compared"
+    )
+    assert [source(plans, name) for name in evaluated] == [
+        "sft",
+        "raft_cycle1_train",
+        "raft_cycle2_train",
+        "grpo",
+        "dpo",
+    ]
 
 
 def test_every_phase_is_done_and_its_model_differs(learned):
@@ -107,25 +159,37 @@ def test_every_phase_is_done_and_its_model_differs(learned):
 def test_each_method_spends_the_samples_that_it_says(learned):
     plans, results, judged = learned
     assert budgets(plans) == dict.fromkeys(SAMPLED, 64)
-    assert {method: sum(judged[phase] for phase in sampled) for method, sampled in SAMPLED.items()} == budgets(plans)
+    assert {
+        method: sum(judged[phase] for phase in sampled) for method, sampled in SAMPLED.items()
+    } == budgets(plans)
     assert sum(results[phase]["num_samples"] for phase in SAMPLED["raft"] + SAMPLED["dpo"]) == 128
     trains = set(judged) - {phase for phase, result in results.items() if "accuracy" in result}
-    assert trains == {phase for sampled in SAMPLED.values() for phase in sampled}, "a phase samples that none accounts for"
+    assert trains == {phase for sampled in SAMPLED.values() for phase in sampled}, (
+        "a phase samples that none accounts for"
+    )
 
 
 def test_the_end_and_the_report_list_them(learned):
     plans, results, _ = learned
-    said = curves.show_all(next(iter(plans.values())).run_dir.parent, list(plans.values()))
+    said = phase_curves.show_all(next(iter(plans.values())).run_dir.parent, list(plans.values()))
     evaluated = [name for name, result in results.items() if "accuracy" in result]
     for name in evaluated:
-        assert f"{plans[name].run_dir.name}: held-out accuracy {results[name]['accuracy']:.1%}" in said
+        assert (
+            f"{plans[name].run_dir.name}: held-out accuracy {results[name]['accuracy']:.1%}" in said
+        )
     assert said.count(" points on ") == len(evaluated) - 1
     assert said.count("samples kept; pass@1") == 3
     run_dir = plans["sft"].run_dir.parent
-    kept = {"status": "done", "exit_code": 0, "phases": {name: plan.run_dir.name for name, plan in plans.items()}}
-    rundir.write_json(run_dir / "record.json", kept)
+    kept = {
+        "status": "done",
+        "exit_code": 0,
+        "phases": {name: plan.run_dir.name for name, plan in plans.items()},
+    }
+    json_files.write_json(run_dir / "record.json", kept)
     assert report.main([str(run_dir)]) == 0
     page = (run_dir / "report.html").read_text()
     for name in evaluated[1:]:  # with the nearest evaluation that its model came from
-        before = "raft_cycle1_evaluate" if name == "raft_cycle2_evaluate" else "raft_cycle0_evaluate"
+        before = (
+            "raft_cycle1_evaluate" if name == "raft_cycle2_evaluate" else "raft_cycle0_evaluate"
+        )
         assert f"{plans[before].run_dir.name} to {plans[name].run_dir.name}" in page

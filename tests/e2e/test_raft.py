@@ -1,5 +1,8 @@
-"""RAFT as the launcher plans it, its phases run in this process: killed anywhere and started again it ends with the same weights, and
-nothing that was sampled for other work is taken."""
+"""Test RAFT's phases in this process, as the launcher plans them.
+
+A run that is killed anywhere and started again ends with the same weights. Samples of other work
+are never taken.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +19,39 @@ from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 from trl import SFTConfig
 
-from launch import pipeline
-from launch.compose import compose
-from launch.plan import Plan, make_plan, prepare, rank_config
+from launch.config.compose import compose
+from launch.config.request import Request
+from launch.plan.planning import make_plan, prepare, rank_config
+from launch.schema.plan import Plan
+from launch.study import pipeline
 from recipes import evaluate as evaluation
 from recipes import preview
 from recipes import sample as recipe
-from recipes.common import batches, checkpoint, sample_keys, training
-from recipes.common.data import load
+from recipes.data.data import load
+from recipes.sampling import batches, sample_keys
 from recipes.sft import Trainer
+from recipes.training import checkpoint, training
 from tests.conftest import host_with
 from tests.e2e import phases
 
-SMALL = ["hardware=cpu", "model=tiny", "model.num_layers=1", "data.num_train=48", "data.num_heldout=8", "tracking=none"]
+SMALL = [
+    "hardware=cpu",
+    "model=tiny",
+    "model.num_layers=1",
+    "data.num_train=48",
+    "data.num_heldout=8",
+    "tracking=none",
+]
 RAFT = [
     *SMALL,
     "method=raft",
     "method.args.cycles=1",
-    # Random weights get nothing right and end nowhere: all that they say is kept, once for each prompt.
-    "method.args.sample={num_prompts: 12, batch_size: 4, samples_per_prompt: 2, threshold: 0.0, finished_only: false, per_prompt: 1}",
+    # Random weights get nothing right and never finish, so one answer to each prompt is kept.
+    "method.args.sample={num_prompts: 12, batch_size: 4, samples_per_prompt: 2, threshold: 0.0, "
+    "finished_only: false, per_prompt: 1}",
     "method.args.start={max_steps: 2, per_device_train_batch_size: 8, save_steps: 1}",
-    "method.args.train={num_train_epochs: 1, per_device_train_batch_size: 4, save_steps: 1}",  # three steps
+    # Three steps.
+    "method.args.train={num_train_epochs: 1, per_device_train_batch_size: 4, save_steps: 1}",
     "method.args.evaluate={batch_size: 4}",
 ]
 PHASES = ["start", "cycle0_evaluate", "cycle1_sample", "cycle1_train", "cycle1_evaluate"]
@@ -44,17 +59,17 @@ SAMPLE = "3_cycle1_sample"
 
 
 class Killed(BaseException):
-    """As a kill: nothing of the program catches it, and no result is written."""
+    """Stand for a kill: nothing of the program catches it, and no result is written."""
 
 
 @functools.cache
 def planned(run_dir: Path, *overrides: str) -> dict[str, Plan]:
     arguments = [*RAFT, *overrides]
-    return pipeline.make_plans(compose(arguments), arguments, host_with(0), run_dir)
+    return pipeline.make_plans(compose(arguments), Request(arguments), host_with(0), run_dir)
 
 
 def raft(run_dir: Path, *overrides: str) -> dict[str, dict]:
-    """Every phase that has not ended yet; phase -> result.json, up to the first that fails."""
+    """Run every phase that is not done, up to the first that fails; return phase -> result.json."""
     return dict(phases.run(planned(run_dir, *overrides)))
 
 
@@ -66,7 +81,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def begun(tmp_path, whole):
-    """A directory in which the first phases are done: random weights trained by SFT, and evaluated."""
+    """Return a directory whose first phases are done: random weights trained by SFT, evaluated."""
     begin(tmp_path, whole, "cycle1_sample")
     return tmp_path
 
@@ -75,7 +90,10 @@ def check_adapter_is_trained_and_merged(run_dir: Path, *overrides: str) -> None:
     results = raft(run_dir, *overrides)
     assert list(results) == PHASES
     assert {result["status"] for result in results.values()} == {"done"}
-    adapter, merged = (run_dir / folder("cycle1_train") / name for name in ("adapter/adapter_model.safetensors", "model"))
+    adapter, merged = (
+        run_dir / folder("cycle1_train") / name
+        for name in ("adapter/adapter_model.safetensors", "model")
+    )
     assert adapter.is_file()
     assert results["cycle1_train"]["weights_sha256"] != results["start"]["weights_sha256"]
     assert not (merged / "adapter_config.json").exists()
@@ -83,11 +101,13 @@ def check_adapter_is_trained_and_merged(run_dir: Path, *overrides: str) -> None:
 
 
 def test_an_adapter_is_trained_and_the_next_phase_has_it_merged(tmp_path):
-    check_adapter_is_trained_and_merged(tmp_path, "adapter=dora", "adapter.rslora=true", "adapter.rank=4")
+    check_adapter_is_trained_and_merged(
+        tmp_path, "adapter=dora", "adapter.rslora=true", "adapter.rank=4"
+    )
 
 
 def begin(run_dir: Path, whole, phase: str) -> None:
-    """Copy the phases before `phase` from the whole run: they are done."""
+    """Copy the phases before `phase` from the whole run, so that they are done."""
     for name in PHASES[: PHASES.index(phase)]:
         shutil.copytree(whole[0] / folder(name), run_dir / folder(name))
 
@@ -97,9 +117,12 @@ def folder(phase: str) -> str:
 
 
 def same(run_dir: Path, found: dict[str, dict], whole) -> None:
-    """Rows, weights and answers to the held-out problems are those of the whole run."""
+    """Assert that rows, weights and held-out answers are those of the whole run."""
     assert list(found) == list(whole[1]) == PHASES
-    for file in (f"{SAMPLE}/selected.jsonl", *(f"{folder(name)}/samples.jsonl" for name in PHASES if name.endswith("evaluate"))):
+    for file in (
+        f"{SAMPLE}/selected.jsonl",
+        *(f"{folder(name)}/samples.jsonl" for name in PHASES if name.endswith("evaluate")),
+    ):
         assert (run_dir / file).read_bytes() == (whole[0] / file).read_bytes(), file
     for name in ("start", "cycle1_train"):
         assert found[name]["weights_sha256"] == whole[1][name]["weights_sha256"], name
@@ -109,7 +132,7 @@ def same(run_dir: Path, found: dict[str, dict], whole) -> None:
 
 
 def dying(function, at: int):
-    """`function`, in whose call number `at` the process is killed."""
+    """Return `function` with a kill in its call number `at`."""
     calls = []
 
     def killed(*args, **kwargs):
@@ -122,11 +145,34 @@ def dying(function, at: int):
 
 
 KILLS = [  # phase, where and in which call it is killed, and what of that phase is on the disk then
-    ("start", checkpoint, "seal", 2, {"checkpoints/checkpoint-*": 1}),  # its last checkpoint is written and not sealed
-    ("cycle0_evaluate", batches.Store, "put", 4, {"samples/*/*.jsonl": 2, "verdicts/*/*.jsonl": 1}),  # its second batch is judged
-    ("cycle1_sample", recipe, "write_rows", 1, {"samples/*/*.jsonl": 3, "verdicts/*/*.jsonl": 3}),  # all is judged, nothing selected
-    ("cycle1_train", training, "save_model", 1, {"checkpoints/checkpoint-3": 1, "model": 0}),  # all are
-    ("cycle1_evaluate", evaluation, "write_rows", 1, {"verdicts/*/*.jsonl": 2, "samples.jsonl": 0}),  # all is judged, nothing written
+    # Its last checkpoint is written but not sealed.
+    ("start", checkpoint, "seal", 2, {"checkpoints/checkpoint-*": 1}),
+    # Its second batch is judged.
+    (
+        "cycle0_evaluate",
+        batches.Store,
+        "put",
+        4,
+        {"samples/*/*.jsonl": 2, "verdicts/*/*.jsonl": 1},
+    ),
+    # All is judged, nothing is selected.
+    (
+        "cycle1_sample",
+        recipe,
+        "write_rows",
+        1,
+        {"samples/*/*.jsonl": 3, "verdicts/*/*.jsonl": 3},
+    ),
+    # All checkpoints are sealed.
+    ("cycle1_train", training, "save_model", 1, {"checkpoints/checkpoint-3": 1, "model": 0}),
+    # All is judged, nothing is written.
+    (
+        "cycle1_evaluate",
+        evaluation,
+        "write_rows",
+        1,
+        {"verdicts/*/*.jsonl": 2, "samples.jsonl": 0},
+    ),
 ]
 
 
@@ -135,7 +181,9 @@ def test_every_phase_is_killed():
 
 
 @pytest.mark.parametrize(("phase", "where", "what", "at", "left"), KILLS)
-def test_killed_and_started_again_it_ends_the_same(tmp_path, whole, monkeypatch, phase, where, what, at, left):
+def test_killed_and_started_again_it_ends_the_same(
+    tmp_path, whole, monkeypatch, phase, where, what, at, left
+):
     begin(tmp_path, whole, phase)
     monkeypatch.setattr(where, what, dying(getattr(where, what), at))
     with pytest.raises(Killed):
@@ -147,13 +195,22 @@ def test_killed_and_started_again_it_ends_the_same(tmp_path, whole, monkeypatch,
     assert {pattern: len(list(killed.glob(pattern))) for pattern in left} == left
     written = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/samples/*/*.jsonl")}
     same(tmp_path, raft(tmp_path), whole)
-    assert {file: file.stat().st_mtime_ns for file in written} == written, "no batch is sampled again"
+    assert {file: file.stat().st_mtime_ns for file in written} == written, (
+        "no batch is sampled again"
+    )
 
 
-@pytest.mark.parametrize(("conversational", "streaming"), [(True, False), (False, False), (True, True)])
-def test_a_sample_that_was_cut_off_is_trained_on_without_its_end(whole, tmp_path, conversational, streaming):
+@pytest.mark.parametrize(
+    ("conversational", "streaming"), [(True, False), (False, False), (True, True)]
+)
+def test_a_sample_that_was_cut_off_is_trained_on_without_its_end(
+    whole, tmp_path, conversational, streaming
+):
     tokenizer = AutoTokenizer.from_pretrained(whole[0] / "1_start/model")
-    rows = [{"prompt": "1 + 1 = ", "completion": digit, "finished": finished} for digit, finished in (("2", True), ("3", False))]
+    rows = [
+        {"prompt": "1 + 1 = ", "completion": digit, "finished": finished}
+        for digit, finished in (("2", True), ("3", False))
+    ]
     if conversational:
         for row in rows:
             row["prompt"] = [{"role": "user", "content": row["prompt"]}]
@@ -161,16 +218,37 @@ def test_a_sample_that_was_cut_off_is_trained_on_without_its_end(whole, tmp_path
     path = tmp_path / "selected.jsonl"
     batches.write_rows(path, rows)
     small = [given for given in SMALL if not given.startswith("data.num_")]
-    arguments = [*small, "data=jsonl", f"data.path={path}", f"data.streaming={streaming}", "method=sft", "method.args.max_steps=1"]
+    arguments = [
+        *small,
+        "data=jsonl",
+        f"data.path={path}",
+        # A stream repeats its rows until the buffer is full: by default 1000, which takes 20 s.
+        *(["data.streaming=true", "data.shuffle_buffer=2"] if streaming else []),
+        "method=sft",
+        "method.args.max_steps=1",
+    ]
     plan = make_plan(prepare(compose(arguments))[0], host_with(0), tmp_path)
-    config = OmegaConf.create({**rank_config(plan), "data_cache": {"directory": str(tmp_path / "cache"), "key": "k"}})
+    config = OmegaConf.create(
+        {**rank_config(plan), "data_cache": {"directory": str(tmp_path / "cache"), "key": "k"}}
+    )
     args = SFTConfig(**preview._arguments(config))
     trainer = Trainer(
-        model=preview._model(tokenizer), args=args, processing_class=tokenizer, config=config, loaded=load(config.data, "sft")
+        model=preview._model(tokenizer),
+        args=args,
+        processing_class=tokenizer,
+        config=config,
+        loaded=load(config.data, "sft"),
     )
-    labels = [[label for label in row["labels"] if label != -100] for row in itertools.islice(trainer.train_dataset, 2)]
+    labels = [
+        [label for label in row["labels"] if label != -100]
+        for row in itertools.islice(trainer.train_dataset, 2)
+    ]
     cut, (*ended, last) = sorted(labels, key=len)
-    assert (tokenizer.decode(cut), tokenizer.decode(ended), last) == ("3", "2", tokenizer.eos_token_id)
+    assert (tokenizer.decode(cut), tokenizer.decode(ended), last) == (
+        "3",
+        "2",
+        tokenizer.eos_token_id,
+    )
 
 
 def test_a_signal_stops_between_batches(begun, whole, monkeypatch):
@@ -184,13 +262,21 @@ def test_a_signal_stops_between_batches(begun, whole, monkeypatch):
     assert (stopped["code"], stopped["status"], stopped["batches"]) == (75, "interrupted", 1)
     monkeypatch.undo()
     same(begun, raft(begun), whole)
-    lines = [json.loads(line) for line in (begun / SAMPLE / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (begun / SAMPLE / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [line["step"] for line in lines] == [1, 2, 3]
 
 
 def work(run_dir: Path, *overrides: str) -> tuple[str, str]:
-    """The hashes under which a composition's samples and verdicts lie."""
-    arguments = [*SMALL, "method=sample", "method.args.num_prompts=12", f"model.path={run_dir / '1_start/model'}", *overrides]
+    """Return the hashes that name a composition's samples and verdicts."""
+    arguments = [
+        *SMALL,
+        "method=sample",
+        "method.args.num_prompts=12",
+        f"model.path={run_dir / '1_start/model'}",
+        *overrides,
+    ]
     config, _ = prepare(compose(arguments))
     content = rank_config(make_plan(config, host_with(0), run_dir))
     content = OmegaConf.create(content)
@@ -220,10 +306,14 @@ def test_a_change_reuses_nothing_that_it_touches(begun, monkeypatch):
     before = work(begun)
     assert work(begun) == before
     for override, again in CHANGES.items():
-        assert tuple(a != b for a, b in zip(work(begun, override), before, strict=True)) == again, override
+        assert tuple(a != b for a, b in zip(work(begun, override), before, strict=True)) == again, (
+            override
+        )
     weights = begun / "1_start/model/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    assert all(a != b for a, b in zip(work(begun), before, strict=True)), "another model at the same path"
+    assert all(a != b for a, b in zip(work(begun), before, strict=True)), (
+        "another model at the same path"
+    )
     monkeypatch.setattr(sample_keys.importlib.metadata, "version", lambda name: f"a newer {name}")
     assert work(begun)[0] not in (before[0], None)
 
@@ -232,7 +322,13 @@ def test_nothing_kept_says_what_to_loosen_and_the_samples_serve_again(begun, who
     refused = raft(begun, "method.args.sample.threshold=0.9")["cycle1_sample"]
     assert (refused["code"], refused["status"]) == (2, "failed")
     reuse = f"reuse={begun / SAMPLE}"
-    for words in ("none of 24 samples is kept: 0 reach threshold=0.9", "best scores: 0", "better model", "method.args.sample", reuse):
+    for words in (
+        "none of 24 samples is kept: 0 reach threshold=0.9",
+        "best scores: 0",
+        "better model",
+        "method.args.sample",
+        reuse,
+    ):
         assert words in refused["error"]
     other = begun / "other"
     begin(other, whole, "cycle1_sample")

@@ -1,4 +1,4 @@
-"""RAFT that chooses its cycle, its phases run in this process: killed in an evaluation and started again it ends with the same choice."""
+"""Test RAFT that chooses its cycle and is killed in an evaluation, its phases in this process."""
 
 from __future__ import annotations
 
@@ -8,40 +8,56 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from launch import pipeline, record
-from launch.compose import compose
-from launch.errors import EXIT_DONE
-from launch.files import rundir
-from launch.plan import rank_config
+from launch.config.compose import compose
+from launch.config.request import Request
+from launch.core import json_files
+from launch.core.errors import EXIT_DONE
+from launch.execution import record
+from launch.plan import rundir
+from launch.plan.planning import rank_config
+from launch.study import pipeline
 from recipes import evaluate as evaluation
-from recipes.common import program
+from recipes.rank import program
 from tests.e2e.phases import WORK
 from tests.e2e.test_raft import SMALL, Killed, dying
 
-# Random weights get nothing right: no cycle is better than the start, and the first of equal ones is the best.
+# Random weights get nothing right, so no cycle beats the start; the first of equals is the best.
 PARTS = [
-    "method.args.sample={num_prompts: 8, batch_size: 4, samples_per_prompt: 1, threshold: 0.0, finished_only: false}",
+    "method.args.sample={num_prompts: 8, batch_size: 4, samples_per_prompt: 1, threshold: 0.0, "
+    "finished_only: false}",
     "method.args.train={num_train_epochs: 1, per_device_train_batch_size: 4}",
     "method.args.evaluate={batch_size: 8, max_new_tokens: 2}",
 ]
-RAFT = [f"'{given}'" for given in ["method=raft", "method.selection.metric=accuracy", "method.selection.patience=1", *PARTS]]
+RAFT = [
+    f"'{given}'"
+    for given in [
+        "method=raft",
+        "method.selection.metric=accuracy",
+        "method.selection.patience=1",
+        *PARTS,
+    ]
+]
 PHASES = (
     "phases=[{name: sft, overrides: ['method=sft', 'method.args.max_steps=1']}, "
     "{name: raft, model_from: sft, overrides: [" + ", ".join(RAFT) + "]}, "
-    "{name: last, model_from: raft, overrides: ['method=evaluate', 'method.args.max_new_tokens=2', 'method.args.batch_size=8']}]"
+    "{name: last, model_from: raft, overrides: ['method=evaluate', "
+    "'method.args.max_new_tokens=2', 'method.args.batch_size=8']}]"
 )
 
 
 @pytest.fixture
 def in_this_process(monkeypatch):
-    def execute(plan, host, image, overrides, parent, stopping):
+    def execute(plan, host, image, parent, stopping):
         rundir.make(plan.run_dir)
-        kept = record.begin(plan, host, image, overrides, parent)
-        rundir.write_json(plan.run_dir / "record.json", kept)
+        kept = record.begin(plan, host, image, parent)
+        json_files.write_json(plan.run_dir / "record.json", kept)
         path = plan.run_dir / "config.yaml"
         path.write_text(OmegaConf.to_yaml(OmegaConf.create(rank_config(plan))))
         code = program.run(WORK[plan.config.method.name], ["--config", str(path)])
-        rundir.write_json(plan.run_dir / "record.json", record.finish(kept, plan.run_dir, "done" if code == 0 else "failed", code, [], {}))
+        json_files.write_json(
+            plan.run_dir / "record.json",
+            record.finish(kept, plan.run_dir, "done" if code == 0 else "failed", code, [], {}),
+        )
         return code
 
     monkeypatch.setattr(pipeline, "execute", execute)
@@ -50,16 +66,15 @@ def in_this_process(monkeypatch):
 
 def raft(root: Path) -> int:
     given = [*SMALL, PHASES, f"run_root={root}", "name=r"]
-    return pipeline.run(compose(given), given)
+    return pipeline.run(compose(given), Request(given))
 
 
-@pytest.mark.parametrize("at", [None, 2])  # which evaluation is killed before it writes: none, or the one that ends the cycles
-def test_the_chosen_cycle_is_evaluated_last(tmp_path, in_this_process, monkeypatch, at):
-    if at:
-        monkeypatch.setattr(evaluation, "write_rows", dying(write_rows := evaluation.write_rows, at))
+def test_the_chosen_cycle_is_evaluated_last(tmp_path, in_this_process, monkeypatch):
+    """Kill the evaluation that ends the cycles, before it writes; the same command resumes."""
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, "write_rows", dying(evaluation.write_rows, 2))
         with pytest.raises(Killed):
             raft(tmp_path)
-        monkeypatch.setattr(evaluation, "write_rows", write_rows)
     assert raft(tmp_path) == EXIT_DONE
     [run_dir] = (tmp_path / "r").iterdir()
     kept = json.loads((run_dir / "record.json").read_text())
@@ -70,5 +85,8 @@ def test_the_chosen_cycle_is_evaluated_last(tmp_path, in_this_process, monkeypat
     assert not list(run_dir.glob("*cycle2*"))
     last = json.loads((run_dir / kept["phases"]["last"] / "record.json").read_text())
     assert last["composition"]["model"]["path"] == str(run_dir / choice["model"] / "model")
-    answers = [(run_dir / folder / "samples.jsonl").read_text() for folder in (choice["evaluation"], kept["phases"]["last"])]
+    answers = [
+        (run_dir / folder / "samples.jsonl").read_text()
+        for folder in (choice["evaluation"], kept["phases"]["last"])
+    ]
     assert answers[0] == answers[1], "of the same model"

@@ -1,4 +1,7 @@
-"""torchrun as the supervisor starts it, with scripts in place of recipes: who failed first, and that no rank is left."""
+"""Test torchrun as the supervisor starts it, with scripts in place of recipes.
+
+The first failure is told, and no rank is left.
+"""
 
 from __future__ import annotations
 
@@ -12,34 +15,55 @@ import time
 
 import pytest
 
-from launch import execute
-from launch.supervision import orphans
+from launch.execution import execute, orphans
 from tests.conftest import ROOT, host_with
-from tests.supervised import COMMON, DONE, SAVES, eventually, plan_of
+from tests.helpers.supervised import COMMON, DONE, SAVES, eventually, plan_of
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--local-addr",
+    "127.0.0.1",
+    "--nproc-per-node",
+    "2",
+]
 # As a recipe begins: recipes/__init__.py.
-OWN_LOG = "from recipes.common.rank_log import redirect\nredirect(['--config', str(run / 'config.yaml')], os.environ)\n"
-RANK_1 = "if os.environ['RANK'] == '1':\n    while not (run / 'rank0').exists(): time.sleep(0.02)\n    "
+OWN_LOG = (
+    "from recipes.rank.rank_log import redirect\n"
+    "redirect(['--config', str(run / 'config.yaml')], os.environ)\n"
+)
+RANK_1 = (
+    "if os.environ['RANK'] == '1':\n    while not (run / 'rank0').exists(): time.sleep(0.02)\n    "
+)
 RANK_0 = "\n(run / 'rank0').write_text(str(os.getpid()))\n"
 
 
 def torchrun(run_dir, script, *overrides):
-    """A plan whose trainers are two ranks of this script."""
+    """Return a plan whose trainers are two ranks of this script."""
     plan = plan_of(run_dir, {"trainers": DONE}, "runtime.stop_timeout_s=20", *overrides)
     (run_dir / "rank.py").write_text(COMMON + OWN_LOG + script)
-    process = dataclasses.replace(plan.processes[0], argv=[*TORCHRUN, str(run_dir / "rank.py"), str(run_dir)], num_ranks=2)
+    process = dataclasses.replace(
+        plan.processes[0], argv=[*TORCHRUN, str(run_dir / "rank.py"), str(run_dir)], num_ranks=2
+    )
     return dataclasses.replace(plan, processes=[process])
 
 
 @pytest.mark.parametrize(
     ("end", "told"),
     [
-        ("print('rank 1 says why', flush=True); sys.exit(1)", "trainers, rank 1 failed: exit code 1"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "trainers, rank 1 failed: killed by signal 9 (SIGKILL)"),
         (
-            "print('rank 1 says why', flush=True); write('failures/rank1.json', rank=1, time=1.0, error='ValueError: no', exit_code=1); "
-            "sys.exit(1)",
+            "print('rank 1 says why', flush=True); sys.exit(1)",
+            "trainers, rank 1 failed: exit code 1",
+        ),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            "trainers, rank 1 failed: killed by signal 9 (SIGKILL)",
+        ),
+        (
+            "print('rank 1 says why', flush=True); write('failures/rank1.json', rank=1, "
+            "time=1.0, error='ValueError: no', exit_code=1); sys.exit(1)",
             "trainers, rank 1 failed: ValueError: no",
         ),
     ],
@@ -47,8 +71,10 @@ def torchrun(run_dir, script, *overrides):
 def test_one_rank_fails_while_another_waits(tmp_path, capsys, end, told):
     began = time.monotonic()
     plan = torchrun(tmp_path, f"{RANK_1}{end}\nprint('rank 0 waits', flush=True){RANK_0}forever()")
-    assert execute.execute(plan, host_with(0), None, []) == 4
-    assert time.monotonic() - began < 30, "torchrun waits that long for a rank that ignores SIGTERM, and this one does not"
+    assert execute.execute(plan, host_with(0), None) == 4
+    assert time.monotonic() - began < 30, (
+        "torchrun waits that long for a rank that ignores SIGTERM, and this one does not"
+    )
     said, shown = capsys.readouterr()
     assert told in said
     assert "closing signal" not in said, "the last lines are the rank's, not torchrun's"
@@ -56,20 +82,39 @@ def test_one_rank_fails_while_another_waits(tmp_path, capsys, end, told):
     assert (f"Last lines of {tmp_path / 'logs/rank1.log'}:\n  | rank 1 says why\n" in said) == why
     assert ("\nrank 1 | rank 1 says why\n" in shown) == why
     assert "rank 0 | rank 0 waits\n" in shown
-    assert "closing signal SIGTERM" in (tmp_path / "logs/trainers.log").read_text(), "torchrun's own lines stay in the group's"
+    assert "closing signal SIGTERM" in (tmp_path / "logs/trainers.log").read_text(), (
+        "torchrun's own lines stay in the group's"
+    )
     assert orphans.marked({orphans.LAUNCHER: orphans.launcher()}) == []
 
 
 def test_the_launcher_is_killed_and_torchruns_ranks_save(tmp_path):
-    """torchrun gives each rank a session of its own. No one but the guard knows of them when the launcher is gone."""
-    plan = torchrun(tmp_path, SAVES.replace("time.sleep(0.3)", "time.sleep(0.3); write('saved' + os.environ['RANK'])"))
-    code = "import sys, pickle; from launch import execute; from tests.conftest import host_with\n"
-    code += "sys.exit(execute.execute(pickle.loads(sys.stdin.buffer.read()), host_with(0), None, []))"
+    """Kill the launcher: only the guard knows the ranks then.
+
+    torchrun gives each rank a session of its own.
+    """
+    plan = torchrun(
+        tmp_path,
+        SAVES.replace("time.sleep(0.3)", "time.sleep(0.3); write('saved' + os.environ['RANK'])"),
+    )
+    code = (
+        "import sys, pickle\nfrom launch.execution import execute\n"
+        "from tests.conftest import host_with\n"
+    )
+    code += "sys.exit(execute.execute(pickle.loads(sys.stdin.buffer.read()), host_with(0), None))"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, env=env, cwd=tmp_path) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, env=env, cwd=tmp_path
+    ) as child:
         child.stdin.write(pickle.dumps(plan))
         child.stdin.close()
-        assert eventually(lambda: (tmp_path / "order").exists() and (tmp_path / "order").read_text().count("trains") == 2, 60)
+        assert eventually(
+            lambda: (
+                (tmp_path / "order").exists()
+                and (tmp_path / "order").read_text().count("trains") == 2
+            ),
+            60,
+        )
         of = {orphans.LAUNCHER: f"{orphans._namespace()}:{orphans.identity(child.pid)}"}
         assert len(orphans.marked(of)) == 3, "torchrun and two ranks"
         child.kill()
@@ -79,14 +124,23 @@ def test_the_launcher_is_killed_and_torchruns_ranks_save(tmp_path):
 
 
 def test_ctrl_c_saves_on_every_rank(tmp_path):
-    """Also a save that takes a good part of runtime.stop_timeout_s: torchrun's own SIGKILL may not come before the launcher's."""
+    """Save for a good part of runtime.stop_timeout_s.
+
+    torchrun's own SIGKILL must not come before the launcher's.
+    """
     script = SAVES.replace("time.sleep(0.3)", "time.sleep(2); write('saved' + os.environ['RANK'])")
     # The launcher is torchrun's parent.
-    tell = "\nif os.environ['RANK'] == '0':\n    while (run / 'order').read_text().count('trains') < 2: time.sleep(0.02)\n"
-    tell += "    parent = int(pathlib.Path(f'/proc/{os.getppid()}/stat').read_text().rpartition(')')[2].split()[1])\n"
+    tell = (
+        "\nif os.environ['RANK'] == '0':\n"
+        "    while (run / 'order').read_text().count('trains') < 2: time.sleep(0.02)\n"
+    )
+    tell += (
+        "    stat = pathlib.Path(f'/proc/{os.getppid()}/stat').read_text()\n"
+        "    parent = int(stat.rpartition(')')[2].split()[1])\n"
+    )
     tell += "    os.kill(parent, signal.SIGINT)\nwhile not asked"
     plan = torchrun(tmp_path, script.replace("\nwhile not asked", tell))
-    assert execute.execute(plan, host_with(0), None, []) == 75
+    assert execute.execute(plan, host_with(0), None) == 75
     assert json.loads((tmp_path / "record.json").read_text())["status"] == "interrupted"
     assert (tmp_path / "saved0").exists()
     assert (tmp_path / "saved1").exists()

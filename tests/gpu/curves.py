@@ -1,9 +1,13 @@
-"""Loss curves of what `speed=auto` may choose, on a CPU: a tiny Qwen3 from random weights, 200 steps of generated text, three seeds.
+"""Compare on a CPU the loss curves of everything that `speed=auto` may choose.
 
-    nice -n 5 python tests/gpu/curves.py measure      writes runs/curves/curves.jsonl; again: continues
-    python tests/gpu/curves.py report                 the table, into docs/results/speed.md; exit code 4 if curves disagree
+    nice -n 5 python tests/gpu/curves.py measure
+                            writes runs/curves/curves.jsonl; a second call continues
+    python tests/gpu/curves.py report
+                            the table, into docs/results/speed.md; exit code 4 if curves disagree
 
-Needs a C++ compiler for the compiled layers. Every setting of a seed starts from the same weights and takes the same rows.
+A tiny Qwen3 with random weights trains for 200 steps of generated text, with three seeds. All
+settings of a seed start from the same weights and take the same rows. The compiled layers need a
+C++ compiler.
 """
 
 from __future__ import annotations
@@ -26,13 +30,20 @@ FIRST, LAST = 10, 20  # steps compared one by one, and those whose mean is the f
 FIRST_WITHIN = 1e-3  # of the loss, in bf16
 EAGER = "eager"
 TINY = "method=sft model=tiny topology=single"
-PLAIN = "method.args.per_device_train_batch_size=4 method.args.gradient_accumulation_steps=4 method.args.gradient_checkpointing=true"
-WHOLE = "method.args.per_device_train_batch_size=16 method.args.gradient_accumulation_steps=1 method.args.gradient_checkpointing=false"
+PLAIN = (
+    "method.args.per_device_train_batch_size=4 method.args.gradient_accumulation_steps=4 "
+    "method.args.gradient_checkpointing=true"
+)
+WHOLE = (
+    "method.args.per_device_train_batch_size=16 method.args.gradient_accumulation_steps=1 "
+    "method.args.gradient_checkpointing=false"
+)
 SETTINGS = {
     EAGER: f"speed=off {PLAIN}",
     "compiled": f"speed=off step.compile=true {PLAIN}",
     "packed": f"speed=off step.rows=packed {PLAIN}",
-    # In bf16 another micro-batch alone moves the losses: 12 steps of 32 rows were up to 2.7e-3 apart (6e-4 of the loss).
+    # In bf16 another micro-batch alone moves the losses: in 12 steps of 32 rows by up to 2.7e-3,
+    # which is 6e-4 of the loss.
     "micro-batch": f"speed=off {WHOLE}",
     # The CPU's own choices are few, so these are all that a GPU's may be.
     "chosen": f"speed=off step.compile=true step.rows=packed {WHOLE}",
@@ -41,57 +52,79 @@ Curves = dict[tuple[str, str, int], list[float]]
 
 
 def job(setting: str, precision: str, seed: int) -> Job:
-    words = f"{TINY} {SETTINGS[setting]} precision={precision} seed={seed} method.args.max_steps={STEPS}"
+    words = (
+        f"{TINY} {SETTINGS[setting]} precision={precision} seed={seed} "
+        f"method.args.max_steps={STEPS}"
+    )
     return Job(f"{setting}-{precision}-{seed}", 1, words.split(), "own")
 
 
 def combinations() -> list[tuple[str, str, int]]:
-    return [(setting, precision, seed) for precision in PRECISIONS for seed in SEEDS for setting in SETTINGS]
+    return [(setting, p, seed) for p in PRECISIONS for seed in SEEDS for setting in SETTINGS]
 
 
 def measure(folder: Path, at_once: int, seconds: float) -> None:
     """Train what has not been trained, several at a time, and write the losses of what has."""
-    run([job(*key) for key in combinations()], "hardware=cpu", folder, at_once, time.monotonic() + seconds)
+    jobs = [job(*key) for key in combinations()]
+    run(jobs, "hardware=cpu", folder, at_once, time.monotonic() + seconds)
     with (folder / "curves.jsonl").open("w") as file:
         for setting, precision, seed in combinations():
             rows = rows_of(job(setting, precision, seed), folder)
             if rows:
-                row = {"setting": setting, "precision": precision, "seed": seed, "losses": [row["loss"] for row in rows]}
+                row = {"setting": setting, "precision": precision, "seed": seed}
+                row["losses"] = [line["loss"] for line in rows]
                 file.write(json.dumps(row) + "\n")
 
 
 def table(curves: Curves) -> tuple[str, bool]:
-    """Compare each setting with eager of the same precision and seed; also return whether all agree.
+    """Compare each setting with eager of the same precision and seed; return whether all agree too.
 
     Final losses agree if they differ from eager's by no more than the final losses of two seeds do.
     """
-    columns = ["precision", "setting", "seeds", f"{FIRST} steps within", "final loss", "less eager's", "seeds differ by", "agrees"]
+    columns = ["precision", "setting", "seeds", f"{FIRST} steps within", "final loss"]
+    columns += ["less eager's", "seeds differ by", "agrees"]
     lines, whole = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)], True
     for precision in PRECISIONS:
-        finals = {key: mean(losses[-LAST:]) for key, losses in curves.items() if key[1] == precision}
+        finals = {
+            key: mean(losses[-LAST:]) for key, losses in curves.items() if key[1] == precision
+        }
         of_seeds = [final for (setting, *_), final in finals.items() if setting == EAGER]
         spread = max(of_seeds) - min(of_seeds) if of_seeds else 0.0
         for setting in SETTINGS:
-            seeds = [seed for seed in SEEDS if {(setting, precision, seed), (EAGER, precision, seed)} <= set(finals)]
+            seeds = [
+                seed
+                for seed in SEEDS
+                if {(setting, precision, seed), (EAGER, precision, seed)} <= set(finals)
+            ]
             if not seeds:
                 whole = False
                 continue
-            apart = max(first_apart(curves[setting, precision, seed], curves[EAGER, precision, seed]) for seed in seeds)
-            shifts = [finals[setting, precision, seed] - finals[EAGER, precision, seed] for seed in seeds]
-            agrees = max(map(abs, shifts)) <= spread and (precision != "bf16" or apart <= FIRST_WITHIN)
+            pairs = [((setting, precision, seed), (EAGER, precision, seed)) for seed in seeds]
+            apart = max(first_apart(curves[own], curves[eager]) for own, eager in pairs)
+            shifts = [finals[own] - finals[eager] for own, eager in pairs]
+            near = precision != "bf16" or apart <= FIRST_WITHIN
+            agrees = near and max(map(abs, shifts)) <= spread
             whole = whole and agrees and len(seeds) == len(SEEDS)
             final = mean(finals[setting, precision, seed] for seed in seeds)
             cells: list[Any] = [precision, setting, len(seeds), f"{apart:.1e}", f"{final:.4f}"]
-            cells += [f"{mean(shifts):+.4f} (at most {max(map(abs, shifts)):.4f})", f"{spread:.4f}", "yes" if agrees else "**no**"]
+            cells += [
+                f"{mean(shifts):+.4f} (at most {max(map(abs, shifts)):.4f})",
+                f"{spread:.4f}",
+                "yes" if agrees else "**no**",
+            ]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
     said = (
-        f"Final is the mean of the last {LAST} of {STEPS} steps. In bf16 each of the first {FIRST} agrees to {FIRST_WITHIN:g} of its loss."
+        f"Final is the mean of the last {LAST} of {STEPS} steps. "
+        "A setting agrees where that differs from eager's by no more than two seeds do, "
+        f"in bf16 also each of the first {FIRST} losses by no more than {FIRST_WITHIN:g} of it."
     )
     return "\n".join([*lines, "", said]), whole
 
 
 def first_apart(losses: list[float], others: list[float]) -> float:
-    return max(abs(one / other - 1) for one, other in zip(losses[:FIRST], others[:FIRST], strict=True))
+    return max(
+        abs(one / other - 1) for one, other in zip(losses[:FIRST], others[:FIRST], strict=True)
+    )
 
 
 def read(file: Path) -> Curves:
@@ -100,11 +133,15 @@ def read(file: Path) -> Curves:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["measure", "report"])
     parser.add_argument("--folder", type=Path, default=ROOT / "runs/curves")
     parser.add_argument("--at-once", type=int, default=1, help="runs at a time")
-    parser.add_argument("--seconds", type=float, default=7200, help="no run is started after so many")
+    parser.add_argument(
+        "--seconds", type=float, default=7200, help="no run is started after so many"
+    )
     given = parser.parse_args()
     if given.what == "measure":
         measure(given.folder.resolve(), given.at_once, given.seconds)

@@ -1,4 +1,7 @@
-"""The page of tests/gpu/learning.py: accuracy of each method and seed, what it adds to the SFT, and curves. Pure but for the plots."""
+"""Make the page of tests/gpu/learning.py: accuracy by method and seed, gains, and curves.
+
+Only the plots write files.
+"""
 
 from __future__ import annotations
 
@@ -11,66 +14,132 @@ from typing import Any
 from launch.reports import paired
 
 Row = dict[str, Any]
+# Modes of GRPO that are compared with the synchronous one -> topology.overlap
+MODES = {"overlap": "true", "stream": "stream"}
+GRPO = ("grpo", *MODES)
 # method -> what the names of its phases begin with; the first evaluation of RAFT is that of the SFT
-METHODS = {"sft": "raft_cycle0_evaluate", "raft": "raft_", "grpo": "grpo", "dpo": "dpo"}
-TITLES = {"sft": "SFT", "raft": "RAFT", "grpo": "GRPO", "dpo": "DPO"}
+METHODS = {
+    "sft": "raft_cycle0_evaluate",
+    "raft": "raft_",
+    "grpo": "grpo",
+    **{mode: mode for mode in MODES},
+    "dpo": "dpo",
+}
+TITLES = {
+    "sft": "SFT",
+    "raft": "RAFT",
+    "grpo": "GRPO",
+    "overlap": "GRPO, overlapping",
+    "stream": "GRPO, streaming",
+    "dpo": "DPO",
+}
+SHARES = (0.25, 0.5, 0.75, 1.0)  # of the samples, at which the modes are compared
+SMOOTHED = 0.05  # share of the steps whose rewards are averaged
+REACHED = 0.9  # of the reward with which synchronous GRPO ends
 WANTED = {"raft": 15.0, "grpo": 15.0}  # points over the SFT
-T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided 95% of Student's t, by the number of seeds: of one degree of freedom less
+# Two-sided 95% of Student's t by the number of seeds, with one degree of freedom less.
+T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 
 
 def report(rows: Sequence[Row], folder: Path) -> str:
-    """Markdown. Writes `folder`/learning_<start>.png of every start that has rows of RAFT or GRPO."""
+    """Return Markdown; plot `folder`/learning_<start>.png of each start with RAFT or GRPO."""
     lines = ["# What each method learned, measured", ""]
     if not rows:
         return "\n".join([*lines, "Nothing is measured yet: docs/learning.md says how.", ""])
     names = sorted({row["hardware"] for row in rows})
-    versions = sorted({f"{name} {version}" for row in rows for name, version in row["packages"].items()})
+    versions = sorted(
+        {f"{name} {version}" for row in rows for name, version in row["packages"].items()}
+    )
     commits = sorted({str(row["commit"])[:12] for row in rows})
     lines += [f"On {', '.join(names)}, with {', '.join(versions)}; commit {', '.join(commits)}."]
-    lines += ["Greedy accuracy on held-out problems, the same for all, with Wilson's 95% interval; gains are pairwise over the problems."]
+    lines += [
+        "Greedy accuracy on held-out problems, the same for all, with Wilson's 95% interval; gains "
+        "are pairwise over the problems."
+    ]
     lines += ["RAFT, GRPO and DPO start from their seed's SFT."]
     if any(row["smoke"] for row in rows):
-        lines += ["", "**smoke=true: a model of a hundred thousand parameters after two steps. It says only that all of it runs.**"]
+        lines += [
+            "",
+            "**smoke=true: a model of a hundred thousand parameters after two steps. It says only "
+            "that all of it runs.**",
+        ]
     for start in sorted({row["start"] for row in rows}):
         own = [row for row in rows if row["start"] == start]
-        lines += ["", f"## {start}", "", f"    {command(own)}", "", *table(own), "", *verdicts(own), *gap(own), "", *levels(own)]
+        lines += [
+            "",
+            f"## {start}",
+            "",
+            f"    {command(own)}",
+            "",
+            *table(own),
+            "",
+            *verdicts(own),
+            *gap(own),
+            "",
+            *levels(own),
+            *modes(own),
+        ]
+        if plot_modes(own, folder / f"learning_{start}_modes.png"):
+            lines += ["", f"![reward against time](learning_{start}_modes.png)"]
         if plot(own, folder / f"learning_{start}.png"):
             lines += ["", f"![reward and accuracy](learning_{start}.png)"]
     return "\n".join([*lines, ""])
 
 
 def command(rows: Sequence[Row]) -> str:
-    """That measured the rows of a start."""
+    """Return the command that measured the rows of a start."""
     gpus = 1 if any(row.get("gpus") == 1 for row in rows) else 2
     start = rows[0]["start"]
     weights = f" --smollm2 models/{start}" if start == "smollm2_135m" else ""
-    return f"python tests/gpu/learning.py measure hardware={rows[0]['hardware']} --gpus {gpus} --only {start}-{weights}"
+    return (
+        f"python tests/gpu/learning.py measure hardware={rows[0]['hardware']} --gpus {gpus} --only "
+        f"{start}-{weights}"
+    )
 
 
 def table(rows: Sequence[Row]) -> list[str]:
     seeds = sorted({row["seed"] for row in rows})
     lines = [
-        "| | " + " | ".join(f"seed {seed}" for seed in seeds) + " | mean | gained, points | samples |",
+        "| | "
+        + " | ".join(f"seed {seed}" for seed in seeds)
+        + " | mean | gained, points | samples |",
         "|---" * (len(seeds) + 4) + "|",
     ]
     for method in METHODS:
         own = {row["seed"]: row for row in rows if row["method"] == method}
-        cells = [f"{own[s]['accuracy']:.1%} ({shown(own[s]['interval'])})" if s in own else "not run" for s in seeds]
+        if method in MODES and not own:
+            continue
+        cells = [
+            f"{own[s]['accuracy']:.1%} ({shown(own[s]['interval'])})" if s in own else "not run"
+            for s in seeds
+        ]
         mean = f"{statistics.mean(row['accuracy'] for row in own.values()):.1%}" if own else ""
-        samples = ", ".join(sorted({f"{row['samples']:,}" for row in own.values() if "samples" in row}))
-        lines.append(f"| {TITLES[method]} | {' | '.join(cells)} | {mean} | {gained(gains(rows, method))} | {samples} |")
+        samples = ", ".join(
+            sorted({f"{row['samples']:,}" for row in own.values() if "samples" in row})
+        )
+        lines.append(
+            f"| {TITLES[method]} | {' | '.join(cells)} | {mean} | {gained(gains(rows, method))} | "
+            f"{samples} |"
+        )
     return lines
 
 
 def gains(rows: Sequence[Row], method: str) -> dict[int, paired.Comparison]:
-    """By seed, over the SFT of that seed; seeds that lack one of the two, or were asked other problems, are not in it."""
+    """Compare the method with the SFT of each seed.
+
+    Seeds without both rows, or with other problems, are left out.
+    """
     if method == "sft":
         return {}
     before = {row["seed"]: row for row in rows if row["method"] == "sft"}
     found = {}
     for row in rows:
         first = before.get(row["seed"])
-        if row["method"] == method and first is not None and first["data_sha256"] == row["data_sha256"]:
+        if (
+            row["method"] == method
+            and first is not None
+            and first["data_sha256"] == row["data_sha256"]
+        ):
             found[row["seed"]] = paired.compare(counts(first), counts(row))
     return dict(sorted(found.items()))
 
@@ -80,7 +149,10 @@ def counts(row: Row) -> list[tuple[int, int]]:
 
 
 def gained(found: dict[int, paired.Comparison]) -> str:
-    """The mean of the seeds with its 95% interval by Student's t; of one seed the interval of its paired differences."""
+    """Format the mean gain of the seeds with its 95% interval by Student's t.
+
+    For one seed the interval is that of its paired differences.
+    """
     if not found:
         return ""
     points = [100 * one.difference for one in found.values()]
@@ -88,11 +160,16 @@ def gained(found: dict[int, paired.Comparison]) -> str:
         (one,) = found.values()
         return f"{points[0]:+.1f} ({100 * one.low:+.1f} to {100 * one.high:+.1f}, one seed)"
     low, high = interval(points)
-    return f"{statistics.mean(points):+.1f} ({low:+.1f} to {high:+.1f}); " + ", ".join(f"{value:+.1f}" for value in points)
+    return f"{statistics.mean(points):+.1f} ({low:+.1f} to {high:+.1f}); " + ", ".join(
+        f"{value:+.1f}" for value in points
+    )
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95% of the mean of two values or more, by Student's t; of more than five seeds by that of five, which is a little wide."""
+    """Return the 95% interval of the mean of two values or more, by Student's t.
+
+    More than five values use the t of five, which is slightly too wide.
+    """
     half = T[min(len(values), max(T))] * statistics.stdev(values) / math.sqrt(len(values))
     return statistics.mean(values) - half, statistics.mean(values) + half
 
@@ -104,31 +181,135 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
         if points:
             mean = statistics.mean(points)
             reached = "reached" if mean >= wanted else "missed"
-            lines.append(f"{TITLES[method]}: {wanted:g} points were wanted, {reached} with {mean:+.1f} over {len(points)} seed(s).  ")
+            lines.append(
+                f"{TITLES[method]}: {wanted:g} points were wanted, {reached} with {mean:+.1f} over "
+                f"{len(points)} seed(s).  "
+            )
     return lines
 
 
 def gap(rows: Sequence[Row]) -> list[str]:
-    """Of GRPO: how far the trainer's log-probability of a sampled token is from the server's."""
-    found = [f"seed {row['seed']} {row['logp_gap'][0]:.4f} (at most {row['logp_gap'][1]:.3f})" for row in rows if "logp_gap" in row]
+    """Say how far the trainer's log-probability of a sampled token is from the server's."""
+    found = [
+        f"seed {row['seed']} {row['logp_gap'][0]:.4f} (at most {row['logp_gap'][1]:.3f})"
+        for row in rows
+        if "logp_gap" in row
+    ]
     gpus = {1: "shared one GPU", 2: "had a GPU each"}
     where = sorted({gpus[row["gpus"]] for row in rows if "logp_gap" in row})
     said = (
-        f"GRPO's server and trainer {' or '.join(where)}. The trainer's log-probability of a sampled token less the server's, mean size: "
+        f"GRPO's server and trainer {' or '.join(where)}. "
+        "The trainer's log-probability of a sampled token less the server's, mean size: "
     )
     return [f"{said}{', '.join(sorted(found))}.  "] if found else []
 
 
 def levels(rows: Sequence[Row]) -> list[str]:
-    """Accuracy by level, the mean of the seeds."""
+    """Return rows of accuracy by level, the mean of the seeds."""
     names = sorted({level for row in rows for level in row["by_level"]})
     lines = ["| by level | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for method in METHODS:
         own = [row["by_level"] for row in rows if row["method"] == method]
         if own:
             means = [statistics.mean(one[name] for one in own) for name in names]
-            lines.append(f"| {TITLES[method]} | " + " | ".join(f"{mean:.1%}" for mean in means) + " |")
+            lines.append(
+                f"| {TITLES[method]} | " + " | ".join(f"{mean:.1%}" for mean in means) + " |"
+            )
     return lines
+
+
+def smoothed(row: Row) -> list[float]:
+    """Return each step's reward as the mean of the last steps up to it."""
+    rewards = [reward for _, reward in row["rewards"]]
+    width = max(1, round(SMOOTHED * len(rewards)))
+    return [
+        statistics.mean(rewards[max(0, end - width) : end]) for end in range(1, len(rewards) + 1)
+    ]
+
+
+def modes(rows: Sequence[Row]) -> list[str]:
+    """Compare the rewards of GRPO's modes at equal samples, of the seeds that all of them have.
+
+    A mode agrees if its mean differs from the synchronous one's by no more than two seeds of that
+    do.
+    """
+    there = [method for method in GRPO if any(row["method"] == method for row in rows)]
+    runs = {(row["method"], row["seed"]): row for row in rows if row["method"] in there}
+    curves = {key: smoothed(row) for key, row in runs.items()}
+    seeds = sorted(
+        {seed for _, seed in curves if all((method, seed) in curves for method in there)}
+    )
+    if len(there) < 2 or not seeds:
+        return []
+    lines = [
+        "",
+        f"Rewards at equal samples, the mean of {len(seeds)} seed(s), and samples to "
+        f"{REACHED:.0%} of the last synchronous reward:",
+        "",
+        "| | " + " | ".join(f"{share:.0%}" for share in SHARES) + " | samples | agrees |",
+        "|---" * (len(SHARES) + 3) + "|",
+    ]
+    at = {
+        method: [
+            [curves[method, seed][round(share * len(curves[method, seed])) - 1] for seed in seeds]
+            for share in SHARES
+        ]
+        for method in there
+    }
+    spreads = [max(values) - min(values) for values in at["grpo"]]
+    for method in there:
+        means = [statistics.mean(values) for values in at[method]]
+        apart = [
+            abs(mean - statistics.mean(values))
+            for mean, values in zip(means, at["grpo"], strict=True)
+        ]
+        agrees = all(one <= spread for one, spread in zip(apart, spreads, strict=True))
+        samples = [samples_to(runs[method, seed], runs["grpo", seed]) for seed in seeds]
+        cells = [f"{mean:.3f}" for mean in means]
+        cells.append(
+            "not reached" if None in samples else f"{statistics.mean(filter(None, samples)):,.0f}"
+        )
+        lines.append(f"| {TITLES[method]} | {' | '.join(cells)} | {'yes' if agrees else 'no'} |")
+    lines.append(
+        "| two seeds of GRPO differ by | "
+        + " | ".join(f"{spread:.3f}" for spread in spreads)
+        + " | | |"
+    )
+    return lines
+
+
+def samples_to(row: Row, synchronous: Row) -> float | None:
+    """Return the samples until REACHED of the last synchronous reward, or None."""
+    curve, wanted = smoothed(row), REACHED * smoothed(synchronous)[-1]
+    step = next((number for number, reward in enumerate(curve, 1) if reward >= wanted), None)
+    return None if step is None else row["samples"] * step / len(curve)
+
+
+def plot_modes(rows: Sequence[Row], path: Path) -> bool:
+    """Plot GRPO's reward against time, a color for each mode and a line for each seed.
+
+    Return False if only the synchronous mode was run.
+    """
+    rows = [row for row in rows if "time_s" in row]
+    if not any(row["method"] in MODES for row in rows):
+        return False
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    for number, method in enumerate(GRPO):
+        for first, row in enumerate(row for row in rows if row["method"] == method):
+            minutes = [second / 60 for second in row["time_s"]]
+            label = None if first else TITLES[method]
+            axes.plot(minutes, smoothed(row), color=f"C{number}", linewidth=1, label=label)
+    axes.set(xlabel="minutes", title="reward of the samples", ylim=(0, 1.02))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", frameon=False)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return True
 
 
 def shown(ends: Sequence[float]) -> str:
@@ -136,7 +317,10 @@ def shown(ends: Sequence[float]) -> str:
 
 
 def plot(rows: Sequence[Row], path: Path) -> bool:
-    """GRPO's reward by step, and RAFT's accuracy by cycle, a line a seed. False where there is neither."""
+    """Plot GRPO's reward by step and RAFT's accuracy by cycle, a line for each seed.
+
+    Return False if there is neither.
+    """
     rows = sorted(rows, key=lambda row: row["seed"])
     grpo = [row for row in rows if "rewards" in row]
     raft = [row for row in rows if "cycles" in row]
@@ -151,7 +335,9 @@ def plot(rows: Sequence[Row], path: Path) -> bool:
     for row in grpo:
         left.plot(*zip(*row["rewards"], strict=True), linewidth=1, label=f"seed {row['seed']}")
     for row in raft:
-        right.plot(range(len(row["cycles"])), row["cycles"], marker="o", label=f"seed {row['seed']}")
+        right.plot(
+            range(len(row["cycles"])), row["cycles"], marker="o", label=f"seed {row['seed']}"
+        )
     left.set(xlabel="step", title="GRPO: reward of the samples", ylim=(0, 1.02))
     right.set(xlabel="cycle", title="RAFT: held-out accuracy", ylim=(0, 1.02))
     right.xaxis.get_major_locator().set_params(integer=True)

@@ -1,13 +1,22 @@
-"""Train as a user would without this project: TRL's trainers, or a plain loop with compiled layers. One process measures one setting.
+r"""Train as a user would without this project, in one process with one setting.
 
-    python tests/gpu/peers.py trl --model qwen3_4b --rows 4 --length 4096 --data rows.jsonl --metrics out.jsonl
-    python tests/gpu/peers.py trl --liger --no-checkpointing --weights bf16 --lora 16 --model qwen3_8b ...
-    python tests/gpu/peers.py trl --method grpo --server-gpu 1 --saved model --model qwen3_1_7b --rows 96 --micro-batch 8 --length 512 ...
-    python tests/gpu/peers.py save --saved model --model qwen3_1_7b --data rows.jsonl         the weights that a server starts with
-    python tests/gpu/peers.py loop --fp8 tensorwise --model qwen3_4b --rows 2 --length 4096 --metrics out.jsonl
+    python tests/gpu/peers.py trl --model qwen3_4b --rows 4 --length 4096 \
+        --data rows.jsonl --metrics out.jsonl
+    python tests/gpu/peers.py trl --liger --no-checkpointing --weights bf16 --lora 16 \
+        --model qwen3_8b ...
+    python tests/gpu/peers.py trl --method grpo --server-gpu 1 --saved model --model qwen3_1_7b \
+        --rows 96 --micro-batch 8 --length 512 ...
+    python tests/gpu/peers.py unsloth --saved model --model qwen3_8b --rows 2 --length 4096 \
+        --lora 16 --weights bf16 ...
+    python tests/gpu/peers.py save --saved model --model qwen3_1_7b --data rows.jsonl
+                            the weights that a server starts with
+    python tests/gpu/peers.py loop --fp8 tensorwise --model qwen3_4b --rows 2 --length 4096 \
+        --metrics out.jsonl
 
-Weights are random. Every step appends a line to --metrics with the keys of our own metrics.jsonl: step, time_s, num_tokens, loss,
-memory_peak_gb. A batch that does not fit is halved, and its steps accumulate twice as many.
+The sides are TRL's trainers, unsloth, and a plain loop with compiled layers. Weights are random.
+Every step appends a line to --metrics with the keys of our own metrics.jsonl: step, time_s,
+num_tokens, loss, memory_peak_gb. A batch that does not fit is halved, and its steps accumulate
+twice as many.
 """
 
 from __future__ import annotations
@@ -24,14 +33,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+if sys.argv[1:2] == ["unsloth"]:
+    import unsloth  # before transformers and TRL, which it patches
 import torch
 from omegaconf import OmegaConf
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    TrainerCallback,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from recipes.common.model import model_config, train_tokenizer
+from recipes.models.model import model_config, train_tokenizer
 from tests.gpu.jobs import MASK
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +64,13 @@ BEGAN = time.perf_counter()
 def record(given: argparse.Namespace, step: int, tokens: int, loss: float) -> None:
     """Append the line of one step; reading its loss has waited for the GPU."""
     peak = torch.cuda.max_memory_allocated() if DEVICE.type == "cuda" else 0
-    row = {"step": step, "time_s": time.perf_counter() - BEGAN, "num_tokens": tokens, "loss": loss, "memory_peak_gb": peak / 1e9}
+    row = {
+        "step": step,
+        "time_s": time.perf_counter() - BEGAN,
+        "num_tokens": tokens,
+        "loss": loss,
+        "memory_peak_gb": peak / 1e9,
+    }
     row["micro_batch"] = given.micro_batch
     with Path(given.metrics).open("a") as file:
         file.write(json.dumps(row) + "\n")
@@ -56,29 +78,42 @@ def record(given: argparse.Namespace, step: int, tokens: int, loss: float) -> No
 
 def random_model(given: argparse.Namespace) -> PreTrainedModel:
     """Draw the weights on the GPU: a CPU needs minutes for 8e9 of them."""
-    shape = OmegaConf.merge({"attention_bias": False}, OmegaConf.load(ROOT / f"conf/model/{given.model}.yaml"))
+    shape = OmegaConf.merge(
+        {"attention_bias": False}, OmegaConf.load(ROOT / f"conf/model/{given.model}.yaml")
+    )
     torch.manual_seed(0)
     with DEVICE:
-        return AutoModelForCausalLM.from_config(model_config(shape), dtype=DTYPES[given.weights], attn_implementation="sdpa")
+        return AutoModelForCausalLM.from_config(
+            model_config(shape), dtype=DTYPES[given.weights], attn_implementation="sdpa"
+        )
 
 
 class Recorder(TrainerCallback):
     def __init__(self, given: argparse.Namespace) -> None:
         self.given = given
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         if logs and "loss" in logs:
-            record(self.given, state.global_step, int(logs["num_tokens"]), logs["loss"])
+            # unsloth counts no tokens.
+            every_row_is_cut = state.global_step * self.given.rows * self.given.length
+            record(
+                self.given,
+                state.global_step,
+                int(logs.get("num_tokens", every_row_is_cut)),
+                logs["loss"],
+            )
 
 
 def trl(given: argparse.Namespace) -> None:
-    """TRL's defaults (bf16 autocast, checkpointing, clipping) but for what the command line names."""
+    """Train with TRL's defaults (bf16 autocast, checkpointing, clipping) and the given options."""
     from datasets import Dataset
     from peft import LoraConfig
     from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
     rows, tokenizer = rows_and_tokenizer(given)
-    model = random_model(given)
+    model = unsloth_model(given) if given.side == "unsloth" else random_model(given)
     arguments: dict[str, Any] = {
         "output_dir": str(Path(given.metrics).with_suffix("")),
         "max_steps": given.steps,
@@ -100,12 +135,21 @@ def trl(given: argparse.Namespace) -> None:
         "processing_class": tokenizer,
         "callbacks": [Recorder(given)],
     }
-    if given.lora:
-        shared["peft_config"] = LoraConfig(task_type="CAUSAL_LM", r=given.lora, lora_alpha=2 * given.lora, target_modules="all-linear")
+    if given.lora and given.side != "unsloth":
+        shared["peft_config"] = LoraConfig(
+            task_type="CAUSAL_LM",
+            r=given.lora,
+            lora_alpha=2 * given.lora,
+            target_modules="all-linear",
+        )
     if given.method == "grpo":
         model.name_or_path = given.saved  # where a colocated engine reads it
         with generating(given) as engine:
-            GRPOTrainer(reward_funcs=distinct, args=GRPOConfig(use_vllm=True, **engine, **arguments), **shared).train()
+            GRPOTrainer(
+                reward_funcs=distinct,
+                args=GRPOConfig(use_vllm=True, **engine, **arguments),
+                **shared,
+            ).train()
     elif given.method == "dpo":
         reference = random_model(given)
         reference.load_state_dict(model.state_dict())
@@ -114,12 +158,33 @@ def trl(given: argparse.Namespace) -> None:
         SFTTrainer(args=SFTConfig(**arguments), **shared).train()
 
 
+def unsloth_model(given: argparse.Namespace) -> Any:
+    """Load --saved with adapters on every projection, as unsloth's notebooks do.
+
+    Checkpointing is unsloth's, which offloads to the host.
+    """
+    model, _ = unsloth.FastLanguageModel.from_pretrained(
+        given.saved, max_seq_length=given.length, dtype=DTYPES[given.weights], load_in_4bit=False
+    )
+    projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    checkpointing = "unsloth" if given.checkpointing else False
+    return unsloth.FastLanguageModel.get_peft_model(
+        model,
+        r=given.lora,
+        lora_alpha=2 * given.lora,
+        target_modules=projections,
+        use_gradient_checkpointing=checkpointing,
+    )
+
+
 def distinct(completions: list[str], **_: Any) -> list[float]:
-    """A reward that costs nothing and differs within a group."""
+    """Return a reward that costs nothing and differs within a group."""
     return [len(set(text)) / 100 for text in completions]
 
 
-def rows_and_tokenizer(given: argparse.Namespace) -> tuple[list[dict[str, str]], PreTrainedTokenizerFast]:
+def rows_and_tokenizer(
+    given: argparse.Namespace,
+) -> tuple[list[dict[str, str]], PreTrainedTokenizerFast]:
     rows = [json.loads(line) for line in Path(given.data).read_text().splitlines()]
     return rows, train_tokenizer((text for row in rows for text in row.values()), vocab_size=512)
 
@@ -133,15 +198,40 @@ def save(given: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def generating(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """What TRL generates with: a server of vLLM on another GPU, as its own documentation starts one, or an engine on this one."""
+    """Yield what TRL generates with.
+
+    That is a vLLM server on another GPU, started as TRL's documentation says, or an engine on this
+    GPU.
+    """
     longest = given.length + PROMPT_TOKENS
     if given.server_gpu is None:
-        yield {"vllm_mode": "colocate", "vllm_max_model_length": longest, "vllm_gpu_memory_utilization": COLOCATED_SHARE}
+        yield {
+            "vllm_mode": "colocate",
+            "vllm_max_model_length": longest,
+            "vllm_gpu_memory_utilization": COLOCATED_SHARE,
+        }
         return
-    argv = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", given.saved, "--port", str(PORT)]
-    argv += ["--max-model-len", str(longest), "--gpu-memory-utilization", "0.9", "--weight-transfer-config", '{"backend": "nccl"}']
+    argv = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.cli.main",
+        "serve",
+        given.saved,
+        "--port",
+        str(PORT),
+    ]
+    argv += [
+        "--max-model-len",
+        str(longest),
+        "--gpu-memory-utilization",
+        "0.9",
+        "--weight-transfer-config",
+        '{"backend": "nccl"}',
+    ]
     argv += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
-    server = subprocess.Popen(argv, env={**os.environ, MASK: str(given.server_gpu), "VLLM_SERVER_DEV_MODE": "1"})
+    server = subprocess.Popen(
+        argv, env={**os.environ, MASK: str(given.server_gpu), "VLLM_SERVER_DEV_MODE": "1"}
+    )
     try:
         yield {"vllm_mode": "server", "vllm_server_base_url": f"http://127.0.0.1:{PORT}"}
     finally:
@@ -152,7 +242,10 @@ def generating(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def loop(given: argparse.Namespace) -> None:
-    """A bare loop: layers and loss compiled, fused AdamW, no clipping, no checkpointing, whole logits never held."""
+    """Train with compiled layers and loss and fused AdamW, without clipping or checkpointing.
+
+    Whole logits are never held.
+    """
     torch.set_float32_matmul_precision("high")
     model = random_model(given).train()
     body, width = model.model, model.config.hidden_size
@@ -174,7 +267,12 @@ def loop(given: argparse.Namespace) -> None:
             layer.compile()
         head_loss = torch.compile(head_loss)
     for step in range(1, given.steps + 1):
-        tokens = torch.randint(0, min(RANDOM_TOKENS, model.config.vocab_size), (given.rows, given.length), device=DEVICE)
+        tokens = torch.randint(
+            0,
+            min(RANDOM_TOKENS, model.config.vocab_size),
+            (given.rows, given.length),
+            device=DEVICE,
+        )
         hidden = body(input_ids=tokens, use_cache=False).last_hidden_state.reshape(-1, width)
         loss = backward_in_chunks(head_loss, hidden, tokens.roll(-1, 1).reshape(-1))
         optimizer.step()
@@ -185,7 +283,9 @@ def loop(given: argparse.Namespace) -> None:
 
 
 def backward_in_chunks(
-    head_loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], hidden: torch.Tensor, following: torch.Tensor
+    head_loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    hidden: torch.Tensor,
+    following: torch.Tensor,
 ) -> torch.Tensor:
     """Backpropagate the mean loss, holding the logits of LOSS_ROWS tokens at a time; return it."""
     leaf, count = hidden.detach().requires_grad_(True), len(hidden)
@@ -200,28 +300,49 @@ def backward_in_chunks(
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("side", choices=["trl", "loop", "save"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("side", choices=["trl", "unsloth", "loop", "save"])
     parser.add_argument("--model", required=True, help="a name of conf/model")
-    parser.add_argument("--rows", type=int, default=1, help="sequences, or pairs, of one optimizer step")
+    parser.add_argument(
+        "--rows", type=int, default=1, help="sequences, or pairs, of one optimizer step"
+    )
     parser.add_argument("--micro-batch", type=int, help="those of one forward pass; default: all")
-    parser.add_argument("--length", type=int, default=1, help="tokens that a row is cut to, or that each completion has")
+    parser.add_argument(
+        "--length",
+        type=int,
+        default=1,
+        help="tokens that a row is cut to, or that each completion has",
+    )
     parser.add_argument("--metrics", help="where the lines go; all but `save` need it")
-    parser.add_argument("--saved", help="what `save` has written: vLLM starts with it")
+    parser.add_argument("--saved", help="what `save` has written: vLLM and unsloth start with it")
     parser.add_argument("--data", help="rows for TRL as JSON lines")
     parser.add_argument("--method", choices=["sft", "dpo", "grpo"], default="sft")
-    parser.add_argument("--server-gpu", type=int, help="of grpo: where vLLM's server runs; default: an engine beside the trainer")
+    parser.add_argument(
+        "--server-gpu",
+        type=int,
+        help="of grpo: where vLLM's server runs; default: an engine beside the trainer",
+    )
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--weights", choices=sorted(DTYPES), help="default: fp32 as TRL has it; the plain loop: bf16")
+    parser.add_argument(
+        "--weights",
+        choices=sorted(DTYPES),
+        help="default: fp32 as TRL has it; the plain loop: bf16",
+    )
     parser.add_argument("--lora", type=int, default=0, metavar="RANK")
     parser.add_argument("--liger", action="store_true")
     parser.add_argument("--no-checkpointing", dest="checkpointing", action="store_false")
     parser.add_argument("--fp8", choices=["tensorwise", "rowwise"])
     parser.add_argument("--no-compile", dest="compile", action="store_false")
-    parser.add_argument("--tiny", action="store_true", help="conf/model/tiny.yaml and 128 tokens: shows on a CPU that it runs")
+    parser.add_argument(
+        "--tiny",
+        action="store_true",
+        help="conf/model/tiny.yaml and 128 tokens: shows on a CPU that it runs",
+    )
     given = parser.parse_args(argv)
     given.micro_batch = given.micro_batch or given.rows
-    given.weights = given.weights or ("fp32" if given.side == "trl" else "bf16")
+    given.weights = given.weights or ("fp32" if given.side in ("trl", "unsloth") else "bf16")
     if given.tiny:
         given.model, given.length = "tiny", min(given.length, 128)
     return given
@@ -234,7 +355,7 @@ def main() -> None:
     Path(given.metrics).unlink(missing_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that a server ends too
     try:
-        {"trl": trl, "loop": loop}[given.side](given)
+        (loop if given.side == "loop" else trl)(given)
     except torch.OutOfMemoryError:
         if given.side == "loop" or given.micro_batch % 2:
             raise

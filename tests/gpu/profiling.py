@@ -1,9 +1,10 @@
-"""What profile=torch and profile=memory find in a small SFT on a GPU, and its telemetry: to be looked at, with checks of what must hold.
+"""Profile a small SFT on a GPU with profile=torch and profile=memory, and check its telemetry.
 
     python tests/gpu/profiling.py hardware=h200 --model qwen3_0_6b --gpus 1
     python tests/gpu/profiling.py hardware=h200 --gpus 2 --only torch
 
-With --gpus 2 or more the run is DDP, and some of its communication must be hidden. Weights and rows are random: nothing is fetched.
+With --gpus 2 or more the run is DDP, and some of its communication must be hidden. Weights and rows
+are random: nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -20,14 +21,20 @@ import time
 
 from tests.gpu.jobs import Job, rows_of, run
 
-KEYS = ("gpu_utilization", "gpu_memory_bandwidth_share", "gpu_memory_used_gb", "gpu_memory_fragmentation", "gpu_power_w")
-KEYS += ("gpu_temperature_c", "gpu_clock_mhz", "gpu_memory_clock_mhz")
+KEYS = [
+    *("gpu_utilization", "gpu_memory_bandwidth_share", "gpu_memory_used_gb"),
+    *("gpu_memory_fragmentation", "gpu_power_w", "gpu_temperature_c", "gpu_clock_mhz"),
+    "gpu_memory_clock_mhz",
+]
 
 
 def jobs(model: str, gpus: int, kinds: list[str]) -> list[Job]:
-    shared = ["method=sft", f"model={model}", "precision=bf16", "method.args.max_steps=10", "method.args.per_device_train_batch_size=4"]
-    shared += ["method.args.max_length=2048", f"topology={'ddp' if gpus > 1 else 'single'}", f"topology.num_gpus={gpus}"]
-    return [Job(f"profile-{kind}-{gpus}", gpus, [*shared, f"profile={kind}"], "sft") for kind in kinds]
+    shared = f"""
+        method=sft model={model} precision=bf16 topology={"ddp" if gpus > 1 else "single"}
+        topology.num_gpus={gpus} method.args.max_steps=10 method.args.max_length=2048
+        method.args.per_device_train_batch_size=4
+    """.split()
+    return [Job(f"profile-{kind}-{gpus}", gpus, [*shared, f"profile={kind}"]) for kind in kinds]
 
 
 def newest(job: Job, folder: Path) -> Path:
@@ -40,25 +47,28 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def show_torch(directory: Path, gpus: int) -> list[str]:
-    """Prints the shares; returns what does not hold."""
-    found, modules = read(directory / "profile/kernels.json"), read(directory / "profile/fp32_modules.json")
-    print(json.dumps({"time_s": found["time_s"], "steps": found["steps"], **found["shares"]}, indent=1))
-    for row in found["kernels"][:25]:
+    """Print the shares, and return what does not hold."""
+    kernels = read(directory / "profile/kernels.json")
+    modules = read(directory / "profile/fp32_modules.json")
+    shares = kernels["shares"]
+    times = {key: kernels[key] for key in ("time_s", "steps")}
+    print(json.dumps({**times, **shares}, indent=1))
+    for row in kernels["kernels"][:25]:
         print(f"{row['share']:7.2%} {row['calls']:6} {row['kind']:13} {row['name'][:140]}")
-    print(
-        "fp32:",
-        json.dumps({"share": modules["share"], "products_share": modules["products_share"], "first": modules["modules"][:5]}, indent=1),
-    )
-    shares = found["shares"]
+    in_fp32 = {key: modules[key] for key in ("share", "products_share")}
+    print("fp32:", json.dumps({**in_fp32, "first": modules["modules"][:5]}, indent=1))
+    traces = len(list((directory / "profile").glob("trace-rank*.json.gz")))
+    known = min(shares[kind] for kind in ("gemm", "attention", "memory_bound"))
+    communication = shares["communication_hidden"] + shares["communication_exposed"]
     total = sum(value for name, value in shares.items() if name != "communication_hidden")
     claims = {
-        "the trace is of a GPU": found["device"] == "gpu",
+        "the trace is of a GPU": kernels["device"] == "gpu",
         "shares add up to 1": abs(total - 1) < 1e-6,
-        "products, attention and memory-bound kernels are found": min(shares[kind] for kind in ("gemm", "attention", "memory_bound")) > 0,
+        "products, attention and memory-bound kernels are found": known > 0,
         "fewer than 5% of the time are in kernels of unknown names": shares["other"] < 0.05,
         "the norms in fp32 are found": bool(modules["modules"]),
-        "each rank left its trace": len(list((directory / "profile").glob("trace-rank*.json.gz"))) == gpus,
-        "communication is found with several ranks": gpus == 1 or shares["communication_hidden"] + shares["communication_exposed"] > 0,
+        "each rank left its trace": traces == gpus,
+        "communication is found with several ranks": gpus == 1 or communication > 0,
     }
     return [claim for claim, holds in claims.items() if not holds]
 
@@ -66,9 +76,10 @@ def show_torch(directory: Path, gpus: int) -> list[str]:
 def show_memory(directory: Path, rows: list[dict[str, Any]]) -> list[str]:
     found = read(directory / "profile/memory.json")
     print(json.dumps(found, indent=1))
+    apart = abs(found["allocated_peak_gb"] / max(row["memory_peak_gb"] for row in rows) - 1)
     claims = {
         "the snapshot is there": (directory / "profile/memory.pickle").stat().st_size > 0,
-        "its peak is that of metrics.jsonl, within 5%": abs(found["allocated_peak_gb"] / max(r["memory_peak_gb"] for r in rows) - 1) < 0.05,
+        "its peak is that of metrics.jsonl, within 5%": apart < 0.05,
         "lines of Python are named": any(".py:" in row["line"] for row in found["at_peak"]),
     }
     return [claim for claim, holds in claims.items() if not holds]
@@ -78,11 +89,13 @@ def show_telemetry(directory: Path, rows: list[dict[str, Any]]) -> list[str]:
     result = read(directory / "result.json")
     for row in rows[-3:]:
         print({key: row.get(key) for key in KEYS})
-    print({key: result.get(key) for key in ("energy_j", "energy_kwh_per_million_tokens", "tokens_per_second")})
+    energy = ("energy_j", "energy_kwh_per_million_tokens", "tokens_per_second")
+    print({key: result.get(key) for key in energy})
     missing = [f"metrics.jsonl has {key}" for key in KEYS if key not in rows[-1]]
     power = [row["gpu_power_w"] for row in rows if "gpu_power_w" in row]
     seconds = rows[-1]["time_s"]
-    if power and not 0.5 < result.get("energy_j", 0) / (sum(power) / len(power) * seconds) < 8:  # of all ranks
+    # The energy is that of all ranks.
+    if power and not 0.5 < result.get("energy_j", 0) / (sum(power) / len(power) * seconds) < 8:
         missing.append("energy_j is near mean power times the time")
     return missing
 
@@ -92,9 +105,12 @@ def main() -> None:
     parser.add_argument("hardware", help="hardware=<a group of conf/hardware>")
     parser.add_argument("--model", default="qwen3_0_6b")
     parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--only", nargs="+", choices=["torch", "memory", "none"], default=["torch", "memory", "none"], help="profile=")
+    kinds = ["torch", "memory", "none"]
+    parser.add_argument("--only", nargs="+", choices=kinds, default=kinds, help="profile=")
     parser.add_argument("--folder", type=Path, default=Path("runs/profiling"))
-    parser.add_argument("--seconds", type=float, default=500, help="no run is started after so many")
+    parser.add_argument(
+        "--seconds", type=float, default=500, help="no run is started after so many"
+    )
     asked = parser.parse_args()
     folder, todo = asked.folder.resolve(), jobs(asked.model, asked.gpus, asked.only)
     run(todo, asked.hardware, folder, asked.gpus, time.monotonic() + asked.seconds)

@@ -1,11 +1,12 @@
-"""Our speed and that of what a user would run instead, one after the other on the same GPU: docs/results/speed.md.
+"""Compare our speed with what a user would run instead on the same GPU: docs/results/speed.md.
 
-    python tests/gpu/speed.py measure --out runs/speed --gpus 2         appends to runs/speed/speed.jsonl as results come
+    python tests/gpu/speed.py measure --out runs/speed --gpus 2         appends to speed.jsonl there
     python tests/gpu/speed.py measure --out runs/speed --only dpo fp8   some rows
-    python tests/gpu/speed.py report [--write]                          needs no GPU: docs/results/speed.jsonl as a table
+    python tests/gpu/speed.py report [--write]                          the table; needs no GPU
 
-Each side trains WARM_UP steps and then TIMED more, all of them logged, and is stopped. With two GPUs the rows of one GPU run side by side.
-A side that fails or takes longer than its row's `seconds` is a result too, with the last lines of its output; the others go on.
+Each side trains WARM_UP steps and then TIMED more, all of them logged, and is stopped. With two
+GPUs the rows of one GPU run side by side. A side that fails or takes longer than its row's
+`seconds` is a result too, with the last lines of its output; the others continue.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import queue
 import random
 import shutil
@@ -45,14 +47,16 @@ POLL_S = 0.05
 LAST_LINES = 15
 MEASURED = ROOT / "docs/results/speed.jsonl"
 PAGE = ROOT / "docs/results/speed.md"
-COMMON = [f"method.args.max_steps={LONG}", "runtime=local", "runtime.stop_timeout_s=1"]  # stopped, it has nothing to save
+PEERS = [sys.executable, str(ROOT / "tests/gpu/peers.py")]
+# When stopped, it has nothing to save.
+COMMON = [f"method.args.max_steps={LONG}", "runtime=local", "runtime.stop_timeout_s=1"]
 KERNEL_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Session:
-    """What the sides of one call have in common."""
+    """Hold what the sides of one call have in common."""
 
     hardware: str
     gpu: str
@@ -68,39 +72,52 @@ def overrides(row: Row, side: str) -> list[str]:
     words = [*COMMON, *row.sides[side].split()]
     if FRESH in words:
         words.remove(FRESH)
-        words += [f"user_env.{name}={tempfile.mkdtemp(prefix='kernels-')}" for name in KERNEL_CACHES]
+        words += [
+            f"user_env.{name}={tempfile.mkdtemp(prefix='kernels-')}" for name in KERNEL_CACHES
+        ]
     return words
 
 
 def write_data(folder: Path) -> None:
-    """Rows of digits, which are one token each; those of chat-like lengths end with one more, and last one epoch."""
+    """Write rows of digits, each one token; those of chat-like lengths last one epoch."""
     folder.mkdir(parents=True, exist_ok=True)
     jobs.write_data(folder)
     drawn = random.Random(0)
     rows = [{"text": jobs.digits(drawn, length - 1)} for length in chat_lengths(8 * STEPS)]
     (folder / "lengths.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    prompts = [{"prompt": jobs.digits(drawn, PROMPT), "answer": jobs.digits(drawn, 4)} for _ in range(960)]
+    prompts = [
+        {"prompt": jobs.digits(drawn, PROMPT), "answer": jobs.digits(drawn, 4)} for _ in range(960)
+    ]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
 
 
-def start(row: Row, name: str, side: str, session: Session, gpus: list[int]) -> subprocess.Popen[bytes]:
+def start(
+    row: Row, name: str, side: str, session: Session, gpus: list[int]
+) -> subprocess.Popen[bytes]:
     """Start one side; its output goes to <name>.log of the session's folder."""
     rows, saved = session.folder / f"{row.data}.jsonl", saved_model(row, session)
     if side.startswith("ours"):
         of_model = ["data=jsonl", f"data.path={rows}", f"model.path={saved}"] if saved else []
         words = [*overrides(row, side), *of_model]
-        return jobs.start(Job(name, len(gpus), words, "own" if saved else row.data), session.hardware, session.folder, gpus)
-    argv = [sys.executable, str(ROOT / "tests/gpu/peers.py"), *row.sides[side].split(), f"--steps={STEPS}"]
-    argv += [f"--data={rows}", f"--metrics={session.folder / name}.jsonl", *([f"--saved={saved}"] if saved else [])]
+        job = Job(name, len(gpus), words, "own" if saved else row.data)
+        return jobs.start(job, session.hardware, session.folder, gpus)
+    argv = [*PEERS, *row.sides[side].split(), f"--steps={STEPS}", f"--data={rows}"]
+    argv += [f"--metrics={session.folder / name}.jsonl"]
+    argv += [f"--saved={saved}"] if saved else []
     argv += [f"--server-gpu={gpu}" for gpu in gpus[1:]]
-    environment = {**jobs.os.environ, MASK: str(gpus[0])}
+    environment = {**os.environ, MASK: str(gpus[0])}
+    # unsloth needs an older TRL and datasets.
+    if side.startswith("unsloth") and (site := environment.get("UNSLOTH_SITE")):
+        environment["PYTHONPATH"] = f"{site}:{environment.get('PYTHONPATH', '')}"
     with (session.folder / f"{name}.log").open("wb") as log:
         return subprocess.Popen(argv, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
 
 def metrics(name: str, side: str, folder: Path) -> list[dict[str, Any]]:
     """Return the whole lines that a side has written so far."""
-    files = sorted((folder / "runs" / name).glob("*/metrics.jsonl")) if side.startswith("ours") else [folder / f"{name}.jsonl"]
+    files = [folder / f"{name}.jsonl"]
+    if side.startswith("ours"):
+        files = sorted((folder / "runs" / name).glob("*/metrics.jsonl"))
     if not files or not files[-1].is_file():
         return []
     return [json.loads(line) for line in files[-1].read_text().split("\n")[:-1]]
@@ -127,18 +144,22 @@ def measure_side(row_name: str, side: str, session: Session, gpus: list[int]) ->
         time.sleep(POLL_S)
     code = process.poll()
     stop(process)
-    result: Result = {"row": row_name, "side": side, "gpu": session.gpu, "gpus": len(gpus), "first_step_s": first_step_s}
+    result: Result = {"row": row_name, "side": side, "gpu": session.gpu, "gpus": len(gpus)}
+    result["first_step_s"] = first_step_s
     result["settings"] = settings(row, name, side, session.folder)
     if len(lines) >= wanted:
         result |= {} if row.first_step else figures(lines[:STEPS])
-        result |= {key: lines[-1][key] for key in ("micro_batch",) if key in lines[-1]}  # a peer's may have been halved
+        if "micro_batch" in lines[-1]:  # a peer's may have been halved
+            result["micro_batch"] = lines[-1]["micro_batch"]
     else:
-        why = f"exit code {code}" if code is not None else f"no {wanted} steps in {time.monotonic() - began:.0f} s"
+        why = f"exit code {code}"
+        if code is None:
+            why = f"no {wanted} steps in {time.monotonic() - began:.0f} s"
         output = (session.folder / f"{name}.log").read_text(errors="replace").splitlines()
         result["error"] = "\n".join([f"{why}, {len(lines)} steps", *output[-LAST_LINES:]])
         shutil.copy(session.folder / f"{name}.log", session.out)
     for checkpoints in (session.folder / "runs" / name).glob("*/checkpoints"):
-        shutil.rmtree(checkpoints, ignore_errors=True)  # a part of one: it was stopped while it saved
+        shutil.rmtree(checkpoints, ignore_errors=True)  # incomplete: stopped while saving
     return result
 
 
@@ -153,19 +174,22 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def figures(lines: list[dict[str, Any]]) -> Result:
-    """Time the steps after the warm-up: their median, and the tokens of all of them, padding left out.
+    """Return the median time of the steps after the warm-up, and their tokens without padding.
 
-    A step's time is that between two lines, so it counts all that a run does. With steps of different sizes the rate is
-    that of all their tokens in all their time.
+    A step's time is that between two lines, so it counts all that a run does. With steps of
+    different sizes the rate is that of all their tokens in all their time.
     """
     timed = list(itertools.pairwise(lines[WARM_UP - 1 :]))
     seconds = [after["time_s"] - before["time_s"] for before, after in timed]
     tokens = [after["num_tokens"] - before["num_tokens"] for before, after in timed]
     same = len(set(tokens)) == 1
     median = statistics.median(seconds)
-    shares = {key: [line[key] for line in lines[WARM_UP:] if line.get(key) is not None] for key in SHARES}
+    shares = {
+        key: [line[key] for line in lines[WARM_UP:] if line.get(key) is not None] for key in SHARES
+    }
     return {
-        **{key: round(statistics.mean(values), 3) for key, values in shares.items() if values},  # so they sum to a step
+        # Means, which sum to a step.
+        **{key: round(statistics.mean(values), 3) for key, values in shares.items() if values},
         "tokens_per_second": round(tokens[0] / median if same else sum(tokens) / sum(seconds)),
         "step_s": round(median, 4),
         "timed_steps": len(seconds),
@@ -184,12 +208,12 @@ def settings(row: Row, name: str, side: str, folder: Path) -> Result:
 
 
 def saved_model(row: Row, session: Session) -> Path | None:
-    """Return where the weights of a row are whose sides start servers. Written if they are not there: drawing them takes a minute."""
+    """Return the weights of a row whose sides start servers, written once: that takes a minute."""
     if row.saved is None:
         return None
     folder = session.folder / "models" / row.saved
     if not folder.exists():
-        argv = [sys.executable, str(ROOT / "tests/gpu/peers.py"), "save", f"--model={row.saved}", f"--saved={folder}"]
+        argv = [*PEERS, "save", f"--model={row.saved}", f"--saved={folder}"]
         subprocess.run([*argv, f"--data={session.folder / row.data}.jsonl"], check=True)
     return folder
 
@@ -204,11 +228,15 @@ def measure_row(name: str, session: Session, gpus: list[int]) -> None:
         with session.lock, (session.out / "speed.jsonl").open("a") as file:
             file.write(json.dumps(result) + "\n")
         shown = ("error", "tokens_per_second", "step_s", "first_step_s", "peak_gb", "loss")
-        print(f"{name} {side} GPU {gpus}:", {key: result[key] for key in shown if key in result}, flush=True)
+        print(
+            f"{name} {side} GPU {gpus}:",
+            {key: result[key] for key in shown if key in result},
+            flush=True,
+        )
 
 
 def measure(names: list[str], session: Session, gpus: list[int]) -> None:
-    """Rows of several GPUs one after the other; then those of one, as many at a time as there are GPUs."""
+    """Measure rows of several GPUs one by one, then those of one GPU side by side."""
     free: queue.Queue[int] = queue.Queue()
     for gpu in gpus:
         free.put(gpu)
@@ -233,7 +261,9 @@ def measure(names: list[str], session: Session, gpus: list[int]) -> None:
 def gpu_name() -> str:
     """Ask torch in a process of its own: this one must hold no GPU memory."""
     code = "import torch; print(torch.cuda.get_device_name())"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def hardware_of(gpu: str) -> str:
@@ -244,16 +274,18 @@ def hardware_of(gpu: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["measure", "report"])
-    parser.add_argument("--out", type=Path, default=Path("runs/speed"), help="of speed.jsonl, and the output of what failed")
+    parser.add_argument("--out", type=Path, default=Path("runs/speed"), help="of the results")
     parser.add_argument("--only", nargs="*", help="words, one of which a row's name holds")
     parser.add_argument("--sides", nargs="*", help="of those rows, and their order; default: all")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=570, help="for all of it")
-    parser.add_argument("--hardware", help="a name of conf/hardware; default: h100 or h200 by the GPU's name")
+    parser.add_argument("--hardware", help="a name of conf/hardware; default: by the GPU's name")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs/speed", help="of data and runs")
-    parser.add_argument("--write", action="store_true", help="of report: into docs/results/speed.md in place of printing it")
+    parser.add_argument("--write", action="store_true", help="report: change speed.md, don't print")
     given = parser.parse_args()
     if given.what == "report":
         shown = table([json.loads(line) for line in MEASURED.read_text().splitlines()])
@@ -267,7 +299,9 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     write_data(given.folder)
     hardware = f"hardware={given.hardware or hardware_of(gpu)}"
-    session = Session(hardware, gpu, given.folder.resolve(), given.out, until, threading.Lock(), given.sides)
+    session = Session(
+        hardware, gpu, given.folder.resolve(), given.out, until, threading.Lock(), given.sides
+    )
     measure(names, session, jobs.gpus_here(given.gpus))
 
 

@@ -1,4 +1,4 @@
-"""The table of docs/results/speed.md from the results of tests/gpu/speed.py."""
+"""Make the table of docs/results/speed.md from the results of tests/gpu/speed.py."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from tests.gpu.speed_rows import ROWS, Mark, Row
 
 Result = dict[str, Any]
 COLUMNS = ["work", "GPU", "ours", "mark", "its", "ratio", "at least", "met"]
+DETAILS = [
+    *("row", "side", "GPU", "tokens/s", "s a step", "timed tokens", "first step, s", "peak GB"),
+    *("command", "chosen"),
+]
 
 
 def page(text: str, name: str, section: str) -> str:
-    """Put `section` between the markers of that name; raise ValueError for a page that lacks them."""
+    """Put `section` between the markers of that name; raise ValueError if they are missing."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     before, began, rest = text.partition(begin)
     _, ended, after = rest.partition(end)
@@ -22,16 +26,18 @@ def page(text: str, name: str, section: str) -> str:
 
 def table(results: list[Result]) -> str:
     """Compare each row of each kind of GPU with its marks; the newest result of a side counts."""
-    newest = {(found["gpu"], found["row"], found["side"]): found for found in results}
-    kinds = list(dict.fromkeys(found["gpu"] for found in results))
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    newest = {(result["gpu"], result["row"], result["side"]): result for result in results}
+    kinds = list(dict.fromkeys(result["gpu"] for result in results))
+    lines = [cells_of(COLUMNS), "|" + "---|" * len(COLUMNS)]
     missing = []
     for name, row in ROWS.items():
-        sides = [{side: newest[gpu, name, side] for side in row.sides if (gpu, name, side) in newest} for gpu in kinds]
-        sides = [found for found in sides if found]
-        if not sides:
+        by_gpu = [
+            {side: newest[gpu, name, side] for side in row.sides if (gpu, name, side) in newest}
+            for gpu in kinds
+        ]
+        if not any(by_gpu):
             missing.append(row.work)
-        lines += [line(row, mark, found) for found in sides for mark in row.marks]
+        lines += [line(row, mark, sides) for sides in by_gpu if sides for mark in row.marks]
     lines += ["", *details(newest.values())]
     lines += ["", f"Not measured: {'; '.join(missing)}."] if missing else []
     return "\n".join(lines)
@@ -40,39 +46,53 @@ def table(results: list[Result]) -> str:
 def line(row: Row, mark: Mark, sides: dict[str, Result]) -> str:
     gpu = next(iter(sides.values()))["gpu"]
     figure, unit = ("first_step_s", "s") if row.first_step else ("tokens_per_second", "tokens/s")
-    ours, its = (sides.get(side, {}) for side in (mark.ours, mark.side))
+    ours, theirs = (sides.get(side, {}) for side in (mark.ours, mark.side))
+    cells = [
+        row.work,
+        f"{row.gpus} x {gpu}" if row.gpus > 1 else gpu,
+        shown(ours, figure, unit),
+        mark.name,
+        shown(theirs, figure, unit, mark.times),
+    ]
     least = f"+{mark.least:g} s at most" if row.first_step else f"{mark.least:.2f}x"
-    cells = [row.work, f"{row.gpus} x {gpu}" if row.gpus > 1 else gpu, shown(ours, figure, unit), mark.name]
-    cells.append(shown(its, figure, unit, mark.times))
-    if any("error" in found or not found.get(figure) for found in (ours, its)):
-        return "| " + " | ".join([*cells, "", least, "not measured"]) + " |"
-    if row.first_step:
-        more = ours[figure] - its[figure]
+    if any("error" in side or not side.get(figure) for side in (ours, theirs)):
+        cells += ["", least, "not measured"]
+    elif row.first_step:
+        more = ours[figure] - theirs[figure]
         cells += [f"{more:+.1f} s", least, "yes" if more <= mark.least else "**no**"]
     else:
-        ratio = ours[figure] / (mark.times * its[figure])
+        ratio = ours[figure] / (mark.times * theirs[figure])
         cells += [f"{ratio:.3f}x", least, "yes" if ratio >= mark.least else "**no**"]
-    return "| " + " | ".join(cells) + " |"
+    return cells_of(cells)
+
+
+def cells_of(cells: list[Any]) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def shown(result: Result, figure: str, unit: str, times: int = 1) -> str:
     if "error" in result:
         return "failed"
     value = result.get(figure)
-    return "" if value is None else f"{value:.1f} {unit}" if unit == "s" else f"{times * value:,} {unit}"
+    if value is None:
+        return ""
+    return f"{value:.1f} {unit}" if unit == "s" else f"{times * value:,} {unit}"
 
 
 def details(results: Any) -> list[str]:
-    """List each side with what it ran: its command, and what the planner chose of ours."""
-    columns = ["row", "side", "GPU", "tokens/s", "s a step", "timed tokens", "first step, s", "peak GB", "command", "chosen"]
-    lines = ["Every side:", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for found in results:
-        rate, step_s, tokens, peak = (found.get(key, "") for key in ("tokens_per_second", "step_s", "timed_tokens", "peak_gb"))
-        chosen = ", ".join(f"{key}={value}" for key, value in found["settings"].get("chosen", {}).items())
-        chosen = chosen or (f"micro-batch {found['micro_batch']}" if "micro_batch" in found else "")
-        cells = [found["row"], found["side"], found["gpu"], f"{rate:,}" if rate else "", step_s, tokens, found["first_step_s"] or "", peak]
-        cells += [f"`{found['settings']['command']}`", chosen]
-        if "error" in found:
-            cells[3] = "failed: " + found["error"].splitlines()[0]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    """List each side with its command, and what the planner chose for ours."""
+    lines = ["Every side:", "", cells_of(DETAILS), "|" + "---|" * len(DETAILS)]
+    for result in results:
+        command, chosen = result["settings"]["command"], result["settings"].get("chosen", {})
+        choices = ", ".join(f"{key}={value}" for key, value in chosen.items())
+        if not choices and "micro_batch" in result:
+            choices = f"micro-batch {result['micro_batch']}"
+        rate = result.get("tokens_per_second")
+        speed = f"{rate:,}" if rate else ""
+        if "error" in result:
+            speed = "failed: " + result["error"].splitlines()[0]
+        figures = [result.get(key) or "" for key in ("step_s", "timed_tokens", "first_step_s")]
+        names = [result[key] for key in ("row", "side", "gpu")]
+        peak = result.get("peak_gb", "")
+        lines.append(cells_of([*names, speed, *figures, peak, f"`{command}`", choices]))
     return lines

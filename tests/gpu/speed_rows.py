@@ -1,4 +1,4 @@
-"""The rows that tests/gpu/speed.py measures: what each side runs, and how much faster ours has to be."""
+"""List the rows that tests/gpu/speed.py measures: their sides, and the speed ours must reach."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from dataclasses import dataclass
 
 SFT_4B = "method=sft model=qwen3_4b precision=bf16 method.args.max_length=4096"
 PACKED_4B = f"{SFT_4B} method.args.packing=true method.args.packing_strategy=wrapped"
-# What the plain loop does: 16-bit weights, no checkpointing, no clipping. The same of each GPU where there are two.
-TWO_ROWS = "precision.weights=bf16 method.args.gradient_checkpointing=false method.args.per_device_train_batch_size=2"
+# As the plain loop trains, on each GPU: 16-bit weights, no checkpointing; no clipping, see below.
+TWO_ROWS = (
+    "precision.weights=bf16 method.args.gradient_checkpointing=false "
+    "method.args.per_device_train_batch_size=2"
+)
 BARE_4B = f"{PACKED_4B} {TWO_ROWS} method.args.max_grad_norm=0"
 FP8_4B = f"{PACKED_4B} {TWO_ROWS} precision=fp8 method.args.max_grad_norm=0"
 LORA_8B = (
-    "method=sft model=qwen3_8b adapter=lora precision=bf16 method.args.max_length=4096 method.args.packing=true"
-    f" method.args.packing_strategy=wrapped {TWO_ROWS}"
+    "method=sft model=qwen3_8b adapter=lora precision=bf16 method.args.max_length=4096 "
+    f"method.args.packing=true method.args.packing_strategy=wrapped {TWO_ROWS}"
 )
 SFT_06B = "method=sft model=qwen3_0_6b precision=bf16 method.args.max_length=2048 effective_batch=8"
 ONE_GPU, TWO_GPUS = "topology=single", "topology.num_gpus=2"
 LOOP_4B = "loop --model qwen3_4b --rows 2 --length 4096"
 TRL_4B = "trl --model qwen3_4b --length 4096"
 TRL_8B = "trl --model qwen3_8b --length 4096 --rows 2 --lora 16 --weights bf16"
+UNSLOTH_8B = TRL_8B.replace("trl", "unsloth", 1)
 TRL_06B = "trl --model qwen3_0_6b --length 2048 --rows 8"
 GRPO = (
     "method=grpo ~method.rewards.reasoning_gym +method.rewards.accuracy=1.0 precision=bf16"
@@ -32,9 +36,9 @@ FRESH = "FRESH_CACHE"  # replaced: a cache of compiled kernels that is empty
 
 @dataclass(frozen=True)
 class Mark:
-    """What `ours` is held against: tokens a second of `side`, `times` as many, with a ratio of `least`.
+    """Require of `ours` the tokens/s of `side`, times `times`, with a ratio of at least `least`.
 
-    Of a row of first steps the seconds are compared, and `least` is how many more ours may take.
+    In a row of first steps the seconds are compared, and `least` is how many more ours may take.
     """
 
     side: str
@@ -46,10 +50,11 @@ class Mark:
 
 @dataclass(frozen=True)
 class Row:
-    """Sides that run one after the other on the same GPUs, by name.
+    """Hold the sides that run one after the other on the same GPUs, by name.
 
-    Those named ours* are overrides of launch/run.py, the others arguments of tests/gpu/peers.py. `data` is a file of
-    speed.write_data. A side that has not timed its steps after `seconds` has failed.
+    Sides named ours* are overrides of launch/run.py, the others arguments of tests/gpu/peers.py.
+    `data` is a file of speed.write_data. A side that has not timed its steps after `seconds` has
+    failed.
     """
 
     work: str
@@ -59,26 +64,52 @@ class Row:
     gpus: int = 1
     first_step: bool = False
     seconds: float = 150.0
-    saved: str | None = None  # the model whose random weights are written once, for servers to start with
+    saved: str | None = (
+        None  # the model whose random weights are written once, for servers to start with
+    )
 
 
 def two_gpus(work: str, words: str, kinds: list[str], rows: int | None = None) -> Row:
-    """Make a row of topologies on two GPUs beside one GPU; a GPU has `rows` a step, or what `words` say."""
+    """Make a row that compares topologies on two GPUs with one GPU.
+
+    A GPU has `rows` a step, or what `words` say.
+    """
     one, two = (f" effective_batch={rows * gpus}" if rows else "" for gpus in (1, 2))
-    sides = {"ours_one": f"{words} {ONE_GPU}{one}", **{f"ours_{kind}": f"{words} topology={kind} {TWO_GPUS}{two}" for kind in kinds}}
-    marks = [Mark("ours_one", f"twice our one GPU ({kind})", 0.95, times=2, ours=f"ours_{kind}") for kind in kinds]
+    sides = {
+        "ours_one": f"{words} {ONE_GPU}{one}",
+        **{f"ours_{kind}": f"{words} topology={kind} {TWO_GPUS}{two}" for kind in kinds},
+    }
+    marks = [
+        Mark("ours_one", f"twice our one GPU ({kind})", 0.95, times=2, ours=f"ours_{kind}")
+        for kind in kinds
+    ]
     return Row(f"SFT 4B on two GPUs, {work}", sides, marks, gpus=2)
 
 
 def grpo(size: str, model: str, sync: float | None, fastest: float) -> Row:
-    """Make a row of one GPU that trains and one that generates: `sync` and `fastest` are what ours has to reach of TRL's rate."""
-    split = f"{GRPO} model={model} topology=split topology.num_gpus=2 topology.server_max_length=768"
+    """Make a row with one GPU that trains and one that generates.
+
+    `sync` and `fastest` are the ratios to TRL's rate that ours must reach.
+    """
+    split = (
+        f"{GRPO} model={model} topology=split topology.num_gpus=2 topology.server_max_length=768"
+    )
     modes = {"ours": "false", "ours_overlap": "true", "ours_stream": "stream"}
     marks = [Mark("trl", "TRL's server mode (synchronous)", sync)] if sync else []
     return Row(
         f"GRPO {size}, 1 + 1, 96 x (200 + 512) tokens",
-        {**{side: f"{split} topology.overlap={mode}" for side, mode in modes.items()}, "trl": f"{TRL_GRPO} --model {model}"},
-        [*marks, *(Mark("trl", f"TRL's server mode ({side[5:]})", fastest, ours=side) for side in modes if side != "ours")],
+        {
+            **{side: f"{split} topology.overlap={mode}" for side, mode in modes.items()},
+            "trl": f"{TRL_GRPO} --model {model}",
+        },
+        [
+            *marks,
+            *(
+                Mark("trl", f"TRL's server mode ({side[5:]})", fastest, ours=side)
+                for side in modes
+                if side != "ours"
+            ),
+        ],
         data="prompts",
         gpus=2,
         seconds=450,
@@ -127,13 +158,44 @@ ROWS: dict[str, Row] = {
     ),
     "lora_8b": Row(
         "SFT 8B LoRA, 2 x 4,096 tokens, bf16 base",
-        {"ours": f"{LORA_8B} {ONE_GPU}", "trl_liger": f"{TRL_8B} --liger --no-checkpointing", "trl": TRL_8B},
-        [Mark("trl_liger", "TRL + Liger, no checkpointing either", 1.24), Mark("trl", "TRL's defaults", 2.2)],
+        {
+            "ours": f"{LORA_8B} {ONE_GPU}",
+            "trl_liger": f"{TRL_8B} --liger --no-checkpointing",
+            "trl": TRL_8B,
+        },
+        [
+            Mark("trl_liger", "TRL + Liger, no checkpointing either", 1.24),
+            Mark("trl", "TRL's defaults", 2.2),
+        ],
+    ),
+    # Of saved weights, which unsloth reads from a directory only.
+    "unsloth": Row(
+        "SFT 8B LoRA, 2 x 4,096 tokens, bf16 base",
+        {
+            "ours": f"{LORA_8B} {ONE_GPU}",
+            "unsloth": f"{UNSLOTH_8B} --no-checkpointing",
+            "ours_checkpointing": f"{LORA_8B} {ONE_GPU} method.args.gradient_checkpointing=true",
+            "unsloth_checkpointing": UNSLOTH_8B,
+        },
+        [
+            Mark("unsloth", "unsloth, no checkpointing either", 1.0),
+            Mark(
+                "unsloth_checkpointing",
+                "unsloth, both checkpointing",
+                1.0,
+                ours="ours_checkpointing",
+            ),
+        ],
+        seconds=240,
+        saved="qwen3_8b",
     ),
     "dpo": Row(
         "DPO 1.7B, 4 pairs of 1,024 tokens",
         {
-            "ours": f"method=dpo model=qwen3_1_7b precision=bf16 method.args.max_length=1024 effective_batch=4 {ONE_GPU}",
+            "ours": (
+                "method=dpo model=qwen3_1_7b precision=bf16 method.args.max_length=1024 "
+                f"effective_batch=4 {ONE_GPU}"
+            ),
             "trl": "trl --method dpo --model qwen3_1_7b --length 1024 --rows 4",
         },
         [Mark("trl", "TRL's defaults", 1.95)],
@@ -160,7 +222,10 @@ ROWS: dict[str, Row] = {
     "colocate": Row(
         "GRPO 1.7B, one GPU, 96 x (200 + 512) tokens",
         {
-            "ours": f"{GRPO} model=qwen3_1_7b topology=colocate topology.num_gpus=1 method.args.vllm_max_model_length=768",
+            "ours": (
+                f"{GRPO} model=qwen3_1_7b topology=colocate topology.num_gpus=1 "
+                "method.args.vllm_max_model_length=768"
+            ),
             "trl": f"{TRL_GRPO} --model qwen3_1_7b",
         },
         [Mark("trl", "TRL's colocate", 1.3)],
@@ -184,4 +249,6 @@ ROWS: dict[str, Row] = {
 def chat_lengths(count: int, longest: int = 4096) -> list[int]:
     """Draw tokens of rows as chats have them: log-normal with a median of 250 and sigma 1.0."""
     drawn = random.Random(0)
-    return [max(2, min(longest, round(drawn.lognormvariate(math.log(250), 1.0)))) for _ in range(count)]
+    return [
+        max(2, min(longest, round(drawn.lognormvariate(math.log(250), 1.0)))) for _ in range(count)
+    ]

@@ -1,6 +1,7 @@
-"""A rank that trains several configurations in turn, so that a strategy's libraries are loaded once: test_adapter_strategies.py starts it.
+"""Train several configurations in turn on a rank, so that a strategy's libraries load once.
 
-The last configuration is that of the one before, resumed from its checkpoint of step 2.
+The last configuration is the one before it, resumed from its checkpoint of step 2. It is started by
+test_adapter_strategies.py.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
 
-from recipes.common import program
+from recipes.rank import program
 from recipes.sft import sft
 
 
@@ -37,7 +38,7 @@ def main() -> None:
     PartialState().wait_for_everyone()
     train(resumed)
     sys.stdout.flush()
-    os._exit(0)  # as recipes/common/program.py ends ranks of gloo
+    os._exit(0)  # as recipes/rank/program.py ends ranks of gloo
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""A rank that chooses its best model, and again where it was killed; test_best_ranks.py starts it with folders of three configurations.
+"""Run a rank that chooses its best model, and resume it where it was killed.
 
-The first of them is run whole. The second goes on from what the first had left at its best step and at the save after it; the third from
-all its checkpoints, as where a run is killed while it writes its model. One process, so that a strategy's libraries are loaded once.
+test_best_ranks.py starts it with the folders of three configurations. The first is run whole. The
+second resumes from the first's checkpoints of its best step and of the next save. The third resumes
+from all its checkpoints, like a run killed while it writes its model. One process runs them all, so
+that a strategy's libraries load once.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ from pathlib import Path
 
 from accelerate import PartialState
 
-from recipes.common import checkpoint, program
+from recipes.rank import program
+from recipes.training import checkpoint
 from tests.integration.adapter_ranks import train
 
 
 def copy_checkpoints(whole: Path, later: Path, last: int | None) -> None:
-    """Those of `whole` up to step `last`; all for None."""
+    """Copy the checkpoints of `whole` up to step `last`, or all for None."""
     if program.is_main_rank():
         for saved in (whole / "checkpoints").iterdir():
             if last is None or checkpoint.step_of(saved) <= last:
@@ -36,7 +39,7 @@ def main() -> None:
             copy_checkpoints(folder / "whole", folder / name, last)
             train(str(folder / name / "config.yaml"))
     sys.stdout.flush()
-    os._exit(0)  # as recipes/common/program.py ends ranks of gloo
+    os._exit(0)  # as recipes/rank/program.py ends ranks of gloo
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""A real Chromium, driven by the DevTools protocol over a pipe: no port, and no package that the lock lacks."""
+"""Drive a real Chromium by the DevTools protocol over a pipe.
+
+That needs no port, and no package that the lock lacks.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ANSWERS_WITHIN_S = 60
-# Becomes the browser, with the protocol's ends as descriptors 3 and 4, whatever they are here. First out of the way: one may be 3 itself.
+# Becomes the browser, with the protocol's ends as descriptors 3 and 4. They are moved away first,
+# since one may be 3 itself.
 AT_3_AND_4 = """
 import fcntl, os, sys
 ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
@@ -35,7 +39,10 @@ def program() -> str | None:
 
 @dataclass
 class Browser:
-    """One tab. `said` are the console's errors and warnings and uncaught exceptions, `asked` every address that was loaded."""
+    """Drive one tab.
+
+    `said` has the console's errors, warnings and uncaught exceptions; `asked` every loaded address.
+    """
 
     write_to: int
     read_from: int
@@ -48,7 +55,12 @@ class Browser:
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         self.number += 1
-        message = {"id": self.number, "method": method, "params": params, **({"sessionId": self.session} if self.session else {})}
+        message = {
+            "id": self.number,
+            "method": method,
+            "params": params,
+            **({"sessionId": self.session} if self.session else {}),
+        }
         os.write(self.write_to, json.dumps(message).encode() + b"\0")
         while True:
             answer = self._next()
@@ -57,31 +69,44 @@ class Browser:
                 return answer["result"]
 
     def open(self, page: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Loads the file and waits for its load event. `width` in CSS pixels."""
+        """Load the file and wait for its load event; `width` is in CSS pixels."""
         self.said.clear()
         self.asked.clear()
         self.loaded = False
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
         self.call("Page.navigate", url=page.as_uri())
         while not self.loaded:
             self._next()
 
     def value(self, expression: str) -> Any:
-        """Of a JavaScript expression."""
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        """Return the value of a JavaScript expression."""
+        found = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
     def press(self, key: str, code: int) -> None:
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+            self.call(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code
+            )
 
     def point_at(self, x: float, y: float) -> None:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def screenshot(self, path: Path) -> None:
-        """Of the whole page, PNG."""
+        """Return a PNG of the whole page."""
         taken = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(taken["data"]))
 
@@ -90,7 +115,9 @@ class Browser:
         with selectors.DefaultSelector() as selector:
             selector.register(self.read_from, selectors.EVENT_READ)
             while b"\0" not in self.rest:
-                assert selector.select(max(0.0, end - time.monotonic())), "the browser does not answer"
+                assert selector.select(max(0.0, end - time.monotonic())), (
+                    "the browser does not answer"
+                )
                 chunk = os.read(self.read_from, 1 << 20)
                 assert chunk, "the browser has ended"
                 self.rest += chunk
@@ -108,25 +135,49 @@ class Browser:
             self.said.append(params["exceptionDetails"]["text"])
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.said.append(params["entry"]["text"])
-        elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+        elif method == "Runtime.consoleAPICalled" and params["type"] in (
+            "error",
+            "warning",
+            "assert",
+        ):
             self.said.append(str([argument.get("value") for argument in params["args"]]))
 
 
 @contextlib.contextmanager
 def started(chromium: str) -> Iterator[Browser]:
-    """Ends with the block, its profile with it."""
+    """Start a browser that ends with the block, as does its profile."""
     (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars"]
-        argv = [chromium, *flags, f"--user-data-dir={profile}", "--remote-debugging-pipe", "about:blank"]
+        flags = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--hide-scrollbars",
+        ]
+        argv = [
+            chromium,
+            *flags,
+            f"--user-data-dir={profile}",
+            "--remote-debugging-pipe",
+            "about:blank",
+        ]
         through = [sys.executable, "-c", AT_3_AND_4, str(their_in), str(their_out), *argv]
-        child = subprocess.Popen(through, pass_fds=(their_in, their_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        child = subprocess.Popen(
+            through,
+            pass_fds=(their_in, their_out),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(their_in)
         os.close(their_out)
         browser = Browser(our_out, our_in)
         try:
             target = browser.call("Target.createTarget", url="about:blank")["targetId"]
-            browser.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+            browser.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)[
+                "sessionId"
+            ]
             for domain in ("Page", "Runtime", "Log", "Network"):
                 browser.call(f"{domain}.enable")
             yield browser

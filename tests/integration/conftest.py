@@ -1,7 +1,7 @@
-"""What tests with a real engine share: the engine, a registry, a base made from Debian's packages, the cpu image built on it.
+"""Share a real engine, a registry, a base of Debian's packages, and the cpu image built on it.
 
-Where nothing can be pulled, a base is made with mmdebstrap and imported. The base and the cpu image stay for the next run, which
-finds both up to date; everything else that a test makes is removed.
+If nothing can be pulled, a base is made with mmdebstrap and imported. The base and the cpu image
+stay for the next run, which finds both up to date. All else that a test makes is removed.
 """
 
 from __future__ import annotations
@@ -36,28 +36,43 @@ from tests.conftest import ROOT
 BUILD = [sys.executable, str(ROOT / "containers/build.py")]
 BASE = "rocm-recipes-test/debian-python"
 FAKE_ROCM = "fake-rocm"
-TRUTH = {"torch": "2.13", "rocm": "7.2.0", "vllm": "0.31.0", "gfx": ["gfx90a", "gfx942"]}  # of the fake
+# What the fake base has.
+TRUTH = {"torch": "2.13", "rocm": "7.2.0", "vllm": "0.31.0", "gfx": ["gfx90a", "gfx942"]}
 # python3-venv: Debian keeps ensurepip there. ca-certificates: Python has no list of its own.
 PACKAGES = "python3,python3-venv,ca-certificates"
-UID = 12345  # nobody's: a caller without a name or a password
+UID = 12345  # unused: a user without a name or a password
 SOURCES = ("sources.list", "sources.list.d/debian.sources", "sources.list.d/ubuntu.sources")
 STARTS_WITHIN_S = 20
-# Files whose tests share the docker engine: they count its images and containers, so one process runs them all.
-WITH_ENGINE = {"test_docker_runs.py", "test_image_build.py", "test_image_refusals.py", "test_image_secrets.py", "test_sandbox.py"}
-# Files that take minutes. They begin before the others, of which any is short enough to be the last: no process waits long for the other.
-LONG = ("test_clean_clone.py", "test_split.py", "test_kernels.py", "test_tunings.py", "test_slurm.py")
+# Files whose tests share the docker engine. They count its images and containers, so one process
+# runs them all.
+WITH_ENGINE = {
+    "test_docker_runs.py",
+    "test_image_build.py",
+    "test_image_refusals.py",
+    "test_image_secrets.py",
+    "test_sandbox.py",
+}
+# Files that take minutes. They begin before the others, so that no process waits long for another.
+LONG = (
+    "test_clean_clone.py",
+    "test_split.py",
+    "test_kernels.py",
+    "test_tunings.py",
+    "test_slurm.py",
+)
 
 
 def lacking(what: str) -> None:
-    """A machine of one's own may lack it; CI installs it, and would pass for nothing without it."""
+    """Skip on a user's machine; fail in CI, which installs it and would otherwise test nothing."""
     if os.environ.get("CI") == "true":
         pytest.fail(what)
     pytest.skip(what)
 
 
 class OneProcessForTheEngine(LoadFileScheduling):
-    """Files whole, as they come, to whichever process is free; those of the one engine together. (loadgroup ignores its marks here:
-    it renames tests in a way that pytest 9 no longer knows.)
+    """Give whole files to whichever process is free, and all files of the engine to one process.
+
+    loadgroup ignores its marks here, since it renames tests in a way that pytest 9 does not know.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -70,11 +85,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log) -> OneProcessForTheE
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    turns = {**dict.fromkeys(WITH_ENGINE, 0), **{name: number for number, name in enumerate(LONG, 1)}}
+    turns = {
+        **dict.fromkeys(WITH_ENGINE, 0),
+        **{name: number for number, name in enumerate(LONG, 1)},
+    }
     items.sort(key=lambda item: turns.get(item.path.name, len(turns)))
     for item in items:
         if "engine" in item.fixturenames and item.path.name not in WITH_ENGINE:
-            raise pytest.UsageError(f"{item.nodeid} uses the docker engine: name its file in WITH_ENGINE (tests/integration/conftest.py)")
+            raise pytest.UsageError(
+                f"{item.nodeid} uses the docker engine: name its file in WITH_ENGINE "
+                "(tests/integration/conftest.py)"
+            )
 
 
 @pytest.fixture(scope="session")
@@ -90,8 +111,10 @@ def engine() -> Iterator[docker.DockerClient]:
 
 
 @pytest.fixture(scope="session")
-def registry(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """host:port of a registry of its own, empty at first."""
+def registry(
+    engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """Yield host:port of a registry that is empty at first."""
     program = shutil.which("docker-registry")
     if program is None:
         return lacking("no docker-registry (Debian: apt-get install docker-registry)")
@@ -100,7 +123,10 @@ def registry(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFacto
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     config = folder / "config.yml"
-    config.write_text(f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {folder / 'storage'}}}}}\nhttp: {{addr: '{address}'}}\n")
+    config.write_text(
+        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {folder / 'storage'}}}}}\n"
+        f"http: {{addr: '{address}'}}\n"
+    )
     with (folder / "log").open("w") as log:
         process = subprocess.Popen([program, "serve", str(config)], stdout=log, stderr=log)
     try:
@@ -110,7 +136,8 @@ def registry(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFacto
         for image in engine.images.list():
             for name in [*image.tags, *image.attrs["RepoDigests"]]:
                 if name.startswith(f"{address}/"):
-                    with contextlib.suppress(docker.errors.ImageNotFound):  # its digest went with its last tag
+                    # Its digest went with its last tag.
+                    with contextlib.suppress(docker.errors.ImageNotFound):
                         engine.images.remove(name)
         process.terminate()
         process.wait()
@@ -131,7 +158,7 @@ def wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def pushed(engine: docker.DockerClient, image: str, repository: str) -> str:
-    """repository@digest of an image, now that it is there."""
+    """Push an image, and return its repository@digest."""
     assert engine.images.get(image).tag(repository, "1")
     events = failing(engine.api.push(repository, "1", stream=True, decode=True))
     (digest,) = {event["aux"]["Digest"] for event in events if "aux" in event}
@@ -140,13 +167,15 @@ def pushed(engine: docker.DockerClient, image: str, repository: str) -> str:
 
 @pytest.fixture(scope="session")
 def base(engine: docker.DockerClient, registry: str) -> str:
-    """A small Debian (or Ubuntu: the host's own) with Python, by its digest in the registry."""
+    """Return a small Debian (or Ubuntu, like the host) with Python, by its registry digest."""
     if shutil.which("mmdebstrap") is None:
         return lacking("no mmdebstrap (Debian, Ubuntu: apt-get install mmdebstrap)")
     suite = platform.freedesktop_os_release()["VERSION_CODENAME"]
     sources = [file for name in SOURCES if (file := Path("/etc/apt") / name).is_file()]
     recipe = ["--quiet", "--variant=minbase", f"--include={PACKAGES}", suite]
-    key = hashlib.sha256("\n".join([*recipe, *(file.read_text() for file in sources)]).encode()).hexdigest()[:12]
+    key = hashlib.sha256(
+        "\n".join([*recipe, *(file.read_text() for file in sources)]).encode()
+    ).hexdigest()[:12]
     if not engine.images.list(f"{BASE}:{key}"):
         tarball = fetch.cache() / "tests" / f"{suite}-{key}.tar"
         if not tarball.exists():
@@ -159,32 +188,32 @@ def base(engine: docker.DockerClient, registry: str) -> str:
 
 
 def build(*arguments: str, **options) -> subprocess.CompletedProcess:
-    """`python containers/build.py ...`; `environ` adds to the environment."""
+    """Run `python containers/build.py ...`; `environ` adds to the environment."""
     env = {**os.environ, "COLUMNS": "200", **options.pop("environ", {})}
     return subprocess.run([*BUILD, *arguments], env=env, capture_output=True, text=True, **options)
 
 
 @pytest.fixture(scope="session")
 def cpu_image(base: str) -> str:
-    """The reference of the cpu image, built on the base unless it has been before."""
+    """Return the cpu image's reference, built on the base unless it exists."""
     done = build("image=cpu", f"base={base}")
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
     return images.load()["cpu"].local_reference
 
 
-# ---- Tiny images: a lock file of one's own, and one wheel
+# ---- Tiny images: their own lock file, and one wheel
 
 
 def stanzas(file: Path, lock: str, *names: str) -> Path:
-    """A lock of a few requirements of another, hashes included."""
+    """Write a lock with a few requirements of another, hashes included."""
     pins = [pin for pin in install.read_lock(images.FOLDER / lock, lock) if pin.name in names]
     file.write_text("".join(f"{pin.text}\n" for pin in pins))
     return file
 
 
 def lock_of(folder: Path, base: str, name: str = "tiny", **fields) -> Path:
-    """An images.lock.yaml with one entry: by default what the base is, and setuptools on it."""
+    """Write an images.lock.yaml with one entry: by default the base's values, and setuptools."""
     repository, _, digest = base.partition("@")
     entry = {
         "base": f"{repository}:1",
@@ -203,13 +232,15 @@ def lock_of(folder: Path, base: str, name: str = "tiny", **fields) -> Path:
         **fields,
     }
     file = folder / "images.lock.yaml"
-    file.write_text("# A comment that stays.\n" + yaml.safe_dump({"images": {name: entry}}, sort_keys=False))
+    file.write_text(
+        "# A comment that stays.\n" + yaml.safe_dump({"images": {name: entry}}, sort_keys=False)
+    )
     return file
 
 
 @pytest.fixture
 def remove(engine) -> Iterator[list[str]]:
-    """References that are removed when the test is over."""
+    """Yield a list of references that are removed after the test."""
     references: list[str] = []
     yield references
     for reference in references:
@@ -219,9 +250,18 @@ def remove(engine) -> Iterator[list[str]]:
 
 @pytest.fixture
 def tiny(base, tmp_path, remove):
-    """`tiny("check=true", torch="2.0")` builds from a lock whose one entry has these fields; it knows its reference."""
+    """Return `tiny("check=true", torch="2.0")`, which builds from a lock of one entry.
 
-    def call(*arguments: str, environ: dict[str, str] | None = None, on: str = base, name: str = "tiny", **fields):
+    The entry has the given fields; `tiny` knows its reference.
+    """
+
+    def call(
+        *arguments: str,
+        environ: dict[str, str] | None = None,
+        on: str = base,
+        name: str = "tiny",
+        **fields,
+    ):
         lock = lock_of(tmp_path, on, name, **fields)
         call.reference = images.load.__wrapped__(lock)[name].local_reference
         remove.append(call.reference)
@@ -232,7 +272,10 @@ def tiny(base, tmp_path, remove):
 
 @pytest.fixture
 def nothing_is_left(engine) -> Iterator[None]:
-    """No container of a build, and no image without a name that one has made; what a build that was killed left before stays."""
+    """Check that no build leaves a container or an unnamed image.
+
+    What an earlier build that was killed left is not counted.
+    """
     before = unnamed(engine), of_builds(engine)
     yield
     assert unnamed(engine) <= before[0]
@@ -240,19 +283,28 @@ def nothing_is_left(engine) -> Iterator[None]:
 
 
 def of_builds(engine) -> set[str]:
-    """Containers, running or not."""
-    return {container.id for container in engine.containers.list(all=True, filters={"label": f"{engines.ROLE}=build"})}
+    """Return the containers of builds, running or not."""
+    return {
+        container.id
+        for container in engine.containers.list(
+            all=True, filters={"label": f"{engines.ROLE}=build"}
+        )
+    }
 
 
 def unnamed(engine) -> set[str]:
-    """Of builds, without a name and without use: one that a container still needs has to stay."""
+    """Return unnamed images of builds without those that a container still needs."""
     used = {container["ImageID"] for container in engine.api.containers(all=True)}
-    return {image.id for image in engine.images.list(filters={"dangling": True, "label": engines.BUILD})} - used
+    return {
+        image.id for image in engine.images.list(filters={"dangling": True, "label": engines.BUILD})
+    } - used
 
 
 def inside(engine, image: str, *argv: str, **options) -> str:
-    """Output of a program in an image, without a network."""
-    output = engine.containers.run(image, argv, remove=True, network_mode="none", stderr=True, **options)
+    """Return the output of a program in an image, without a network."""
+    output = engine.containers.run(
+        image, argv, remove=True, network_mode="none", stderr=True, **options
+    )
     return output.decode()
 
 
@@ -261,7 +313,10 @@ def inside(engine, image: str, *argv: str, **options) -> str:
 
 @pytest.fixture(scope="session")
 def fake_rocm(engine, base, registry, tmp_path_factory) -> Iterator[str]:
-    """A base as AMD's are: a torch of its own for AMD GPUs, a vLLM, a pip and no ensurepip. Only the kernels are missing."""
+    """Yield a base like AMD's: a torch for AMD GPUs, a vLLM and a pip, but no ensurepip.
+
+    Only the kernels are missing.
+    """
     folder = tmp_path_factory.mktemp(FAKE_ROCM)
     (folder / "torch.py").write_text(
         textwrap.dedent("""
@@ -275,11 +330,18 @@ def fake_rocm(engine, base, registry, tmp_path_factory) -> Iterator[str]:
             __version__ = "2.13.0+rocm7.2"
         """)
     )
-    for package, version in (("torch", "2.13.0+rocm7.2"), ("vllm", "0.31.0+rocm723"), ("broken", "1.0")):
+    for package, version in (
+        ("torch", "2.13.0+rocm7.2"),
+        ("vllm", "0.31.0+rocm723"),
+        ("broken", "1.0"),
+    ):
         metadata = folder / f"{package}-{version}.dist-info" / "METADATA"
         metadata.parent.mkdir()
-        # `broken` is what bases are like: nothing of ours needs it, so its own needs are none of ours.
-        metadata.write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\nRequires-Dist: not-there==1\n")
+        # Real bases have packages like `broken`: unmet needs, but nothing of ours needs them.
+        metadata.write_text(
+            f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
+            "Requires-Dist: not-there==1\n"
+        )
     (folder / "Dockerfile").write_text(
         textwrap.dedent(f"""
             FROM {base}
@@ -291,23 +353,27 @@ def fake_rocm(engine, base, registry, tmp_path_factory) -> Iterator[str]:
             USER 1000:1000
         """)
     )
-    image, _ = engine.images.build(path=str(folder), tag=FAKE_ROCM, rm=True, forcerm=True, network_mode="none")
+    image, _ = engine.images.build(
+        path=str(folder), tag=FAKE_ROCM, rm=True, forcerm=True, network_mode="none"
+    )
     yield pushed(engine, image.id, f"{registry}/{FAKE_ROCM}")
     engine.images.remove(FAKE_ROCM)
 
 
-# ---- Somebody who is not root
+# ---- A user who is not root
 
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """Somebody's. Not in tmp_path: pytest's own folders are closed to everybody else."""
+    """Return a user's home outside tmp_path, since pytest closes its folders to other users."""
     with tempfile.TemporaryDirectory(prefix="home-") as folder:
         yield Path(folder)
 
 
-def as_somebody(home: Path, *arguments: str, groups: list[int], **environ: str) -> subprocess.CompletedProcess:
-    """build.py as a user who is not root."""
+def as_somebody(
+    home: Path, *arguments: str, groups: list[int], **environ: str
+) -> subprocess.CompletedProcess:
+    """Run build.py as a user who is not root."""
     identity, python = {}, sys.executable
     if os.getuid() == 0:
         identity = {"user": UID, "group": UID, "extra_groups": groups}
@@ -315,16 +381,40 @@ def as_somebody(home: Path, *arguments: str, groups: list[int], **environ: str) 
             os.chown(path, UID, UID)
         # The environment's own python may stand in root's home.
         version = "python{}.{}".format(*sys.version_info[:2])
-        python = next(p for p in (sys.executable, shutil.which(version, path="/usr/bin:/usr/local/bin")) if p and runs(p, identity))
+        python = next(
+            p
+            for p in (sys.executable, shutil.which(version, path="/usr/bin:/usr/local/bin"))
+            if p and runs(p, identity)
+        )
     packages = next(path for path in sys.path if path.endswith("site-packages"))
     env = {k: v for k, v in os.environ.items() if k != "XDG_CACHE_HOME"}
-    env |= {"HOME": str(home), "COLUMNS": "200", "PYTHONPATH": packages, "PYTHONDONTWRITEBYTECODE": "1", **environ}
-    return subprocess.run([python, BUILD[1], *arguments], env=env, cwd=home, capture_output=True, text=True, **identity)
+    env |= {
+        "HOME": str(home),
+        "COLUMNS": "200",
+        "PYTHONPATH": packages,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **environ,
+    }
+    return subprocess.run(
+        [python, BUILD[1], *arguments],
+        env=env,
+        cwd=home,
+        capture_output=True,
+        text=True,
+        **identity,
+    )
 
 
 def runs(python: str, identity: dict) -> bool:
     try:
-        return subprocess.run([python, "-c", f"open({str(ROOT / 'README.md')!r})"], capture_output=True, **identity).returncode == 0
+        return (
+            subprocess.run(
+                [python, "-c", f"open({str(ROOT / 'README.md')!r})"],
+                capture_output=True,
+                **identity,
+            ).returncode
+            == 0
+        )
     except OSError:
         return False
 
@@ -333,7 +423,7 @@ def runs(python: str, identity: dict) -> bool:
 
 
 class Chunks(io.RawIOBase):
-    """An iterator of bytes, read as a file."""
+    """Read an iterator of bytes as a file."""
 
     def __init__(self, chunks) -> None:
         self.chunks, self.rest = iter(chunks), b""

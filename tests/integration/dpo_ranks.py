@@ -1,4 +1,4 @@
-"""A rank that trains by DPO with several configurations in turn; test_dpo_ranks.py starts it."""
+"""Train by DPO with several configurations in turn on a rank; test_dpo_ranks.py starts it."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ if __name__ == "__main__":
     for config in sys.argv[1:]:
         train(config, dpo)
     sys.stdout.flush()
-    os._exit(0)  # as recipes/common/program.py ends ranks of gloo
+    os._exit(0)  # as recipes/rank/program.py ends ranks of gloo

@@ -1,7 +1,8 @@
-"""What goes wrong in the runs of test_split.py, through two doors that are everybody's: a GRPO reward and a plugin of vLLM.
+"""Make the runs of test_split.py fail, by a GRPO reward and a plugin of vLLM as users have them.
 
-A test copies this file to where it starts the launcher. There the file `fault` says what happens and at which step, for example
-`kill 3`, or `first 3` where the first rank dies and not the last; who does it removes that file first, so it happens once.
+A test copies this file to where it starts the launcher. The file `fault` there says what happens at
+which step, for example `kill 3`, or `first 3` if the first rank dies instead of the last. The
+process that does it removes the file first, so that it happens once.
 """
 
 from __future__ import annotations
@@ -15,27 +16,38 @@ import time
 import zlib
 from pathlib import Path
 
-from recipes.common import program
+from recipes.rank import program
 
 FAULT = Path("fault")
 
 
 def reward(prompts, completions, trainer_state, **columns) -> list[float]:
-    """From 0 to 1, by the completion's text: random, and the same in every run. A rank meets its fault here, inside a step."""
+    """Return 0 to 1 by a completion's text: random, and the same in every run.
+
+    A rank meets its fault here, inside a step.
+    """
     if program.rank() == 0:
         with Path("trained").open("a") as file:
             file.write(json.dumps([trainer_state.global_step + 1, prompts]) + "\n")
         if due("first", trainer_state.global_step + 1):
             kill()
     if program.rank() == int(os.environ["WORLD_SIZE"]) - 1:
-        for name, happens in {"kill": kill, "hang": hang_here, "stop": stop_launcher, "lose": lose_launcher}.items():
+        for name, happens in {
+            "kill": kill,
+            "hang": hang_here,
+            "stop": stop_launcher,
+            "lose": lose_launcher,
+        }.items():
             if due(name, trainer_state.global_step + 1):
                 happens()
     return [zlib.crc32(str(completion).encode()) % 101 / 100 for completion in completions]
 
 
 def register() -> None:
-    """vLLM calls this in each of its processes. The server dies in the middle of a weight transfer."""
+    """Have the server die in the middle of a weight transfer.
+
+    vLLM calls this in each of its processes.
+    """
     from recipes.smoke.gloo_server import GlooWeightTransferEngine  # ranks have no vLLM to import
 
     receive_all, count = GlooWeightTransferEngine.receive_weights, itertools.count(1)
@@ -44,7 +56,12 @@ def register() -> None:
         if due("sync", next(count)):
             columns = ("names", "dtype_names", "shapes")
             half = len(update_info.names) // 2
-            receive_all(self, dataclasses.replace(update_info, **{name: getattr(update_info, name)[:half] for name in columns}))
+            receive_all(
+                self,
+                dataclasses.replace(
+                    update_info, **{name: getattr(update_info, name)[:half] for name in columns}
+                ),
+            )
             kill()
         receive_all(self, update_info)
 
@@ -76,7 +93,7 @@ def lose_launcher() -> None:
 
 
 def _signal_launcher(number: int) -> None:
-    """And stay in this step until this rank is asked to stop, so that it is known after which step it does."""
+    """Stay in this step until this rank is told to stop, so that the step is known."""
     os.kill(int(os.environ["ROCM_RECIPES_PROCESS"].partition("/")[0]), number)
     while not program.stop_asked():
         time.sleep(0.02)

@@ -1,4 +1,7 @@
-"""The README's first command, in a clean clone with an environment of its own: it installs, trains, and the model has learned."""
+"""Test the README's first command in a clean clone with its own environment.
+
+It installs and trains, and the model has learned.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,26 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(5400)]  # a whole quickstart
 ROOT = Path(__file__).parents[2]
 NEEDED = [name for name in ("git", "make") if shutil.which(name) is None]
 
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory):
-    """`make quickstart` as the README says, in a clone of what is committed."""
+    """Run `make quickstart` as the README says, in a clone of what is committed."""
     if NEEDED:
         pytest.skip(f"needs {', '.join(NEEDED)}")
     clone = tmp_path_factory.mktemp("clone") / "repository"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("VIRTUAL_ENV", "PYTHON"))}
-    done = subprocess.run(["make", "quickstart"], cwd=clone, env=env, capture_output=True, text=True)
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("VIRTUAL_ENV", "PYTHON"))
+    }
+    done = subprocess.run(
+        ["make", "quickstart"], cwd=clone, env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return clone, done.stdout
 
@@ -50,7 +59,12 @@ def test_the_end_shows_both_accuracies_a_plot_and_where_it_all_is(quickstart):
 
 def test_no_cuda_came_along(quickstart):
     clone, _ = quickstart
-    listed = subprocess.run([clone / ".venv/bin/python", "-m", "pip", "list"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        [clone / ".venv/bin/python", "-m", "pip", "list"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert "+cpu" in next(line for line in listed.splitlines() if line.startswith("torch "))
     assert "nvidia" not in listed
 

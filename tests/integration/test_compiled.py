@@ -1,6 +1,7 @@
-"""Layers compiled by inductor, on one process and on two ranks with gloo: losses, and a resumed run, are those of eager layers.
+"""Test that layers compiled by inductor have the losses of eager ones, also after resuming.
 
-Needs a C++ compiler: on a CPU inductor writes C++.
+They run on one process and on two ranks with gloo. Needs a C++ compiler, since inductor writes C++
+on a CPU.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from launch.errors import EXIT_INTERRUPTED
-from recipes.common.metrics import Metrics
+from launch.core.errors import EXIT_INTERRUPTED
+from recipes.measure.metrics import Metrics
 from tests.conftest import command
 from tests.e2e.test_resume import SMALL, STEPS, assert_equal, run
 from tests.integration.conftest import lacking
@@ -25,10 +26,20 @@ from tests.integration.test_strategies import losses
 pytestmark = pytest.mark.integration
 
 SETTINGS = [
-    *["model.num_layers=2", "precision=fp32", "speed=off", "method.args.max_steps=3", "method.args.save_strategy=no"],
+    *[
+        "model.num_layers=2",
+        "precision=fp32",
+        "speed=off",
+        "method.args.max_steps=3",
+        "method.args.save_strategy=no",
+    ],
     *["effective_batch=8", "method.args.per_device_train_batch_size=4"],
     # A step large enough that a gradient that is wrong shows in the next loss.
-    *["method.args.learning_rate=1e-3", "method.args.lr_scheduler_type=constant", "method.args.warmup_steps=0"],
+    *[
+        "method.args.learning_rate=1e-3",
+        "method.args.lr_scheduler_type=constant",
+        "method.args.warmup_steps=0",
+    ],
 ]
 TWO = ["hardware.gpus_per_node=2", "topology.num_gpus=2"]
 OF_METHOD = {"sft": ["step.rows=packed"], "dpo": ["adapter=lora", "adapter.rank=4"], "grpo": []}
@@ -38,7 +49,7 @@ ONE_RECOMPUTED = ["method.args.gradient_checkpointing=true", "step.checkpointed_
 
 @pytest.fixture(scope="module", autouse=True)
 def compiler(tmp_path_factory):
-    """One cache of compiled layers for all runs."""
+    """Share one cache of compiled layers among all runs."""
     if shutil.which("g++") is None:
         return lacking("no g++ (Debian, Ubuntu: apt-get install g++)")
     with pytest.MonkeyPatch.context() as patch:
@@ -55,15 +66,23 @@ def dynamo():
 
 
 def alone(folder: Path, method: str, compiled: bool) -> tuple[list[float], dict[str, Any]]:
-    """Losses of a run in this process, and its result.json."""
-    code, result = run(folder, method, "topology=single", *SETTINGS, *OF_METHOD[method], *PLAIN, f"step.compile={str(compiled).lower()}")
+    """Return the losses of a run in this process, and its result.json."""
+    code, result = run(
+        folder,
+        method,
+        "topology=single",
+        *SETTINGS,
+        *OF_METHOD[method],
+        *PLAIN,
+        f"step.compile={str(compiled).lower()}",
+    )
     assert code == 0
     return losses(folder), result
 
 
 @pytest.fixture(scope="module")
 def eager_sft(tmp_path_factory) -> list[float]:
-    """Losses of one process whose layers are not compiled."""
+    """Return the losses of one process whose layers are not compiled."""
     return alone(tmp_path_factory.mktemp("eager"), "sft", compiled=False)[0]
 
 
@@ -77,9 +96,21 @@ def test_compiled_layers_give_the_losses_of_eager_ones(method, tmp_path):
 
 
 @pytest.mark.parametrize("topology", ["ddp", "fsdp"])
-def test_compiled_layers_on_two_ranks_give_the_losses_of_eager_ones_on_one(topology, eager_sft, tmp_path):
-    """One layer is recomputed and one is not, in both."""
-    given = [*SMALL, "method=sft", *STEPS, *SETTINGS, *OF_METHOD["sft"], f"topology={topology}", *TWO, *ONE_RECOMPUTED, "step.compile=true"]
+def test_compiled_layers_on_two_ranks_give_the_losses_of_eager_ones_on_one(
+    topology, eager_sft, tmp_path
+):
+    """Recompute one layer and not the other, in both runs."""
+    given = [
+        *SMALL,
+        "method=sft",
+        *STEPS,
+        *SETTINGS,
+        *OF_METHOD["sft"],
+        f"topology={topology}",
+        *TWO,
+        *ONE_RECOMPUTED,
+        "step.compile=true",
+    ]
     done = command(*given, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (record,) = tmp_path.glob("runs/*/*/record.json")
@@ -90,7 +121,7 @@ def test_compiled_layers_on_two_ranks_give_the_losses_of_eager_ones_on_one(topol
 
 
 def test_a_run_resumed_in_the_middle_equals_one_that_was_not(tmp_path, monkeypatch):
-    """What is resumed compiles again, as a new process does: dynamo forgets what it has compiled."""
+    """Compile again after resuming, as a new process would: dynamo forgets."""
     given, log = ["step.compile=true", "step.rows=packed", "speed=off"], Metrics.on_log
 
     def signal_in_step_2(self, args, state, *rest, **kwargs):

@@ -1,11 +1,14 @@
-"""runtime=docker with a real engine: recipes train in the cpu image as a user who is not root, and nothing is left behind.
+"""Test runtime=docker with a real engine.
 
-Device nodes are made with mknod: the engine really passes them. `cpu_image`, `engine` and `registry` are in conftest.py.
+Recipes train in the cpu image as a user who is not root, and nothing is left behind. Device nodes
+are made with mknod, and the engine really passes them. `cpu_image`, `engine` and `registry` are in
+conftest.py.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -22,18 +25,25 @@ import docker
 import pytest
 
 from containers.images import LABEL
-from launch.files import rundir
+from launch.core import json_files
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.integration
-UID = 12345  # nobody's: a caller without a name, a home or a password
+UID = 12345  # unused: a user without a name, a home or a password
 SMOKE = ["runtime=docker", "container=cpu", "smoke=true"]
-LONG = ["hardware=cpu", "container=cpu", "model=tiny", "data.num_train=64", "method.args.max_steps=100000", "method.args.logging_steps=1"]
+LONG = [
+    "hardware=cpu",
+    "container=cpu",
+    "model=tiny",
+    "data.num_train=64",
+    "method.args.max_steps=100000",
+    "method.args.logging_steps=1",
+]
 PATIENCE_S = 480  # after which a test gives up on an event that never comes
 
 
 class Caller:
-    """Somebody who may use the docker socket and is not root."""
+    """Be a user who may use the docker socket and is not root."""
 
     def __init__(self, home: Path, cache: Path, engine: docker.DockerClient) -> None:
         self.home, self.cache, self.engine = home, cache, engine
@@ -47,7 +57,13 @@ class Caller:
         self.root = ROOT if self.can("-r", ROOT / "README.md") else self.bind_mounted()
         self.python = self.launcher_python()
         keep = {k: v for k, v in os.environ.items() if k not in ("XDG_RUNTIME_DIR", "HF_HOME")}
-        self.env = {**keep, "HOME": str(home), "XDG_CACHE_HOME": str(cache), "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
+        self.env = {
+            **keep,
+            "HOME": str(home),
+            "XDG_CACHE_HOME": str(cache),
+            "COLUMNS": "200",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         site = next(path for path in sys.path if path.endswith("site-packages"))
         self.env["PYTHONPATH"] = site.replace(str(ROOT), str(self.root))
 
@@ -55,19 +71,25 @@ class Caller:
         return subprocess.run(["/usr/bin/test", test, str(path)], **self.identity).returncode == 0
 
     def bind_mounted(self) -> Path:
-        """The repository where the caller gets at it, though it was cloned into a folder that is closed to them."""
+        """Mount the repository where the user can read it, even if its own folder is closed."""
         root = self.home.with_name(f"{self.home.name}-repository")
         root.mkdir()
         subprocess.run(["mount", "--bind", str(ROOT), str(root)], check=True)
         return root
 
     def launcher_python(self) -> str:
-        """A Python of this version that the caller may run: the environment's own may stand in root's home."""
+        """Return a Python of this version that the user may run.
+
+        The environment's own may be in root's home.
+        """
         version = "python{}.{}".format(*sys.version_info[:2])
-        found = [str(self.root / ".venv/bin/python"), shutil.which(version, path="/usr/bin:/usr/local/bin")]
-        return next((python for python in found if python and self.can("-x", Path(python))), None) or pytest.fail(
-            f"no {version} for the caller"
-        )
+        found = [
+            str(self.root / ".venv/bin/python"),
+            shutil.which(version, path="/usr/bin:/usr/local/bin"),
+        ]
+        return next(
+            (python for python in found if python and self.can("-x", Path(python))), None
+        ) or pytest.fail(f"no {version} for the caller")
 
     def leave(self) -> None:
         if self.root != ROOT:
@@ -91,7 +113,7 @@ class Caller:
 
     @contextmanager
     def running(self, *overrides: str, **env: str) -> Iterator[subprocess.Popen]:
-        """A launcher in the background; killed, and its container removed, however the test ends."""
+        """Start a launcher in the background; kill it and remove its container afterwards."""
         process = subprocess.Popen(
             self.argv(*overrides),
             cwd=self.home,
@@ -111,36 +133,58 @@ class Caller:
                 container.remove(force=True)
 
     def containers(self) -> list[docker.models.containers.Container]:
-        """Ours, in whatever state."""
-        return self.engine.containers.list(all=True, filters={"label": [f"{LABEL}.run", f"{LABEL}.uid={self.uid}"]}, ignore_removed=True)
+        """Return our containers in any state."""
+        return self.engine.containers.list(
+            all=True,
+            filters={"label": [f"{LABEL}.run", f"{LABEL}.uid={self.uid}"]},
+            ignore_removed=True,
+        )
 
     def container(self, process: subprocess.Popen) -> docker.models.containers.Container:
-        """The one of a launcher in the background, once it runs."""
-        return until(lambda: next((c for c in self.containers() if c.status == "running"), None), process)
+        """Return the container of a launcher in the background once it runs."""
+        return until(
+            lambda: next((c for c in self.containers() if c.status == "running"), None), process
+        )
 
     def newest_run(self) -> Path:
-        return max((p.parent for p in self.home.glob("runs/*/*/record.json")), key=lambda p: p.stat().st_mtime_ns)
+        return max(
+            (p.parent for p in self.home.glob("runs/*/*/record.json")),
+            key=lambda p: p.stat().st_mtime_ns,
+        )
+
+
+def is_past(run: Path, step: int) -> bool:
+    return any(row["step"] > step for row in json_files.read_metrics(run / "metrics.jsonl"))
 
 
 def until(there, process: subprocess.Popen):
-    """What `there` returns once it returns something; fails with the launcher's output when that ends, or after PATIENCE_S."""
+    """Return what `there` returns once it returns something.
+
+    Fails with the launcher's output if that ends, or after PATIENCE_S.
+    """
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         found = there()
         if found:
             return found
         if process.poll() is not None:
-            pytest.fail(f"the launcher ended first, with {process.returncode}:\n{process.stdout.read()}")
+            pytest.fail(
+                f"the launcher ended first, with {process.returncode}:\n{process.stdout.read()}"
+            )
         time.sleep(0.05)
     process.kill()
     return pytest.fail(f"nothing came:\n{process.communicate()[0]}")
 
 
 def _gpu_gids() -> set[int]:
-    return {int(row.split(":")[2]) for row in Path("/etc/group").read_text().splitlines() if row.split(":")[0] in ("video", "render")}
+    return {
+        int(row.split(":")[2])
+        for row in Path("/etc/group").read_text().splitlines()
+        if row.split(":")[0] in ("video", "render")
+    }
 
 
-# Not tmp_path: pytest closes its directories to everybody but their owner, again at every start of a pytest.
+# Not tmp_path: every start of pytest closes its directories to all but their owner.
 def open_folder(name: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
     folder.chmod(0o755)
@@ -149,7 +193,7 @@ def open_folder(name: str) -> Path:
 
 @pytest.fixture(scope="module")
 def cache() -> Iterator[Path]:
-    """~/.cache of every caller: only the first one's container compiles the image's Python code."""
+    """Return ~/.cache of every caller, so that only the first container compiles Python code."""
     folder = open_folder("cache")
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -180,19 +224,26 @@ def test_smoke_run_trains_inside(caller, overrides):
     done = caller.run(*SMOKE, *overrides)
     assert done.returncode == 0, done.stdout + done.stderr
     run = caller.newest_run()
-    result, record = (json.loads((run / name).read_text()) for name in ("result.json", "record.json"))
+    result, record = (
+        json.loads((run / name).read_text()) for name in ("result.json", "record.json")
+    )
     assert (result["status"], record["status"]) == ("done", "done")
     assert record["image"]["id"] == caller.engine.images.get(record["image"]["reference"]).id
     assert record["image"]["labels"]["torch"].startswith("2.13.0")
-    assert owners(caller.home) == owners(caller.cache) == {caller.uid}, "every file it leaves is the caller's"
+    assert owners(caller.home) == owners(caller.cache) == {caller.uid}, (
+        "every file it leaves is the caller's"
+    )
     log = (run / "logs").glob("*.log")
     lines = [line for file in log for line in file.read_text().splitlines()]
     assert lines
     prefix = {"evaluator | ", "trainers | ", "rank 0 | "}
-    assert any(line.startswith(tuple(prefix)) and line.split(" | ", 1)[1] in lines for line in done.stderr.splitlines())
+    assert any(
+        line.startswith(tuple(prefix)) and line.split(" | ", 1)[1] in lines
+        for line in done.stderr.splitlines()
+    )
     assert caller.containers() == []
     if "method=evaluate" not in overrides:
-        assert rundir.read_metrics(run / "metrics.jsonl")[-1]["step"] == 2
+        assert json_files.read_metrics(run / "metrics.jsonl")[-1]["step"] == 2
 
 
 def test_container_is_given_what_the_plan_says(caller):
@@ -201,16 +252,27 @@ def test_container_is_given_what_the_plan_says(caller):
         container = caller.container(launcher)
         given = container.attrs["HostConfig"]
         planned = plan["processes"][0]["container"]
-        assert container.attrs["Config"]["User"] == planned["user"] == f"{caller.uid}:{caller.uid if os.getuid() == 0 else os.getgid()}"
+        assert (
+            container.attrs["Config"]["User"]
+            == planned["user"]
+            == f"{caller.uid}:{caller.uid if os.getuid() == 0 else os.getgid()}"
+        )
         assert given["Privileged"] is False
         assert given["CapDrop"] == ["ALL"]
         assert not given["Devices"]
         assert given["ShmSize"] == 16_000_000_000
         writable = {m["Source"] for m in container.attrs["Mounts"] if m["RW"]}
-        assert {Path(p).parent for p in writable} >= {caller.cache / "rocm-recipes/home", caller.cache}
+        assert {Path(p).parent for p in writable} >= {
+            caller.cache / "rocm-recipes/home",
+            caller.cache,
+        }
         assert not any("docker.sock" in m["Source"] for m in container.attrs["Mounts"])
-        assert container.exec_run(["touch", str(caller.root / "x")]).exit_code != 0, "the code is read-only"
-        assert container.exec_run(["touch", f"{caller.cache}/rocm-recipes/home/cpu/x"]).exit_code == 0
+        assert container.exec_run(["touch", str(caller.root / "x")]).exit_code != 0, (
+            "the code is read-only"
+        )
+        assert (
+            container.exec_run(["touch", f"{caller.cache}/rocm-recipes/home/cpu/x"]).exit_code == 0
+        )
 
 
 def test_signals_save_and_the_run_resumes(caller):
@@ -218,13 +280,21 @@ def test_signals_save_and_the_run_resumes(caller):
     for number in (signal.SIGTERM, signal.SIGINT):
         with caller.running(*LONG) as launcher:
             run = Path(caller.container(launcher).labels[f"{LABEL}.run"])
-            until(lambda: [row for row in rundir.read_metrics(run / "metrics.jsonl") if row["step"] > step], launcher)  # noqa: B023
-            assert saved is None or f"resuming from {saved}" in (run / "logs/trainers.log").read_text()
+            until(functools.partial(is_past, run, step), launcher)
+            assert (
+                saved is None or f"resuming from {saved}" in (run / "logs/trainers.log").read_text()
+            )
             launcher.send_signal(number)
             said = launcher.communicate(timeout=PATIENCE_S)[0]
             assert launcher.returncode == 75, said
         assert json.loads((run / "result.json").read_text())["status"] == "interrupted"
-        before, step = step, max(int(path.name.rsplit("-", 1)[1]) for path in (run / "checkpoints").glob("checkpoint-*"))
+        before, step = (
+            step,
+            max(
+                int(path.name.rsplit("-", 1)[1])
+                for path in (run / "checkpoints").glob("checkpoint-*")
+            ),
+        )
         assert step > before
         saved = run / f"checkpoints/checkpoint-{step}"
         assert caller.containers() == []
@@ -232,16 +302,26 @@ def test_signals_save_and_the_run_resumes(caller):
 
 @contextmanager
 def made_nodes() -> Iterator[None]:
-    """/dev/kfd and eight render nodes as amdgpu makes them, and the group `render`; removed afterwards. As root only."""
+    """Make /dev/kfd and eight render nodes as amdgpu does, and the group `render`, as root.
+
+    They are removed afterwards.
+    """
     made: list[Path] = []
     group = subprocess.run(["getent", "group", "render"], capture_output=True).returncode != 0
     if group:
         subprocess.run(["groupadd", "--system", "render"], check=True)
-    gid = int(subprocess.run(["getent", "group", "render"], check=True, capture_output=True, text=True).stdout.split(":")[2])
+    gid = int(
+        subprocess.run(
+            ["getent", "group", "render"], check=True, capture_output=True, text=True
+        ).stdout.split(":")[2]
+    )
     folder = Path("/dev/dri").exists()
     Path("/dev/dri").mkdir(exist_ok=True)
     try:
-        for path, major, minor in [("/dev/kfd", 511, 0), *((f"/dev/dri/renderD{n}", 226, n) for n in range(128, 136))]:
+        for path, major, minor in [
+            ("/dev/kfd", 511, 0),
+            *((f"/dev/dri/renderD{n}", 226, n) for n in range(128, 136)),
+        ]:
             if not Path(path).exists():
                 subprocess.run(["mknod", path, "c", str(major), str(minor)], check=True)
                 made.append(Path(path))
@@ -260,13 +340,30 @@ def made_nodes() -> Iterator[None]:
 @pytest.mark.skipif(os.getuid() != 0, reason="device nodes are made by root only")
 def test_only_the_chosen_gpu_is_inside(caller, engine):
     with made_nodes():
-        caller.identity["extra_groups"] = [*caller.identity["extra_groups"], *_gpu_gids()]  # of which one has just been made
+        # One of these groups has just been made.
+        caller.identity["extra_groups"] = [*caller.identity["extra_groups"], *_gpu_gids()]
         long = ["hardware=mi300x", "model=qwen3_4b", *SMOKE]
         with caller.running(*long, HIP_VISIBLE_DEVICES="5") as launcher:
             container = caller.container(launcher)
-            nodes = container.exec_run(["find", "/dev", "-type", "c", "(", "-name", "kfd", "-o", "-path", "/dev/dri/*", ")"]).output
+            nodes = container.exec_run(
+                [
+                    "find",
+                    "/dev",
+                    "-type",
+                    "c",
+                    "(",
+                    "-name",
+                    "kfd",
+                    "-o",
+                    "-path",
+                    "/dev/dri/*",
+                    ")",
+                ]
+            ).output
             groups = container.exec_run(["id", "-G"]).output.split()
-            can = container.exec_run(["sh", "-c", "test -r /dev/kfd && test -w /dev/kfd && test -w /dev/dri/renderD133"]).exit_code
+            can = container.exec_run(
+                ["sh", "-c", "test -r /dev/kfd && test -w /dev/kfd && test -w /dev/dri/renderD133"]
+            ).exit_code
             launcher.communicate(timeout=PATIENCE_S)
             assert launcher.returncode == 0
         assert sorted(nodes.decode().split()) == ["/dev/dri/renderD133", "/dev/kfd"]
@@ -280,7 +377,8 @@ def test_only_the_chosen_gpu_is_inside(caller, engine):
 
 SENTINELS = {
     "HF_TOKEN": "hf_sentinel_4f1c",
-    "NCCL_MY_KEY": "nccl_sentinel_03d7",  # would be passed as a variable of the stack, were it not listed
+    # Would be passed as a variable of the stack if it were not listed.
+    "NCCL_MY_KEY": "nccl_sentinel_03d7",
     "WANDB_API_KEY": "wandb_sentinel_9b2e",
     "HTTPS_PROXY": "http://user:proxy_sentinel_77aa@127.0.0.1:9",
     "MY_KEY": "my_sentinel_51d0",
@@ -288,27 +386,46 @@ SENTINELS = {
 
 
 def test_secrets_reach_the_processes_and_stand_nowhere(caller, engine, cpu_image):
-    given = [*SMOKE, "runtime.secrets=[HF_TOKEN,WANDB_API_KEY,HTTPS_PROXY,MY_KEY,NCCL_MY_KEY]", "user_env.NO_PROXY='*'"]
+    given = [
+        *SMOKE,
+        "runtime.secrets=[HF_TOKEN,WANDB_API_KEY,HTTPS_PROXY,MY_KEY,NCCL_MY_KEY]",
+        "user_env.NO_PROXY='*'",
+    ]
     with caller.running(*given, **SENTINELS) as launcher:
         container = caller.container(launcher)
         inspected = json.dumps(engine.api.inspect_container(container.id))
-        code = f"import os; print(sum(v in os.environ.values() for v in {list(SENTINELS.values())!r}))"
-        reached = container.exec_run(["python3", str(caller.root / "containers/enter.py"), "python3", "-c", code])
+        code = (
+            f"import os; print(sum(v in os.environ.values() for v in {list(SENTINELS.values())!r}))"
+        )
+        reached = container.exec_run(
+            ["python3", str(caller.root / "containers/enter.py"), "python3", "-c", code]
+        )
         modes = container.exec_run(["sh", "-c", "stat -c %a /run/secrets/*"]).output.split()
-        engines_files = [p for p in Path("/var/lib/docker/containers").glob(f"{container.id}/*") if p.is_file()] if os.getuid() == 0 else []
+        engines_files = (
+            [p for p in Path("/var/lib/docker/containers").glob(f"{container.id}/*") if p.is_file()]
+            if os.getuid() == 0
+            else []
+        )
         engines_copy = b"".join(path.read_bytes() for path in engines_files)
         said = launcher.communicate(timeout=PATIENCE_S)[0]
         assert launcher.returncode == 0, said
     assert reached.output.strip() == str(len(SENTINELS)).encode()
     assert set(modes) == {b"400"}
     run = caller.newest_run()
-    files = [path for folder in (caller.home, caller.cache) for path in folder.rglob("*") if path.is_file()]
+    files = [
+        path
+        for folder in (caller.home, caller.cache)
+        for path in folder.rglob("*")
+        if path.is_file()
+    ]
     image = engine.images.get(cpu_image)
     searched = {
         "docker inspect of the container": inspected.encode(),
         "the engine's own files of the container": engines_copy,
         "the launcher's output": said.encode(),
-        "run directory, caches and home of the caller": b"".join(path.read_bytes() for path in files),
+        "run directory, caches and home of the caller": b"".join(
+            path.read_bytes() for path in files
+        ),
         "image history": json.dumps(image.history()).encode(),
         "docker inspect of the image": json.dumps(image.attrs).encode(),
         "the plan": caller.run(*given, "mode=plan", "format=json", **SENTINELS).stdout.encode(),
@@ -318,15 +435,22 @@ def test_secrets_reach_the_processes_and_stand_nowhere(caller, engine, cpu_image
         assert found == [], f"{place} holds {found}"
         print(f"searched: {place}, {len(content)} bytes")
     assert run / "record.json" in files
-    assert set(SENTINELS) <= set(json.loads((run / "record.json").read_text())["secrets"]), "by name"
-    assert not list(Path("/dev/shm").glob(f"rocm-recipes-{caller.uid}/*")), "the files are gone with the run"
+    assert set(SENTINELS) <= set(json.loads((run / "record.json").read_text())["secrets"]), (
+        "by name"
+    )
+    assert not list(Path("/dev/shm").glob(f"rocm-recipes-{caller.uid}/*")), (
+        "the files are gone with the run"
+    )
 
 
 def trains(containers: list[docker.models.containers.Container]) -> bool:
-    return any((Path(found.labels[f"{LABEL}.run"]) / "metrics.jsonl").exists() for found in containers)
+    return any(
+        (Path(found.labels[f"{LABEL}.run"]) / "metrics.jsonl").exists() for found in containers
+    )
 
 
-# When a launcher is killed: at once, within its imports, as its container is made, as it has started, and in training.
+# When a launcher is killed: at once, in its imports, as its container is made or has started, and
+# in training.
 MOMENTS = {
     "at once": lambda containers: True,
     "its imports": lambda containers: time.sleep(1) or True,
@@ -337,10 +461,16 @@ MOMENTS = {
 
 
 def test_a_killed_launcher_leaves_nothing_after_the_next_start(caller, engine, cpu_image):
-    """kill -9 from its imports, over its container's start, into the training. Foreign containers live on."""
+    """Kill it anywhere from its imports to the training; foreign containers stay."""
     labels = {f"{LABEL}.run": str(caller.home), f"{LABEL}.process": "trainers"}
     foreign = [
-        engine.containers.run(cpu_image, ["sleep", "3600"], detach=True, labels=labels | {f"{LABEL}.uid": str(uid)}, init=True)
+        engine.containers.run(
+            cpu_image,
+            ["sleep", "3600"],
+            detach=True,
+            labels=labels | {f"{LABEL}.uid": str(uid)},
+            init=True,
+        )
         for uid in (caller.uid, 1)  # another name, and another uid too
     ]
     caught = []
@@ -377,9 +507,14 @@ def test_a_killed_launcher_leaves_nothing_after_the_next_start(caller, engine, c
 
 
 def test_a_terminal_that_goes_away_stops_nothing(caller):
-    """`2>&1 | head` has seen enough: the run goes on, and its log is whole."""
+    """Close the pipe like `2>&1 | head`: the run continues, and its log is whole."""
     with subprocess.Popen(
-        caller.argv(*SMOKE), cwd=caller.home, env=caller.env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **caller.identity
+        caller.argv(*SMOKE),
+        cwd=caller.home,
+        env=caller.env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        **caller.identity,
     ) as launcher:
         launcher.stderr.readline()
         launcher.stderr.close()
@@ -431,8 +566,14 @@ def test_an_image_of_ones_own_is_pulled_by_its_digest(caller, engine, registry, 
     digest = next(event["aux"]["Digest"] for event in pushed if "aux" in event)
     remove.append(f"{repository}@{digest}")
     engine.images.remove(f"{repository}:1")
-    done = caller.run("container=custom", f"container.reference={repository}@{digest}", "smoke=true", "hardware=cpu")
+    done = caller.run(
+        "container=custom",
+        f"container.reference={repository}@{digest}",
+        "smoke=true",
+        "hardware=cpu",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((caller.newest_run() / "record.json").read_text())
-    assert f"{repository}@{digest}" in record["image"]["repo_digests"]  # and what the engine kept of other registries
+    # The engine keeps digests of other registries too.
+    assert f"{repository}@{digest}" in record["image"]["repo_digests"]
     assert record["image"]["verified"] is True

@@ -1,4 +1,7 @@
-"""What containers/build.py refuses, with a real engine: one message, its exit code, and no image."""
+"""Test what containers/build.py rejects, with a real engine.
+
+There is one message, its exit code, and no image.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 
 from containers import engine as engines
 from containers import fetch, images
-from launch.errors import HostError
+from launch.core.errors import HostError
 from tests.integration.conftest import FAKE_ROCM, TRUTH, as_somebody, inside, lock_of, stanzas
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("nothing_is_left")]
@@ -27,7 +30,10 @@ def test_a_corrupted_hash_fails_before_there_is_an_image(tiny, engine, tmp_path)
     lock.write_text(re.sub(r"sha256:[0-9a-f]{64}", "sha256:" + "0" * 64, lock.read_text()))
     done = tiny(locks=[str(lock)])
     assert done.returncode == 4
-    assert "0-wrong.lock: a file has another hash than the lock states, and is not used:\nsetuptools==" in done.stderr
+    assert (
+        "0-wrong.lock: a file has another hash than the lock states, and is not used:\nsetuptools=="
+        in done.stderr
+    )
     assert "Expected sha256 " + "0" * 64 in done.stderr
     assert re.search(r"Got +[0-9a-f]{64}", done.stderr)
     assert engines.find(engine, tiny.reference) is None
@@ -47,7 +53,10 @@ def test_a_lock_that_lacks_a_requirement_fails_the_build(tiny, engine, tmp_path)
     lock = stanzas(tmp_path / "partial.lock", "cpu/requirements.lock", "markdown-it-py")
     done = tiny(locks=["cpu/tools.lock", str(lock)])
     assert done.returncode == 4
-    assert re.search(r"\nmarkdown-it-py \S+ needs mdurl\S*, which is not in the image\nLock what is missing", done.stderr)
+    assert re.search(
+        r"\nmarkdown-it-py \S+ needs mdurl\S*, which is not in the image\nLock what is missing",
+        done.stderr,
+    )
     assert Path(re.search(r"All of its output: (.+)", done.stderr)[1]).is_file()
     assert engines.find(engine, tiny.reference) is None
 
@@ -56,7 +65,10 @@ def test_an_image_on_a_rocm_base_keeps_its_torch(tiny, fake_rocm, engine):
     done = tiny(on=fake_rocm, **TRUTH)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "python 3." in done.stdout
-    assert "torch 2.13.0+rocm7.2, hip 7.2.53211, vllm 0.31.0+rocm723, rccl 2.27.9, gfx90a gfx942 gfx950" in done.stdout
+    assert (
+        "torch 2.13.0+rocm7.2, hip 7.2.53211, vllm 0.31.0+rocm723, rccl 2.27.9, gfx90a gfx942 "
+        "gfx950" in done.stdout
+    )
     assert inside(engine, tiny.reference, "cat", "/opt/recipes/constraints.txt").split() == [
         "torch==2.13.0+rocm7.2",
         "vllm==0.31.0+rocm723",
@@ -66,23 +78,32 @@ def test_an_image_on_a_rocm_base_keeps_its_torch(tiny, fake_rocm, engine):
     torch, setuptools = inside(engine, tiny.reference, "python", "-c", shown).split()
     assert torch == "/usr/lib/python3/dist-packages/torch.py"
     assert setuptools.startswith("/opt/recipes/")
-    with pytest.raises(docker.errors.ContainerError, match=r"Cannot install torch==2\.14\.0 because .* conflicting"):
-        inside(engine, tiny.reference, "python3", "-m", "pip", "install", "--no-index", "torch==2.14.0")
+    with pytest.raises(
+        docker.errors.ContainerError, match=r"Cannot install torch==2\.14\.0 because .* conflicting"
+    ):
+        inside(
+            engine, tiny.reference, "python3", "-m", "pip", "install", "--no-index", "torch==2.14.0"
+        )
 
 
 @pytest.mark.parametrize("pinned", ["2.14.0", "2.13.0+cpu"])
-def test_a_lock_that_would_replace_the_bases_torch_fails_the_build(tiny, fake_rocm, engine, tmp_path, pinned):
+def test_a_lock_that_would_replace_the_bases_torch_fails_the_build(
+    tiny, fake_rocm, engine, tmp_path, pinned
+):
     lock = tmp_path / "torch.lock"
     lock.write_text(f"torch=={pinned} --hash=sha256:{'0' * 64}\n")
     done = tiny(on=fake_rocm, **TRUTH, locks=["cpu/tools.lock", str(lock)])
     assert done.returncode == 4
-    assert f"1-torch.lock pins torch=={pinned}, and the image holds torch 2.13.0+rocm7.2" in done.stderr
+    assert (
+        f"1-torch.lock pins torch=={pinned}, and the image holds torch 2.13.0+rocm7.2"
+        in done.stderr
+    )
     assert "The base's own build is never replaced" in done.stderr
     assert engines.find(engine, tiny.reference) is None
 
 
 def test_the_build_itself_refuses_too(tiny, fake_rocm, engine, tmp_path, monkeypatch):
-    """Files that were fetched for another base of the same Python are there already."""
+    """Reject files that were fetched for another base of the same Python."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     lock = tmp_path / "torch.lock"
     lock.write_text(f"torch==2.14.0 --hash=sha256:{'0' * 64}\n")
@@ -90,7 +111,10 @@ def test_the_build_itself_refuses_too(tiny, fake_rocm, engine, tmp_path, monkeyp
     fetch.folder_for(image, fetch.inspect(engine, fake_rocm)).mkdir(parents=True)
     done = tiny(on=fake_rocm, **TRUTH, locks=[str(lock)])
     assert done.returncode == 4
-    assert done.stderr.startswith("The build of tiny failed:\n0-torch.lock pins torch==2.14.0, and the image holds torch 2.13.0+rocm7.2\n")
+    assert done.stderr.startswith(
+        "The build of tiny failed:\n0-torch.lock pins torch==2.14.0, and the image holds torch "
+        "2.13.0+rocm7.2\n"
+    )
     assert engines.find(engine, tiny.reference) is None
 
 
@@ -99,11 +123,20 @@ def test_a_lock_that_names_the_bases_own_torch_leaves_it_there(tiny, fake_rocm, 
     lock.write_text(f"torch==2.13.0 --hash=sha256:{'0' * 64}\n")
     done = tiny(on=fake_rocm, **TRUTH, locks=["cpu/tools.lock", str(lock)])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2.13.0+rocm7.2" in inside(engine, tiny.reference, "python", "-c", "import torch; print(torch.__version__)")
+    assert "2.13.0+rocm7.2" in inside(
+        engine, tiny.reference, "python", "-c", "import torch; print(torch.__version__)"
+    )
 
 
 def test_a_lock_that_lies_fails_and_leaves_no_image(tiny, fake_rocm, engine):
-    done = tiny(on=fake_rocm, torch="2.12.0", rocm="6.4.1", vllm="none", trl="1.16.0", gfx=["gfx942", "gfx1100"])
+    done = tiny(
+        on=fake_rocm,
+        torch="2.12.0",
+        rocm="6.4.1",
+        vllm="none",
+        trl="1.16.0",
+        gfx=["gfx942", "gfx1100"],
+    )
     assert done.returncode == 4
     for line in (
         "torch: the lock says 2.12.0, the image holds 2.13.0+rocm7.2",
@@ -126,7 +159,7 @@ def test_what_the_lock_does_not_know_is_said(tiny, fake_rocm):
 def test_an_image_of_ours_is_no_base(tiny, cpu_image):
     done = tiny(f"base={cpu_image}", digest="unverified")
     assert done.returncode == 4
-    assert "the base has a /opt/recipes already: it is an image built by this program" in done.stderr
+    assert "the base has a /opt/recipes already" in done.stderr
 
 
 # ---- Bases
@@ -150,7 +183,10 @@ def test_a_registry_that_does_not_answer(tiny):
 def test_a_base_with_another_digest(tiny, base, fake_rocm, registry):
     by_digest = tiny(f"base={fake_rocm}")
     assert by_digest.returncode == 3
-    assert f"pins the base of tiny to {base.partition('@')[2]}, and base={fake_rocm} names another digest." in by_digest.stderr
+    assert (
+        f"pins the base of tiny to {base.partition('@')[2]}, and base={fake_rocm} names another "
+        "digest." in by_digest.stderr
+    )
     by_tag = tiny(f"base={registry}/{FAKE_ROCM}:1")
     assert by_tag.returncode == 3
     assert f"base={registry}/{FAKE_ROCM}:1 has {fake_rocm.partition('@')[2]}." in by_tag.stderr
@@ -159,14 +195,19 @@ def test_a_base_with_another_digest(tiny, base, fake_rocm, registry):
 def test_a_base_larger_than_the_disk(tiny, registry):
     done = tiny(f"base={registry}/nothing:1", digest="unverified", size_gb=1_000_000)
     assert done.returncode == 3
-    assert re.search(r"takes at least 1e\+06 GB, and .+, where the engine keeps images, has [\d.]+ GB free", done.stderr)
+    assert re.search(
+        r"takes at least 1e\+06 GB, and .+, where the engine keeps images, has [\d.]+ GB free",
+        done.stderr,
+    )
 
 
 def test_a_base_without_python(tiny, engine, registry, remove):
     empty = io.BytesIO()
     with tarfile.open(fileobj=empty, mode="w") as archive:
         archive.addfile(tarfile.TarInfo("nothing"))
-    engine.api.import_image_from_data(empty.getvalue(), f"{registry}/empty", "1", changes=['CMD ["bash"]'])
+    engine.api.import_image_from_data(
+        empty.getvalue(), f"{registry}/empty", "1", changes=['CMD ["bash"]']
+    )
     done = tiny(f"base={registry}/empty:1", digest="unverified")
     assert done.returncode == 3
     assert f"The base {registry}/empty:1 does not start: " in done.stderr
@@ -179,7 +220,10 @@ def test_a_base_without_python(tiny, engine, registry, remove):
 def test_no_engine(tiny, tmp_path):
     done = tiny(environ={"DOCKER_HOST": f"unix://{tmp_path}/absent.sock"})
     assert done.returncode == 3
-    assert f"No docker engine answers at unix://{tmp_path}/absent.sock. Install or start one" in done.stderr
+    assert (
+        f"No docker engine answers at unix://{tmp_path}/absent.sock. Install or start one"
+        in done.stderr
+    )
     assert "Traceback" not in done.stderr
 
 
@@ -190,7 +234,9 @@ def test_a_socket_that_is_not_for_this_user_names_the_group(base, home):
         listening.bind(str(path))
         listening.listen()
         path.chmod(0)
-        done = as_somebody(home, "image=tiny", f"lock={lock}", groups=[], DOCKER_HOST=f"unix://{path}")
+        done = as_somebody(
+            home, "image=tiny", f"lock={lock}", groups=[], DOCKER_HOST=f"unix://{path}"
+        )
     assert done.returncode == 3
     assert f"The docker engine's socket (unix://{path}) is not open to this user." in done.stderr
     assert "sudo usermod -aG docker $USER" in done.stderr

@@ -1,4 +1,7 @@
-"""Secrets of the host end in no image; and in the sandbox, code that nobody has read finds nothing."""
+"""Test that no image has secrets of the host.
+
+In the sandbox, code that nobody has read finds nothing.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ BUNDLE = "sentinel-certificate-authority"
 
 @contextlib.contextmanager
 def index_with_a_password(files: Path) -> Iterator[str]:
-    """A package index on this machine that serves a folder of wheels to who knows the password."""
+    """Serve a folder of wheels as a package index that requires the password."""
     expected = "Basic " + base64.b64encode(f"me:{PASSWORD}".encode()).decode()
     names = [file.name for file in files.iterdir()]
 
@@ -102,7 +105,8 @@ def test_secrets_of_the_host_end_nowhere(tiny, engine, tmp_path):
         }
         stripped = {name: "" for name in os.environ if name.startswith("PIP_")}
         done = tiny(environ={**stripped, **environ})
-    assert done.returncode == 0, done.stdout + done.stderr  # the index was used: without the password it gives nothing
+    # The index was used, since it gives nothing without the password.
+    assert done.returncode == 0, done.stdout + done.stderr
     image = engine.images.get(tiny.reference)
     container = engine.containers.create(image.id, ["true"])
     try:
@@ -118,21 +122,32 @@ def test_secrets_of_the_host_end_nowhere(tiny, engine, tmp_path):
     for file in [*cache.rglob("*"), *(tmp_path / "wheels").iterdir()]:
         if file.is_file():
             searched[str(file.relative_to(tmp_path))] = file.read_bytes()
-    print("\n" + "\n".join(f"searched: {place}, {len(content)} bytes" for place, content in searched.items()))
+    print(
+        "\n"
+        + "\n".join(
+            f"searched: {place}, {len(content)} bytes" for place, content in searched.items()
+        )
+    )
     assert len(searched["docker save"]) > len(searched["files of a container"]) > 100_000_000
     assert any(place.startswith("cache/rocm-recipes/logs/") for place in searched)
-    for secret in (PASSWORD, PROXY_PASSWORD, BUNDLE, base64.b64encode(f"me:{PASSWORD}".encode()).decode()):
+    for secret in (
+        PASSWORD,
+        PROXY_PASSWORD,
+        BUNDLE,
+        base64.b64encode(f"me:{PASSWORD}".encode()).decode(),
+    ):
         assert [place for place, content in searched.items() if secret.encode() in content] == []
     assert list(tmp_path.glob("rocm-recipes-*")) == []  # the folder that held them
 
 
 def layers(image) -> Iterator[bytes]:
-    """`docker save`, every layer of it unpacked."""
+    """Return every layer of `docker save`, unpacked."""
     with tarfile.open(fileobj=Chunks(image.save()), mode="r|") as archive:
         for member in archive:
             content = archive.extractfile(member) if member.isfile() else None
             data = content.read() if content else b""
-            yield gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data  # newer engines save compressed layers
+            # Newer engines save compressed layers.
+            yield gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
 
 
 # ---- The sandbox
@@ -148,27 +163,49 @@ def sandbox(engine, base) -> Iterator[str]:
 
 
 def test_the_sandbox_runs_python_as_nobody(engine, sandbox):
-    shown = "import os, sys; print(os.getuid(), os.getgid(), os.getgroups(), sum(range(5)), sys.version_info[0])"
+    shown = (
+        "import os, sys; print(os.getuid(), os.getgid(), os.getgroups(), sum(range(5)), "
+        "sys.version_info[0])"
+    )
     assert inside(engine, sandbox, "python", "-c", shown) == "65534 65534 [65534] 10 3\n"
 
 
 def test_the_sandbox_cannot_install_anything(engine, sandbox):
-    modules = "import importlib.util as u; print([m for m in ('pip', 'ensurepip', 'setuptools', 'wheel', 'torch') if u.find_spec(m)])"
+    modules = (
+        "import importlib.util as u; print([m for m in ('pip', 'ensurepip', 'setuptools', 'wheel', "
+        "'torch') if u.find_spec(m)])"
+    )
     assert inside(engine, sandbox, "python", "-c", modules) == "[]\n"
     assert inside(engine, sandbox, "sh", "-c", "command -v pip pip3 sudo || echo none") == "none\n"
-    assert inside(engine, sandbox, "sh", "-c", "find / -xdev -perm /6000 -type f 2>/dev/null; echo end") == "end\n"
+    assert (
+        inside(
+            engine, sandbox, "sh", "-c", "find / -xdev -perm /6000 -type f 2>/dev/null; echo end"
+        )
+        == "end\n"
+    )
 
 
 def test_the_sandbox_has_no_network(engine, sandbox):
-    code = "import os, socket; print(os.listdir('/sys/class/net')); socket.create_connection(('1.1.1.1', 53), 5)"
+    code = (
+        "import os, socket; print(os.listdir('/sys/class/net')); "
+        "socket.create_connection(('1.1.1.1', 53), 5)"
+    )
     with pytest.raises(docker.errors.ContainerError, match="Network is unreachable") as failure:
         inside(engine, sandbox, "python", "-c", code)
     assert failure.value.exit_status == 1
-    assert inside(engine, sandbox, "python", "-c", "import os; print(os.listdir('/sys/class/net'))") == "['lo']\n"
+    assert (
+        inside(engine, sandbox, "python", "-c", "import os; print(os.listdir('/sys/class/net'))")
+        == "['lo']\n"
+    )
 
 
 def test_the_sandbox_holds_python_alone(engine, sandbox, base):
     found = json.loads(inside(engine, sandbox, "python", "/opt/recipes/probe.py"))
-    assert verify.compare(images.load()["sandbox"], {**found, "python": images.load()["sandbox"].python})[0] == []
+    assert (
+        verify.compare(
+            images.load()["sandbox"], {**found, "python": images.load()["sandbox"].python}
+        )[0]
+        == []
+    )
     assert found["packages"] == 0
     assert "is up to date" in build("image=sandbox", f"base={base}").stdout

@@ -1,4 +1,7 @@
-"""A pipeline of real runs, changed, gone on with and reproduced: many launches, so it stands here and not in `make test`."""
+"""Test a pipeline of real runs that is changed, resumed and reproduced.
+
+It takes many launches, so it is here and not in `make test`.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,43 @@ from pathlib import Path
 
 import pytest
 
-from launch.files import rundir
+from launch.core import json_files
 from tests.conftest import ROOT, command
 
 pytestmark = pytest.mark.integration
 
 
-SMALL = ["hardware=cpu", "model=tiny", "smoke=true", "data.num_train=16", "data.num_heldout=4", "name=p"]
+SMALL = [
+    "hardware=cpu",
+    "model=tiny",
+    "smoke=true",
+    "data.num_train=16",
+    "data.num_heldout=4",
+    "name=p",
+]
 PHASES = (
     "phases=[{{name: sft, overrides: ['method.args.max_steps=2']}},"
-    " {{name: more, model_from: sft, overrides: ['method.args.max_steps=2', 'method.args.learning_rate={}']}}]"
+    " {{name: more, model_from: sft, overrides: ['method.args.max_steps=2', "
+    "'method.args.learning_rate={}']}}]"
 )
 
 
 def runs(root: Path) -> list[Path]:
-    """Run directories, the oldest first."""
-    return sorted((path.parent for path in root.glob("runs/p/*/record.json")), key=lambda folder: folder.stat().st_ctime_ns)
+    """Return the run directories, the oldest first."""
+    return sorted(
+        (path.parent for path in root.glob("runs/p/*/record.json")),
+        key=lambda folder: folder.stat().st_ctime_ns,
+    )
 
 
 def killed_in(phase: str, root: Path, *arguments: str) -> None:
-    """The launcher is killed once `phase` has begun; its processes end by themselves."""
+    """Kill the launcher once `phase` has begun; its processes end by themselves."""
     known = {path.parent for path in root.glob(f"runs/p/*/{phase}/record.json")}
-    with subprocess.Popen([sys.executable, str(ROOT / "launch/run.py"), *arguments], cwd=root, stdout=subprocess.DEVNULL) as launcher:
+    with subprocess.Popen(
+        [sys.executable, str(ROOT / "launch/run.py"), *arguments],
+        cwd=root,
+        stdout=subprocess.DEVNULL,
+    ) as launcher:
         while not {path.parent for path in root.glob(f"runs/p/*/{phase}/record.json")} - known:
             assert launcher.poll() is None, "it ended before"
             time.sleep(0.02)
@@ -38,7 +56,10 @@ def killed_in(phase: str, root: Path, *arguments: str) -> None:
 
 
 def test_a_changed_phase_is_run_on_what_was_kept_and_ends_as_if_all_had_run(tmp_path):
-    """Killed in the changed phase too: the same command goes on there. All phases run again have the same metrics and weights."""
+    """Kill it in the changed phase too, where the same command resumes.
+
+    Metrics and weights are those of a run of all phases.
+    """
     assert command(*SMALL, PHASES.format(1e-3), cwd=tmp_path).returncode == 0
     [first] = runs(tmp_path)
     before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
@@ -50,7 +71,10 @@ def test_a_changed_phase_is_run_on_what_was_kept_and_ends_as_if_all_had_run(tmp_
     [_, second] = runs(tmp_path)
     assert (second / "1_sft").readlink() == Path("..") / first.name / "1_sft"
     assert {path: path.read_bytes() for path in first.rglob("*") if path.is_file()} == before
-    weights = [rundir.read_json(run / "2_more/result.json")["weights_sha256"] for run in (first, second)]
+    weights = [
+        json_files.read_json(run / "2_more/result.json")["weights_sha256"]
+        for run in (first, second)
+    ]
     assert weights[0] != weights[1]
     argv = [sys.executable, str(ROOT / "launch/reproduce.py"), str(second)]
     reproduced = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)

@@ -1,4 +1,7 @@
-"""launch/report.py's page in a real browser, opened from its file: nothing fetched, nothing said, readable on a phone and in the dark."""
+"""Test the page of launch/report.py in a real browser, opened from its file.
+
+It fetches nothing, logs nothing, and is readable on a phone and in the dark.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +13,51 @@ from pathlib import Path
 import pytest
 
 from launch import report
-from launch.files import rundir
+from launch.plan import rundir
 from tests.conftest import ROOT, command
+from tests.helpers.report_examples import (
+    GRPO_STEP,
+    HOSTILE,
+    a_benchmark,
+    a_pipeline,
+    a_run,
+    a_sweep,
+    change,
+    log,
+    steps,
+)
 from tests.integration.browser import Browser, program, started
 from tests.integration.conftest import lacking
-from tests.unit.report_examples import GRPO_STEP, HOSTILE, a_benchmark, a_pipeline, a_run, a_sweep, change, log, steps
 
 pytestmark = pytest.mark.integration
 
 PHONE, DESKTOP = 390, 1280  # CSS pixels
-SMALL = ["hardware=cpu", "method=sft", "data.num_train=64", "data.num_heldout=8", "method.args.per_device_train_batch_size=4"]
+SMALL = [
+    "hardware=cpu",
+    "method=sft",
+    "data.num_train=64",
+    "data.num_heldout=8",
+    "method.args.per_device_train_batch_size=4",
+]
 # Elements that reach out of the page, but for those that scroll by themselves.
-TOO_WIDE = """[...document.querySelectorAll("body *")].filter((e) => e.getBoundingClientRect().right > innerWidth + 1
+TOO_WIDE = """[...document.querySelectorAll("body *")].filter((e) =>
+  e.getBoundingClientRect().right > innerWidth + 1
   && !e.closest(".wide, pre, .skip")).map((e) => e.outerHTML.slice(0, 80))"""
 # [text, its colour, what it stands on] of texts with less than 4.5:1.
 TOO_FAINT = """(() => {
   const numbers = (colour) => (colour.match(/[\\d.]+/g) || []).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
     .reduce((sum, v, n) => sum + v * [0.2126, 0.7152, 0.0722][n], 0);
-  const paper = (e) => { for (; e; e = e.parentElement) { const c = numbers(getComputedStyle(e).backgroundColor);
+  const paper = (e) => { for (; e; e = e.parentElement) {
+    const c = numbers(getComputedStyle(e).backgroundColor);
     if (c.length === 3 || c[3] > 0) return c; } return [255, 255, 255]; };
   const found = [];
   for (const e of document.querySelectorAll("body *")) {
     const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
     if (!own || !e.checkVisibility() || e.closest("script")) continue;
-    const style = getComputedStyle(e), ink = numbers(e instanceof SVGElement ? style.fill : style.color), under = paper(e);
+    const style = getComputedStyle(e), under = paper(e);
+    const ink = numbers(e instanceof SVGElement ? style.fill : style.color);
     const [high, low] = [light(ink), light(under)].sort((a, b) => b - a);
     if ((high + 0.05) / (low + 0.05) < 4.5) found.push([e.textContent.slice(0, 40), ink, under]);
   }
@@ -53,23 +76,34 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> dict[str, Path]:
-    """One of each kind, written by the program itself; `trained` is of a run that really trained."""
+    """Return a page of each kind, written by the program; `trained` is of a real training."""
     root = tmp_path_factory.mktemp("pages")
     done = command(*SMALL, "method.args.max_steps=4", "tracking=none", cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
-    grpo = log(a_run(root / "grpo", "method=grpo", reward=0.9), *steps(600, reward=0.5, **GRPO_STEP))
-    change(grpo / "plan.json", warnings=[HOSTILE, "x" * 500], targets={"reward": {"value": 1.0, "source": "y" * 300}})
+    grpo = log(
+        a_run(root / "grpo", "method=grpo", reward=0.9), *steps(600, reward=0.5, **GRPO_STEP)
+    )
+    change(
+        grpo / "plan.json",
+        warnings=[HOSTILE, "x" * 500],
+        targets={"reward": {"value": 1.0, "source": "y" * 300}},
+    )
     log(grpo, '{"step": ')
     crashed = a_run(root / "crashed", exit_code=4, error=HOSTILE)
     (crashed / "logs/trainers.log").write_text(f"{'z' * 300}\n{HOSTILE}\n")
-    grid = [{"varied": [f"seed={n}", f"method.args.learning_rate={n % 2 + 1}e-3"], "value": float(n)} for n in range(6)]
+    grid = [
+        {"varied": [f"seed={n}", f"method.args.learning_rate={n % 2 + 1}e-3"], "value": float(n)}
+        for n in range(6)
+    ]
     given = {
         "trained": [next(p.parent for p in root.glob("runs/*/*/record.json"))],
         "grpo": [grpo],
         "crashed": [crashed],
         "bench": [a_benchmark(root / "bench")],
         "several": [root / "bench", log(a_run(root / "b", "seed=3"), *steps(5)), grpo],
-        "pipeline": [a_pipeline(root / "p", ("base", "evaluate"), ("sft", "sft"), ("after", "evaluate"))],
+        "pipeline": [
+            a_pipeline(root / "p", ("base", "evaluate"), ("sft", "sft"), ("after", "evaluate"))
+        ],
         "sweep": [a_sweep(root, grid)],
     }
     found = {}
@@ -81,7 +115,9 @@ def pages(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, DESKTOP], ids=["phone", "desktop"])
-@pytest.mark.parametrize("name", ["trained", "grpo", "crashed", "bench", "several", "pipeline", "sweep"])
+@pytest.mark.parametrize(
+    "name", ["trained", "grpo", "crashed", "bench", "several", "pipeline", "sweep"]
+)
 def test_opened_from_its_file(browser, pages, tmp_path, name, width, dark):
     browser.open(pages[name], width, dark=dark)
     browser.value("document.querySelectorAll('details').forEach((d) => d.open = true)")
@@ -92,13 +128,20 @@ def test_opened_from_its_file(browser, pages, tmp_path, name, width, dark):
     assert browser.value(TOO_FAINT) == []
     light = browser.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert light is not dark
-    assert browser.value("document.images.length + document.querySelectorAll('main script').length") == 0
+    assert (
+        browser.value("document.images.length + document.querySelectorAll('main script').length")
+        == 0
+    )
     browser.screenshot(tmp_path / "page.png")
     assert (tmp_path / "page.png").stat().st_size > 20_000
 
 
 def test_keyboard(browser, pages):
-    """Tab shows the link past the header, Enter goes there; what is focused is seen; a wide table scrolls by keys."""
+    """Use the page by keyboard alone.
+
+    Tab shows the link past the header and Enter follows it. The focus is seen, and a wide table
+    scrolls.
+    """
     browser.open(pages["grpo"], PHONE)
     browser.press("Tab", 9)
     assert browser.value("document.activeElement.className") == "skip"
@@ -106,8 +149,13 @@ def test_keyboard(browser, pages):
     assert browser.value("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     assert browser.value("document.activeElement.hash") == "#main"
     assert browser.value("document.querySelector(document.activeElement.hash).tabIndex") == -1
-    assert browser.value("[...document.querySelectorAll('nav a')].every((a) => document.getElementById(a.hash.slice(1)))")
-    assert browser.value("[...document.querySelectorAll('.wide, pre')].every((e) => e.tabIndex === 0)")
+    assert browser.value(
+        "[...document.querySelectorAll('nav a')].every((a) => "
+        "document.getElementById(a.hash.slice(1)))"
+    )
+    assert browser.value(
+        "[...document.querySelectorAll('.wide, pre')].every((e) => e.tabIndex === 0)"
+    )
 
 
 def test_what_a_screen_reader_is_told(browser, pages):
@@ -116,12 +164,17 @@ def test_what_a_screen_reader_is_told(browser, pages):
     by_role: dict[str, list[str]] = {}
     for node in nodes:
         if not node.get("ignored"):
-            by_role.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
+            by_role.setdefault(node["role"]["value"], []).append(
+                node.get("name", {}).get("value", "")
+            )
     assert browser.value("document.documentElement.lang") == "en"
     assert len(by_role["main"]) == 1
     assert "Sections" in by_role["navigation"]
     images = [name for role in ("image", "img") for name in by_role.get(role, [])]
-    assert any(name.startswith("Loss over step: 8 → 0.0133") or "Loss over step: mean of" in name for name in images), images
+    assert any(
+        name.startswith("Loss over step: 8 → 0.0133") or "Loss over step: mean of" in name
+        for name in images
+    ), images
     assert any(name.startswith("Trainers: training 1.2 s") for name in images)
     assert all(images)
     assert "predicted" in by_role["columnheader"]
@@ -132,7 +185,10 @@ def test_what_a_screen_reader_is_told(browser, pages):
 def test_values_under_the_pointer(browser, pages):
     browser.open(pages["several"], DESKTOP)
     browser.value("document.querySelector('.chart > svg').scrollIntoView({block: 'center'})")
-    x, y, width = browser.value("(({x, y, width}) => [x, y, width])(document.querySelector('.chart > svg').getBoundingClientRect())")
+    x, y, width = browser.value(
+        "(({x, y, width}) => [x, y, width])"
+        "(document.querySelector('.chart > svg').getBoundingClientRect())"
+    )
     assert browser.value("document.querySelector('.chart .readout').hidden")
     browser.point_at(x + 0.999 * width, y + 40)
     text = browser.value("document.querySelector('.chart .readout').textContent")
@@ -145,7 +201,12 @@ def test_values_under_the_pointer(browser, pages):
 def test_a_page_of_a_run_that_goes_on(browser, tmp_path):
     folder = log(a_run(tmp_path / "r", exit_code=None), *steps(3))
     with rundir.locked(folder):
-        made = subprocess.run([sys.executable, str(ROOT / "launch/report.py"), str(folder)], cwd=tmp_path, capture_output=True, text=True)
+        made = subprocess.run(
+            [sys.executable, str(ROOT / "launch/report.py"), str(folder)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
     assert made.returncode == 0, made.stderr
     browser.open(folder / "report.html", PHONE)
     assert "Still running" in browser.value("document.body.innerText")

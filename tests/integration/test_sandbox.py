@@ -1,4 +1,7 @@
-"""The sandbox with a real engine: hostile code fails alone, and a run whose reward tests code trains beside it."""
+"""Test the sandbox with a real engine.
+
+Hostile code fails alone, and a run whose reward tests code trains beside it.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +21,46 @@ import pytest
 
 from containers import images
 from containers.images import LABEL
-from launch.errors import HostError
+from launch.core.errors import HostError
+from launch.execution import sandboxed
 from launch.machine import detect
-from launch.plan import make_plan, prepare
-from launch.runtimes import sandboxed
-from launch.runtimes.container import Mount
-from recipes.common.verify_code import CodeTests
+from launch.plan.planning import make_plan, prepare
+from launch.schema.plan import Mount
+from recipes.rewards.verify_code import CodeTests
 from tests.conftest import ROOT, command, composed
 from tests.integration.conftest import build
 
 pytestmark = pytest.mark.integration
-CODE = ["hardware=cpu", "method=grpo", "data=code", "smoke=true", "~method.rewards.reasoning_gym", "+method.rewards.code_tests=1.0"]
+CODE = [
+    "hardware=cpu",
+    "method=grpo",
+    "data=code",
+    "smoke=true",
+    "~method.rewards.reasoning_gym",
+    "+method.rewards.code_tests=1.0",
+]
 GOOD = "def f(x):\n    return x + 1"
 TESTS = [{"call": "f(1)", "expected": 2}, {"call": "f(2)", "expected": 3}]
 PATIENCE_S = 120
 # What code may try, what it scores, and the reason where it was cut off.
 HOSTILE = {
     "hang": ("def f(x):\n    while True: pass", 0.0, "it took longer than 4 s"),
-    "hang of one test": ("def f(x):\n    while x == 2: pass\n    return x + 1", 0.5, "it took longer than 4 s"),
+    "hang of one test": (
+        "def f(x):\n    while x == 2: pass\n    return x + 1",
+        0.5,
+        "it took longer than 4 s",
+    ),
     "fork bomb": ("import os\nwhile True: os.fork()", 0.0, "it started more processes than it may"),
-    "flood": ("import sys\nwhile True: sys.stdout.write('x' * 1000)", 0.0, "it wrote more than 8000 bytes"),
-    "memory": ("b = [bytearray(10**7) for _ in range(10**6)]", 0.0, "it took more memory than it may"),
+    "flood": (
+        "import sys\nwhile True: sys.stdout.write('x' * 1000)",
+        0.0,
+        "it wrote more than 8000 bytes",
+    ),
+    "memory": (
+        "b = [bytearray(10**7) for _ in range(10**6)]",
+        0.0,
+        "it took more memory than it may",
+    ),
     "memory of many": (
         "import os, time\nfor _ in range(3): os.fork()\nb = bytearray(10**8)\ntime.sleep(9)",
         0.0,
@@ -46,14 +68,19 @@ HOSTILE = {
     ),
     "crash": ("import ctypes\nctypes.string_at(0)", 0.0, "killed by SIGSEGV"),
     "kills all that it may": (
-        "import contextlib, os\nfor pid in (1, os.getppid(), -1):\n    with contextlib.suppress(ProcessLookupError): os.kill(pid, 9)\n"
-        + GOOD,
+        "import contextlib, os\nfor pid in (1, os.getppid(), -1):\n"
+        "    with contextlib.suppress(ProcessLookupError): os.kill(pid, 9)\n" + GOOD,
         1.0,
         None,
     ),
-    "starves its parent": ("import resource as r\nr.prlimit(1, r.RLIMIT_NOFILE, (0, 0))", 0.0, sandboxed.WENT),
+    "starves its parent": (
+        "import resource as r\nr.prlimit(1, r.RLIMIT_NOFILE, (0, 0))",
+        0.0,
+        sandboxed.WENT,
+    ),
     "starves its parent for the next job": (
-        "import resource as r\ndef f(x):\n    if x == 2: r.prlimit(1, r.RLIMIT_FSIZE, (0, 0))\n    return x + 1",
+        "import resource as r\ndef f(x):\n    if x == 2: r.prlimit(1, r.RLIMIT_FSIZE, (0, 0))\n"
+        "    return x + 1",
         0.0,
         sandboxed.WENT,
     ),
@@ -63,7 +90,8 @@ HOSTILE = {
     "writes elsewhere": ("open('/opt/recipes/server.py', 'a')\n" + GOOD, 0.0, None),
     "reaches out": ("import socket\nsocket.create_connection(('1.1.1.1', 53))\n" + GOOD, 0.0, None),
     "leaves a process and closed folders": (
-        "import os, time\nos.makedirs('/tmp/a/b')\nos.chmod('/tmp/a', 0)\nif not os.fork():\n    os.setsid()\n    time.sleep(99)\n" + GOOD,
+        "import os, time\nos.makedirs('/tmp/a/b')\nos.chmod('/tmp/a', 0)\nif not os.fork():\n"
+        "    os.setsid()\n    time.sleep(99)\n" + GOOD,
         1.0,
         None,
     ),
@@ -90,7 +118,11 @@ def f(x):
         "files": os.listdir("/tmp"),
         "interfaces": os.listdir("/sys/class/net"),
         "sockets": [os.path.exists(p) for p in ("/var/run/docker.sock", "/run/docker.sock")],
-        "writable": [m for m in mounts if os.path.isdir(m) and os.access(m, os.W_OK) and not m.startswith("/dev/")],
+        "writable": [
+            m
+            for m in mounts
+            if os.path.isdir(m) and os.access(m, os.W_OK) and not m.startswith("/dev/")
+        ],
     }
 """
 
@@ -107,15 +139,19 @@ def sandbox_image(engine, base) -> str:
 
 
 @contextlib.contextmanager
-def started(engine, run_dir: Path, *overrides: str, mounts: tuple[Mount, ...] = ()) -> Iterator[sandboxed.SandboxProcess]:
-    """As the launcher starts it; `mounts` stand for an image with more in it."""
+def started(
+    engine, run_dir: Path, *overrides: str, mounts: tuple[Mount, ...] = ()
+) -> Iterator[sandboxed.SandboxProcess]:
+    """Start it like the launcher; `mounts` stand for an image with more in it."""
     run_dir.mkdir(exist_ok=True)
     config, _ = prepare(composed(*CODE, "runtime=local", *overrides))
     host = detect.host(sys.executable)
     plan = make_plan(config, host, run_dir)
     confined = dataclasses.replace(plan.containers["sandbox"], mounts=list(mounts))
     plan = dataclasses.replace(plan, containers={"sandbox": confined})
-    process = sandboxed.SandboxProcess(engine, plan, plan.processes[0], host, run_dir / "sandbox.log")
+    process = sandboxed.SandboxProcess(
+        engine, plan, plan.processes[0], host, run_dir / "sandbox.log"
+    )
     try:
         yield process
     finally:
@@ -124,13 +160,22 @@ def started(engine, run_dir: Path, *overrides: str, mounts: tuple[Mount, ...] = 
 
 
 def containers(engine, run_dir: Path) -> list:
-    return engine.containers.list(all=True, filters={"label": f"{LABEL}.run={run_dir}"}, ignore_removed=True)
+    return engine.containers.list(
+        all=True, filters={"label": f"{LABEL}.run={run_dir}"}, ignore_removed=True
+    )
 
 
 @pytest.fixture(scope="module")
-def sandbox(engine, sandbox_image, tmp_path_factory) -> Iterator[tuple[sandboxed.SandboxProcess, CodeTests]]:
-    folder = tmp_path_factory.mktemp("a-folder-whose-name-is-longer-than-the-path-of-a-socket-may-be" * 2)
-    limits = [f"method.sandbox.{key}" for key in ("workers=1", "time_s=4", "memory_gb=0.2", "output_kb=8", "processes=16")]
+def sandbox(
+    engine, sandbox_image, tmp_path_factory
+) -> Iterator[tuple[sandboxed.SandboxProcess, CodeTests]]:
+    folder = tmp_path_factory.mktemp(
+        "a-folder-whose-name-is-longer-than-the-path-of-a-socket-may-be" * 2
+    )
+    limits = [
+        f"method.sandbox.{key}"
+        for key in ("workers=1", "time_s=4", "memory_gb=0.2", "output_kb=8", "processes=16")
+    ]
     with started(engine, folder / "run", *limits) as process:
         yield process, CodeTests(folder / "run")
 
@@ -155,41 +200,74 @@ def test_what_code_sees(sandbox):
         "sockets": [False, False],
         "writable": ["/tmp"],
     }
-    assert sandbox[1]([block(INSIDE)], [[{"call": "f(0)", "expected": expected}]], None) == [(1.0, None)]
+    assert sandbox[1]([block(INSIDE)], [[{"call": "f(0)", "expected": expected}]], None) == [
+        (1.0, None)
+    ]
 
 
 def test_a_share_of_the_tests_is_a_share_of_the_score(sandbox):
     tests = [*TESTS, {"check": "assert f(0) == 7"}, {"stdin": "", "stdout": "a line\n"}]
     program = block(GOOD + "\nprint('a line  ')")
-    assert sandbox[1]([program, block("import sys\nprint(sys.stdin.read())")], [tests, [{"stdin": "4", "stdout": "4"}]], None) == [
+    assert sandbox[1](
+        [program, block("import sys\nprint(sys.stdin.read())")],
+        [tests, [{"stdin": "4", "stdout": "4"}]],
+        None,
+    ) == [
         (0.75, None),
         (1.0, None),
     ]
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None or shutil.which("g++") is None, reason="no gcc and g++ to show to the sandbox")
+@pytest.mark.skipif(
+    shutil.which("gcc") is None or shutil.which("g++") is None,
+    reason="no gcc and g++ to show to the sandbox",
+)
 def test_c_and_cpp_are_compiled_where_the_image_has_the_compiler(engine, sandbox_image, tmp_path):
-    # The test's base has none; it is made of the same release of the same distribution as this machine, whose own serves.
-    with started(engine, tmp_path / "run", "method.sandbox.workers=1", mounts=(Mount("/usr", "/usr", True, "compilers"),)):
+    # The test's base has none. This machine's is mounted: both are of one distribution release.
+    with started(
+        engine,
+        tmp_path / "run",
+        "method.sandbox.workers=1",
+        mounts=(Mount("/usr", "/usr", True, "compilers"),),
+    ):
         ask = CodeTests(tmp_path / "run")
         c = '#include <stdio.h>\nint main() { int n; scanf("%d", &n); printf("%d\\n", n * 2); }'
-        cpp = "#include <iostream>\nint main() { int n; std::cin >> n; while (n == 3) {} std::cout << n * 2; }"
+        cpp = (
+            "#include <iostream>\n"
+            "int main() { int n; std::cin >> n; while (n == 3) {} std::cout << n * 2; }"
+        )
         tests = [{"stdin": "2", "stdout": "4"}, {"stdin": "5", "stdout": "10"}]
-        blocks = [block(c, "c"), block(cpp, "cpp"), block("int main() { return }", "c"), block("fn main() {}", "swift")]
+        blocks = [
+            block(c, "c"),
+            block(cpp, "cpp"),
+            block("int main() { return }", "c"),
+            block("fn main() {}", "swift"),
+        ]
         found = ask(blocks, [tests] * 4, None)
         assert [score for score, _ in found] == [1.0, 1.0, 0.0, 0.0]
         assert found[3][1].startswith("the sandbox has no swift, only python, c, cpp")
 
 
-@pytest.mark.skipif(not Path("/usr/bin/rustc").exists(), reason="no rustc of /usr to show to the sandbox")
+@pytest.mark.skipif(
+    not Path("/usr/bin/rustc").exists(), reason="no rustc of /usr to show to the sandbox"
+)
 def test_rust_is_compiled_where_the_image_has_the_compiler(engine, sandbox_image, tmp_path):
     compilers = Mount("/usr", "/usr", True, "compilers")
-    linker = Mount("/etc/alternatives", "/etc/alternatives", True, "where /usr/bin/cc leads, which rustc links with")
+    linker = Mount(
+        "/etc/alternatives",
+        "/etc/alternatives",
+        True,
+        "where /usr/bin/cc leads, which rustc links with",
+    )
     tests = [[{"stdin": "2", "stdout": "4"}]]
     with started(engine, tmp_path / "run", "method.sandbox.workers=1", mounts=(compilers, linker)):
-        twice = "fn main() { let mut n = String::new(); std::io::stdin().read_line(&mut n).unwrap();"
+        twice = (
+            "fn main() { let mut n = String::new(); std::io::stdin().read_line(&mut n).unwrap();"
+        )
         twice += ' println!("{}", n.trim().parse::<i64>().unwrap() * 2); }'
-        found = CodeTests(tmp_path / "run")([block(twice, "rust"), block("fn main() { 1 + }", "rust")], tests * 2, None)
+        found = CodeTests(tmp_path / "run")(
+            [block(twice, "rust"), block("fn main() { 1 + }", "rust")], tests * 2, None
+        )
         assert [score for score, _ in found] == [1.0, 0.0]
     with started(engine, tmp_path / "unlinked", "method.sandbox.workers=1", mounts=(compilers,)):
         ((score, error),) = CodeTests(tmp_path / "unlinked")([block(twice, "rust")], tests, None)
@@ -197,22 +275,39 @@ def test_rust_is_compiled_where_the_image_has_the_compiler(engine, sandbox_image
 
 
 def test_a_run_whose_reward_tests_code(engine, sandbox_image, tmp_path):
-    done = command(*CODE, "runtime=local", "method.sandbox.workers=2", "run_root=runs", cwd=tmp_path)
+    done = command(
+        *CODE, "runtime=local", "method.sandbox.workers=2", "run_root=runs", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     run_dir = next(tmp_path.glob("runs/*/*/record.json")).parent
     assert json.loads((run_dir / "result.json").read_text())["verifier_errors"] == 0
-    assert json.loads((run_dir / "record.json").read_text())["sandbox_image"] == sandboxed.image_id(engine)
+    assert json.loads((run_dir / "record.json").read_text())["sandbox_image"] == sandboxed.image_id(
+        engine
+    )
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert [row["rewards/code_tests/mean"] for row in rows] == [0.0, 0.0]  # random weights write no code
+    # Random weights write no code.
+    assert [row["rewards/code_tests/mean"] for row in rows] == [0.0, 0.0]
     assert rows[0]["verifier_error_share"] == 0.0
     assert (containers(engine, run_dir), list(run_dir.glob("*.sock"))) == ([], [])
 
 
 def test_it_goes_with_a_launcher_that_is_killed(engine, sandbox_image, tmp_path):
-    argv = [sys.executable, str(ROOT / "launch/run.py"), *CODE, "runtime=local", "method.sandbox.workers=1", "method.args.max_steps=9999"]
-    with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True) as process:
+    argv = [
+        sys.executable,
+        str(ROOT / "launch/run.py"),
+        *CODE,
+        "runtime=local",
+        "method.sandbox.workers=1",
+        "method.args.max_steps=9999",
+    ]
+    with subprocess.Popen(
+        argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    ) as process:
         deadline = time.monotonic() + PATIENCE_S
-        while not (found := list(tmp_path.glob("runs/*/*/sandbox.sock"))) and time.monotonic() < deadline:
+        while (
+            not (found := list(tmp_path.glob("runs/*/*/sandbox.sock")))
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.05)
         run_dir = found[0].parent
         assert len(containers(engine, run_dir)) == 1
@@ -226,6 +321,8 @@ def test_without_its_image_nothing_starts(engine, monkeypatch):
     entry = dataclasses.replace(images.load()["sandbox"], base="docker.io/library/another:1")
     monkeypatch.setattr(images, "load", lambda: {"sandbox": entry})
     with pytest.raises(
-        HostError, match=r"rocm-recipes/sandbox:\w+, which is not on this machine: python containers/build.py image=sandbox"
+        HostError,
+        match=r"rocm-recipes/sandbox:\w+, which is not on this machine: "
+        r"python containers/build.py image=sandbox",
     ):
         sandboxed.image_id(engine)

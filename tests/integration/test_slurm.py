@@ -1,6 +1,6 @@
-"""A real Slurm: a controller and two nodes on this machine, started here and stopped at the end.
+"""Test a real Slurm: a controller and two nodes on this machine, stopped at the end.
 
-Jobs train for real, on the CPU with gloo, one rank a node.
+Jobs train for real, on the CPU with gloo, one rank on each node.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.files import rundir, sealed
+from launch.core import json_files
+from launch.plan import sealed
 from launch.reproduce import compare_metrics
 from tests.conftest import command, leave_model
 from tests.integration.conftest import lacking
@@ -74,7 +75,7 @@ TWO_NODES = ["runtime=slurm", "runtime.slurm.nodes=2", "runtime.slurm.interface=
 
 
 class Cluster:
-    """The daemons, by name, and what Slurm says of a job."""
+    """Hold the daemons by name, and ask Slurm about jobs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -82,7 +83,9 @@ class Cluster:
 
     def start(self, name: str, *argv: str) -> None:
         with (self.folder / f"{name}.log").open("w") as log:
-            self.daemons[name] = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self.daemons[name] = subprocess.Popen(
+                argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
 
     def stop(self) -> None:
         for daemon in reversed(self.daemons.values()):
@@ -91,31 +94,47 @@ class Cluster:
             daemon.wait(timeout=60)
 
     def log(self) -> str:
-        return "\n".join(f"{file.name}: {file.read_text()[-2000:]}" for file in self.folder.glob("*.log"))
+        return "\n".join(
+            f"{file.name}: {file.read_text()[-2000:]}" for file in self.folder.glob("*.log")
+        )
 
     @staticmethod
     def asked(job: str) -> dict[str, str]:
-        done = subprocess.run(["scontrol", "show", "job", "--oneliner", job], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["scontrol", "show", "job", "--oneliner", job],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         return dict(re.findall(r"(\w+)=(\S*)", done.stdout))
 
     def starts_again(self, job: str) -> None:
-        """Slurm lets a requeued job wait for two minutes; not here. While its last start still completes it sets that time anew.
+        """Start a requeued job at once, for which Slurm would wait two minutes.
 
-        A node refuses what was asked for in the second of the kill or before ("Job credential revoked"), and the job has failed.
+        Slurm resets that time while the last start still completes. If the job is started in the
+        second of the kill or before, a node rejects it ("Job credential revoked"), and it has
+        failed.
         """
 
         def started() -> bool:
-            subprocess.run(["scontrol", "update", f"jobid={job}", "starttime=now"], capture_output=True)
+            subprocess.run(
+                ["scontrol", "update", f"jobid={job}", "starttime=now"], capture_output=True
+            )
             return self.asked(job)["JobState"] != "PENDING"
 
-        wait_until(lambda: self.asked(job)["JobState"] == "PENDING", f"job {job} to be back in the queue")
+        wait_until(
+            lambda: self.asked(job)["JobState"] == "PENDING", f"job {job} to be back in the queue"
+        )
         killed = int(time.time())
         wait_until(lambda: time.time() >= killed + 1, "the next second")
         wait_until(started, f"job {job} to start again")
 
     def ended(self, job: str) -> dict[str, str]:
-        """What Slurm says of the job once it has left the queue for good."""
-        wait_until(lambda: self.asked(job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"), f"job {job} to end")
+        """Return what Slurm says of the job once it has left the queue for good."""
+        wait_until(
+            lambda: self.asked(job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"),
+            f"job {job} to end",
+        )
         return self.asked(job)
 
 
@@ -136,12 +155,20 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    absent = [name for name in ("slurmctld", "slurmd", "sbatch", "srun", "munged") if shutil.which(name) is None]
+    absent = [
+        name
+        for name in ("slurmctld", "slurmd", "sbatch", "srun", "munged")
+        if shutil.which(name) is None
+    ]
     if absent:
-        return lacking(f"no {', '.join(absent)} (Debian: apt-get install slurmctld slurmd slurm-client munge)")
+        return lacking(
+            f"no {', '.join(absent)} (Debian: apt-get install slurmctld slurmd slurm-client munge)"
+        )
     folder = tmp_path_factory.mktemp("slurm")
     host = socket.gethostname().partition(".")[0]
-    (folder / "slurm.conf").write_text(CONFIG.format(folder=folder, host=host, user=getpass.getuser(), ports=free_ports(3)))
+    (folder / "slurm.conf").write_text(
+        CONFIG.format(folder=folder, host=host, user=getpass.getuser(), ports=free_ports(3))
+    )
     (folder / "state").mkdir()
     (folder / "gpu").touch()  # a file in place of a device: Slurm counts it
     (folder / "gres.conf").write_text(f"NodeName=n[1-2] Name=gpu File={folder}/gpu\n")
@@ -154,13 +181,23 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
     try:
         # --force: the folder may stand below one that others can write.
-        found.start("munged", "munged", "--foreground", "--force", f"--socket={folder}/munge.sock", f"--key-file={key}", *files)
+        found.start(
+            "munged",
+            "munged",
+            "--foreground",
+            "--force",
+            f"--socket={folder}/munge.sock",
+            f"--key-file={key}",
+            *files,
+        )
         wait_until((folder / "munge.sock").exists, "munged")
         found.start("slurmctld", "slurmctld", "-D")
         for node in NODES:
             (folder / f"spool-{node}").mkdir()
             found.start(node, "slurmd", "-D", "-N", node)
-        wait_until(lambda: "idle" in sinfo() and "n[1-2]" in sinfo(), f"two idle nodes: {found.log()}")
+        wait_until(
+            lambda: "idle" in sinfo() and "n[1-2]" in sinfo(), f"two idle nodes: {found.log()}"
+        )
         yield found
     finally:
         found.stop()
@@ -169,11 +206,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def sinfo() -> str:
-    return subprocess.run(["sinfo", "--noheader", "--states=idle", "--format=%T %N"], capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["sinfo", "--noheader", "--states=idle", "--format=%T %N"], capture_output=True, text=True
+    ).stdout
 
 
 def submit(root: Path, *overrides: str) -> tuple[str, Path]:
-    """(job, run directory)"""
+    """Return (job, run directory)."""
     done = command(*TWO_NODES, *SMALL, *overrides, cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
     job = re.search(r"job (\d+) is submitted", done.stdout).group(1)
@@ -185,7 +224,12 @@ def newest(root: Path) -> Path:
 
 
 def wait_for_step(run_dir: Path, step: int) -> None:
-    wait_until(lambda: any(row["step"] >= step for row in rundir.read_metrics(run_dir / "metrics.jsonl")), f"step {step}")
+    wait_until(
+        lambda: any(
+            row["step"] >= step for row in json_files.read_metrics(run_dir / "metrics.jsonl")
+        ),
+        f"step {step}",
+    )
 
 
 def slurm_log(run_dir: Path) -> str:
@@ -194,51 +238,62 @@ def slurm_log(run_dir: Path) -> str:
 
 @pytest.fixture(scope="module")
 def at_home(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """Metrics of the same training without Slurm: two ranks of this machine."""
+    """Return the metrics of the same training without Slurm, on two ranks of this machine."""
     root = tmp_path_factory.mktemp("home")
     done = command(*SMALL, "hardware.gpus_per_node=2", cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
     (metrics,) = root.glob("runs/*/*/metrics.jsonl")
-    return rundir.read_metrics(metrics)
+    return json_files.read_metrics(metrics)
 
 
 def test_two_nodes_compute_what_two_ranks_of_one_machine_do(cluster, at_home, tmp_path):
-    """In a directory whose name a shell, sbatch and its file name patterns would all take apart."""
+    """Use a directory whose name a shell, sbatch and its file patterns would take apart."""
     root = tmp_path / "it's 100%j; #new $HOME"
     root.mkdir()
-    done = command(*TWO_NODES, *SMALL, "runtime.slurm.wait=true", "runtime.slurm.options=['--comment=a b']", cwd=root)
+    done = command(
+        *TWO_NODES,
+        *SMALL,
+        "runtime.slurm.wait=true",
+        "runtime.slurm.options=['--comment=a b']",
+        cwd=root,
+    )
     assert done.returncode == 0, done.stdout + done.stderr + cluster.log()
     run_dir = newest(root)
-    rows = rundir.read_metrics(run_dir / "metrics.jsonl")
+    rows = json_files.read_metrics(run_dir / "metrics.jsonl")
     assert len(rows) == STEPS
     assert compare_metrics(at_home, rows) == []
-    kept = rundir.read_json(run_dir / "record.json")
+    kept = json_files.read_json(run_dir / "record.json")
     assert (kept["status"], sealed.faults(kept)) == ("done", [])
     assert {file.name for file in (run_dir / "nodes").iterdir()} == set(NODES)
     assert "trainers-1 is on n2" in (run_dir / "logs/trainers-1.log").read_text()
     assert f"step {STEPS}/{STEPS}" in (run_dir / "logs/rank0.log").read_text()
     assert (run_dir / "logs/rank1.log").exists(), "of the other node"
     assert f"step {STEPS}/{STEPS}" in done.stdout  # wait=true follows
-    job = rundir.read_json(run_dir / "slurm.json")["job"]
+    job = json_files.read_json(run_dir / "slurm.json")["job"]
     assert cluster.asked(job)["Comment"] == "a"  # of `a b`: asked() cuts at the blank
 
 
-def test_an_early_signal_saves_and_requeues_and_a_requeue_by_slurm_in_the_middle_resumes_too(cluster, at_home, tmp_path):
+def test_an_early_signal_saves_and_requeues_and_a_requeue_by_slurm_in_the_middle_resumes_too(
+    cluster, at_home, tmp_path
+):
     job, run_dir = submit(tmp_path)
     wait_for_step(run_dir, 2)
     # What `--signal=B:TERM@` sends when the time is nearly over.
     subprocess.run(["scancel", "--batch", "--signal=TERM", job], check=True)
     cluster.starts_again(job)
-    assert "goes back into the queue" in slurm_log(run_dir)
-    saved = rundir.read_metrics(run_dir / "metrics.jsonl")[-1]["step"]
+    assert "is requeued" in slurm_log(run_dir)
+    saved = json_files.read_metrics(run_dir / "metrics.jsonl")[-1]["step"]
     wait_for_step(run_dir, saved + 1)
-    wait_until(lambda: "resuming from" in (run_dir / "logs/rank0.log").read_text(), "the log of the first rank")
+    wait_until(
+        lambda: "resuming from" in (run_dir / "logs/rank0.log").read_text(),
+        "the log of the first rank",
+    )
     subprocess.run(["scontrol", "requeue", job], check=True)
     cluster.starts_again(job)
     end = cluster.ended(job)
     assert (end["JobState"], end["Restarts"]) == ("COMPLETED", "2"), slurm_log(run_dir)
-    assert compare_metrics(at_home, rundir.read_metrics(run_dir / "metrics.jsonl")) == []
-    assert rundir.read_json(run_dir / "record.json")["status"] == "done"
+    assert compare_metrics(at_home, json_files.read_metrics(run_dir / "metrics.jsonl")) == []
+    assert json_files.read_json(run_dir / "record.json")["status"] == "done"
 
 
 def test_a_job_that_somebody_ends_stays_ended_and_the_command_resumes_it(cluster, tmp_path):
@@ -261,18 +316,26 @@ def test_a_failing_job_is_failed_and_not_requeued(cluster, tmp_path):
     given += [f"model.path={model}", "model.init=pretrained", "model.num_parameters=328128"]
     job, run_dir = submit(tmp_path, *given)
     end = cluster.ended(job)
-    assert (end["JobState"], end["ExitCode"], end["Restarts"]) == ("FAILED", "4:0", "0"), slurm_log(run_dir)
-    kept = rundir.read_json(run_dir / "record.json")
+    assert (end["JobState"], end["ExitCode"], end["Restarts"]) == ("FAILED", "4:0", "0"), slurm_log(
+        run_dir
+    )
+    kept = json_files.read_json(run_dir / "record.json")
     assert (kept["status"], kept["exit_code"]) == ("failed", 4)
     assert "trainers failed" in slurm_log(run_dir)
 
 
 def test_a_node_that_does_not_come_is_named(cluster, tmp_path):
     daemon = cluster.daemons["n2"]
-    daemon.send_signal(signal.SIGSTOP)  # the controller believes it well, and no process starts there
+    # The controller takes the node for healthy, but no process starts there.
+    daemon.send_signal(signal.SIGSTOP)
     try:
         job, run_dir = submit(tmp_path, "runtime.slurm.rendezvous_timeout_s=5")
-        wait_until(lambda: (rundir.read_json(run_dir / "record.json") or {}).get("exit_code") is not None, "the run to end")
+        wait_until(
+            lambda: (
+                (json_files.read_json(run_dir / "record.json") or {}).get("exit_code") is not None
+            ),
+            "the run to end",
+        )
         wait_until(lambda: "missing at the rendezvous" in slurm_log(run_dir), slurm_log(run_dir))
     finally:
         daemon.send_signal(signal.SIGCONT)
@@ -282,22 +345,29 @@ def test_a_node_that_does_not_come_is_named(cluster, tmp_path):
 
 
 def test_gpus_are_asked_for_by_gres_and_a_node_without_one_says_so(cluster, tmp_path):
-    given = ["runtime=slurm", "hardware=h200", "hardware.gpus_per_node=1", "model=qwen3_0_6b", "model.init=random", "tracking=none"]
+    given = [
+        "runtime=slurm",
+        "hardware=h200",
+        "hardware.gpus_per_node=1",
+        "model=qwen3_0_6b",
+        "model.init=random",
+        "tracking=none",
+    ]
     done = command(*given, "runtime.slurm.wait=true", cwd=tmp_path)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "n1: hardware=h200: 1 nvidia GPU(s) needed, 0 found here" in done.stdout
     run_dir = newest(tmp_path)
-    end = cluster.ended(rundir.read_json(run_dir / "slurm.json")["job"])
+    end = cluster.ended(json_files.read_json(run_dir / "slurm.json")["job"])
     assert (end["JobState"], end["ExitCode"], end["TresPerNode"]) == ("FAILED", "3:0", "gres:gpu:1")
-    assert rundir.read_json(run_dir / "record.json")["status"] == "failed"
+    assert json_files.read_json(run_dir / "record.json")["status"] == "failed"
 
 
 def test_sbatch_refuses_in_its_own_words(cluster, tmp_path):
     done = command("runtime=slurm", "hardware=cpu", "runtime.slurm.partition=nope", cwd=tmp_path)
     assert done.returncode == 3
-    assert "sbatch refuses the job" in done.stderr
+    assert "job.sh failed: " in done.stderr
     assert "invalid partition specified: nope" in done.stderr
-    assert rundir.read_json(newest(tmp_path) / "record.json")["status"] == "failed"
+    assert json_files.read_json(newest(tmp_path) / "record.json")["status"] == "failed"
 
 
 def test_a_run_has_one_job_at_a_time(cluster, tmp_path):
@@ -311,33 +381,61 @@ def test_a_run_has_one_job_at_a_time(cluster, tmp_path):
 
 
 def test_a_variable_of_the_shell_beats_no_key_of_the_job(cluster, tmp_path, monkeypatch):
-    given = {"TIMELIMIT": "7", "PARTITION": "nope", "NO_REQUEUE": "1", "JOB_NAME": "fromenv", "GRES": "gpu:1", "WAIT": "1"}
+    given = {
+        "TIMELIMIT": "7",
+        "PARTITION": "nope",
+        "NO_REQUEUE": "1",
+        "JOB_NAME": "fromenv",
+        "GRES": "gpu:1",
+        "WAIT": "1",
+    }
     for name, value in given.items():
         monkeypatch.setenv(f"SBATCH_{name}", value)
-    job, run_dir = submit(tmp_path, "runtime.slurm.time=30", "runtime.slurm.partition=main", "runtime.slurm.options=['--hold']")
+    job, run_dir = submit(
+        tmp_path,
+        "runtime.slurm.time=30",
+        "runtime.slurm.partition=main",
+        "runtime.slurm.options=['--hold']",
+    )
     found = cluster.asked(job)
     subprocess.run(["scancel", job], check=True)
-    wanted = {"TimeLimit": "00:30:00", "Partition": "main", "Requeue": "1", "JobName": "sft-tiny-cpu"}
+    wanted = {
+        "TimeLimit": "00:30:00",
+        "Partition": "main",
+        "Requeue": "1",
+        "JobName": "sft-tiny-cpu",
+    }
     assert {name: found[name] for name in wanted} == wanted
     assert "TresPerNode" not in found  # a CPU's job asks for no GPU
     cluster.ended(job)
 
 
 def test_a_grid_of_a_sweep_is_jobs_of_the_cluster_and_is_not_run_again(cluster, tmp_path):
-    """Hydra's submitit launcher: an array of a job for each trial; a trial that a rule refuses stops no other."""
+    """Submit an array of a job for each trial by Hydra's submitit launcher.
+
+    A trial that a rule rejects stops no other.
+    """
     overrides = [o for o in SMALL if not o.startswith(("topology=", "method.args.max_steps="))]
     grid = ["-m", *overrides, "method.args.max_steps=2", "seed=0,1", "effective_batch=4,5"]
-    on_slurm = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=main", "hydra.launcher.timeout_min=30"]
+    on_slurm = [
+        "hydra/launcher=submitit_slurm",
+        "hydra.launcher.partition=main",
+        "hydra.launcher.timeout_min=30",
+    ]
     done = command(*grid, *on_slurm, cwd=tmp_path, timeout=WITHIN_S)
     assert done.returncode == 2, done.stdout + done.stderr + cluster.log()
     runs = {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/sft*/*/record.json")}
-    assert [rundir.read_json(file)["status"] for file in runs] == ["done", "done"]
+    assert [json_files.read_json(file)["status"] for file in runs] == ["done", "done"]
     (table,) = tmp_path.glob("runs/sweeps/*/sweep.json")
-    found = [(trial["status"], trial["exit_code"]) for trial in rundir.read_json(table)["trials"]]
+    found = [
+        (trial["status"], trial["exit_code"]) for trial in json_files.read_json(table)["trials"]
+    ]
     assert found == [("done", 0), ("failed", 2), ("done", 0), ("failed", 2)]
     scripts = list(tmp_path.glob("runs/sweeps/*/.submitit/*submission*.sh"))
     assert any("#SBATCH --array=0-1" in script.read_text() for script in scripts), scripts
     again = command(*grid, cwd=tmp_path)  # also by our own loop
     assert again.returncode == 2
     assert "2 of them done before, not run again" in again.stdout
-    assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/sft*/*/record.json")} == runs
+    assert {
+        file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/sft*/*/record.json")
+    } == runs

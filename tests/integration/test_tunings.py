@@ -1,4 +1,7 @@
-"""Each tuning as a person starts it, small and on the CPU; the experiment that it writes composes and plans."""
+"""Test each tuning as a user starts it, small and on the CPU.
+
+The experiment that it writes composes and plans.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ SMALL = ["hardware=mi350x", "smoke=true", "run_root=runs"]
         ("vllm", ["model=qwen3_4b", "topology=single"], "output_tokens_per_second", 2),
     ],
 )
-def test_tuning_ends_with_before_after_and_an_experiment(tmp_path, launch, tuning, overrides, figure, num_rows):
+def test_tuning_ends_with_before_after_and_an_experiment(
+    tmp_path, launch, tuning, overrides, figure, num_rows
+):
     if tuning == "vllm" and importlib.util.find_spec("vllm") is None:
         lacking("no vLLM (make vllm)")
     given = [*SMALL, f"method=tune/{tuning}", *overrides]
@@ -65,12 +70,19 @@ def test_tuning_ends_with_before_after_and_an_experiment(tmp_path, launch, tunin
 
 
 def stopped_in_the_second_trial(folder: Path, *given: str) -> None:
-    """It fails no setting: the same command measures that trial."""
+    """Stop the launcher there; no setting fails, and the same command measures that trial."""
     argv = [sys.executable, str(ROOT / "launch/run.py"), *given]
-    with open(folder / "said", "w") as said, subprocess.Popen(argv, cwd=folder, stdout=said, stderr=said) as launcher:
-        while not any(file.read_text() for file in folder.glob("runs/*/*/metrics.jsonl")) and launcher.poll() is None:
+    with (
+        open(folder / "said", "w") as said,
+        subprocess.Popen(argv, cwd=folder, stdout=said, stderr=said) as launcher,
+    ):
+        while (
+            not any(file.read_text() for file in folder.glob("runs/*/*/metrics.jsonl"))
+            and launcher.poll() is None
+        ):
             time.sleep(0.05)
-        os.kill(launcher.pid, signal.SIGTERM)  # the processes of the second trial, of two, begin to import torch
+        # The processes of the second trial, of two, begin to import torch.
+        os.kill(launcher.pid, signal.SIGTERM)
     assert launcher.returncode == 75, (folder / "said").read_text()
 
 

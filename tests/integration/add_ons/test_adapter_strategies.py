@@ -1,4 +1,7 @@
-"""Adapters on two ranks, with gloo in place of RCCL: every strategy has the losses of one process and leaves the same whole adapter."""
+"""Test adapters on two ranks, with gloo in place of RCCL.
+
+Every strategy has the losses of one process, and leaves the same whole adapter.
+"""
 
 from __future__ import annotations
 
@@ -24,27 +27,49 @@ KINDS = {
     "dora": ["adapter=dora", "precision=fp32"],
 }
 # Steps so large that a gradient that is wrong shows in the next loss.
-LARGE = ["method.args.learning_rate=1e-2", "method.args.lr_scheduler_type=constant", "method.args.warmup_steps=0"]
+LARGE = [
+    "method.args.learning_rate=1e-2",
+    "method.args.lr_scheduler_type=constant",
+    "method.args.warmup_steps=0",
+]
 BATCH = ["effective_batch=8", "method.args.per_device_train_batch_size=4", "adapter.rank=4"]
-SHARDED = ("fsdp", "zero3")  # the launcher refuses nf4 there
+SHARDED = ("fsdp", "zero3")  # the launcher rejects nf4 for them
 HAS_NF4 = importlib.util.find_spec("bitsandbytes") is not None
-PAIRS = [(strategy, kind) for strategy in STRATEGIES for kind in KINDS if not (kind == "qlora" and strategy in SHARDED)]
+PAIRS = [
+    (strategy, kind)
+    for strategy in STRATEGIES
+    for kind in KINDS
+    if not (kind == "qlora" and strategy in SHARDED)
+]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
-    """For each topology the directory that holds a run of each kind, and `resumed`: two ranks, or one process that accumulates."""
+    """Return topology -> the directory of its runs, one of each kind and `resumed`.
+
+    A topology has two ranks, or one process that accumulates.
+    """
     if not HAS_NF4:
         lacking("no bitsandbytes (make quantization)")
     found = {}
     for topology in ("single", *STRATEGIES):
         folder = found[topology] = tmp_path_factory.mktemp(topology)
         ranks = 1 if topology == "single" else 2
-        shared = [f"topology={topology}", f"hardware.gpus_per_node={ranks}", f"topology.num_gpus={ranks}", *BATCH, *LARGE]
+        shared = [
+            f"topology={topology}",
+            f"hardware.gpus_per_node={ranks}",
+            f"topology.num_gpus={ranks}",
+            *BATCH,
+            *LARGE,
+        ]
         kinds = [kind for kind in KINDS if kind != "qlora" or topology not in SHARDED]
         paths = [str(configure(folder / kind, "sft", *shared, *KINDS[kind])) for kind in kinds]
         paths.append(str(configure(folder / "resumed", "sft", *shared, *KINDS["dora"])))
-        start = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        start = (
+            []
+            if ranks == 1
+            else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        )
         argv = [sys.executable, *start, "-m", "tests.integration.adapter_ranks", *paths]
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -60,7 +85,7 @@ def test_every_step_has_the_loss_of_a_single_process(runs, strategy, kind):
     alone = losses(runs["single"] / kind)
     assert len(alone) == 4
     assert alone[0] - alone[-1] > 1  # it learned
-    # nf4's adapter is in bf16, of which DeepSpeed steps a copy in fp32 and the others the weights themselves.
+    # nf4's adapter is in bf16. DeepSpeed steps a copy of it in fp32, the others step it directly.
     close = 0.05 if (kind, strategy) == ("qlora", "zero2") else 1e-5
     assert losses(runs[strategy] / kind) == pytest.approx(alone, rel=0, abs=close)
 
@@ -69,7 +94,9 @@ def test_every_step_has_the_loss_of_a_single_process(runs, strategy, kind):
 @pytest.mark.parametrize(("strategy", "kind"), PAIRS)
 def test_the_adapter_and_the_merged_model_it_leaves_are_whole(runs, strategy, kind, saved):
     alone, spread = (load_file(runs[name] / kind / saved) for name in ("single", strategy))
-    assert {name: weight.shape for name, weight in spread.items()} == {name: weight.shape for name, weight in alone.items()}
+    assert {name: weight.shape for name, weight in spread.items()} == {
+        name: weight.shape for name, weight in alone.items()
+    }
     for name, weight in alone.items():
         apart = (spread[name].float() - weight.float()).abs().mean()
         assert apart < (1e-3 if kind == "qlora" else 1e-5), name
@@ -77,7 +104,9 @@ def test_the_adapter_and_the_merged_model_it_leaves_are_whole(runs, strategy, ki
 
 @pytest.mark.parametrize(("strategy", "kind"), PAIRS)
 def test_the_base_is_that_of_a_single_process(runs, strategy, kind):
-    alone, spread = (json.loads((runs[name] / kind / "base.json").read_text()) for name in ("single", strategy))
+    alone, spread = (
+        json.loads((runs[name] / kind / "base.json").read_text()) for name in ("single", strategy)
+    )
     assert spread == alone
     assert not (runs[strategy] / kind / ".random_weights").exists()
 
@@ -86,7 +115,11 @@ def test_the_base_is_that_of_a_single_process(runs, strategy, kind):
 def test_a_checkpoint_holds_no_base_and_resumes_exactly(runs, strategy):
     whole, resumed = runs[strategy] / "dora", runs[strategy] / "resumed"
     base = (whole / "model/model.safetensors").stat().st_size
-    held = {path.name: path.stat().st_size for path in (whole / "checkpoints/checkpoint-4").rglob("*") if path.is_file()}
+    held = {
+        path.name: path.stat().st_size
+        for path in (whole / "checkpoints/checkpoint-4").rglob("*")
+        if path.is_file()
+    }
     assert max(held.values()) < base, held
     assert losses(resumed) == losses(whole)[2:]
     saved = [load_file(run / "adapter/adapter_model.safetensors") for run in (resumed, whole)]

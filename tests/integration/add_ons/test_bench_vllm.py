@@ -1,4 +1,7 @@
-"""vLLM's benchmark with a real vLLM, its build for the CPU: its programs are driven and read, and its parser knows our arguments."""
+"""Test vLLM's benchmark with a real vLLM, its build for the CPU.
+
+Its programs are run and their output is read, and its parser knows our arguments.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ from vllm.benchmarks import latency, serve, throughput
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 found = {}
-for name, add in [("throughput", throughput), ("serve", serve), ("latency", latency), ("engine", EngineArgs)]:
+modules = {"throughput": throughput, "serve": serve, "latency": latency, "engine": EngineArgs}
+for name, add in modules.items():
     parser = FlexibleArgumentParser()
     add.add_cli_args(parser)
     found[name] = sorted(option for action in parser._actions for option in action.option_strings)
@@ -44,7 +48,9 @@ def vllm() -> None:
 @pytest.fixture(scope="module")
 def options() -> dict[str, list[str]]:
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'recipes/smoke'}"}
-    done = subprocess.run([sys.executable, "-c", OPTIONS], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", OPTIONS], env=env, capture_output=True, text=True, check=True
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -55,17 +61,48 @@ def test_arguments_said_to_be_gone_are(options):
 
 def test_arguments_that_replaced_them_and_those_of_the_series_are_there(options):
     method = yaml.safe_load((ROOT / "conf/method/bench/vllm.yaml").read_text())
-    known = {option[2:].replace("-", "_") for option in options["throughput"] if option.startswith("--")}
-    named = {word.strip("{:,;") for text in arguments.REMOVED.values() for word in text.split() if "_" in word}
+    known = {
+        option[2:].replace("-", "_") for option in options["throughput"] if option.startswith("--")
+    }
+    named = {
+        word.strip("{:,;")
+        for text in arguments.REMOVED.values()
+        for word in text.split()
+        if "_" in word
+    }
     named -= {*arguments.REMOVED, "rope_parameters"}  # that one stands within hf_overrides
     assert {word for word in named if word == word.lower()} <= known
-    used = {name for setting in [*method["args"]["settings"], method["smoke"]["base"]] for name in setting} - set(arguments.OURS)
+    used = {
+        name
+        for setting in [*method["args"]["settings"], method["smoke"]["base"]]
+        for name in setting
+    } - set(arguments.OURS)
     assert used <= known
-    asked = ["--random-input-len", "--random-output-len", "--random-range-ratio", "--dataset-name", "--num-prompts", "--seed"]
+    asked = [
+        "--random-input-len",
+        "--random-output-len",
+        "--random-range-ratio",
+        "--dataset-name",
+        "--num-prompts",
+        "--seed",
+    ]
     assert {*asked, "--output-json", "--num-warmups"} <= set(options["throughput"])
-    served = ["--max-concurrency", "--num-warmups", "--percentile-metrics", "--metric-percentiles", "--ignore-eos", "--result-filename"]
+    served = [
+        "--max-concurrency",
+        "--num-warmups",
+        "--percentile-metrics",
+        "--metric-percentiles",
+        "--ignore-eos",
+        "--result-filename",
+    ]
     assert {*asked, *served, "--disable-tqdm"} <= set(options["serve"])
-    assert {"--batch-size", "--num-iters", "--num-iters-warmup", "--input-len", "--output-len"} <= set(options["latency"])
+    assert {
+        "--batch-size",
+        "--num-iters",
+        "--num-iters-warmup",
+        "--input-len",
+        "--output-len",
+    } <= set(options["latency"])
 
 
 def result_of(folder: Path) -> dict:
@@ -74,18 +111,33 @@ def result_of(folder: Path) -> dict:
 
 
 def test_two_engines_at_once_and_one_that_does_not_start(tmp_path):
-    """Over HTTP; offline is what test_tunings.py measures."""
-    settings = ["method.smoke.settings=[{max_num_sequences: 4}, {}, {tensor_parallel_size: 4}]", "+method.smoke.kinds=[served]"]
+    """Measure over HTTP; test_tunings.py measures offline."""
+    settings = [
+        "method.smoke.settings=[{max_num_sequences: 4}, {}, {tensor_parallel_size: 4}]",
+        "+method.smoke.kinds=[served]",
+    ]
     done = command(*SMALL, *settings, "topology.num_gpus=2", cwd=tmp_path, timeout=ENDS_WITHIN_S)
     assert done.returncode == 0, done.stdout + done.stderr
     result = result_of(tmp_path)
     broken, served = result["rows"]
-    assert "unrecognized arguments: --max-num-sequences 4 (exit code 2; logs/vllm" in broken["error"]
+    assert (
+        "unrecognized arguments: --max-num-sequences 4 (exit code 2; logs/vllm" in broken["error"]
+    )
     assert served["error"] is None
-    assert (served["num_gpus"], served["engines"], served["input"], served["output"]) == (2, 2, 16, 8)
-    assert served["total_tokens_per_second"] == pytest.approx(3 * served["output_tokens_per_second"], rel=0.05)
+    assert (served["num_gpus"], served["engines"], served["input"], served["output"]) == (
+        2,
+        2,
+        16,
+        8,
+    )
+    assert served["total_tokens_per_second"] == pytest.approx(
+        3 * served["output_tokens_per_second"], rel=0.05
+    )
     assert served["output_tokens_per_second"] > 0
     assert served["ttft_p99_ms"] >= served["ttft_ms"] > 0
     assert served["itl_p99_ms"] >= served["itl_ms"] > 0
-    assert any(note.startswith("Left out: tensor_parallel_size=4: an engine of 4 GPUs") for note in result["notes"])
+    assert any(
+        note.startswith("Left out: tensor_parallel_size=4: an engine of 4 GPUs")
+        for note in result["notes"]
+    )
     assert left(tmp_path) == []

@@ -1,4 +1,4 @@
-"""An exported model, asked by vLLM's build for the CPU and by transformers."""
+"""Test an exported model with vLLM's build for the CPU and with transformers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from recipes.common import quantize
+from recipes.models import quantize
 from tests.conftest import command
-from tests.exports import run_export, write_model
+from tests.helpers.exports import run_export, write_model
 from tests.integration.conftest import lacking
 
 pytestmark = pytest.mark.integration
 
-ENDS_WITHIN_S = 900  # four phases, one of which starts an engine, on two cores that do something else too
+ENDS_WITHIN_S = (
+    900  # four phases, one of which starts an engine, on two cores that do something else too
+)
 PHASES = [
     '{name: sft, overrides: ["method=sft"]}',
     '{name: export, model_from: sft, overrides: ["method=export", "method.args.weights=bf16"]}',
@@ -35,11 +37,19 @@ def answers(run: Path) -> list[tuple[str, int]]:
 def test_vllm_gives_the_greedy_answers_of_transformers_with_an_exported_model(tmp_path):
     if importlib.util.find_spec("vllm") is None:
         lacking("no vLLM (make vllm)")
-    done = command("hardware=cpu", "smoke=true", f"phases=[{', '.join(PHASES)}]", cwd=tmp_path, timeout=ENDS_WITHIN_S)
+    done = command(
+        "hardware=cpu",
+        "smoke=true",
+        f"phases=[{', '.join(PHASES)}]",
+        cwd=tmp_path,
+        timeout=ENDS_WITHIN_S,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (by_vllm,) = tmp_path.glob("runs/*/*/3_vllm")
     by_transformers = by_vllm.with_name("4_transformers")
-    result, expected = (json.loads((run / "result.json").read_text()) for run in (by_vllm, by_transformers))
+    result, expected = (
+        json.loads((run / "result.json").read_text()) for run in (by_vllm, by_transformers)
+    )
     assert len(answers(by_vllm)) == result["num_samples"] == 8
     assert answers(by_vllm) == answers(by_transformers)
     assert result["data_sha256"] == expected["data_sha256"]
@@ -51,18 +61,33 @@ def test_8_bits_load_in_transformers_as_they_were_written(tmp_path, weights):
         lacking("no compressed-tensors, which comes with vLLM (make vllm)")
     source = write_model(tmp_path / "source")
     code, result, run = run_export(tmp_path, source, f"method.args.weights={weights}")
-    before, written = load_file(source / "model.safetensors"), load_file(run / "model/model.safetensors")
+    before, written = (
+        load_file(source / "model.safetensors"),
+        load_file(run / "model/model.safetensors"),
+    )
     linear = [name for name in before if name.endswith("_proj.weight")]
     assert (code, result["num_quantized"], len(linear)) == (0, 14, 14)
-    assert {name for name, tensor in written.items() if tensor.dtype == quantize.EIGHT_BITS[weights].dtype} == set(linear)
+    assert {
+        name
+        for name, tensor in written.items()
+        if tensor.dtype == quantize.EIGHT_BITS[weights].dtype
+    } == set(linear)
     model = AutoModelForCausalLM.from_pretrained(run / "model")
     model(torch.arange(4)[None])  # at the first forward compressed-tensors unpacks them
     loaded = model.state_dict()
     for name in linear:
         wanted = quantize.restored(written[name], written[f"{name}_scale"])
-        assert torch.allclose(loaded[name].float(), wanted, rtol=2**-8, atol=0), name  # which it rounds to bf16
-    lost = sum((quantize.restored(written[n], written[f"{n}_scale"]) - before[n]).square().sum().item() for n in linear)
-    lost += sum((written[n].float() - before[n]).square().sum().item() for n in before if n not in linear)
-    assert result["weights_error"] == pytest.approx((lost / sum(w.square().sum().item() for w in before.values())) ** 0.5, rel=1e-4)
+        # transformers rounds to bf16 as it loads.
+        assert torch.allclose(loaded[name].float(), wanted, rtol=2**-8, atol=0), name
+    lost = sum(
+        (quantize.restored(written[n], written[f"{n}_scale"]) - before[n]).square().sum().item()
+        for n in linear
+    )
+    lost += sum(
+        (written[n].float() - before[n]).square().sum().item() for n in before if n not in linear
+    )
+    assert result["weights_error"] == pytest.approx(
+        (lost / sum(w.square().sum().item() for w in before.values())) ** 0.5, rel=1e-4
+    )
     card = (run / "model/README.md").read_text()
     assert f"14 linear layers in {weights}" in card

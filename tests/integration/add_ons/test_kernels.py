@@ -1,7 +1,8 @@
-"""The Triton kernels that recipes enable, compiled for every AMD GPU that claims Triton; and what recipes.tune.occupancy says of real code.
+"""Compile the recipes' Triton kernels for every AMD GPU that claims Triton.
 
-Needs `make kernels`, no GPU. The gate is test_every_kernel_compiles_without_spills. All do today: the first that does not needs its
-reason in the GPU's file in conf/hardware, and a rule that reads it.
+Also check what recipes.tune.occupancy says of real code. Needs `make kernels`, but no GPU. The gate
+is test_every_kernel_compiles_without_spills. All kernels pass today. The first that does not needs
+its reason in the GPU's file in conf/hardware, and a rule that reads it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from recipes.tune import occupancy
 from recipes.tune.amdgpu import ARCHITECTURES, sgpr_waves, vgpr_waves
 
 LACKING = [name for name in ("triton", "liger_kernel") if importlib.util.find_spec(name) is None]
-pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(LACKING), reason=f"no {' and no '.join(LACKING)} (make kernels)")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(bool(LACKING), reason=f"no {' and no '.join(LACKING)} (make kernels)"),
+]
 
 MATMUL = Path(__file__).parents[2] / "data/matmul.py"
 MATMUL_ARGS = "args=a_ptr=*bf16,b_ptr=*bf16,c_ptr=*bf16,m=i32:16,n=i32:16,k=i32:16"
@@ -32,24 +36,39 @@ MODELS = sorted(occupancy.MODELS.glob("*.yaml"))
 
 @cache
 def recipe_launches():
-    """What TRL's head and use_liger_kernel=true launch in a step of each model: in bf16, in few tokens and in many; in the other types of
-    one model."""
+    """Return what TRL's head and use_liger_kernel=true launch in a step.
+
+    That is for each model in bf16 with few and with many tokens, and for one model in fp16 and
+    fp32.
+    """
     from recipes.tune.kernels import library_launches
 
     shapes = [(model, tokens, "bf16") for model in MODELS for tokens in (512, 4096)]
     shapes += [(occupancy.MODELS / "qwen3_8b.yaml", 4096, dtype) for dtype in ("fp16", "fp32")]
-    found = [(shape, one) for shape in shapes for name in occupancy.RECIPE_KERNELS for one in library_launches(name, *shape)]
-    return list({one.same: (f"{shape[0].stem} {shape[1]} tokens {shape[2]}", one) for shape, one in found}.values())
+    found = [
+        (shape, one)
+        for shape in shapes
+        for name in occupancy.RECIPE_KERNELS
+        for one in library_launches(name, *shape)
+    ]
+    return list(
+        {
+            one.same: (f"{shape[0].stem} {shape[1]} tokens {shape[2]}", one) for shape, one in found
+        }.values()
+    )
 
 
 @cache
 def compiled(arch: str):
-    """(what for, launch, compiled, row) of every kernel of a recipe."""
+    """Return (purpose, launch, compiled, row) of every kernel of a recipe."""
     from recipes.tune.compile import compile_all
 
     launches = recipe_launches()
     results = compile_all([(one, arch) for _, one in launches], os.cpu_count() or 1, timeout_s=300)
-    return [(*launches[index], found, occupancy.row(launches[index][1], arch, found)) for index, found in results]
+    return [
+        (*launches[index], found, occupancy.row(launches[index][1], arch, found))
+        for index, found in results
+    ]
 
 
 def test_there_are_many_kernels() -> None:
@@ -58,7 +77,12 @@ def test_there_are_many_kernels() -> None:
     assert f"They are {number} different compilations" in page
     assert f"{number * len(ARCHITECTURES)} in all" in page
     assert {one.name.split()[0] for _, one in recipe_launches()} == {
-        *("rms_norm_forward_kernel", "rms_norm_backward_kernel", "block_rms_norm_forward_kernel", "block_rms_norm_backward_kernel"),
+        *(
+            "rms_norm_forward_kernel",
+            "rms_norm_backward_kernel",
+            "block_rms_norm_forward_kernel",
+            "block_rms_norm_backward_kernel",
+        ),
         *("triton_rope", "swiglu_forward_kernel", "swiglu_backward_kernel"),
         *("forward_kernel", "backward_kernel"),  # of TRL's head
     }
@@ -76,75 +100,116 @@ def test_every_kernel_compiles_without_spills(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_registers_allow_what_llvm_says_they_do(arch: str) -> None:
-    """LLVM writes its own figure into the assembly, from registers alone: it does not know the size of Triton's LDS."""
+    """Compare with the figure that LLVM writes into the assembly.
+
+    LLVM counts registers alone, since it does not know the size of Triton's LDS.
+    """
     limits = ARCHITECTURES[arch]
     for _, launch, found, row in compiled(arch):
         needs = row.code.resources
         said = int(re.search(r"^; Occupancy: (\d+)$", found.isa, re.MULTILINE)[1])
-        assert min(vgpr_waves(limits, needs.vgprs), sgpr_waves(limits, needs.sgprs)) == said, launch.name
+        assert min(vgpr_waves(limits, needs.vgprs), sgpr_waves(limits, needs.sgprs)) == said, (
+            launch.name
+        )
         assert needs.wave_size == limits.wave_size
-        assert re.findall(r"\.amdhsa_workgroup_processor_mode (\d)", found.isa) == (["1"] if limits.wave_size == 32 else [])
+        assert re.findall(r"\.amdhsa_workgroup_processor_mode (\d)", found.isa) == (
+            ["1"] if limits.wave_size == 32 else []
+        )
 
 
 # ---- What torch.compile generates for a decoder layer
 
-# One of each architecture of transformers: fp32 weights under bf16 autocast, which is the default, and bf16 weights.
+# One of each architecture of transformers, with fp32 weights under bf16 autocast (the default) or
+# bf16 weights.
 LAYERS = (("qwen3_4b", "amp"), ("qwen2_5_7b", "bf16"), ("llama3_1_8b", "bf16"))
-# Of each width of a wave one, and the one whose hardware files turn compilation off. The others take as long each, and were compiled by
-# `python -m recipes.tune.occupancy kernel=inductor:layer` for the table of docs/kernels.md.
+# One of each wave width, and the one whose hardware files turn compilation off. The others take as
+# long; `python -m recipes.tune.occupancy kernel=inductor:layer` compiled them for docs/kernels.md.
 LAYER_ARCHITECTURES = ("gfx908", "gfx942", "gfx1100")
-# On gfx908 only the layer with the kernel that turns compilation off: without AOTriton's attention each generates half as many again.
+# On gfx908 only the layer with the kernel that turns compilation off: without AOTriton's attention
+# each layer generates half as many kernels again.
 LAYERS_OF = {arch: LAYERS[1:2] if arch == "gfx908" else LAYERS for arch in LAYER_ARCHITECTURES}
 
 
 @cache
 def generated():
-    """Architecture -> every configuration of every kernel of these layers, with the attention of packed rows where there is one."""
+    """Return architecture -> every configuration of every kernel of these layers.
+
+    The attention of packed rows is included if there is one.
+    """
     from recipes.tune import layer_kernels
 
     def layers(arch: str) -> list[layer_kernels.Layer]:
         attention = layer_kernels.attentions_of(arch)
         return [
-            layer_kernels.Layer(occupancy.MODELS / f"{model}.yaml", attention[-1 - number % len(attention)], 4096, dtype)
+            layer_kernels.Layer(
+                occupancy.MODELS / f"{model}.yaml",
+                attention[-1 - number % len(attention)],
+                4096,
+                dtype,
+            )
             for number, (model, dtype) in enumerate(LAYERS_OF[arch])
         ]
 
-    return layer_kernels.generate_all({arch: layers(arch) for arch in LAYER_ARCHITECTURES}, os.cpu_count() or 1)
+    return layer_kernels.generate_all(
+        {arch: layers(arch) for arch in LAYER_ARCHITECTURES}, os.cpu_count() or 1
+    )
 
 
 @cache
 def compiled_layers(arch: str) -> dict[str, list[occupancy.Row]]:
-    """Kernel -> the rows of its configurations."""
+    """Return kernel -> the rows of its configurations."""
     from recipes.tune.compile import compile_all
     from recipes.tune.kernels import generated_launches
 
     ones = generated()[arch]
     launches = generated_launches(ones)
     distinct = {launch.same: launch for launch in launches}
-    results = compile_all([(launch, arch) for launch in distinct.values()], os.cpu_count() or 1, timeout_s=300)
+    results = compile_all(
+        [(launch, arch) for launch in distinct.values()], os.cpu_count() or 1, timeout_s=300
+    )
     keys = list(distinct)
-    rows = {keys[index]: occupancy.row(distinct[keys[index]], arch, found) for index, found in results}
+    rows = {
+        keys[index]: occupancy.row(distinct[keys[index]], arch, found) for index, found in results
+    }
     kernels: dict[str, list[occupancy.Row]] = {}
     for one, launch in zip(ones, launches, strict=True):
-        kernels.setdefault(f"{one.layer.model.stem} {one.layer.dtype} {launch.name}", []).append(rows[launch.same])
+        kernels.setdefault(f"{one.layer.model.stem} {one.layer.dtype} {launch.name}", []).append(
+            rows[launch.same]
+        )
     return kernels
 
 
 @pytest.mark.parametrize("arch", LAYER_ARCHITECTURES)
 def test_every_kernel_of_a_compiled_layer_has_a_configuration_that_fits(arch: str) -> None:
-    """The first that has none turns compilation off in the GPU's hardware file, with the reason."""
+    """Require one for every kernel.
+
+    The first kernel without one turns compilation off in its hardware file, with the reason.
+    """
     from recipes.tune import layer_kernels
 
     kernels = compiled_layers(arch)
-    unfit = [name for name, rows in kernels.items() if not any(row.code and not row.code.resources.spills for row in rows)]
-    gpus = [gpu for gpu in map(layer_kernels.read_hardware, layer_kernels.HARDWARE.glob("*.yaml")) if gpu.get("gfx") == arch]
+    unfit = [
+        name
+        for name, rows in kernels.items()
+        if not any(row.code and not row.code.resources.spills for row in rows)
+    ]
+    gpus = [
+        gpu
+        for gpu in map(layer_kernels.read_hardware, layer_kernels.HARDWARE.glob("*.yaml"))
+        if gpu.get("gfx") == arch
+    ]
     assert gpus
     assert all(gpu.get("compile", True) == (unfit == []) for gpu in gpus), unfit
 
 
 @pytest.mark.parametrize("arch", LAYER_ARCHITECTURES)
 def test_every_configuration_compiles(arch: str) -> None:
-    assert [f"{name}: {row.options}: {row.error}" for name, rows in compiled_layers(arch).items() for row in rows if row.error] == []
+    assert [
+        f"{name}: {row.options}: {row.error}"
+        for name, rows in compiled_layers(arch).items()
+        for row in rows
+        if row.error
+    ] == []
 
 
 def best(rows: list[occupancy.Row]) -> occupancy.Row:
@@ -166,7 +231,9 @@ def test_the_table_of_compiled_layers_in_the_docs(arch: str) -> None:
 def test_kernels_are_generated_for_this_gpu_and_not_for_cuda(arch: str) -> None:
     ones = generated()[arch]
     wave = ARCHITECTURES[arch].wave_size
-    assert all("DeviceProperties(type='hip', index=0, multi_processor_count=" in one.source for one in ones)
+    assert all(
+        "DeviceProperties(type='hip', index=0, multi_processor_count=" in one.source for one in ones
+    )
     assert all(f"cc='{arch}'" in one.source and f"warp_size={wave}" in one.source for one in ones)
     for layer in {one.layer for one in ones}:
         labels = {one.label for one in ones if one.layer == layer}
@@ -174,9 +241,14 @@ def test_kernels_are_generated_for_this_gpu_and_not_for_cuda(arch: str) -> None:
         assert any("reduction" in label for label in labels)
         assert any("pointwise" in label for label in labels)
         assert len(labels) >= 12
-    norm = next(one for one in ones if one.label.startswith("forward") and one.label.split()[2:] == ["reduction"])
+    norm = next(
+        one
+        for one in ones
+        if one.label.startswith("forward") and one.label.split()[2:] == ["reduction"]
+    )
     width = yaml.safe_load(norm.layer.model.read_text())["hidden_size"]
-    assert f"r0_numel = {width}" in norm.source  # it is compiled in, the number of rows is an argument
+    # The width is compiled in; the number of rows is an argument.
+    assert f"r0_numel = {width}" in norm.source
     assert "xnumel = " not in norm.source
 
 
@@ -185,14 +257,16 @@ def test_kernels_are_generated_for_this_gpu_and_not_for_cuda(arch: str) -> None:
 
 @pytest.fixture
 def patched_for_one_test() -> Iterator[None]:
-    """Liger puts its classes and functions in place of transformers' own, for the whole process."""
+    """Undo Liger's replacement of transformers' classes and functions, which is per process."""
     import torch
     from transformers.models.llama import modeling_llama
     from transformers.models.qwen2 import modeling_qwen2
     from transformers.models.qwen3 import modeling_qwen3
 
     modules = (modeling_llama, modeling_qwen2, modeling_qwen3)
-    classes = [found for module in modules for found in vars(module).values() if isinstance(found, type)]
+    classes = [
+        found for module in modules for found in vars(module).values() if isinstance(found, type)
+    ]
     before = [(owner, dict(vars(owner))) for owner in (*modules, *classes, torch.nn.functional)]
     yield
     for owner, names in before:
@@ -204,7 +278,7 @@ def patched_for_one_test() -> Iterator[None]:
 @pytest.mark.usefixtures("patched_for_one_test")
 @pytest.mark.parametrize("kind", ["Qwen3", "Qwen2", "Llama"])
 def test_a_model_s_step_launches_these_kernels_and_no_others(kind: str, tmp_path: Path) -> None:
-    """A model of transformers with Liger's kernels in it, as TRL has them put there; its step runs, but for the kernels themselves."""
+    """Run a step with Liger's kernels, put in as by TRL, but without the kernels themselves."""
     import torch
     import transformers
     from transformers.integrations.liger import apply_liger_kernel
@@ -213,47 +287,80 @@ def test_a_model_s_step_launches_these_kernels_and_no_others(kind: str, tmp_path
 
     shape = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 64, "head_dim": 16}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = getattr(transformers, f"{kind}Config")(**shape, **heads, num_hidden_layers=1, max_position_embeddings=64)
+    config = getattr(transformers, f"{kind}Config")(
+        **shape, **heads, num_hidden_layers=1, max_position_embeddings=64
+    )
     model = getattr(transformers, f"{kind}ForCausalLM")(config).to(torch.bfloat16)
     apply_liger_kernel(model, {"fused_linear_cross_entropy": False})
     with kernels.recording() as launched:
         model(input_ids=torch.zeros(1, 32, dtype=torch.int64)).logits.sum().backward()
     file = tmp_path / "model.yaml"
-    file.write_text(json.dumps({**shape, "num_heads": 4, "num_kv_heads": 2, "architecture": config.model_type}))
+    file.write_text(
+        json.dumps({**shape, "num_heads": 4, "num_kv_heads": 2, "architecture": config.model_type})
+    )
     of_liger = [name for name in occupancy.RECIPE_KERNELS if name.startswith("liger:")]
-    ours = {one.same for name in of_liger for one in kernels.library_launches(name, file, 32, "bf16")}
+    ours = {
+        one.same for name in of_liger for one in kernels.library_launches(name, file, 32, "bf16")
+    }
     assert {one.same for one in launched} == ours
     assert len(ours) == (8 if kind == "Qwen3" else 6)  # Qwen3 also normalizes heads
 
 
 class Steps:
-    """One step of each of TRL's trainers, but for the kernels themselves."""
+    """Run one step of each of TRL's trainers, without the kernels themselves."""
 
     def __init__(self, folder: Path) -> None:
         from datasets import Dataset
         from tokenizers import Tokenizer, models, pre_tokenizers
         from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-        words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(["<end>", "a", "b", "c"])}, unk_token="<end>"))
+        words = Tokenizer(
+            models.WordLevel(
+                {word: number for number, word in enumerate(["<end>", "a", "b", "c"])},
+                unk_token="<end>",
+            )
+        )
         words.pre_tokenizer = pre_tokenizers.Whitespace()
-        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<end>")
-        self.rows = Dataset.from_list([{"prompt": "a b", "completion": " c", "chosen": " c a", "rejected": " b"}] * 2)
-        shape = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 64, "head_dim": 16, "num_hidden_layers": 1}
-        self.model = lambda: Qwen3ForCausalLM(Qwen3Config(**shape, num_attention_heads=4, num_key_value_heads=2, eos_token_id=0))
-        self.args = {"output_dir": str(folder), "max_steps": 1, "per_device_train_batch_size": 2, "use_cpu": True, "bf16": False}
+        self.tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=words, eos_token="<end>", pad_token="<end>"
+        )
+        self.rows = Dataset.from_list(
+            [{"prompt": "a b", "completion": " c", "chosen": " c a", "rejected": " b"}] * 2
+        )
+        shape = {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "vocab_size": 64,
+            "head_dim": 16,
+            "num_hidden_layers": 1,
+        }
+        self.model = lambda: Qwen3ForCausalLM(
+            Qwen3Config(**shape, num_attention_heads=4, num_key_value_heads=2, eos_token_id=0)
+        )
+        self.args = {
+            "output_dir": str(folder),
+            "max_steps": 1,
+            "per_device_train_batch_size": 2,
+            "use_cpu": True,
+            "bf16": False,
+        }
         self.args |= {"report_to": "none", "save_strategy": "no", "disable_tqdm": True}
 
     def sft(self, **more) -> None:
         from trl import SFTConfig, SFTTrainer
 
         args = SFTConfig(**self.args, **more)
-        SFTTrainer(self.model(), args, train_dataset=self.rows, processing_class=self.tokenizer).train()
+        SFTTrainer(
+            self.model(), args, train_dataset=self.rows, processing_class=self.tokenizer
+        ).train()
 
     def dpo(self, **more) -> None:
         from trl import DPOConfig, DPOTrainer
 
         rows, args = self.rows.remove_columns("completion"), DPOConfig(**self.args, **more)
-        DPOTrainer(self.model(), self.model(), args, train_dataset=rows, processing_class=self.tokenizer).train()
+        DPOTrainer(
+            self.model(), self.model(), args, train_dataset=rows, processing_class=self.tokenizer
+        ).train()
 
     def grpo(self, **more) -> None:
         from trl import GRPOConfig, GRPOTrainer
@@ -261,7 +368,9 @@ class Steps:
         args = GRPOConfig(**self.args, **more, num_generations=2, max_completion_length=4)
         rewards = [lambda completions, **_: [float(number) for number in range(len(completions))]]
         rows = self.rows.select_columns("prompt")
-        GRPOTrainer(self.model(), rewards, args, train_dataset=rows, processing_class=self.tokenizer).train()
+        GRPOTrainer(
+            self.model(), rewards, args, train_dataset=rows, processing_class=self.tokenizer
+        ).train()
 
 
 def test_steps_of_trl_s_trainers_launch_these_kernels_and_no_others(tmp_path: Path) -> None:
@@ -277,7 +386,9 @@ def test_steps_of_trl_s_trainers_launch_these_kernels_and_no_others(tmp_path: Pa
         steps.grpo(entropy_coef=0.01)
     file = tmp_path / "model.yaml"
     file.write_text(json.dumps({"hidden_size": 64, "vocab_size": 64}))
-    assert {one.same for one in launched} == {one.same for one in kernels.library_launches("trl:lm_head", file, 32, "fp32")}
+    assert {one.same for one in launched} == {
+        one.same for one in kernels.library_launches("trl:lm_head", file, 32, "fp32")
+    }
 
 
 def test_arguments_are_specialized_as_triton_does() -> None:
@@ -293,20 +404,31 @@ def test_arguments_are_specialized_as_triton_does() -> None:
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     large = torch.empty(2**30 + 1, dtype=torch.bfloat16, device="meta")  # 2 bytes more than 2 GB
     small = torch.empty(16, dtype=torch.float32, device="meta")
-    for values in ((small, large, None, 16, 17, 1), (small, small, small, 2**31, 2**31 + 16, True), (large, small, small, -1, 0, 2.5)):
+    for values in (
+        (small, large, None, 16, 17, 1),
+        (small, small, small, 2**31, 2**31 + 16, True),
+        (large, small, small, -1, 0, 2.5),
+    ):
         bound, found, _ = bind(*values)
         _, signature, constants, attributes = kernel._pack_args(backend, {}, bound, found, None)
         ours = kernels.specialize(kernel, dict(zip(kernel.arg_names, values, strict=False)), {})
         assert ours.signature == signature
-        assert {(kernel.arg_names.index(name),): value for name, value in ours.constants.items()} == constants
-        assert ours.attributes == {position: given for position, given in attributes.items() if given}
+        assert {
+            (kernel.arg_names.index(name),): value for name, value in ours.constants.items()
+        } == constants
+        assert ours.attributes == {
+            position: given for position, given in attributes.items() if given
+        }
 
 
 def test_the_operations_are_those_of_the_command_line() -> None:
     from recipes.tune import kernels, layer_kernels
 
-    assert tuple(kernels._OPERATIONS) == occupancy.KERNELS
-    assert ("inductor:layer", *(f"inductor:{attention}" for attention in layer_kernels.ATTENTIONS)) == occupancy.LAYERS
+    assert tuple(kernels.OPERATIONS) == occupancy.KERNELS
+    assert (
+        "inductor:layer",
+        *(f"inductor:{attention}" for attention in layer_kernels.ATTENTIONS),
+    ) == occupancy.LAYERS
     for name in occupancy.KERNELS:
         found = kernels.library_launches(name, MODELS[0], 2048, "bf16")
         assert all(one.workgroups or one.per_compute_unit for one in found)
@@ -339,43 +461,73 @@ def test_a_user_s_kernel_is_swept(capsys: pytest.CaptureFixture[str], tmp_path: 
     cdna, rdna = found[:6], found[6:]
     assert {one["arch"] for one in cdna} == {"gfx942"}
     # 32 warps of 64 lanes are too many, of 32 they are not. What fails stands last.
-    assert [one["error"] for one in cdna] == [None] * 4 + ["num_warps=32 makes a workgroup of 2048 threads, and 1024 are the most"] * 2
+    assert [one["error"] for one in cdna] == [None] * 4 + [
+        "num_warps=32 makes a workgroup of 2048 threads, and 1024 are the most"
+    ] * 2
     assert [one["error"] for one in rdna] == [None] * 6
     good = cdna[:4]
-    assert [one["code"]["occupancy"]["waves"] for one in good] == sorted((one["code"]["occupancy"]["waves"] for one in good), reverse=True)
+    assert [one["code"]["occupancy"]["waves"] for one in good] == sorted(
+        (one["code"]["occupancy"]["waves"] for one in good), reverse=True
+    )
     for one in good:
-        needs, counts, size = one["code"]["resources"], one["code"]["instructions"], one["options"]["matrix_instr_nonkdim"]
+        needs, counts, size = (
+            one["code"]["resources"],
+            one["code"]["instructions"],
+            one["options"]["matrix_instr_nonkdim"],
+        )
         assert needs["threads"] == 64 * one["options"]["num_warps"]
-        assert needs["lds_bytes"] == 2 * (128 * 64) * 2  # one stage in LDS, the other in registers: two blocks of 128 x 64 in two bytes
+        # One stage is in LDS, the other in registers: two blocks of 128 x 64 with 2 bytes each.
+        assert needs["lds_bytes"] == 2 * (128 * 64) * 2
         assert set(counts["global_loads"]) == {"b128"}
         assert all(f"v_mfma_f32_{size}x{size}x" in name for name in counts["matrix"])
         assert one["small_grid"]  # 512
-    assert all(name.startswith("v_wmma_") for one in rdna for name in one["code"]["instructions"]["matrix"])
+    assert all(
+        name.startswith("v_wmma_") for one in rdna for name in one["code"]["instructions"]["matrix"]
+    )
     assert {one["code"]["resources"]["wave_size"] for one in rdna} == {32}
-    # 4 warps on gfx1100 hold 128 x 128 results in fp32: all 256 registers of a lane would hold nothing else.
-    assert [bool(one["code"]["resources"]["vgpr_spills"]) for one in rdna] == [one["options"]["num_warps"] == 4 for one in rdna]
+    # 4 warps on gfx1100 hold 128 x 128 results in fp32, which fill all 256 registers of a lane.
+    assert [bool(one["code"]["resources"]["vgpr_spills"]) for one in rdna] == [
+        one["options"]["num_warps"] == 4 for one in rdna
+    ]
     assert [one["options"]["num_warps"] for one in rdna[-2:]] == [4, 4]
     files = sorted(file.name for file in tmp_path.iterdir())
     assert len(files) == 2 * 10
     isa = (tmp_path / "matmul-gfx942-matrix_instr_nonkdim16-num_stages2-num_warps4.s").read_text()
     assert "v_mfma_f32_16x16x16" in isa
-    assert "#ttg." in (tmp_path / "matmul-gfx942-matrix_instr_nonkdim16-num_stages2-num_warps4.ttgir").read_text()
+    assert (
+        "#ttg."
+        in (
+            tmp_path / "matmul-gfx942-matrix_instr_nonkdim16-num_stages2-num_warps4.ttgir"
+        ).read_text()
+    )
 
 
 def test_the_sums_of_the_docs_are_those_of_the_code(capsys: pytest.CaptureFixture[str]) -> None:
-    """docs/kernels.md: registers and LDS as compiled, and each sum done again."""
+    """Check docs/kernels.md: registers and LDS as compiled, and each sum done again."""
     found = {
         (one["kernel"], one["arch"]): one["code"]
-        for one in rows(capsys, f"kernel=liger:rms_norm,liger:cross_entropy,{MATMUL}:matmul", MATMUL_ARGS, "arch=gfx942,gfx950,gfx1100")
+        for one in rows(
+            capsys,
+            f"kernel=liger:rms_norm,liger:cross_entropy,{MATMUL}:matmul",
+            MATMUL_ARGS,
+            "arch=gfx942,gfx950,gfx1100",
+        )
     }
     text = (Path(__file__).parents[3] / "docs/kernels.md").read_text()
     table = re.findall(
-        r"^\| (\w+) \| (gfx\w+) \| (\d+) \| (\d+) \| (\d+) \| (.*: \d+) \| (.*: \d+) \| (.*: \d+) \| (.*) of (\d+) \|$", text, re.MULTILINE
+        r"^\| (\w+) \| (gfx\w+) \| (\d+) \| (\d+) \| (\d+) \| (.*: \d+) \| (.*: \d+) \| (.*: \d+) "
+        r"\| (.*) of (\d+) \|$",
+        text,
+        re.MULTILINE,
     )
     assert len(table) == 9
     for kernel, arch, vgprs, lds, waves, *sums, occupied, most in table:
         needs, code = found[kernel, arch]["resources"], found[kernel, arch]["occupancy"]
-        assert (needs["vgprs"], needs["lds_bytes"], needs["threads"] // needs["wave_size"]) == (int(vgprs), int(lds), int(waves))
+        assert (needs["vgprs"], needs["lds_bytes"], needs["threads"] // needs["wave_size"]) == (
+            int(vgprs),
+            int(lds),
+            int(waves),
+        )
         by_vgpr, workgroups, by_lds = (done(one) for one in sums)
         assert int(sums[1].split()[0]) == by_vgpr
         simd, granules = (int(number) for number in re.findall(r"\d+", sums[0])[:2])
@@ -388,56 +540,73 @@ def test_the_sums_of_the_docs_are_those_of_the_code(capsys: pytest.CaptureFixtur
 
 
 def done(text: str) -> int:
-    """`7 * 4 / 8: 3`, with the result checked."""
+    """Return a sum such as `7 * 4 / 8: 3`, with the result checked."""
     left, _, result = text.partition(": ")
     numbers = [int(number) for number in re.findall(r"\d+", left)]
     assert math.prod(numbers[:-1]) // numbers[-1] == int(result), text
     return int(result)
 
 
-def test_waves_per_eu_makes_the_compiler_use_fewer_registers(capsys: pytest.CaptureFixture[str]) -> None:
-    found = rows(capsys, "kernel=liger:cross_entropy", "arch=gfx942", "num_warps=4", "waves_per_eu=0,4")
-    waves = {(one["kernel"], one["options"]["waves_per_eu"]): one["code"]["occupancy"]["by_vgpr"] for one in found}
+def test_waves_per_eu_makes_the_compiler_use_fewer_registers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = rows(
+        capsys, "kernel=liger:cross_entropy", "arch=gfx942", "num_warps=4", "waves_per_eu=0,4"
+    )
+    waves = {
+        (one["kernel"], one["options"]["waves_per_eu"]): one["code"]["occupancy"]["by_vgpr"]
+        for one in found
+    }
     assert waves["liger_cross_entropy_kernel", 4] >= 4
 
 
-def test_a_configuration_that_does_not_compile_is_a_row(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_configuration_that_does_not_compile_is_a_row(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "import triton\nimport triton.language as tl\n\n@triton.jit\ndef scale(x, n, BLOCK: tl.constexpr):\n"
-        "    tl.static_assert(BLOCK >= 64, 'BLOCK is too small')\n    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
+        "import triton\nimport triton.language as tl\n\n@triton.jit\n"
+        "def scale(x, n, BLOCK: tl.constexpr):\n"
+        "    tl.static_assert(BLOCK >= 64, 'BLOCK is too small')\n"
+        "    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
         "    tl.store(x + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)\n"
     )
-    (one,) = rows(capsys, f"kernel={file}:scale", "args=x=*bf16,n=i32,BLOCK=32", "arch=gfx942", code=4)
+    (one,) = rows(
+        capsys, f"kernel={file}:scale", "args=x=*bf16,n=i32,BLOCK=32", "arch=gfx942", code=4
+    )
     assert one["error"].startswith("CompileTimeAssertionFailure")
     assert "BLOCK is too small" in one["error"]
     (one,) = rows(capsys, f"kernel={file}:scale", "args=x=*bf16,n=i32:16,BLOCK=2048", "arch=gfx942")
-    assert one["code"]["instructions"]["global_loads"] == {"b128": 1}  # 2048 elements of 2 bytes, 256 lanes: 16 bytes each
+    # 2048 elements of 2 bytes over 256 lanes are 16 bytes each.
+    assert one["code"]["instructions"]["global_loads"] == {"b128": 1}
     assert str(tmp_path) not in sys.path
 
 
-@pytest.mark.parametrize(
-    ("kernel", "args", "said"),
-    [
-        ("nofile.py:scale", "", "There is no file nofile.py. A kernel is named as kernel=path/to/file.py:function"),
-        ("mine.py:scael", "", "mine.py has no Triton kernel named scael: no function under @triton.jit. Did you mean scale"),
-        ("mine.py:plain", "", "mine.py has no Triton kernel named plain"),
-        ("broken.py:scale", "", "broken.py cannot be imported: NameError: name 'nothing' is not defined"),
-        ("script.py:scale", "", "script.py cannot be imported: SystemExit: 0"),
-        ("text.txt:scale", "", "text.txt is no Python file"),
-        ("mine.py:scale", "y=*bf16", "args: scale has no parameter y."),
-        ("mine.py:scale", "x=*bf16,BLOCK=64", "args: nothing is known of scale's parameter n. Say what it is, as args=n=*bf16"),
-        ("mine.py:scale", "x=*bf16,n=i32", "args: nothing is known of scale's parameter BLOCK. Say what it is, as args=BLOCK=128"),
-        ("mine.py:scale", "x=*bf61,n=i32,BLOCK=64", "args: x=*bf61 is neither a type (bf16, "),
-        ("mine.py:scale", "x=*bf16,n=i32:8,BLOCK=64", "args: n=i32:8: Triton tells apart multiples of 16 only. Write i32:16, or i32"),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "args", "word"), [
+    ("nofile.py:scale", "", "nofile.py cannot be imported: FileNotFoundError"),
+    ("mine.py:scael", "", "Did you mean scale"),
+    ("mine.py:plain", "", "mine.py has no function plain"),
+    ("broken.py:scale", "", "broken.py cannot be imported: NameError"),
+    ("script.py:scale", "", "script.py cannot be imported: SystemExit: 0"),
+    ("text.txt:scale", "", "text.txt has no function scale"),
+    ("mine.py:scale", "y=*bf16", "args: scale has no parameter y."),
+    ("mine.py:scale", "x=*bf16,BLOCK=64", "Write args=n=*bf16"),
+    ("mine.py:scale", "x=*bf16,n=i32", "Write args=BLOCK=128"),
+    ("mine.py:scale", "x=*bf61,n=i32,BLOCK=64", "args: x=*bf61 is neither a type ("),
+    ("mine.py:scale", "x=*bf16,n=i32:8,BLOCK=64", "args: n=i32:8 is neither"),
+])  # fmt: skip
 def test_a_kernel_that_is_not_there_is_one_message(
-    kernel: str, args: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kernel: str,
+    args: str,
+    word: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(
-        "import triton\nimport triton.language as tl\n\n@triton.jit\ndef scale(x, n, BLOCK: tl.constexpr):\n    pass\n\n"
+        "import triton\nimport triton.language as tl\n\n@triton.jit\n"
+        "def scale(x, n, BLOCK: tl.constexpr):\n    pass\n\n"
         "def plain():\n    pass\n"
     )
     Path("broken.py").write_text("nothing\n")
@@ -446,27 +615,39 @@ def test_a_kernel_that_is_not_there_is_one_message(
     assert occupancy.main([f"kernel={kernel}", *([f"args={args}"] if args else [])]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ")
-    assert said in captured.err
+    assert word in captured.err
 
 
 def test_one_name_in_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One of them does not compile; the other has a dataclass, which looks for its module. Then a folder that takes no file."""
+    """Compile a kernel of the same name from two files, of which one does not compile.
+
+    The other has a dataclass, which looks for its module. Then the table's folder cannot be
+    written.
+    """
     whole = tmp_path / "whole.py"
     whole.write_text(
-        "from __future__ import annotations\nfrom dataclasses import dataclass\nimport triton\nimport triton.language as tl\n\n"
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nimport triton\n"
+        "import triton.language as tl\n\n"
         "@dataclass\nclass Shape:\n    rows: int = 1\n\n"
-        "@triton.jit\ndef scale(x, BLOCK: tl.constexpr):\n    at = x + tl.arange(0, BLOCK)\n    tl.store(at, tl.load(at) * 2)\n"
+        "@triton.jit\ndef scale(x, BLOCK: tl.constexpr):\n    at = x + tl.arange(0, BLOCK)\n"
+        "    tl.store(at, tl.load(at) * 2)\n"
     )
     (tmp_path / "broken.py").write_text(whole.read_text().replace("* 2", "* nothing"))
     given = ["args=x=*bf16,BLOCK=128", "arch=gfx942"]
-    found = rows(capsys, f"kernel={whole}:scale,{tmp_path / 'broken.py'}:scale", *given, f"save={tmp_path / 'out'}", code=4)
+    found = rows(
+        capsys,
+        f"kernel={whole}:scale,{tmp_path / 'broken.py'}:scale",
+        *given,
+        f"save={tmp_path / 'out'}",
+        code=4,
+    )
     assert [(one["kernel"], bool(one["error"])) for one in found] == [
         (f"scale of {whole}:scale", False),
         (f"scale of {tmp_path / 'broken.py'}:scale", True),
     ]
     assert len(list((tmp_path / "out").iterdir())) == 2
     assert occupancy.main([f"kernel={whole}:scale", *given, "save=/proc/self"]) == 2
-    assert "save=/proc/self: no file can be written there" in capsys.readouterr().err
+    assert "/proc/self" in capsys.readouterr().err
 
 
 def test_annotations_defaults_and_decorators(tmp_path: Path) -> None:
@@ -475,15 +656,22 @@ def test_annotations_defaults_and_decorators(tmp_path: Path) -> None:
     file = tmp_path / "annotated.py"
     file.write_text(
         "import triton\nimport triton.language as tl\n\n"
-        "@triton.autotune(configs=[triton.Config({'BLOCK': 64})], key=[])\n@triton.heuristics({'EVEN': lambda args: True})\n@triton.jit\n"
-        "def kernel(x, n: 'i64', scale, BLOCK: tl.constexpr, EVEN: tl.constexpr, TYPE: tl.constexpr = tl.float32,\n"
+        "@triton.autotune(configs=[triton.Config({'BLOCK': 64})], key=[])\n"
+        "@triton.heuristics({'EVEN': lambda args: True})\n@triton.jit\n"
+        "def kernel(x, n: 'i64', scale, BLOCK: tl.constexpr, EVEN: tl.constexpr, "
+        "TYPE: tl.constexpr = tl.float32,\n"
         "           bias=None, eps=1e-6, rows=32, step=1):\n    pass\n"
     )
-    found = file_launch(f"{file}:kernel", {"x": "*kfp16", "scale": "fp32", "BLOCK": "64", "EVEN": "true"}, 7)
+    found = file_launch(
+        f"{file}:kernel", {"x": "*kfp16", "scale": "fp32", "BLOCK": "64", "EVEN": "true"}, 7
+    )
     types = {name: kind for name, kind in found.signature.items() if kind != "constexpr"}
     assert types == {"x": "*kfp16", "n": "i64", "scale": "fp32", "eps": "fp32", "rows": "i32"}
     assert list(found.constants) == ["BLOCK", "EVEN", "TYPE", "bias", "step"]
     assert [str(value) for value in found.constants.values()] == ["64", "True", "fp32", "None", "1"]
     assert {*types, *found.constants} == set(found.signature)
-    assert found.attributes == {(0,): [["tt.divisibility", 16], ["tt.pointer_range", 32]], (8,): [["tt.divisibility", 16]]}
+    assert found.attributes == {
+        (0,): [["tt.divisibility", 16], ["tt.pointer_range", 32]],
+        (8,): [["tt.divisibility", 16]],
+    }
     assert found.workgroups == 7

@@ -1,4 +1,4 @@
-"""nf4 and fp8 on a CPU, with bitsandbytes and torchao (`make quantization`)."""
+"""Test nf4 and fp8 on a CPU, with bitsandbytes and torchao (`make quantization`)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from recipes.common import adapters, low_precision
+from recipes.models import adapters, low_precision
 from tests.e2e.test_adapter_runs import resumes_exactly
 from tests.e2e.test_raft import check_adapter_is_trained_and_merged
 from tests.e2e.test_resume import computed, run
 from tests.integration.conftest import lacking
-from tests.unit.test_adapters import base, with_adapter
-from tests.unit.test_recipes_program import test_random_weights_have_no_more_digits_than_they_compute_with as assert_weights_are_rounded
+from tests.recipes.models.test_adapters import base, with_adapter
+from tests.recipes.rank.test_program import (
+    test_random_weights_have_no_more_digits_than_they_compute_with as assert_weights_are_rounded,
+)
 
 pytestmark = pytest.mark.integration
 QLORA = ["adapter=qlora", "adapter.rank=4", "precision=nf4"]
@@ -32,7 +34,9 @@ def packages():
 def test_a_base_in_4_bits_is_merged_unpacked(tmp_path):
     base(hidden=128).save_pretrained(tmp_path)
     quantization = low_precision.nf4(torch.bfloat16)
-    small = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, quantization_config=quantization, device_map={"": "cpu"})
+    small = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.bfloat16, quantization_config=quantization, device_map={"": "cpu"}
+    )
     model = with_adapter(small).train()  # bitsandbytes repacks weights for inference on a CPU
     tokens = torch.arange(16)[None]
     trained = model(tokens).logits
@@ -49,7 +53,9 @@ def test_a_base_in_4_bits_is_merged_unpacked(tmp_path):
 
 def test_fp8_on_a_cpu_learns_and_keeps_the_head_out():
     model = low_precision.to_float8(base())
-    found = {name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"}
+    found = {
+        name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"
+    }
     assert len(found) == 7
     assert "lm_head" not in found
     tokens = torch.arange(15)[None]  # 15 tokens: products of 16 are made by padding

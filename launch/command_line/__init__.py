@@ -1,1 +1,0 @@
-"""What a person may write on a command line, and what is said to one who mistypes it."""

@@ -1,0 +1,1 @@
+"""Turn the words of a command into one complete configuration."""

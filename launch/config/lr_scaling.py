@@ -1,0 +1,31 @@
+"""Scale the learning rate to a batch other than the one it was chosen for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from launch.estimate.batch import batch
+from launch.schema import Config
+from launch.schema.data import LrScaling
+from launch.schema.trainer_args import value
+
+
+def scaled(config: Config, trainer_args: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the trainer's arguments after `method.lr_scaling`, and a line about the change.
+
+    The batch is the sequences of one optimizer step on all ranks. The composition keeps the rate as
+    given, so a run that is repeated from its record is not scaled twice.
+    """
+    method = config.method
+    if method.lr_scaling == LrScaling.none or method.lr_reference_batch is None:
+        return trainer_args, []
+    given, size = float(value(config, "learning_rate")), batch(config).sequences
+    ratio = size / method.lr_reference_batch
+    factor = ratio if method.lr_scaling == LrScaling.linear else math.sqrt(ratio)
+    line = (
+        f"method.lr_scaling={method.lr_scaling.value}: learning_rate={given * factor:.4g}, "
+        f"{given:g} x {factor:.4g} for {size} sequences a "
+        f"step in place of {method.lr_reference_batch}."
+    )
+    return {**trainer_args, "learning_rate": given * factor}, [line]

@@ -1,0 +1,278 @@
+"""Write the messages for a wrong option, key or value: what is wrong, and a valid example.
+
+Options come from the files of conf/, keys and types from the schema, and errors from Hydra and
+OmegaConf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import typing
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from omegaconf import Node
+
+from launch.core.errors import UserError, near
+from launch.schema import Config, Phase, Task
+from launch.schema.data import Source
+from launch.schema.trainer_args import OWNED, lock
+
+CONF = Path(__file__).parents[2] / "conf"
+# OmegaConf's messages about a value of the wrong type
+WRONG_TYPE = re.compile(
+    "could not be converted|is not a valid bool|Invalid value|Invalid type assigned"
+    "|Cannot (assign|merge|convert)|is not Optional"
+)
+TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+# key -> a template for its override, and the default for `{0}` if the user's value is not a word
+WRITTEN = {
+    "data.tasks": ("data.tasks=[{{name: {0}, level: 0}}]", "chain_sum"),
+    "data.sources": ("data.sources=[{{path: {0}, weight: 1.0}}]", "train.jsonl"),
+    "phases": ("phases=[{{name: {0}, overrides: ['method={0}']}}]", "sft"),
+    "method.rewards": ("method.rewards.{0}=1.0", "accuracy"),
+}
+# class of a list's entries -> (the list's key, the keys of an entry)
+ENTRIES = {
+    kind.__name__: (key, [field.name for field in dataclasses.fields(kind)])
+    for key, kind in {"phases": Phase, "data.tasks": Task, "data.sources": Source}.items()
+}
+UNKNOWN = object()
+HUB = (
+    " One of the hub: model=<a model of the same architecture and shape> model.hub_id={} "
+    "model.revision=<its commit>."
+)
+PARALLEL = ("tensor", "tp", "tensor_parallel", "pipeline", "pp", "pipeline_parallel", "megatron")
+
+
+@functools.cache  # called for every override
+def groups() -> dict[str, list[str]]:
+    """Return the options of each group of conf/, without shared bases. Do not modify the result."""
+    options = {}
+    for folder in sorted(path for path in CONF.iterdir() if path.is_dir()):
+        names = sorted(str(p.relative_to(folder).with_suffix("")) for p in folder.rglob("*.yaml"))
+        options[folder.name] = [name for name in names if not name.startswith("base/")]
+    return options
+
+
+def unknown_option(group: str, option: str) -> UserError:
+    """Return the error for an option that a group does not have."""
+    if group == "topology" and option in PARALLEL:
+        return UserError(
+            f"topology={option}: tensor- and pipeline-parallel training is not offered. Use: "
+            "topology=fsdp if one GPU cannot hold the model. vLLM's servers take "
+            "topology.server_tensor_parallel=N under topology=split."
+        )
+    options = groups()[group]
+    hub = HUB.format(option) if group == "model" and "/" in option else ""
+    # The hub's Qwen/Qwen3-4B is qwen3_4b here.
+    local_name = re.sub(r"[^a-z0-9]+", "_", option.rpartition("/")[2].lower())
+    suggestion = near(option, options) or near(local_name, options)
+    return UserError(
+        f"{group}={option}: no such {group}.{suggestion}{hub} Options: {', '.join(options)}."
+    )
+
+
+@functools.cache
+def fields(node: Any) -> dict[str, Any]:
+    """Return the types of a schema dataclass's fields by name; {} for any other type."""
+    return typing.get_type_hints(node) if dataclasses.is_dataclass(node) else {}
+
+
+def type_of(key: str) -> Any:
+    """Return the schema's type of a key; None if the key is unknown or below a free key."""
+    node: Any = Config
+    for part in _parts(key):
+        node = _bare(node)
+        origin, inner = typing.get_origin(node), typing.get_args(node)
+        node = inner[-1] if origin in (list, dict) else fields(node).get(part)
+    return node
+
+
+def check_key(key: str, override: str) -> bool:
+    """Return whether a key is free, so that its value is checked where it is used.
+
+    Raises UserError if the schema does not have the key.
+    """
+    node: Any = Config
+    free = False
+    parts = _parts(key)
+    for depth, part in enumerate(parts):
+        node = _bare(node)
+        origin, inner = typing.get_origin(node), typing.get_args(node)
+        if origin is list:
+            node = inner[0]
+        elif origin is dict and dataclasses.is_dataclass(inner[1]):
+            free, node = True, inner[1]  # any name is allowed here, then keys of the schema
+        elif origin is dict or node is Any:
+            return True
+        elif part in fields(node):
+            node = fields(node)[part]
+        else:
+            raise _unknown_key(parts[: depth + 1], [*fields(node)], override)
+    return free or typing.get_origin(node) is dict
+
+
+def _unknown_key(path: list[str], names: list[str], override: str) -> UserError:
+    *above, name = path
+    if not above and (full_keys := _ending_in(name)):
+        return UserError(f"{override}: no key {name!r} by itself. Use: {' or '.join(full_keys)}.")
+    where = f" in {'.'.join(above)}" if above else ""
+    known = [".".join([*above, other]) for other in names] + ([] if above else [*groups()])
+    keys = f" Keys{where}: {', '.join(names)}." if names else ""
+    return UserError(f"{override}: no key {name!r}{where}.{near('.'.join(path), known)}{keys}")
+
+
+def _ending_in(name: str) -> list[str]:
+    """Return the groups' keys that end in `name`, and the key of the trainer argument `name`."""
+    keys = [f"{group}.{name}" for group, node in fields(Config).items() if name in fields(node)]
+    is_argument = any(name in arguments for arguments in lock()["arguments"].values())
+    return keys + ([OWNED.get(name, f"method.args.{name}")] if is_argument else [])
+
+
+def _parts(key: str) -> list[str]:
+    return key.replace("/", ".").replace("[", ".").replace("]", "").split(".")
+
+
+def _bare(node: Any) -> Any:
+    """Return the type inside Optional; any other type unchanged."""
+    if typing.get_origin(node) is not typing.Union:
+        return node
+    return next(kind for kind in typing.get_args(node) if kind is not type(None))
+
+
+def is_field(key: str) -> bool:
+    """Return whether the schema itself has the key, so that it cannot be deleted."""
+    above, _, name = key.rpartition(".")
+    return name in fields(_bare(type_of(above)) if above else Config)
+
+
+def undeletable(key: str) -> str:
+    """Return the message for a key that cannot be deleted, and how to empty it."""
+    node = type_of(key)
+    if key in groups():
+        remedy = f"{key}=<option>, one of {', '.join(groups()[key])}"
+    elif typing.get_origin(node) is list:
+        remedy = f"{key}=[]"
+    elif typing.get_origin(node) is dict:
+        remedy = f"'~{key}.NAME' for each that is to go"
+    elif _bare(node) is not node:
+        remedy = f"{key}=null"
+    else:
+        remedy = f"{key}.<key>=<value>" if dataclasses.is_dataclass(node) else f"{key}=<value>"
+    return f"~{key}: every composition has one. Use: {remedy}."
+
+
+def translate(error: Exception) -> UserError:
+    """Translate an error of Hydra or OmegaConf into one message that names key, value and rule."""
+    group, _, option = str(getattr(error, "missing_cfg_file", None) or "").partition("/")
+    if option and group in groups():
+        return unknown_option(group, option)
+    causes: list[BaseException] = [error]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    for cause in reversed(causes):
+        # For an error in a file, only Hydra's text contains the key.
+        in_text = re.search(r"full_key: (\S+)", str(cause))
+        key = getattr(cause, "full_key", None) or (in_text and in_text[1])
+        if key:
+            file = str(error).split(":", 1)[0] + ": " if str(error).startswith("In '") else ""
+            return UserError(file + _of_key(key, cause, str(error)))
+    text = " ".join(str(error).split())
+    ambiguous = re.match(r"Ambiguous value for argument '[+~]*(.*?)' 1\. To use it as a list", text)
+    if ambiguous:
+        key = ambiguous[1].partition("=")[0]
+        as_list = "" if key in groups() else f", or {key}=[...] for a list"
+        text = (
+            f"{ambiguous[1]}: several values, but a run has one. Use: one value, or -m for a sweep "
+            f"over them{as_list}."
+        )
+    absent = re.match(r"Could not delete from config\. '(.*)' does not exist", text)
+    if absent:
+        text = f"~{absent[1]}: it is missing or null, so there is nothing to delete. Leave it out."
+    return UserError(text)
+
+
+def _of_key(key: str, cause: BaseException, text: str) -> str:
+    """Return the message for a wrong key, or for a wrong value of a known key."""
+    lines = [line for line in str(cause).splitlines() if not line.startswith("In '")]
+    rule = next(iter(lines), str(cause)).rstrip(".")
+    # In a list's entry, OmegaConf reports the key relative to the entry, without its index.
+    kind = re.search(r"object_type=(\w+)", str(cause))
+    entry = ENTRIES.get(kind[1]) if kind else None
+    name = key.partition("[")[0]
+    if name != key:  # such as overrides[0]
+        entry = next((entry for entry in ENTRIES.values() if name in entry[1]), None)
+    if entry and "." not in key:
+        listed, names = entry
+        if name not in names:
+            return f"{listed}: {rule}.{near(key, names)} Keys of an entry: {', '.join(names)}."
+        key = f"{listed}[n].{key}"
+    try:
+        check_key(key, key)
+    except UserError as unknown:
+        override = re.search(r"override '?[+~]*([\w.]+)", text)
+        if "Key '" in rule or not override:
+            return str(unknown)
+        key = override[1]  # OmegaConf's error has only the last part of the key
+    return _of_value(key, cause, rule)
+
+
+def _of_value(key: str, error: BaseException, rule: str) -> str:
+    """Return the message for a wrong value: key, value, the expected type and an example."""
+    node, value = type_of(key), _value_of(error, rule)
+    bare = _bare(node)
+    if isinstance(bare, type) and issubclass(bare, Enum):
+        if "is not Optional" in rule:
+            return f"{key}=null: it takes {', '.join(bare.__members__)}."
+        return f"{key}: {rule}.{near(str(value), bare.__members__)}"
+    merged = "Cannot merge" in rule  # a list merged with a mapping
+    if (node is None and not merged) or not WRONG_TYPE.search(rule):
+        return f"{key}: {rule}."
+    assignment = key if value is UNKNOWN else f"{key}={'null' if value is None else value}"
+    if bare in TYPES:
+        return f"{assignment}: it takes {TYPES[bare]}{' or null' if bare is not node else ''}."
+    list_key = re.sub(r"\[\d+\]$", "", key)
+    # A free key has no type in the schema, so read the type from OmegaConf's message.
+    is_list = typing.get_origin(bare) is list or (merged and "object_type=list" in str(error))
+    if is_list or list_key != key:
+        names = fields(bare if list_key != key else next(iter(typing.get_args(bare)), None))
+        keys = f"; keys of an entry: {', '.join(names)}" if names else ""
+        expected = "it takes a list" + (", and a mapping was given" if merged else "")
+        expected = expected if list_key == key else "an entry has keys of its own"
+        return f"{assignment}: {expected}. Use: {_written(list_key, value, is_list=True)}{keys}."
+    if dataclasses.is_dataclass(bare):
+        keys = ", ".join(fields(typing.cast(type, bare)))
+        return f"{assignment}: it has keys of its own. Use: {key}.<key>=<value>; keys: {keys}."
+    expected = "it takes names with a value each" + (", and a list was given" if merged else "")
+    return f"{assignment}: {expected}. Use: {_written(key, value)}."
+
+
+def _value_of(error: BaseException, rule: str) -> Any:
+    """Return the wrong value, or UNKNOWN if OmegaConf's error has none, as for a merge.
+
+    For a value in a file, only the error's message has it.
+    """
+    if "Cannot merge" in rule:
+        return UNKNOWN
+    in_text = re.search(r"[Vv]alue '(.*)'(?: of type| is not|,)|value: (.*)", rule)
+    if in_text:
+        text = in_text[in_text.lastindex or 0]
+        return None if text == "None" else text
+    value = getattr(error, "value", UNKNOWN)
+    return value._value() if isinstance(value, Node) else value
+
+
+def _written(key: str, value: Any, is_list: bool = False) -> str:
+    """Return a valid override of a key, with the user's value if that is a word."""
+    if key in WRITTEN:
+        template, default = WRITTEN[key]
+        is_word = isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w./-]*", value)
+        return template.format(value if is_word else default)
+    if is_list:
+        quotable = isinstance(value, str) and "'" not in value
+        return f"{key}=['{value}']" if quotable else f"{key}=[...]"
+    return f"{key}.<name>=<value>"

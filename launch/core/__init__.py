@@ -1,0 +1,1 @@
+"""Serve every room, recipes/ and containers/. Imports only the standard library."""

@@ -1,0 +1,47 @@
+"""Define errors that a user sees as one message and an exit code, without a traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_DONE = 0
+EXIT_USER = 2
+EXIT_HOST = 3
+EXIT_FAILED = 4
+EXIT_HUNG = 5
+EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: rerun the command to resume
+
+
+class UserError(Exception):
+    """The configuration is wrong."""
+
+    exit_code = EXIT_USER
+
+
+class HostError(Exception):
+    """The configuration is right, but this host cannot run it."""
+
+    exit_code = EXIT_HOST
+
+
+def os_error_text(error: OSError, unnamed: str = "this machine") -> str:
+    """Return the place of an OSError, `unnamed` if it has none, and its reason."""
+    place = error.filename2 or error.filename or unnamed  # a link or a rename has its target second
+    return f"{place}: {error.strerror or error}"
+
+
+def near(name: str, options: Iterable[str]) -> str:
+    """Return ' Did you mean a, b?', or '' if no option resembles `name`."""
+    options = sorted(set(options))
+    names = difflib.get_close_matches(name, options, n=3, cutoff=0.5) or [
+        option for option in options if name and option.startswith(name)
+    ]
+    return f" Did you mean {', '.join(names[:3])}?" if names else ""
+
+
+def near_or_all(name: str, options: Iterable[str]) -> str:
+    """Return what near() does, or all options if `name` resembles none and they are few."""
+    options = sorted(set(options))
+    known = f" Known: {', '.join(options)}." if len(options) <= 12 else ""
+    return near(name, options) or known

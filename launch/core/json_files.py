@@ -1,0 +1,95 @@
+"""Read, write and hash files. A written file is whole or missing, even after a power failure."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from enum import Enum
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+BLOCK = 2**26  # bytes; one core hashes a block in a tenth of a second
+
+
+def plain(node: Any) -> Any:
+    """Convert dataclasses and enums to types of JSON and YAML."""
+    if isinstance(node, Enum):
+        return node.name
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        return {f.name: plain(getattr(node, f.name)) for f in dataclasses.fields(node)}
+    if isinstance(node, dict):
+        return {key: plain(value) for key, value in node.items()}
+    if isinstance(node, (list, tuple)):
+        return [plain(item) for item in node]
+    return str(node) if isinstance(node, Path) else node
+
+
+def sha256(path: Path, heartbeat: Path | None = None) -> str:
+    """Return the hash of a file's content.
+
+    `heartbeat` is touched after every block, so that the watchdog does not take a long hash for a
+    hang.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+            if heartbeat is not None:
+                heartbeat.touch()
+    return digest.hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the entries of a directory, have reached the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write all of `text` or nothing, even if several processes write or the power fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)  # still there only if something failed
+    sync(path.parent)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `content` as write_text does.
+
+    Raises ValueError for NaN and infinity, which JSON does not have.
+    """
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if the file is missing or holds something else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a metrics.jsonl, without a last one that is still being written."""
+    if not path.is_file():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(ValueError):
+            rows.append(json.loads(line))
+    return rows

@@ -1,0 +1,308 @@
+"""Count bytes that a micro-step holds in addition to weights and optimizer.
+
+That is what autograd saves per layer, and what each part of a step adds. Counted from the models of
+transformers 5.17 (qwen3, qwen2, llama), run layer by layer in eager mode with fused attention, and
+from TRL 1.16's head, which computes log-probabilities in tiles and never holds all logits.
+`tests/gpu/predictions.py` measures them on a GPU. Letters: hidden H, intermediate I, query width Q,
+key width K, vocabulary V.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from launch.estimate.adapted import ATTENTION, DOWN, Adapted
+from launch.schema import Model
+from launch.schema.enums import Head
+from launch.schema.shapes import linear_sizes
+
+TILE = (
+    4096,
+    32768,
+    # tokens and vocabulary entries that TRL's head takes at once; our head takes all entries
+    # (recipes/models/head.py)
+)
+# bytes: a head of log-probabilities keeps the gradients of logits up to this size
+# (recipes/models/head.py)
+KEPT = 3e9
+
+
+class Numerics(Enum):
+    """Dtypes of weights and hidden states while a layer runs."""
+
+    # fp32 weights, copied to 16 bits for each product; hidden states between layers in fp32
+    autocast = "autocast"
+    # 16-bit weights and hidden states: FSDP2's mixed precision, ZeRO, precision.weights=bf16
+    cast = "cast"
+    fp32 = "fp32"
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Bytes per element that one layer hands to the next."""
+        return 2 if self is Numerics.cast else 4
+
+    @property
+    def product_bytes(self) -> int:
+        """Bytes per element of a matrix product's output."""
+        return 4 if self is Numerics.fp32 else 2
+
+
+@dataclass(frozen=True)
+class MicroStep:
+    """A micro-batch of `rows` sequences of `length` tokens on one rank."""
+
+    model: Model
+    numerics: Numerics
+    rows: int
+    length: int
+    # if any, the base is frozen, so its linear layers save no inputs for weight gradients
+    adapter: Adapted | None
+    checkpointing: bool
+    fused: bool = True  # the GPU has a fused attention kernel for 16 bits
+    # torch.compile recomputes norms, rotations and the activation instead of keeping them
+    compiled: bool = False
+    recomputed: int | None = None  # layers that recompute under checkpointing; None: all
+    fp8: bool = False  # linear layers multiply in fp8
+    head: Head = Head.tiled
+    # Liger's kernels for norms, rotations and the activation keep as little as compiled ones
+    liger: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+    @property
+    def recomputing(self) -> int:
+        """Number of layers that keep only their input and run again in the backward."""
+        layers = self.model.num_layers
+        return (
+            min(layers, layers if self.recomputed is None else self.recomputed)
+            if self.checkpointing
+            else 0
+        )
+
+    @property
+    def recomputed_share(self) -> float:
+        return self.recomputing / self.model.num_layers
+
+    @property
+    def hidden(self) -> int:
+        """Bytes of the hidden states of all tokens between two layers."""
+        return self.tokens * self.model.hidden_size * self.numerics.hidden_bytes
+
+    @property
+    def widths(self) -> tuple[int, int, int, int]:
+        """H, I, Q and K in elements."""
+        model = self.model
+        return (
+            model.hidden_size,
+            model.intermediate_size,
+            model.num_heads * model.head_dim,
+            model.num_kv_heads * model.head_dim,
+        )
+
+    def saved_by_layer(self) -> float:
+        """Return bytes that one layer keeps for its backward, for all tokens."""
+        hidden, wide, query, key = self.widths
+        if self.compiled or self.liger:
+            return (
+                self.tokens * self._fused_per_token() + self.scores() + 4 * self._copies_of_query()
+            )
+        if self.adapter:
+            per_token: float = (
+                8 * hidden
+                + 3 * self.numerics.product_bytes * wide
+                + self._attention(query, key)
+                + self.adapter.saved()
+            )
+        else:
+            per_token = (
+                self._norms() * hidden
+                + 4 * self.numerics.product_bytes * wide
+                + self._attention(query, key)
+            )
+        matrices = self.adapter.matrices() if self.adapter else 0.0
+        return self.tokens * per_token + matrices + self.scores() + 4 * self._copies_of_query()
+
+    def _fused_per_token(self) -> float:
+        """Return bytes per token as `_compiled_per_token` does, corrected for fp8 and adapters.
+
+        Read off peaks of an H100 (docs/speed.md).
+
+        With fp8, the norms' outputs and the activation's product are recomputed. With a frozen
+        base, attention's output is kept because o_proj's A reads it, and Liger's autograd functions
+        keep the activation's product for down_proj's A.
+        """
+        hidden, wide, query, _ = self.widths
+        out = self.numerics.product_bytes
+        found: float = self._compiled_per_token()
+        if self.fp8:
+            found -= out * (2 * hidden + wide)
+        if self.adapter:
+            found += (
+                out * query
+                + self.adapter.rank * out * len(self.adapter.sizes)
+                + (out * wide if self.liger else 0)
+            )
+        return found
+
+    def _compiled_per_token(self) -> int:
+        """Return bytes per token that inductor's partitioner keeps.
+
+        These are inputs and outputs of both norms; gate, up and their product; query, key, value
+        and output of attention (query and key before qwen3's norms too); and sums (torch 2.13,
+        min_cut_rematerialization_partition).
+        """
+        hidden, wide, query, key = self.widths
+        out, normed = self.numerics.product_bytes, self.model.architecture == "qwen3"
+        sums = 4 * (
+            2
+            + self.model.num_heads
+            + (self.model.num_heads + self.model.num_kv_heads if normed else 0)
+        )
+        return (
+            2 * (self.numerics.hidden_bytes + out) * hidden
+            + 3 * out * wide
+            + (3 if normed else 2) * out * (query + key)
+            + sums
+        )
+
+    def _norms(self) -> int:
+        """Return bytes that both norms keep, per token and unit of H.
+
+        They include the copies of their outputs that the next five linear layers read.
+        """
+        return {
+            Numerics.autocast: 2 * (4 + 4)
+            + 5 * 2,  # input and normed in fp32; each linear layer casts its own copy
+            Numerics.cast: 2
+            * (4 + 2 + 2),  # input in fp32, normed, and output, which the linear layers share
+            Numerics.fp32: 2 * (4 + 4 + 4),
+        }[self.numerics]
+
+    def _attention(self, query: int, key: int) -> int:
+        """Return bytes per token of attention's tensors.
+
+        These are query and key before and after their norms (qwen3) and after rotation, value,
+        output, and fp32 score sums.
+        """
+        out = self.numerics.product_bytes
+        # a frozen norm keeps its input in fp32; a trained one also keeps its normed input
+        frozen = 4 if self.adapter else 4 + out
+        normed = frozen if self.model.architecture == "qwen3" else 0
+        return (query + key) * (normed + 2 * out) + 4 * self.model.num_heads
+
+    def scores(self) -> float:
+        """Return bytes of the attention weights.
+
+        Torch keeps them in fp32 if it has no fused kernel. It has none on some GPUs (which then
+        compute 16 bits in fp32), nor in fp32 if several heads share a key.
+        """
+        model = self.model
+        unfused = not self.fused or (
+            self.numerics is Numerics.fp32 and model.num_kv_heads != model.num_heads
+        )
+        return 4.0 * self.rows * model.num_heads * self.length**2 if unfused else 0.0
+
+    def _copies_of_query(self) -> float:
+        """Return bytes of one query-sized tensor.
+
+        Without a fused kernel, torch scales query and key, and repeats keys and values.
+        """
+        return 4.0 * self.tokens * self.widths[2] if self.scores() else 0.0
+
+    def scattered(self) -> float:
+        """Return the most bytes that torch's allocator was seen to hold in free pieces.
+
+        Checkpointing keeps a hidden state per layer, each possibly in a block that a larger tensor
+        had, such as the tile of SFT's own head. The rest of that block is too small for another.
+        tests/launch/estimate/test_allocator.py replays it.
+        """
+        if not self.recomputing:
+            return 0.0
+        tile = self._logits(TILE[0]) if self.head is Head.summed else 0.0
+        return self.recomputing * self.hidden + self.scores() + tile
+
+    def backward_of_layer(self) -> float:
+        """Return bytes that a layer's backward adds to what it saved.
+
+        These are gradients of its hidden state and of the MLP's factors.
+        """
+        hidden, wide, _, _ = self.widths
+        if self.adapter:
+            return max(self._backward_of_frozen_mlp(), *map(self._computing, self.adapter.sizes))
+        unfused = 2 * self.scores() + 5 * self._copies_of_query()
+        return max(self.hidden + self.tokens * 2 * self.numerics.product_bytes * wide, unfused)
+
+    def _backward_of_frozen_mlp(self) -> float:
+        """Return bytes of gradients of the MLP's factors and hidden state.
+
+        By then, down_proj's input or its weight's copy is free.
+        """
+        assert self.adapter is not None
+        hidden, wide, _, _ = self.widths
+        down = DOWN in self.adapter.sizes
+        freed = 2.0 * wide * hidden if self.numerics is Numerics.autocast and not down else 0.0
+        around = 2 * hidden if self.numerics is Numerics.cast else 0
+        return (
+            self.tokens * ((2 if down else 3) * self.numerics.product_bytes * wide + around) - freed
+        )
+
+    def _computing(self, name: str) -> float:
+        """Return bytes that an adapted linear layer's forward adds to what its decoder layer holds.
+
+        A checkpointed backward repeats that forward.
+        """
+        assert self.adapter is not None
+        # size of each of gate, up, activation and product
+        mlp = self.tokens * self.numerics.product_bytes * self.model.intermediate_size
+        if name == DOWN:  # its input is a separate tensor only if it reads a copy
+            extra = mlp if self.adapter.copies or self.adapter.dropout else 0
+        else:
+            extra = -3 * mlp if name in ATTENTION else -mlp
+        return (
+            self.adapter.computing(name, self.tokens)
+            + extra
+            + 6 * self.tokens * self.model.hidden_size
+        )
+
+    def linear_bytes(self) -> float:
+        """Return bytes of one layer's 16-bit weight copies, which autocast keeps."""
+        own = self.adapter.weights() if self.adapter else 0.0
+        return own + (
+            2.0 * sum(i * o for i, o in linear_sizes(self.model))
+            if self.numerics is Numerics.autocast
+            else 0.0
+        )
+
+    def _logits(self, tokens: int) -> float:
+        """Return bytes of the logits of up to `tokens` tokens, for the whole vocabulary."""
+        return min(self.tokens, tokens) * self.model.vocab_size * self.numerics.product_bytes
+
+    def tile(self) -> float:
+        """Return bytes of the logits held at once, with the weights' 16-bit copy."""
+        weights = (
+            2.0 * self.model.vocab_size * self.model.hidden_size
+            if self.numerics is Numerics.autocast
+            else 0.0
+        )
+        if self.head is Head.kept and self._logits(self.tokens) <= KEPT:
+            return self._logits(self.tokens) + weights
+        if self.head is Head.summed:
+            return self._logits(TILE[0]) + weights
+        # TRL's head takes part of the vocabulary at a time
+        share = min(self.model.vocab_size, TILE[1]) / self.model.vocab_size
+        return share * (self._logits(TILE[0]) + 2 * weights)
+
+    def made_in_forward(self, head_weights: float) -> float:
+        """Return bytes of the head's gradient, which SFT's own head computes with its loss."""
+        return 4.0 * head_weights if self.head is Head.summed else 0.0
+
+    def before_head(self) -> float:
+        """Return bytes of the last norm, its output and the copy that the head reads."""
+        return 4 * self.hidden + self.tokens * 4 * self.model.hidden_size
+
+    def head_backward(self) -> float:
+        """Return `before_head` plus the hidden states' gradients, in fp32 and as handed on."""
+        return self.before_head() + self.tokens * 4 * self.model.hidden_size + self.hidden

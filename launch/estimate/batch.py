@@ -1,0 +1,202 @@
+"""Compute the batch arithmetic of a method on a topology."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from launch.core.errors import UserError
+from launch.machine import placement
+from launch.schema import Config
+from launch.schema.data import Curriculum
+from launch.schema.trainer_args import argument, known, value
+
+PROMPT = 256  # tokens assumed for a prompt until the data is read
+UNCUT = 1024  # tokens assumed for a row if max_length=null
+ACCUMULATION = "method.args.gradient_accumulation_steps"
+MOST_TRIED = 10_000  # per-device batches tried in search of one that divides
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Counts of one optimizer step; `sequence` is the longest sequence in tokens."""
+
+    ranks: int
+    per_device: int
+    accumulation: int
+    sequence: int
+    completion: int = 0  # generated tokens in it
+
+    @property
+    def sequences(self) -> int:
+        return self.ranks * self.per_device * self.accumulation
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.sequence
+
+
+def batch(config: Config) -> Batch:
+    """Return the counts of a step; raise KeyError for a method without batches of sequences."""
+    names = known(config)
+
+    def number(name: str, otherwise: int) -> int:
+        given: Any = value(config, name) if name in names else None
+        return int(given) if given else otherwise
+
+    completion = number("max_completion_length", 0)
+    # Prompts have no limit here. TRL's default stands for rows that are not cut.
+    sequence = (
+        number("max_length", UNCUT)
+        if "max_length" in names
+        else (completion or number("max_new_tokens", 0)) + PROMPT
+    )
+    # A longer sequence ends the run, because the generating engine is not set up for it.
+    served = config.topology.server_max_length or number("vllm_max_model_length", sequence)
+    return Batch(
+        ranks=placement.num_trainers(config),
+        per_device=number("per_device_train_batch_size", number("batch_size", 1)),
+        accumulation=number("gradient_accumulation_steps", 1),
+        sequence=min(sequence, served, config.model.max_positions),
+        completion=completion,
+    )
+
+
+def evaluation_batch(config: Config) -> Batch:
+    """Return the batch of held-out rows: training's, unless per_device_eval_batch_size is given."""
+    given = config.method.args.get("per_device_eval_batch_size")
+    return replace(batch(config), per_device=int(given)) if given else batch(config)
+
+
+def apply_effective_batch(config: Config, on_command_line: Sequence[str] = ()) -> list[str]:
+    """Set the accumulation so that a step takes `effective_batch` sequences.
+
+    Return a line if that replaces another accumulation. Raise UserError with what would divide if
+    it does not divide, and if the command line gives both and they contradict.
+    """
+    wanted = config.effective_batch
+    if wanted is None:
+        return []
+    if "gradient_accumulation_steps" not in known(config):
+        raise UserError(
+            f"effective_batch={wanted} with method={config.method.name}: it takes no optimizer "
+            "steps. Leave it out."
+        )
+    size = batch(config)
+    at_once = size.ranks * size.per_device
+    if wanted % at_once:
+        group = int(value(config, "num_generations")) if "num_generations" in known(config) else 1
+        fitting = [
+            b for b in range(1, 65) if wanted % (size.ranks * b) == 0 and wanted % group == 0
+        ]
+        near = sorted(sorted(fitting, key=lambda b: abs(b - size.per_device))[:3])
+        smaller = [f"method.args.per_device_train_batch_size={b}" for b in near]
+        unit = math.lcm(at_once, group)
+        raise UserError(
+            f"effective_batch={wanted} on {size.ranks} rank(s) x {size.per_device} sequences: "
+            f"it is no multiple of {at_once}. "
+            "Use: "
+            f"{' or '.join([*smaller, f'effective_batch={max(1, round(wanted / unit)) * unit}'])}."
+        )
+    before, after = size.accumulation, wanted // at_once
+    if before != after and {"effective_batch", ACCUMULATION} <= set(on_command_line):
+        raise UserError(
+            f"effective_batch={wanted} with {ACCUMULATION}={before}: on {size.ranks} rank(s) x "
+            f"{size.per_device} sequences it is "
+            f"{at_once * before} of them to a step. Use: effective_batch={wanted} alone, which "
+            f"accumulates {after}; or "
+            f"effective_batch={at_once * before}."
+        )
+    config.method.args["gradient_accumulation_steps"] = after
+    return (
+        [f"effective_batch={wanted}: gradient_accumulation_steps={after}, in place of {before}."]
+        if before not in (1, after)
+        else []
+    )
+
+
+def least_staleness(config: Config) -> int:
+    """Return for how many optimizer steps one generation provides completions.
+
+    Completions that are requested one generation early are that many steps old.
+    """
+    return math.ceil(
+        generation_batch(config) * int(value(config, "num_iterations")) / batch(config).sequences
+    )
+
+
+def generation_batch(config: Config) -> int:
+    """Return the number of completions that GRPO generates at once.
+
+    That is generation_batch_size, or else per-device batch x ranks x steps_per_generation, which
+    defaults to the accumulation. TRL rejects a number that num_generations does not divide.
+    """
+    size = batch(config)
+    configured = value(config, "generation_batch_size")
+    return int(
+        configured
+        or size.per_device
+        * size.ranks
+        * int(value(config, "steps_per_generation") or size.accumulation)
+    )
+
+
+def whole_generations(config: Config) -> list[int]:
+    """Return the nearest values of generation_batch_size, below and above, that TRL accepts.
+
+    They are multiples of num_generations and of the sequences in one micro-step of all ranks.
+    """
+    size = batch(config)
+    unit = math.lcm(size.per_device * size.ranks, int(value(config, "num_generations")))
+    below = generation_batch(config) // unit * unit
+    return [n for n in (below, below + unit) if n]
+
+
+def fitting_batches(config: Config) -> list[tuple[int, int]]:
+    """Return (per-device batch, micro-steps of a generation) pairs near the composed ones.
+
+    num_generations divides the sequences of all ranks in a generation. The sequences of one
+    micro-step divide effective_batch.
+    """
+    size, wanted = batch(config), int(value(config, "num_generations"))
+    steps = int(value(config, "steps_per_generation") or size.accumulation)
+    most, pairs = max(16, wanted), []
+    for per_device in range(1, min(most, MOST_TRIED) + 1):
+        if config.effective_batch and config.effective_batch % (per_device * size.ranks):
+            continue
+        # the micro-steps that divide are multiples of this unit
+        unit = wanted // math.gcd(per_device * size.ranks, wanted)
+        at = min(size.per_device * steps // per_device, most) // unit
+        pairs += [(per_device, n * unit) for n in range(max(1, at - 2), at + 4) if n * unit <= most]
+    near = sorted(
+        pairs,
+        key=lambda p: (abs(p[0] * p[1] - size.per_device * steps), abs(p[0] - size.per_device), p),
+    )
+    return near[:3]
+
+
+def order_by_batch(config: Config) -> str | None:
+    """Return why the order of rows depends on how a step is divided; None if it does not."""
+    if config.data.curriculum == Curriculum.adaptive and config.method.generates:
+        return (
+            "data.curriculum=adaptive chooses rows by pass rates, which are known later the "
+            "larger the accumulation"
+        )
+    strategy = argument(config, "train_sampling_strategy")
+    if strategy not in (None, "random", "sequential"):
+        return (
+            f"method.args.train_sampling_strategy={strategy} orders rows by what a rank takes "
+            "in a step"
+        )
+    if argument(config, "dataloader_drop_last"):
+        return (
+            "method.args.dataloader_drop_last=true leaves out an epoch's last rows by the "
+            "batch of all ranks"
+        )
+    return (
+        "method.args.auto_find_batch_size=true may have lowered the batch"
+        if argument(config, "auto_find_batch_size")
+        else None
+    )

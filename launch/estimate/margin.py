@@ -1,0 +1,115 @@
+"""Tell how close a plan is to its memory limit.
+
+A run that fits by less than the planner's own error may not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from launch.estimate.batch import batch
+from launch.estimate.memory import generates_with_vllm, on_host
+from launch.machine.detect import Host
+from launch.schema import Config
+from launch.schema.enums import Vendor
+from launch.schema.plan import Memory
+from launch.schema.trainer_args import argument
+
+ERROR = 0.05  # nearly all runs of docs/results/memory.md were within this share of the plan
+BATCHES = ("per_device_train_batch_size", "batch_size")  # for training, for inference
+LENGTHS = ("max_length", "max_completion_length", "max_new_tokens")
+
+
+def share(entry: Memory) -> float:
+    return entry.total_gb / entry.capacity_gb if entry.capacity_gb else float("inf")
+
+
+def takes_its_share(entry: Memory) -> bool:
+    """Return whether the process fills its share whatever its size, as vLLM's cache does."""
+    return "kv cache" in entry.parts_gb
+
+
+def close(entry: Memory) -> bool:
+    """Return whether it fits, but by less than the planner's error or the allocator's pieces."""
+    return entry.fits and not takes_its_share(entry) and bool(_doubts(entry))
+
+
+def has_room(config: Config, host: Host) -> bool:
+    """Return whether every process fits with the planner's own error to spare."""
+    return all(entry.fits and not close(entry) for entry in on_host(config, host))
+
+
+def why(entry: Memory) -> str:
+    """Explain why an entry that is close may not fit."""
+    return f"{', and '.join(_doubts(entry))} (docs/memory.md)"
+
+
+def _doubts(entry: Memory) -> list[str]:
+    found = [f"less room than the planner's error of {ERROR:.0%}"] if _short(entry) else []
+    if _in_pieces(entry):
+        found.append(
+            f"torch's allocator may hold {entry.scattered_gb:.1f} GB more, free but in pieces"
+        )
+    return found
+
+
+def _short(entry: Memory) -> bool:
+    return share(entry) > 1 - ERROR
+
+
+def _in_pieces(entry: Memory) -> bool:
+    return entry.scattered_gb > 0 and entry.total_gb + entry.scattered_gb > entry.capacity_gb
+
+
+def tightness(entry: Memory) -> tuple[bool, bool, bool, float]:
+    """Return a sort key. The greatest is what exceeds its memory most or, if all fit, the fullest.
+
+    Servers, which fill their share, come last.
+    """
+    return not entry.fits, not takes_its_share(entry), close(entry), share(entry)
+
+
+def tightest(found: Iterable[Memory]) -> Memory | None:
+    return max(found, key=tightness, default=None)
+
+
+def warnings(config: Config, found: list[Memory]) -> list[str]:
+    """Warn about each process that fits, but not surely.
+
+    launch/search/fit.py reports a process that does not fit.
+    """
+    entry = tightest(found)
+    if entry is None or not close(entry) or config.hardware.vendor == Vendor.none:
+        return []
+    needs = (
+        f"{entry.process}: {entry.total_gb:.1f} of {entry.capacity_gb:.1f} GB, "
+        f"{share(entry):.0%} of its GPU"
+    )
+    return [f"{needs}: {why(entry)}. It may not fit. Use: {_pages(config, entry)}{_less(config)}."]
+
+
+def _pages(config: Config, entry: Memory) -> str:
+    """Return the override that avoids free pieces, if it is sure to work; else ''.
+
+    On AMD it can hang (pytorch#192259); with vLLM it has limits (launch/rules/warnings.py).
+    """
+    if (
+        not _in_pieces(entry)
+        or config.hardware.vendor != Vendor.nvidia
+        or generates_with_vllm(config)
+    ):
+        return ""
+    return (
+        f"user_env.PYTORCH_ALLOC_CONF=expandable_segments:True, {'and' if _short(entry) else 'or'} "
+    )
+
+
+def _less(config: Config) -> str:
+    """Suggest a smaller batch, else a shorter length, else a larger GPU."""
+    size, names = batch(config).per_device, [name for name in BATCHES if argument(config, name)]
+    if size > 1 and names:
+        return f"a smaller method.args.{names[0]} (now {size})"
+    longest = next((name for name in LENGTHS if argument(config, name)), None)
+    if longest is None:
+        return "a larger GPU, or more of them"
+    return f"a smaller method.args.{longest} (now {argument(config, longest)}), or more GPUs"

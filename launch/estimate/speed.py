@@ -1,0 +1,441 @@
+"""Predict the time of a training step from a roofline.
+
+Its parts are matrix products, attention, memory-bound kernels, optimizer, links and generation.
+Work is counted from shapes. The share of a GPU's peak and bandwidth that each kind of work reaches
+was measured on H200s, in the runs of docs/results/speed.md. Other GPUs are assumed to reach the
+same share, and `basis` records that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from launch.estimate import adapted
+from launch.estimate.activations import MicroStep, Numerics
+from launch.estimate.batch import Batch, batch, generation_batch
+from launch.estimate.memory import generates_with_vllm, micro_step, stepped_bytes
+from launch.estimate.reference import compares, has_reference
+from launch.inputs import engine_args
+from launch.machine import placement
+from launch.machine.placement import shares_gpu
+from launch.schema import Config, shapes
+from launch.schema.enums import Head, Link, Vendor
+from launch.schema.plan import Speed
+from launch.schema.trainer_args import argument, value
+
+# Shares of peak and bandwidth, read off the runs of docs/results/speed.md. 16-bit products reach
+# healthy.gemm of the hardware's file.
+GEMM_FP32 = 0.69  # of fp32's peak, for products and attention
+ATTENTION = 0.67  # of the peak, for the fused 16-bit kernels
+# for a layer's memory-bound kernels; sequences of large tensors (weights, optimizer) reach
+# healthy.copy
+BANDWIDTH = 0.62
+COPY, LINKS = 0.89, 0.7  # used if the hardware's file has no healthy.copy or healthy.all_reduce
+KERNEL_S = 6e-6  # time to start and end a kernel that moves no data
+STEP_S = 0.03  # time per step without a running kernel: collating, gathering metrics, logging
+# Host time, which counts if the GPU has to wait. First, to launch a kernel (Python, autograd,
+# autocast, the driver), read off 0.6B with one row of 512 tokens. Then, per layer and micro-step,
+# for Python hooks around every layer or parameter.
+LAUNCH_S = 30e-6
+FSDP_LAYER_S = 6.6e-3
+ZERO3_LAYER_S, ZERO3_WEIGHT_S = 11.7e-3, 0.2e-9  # plus this per weight of the layer
+ZERO2_LAYER_S = 1.35e-3  # on top of the GPU's time: gradients are copied into buckets one by one
+# vLLM 0.26, per token of all sequences, plus a part per sequence: the host's work (scheduling,
+# sampling, text), whatever the GPU. A server without text took 3.26 s for 96 x 512 tokens with an
+# H100 (docs/results/speed.md).
+DECODE_S, DECODE_SEQUENCE_S, DECODE_IDS_S = 1.05e-3, 0.085e-3, 0.055e-3
+DECODE_BANDWIDTH = 0.6  # share of bandwidth at which decoding reads weights, if that is slower
+# completions that one server decodes at once, unless topology.server_args.max_num_seqs is set
+SERVER_SEQUENCES = 256
+SYNC_S, SYNC_GB_S = 0.14, 134.0  # to send weights to a server
+# through host memory: 0.4 s for 76 million parameters, with three such runs at once on one H200
+GLOO_GB_S = 0.6
+# Bytes moved per weight to copy it to 16 bits (autocast) and return its gradient, with and without
+# checkpointing. Counted like TRAFFIC.
+WEIGHT_BYTES = {
+    Numerics.autocast: (18.0, 12.0),
+    Numerics.cast: (0.0, 0.0),
+    Numerics.fp32: (0.0, 0.0),
+}
+FROZEN_BYTES = {
+    Numerics.autocast: (13.5, 7.0),
+    Numerics.cast: (1.5, 1.0),
+    Numerics.fp32: (0.0, 0.0),
+}  # with adapters: not kept
+# tensors moved per trained one: fused AdamW reads four and writes three; clipping reads two and
+# writes one
+ADAM_TENSORS = 7 + 3
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Traffic of one layer's memory-bound kernels: bytes per token and unit of width, and kernels.
+
+    Counted on fake tensors over transformers 5.17's Qwen3: norms, rotations, casts, residuals, the
+    activation, and their backward.
+    """
+
+    hidden: float
+    wide: float
+    heads: float  # per unit of query and key width
+    kernels: float
+
+    def plus(self, more: Traffic) -> Traffic:
+        return Traffic(
+            self.hidden + more.hidden,
+            self.wide + more.wide,
+            self.heads + more.heads,
+            self.kernels + more.kernels,
+        )
+
+    def times(self, share: float, of_kernels: float) -> Traffic:
+        return Traffic(
+            share * self.hidden, share * self.wide, share * self.heads, of_kernels * self.kernels
+        )
+
+
+TRAFFIC = {  # by numerics and gradient checkpointing
+    (Numerics.autocast, True): Traffic(558, 38, 347, 254),
+    (Numerics.autocast, False): Traffic(462, 28, 262, 192),
+    (Numerics.cast, True): Traffic(442, 38, 241, 220),
+    (Numerics.cast, False): Traffic(364, 28, 184, 168),
+    (Numerics.fp32, True): Traffic(455, 76, 297, 196),
+    (Numerics.fp32, False): Traffic(364, 56, 220, 150),
+}
+# with LoRA in peft 0.21, which casts inputs to fp32, and scales and adds products
+TRAFFIC_OF_ADAPTERS = {
+    (Numerics.autocast, True): Traffic(652, 128, 397, 386),
+    (Numerics.autocast, False): Traffic(516, 86, 290, 275),
+    (Numerics.cast, True): Traffic(616, 128, 297, 374),
+    (Numerics.cast, False): Traffic(468, 86, 218, 268),
+}
+# Compiled by inductor. Counted by hand: each chain of such operations between two products is one
+# kernel, which reads its inputs once and writes its outputs once. tests/gpu/test_measured_steps.py
+# compares the result with measurements.
+COMPILED = {
+    (Numerics.autocast, True): Traffic(102, 22, 18, 80),
+    (Numerics.autocast, False): Traffic(74, 16, 12, 60),
+    (Numerics.cast, True): Traffic(62, 22, 16, 56),
+    (Numerics.cast, False): Traffic(44, 16, 12, 42),
+    (Numerics.fp32, True): Traffic(112, 44, 32, 56),
+    (Numerics.fp32, False): Traffic(84, 32, 24, 42),
+}
+# With a frozen base: the 6 bytes each that A and B add to a product's output and to its input's
+# gradient.
+COMPILED_ADAPTERS = {True: Traffic(54, 30, 12, 60), False: Traffic(42, 18, 6, 40)}
+# Scales and casts for fp8 products: two reads and a write of each operand.
+COMPILED_FP8 = Traffic(30, 20, 10, 38)
+# Liger's kernels for norms, rotation and activation: shares of the eager traffic, read off the rows
+# of tests/gpu/test_measured_steps.py, and of the eager kernels.
+LIGER, LIGER_OF_ADAPTERS, LIGER_KERNELS = 0.26, 0.55, 0.5
+# Back-to-back products draw more power, which lowers the clocks. An H100 then reaches 0.69 of its
+# peak instead of healthy.gemm, 0.75 (same rows). In fp8 it reaches 0.61 of fp8's peak.
+BUSY, BUSY_FP8 = 0.92, 0.82
+# Seconds that compiled layers add to a run's start, whatever their number, since they share one
+# graph. 4B on an H100 with empty caches and lengths rehearsed: the first step ends 19 to 25 s later
+# than TRL's, which compiles nothing (2026-11-26).
+COMPILE_S = 22.0
+WITHOUT_HEAD_NORMS = (
+    0.31  # share of the heads' traffic without norms of query and key (qwen2, llama)
+)
+
+
+def speed(config: Config) -> Speed:
+    """Predict tokens per second of the whole run and seconds per step."""
+    compute = config.precision.compute
+    peak = config.hardware.peak_tflops.get(compute)
+    if peak is None:
+        return Speed(None, None, f"no peak of {config.hardware.name} in {compute} is known")
+    if not config.method.trains:
+        return Speed(None, None, f"no estimate for {config.method.name} yet")
+    sharing = config.topology
+    if (
+        sharing.fsdp.cpu_offload
+        or sharing.zero.offload_optimizer
+        or sharing.zero.offload_parameters
+    ):
+        return Speed(
+            None,
+            None,
+            "steps that offload are not estimated: they wait for the host's optimizer and for "
+            "its links",
+        )
+    size = batch(config)
+    parts = step_parts(config, size, peak * 1e12)
+    train_s, generate_s = sum(parts.values()) - parts["generation"], parts["generation"]
+    step_s = max(train_s, generate_s) if config.topology.overlap else train_s + generate_s
+    measured = "measured shares of an H200's peak and bandwidth"
+    basis = (
+        measured
+        if config.hardware.name == "h200"
+        else f"{measured}, assumed for {config.hardware.name}"
+    )
+    if config.runtime.slurm.nodes > 1:
+        basis += "; links between nodes assumed as fast as those within one"
+    if size.completion and not generates_with_vllm(config):
+        basis += "; an upper bound, since transformers generates"
+    largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
+    said = f"{basis}: {', '.join(f'{name} {part / step_s:.0%}' for name, part in largest)}"
+    hours = steps * step_s / 3600 if (steps := num_steps(config, size)) else None
+    halves = (generate_s, train_s) if size.completion else (None, None)
+    return Speed(
+        size.tokens * config.method.sequences_per_example / step_s,
+        step_s,
+        said,
+        hours,
+        _cost(config, hours),
+        *halves,
+    )
+
+
+def num_steps(config: Config, size: Batch) -> int | None:
+    """Return the run's optimizer steps; None if they depend on unread rows or on packing."""
+    most = value(config, "max_steps")
+    if most and int(most) > 0:
+        return int(most)
+    rows = min(filter(None, (config.data.limit, config.data.num_train)), default=None)
+    if not rows or argument(config, "packing"):
+        return None
+    # GRPO generates a group of completions per row and trains on it num_iterations times.
+    per_row = int(argument(config, "num_generations") or 1) * int(
+        argument(config, "num_iterations") or 1
+    )
+    rows *= config.method.examples_per_row
+    return math.ceil(rows * per_row / size.sequences * float(value(config, "num_train_epochs")))
+
+
+def _cost(config: Config, hours: float | None) -> float | None:
+    price = config.price_per_gpu_hour
+    gpus = placement.num_gpus(config) * config.runtime.slurm.nodes
+    return None if price is None or hours is None else price * gpus * hours
+
+
+def step_parts(config: Config, size: Batch, peak: float) -> dict[str, float]:
+    """Return seconds of a rank's step by kind of work; `peak` in operations per second."""
+    step = micro_step(config, size)
+    micro = micro_parts(config, step, peak)
+    found = {name: size.accumulation * part for name, part in micro.items()}
+    copying = config.hardware.bandwidth_gb_s * 1e9 * (config.hardware.healthy.copy or COPY)
+    sharded = size.ranks if config.topology.strategy in ("fsdp", "zero2", "zero3") else 1
+    trained = adapted.trainable_parameters(config.model, config.adapter)
+    found["optimizer"] = ADAM_TENSORS * stepped_bytes(config) * trained / sharded / copying
+    width = (
+        2
+        if config.precision.weights in ("bf16", "fp16")
+        and config.topology.strategy in ("none", "ddp")
+        else 4
+    )
+    # accumulating a gradient reads two tensors and writes one
+    found["weights"] += 3 * width * trained * (size.accumulation - 1) / copying
+    if (
+        config.topology.strategy == "ddp" and size.ranks > 1
+    ):  # gradients are copied into DDP's buckets and back
+        found["weights"] += (
+            4 * stepped_bytes(config) * trained / (config.hardware.bandwidth_gb_s * 1e9 * COPY)
+        )
+    found["between steps"] = STEP_S
+    found["waiting for the host"] = _host_s(config, size, micro, found["optimizer"])
+    found["communication"] = _communication(config, size, sum(micro.values()))
+    found["generation"] = _generation_s(config, size)
+    return found
+
+
+def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float]:
+    """Return seconds of a micro-step's forward and backward; `peak` in operations per second."""
+    model, tokens = config.model, step.tokens
+    trains_base = config.adapter.rank is None
+    linear = model.num_layers * sum(i * o for i, o in shapes.linear_sizes(model))
+    passes = 1 + step.recomputed_share + (2 if trains_base else 1)
+    # TRL's head recomputes logits in the backward
+    head = (3 if trains_base else 2) + (step.head is Head.tiled)
+    products = 2.0 * tokens * (passes * linear + head * model.vocab_size * model.hidden_size)
+    forwards = extra_forwards(config)
+    products += forwards * 2.0 * tokens * (linear + model.vocab_size * model.hidden_size)
+    scores = (
+        2.0
+        * tokens
+        * step.length
+        * model.num_layers
+        * step.widths[2]
+        * (1 + step.recomputed_share + 2.5 + forwards)
+    )
+    bandwidth = config.hardware.bandwidth_gb_s * 1e9
+    head_products = (head + forwards) * 2.0 * tokens * model.vocab_size * model.hidden_size
+    gemm, attention = _products_a_second(config, step, peak)
+    # fp8 covers the layers only
+    half = config.hardware.peak_tflops["bf16"] * 1e12 if config.precision.compute == "fp8" else peak
+    of_head = gemm if half == peak else half * (config.hardware.healthy.gemm or 1.0)
+    moved, weights, kernels = _traffic(config, step, linear)
+    return {
+        "matrix products": (products - head_products) / gemm + head_products / of_head,
+        "attention": scores / attention,
+        "memory-bound kernels": moved / (bandwidth * (config.hardware.healthy.layers or BANDWIDTH)),
+        "weights": weights / (bandwidth * (config.hardware.healthy.copy or COPY)),
+        "starting kernels": kernels * KERNEL_S,
+    }
+
+
+def _products_a_second(config: Config, step: MicroStep, peak: float) -> tuple[float, float]:
+    """Return operations per second of the layers' matrix products and of attention.
+
+    Attention stays in 16 bits under fp8.
+    """
+    if step.numerics is Numerics.fp32:
+        return peak * GEMM_FP32, peak * GEMM_FP32
+    gemm = peak * (config.hardware.healthy.gemm or 1.0)
+    if config.precision.compute == "fp8":
+        return gemm * BUSY_FP8, config.hardware.peak_tflops["bf16"] * 1e12 * ATTENTION
+    return gemm * (BUSY if step.compiled else 1.0), peak * ATTENTION
+
+
+def _of_layer(config: Config, step: MicroStep, recomputes: bool) -> Traffic:
+    """Return one layer's traffic; `recomputes` if the backward runs its forward again."""
+    adapter, numerics = config.adapter.rank is not None, step.numerics
+    if step.compiled:
+        fused = COMPILED[numerics, recomputes]
+        fused = fused.plus(COMPILED_ADAPTERS[recomputes]) if adapter else fused
+        return fused.plus(COMPILED_FP8) if config.precision.compute == "fp8" else fused
+    eager = (TRAFFIC_OF_ADAPTERS if adapter and numerics is not Numerics.fp32 else TRAFFIC)[
+        numerics, recomputes
+    ]
+    if not argument(config, "use_liger_kernel"):
+        return eager
+    return eager.times(LIGER_OF_ADAPTERS if adapter else LIGER, LIGER_KERNELS)
+
+
+def _traffic(config: Config, step: MicroStep, linear: float) -> tuple[float, float, float]:
+    """Return bytes that a micro-step moves for tokens and for weights, and its kernel launches."""
+    model, (hidden, wide, query, key) = config.model, step.widths
+    adapter = config.adapter.rank is not None
+    again = step.recomputed_share
+    of_layer = (
+        _of_layer(config, step, True)
+        .times(again, again)
+        .plus(_of_layer(config, step, False).times(1 - again, 1 - again))
+    )
+    heads = of_layer.heads * (1.0 if model.architecture == "qwen3" else WITHOUT_HEAD_NORMS)
+    per_token = of_layer.hidden * hidden + of_layer.wide * wide + heads * (query + key)
+    scores = 12 * step.scores() * (1 + again)  # unfused attention reads and writes them repeatedly
+    recomputed, kept = (FROZEN_BYTES if adapter else WEIGHT_BYTES)[step.numerics]
+    per_weight = again * recomputed + (1 - again) * kept
+    weights = per_weight * (linear + (0 if adapter else model.vocab_size * hidden))
+    # a forward is a fifth of forward, recomputation and backward
+    more = 1 + 0.2 * extra_forwards(config)
+    moved = model.num_layers * (step.tokens * per_token + scores)
+    return more * moved, more * weights, more * model.num_layers * of_layer.kernels
+
+
+def extra_forwards(config: Config) -> float:
+    """Return forwards without gradients per forward that trains.
+
+    A reference runs one (the base, if an adapter trains). GRPO runs one for completions from
+    weights older than the step's, which serves num_iterations of training.
+    """
+    of_reference = compares(config) and not argument(config, "precompute_ref_log_probs")
+    if not config.method.generates:
+        return float(of_reference)
+    return (of_reference + _scores_apart(config)) / int(value(config, "num_iterations"))
+
+
+def _scores_apart(config: Config) -> bool:
+    """Return whether the policy that sampled differs from the step's.
+
+    It does if a generation serves several steps, or a part of one.
+    """
+    size = batch(config)
+    micro_steps = max(1, generation_batch(config) // (size.per_device * size.ranks))
+    return size.accumulation % (micro_steps * int(value(config, "num_iterations"))) != 0
+
+
+def _host_s(config: Config, size: Batch, micro: dict[str, float], optimizer_s: float) -> float:
+    """Return seconds that a GPU waits for the host: kernel launches and a strategy's hooks.
+
+    0 if the GPU's own work takes longer.
+    """
+    strategy, layers = config.topology.strategy, size.accumulation * config.model.num_layers
+    if config.hardware.vendor == Vendor.none:
+        return 0.0
+    kernels = size.accumulation * micro["starting kernels"] / KERNEL_S
+    zero3 = (ZERO3_LAYER_S + ZERO3_WEIGHT_S * shapes.layer_parameters(config.model)) * (
+        1 + extra_forwards(config) / 3
+    )
+    hooks = {"fsdp": FSDP_LAYER_S, "zero3": zero3}.get(strategy, 0.0)
+    shared = size.ranks > 1
+    host_s = kernels * LAUNCH_S + shared * layers * hooks
+    waiting = max(0.0, host_s - size.accumulation * sum(micro.values()) - optimizer_s)
+    return waiting + (layers * ZERO2_LAYER_S if shared and strategy == "zero2" else 0.0)
+
+
+def _communication(config: Config, size: Batch, micro_s: float) -> float:
+    """Return seconds that summing gradients and gathering weights add.
+
+    DDP's hide behind half of the last micro-step; the others' take turns with the products.
+    """
+    strategy, n = config.topology.strategy, size.ranks
+    if n == 1 or config.hardware.vendor == Vendor.none or not config.hardware.link_gb_s:
+        return 0.0
+    model = config.model
+    trained = adapted.trainable_parameters(model, config.adapter)
+    share = config.hardware.healthy.all_reduce or LINKS
+    link = config.hardware.link_gb_s * 1e9 * share
+    hive = config.hardware.hive or config.hardware.gpus_per_node
+    if config.hardware.hives_gb_s and n > hive:
+        link = config.hardware.hives_gb_s * 1e9 * share
+    elif (
+        config.hardware.link == Link.xgmi
+    ):  # one link to each other GPU of the board, so fewer GPUs use fewer links (ROCm/rccl#1270)
+        link *= min(1.0, (n - 1) / (hive - 1)) if hive > 1 else 1.0
+    if strategy not in ("fsdp", "zero2", "zero3"):
+        return max(0.0, 2 * (n - 1) / n * stepped_bytes(config) * trained / link - micro_s / 2)
+    low = 4.0 if config.precision.compute == "fp32" else 2.0
+    gathered = (n - 1) / n * low * model.num_parameters / link  # all weights, once
+    if (
+        strategy == "zero2"
+    ):  # sums in every micro-step, in 16 bits except on AMD, and gathers the stepped weights
+        width = 4.0 if config.hardware.vendor == Vendor.amd else low
+        return (
+            size.accumulation * 2 * (n - 1) / n * width * trained / link
+            + gathered * trained / model.num_parameters
+        )
+    reference = has_reference(config)
+    gathers = 2 + reference  # gathers in forward, backward and the reference's forward
+    reduced = (n - 1) / n * 4.0 * trained / link
+    return size.accumulation * gathers * gathered + reduced
+
+
+def at_once_of(config: Config) -> int:
+    """Return how many completions a vLLM engine decodes at once."""
+    return int(config.topology.server_args.get("max_num_seqs") or SERVER_SEQUENCES)
+
+
+def _generation_s(config: Config, size: Batch) -> float:
+    """Return seconds to send the weights to a server and to decode the completions of one step."""
+    if not size.completion:
+        return 0.0
+    model = config.model
+    weights_gb, read_gb = 2.0 * model.num_parameters / 1e9, engine_args.weights_gb(config, 2.0)
+    read_s = (
+        read_gb
+        / config.topology.server_tensor_parallel
+        / (DECODE_BANDWIDTH * config.hardware.bandwidth_gb_s)
+    )
+    engines = config.topology.servers or size.ranks
+    completions = generation_batch(config)
+    most = at_once_of(config)
+    at_once, waves = min(completions / engines, most), max(1.0, completions / engines / most)
+    if generates_with_vllm(config):
+        without_text = config.topology.servers > 0 and placement.is_tokens_only(config)
+        start_s = DECODE_S + (DECODE_IDS_S if without_text else DECODE_SEQUENCE_S) * at_once
+    # transformers launches a forward's kernels for every token: a third of those of forward and
+    # backward
+    else:
+        start_s = model.num_layers * TRAFFIC[Numerics.cast, False].kernels / 3 * KERNEL_S
+    sync_s = (
+        SYNC_S + weights_gb / (GLOO_GB_S if shares_gpu(config) else SYNC_GB_S)
+        if config.topology.servers
+        else 0.0
+    )
+    each_s = max(start_s, read_s) * size.completion * waves + sync_s
+    # one generation serves several steps
+    return each_s * size.sequences / completions / int(value(config, "num_iterations"))

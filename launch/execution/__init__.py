@@ -1,0 +1,1 @@
+"""Turn a plan into processes and an exit code."""

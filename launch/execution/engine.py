@@ -1,0 +1,266 @@
+"""Ask the docker engine for what a run needs before and around its containers. Raises HostErrors.
+
+Imported only under runtime=docker. containers/engine.py, which also builds images, connects to the
+engine and pulls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import requests
+from docker.errors import APIError, ContainerError, DockerException, NotFound
+from docker.models.containers import Container
+from docker.models.images import Image
+from rich.console import Console
+
+from containers import engine as images_engine
+from containers import images
+from containers.images import LABEL, OCI
+from launch.core.errors import HostError
+from launch.machine.detect import Host
+from launch.plan import rocprof, rundir
+from launch.plan.container import container_name, image_reference, sdk_arguments
+from launch.schema.enums import Profile
+from launch.schema.plan import ContainerSpec, Plan
+
+
+def connect(hint: str = "Without containers: runtime=local.") -> docker.DockerClient:
+    """Connect to the engine; `hint` follows its error."""
+    try:
+        return images_engine.connect()
+    except HostError as error:
+        raise HostError(f"{error}\n{hint}") from error
+
+
+def explain(error: Exception) -> str:
+    return getattr(error, "explanation", None) or images_engine.root(error)
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Turn the engine's errors and broken connections into HostErrors."""
+    try:
+        yield
+    except (DockerException, requests.RequestException) as error:
+        raise HostError(f"the docker engine refuses: {explain(error)}") from error
+
+
+def check(plan: Plan, host: Host) -> dict[str, Any]:
+    """Check all that can be known before a container is created.
+
+    Return the facts of the image for the record.
+    """
+    client = connect()
+    with told():
+        remove_orphans(client, host)
+        check_devices(plan, host)
+        facts = image_facts(pull_if_absent(client, plan))
+    check_image(plan, facts)
+    if plan.config.profile == Profile.rocprof:
+        check_profiler(client, plan, facts["id"])
+    return facts
+
+
+def check_devices(plan: Plan, host: Host) -> None:
+    nodes = sorted({node for spec in plan.containers.values() for node in spec.devices})
+    if missing := [node for node in nodes if node not in host.device_nodes]:
+        no_kfd = " /dev/kfd comes with the amdgpu driver: sudo modprobe amdgpu."
+        raise HostError(
+            f"{', '.join(missing)} missing: the plan gives these devices to containers. Here: "
+            f"{', '.join(host.device_nodes) or 'none'}.{no_kfd if '/dev/kfd' in missing else ''}"
+        )
+    gids = {node: host.device_nodes[node] for node in nodes}
+    closed = {n: gid for n, gid in gids.items() if gid is not None and gid not in host.member_of}
+    if closed and host.uid != 0:
+        names = {number: name for name, number in host.gids.items()}
+        groups = ",".join(sorted({names.get(gid, str(gid)) for gid in closed.values()}))
+        raise HostError(
+            f"you are not in {groups}, and only its members open {next(iter(closed))}: "
+            f"sudo usermod -aG {groups} $USER, then log in again."
+        )
+
+
+def pull_if_absent(client: docker.DockerClient, plan: Plan) -> Image:
+    """Return the image of a plan. One that nobody has pushed must be built."""
+    name, reference = plan.config.container.name, image_reference(plan.config)
+    if (present := images_engine.find(client, reference)) is not None:
+        return present
+    image = None if name == "custom" else images.load()[name]
+    build = f"python containers/build.py image={name}" if image else ""
+    if image and reference == image.local_reference:
+        raise HostError(
+            f"container={name}: {reference} is not built on this machine, and nobody has "
+            f"pushed it as it is now. {build}"
+        )
+    with Console(stderr=True).status(f"pulling {reference}") as status:
+        try:
+            return images_engine.have(
+                client,
+                reference,
+                image.size_gb if image else images.UNKNOWN,
+                lambda line: status.update(f"pulling {reference}: {line}"),
+            )
+        except HostError as error:
+            here = f"\nOr build it here: {build}" if build else ""
+            raise HostError(f"container={name}: {error}{here}") from error
+
+
+def image_facts(image: Image) -> dict[str, Any]:
+    """Return what the record keeps of an image: its contents, not its name."""
+    labels = image.labels or {}
+    ours = {
+        key.removeprefix(f"{LABEL}."): value
+        for key, value in labels.items()
+        if key.startswith(f"{LABEL}.")
+    }
+    return {
+        "id": image.id,
+        "repo_digests": sorted(image.attrs.get("RepoDigests") or []),
+        "base": {key: labels.get(f"{OCI}.base.{key}") for key in ("name", "digest")},
+        "labels": ours,
+    }
+
+
+def check_image(plan: Plan, facts: dict[str, Any]) -> None:
+    """Reject an image that differs from the lock or does not support this GPU."""
+    config = plan.config
+    if config.container.name == "custom":
+        return
+    image, labels, base = images.load()[config.container.name], facts["labels"], facts["base"]
+    digests = [reference.partition("@")[2] for reference in facts["repo_digests"]]
+    pushed = image.reference != image.local_reference
+    gfx, wrong = config.hardware.gfx, None
+    if pushed and image.reference.partition("@")[2] not in digests:
+        wrong = (
+            f"the image here has the digests {facts['repo_digests']}, the lock {image.reference}"
+        )
+    elif labels.get("image") != image.name or labels.get("tag") != image.tag:
+        built = f"{labels.get('image')}:{labels.get('tag')}"
+        wrong = (
+            f"{image.reference} was built from other inputs ({built}) than this repository "
+            f"holds ({image.tag})"
+        )
+    elif image.verified and base["digest"] != image.digest:
+        wrong = f"built on {base['name']} ({base['digest']}), and the lock names {image.digest}"
+    elif gfx.startswith("gfx") and not config.smoke and gfx not in labels.get("gfx", "").split(","):
+        wrong = f"the image has no code for {gfx}, only for {labels.get('gfx')}"
+    if wrong:
+        rebuild = f"python containers/build.py image={image.name}"
+        raise HostError(f"container={image.name}: {wrong}. {rebuild}")
+
+
+def check_profiler(client: docker.DockerClient, plan: Plan, image_id: str) -> None:
+    """Start a container to check that the image has the program of profile=rocprof."""
+    look = ["-c", 'command -v "$0"', plan.config.rocprof.value]
+    shell = {"entrypoint": "/bin/sh", "network_mode": "none", "remove": True}
+    with told():
+        try:
+            client.containers.run(image_id, look, **shell)
+        except ContainerError as error:
+            raise rocprof.absent(
+                plan.config, f"in container={plan.config.container.name}", "in an image of your own"
+            ) from error
+
+
+def remove_orphans(client: docker.DockerClient, host: Host) -> list[str]:
+    """Stop and remove our containers whose launcher is gone, and return messages about them.
+
+    A launcher holds its run directory's lock while it lives. If the engine cannot remove a
+    container (a GPU process in an uninterruptible sleep), report that and continue.
+    """
+    removed = []
+    for container in client.containers.list(
+        all=True,
+        filters={"label": [f"{LABEL}.run", f"{LABEL}.uid={host.uid}"]},
+        ignore_removed=True,
+    ):
+        if not is_ours(container, host) or rundir.is_locked(Path(container.labels[f"{LABEL}.run"])):
+            continue
+        print(f"{container.name}: its launcher is gone; it is stopped and removed", file=sys.stderr)
+        try:
+            remove(container)
+            removed.append(container.name)
+        except (APIError, requests.RequestException) as error:
+            print(f"{container.name} cannot be removed: {explain(error)}", file=sys.stderr)
+    return removed
+
+
+def is_ours(container: Container, host: Host) -> bool:
+    """Return whether the container's labels and name are ours.
+
+    Labels alone are not proof: an image made from a container inherits them.
+    """
+    labels = container.labels
+    run, process = labels.get(f"{LABEL}.run", ""), labels.get(f"{LABEL}.process", "")
+    return (
+        bool(run)
+        and labels.get(f"{LABEL}.uid") == str(host.uid)
+        and container.name == container_name(Path(run), process)
+    )
+
+
+def remove(container: Container) -> None:
+    """Remove a container in any state.
+
+    If it is running, it first gets its stop timeout to save.
+    """
+    with contextlib.suppress(NotFound):
+        try:
+            if container.status == "running":
+                container.stop()
+            container.remove(force=True)
+        except APIError as error:
+            if error.status_code != 409:  # somebody else is removing it already
+                raise
+            for _ in range(100):
+                container.reload()
+                time.sleep(0.1)
+            raise
+
+
+def create(
+    client: docker.DockerClient, spec: ContainerSpec, image_id: str, host: Host
+) -> Container:
+    """Create, but do not start, a container from the checked image."""
+    with told():
+        # A container of ours with this name belongs to a dead launcher, because we hold this run's
+        # lock. If it is not ours, the engine rejects the name.
+        with contextlib.suppress(NotFound):
+            old = client.containers.get(spec.name)
+            if is_ours(old, host):
+                remove(old)
+        arguments = sdk_arguments(spec)
+        host_config = client.api.create_host_config(**sdk_objects(arguments["host"]))
+        # A rootless engine's root is its caller. The sandbox writes no files that need an owner.
+        user = spec.user if spec.confinement else images_engine.caller(client)
+        own = {"image": image_id, "user": user, "host_config": host_config}
+        made = client.api.create_container(**{**arguments["container"], **own})
+        return client.containers.get(made["Id"])
+
+
+def sdk_objects(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Convert plain data to the SDK's own classes."""
+    log = arguments["log_config"]
+    objects: dict[str, Any] = {
+        "ulimits": [
+            docker.types.Ulimit(name=u["Name"], soft=u["Soft"], hard=u["Hard"])
+            for u in arguments["ulimits"]
+        ],
+        "mounts": [
+            docker.types.Mount(m["Target"], m["Source"], type="bind", read_only=m["ReadOnly"])
+            for m in arguments["mounts"]
+        ],
+        "log_config": docker.types.LogConfig(type=log["Type"], config=log["Config"]),
+    }
+    if "device_requests" in arguments:
+        objects["device_requests"] = [
+            docker.types.DeviceRequest(**request) for request in arguments["device_requests"]
+        ]
+    return {**arguments, **objects}

@@ -1,0 +1,54 @@
+"""Print rows as the model will see them, by a program of recipes/ on this CPU (data.preview).
+
+It leaves no run directory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from launch.config.choose import without_choices
+from launch.config.request import Request
+from launch.core.errors import EXIT_FAILED, EXIT_USER, HostError
+from launch.execution.execute import write_inputs
+from launch.machine.detect import Host
+from launch.plan import data_cache
+from launch.plan.environment import ROOT
+from launch.plan.planning import make_plan
+from launch.schema import Config, Runtime
+
+
+def run(config: Config, host: Host, warnings: Sequence[str], request: Request) -> int:
+    """Print the rows and return the exit code.
+
+    Raises HostError if this Python has no training stack, because no container is used.
+    """
+    if importlib.util.find_spec("trl") is None:
+        raise HostError(
+            "data.preview tokenizes with TRL, which this Python lacks. Run `make setup` and "
+            "use its Python."
+        )
+    local = dataclasses.replace(config, runtime=Runtime(name="local"))
+    with tempfile.TemporaryDirectory(prefix="preview-") as folder:
+        # Prepare rows where the run looks for them, which may be in a container.
+        plan = dataclasses.replace(
+            make_plan(local, host, Path(folder), warnings, request),
+            data_cache=data_cache.for_ranks(without_choices(config), host),
+        )
+        write_inputs(plan)
+        # As for ranks (launch/plan/environment.py): use our recipes, not another folder of that
+        # name.
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+            "PYTHONSAFEPATH": "1",
+        }
+        argv = [host.python, "-m", "recipes.preview", "--config", f"{folder}/config.yaml"]
+        code = subprocess.run(argv, env=env, check=False).returncode
+    return code if code in (0, EXIT_USER) else EXIT_FAILED

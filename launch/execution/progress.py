@@ -1,0 +1,98 @@
+"""Show a run's logs and, on a terminal, a moving line below them from metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+from launch.core.console import Unwatched
+from launch.schema.plan import Plan
+
+
+class Progress:
+    """A context manager; `update()` shows what was written since the last call."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.console = Console(file=cast(TextIO, Unwatched(sys.stderr)))
+        self.file: Path = plan.run_dir / "metrics.jsonl"
+        self.label = f"{plan.config.method.name} {plan.config.model.name}"
+        self.offset = self.file.stat().st_size if self.file.exists() else 0
+        self.started = time.monotonic()
+        self.line = f"{self.label}: starting (imports and model)"
+        self.status = Status(Text(self.line), console=self.console)
+
+    def __enter__(self) -> Progress:
+        if self.console.is_terminal:
+            self.status.start()
+        else:
+            self.console.print(self.line, highlight=False, markup=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.status.stop()
+
+    def update(self) -> None:
+        if row := self._newest():
+            self.line = f"{self.label}: {describe(row)}"
+        if self.console.is_terminal:
+            passed = (f" {time.monotonic() - self.started:.0f} s", "dim")
+            self.status.update(Text.assemble(self.line, passed))
+
+    def say(self, what: str) -> None:
+        """Show what is happening now, until a step is logged."""
+        line = f"{self.label}: {what}"
+        if line != self.line:
+            self.line = line
+            if not self.console.is_terminal:
+                self.console.print(line, highlight=False, markup=False)
+
+    def note(self, text: str) -> None:
+        """Print text that stays on the screen."""
+        self.console.print(Text(text), soft_wrap=True)
+
+    def log(self, process: str, lines: list[str]) -> None:
+        """Print lines of a process group's log, under its name."""
+        if lines:
+            self.note("\n".join(f"{process} | {line}" for line in lines))
+
+    def _newest(self) -> dict[str, Any] | None:
+        """Return the last whole row added since the last call."""
+        try:
+            with self.file.open("rb") as file:
+                # A resumed run cuts off the rows that it will write again.
+                if file.seek(0, 2) < self.offset:
+                    self.offset = 0
+                file.seek(self.offset)
+                whole, newline, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return None
+        self.offset += len(whole) + len(newline)
+        try:
+            row = json.loads(whole.splitlines()[-1]) if whole else None
+        except ValueError:
+            return None
+        return row if isinstance(row, dict) else None
+
+
+def describe(row: dict[str, Any]) -> str:
+    """Return step 40/400, loss or reward, tokens/s, time left and peak memory, as far as known."""
+    done, total = row.get("step"), row.get("num_steps")
+    parts = [f"step {done}/{total}" if total else f"step {done}"]
+    for key in ("loss", "eval_loss", "reward", "accuracy"):
+        if isinstance(row.get(key), (int, float)):
+            parts.append(f"{key} {row[key]:.3g}")
+    if row.get("tokens_per_second"):
+        parts.append(f"{row['tokens_per_second']:,.0f} tokens/s")
+    if row.get("time_s") and done and total:
+        minutes, seconds = divmod(round(row["time_s"] / done * (total - done)), 60)
+        parts.append(f"{minutes} min {seconds:02d} s left")
+    if row.get("memory_peak_gb"):
+        parts.append(f"peak {row['memory_peak_gb']:.1f} GB")
+    return ", ".join(parts)

@@ -1,0 +1,104 @@
+"""Describe the runs behind a model, and an evaluation of it, for the card of method=export.
+
+This is read when the run starts and handed to its rank in config.yaml, because a container does not
+get the directories of other runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from omegaconf.errors import OmegaConfBaseException
+
+from launch.core.json_files import plain, read_json
+from launch.plan.resuming import recorded_config
+from launch.schema import Config
+from launch.schema.trainer_args import argument
+
+PACKAGES = ("torch", "transformers", "trl", "peft", "vllm")
+# fmt: off
+OF_RESULT = (
+    "steps", "loss", "reward", "weights_sha256", "weights_error", "merge_error", "data_sha256",
+)
+OF_EVALUATION = (
+    "accuracy", "interval", "num_problems", "num_samples", "samples_per_prompt", "by_task",
+    "data_sha256", "pass_at_k", "pass_at_k_interval", "maj_at_k", "maj_at_k_interval", "lm_eval",
+)
+# fmt: on
+
+
+def of(config: Config) -> dict[str, Any] | None:
+    """Return `runs`, newest first, and `results`; None unless the method exports.
+
+    `results` come from the evaluation method.args.results_from.
+    """
+    if not config.method.exports:
+        return None
+    results, evaluation = None, argument(config, "results_from")
+    if evaluation:
+        run = Path(evaluation)
+        record, result = read_json(run / "record.json") or {}, read_json(run / "result.json") or {}
+        composition = _table(record, "composition")
+        results = {
+            "run": run.name,
+            "data": composition.get("data"),
+            "args": _table(_table(composition, "method"), "args"),
+            **{key: result[key] for key in OF_EVALUATION if key in result},
+        }
+    return {"runs": runs_behind(config.adapter.path or config.model.path), "results": results}
+
+
+def run_of(path: Path) -> Path | None:
+    """Return the run that wrote this model, adapter or checkpoint; None without its record."""
+    run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
+    named = path.name in ("model", "adapter") or run != path.parent
+    return run if named and (run / "record.json").is_file() else None
+
+
+def runs_behind(path: str | None) -> list[dict[str, Any]]:
+    """Return the runs from `path` back to a model from elsewhere, or an unreadable record."""
+    runs: list[dict[str, Any]] = []
+    seen: set[Path] = set()
+    while path is not None and (run := run_of(Path(path))) is not None and run not in seen:
+        seen.add(run)
+        record, result = read_json(run / "record.json") or {}, read_json(run / "result.json") or {}
+        try:
+            composition = plain(recorded_config(record["composition"]))
+        except (LookupError, AttributeError, OmegaConfBaseException) as error:
+            lost = "that run and those before it are not on the model card"
+            lost += "" if runs else ", and the weights are not compared with what it left"
+            print(
+                f"warning: {run / 'record.json'} has no composition of this version "
+                f"({str(error).splitlines()[0]}): {lost}.",
+                file=sys.stderr,
+            )
+            return runs
+        packages, data = _table(record, "packages"), _table(record, "data")
+        runs.append(
+            {
+                "run": run.name,
+                "left": Path(path).name,
+                "method": composition["method"]["name"],
+                "overrides": record.get("overrides", []),
+                "model": composition["model"],
+                "adapter": composition["adapter"],
+                "precision": composition["precision"],
+                "data": composition["data"],
+                "seed": composition["seed"],
+                "args": composition["method"]["args"],
+                "data_files": _table(data, "files"),
+                "code": _table(record, "code"),
+                "packages": {name: packages[name] for name in PACKAGES if name in packages},
+                "result": {key: result[key] for key in OF_RESULT if key in result},
+            }
+        )
+        path = composition["adapter"]["path"] or composition["model"]["path"]
+    return runs
+
+
+def _table(record: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return the mapping at `key`; {} if another version or tool wrote something else there."""
+    table = record.get(key)
+    return table if isinstance(table, dict) else {}

@@ -1,0 +1,232 @@
+"""Write record.json, from which a run can be reproduced. It names secrets but never holds them."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+import importlib.metadata
+import platform
+import re
+import socket
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from launch.config.identity import composition, composition_hash, identity, identity_of
+from launch.core.json_files import plain, read_json, sha256
+from launch.inputs import sample_files
+from launch.inputs.data_files import named_files
+from launch.machine.detect import Host
+from launch.machine.sysfs import text
+from launch.plan.data_cache import TOKENIZER_FILES
+from launch.plan.environment import ROOT, secret_names
+from launch.plan.sealed import seal
+from launch.plan.views import image_json
+from launch.schema import Config
+from launch.schema.plan import Plan, Process
+from launch.schema.variables import SECRET
+
+# Variables that change numbers or speed and hold no secret. No other variable is recorded.
+ALLOWED = re.compile(
+    r"^(HIP_|HSA_|ROCR_|CUDA_|NCCL_|RCCL_|TORCH|PYTORCH_|MIOPEN_|OMP_|MKL_|VLLM_|GPU_MAX|PYTHONHASHSEED|TOKENIZERS_)"
+)
+
+
+def begin(
+    plan: Plan,
+    host: Host,
+    image: dict[str, Any] | None,
+    parent: str | None = None,
+    sandbox_image: str | None = None,
+) -> dict[str, Any]:
+    """Return the record of a run that is about to start.
+
+    `sandbox_image` is the id of the image that tests code.
+    """
+    config = plan.config
+    secrets = {name for name in host.environ if SECRET.search(name)}
+    secrets |= {name for spec in plan.containers.values() for name in spec.secrets}
+    locks = sorted(f for f in ROOT.glob("containers/**/*.lock*") if f.is_file())
+    return seal(
+        {
+            "schema": 1,
+            "run_id": plan.run_dir.name,
+            "parent": parent,
+            "status": "running",
+            "exit_code": None,
+            "started": now(),
+            "finished": None,
+            "overrides": list(plan.overrides),
+            "composition": composition(config),
+            "composition_hash": composition_hash(config),
+            "argv": {p.name: p.argv for p in plan.processes},
+            "environment": {p.name: _environment(plan, p, host) for p in plan.processes},
+            "secrets": sorted(secrets),
+            "code": code(),
+            "packages": packages(),
+            "locks": {str(f.relative_to(ROOT)): sha256(f) for f in locks},
+            "image": image and {**(image_json(config) or {}), **image},
+            "sandbox_image": sandbox_image,
+            "model": model(plan),
+            "data": data(plan),
+            "seeds": {
+                "python, numpy, torch, sampler (transformers.set_seed)": plan.config.seed,
+                "held-out problems": plan.config.data.seed,
+            },
+            "host": machine(host),
+            "metrics": None,
+            "result": None,
+            "outputs": {},
+            "earlier": _earlier(plan),
+        }
+    )
+
+
+def _earlier(plan: Plan) -> list[dict[str, Any]]:
+    """Return earlier parts of a run that resumes on other ranks, which reproducing it needs."""
+    old = read_json(plan.run_dir / "record.json")
+    if old is None:
+        return []
+    same = identity(old.get("composition", {})) == identity_of(plan.config)
+    part = {key: old.get(key) for key in ("composition_hash", "overrides", "finished", "metrics")}
+    return [*old.get("earlier", []), *([] if same else [part])]
+
+
+def finish(
+    record: dict[str, Any],
+    run_dir: Path,
+    status: str,
+    exit_code: int,
+    metrics: list[dict[str, Any]],
+    result: Any,
+    restarts: int = 0,
+) -> dict[str, Any]:
+    """Return the record of a run that has ended, whether it succeeded or failed."""
+    files = sorted(f for f in (run_dir / "model").glob("*") if f.is_file())
+    ended = {
+        "status": status,
+        "exit_code": exit_code,
+        "finished": now(),
+        "metrics": metrics[-1] if metrics else None,
+        "result": result,
+        "restarts": restarts,
+        "outputs": {str(f.relative_to(run_dir)): sha256(f) for f in files},
+    }
+    return seal({**record, **ended})
+
+
+def _environment(plan: Plan, process: Process, host: Host) -> dict[str, str]:
+    """Return the process's variables and, without a container, inherited ones of ALLOWED."""
+    spec = plan.containers.get(process.name)
+    inherited = {name: value for name, value in host.environ.items() if ALLOWED.match(name)}
+    environ = spec.environment if spec else {**inherited, **process.env}
+    secrets = secret_names(plan.config, environ)
+    return {name: value for name, value in sorted(environ.items()) if name not in secrets}
+
+
+def code() -> dict[str, Any]:
+    """Return the commit, whether the tree differs from it, and a hash of the difference."""
+    commit = _git("rev-parse", "HEAD").strip()
+    changed = _git("diff", "HEAD") + _git("status", "--porcelain", "--untracked-files=all")
+    return {
+        "commit": commit or None,
+        "dirty": bool(changed),
+        "diff_sha256": hashlib.sha256(changed.encode()).hexdigest() if changed else None,
+    }
+
+
+def _git(*arguments: str) -> str:
+    argv = ["git", "-C", str(ROOT), *arguments]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+# Reading a file of each package takes a second, for every phase of a pipeline.
+@functools.cache
+def packages() -> dict[str, str]:
+    """Return name -> version of installed packages. The result is shared, so do not modify it."""
+    installed = (distribution.metadata for distribution in importlib.metadata.distributions())
+    return dict(sorted((metadata["Name"], metadata["Version"]) for metadata in installed))
+
+
+def model(plan: Plan) -> dict[str, Any]:
+    source = plan.config.model
+    files = sorted(p for p in Path(source.path).glob("*") if p.is_file()) if source.path else []
+    adapter = {file: sha256(Path(file)) for file in adapter_files(plan.config)}
+    return {
+        "path": source.path,
+        "hub_id": source.hub_id,
+        "revision": source.revision,
+        "init": source.init.name,
+        "files": {f.name: sha256(f) for f in files},
+        **({"adapter": adapter} if adapter else {}),
+    }
+
+
+def adapter_files(config: Config) -> list[str]:
+    """Return the files read from adapter.path: weights, configuration, fingerprint and tokenizer.
+
+    The tokenizer is exported with the adapter.
+    """
+    if not config.adapter.path:
+        return []
+    patterns, folder = ("*.safetensors", *TOKENIZER_FILES), Path(config.adapter.path)
+    return sorted(str(file) for pattern in patterns for file in folder.glob(pattern))
+
+
+def data_paths(plan: Plan) -> list[str]:
+    """Return the existing files, and a directory of samples, that the composition's data names."""
+    source = plan.config.data
+    named = [source.path, source.heldout_path, *named_files(plan.config).values()]
+    return [path for path in named if path and Path(path).exists()]
+
+
+def contents(paths: Iterable[str]) -> dict[str, Any]:
+    """Return a hash of each file's content.
+
+    A directory's files are also listed, since one file more or less makes other data.
+    """
+    listed = {path: sample_files.files(path) for path in paths}
+    folders = {path: files for path, files in listed.items() if files != [path]}
+    files = {file: sha256(Path(file)) for files in listed.values() for file in files}
+    return {"files": files, **({"folders": folders} if folders else {})}
+
+
+def data(plan: Plan) -> dict[str, Any]:
+    """Return data files by their content, and generated problems by their generator."""
+    source = plan.config.data
+    return {
+        "kind": source.kind,
+        **contents(data_paths(plan)),
+        "hub_id": source.hub_id,
+        "revision": source.revision,
+        "tasks": plain(source.tasks),
+        "seed": source.seed,
+    }
+
+
+def machine(host: Host) -> dict[str, Any]:
+    """Return facts of this machine; None for a fact that cannot be read."""
+    firmware = sorted(Path("/sys/class/drm").glob("card*/device/fw_version/*"))
+    return {
+        "hostname": socket.gethostname(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "num_cores": host.num_cores,
+        "gpus": [plain(gpu) for gpu in host.gpus],
+        "amdgpu_driver": text("/sys/module/amdgpu/version"),
+        "rocm": text("/opt/rocm/.info/version"),
+        "nvidia_driver": text("/sys/module/nvidia/version"),
+        "rccl": None,
+        "firmware": {str(file): text(file) for file in firmware},
+    }
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

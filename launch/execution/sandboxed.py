@@ -1,0 +1,253 @@
+"""Run the sandbox: its containers, and the socket between them and the ranks.
+
+Imported only if a composition tests code. A container that ends, whatever the cause, is replaced,
+and the job that it ran fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import queue
+import socketserver
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import docker
+import requests
+from docker.errors import DockerException
+from docker.utils.socket import STDOUT, frames_iter
+
+from containers import engine as images_engine
+from containers import images
+from containers.images import LABEL
+from launch.core.errors import HostError
+from launch.execution import engine
+from launch.machine.detect import Host
+from launch.plan.container import container_name
+from launch.schema.plan import ContainerSpec, Plan, Process
+
+SOCKET = "sandbox.sock"  # recipes/rewards/verify_code.py connects
+READY_WITHIN_S = 60.0
+# Beyond a job's time limit, to start and end its processes on a busy machine.
+GRACE_S = 10.0
+WENT = "the sandbox ended while it ran this"
+
+
+def image_id(client: docker.DockerClient) -> str:
+    """Return the id of the image `sandbox`. Raises HostError."""
+    reference = images.load()["sandbox"].reference
+    with engine.told():
+        image = images_engine.find(client, reference)
+    if image is None:
+        raise HostError(
+            f"method.rewards.code_tests runs code in the image {reference}, which is not on "
+            "this machine: "
+            "python containers/build.py image=sandbox"
+        )
+    return str(image.id)
+
+
+class Worker:
+    """One container, replaced after it has ended. Raises HostError if it cannot be created."""
+
+    def __init__(
+        self,
+        client: docker.DockerClient,
+        spec: ContainerSpec,
+        image: str,
+        host: Host,
+        log: Path,
+        job_s: float,
+    ) -> None:
+        self.create = functools.partial(engine.create, client, spec, image, host)
+        self.name, self.log, self.job_s = spec.name, log, job_s
+        self.closed = False
+        self.start()
+
+    def start(self) -> None:
+        self.container = self.create()
+        if self.closed:  # close() has removed the container before this one meanwhile
+            self.end()
+            return
+        try:
+            with engine.told():
+                streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+                self.stream = self.container.attach_socket(params=streams)
+                self.answers = self._lines()
+                self.container.start()
+            ready = self._answer(READY_WITHIN_S)
+            if ready is None:
+                raise HostError(f"the container {self.name} does not start; {self.log} says more.")
+        except HostError:
+            self.end()
+            raise
+        self.languages = ready["languages"]
+
+    def run(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Return a job's verdict. Raises HostError if an ended container cannot be replaced."""
+        with contextlib.suppress(OSError):  # it has ended, so it gives no answer either
+            self.stream._sock.sendall(json.dumps(job).encode() + b"\n")
+        verdict = self._answer(self.job_s + GRACE_S)
+        if verdict is None:
+            self.end()
+            if not self.closed:
+                self.start()
+            return {"passed": 0, "total": len(job["tests"]), "error": WENT}
+        return verdict
+
+    def close(self) -> None:
+        """End the container for good, even if one of its jobs is still waited for."""
+        self.closed = True
+        self.end()
+
+    def end(self) -> None:
+        # The next start removes what is left, by its label.
+        with contextlib.suppress(DockerException, requests.RequestException, HostError):
+            self.container.remove(force=True)
+
+    def _answer(self, within_s: float) -> dict[str, Any] | None:
+        """Return the container's answer; None if it has ended, or was ended after its time."""
+        timer = threading.Timer(within_s, self.end)
+        timer.start()
+        try:
+            line = next(self.answers, None)
+            return None if line is None else dict(json.loads(line))
+        finally:
+            timer.cancel()
+
+    def _lines(self) -> Any:
+        """Yield the output lines of the container's first process; its stderr goes to the log."""
+        rest = b""
+        with contextlib.suppress(OSError), self.log.open("ab") as log:
+            for kind, data in frames_iter(self.stream, tty=False):
+                if kind != STDOUT:
+                    log.write(data)
+                    log.flush()
+                    continue
+                *whole, rest = (rest + data).split(b"\n")
+                yield from whole
+
+
+class SandboxProcess:
+    """A Started of all containers together, ready once constructed. Raises HostError."""
+
+    def __init__(
+        self, client: docker.DockerClient, plan: Plan, process: Process, host: Host, log: Path
+    ) -> None:
+        spec, job_s = plan.containers[process.name], plan.config.method.sandbox.time_s
+        assert spec.confinement is not None
+        self.broken: str | None = None
+        self.ended = threading.Event()
+        self.workers: list[Worker] = []
+        self.server: _Server | None = None
+        self.idle: queue.Queue[Worker] = queue.Queue()
+        image = image_id(client)
+        self.pool = ThreadPoolExecutor(spec.confinement.copies)
+        futures = []
+        for copy in range(spec.confinement.copies):
+            name = f"{process.name}-{copy}"
+            labels = {**spec.labels, f"{LABEL}.process": name}
+            each = dataclasses.replace(spec, name=container_name(plan.run_dir, name), labels=labels)
+            futures.append(self.pool.submit(Worker, client, each, image, host, log, job_s))
+        try:
+            wait(futures)
+            # If one of them fails, remove the others.
+            self.workers = [future.result() for future in futures if not future.exception()]
+            for future in futures:
+                self.idle.put(future.result())
+            languages = ", ".join(self.workers[0].languages)
+            with log.open("a") as file:
+                file.write(f"{len(self.workers)} containers; languages: {languages}\n")
+            server = _listen(plan.run_dir, self)
+            threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
+            self.server = server
+        except BaseException:
+            self.remove()
+            raise
+
+    def judge(self, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return list(self.pool.map(self._judge, jobs))
+
+    def _judge(self, job: dict[str, Any]) -> dict[str, Any]:
+        worker = self.idle.get()
+        try:
+            return worker.run(job)
+        except HostError as error:
+            self.broken = str(error)
+            raise
+        finally:
+            self.idle.put(worker)
+
+    def poll(self) -> int | None:
+        if self.broken:
+            return 1
+        return 0 if self.ended.is_set() else None
+
+    def ask_to_stop(self) -> None:
+        self.ended.set()
+
+    def wait(self, timeout_s: float) -> None:
+        self.ended.wait(timeout_s)
+
+    def remove(self) -> None:
+        self.ended.set()
+        if self.server is not None:
+            self.server.shutdown()
+            self.server.server_close()
+            self.server.path.unlink(missing_ok=True)
+        for worker in self.workers:
+            worker.close()
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+    def why(self) -> str | None:
+        return self.broken
+
+    def ask(self, port: int, path: str) -> str:
+        raise OSError("the sandbox serves no HTTP")
+
+    def dump_stacks(self, folder: Path) -> None:
+        """Do nothing: a job has a time limit, so it ends."""
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    path: Path
+    sandbox: SandboxProcess
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a rank that disconnected.
+
+        The sandbox's own errors are in `broken`, which the supervisor reads.
+        """
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    """Read one JSON list of jobs per line, and write one list of verdicts per line."""
+
+    server: _Server
+
+    def handle(self) -> None:
+        for line in self.rfile:
+            verdicts = self.server.sandbox.judge(json.loads(line))
+            self.wfile.write(json.dumps(verdicts).encode() + b"\n")
+
+
+def _listen(run_dir: Path, sandbox: SandboxProcess) -> _Server:
+    """Create the socket, to which only this user may connect."""
+    path = run_dir / SOCKET
+    path.unlink(missing_ok=True)
+    folder = os.open(run_dir, os.O_RDONLY)
+    try:
+        # A socket's path has at most 107 bytes.
+        server = _Server(f"/proc/self/fd/{folder}/{SOCKET}", _Handler)
+    finally:
+        os.close(folder)
+    path.chmod(0o600)
+    server.path, server.sandbox = path, sandbox
+    return server

@@ -1,0 +1,269 @@
+"""Write a job script into the run directory and hand it to sbatch (runtime=slurm)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from typing import Any
+
+from launch.core import json_files
+from launch.core.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_HOST,
+    EXIT_INTERRUPTED,
+    HostError,
+    UserError,
+)
+from launch.execution import record
+from launch.execution.execute import check_plan, write_inputs
+from launch.execution.logs import Follower
+from launch.execution.slurm_process import JOB_PROGRAM
+from launch.machine.detect import Host
+from launch.machine.placement import MASK, num_gpus
+from launch.plan import rundir, sealed, show
+from launch.plan.views import as_json
+from launch.rules.slurm import OWNED
+from launch.schema import Config
+from launch.schema.enums import Format, Vendor
+from launch.schema.plan import Plan
+
+# Files in the run directory.
+SCRIPT, JOB, LOG = "job.sh", "slurm.json", "logs/slurm.log"
+# Slurm's masks of the GPUs that it assigns (gres.conf: Flags), ROCr's first. HIP_VISIBLE_DEVICES
+# would come from a shell.
+MASKS = ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+# SBATCH_<NAME> in the shell overrides an option of the script. Sites set defaults that way, which
+# apply if a key is null.
+DEFAULTS = {"--partition", "--account", "--qos", "--time"}
+# Each option excludes the others.
+MEMORY = ("MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU")
+ANOTHER_NAME = {
+    "--time": ("TIMELIMIT",),
+    "--array": ("ARRAY_INX",),
+    "--switches": ("REQ_SWITCH", "WAIT4SWITCH"),
+    "--cpu-freq": ("CPU_FREQ_REQ",),
+    **dict.fromkeys(("--mem", "--mem-per-cpu", "--mem-per-gpu"), MEMORY),
+}
+# A cluster's jobs continue while its controller restarts or is busy.
+PATIENCE_S = 3600.0
+# Slurm itself advises against asking its controller in a tight loop.
+ASK_EVERY_S = 5.0
+HEAD = """\
+#!/usr/bin/env bash
+# {name}, written by `python launch/run.py runtime=slurm`. Every node must see the run directory,
+# the repository and Python. The job takes its environment from the shell that submits it: tokens
+# come from there, and stand in no file.
+"""
+
+
+def call(*argv: str, env: dict[str, str] | None = None) -> str:
+    """Return what a Slurm command prints. Raises HostError if it fails."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, env=env)
+    except OSError as error:
+        raise HostError(f"{argv[0]}: {error.strerror}") from error
+    if done.returncode != 0:
+        why = done.stderr.strip() or f"exit code {done.returncode}"
+        raise HostError(f"{shlex.join(argv)} failed: {why}")
+    return done.stdout
+
+
+def script(plan: Plan, host: Host) -> str:
+    """Return the sbatch script. Raises UserError for a value that does not fit on a line of it."""
+    config, slurm = plan.config, plan.config.runtime.slurm
+    needs_gpus = config.hardware.vendor != Vendor.none and not config.method.exports
+    options = {
+        "job-name": plan.name,
+        "nodes": slurm.nodes,
+        "ntasks-per-node": 1,
+        "gres": f"{slurm.gres}:{num_gpus(config)}" if needs_gpus else None,
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "time": slurm.time,
+        "chdir": host.cwd,
+        # In sbatch, % begins a field.
+        "output": str(plan.run_dir / LOG).replace("%", "%%"),
+        "open-mode": "append",
+        # Signal only the batch shell, which is the launcher and lets every rank save. Other
+        # processes would end at once.
+        "signal": f"B:TERM@{slurm.early_signal_s}",
+        "export": "ALL",
+    }
+    lines = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    lines += ["--requeue" if slurm.requeue else "--no-requeue", *slurm.options]
+    command = ["exec", slurm.python or sys.executable, str(JOB_PROGRAM), str(plan.run_dir)]
+    for value in [*lines, *command]:
+        if not value.isprintable() or "\\" in value:
+            raise UserError(
+                f"{value!r}: a line of a Slurm script holds no backslash and no line break. "
+                "Use: another name or directory."
+            )
+    options_text = "".join(f"#SBATCH {shlex.quote(line)}\n" for line in lines)
+    return f"{HEAD.format(name=plan.name)}{options_text}\n{shlex.join(command)}\n"
+
+
+def overruling(text: str) -> set[str]:
+    """Return the shell's variables that would override this script or the launcher."""
+    lines = [
+        line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")
+    ]
+    options = {shlex.split(line)[0].partition("=")[0] for line in lines} | OWNED.keys() - DEFAULTS
+    names = {"SLURM_CLUSTERS"} if "--clusters" in options else set()
+    for option in options:
+        same_name = (option.removeprefix("--").upper().replace("-", "_"),)
+        names |= {f"SBATCH_{name}" for name in ANOTHER_NAME.get(option, same_name)}
+    return names
+
+
+def submit(plan: Plan, host: Host) -> int:
+    """Write the run directory, hand the script to sbatch, and return the exit code.
+
+    Raises HostError and UserError.
+    """
+    text = script(plan, host)
+    check_plan(plan)
+    if shutil.which("sbatch") is None:
+        raise HostError(
+            "sbatch: not found. runtime=slurm submits from a machine of the cluster that has "
+            "Slurm's commands, as its login nodes do "
+            "(Debian: apt-get install slurm-client). mode=plan shows the script; "
+            "runtime=local runs here."
+        )
+    if under_way := _under_way(plan):
+        return follow(plan, under_way)
+    rundir.make(plan.run_dir)
+    file, record_file = plan.run_dir / SCRIPT, plan.run_dir / "record.json"
+    began = record.begin(plan, host, None)
+    with rundir.locked(plan.run_dir):
+        write_inputs(plan)
+        json_files.write_json(record_file, sealed.seal({**began, "status": "submitted"}))
+        json_files.write_text(file, text)
+    overruled = sorted(overruling(text) & os.environ.keys())
+    if overruled:
+        names = ", ".join(overruled)
+        show.say(
+            plan.config,
+            f"not passed to sbatch, since the composition decides it: {names} of this shell",
+        )
+    # A mask in this shell names this machine's GPUs. In the job, Slurm sets the mask.
+    withheld = {*MASKS, *MASK.values(), *overruled}
+    environ = {name: value for name, value in os.environ.items() if name not in withheld}
+    try:
+        job = call("sbatch", "--parsable", str(file), env=environ).strip()
+    except HostError as error:
+        why = {"error": str(error)}
+        failed = record.finish(began, plan.run_dir, "failed", EXIT_HOST, [], why)
+        json_files.write_json(record_file, failed)
+        raise HostError(f"{error}\nruntime.slurm.<key>= changes the script.") from error
+    json_files.write_json(plan.run_dir / JOB, {"job": job})
+    if plan.config.format == Format.json:
+        print(json.dumps({"run_dir": str(plan.run_dir), "job": job, "script": str(file)}, indent=1))
+    words = _words(job)
+    show.say(
+        plan.config,
+        f"{plan.name}: job {job} is submitted. `squeue -j {words}` shows where it is, "
+        f"`scancel {words}` ends it.",
+    )
+    show.say(plan.config, f"It writes to {plan.run_dir / LOG}")
+    show.say(plan.config, f"Everything is in {plan.run_dir}")
+    return follow(plan, job) if plan.config.runtime.slurm.wait else EXIT_DONE
+
+
+def _under_way(plan: Plan) -> str | None:
+    """Return the job that this run already has, so that it can be followed (runtime.slurm.wait).
+
+    Raises UserError if it is not to be followed: two jobs of one run would wait for each other's
+    lock, and fail.
+    """
+    job = str((json_files.read_json(plan.run_dir / JOB) or {}).get("job", ""))
+    state = state_of(job) if job else None
+    if not state:
+        return None
+    words = f"{plan.run_dir}: job {job} of this run is {state}."
+    if not plan.config.runtime.slurm.wait:
+        raise UserError(
+            f"{words} Use: runtime.slurm.wait=true to follow it, resume=never for another "
+            f"run, or `scancel {_words(job)}` first."
+        )
+    show.say(plan.config, f"{words} Following it.")
+    return job
+
+
+def _words(job: str) -> str:
+    """Return how squeue and scancel name the job that sbatch names `number;cluster`."""
+    return job.replace(";", " --clusters=")
+
+
+def state_of(job: str) -> str | None:
+    """Return Slurm's state of a queued job, such as RUNNING; None once it has left the queue.
+
+    Raises HostError.
+    """
+    number, *cluster = _words(job).split()
+    try:
+        printed = call("squeue", "--noheader", f"--jobs={number}", *cluster, "--format=%T")
+    except HostError as error:
+        if "Invalid job id" in str(error):  # the job ended long ago
+            return None
+        raise
+    # With a cluster, older versions print `CLUSTER: name` even with these options.
+    lines = (line for line in printed.split("\n") if not line.startswith("CLUSTER:"))
+    return "\n".join(filter(None, lines)) or None
+
+
+def _patient_state_of(config: Config, job: str) -> str | None:
+    """Return the job's state, asking again if there is no answer, as from a busy controller.
+
+    Raises HostError after an hour.
+    """
+    until, told = time.monotonic() + PATIENCE_S, False
+    while True:
+        try:
+            return state_of(job)
+        except HostError as error:
+            if time.monotonic() >= until:
+                raise
+            if not told:
+                show.say(config, f"{error}. Asking again.")
+            told = True
+        time.sleep(ASK_EVERY_S)
+
+
+def follow(plan: Plan, job: str) -> int:
+    """Show what the job writes until it leaves the queue, and return its exit code.
+
+    Ctrl-C only stops watching.
+    """
+    log = Follower(plan.run_dir / LOG)
+    try:
+        while True:
+            state = _patient_state_of(plan.config, job)
+            for line in log.lines(all_of_it=state is None):
+                show.say(plan.config, line)
+            if state is None:
+                break
+            time.sleep(ASK_EVERY_S)
+    except KeyboardInterrupt:
+        show.say(plan.config, f"job {job} continues; `scancel {_words(job)}` ends it.")
+        return EXIT_INTERRUPTED
+    exit_code = (json_files.read_json(plan.run_dir / "record.json") or {}).get("exit_code")
+    if exit_code is None:
+        show.say(
+            plan.config,
+            f"job {job} has left the queue and the run has no end: cancelled, or killed. "
+            f"{plan.run_dir / LOG} may say more.",
+        )
+        return EXIT_FAILED
+    return int(exit_code)
+
+
+def plan_json(plan: Plan, host: Host) -> dict[str, Any]:
+    """Return the plan with its script, for mode=plan format=json."""
+    return {**as_json(plan), "script": script(plan, host)}

@@ -1,0 +1,188 @@
+"""Run on the nodes of a Slurm job: job.sh on the first node, which starts the others.
+
+python launch/execution/slurm_job.py RUN_DIR            the launcher: executes and records the plan
+python launch/execution/slurm_job.py RUN_DIR PROCESS    on another node: becomes its torchrun
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from omegaconf import OmegaConf
+
+from launch.config.request import Request
+from launch.core import json_files
+from launch.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
+from launch.execution import orphans, record, slurm_network
+from launch.execution.execute import check_host, execute
+from launch.execution.slurm import MASKS, call, state_of
+from launch.machine import detect
+from launch.machine.placement import MASK
+from launch.plan import show
+from launch.plan.planning import ADDED, FILES, make_plan, prepare
+from launch.plan.resuming import recorded_config
+from launch.schema import Config
+from launch.schema.enums import Vendor
+from launch.schema.plan import Plan
+
+
+def composition(run_dir: Path) -> Config:
+    """Return the composition as submitted. Raises UserError."""
+    try:
+        content: Any = OmegaConf.load(run_dir / "config.yaml")
+    except OSError as error:
+        raise UserError(
+            f"{run_dir}/config.yaml: {error.strerror}. Every node of the job must see the run "
+            "directory."
+        ) from error
+    for added in ADDED:
+        content.pop(added, None)
+    content.data.pop(FILES, None)
+    return recorded_config(content)
+
+
+def take_mask(vendor: Vendor) -> None:
+    """Put Slurm's mask of this node's GPUs, if any, under the one name that the launcher reads."""
+    # The variable comes from the shell that submitted, or from the job's first node.
+    os.environ.pop("HIP_VISIBLE_DEVICES", None)
+    masks = [os.environ.pop(name, "") for name in MASKS]
+    mask = next((mask for mask in masks if re.fullmatch(r"\d+(,\d+)*", mask)), None)
+    if mask is not None and vendor in MASK:
+        os.environ[MASK[vendor]] = mask
+
+
+def prepared(run_dir: Path) -> tuple[Plan, detect.Host]:
+    """Return this node's plan and host facts. Raises UserError and HostError."""
+    config, warnings = prepare(composition(run_dir))
+    record = json_files.read_json(run_dir / "record.json") or {}
+    request = Request(record.get("overrides", ()))
+    take_mask(config.hardware.vendor)
+    slurm = config.runtime.slurm
+    if slurm.nodes > 1:
+        here = slurm_network.address(slurm.interface)
+        slurm_network.check_adapters(slurm)
+        # The first node sets these, and the others inherit them.
+        os.environ.setdefault("MASTER_ADDR", here)
+        os.environ.setdefault("MASTER_PORT", str(slurm_network.free_port(here)))
+    host = detect.host(sys.executable)
+    return make_plan(config, host, run_dir, warnings, request), host
+
+
+def launch(run_dir: Path) -> int:
+    """Execute the run on the first node, and requeue the job if it was interrupted."""
+    # These come from the shell that submitted. With SLURM_CLUSTERS, squeue and scontrol would ask
+    # other clusters.
+    for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_CLUSTERS"):
+        os.environ.pop(name, None)
+    step_before = newest_step(run_dir)
+    forget_nodes(run_dir)
+    sign(run_dir)
+    try:
+        plan, host = prepared(run_dir)
+        image = check_host(plan, host)
+        show.show_start(plan.config, plan, image, step_before > 0)
+        exit_code = execute(plan, host, image)
+    except (UserError, HostError) as error:
+        began = json_files.read_json(run_dir / "record.json")
+        if began and began.get("status") != "failed":  # otherwise execute has recorded the failure
+            why = {"error": str(error)}
+            failed = record.finish(began, run_dir, "failed", error.exit_code, [], why)
+            json_files.write_json(run_dir / "record.json", failed)
+        raise
+    show.show_end(plan.config, plan, exit_code)
+    if exit_code == EXIT_FAILED:
+        with contextlib.suppress(HostError):  # the controller may not answer
+            say_missing(run_dir)
+    if exit_code == EXIT_INTERRUPTED and plan.config.runtime.slurm.requeue:
+        requeue(os.environ["SLURM_JOB_ID"], newest_step(run_dir) > step_before)
+    return exit_code
+
+
+def become(run_dir: Path, name: str) -> NoReturn:
+    """Replace this program by torchrun on another node, if the node can run it."""
+    sign(run_dir)
+    plan, host = prepared(run_dir)
+    check_host(plan, host)
+    process = next(p for p in plan.processes if p.name == name)
+    print(f"{name} is on {node_name()}, job {os.environ.get('SLURM_JOB_ID')}", flush=True)
+    os.execvpe(process.argv[0], process.argv, {**os.environ, **process.env, **orphans.mark(name)})
+
+
+def newest_step(run_dir: Path) -> int:
+    """Return the step of the newest checkpoint, or 0."""
+    folders = run_dir.glob("checkpoints/checkpoint-*[0-9]")
+    return max((int(folder.name.rpartition("-")[2]) for folder in folders), default=0)
+
+
+def requeue(job: str, saved_more: bool) -> None:
+    """Requeue the job, unless it was cancelled or would be interrupted like this for ever."""
+    try:
+        if state_of(job) != "RUNNING":
+            return
+    except HostError as error:  # the controller is busy, but it may still requeue the job
+        print(error, flush=True)
+    if not saved_more:
+        print(
+            f"job {job} is not requeued: interrupted before it saved anything new. Use: a "
+            "longer runtime.slurm.time.",
+            flush=True,
+        )
+        return
+    print(f"job {job} is requeued, to resume from its newest checkpoint", flush=True)
+    call("scontrol", "requeue", job)
+
+
+def node_name() -> str:
+    return os.environ.get("SLURMD_NODENAME", os.uname().nodename)
+
+
+def sign(run_dir: Path) -> None:
+    """Leave a sign that this node has started and sees the run directory."""
+    if run_dir.is_dir():  # otherwise composition() reports it
+        (run_dir / "nodes").mkdir(exist_ok=True)
+        (run_dir / "nodes" / node_name()).touch()
+
+
+def forget_nodes(run_dir: Path) -> None:
+    for file in (run_dir / "nodes").glob("*"):
+        file.unlink()
+
+
+def say_missing(run_dir: Path) -> None:
+    """Print the names of the job's nodes that have left no sign."""
+    listed = call("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"])
+    missing = [name for name in listed.split() if not (run_dir / "nodes" / name).exists()]
+    if missing:
+        print(
+            f"missing at the rendezvous: {', '.join(missing)}. Nothing of this run started "
+            f"there, or it does not see {run_dir}. "
+            f"`scontrol show node {missing[0]}` says how it is; --exclude={missing[0]} in "
+            "runtime.slurm.options leaves it out.",
+            file=sys.stderr,
+        )
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) not in (1, 2):
+        print(__doc__)
+        return UserError.exit_code
+    # Outside execute(), which has its own handlers, nothing is lost by a signal.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))
+    try:
+        run_dir, *process = arguments
+        return become(Path(run_dir), *process) if process else launch(Path(run_dir))
+    except (UserError, HostError) as error:
+        print(f"{node_name()}: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

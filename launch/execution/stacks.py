@@ -1,0 +1,70 @@
+"""Dump the stacks of hung processes by py-spy, else by the rank itself into its log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+WITHIN_S = 30.0
+AT_ONCE = 16  # so that eight ranks with their dataloader workers take a few rounds
+
+
+def dump(pids: list[int], folder: Path) -> None:
+    """Write a file for each Python process among `pids`, named by rank (if any) and pid.
+
+    Raises OSError.
+    """
+    pythons = [pid for pid in pids if _is_python(pid)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for pid, stacks in zip(pythons, pool.map(_stacks, pythons), strict=True):
+            # Processes that a rank has started, such as dataloader workers, have its number too.
+            rank = re.search(r"(?:^|\0)RANK=(\d+)", _text(pid, "environ"))
+            name = f"rank{rank[1]}-{pid}.txt" if rank else f"{pid}.txt"
+            command = _text(pid, "cmdline").replace("\0", " ")
+            (folder / name).write_text(f"{command}\n\n{stacks}\n")
+
+
+def _stacks(pid: int) -> str:
+    here = str(Path(sys.executable).parent)
+    program = shutil.which("py-spy") or shutil.which("py-spy", path=here)
+    reason = "py-spy is not installed"
+    if program is not None:
+        argv = [program, "dump", "--pid", str(pid)]
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, text=True, errors="replace", timeout=WITHIN_S
+            )
+        except subprocess.TimeoutExpired:
+            reason = f"py-spy had no answer in {WITHIN_S:g} s"
+        else:
+            if done.returncode == 0:
+                return done.stdout
+            reason = done.stderr.strip() or f"py-spy ended with {done.returncode}"
+    # SIGUSR1 would end a process without a handler for it.
+    caught = re.search(r"^SigCgt:\s*(\w+)", _text(pid, "status"), re.MULTILINE)
+    if not caught or not int(caught[1], 16) >> (signal.SIGUSR1 - 1) & 1:
+        return f"no stacks: {reason}"
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGUSR1)
+    return f"its stacks are in its log: {reason}"
+
+
+def _is_python(pid: int) -> bool:
+    try:
+        return "python" in Path(os.readlink(f"/proc/{pid}/exe")).name
+    except OSError:
+        return False
+
+
+def _text(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,100 @@
+"""Check an adapter's kind against the composition, and its shapes against the model."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from launch.core.errors import UserError
+from launch.inputs.reading import json_object, near_files
+from launch.schema import Adapter, Config, shapes
+from launch.schema.shapes import LINEARS
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's names
+# Key of the group adapter -> PEFT's name for it.
+SAME = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}
+# Settings of PEFT that merging here does not support.
+OWN = ["rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform", "fan_in_fan_out"]
+
+
+def check_adapter(config: Config) -> None:
+    """Check the directory of adapter.path. Raises UserError."""
+    if config.adapter.path is None:
+        return
+    path = Path(config.adapter.path)
+    missing = [name for name in (CONFIG, WEIGHTS) if not (path / name).is_file()]
+    if missing:
+        fault = f"no {missing[0]}." if path.is_dir() else f"no such directory.{near_files(path)}"
+        raise UserError(
+            f"adapter.path={path}: {fault} Use: the adapter/ of a run, or a directory that PEFT "
+            "wrote."
+        )
+    given = json_object(path / CONFIG)
+    try:
+        _, tensors = header(path / WEIGHTS)
+    except (ValueError, struct.error) as error:
+        raise UserError(f"adapter.path={path}: its {WEIGHTS} cannot be read ({error}).") from error
+    for key, name in SAME.items():
+        wanted = getattr(config.adapter, key)
+        value = given.get(name, getattr(Adapter, key))  # older PEFT wrote no use_dora
+        if value != wanted:
+            raise UserError(
+                f"adapter.{key}={wanted}: the adapter of adapter.path={path} has {value}. Use: "
+                f"adapter.{key}={str(value).lower()}."
+            )
+    foreign = [name for name in OWN if given.get(name)]
+    foreign += ["bias"] if given.get("bias", "none") != "none" else []
+    if foreign:
+        raise UserError(
+            f"adapter.path={path}: its {CONFIG} has {foreign[0]}={given[foreign[0]]}, and only "
+            "LoRA of one rank and scale on linear "
+            "layers is merged here. Merge it with PEFT, and give the result as model.path."
+        )
+    layers, own = config.adapter.target_modules, given.get("target_modules")
+    is_same = isinstance(own, list) and set(layers) == set(own)
+    if layers != Adapter.target_modules and not is_same:
+        raise UserError(
+            f"adapter.target_modules={listed(layers)}: the adapter of adapter.path={path} has its "
+            "own layers. "
+            "Use: no adapter.target_modules."
+        )
+    if config.model.path is None:  # with a path, the rank sees the real shapes
+        _check_shapes(config, path, tensors)
+
+
+def _check_shapes(config: Config, path: Path, tensors: dict[str, Any]) -> None:
+    """Check that each LoRA matrix A has the inputs of its layer, and each B its outputs."""
+    sizes = dict(zip(LINEARS, shapes.linear_sizes(config.model), strict=True))
+    for name, entry in tensors.items():
+        parts = name.split(".")
+        layer = next((int(part) for part in parts if part.isdigit()), 0)
+        linear = next((part for part in parts if part in sizes), None)
+        if linear is None or parts[-2] not in ("lora_A", "lora_B"):
+            continue
+        is_a, num_layers = parts[-2] == "lora_A", config.model.num_layers
+        size, wanted = entry["shape"][1 if is_a else 0], sizes[linear][0 if is_a else 1]
+        if size != wanted or layer >= num_layers:
+            has = f"{wanted} there" if size != wanted else f"{num_layers} layers"
+            raise UserError(
+                f"adapter.path={path} belongs to another base: its {name} is of size {size}, and "
+                f"model={config.model.name} has {has}. "
+                "Use: the model it was trained on."
+            )
+
+
+def header(file: Path) -> tuple[int, dict[str, Any]]:
+    """Return the length of a .safetensors header, and name -> {dtype, shape, data_offsets}.
+
+    Reads only the header. Raises struct.error or ValueError for another file.
+    """
+    with file.open("rb") as opened:
+        (length,) = struct.unpack("<Q", opened.read(8))
+        content: dict[str, Any] = json.loads(opened.read(min(length, 100_000_000)))
+    content.pop("__metadata__", None)
+    return length, content
+
+
+def listed(value: object) -> str:
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)

@@ -1,0 +1,58 @@
+"""Check what a tracker needs, whether a group of conf/tracking or tracking.name selects it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from launch.core.errors import UserError
+from launch.schema import Config
+
+# Packages whose name differs from transformers' report_to. Kubeflow needs only a variable of its
+# jobs.
+PACKAGES = {"none": None, "azure_ml": "azureml-core", "flyte": "flytekit", "kubeflow": None}
+# https://docs.wandb.ai/models/track/environment-variables
+KEY, MODE, HOST = "WANDB_API_KEY", "WANDB_MODE", "api.wandb.ai"
+WITHOUT_A_KEY = ("offline", "dryrun", "disabled")
+
+
+def package(config: Config) -> str | None:
+    return config.tracking.package or package_of(config.tracking.name)
+
+
+def package_of(tracker: str) -> str | None:
+    return PACKAGES.get(tracker, tracker.replace("_", "-"))
+
+
+def check_key(config: Config, environ: Mapping[str, str]) -> None:
+    """Raise UserError if wandb would find no key.
+
+    On a terminal wandb prompts for one, but a rank has no terminal, so wandb ends the run.
+    """
+    # A container gets the secrets of runtime.secrets, but no other variable of the shell and no
+    # home directory.
+    in_container = config.runtime.on_node == "docker"
+    seen = {**({} if in_container else environ), **config.user_env}
+    if config.tracking.name != "wandb" or seen.get(MODE) in WITHOUT_A_KEY:
+        return
+    offline = f"user_env.{MODE}=offline, or tracking=tensorboard"
+    other_login = seen.get("WANDB_BASE_URL") or seen.get("WANDB_IDENTITY_TOKEN_FILE")
+    if not in_container and (other_login or _logged_in(seen)):
+        return
+    if not environ.get(KEY):
+        raise UserError(
+            f"tracking=wandb: {KEY} is not set in your shell. Use: export {KEY}=<your account's>, "
+            f"{offline}."
+        )
+    if in_container and KEY not in config.runtime.secrets:
+        raise UserError(
+            f"tracking=wandb in a container that is not given {KEY}. Use: {KEY} among "
+            f"runtime.secrets, {offline}."
+        )
+
+
+def _logged_in(environ: Mapping[str, str]) -> bool:
+    """Return whether `wandb login` has left a key."""
+    files = [environ["NETRC"]] if environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
+    paths = [Path(file).expanduser() for file in files]
+    return any(HOST in path.read_text(errors="replace") for path in paths if path.is_file())

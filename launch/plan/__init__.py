@@ -1,0 +1,1 @@
+"""Compute from a configuration and a host everything that will run."""

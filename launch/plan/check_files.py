@@ -1,0 +1,259 @@
+"""Check model, data, rewards, packages and run_root against the file system.
+
+Each check raises UserError with one message. None imports the training stack or runs a user's code.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from containers import images
+from launch.config.smoke import LOW_PRECISION
+from launch.config.wording import HUB
+from launch.core.errors import UserError, near
+from launch.inputs import model_path, tracking
+from launch.inputs.adapter_files import check_adapter
+from launch.inputs.data_files import check_data_files, check_is_file
+from launch.inputs.reading import json_lines, near_files
+from launch.plan import tuned
+from launch.plan.export_files import check_export, check_not_a_run
+from launch.plan.rundir import runs_in
+from launch.rules.runtime import runtime_as
+from launch.schema import Config
+from launch.schema.enums import Init
+from launch.schema.trainer_args import argument
+
+PLAN_LINES = 10_000  # lines of a data file that mode=plan reads; a run reads all
+MODULES = {"azureml-core": "azureml"}  # packages that are imported by another name
+PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+# Columns of TRL's data set formats; a file's rows need every column of one of the alternatives.
+COLUMNS = {
+    "sft": (("messages",), ("text",), ("prompt", "completion")),
+    "dpo": (("prompt", "chosen", "rejected"), ("chosen", "rejected")),
+    "grpo": (("prompt",),),
+    "evaluate": (("prompt", "answer"),),
+}
+COLUMNS["tokenizer"] = COLUMNS["sft"]
+
+
+def check_files(config: Config, all_lines: bool) -> None:
+    config = tuned.recipe(config) or config  # a tuning's recipe reads the files
+    _model(config)
+    check_adapter(config)
+    check_export(config)
+    if config.data.kind == "jsonl":
+        if config.data.path is not None:
+            _jsonl("data.path", Path(config.data.path), _read_as(config), all_lines)
+        if config.data.heldout_path is not None:
+            reader = _rows(config) if config.method.selection.metric else "evaluate"
+            _jsonl("data.heldout_path", Path(config.data.heldout_path), reader, all_lines)
+    check_data_files(config)
+    _tuned_products(config)
+    _rewards(config)
+    _packages(config)
+    _run_root(Path(config.run_root))
+
+
+def _rows(config: Config) -> str:
+    return config.method.rows or "nothing"
+
+
+def _read_as(config: Config) -> str:
+    """Return the method whose fields data.path must have.
+
+    An evaluation holds out some rows, makes a tokenizer from them, or neither.
+    """
+    if not config.method.measures_model:
+        return _rows(config)
+    if config.data.heldout_fraction:
+        return "evaluate"
+    makes_tokenizer = config.model.path is None and config.model.init == Init.random
+    return "tokenizer" if makes_tokenizer else "nothing"
+
+
+def _tuned_products(config: Config) -> None:
+    """Check that TunableOp's file exists, because TunableOp silently runs without it.
+
+    It puts the GPU's number before the suffix.
+    """
+    name = config.user_env.get("PYTORCH_TUNABLEOP_FILENAME")
+    if name is None or config.user_env.get("PYTORCH_TUNABLEOP_TUNING") != "0":
+        return
+    numbered = re.sub(r"(\.[^.]*)?$", r"0\1", name, count=1)
+    first = Path(name.replace("%d", "0") if "%d" in name else numbered)
+    if not Path(name).is_absolute() or not first.is_file():
+        raise UserError(
+            f"user_env.PYTORCH_TUNABLEOP_FILENAME={name}: there is no {first}. Use: the whole path "
+            "that method=tune/tunableop printed."
+        )
+
+
+def _of_the_hub(path: Path) -> str:
+    """Suggest the hub for a path of two names whose first is not a directory here."""
+    named = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    if named.is_absolute() or len(named.parts) != 2 or path.parent.is_dir():
+        return ""
+    return HUB.format(named)
+
+
+def _model(config: Config) -> None:
+    path = config.model.path and Path(config.model.path)
+    if not path:
+        return
+    check_not_a_run(path)
+    if not path.is_dir():
+        fault = "no such directory." + (near_files(path) + _of_the_hub(path))
+        if path.is_file():
+            fault = "a file, not a directory. Convert a GGUF file: python -m recipes.from_gguf."
+        raise UserError(f"model.path={path}: {fault}")
+    if not (path / "config.json").is_file():
+        raise UserError(
+            f"model.path={path}: no config.json; a model directory holds config.json, "
+            f"*.safetensors and a tokenizer.{runs_in(path)}"
+        )
+    if not list(path.glob("*.safetensors")):
+        pickles = sorted(p.name for pattern in PICKLES for p in path.glob(pattern))
+        fault = "no *.safetensors; weights are needed."
+        if pickles:
+            fault = (
+                f"only a pickle checkpoint ({pickles[0]}), which can run any code when it is "
+                "loaded. Convert it: "
+                "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) writes safetensors."
+            )
+        raise UserError(f"model.path={path}: {fault}")
+    model_path.check(path)
+
+
+def _jsonl(key: str, path: Path, method: str, all_lines: bool) -> None:
+    check_is_file(key, path)
+    alternatives = COLUMNS.get(method, ((),))
+    place = ""
+    for place, row in itertools.islice(json_lines(path), None if all_lines else PLAN_LINES):
+        if not isinstance(row, dict):
+            raise UserError(f"{place}: {type(row).__name__}, and every line is one JSON object.")
+        if not any(all(column in row for column in columns) for columns in alternatives):
+            wanted = " or ".join("+".join(columns) for columns in alternatives)
+            needs = f"{key} of method={method} needs {wanted}."
+            if method == "tokenizer":
+                needs = f"random weights make their tokenizer of {key}, which then needs {wanted}. "
+                needs += "Use: model.path=<a trained model>."
+            raise UserError(f"{place}: has {', '.join(row) or 'no field'}; {needs}")
+    if not place:
+        raise UserError(f"{key}={path}: no rows; the data set is empty.")
+
+
+def _rewards(config: Config) -> None:
+    """Check that a dotted path names a function in a module that Python finds.
+
+    The module is parsed, not run.
+    """
+    for name in config.method.rewards:
+        if "." not in name:
+            continue
+        module, function = name.rsplit(".", 1)
+        source = _module_source(module)
+        if source is None:
+            raise UserError(
+                f"method.rewards.{name}: no module {module!r} on the path ({os.getcwd()} and the "
+                "installed packages)."
+            )
+        names = _defined(source)
+        if function not in names:
+            raise UserError(
+                f"method.rewards.{name}: {module} defines no {function!r}.{near(function, names)}"
+            )
+
+
+def _module_source(module: str) -> Path | None:
+    """Find the file of a module without importing its packages. Return None if absent."""
+    parts = module.split(".")
+    for folder in [os.getcwd(), *sys.path]:
+        base = Path(folder, *parts)
+        for file in (base.with_suffix(".py"), base / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
+
+
+def _defined(source: Path) -> set[str]:
+    """Return the names that a module binds at its top level."""
+    names: set[str] = set()
+    try:
+        body = ast.parse(source.read_text(encoding="utf-8")).body
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise UserError(f"{source}: no Python ({error}).") from error
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    return names
+
+
+def _packages(config: Config) -> None:
+    """Check the packages of tracking, Liger and low precisions, in the image or in this Python."""
+    tracker, key = tracking.package(config), f"tracking={config.tracking.name}"
+    if tracker:
+        _package(config, key, tracker, "tracking=tensorboard", "requirements.in")
+    tracking.check_key(config, os.environ)
+    if argument(config, "use_liger_kernel"):
+        key = "method.args.use_liger_kernel"
+        _package(config, f"{key}=true", "liger-kernel", f"{key}=false", "liger.in")
+    if not config.smoke:  # a CPU computes in fp32
+        for given, precision, instead in _low_precisions(config):
+            _package(config, given, LOW_PRECISION[precision], instead, "quantization.in")
+
+
+def _low_precisions(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Yield the override, fp8 or nf4, and an alternative for each low precision."""
+    if config.method.uses_precision and config.precision.name in LOW_PRECISION:
+        yield f"precision={config.precision.name}", config.precision.name, "precision=bf16"
+    for name in ("modes", "precisions") if config.method.measures_machine else ():
+        modes = argument(config, name) or []
+        plain = ",".join(mode for mode in modes if not mode.endswith(tuple(LOW_PRECISION)))
+        for mode in modes:
+            precision = mode.rpartition("_")[2]  # full_fp8 gives fp8
+            # Another check rejects a precision that the GPU does not have.
+            if precision in LOW_PRECISION and precision in config.hardware.precisions:
+                yield f"method.args.{name}={mode}", precision, f"method.args.{name}=[{plain}]"
+
+
+def _package(config: Config, given: str, package: str, instead: str, source: str) -> None:
+    if config.runtime.on_node == "docker":
+        image = images.load().get(config.container.name)  # None for the user's own image
+        locks = [(images.FOLDER / lock).read_text() for lock in image.locks] if image else []
+        if image and not any(f"\n{package}==" in lock for lock in locks):
+            holding = f"{package} in containers/cpu/{source} and among the image's locks, "
+            holding += "then make lock and the image anew"
+            raise UserError(
+                f"{given}: the image {image.name} holds no {package}. Use: {instead}, "
+                f"{runtime_as(config, 'local')}, or {holding}."
+            )
+        return
+    module = MODULES.get(package, package.replace("-", "_"))
+    if not config.runtime.slurm.python and importlib.util.find_spec(module) is None:
+        low = package in LOW_PRECISION.values()
+        install = "make quantization" if low else f"pip install {package}"
+        raise UserError(
+            f"{given}: the package {package} is not installed. Install it ({install}), or use "
+            f"{instead}."
+        )
+
+
+def _run_root(root: Path) -> None:
+    """Check that the directory, or its nearest existing parent, is writable."""
+    nearest = next(path for path in (root, *root.parents) if path.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        raise UserError(
+            f"run_root={root}: {nearest} is not a directory that you may write to. Choose another: "
+            "run_root=<directory>."
+        )

@@ -1,0 +1,343 @@
+"""Compute the frozen specification of a process group's container.
+
+Plans and golden files show it; `sdk_arguments` translates it for the docker SDK. Paths are the same
+inside and outside, so that one config.yaml and one command line are right in both.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from containers import images
+from containers.images import LABEL
+from launch.core.errors import UserError
+from launch.inputs import sample_files
+from launch.inputs.data_files import named_files
+from launch.inputs.paths import followed, home, hub_cache, run_hash, secret_dir
+from launch.machine import placement
+from launch.machine.detect import Host
+from launch.plan import environment
+from launch.plan.environment import ROOT
+from launch.schema import Config
+from launch.schema.enums import Network, Vendor
+from launch.schema.plan import Confinement, ContainerSpec, Mount, Process
+from launch.schema.trainer_args import argument
+
+SECRETS = "/run/secrets"
+OVERLAY = "/opt/recipes"  # where our images hold their packages
+ENTER = str(ROOT / "containers/enter.py")
+FIRST_RENDER_MINOR = 128  # of DRM's render nodes (include/drm/drm_file.h: DRM_MINOR_RENDER)
+INFINIBAND = "/dev/infiniband"
+
+
+def container_name(run_dir: Path, process: str) -> str:
+    return f"rocm-recipes-{run_hash(run_dir)}-{process}"
+
+
+def image_reference(config: Config) -> str:
+    if config.container.name == "custom":
+        return str(config.container.reference)
+    return images.load()[config.container.name].reference
+
+
+def specs(
+    config: Config, processes: list[Process], host: Host, run_dir: Path
+) -> dict[str, ContainerSpec]:
+    """Return a specification for each process group by name; {} without containers.
+
+    Raises UserError.
+    """
+    if config.runtime.on_node != "docker":
+        return {}
+    server = next((p for p in processes if p.kind == "server"), None)
+    return {p.name: _spec(config, p, server, host, run_dir, peers(p, processes)) for p in processes}
+
+
+def peers(process: Process, processes: list[Process]) -> list[int]:
+    """Return the GPUs of other process groups that this one must see.
+
+    RCCL sends weights from the first training rank to every server. On one node that is HIP IPC,
+    which maps the other side's memory: vLLM's weight transfer fails if a mask hides the other's
+    GPU.
+    """
+    if process.kind == "prepare":
+        return []
+    if process.kind == "server":
+        gpus = [gpu for p in processes if p.kind == "trainer" for gpu in p.gpus[:1]]
+    else:
+        gpus = [gpu for p in processes if p.kind == "server" for gpu in p.gpus]
+    return [gpu for gpu in gpus if gpu not in process.gpus]
+
+
+def _spec(
+    config: Config,
+    process: Process,
+    server: Process | None,
+    host: Host,
+    run_dir: Path,
+    others: list[int],
+) -> ContainerSpec:
+    runtime, gpus = config.runtime, process.gpus
+    nodes = devices(config, host, gpus, others)
+    on_amd = "/dev/kfd" in nodes
+    joins = server is not None and process.kind not in ("server", "prepare")
+    # Server and trainers share network, /dev/shm and process ids, because RCCL and HIP IPC name
+    # sockets and segments by host and process id (ROCr: the abstract socket hsa<pid>; HIP:
+    # /hip_<pid>_<n> in /dev/shm).
+    shared = f"container:{container_name(run_dir, server.name)}" if joins and server else ""
+    own_network = (runtime.network or Network.bridge).name
+    secrets = sorted(name for name in runtime.secrets if host.environ.get(name))
+    labels = {"run": str(run_dir), "process": process.name, "uid": str(host.uid)}
+    return ContainerSpec(
+        name=container_name(run_dir, process.name),
+        image=image_reference(config),
+        command=["python3", ENTER, *process.argv],
+        environment=environment_of(process, others),
+        devices=nodes,
+        nvidia_gpus=sorted({*gpus, *others}) if config.hardware.vendor == Vendor.nvidia else [],
+        groups=groups(host, on_amd),
+        user=f"{host.uid}:{host.gid}",
+        mounts=mounts(config, host, run_dir, bool(secrets)),
+        network="host" if runtime.network == Network.host else shared or own_network,
+        ipc=shared or ("shareable" if process.kind == "server" else "private"),
+        pid=shared or "private",
+        shm_gb=runtime.shm_gb or 16.0,
+        memory_gb=runtime.memory_gb,
+        memlock=bool(gpus) or runtime.infiniband,
+        security_opt=security(on_amd, host),
+        stop_timeout_s=runtime.stop_timeout_s,
+        secrets=secrets,
+        labels={f"{LABEL}.{key}": value for key, value in labels.items()},
+    )
+
+
+def groups(host: Host, on_amd: bool) -> list[str]:
+    """Return the caller's groups and, for a GPU, video, render and those of its device nodes.
+
+    They are numbers, because groups of these names have other numbers in the image. Only a plan for
+    another machine has names.
+    """
+    owners = {*host.gids.values(), *host.device_nodes.values()} - {None} if on_amd else set()
+    numbers = sorted(gid for gid in {*host.member_of, *owners} - {host.gid} if gid is not None)
+    return [*map(str, numbers), *(["video", "render"] if on_amd and not owners else [])]
+
+
+def environment_of(process: Process, others: list[int]) -> dict[str, str]:
+    """Return the variables, with the GPU mask renumbered for the devices that are passed."""
+    variables = dict(process.env)
+    passed = sorted({*process.gpus, *others})
+    for mask in set(placement.MASK.values()) & set(variables) if passed else ():
+        # Its own GPUs first: HIP IPC carries the exporter's ordinal, and vLLM and torchrun count
+        # from 0.
+        variables[mask] = ",".join(str(passed.index(gpu)) for gpu in [*process.gpus, *others])
+    return variables
+
+
+def devices(config: Config, host: Host, gpus: list[int], others: list[int]) -> dict[str, str]:
+    """Return /dev/kfd and a render node per GPU, never all of /dev/dri, with reasons."""
+    nodes = {}
+    if config.hardware.gfx.startswith("gfx") and not config.method.exports:
+        if config.smoke:  # this computes on the CPU; nodes exercise the same path
+            gpus = placement.chosen_gpus(config, host, 1)
+        nodes = {"/dev/kfd": "ROCm's compute interface"}
+        nodes |= {render_node(host, gpu): f"GPU {gpu}" for gpu in gpus}
+        ipc = "weights are sent there by HIP IPC"
+        nodes |= {render_node(host, gpu): f"GPU {gpu}: {ipc}" for gpu in others}
+        if config.smoke:
+            nodes = {node: why for node, why in nodes.items() if node in host.device_nodes}
+    if config.runtime.infiniband:
+        nodes[INFINIBAND] = "runtime.infiniband=true"
+    return nodes
+
+
+def render_node(host: Host, gpu: int) -> str:
+    """Return this host's render node of the GPU, else that of a node of equal GPUs."""
+    minor = host.gpus[gpu].render_minor if gpu < len(host.gpus) else None
+    return f"/dev/dri/renderD{FIRST_RENDER_MINOR + gpu if minor is None else minor}"
+
+
+def security(on_amd: bool, host: Host) -> list[str]:
+    options = ["no-new-privileges:true"]
+    if on_amd:
+        # AMD's documentation: docker's profile blocks the NUMA calls (mbind, move_pages) of ROCm's
+        # allocators.
+        options.append("seccomp=unconfined")
+    if host.selinux:  # Fedora's policy denies devices and bind mounts to container_t
+        options.append("label=disable")
+    return options
+
+
+def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mount]:
+    """Mount code and data read-only, the run directory and caches writable. Raises UserError."""
+    read_only = [(str(ROOT), "code"), *_inputs(config, host)]
+    writable = [
+        (run_dir, "run directory"),
+        (home(config, host), "HOME: caches of compiled kernels"),
+        *([(Path(config.data.cache), "prepared rows")] if config.data.cache else []),
+        (hub_cache(host), "models and data sets of the hub"),
+    ]
+    mounts = [Mount(str(Path(path)), str(Path(path)), True, why) for path, why in read_only]
+    mounts += [Mount(str(path), str(path), False, why) for path, why in writable]
+    if secrets:
+        mounts.append(Mount(str(secret_dir(host, run_dir)), SECRETS, True, "secrets"))
+    for mount in mounts:
+        _check_mount(mount, host)
+    return mounts  # the engine itself mounts a directory before what is inside it
+
+
+def _check_mount(mount: Mount, host: Host) -> None:
+    """Raise UserError for a mount that hides the image's system or exposes too much of the host."""
+    parts = Path(mount.source).parts
+    if mount.target != SECRETS and (
+        len(parts) < 3 or parts[1] in ("proc", "sys", "dev") or parts[:3] == Path(OVERLAY).parts
+    ):
+        raise UserError(
+            f"{mount.source} ({mount.reason}) cannot be mounted into a container: it would hide "
+            "what is there. "
+            "Use: a place of your own, at least two levels deep, outside /proc, /sys, /dev and "
+            "/opt/recipes."
+        )
+    if mount.reason == "PYTHONPATH" and Path(mount.source) == Path(host.home):
+        raise UserError(
+            "method.rewards: your own reward gives the container the current directory, which is "
+            "all of your home. "
+            "Use: a directory with the reward in it, or user_env.PYTHONPATH=<directory> from "
+            "elsewhere."
+        )
+
+
+def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
+    data, model, method = config.data, config.model, config.method
+    inputs = [
+        (data.path, "data"),
+        (data.heldout_path, "held-out data"),
+        (model.path, "model"),
+        (config.adapter.path, "adapter"),
+    ]
+    inputs += [(path, key) for key, path in named_files(config).items()]
+    if data.kind == "samples" and data.path:
+        files = sample_files.files(data.path)
+        linked = [file for file in files if not Path(file).is_relative_to(data.path)]
+        inputs += [(file, "samples that a link leads to") for file in linked]
+    inputs += [(path, "method.args.reuse") for path in _with_kept(argument(config, "reuse"))]
+    inputs += [(argument(config, "lm_eval_include"), "method.args.lm_eval_include")]
+    if method.exports and (converter := argument(config, "gguf_converter")):
+        inputs += [(str(Path(converter).parent), "llama.cpp's converter, and what it imports")]
+    inputs += [(path, "what the model's files are links to") for path in _link_targets(model.path)]
+    if tuned := config.user_env.get("PYTORCH_TUNABLEOP_FILENAME"):
+        inputs += [(str(Path(tuned).parent), "tuned matrix products")]
+    inputs += [(folder, "PYTHONPATH") for folder in environment.own_python_path(config, host)]
+    return list({path: why for path, why in inputs if path and Path(path) != ROOT}.items())
+
+
+def _with_kept(pipeline: str | None) -> list[str]:
+    """Return a pipeline's directory, and those of the phases that it keeps from another run."""
+    if not pipeline:
+        return []
+    folders = Path(pipeline).iterdir() if Path(pipeline).is_dir() else ()
+    return [pipeline, *sorted(str(followed(f)) for f in folders if f.is_symlink())]
+
+
+def _link_targets(model: str | None) -> list[str]:
+    """Return folders outside a model's directory that hold its files.
+
+    In the hub's cache, all files of a snapshot are links.
+    """
+    if not model or not Path(model).is_dir():
+        return []
+    folder = Path(model).resolve()
+    targets = {file.resolve().parent for file in folder.iterdir() if file.is_symlink()}
+    return sorted(str(target) for target in targets if not target.is_relative_to(folder))
+
+
+def as_json(spec: ContainerSpec) -> dict[str, Any]:
+    """Return the container of a process for mode=plan format=json."""
+    return {
+        "name": spec.name,
+        "image": spec.image,
+        "command": spec.command,
+        "devices": list(spec.devices),
+        "device_reasons": spec.devices,
+        "nvidia_gpus": spec.nvidia_gpus,
+        "groups": spec.groups,
+        "mounts": [vars(m) for m in spec.mounts],
+        "shm_size": f"{spec.shm_gb:g}g",
+        "ipc": spec.ipc,
+        "pid": spec.pid,
+        "network": spec.network,
+        "user": spec.user,
+        "memory_gb": spec.memory_gb,
+        "memlock": spec.memlock,
+        "security_opt": spec.security_opt,
+        "cap_add": spec.cap_add,
+        "cap_drop": spec.cap_drop,
+        "stop_timeout_s": spec.stop_timeout_s,
+        "secrets": spec.secrets,
+        "labels": spec.labels,
+        **({"read_only": True, **vars(spec.confinement)} if spec.confinement else {}),
+    }
+
+
+def sdk_arguments(spec: ContainerSpec) -> dict[str, dict[str, Any]]:
+    """Return arguments of docker's create_container and create_host_config, as plain data."""
+    # Our own log is in logs/, so limit the engine's.
+    log: dict[str, Any] = {"Type": "json-file", "Config": {"max-size": "64m", "max-file": "2"}}
+    host: dict[str, Any] = {
+        "devices": [f"{node}:{node}:rw" for node in spec.devices],
+        "group_add": [int(group) if group.isdigit() else group for group in spec.groups],
+        "mounts": [
+            {"Type": "bind", "Source": m.source, "Target": m.target, "ReadOnly": m.read_only}
+            for m in spec.mounts
+        ],
+        "network_mode": spec.network,
+        "ipc_mode": spec.ipc,
+        "ulimits": [{"Name": "memlock", "Soft": -1, "Hard": -1}] if spec.memlock else [],
+        "security_opt": spec.security_opt,
+        "cap_add": spec.cap_add,
+        "cap_drop": spec.cap_drop,
+        "init": True,  # reaps orphans and forwards signals; as process 1, ours would ignore SIGTERM
+        "log_config": log,
+    }
+    if spec.pid != "private":
+        host["pid_mode"] = spec.pid
+    if spec.ipc in ("private", "shareable"):
+        host["shm_size"] = int(spec.shm_gb * 1e9)
+    if spec.memory_gb is not None:
+        host["mem_limit"] = host["memswap_limit"] = int(spec.memory_gb * 1e9)
+    if spec.nvidia_gpus:
+        ids = [str(gpu) for gpu in spec.nvidia_gpus]
+        host["device_requests"] = [
+            {"driver": "nvidia", "device_ids": ids, "capabilities": [["gpu"]]}
+        ]
+    container = {
+        "image": spec.image,
+        "name": spec.name,
+        "entrypoint": [],  # vLLM's images would start a server
+        "command": spec.command,
+        "environment": spec.environment,
+        "user": spec.user,
+        "working_dir": str(ROOT),
+        "detach": True,
+        "labels": spec.labels,
+        "stop_timeout": spec.stop_timeout_s,  # the engine's 10 s at shutdown would kill a save
+        "use_config_proxy": False,  # or `docker inspect` shows the client's proxies and passwords
+    }
+    if spec.confinement:
+        _confine(spec.confinement, container, host)
+    return {"container": container, "host": host}
+
+
+def _confine(confinement: Confinement, container: dict[str, Any], host: dict[str, Any]) -> None:
+    """Let the engine end the container with the launcher: without `detach`, stdin then closes."""
+    container |= {"working_dir": "/tmp", "stdin_open": True, "detach": False}
+    host |= {
+        "init": False,  # its server is process 1, which others cannot signal
+        "read_only": True,
+        "auto_remove": True,
+        "pids_limit": confinement.pids,
+        "nano_cpus": int(confinement.cpus * 1e9),
+        "tmpfs": confinement.tmpfs,
+        "sysctls": confinement.sysctls,
+        "log_config": {"Type": "none", "Config": {}},  # verdicts are not a log
+    }

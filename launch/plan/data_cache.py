@@ -1,0 +1,139 @@
+"""Locate prepared rows, and the statistics of them that an earlier run or preview wrote.
+
+The launcher does not read data. It gets the statistics that recipes/data/data_prepare.py stored
+under the same key.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from launch.core.json_files import plain, read_json
+from launch.inputs import paths, sample_files
+from launch.inputs.data_files import named_files
+from launch.machine.detect import Host
+from launch.schema import Config, trainer_args
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+# The arguments that change the rows, their tokens, truncation or packing.
+ARGUMENTS = [
+    "max_length",
+    "packing",
+    "packing_strategy",
+    "truncation_mode",
+    "completion_only_loss",
+    "assistant_only_loss",
+    "per_device_train_batch_size",
+    "max_completion_length",
+    "max_steps",
+]
+ASIDE = ("preview", "cache")  # keys of data that do not change rows
+TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
+
+
+def directory(config: Config, host: Host) -> Path:
+    """Return data.cache; by default a folder among the container's caches or next to the runs."""
+    if config.data.cache:
+        return Path(config.data.cache)
+    if config.runtime.on_node == "docker":
+        return paths.home(config, host) / "data"
+    return Path(config.run_root) / ".cache/data"
+
+
+def for_ranks(config: Config, host: Host) -> dict[str, str] | None:
+    """Return `data_cache` of the ranks' config.yaml; None if the method prepares no rows."""
+    if not config.method.prepares_rows:
+        return None
+    return {"directory": str(directory(config, host)), "key": key(config)}
+
+
+def known(config: Config, host: Host) -> dict[str, Any] | None:
+    """Return the statistics of the rows, as in a run's data.json.
+
+    Return None if no run or preview has prepared them.
+    """
+    cache = for_ranks(config, host)
+    if cache is None:
+        return None
+    return read_json(Path(cache["directory"]) / "statistics" / f"{cache['key']}.json")
+
+
+def key(config: Config) -> str:
+    """Return a hash of everything that determines the rows and their statistics.
+
+    It includes the size and time of files, not their content, so that a plan stays quick. The cache
+    of the rows themselves uses a hash of the content.
+    """
+    data, model = plain(config.data), config.model
+    content = {
+        "data": {name: value for name, value in data.items() if name not in ASIDE},
+        "model": [
+            model.path,
+            model.hub_id,
+            model.revision,
+            model.init.name,
+            model.vocab_size,
+            model.max_positions,
+            model.chat_template,
+        ],
+        "method": config.method.name,
+        "arguments": {name: trainer_args.argument(config, name) for name in ARGUMENTS},
+        "server": [config.topology.servers > 0, config.topology.server_max_length],
+        "files": [_stat(file) for file in _files(config)],
+        "code": _code(),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _files(config: Config) -> list[Path]:
+    paths_ = [config.data.path, config.data.heldout_path, *named_files(config).values()]
+    files = [Path(file) for path in paths_ if path for file in sample_files.files(path)]
+    if config.model.path:
+        folder = Path(config.model.path)
+        files += sorted(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern))
+    return files
+
+
+def _stat(file: Path) -> list[Any]:
+    stat = file.stat() if file.exists() else None
+    return [str(file), stat and stat.st_size, stat and stat.st_mtime_ns]
+
+
+@functools.cache
+def _code() -> list[str]:
+    """Return hashes of our own code, and the version of TRL whose arguments are locked."""
+    sources = [
+        *sorted((RECIPES / "data").glob("data*.py")),
+        *(RECIPES / name for name in ("data/tasks.py", "data/code_tasks.py", "models/model.py")),
+    ]
+    digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sources]
+    return [*digests, str(trainer_args.lock()["trl"])]
+
+
+def said(config: Config, found: dict[str, Any] | None) -> str:
+    """Describe the rows for a plan: lengths, how many are cut, and how full batches are."""
+    if found is None:
+        preview = "the same command with data.preview=5 in place of mode=plan"
+        return f"not prepared yet; {preview} shows lengths, cuts and packing"
+    length = found["length"]
+    lines = [
+        f"{found['rows']} rows, lengths {length['shortest']} to {length['longest']} tokens, mean "
+        f"{length['mean']:.1f}"
+    ]
+    most = max(number for _, _, number in found["histogram"])
+    lines += [
+        f"{low:6}-{high:<6} {'█' * round(24 * number / most):24} {number}"
+        for low, high, number in found["histogram"]
+    ]
+    if found["max_length"]:
+        lines.append(f"{found['truncated']} cut to {found['max_length']} tokens")
+    if found["efficiency"] is not None:
+        lines.append(
+            f"{found['efficiency']:.1%} of a batch's places hold a token, "
+            f"{'packed' if found['packing'] else 'not packed'}"
+        )
+    return "\n".join(lines)

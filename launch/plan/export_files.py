@@ -1,0 +1,114 @@
+"""Check an export's inputs: the run, the evaluation, the GGUF converter and the hub token."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from launch.core.errors import UserError
+from launch.core.json_files import read_json
+from launch.inputs.data_files import check_is_file
+from launch.rules.export import TOKEN, exports
+from launch.schema import Config
+from launch.schema.cycle_choice import recorded
+from launch.schema.trainer_args import argument
+
+
+def check_export(config: Config) -> None:
+    """Raise UserError if a file or variable that an export needs is missing."""
+    if not exports(config):
+        return
+    converter, evaluation, target = (
+        argument(config, name) for name in ("gguf_converter", "results_from", "push_to")
+    )
+    if converter is not None:
+        check_is_file("method.args.gguf_converter", Path(converter))
+    if evaluation is not None:
+        _check_evaluation(config, Path(evaluation))
+    if target is not None and not os.environ.get(TOKEN):
+        raise UserError(
+            f"method.args.push_to={target}: {TOKEN} is not set in your shell. Use: export "
+            f"{TOKEN}=<one that may write>."
+        )
+
+
+def _check_evaluation(config: Config, run: Path) -> None:
+    """Raise UserError unless the evaluation is done and measured the model to export.
+
+    The model card must not show the figures of another model.
+    """
+    result, record = read_json(run / "result.json") or {}, read_json(run / "record.json") or {}
+    composition = record.get("composition")
+    if (
+        result.get("status") != "done"
+        or not isinstance(composition, dict)
+        or not ("accuracy" in result or "lm_eval" in result)
+    ):
+        raise UserError(
+            f"method.args.results_from={run}: no evaluation that is done. Use: a run of "
+            "method=evaluate."
+        )
+    model = composition.get("model")
+    if not isinstance(model, dict) or not all(
+        isinstance(model.get(key, 0), str | None) for key in ("path", "hub_id")
+    ):
+        raise UserError(
+            f"method.args.results_from={run}: its record.json names no model. Use: a run of this "
+            "version."
+        )
+    adapter = config.adapter.path  # the adapter's run saved the merged model, which was measured
+    path = str(Path(adapter).resolve().with_name("model")) if adapter else config.model.path
+    measured = _named(model["path"], model["hub_id"], model.get("revision"))
+    exported = _named(path, config.model.hub_id, config.model.revision)
+    if measured != exported:
+        raise UserError(
+            f"method.args.results_from={run}: an evaluation of {measured}, not of {exported}. Use: "
+            "one of the model that is exported."
+        )
+
+
+def _named(path: str | None, hub_id: str | None, revision: str | None) -> str:
+    """Return a name by which to compare models: the real path, or the hub id and revision."""
+    if path:
+        return str(Path(path).resolve())
+    return f"{hub_id} at {revision}" if hub_id else "random weights"
+
+
+def check_not_a_run(path: Path) -> None:
+    """Raise UserError if model.path names a run without a model, or a bare adapter."""
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        raise UserError(
+            f"model.path={path} is an adapter, not a model. Use: model.path=<its base> "
+            f"adapter=<its kind> adapter.path={path}, "
+            "or the model/ of its run, where it is merged."
+        )
+    record = read_json(path.parent / "record.json")
+    if path.name != "model" or path.is_dir() or record is None:
+        return
+    run = path.parent
+    if "phases" in record:
+        chosen = [choice["model"] for choice in recorded(record)]  # by RAFT's cycles
+        names = [*chosen, *(name for name in record["phases"].values() if name not in chosen)]
+        models = [f"model.path={run / name}" for name in names if (run / name / "model").is_dir()]
+        fault = "a pipeline, whose phases have the models. Use: "
+        fault += f"{' or '.join(models) or 'its command again'}."
+    elif record.get("status") == "done":
+        fault = "that run is done and has left no model. Use: the run that trained it."
+    else:
+        fault = f"that run has left no model (its status: {record.get('status')}). Use: its "
+        fault += "command again, which finishes it"
+        newest = _newest_checkpoint(run)
+        fault += f"; or model.path={newest}, its newest checkpoint." if newest else "."
+    raise UserError(f"model.path={run}: {fault}")
+
+
+def _newest_checkpoint(run: Path) -> Path | None:
+    """Return the newest checkpoint that is whole and can serve as a model."""
+    whole = {
+        int(step): folder
+        for folder in run.glob("checkpoints/checkpoint-*")
+        if (step := folder.name.rpartition("-")[2]).isdigit()
+        and (folder / "manifest.json").is_file()
+        and (folder / "config.json").is_file()
+    }
+    return whole[max(whole)] if whole else None

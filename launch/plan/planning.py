@@ -1,0 +1,160 @@
+"""Compute everything that will run from a composition and the host's facts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from launch.config import choose, lr_scaling, smoke
+from launch.config.identity import default_name
+from launch.config.request import Request
+from launch.core.errors import UserError
+from launch.core.json_files import plain
+from launch.estimate import batch, margin, memory, sampling, speed
+from launch.estimate.uncounted import uncounted
+from launch.inputs import model_path, sample_files
+from launch.machine import placement
+from launch.machine.detect import Host
+from launch.machine.gpu import GIB
+from launch.plan import balance, container, data_cache, environment, process_groups, sandbox, tuned
+from launch.plan.views import image_json
+from launch.rules import check
+from launch.rules.warnings import rule_warnings
+from launch.schema import Config, trainer_args
+from launch.schema.plan import Plan
+
+# Keys added to the composition in the file that every rank reads.
+ADDED = ("run_dir", "trainer_args", "tuned", "data_cache", "provenance")
+NO_REQUEST = Request()
+FILES = "files"  # key added to data, if data.path is a directory of samples
+
+
+def prepare(config: Config, keys: Sequence[str] = ()) -> tuple[Config, list[str]]:
+    """Return the composition that runs, checked and with smoke=true applied, and its warnings.
+
+    Raises UserError.
+
+    `keys` are those of the command line, which may not contradict one another as those of files
+    may. Under smoke=true the rules look at the small composition, so that no hardware rule rejects
+    it. Whatever they would reject otherwise becomes a warning.
+    """
+    config = balance.with_servers(config)
+    check.check_given(config)
+    is_tuning = trainer_args.recipe_name(config)  # its recipe takes the steps
+    replaced = [] if is_tuning else batch.apply_effective_batch(config, keys)
+    if not config.smoke:
+        check.check(config)
+        tuned.check_recipe(config)
+        return config, [*replaced, *rule_warnings(config)]
+    small, left_out = smoke.scale_down(config)
+    check.check(small)
+    tuned.check_recipe(small)
+    warnings = [f"smoke: in place of {line}." for line in left_out]
+    sizes = smoke.smaller(config, small)
+    if sizes:
+        warnings.append(f"smoke: {', '.join(sizes)}. What the command line gives stays.")
+    reasons = [rule.said(config) for rule in check.refusals(config)]
+    return small, [*warnings, *(f"without smoke=true this is refused: {r}" for r in reasons)]
+
+
+def make_plan(
+    config: Config,
+    host: Host,
+    run_dir: Path,
+    warnings: Sequence[str] = (),
+    request: Request = NO_REQUEST,
+) -> Plan:
+    """Plan a prepared composition. Raises HostError if the user's environment contradicts it."""
+    names = environment.secret_names(config, host.environ)
+    secrets = {host.environ.get(name, "") for name in names}
+    key = environment.leaked(plain(config), {secret for secret in secrets if len(secret) >= 8})
+    if key:
+        raise UserError(
+            f"{key}: holds a secret of your shell, and a composition ends in records. The "
+            "processes inherit the variable."
+        )
+    ports = process_groups.ports(host, run_dir)
+    groups = placement.process_groups(config, host)
+    processes = [process_groups.process(config, host, run_dir, group) for group in groups]
+    containers = container.specs(config, processes, host, run_dir)
+    smaller = memory.measured(config, groups, host)
+    needed = memory.memory(config, groups, smaller)
+    before = choose.without_choices(config)  # rows are prepared by this composition
+    is_faster = config.chosen and config.method.trains
+    args, scaling = lr_scaling.scaled(config, trainer_args.complete(config, run_dir, ports))
+    return Plan(
+        name=config.name or default_name(config),
+        run_dir=run_dir,
+        config=config,
+        trainer_args=args,
+        processes=[*sandbox.processes(config), *processes],
+        containers={**sandbox.specs(config, host, run_dir), **containers},
+        memory=needed,
+        speed=sampling.speed(config) if config.method.leaves_samples else speed.speed(config),
+        warnings=[
+            *warnings,
+            *scaling,
+            *model_path.warnings(config),
+            *uncounted(config),
+            *margin.warnings(config, needed),
+            *smaller_warnings(config, smaller),
+            *image_warnings(config),
+            *secret_warnings(config, host),
+        ],
+        tuned=tuned.for_ranks(config, host, run_dir, ports),
+        data_cache=data_cache.for_ranks(before, host),
+        data=data_cache.known(before, host),
+        plain_speed=speed.speed(before) if is_faster else None,
+        balance=balance.balance(config, host),
+        overrides=request,
+    )
+
+
+def smaller_warnings(config: Config, smaller: dict[int, float]) -> list[str]:
+    if not smaller:
+        return []
+    gpu, size = min(smaller.items(), key=lambda item: item[1])
+    nominal, gib = config.hardware.memory_gb, size / GIB
+    doctor = "; python launch/doctor.py says how to raise it"
+    remedy = doctor if config.hardware.unified_memory else ""
+    return [
+        f"GPU {gpu} has {gib:.0f} GiB, hardware.memory_gb={nominal:g}: memory is planned with "
+        f"{gib:.0f} GiB{remedy}."
+    ]
+
+
+def image_warnings(config: Config) -> list[str]:
+    image = image_json(config)
+    if image is None or image["verified"]:
+        return []
+    name = image.get("base", image["reference"])
+    return [f"unverified image: {name} is named by a tag, not by a digest, and may change."]
+
+
+def secret_warnings(config: Config, host: Host) -> list[str]:
+    """Warn of secrets without a value, except the usual ones of conf/runtime/docker.yaml."""
+    usual = {"HF_TOKEN", "WANDB_API_KEY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
+    return [
+        f"runtime.secrets: {name} is not set in your shell, so no process gets it."
+        for name in config.runtime.secrets
+        if name.upper() not in usual and not host.environ.get(name)
+    ]
+
+
+def rank_config(plan: Plan) -> dict[str, Any]:
+    """Return the file that every rank reads: the composition and its complete arguments.
+
+    For a tuning it also has the recipe, and the content with which its experiment file begins.
+    """
+    own = {"run_dir": str(plan.run_dir), "trainer_args": plan.trainer_args}
+    content = {**plain(plan.config), **own}
+    data = plan.config.data
+    if data.kind == "samples" and data.path and Path(data.path).is_dir():
+        content["data"][FILES] = sample_files.files(data.path)
+    if plan.data_cache is not None:
+        content["data_cache"] = plan.data_cache
+    if plan.tuned is not None:
+        experiment = tuned.experiment(plan.config, plan.overrides)
+        content["tuned"] = {**plain(plan.tuned), "experiment": experiment}
+    return content

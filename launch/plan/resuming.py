@@ -1,0 +1,144 @@
+"""Check whether a run can resume on other ranks than it began on (resume=<run directory>).
+
+resume=auto does not need this, because it resumes only the same composition.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from launch.config.identity import PROPERTIES
+from launch.core.errors import UserError
+from launch.estimate.batch import batch, generation_batch, order_by_batch
+from launch.machine import placement
+from launch.schema import Config, trainer_args
+
+# Keys that decide where ranks are, how many there are, and how they divide a step's sequences.
+# method.smoke may also hold overrides.
+PLACES = re.compile(
+    r"runtime\..*|hardware\.gpus_per_node|effective_batch|topology\.(name|num_gpus|strategy|numa_binding)|"
+    r"method\.(args|smoke)\.(per_device_train_batch_size|gradient_accumulation_steps|steps_per_generation|generation_batch_size)"
+)
+# Strategy -> the library that writes and reads its checkpoints.
+FORMATS = {"none": "transformers", "ddp": "transformers", "fsdp": "FSDP2"}
+FORMATS |= {"zero2": "ZeRO-2", "zero3": "ZeRO-3"}
+
+
+def recorded_config(composition: dict[str, Any]) -> Config:
+    """Return a recorded composition as it was resolved then.
+
+    Older records have no properties of the method, so take those from conf/.
+    """
+    name = (composition.get("method") or {}).get("name")
+    file = trainer_args.METHODS / f"{name}.yaml"
+    content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    own = {name: content[name] for name in PROPERTIES if name in content}
+    merged = OmegaConf.merge(OmegaConf.structured(Config), {"method": own}, composition)
+    config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
+    return config
+
+
+def another(differences: list[str]) -> list[str]:
+    """Return the `key: old -> new` lines that make it another run, wherever its ranks are."""
+    return [line for line in differences if not PLACES.fullmatch(line.partition(": ")[0])]
+
+
+def check(given: str, old: Config, new: Config) -> None:
+    """Raise UserError if `old`, recorded in `given`, cannot resume as `new`."""
+    refused = _refused(old, new)
+    if refused:
+        raise UserError(
+            f"resume={given}: {refused[0]}. Use: {refused[1]}; resume=never starts afresh."
+        )
+
+
+def note(old: Config, new: Config) -> list[str]:
+    """Return the plan's notes on a run that resumes on other ranks."""
+    then, now = _ranks(old), _ranks(new)
+    if then == now:
+        return []
+    said = f"resume: {then} before, {now} now"
+    if not new.method.trains:
+        return [f"{said}; batches that are done stay, and which rank does another changes nothing."]
+    drawn = ", and completions are drawn anew" if new.method.generates else ""
+    return [
+        f"{said}: the same sequences a step, in the same order; sums round otherwise{drawn}, so no "
+        "figure is equal to the last digit."
+    ]
+
+
+def _ranks(config: Config) -> str:
+    return f"topology={config.topology.name} of {placement.num_trainers(config)} rank(s)"
+
+
+def _refused(old: Config, new: Config) -> tuple[str, str] | None:
+    """Return why `old` cannot resume as `new`, and what to use instead; None if it can."""
+    if new.method.kind == "evaluator":  # it writes a file per batch, whatever the ranks
+        return None
+    if not new.method.trains or new.phases:
+        return (
+            f"{_ranks(old)} before, {_ranks(new)} now: only a training, an evaluation or a "
+            "sampling resumes on other ranks",
+            _again(old),
+        )
+    then, now = old.topology.strategy, new.topology.strategy
+    ranks = placement.num_trainers(old), placement.num_trainers(new)
+    # Another number of servers is another composition already.
+    if (old.topology.name == "colocate") != (new.topology.name == "colocate"):
+        return (
+            f"topology={old.topology.name} before, {new.topology.name} now: another engine would "
+            "generate",
+            _again(old),
+        )
+    if FORMATS[then] != FORMATS[now]:
+        key = "topology.strategy" if old.topology.servers else "topology"
+        remedy = f"{key}={'single or ddp' if then == 'none' else then}"
+        if (key, then) == ("topology", "ddp"):
+            remedy += " or single"
+        reason = f"its checkpoints are in the format of {FORMATS[then]}, "
+        reason += f"which topology.strategy={now} cannot read"
+        return reason, remedy
+    if then.startswith("zero") and ranks[0] != ranks[1]:
+        return (
+            f"{ranks[0]} rank(s) before, {ranks[1]} now: each rank's file holds its part of the "
+            "optimizer's state, and DeepSpeed loads "
+            "them for as many ranks only",
+            f"{_again(old)}; topology=ddp or fsdp for runs that are to move",
+        )
+    return _other_steps(old, new)
+
+
+def _other_steps(old: Config, new: Config) -> tuple[str, str] | None:
+    """Return why a step would take other rows than before, and a remedy; None if it would not."""
+    then, now = batch(old), batch(new)
+    if then.sequences != now.sequences:
+        return (
+            f"a step took {then.sequences} sequences ({then.ranks} rank(s) x {then.per_device} x "
+            f"accumulation {then.accumulation}) and "
+            f"would take {now.sequences}: the run would see rows twice, or not at all",
+            f"effective_batch={then.sequences}",
+        )
+    if new.method.generates and generation_batch(old) != generation_batch(new):
+        return (
+            f"a generation had {generation_batch(old)} completions and would have "
+            f"{generation_batch(new)}: other prompts would follow",
+            f"method.args.generation_batch_size={generation_batch(old)} with "
+            "'~method.args.steps_per_generation' where it is given",
+        )
+    if (then.per_device, then.accumulation) == (now.per_device, now.accumulation):
+        return None
+    by_batch = order_by_batch(new)
+    if by_batch:
+        return (
+            f"{by_batch}: under another batch of a rank, or accumulation, other rows would follow",
+            f"method.args.per_device_train_batch_size={then.per_device} on {then.ranks} rank(s)",
+        )
+    return None
+
+
+def _again(config: Config) -> str:
+    return f"topology={config.topology.name} topology.num_gpus={placement.num_gpus(config)}"

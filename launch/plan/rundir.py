@@ -1,0 +1,230 @@
+"""Choose the run directory, explain why a run cannot resume, and lock it for one launcher."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from launch.config.identity import composition_hash, default_name, has_phases, identity, identity_of
+from launch.core.errors import UserError
+from launch.core.json_files import read_json, sha256
+from launch.inputs import sample_files
+from launch.plan import resuming, sealed
+from launch.schema import Config
+
+LOCK_ATTEMPTS = 5
+DAMAGED = "its record.json is damaged: it cannot be read as a JSON object"
+AGAIN = "-again-"  # in the name of a run that reproduces another
+
+
+def choose(config: Config) -> tuple[Path, bool]:
+    """Return the run directory, and whether it resumes an earlier run. Write nothing.
+
+    Raises UserError if the run that `resume` names cannot resume.
+    """
+    home = home_of(config)
+    if config.resume == "never":
+        return home / fresh_name(), False
+    if config.resume == "auto":
+        # Under Slurm, include a run whose job is running: launch/execution/slurm.py follows that
+        # job instead of starting a second one.
+        on_slurm = config.runtime.name == "slurm"
+        unfinished = newest_unfinished(home, composition_hash(config), with_running=on_slurm)
+        return (unfinished, True) if unfinished else (home / fresh_name(), False)
+    return _named(config), True
+
+
+def home_of(config: Config) -> Path:
+    """Return the directory that holds all runs with this composition's name."""
+    return Path(config.run_root).absolute() / (config.name or default_name(config))
+
+
+def fresh_name() -> str:
+    return f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def newest_unfinished(home: Path, wanted: str, with_running: bool = False) -> Path | None:
+    """Return the newest unfinished run with composition hash `wanted` that can resume, or None.
+
+    Skip runs with a running launcher, unless `with_running`.
+    """
+    for folder, record in of_composition(home, wanted):
+        is_free = with_running or not is_locked(folder)
+        if record.get("status") != "done" and is_free and not _bars(record):
+            return folder
+    return None
+
+
+def of_composition(home: Path, wanted: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield (folder, record) of the runs with this composition hash, newest first.
+
+    Runs that reproduce another run are left out.
+    """
+    for folder in sorted(home.glob("*/"), reverse=True):
+        record = read_json(folder / "record.json") or {}
+        if record.get("composition_hash") == wanted and AGAIN not in folder.name:
+            yield folder, record
+
+
+def left(config: Config, chosen: Path) -> list[str]:
+    """Return notes on why resume=auto skips an unfinished run that is newer than `chosen`."""
+    if config.resume != "auto":
+        return []
+    hash_ = composition_hash(config)
+    for folder in sorted(home_of(config).glob("*/"), reverse=True):
+        record = read_json(folder / "record.json")
+        if record is None and (folder / "record.json").exists():
+            return [f"Not resuming {folder}: {DAMAGED}."]
+        if record is None or AGAIN in folder.name or record.get("composition_hash") != hash_:
+            continue
+        if folder == chosen or record.get("status") == "done" or is_locked(folder):
+            return []
+        return [f"Not resuming {folder}: {reason}." for reason in _bars(record)]
+    return []
+
+
+def _bars(record: dict[str, Any]) -> list[str]:
+    """Return the reasons why an unfinished run cannot resume, or []."""
+    doubt = sealed.doubt(record)
+    if doubt:
+        return [doubt]
+    changed = changed_data(record)
+    return [f"{', '.join(changed)} changed since that run began"] if changed else []
+
+
+def untrusted(folder: Path) -> str | None:
+    """Return why a folder's record cannot be trusted, or None if it can or is missing."""
+    file = folder / "record.json"
+    record = read_json(file)
+    if record is None:
+        return DAMAGED if os.path.exists(file) else None
+    return sealed.doubt(record)
+
+
+def runs_in(folder: Path) -> str:
+    """Return a hint for a folder that is not a run but holds runs, or ''."""
+    newest = max(folder.glob("*/record.json"), key=lambda file: file.parent.name, default=None)
+    return f" It holds runs, the newest is {newest.parent}." if newest else ""
+
+
+def changed_data(record: dict[str, Any]) -> list[str]:
+    """Return the data files, adapter files and sample directories that changed since the start.
+
+    If there are any, the run's checkpoint was trained on other rows or belongs to other weights.
+    """
+    data = record.get("data") or {}
+    digests = data.get("files", {}) | (record.get("model") or {}).get("adapter", {})
+
+    def is_same(path: str, digest: str) -> bool:
+        return Path(path).is_file() and sha256(Path(path)) == digest
+
+    return [
+        *(path for path, digest in digests.items() if not is_same(path, digest)),
+        *(path for path, files in data.get("folders", {}).items() if _files(path) != files),
+    ]
+
+
+def _files(path: str) -> list[str] | None:
+    try:
+        return sample_files.files(path)
+    except UserError:  # the check of this run's own data reports it
+        return None
+
+
+def _named(config: Config) -> Path:
+    """Return the run directory that `resume` names, if this composition can resume there.
+
+    Raises UserError.
+    """
+    folder = Path(config.resume).absolute()
+    record = read_json(folder / "record.json")
+    fault, changes = None, []
+    if record is None:
+        fault = f"no record.json there.{runs_in(folder)} Use auto, never, or a run directory."
+        if os.path.exists(folder / "record.json"):
+            fault = f"{DAMAGED}. It cannot resume; resume=never starts afresh."
+    elif record.get("status") == "done":
+        fault = "that run is done. resume=never runs the composition again."
+    elif is_locked(folder):
+        fault = "that run is running now. Wait until it has ended, or stop it; then try again."
+    elif bars := _bars(record):
+        fault = f"{bars[0]}. resume=never starts afresh."
+    else:
+        changes = differences(identity(record["composition"]), identity_of(config))
+        if barring := resuming.another(changes):
+            fault = f"another composition; it differs in {'; '.join(barring)}."
+            if has_phases(config):
+                fault += " resume=auto begins another run and keeps the phases before the change."
+    if fault:
+        raise UserError(f"resume={config.resume}: {fault}")
+    if record and changes:
+        resuming.check(config.resume, resuming.recorded_config(record["composition"]), config)
+    return folder
+
+
+def moved(config: Config, folder: Path) -> list[str]:
+    """Return notes for the plan if `resume` names `folder`, which began with other ranks."""
+    if config.resume in ("auto", "never"):
+        return []
+    composition = (read_json(folder / "record.json") or {})["composition"]
+    return resuming.note(resuming.recorded_config(composition), config)
+
+
+def differences(old: Any, new: Any, at: str = "") -> list[str]:
+    """Return `key: old -> new` for every leaf that differs."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return [
+            line
+            for key in sorted({*old, *new})
+            for line in differences(old.get(key), new.get(key), f"{at}.{key}" if at else str(key))
+        ]
+    return [] if old == new else [f"{at}: {old} -> {new}"]
+
+
+def make(folder: Path) -> None:
+    try:
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot be made ({error.strerror}). Choose another place with "
+            "run_root=<directory>."
+        ) from error
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock the run for this launcher. The kernel releases the lock even if the launcher is killed.
+
+    Raises UserError if another launcher holds it.
+    """
+    with (folder / ".lock").open("w") as file:
+        for attempt in range(LOCK_ATTEMPTS):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if attempt == LOCK_ATTEMPTS - 1:
+                    raise UserError(
+                        f"{folder}: another launcher runs this run now. Wait until it has ended, "
+                        "or stop it; then try again."
+                    ) from error
+                time.sleep(0.02)  # is_locked takes the lock briefly too
+        yield
+
+
+def is_locked(folder: Path) -> bool:
+    try:
+        with (folder / ".lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True

@@ -1,0 +1,43 @@
+"""Define the fields of every record.json, and the hash that reveals a changed record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+# fmt: off
+REQUIRED = [
+    "schema", "run_id", "parent", "status", "exit_code", "started", "finished", "overrides",
+    "composition", "composition_hash", "argv", "environment", "secrets", "code", "packages",
+    "locks", "image", "model", "data", "seeds", "host", "metrics", "result", "outputs", "sha256",
+]
+# The records of a pipeline's phases hold what it ran.
+REQUIRED_OF_A_PIPELINE = [
+    "schema", "run_id", "status", "exit_code", "overrides", "composition", "composition_hash",
+    "phases", "sha256",
+]
+# fmt: on
+
+
+def seal(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the record with the hash of its own content."""
+    content = {key: value for key, value in record.items() if key != "sha256"}
+    content = json.loads(json.dumps(content))  # numeric keys become text
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return {**content, "sha256": digest}
+
+
+def faults(record: dict[str, Any]) -> list[str]:
+    """Return why a record cannot be trusted: missing fields or changed content."""
+    required = REQUIRED_OF_A_PIPELINE if "phases" in record else REQUIRED
+    missing = [f"{name}: missing" for name in required if name not in record]
+    if missing or seal(record)["sha256"] == record["sha256"]:
+        return missing
+    return ["sha256: the content was changed after it was written"]
+
+
+def doubt(record: dict[str, Any]) -> str | None:
+    """Return the first fault as a sentence."""
+    found = faults(record)
+    return f"its record.json cannot be trusted ({found[0]})" if found else None

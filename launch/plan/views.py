@@ -1,0 +1,124 @@
+"""Render a plan as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from containers import images
+from launch.config.identity import composition_hash
+from launch.core.json_files import plain
+from launch.plan import container
+from launch.schema import Config
+from launch.schema.plan import ContainerSpec, Plan, Process
+
+SCHEMA = 1
+
+
+def image_json(config: Config) -> dict[str, Any] | None:
+    """Describe the image of runtime=docker: the one that starts, and its base."""
+    if config.runtime.on_node != "docker":
+        return None
+    reference = container.image_reference(config)
+    if config.container.name == "custom":
+        return {"name": "custom", "reference": reference, "verified": "@" in reference}
+    image = images.load()[config.container.name]
+    versions = {key: getattr(image, key) for key in images.VERSIONS}
+    return {
+        "name": image.name,
+        "reference": reference,
+        "base": image.base_reference,
+        "verified": image.verified,
+        "pushed": image.pushed,
+        "gfx": list(image.gfx),
+        **versions,
+    }
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """Return the plan as the JSON object of mode=plan format=json."""
+    return {
+        "schema": SCHEMA,
+        "name": plan.name,
+        "run_dir": str(plan.run_dir),
+        "hardware": plan.config.hardware.name,
+        "model": plan.config.model.name,
+        "method": plan.config.method.name,
+        "precision": plan.config.precision.name,
+        "adapter": plan.config.adapter.name,
+        "image": image_json(plan.config),
+        "runtime": plan.config.runtime.name,
+        "topology": plan.config.topology.name,
+        "processes": [_process_json(p, plan.containers.get(p.name)) for p in plan.processes],
+        "memory": [{**plain(m), "total_gb": m.total_gb, "fits": m.fits} for m in plan.memory],
+        "speed": {
+            **plain(plan.speed),
+            "plain_tokens_per_second": plan.plain_speed and plan.plain_speed.tokens_per_second,
+        },
+        "balance": plain(plan.balance),
+        "chosen": plain(plan.config.chosen),
+        "faster": plain(plan.faster),
+        "data": plan.data,
+        "trainer_args": plan.trainer_args,
+        "targets": plain(plan.targets),
+        "warnings": plan.warnings,
+        "composition_hash": composition_hash(plan.config),
+    }
+
+
+def _process_json(process: Process, spec: ContainerSpec | None) -> dict[str, Any]:
+    return {
+        "name": process.name,
+        "kind": process.kind,
+        "argv": process.argv,
+        "env": spec.environment if spec else process.env,
+        "env_reasons": {s.name: f"{s.reason} ({s.origin})" for s in process.settings},
+        "gpus": process.gpus,
+        "container": spec and container.as_json(spec),
+    }
+
+
+def shared_warnings(phases: dict[str, Plan]) -> list[str]:
+    """Return each warning of a pipeline once, prefixed by its phases."""
+    names: dict[str, list[str]] = {}
+    for phase, plan in phases.items():
+        for warning in dict.fromkeys(plan.warnings):
+            names.setdefault(warning, []).append(phase)
+    return [f"{', '.join(of)}: {warning}" for warning, of in names.items()]
+
+
+def outside(run_dir: Path, plans: dict[str, Plan]) -> dict[str, Path]:
+    """Return the directories of phases that lie in another run (launch/study/keeping.py)."""
+    return {name: plan.run_dir for name, plan in plans.items() if plan.run_dir.parent != run_dir}
+
+
+def pipeline_json(name: str, run_dir: Path, phases: dict[str, Plan]) -> dict[str, Any]:
+    """Return a pipeline as an object of the same shape.
+
+    It has the plans of its phases, and their processes and warnings together.
+
+    `kept` are the phases `outside`; their processes do not run.
+    """
+    plans = {phase: as_json(plan) for phase, plan in phases.items()}
+    kept = {phase: str(folder) for phase, folder in outside(run_dir, phases).items()}
+    run = {
+        phase: plan
+        for phase, plan in plans.items()
+        if phase not in kept and not phases[phase].is_left_out
+    }
+    first = next(iter(plans.values()))
+    shared = {key: first[key] for key in ("schema", "hardware", "image", "runtime")}
+    return {
+        **shared,
+        "name": name,
+        "run_dir": str(run_dir),
+        "topology": sorted({p["topology"] for p in plans.values()}),
+        "processes": [
+            {**process, "phase": phase} for phase, p in run.items() for process in p["processes"]
+        ],
+        "memory": [{**entry, "phase": phase} for phase, p in run.items() for entry in p["memory"]],
+        "speed": {"tokens_per_second": None, "step_s": None, "basis": "see each phase"},
+        "warnings": shared_warnings(phases),
+        "kept": kept,
+        "phases": plans,
+    }

@@ -1,0 +1,49 @@
+"""Declare a field's words or range together with its type, default and meaning.
+
+launch/rules/values.py checks words and ranges. omegaconf checks the type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import MISSING
+
+# Trying all divisors up to the root, 46 thousand, takes a hundredth of a second.
+DIVIDED = 2**31 - 1
+HUGE = 1e300  # a larger whole number would not become a float
+# each rank has memory and a log; a node of MI300X in CPX mode has 64
+MOST_RANKS = 1024
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers from `least` to `most`, between `above` and `below`."""
+
+    least: float = -math.inf
+    above: float = -math.inf
+    most: float = math.inf
+    below: float = HUGE
+
+    def __contains__(self, number: float) -> bool:
+        return self.least <= number <= self.most and self.above < number < self.below
+
+    def __str__(self) -> str:
+        if self.least == self.most:
+            return f"{self.least:g}"
+        lower = f"above {self.above:g}" if self.above > -math.inf else f"at least {self.least:g}"
+        if self.below < HUGE:
+            return f"{lower} and below {self.below:.10g}"
+        return f"{lower} and at most {self.most:.10g}" if self.most < math.inf else lower
+
+
+def checked(default: Any = MISSING, words: tuple[Any, ...] = (), **bounds: float) -> Any:
+    """Return a dataclass field that accepts one of `words`, or a number in a Range.
+
+    null passes if the type allows it.
+    """
+    metadata = {"words": words} if words else {"range": Range(**bounds)}
+    return dataclasses.field(default=default, metadata=metadata)

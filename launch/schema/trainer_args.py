@@ -1,0 +1,353 @@
+"""Complete the arguments of a method's configuration class with what the other groups imply."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launch.core.errors import UserError, near
+from launch.core.near_names import argument_meant, value_meant, word_meant
+from launch.schema import Config
+from launch.schema.enums import Vendor
+
+LOCK = Path(__file__).parents[2] / "containers/trainer_args.lock.json"
+METHODS = Path(__file__).parents[2] / "conf/method"
+
+# Arguments that another key decides and that could contradict it under method.args.
+OWNED = {
+    "output_dir": "run_root=",
+    "run_name": "name=",
+    "seed": "seed=",
+    "data_seed": "seed=",
+    "bf16": "precision=bf16",
+    "fp16": "precision=fp16",
+    "use_cpu": "hardware=cpu",
+    "report_to": "tracking=",
+    "project": "tracking.project=",
+    "disable_tqdm": "nothing: the launcher shows progress",
+    "dataloader_num_workers": "hardware.dataloader.num_workers=",
+    "dataloader_pin_memory": "hardware.dataloader.pin_memory=",
+    "fsdp": "topology=fsdp",
+    "fsdp_config": "topology.fsdp.<field>=",
+    "deepspeed": "topology=zero2 or topology=zero3",
+    "resume_from_checkpoint": "resume=",
+    "use_vllm": "topology=split",
+    "vllm_mode": "topology=split",
+    "vllm_server_base_url": "topology=split",
+    "vllm_server_host": "topology=split",
+    "vllm_server_port": "topology=split",
+    "vllm_group_port": "topology=split",
+    "eval_strategy": "method.selection.metric=eval_loss",
+    "eval_steps": "method.args.save_steps=; a model that was measured is saved",
+    "eval_delay": "method.args.save_steps=; every saved model is measured",
+    "eval_on_start": (
+        "method.args.save_steps=; every saved model is measured, and the first one is "
+        "method=evaluate's"
+    ),
+    "load_best_model_at_end": "method.selection.metric=eval_loss",
+    "metric_for_best_model": "method.selection.metric=",
+    "greater_is_better": "method.selection.metric=",
+    "reward_weights": "method.rewards.<name>=<weight>",
+    "parallelism_config": "topology=fsdp; tensor, pipeline and context parallelism are not offered",
+    "model_init_kwargs": "model.<field>=, precision= and hardware.attention=",
+}
+# Compiled layers pad batches to a multiple of this many tokens. Kernels are faster for lengths with
+# known divisors, by a tenth with fp8.
+COMPILED_MULTIPLE = 64
+# Arguments that TRL removed, and their replacements (migration notes of TRL and transformers 5).
+REPLACED = {
+    "max_prompt_length": "prompts are not truncated: filter the data, set max_completion_length",
+    "max_seq_length": "use max_length",
+    "warmup_ratio": "use warmup_steps: a value below 1 is a share of all steps",
+    "overwrite_output_dir": "every run has a directory of its own",
+    "logging_dir": "the launcher sets it",
+    "group_by_length": "use train_sampling_strategy=group_by_length",
+    "fp16_opt_level": "Apex is gone; precision=fp16 uses torch.amp",
+    "evaluation_strategy": "use method.selection.metric=eval_loss",
+}
+JSON_TYPES: dict[type, str] = {
+    **{kind: kind.__name__ for kind in (bool, int, float, str, list, dict)},
+    type(None): "null",
+}
+
+
+@functools.cache
+def lock() -> dict[str, Any]:
+    """Return every argument of every configuration class, as `make lock` recorded them."""
+    content: dict[str, Any] = json.loads(LOCK.read_text())
+    return content
+
+
+def own(config: Config) -> dict[str, dict[str, Any]]:
+    """Return {argument: {types, default}} of the method's configuration class."""
+    return _of_class(config.method.config_class)
+
+
+def class_of(config: Config) -> str:
+    """Return the method's configuration class; for a tuning, that of its recipe."""
+    name = recipe_name(config)
+    return _class_of_method(name) if name else config.method.config_class
+
+
+def known(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the method's arguments and, for a tuning, those of its recipe."""
+    name = recipe_name(config)
+    return {**_of_class(_class_of_method(name)), **own(config)} if name else own(config)
+
+
+def recipe_name(config: Config) -> str | None:
+    """Return the method whose runs are a tuning's trials; None for any other method."""
+    if not config.method.tunes:
+        return None
+    default = own(config).get("recipe", {}).get("default")
+    return str(config.method.args.get("recipe", default))
+
+
+def _of_class(config_class: str) -> dict[str, dict[str, Any]]:
+    arguments: dict[str, dict[str, Any]] = lock()["arguments"].get(config_class, {})
+    if not arguments:
+        raise UserError(
+            f"method.config_class={config_class}: not in {LOCK.name}. Run "
+            "`python containers/lock_trainer_args.py` after adding a method."
+        )
+    return arguments
+
+
+@functools.cache
+def _class_of_method(name: str) -> str:
+    """Return a recipe's class. Raise UserError for an unknown recipe or a tuning."""
+    names = sorted(
+        str(file.relative_to(METHODS).with_suffix("")) for file in METHODS.rglob("*.yaml")
+    )
+    names = [other for other in names if not other.startswith("tune/")]
+    if name not in names:
+        raise UserError(
+            f"method.args.recipe={name}: no such recipe.{near(name, names)} Recipes: "
+            f"{', '.join(names)}."
+        )
+    return str(yaml.safe_load((METHODS / f"{name}.yaml").read_text())["config_class"])
+
+
+def value(config: Config, name: str) -> Any:
+    """Return an argument's value in the composition, or its default."""
+    return config.method.args.get(name, known(config)[name]["default"])
+
+
+def argument(config: Config, name: str) -> Any:
+    """Return an argument's value; None if the method has no such argument."""
+    return value(config, name) if name in known(config) else None
+
+
+def check(config: Config) -> None:
+    """Reject arguments that the class does not have or that another key decides."""
+    arguments, cls = known(config), config.method.config_class
+    series = _of_series(config)
+    for name, given in config.method.args.items():
+        if name in OWNED and name in arguments:
+            raise UserError(
+                f"method.args.{name}={given}: decided elsewhere; set {OWNED[name]} instead."
+            )
+        if name not in arguments:
+            why = (
+                f" Removed from TRL: {REPLACED[name]}."
+                if name in REPLACED
+                else argument_meant(name, set(arguments) - set(OWNED))
+            )
+            whose = cls if cls.startswith("recipes.") else f"{cls} of TRL {lock()['trl']}"
+            raise UserError(f"method.args.{name}={given}: {whose} has no such argument.{why}")
+        check_value(f"method.args.{name}", given, arguments[name], cls, measured=name in series)
+
+
+def check_value(
+    key: str, given: Any, allowed: dict[str, Any], taker: str, measured: bool = False
+) -> None:
+    """Reject a value that the lock's entry `allowed` does not allow.
+
+    `taker` is the class that has the argument. With `measured`, each item of a list is measured, so
+    no item may repeat.
+    """
+    if not _is_of(given, allowed["types"]):
+        meant = value_meant(key, given, allowed)
+        raise UserError(
+            f"{key}={given!r}: {JSON_TYPES[type(given)]}, and {taker} takes "
+            f"{' or '.join(allowed['types'])}.{meant}"
+        )
+    _check_items(key, given, allowed, measured)
+    _check_names(key, given, allowed)
+
+
+def _of_series(config: Config) -> set[str]:
+    """Return the arguments of a benchmark or tuning, without those of the training it tunes."""
+    if not config.method.measures_machine:
+        return set()
+    tunes_training = config.method.tunes and not str(recipe_name(config)).startswith("bench/")
+    return {*(own if tunes_training else known)(config)}
+
+
+def _is_of(given: Any, types: list[str]) -> bool:
+    """Return whether the value has one of the types; an int is also a float."""
+    kind = JSON_TYPES[type(given)]
+    return "any" in types or kind in types or (kind == "int" and "float" in types)
+
+
+def _check_items(key: str, given: Any, allowed: dict[str, Any], measured: bool) -> None:
+    """Reject items of a wrong type, repeated items, and numbers that are too small."""
+    is_list, items = isinstance(given, list), allowed.get("items")
+    for i, item in enumerate(given if is_list else []):
+        if items and not _is_of(item, items):
+            raise UserError(
+                f"{key}={given}: {JSON_TYPES[type(item)]} in it, and it is a list of "
+                f"{' or '.join(items)}."
+            )
+        if measured and (items or isinstance(item, list)) and item in given[:i]:
+            raise UserError(f"{key}={given}: {item} is in it twice, and would be measured twice.")
+    numbers = [item for item in (given if is_list else [given]) if type(item) is int]
+    if "least" in allowed and any(number < allowed["least"] for number in numbers):
+        raise UserError(f"{key}={given}: {'each ' if is_list else ''}at least {allowed['least']}.")
+
+
+def _check_names(key: str, given: Any, allowed: dict[str, Any]) -> None:
+    """Reject unknown names, alone, in a list, or as keys of mappings."""
+    known, refused = allowed.get("names"), allowed.get("refused", {})
+    if given is None or not (known or refused):
+        return
+    items = given if isinstance(given, list) else [given]
+    words = [str(word) for item in items for word in (item if isinstance(item, dict) else [item])]
+    for word in words:
+        if word in refused:
+            raise UserError(f"{key}: {word} {refused[word]}")
+        if known and word not in known:
+            raise UserError(
+                f"{key}={word}: unknown.{word_meant(key.rpartition('.')[2], word, known)} It "
+                f"takes {', '.join(known)}."
+            )
+
+
+def complete(config: Config, run_dir: Path, ports: tuple[int, int]) -> dict[str, Any]:
+    """Return the keyword arguments of the configuration class that the composition implies.
+
+    `ports` are the ports of the server and of its weight transfer.
+    """
+    implied = {
+        "output_dir": str(run_dir / "checkpoints"),
+        "seed": config.seed,
+        "data_seed": config.seed,
+        # With use_cpu, accelerate replaces sharding by DDP. For sharded ranks recipes/smoke selects
+        # the CPU instead.
+        "use_cpu": config.hardware.vendor == Vendor.none
+        and config.topology.strategy in ("none", "ddp"),
+        "bf16": config.precision.compute in ("bf16", "fp8"),
+        "fp16": config.precision.compute == "fp16",
+        "report_to": config.tracking.name,
+        "run_name": config.name,
+        "project": config.tracking.project or "huggingface",
+        "disable_tqdm": True,
+        # the filter would show a NaN loss as 0.0; recipes/measure/metrics.py stops the run instead
+        "logging_nan_inf_filter": False,
+        "pad_to_multiple_of": COMPILED_MULTIPLE if config.step.compile else "auto",
+        "dataloader_num_workers": config.hardware.dataloader.num_workers,
+        "dataloader_pin_memory": config.hardware.dataloader.pin_memory,
+        **_strategy(config),
+        **_generation(config, ports),
+        **_selection(config),
+    }
+    # own() omits the arguments of a tuning's recipe
+    names = own(config)
+    return {k: v for k, v in {**implied, **config.method.args}.items() if k in names}
+
+
+def _strategy(config: Config) -> dict[str, Any]:
+    topology = config.topology
+    if topology.strategy == "fsdp":
+        fsdp = topology.fsdp
+        return {
+            "fsdp": True,
+            "fsdp_config": {
+                "version": 2,
+                "reshard_after_forward": fsdp.reshard_after_forward,
+                "cpu_offload": fsdp.cpu_offload,
+                "activation_checkpointing": fsdp.activation_checkpointing,
+                "state_dict_type": fsdp.state_dict_type,
+            },
+            # Clipping reduces offloaded gradients on the host, where RCCL has no collectives.
+            **(
+                {"ddp_backend": "cuda:nccl,cpu:gloo"}
+                if fsdp.cpu_offload and config.hardware.vendor != Vendor.none
+                else {}
+            ),
+        }
+    if topology.strategy in ("zero2", "zero3"):
+        return {"deepspeed": _deepspeed(config)}
+    # Every trained weight takes part in every loss. A search for unused ones would walk the graph
+    # in each step, and torch would warn that it found none. This also holds for a single rank with
+    # a strategy, whose model accelerate wraps.
+    return {"ddp_find_unused_parameters": False}
+
+
+def _selection(config: Config) -> dict[str, Any]:
+    """Return arguments that evaluate at every save, so that the best model can be loaded."""
+    metric = config.method.selection.metric
+    if metric is None:
+        return {}
+    return {
+        "eval_strategy": "steps",
+        "eval_steps": value(config, "save_steps"),
+        "metric_for_best_model": metric,
+        "greater_is_better": config.method.held_out_metrics[metric],
+        "per_device_eval_batch_size": value(config, "per_device_train_batch_size"),
+        "num_generations_eval": 1,  # grpo: only training needs a group
+    }
+
+
+def _deepspeed(config: Config) -> dict[str, Any]:
+    """Return DeepSpeed's configuration; transformers fills `auto` from the arguments."""
+    stage = int(config.topology.strategy[-1])
+    # Overlap reduces gradients of stage 2 on another stream, which has used freed buffers
+    # (DeepSpeed#5294, #7965). Four H200s were no slower without it (docs/results/topologies.md).
+    zero: dict[str, Any] = {
+        "stage": stage,
+        "overlap_comm": stage == 3,
+        "contiguous_gradients": True,
+    }
+    to_host = {"device": "cpu", "pin_memory": config.hardware.dataloader.pin_memory}
+    if config.topology.zero.offload_optimizer:
+        zero["offload_optimizer"] = dict(to_host)
+    if config.topology.zero.offload_parameters:
+        zero["offload_param"] = dict(to_host)
+    if stage == 3:
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    content: dict[str, Any] = {
+        "zero_optimization": zero,
+        "bf16": {"enabled": "auto"},
+        "fp16": {"enabled": "auto"},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+    }
+    if config.hardware.vendor == Vendor.none:
+        # DeepSpeed's own optimizer for offload is compiled, and the cpu image has no compiler.
+        content["zero_force_ds_cpu_optimizer"] = False
+    if config.hardware.vendor == Vendor.amd:
+        # bf16 gradients reduced in bf16 give silent NaN on ROCm (huggingface/accelerate#4025).
+        content["communication_data_type"] = "fp32"
+    return content
+
+
+def _generation(config: Config, ports: tuple[int, int]) -> dict[str, Any]:
+    if config.topology.name == "colocate":
+        return {"use_vllm": True, "vllm_mode": "colocate"}
+    if config.topology.servers == 0:
+        return {}
+    return {
+        "use_vllm": True,
+        "vllm_mode": "server",
+        "vllm_server_base_url": f"http://127.0.0.1:{ports[0]}",
+        "vllm_group_port": ports[1],
+        # TRL's default multiplies the ratios of a completion's tokens and drops it above 3. That is
+        # meant for rounding, not for older weights.
+        **({"vllm_importance_sampling_mode": "token_truncate"} if config.topology.overlap else {}),
+    }

@@ -1,0 +1,1 @@
+"""Search over plans: find=, what would fit, what would be faster."""

@@ -1,0 +1,407 @@
+"""Search with the memory planner: changes that make a run fit, largest batch, smallest hardware.
+
+Every answer was composed, checked and planned like the user's own command.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from launch.config.compose import compose, leaf
+from launch.config.request import Request
+from launch.config.wording import groups
+from launch.core.errors import HostError, UserError
+from launch.estimate import margin, memory
+from launch.estimate.batch import ACCUMULATION, batch
+from launch.estimate.reference import has_reference
+from launch.inputs.adapter_files import check_adapter
+from launch.machine import placement
+from launch.machine.detect import Host
+from launch.plan import balance
+from launch.plan.planning import prepare
+from launch.rules.check import SEARCH, check_given
+from launch.rules.topology import longest
+from launch.schema import Config, Topology
+from launch.schema.enums import Find, Preflight, Vendor
+from launch.schema.plan import Memory, Plan
+from launch.schema.trainer_args import argument, known, value
+
+Remedy = tuple[list[str], str]  # overrides, and what they cost
+
+MOST_SEQUENCES = 4096  # per rank, the largest batch that a search tries
+WANTED = 3  # number of changes that a message lists
+# Keys of hardware that apply to every group that a search tries.
+OF_ANY_DEVICE = ("gpus_per_node", "attention", "dataloader", "env")
+SHARED = (0.5, 0.3, 0.15)  # memory shares to try for a server that shares its GPU with a trainer
+BATCH = "method.args.per_device_train_batch_size"
+
+
+@dataclass(frozen=True)
+class Change:
+    """Overrides that make a run fit, their cost, and the memory of the tightest process."""
+
+    overrides: list[str]
+    cost: str
+    tightest: Memory
+
+    def __str__(self) -> str:
+        needs = f"{self.tightest.total_gb:.0f} of {self.tightest.capacity_gb:.0f} GB"
+        return f"{' '.join(self.overrides)}   ({self.cost}; {needs})"
+
+
+def shortage(plan: Plan) -> str | None:
+    """Describe the processes that need more memory; None if all fit or have no limit (a CPU)."""
+    tight: dict[str, list[Memory]] = {}
+    for entry in plan.memory:
+        if not entry.fits and plan.config.hardware.vendor != Vendor.none:
+            tight.setdefault(entry.process, []).append(entry)
+    lines = []
+    for process, entries in tight.items():  # a process may have GPUs of different sizes
+        m = max(entries, key=lambda entry: entry.total_gb - entry.capacity_gb)
+        where = "each of its GPUs" if len(entries) > 1 else f"GPU {m.gpu}"
+        lines.append(
+            f"{process}: {m.total_gb:.1f} GB needed on {where}, {m.capacity_gb:.1f} there, "
+            f"{m.total_gb - m.capacity_gb:.1f} missing."
+        )
+    return " ".join(lines) or None
+
+
+def advice(plan: Plan, host: Host) -> str | None:
+    """Return the shortage and the cheapest changes that make it fit; None if everything fits."""
+    lacking = shortage(plan)
+    if lacking is None:
+        return None
+    remedies = changes(plan, host)
+    if not remedies:
+        return (
+            f"{lacking} No change that the planner knows makes it fit on "
+            f"{plan.config.hardware.name}. Try other hardware: mode=plan find=smallest_hardware."
+        )
+    return f"{lacking} It fits with one of:\n" + "\n".join(f"  {change}" for change in remedies)
+
+
+def admit(plan: Plan, host: Host) -> None:
+    """Raise HostError with advice if the plan does not fit, unless preflight=warn."""
+    if plan.config.preflight == Preflight.warn:
+        return
+    reason = advice(plan, host)
+    if reason:
+        raise HostError(f"{reason}\npreflight=warn starts it all the same.")
+
+
+def changes(plan: Plan, host: Host) -> list[Change]:
+    """Return at most WANTED changes: single remedies in the order of their table, then pairs."""
+    # The search takes seconds, so tell the user what they are waiting for.
+    print("It does not fit: looking for changes that make it fit.", file=sys.stderr)
+    config, command = plan.config, Request(plan.overrides)
+    batches = _smaller_batches(config)
+    # bnpo averages over the tokens of one rank's micro-batch, whatever the accumulation.
+    is_bnpo = argument(config, "loss_type") == "bnpo"
+    smallest = [(batches[-1], "averages over fewer tokens" if is_bnpo else "")] if batches else []
+    table = [*smallest, *_remedies(config)]
+    results: list[Change] = []
+    solved: list[set[str]] = []
+    for remedies in [*((remedy,) for remedy in table), *itertools.combinations(table, 2)]:
+        candidate = [override for remedy, _ in remedies for override in remedy]
+        names = {override.partition("=")[0] for override in candidate}
+        if len(names) < len(candidate) or any(fits <= set(candidate) for fits in solved):
+            continue
+        tightest = _fitting(command.plus(*candidate), host)
+        if tightest is None:
+            continue
+        solved.append(set(candidate))
+        if remedies[0] in smallest:
+            rest = candidate[len(batches[-1]) :]
+            candidate = [*_largest(batches, command.plus(*rest), host), *rest]
+            tightest = _fitting(command.plus(*candidate), host) or tightest
+        cost = "; ".join(cost for _, cost in remedies if cost) or "trains the same"
+        results.append(Change(candidate, cost, tightest))
+        if len(results) == WANTED:
+            break
+    return results
+
+
+def _fitting(command: Request, host: Host) -> Memory | None:
+    """Return the tightest process of a command; None if it is rejected or does not fit."""
+    tightest = _planned(command, host)
+    return tightest if tightest and tightest.fits else None
+
+
+def _largest(batches: list[list[str]], command: Request, host: Host) -> list[str]:
+    """Return the largest micro-batch that fits; the last, smallest one must fit."""
+
+    def fits(smaller: list[str]) -> bool:
+        return _fitting(command.plus(*smaller), host) is not None
+
+    return batches[bisect.bisect_left(batches, True, key=fits)]
+
+
+def _smaller_batches(config: Config) -> list[list[str]]:
+    """Return the overrides of ever smaller micro-batches, each accumulated to the same step."""
+    names, size = known(config), batch(config)
+    if "gradient_accumulation_steps" not in names:
+        return []
+    steps = "steps_per_generation" in names and value(config, "steps_per_generation")
+    smaller = []
+    for parts in divisors(size.per_device)[1:]:
+        overrides = [f"{BATCH}={size.per_device // parts}"]
+        if config.effective_batch is None:
+            overrides.append(f"{ACCUMULATION}={size.accumulation * parts}")
+        if steps:
+            overrides.append(f"method.args.steps_per_generation={int(steps) * parts}")
+        smaller.append(overrides)
+    return smaller
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of `number` in ascending order."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def _remedies(config: Config) -> Iterator[Remedy]:
+    """Yield the remedies that apply, cheapest first; those that change the training come last."""
+    topology, precision = config.topology, config.precision
+    trains, has_nf4 = config.method.trains, "nf4" in config.hardware.precisions
+    whole, replicated = config.adapter.rank is None, topology.strategy in ("none", "ddp")
+    cost = "trains the same"
+    if argument(config, "gradient_checkpointing") is False:
+        yield ["method.args.gradient_checkpointing=true"], f"{cost}, with a third more work"
+    if topology.name == "colocate" and not value(config, "vllm_enable_sleep_mode"):
+        sleeps = "vLLM frees its memory while training"
+        yield ["method.args.vllm_enable_sleep_mode=true"], f"{cost}: {sleeps}"
+    may_precompute = argument(config, "precompute_ref_log_probs") is False
+    if may_precompute and has_reference(config) and not value(config, "sync_ref_model"):
+        first = "the reference scores all rows first and is then freed"
+        yield ["method.args.precompute_ref_log_probs=true"], f"{cost}: {first}"
+    if config.hardware.gpus_per_node > 1 and replicated:
+        yield _sharded(config)
+    if topology.strategy == "fsdp" and has_reference(config):  # FSDP gathers the whole reference
+        zero3 = "topology.strategy=zero3" if topology.servers else "topology=zero3"
+        yield [zero3], f"{cost}, with DeepSpeed"
+    if topology.servers:
+        yield from _other_servers(config)
+    offloads = (
+        ("fsdp", "fsdp.cpu_offload", "weights and optimizer"),
+        ("zero2", "zero.offload_optimizer", "the optimizer"),
+        ("zero3", "zero.offload_optimizer", "the optimizer"),
+        ("zero3", "zero.offload_parameters", "the weights"),
+    )
+    for strategy, key, what in offloads:
+        if topology.strategy == strategy and not leaf(config, f"topology.{key}"):
+            yield [f"topology.{key}=true"], f"{cost}, slower: the host holds {what}"
+    # bitsandbytes supports the GPUs that have nf4. Sharded moments are small anyway.
+    has_optim = "optim" in known(config) and memory.OPTIMIZERS.get(value(config, "optim")) == 2
+    if whole and replicated and has_nf4 and has_optim:
+        yield ["method.args.optim=adamw_8bit"], "AdamW's moments are rounded to 8 bits"
+    if precision.weights == "fp32" and precision.compute == "bf16":
+        yield ["precision.weights=bf16"], "16-bit weights: those that train lose small updates"
+    if whole and trains:
+        yield ["adapter=lora"], "trains about 1% of the parameters"
+    if config.adapter.name in ("none", "lora") and trains and has_nf4:
+        fewer = "trains about 1% of the parameters and rounds the rest to 4 bits"
+        yield ["adapter=qlora", "precision=nf4"], fewer
+    for key in ("max_length", "max_completion_length"):
+        if batch(config).sequence >= 512 and (most := argument(config, key)):
+            yield [f"method.args.{key}={int(most) // 2}"], "truncates longer rows"
+    if not trains and batch(config).per_device > 1:
+        yield ["method.args.batch_size=1"], "gives the same answers, slower"
+    if argument(config, "engine") == "vllm":
+        slower = "slower, but needs no room for the longest sequence"
+        yield ["method.args.engine=transformers"], slower
+
+
+def _sharded(config: Config) -> Remedy:
+    """Return FSDP over the same ranks, or over all GPUs of the node if only one trained."""
+    slower = "ranks exchange weights"
+    if config.topology.name == "colocate":
+        slower += "; transformers generates, which is slower"
+    if config.topology.servers:
+        return ["topology.strategy=fsdp"], f"trains the same, but {slower}"
+    if config.topology.strategy == "ddp":
+        return ["topology=fsdp"], f"trains the same, but {slower}"
+    ranks, accumulation = config.hardware.gpus_per_node, batch(config).accumulation
+    overrides = ["topology=fsdp"]
+    if config.effective_batch is None:
+        if accumulation % ranks:
+            return overrides, f"{ranks} GPUs, so {ranks} times the sequences a step, and {slower}"
+        overrides.append(f"{ACCUMULATION}={accumulation // ranks}")
+    return overrides, f"trains the same on {ranks} GPUs, but {slower}"
+
+
+def _other_servers(config: Config) -> Iterator[Remedy]:
+    """Yield remedies for a server: its memory share, shorter sequences, and more GPUs.
+
+    More GPUs are offered only if at least one is left to train on.
+    """
+    topology, gpus, shared = (
+        config.topology,
+        placement.num_gpus(config),
+        placement.shares_gpu(config),
+    )
+    usual = Topology.server_memory_share
+    if topology.server_cache_gb:
+        cost = "vLLM sizes its cache by topology.server_memory_share"
+        yield ["topology.server_cache_gb=null"], cost
+    elif shared:
+        for share in SHARED:
+            cost = "trains the same, but vLLM and the trainer divide their GPU differently"
+            yield [f"topology.server_memory_share={share}"], cost
+    elif topology.server_memory_share < usual:
+        yield [f"topology.server_memory_share={usual}"], "vLLM takes more of its GPU"
+    if shared and config.hardware.gpus_per_node > 1:
+        yield ["topology.num_gpus=2"], "trains the same, with a GPU each for server and trainer"
+    shorter = max(2048, 2 * longest(config))
+    if shorter < (topology.server_max_length or config.model.max_positions):
+        cost = f"trains the same if a prompt and its completion have at most {shorter} tokens"
+        yield [f"topology.server_max_length={shorter}"], cost
+    for parallel in (2, 4, 8):
+        left = gpus - topology.servers * parallel
+        if topology.server_tensor_parallel < parallel and left > 0:
+            fewer = "" if config.effective_batch is not None else ", so a step has fewer sequences"
+            cost = f"the server takes {gpus - left} GPUs and {left} train{fewer}"
+            yield [f"topology.server_tensor_parallel={parallel}"], cost
+
+
+def _planned(command: Request, host: Host) -> Memory | None:
+    """Return the result of `_plan`; None if the command is rejected."""
+    try:
+        return _plan(command, host)
+    except (UserError, HostError):
+        return None
+
+
+def _plan(command: Request, host: Host) -> Memory:
+    """Plan a command and return its tightest process. Raises UserError, HostError."""
+    config, _ = prepare(compose(command))
+    return max(memory.on_host(config, host), key=margin.tightness)
+
+
+def search(config: Config, command: Request, host: Host) -> tuple[Request, dict[str, Any]]:
+    """Return the command to plan, and the result of the search. Raises UserError, HostError."""
+    find = f"find={config.find.value}"
+    if SEARCH.applies(config):  # check this first, since a search takes seconds
+        raise UserError(SEARCH.refusal(config))
+    if config.smoke:
+        raise UserError(f"{find} with smoke=true: everything fits. Leave one of them out.")
+    if config.effective_batch and ACCUMULATION in command.keys:
+        raise UserError(
+            f"{find} with effective_batch={config.effective_batch} and {ACCUMULATION}: each "
+            "follows from the other and from the batch that the search varies. Use: one of them."
+        )
+    config = balance.with_servers(config)
+    check_given(config)  # before a search enumerates its numbers
+    check_adapter(config)  # the plan depends on its layers
+    print(f"{find}: planning each candidate", file=sys.stderr)  # this takes seconds
+    searches = {Find.largest_batch: _largest_batch, Find.smallest_hardware: _smallest_hardware}
+    chosen, lines = searches[config.find](config, command, host)
+    others = command.without(chosen.partition("=")[0])
+    finding = {"find": config.find.value, "override": chosen, "said": lines}
+    return others.plus(chosen), finding
+
+
+def _largest_batch(config: Config, command: Request, host: Host) -> tuple[str, list[str]]:
+    if config.hardware.vendor == Vendor.none or not config.method.trains:
+        raise UserError(
+            "find=largest_batch: is for a method that trains, on a GPU. "
+            "Set hardware=, or leave it out."
+        )
+    sizes = _batches(config)
+    _plan(command.plus(f"{BATCH}={sizes[0]}"), host)  # raises if the command itself is rejected
+
+    def planned(size: int) -> Memory | None:
+        return _planned(command.plus(f"{BATCH}={size}"), host)
+
+    num_fitting = bisect.bisect_left(
+        sizes, True, key=lambda size: not ((entry := planned(size)) and entry.fits)
+    )
+    if not num_fitting:
+        raise HostError(
+            f"find=largest_batch: not even {sizes[0]} sequence(s) per rank fit on "
+            f"{config.hardware.name}. Try other hardware: find=smallest_hardware."
+        )
+    chosen = f"{BATCH}={sizes[num_fitting - 1]}"
+    line = f"largest batch that fits: {chosen}"
+    if num_fitting == len(sizes):
+        line += "; no larger one was tried"
+    elif after := planned(sizes[num_fitting]):
+        lacking = after.total_gb - after.capacity_gb
+        line += f"; {sizes[num_fitting]} would lack {lacking:.1f} GB ({after.process})"
+    largest = _plan(command.plus(chosen), host)
+    if not margin.close(largest):
+        return chosen, [line]
+    num_roomy = bisect.bisect_left(
+        sizes[:num_fitting],
+        True,
+        key=lambda size: (entry := planned(size)) is None or margin.close(entry),
+    )
+    roomy = (
+        f"with more room: {BATCH}={sizes[num_roomy - 1]}"
+        if num_roomy
+        else "no smaller one leaves more room."
+    )
+    return chosen, [line, f"! It may not fit: {margin.why(largest)}; {roomy}"]
+
+
+def _batches(config: Config) -> list[int]:
+    """Return the possible batch sizes of a rank in ascending order.
+
+    They divide effective_batch, or the completions of a GRPO generation.
+    """
+    ranks = batch(config).ranks
+    whole = config.effective_batch or argument(config, "generation_batch_size")
+    if whole:
+        return divisors(max(1, int(whole) // ranks))
+    group = int(argument(config, "num_generations") or 1)
+    times = int(argument(config, "steps_per_generation") or batch(config).accumulation)
+    unit = group // math.gcd(group, ranks * times)
+    return list(range(unit, max(MOST_SEQUENCES, unit) + 1, unit))
+
+
+def _smallest_hardware(config: Config, command: Request, host: Host) -> tuple[str, list[str]]:
+    find = "find=smallest_hardware"
+    if config.method.exports or config.method.measures_machine:
+        raise UserError(
+            f"{find} with method={config.method.name}: its memory is not planned. Leave find= out."
+        )
+    for override in command:
+        group, *names = override.lstrip("+~").partition("=")[0].split(".")
+        if group == "hardware" and names and names[0] not in OF_ANY_DEVICE:
+            raise UserError(
+                f"{override.lstrip('+~')} with {find}: every group would get that value, so no "
+                "answer would be right. Leave it out."
+            )
+    others = command.without("hardware")
+    anywhere = dataclasses.replace(host, environ={}, gpus=())
+    rows: list[tuple[Memory, str]] = []
+    rejected = []
+    for name in groups()["hardware"]:
+        if name in ("auto", "cpu"):
+            continue
+        try:
+            rows.append((_plan(others.plus(f"hardware={name}"), anywhere), name))
+        except (UserError, HostError) as error:
+            rejected.append(f"{name:<12} rejected: {str(error).splitlines()[0]}")
+    rows.sort(key=lambda row: (not row[0].fits, row[0].capacity_gb, row[1]))
+    lines = [
+        f"{name:<12} {m.total_gb:6.0f} of {m.capacity_gb:4.0f} GB  "
+        f"{'fits' if m.fits else 'does not fit'} ({m.process})"
+        for m, name in rows
+    ]
+    lines += rejected
+    if not rows or not rows[0][0].fits:
+        raise HostError(f"{find}: it fits no group of conf/hardware.\n" + "\n".join(lines))
+    smallest, name = rows[0]
+    if margin.close(smallest):
+        roomy = next((other for m, other in rows if m.fits and not margin.close(m)), None)
+        more = f"with more room: hardware={roomy}" if roomy else "no other leaves more room."
+        lines.append(f"! It may not fit {name}: {margin.why(smallest)}; {more}")
+    chosen = f"hardware={name}"
+    return chosen, [f"smallest hardware that fits: {chosen}", *lines]

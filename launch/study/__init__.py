@@ -1,0 +1,1 @@
+"""Run several runs together: sweeps and pipelines."""

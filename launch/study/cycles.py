@@ -1,0 +1,218 @@
+"""Expand RAFT into phases of a pipeline: per cycle samples, a training on the best, an evaluation.
+
+What a phase does is defined by its own method in conf/method/. RAFT's additions to that are in
+args.sample, args.train and args.evaluate of method=raft.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launch.core.errors import UserError
+from launch.inputs.sample_files import SCORED
+from launch.rules import phases as phase_rules
+from launch.rules.selection import has_heldout
+from launch.schema import Adapter, Config, Data, Method, Phase, Topology
+from launch.schema.cycle_choice import Choice, OfCycle, choose, phase_name
+from launch.schema.data import Curriculum, CurriculumArgs, Selection
+from launch.schema.enums import Init
+from launch.schema.trainer_args import own, value
+
+SELECTED = "selected.jsonl"  # recipes/sample.py writes it for trainings, next to SCORED
+VERIFIER = ("rewards", "reward_chain", "reward_pattern", "reward_confined", "sandbox")
+METHODS = {"start": "sft", "sample": "sample", "train": "sft", "evaluate": "evaluate"}
+
+
+@dataclass
+class CyclePhase(Phase):
+    """A phase of a RAFT."""
+
+    part: str = "sample"  # a key of METHODS
+    cycle: int = 0  # 0 means before the first cycle
+    chosen: OfCycle | None = None  # if method.selection is set
+    # Group options that the part decides, whatever the command line says.
+    groups: list[str] = field(default_factory=list)
+    args: dict[str, Any] = field(default_factory=dict)  # override the method's arguments
+    verifier: dict[str, Any] = field(default_factory=dict)  # method keys that judge completions
+    learning_rate_factor: float = 1.0
+    pass_rates_from: str | None = None  # the phase that sampled in the previous cycle
+    smoke_keeps: list[str] = field(default_factory=list)  # arguments given on the command line
+
+
+def expand(
+    phases: list[Phase], compose: Callable[[Phase], Config], accuracies: Mapping[str, float]
+) -> list[Phase]:
+    """Return `phases`, with each phase of method=raft replaced by those of its cycles.
+
+    References to a RAFT become its resulting training, its last samples, or its evaluation.
+    `compose` returns a phase's composition; `accuracies` are those of the finished evaluations.
+    Raises UserError.
+    """
+    expanded: list[Phase] = []
+    models: dict[str, str] = {}  # phase as the user wrote it -> the phase that leaves its model
+    samples: dict[str, str] = {}  # the same for the samples
+    # The same for its last evaluation, with the phase whose model it measured.
+    evaluated: dict[str, tuple[str, str | None]] = {}
+    for phase in phases:
+        phase_rules.check_taken(phase, models, samples)
+        phase_rules.check_results(phase, models, evaluated)
+        config = compose(phase)
+        method = config.method
+        phase_rules.check_used(phase, method)
+        name, model_from = phase.name, phase.model_from and models[phase.model_from]
+        if method.has_cycles:
+            if phase.results_from is not None:
+                raise UserError(
+                    f"phases: results_from of {name}: method=raft writes no model card. "
+                    "Leave it out."
+                )
+            raft = of_raft(config, name, model_from, phase.overrides)
+            choice = _choose(raft, config, name, accuracies)
+            names = {(part.part, part.cycle): part.name for part in raft}
+            expanded += raft
+            models[name] = names["train", choice.cycle]
+            samples[name] = names["sample", choice.last]
+            if evaluation := names.get(("evaluate", choice.cycle)):
+                evaluated[name] = evaluation, models[name]
+            continue
+        data_from = phase.data_from and samples[phase.data_from]
+        results_from = phase.results_from and evaluated[phase.results_from][0]
+        expanded.append(Phase(name, phase.overrides, model_from, data_from, results_from))
+        if (method.trains or method.exports) and config.save_model:
+            models[name] = name
+        if method.leaves_samples:
+            samples[name] = name
+        if method.measures_model:
+            evaluated[name] = name, model_from
+    phase_rules.check_expanded(phase.name for phase in expanded)
+    return expanded
+
+
+def _choose(
+    raft: list[CyclePhase], config: Config, name: str, accuracies: Mapping[str, float]
+) -> Choice:
+    """Return the resulting cycle as far as known. If method.selection is set, tell the phases."""
+    evaluations = [phase.name for phase in raft if phase.part == "evaluate"]
+    known = [accuracies[e] for e in itertools.takewhile(accuracies.__contains__, evaluations)]
+    choice = choose(name, config.method.selection, known, int(value(config, "cycles")))
+    if choice.selection.metric is not None:
+        for phase in raft:
+            phase.chosen = OfCycle(phase.cycle, choice)
+    return choice
+
+
+def of_raft(
+    config: Config, prefix: str, model_from: str | None, given: Sequence[str]
+) -> list[CyclePhase]:
+    """Return the phases of a composition of method=raft, after smoke=true was applied.
+
+    `model_from` is the phase whose model samples first; None for the composition's own model.
+    """
+    args = {name: value(config, name) for name in own(config)}
+    verifier = {name: getattr(config.method, name) for name in VERIFIER}
+    several = (config.topology.num_gpus or config.hardware.gpus_per_node) > 1
+    # A phase that does not train takes one GPU, or puts a replica on each.
+    inference = "ddp" if several and config.topology.name != "single" else "single"
+    phases: list[CyclePhase] = []
+
+    def add(part: str, cycle: int, **fields: Any) -> str:
+        name = phase_name(prefix, cycle, part)
+        if part == "start":
+            name = f"{prefix}_start" if prefix else "start"
+        phase = CyclePhase(name, without_method(given), part=part, cycle=cycle, **fields)
+        phase.args, phase.smoke_keeps = dict(args[part]), of_part(part, config.smoke_keeps)
+        phase.groups = [f"method={METHODS[part]}"]
+        if part in ("sample", "evaluate"):
+            phase.groups.append(f"topology={inference}")
+            phase.verifier = verifier
+        phases.append(phase)
+        return name
+
+    base = model_from
+    is_random = config.model.path is None and (config.model.init == Init.random or config.smoke)
+    if base is None and is_random:
+        base = add("start", 0)  # random weights solve nothing and leave no tokenizer
+    newest, samples = base, None
+    measured = has_heldout(config)
+    if measured:
+        add("evaluate", 0, model_from=base)
+    for cycle in range(1, int(args["cycles"]) + 1):
+        samples = add("sample", cycle, model_from=newest, pass_rates_from=samples)
+        phases[-1].args |= {"cycle": cycle, "num_cycles": args["cycles"]}
+        newest = add(
+            "train",
+            cycle,
+            model_from=newest if args["base"] == "continued" else base,
+            data_from=samples,
+            learning_rate_factor=float(args["learning_rate_decay"]) ** (cycle - 1),
+        )
+        if measured:
+            add("evaluate", cycle, model_from=newest)
+    return phases
+
+
+def apply(config: Config, phase: CyclePhase) -> None:
+    """Turn a phase's composition into that of its part.
+
+    This also drops the keys for method=raft that an experiment's overrides have added.
+    """
+    method, data, topology = config.method, config.data, config.topology
+    of_raft = {"cycles", "base", "learning_rate_decay", *METHODS}
+    method.args = {n: arg for n, arg in method.args.items() if n not in of_raft} | phase.args
+    method.selection = Selection()  # RAFT's own selection chooses among cycles
+    for name in VERIFIER:
+        setattr(method, name, phase.verifier.get(name, getattr(Method(), name)))
+    config.smoke_keeps = sorted({*config.smoke_keeps, *phase.smoke_keeps})
+    names = {f"method.args.{name}" for name in phase.args}
+    config.speed_keeps = sorted({*config.speed_keeps, *names})
+    if phase.part != "sample":  # only sampling follows a curriculum
+        data.curriculum, data.curriculum_args = Curriculum.none, CurriculumArgs()
+        data.pass_rates = None
+    if method.args.get("engine") != "vllm":  # these are for the vLLM of another phase
+        topology.server_memory_share = Topology.server_memory_share
+        topology.server_cache_gb, topology.server_args = None, {}
+    if phase.part in ("sample", "evaluate"):  # these do not read settings of a training
+        config.effective_batch, config.adapter = None, Adapter("none")
+        config.topology = Topology(
+            topology.name,
+            topology.num_gpus,
+            topology.strategy,
+            server_memory_share=topology.server_memory_share,
+            server_cache_gb=topology.server_cache_gb,
+            server_args=topology.server_args,
+            numa_binding=topology.numa_binding,
+        )
+    elif phase.learning_rate_factor != 1.0:
+        rate = float(value(config, "learning_rate"))
+        method.args["learning_rate"] = rate * phase.learning_rate_factor
+
+
+def samples_of(folder: Path, config: Config) -> Data:
+    """Return the data of a training on the samples in `folder`: the selected ones, or DPO's pairs.
+
+    Chat template, cache and the making of pairs are those of the composition's own data.
+    """
+    data = config.data
+    if config.method.rows != "dpo":
+        path = str(folder / SELECTED)
+        result = Data(name="jsonl", kind="jsonl", path=path)
+    else:
+        result = Data(name="samples", kind="samples", path=str(folder / SCORED))
+        result.pairs_per_prompt, result.pairs_of_any = data.pairs_per_prompt, data.pairs_of_any
+    result.chat_template, result.cache = data.chat_template, data.cache
+    return result
+
+
+def without_method(given: Sequence[str]) -> list[str]:
+    """Return the overrides of other groups than the method, whose arguments RAFT passes on."""
+    return [o for o in given if not o.lstrip("+~").startswith(("method=", "method."))]
+
+
+def of_part(part: str, keys: Iterable[str]) -> list[str]:
+    """Return the phase's method.args.NAME for each method.args.<part>.NAME in `keys`."""
+    prefix = f"method.args.{part}."
+    return [f"method.args.{key.removeprefix(prefix)}" for key in keys if key.startswith(prefix)]

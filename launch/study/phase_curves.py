@@ -1,0 +1,152 @@
+"""Show what a pipeline learned: held-out accuracies and curves, in the terminal and curves.png."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from launch.core import json_files
+from launch.schema.plan import Plan
+from launch.study import lineage
+
+Points = tuple[list[int], list[float]]  # steps and values
+
+# Metrics of metrics.jsonl between 0 and 1, and the names of their curves.
+CURVES = {"reward": "reward (training)", "mean_token_accuracy": "token accuracy (training)"}
+
+
+def phases_of(plans: list[Plan]) -> list[lineage.Phase]:
+    """Return the finished phases, in the order of `plans`."""
+    return [
+        lineage.ended(
+            plan.run_dir,
+            vars(plan.config.model),
+            plan.config.method.trains,
+            json_files.read_metrics(plan.run_dir / "metrics.jsonl"),
+            _result(plan),
+        )
+        for plan in plans
+    ]
+
+
+def gather(plans: list[Plan], phases: list[lineage.Phase]) -> dict[str, Points]:
+    """Return the curves over all phases. Steps continue from those already in a phase's model."""
+    curves: dict[str, Points] = {}
+    for plan, phase in zip(plans, phases, strict=True):
+        if not plan.config.method.trains:
+            continue
+        before = lineage.steps_before(phases, phase)
+        for metric, label in CURVES.items():
+            rows = [
+                row
+                for row in json_files.read_metrics(plan.run_dir / "metrics.jsonl")
+                if isinstance(row.get(metric), (int, float))
+            ]
+            if not rows:
+                continue
+            name = f"{plan.config.method.name} {label}"
+            if name in curves and before + rows[0]["step"] <= curves[name][0][-1]:
+                name = f"{phase.name} {label}"  # this is another branch
+            steps, values = curves.setdefault(name, ([], []))
+            steps += [before + row["step"] for row in rows]
+            values += [row[metric] for row in rows]
+    return curves
+
+
+def accuracies(phases: list[lineage.Phase]) -> dict[str, Points]:
+    """Return the held-out accuracy along each lineage, by its last evaluation."""
+    return {
+        line[-1].name: (
+            [lineage.steps_before(phases, phase) for phase in line],
+            [float(phase.accuracy or 0.0) for phase in line],
+        )
+        for line in lineage.lines(phases)
+    }
+
+
+def gained(phases: list[lineage.Phase]) -> list[str]:
+    """Return a line per evaluation, per lineage of more than two, and per RAFT."""
+    lines = []
+    for gain in lineage.gains(phases):
+        on = f", {gain.points:+.1f} points on {gain.before.name}" if gain.before is not None else ""
+        lines.append(f"{gain.phase.name}: held-out accuracy {gain.phase.accuracy:.1%}{on}")
+    for line in lineage.lines(phases):
+        if len(line) > 2:
+            points = lineage.Gain(line[-1], line[0]).points
+            lines.append(f"{line[0].name} to {line[-1].name}: {points:+.1f} points")
+    for name, cycles in lineage.cycles(phases).items():
+        by_cycle = ", ".join(f"{cycle} {accuracy:.1%}" for cycle, accuracy in cycles)
+        lines.append(f"{name} by cycle: {by_cycle}")
+    return lines
+
+
+def sampled(plans: list[Plan]) -> list[str]:
+    """Return a line per sampling: how many samples it kept, and its model's pass@k."""
+    lines = []
+    for plan in plans:
+        result = _result(plan)
+        if plan.config.method.leaves_samples and isinstance(result.get("pass_at_k"), dict):
+            kept = f"{result['num_selected']:,} of {result['num_samples']:,} samples kept"
+            curve = "  ".join(f"pass@{k} {value:.1%}" for k, value in result["pass_at_k"].items())
+            lines.append(f"{plan.run_dir.name}: {kept}; {curve}")
+    return lines
+
+
+def _result(plan: Plan) -> dict[str, Any]:
+    return json_files.read_json(plan.run_dir / "result.json") or {}
+
+
+def show_all(run_dir: Path, plans: list[Plan]) -> str:
+    """Return the text for the terminal, and write curves.png."""
+    phases = phases_of(plans)
+    curves, evaluated = gather(plans, phases), accuracies(phases)
+    choices = [plan.chosen.choice for plan in plans if plan.chosen]
+    chosen = dict.fromkeys(choice.said() for choice in choices if choice.is_made)
+    lines = [*gained(phases), *chosen, *sampled(plans)]
+    if curves:
+        _png(run_dir / "curves.png", curves, evaluated)
+        lines = [_terminal(curves, evaluated), *lines]
+        lines.append(f"The plot is in {run_dir / 'curves.png'}")
+    return "\n".join(lines)
+
+
+def _label(name: str, evaluated: dict[str, Points]) -> str:
+    return "held-out accuracy" + (f" to {name}" if len(evaluated) > 1 else "")
+
+
+def _terminal(curves: dict[str, Points], evaluated: dict[str, Points]) -> str:
+    import plotext
+
+    figure = plotext.figure
+    figure.clear()
+    figure.plot_size(90, 20)
+    for label, (steps, values) in curves.items():
+        figure.draw(figure.signal(steps, values, marker="braille").lines().label(label))
+    for name, (steps, values) in evaluated.items():
+        figure.draw(figure.signal(steps, values, marker="●").label(_label(name, evaluated)))
+    figure.ruler("y").lim(0, 1)
+    return str(plotext.uncolorize(str(figure.build())))
+
+
+def _png(path: Path, curves: dict[str, Points], evaluated: dict[str, Points]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    for label, (steps, values) in curves.items():
+        axes.plot(steps, values, label=label, linewidth=1.2)
+    for name, (steps, values) in evaluated.items():
+        color = "black" if len(evaluated) == 1 else None
+        label = _label(name, evaluated)
+        axes.plot(steps, values, marker="o", linestyle=":", zorder=3, label=label, color=color)
+        for at in zip(steps, values, strict=True):
+            text = f"{at[1]:.1%}"
+            axes.annotate(text, at, textcoords="offset points", xytext=(-8, 8), ha="right")
+    title = path.parent.parent.name
+    axes.set(ylim=(0, 1.02), xlabel="step, counted from the pipeline's first model", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", frameon=False)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

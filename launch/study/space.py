@@ -1,0 +1,142 @@
+"""Compute a sweep's trials as overrides: a grid of typed lists, or points of a search's space."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from launch.config.request import Request
+from launch.config.wording import CONF
+from launch.core.errors import UserError
+from launch.schema import Parameter, Sweep
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+PLAIN_WORD = re.compile(r"[A-Za-z_][\w./-]*")
+NOT_WORDS = ("true", "false", "null", "nan", "inf")  # Hydra parses these unless quoted
+
+
+def split(request: Request) -> tuple[list[str], list[list[str]]]:
+    """Return the overrides that every trial shares, and those of each trial. Raises UserError."""
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):  # glob(*) needs the loader
+            loader = GlobalHydra.instance().config_loader()
+            parsed = OverridesParser.create(loader).parse_overrides([*request])
+            lists = []
+            for override in parsed:
+                if override.is_sweep_override():
+                    if not override.is_discrete_sweep():
+                        raise UserError(
+                            f"{override.input_line}: a grid cannot list a range. Search it with "
+                            "sweep=NAME, as in conf/sweep/."
+                        )
+                    values = list(override.sweep_string_iterator())
+                    if not values:
+                        raise UserError(f"{override.input_line}: has no value. Give at least one.")
+                    lists.append([f"{override.get_key_element()}={value}" for value in values])
+    except HydraException as error:
+        raise UserError(
+            f"{str(error).splitlines()[0]}. Use: key=value, or key=value,value,... to vary it."
+        ) from error
+    fixed = [str(override.input_line) for override in parsed if not override.is_sweep_override()]
+    return fixed, [list(trial) for trial in itertools.product(*lists)]
+
+
+def check(sweep: Sweep) -> None:
+    """Reject a space that cannot be searched. Raises UserError."""
+    if not sweep.space or sweep.metric is None:
+        raise UserError(
+            "A search needs sweep.space with a parameter, and sweep.metric, a figure of the runs, "
+            "as in conf/sweep/sft_learning_rate.yaml."
+        )
+    keys = [parameter.key for parameter in sweep.space.values()]
+    for name, parameter in sweep.space.items():
+        if why := _fault(parameter):
+            raise UserError(f"sweep.space.{name}: {why}.")
+        for value in choices(parameter) or [_text(parameter.low)]:
+            Request((f"{parameter.key}={value}",)).checked()
+        if keys.count(parameter.key) > 1:
+            raise UserError(f"sweep.space: {parameter.key} is varied twice. Keep one.")
+
+
+def _fault(parameter: Parameter) -> str | None:
+    low, high = parameter.low, parameter.high
+    if parameter.values is not None:
+        if low is not None or high is not None:
+            return "has values and a range. Give one of the two"
+        return None if parameter.values else "values=[] leaves nothing to try. Give at least one"
+    if low is None or high is None:
+        return "has no values. Give values=[...], or low and high"
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        return f"low={low:g}, high={high:g} is an empty range. high must be above low"
+    if parameter.log and low <= 0:
+        return f"low={low:g} with log=true. A logarithm needs low above 0"
+    if parameter.integer and not (low.is_integer() and high.is_integer()):
+        return f"low={low:g}, high={high:g} with integer=true. Both must be whole numbers"
+    return None
+
+
+def choices(parameter: Parameter) -> list[str] | None:
+    """Return the values of a list as strings; None for a range."""
+    return None if parameter.values is None else [_text(value) for value in parameter.values]
+
+
+def combinations(sweep: Sweep) -> list[dict[str, str]] | None:
+    """Return every point of a space of lists; None for a range, or if num_trials is too small."""
+    lists = [values for p in sweep.space.values() if (values := choices(p)) is not None]
+    if len(lists) < len(sweep.space) or math.prod(map(len, lists)) > sweep.num_trials:
+        return None
+    return [dict(zip(sweep.space, point, strict=True)) for point in itertools.product(*lists)]
+
+
+def distributions(sweep: Sweep) -> dict[str, BaseDistribution]:
+    """Return Optuna's distributions by parameter.
+
+    Lists hold strings, because Optuna stores only plain values and a value may itself be a list.
+    """
+    from optuna import distributions as optunas  # takes a second, which only a search should cost
+
+    result: dict[str, BaseDistribution] = {}
+    for name, parameter in sweep.space.items():
+        values = choices(parameter)
+        low, high = parameter.low or 0.0, parameter.high or 0.0
+        if values is not None:
+            result[name] = optunas.CategoricalDistribution(values)
+        elif parameter.integer:
+            result[name] = optunas.IntDistribution(int(low), int(high), log=parameter.log)
+        else:
+            result[name] = optunas.FloatDistribution(low, high, log=parameter.log)
+    return result
+
+
+def point(sweep: Sweep, values: Mapping[str, Any]) -> list[str]:
+    """Return the overrides of a point of the space. Strings come from a list and stay unchanged."""
+    return [
+        f"{parameter.key}={value if isinstance(value := values[name], str) else _text(value)}"
+        for name, parameter in sweep.space.items()
+    ]
+
+
+def _text(value: Any) -> str:
+    """Return a value in the syntax of overrides."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(_text(item) for item in value)}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_text(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, str):
+        is_word = PLAIN_WORD.fullmatch(value) and value.lower() not in NOT_WORDS
+        return value if is_word else "'" + value.replace("'", "\\'") + "'"
+    return str(value)

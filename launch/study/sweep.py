@@ -1,0 +1,254 @@
+"""Run -m: a grid over the command line's lists of values, or a search by Optuna (sweep=NAME).
+
+Every trial is a `python launch/run.py` process on its own GPUs. The same command resumes a stopped
+sweep; finished trials do not run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from launch.config import hydra_options
+from launch.config.compose import compose
+from launch.config.identity import NOT_IDENTITY, composition, identity
+from launch.config.request import Request
+from launch.core import json_files
+from launch.core.errors import EXIT_DONE, EXIT_USER, HostError, UserError, near
+from launch.core.json_files import plain
+from launch.execution.execute import check_host, signals
+from launch.machine import detect
+from launch.machine.detect import Host
+from launch.plan import rundir
+from launch.schema import Config
+from launch.schema.enums import Find, Mode
+from launch.study import hydra_sweep, sweep_plan, sweep_report
+from launch.study import space as sweep_space
+from launch.study.optuna_study import Grid, Search, Source, preview
+from launch.study.trial_loop import Loop
+from launch.study.trials import Trial, prepared
+
+OF_THE_SWEEP = ("mode", "format", "find", "resume", "data.preview")  # and sweep.*
+TRIED = 5  # a search is rejected if its first suggestions, this many, are all rejected
+
+
+@dataclass(frozen=True)
+class Command:
+    """A sweep's command line.
+
+    `shared` holds the overrides of every trial, `grid` those of each trial of a grid, and
+    `launcher` those of Hydra's launcher.
+    """
+
+    config: Config
+    folder: Path
+    shared: list[str]
+    grid: list[list[str]]
+    launcher: list[str]
+
+    @property
+    def is_search(self) -> bool:
+        return self.config.sweep.name != "none"
+
+    def source(self, keep: bool) -> Source:
+        """Return the source of trials, which records them in the sweep's folder only if `keep`."""
+        if not self.is_search:
+            return Grid(self.grid)
+        before = (json_files.read_json(self.folder / "sweep.json") or {}).get("trials")
+        make = Search if keep else preview
+        return make(self.config.sweep, self.config.seed, self.folder, before)
+
+    def to_run(self, most: int | None = None) -> Iterator[Trial]:
+        """Yield the trials to run next: at most `most` of a grid, TRIED of a search."""
+        trials = iter(self.source(keep=False).next, None)
+        return islice(trials, TRIED if self.is_search else most)
+
+
+def wanted(arguments: list[str]) -> bool:
+    return any(argument in ("-m", "--multirun") for argument in arguments)
+
+
+def refuse(config: Config, request: Request) -> None:
+    """Reject keys that only a sweep reads. Raises UserError."""
+    of_sweep = [o for o in request if _key(o).startswith("sweep.")]
+    if config.sweep.name != "none":
+        of_sweep.append(f"sweep={config.sweep.name}")
+    if of_sweep:
+        raise UserError(
+            f"{of_sweep[0]}: takes no effect on one run. "
+            "Put -m before it (python launch/run.py -m ...), or leave it out."
+        )
+
+
+def run(arguments: list[str]) -> int:
+    """Return 0, or the first exit code of a trial that is not 0; 75 if interrupted."""
+    request = Request(a for a in arguments if a not in ("-m", "--multirun"))
+    request.say_warnings()
+    command = read(request)
+    config, host = command.config, detect.host(sys.executable)
+    if config.mode == Mode.plan:
+        return _plan(command, host)
+    _check_ready(command, host)
+    rundir.make(command.folder)
+    with rundir.locked(command.folder):
+        source = command.source(keep=True)
+        loop = Loop(config, command.folder, command.shared, source, host)
+        if command.launcher:
+            exit_code = hydra_sweep.run(loop, command.launcher)
+        else:
+            with signals() as stopping:
+                exit_code = loop.run(stopping)
+    sweep_report.show_end(config, loop.content(), exit_code)
+    return exit_code
+
+
+def read(request: Request) -> Command:
+    """Return the sweep of a command. Raises UserError."""
+    fixed, grid = sweep_space.split(request)
+    prefixes = ("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.")
+    launcher = [o for o in fixed if o.startswith(prefixes)]
+    fixed = [o for o in fixed if o not in launcher]
+    hydra_options.refuse(Request([*fixed, *grid[0]]))
+    for override in grid[0]:
+        if (key := _key(override)) in OF_THE_SWEEP or key.startswith("sweep."):
+            raise UserError(f"{override}, ...: several values of {key}, which is one per sweep.")
+    _check_names(fixed, grid)
+    config = _compose_any(fixed, grid)
+    _check(config)
+    typed = [o for o in fixed if _key(o).partition(".")[0] not in ("mode", "format", "sweep")]
+    if config.sweep.name != "none":
+        return _search(config, fixed, typed, grid, launcher)
+    identifying = sorted(o for o in typed if o.partition("=")[0] not in NOT_IDENTITY)
+    inputs = [str(Path.cwd()), identifying, grid]
+    launcher = [o for o in launcher if o != "hydra/launcher=basic"]
+    return Command(config, _folder(config, config.name or "grid", inputs), typed, grid, launcher)
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def _check_names(fixed: list[str], grid: list[list[str]]) -> None:
+    """Raise UserError for a parameter that the space does not have.
+
+    Composing would report its value instead of its name.
+    """
+    of_space = [o for o in fixed if _key(o).startswith("sweep.space.")]
+    if not of_space:
+        return
+    space = _compose_any([o for o in fixed if o not in of_space], grid).sweep.space
+    for override in of_space:
+        if (name := _key(override).split(".")[2]) not in space:
+            raise UserError(
+                f"{override}: sweep.space has no {name!r}.{near(name, space)} "
+                f"To add one: '+sweep.space={{{name}: {{key: seed, values: [0, 1]}}}}'."
+            )
+
+
+def _compose_any(shared: list[str], grid: list[list[str]]) -> Config:
+    """Return the first valid composition of a trial; all have the same sweep-wide keys.
+
+    Raises the first trial's UserError if none is valid.
+    """
+    refusals = []
+    for varied in grid:
+        try:
+            return compose([*shared, *varied])
+        except UserError as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+def _check(config: Config) -> None:
+    """Raise UserError for settings of a single run and for inconsistent settings of a sweep."""
+    sweep = config.sweep
+    for override, is_of_one_run in {
+        "data.preview": bool(config.data.preview),
+        f"find={config.find.value}": config.find != Find.none,
+        f"resume={config.resume}": config.resume not in ("auto", "never"),
+    }.items():
+        if is_of_one_run:
+            raise UserError(f"{override}: is for one run, and -m starts many. Leave it out.")
+    for name, count in (("parallel", sweep.parallel), ("num_trials", sweep.num_trials)):
+        if count is not None and count < 1:
+            raise UserError(f"sweep.{name}={count}: out of range. Use: at least 1.")
+    goal = sweep_report.goal_of(sweep.metric)
+    if goal is not None and goal != sweep.direction:
+        raise UserError(
+            f"sweep.direction={sweep.direction.value} with sweep.metric={sweep.metric}: the worst "
+            f"trial would be called the best. Use: sweep.direction={goal.value}."
+        )
+
+
+def _search(
+    config: Config,
+    everything: list[str],
+    typed: list[str],
+    grid: list[list[str]],
+    launcher: list[str],
+) -> Command:
+    sweep = config.sweep
+    if of_grid := [*grid[0], *launcher]:
+        raise UserError(
+            f"{of_grid[0]}: is for a grid, and sweep={sweep.name} is a search. "
+            "Leave one of them out."
+        )
+    sweep_space.check(sweep)
+    by_key = {_key(o): o for o in typed}
+    for name, parameter in sweep.space.items():
+        if parameter.key in by_key:
+            raise UserError(
+                f"{by_key[parameter.key]}: sweep={sweep.name} varies it. To hold it, add "
+                f"'~sweep.space.{name}'."
+            )
+    # Trials with other fixed values belong to another search, so the folder depends on all values.
+    config = compose([*sweep.overrides, *everything])
+    goal = [sweep.metric, sweep.direction.value, plain(sweep.space)]
+    folder = _folder(config, config.name or sweep.name, [identity(composition(config)), *goal])
+    return Command(config, folder, [*sweep.overrides, *typed], [[]], [])
+
+
+def _folder(config: Config, name: str, key: object) -> Path:
+    """Return a sweep's directory: the same one for an equal `key`, a new one with resume=never."""
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:8]
+    fresh = f"-{rundir.fresh_name()}" if config.resume == "never" else ""
+    return Path(config.run_root) / "sweeps" / f"{name}-{digest}{fresh}"
+
+
+def _check_ready(command: Command, host: Host) -> None:
+    """Raise the first trial's error if every trial is rejected, by a rule or by this host."""
+    refusals = []
+    for trial in command.to_run():
+        try:
+            for plan in prepared(Request([*command.shared, *trial.varied]), host).plans:
+                check_host(plan, host)
+            return
+        except (UserError, HostError) as error:
+            refusals.append(error)
+    if refusals:
+        raise refusals[0]
+
+
+def _plan(command: Command, host: Host) -> int:
+    """Show the plan. Return 2 if a rule rejects a trial of a grid, as the sweep would; else 0."""
+    config = command.config
+    planned = sweep_plan.look(
+        command.to_run(sweep_plan.CHECKED), command.shared, host, whole=not command.is_search
+    )
+    source = command.source(keep=False)
+    trials = [*source.known, *(source.waiting if isinstance(source, Grid) else [])]
+    content = sweep_report.as_object(
+        command.folder, config.sweep, command.shared, trials, source.total
+    )
+    if planned is None:
+        sweep_report.show_end(config, content, EXIT_DONE)
+        return EXIT_DONE
+    for number, reason in planned.refused.items():
+        print(f"[{number}] {reason}", file=sys.stderr)
+    sweep_plan.show(config, content, planned, host, next(iter(command.launcher), None))
+    return EXIT_USER if planned.refused and not command.is_search else EXIT_DONE

@@ -1,0 +1,158 @@
+"""Show how a sweep ended: a table of trials, the best one as a command, and sweep.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from launch.core.errors import EXIT_INTERRUPTED
+from launch.schema import Config, Direction, Sweep
+from launch.schema.enums import Format
+from launch.study.pool import typed
+from launch.study.trials import OF_ROWS, Trial
+
+SCHEMA = 1
+USUAL = ("gain", "accuracy", "reward", "loss")
+
+
+def usual(values: Mapping[str, float | None]) -> str | None:
+    """Return the figure for a grid without a metric: a benchmark's best row or one of USUAL."""
+    names = (*(name for name in values if name.startswith(OF_ROWS)), *USUAL)
+    return next((name for name in names if values.get(name) is not None), None)
+
+
+def less_is_better(metric: str | None) -> bool:
+    """Return whether less is better for a figure that `usual` chose."""
+    return metric is not None and (metric == "loss" or metric.startswith("least_"))
+
+
+def metric_of(content: Mapping[str, Any]) -> str | None:
+    """Return the metric that orders a sweep.json's trials: its own, or the only one they have."""
+    rows = [row for row in content["trials"] if row.get("metric") and row.get("value") is not None]
+    metrics = {str(row["metric"]) for row in rows}
+    return content.get("metric") or (metrics.pop() if len(metrics) == 1 else None)
+
+
+def goal_of(metric: str | None) -> Direction | None:
+    """Return which direction of a figure is better, if its name tells."""
+    bare = (metric or "").removeprefix("best_").removeprefix("eval_")
+    if less_is_better(bare):
+        return Direction.minimize
+    return Direction.maximize if bare in USUAL or bare.startswith("most_") else None
+
+
+def best(sweep: Sweep, trials: list[Trial]) -> Trial | None:
+    """Return the finished trial with the best value (the first of equals), or None."""
+    valued = [trial for trial in trials if trial.status == "done" and trial.value is not None]
+    if sweep.metric is None or not valued:
+        return None
+    sign = 1 if sweep.direction == Direction.minimize else -1
+    return min(valued, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
+
+
+def as_object(
+    folder: Path, sweep: Sweep, shared: list[str], trials: list[Trial], total: int
+) -> dict[str, Any]:
+    """Return the content of sweep.json."""
+    winner = best(sweep, trials)
+    return {
+        "schema": SCHEMA,
+        "name": folder.name,
+        "directory": str(folder),
+        "overrides": shared,
+        "metric": sweep.metric,
+        "direction": sweep.direction.value,
+        "num_trials": total,
+        "trials": [asdict(trial) for trial in sorted(trials, key=lambda t: t.number)],
+        "best": winner
+        and {
+            "number": winner.number,
+            "value": winner.value,
+            "overrides": winner.varied,
+            "command": typed([*shared, *winner.varied]),
+        },
+    }
+
+
+def show_end(config: Config, content: dict[str, Any], exit_code: int) -> None:
+    """Print the table of trials, the best command, and where the files are."""
+    if config.format == Format.json:
+        print(json.dumps({**content, "exit_code": exit_code}, indent=1))
+        return
+    sweep, trials, metric = config.sweep, content["trials"], metric_of(content)
+    mixed = metric is None and any(row["value"] is not None for row in trials)
+    header = metric or ("figure" if mixed else "")
+    table = Table("trial", "overrides", header, "status", title="Trials", title_justify="left")
+    table.add_column("run directory", overflow="fold")  # so that it can be copied whole
+    for row in trials:
+        value = "" if row["value"] is None else f"{row['value']:.6g}"
+        value += f" {row['metric']}" if mixed and row["metric"] else ""
+        is_failed = row["status"] == "failed"
+        has_code = is_failed and row["exit_code"] is not None
+        code = f", exit code {row['exit_code']}" if has_code else ""
+        why = f": {row['why']}"[:100] if row["why"] else ""  # as much as fits into a cell
+        status = Text(f"{row['status']}{code}{why}", style="red" if is_failed else "")
+        varied = Text(short(row["varied"]))
+        table.add_row(str(row["number"]), varied, value, status, relative(row["run_dir"]))
+    Console().print(table)
+    statuses = [row["status"] for row in trials]
+    counts = [
+        f"{statuses.count(status)} {status}"
+        for status in ("done", "failed", "interrupted")
+        if status in statuses
+    ]
+    before = sum(row["status"] == "done" and not row["ran"] for row in trials)
+    not_again = f"; {before} of them done before, not run again" if before else ""
+    summary = ", ".join(counts) or "no trial has begun"
+    say(config, f"{summary}, of {content['num_trials']}{not_again}")
+    if winner := content["best"]:
+        of = f"best {sweep.metric} {winner['value']:.6g}, trial {winner['number']}"
+        say(config, f"{of}:\n  {winner['command']}")
+    elif metric and sweep.metric is None and statuses.count("done") > 1:
+        way = " sweep.direction=maximize" if goal_of(metric) == Direction.maximize else ""
+        say(
+            config,
+            f"To name the best, add sweep.metric={metric}{way}. No finished trial runs again.",
+        )
+    if exit_code == EXIT_INTERRUPTED:
+        say(config, "interrupted; the same command resumes")
+    say(config, f"Everything is in {relative(content['directory'])}")
+
+
+def short(varied: list[str]) -> str:
+    """Return overrides with the last part of each key and four digits: learning_rate=4.43e-05."""
+    parts = (o.partition("=") for o in varied)
+    return " ".join(
+        f"{key.lstrip('+').rsplit('.', 1)[-1]}={_rounded(value)}" for key, _, value in parts
+    )
+
+
+def _rounded(text: str) -> str:
+    try:
+        return text if len(text) < 8 else f"{float(text):.4g}"
+    except ValueError:
+        return text
+
+
+def relative(path: str | None) -> str:
+    """Return a path relative to the current directory if it lies in it."""
+    if path is None:
+        return ""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
+
+
+def say(config: Config, line: str) -> None:
+    """Print a line for a person, unless format=json keeps stdout for JSON.
+
+    Flushed, because a sweep's output is often a file.
+    """
+    if config.format == Format.text:
+        print(line, flush=True)

@@ -1,0 +1,227 @@
+"""Run the trials of a sweep as processes on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.config.identity import has_phases
+from launch.config.request import Request
+from launch.core import json_files
+from launch.core.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
+from launch.execution.logs import last_words
+from launch.machine.detect import Host
+from launch.schema import Config
+from launch.study import pool, sweep_report
+from launch.study.optuna_study import Source
+from launch.study.trials import (
+    Prepared,
+    Trial,
+    check_metric,
+    check_metric_early,
+    done_run,
+    figures,
+    newest_run,
+    prepared,
+    running_run,
+)
+
+POLL_S = 0.2
+
+
+@dataclass
+class Running:
+    trial: Trial
+    ready: Prepared
+    gpus: list[int]
+    process: subprocess.Popen[bytes]
+    log: Path
+    metric_seen: bool = False
+
+
+class Loop:
+    """One sweep, from its source's first trial to the last, with overrides that all share."""
+
+    def __init__(
+        self, config: Config, folder: Path, shared: list[str], source: Source, host: Host
+    ) -> None:
+        self.config, self.sweep, self.folder = config, config.sweep, folder
+        self.source, self.host = source, host
+        # A Slurm trial has its metric only once its job has ended.
+        waits = ["runtime.slurm.wait=true"] if config.runtime.name == "slurm" else []
+        self.shared = [*shared, *waits]
+        self.running: list[Running] = []
+        self.waiting: tuple[Trial, Prepared] | None = None  # the next trial to start
+        self.last_line = ""
+
+    def run(self, stopping: list[int]) -> int:
+        """Run all trials, or until `stopping` receives a signal.
+
+        Raises UserError if the runs do not write the metric.
+        """
+        total = self.source.total
+        self.say(f"{self.folder.name}: {total} trial(s); logs and table in {self.folder}")
+        try:
+            while not stopping and self._start_trials(stopping) | self._settle_ended():
+                time.sleep(POLL_S)
+        finally:
+            self._stop()
+        return EXIT_INTERRUPTED if stopping else self.exit_code()
+
+    def exit_code(self) -> int:
+        """Return 75 if a trial has not ended, else the first exit code that is not 0."""
+        trials = sorted(self.source.known, key=lambda trial: trial.number)
+        if any(trial.status in ("interrupted", "waiting") for trial in trials):
+            return EXIT_INTERRUPTED
+        return next((trial.exit_code for trial in trials if trial.exit_code), EXIT_DONE)
+
+    def content(self) -> dict[str, Any]:
+        """Return the content of sweep.json."""
+        return sweep_report.as_object(
+            self.folder, self.sweep, self.shared, self.source.known, self.source.total
+        )
+
+    def say(self, line: str) -> None:
+        sweep_report.say(self.config, line)
+
+    def take(self) -> tuple[Trial, Prepared] | None:
+        """Return the next trial that can run. Rejected trials are settled on the way."""
+        while trial := self.source.next():
+            try:
+                return trial, prepared(Request([*self.shared, *trial.varied]), self.host)
+            except (UserError, HostError) as error:
+                self.settle(trial, "failed", error.exit_code, str(error))
+        return None
+
+    def settled_before(self, trial: Trial, ready: Prepared) -> bool:
+        """Settle a trial whose run is already done; return whether it is done."""
+        run_dir = done_run(ready) if self.config.resume == "auto" else None
+        if run_dir:
+            self._settle_done(trial, run_dir)
+        return run_dir is not None
+
+    def _start_trials(self, stopping: list[int]) -> bool:
+        """Start trials until one has to wait; return whether one does."""
+        while not stopping:
+            if self.waiting is None:
+                # A search learns from ended trials, so ask it only if there is room for another.
+                if self.running and self._room(self.running[-1].ready) is None:
+                    return True
+                self.waiting = self.take()
+                if self.waiting is None:
+                    return False
+            trial, ready = self.waiting
+            if self._runs_elsewhere(trial, ready):
+                return True
+            if not self.settled_before(trial, ready):
+                gpus = self._room(ready)
+                if gpus is None:
+                    return True
+                self._start(trial, ready, gpus)
+            self.waiting = None
+        return False
+
+    def _runs_elsewhere(self, trial: Trial, ready: Prepared) -> bool:
+        """Return whether an equal trial runs, or the launcher of a killed sweep is still saving."""
+        if any(r.ready.composition_hash == ready.composition_hash for r in self.running):
+            return True
+        run_dir = running_run(ready)
+        line = f"[{trial.number}] waits: another launcher still runs {run_dir}"
+        if run_dir and line != self.last_line:
+            self.say(line)
+            self.last_line = line
+        return run_dir is not None
+
+    def _room(self, ready: Prepared) -> list[int] | None:
+        """Return the GPUs for such a trial ([] on a CPU); None if it has to wait."""
+        gpus, wanted = ready.gpus_here(self.host, planned=False), ready.num_gpus
+        if len(self.running) >= pool.at_once(gpus, wanted, self.sweep.parallel):
+            return None
+        if not 0 < wanted <= len(gpus):  # its own launcher rejects more GPUs than there are
+            return []
+        return pool.pack(gpus, [gpu for running in self.running for gpu in running.gpus], wanted)
+
+    def _start(self, trial: Trial, ready: Prepared, gpus: list[int]) -> None:
+        log = self.folder / "logs" / f"trial{trial.number:04d}.log"
+        here = ready.gpus_here(self.host, planned=False)
+        together = pool.at_once(here, ready.num_gpus, self.sweep.parallel)
+        env = pool.environment_of(ready, gpus, min(together, self.source.total), self.host)
+        process = pool.start([*self.shared, *trial.varied], env, log)
+        self.running.append(Running(trial, ready, gpus, process, log))
+        trial.status, trial.ran = "running", True
+        where = f" on GPU {','.join(map(str, gpus))}" if gpus else ""
+        self.say(f"[{trial.number}] starts{where}: {sweep_report.short(trial.varied)}")
+        self._write()
+
+    def _settle_ended(self) -> bool:
+        """Settle trials that have ended; return whether any still runs."""
+        for running in list(self.running):
+            exit_code = running.process.poll()
+            if exit_code is not None:
+                self.running.remove(running)
+                self.ended(running.trial, running.ready, running.log, exit_code)
+            elif self.sweep.metric and not running.metric_seen:
+                run_dir = running_run(running.ready)
+                if run_dir and not has_phases(running.ready.config):
+                    running.metric_seen = check_metric_early(self.sweep.metric, run_dir)
+        return bool(self.running)
+
+    def ended(self, trial: Trial, ready: Prepared, log: Path, exit_code: int) -> None:
+        """Settle a trial by its launcher's exit code, which is negative after a signal."""
+        run_dir = newest_run(ready)
+        trial.run_dir = str(run_dir) if run_dir else None
+        if exit_code == EXIT_DONE and run_dir:
+            self._settle_done(trial, run_dir)
+        elif exit_code == EXIT_INTERRUPTED:
+            self.settle(trial, "interrupted", exit_code)
+        elif exit_code < 0:
+            self.settle(trial, "failed", EXIT_FAILED, f"ended by signal {-exit_code}; {log}")
+        else:
+            result = json_files.read_json(run_dir / "result.json") if run_dir else None
+            error = (result or {}).get("error") or "".join(last_words(log).lines[-1:])
+            self.settle(trial, "failed", exit_code, f"{error} ({log})")
+
+    def _settle_done(self, trial: Trial, run_dir: Path) -> None:
+        """Settle a trial with its metric. A search cannot learn from it without a finite one."""
+        values, metric = figures(run_dir), self.sweep.metric
+        trial.run_dir = str(run_dir)
+        if metric is None:
+            metric = sweep_report.usual(values)
+        else:
+            check_metric(metric, values)
+            if values[metric] is None:
+                self.settle(trial, "failed", EXIT_FAILED, f"{metric} is not a finite number")
+                return
+        trial.metric, trial.value = metric, values[metric] if metric else None
+        self.settle(trial, "done", EXIT_DONE)
+
+    def settle(self, trial: Trial, status: str, exit_code: int, why: str | None = None) -> None:
+        trial.status, trial.exit_code, trial.why = status, exit_code, why
+        self._write()  # write it before the journal, whose trials it explains
+        self.source.tell(trial)
+        value = "" if trial.value is None else f", {trial.metric} {trial.value:.6g}"
+        before = "" if trial.ran or status != "done" else " before, not run again"
+        reason = f": {why}" if why else ""
+        self.say(f"[{trial.number}] {status}{before}{value}{reason}")
+
+    def _stop(self) -> None:
+        """Ask every trial to save, and wait for it, at most for runtime.stop_timeout_s."""
+        if self.running:
+            self.say(f"{len(self.running)} trial(s) save and stop")
+        for running in self.running:
+            with contextlib.suppress(ProcessLookupError):
+                running.process.terminate()
+        for running in self.running:
+            running.process.wait()
+            # Ignore its exit code, since the signal may have come before its launcher could handle
+            # it. A finished trial is found next time.
+            run_dir = newest_run(running.ready)
+            running.trial.run_dir = str(run_dir) if run_dir else None
+            self.settle(running.trial, "interrupted", EXIT_INTERRUPTED)
+
+    def _write(self) -> None:
+        json_files.write_json(self.folder / "sweep.json", self.content())

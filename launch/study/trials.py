@@ -1,0 +1,168 @@
+"""Describe a trial of a sweep: its overrides, their plan, and its run, by composition hash."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.config.compose import compose
+from launch.config.identity import composition_hash, has_phases
+from launch.config.request import Request
+from launch.core import json_files
+from launch.core.errors import UserError, near
+from launch.machine import placement
+from launch.machine.detect import Host
+from launch.machine.placement import MASK
+from launch.plan import rundir, sealed
+from launch.plan.check_files import check_files
+from launch.plan.chosen import with_choices
+from launch.plan.planning import make_plan, prepare
+from launch.schema import Config
+from launch.schema.cycle_choice import recorded
+from launch.schema.plan import Plan
+from launch.study import pipeline
+
+# Figures of result.json that are in no line of metrics.jsonl.
+AT_THE_END = ("steps", "num_problems", "step_s", "accuracy", "time_s")
+OF_ROWS = ("most_", "least_")  # the best row of a benchmark, such as most_tflops
+# Held-out figures come with the first save, figures of rows once all rows are measured.
+MEASURED_LATER = ("eval_", "best_", *OF_ROWS)
+
+
+@dataclass
+class Trial:
+    """A trial. `status` is waiting, running, done, failed or interrupted.
+
+    `varied` are its own overrides.
+    """
+
+    number: int
+    varied: list[str]
+    status: str = "waiting"
+    metric: str | None = None  # sweep.metric, else the first usual figure of the run
+    value: float | None = None
+    exit_code: int | None = None
+    why: str | None = None  # why it failed
+    run_dir: str | None = None
+    ran: bool = False  # run by this command rather than found done
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The composition and plans of a trial, one plan per phase; `home` holds its runs."""
+
+    config: Config
+    plans: list[Plan]
+    home: Path
+    composition_hash: str
+
+    @property
+    def num_gpus(self) -> int:
+        """Number of this host's GPUs that it takes; 0 if its processes run elsewhere."""
+        if self.plans[0].config.runtime.name not in ("local", "docker"):
+            return 0
+        return max(len({gpu for p in plan.processes for gpu in p.gpus}) for plan in self.plans)
+
+    def gpus_here(self, host: Host, planned: bool) -> list[int]:
+        """Return the GPUs for trials: the user's mask, else all (with `planned`, all of a node)."""
+        config = self.plans[0].config
+        mask = MASK.get(config.hardware.vendor)
+        if mask is None:
+            return []
+        wanted = config.hardware.gpus_per_node if planned else len(host.gpus)
+        if visible := host.environ.get(mask):
+            wanted = len(visible.split(","))
+        return placement.visible_gpus(config, host, wanted)
+
+    def runs(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Yield the runs of this composition with their records, newest first."""
+        return rundir.of_composition(self.home, self.composition_hash)
+
+
+def prepared(request: Request, host: Host) -> Prepared:
+    """Compose and plan a trial as launch/run.py does. Raises UserError, HostError."""
+    config = compose(request)
+    if has_phases(config):
+        run_dir, _ = rundir.choose(config)
+        plans = list(pipeline.make_plans(config, request, host, run_dir).values())
+    else:
+        config, warnings = prepare(config, request.keys)
+        check_files(config, all_lines=False)  # the trial's own launcher reads all lines
+        run_dir, _ = rundir.choose(config)
+        plans = [make_plan(with_choices(config, host, run_dir), host, run_dir, warnings, request)]
+    return Prepared(config, plans, rundir.home_of(config), composition_hash(config))
+
+
+def done_run(trial: Prepared) -> Path | None:
+    """Return a finished run of this composition, on unchanged data and with its record intact."""
+    for folder, record in trial.runs():
+        is_done = record.get("status") == "done" and not sealed.faults(record)
+        if is_done and not rundir.changed_data(record):
+            return folder
+    return None
+
+
+def running_run(trial: Prepared) -> Path | None:
+    """Return a run of this composition whose launcher is running or still saving."""
+    return next((folder for folder, _ in trial.runs() if rundir.is_locked(folder)), None)
+
+
+def newest_run(trial: Prepared) -> Path | None:
+    return next((folder for folder, _ in trial.runs()), None)
+
+
+def figures(run_dir: Path) -> dict[str, float | None]:
+    """Return the numbers of a run, from its last logged step and from its end.
+
+    For a pipeline they are those of its last phase, or of the evaluation that a final RAFT has
+    chosen. None stands for a number that is not finite.
+    """
+    record = json_files.read_json(run_dir / "record.json") or {}
+    last = list((record.get("phases") or {"": ""}).values())[-1]
+    chosen = {choice["last_evaluation"]: choice["evaluation"] for choice in recorded(record)}
+    phase = run_dir / chosen.get(last, last)
+    lines = json_files.read_metrics(phase / "metrics.jsonl")
+    result = json_files.read_json(phase / "result.json") or {}
+    return _numbers({**(lines[-1] if lines else {}), **result})
+
+
+def _numbers(row: dict[str, Any]) -> dict[str, float | None]:
+    """Return a row's numbers, and a benchmark's best row as most_<figure> or least_<figure>."""
+    numbers = {
+        name: value if value is None or math.isfinite(value) else None
+        for name, value in row.items()
+        if name != "exit_code" and (value is None or _is_number(value))
+    }
+    figure = row.get("figure")
+    rows = (row.get("rows") or []) if figure else []
+    if values := [v for r in rows if _is_number(v := r.get(figure)) and math.isfinite(v)]:
+        more = row.get("higher_is_better", True)
+        numbers[f"{'most' if more else 'least'}_{figure}"] = max(values) if more else min(values)
+    return numbers
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def check_metric(metric: str, values: dict[str, float | None]) -> None:
+    """Raise UserError if a run did not write the metric."""
+    if metric not in values:
+        raise UserError(
+            f"sweep.metric={metric}: the run wrote no such figure.{near(metric, values)} "
+            f"It wrote: {', '.join(sorted(values))}."
+        )
+
+
+def check_metric_early(metric: str, run_dir: Path) -> bool:
+    """Check the metric at the first logged step, hours before the end.
+
+    Return whether a step has been logged. Raises UserError.
+    """
+    lines = json_files.read_metrics(run_dir / "metrics.jsonl")
+    if lines and metric not in AT_THE_END and not metric.startswith(MEASURED_LATER):
+        check_metric(metric, _numbers(lines[0]))
+    return bool(lines)

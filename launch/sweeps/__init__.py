@@ -1,1 +1,0 @@
-"""Trials of a sweep: which come next, where they run, and what they add up to."""

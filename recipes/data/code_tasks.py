@@ -1,0 +1,197 @@
+"""Generate programming problems: a function of one argument, described by its steps, with tests.
+
+The steps come from the tables below, so every solution is our own code. The tests expect the
+results of that solution.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig
+
+from launch.core.errors import UserError
+
+Problem = dict[str, Any]
+NUM_TESTS = 4
+HIGHEST_LEVEL = 9
+PROMPT = (
+    "Write a Python function f(x) that takes {takes} and returns what these steps make of it:\n"
+    "{steps}\nAnswer with a ```python block."
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Describe the problems of a task.
+
+    A step is (words, Python expression in x); {k} is replaced by a random number from 2 to 9.
+    """
+
+    takes: str
+    steps: tuple[tuple[str, str], ...]
+    draw: Callable[[random.Random], Any]  # returns a random argument
+    edge: Any  # the argument of the first test, an edge case
+
+
+KINDS = {
+    "lists": Kind(
+        "a list of integers",
+        (
+            ("add {k} to each element", "[v + {k} for v in x]"),
+            ("multiply each element by {k}", "[v * {k} for v in x]"),
+            ("keep the elements that are greater than {k}", "[v for v in x if v > {k}]"),
+            ("keep the elements that {k} divides", "[v for v in x if v % {k} == 0]"),
+            ("keep the first {k} elements", "x[:{k}]"),
+            ("drop the first {k} elements", "x[{k}:]"),
+            ("append {k}", "x + [{k}]"),
+            ("reverse the order", "x[::-1]"),
+            ("sort in ascending order", "sorted(x)"),
+            ("square each element", "[v * v for v in x]"),
+        ),
+        lambda rng: [rng.randint(-20, 20) for _ in range(rng.randint(3, 12))],
+        [],
+    ),
+    "strings": Kind(
+        "a string",
+        (
+            ("keep the first {k} characters", "x[:{k}]"),
+            ("drop the first {k} characters", "x[{k}:]"),
+            ("keep every {k}th character, beginning with the first", "x[::{k}]"),
+            ("repeat it {k} times", "x * {k}"),
+            ("append the digit {k}", "x + '{k}'"),
+            ("reverse it", "x[::-1]"),
+            ("convert it to upper case", "x.upper()"),
+            ("swap upper and lower case", "x.swapcase()"),
+            ("remove every letter a, in either case", "x.replace('a', '').replace('A', '')"),
+            ("sort its characters by code point", "''.join(sorted(x))"),
+        ),
+        lambda rng: "".join(rng.choice("abcdeABCDE xyz") for _ in range(rng.randint(3, 16))),
+        "",
+    ),
+    "numbers": Kind(
+        "an integer",
+        (
+            ("add {k}", "x + {k}"),
+            ("subtract {k}", "x - {k}"),
+            ("multiply by {k}", "x * {k}"),
+            ("divide by {k}, rounding down", "x // {k}"),
+            ("take the remainder of division by {k}, which is never negative", "x % {k}"),
+            ("take the larger of it and {k}", "max(x, {k})"),
+            ("take the absolute value", "abs(x)"),
+            ("square it", "x * x"),
+            ("change its sign", "-x"),
+        ),
+        lambda rng: rng.randint(-100, 100),
+        0,
+    ),
+}
+
+
+def generate(data: DictConfig) -> tuple[list[Problem], list[Problem]]:
+    """Generate the training and held-out problems of `data` (kind code), which share no question.
+
+    Both follow from `data.seed`. A problem is {prompt: [user message], completion: [assistant
+    message], answer, task, level, tests}: `answer` is the solution, `tests` the JSON that reward
+    code_tests reads. launch/rules/tasks.py has checked the tasks. Raises UserError if a task has
+    too few different problems.
+    """
+    total = sum(task.weight for task in data.tasks)
+    heldout, train = [], []
+    for task in data.tasks:
+        share = task.weight / total
+        count = round(data.num_heldout * share)
+        held = choose(_draws(task, "heldout", data.seed), task, "heldout", count)
+        count = max(1, round(data.num_train * share))
+        train += choose(_draws(task, "train", data.seed), task, "train", count, held)
+        heldout += held
+    return shuffled(train, heldout, data.seed)
+
+
+def choose(
+    draws: Iterator[Problem], task: DictConfig, split: str, count: int, held: Sequence[Problem] = ()
+) -> list[Problem]:
+    """Return `count` problems that share no question with `held`; held-out ones are distinct."""
+    problems, seen = [], set(map(question, held))
+    attempts = attempts_for(count)
+    draws = itertools.islice(draws, attempts)
+    while len(problems) < count:
+        problem = next(draws, None)
+        if problem is None:
+            raise UserError(
+                f"task {task.name} at level {task.level} gave {len(problems)} of {count} {split} "
+                f"problems in {attempts} attempts: it has too few different questions. Raise its "
+                "level or widen its config, or lower data.num_heldout."
+            )
+        if question(problem) not in seen:
+            problems.append(problem)
+            if split == "heldout":
+                seen.add(question(problem))
+    return problems
+
+
+def attempts_for(count: int) -> int:
+    return 20 * count + 1000
+
+
+def shuffled(
+    train: list[Problem], heldout: list[Problem], seed: int
+) -> tuple[list[Problem], list[Problem]]:
+    """Shuffle both sets; return them without training questions that another task holds out."""
+    order = random.Random(seed)
+    order.shuffle(heldout)
+    order.shuffle(train)
+    questions = set(map(question, heldout))
+    return [problem for problem in train if question(problem) not in questions], heldout
+
+
+def question(problem: Problem) -> str:
+    return problem["prompt"][0]["content"]
+
+
+def known() -> dict[str, dict[str, Any]]:
+    """Return the same facts on these tasks as tasks.known does on its own."""
+    return {name: {"highest": HIGHEST_LEVEL, "fields": [], "working": False} for name in KINDS}
+
+
+def _draws(task: DictConfig, split: str, seed: int) -> Iterator[Problem]:
+    start = hashlib.sha256(f"{split}/{task.name}/{task.level}/{seed}".encode()).digest()[:8]
+    rng = random.Random(int.from_bytes(start, "big"))
+    while True:
+        yield _problem(task, rng)
+
+
+def _problem(task: DictConfig, rng: random.Random) -> Problem:
+    kind = KINDS[task.name]
+    steps = [
+        (words.format(k=k), code.format(k=k))
+        for words, code in rng.choices(kind.steps, k=task.level + 1)
+        for k in [rng.randint(2, 9)]
+    ]
+    solution = "def f(x):\n" + "".join(f"    x = {code}\n" for _, code in steps) + "    return x\n"
+    arguments = [kind.edge, *(kind.draw(rng) for _ in range(NUM_TESTS - 1))]
+    tests = [
+        {"call": f"f({argument!r})", "expected": _value(steps, argument)} for argument in arguments
+    ]
+    listed = "\n".join(f"{i}. {words}" for i, (words, _) in enumerate(steps, start=1))
+    return {
+        "prompt": [{"role": "user", "content": PROMPT.format(takes=kind.takes, steps=listed)}],
+        "completion": [{"role": "assistant", "content": f"```python\n{solution}```"}],
+        "answer": solution,
+        "task": task.name,
+        "level": task.level,
+        "tests": json.dumps(tests),
+    }
+
+
+def _value(steps: list[tuple[str, str]], argument: Any) -> Any:
+    """Return the steps' result for an argument; `eval` gets only expressions of these tables."""
+    for _, code in steps:
+        argument = eval(code, {"x": argument})
+    return argument

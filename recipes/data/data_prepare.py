@@ -1,0 +1,421 @@
+"""Tokenize, check and describe rows, once per combination of rows, tokenizer, template and code.
+
+The tokens equal those of TRL's trainers (recipes/data/data_tokens.py). One process writes them, and
+all processes read its files. data.json in the run directory holds the statistics. They are also
+cached under a key that the launcher can compute, so that a plan shows them
+(launch/plan/data_cache.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import datasets
+import jinja2
+import numpy as np
+import tokenizers
+import transformers
+import trl
+from datasets import Dataset, IterableDataset
+from huggingface_hub.utils import WeakFileLock
+from omegaconf import DictConfig, OmegaConf
+from transformers import PreTrainedTokenizerBase
+
+from launch.core.errors import UserError
+from launch.core.json_files import sha256, write_json
+from recipes.data import data_tokens
+from recipes.data.data import GENERATED, Loaded, load, rows_sha256
+from recipes.data.data_check import READ
+from recipes.data.data_files import line_of, paths_of
+from recipes.data.data_select import Row
+from recipes.data.data_tokens import PairTokens, Progress, PromptTokens, Tokens, without_end
+from recipes.rank.files import json_sha256, place_directory
+from recipes.rank.program import is_main_rank, say
+from recipes.training.checkpoint import HEARTBEAT
+
+# Trainer arguments that affect tokens or the loss mask. Rows are cached before cutting and packing.
+ARGUMENTS = (
+    *("completion_only_loss", "assistant_only_loss", "dataset_text_field"),
+    *("chat_template_path", "eos_token", "chat_template_kwargs"),
+)
+ASIDE = ("preview", "cache")  # keys of data that do not affect rows
+BINS = 10  # in the histogram of lengths
+
+
+def check_template(tokenizer: PreTrainedTokenizerBase, rows: Dataset | IterableDataset) -> None:
+    """Raise UserError if rows are messages and the chat template is missing or fails on the first.
+
+    Rows of plain text need no template.
+    """
+    row: Row = next(iter(rows))
+    fields = [row.get(name) for name in ("messages", "prompt", "chosen")]
+    messages = next((value for value in fields if isinstance(value, list)), None)
+    if messages is None:
+        return
+    if not tokenizer.chat_template:
+        raise UserError(
+            "chat template missing: the rows are messages, and the tokenizer has no template for "
+            "them. Use model.chat_template=<file.jinja>, the model's instruct version, or rows of "
+            "plain text."
+        )
+    try:
+        tokenizer.apply_chat_template(messages, tokenize=False)
+    except jinja2.TemplateError as error:
+        raise UserError(
+            f"the chat template refuses the first row: {error}. Use another with "
+            "data.chat_template=<file.jinja>."
+        ) from error
+
+
+class PreparedRows:
+    """Cache the tokens of a trainer's rows: a mixin, placed before SFTTrainer or DPOTrainer."""
+
+    def __init__(
+        self,
+        *args: Any,
+        config: DictConfig,
+        loaded: Loaded,
+        heldout: Dataset | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._config, self._loaded = config, loaded
+        check_template(kwargs["processing_class"], loaded.rows)
+        super().__init__(*args, train_dataset=loaded.rows, eval_dataset=heldout, **kwargs)
+
+    def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, *rest: Any) -> Any:
+        """Return the tokens of `dataset`. Cache them uncut, since cutting and packing are fast.
+
+        For SFT, `rest` is whether to pack, a formatting function (always None), and the name of the
+        split; for DPO, only the name.
+        """
+        if isinstance(dataset, IterableDataset):
+            return self._prepare_stream(dataset, processing_class, args, *rest)
+        config, pairs = self._config, self._config.method.name == "dpo"
+        template = None if pairs else self.chat_template
+        tokenize = PairTokens(processing_class)
+        if not pairs:
+            masks = (self.completion_only_loss, args.assistant_only_loss)
+            tokenize = Tokens(processing_class, template, args.dataset_text_field, *masks)
+        arguments = {name: getattr(args, name, None) for name in ARGUMENTS}
+        is_train = dataset is self._loaded.rows
+        digest = self._loaded.sha256()["data_sha256"] if is_train else rows_sha256(dataset)
+        templates = (processing_class.chat_template, template)
+        key = cache_key(digest, processing_class, templates, arguments)
+        drop = (*READ[config.method.name], "finished")
+        tokens = cached(config, key, dataset, tokenize, drop, args.dataset_num_proc)
+        final, lengths = kept_rows(tokens, config, dataset)
+        packs = bool(rest[0]) and not pairs
+        if not pairs:  # DPO's collator cuts its rows
+            if not packs and args.max_length is not None and args.truncation_mode == "keep_start":
+                final, args = _cut(final, lengths, args.max_length), _with(args, max_length=None)
+            final = super()._prepare_dataset(final, processing_class, args, *rest)
+        if rest[-1] == "train":  # held-out rows are not described
+            describe(config, self._loaded, lengths, final if packs else None)
+        return final
+
+    def _prepare_stream(
+        self, dataset: IterableDataset, processing_class: Any, args: Any, *rest: Any
+    ) -> IterableDataset:
+        unpacked = [False if isinstance(value, bool) else value for value in rest]
+        uncut = _with(args, max_length=None, shuffle_dataset=False)
+        stream = super()._prepare_dataset(dataset, processing_class, uncut, *unpacked)
+        if self._config.method.name == "sft":
+            special = sorted(processing_class.all_special_ids)
+            stream = stream.map(without_end, fn_kwargs={"special": special})
+        stream = stream.filter(lambda row: _fits_stream(row, self._config))
+        if "chosen_ids" in next(iter(stream)):
+            return stream
+        return super()._prepare_dataset(stream, processing_class, args, *rest)
+
+
+def _with(args: Any, **changes: Any) -> Any:
+    changed = copy.copy(args)
+    vars(changed).update(changes)
+    return changed
+
+
+def _cut(rows: Dataset, lengths: dict[str, Any], most: int) -> Dataset:
+    """Return SFT's rows cut to `most` tokens; as in TRL, drop those whose whole answer is cut."""
+    indices = np.flatnonzero(lengths["prompt"] < np.minimum(lengths["tokens"], most))
+    rows = rows if len(indices) == len(rows) else rows.select(indices)
+    return data_tokens.first_tokens(rows, most) if lengths["tokens"].max() > most else rows
+
+
+def prepare_prompts(
+    config: DictConfig, loaded: Loaded, tokenizer: PreTrainedTokenizerBase
+) -> Dataset | IterableDataset:
+    """Return the filtered rows for GRPO, as text, since its trainer tokenizes when it generates.
+
+    Raises the UserErrors of check_template and kept_rows.
+    """
+    check_template(tokenizer, loaded.rows)
+    tokenize = PromptTokens(tokenizer)
+    if isinstance(loaded.rows, IterableDataset):
+        stream = loaded.rows.map(tokenize, batched=True)
+        return stream.filter(lambda row: _fits_stream(row, config)).remove_columns("prompt_ids")
+    digest = loaded.sha256()["data_sha256"]
+    key = cache_key(digest, tokenizer, (tokenizer.chat_template,), {"method": "grpo"})
+    rows, lengths = kept_rows(cached(config, key, loaded.rows, tokenize), config, loaded.rows)
+    describe(config, loaded, lengths, None)
+    return rows.remove_columns("prompt_ids")
+
+
+def heldout_prompts(
+    config: DictConfig, rows: Dataset, tokenizer: PreTrainedTokenizerBase
+) -> Dataset:
+    """Return the filtered held-out rows, for which answers are generated during training."""
+    check_template(tokenizer, rows)
+    filtered, _ = kept_rows(rows.map(PromptTokens(tokenizer), batched=True), config, rows)
+    return filtered.remove_columns("prompt_ids")
+
+
+def cache_key(
+    digest: str, tokenizer: PreTrainedTokenizerBase, template: Any, arguments: dict[str, Any]
+) -> str:
+    """Return a hash of all that determines tokens: rows, tokenizer, template, arguments, code."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    definition = backend.to_str() if backend is not None else tokenizer.get_vocab()
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    versions = [module.__version__ for module in (trl, transformers, tokenizers, datasets)]
+    content = {
+        "rows": digest,
+        "tokenizer": [definition, special],
+        "template": template,
+        "code": [*_code("data_prepare.py", "data_tokens.py"), *versions],
+        "arguments": arguments,
+    }
+    return json_sha256({name: json_sha256(value) for name, value in content.items()})
+
+
+def _code(*patterns: str) -> list[str]:
+    folder = Path(__file__).parent
+    return [sha256(file) for pattern in patterns for file in sorted(folder.glob(pattern))]
+
+
+def load_once(config: DictConfig, method: str) -> Loaded:
+    """Return the rows as data.load does, from the cache if the same files were read before.
+
+    The key hashes the files, the settings that select rows, and our code.
+    """
+    data, progress = config.data, Progress("reading", Path(config.run_dir) / HEARTBEAT)
+    gc.freeze()  # so that garbage collections skip the objects of all imports
+    if "data_cache" not in config or data.streaming or data.kind in GENERATED:
+        return load(data, method, progress)
+    settings = {
+        key: value for key, value in OmegaConf.to_container(data).items() if key not in ASIDE
+    }
+    paths = [path for path in (*paths_of(data), *settings.get("files", ())) if os.path.isfile(path)]
+    files = [sha256(Path(path), progress.heartbeat) for path in paths]
+    key = json_sha256([settings, files, method, _code("data*.py"), datasets.__version__])
+
+    def make(staged: Path) -> None:
+        loaded = load(data, method, progress)
+        loaded.rows.save_to_disk(str(staged))
+        metadata = {"counts": loaded.counts, "digest": rows_sha256(loaded.rows)}
+        write_json(staged / "loaded.json", metadata)
+
+    folder = stored(Path(config.data_cache.directory) / "read" / key, make)
+    metadata = json.loads((folder / "loaded.json").read_text(encoding="utf-8"))
+    return Loaded(Dataset.load_from_disk(str(folder)), **metadata)
+
+
+def cached(
+    config: DictConfig,
+    key: str,
+    rows: Dataset,
+    make: Any,
+    drop: Collection[str] = (),
+    number: int | None = None,
+) -> Dataset:
+    """Return the rows with the columns of `make` in place of those in `drop`, cached by `key`."""
+    progress = Progress("tokenizing", Path(config.run_dir) / HEARTBEAT)
+    if "data_cache" not in config:  # the launcher did not write this configuration
+        return data_tokens.mapped(rows, make, drop, None, progress, number)
+
+    def write(staged: Path) -> None:
+        data_tokens.mapped(rows, make, drop, staged / "rows.arrow", progress, number)
+
+    folder = stored(Path(config.data_cache.directory) / "rows" / key, write)
+    files = sorted(folder.glob("rows*.arrow"))
+    return datasets.concatenate_datasets([Dataset.from_file(str(file)) for file in files])
+
+
+def stored(folder: Path, make: Callable[[Path], Any]) -> Path:
+    """Return `folder`, which the first process makes while the others wait.
+
+    It is moved into place when complete, so an existing folder is always complete.
+    """
+    if folder.is_dir():
+        say(f"prepared rows taken from {folder}")
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            staged = folder.with_name(f".{folder.name}.{os.getpid()}")
+            try:
+                make(staged)
+                place_directory(staged, folder)
+            finally:
+                shutil.rmtree(staged, ignore_errors=True)
+    return folder
+
+
+def kept_rows(rows: Dataset, config: DictConfig, given: Dataset) -> tuple[Dataset, dict[str, Any]]:
+    """Return the rows whose lengths `data.filter` allows, and {tokens, prompt, filtered}.
+
+    `tokens` and `prompt` are the lengths of the returned rows; `filtered` counts the others by
+    filter. `given` holds the same rows before tokenization, so that an error can name the line of a
+    file. Raises UserError if no row is left, or if a prompt leaves no room for an answer.
+    """
+    tokens, prompt = data_tokens.lengths(rows)
+    masks = _masks(tokens, prompt, config.data.filter)
+    passing = ~np.any(list(masks.values()), axis=0) if masks else np.ones(len(tokens), bool)
+    filtered = {name: int(mask.sum()) for name, mask in masks.items() if mask.any()}
+    if not passing.any():
+        raise UserError(
+            f"data.filter leaves none of {len(tokens)} rows: {filtered}. Their lengths are "
+            f"{tokens.min()} to {tokens.max()}."
+        )
+    room, reason = room_for_prompt(config)
+    long = np.flatnonzero(passing & (prompt >= room))
+    if len(long):
+        line = line_of(given[int(long[0])], paths_of(config.data))
+        first = f"the first{f', {line},' if line else ''} with {prompt[long[0]]} tokens"
+        raise UserError(
+            f"prompt longer than the context: {len(long)} of {passing.sum()} rows, {first}, and "
+            f"{reason}. Use: data.filter.max_prompt_tokens={room - 1}, which leaves them out, or "
+            "more room."
+        )
+    rows = rows if passing.all() else rows.select(np.flatnonzero(passing))
+    return rows, {"tokens": tokens[passing], "prompt": prompt[passing], "filtered": filtered}
+
+
+def _masks(tokens: Any, prompt: Any, filters: DictConfig) -> dict[str, Any]:
+    """Return, for each configured filter, a mask of the rows that it rejects."""
+    masks = {}
+    if filters.min_tokens is not None:
+        masks["min_tokens"] = tokens < filters.min_tokens
+    if filters.max_tokens is not None:
+        masks["max_tokens"] = tokens > filters.max_tokens
+    if filters.max_prompt_tokens is not None:
+        masks["max_prompt_tokens"] = prompt > filters.max_prompt_tokens
+    return masks
+
+
+def _fits_stream(row: Row, config: DictConfig) -> bool:
+    """Return whether kept_rows would keep this row of a stream. Raises its UserErrors."""
+    ids = {name: [row[name]] for name in row if name in data_tokens.LENGTH_COLUMNS}
+    tokens, prompt = (int(length[0]) for length in data_tokens.lengths_of(ids))
+    if any(_masks(tokens, prompt, config.data.filter).values()):
+        return False
+    room, reason = room_for_prompt(config)
+    if prompt >= room:
+        raise UserError(
+            f"prompt longer than the context: one of {prompt} tokens, and {reason}. Use: "
+            f"data.filter.max_prompt_tokens={room - 1}."
+        )
+    return True
+
+
+def room_for_prompt(config: DictConfig) -> tuple[int, str]:
+    """Return the shortest prompt length that leaves no room for an answer, and the reason."""
+    args, context = config.trainer_args, config.model.max_positions
+    if config.method.name == "grpo":
+        if config.topology.servers:
+            context = min(context, config.topology.server_max_length or context)
+        completion = args.get("max_completion_length") or 256  # TRL's default
+        return (
+            context - completion + 1,
+            f"of {context} positions the completion may take {completion} "
+            "(method.args.max_completion_length)",
+        )
+    length = args.get("max_length", 1024)  # TRL's default
+    if length is None or args.get("packing") or args.get("truncation_mode") == "keep_end":
+        return context, f"model={config.model.name} has {context} positions"
+    return length, f"method.args.max_length={length} would cut all of the answer off"
+
+
+def describe(
+    config: DictConfig, loaded: Loaded, lengths: dict[str, Any], packed: Dataset | None
+) -> None:
+    """Log warnings, and write data.json to the run directory and, for plans, to the cache."""
+    if not is_main_rank():
+        return
+    content = {**loaded.counts, **statistics(config, lengths, packed)}
+    if lengths["filtered"]:
+        content["filtered"] = {**loaded.counts.get("filtered", {}), **lengths["filtered"]}
+    for line in warnings(content, config):
+        say(line)
+    write_json(Path(config.run_dir) / "data.json", content)
+    if "data_cache" in config:
+        folder = Path(config.data_cache.directory) / "statistics"
+        write_json(folder / f"{config.data_cache.key}.json", content)
+
+
+def warnings(content: dict[str, Any], config: DictConfig) -> list[str]:
+    """Return log lines that warn of truncated rows and blank fields in data.json's `content`."""
+    args, most, rows, lines = config.trainer_args, content["max_length"], content["rows"], []
+    uncut = args.get("packing") and args.get("packing_strategy") in ("wrapped", "bfd_split")
+    if content["truncated"] and not uncut:
+        lines.append(
+            f"warning: {content['truncated']} of {rows} rows are longer than "
+            f"method.args.max_length={most}, and are cut to it. Use: "
+            f"method.args.max_length={content['length']['longest']}, or "
+            f"data.filter.max_tokens={most}, which leaves them out."
+        )
+    for name, number in content.get("blank", {}).items():
+        fault = "an empty last turn in messages" if name == "messages" else f"nothing in {name}"
+        lines.append(
+            f"warning: {number} of {rows} rows have {fault}. Remove them, unless the model should "
+            "learn that."
+        )
+    return lines
+
+
+def statistics(
+    config: DictConfig, lengths: dict[str, Any], packed: Dataset | None
+) -> dict[str, Any]:
+    """Return the content of data.json: lengths in tokens before cutting, and counts of rows.
+
+    `efficiency` is the share of positions in a batch that are not padding, for packed rows or else
+    for batches of rows in random order.
+    """
+    args, method, tokens = config.trainer_args, config.method.name, lengths["tokens"]
+    most = args.get("max_length", 1024) if method != "grpo" else None
+    edges = np.unique(np.linspace(tokens.min(), tokens.max() + 1, BINS + 1).round().astype(int))
+    counts, edges = np.histogram(tokens, bins=edges)
+    bins = zip(edges[:-1], edges[1:], counts, strict=True)
+    cut = np.minimum(tokens, most) if most else tokens
+    if packed is not None:
+        efficiency = sum(map(len, packed["input_ids"])) / (len(packed) * most)
+    else:
+        batch = args.get("per_device_train_batch_size", 8)
+        order = np.random.default_rng(0).permutation(cut)
+        starts = np.arange(0, len(order), batch)
+        sizes = np.minimum(batch, len(order) - starts)
+        efficiency = float(cut.sum() / (np.maximum.reduceat(order, starts) * sizes).sum())
+    length = {
+        "shortest": int(tokens.min()),
+        "mean": float(tokens.mean()),
+        "longest": int(tokens.max()),
+    }
+    return {
+        "method": method,
+        "rows": len(tokens),
+        "tokens": int(cut.sum()),
+        "length": length,
+        "histogram": [[int(low), int(high) - 1, int(n)] for low, high, n in bins],
+        "max_length": most,
+        "truncated": int((tokens > most).sum()) if most else 0,
+        "without_answer": int((lengths["prompt"] == tokens).sum()) if method == "sft" else 0,
+        "packing": packed is not None,
+        "packed_rows": None if packed is None else len(packed),
+        "efficiency": None if method == "grpo" else efficiency,
+    }

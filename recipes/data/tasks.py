@@ -1,0 +1,186 @@
+"""Generate reasoning-gym problems in two disjoint sets, and score answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, get_type_hints
+
+import reasoning_gym
+from omegaconf import DictConfig, OmegaConf
+from reasoning_gym.coaching import BaseCurriculum
+from reasoning_gym.dataset import ProceduralDataset
+from reasoning_gym.factory import CURRICULA, DATASETS
+
+from launch.core.errors import UserError
+from recipes.data import cups
+from recipes.data.code_tasks import attempts_for, choose, shuffled
+
+Problem = dict[str, Any]
+# Types of configuration fields that reasoning-gym does not check
+PLAIN = {int: "a whole number", bool: "true or false"}
+DRAWS = 100  # random attempts to find a wrong answer, before all answers are tried
+WORKINGS = {cups.NAME: cups.working}
+
+
+def generate(
+    data: DictConfig, heldout_as_trained: bool = False
+) -> tuple[list[Problem], list[Problem]]:
+    """Generate the training and held-out problems of `data`, which share no question.
+
+    Both follow from `data.seed` alone, so runs with another `seed` are measured on the same
+    problems. A problem is {prompt: [user message], completion: [assistant message], answer, task,
+    level, entry}; `entry` is the task's own record as JSON, which its scorer reads. A held-out
+    completion is the answer; with `heldout_as_trained` it has the same form as in training, so that
+    losses can be compared.
+
+    launch/rules/tasks.py has checked names, levels and shares. Raises UserError for a field or
+    value that a task rejects, and for a task with too few different problems.
+    """
+    total = sum(task.weight for task in data.tasks)
+    heldout, train = [], []
+    for task in data.tasks:
+        share = task.weight / total
+        count = round(data.num_heldout * share)
+        held = choose(_draws(task, "heldout", data.seed, count), task, "heldout", count)
+        count = max(1, round(data.num_train * share))
+        drawn = choose(_draws(task, "train", data.seed, count), task, "train", count, held)
+        train += _worked(drawn, task.worked, data.seed)
+        heldout += _worked(held, task.worked if heldout_as_trained else 0.0, data.seed)
+    return shuffled(train, heldout, data.seed)
+
+
+def known() -> dict[str, dict[str, Any]]:
+    """Return each task's `highest` level or None, its config's `fields`, and `working`."""
+    highest = {
+        name: max(len(attribute.levels) for attribute in curriculum().attributes.values()) - 1
+        for name, curriculum in CURRICULA.items()
+    }
+    return {
+        name: {
+            "highest": highest.get(name),
+            "fields": sorted(_fields(config_class)),
+            "working": name in WORKINGS,
+        }
+        for name, (_, config_class) in DATASETS.items()
+    }
+
+
+def score(answer: str, problem_entry: str) -> float:
+    """Score `answer` from 0 to 1 by its task's scorer; `problem_entry` is a problem's `entry`."""
+    entry = json.loads(problem_entry)
+    return float(_scorer(entry["metadata"]["source_dataset"])(answer, entry))
+
+
+def wrong_answer(problem: Problem, others: list[Problem], rng: random.Random) -> str:
+    """Return a wrong answer: the right one to one of `others`, problems of the same task."""
+    # Nearly every draw is wrong; scoring all answers for each of n problems would take n * n.
+    for _ in range(DRAWS):
+        if (answer := rng.choice(others)["answer"]) != problem["answer"] and score(
+            answer, problem["entry"]
+        ) < 1.0:
+            return answer
+    candidates = [
+        other["answer"] for other in others if score(other["answer"], problem["entry"]) < 1.0
+    ]
+    if not candidates:
+        raise UserError(
+            f"every problem of task {problem['task']} has the same answer, so that none can be the "
+            "rejected one of a pair."
+        )
+    return rng.choice(candidates)
+
+
+@cache
+def _scorer(task: str):
+    return reasoning_gym.get_score_answer_fn(task)
+
+
+def _worked(problems: list[Problem], share: float, seed: int) -> list[Problem]:
+    """Let about `share` of the problems, drawn at random, show their working before the answer.
+
+    The others have empty <think> tags, as Qwen3 has without working. So both kinds diverge at the
+    same token, and greedy decoding follows the more frequent one.
+    """
+    rng = random.Random(f"worked/{seed}")
+    for problem in problems if share else ():
+        working = ""
+        if rng.random() < share:
+            working = WORKINGS[problem["task"]](json.loads(problem["entry"])["metadata"])
+        answer = f"<think>{working}</think>{problem['answer']}"
+        problem["completion"] = [{"role": "assistant", "content": answer}]
+    return problems
+
+
+def _draws(task: DictConfig, split: str, seed: int, count: int) -> Iterator[Problem]:
+    name, level = task.name, task.level  # read once: OmegaConf takes longer than a problem
+    attempts = attempts_for(count)
+    dataset = _dataset(task, split, seed, attempts)
+    for index in range(attempts):
+        problem = _problem(name, level, dataset[index])
+        if index == 0:
+            _check_scorer(problem)
+        yield problem
+
+
+def _dataset(task: DictConfig, split: str, seed: int, size: int) -> ProceduralDataset:
+    # A data set draws item i from seed + i, so neighbouring seeds would share problems. Hashed
+    # seeds are far apart.
+    start = int.from_bytes(
+        hashlib.sha256(f"{split}/{task.name}/{seed}".encode()).digest()[:4], "big"
+    )
+    dataset_class, config_class = DATASETS[task.name]
+    config = _curriculum_config(task) if task.name in CURRICULA else config_class()
+    given, takes = OmegaConf.to_container(task.config), get_type_hints(config_class)
+    for key in given:
+        usual = getattr(config, key, None)  # in rearc its type differs from the annotation
+        # reasoning-gym rejects some wrong types only at the first problem, or never
+        if takes.get(key) in PLAIN and type(given[key]) not in (takes[key], type(usual)):
+            example = f"{key}: {str(usual).lower()}"
+            raise UserError(
+                f"data.tasks: {task.name} has {key}={given[key]!r}; it takes {PLAIN[takes[key]]}, "
+                f"for example {example}."
+            )
+    try:
+        return dataset_class(dataclasses.replace(config, **given, seed=start, size=size))
+    except (AssertionError, TypeError, ValueError) as error:  # reasoning-gym rejects a value
+        raise UserError(
+            f"data.tasks: {task.name} refuses its configuration {given}: {error}"
+        ) from error
+
+
+def _check_scorer(problem: Problem) -> None:
+    # Some tasks' scorers need data that JSON does not preserve, such as integer keys. Their rewards
+    # would always be zero.
+    if score(problem["answer"], problem["entry"]) < 1.0:
+        raise UserError(
+            f"data.tasks: the scorer of {problem['task']} does not accept the task's own answer "
+            "from its record; use another task."
+        )
+
+
+def _curriculum_config(task: DictConfig) -> Any:
+    curriculum: BaseCurriculum = CURRICULA[task.name]()
+    for name, attribute in curriculum.attributes.items():
+        curriculum.set_attr_level(name, min(task.level, len(attribute.levels) - 1))
+    return curriculum.generate_configuration()
+
+
+def _fields(config_class: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(config_class)} - {"seed", "size"}
+
+
+def _problem(task: str, level: int, entry: dict[str, Any]) -> Problem:
+    answer = str(entry["answer"])
+    return {
+        "prompt": [{"role": "user", "content": entry["question"]}],
+        "completion": [{"role": "assistant", "content": answer}],
+        "answer": answer,
+        "task": task,
+        "level": level,
+        "entry": json.dumps(entry, sort_keys=True, default=str),
+    }

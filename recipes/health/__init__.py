@@ -1,1 +1,0 @@
-"""Measures the GPUs of a machine for launch/doctor.py."""

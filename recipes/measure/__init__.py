@@ -1,0 +1,1 @@
+"""Metrics, telemetry, profiles and health checks."""

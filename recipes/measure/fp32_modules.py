@@ -1,0 +1,171 @@
+"""Find modules that compute in fp32 although the run computes in 16 bits, and what that costs.
+
+A matrix product in fp32 takes 8 to 16 times as long as in bf16 on GPUs with matrix units; a norm in
+fp32 is intended and cheap. So the costs of matrix products are reported separately.
+
+`Ranges` marks each module's forward pass in the trace, `record_shapes` records dtypes, and an
+operator of a backward pass carries the sequence number of its forward operator.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from recipes.measure.kernels_table import DEVICE, kind
+
+MARK = "module: "
+PRODUCTS, REST = "matrix products", "norms and the like"
+SHOWN, KEPT = 10, 100
+Event = dict[str, Any]
+OUTERMOST = {"module": None, "sequence": None, "backward": False, "own": 0.0, "wrapper": False}
+
+
+class Ranges:
+    """Mark the forward pass of each module of a model as `module: <name> <class>`."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        # Checkpointing recomputes in the thread of the backward pass, so the stack is per thread.
+        self.model, self.open = model, threading.local()
+        self.handles: list[Any] = []
+
+    def add(self) -> None:
+        for name, module in self.model.named_modules() if self.model is not None else ():
+            # All layers share one row.
+            name = re.sub(r"(?<=[.])[0-9]+(?=[.]|$)", "*", name) or "(whole model)"
+            mark = f"{MARK}{name} {type(module).__name__}"
+            self.handles += [
+                module.register_forward_pre_hook(lambda *_, mark=mark: self._enter(mark)),
+                module.register_forward_hook(
+                    lambda *_: self.open.stack.pop().__exit__(None, None, None), always_call=True
+                ),
+            ]
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+
+    def _enter(self, mark: str) -> None:
+        entered = torch.profiler.record_function(mark)
+        entered.__enter__()
+        self.open.stack = [*getattr(self.open, "stack", []), entered]
+
+
+def summary(events: Iterable[Event], time_s: float) -> dict[str, Any]:
+    """Return the content of fp32_modules.json, with shares of the steps' `time_s`."""
+    whole = [event for event in events if event.get("ph") == "X"]
+    operators = _operators(whole)
+    cost = _costs(whole, operators)
+    forward = {
+        op["sequence"]: op["module"]
+        for op in operators
+        if op["sequence"] is not None and op["module"] and not op["backward"]
+    }
+    calls: dict[tuple[str, str], int] = defaultdict(int)
+    spent: dict[tuple[str, str], float] = defaultdict(float)
+    for operator in operators:
+        module = operator["module"]
+        if not module and operator["backward"]:
+            module = forward.get(operator["sequence"])
+        spends = operator["fp32"] and not operator["wrapper"] and cost.get(operator["id"])
+        # Operators outside modules belong to the optimizer, whose weights are fp32 on purpose.
+        if not module or not spends:
+            continue
+        what = PRODUCTS if _is_product(operator) else REST
+        calls[module, what] += 1
+        spent[module, what] += cost[operator["id"]]
+    rows = []
+    for (module, what), microseconds in sorted(spent.items(), key=lambda item: -item[1]):
+        name, _, class_name = module.rpartition(" ")
+        seconds = microseconds / 1e6
+        row = {"name": name, "class": class_name, "what": what, "calls": calls[module, what]}
+        rows.append({**row, "time_s": seconds, "share": seconds / time_s})
+    products = sum(row["share"] for row in rows if row["what"] == PRODUCTS)
+    return {
+        "modules": rows[:KEPT],
+        "share": sum(row["share"] for row in rows),
+        "products_share": products,
+    }
+
+
+def _operators(events: list[Event]) -> list[dict[str, Any]]:
+    """Return operators with their innermost module and backward node, and their own time."""
+    threads: dict[Any, list[Event]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") == "cpu_op" or (
+            event.get("cat") == "user_annotation" and event["name"].startswith(MARK)
+        ):
+            threads[event["pid"], event["tid"]].append(event)
+    operators = []
+    for ordered in threads.values():
+        stack: list[tuple[float, dict[str, Any]]] = []
+        for event in sorted(ordered, key=lambda e: (float(e["ts"]), -float(e["dur"]))):
+            while stack and stack[-1][0] <= float(event["ts"]):
+                stack.pop()
+            around = stack[-1][1] if stack else dict(OUTERMOST)
+            node = _node(event, around)
+            if node["id"] is not None:
+                operators.append(node)
+                around["own"] -= float(event["dur"])
+                # Under autocast aten::linear gets fp32 inputs and calls itself with 16-bit inputs.
+                around["wrapper"] = around["wrapper"] or _is_product(node)
+            stack.append((float(event["ts"]) + float(event["dur"]), node))
+    return operators
+
+
+def _node(event: Event, around: dict[str, Any]) -> dict[str, Any]:
+    """Return an operator, or the mark of a module, which has no id.
+
+    An operator's `own` time starts as its duration; operators inside it later subtract theirs.
+    """
+    if event.get("cat") != "cpu_op":
+        module = event["name"].removeprefix(MARK)
+        return {**around, "id": None, "module": module, "sequence": None, "backward": False}
+    args = event.get("args", {})
+    floats = {"float", "double", "c10::BFloat16", "c10::Half"} & set(args.get("Input type", []))
+    node = {
+        **around,
+        "name": event["name"],
+        "id": args.get("External id"),
+        "own": float(event["dur"]),
+        "fp32": floats == {"float"},  # a cast has a second dtype
+        "wrapper": False,
+    }
+    if args.get("Sequence number") is not None:
+        node |= {"sequence": args["Sequence number"], "backward": bool(args.get("Fwd thread id"))}
+    return node
+
+
+def _is_product(operator: dict[str, Any]) -> bool:
+    return kind(operator["name"]) in ("gemm", "attention")
+
+
+def _costs(events: list[Event], operators: list[dict[str, Any]]) -> dict[Any, float]:
+    """Return microseconds by operator id: those of its kernels, or its own time without a GPU."""
+    kernels = [event for event in events if event.get("cat") in DEVICE]
+    cost: dict[Any, float] = defaultdict(float)
+    for kernel in kernels:
+        cost[kernel.get("args", {}).get("External id")] += float(kernel["dur"])
+    return cost if kernels else {operator["id"]: operator["own"] for operator in operators}
+
+
+def text(table: dict[str, Any], precision: str) -> str:
+    if not table["modules"]:
+        return f"fp32 under precision={precision}: no module computes in it"
+    lines = [
+        f"fp32 under precision={precision}: {table['share']:.1%} of the time, "
+        f"{table['products_share']:.1%} in matrix products",
+        f"{'share':>7} {'calls':>7}  {'what':<18}  module",
+    ]
+    lines += [
+        f"{row['share']:>7.1%} {row['calls']:>7}  {row['what']:<18}  {row['name']} ({row['class']})"
+        for row in table["modules"][:SHOWN]
+    ]
+    return "\n".join(lines)

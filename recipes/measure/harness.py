@@ -1,0 +1,90 @@
+"""Evaluate a run's model with the prompts and scoring of lm-evaluation-harness.
+
+No image has the package (lm_eval); install it from containers/cpu/lm-eval.lock.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import datasets
+
+from launch.core.errors import UserError, near_or_all
+from recipes.rank.program import say
+
+if TYPE_CHECKING:  # for annotations only
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def load(names: list[str], include: str | None) -> Any:
+    """Return the harness's TaskManager, after loading each task's data once to fail early.
+
+    `include` is a directory with the user's task files. Raises UserError if the harness is missing,
+    a task is unknown, or its data is not available.
+    """
+    if importlib.util.find_spec("lm_eval") is None:
+        raise UserError(
+            f"method.args.lm_eval_tasks={names}: lm-evaluation-harness is not installed where the "
+            "ranks run. Use: make lm-eval outside a container, containers/cpu/lm-eval.lock in an "
+            "image of your own, or no lm_eval_tasks."
+        )
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=include)
+    known = manager.all_tasks
+    for name in names:
+        if name not in known:
+            where = f"lm-evaluation-harness or lm_eval_include={include}"
+            raise UserError(
+                f"method.args.lm_eval_tasks: no task {name!r} in {where}.{near_or_all(name, known)}"
+            )
+        try:
+            manager.load([name])
+        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(
+                f"method.args.lm_eval_tasks: the data of {name} is neither here nor on the hub: "
+                f"{reason}"
+            ) from error
+    return manager
+
+
+def evaluate(
+    manager: Any,
+    names: list[str],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    batch_size: int,
+    limit: int | None,
+    seed: int,
+) -> dict[str, dict[str, float]]:
+    """Return {task: {metric: value}}, with `<metric>_stderr` as the harness computes it.
+
+    `limit` takes the first documents of each task; None takes all.
+    """
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    seeds = dict.fromkeys(
+        ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed"), seed
+    )
+    report = simple_evaluate(
+        HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size),
+        tasks=names,
+        task_manager=manager,
+        limit=limit,
+        apply_chat_template=bool(tokenizer.chat_template),
+        log_samples=False,
+        **seeds,
+    )
+    results = {}
+    for task, values in report["results"].items():
+        # `acc,none` (metric, filter) becomes `acc`; a filter other than none stays in the name.
+        results[task] = {
+            key.removesuffix(",none"): float(value)
+            for key, value in values.items()
+            if "," in key and isinstance(value, (int, float))
+        }
+        say(f"{task}: " + ", ".join(f"{key} {value:.4g}" for key, value in results[task].items()))
+    return results

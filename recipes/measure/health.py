@@ -1,0 +1,309 @@
+"""Measure each GPU of this machine: right products, speed, memory, all-reduce.
+
+Started by `python launch/doctor.py active=true`, which judges what this writes: one process a GPU,
+no model, no TRL. By hand, with 1 or 8 in place of N:
+
+    python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node N \\
+        -m recipes.measure.health --folder measured
+
+FOLDER/rank<RANK>.json is rewritten before each phase, so it shows what a process did before it
+died or hung. All GPUs are loaded at once, as in training: they share power and air. It takes about
+8 s a phase and less than 4 GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from launch.core.json_files import write_json
+from recipes.measure import clocks
+from recipes.rank.device import DTYPES, pci_address
+
+# If more of the memory is in use, someone else uses the GPU, and both would be slowed down.
+MOST_USED = 0.10
+# Three matrices, two copies or three buffers at a time, and the libraries' own memory.
+NEEDED_GB = 4.0
+# Time for the slowest process to import torch; launch/checks/measuring.py has its own deadline.
+JOIN_S = 120.0
+SAMPLED = 64  # rows and columns of a product that are recomputed
+
+
+@dataclass(frozen=True)
+class Sizes:
+    matrix: int  # rows and columns
+    copied: int  # bytes; more than any cache (256 MB on CDNA 3 and later)
+    reduced: int  # bytes
+    load_s: float  # clocks and power need a second to settle
+
+
+SIZES = {"cuda": Sizes(8192, 1 << 30, 1 << 29, 3.0), "cpu": Sizes(256, 1 << 24, 1 << 20, 0.1)}
+
+
+@dataclass
+class Measurement:
+    """Hold results, which launch/checks/measured.py reads by the same names. None: not measured."""
+
+    rank: int
+    phase: str = "start"
+    product: str = ""
+    torch: str = torch.__version__
+    num_gpus: int = 0  # seen by torch
+    dtype: str = ""
+    not_measured: str | None = None  # why this GPU was left alone
+    memory_free_gb: float | None = None
+    memory_total_gb: float | None = None
+    gemm_tflops: float | None = None
+    gemm_error: float | None = None  # from `error`; not finite if None although there is a rate
+    fp32_output_tflops: float | None = None
+    fp32_output_error: float | None = None  # likewise
+    fp32_output_refused: str | None = None  # torch's error
+    copy_gb_s: float | None = None  # read and written
+    multiply_gb_s: float | None = None  # by a kernel that reads, multiplies and writes
+    clocks_mhz: list[int] | None = None  # of each die (AMD), under load
+    clocks_unknown: str | None = None
+    all_reduce_wrong: int | None = None  # elements
+    # Bus bandwidth as in nccl-tests: 2 (n - 1) / n bytes per reduced byte.
+    all_reduce_gb_s: float | None = None
+
+
+class Rank:
+    """Hold one process's device, sizes and measurement."""
+
+    def __init__(self, device: str, dtype: str, folder: Path, force: bool) -> None:
+        self.number, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.device = torch.device(f"cuda:{self.number}" if device == "cuda" else device)
+        self.sizes = SIZES[device]
+        self.dtype, self.force = DTYPES[dtype], force
+        self.file = folder / f"rank{self.number}.json"
+        self.measured = Measurement(self.number, num_gpus=torch.cuda.device_count(), dtype=dtype)
+
+    def phase(self, name: str) -> None:
+        self.measured.phase = name
+        write_json(self.file, asdict(self.measured))
+        if self.number == 0:
+            print(name, flush=True)  # shown by launch/doctor.py
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def why_not(self) -> str | None:
+        """Read the GPU's memory, and return why the GPU is not measured, or None."""
+        if self.device.type == "cpu":
+            return None
+        if self.measured.num_gpus <= self.number:
+            return f"torch {torch.__version__} sees {self.measured.num_gpus} GPU(s)"
+        torch.cuda.set_device(self.device)
+        properties = torch.cuda.get_device_properties(self.device)
+        self.measured.product = properties.name
+        free, total = (size / 1e9 for size in torch.cuda.mem_get_info(self.device))
+        self.measured.memory_free_gb, self.measured.memory_total_gb = free, total
+        # An integrated GPU shares memory with the system, so other use is normal.
+        shared = bool(getattr(properties, "is_integrated", False))
+        return unusable(free, total, self.force or shared)
+
+
+def unusable(free_gb: float, total_gb: float, force: bool) -> str | None:
+    """Return why a GPU with this much free memory is not measured, or None."""
+    if free_gb < NEEDED_GB:
+        return (
+            f"memory is short: {free_gb:.1f} of {total_gb:.0f} GB are free, "
+            f"and {NEEDED_GB:g} are needed"
+        )
+    if total_gb - free_gb > MOST_USED * total_gb and not force:
+        return f"it is in use: {total_gb - free_gb:.1f} of {total_gb:.0f} GB are taken"
+    return None
+
+
+def together(ready: bool) -> bool:
+    """Wait for every process, on the CPU, and return whether all are ready."""
+    flag = torch.tensor(int(ready))
+    dist.all_reduce(flag, dist.ReduceOp.MIN)
+    return bool(flag)
+
+
+def call_s(
+    rank: Rank,
+    call: Callable[[], object],
+    load_s: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> float:
+    """Return the seconds of a call: the median of five rounds that last a fifth of `load_s` each.
+
+    `meanwhile` runs in each round while the device computes.
+    """
+    for _ in range(2):  # so that kernels are loaded and clocks rise
+        call()
+    rank.synchronize()
+    began = time.perf_counter()
+    call()
+    rank.synchronize()
+    calls = max(1, min(1000, int(load_s / 5 / (time.perf_counter() - began))))
+    return statistics.median(_round_s(rank, call, calls, meanwhile) for _ in range(5))
+
+
+def _round_s(
+    rank: Rank, call: Callable[[], object], calls: int, meanwhile: Callable[[], None] = lambda: None
+) -> float:
+    began = time.perf_counter()
+    for _ in range(calls):
+        call()
+    meanwhile()
+    rank.synchronize()
+    return (time.perf_counter() - began) / calls
+
+
+def error(product: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float | None:
+    """Return the largest difference from float64 on a grid, in standard deviations of an entry.
+
+    The deviation is sqrt(K) for normal a and b. Return None if an entry is not finite.
+    """
+    if not torch.isfinite(product).all():
+        return None
+    step = max(1, len(a) // SAMPLED)
+    exact = a[::step].double() @ b[:, ::step].double()
+    return float((product[::step, ::step].double() - exact).abs().max()) / len(b) ** 0.5
+
+
+def measure_gemm(rank: Rank) -> None:
+    """Measure products in `dtype`, then with fp32 output as in TRL's chunked loss.
+
+    Source: trl.kernels.chunked_logprob._addmm_fp32.
+    """
+    size = rank.sizes.matrix
+    generator = torch.Generator(rank.device).manual_seed(rank.number)
+    # Normal values, since zeros take less power and let clocks rise (894 against 788 TFLOPS, H200).
+    a, b = (
+        torch.randn(size, size, device=rank.device, generator=generator).to(rank.dtype)
+        for _ in range(2)
+    )
+    product = torch.empty_like(a)
+    sampled: list[list[int]] = []
+    seconds = call_s(
+        rank,
+        lambda: torch.mm(a, b, out=product),
+        rank.sizes.load_s,
+        lambda: _sample_clocks(rank, sampled),
+    )
+    measured = rank.measured
+    measured.gemm_tflops = 2 * size**3 / seconds / 1e12
+    measured.gemm_error = error(product, a, b)
+    measured.clocks_mhz = [
+        int(statistics.median(die)) for die in zip(*sampled, strict=True)
+    ] or None
+    if rank.device.type == "cpu" or rank.dtype == torch.float32:
+        return  # torch supports fp32 output only for 16-bit inputs on GPUs
+    rank.phase("GEMM with fp32 output")
+    output = torch.zeros(size, size, device=rank.device)
+    try:
+        torch.addmm(output, a, b, out_dtype=torch.float32, out=output)
+        measured.fp32_output_error = error(output, a, b)
+        seconds = call_s(
+            rank, lambda: torch.mm(a, b, out_dtype=torch.float32), rank.sizes.load_s / 3
+        )
+        measured.fp32_output_tflops = 2 * size**3 / seconds / 1e12
+    except (RuntimeError, TypeError) as refusal:
+        # TypeError: torch before 2.8 does not have the argument
+        measured.fp32_output_refused = str(refusal).strip().splitlines()[0]
+
+
+def _sample_clocks(rank: Rank, samples: list[list[int]]) -> None:
+    if torch.version.hip is None or rank.measured.clocks_unknown:
+        return
+    try:
+        samples.append(clocks.of_device(pci_address(rank.device) or "unknown"))
+    except (OSError, ValueError) as error:
+        rank.measured.clocks_unknown = str(error)
+
+
+def measure_copy(rank: Rank) -> None:
+    """Measure bytes read and written by torch's copy, and by a kernel like BabelStream's `Mul`.
+
+    On ROCm the two use different code paths.
+    """
+    source = torch.ones(rank.sizes.copied // 4, device=rank.device)
+    target = torch.empty_like(source)
+    load_s, gigabytes = rank.sizes.load_s / 4, 2 * rank.sizes.copied / 1e9
+    rank.measured.copy_gb_s = gigabytes / call_s(rank, lambda: target.copy_(source), load_s)
+    multiply_s = call_s(rank, lambda: torch.mul(source, 2.0, out=target), load_s)
+    rank.measured.multiply_gb_s = gigabytes / multiply_s
+
+
+def measure_all_reduce(rank: Rank) -> None:
+    """Check a sum that is exact in fp32 and differs by element, then measure its speed.
+
+    The number of calls must be the same on every rank.
+    """
+    pattern = torch.arange(64.0, device=rank.device).repeat(rank.sizes.reduced // 4 // 64)
+    buffer = pattern * (rank.number + 1)
+    dist.all_reduce(buffer)
+    rank.measured.all_reduce_wrong = int(
+        (buffer != pattern * (rank.world * (rank.world + 1) // 2)).sum()
+    )
+    buffer.zero_()  # so that repeated sums stay finite
+    for _ in range(3):
+        dist.all_reduce(buffer)
+    rank.synchronize()
+    seconds = statistics.median(
+        _round_s(rank, lambda: dist.all_reduce(buffer), 10) for _ in range(3)
+    )
+    rank.measured.all_reduce_gb_s = (
+        2 * (rank.world - 1) / rank.world * rank.sizes.reduced / seconds / 1e9
+    )
+
+
+def run(rank: Rank) -> None:
+    rank.phase("start")
+    backend = (
+        "cpu:gloo,cuda:nccl" if rank.device.type == "cuda" and rank.measured.num_gpus else "gloo"
+    )
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=JOIN_S))
+    rank.measured.not_measured = rank.why_not()
+    usable = rank.measured.not_measured is None
+    complete = together(usable)
+    for name, measure in (
+        ("GEMM", measure_gemm),
+        ("copy", measure_copy),
+        ("all-reduce", measure_all_reduce),
+    ):
+        rank.phase(name)
+        together(usable)  # a barrier, so that all begin at once
+        if usable and (measure is not measure_all_reduce or (complete and rank.world > 1)):
+            measure(rank)
+        if rank.device.type == "cuda":
+            torch.cuda.empty_cache()
+    rank.phase("done")
+    together(True)  # torchrun stops the others when the first rank ends
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Measure this process's GPU; launch/doctor.py active=true starts one a GPU."
+    )
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="where rank<RANK>.json is written"
+    )
+    parser.add_argument("--device", choices=SIZES, default="cuda")
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--force", action="store_true", help="GPUs that others use too")
+    args = parser.parse_args()
+    run(Rank(args.device, args.dtype, args.folder, args.force))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # With gloo's threads, one normal exit in six aborts (recipes/rank/program.py).
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Write metrics.jsonl, and print a line for each logged step."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from launch.core.json_files import read_metrics, write_text
+from recipes.measure.flops import flops_per_token
+from recipes.measure.telemetry import Telemetry
+from recipes.rank.device import memory_peak_gb
+from recipes.rank.files import append
+from recipes.rank.program import Failed, is_main_rank, say
+from recipes.training.step_shares import KINDS, Stopwatch
+
+# Names of TRL's without a unit, and counts of TRL's that restart from zero in a resumed run.
+RENAMED = {"eval_runtime": "eval_s"}
+COUNTED_HERE = ("num_tokens", "epoch", "step_time")  # step_time is without the optimizer's step
+HELD_OUT = "eval_"
+SUMMARIZED = ("loss", "reward", "mfu", "tflops_per_gpu", "memory_peak_gb")
+UNUSED = ("eval_num_tokens", "eval_samples_per_second", "eval_steps_per_second")
+
+
+class Metrics(TrainerCallback):
+    """Append a line to metrics.jsonl for each logged step and print a short one.
+
+    `reference`: every token also goes through a frozen copy of the model. `stopwatch` measures the
+    seconds of a step by kind.
+    """
+
+    def __init__(
+        self, config: DictConfig, reference: bool = False, stopwatch: Stopwatch | None = None
+    ) -> None:
+        self.telemetry = Telemetry(None)  # training.py replaces it with this rank's
+        self.path = Path(config.run_dir) / "metrics.jsonl"
+        self.peak_tflops = config.hardware.peak_tflops.get(config.precision.compute)
+        self.reference, self.stopwatch = reference, stopwatch
+        self.last: dict[str, Any] = {}
+        self.first_tokens = 0
+        # The line of a step that waits for its held-out figures.
+        self.waiting: dict[str, Any] = {}
+        # DeepSpeed 0.19 resets torch's peak during its setup (runtime.utils.empty_cache).
+        self.loading_gb = memory_peak_gb()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.begin(state)
+
+    def begin(self, state: TrainerState) -> None:
+        """Continue after the step of `state` (0 for a new run), dropping later lines."""
+        lines = drop_after(self.path, state.global_step) if is_main_rank() else []
+        self.last = lines[-1] if lines else {}
+        self.first_step, self.previous_step = state.global_step, state.global_step
+        self.began = self.previous_time = time.monotonic()
+        self.previous_tokens = state.num_input_tokens_seen
+        self.evaluated_s = 0.0  # since `began`
+        self.first_tokens = self.last.get("num_tokens", 0)
+        self.first_time_s = self.last.get("time_s", 0.0)
+        self.telemetry.begin(self.began)
+        if self.stopwatch is not None:
+            self.stopwatch.take()  # discard seconds before the first step
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any],
+        model: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        # The loss is the mean over all ranks, so all of them stop here.
+        diverged = not math.isfinite(logs.get("loss", 0.0))
+        if is_main_rank():
+            self._log(args, state, control, logs, model, diverged)
+        if diverged:
+            raise Failed(
+                f"the loss of step {state.global_step} is {logs['loss']}: the training diverged. "
+                f"Lower method.args.learning_rate ({args.learning_rate:g}) or "
+                f"method.args.max_grad_norm ({args.max_grad_norm:g}), or compute in a wider "
+                "precision. Do not use checkpoints saved since the loss began to rise."
+            )
+
+    def _log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any],
+        model: Any,
+        diverged: bool,
+    ) -> None:
+        if self.waiting and f"{HELD_OUT}loss" in logs:
+            # Exclude the time of held-out rows from the next step.
+            self.previous_time += logs["eval_runtime"]
+            self.evaluated_s += logs["eval_runtime"]
+            heldout = {
+                RENAMED.get(k, k): v
+                for k, v in logs.items()
+                if k.startswith(HELD_OUT) and k not in UNUSED
+            }
+            self._write({**self.waiting, **heldout}, state)
+        if "loss" not in logs:  # TRL's summary at the end of training
+            return
+        # FastStep logs a step while the next one runs, so it records the time itself.
+        now = getattr(state, "logged_at", None) or time.monotonic()
+        tokens = logs.get("num_tokens", self.previous_tokens)  # GRPO logs it only after generating
+        row = {
+            "step": state.global_step,
+            "num_steps": state.max_steps,
+            "time_s": self.first_time_s + now - self.began,
+            **{RENAMED.get(k, k): v for k, v in logs.items() if k not in COUNTED_HERE},
+            **self._speed(args, state, tokens, model, now),
+            "memory_peak_gb": max(self.loading_gb, memory_peak_gb()),
+            **self.telemetry.take(),
+        }
+        if control.should_evaluate and not diverged:  # add held-out figures to the same line
+            self.waiting = row
+        else:
+            self._write(row, state)
+
+    def _write(self, row: dict[str, Any], state: TrainerState) -> None:
+        self.last, self.waiting = {}, {}
+        for key, value in row.items():
+            is_finite = not isinstance(value, float) or math.isfinite(value)
+            self.last[key] = value if is_finite else None
+        append(self.path, self.last)
+        steps = state.global_step - self.first_step
+        say(progress_line(self.last, (time.monotonic() - self.began) / steps))
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        # A checkpoint does not contain the mean loss since the last line, so log that line first.
+        if control.should_save:
+            control.should_log = True
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures of the last line, and the speed over all steps of this process."""
+        elapsed = self.previous_time - self.began - self.evaluated_s
+        steps = self.previous_step - self.first_step
+        shown = {key: self.last[key] for key in SUMMARIZED if key in self.last}
+        if not steps:
+            return shown
+        return {
+            **shown,
+            "step_s": elapsed / steps,
+            "tokens_per_second": self.num_tokens() / elapsed,
+        }
+
+    def num_tokens(self) -> int:
+        """Return all ranks' tokens in this process's steps; it is right on the main rank only."""
+        return int(self.last.get("num_tokens", 0) - self.first_tokens)
+
+    def _speed(
+        self, args: TrainingArguments, state: TrainerState, tokens: int, model: Any, now: float
+    ) -> dict[str, Any]:
+        done, steps = tokens - self.previous_tokens, state.global_step - self.previous_step
+        step_s = (now - self.previous_time) / steps
+        per_second = done / (now - self.previous_time)
+        rows = steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        # Packed documents attend only within themselves, and their lengths are unknown here, so
+        # omit attention.
+        reach = 0.0 if getattr(args, "packing", False) else done / rows
+        tflops = per_second / args.world_size * flops_per_token(model, reach, self.reference) / 1e12
+        self.previous_tokens, self.previous_step = tokens, state.global_step
+        self.previous_time = now
+        return {
+            "step_s": step_s,
+            **self._shares(step_s, steps),
+            "num_tokens": self.last.get("num_tokens", self.first_tokens) + done,
+            "tokens_per_second": per_second,
+            "tokens_per_second_per_gpu": per_second / args.world_size,
+            "tflops_per_gpu": tflops,
+            "mfu": tflops / self.peak_tflops if self.peak_tflops else None,
+        }
+
+    def _shares(self, step_s: float, steps: int) -> dict[str, float]:
+        """Return the mean seconds per step by kind since the last line.
+
+        KINDS and `train_s` sum to `step_s`.
+        """
+        if self.stopwatch is None:
+            return {}
+        seconds = {kind: total / steps for kind, total in self.stopwatch.take().items()}
+        rest = step_s - sum(seconds[kind] for kind in KINDS)
+        return {**{f"{kind}_s": mean for kind, mean in seconds.items()}, "train_s": rest}
+
+
+def drop_after(path: Path, step: int) -> list[dict[str, Any]]:
+    """Remove lines of steps after `step`, and a truncated line. Return the remaining lines."""
+    rows = [row for row in read_metrics(path) if row["step"] <= step]
+    if path.is_file():
+        write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+    return rows
+
+
+def progress_line(row: dict[str, Any], step_s: float) -> str:
+    """Return a line such as `step 40/400 loss 0.912 reward 0.512 12,345 tok/s eta 1:05`."""
+    minutes, seconds = divmod(round(step_s * (row["num_steps"] - row["step"])), 60)
+    parts = [f"step {row['step']}/{row['num_steps']}"]
+    parts += [
+        f"{key} {row[key]:.4g}"
+        for key in ("loss", "eval_loss", "reward", "accuracy", "pass_rate")
+        if row.get(key) is not None
+    ]
+    if row.get("tokens_per_second"):
+        parts.append(f"{row['tokens_per_second']:,.0f} tok/s")
+    return "  ".join([*parts, f"eta {minutes}:{seconds:02d}"])

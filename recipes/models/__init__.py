@@ -1,0 +1,1 @@
+"""Models, adapters, and layers that train faster."""

@@ -1,0 +1,127 @@
+"""Attend causally within documents of packed rows, without a mask.
+
+transformers makes a mask for every batch, and reads from the GPU whether it is needed, so the host
+waits for all queued work. SFT and DPO pad at the end of rows, where no token attends, so they need
+no mask. GRPO pads prompts on the left, so batches that are not packed, as in generation, get a
+mask.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+# Values of attn_implementation. transformers makes no mask for a name without a mask function.
+NAME = "documents"
+PADDED = "documents_or_padded"  # the same, but with a mask for batches that have padding
+
+
+def implementation(config: DictConfig) -> str:
+    """Return the attn_implementation for `config`'s model, after registering it if necessary."""
+    hardware, method = config.hardware, OmegaConf.select(config, "method.name")
+    packs = method == "grpo" and OmegaConf.select(config, "step.rows") == "packed"
+    if hardware.attention != "sdpa" or not (packs or method in ("sft", "dpo")):
+        return hardware.attention
+    kernel = hardware.get("packed_attention")
+    longest = OmegaConf.select(config, "trainer_args.max_length")
+
+    def forward(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float,
+        dropout: float = 0.0,
+        document_starts: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        # The other kernels support only 16-bit inputs.
+        if document_starts is None or kernel == "sdpa" or value.dtype is torch.float32:
+            mask = attention_mask
+            if document_starts is not None:
+                mask = _mask(document_starts, query.shape[2])
+            return sdpa_attention_forward(
+                module, query, key, value, mask, scaling=scaling, dropout=dropout
+            )
+        # Under autocast, norms return queries and keys in fp32, and autocast casts them back only
+        # for torch's own attention.
+        packed = (part[0].transpose(0, 1).to(value.dtype) for part in (query, key, value))
+        out = KERNELS[kernel](*packed, document_starts, longest or query.shape[2], scaling)
+        return out[None], None
+
+    name = PADDED if packs else NAME
+    AttentionInterface.register(name, forward)
+    if packs:
+        AttentionMaskInterface.register(PADDED, _mask_of_padding)
+    return name
+
+
+def fits(model: PreTrainedModel) -> bool:
+    """Return whether tokens attend to all earlier ones, since the kernels support no window."""
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or ["full_attention"]
+    return set(kinds) == {"full_attention"} and not getattr(config, "sliding_window", None)
+
+
+def _mask_of_padding(
+    *args: Any, attention_mask: Tensor | None = None, **kwargs: Any
+) -> Tensor | None:
+    """Return sdpa's mask, or None without padding.
+
+    For packed rows, transformers would make a mask of (tokens, tokens).
+    """
+    return (
+        None
+        if attention_mask is None
+        else sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
+    )
+
+
+def _mask(starts: Tensor, tokens: int) -> Tensor:
+    """Return a mask (1, 1, tokens, tokens), True for the tokens that each token attends to."""
+    places = torch.arange(tokens, device=starts.device)
+    documents = torch.bucketize(places, starts[1:], right=True)
+    return ((documents[:, None] == documents) & (places[:, None] >= places))[None, None]
+
+
+def _varlen(
+    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scaling: float
+) -> Tensor:
+    """Return attention by torch's own kernel, which exists since 2.10.
+
+    `longest` is a constant bound, since an exact length would recompile the kernel at every step.
+    """
+    from torch.nn.attention.varlen import varlen_attn  # missing from the torch of some images
+
+    causal = {"scale": scaling, "window_size": (-1, 0), **_gqa()}
+    return varlen_attn(query, key, value, starts, starts, longest, longest, **causal)
+
+
+@functools.cache
+def _gqa() -> dict[str, bool]:
+    """Return the argument for heads that share keys; before 2.12 the kernel detects this itself."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+
+
+def _flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scaling: float
+) -> Tensor:
+    from flash_attn import flash_attn_varlen_func  # only in images with the package
+
+    return flash_attn_varlen_func(
+        query, key, value, starts, starts, longest, longest, softmax_scale=scaling, causal=True
+    )
+
+
+KERNELS = {"varlen": _varlen, "flash_attention_2": _flash_attention}

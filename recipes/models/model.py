@@ -1,0 +1,257 @@
+"""Build the model and the tokenizer of a run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from huggingface_hub import snapshot_download, try_to_load_from_cache
+from omegaconf import DictConfig, OmegaConf
+from peft import LoraConfig, PeftModel
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    set_seed,
+)
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from launch.core.errors import UserError
+from recipes.models import adapters, attention
+from recipes.models.low_precision import nf4, to_float8
+from recipes.models.model_card import stated_license
+from recipes.rank.device import DTYPES, compute_dtype, device
+from recipes.rank.files import place_directory
+from recipes.rank.program import is_main_rank, rank
+
+RANDOM = "model_init"  # in the run directory
+
+PAD, USER, ASSISTANT, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"
+# The generation markers enclose what TRL's assistant_only_loss trains on: the answer and its end
+# token.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}"
+    f"{{{{ '{ASSISTANT}' }}}}{{% generation %}}{{{{ message['content'] + '{END}' }}}}"
+    f"{{% endgeneration %}}{{% else %}}{{{{ '{USER}' + message['content'] }}}}{{% endif %}}"
+    f"{{% endfor %}}{{% if add_generation_prompt %}}{{{{ '{ASSISTANT}' }}}}{{% endif %}}"
+)
+TRAINED_VOCABULARY = 512
+
+
+def build_tokenizer(config: DictConfig, texts: Iterable[str]) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a directory or the hub, or for random weights one trained on `texts`.
+
+    Raises UserError if it cannot be loaded from the hub.
+    """
+    model, directory = config.model, model_directory(config)
+    if directory is not None:
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    elif model.init == "random":
+        tokenizer = train_tokenizer(texts, vocab_size=min(TRAINED_VOCABULARY, model.vocab_size))
+    else:
+        tokenizer = _from_hub(AutoTokenizer, model)
+    template = model.chat_template or config.data.chat_template
+    if template:
+        tokenizer.chat_template = Path(template).read_text(encoding="utf-8")
+    return tokenizer
+
+
+def build_model(config: DictConfig) -> PreTrainedModel | PeftModel:
+    """Return the model as `config.precision` trains it, with the adapter of `config.adapter.path`.
+
+    If an adapter is trained, write the base's fingerprint to the run directory. Raises UserError
+    for a model that the hub does not provide, a missing package, or an adapter of another base.
+    """
+    is_nf4 = config.precision.weights == "nf4"
+    model, base = _quantized(config) if is_nf4 else (plain_model(config), None)
+    if config.adapter.rank is not None:
+        base = base or _fingerprint(config, model)
+        adapters.note_base(Path(config.run_dir), base)
+    if config.precision.compute == "fp8":
+        multiple = OmegaConf.select(config, "trainer_args.pad_to_multiple_of")
+        model = to_float8(model, pads=not isinstance(multiple, int))
+    return adapters.load_adapter(model, config, base) if config.adapter.path else model
+
+
+def plain_model(config: DictConfig, **kwargs) -> PreTrainedModel:
+    """Return the model with parameters in the dtype of `config.precision` (nf4: its compute dtype).
+
+    Its configuration has the licence of the model's card. Pretrained weights are on the CPU. Random
+    weights follow from `config.seed` and are drawn on the GPU, if any, since a CPU needs minutes
+    for 8e9 of them. `kwargs` go to from_pretrained. Raises UserError as build_model does.
+    """
+    set_seed(config.seed)  # for random weights, and for the adapter that the trainer will draw
+    model, directory, weights = config.model, model_directory(config), config.precision.weights
+    kwargs = {
+        "dtype": compute_dtype(config) if weights == "nf4" else DTYPES[weights],
+        "attn_implementation": attention.implementation(config),
+        **kwargs,
+    }
+    if directory is None and model.init == "random":
+        # ZeRO-3 would draw each rank's shard, so its weights would differ from other strategies'
+        unset_hf_deepspeed_config()
+        with torch.device(device()):
+            drawn = AutoModelForCausalLM.from_config(model_config(model), **kwargs)
+            return _rounded(drawn, compute_dtype(config))
+    if directory is None:
+        loaded = _from_hub(AutoModelForCausalLM, model, use_safetensors=True, **kwargs)
+        # from_pretrained does not fetch the card. It is cached if a whole snapshot was downloaded.
+        card = try_to_load_from_cache(model.hub_id, "README.md", revision=model.revision)
+        directory = Path(card).parent if isinstance(card, str) else None
+    else:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            directory, trust_remote_code=False, use_safetensors=True, **kwargs
+        )
+    if directory is not None and (stated := stated_license(directory)):
+        loaded.config.license = stated
+    return loaded
+
+
+def _quantized(config: DictConfig) -> tuple[PreTrainedModel, str]:
+    """Return the model with its linear layers in nf4, and its fingerprint.
+
+    Only files can be loaded in 4 bits, so the main rank draws random weights and writes them for
+    all, since transformers writes nothing on other ranks. Every rank must call this.
+    """
+    kwargs = {"quantization_config": nf4(compute_dtype(config)), "device_map": {"": device()}}
+    if model_directory(config) is not None or config.model.init != "random":
+        model = plain_model(config, **kwargs)
+        return model, _fingerprint(config, model)
+    ranks = PartialState()
+    written = Path(config.run_dir) / ".random_weights"  # visible to ranks on other nodes
+    if is_main_rank():
+        plain_model(config).save_pretrained(written)
+    ranks.wait_for_everyone()
+    model = plain_model(OmegaConf.merge(config, {"model": {"path": str(written)}}), **kwargs)
+    base = adapters.fingerprint_of_files(written)
+    ranks.wait_for_everyone()
+    if is_main_rank():
+        shutil.rmtree(written)
+    model.name_or_path = model.config._name_or_path = ""  # not the removed directory
+    return model, base
+
+
+def _fingerprint(config: DictConfig, model: PreTrainedModel) -> str:
+    """Return the fingerprint of the files if any, since memory may hold 4 bits or a rank's part."""
+    directory = model_directory(config)
+    if directory is None and config.model.init != "random":
+        hub_id, revision = config.model.hub_id, config.model.revision
+        directory = Path(snapshot_download(hub_id, revision=revision, local_files_only=True))
+    return adapters.fingerprint_of_files(directory) if directory else adapters.fingerprint_of(model)
+
+
+def _rounded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Return the model with random weights rounded to `dtype`, as published weights are.
+
+    DeepSpeed's fp32 copy starts from 16-bit weights, but other strategies keep all digits. Without
+    rounding, a first step of 2e-5 changed the loss by 3.1 under ddp and fsdp and by 1.2 under ZeRO
+    (docs/results/topologies.md).
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype).to(parameter.dtype)
+    return model
+
+
+def write_random(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Path:
+    """Write random weights and their tokenizer for vLLM, which needs files; return the directory.
+
+    If several ranks write at once, the first one's files stay.
+    """
+    target = Path(config.run_dir) / RANDOM
+    staged = target.with_name(f".{target.name}.{rank()}.staging")
+    shutil.rmtree(staged, ignore_errors=True)
+    model = plain_model(config)  # in 16 or 32 bits, whatever precision the run trains in
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(staged)
+    tokenizer.save_pretrained(staged)
+    place_directory(staged, target)
+    return target
+
+
+def model_directory(config: DictConfig) -> Path | None:
+    """Return the directory of the weights: the user's, or write_random's, or None."""
+    made = Path(config.run_dir) / RANDOM
+    return Path(config.model.path) if config.model.path else made if made.is_dir() else None
+
+
+def model_config(model: DictConfig) -> AutoConfig:
+    """Return transformers' configuration for the shape in conf/model."""
+    return AutoConfig.for_model(
+        model.architecture,
+        num_hidden_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_attention_heads=model.num_heads,
+        num_key_value_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        vocab_size=model.vocab_size,
+        tie_word_embeddings=model.tied_embeddings,
+        attention_bias=model.attention_bias,
+        max_position_embeddings=model.max_positions,
+        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
+        rms_norm_eps=model.rms_norm_eps,
+        # transformers' 0.02 suits widths near 2500; at width 128 the first layers contribute almost
+        # nothing, and arithmetic is learnt late.
+        initializer_range=model.hidden_size**-0.5,
+    )
+
+
+def adapter_config(config: DictConfig) -> LoraConfig | None:
+    """Return the peft configuration of a new adapter; None for full training or a loaded one."""
+    adapter = config.adapter
+    if adapter.rank is None or adapter.path:
+        return None
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        lora_dropout=adapter.dropout,
+        target_modules=adapter.target_modules
+        if isinstance(adapter.target_modules, str)
+        else list(adapter.target_modules),
+        use_rslora=adapter.rslora,
+        use_dora=adapter.dora,
+    )
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE tokenizer trained on `texts`; equal texts give equal tokenizers.
+
+    Digits stay single tokens, so that a number is always spelt the same way. Merges may cross
+    spaces, so that a phrase that all problems share becomes one token.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, level])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[AddedToken(token, special=True) for token in (PAD, USER, ASSISTANT, END)],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, chat_template=CHAT_TEMPLATE
+    )
+
+
+def _from_hub(auto_class: type, model: DictConfig, **kwargs):
+    try:
+        return auto_class.from_pretrained(
+            model.hub_id, revision=model.revision, trust_remote_code=False, **kwargs
+        )
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"model {model.hub_id} at {model.revision} cannot be loaded: {reason} Use: "
+            "model.path=<directory>, or model.init=random."
+        ) from error

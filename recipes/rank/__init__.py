@@ -1,0 +1,1 @@
+"""Provide what every rank needs, whatever it computes."""

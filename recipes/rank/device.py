@@ -1,0 +1,38 @@
+"""Determine a rank's device, compute dtype and peak memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+import torch
+from omegaconf import DictConfig
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def device() -> torch.device:
+    """Return this rank's GPU, or the CPU if torch sees no GPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
+
+
+def pci_address(device: torch.device | int) -> str | None:
+    """Return a GPU's address (`0000:05:00.0`), or None if torch is too old to provide it."""
+    gpu = torch.cuda.get_device_properties(device)
+    if not hasattr(gpu, "pci_bus_id"):
+        return None
+    return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+
+
+def compute_dtype(config: DictConfig) -> torch.dtype:
+    """Return the dtype of matrix products. With fp8, everything else computes in bf16."""
+    return DTYPES.get(config.precision.compute, torch.bfloat16)
+
+
+def memory_peak_gb() -> float:
+    """Return the peak memory of this process in GB: on the GPU, or on the host if it has no GPU."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9  # Linux counts in KiB

@@ -1,0 +1,178 @@
+"""Run a recipe: read the configuration, handle signals, write result.json, set an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from omegaconf import DictConfig, OmegaConf
+
+from launch.core.errors import EXIT_INTERRUPTED, EXIT_USER, UserError
+from launch.core.json_files import write_json
+from recipes.rank import binding
+
+EXIT_FAILED = 1  # of a rank, like Python's for an exception; the launcher's is 4
+# torchrun's variables. With them, a vLLM engine would treat its own processes as our ranks.
+TORCHRUN = re.compile(
+    r"^(TORCHELASTIC_.*|TORCH_NCCL_ASYNC_ERROR_HANDLING|MASTER_(ADDR|PORT)|"
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME))$"
+)
+
+_stop_asked = False
+
+
+class Interrupted(Exception):
+    """Stop after a signal, with resumable work saved. `result` is written to result.json."""
+
+    def __init__(self, **result: Any) -> None:
+        super().__init__("interrupted")
+        self.result = result
+
+
+class Failed(Exception):
+    """Report that the work failed, such as a benchmark below its gate or a loss that is not finite.
+
+    `result` is written to result.json.
+    """
+
+    def __init__(self, message: str, **result: Any) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+def stop_asked() -> bool:
+    """Return whether SIGTERM or SIGINT has reached this process."""
+    return _stop_asked
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def is_main_rank() -> bool:
+    return rank() == 0
+
+
+def say(line: str) -> None:
+    """Print a line on the main rank, flushed, since the launcher follows the log."""
+    if is_main_rank():
+        print(line, flush=True)
+
+
+def load_config(argv: list[str]) -> DictConfig:
+    """Return the configuration in the file `--config`. Reading a missing key raises an error."""
+    parser = argparse.ArgumentParser(description="One rank of a recipe; launch/run.py starts it.")
+    parser.add_argument(
+        "--config", type=Path, required=True, help="the resolved config.yaml of a run directory"
+    )
+    config = OmegaConf.load(parser.parse_args(argv).config)
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def run(work: Callable[[DictConfig], dict[str, Any]], argv: list[str] | None = None) -> int:
+    """Call `work` with the configuration and write its return value as result.json.
+
+    Return the exit code: 0 done, 1 failed, 2 a user's mistake, 75 interrupted with a checkpoint.
+    """
+    config = load_config(sys.argv[1:] if argv is None else argv)
+    if hasattr(signal, "SIGUSR1"):
+        # Log the stacks of all threads, for systems where py-spy is not permitted.
+        faulthandler.register(signal.SIGUSR1)
+    _quiet_libraries(config)
+    handlers = {
+        number: signal.signal(number, _ask_stop) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        return _run(work, config)
+    finally:
+        # Only after the result is written, because torchrun signals the others when one rank ends.
+        _restore(handlers)
+
+
+def _quiet_libraries(config: DictConfig) -> None:
+    """Turn off progress bars and a slow import in the libraries that the recipe has imported."""
+    for name in ("datasets.utils", "transformers.utils.logging"):
+        # The launcher shows progress from metrics.jsonl, and progress bars would clutter the log.
+        if library := sys.modules.get(name):
+            library.disable_progress_bar()
+    accelerate = sys.modules.get("accelerate.utils.other")
+    if accelerate and not str(OmegaConf.select(config, "topology.strategy")).startswith("zero"):
+        # accelerate would import DeepSpeed (2 s) only to test whether the model is a DeepSpeed one.
+        accelerate.is_deepspeed_available = lambda: False
+
+
+def _run(work: Callable[[DictConfig], dict[str, Any]], config: DictConfig) -> int:
+    result: dict[str, Any]
+    try:
+        how = OmegaConf.select(config, "topology.numa_binding")
+        # A tuning's trials have their own ranks, which bind themselves.
+        if how and torch.cuda.is_available() and "tuned" not in config:
+            print(
+                binding.bind(how, binding.gpus(), int(os.environ.get("LOCAL_RANK", "0"))),
+                flush=True,
+            )
+        result, exit_code = {"status": "done", **work(config)}, 0
+    except Interrupted as interruption:
+        result, exit_code = {"status": "interrupted", **interruption.result}, EXIT_INTERRUPTED
+    except (UserError, Failed) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        result = {**getattr(error, "result", {}), "status": "failed", "error": str(error)}
+        exit_code = EXIT_USER if isinstance(error, UserError) else EXIT_FAILED
+    except Exception as error:
+        traceback.print_exc()
+        summary = traceback.format_exception_only(error)[-1].strip()
+        result, exit_code = {"status": "failed", "error": summary}, EXIT_FAILED
+    # torchrun turns every nonzero exit code of a rank into 1, so the launcher reads it from a file.
+    if exit_code in (EXIT_FAILED, EXIT_USER):
+        _leave_failure(config, result["error"], exit_code)
+    if is_main_rank():
+        write_json(Path(config.run_dir) / "result.json", {**result, "exit_code": exit_code})
+    return exit_code
+
+
+def _leave_failure(config: DictConfig, error: str, exit_code: int) -> None:
+    failure = {"rank": rank(), "time": time.time(), "error": error, "exit_code": exit_code}
+    write_json(Path(config.run_dir) / "failures" / f"rank{rank()}.json", failure)
+
+
+def give_up(config: DictConfig, error: str) -> NoReturn:
+    """End this process at once, from any thread, because another thread would wait forever."""
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    _leave_failure(config, error, EXIT_FAILED)
+    os._exit(EXIT_FAILED)
+
+
+def main(work: Callable[[DictConfig], dict[str, Any]]) -> None:
+    """Call `run`, and exit the process with its exit code."""
+    exit_code = run(work)
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        # With gloo's threads, one normal interpreter exit in six aborts ("terminate called without
+        # an active exception").
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+    sys.exit(exit_code)
+
+
+def _ask_stop(_number: int, _frame: Any) -> None:
+    global _stop_asked
+    _stop_asked = True
+
+
+def _restore(handlers: dict[int, Any]) -> None:
+    global _stop_asked
+    _stop_asked = False
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Rewards and the verifiers that compute them."""

@@ -1,0 +1,187 @@
+"""Define named rewards: f(prompts, completions, **columns) -> scores from 0 to 1, or None.
+
+`code_tests` needs the sandbox and is in verify_code.py. verify.py combines rewards.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from launch.core.errors import UserError, near_or_all
+from recipes.rewards.answers import equal
+
+Reward = Callable[..., list[float] | list[float | None]]
+Completion = str | list[dict[str, str]]
+
+# DeepSeek-R1's layout (arXiv:2501.12948, section 2.2.2).
+INSIDE = r"(?:(?!</?(?:think|answer)>).)*"  # text without another such tag
+FORMAT = re.compile(rf"\s*<think>{INSIDE}</think>\s*<answer>{INSIDE}</answer>\s*", re.DOTALL)
+ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+HALF_LENGTH_CHARACTERS = 200
+# Kinds of parameters to which a column can be passed.
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+ROUNDING = 1e-9  # of sums of floats
+
+
+def accuracy(
+    prompts: list[Any], completions: list[Completion], answer: list[str], **columns: Any
+) -> list[float | None]:
+    """Return 1 if the answer equals column `answer`, else 0; None if the column is null."""
+    pairs = zip(completions, answer, strict=True)
+    return [
+        None if right is None else float(equal(str(right), final_answer(text(c))))
+        for c, right in pairs
+    ]
+
+
+def format(prompts: list[Any], completions: list[Completion], **columns: Any) -> list[float]:
+    """Return 1 for exactly <think>...</think><answer>...</answer>, else 0."""
+    return [float(FORMAT.fullmatch(text(c)) is not None) for c in completions]
+
+
+def length(prompts: list[Any], completions: list[Completion], **columns: Any) -> list[float]:
+    """Return 1 for an empty completion and 1/2 at 200 characters; it decreases towards 0."""
+    return [1.0 / (1.0 + len(text(c)) / HALF_LENGTH_CHARACTERS) for c in completions]
+
+
+def reasoning_gym(
+    prompts: list[Any], completions: list[Completion], entry: list[str], **columns: Any
+) -> list[float]:
+    """Return the task's own score from 0 to 1. Column `entry` is the task's record."""
+    from recipes.data import tasks  # its import takes two seconds
+
+    return [tasks.score(final_answer(text(c)), e) for c, e in zip(completions, entry, strict=True)]
+
+
+def regex(
+    prompts: list[Any], completions: list[Completion], pattern: list[str], **columns: Any
+) -> list[float]:
+    """Return 1 if the whole answer matches column `pattern`, a regular expression, else 0."""
+    return [
+        float(re.fullmatch(p, final_answer(text(c)), re.DOTALL) is not None)
+        for c, p in zip(completions, pattern, strict=True)
+    ]
+
+
+REWARDS: dict[str, Reward] = {
+    f.__name__: f for f in (accuracy, format, length, reasoning_gym, regex)
+}
+CODE_TESTS = "code_tests"
+NAMES = sorted([*REWARDS, CODE_TESTS])
+SLOW_IMPORTS = {"accuracy": "math_verify", "reasoning_gym": "recipes.data.tasks"}
+NEEDED_COLUMN = {
+    "accuracy": "answer",
+    "reasoning_gym": "entry",
+    "regex": "pattern",
+    CODE_TESTS: "tests",
+}
+
+
+def text(completion: Completion) -> str:
+    """Return the generated text of a plain or conversational completion."""
+    return completion if isinstance(completion, str) else completion[-1]["content"]
+
+
+def final_answer(generated: str) -> str:
+    """Return the last <answer>...</answer>, or else the text after </think>, or else all of it."""
+    answers = ANSWER.findall(generated)
+    return (answers[-1] if answers else generated.rpartition("</think>")[2]).strip()
+
+
+def judge(
+    name: str, prompts: list[Any], completions: list[Completion], columns: dict[str, Any]
+) -> list[float | None]:
+    """Return the scores of a named reward or a user's function; None if it does not apply.
+
+    Raises UserError if the function does not accept these columns or returns a wrong number of
+    scores, ValueError for a score outside 0 to 1, and whatever the function raises.
+    """
+    function = imported(name) if "." in name else REWARDS[name]
+    if "." in name:
+        _check_signature(name, function, columns)
+    returned = function(prompts=prompts, completions=completions, **columns)
+    if len(returned) != len(completions):
+        raise UserError(
+            f"method.rewards.{name} returned {len(returned)} scores for {len(completions)} "
+            "completions. Return one each."
+        )
+    scores = [None if score is None else float(score) for score in returned]
+    for score in scores:
+        if score is not None and not math.isfinite(score):
+            raise ValueError(f"a score that is not finite: {scores}")
+        # Thresholds and figures assume scores from 0 to 1.
+        if score is not None and not -ROUNDING <= score <= 1 + ROUNDING:
+            raise ValueError(
+                f"a score outside 0 to 1: {score:g}. To make a reward count for more, or against, "
+                "change its weight in method.rewards"
+            )
+    return [None if score is None else min(max(score, 0.0), 1.0) for score in scores]
+
+
+def _check_signature(path: str, function: Reward, columns: dict[str, Any]) -> None:
+    """Raise UserError if a user's function cannot be called as a reward."""
+    arguments = {"prompts": None, "completions": None, **columns}
+    try:
+        signature = inspect.signature(function)
+        signature.bind(**arguments)
+    except ValueError:  # a function written in C has no signature
+        return
+    except TypeError as error:
+        missing = [
+            parameter.name
+            for parameter in signature.parameters.values()
+            if parameter.name not in arguments
+            and parameter.default is parameter.empty
+            and parameter.kind in NAMED
+        ]
+        rows = [name for name, values in columns.items() if isinstance(values, list)]
+        hint = near_or_all(missing[0], rows).lstrip() if missing else ""
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+        raise UserError(
+            f"method.rewards.{path}{place}: {error}. A reward is called as "
+            f"f(prompts, completions, **columns), and its columns here are "
+            f"{', '.join(rows) or '(none)'}.{f' {hint}' if hint.startswith('Did') else ''}"
+        ) from error
+
+
+def failure(name: str, error: Exception) -> str:
+    """Return a description of a reward's error; for a user's function, with the line of code."""
+    summary = f"{type(error).__name__}: {error}"
+    if "." not in name:
+        return summary
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1].filename if frames else None
+    if isinstance(error, KeyError) and last in ("<frozen os>", os.__file__):
+        summary += " of os.environ"
+    file = getattr(sys.modules.get(name.rpartition(".")[0]), "__file__", None)
+    line = next((frame.lineno for frame in reversed(frames) if frame.filename == file), None)
+    return summary if line is None else f"{summary} ({file}:{line})"
+
+
+def imported(path: str) -> Reward:
+    """Return a user's function by its dotted path. Raises UserError."""
+    module_name, _, function_name = path.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(
+            f"method.rewards has {path!r}: {error}. Its module must be on PYTHONPATH where the run "
+            "starts."
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        known = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
+        raise UserError(
+            f"method.rewards has {path!r}: {module_name} has no function {function_name!r}."
+            f"{near_or_all(function_name, known)}"
+        )
+    return function

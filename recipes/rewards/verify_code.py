@@ -1,0 +1,114 @@
+"""Reward `code_tests`: the share of a row's tests that a completion's code passes.
+
+Tests run in the sandbox next to the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+from launch.core.errors import UserError
+from recipes.rewards.rewards import final_answer
+
+SOCKET = "sandbox.sock"  # in the run directory; launch/execution/sandboxed.py listens
+BLOCK = re.compile(r"```([\w+#-]*)[^\n]*\n(.*?)```", re.DOTALL)
+LANGUAGES = {"": "python", "python3": "python", "py": "python", "c++": "cpp"}
+FORMS = ({"call", "expected"}, {"stdin", "stdout"}, {"check"})
+
+
+class CodeTests:
+    """Return (score, error) for each completion of a batch, by one request to the sandbox."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+
+    def __call__(
+        self, completions: list[str], tests: list[Any], languages: list[str | None] | None
+    ) -> list[tuple[float, str | None]]:
+        jobs = [
+            job(c, t, g)
+            for c, t, g in zip(completions, tests, languages or [None] * len(tests), strict=True)
+        ]
+        return [(v["passed"] / v["total"], v["error"]) for v in self._ask(jobs)]
+
+    def _ask(self, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        folder = os.open(self.run_dir, os.O_RDONLY)
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                # A socket's path is limited to 107 bytes, and a run directory may be longer.
+                connection.connect(f"/proc/self/fd/{folder}/{SOCKET}")
+                with connection.makefile("rwb") as file:
+                    file.write(json.dumps(jobs).encode() + b"\n")
+                    file.flush()
+                    answer = file.readline()
+        except OSError as error:
+            raise RuntimeError(
+                f"the sandbox does not answer at {self.run_dir / SOCKET}: {error.strerror}"
+            ) from error
+        finally:
+            os.close(folder)
+        if not answer:
+            raise RuntimeError("the sandbox went away; logs/sandbox.log says why")
+        verdicts: list[dict[str, Any]] = json.loads(answer)
+        return verdicts
+
+
+def job(completion: str, tests: Any, language: str | None) -> dict[str, Any]:
+    """Return a completion's job for the sandbox. Raises UserError for malformed tests."""
+    named, code = code_of(completion)
+    return {
+        "language": _language(language) if language else named,
+        "code": code,
+        "tests": parse_tests(tests),
+    }
+
+
+def code_of(completion: str) -> tuple[str, str]:
+    """Return language and text of the last fenced block, or the final answer as Python."""
+    blocks = BLOCK.findall(completion)
+    if not blocks:
+        return "python", final_answer(completion)
+    name, code = blocks[-1]
+    return _language(name), code
+
+
+def _language(name: str) -> str:
+    """Return the sandbox's name of a language."""
+    return LANGUAGES.get(name.lower(), name.lower())
+
+
+def parse_tests(column: Any) -> list[dict[str, Any]]:
+    """Return a row's tests from column `tests`, a list or JSON (for rows with different forms)."""
+    try:
+        tests = json.loads(column) if isinstance(column, str) else column
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"column 'tests' holds {column[:80]!r}, which is not a JSON list ({error.msg})."
+        ) from error
+    if not isinstance(tests, list) or not tests:
+        raise UserError(
+            f"column 'tests' holds {str(column)[:80]!r}. Give a list of at least one test."
+        )
+    return [_test(test) for test in tests]
+
+
+def _test(item: Any) -> dict[str, Any]:
+    if isinstance(item, str):
+        return {"check": item}
+    items = item.items() if isinstance(item, dict) else ()
+    test = {key: value for key, value in items if value is not None or key == "expected"}
+    if "call" not in test:  # tables fill missing keys with null
+        test.pop("expected", None)
+    texts = [value for key, value in test.items() if key != "expected"]
+    if set(test) not in FORMS or not all(isinstance(value, str) for value in texts):
+        forms = ", ".join("{" + ", ".join(sorted(form)) + "}" for form in FORMS)
+        raise UserError(
+            f"column 'tests' holds the test {str(item)[:80]}. Give one of {forms} (all texts but "
+            "expected), or a statement of Python."
+        )
+    return test

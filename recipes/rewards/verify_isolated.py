@@ -1,0 +1,154 @@
+"""Run rewards in a separate process, which is ended if a completion exceeds time or memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from launch.core.errors import UserError
+
+READY_WITHIN_S = 300.0  # enough for imports from a slow disk
+# CPU seconds, so that samples do not fail on a busy machine. math-verify's own limit is the same.
+TIME_S = 5.0
+# Wall-clock seconds, for a reward that waits without using the CPU.
+WAIT_S = 60.0
+END_WITHIN_S = 30.0
+MEMORY_GB = 1.0  # in addition to the memory of the imports
+# Only these variables are passed to the process, since others may hold tokens.
+PASSED_ON = (
+    *("PATH", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONHASHSEED"),
+    *("LD_LIBRARY_PATH", "LANG", "LC_ALL"),
+)
+GIVEN = {
+    # One thread, since the CPU time of BLAS threads would count.
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    # Each thread's arena takes 64 MB of the limited address space.
+    "MALLOC_ARENA_MAX": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "HOME": "/nonexistent",
+    # The GPUs belong to the ranks.
+    "HIP_VISIBLE_DEVICES": "-1",
+    "CUDA_VISIBLE_DEVICES": "-1",
+}
+READY = b"ready\n"
+HANGS = "no score within"
+
+
+class Isolated:
+    """Compute rewards in a process that is restarted after it has ended.
+
+    Requests and replies are lines of JSON. `time_s` limits the CPU seconds per completion. `wait_s`
+    limits the wall-clock seconds of one completion; each additional completion of a request adds
+    `time_s`.
+    """
+
+    def __init__(
+        self,
+        names: list[str],
+        time_s: float = TIME_S,
+        wait_s: float = WAIT_S,
+        memory_gb: float = MEMORY_GB,
+    ) -> None:
+        self.names, self.time_s, self.wait_s, self.memory_gb = names, time_s, wait_s, memory_gb
+        self.process: subprocess.Popen[bytes] | None = None
+        self._ready = False
+
+    def __call__(
+        self, name: str, completion: str, row: dict[str, Any]
+    ) -> tuple[float | None, str | None]:
+        """Return (score, error) for one completion and its row; the score is 0 after an error."""
+        columns = {key: [value] for key, value in row.items()}
+        scores, error = self.ask(name, [""], [completion], columns)
+        return (scores[0], None) if scores else (0.0, error)
+
+    def ask(
+        self, name: str, prompts: list[Any], completions: list[Any], columns: dict[str, Any]
+    ) -> tuple[list[Any] | None, str | None]:
+        """Return the worker's (scores, error), or (None, reason) if it ended or was too slow.
+
+        Raises UserError if the worker rejects the reward.
+        """
+        request = json.dumps(
+            {"name": name, "prompts": prompts, "completions": completions, "columns": columns}
+        )
+        process = self.start()
+        try:
+            process.stdin.write(request.encode() + b"\n")
+            process.stdin.flush()
+            line = _line(process, self.wait_s + self.time_s * (len(completions) - 1))
+        except BrokenPipeError:
+            line = b""
+        if not line:
+            return None, self._end(hangs=line is None)
+        reply = json.loads(line)
+        if "refused" in reply:
+            raise UserError(reply["refused"])
+        return reply["scores"], reply["error"]
+
+    def begin(self) -> None:
+        """Start the process without waiting for its imports, which take seconds."""
+        argv = [sys.executable, "-m", "recipes.rewards.verify_worker"]
+        argv += [str(self.time_s), str(int(self.memory_gb * 1e9)), *self.names]
+        passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        # After a signal, ranks finish their step and need this process, so use a new session.
+        self.process = subprocess.Popen(
+            argv,
+            env=passed_on | GIVEN,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the process if necessary, and return it once its rewards are imported.
+
+        Raises UserError for a missing reward, and RuntimeError if the process does not start.
+        """
+        if self.process is None:
+            self.begin()
+        elif self._ready:
+            return self.process
+        line = _line(self.process, READY_WITHIN_S)
+        if line == READY:
+            self._ready = True
+            return self.process
+        reason = self._end(hangs=line is None)
+        if line:
+            raise UserError(line.decode().strip())
+        raise RuntimeError(f"the process of the rewards does not start: {reason}; see above")
+
+    def _end(self, hangs: bool) -> str:
+        """Kill the process, and return the reason why it ended.
+
+        A process that does not hang is already ending, which takes a while if it holds much memory.
+        """
+        process, self.process, self._ready = self.process, None, False
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0 if hangs else END_WITHIN_S)
+        code = process.poll()
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(BrokenPipeError):  # close flushes an unfinished request
+                pipe.close()
+        if code is None:
+            return f"{HANGS} {self.wait_s:g} s"
+        if code == -signal.SIGPROF:
+            return f"{HANGS} {self.time_s:g} s of CPU time"
+        return f"its process ended with exit code {code}"
+
+    def __del__(self) -> None:
+        if self.process is not None:
+            self._end(hangs=True)
+
+
+def _line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes | None:
+    """Return the next line, or b"" if the process has ended, or None after `timeout_s`."""
+    ready, _, _ = select.select([process.stdout], [], [], timeout_s)
+    return process.stdout.readline() if ready else None

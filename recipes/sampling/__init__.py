@@ -1,0 +1,1 @@
+"""Completions: generated locally or by a server, or read from files."""

@@ -1,0 +1,107 @@
+"""Collect what determines samples and verdicts, for the hashes of batches.
+
+The samples' key contains everything that could change a sample; the verdicts' key adds what could
+change a verdict. So a new verifier needs no new samples, and batches of other work are never
+reused.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+from pathlib import Path
+from typing import Any, Protocol
+
+from omegaconf import DictConfig, OmegaConf
+
+from launch.core.json_files import sha256
+from recipes.data.data import load_train, texts
+from recipes.models.model import model_directory
+from recipes.rank.files import json_sha256
+from recipes.rewards.rewards import CODE_TESTS
+from recipes.sampling.generation import Sampling
+from recipes.sampling.samples import Row
+from recipes.training.checkpoint import HEARTBEAT
+
+RECIPES = Path(__file__).parents[1]
+SAMPLING = (
+    *("seed", "engine", "samples_per_prompt", "batch_size", "max_new_tokens"),
+    *("temperature", "top_p", "top_k", "use_cpu"),
+)
+JUDGING = ("math-verify", "latex2sympy2_extended", "sympy", "reasoning-gym")  # packages
+
+
+class SamplingArguments(Protocol):
+    """Describe the arguments that both methods have. `batch_size` counts prompts."""
+
+    seed: int
+    engine: str
+    samples_per_prompt: int
+    batch_size: int
+
+    @property
+    def sampling(self) -> Sampling: ...
+
+
+def samples_key(
+    config: DictConfig, args: SamplingArguments, rows: list[Row], model: Any
+) -> dict[str, Any]:
+    """Return everything that determines samples, including versions."""
+    packages = ("torch", "transformers", *(["vllm"] if args.engine == "vllm" else []))
+    template = config.model.chat_template or config.data.chat_template
+    precision = config.precision
+    return {
+        "model": model,
+        "template": template and sha256(Path(template)),
+        "rows": json_sha256(rows),  # prompts and what the verifier reads
+        "sampling": {name: getattr(args, name) for name in SAMPLING},
+        "precision": [precision.compute, precision.weights, config.hardware.attention],
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "code": {
+            name: sha256(RECIPES / folder / name)
+            for folder, name in (("sampling", "generation.py"), ("models", "model.py"))
+        },
+    }
+
+
+def verdicts_key(config: DictConfig, samples: dict[str, Any]) -> dict[str, Any]:
+    """Return the samples' key, the rewards with their arguments, and the code behind them.
+
+    `sandbox_image` is the id of the image that the launcher found for code_tests.
+    """
+    files = [
+        *(RECIPES / "rewards").glob("*.py"),
+        *(RECIPES / "data" / name for name in ("tasks.py", "code_tasks.py", "cups.py")),
+    ]
+    code = {file.name: sha256(file) for file in sorted(files)}
+    for name in config.method.rewards:
+        spec = importlib.util.find_spec(name.rpartition(".")[0]) if "." in name else None
+        code |= {name: sha256(Path(spec.origin))} if spec is not None and spec.origin else {}
+    method = OmegaConf.to_container(config.method)
+    judging = {k: v for k, v in method.items() if k.startswith("reward") or k == "sandbox"}
+    versions = {name: importlib.metadata.version(name) for name in JUDGING}
+    sandboxed = CODE_TESTS in config.method.rewards
+    return {
+        "samples": json_sha256(samples),
+        "rewards": judging,
+        "code": code,
+        "versions": {"python": platform.python_version(), **versions},
+        "sandbox_image": config.get("sandbox_image") if sandboxed else None,
+    }
+
+
+def model_identity(config: DictConfig) -> Any:
+    """Return a directory's file hashes, a hub commit, or what determines random weights."""
+    directory, model = model_directory(config), config.model
+    if model.init == "random" and model.path is None:  # even if they were written for vLLM
+        return {
+            **OmegaConf.to_container(model),
+            "seed": config.seed,
+            "texts": json_sha256(texts(load_train(config.data, "sft"))),
+        }
+    if directory is not None:
+        beat = Path(config.run_dir) / HEARTBEAT
+        files = sorted(path for path in directory.rglob("*") if path.is_file())
+        return {str(path.relative_to(directory)): sha256(path, beat) for path in files}
+    return [model.hub_id, model.revision]

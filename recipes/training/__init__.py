@@ -1,0 +1,1 @@
+"""Trainers, their steps and checkpoints."""

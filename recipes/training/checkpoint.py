@@ -1,0 +1,161 @@
+"""Write checkpoints that are complete or absent.
+
+A checkpoint is written into a staging directory, its manifest (size and sha256 of every file) last,
+and renamed once all of it is on disk. A resumed run takes the newest checkpoint that matches its
+manifest, if the best checkpoint that it names does too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from launch.core.json_files import sha256, write_json
+from recipes.rank.files import move_directory
+from recipes.rank.program import say
+
+MANIFEST = "manifest.json"
+STAGING = ".staging"
+# A file next to the checkpoints' directory; the launcher's watchdog reads its modification time.
+HEARTBEAT = "heartbeat"
+
+
+class AtomicCheckpoints:
+    """Save checkpoints atomically: a mixin, placed before a trainer of transformers."""
+
+    _staging: Path | None = None
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._staging) if self._staging else super()._get_output_dir(trial)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        directory = Path(self.args.output_dir)
+        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        self._staging = directory / STAGING
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._staging = None
+        self.accelerator.wait_for_everyone()  # every rank has written its part
+        # This path is in the staging directory, and best_global_step is sufficient.
+        self.state.best_model_checkpoint = None
+        if self.args.should_save:
+            self.state.save_to_json(str(directory / STAGING / name / TRAINER_STATE_NAME))
+            seal(directory / STAGING / name, directory / name, directory.with_name(HEARTBEAT))
+            clear_staging(directory)
+            rotate(directory, self.args.save_total_limit)
+        self.accelerator.wait_for_everyone()
+
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        with _dtypes_kept(self.model):
+            super()._load_from_checkpoint(*args, **kwargs)
+
+    def load_weights(self, checkpoint: Path) -> None:
+        """Load the weights of `checkpoint` by the strategy's own loader."""
+        self.state.best_model_checkpoint = str(checkpoint)
+        with _dtypes_kept(self.model):
+            self._load_best_model()
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        # Remove the pickled arguments: nothing reads them, and config.yaml has them too.
+        (Path(output_dir or self.args.output_dir) / "training_args.bin").unlink()
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: record.json describes the run, and a card would not be written atomically."""
+
+
+@contextlib.contextmanager
+def _dtypes_kept(model: nn.Module) -> Iterator[None]:
+    """Restore dtypes after the block: PEFT loads adapters in fp32, and TRL trains nf4's in bf16."""
+    dtypes = {name: weight.dtype for name, weight in model.named_parameters()}
+    yield
+    for name, weight in model.named_parameters():
+        if weight.dtype != dtypes[name]:
+            weight.data = weight.data.to(dtypes[name])
+
+
+def seal(staged: Path, target: Path, heartbeat: Path | None = None) -> None:
+    """Write the manifest of `staged` and rename it to `target`. Touch `heartbeat` while hashing."""
+    files = {
+        str(p.relative_to(staged)): {"bytes": p.stat().st_size, "sha256": sha256(p, heartbeat)}
+        for p in sorted(staged.rglob("*"))
+        if p.is_file()
+    }
+    write_json(staged / MANIFEST, {"files": files})
+    move_directory(staged, target)
+
+
+def newest(directory: Path, heartbeat: Path | None = None) -> Path | None:
+    """Return the newest complete checkpoint in `directory`, or None. Print the faults of others.
+
+    Touch `heartbeat` while hashing.
+    """
+    for path in reversed(_checkpoints(directory)):
+        fault, best = find_fault(path, heartbeat), best_of(path)
+        if fault is None and best not in (None, path) and (fault := find_fault(best, heartbeat)):
+            fault = f"in the best before it, {best.name}, {fault}"
+        if fault is None:
+            return path
+        say(f"checkpoint {path} is not whole: {fault}; looking for an older one")
+    return None
+
+
+def find_fault(checkpoint: Path, heartbeat: Path | None = None) -> str | None:
+    """Return a difference from the manifest, or None for a complete checkpoint."""
+    try:
+        files = json.loads((checkpoint / MANIFEST).read_text())["files"]
+    except (OSError, ValueError, KeyError) as error:
+        return f"its {MANIFEST} cannot be read ({error!r})"
+    for name, expected in files.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != expected["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes of {expected['bytes']}"
+        if sha256(path, heartbeat) != expected["sha256"]:
+            return f"the content of {name} has changed"
+    return None
+
+
+def best_of(checkpoint: Path) -> Path | None:
+    """Return the best checkpoint by held-out rows as of this one, or None if none was chosen."""
+    file = checkpoint / TRAINER_STATE_NAME
+    try:
+        step = json.loads(file.read_text()).get("best_global_step") if file.is_file() else None
+    except ValueError:  # `newest` skips this checkpoint
+        step = None
+    return checkpoint.with_name(f"{PREFIX_CHECKPOINT_DIR}-{step}") if step else None
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def rotate(directory: Path, limit: int | None) -> None:
+    """Keep the newest `limit` checkpoints and the best ones that they name."""
+    if limit:
+        checkpoints = _checkpoints(directory)
+        best = {best_of(path) for path in checkpoints[-limit:]}
+        for path in checkpoints[:-limit]:
+            if path not in best:
+                shutil.rmtree(path)
+
+
+def clear_staging(directory: Path) -> None:
+    """Remove the staging directory, which an interrupted save leaves behind."""
+    shutil.rmtree(directory / STAGING, ignore_errors=True)
+
+
+def _checkpoints(directory: Path) -> list[Path]:
+    paths = directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+    numbered = [p for p in paths if p.is_dir() and p.name.rpartition("-")[2].isdigit()]
+    return sorted(numbered, key=step_of)

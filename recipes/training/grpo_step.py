@@ -1,0 +1,177 @@
+"""Run GRPO's forward passes without padding, with the samples of a micro-batch in one row.
+
+TRL runs all passes in one method: the policy's and, without gradient, those of the sampling policy
+and of the reference. It takes rows padded to the longest of the generation, and returns
+log-probabilities of the same shape. Only the computation in between is replaced here, so loss and
+metrics are TRL's. sampling_ratio.py skips the sampling policy's pass if that policy is this step's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+from peft import PeftModel
+from torch import nn
+from torch.nn import functional
+
+from recipes.models import attention, head
+from recipes.models.layers import MULTIPLE, same_draws
+from recipes.training import rows
+from recipes.training.step import SHORTEST, halves
+
+# Log-probabilities and entropies, each (samples, tokens of the completion).
+Pair = tuple[torch.Tensor, torch.Tensor | None]
+
+
+class PackedCompletions:
+    """Pack samples, or pad them to the longest of their micro-batch (`step.rows`).
+
+    This is a mixin, placed between CompiledLayers and GRPOTrainer. TRL's own passes are used under
+    `padded`, and under `packed` if the head or the attention is not plain.
+    """
+
+    def __init__(self, *args: Any, config: DictConfig, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        wrapped = [model for model in (self.model, self.ref_model) if model is not None]
+        models = [self.accelerator.unwrap_model(model) for model in wrapped]
+        models = [m.get_base_model() if isinstance(m, PeftModel) else m for m in models]
+        # ZeRO-3 shards the head, and a head cast to fp32 has its own forward.
+        plain = (
+            config.topology.strategy != "zero3"
+            and not self.args.cast_lm_head_to_fp32
+            and not self.aux_loss_enabled
+            and all(head.fits(model) and attention.fits(model) for model in models)
+        )
+        self._rows = OmegaConf.select(config, "step.rows")
+        if self._rows == "packed" and not plain:
+            self._rows = "padded"
+        if self._rows == "packed":
+            compute = functools.partial(
+                head.log_probs, temperature=self.temperature, of_entropy=self._entropy_bonus_enabled
+            )
+            for model in models:
+                head.add(model, compute)
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: nn.Module,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        **others: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Return log-probabilities and entropies in place of TRL's method.
+
+        input_ids and attention_mask are (samples, tokens); the last `logits_to_keep` tokens are the
+        completion's. Samples are computed `batch_size` at a time. `others` are for images, and for
+        the loss of a mixture of experts.
+        """
+        compute = {"packed": self._packed, "grouped": self._trimmed}.get(self._rows)
+        if compute is None or any(
+            other is not None and other is not False for other in others.values()
+        ):
+            settings = (logits_to_keep, batch_size, compute_entropy)
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, *settings, **others
+            )
+        if self._fresh and not torch.is_grad_enabled():
+            self._rehearse(model)
+        # The host needs the lengths, so this waits for the GPU once.
+        mask = attention_mask.bool().cpu().numpy()
+        size = batch_size or len(mask)
+        parts = []
+        for start in range(0, len(mask), size):
+            chunk = slice(start, start + size)
+            parts.append(
+                compute(model, input_ids[chunk], mask[chunk], logits_to_keep, compute_entropy)
+            )
+        log_probs, entropies = zip(*parts, strict=True)
+        return torch.cat(log_probs), torch.cat(entropies) if compute_entropy else None, None
+
+    def _packed(
+        self, model: nn.Module, ids: torch.Tensor, mask: np.ndarray, keep: int, entropy: bool = True
+    ) -> Pair:
+        """Return the pair from one row, in which the samples are consecutive documents.
+
+        The head is computed only where completion tokens are predicted.
+        """
+        lengths = mask.sum(axis=1)
+        # A row of a single block would need another graph of the compiled layers.
+        filled = self._filled(max(lengths.sum(), 2 * MULTIPLE if self.compiled == "yes" else 0))
+        of_completion = np.nonzero(mask)[1] >= mask.shape[1] - keep
+        host = {
+            "used": np.flatnonzero(mask),
+            "completion": np.flatnonzero(of_completion),
+            "places": np.flatnonzero(mask[:, -keep:]),
+            **rows.boundaries(lengths.tolist(), filled),
+        }
+        at = {name: torch.from_numpy(array).to(ids.device) for name, array in host.items()}
+        used, completion, places = (at.pop(name) for name in ("used", "completion", "places"))
+        padding = (0, filled - len(used))
+        row = functional.pad(ids.flatten()[used], padding, value=self._tokenizer.pad_token_id)
+        with self.accelerator.autocast():
+            output = model(
+                input_ids=row[None], targets=row[completion], target_positions=completion - 1, **at
+            )
+        zeros = output.log_probs.new_zeros(len(mask) * keep)
+        log_probs, entropies = (
+            zeros.index_copy(0, places, values).view(-1, keep)
+            for values in (output.log_probs, output.entropy)
+        )
+        return log_probs, entropies
+
+    def _trimmed(
+        self, model: nn.Module, ids: torch.Tensor, mask: np.ndarray, keep: int, entropy: bool
+    ) -> Pair:
+        """Return TRL's pair, computed without the columns that are padding in all samples."""
+        prompt, used = mask.shape[1] - keep, np.flatnonzero(mask.any(axis=0))
+        longest = self._filled(max(1, used[-1] + 1 - prompt))
+        columns = slice(prompt - self._filled(prompt - used[0]), prompt + longest)
+        attention_mask = torch.from_numpy(mask[:, columns]).to(ids)
+        log_probs, entropies, _ = super()._get_per_token_logps_and_entropies(
+            model, ids[:, columns], attention_mask, longest, None, entropy
+        )
+        padding = (0, keep - longest)
+        if entropies is not None:
+            entropies = functional.pad(entropies, padding)
+        return functional.pad(log_probs, padding), entropies
+
+    def _filled(self, tokens: int) -> int:
+        """Return `tokens` rounded up to the multiple that kernels are compiled for."""
+        multiple = self.pad_to_multiple_of or 1
+        return -(-int(tokens) // multiple) * multiple
+
+    def _rehearsed(self) -> Iterator[dict[str, Any]]:
+        """Yield full micro-batches of samples of the maximum length, half of it, and so on."""
+        size, device = self.args.per_device_train_batch_size, self.accelerator.device
+        longest = self.args.vllm_max_model_length or self.max_completion_length + SHORTEST
+        for length in halves(longest if self._rows == "packed" else 0):
+            ones = torch.ones((size, length // 2), device=device)
+            ids = torch.full_like(ones, self._tokenizer.pad_token_id, dtype=torch.long)
+            yield {
+                "prompt_ids": ids,
+                "prompt_mask": ones.long(),
+                "completion_ids": ids,
+                "completion_mask": ones.long(),
+                "advantages": ones[:, 0],
+                "num_items_in_batch": ones.sum(),
+                "importance_sampling_ratio": ones,
+                "ref_per_token_logps": -ones,
+            }
+
+    def _rehearse(self, model: nn.Module) -> None:
+        """Rehearse the passes without gradient, as CompiledLayers rehearses the one with gradient.
+
+        The first generation needs these passes earlier.
+        """
+        with same_draws(self.model):
+            for batch in self._rehearsed():
+                ids = torch.cat((batch["prompt_ids"], batch["completion_ids"]), dim=1)
+                self._packed(model, ids, np.ones(ids.shape, dtype=bool), ids.shape[1] // 2)

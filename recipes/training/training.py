@@ -1,0 +1,296 @@
+"""Do what all methods need around `trainer.train()`: resume, stop, profile, save the model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from omegaconf import DictConfig, OmegaConf
+from peft import PeftModel
+from torch.distributed.fsdp import CPUOffloadPolicy
+from transformers import (
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer import TRAINER_STATE_NAME
+
+from launch.core.errors import UserError
+from recipes.measure import profiling, telemetry
+from recipes.measure.metrics import Metrics
+from recipes.models import adapters
+from recipes.rank import ranks
+from recipes.rank.device import DTYPES, compute_dtype
+from recipes.rank.files import move_directory, weights_sha256
+from recipes.rank.program import Interrupted, is_main_rank, say, stop_asked
+from recipes.training import checkpoint, selection
+
+Arguments = TypeVar("Arguments", bound=TrainingArguments)
+
+
+def build_arguments(arguments_class: type[Arguments], config: DictConfig) -> Arguments:
+    """Return the trainer's own configuration from `config.trainer_args`. Raises UserError."""
+    if config.hardware.vendor == "none" or sends_over_gloo(config):
+        from recipes.smoke import gloo_trainer
+
+        gloo_trainer.use(config)
+    # Otherwise a single rank under torchrun gets a process group, with DDP and NCCL for figures.
+    if config.topology.strategy == "none":
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+            os.environ.pop(name, None)
+    if OmegaConf.select(config, "step.compile"):
+        # Imported here because it takes 0.2 s.
+        from torch._inductor.async_compile import AsyncCompile
+
+        AsyncCompile.warm_pool()  # start its processes while rows and model load
+    try:
+        args = arguments_class(**OmegaConf.to_container(config.trainer_args))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"method.args: {arguments_class.__name__} refuses them: {error}") from error
+    # Otherwise the copy of each batch waits for the previous step.
+    args.accelerator_config.non_blocking = args.dataloader_pin_memory
+    if config.topology.strategy == "fsdp":
+        args.fsdp_plugin_args |= _fsdp_policies(config)
+    return args
+
+
+def _fsdp_policies(config: DictConfig) -> dict[str, Any]:
+    """Return FSDP plugin arguments that TrainingArguments cannot set.
+
+    accelerate would reduce in the dtype of the matrix products, and pin offloaded memory.
+    """
+    policies: dict[str, Any] = {}
+    compute, reduce = compute_dtype(config), DTYPES[config.topology.fsdp.reduce_dtype]
+    if (compute, reduce) != (torch.float32, torch.float32):
+        policies["mixed_precision_policy"] = {
+            "param_dtype": compute,
+            "reduce_dtype": reduce,
+            "output_dtype": compute,
+        }
+    # Memory cannot be pinned without a GPU.
+    if config.topology.fsdp.cpu_offload:
+        pins = config.hardware.dataloader.pin_memory and config.hardware.vendor != "none"
+        policies["cpu_offload"] = CPUOffloadPolicy(pin_memory=pins)
+    return policies
+
+
+def sends_over_gloo(config: DictConfig) -> bool:
+    """Return whether server and trainer share one GPU, which NCCL and RCCL reject.
+
+    launch/execution/serving.py has the same condition.
+    """
+    return (
+        config.topology.servers > 0
+        and (config.topology.num_gpus or config.hardware.gpus_per_node) == 1
+    )
+
+
+def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1) -> dict[str, Any]:
+    """Train from the newest complete checkpoint or from the start; return result.json's content.
+
+    Checkpoints may be taken after multiples of `cycle` steps. After a signal, save a checkpoint and
+    raise Interrupted.
+    """
+    output_dir = Path(trainer.args.output_dir)
+    heartbeat = Path(config.run_dir) / checkpoint.HEARTBEAT
+    # A checkpoint of a tuning's trial would only cost time.
+    stop = StopOnSignal(cycle, saves="trial" not in config)
+    trainer.remove_callback(PrinterCallback)
+    for callback in (stop, metrics, Heartbeat(heartbeat), *selection.patience(config)):
+        trainer.add_callback(callback)
+    if is_main_rank():
+        checkpoint.clear_staging(output_dir)
+    _check_strategy(config, trainer)
+    trainer.compile_layers(config)
+    metrics.telemetry = telemetry.of_this_rank(config.hardware.vendor)
+    with _profiled(config, trainer, cycle), metrics.telemetry.running():
+        # One rank reads and hashes the checkpoints for all.
+        resumed = checkpoint.newest(output_dir, heartbeat) if is_main_rank() else None
+        _run_steps(config, trainer, metrics, ranks.from_main(resumed))
+    steps = trainer.state.global_step
+    result = {"steps": steps, **metrics.summary()}
+    result |= telemetry.energy(metrics.telemetry.energy_j, metrics.num_tokens())
+    if trainer.compiled is not None:
+        result["compiled"] = trainer.compiled
+    if stop.stopped and steps < trainer.state.max_steps:
+        say(f"interrupted after step {steps}; the same command continues from {output_dir}")
+        raise Interrupted(**result)
+    if steps == 0:  # the trainer ends silently if it cannot fill a batch
+        raise UserError(
+            f"no step was taken: the data has {len(trainer.train_dataset)} rows, fewer than one "
+            "batch. Lower method.args.per_device_train_batch_size, or give more data."
+        )
+    if "trial" not in config:
+        result |= selection.load_best(config, trainer)
+    # A tuning or a measurement needs only the speed.
+    if "trial" in config or not config.get("save_model", True):
+        say(f"done: {steps} steps; the model is not saved")
+        return result
+    model_dir = Path(config.run_dir) / "model"
+    result |= save_model(trainer, model_dir)
+    if not is_main_rank():
+        return {}
+    result |= {"model": str(model_dir), "weights_sha256": weights_sha256(model_dir, heartbeat)}
+    say(f"done: {steps} steps, loss {result.get('loss')}, model in {model_dir}")
+    return result
+
+
+@contextlib.contextmanager
+def _profiled(config: DictConfig, trainer: Trainer, cycle: int) -> Iterator[None]:
+    profile = profiling.of(config)
+    trainer.add_callback(ProfiledSteps(profile, cycle))
+    try:
+        yield
+    finally:
+        profile.end()
+
+
+class ProfiledSteps(TrainerCallback):
+    """Report a trainer's steps to a profile."""
+
+    def __init__(self, profile: profiling.Profile, cycle: int) -> None:
+        self.profile, self.cycle = profile, cycle
+
+    def on_train_begin(
+        self, args: Any, state: TrainerState, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
+        self.profile.begin(state.max_steps - state.global_step, self.cycle, model)
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.profile.step()
+
+
+def save_model(trainer: Trainer, target: Path) -> dict[str, float]:
+    """Save the trained model with its tokenizer; if it has an adapter, also save the merged model.
+
+    Return an adapter's {merge_error} (adapters.merge), else {}. Every rank must call this to gather
+    the weights; the main rank writes.
+    """
+    plugin = trainer.accelerator.state.deepspeed_plugin
+    sharded = trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded else None
+    if not is_main_rank():
+        return {}
+    staged = target.with_name(f".{target.name}.staging")
+    shutil.rmtree(staged, ignore_errors=True)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    figures = {}
+    if isinstance(model, PeftModel):
+        # Only this adapter, without the copy that TRL keeps as reference.
+        model.save_pretrained(staged, state_dict=state, selected_adapters=["default"])
+        trainer.processing_class.save_pretrained(staged)
+        shutil.copy(target.with_name(adapters.BASE), staged)
+        move_directory(staged, target.with_name("adapter"))
+        (model, error), state = adapters.merge(model, state), None
+        figures = {"merge_error": error}
+        dtype = str(model.dtype).removeprefix("torch.")
+        say(f"merged in {dtype}: rounding is {error:.1%} of what the adapter changes")
+    model.save_pretrained(staged, state_dict=state)
+    trainer.processing_class.save_pretrained(staged)
+    move_directory(staged, target)
+    return figures
+
+
+def _check_strategy(config: DictConfig, trainer: Trainer) -> None:
+    """Raise RuntimeError if accelerate has silently fallen back to another strategy."""
+    wanted, accelerator = config.topology.strategy, trainer.accelerator
+    names = {"FSDP": "fsdp", "DEEPSPEED": "zero", "NO": "none"}
+    actual = names.get(accelerator.distributed_type.name, "ddp")
+    if actual == "zero":
+        actual += str(accelerator.state.deepspeed_plugin.zero_stage)
+    world_size = ranks.num_ranks()
+    if accelerator.num_processes != world_size or (world_size > 1 and actual != wanted):
+        raise RuntimeError(
+            f"topology.strategy={wanted} on {world_size} rank(s) ran as {actual} on "
+            f"{accelerator.num_processes}"
+        )
+
+
+def _run_steps(
+    config: DictConfig, trainer: Trainer, metrics: Metrics, resumed: Path | None
+) -> None:
+    """Train to the end. If a checkpoint is already at the end, only load it."""
+    if resumed is None:
+        trainer.train()
+        return
+    say(f"resuming from {resumed}")
+    state = TrainerState.load_from_json(str(resumed / TRAINER_STATE_NAME))
+    complete = checkpoint.step_of(resumed) == trainer.args.max_steps
+    if not complete and not selection.stopped_early(config, state):
+        trainer.train(resume_from_checkpoint=str(resumed))
+        return
+    # There is nothing left to do, but train() would take one more step.
+    trainer.state = state
+    metrics.begin(state)
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        # The model must be sharded before it can load the checkpoint and gather weights.
+        batches = trainer.get_train_dataloader()
+        trainer._prepare_for_training(state.max_steps, batches, str(resumed))
+    else:
+        trainer._load_from_checkpoint(str(resumed))
+
+
+class StopOnSignal(TrainerCallback):
+    """Stop and save after SIGTERM or SIGINT, at the next step that is a multiple of `cycle`."""
+
+    def __init__(self, cycle: int, saves: bool = True) -> None:
+        self.cycle, self.saves = cycle, saves
+        self.stopped = False
+        self.any_rank = AnyRank()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.any_rank(stop_asked(), args.device) and state.global_step % self.cycle == 0:
+            control.should_training_stop = self.stopped = True
+            control.should_save = control.should_save or self.saves
+
+
+class Heartbeat(TrainerCallback):
+    """Touch a file whenever the main rank makes progress, for the launcher's watchdog."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def _beat(self, *args: Any, **kwargs: Any) -> None:
+        if is_main_rank():
+            self.path.touch()
+
+    on_train_begin = on_substep_end = on_step_end = on_prediction_step = on_save = _beat
+
+
+class AnyRank:
+    """Determine whether a flag is set on any rank, so that all stop after the same step.
+
+    On GPUs, return the answer to the previous call, since the current answer would have to wait for
+    the step.
+    """
+
+    def __init__(self) -> None:
+        self.previous: tuple[torch.Tensor, torch.cuda.Event] | None = None
+
+    def __call__(self, flag: bool, device: torch.device) -> bool:
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return flag
+        flags = torch.full((), float(flag), device=device)
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        if device.type != "cuda":
+            return bool(flags.item())
+        previous, on_host = self.previous, torch.empty((), pin_memory=True)
+        on_host.copy_(flags, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        self.previous = on_host, copied
+        if previous is None:
+            return False
+        previous[1].synchronize()
+        return bool(previous[0])

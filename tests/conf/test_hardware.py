@@ -1,0 +1,313 @@
+"""Check conf/hardware against the schema, a table of its own, and what must never be set.
+
+Also check the small groups that follow from hardware: precision, adapter, topology, tracking.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from launch.schema import TRACKERS, Config
+
+CONF = Path(__file__).parents[2] / "conf"
+NAMES = sorted(p.stem for p in (CONF / "hardware").glob("*.yaml") if p.stem != "auto")
+ALLOCATORS = {"PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
+# Masks belong to the launcher, an override breaks native targets, and AITER is off in RL.
+FORBIDDEN = {
+    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
+    "HSA_OVERRIDE_GFX_VERSION", "VLLM_ROCM_USE_AITER", "PYTORCH_HIP_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF", "HSA_DISABLE_FRAGMENT_ALLOCATOR",
+}  # fmt: skip
+
+# Typed from the makers' pages, one device a row: gfx, devices a node, GB, GB/s, units, fp32, fp16,
+# bf16, fp8, fp4, link GB/s.
+# An MI250X module (128 GB, 3,200 GB/s, 220 CUs, 47.9 and 383 TFLOPS, 400 GB/s) is two devices.
+FIGURES = {
+    "mi50": ("gfx906", 1, 32, 1024, 60, 13.3, 26.5, None, None, None, 92),
+    "mi60": ("gfx906", 1, 32, 1024, 64, 14.7, 29.5, None, None, None, 92),
+    "mi100": ("gfx908", 4, 32, 1230, 120, 23.1, 184.6, 92.3, None, None, 3 * 46),
+    "mi210": ("gfx90a", 8, 64, 1600, 104, 22.6, 181, 181, None, None, 3 * 50),
+    "mi250x": (
+        "gfx90a",
+        8,
+        128 / 2,
+        3200 / 2,
+        220 // 2,
+        47.9 / 2,
+        383 / 2,
+        383 / 2,
+        None,
+        None,
+        400 / 2,
+    ),
+    "mi300a": ("gfx942", 4, 128, 5300, 6 * 38, 122.6, 980.6, 980.6, 1961, None, None),
+    "mi300x": ("gfx942", 8, 192, 5300, 8 * 38, 163.4, 1307.4, 1307.4, 2614.9, None, 7 * 64),
+    "mi325x": ("gfx942", 8, 256, 6000, 8 * 38, 163.4, 1307, 1307, 2614, None, 7 * 64),
+    "mi350x": ("gfx950", 8, 288, 8000, 8 * 32, 144, 2300, 2300, 4614, 9227, 7 * 76.8),
+    "mi355x": ("gfx950", 8, 288, 8000, 8 * 32, 157, 2516.6, 2516.6, 5033, 10066, 7 * 76.8),
+    "rx7900xtx": ("gfx1100", 1, 24, 960, 96, 61.4, 122.8, 122.8, None, None, 32),
+    "rx9070xt": ("gfx1201", 1, 16, 640, 64, 48.7, 195, 195, 389, None, 64),
+    "r9700": ("gfx1201", 1, 32, 640, 64, 47.8, 191, 191, 383, None, 64),
+    "strix_halo": ("gfx1151", 1, 128, 256, 40, 29.7, 59.4, 59.4, None, None, None),
+    "h100": ("sm_90", 8, 80, 3350, 132, 67, 989, 989, 1979, None, 450),
+    "h200": ("sm_90", 8, 141, 4800, 132, 67, 989, 989, 1979, None, 450),
+}
+# Four times fp32 on gfx942 (AMD), half of fp16 on Hopper (NVIDIA). No other GPU has matrix units
+# for it.
+TF32 = {"mi300a": 490.3, "mi300x": 653.7, "mi325x": 653.7, "h100": 494.5, "h200": 494.5}
+# Precisions of each GPU besides fp32, listed independently of the files, by hardware and kernels.
+NO_BF16 = {"mi50", "mi60"}
+FP8 = {"mi300a", "mi300x", "mi325x", "mi350x", "mi355x", "rx9070xt", "r9700", "h100", "h200"}
+NO_NF4 = {"mi50", "mi60"}
+
+
+@pytest.fixture(scope="module")
+def groups():
+    """Return `groups(group, option)`, which composes one option of a group onto the schema."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+
+    def load(group: str, option: str) -> DictConfig:
+        store.store(name="one_group", node={"defaults": ["schema", {group: option}, "_self_"]})
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return compose("one_group")[group]
+
+    return load
+
+
+@pytest.fixture(scope="module")
+def hardware(groups):
+    return {name: groups("hardware", name) for name in NAMES}
+
+
+def test_every_hardware_of_the_plan_is_there(hardware):
+    assert set(hardware) == set(FIGURES) | {"cpu"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_file_is_complete_and_names_itself(hardware, name):
+    assert OmegaConf.missing_keys(hardware[name]) == set()
+    assert hardware[name].name == name
+
+
+def test_auto_says_its_name_and_nothing_else(groups):
+    assert groups("hardware", "auto").name == "auto"
+    assert OmegaConf.load(CONF / "hardware/auto.yaml") == {"name": "auto"}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures(hardware, name):
+    gfx, devices, memory, bandwidth, units, fp32, fp16, bf16, fp8, fp4, link = FIGURES[name]
+    found = hardware[name]
+    assert (found.gfx, found.gpus_per_node, found.compute_units) == (gfx, devices, units)
+    assert (found.memory_gb, found.bandwidth_gb_s) == (memory, bandwidth)
+    peaks = {
+        "fp32": fp32,
+        "tf32": TF32.get(name),
+        "fp16": fp16,
+        "bf16": bf16,
+        "fp8": fp8,
+        "fp4": fp4,
+    }
+    assert dict(found.peak_tflops) == pytest.approx(
+        {name: peak for name, peak in peaks.items() if peak is not None}
+    )
+    assert found.link_gb_s == (None if link is None else pytest.approx(link))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_precisions(hardware, name):
+    found = list(hardware[name].precisions)
+    assert len(set(found)) == len(found)
+    assert set(found) <= {"fp32", "fp16", "bf16", "fp8", "nf4"}
+    assert "fp32" in found
+    assert ("bf16" in found) == (name not in NO_BF16)
+    assert ("fp8" in found) == (name in FP8)
+    assert ("nf4" in found) == (name not in NO_NF4)
+    # A rate for each that has one; a CPU's bf16 is as fast as its fp32 at best.
+    assert {p for p in found if p != "nf4"} - set(hardware[name].peak_tflops) <= (
+        {"bf16"} if name == "cpu" else set()
+    )
+
+
+@pytest.mark.parametrize("name", ["mi50", "mi60"])
+def test_gfx906_has_no_bf16_no_compile_no_triton_no_vllm(hardware, name):
+    found = hardware[name]
+    assert list(found.precisions) == ["fp32", "fp16"]
+    assert "bf16" not in found.peak_tflops
+    assert (found.compile, found.triton, found.vllm) == (False, False, False)
+    assert (found.env.HSA_ENABLE_SDMA.value, found.env.TORCHDYNAMO_DISABLE.value) == ("0", "1")
+    assert found.rocm.max == "6.3"
+
+
+def test_strix_halo_keeps_what_its_own_tester_found(hardware):
+    found = hardware["strix_halo"]
+    assert (found.precisions[0], found.attention) == ("bf16", "eager")
+    assert (found.dataloader.num_workers, found.dataloader.pin_memory) == (0, False)
+    assert found.env.HSA_ENABLE_SDMA.value == "0"
+    assert (
+        found.env.PYTORCH_ALLOC_CONF.value
+        == "garbage_collection_threshold:0.8,max_split_size_mb:512"
+    )
+
+
+def test_channels_only_where_they_were_measured_and_all_eight_take_part(hardware):
+    having = {name for name, found in hardware.items() if "NCCL_MIN_NCHANNELS" in found.env}
+    assert having == {"mi300x", "mi325x"}
+    for name in having:
+        variable = hardware[name].env.NCCL_MIN_NCHANNELS
+        assert (variable.value, variable.when.name) == ("112", "eight_gpus")
+        assert hardware[name].env.TORCH_BLAS_PREFER_HIPBLASLT.value == "1"
+        assert {
+            v: hardware[name].env[v].when.name
+            for v in ("GPU_MAX_HW_QUEUES", "TORCH_NCCL_HIGH_PRIORITY")
+        } == {
+            "GPU_MAX_HW_QUEUES": "fsdp",
+            "TORCH_NCCL_HIGH_PRIORITY": "fsdp",
+        }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_variable_has_a_value_a_reason_and_a_source(hardware, name):
+    for variable, setting in hardware[name].env.items():
+        assert re.fullmatch(r"[A-Z][A-Z0-9_]*", variable)
+        assert setting.value, variable
+        assert setting.source.strip(), variable
+        assert len(setting.reason.split()) >= 3, variable
+        assert re.fullmatch(r".{1,160}", setting.reason), f"{variable}: a plan shows it on one line"
+    assert hardware[name].env.TOKENIZERS_PARALLELISM.value == "false"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_forbidden_is_set(hardware, name):
+    env = hardware[name].env
+    assert set(env) & FORBIDDEN == set()
+    assert len(set(env) & ALLOCATORS) <= 1
+    assert not any("expandable_segments" in setting.value for setting in env.values())
+    if hardware[name].vendor.name != "amd":
+        assert set(env) == {"TOKENIZERS_PARALLELISM"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_image_and_rocm_fit_the_target(hardware, name):
+    found = hardware[name]
+    images = {
+        "gfx906": "rocm_gfx906",
+        "gfx908": "rocm_gfx908",
+        "gfx1100": "rocm_rdna",
+        "gfx1201": "rocm_rdna",
+        "gfx1151": "rocm_strix_halo",
+    }
+    expected = {"cpu": "cpu", "sm_90": "none"} | images
+    assert found.container == expected.get(found.gfx, "rocm")
+    assert (found.rocm is not None) == (found.vendor.name == "amd")
+    if found.rocm is not None and found.rocm.max is not None:
+        assert _version(found.rocm.min) <= _version(found.rocm.max)
+    if found.gfx == "gfx950":
+        assert _version(found.rocm.min) >= (7, 0)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+# How packed rows are kept apart, listed independently of the files. None: grouped by length.
+PACKED = dict.fromkeys(FIGURES, "varlen") | {
+    "mi50": None,
+    "mi60": None,
+    "mi100": None,
+    "strix_halo": None,
+    "cpu": "sdpa",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_attention_of_packed_rows(hardware, name):
+    found = hardware[name]
+    assert found.packed_attention == PACKED[name]
+    if found.packed_attention == "varlen":
+        assert found.fused_attention
+
+
+DECIDING = [
+    file for file in (CONF / "hardware").rglob("*.yaml") if "packed_attention:" in file.read_text()
+]
+
+
+@pytest.mark.parametrize("file", DECIDING, ids=lambda file: file.stem)
+def test_attention_of_packed_rows_has_a_reason(file):
+    lines = file.read_text().splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("packed_attention:"))
+    assert "#" in lines[at] or lines[at - 1].startswith("#"), file
+
+
+def test_compiled_layers_are_measured_on_hopper_only(hardware):
+    assert {name for name, found in hardware.items() if found.compile_measured} == {"h100", "h200"}
+    assert all(found.compile for found in hardware.values() if found.compile_measured)
+
+
+@pytest.mark.parametrize(
+    "group", ["hardware", "model", "adapter", "precision", "topology", "tracking", "experiment"]
+)
+def test_every_file_opens_with_how_to_launch_it(group):
+    for file in sorted((CONF / group).glob("*.yaml")):
+        opening = file.read_text().split("\n\n")[0]
+        comments = [line for line in opening.splitlines() if line.startswith("#")]
+        assert any(line.startswith("# Launch:    ") for line in comments), file
+        if group in ("hardware", "experiment"):
+            assert any(line.startswith("# Override:  ") for line in comments), file
+
+
+def test_bases_are_no_options():
+    from launch.config.compose import groups as options
+
+    assert (CONF / "hardware/base").is_dir()
+    assert not [name for name in options()["hardware"] if "base" in name]
+
+
+@pytest.mark.parametrize("option", ["fp32", "fp16", "bf16", "fp8", "nf4"])
+def test_precision(groups, option):
+    found = groups("precision", option)
+    assert OmegaConf.missing_keys(found) == set()
+    assert found.weights == ("nf4" if option == "nf4" else "fp32")
+    assert found.compute == ("bf16" if option == "nf4" else option)
+    assert found.loss_scaling == (option == "fp16")
+
+
+@pytest.mark.parametrize("option", ["none", "lora", "dora", "qlora"])
+def test_adapter(groups, option):
+    found = groups("adapter", option)
+    assert OmegaConf.missing_keys(found) == set()
+    assert (found.rank is None, found.dora, found.quantize_base) == (
+        option == "none",
+        option == "dora",
+        option == "qlora",
+    )
+
+
+@pytest.mark.parametrize("option", ["single", "ddp", "fsdp", "zero2", "zero3", "split"])
+def test_topology(groups, option):
+    found = groups("topology", option)
+    assert OmegaConf.missing_keys(found) == set()
+    assert found.strategy == {"single": "none", "split": "ddp"}.get(option, option)
+    assert (found.servers, found.tensor_parallel, found.pipeline_parallel) == (
+        int(option == "split"),
+        1,
+        1,
+    )
+
+
+@pytest.mark.parametrize("option", ["none", "tensorboard", "wandb", "mlflow", "trackio"])
+def test_tracking(groups, option):
+    found = groups("tracking", option)
+    assert found.name == option
+
+
+def test_tracking_takes_what_transformers_reports_to():
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    assert set(TRACKERS) == {"none", *INTEGRATION_TO_CALLBACK}

@@ -1,0 +1,101 @@
+"""Count the parameters of conf/model by arithmetic and by transformers, as published."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from launch.schema import Model
+
+FOLDER = Path(__file__).parents[2] / "conf/model"
+MADE_HERE = {"qwen3_76m": 76_304_640}  # no checkpoint of it is published
+NAMES = sorted(p.stem for p in FOLDER.glob("*.yaml") if p.stem != "tiny")
+
+# As the models' cards and checkpoints have them, typed apart from the files.
+PUBLISHED = {
+    "qwen3_0_6b": ("Qwen/Qwen3-0.6B", 596_049_920),
+    "qwen3_1_7b": ("Qwen/Qwen3-1.7B", 1_720_574_976),
+    "qwen3_4b": ("Qwen/Qwen3-4B", 4_022_468_096),
+    "qwen3_8b": ("Qwen/Qwen3-8B", 8_190_735_360),
+    "qwen3_14b": ("Qwen/Qwen3-14B", 14_768_307_200),
+    "qwen3_32b": ("Qwen/Qwen3-32B", 32_762_123_264),
+    "qwen2_5_1_5b": ("Qwen/Qwen2.5-1.5B-Instruct", 1_543_714_304),
+    "qwen2_5_7b": ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+    "llama3_1_8b": ("meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248),
+    "llama3_1_70b": ("meta-llama/Llama-3.1-70B-Instruct", 70_553_706_496),
+    "smollm2_135m": ("HuggingFaceTB/SmolLM2-135M-Instruct", 134_515_008),
+}
+
+
+def load(name: str) -> Model:
+    return OmegaConf.to_object(
+        OmegaConf.merge(OmegaConf.structured(Model), OmegaConf.load(FOLDER / f"{name}.yaml"))
+    )
+
+
+def count_of(name: str) -> int:
+    return MADE_HERE[name] if name in MADE_HERE else PUBLISHED[name][1]
+
+
+def test_every_model_of_the_plan_is_there():
+    assert set(NAMES) == {*PUBLISHED, *MADE_HERE}
+
+
+@pytest.mark.parametrize("name", MADE_HERE)
+def test_what_is_made_here_needs_no_hub(name):
+    model = load(name)
+    assert (model.name, model.init.name, model.hub_id, model.path) == (name, "random", None, None)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_file_is_complete_and_names_a_commit_of_the_hub(name):
+    model = load(name)  # to_object rejects missing values
+    assert (model.name, model.hub_id) == (name, PUBLISHED[name][0])
+    assert re.fullmatch(r"[0-9a-f]{40}", model.revision)
+    assert model.num_heads % model.num_kv_heads == 0
+
+
+def test_revisions_are_not_copied_from_one_another():
+    assert len({load(name).revision for name in PUBLISHED}) == len(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arithmetic_gives_the_published_count(name):
+    m = load(name)
+    query, key = m.num_heads * m.head_dim, m.num_kv_heads * m.head_dim
+    attention = m.hidden_size * (query + 2 * key) + query * m.hidden_size
+    if m.attention_bias:
+        attention += query + 2 * key
+    if m.architecture == "qwen3":
+        attention += 2 * m.head_dim  # norms of queries and keys
+    layer = attention + 3 * m.hidden_size * m.intermediate_size + 2 * m.hidden_size
+    embeddings = m.vocab_size * m.hidden_size * (1 if m.tied_embeddings else 2)
+    assert m.num_layers * layer + embeddings + m.hidden_size == m.num_parameters == count_of(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_builds_the_same_count(name):
+    m = load(name)
+    config = AutoConfig.for_model(
+        m.architecture,
+        num_hidden_layers=m.num_layers,
+        hidden_size=m.hidden_size,
+        intermediate_size=m.intermediate_size,
+        num_attention_heads=m.num_heads,
+        num_key_value_heads=m.num_kv_heads,
+        head_dim=m.head_dim,
+        vocab_size=m.vocab_size,
+        tie_word_embeddings=m.tied_embeddings,
+        max_position_embeddings=m.max_positions,
+        rms_norm_eps=m.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": m.rope_theta},
+    )
+    with torch.device("meta"):  # shapes without memory: 70B takes 280 GB otherwise
+        built = AutoModelForCausalLM.from_config(config)
+    built.tie_weights()
+    assert sum(p.numel() for p in built.parameters()) == m.num_parameters
+    # What the file says of biases is what the architecture does.
+    assert any(n.endswith("q_proj.bias") for n, _ in built.named_parameters()) == m.attention_bias

@@ -1,0 +1,172 @@
+"""Check and plan every combination of hardware, method, model, precision and topology.
+
+The table they are compared with is written by hand, from the hardware's documentation rather than
+from conf/ or launch/rules/check.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from launch.plan.planning import make_plan
+from launch.plan.views import as_json
+from launch.rules.check import refusals
+from tests.conftest import composed, host_with
+
+METHODS = ["sft", "dpo", "grpo", "evaluate"]
+MODELS = ["tiny", "llama3_1_70b"]  # made here, and larger than most GPUs
+PRECISIONS = ["fp32", "fp16", "bf16", "fp8", "nf4"]
+TOPOLOGIES = ["single", "ddp", "fsdp", "zero2", "zero3", "split", "colocate"]
+# Precisions that each GPU has; devices of a usual node; whether a released vLLM serves it.
+HARDWARE = {
+    "cpu": ({"fp32", "bf16", "nf4"}, 1, False),
+    "mi50": ({"fp32", "fp16"}, 1, False),
+    "mi60": ({"fp32", "fp16"}, 1, False),
+    "mi100": ({"fp32", "fp16", "bf16", "nf4"}, 4, True),
+    "mi210": ({"fp32", "fp16", "bf16", "nf4"}, 8, True),
+    "mi250x": ({"fp32", "fp16", "bf16", "nf4"}, 8, True),
+    "mi300a": ({"fp32", "fp16", "bf16", "fp8", "nf4"}, 4, True),
+    "mi300x": ({"fp32", "fp16", "bf16", "fp8", "nf4"}, 8, True),
+    "mi325x": ({"fp32", "fp16", "bf16", "fp8", "nf4"}, 8, True),
+    "mi350x": ({"fp32", "fp16", "bf16", "fp8", "nf4"}, 8, True),
+    "mi355x": ({"fp32", "fp16", "bf16", "fp8", "nf4"}, 8, True),
+    "rx7900xtx": ({"fp32", "fp16", "bf16", "nf4"}, 1, True),
+    "rx9070xt": ({"fp32", "fp16", "bf16", "fp8", "nf4"}, 1, True),
+    "r9700": ({"fp32", "fp16", "bf16", "fp8", "nf4"}, 1, True),
+    "strix_halo": ({"fp32", "fp16", "bf16", "nf4"}, 1, True),
+    "h100": ({"fp32", "fp16", "bf16", "fp8", "nf4"}, 8, True),
+    "h200": ({"fp32", "fp16", "bf16", "fp8", "nf4"}, 8, True),
+}
+COMBINATIONS = list(itertools.product(HARDWARE, METHODS, MODELS, PRECISIONS, TOPOLOGIES))
+REFUSED, ALLOWED = 2_612, 2_148
+
+
+def expected(hardware: str, method: str, precision: str, topology: str) -> set[str]:
+    """Return the reasons to reject a combination with adapter=none."""
+    has, gpus, vllm = HARDWARE[hardware]
+    reasons = {
+        "precision": precision not in has,
+        "nf4_without_adapter": precision == "nf4"
+        and method != "evaluate",  # 4-bit weights take no gradients
+        "nf4_sharded": precision == "nf4"
+        and topology in ("fsdp", "zero3")
+        and method != "evaluate",
+        "nf4_colocate": precision == "nf4" and topology == "colocate" and method != "evaluate",
+        "fp8_zero3": precision == "fp8" and topology == "zero3" and method != "evaluate",
+        "topology_of_method": method == "evaluate" and topology not in ("single", "ddp"),
+        "split_is_for_grpo": topology in ("split", "colocate") and method in ("sft", "dpo"),
+        "vllm": topology in ("split", "colocate") and method == "grpo" and not vllm,
+    }
+    return {name for name, holds in reasons.items() if holds}
+
+
+def parts():
+    """Compose one option of every group, once."""
+    group = {
+        "hardware": list(HARDWARE),
+        "method": METHODS,
+        "model": MODELS,
+        "precision": PRECISIONS,
+        "topology": TOPOLOGIES,
+    }
+    return {
+        name: {
+            o: getattr(composed("hardware=cpu", *_no_pair(name), f"{name}={o}"), name)
+            for o in options
+        }
+        for name, options in group.items()
+    }
+
+
+def _no_pair(group: str) -> list[str]:
+    """Return the methods as for any model, without what suits the tiny one."""
+    return ["model=qwen3_0_6b"] if group == "method" else []
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    """Map combinations to the rules that reject them, and plan every allowed one."""
+    made, base = parts(), composed("hardware=cpu", "name=product")
+    hosts = {gfx: host_with(8, gfx) for gfx in ("gfx942", "sm_90")}
+    found = {}
+    for combination in COMBINATIONS:
+        chosen = dict(
+            zip(("hardware", "method", "model", "precision", "topology"), combination, strict=True)
+        )
+        config = dataclasses.replace(
+            base, **{group: made[group][option] for group, option in chosen.items()}
+        )
+        found[combination] = {rule.name for rule in refusals(config)}
+        if not found[combination]:
+            before = copy.copy(config)
+            plan = make_plan(config, hosts["gfx942"], Path("/runs/product/1"))
+            assert config == before
+            _check_plan(plan, combination)
+    return found
+
+
+def _check_plan(plan, combination):
+    hardware, method, model, _, topology = combination
+    # vLLM reads a model from a directory: random weights are written there before it starts.
+    prepared = model == "tiny" and topology in ("split", "colocate")
+    gpus = [gpu for process in plan.processes for gpu in process.gpus if process.kind != "prepare"]
+    wanted = (
+        0
+        if hardware == "cpu"
+        else 1
+        if topology in ("single", "colocate")
+        else HARDWARE[hardware][1]
+    )
+    both = int(topology == "split" and wanted == 1)  # server and trainer share the only GPU
+    assert len(gpus) - both == len(set(gpus)) == wanted
+    assert len(plan.memory) == max(1, wanted) + (topology == "split" and wanted < 2)
+    assert all(entry.total_gb > 0 for entry in plan.memory)
+    before = ["prepare"] * prepared + ["server"] * (topology == "split")
+    assert [p.kind for p in plan.processes] == [
+        *before,
+        "evaluator" if method == "evaluate" else "trainer",
+    ]
+    assert all(isinstance(word, str) for process in plan.processes for word in process.argv)
+
+
+def test_count():
+    assert len(COMBINATIONS) == 17 * 4 * 2 * 5 * 7 == 4_760
+
+
+def test_refused_exactly_where_the_table_says(outcomes):
+    wrong = {
+        c: (found, expected(c[0], c[1], c[3], c[4]))
+        for c, found in outcomes.items()
+        if found != expected(c[0], c[1], c[3], c[4])
+    }
+    assert wrong == {}
+
+
+def test_how_many_are_refused_and_why(outcomes):
+    refused = [reasons for reasons in outcomes.values() if reasons]
+    assert (len(refused), len(outcomes) - len(refused)) == (REFUSED, ALLOWED)
+    assert Counter(reason for reasons in refused for reason in reasons) == Counter(
+        reason for c in COMBINATIONS for reason in expected(c[0], c[1], c[3], c[4])
+    )
+
+
+def test_a_plan_is_json(outcomes):
+    import json
+
+    combination = next(c for c, reasons in outcomes.items() if not reasons and c[4] == "split")
+    config = composed(
+        *(
+            f"{g}={o}"
+            for g, o in zip(
+                ("hardware", "method", "model", "precision", "topology"), combination, strict=True
+            )
+        )
+    )
+    plan = as_json(make_plan(config, host_with(8), Path("/runs/product/1")))
+    assert json.loads(json.dumps(plan)) == plan

@@ -1,0 +1,227 @@
+"""Test containers/lock.py and what its locks in containers/cpu/ promise."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from packaging.requirements import Requirement
+
+from containers import add_ons, environment, lock
+from containers.lock import LOCKS
+
+# ---- How they are made
+
+
+def test_commands_name_no_path_of_this_machine() -> None:
+    assert lock.uv_compile(Path("uv"), "dev") == (
+        *(
+            "uv",
+            "pip",
+            "compile",
+            "--quiet",
+            "--generate-hashes",
+            "--universal",
+            "--python-version",
+            "3.11",
+        ),
+        *(
+            "--custom-compile-command",
+            "make lock",
+            "--constraints",
+            "containers/cpu/requirements.lock",
+        ),
+        *("--output-file", "containers/cpu/dev.lock", "containers/cpu/dev.in"),
+    )
+    first = lock.uv_compile(Path("uv"), lock.COMPILED[0])
+    assert first[-1] == "containers/cpu/requirements.in"
+    assert "--constraints" not in first
+    assert {
+        "--no-emit-package=torch",
+        "--no-emit-package=triton",
+        "--no-emit-package=nvidia-nccl-cu13",
+    } <= set(first)
+
+
+@pytest.mark.parametrize("name", lock.ADD_ONS)
+def test_an_add_on_keeps_to_everything_that_make_setup_installs(name: str) -> None:
+    command = lock.uv_compile(Path("uv"), name)
+    assert [
+        command[i + 1]
+        for i, word in enumerate(command)
+        if word in ("--constraints", "--config-file")
+    ] == [
+        *[
+            "containers/cpu/requirements.lock",
+            "containers/cpu/dev.lock",
+            f"containers/cpu/{name}.toml",
+        ]
+    ]
+
+
+@pytest.mark.parametrize("name", lock.TOOLS)
+def test_a_tool_keeps_to_vllm_too(name: str) -> None:
+    command = lock.uv_compile(Path("uv"), name)
+    assert [command[i + 1] for i, word in enumerate(command) if word == "--constraints"] == [
+        f"containers/cpu/{other}.lock" for other in ("requirements", "dev", "vllm")
+    ]
+
+
+def test_requirements_that_cannot_be_resolved_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lock.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1))
+    assert lock.main() == 3
+    assert (
+        capsys.readouterr().err
+        == "error: requirements.in could not be resolved; what uv says stands above\n"
+    )
+
+
+# ---- What they promise
+
+REQUIREMENT = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==(\S+)")
+DIGEST = re.compile(r"--hash=sha256:([0-9a-f]{64})\b")
+
+
+def blocks(file: Path) -> list[tuple[str, str, list[str]]]:
+    """Return (name, version, digests) of each requirement: its line and those indented below."""
+    found: list[tuple[str, str, list[str]]] = []
+    for line in file.read_text().splitlines():
+        if match := REQUIREMENT.match(line):
+            found.append((match[1].lower(), match[2], []))
+        if digest := DIGEST.search(line):
+            found[-1][2].append(digest[1])
+    return found
+
+
+ALL_LOCKS = sorted(LOCKS.glob("*.lock"))
+
+
+def test_there_are_locks() -> None:
+    assert {file.stem for file in ALL_LOCKS} == {*lock.COMPILED, "torch"}
+
+
+@pytest.mark.parametrize("file", ALL_LOCKS, ids=lambda file: file.stem)
+def test_every_requirement_is_pinned_and_hashed(file: Path) -> None:
+    entries = blocks(file)
+    starts = [
+        line for line in file.read_text().splitlines() if line and not line.startswith((" ", "#"))
+    ]
+    assert entries
+    assert len(starts) == len(entries)
+    assert all(digests for _, _, digests in entries)
+
+
+@pytest.mark.parametrize("file", ALL_LOCKS, ids=lambda file: file.stem)
+def test_a_lock_names_no_folder_and_no_index_of_the_machine_that_made_it(file: Path) -> None:
+    requirements = [line for line in file.read_text().splitlines() if not line.startswith("# ")]
+    assert not [
+        line
+        for line in requirements
+        if re.search(r"://|--find-links|--(extra-)?index-url|(-r|-c|-i|-f) /", line)
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "requirements",
+        "uv",
+        "tools",
+        "compiled",
+        "dev",
+        "liger",
+        "quantization",
+        "vllm",
+        *lock.TOOLS,
+    ],
+)
+def test_no_build_of_torch_and_nothing_of_cuda_in_the_shared_locks(name: str) -> None:
+    names = [name for name, _, _ in blocks(LOCKS / f"{name}.lock")]
+    assert not [
+        name for name in names if re.match(r"(nvidia|cuda)-|(pytorch-)?triton|torch$", name)
+    ]
+
+
+@pytest.mark.parametrize("name", lock.COMPILED)
+def test_lock_holds_what_its_source_asks_for(name: str) -> None:
+    asked = [line.split("#")[0].strip() for line in (LOCKS / f"{name}.in").read_text().splitlines()]
+    locked = {package: version for package, version, _ in blocks(LOCKS / f"{name}.lock")}
+    for need in (Requirement(line) for line in asked if line):
+        if (name, need.name) != ("requirements", "torch"):
+            assert need.name.lower() in locked
+            assert locked[need.name.lower()] in need.specifier
+
+
+@pytest.mark.parametrize(
+    ("one_lock", "other_lock"),
+    [
+        *(("requirements", name) for name in ("tools", "dev", "torch_pypi")),
+        *(
+            (name, add_on)
+            for name in ("requirements", "tools", "dev")
+            for add_on in add_ons.ADD_ONS
+        ),
+        ("liger", "kernels"),
+        *(("vllm", name) for name in lock.TOOLS),
+    ],
+)
+def test_a_lock_changes_nothing_that_another_has_installed(one_lock: str, other_lock: str) -> None:
+    one, other = (
+        {(package, version) for package, version, _ in blocks(LOCKS / f"{name}.lock")}
+        for name in (one_lock, other_lock)
+    )
+    names = {name for name, _ in one} & {name for name, _ in other}
+    assert {pin for pin in one if pin[0] in names} == {pin for pin in other if pin[0] in names}
+
+
+def test_cpu_torch_has_one_digest_for_each_python_and_machine() -> None:
+    text = (LOCKS / "torch.lock").read_text()
+    pattern = (
+        r"# (torch-\S+\.whl)\ntorch==(\S+)\+cpu ; python_version == \"3\.(\d+)\" and "
+        r"platform_machine == \"(\w+)\" \\\n"
+        r"    --hash=sha256:([0-9a-f]{64})\n"
+    )
+    found = re.findall(pattern, text)
+    assert {(int(minor), machine) for _, _, minor, machine, _ in found} == {
+        (minor, machine) for minor in (11, 12, 13, 14) for machine in ("x86_64", "aarch64")
+    }
+    assert (
+        len({digest for *_, digest in found})
+        == len(found)
+        == len(blocks(LOCKS / "torch.lock"))
+        == 8
+    )
+    for wheel, version, minor, machine, _ in found:
+        assert version == environment.TORCH
+        assert wheel == f"torch-{version}+cpu-cp3{minor}-cp3{minor}-manylinux_2_28_{machine}.whl"
+
+
+def test_torch_is_one_version_everywhere() -> None:
+    assert f"torch=={environment.TORCH}" in (LOCKS / "requirements.in").read_text().split()
+    assert ("torch", environment.TORCH) in {
+        (name, version) for name, version, _ in blocks(LOCKS / "torch_pypi.lock")
+    }
+
+
+def test_triton_is_the_one_that_torch_asks_for() -> None:
+    pins = [
+        {(name, version) for name, version, _ in blocks(LOCKS / f"{file}.lock")}
+        for file in ("kernels", "torch_pypi")
+    ]
+    assert {name for name, _ in pins[0]} == {"triton", "liger-kernel"}
+    assert {pin for pin in pins[0] if pin[0] == "triton"} == {
+        pin for pin in pins[1] if pin[0] == "triton"
+    }
+    assert {*lock.ADD_ONS, *lock.TOOLS, "quantization"} == set(add_ons.ADD_ONS)
+
+
+def test_this_environment_is_the_locked_one() -> None:
+    for line in (LOCKS / "requirements.in").read_text().splitlines():
+        name, _, version = line.partition("==")
+        if version:
+            assert importlib.metadata.version(name).split("+")[0] == version

@@ -1,0 +1,518 @@
+"""Test containers/environment.py: the build of torch, the commands, and when nothing is done."""
+
+import ast
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from containers import environment, oldest_python
+from containers.environment import LOCKS, Facts
+from launch.core.errors import HostError, UserError
+
+PYTHON = Path(".venv/bin/python")
+UV = (
+    ".venv/bin/uv",
+    "pip",
+    "install",
+    "--python",
+    str(PYTHON),
+    "--index-strategy",
+    "unsafe-best-match",
+)
+PIP = (
+    str(PYTHON),
+    "-m",
+    "pip",
+    "install",
+    "--disable-pip-version-check",
+    "--no-input",
+    "--no-compile",
+)
+HASHED = ("--no-deps", "--require-hashes", "--no-build-isolation", "-r")
+
+NO_GPU = Facts("Linux", amd_gpu=False, nvidia_driver=False)
+AMD = Facts("Linux", amd_gpu=True, nvidia_driver=False)
+NVIDIA = Facts("Linux", amd_gpu=False, nvidia_driver=True)
+BOTH = Facts("Linux", amd_gpu=True, nvidia_driver=True)
+MACOS = Facts("Darwin", amd_gpu=False, nvidia_driver=False)
+
+
+# ---- Which build
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "build"),
+    [
+        (NO_GPU, None, "cpu"),
+        (NO_GPU, "", "cpu"),
+        (AMD, None, "rocm"),
+        (NVIDIA, None, "cuda"),
+        (BOTH, None, "rocm"),
+        (MACOS, None, "macos"),
+        (MACOS, "cpu", "macos"),
+        (AMD, "cpu", "cpu"),
+        (NVIDIA, "cpu", "cpu"),
+        (NO_GPU, "cuda", "cuda"),
+        (NO_GPU, "rocm", "rocm"),
+    ],
+)
+def test_build_of_torch(facts: Facts, asked: str | None, build: str) -> None:
+    assert environment.choose_build(facts, asked) == build
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "code", "said"),
+    [
+        (NO_GPU, "mps", 2, "TORCH=mps: no such build of torch. Use one of cpu, rocm, cuda"),
+        (MACOS, "cuda", 2, "TORCH=cuda does not exist for macOS"),
+        (MACOS, "rocm", 2, "TORCH=rocm does not exist for macOS"),
+        (Facts("Windows", False, False), None, 3, "WSL 2"),
+    ],
+)
+def test_build_that_does_not_exist_is_refused(
+    facts: Facts, asked: str | None, code: int, said: str
+) -> None:
+    with pytest.raises((UserError, HostError), match=re.escape(said)) as refusal:
+        environment.choose_build(facts, asked)
+    assert refusal.value.exit_code == code
+
+
+def test_amd_gpu_is_a_kfd_node_with_simds(tmp_path: Path) -> None:
+    kfd, nodes = tmp_path / "kfd", tmp_path / "nodes"
+    assert not environment.amd_gpu(kfd, nodes)
+    kfd.touch()
+    assert not environment.amd_gpu(kfd, nodes)
+    for node, simds in (("0", 0), ("1", 304)):
+        (nodes / node).mkdir(parents=True)
+        (nodes / node / "properties").write_text(
+            f"cpu_cores_count 8\nsimd_count {simds}\nsimd_per_cu 4\n"
+        )
+        assert environment.amd_gpu(kfd, nodes) == (simds > 0)
+
+
+# ---- Which Python
+
+
+@pytest.fixture
+def old_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13, "final", 0))
+    monkeypatch.setattr(sys, "argv", ["environment.py", "--torch", "cpu"])
+    monkeypatch.delenv("PYTHON", raising=False)
+
+
+def test_old_python_is_refused_with_the_remedy(
+    old_python: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(oldest_python.shutil, "which", lambda name: None)
+    with pytest.raises(SystemExit) as ended:
+        oldest_python.check()
+    assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert "make setup PYTHON=" in message
+    assert "python3-venv" in message
+
+
+def test_old_python_hands_over_to_a_newer_one(
+    old_python: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed: list[list[str]] = []
+
+    def execv(path: str, argv: list[str]) -> None:
+        handed.append([path, *argv])
+        raise SystemExit  # the real one does not return
+
+    newer = "/usr/bin/python3.12"
+    monkeypatch.setattr(
+        oldest_python.shutil, "which", lambda name: newer if name == "python3.12" else None
+    )
+    monkeypatch.setattr(oldest_python.os, "execv", execv)
+    with pytest.raises(SystemExit):
+        oldest_python.check()
+    assert handed == [[newer, newer, *sys.argv]]
+    monkeypatch.setenv("PYTHON", "python3.9")  # named by the user: not replaced
+    with pytest.raises(SystemExit) as ended:
+        oldest_python.check()
+    assert ended.value.code == 2
+    monkeypatch.setattr(sys, "version_info", (3, 11, 0, "final", 0))
+    oldest_python.check()
+    assert len(handed) == 1
+
+
+@pytest.mark.parametrize("module", [environment, oldest_python])
+def test_an_old_python_can_read_the_file(module: ModuleType) -> None:
+    assert ast.parse(Path(str(module.__file__)).read_text(), feature_version=(3, 7)).body
+
+
+def test_missing_venv_module_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(
+        environment.importlib.util,
+        "find_spec",
+        lambda name: None if name == "ensurepip" else object(),
+    )
+    with pytest.raises(HostError, match=r"apt-get install python3\.\d+-venv"):
+        environment.make_venv(tmp_path, sys.executable, clear=False)
+
+
+# ---- Which commands
+
+
+@pytest.fixture(autouse=True)
+def bytecode_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+
+
+@pytest.mark.parametrize("forbidden", ["", "1"])
+def test_bytecode_is_compiled_only_where_python_may_not_write_it(
+    forbidden: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", forbidden)
+    for build in ("cpu", "rocm"):
+        argvs = [argv for step in environment.plan(PYTHON, build) for argv in step.attempts]
+        assert {environment.is_uv(argv) for argv in argvs} == {True, False}
+        for argv in argvs:
+            told = "--compile-bytecode" if environment.is_uv(argv) else "--compile"
+            assert (told in argv) == bool(forbidden)
+
+
+def test_uv_is_told_what_pip_is() -> None:
+    listed = """:env:.cert='/etc/company.pem'
+global.extra-index-url='\\nhttps://one/simple\\nhttps://two/simple'
+global.find-links='/wheels /more'
+global.index-url='https://user:word=1@mirror/simple'
+install.no-compile='true'
+"""
+    assert environment.uv_settings(listed) == {
+        "UV_DEFAULT_INDEX": "https://user:word=1@mirror/simple",
+        "UV_INDEX": "https://one/simple https://two/simple",
+        "UV_FIND_LINKS": "/wheels,/more",
+        "SSL_CERT_FILE": "/etc/company.pem",
+    }
+    assert environment.uv_settings("") == {}
+
+
+def test_a_variable_outdoes_a_file_in_whatever_order_pip_lists_them() -> None:
+    lines = [":env:.index-url='https://env'", "global.index-url='https://file'"]
+    for listed in (lines, lines[::-1]):
+        found = environment.uv_settings("\n".join(["For variant 'global', will try", *listed]))
+        assert found == {"UV_DEFAULT_INDEX": "https://env"}
+    assert environment.uv_settings("download.index-url='https://other'") == {}
+
+
+@pytest.mark.parametrize(
+    "option", ["no-index", "client-cert", "keyring-provider", "target", "proxy"]
+)
+def test_pip_works_alone_where_uv_cannot_be_told(option: str) -> None:
+    assert environment.uv_settings(f"global.{option}='1'") is None
+
+
+def test_pip_takes_over_where_uv_fails_or_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PIP_NO_INDEX", "PIP_TARGET"):
+        monkeypatch.delenv(name, raising=False)
+    progress = environment.Progress(tmp_path / "log", 1, Path(sys.executable))
+    fails, works = (str(tmp_path / "uv"), "pip"), (sys.executable, "-c", "print('by pip')")
+    assert environment.run_step(environment.Step("a step", (fails, works)), progress)
+    (tmp_path / "uv").symlink_to("/bin/false")
+    assert environment.run_step(environment.Step("a step", (fails, works)), progress)
+    assert (tmp_path / "log").read_text().count("by pip\n") == 2
+    (tmp_path / "uv").unlink()
+    (tmp_path / "uv").symlink_to("/bin/true")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    alone = environment.Progress(tmp_path / "alone", 1, Path(sys.executable))
+    assert environment.run_step(environment.Step("a step", (fails, works)), alone)
+    assert "by pip\n" in (tmp_path / "alone").read_text()
+
+
+def test_cpu_build_comes_from_pips_own_configuration_then_from_pytorchs_index() -> None:
+    lock = str(LOCKS / "torch.lock")
+    assert environment.torch_step(PYTHON, "cpu").attempts == (
+        (*UV, *HASHED, lock),
+        (*UV, "--index", environment.CPU_INDEX, *HASHED, lock),
+        (*PIP, "--use-pep517", *HASHED, lock),
+        (*PIP, "--retries", "1", "--extra-index-url", environment.CPU_INDEX)
+        + ("--use-pep517", *HASHED, lock),
+    )
+
+
+@pytest.mark.parametrize("build", ["cuda", "macos"])
+def test_pypis_build_is_hashed(build: str) -> None:
+    assert environment.torch_step(PYTHON, build).attempts == (
+        (*UV, *HASHED, str(LOCKS / "torch_pypi.lock")),
+        (*PIP, "--use-pep517", *HASHED, str(LOCKS / "torch_pypi.lock")),
+    )
+
+
+def test_rocm_build_says_that_it_is_unverified() -> None:
+    step = environment.torch_step(PYTHON, "rocm")
+    assert step.attempts == (
+        (*PIP, "--index-url", "https://download.pytorch.org/whl/rocm7.2", "torch==2.13.0+rocm7.2"),
+    )
+    assert "unverified" in step.title
+
+
+@pytest.mark.parametrize("build", ["cpu", "cuda", "macos"])
+def test_every_step_but_rocm_requires_hashes(build: str) -> None:
+    steps = environment.plan(PYTHON, build)
+    assert [step.optional for step in steps] == [True, False, False, False, False, True]
+    assert steps[2].title.startswith("torch")
+    for argv in (argv for step in steps for argv in step.attempts):
+        assert "--require-hashes" in argv
+        assert argv[-2] == "-r"
+
+
+def test_rocm_comes_after_the_locked_packages() -> None:
+    assert [step.title.split()[0] for step in environment.plan(PYTHON, "rocm")] == [
+        "uv",
+        "build",
+        "training",
+        "torch",
+        "test",
+        "compiled",
+    ]
+
+
+# ---- Doing it, with uv and venv replaced
+
+
+class Setup:
+    """Run environment.setup on a temporary folder, and record what it would have done."""
+
+    def __init__(self, venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.venv, self.cleared, self.installed = venv, [], []
+        self.facts = NO_GPU
+        monkeypatch.setattr(environment, "make_venv", self.make_venv)
+        monkeypatch.setattr(
+            environment, "install", lambda venv, build, version: self.installed.append(build)
+        )
+        monkeypatch.setattr(environment, "detect", lambda: self.facts)
+
+    def make_venv(self, venv: Path, base: str, clear: bool) -> None:
+        self.cleared.append(clear)
+        (venv / "bin").mkdir(parents=True, exist_ok=True)
+        (venv / "bin" / "python").touch()
+
+    def __call__(self, asked: str | None = None, python_named: bool = False) -> bool:
+        return environment.setup(self.venv, asked, python_named)
+
+
+@pytest.fixture
+def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    return Setup(tmp_path / ".venv", monkeypatch)
+
+
+def test_second_setup_does_nothing(setup: Setup) -> None:
+    assert setup()
+    assert not setup()
+    assert not setup(python_named=True)
+    assert (setup.installed, setup.cleared) == (["cpu"], [False])
+
+
+def test_changed_lock_makes_a_fresh_environment(
+    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks = tmp_path / "locks"
+    locks.mkdir()
+    for lock in LOCKS.glob("*.lock"):
+        (locks / lock.name).write_bytes(lock.read_bytes())
+    monkeypatch.setattr(environment, "LOCKS", locks)
+    assert setup()
+    with (locks / "dev.lock").open("a") as lock:
+        lock.write("# another line\n")
+    assert setup()
+    assert not setup()
+    assert setup.cleared == [False, True]
+
+
+def test_build_that_was_asked_for_stays(setup: Setup) -> None:
+    assert setup(asked="cuda")
+    assert not setup()
+    assert setup(asked="cpu")
+    assert setup.installed == ["cuda", "cpu"]
+
+
+def test_new_gpu_brings_its_build(setup: Setup) -> None:
+    assert setup()
+    setup.facts = NVIDIA
+    assert setup()
+    assert setup.installed == ["cpu", "cuda"]
+
+
+def test_python_that_was_chosen_stays(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment.platform, "python_version", lambda: "3.13.0")
+    assert setup(python_named=True)
+    monkeypatch.setattr(environment.platform, "python_version", lambda: "3.11.7")
+    assert not setup()
+    assert setup(python_named=True)
+    assert json.loads((setup.venv / environment.STAMP).read_text())["python"] == "3.11.7"
+
+
+def test_interrupted_setup_is_made_afresh(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(venv: Path, build: str, version: str) -> None:
+        (venv / environment.LOG).touch()
+        (venv / "lib" / "half_installed").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(environment, "install", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            setup()
+    assert environment.read_stamp(setup.venv) == {}
+    assert setup()
+    assert setup.cleared == [False, True]
+    assert not (setup.venv / "lib").exists()
+
+
+def test_environment_that_someone_else_made_is_completed(setup: Setup) -> None:
+    (setup.venv / "lib" / "theirs").mkdir(parents=True)
+    assert setup()
+    assert setup.cleared == [False]
+    assert (setup.venv / "lib" / "theirs").exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]"])
+def test_damaged_stamp_is_no_stamp(setup: Setup, content: str) -> None:
+    assert setup()
+    (setup.venv / environment.STAMP).write_text(content)
+    assert environment.read_stamp(setup.venv) == {}
+    assert setup()
+
+
+def test_environment_without_its_python_is_made_again(setup: Setup) -> None:
+    assert setup()
+    (setup.venv / "bin" / "python").unlink()
+    assert setup()
+
+
+def test_a_fresh_environment_says_what_is_gone(
+    setup: Setup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert setup()
+    (setup.venv / "lm-eval.sha256").write_text("a hash")
+    assert not setup()
+    assert (setup.venv / "lm-eval.sha256").exists()
+    capsys.readouterr()
+    assert setup(asked="cuda")
+    assert capsys.readouterr().out.endswith("make lm-eval\n")
+    assert not (setup.venv / "lm-eval.sha256").exists()
+
+
+# ---- Steps that fail
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
+    """Return an install() with a uv that fails for the locks named in `locks`."""
+    state = SimpleNamespace(locks=(), argv=[], venv=tmp_path)
+    (tmp_path / "lib" / "python3.11" / "site-packages").mkdir(parents=True)
+
+    def run(_: environment.Progress, argv: tuple[str, ...]) -> tuple[int, str]:
+        state.argv.append(argv)
+        return int(Path(argv[-1]).stem in state.locks), "ERROR: what uv said\n"
+
+    monkeypatch.setattr(environment.Progress, "run", run)
+    monkeypatch.setattr(environment, "check_torch", lambda *_: None)
+    return state
+
+
+def test_missing_cpu_wheel_names_the_wheel_and_brings_nothing_else(
+    failing: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment.platform, "machine", lambda: "x86_64")
+    failing.locks = ("torch",)
+    with pytest.raises(
+        HostError, match=re.escape("torch-2.13.0+cpu-cp313-cp313-manylinux_2_28_x86_64.whl")
+    ) as refusal:
+        environment.install(failing.venv, "cpu", "3.13.0")
+    assert "PIP_FIND_LINKS" in str(refusal.value)
+    assert "what uv said" in str(refusal.value)
+    assert [Path(argv[-1]).stem for argv in failing.argv] == ["uv", "tools", "torch", "torch"]
+
+
+def test_failed_step_names_itself_and_the_log(failing: SimpleNamespace) -> None:
+    failing.locks = ("requirements",)
+    with pytest.raises(HostError, match=r"training stack could not be installed.*setup\.log"):
+        environment.install(failing.venv, "cpu", "3.11.7")
+
+
+def test_without_a_compiler_a_stand_in_says_what_is_lost(
+    failing: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing.locks = ("compiled",)
+    environment.install(failing.venv, "cpu", "3.11.7")
+    assert "zebra_puzzles" in capsys.readouterr().out
+    (module,) = failing.venv.glob("lib/python*/site-packages/pycosat.py")
+    names: dict[str, object] = {}
+    exec(compile(module.read_text(), str(module), "exec"), names)
+    for name in ("solve", "itersolve"):
+        with pytest.raises(ImportError, match="apt-get install gcc"):
+            names[name]([[1, 2]])  # type: ignore[operator]
+
+
+def test_progress_keeps_all_output_in_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", "/wheels")
+    monkeypatch.delenv("UV_FIND_LINKS", raising=False)
+    progress = environment.Progress(tmp_path / "log", 1, Path(sys.executable))
+    shows = "print('Resolved 1 package'); print(os.environ['UV_FIND_LINKS'])"
+    code = f"import os; {shows}; raise SystemExit(3)"
+    progress.begin("a step")
+    (tmp_path / "uv").symlink_to(sys.executable)
+    assert progress.run((str(tmp_path / "uv"), "-c", code)) == (3, "Resolved 1 package\n/wheels\n")
+    progress.end()
+    assert "Resolved 1 package\n/wheels\n" in (tmp_path / "log").read_text()
+    assert capsys.readouterr().out.startswith("[1/1] a step\n")
+
+
+@pytest.mark.parametrize(
+    ("build", "found", "fits"),
+    [
+        ("cpu", "2.13.0+cpu", True),
+        ("cpu", "2.13.0", False),
+        ("cpu", "2.13.0+cpu nvidia-cublas", False),
+        ("cuda", "2.13.0 nvidia-cublas", True),
+        ("macos", "2.13.0", True),
+        ("rocm", "2.13.0+rocm7.2", True),
+        ("rocm", "2.13.0+cpu", False),
+    ],
+)
+def test_installed_torch_is_the_one_meant(
+    build: str, found: str, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        environment.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=found + "\n")
+    )
+    if fits:
+        environment.check_torch(Path(".venv"), build)
+    else:
+        with pytest.raises(HostError, match=re.escape(found.split()[0])):
+            environment.check_torch(Path(".venv"), build)
+
+
+def test_environment_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "false").symlink_to("/bin/false")
+    with pytest.raises(HostError, match="could not make the environment"):
+        environment.make_venv(tmp_path / ".venv", str(tmp_path / "false"), clear=True)
+
+
+def test_refusal_is_one_message_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(environment, "detect", lambda: NO_GPU)
+    assert environment.main(["--torch", "mps"]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: TORCH=mps: ")
+    assert message.count("\n") == 1
+
+
+def test_interruption_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(environment, "setup", interrupted)
+    assert environment.main([]) == 75

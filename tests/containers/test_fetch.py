@@ -1,0 +1,293 @@
+"""Test containers/fetch.py: the locks' files by the host's pip settings; parts of engine.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import docker
+import pytest
+
+from containers import engine, fetch
+from containers.fetch import BuildFailed
+from launch.core.errors import HostError
+from tests.helpers.build_examples import DIGEST, IMAGE
+
+# ---- The host's settings for pip
+
+LISTED = """:env:.default-timeout='180'
+:env:.find-links='/env/wheels'
+download.no-index='false'
+global.cert='/no/such.pem'
+global.extra-index-url='https://a.example.com/simple\\nhttps://b.example.com/simple'
+global.find-links='/global/wheels'
+global.index-url='https://me:password@pypi.example.com/simple'
+global.target='/somewhere'
+install.user='true'
+wheel.find-links='/wheel'
+"""
+
+
+def test_pips_settings_are_those_of_its_files_and_then_of_its_variables():
+    assert fetch.pip_settings(LISTED, {"https_proxy": "http://proxy", "NO_PROXY": "localhost"}) == {
+        "PIP_INDEX_URL": "https://me:password@pypi.example.com/simple",
+        "PIP_EXTRA_INDEX_URL": "https://a.example.com/simple https://b.example.com/simple",
+        "PIP_FIND_LINKS": "/env/wheels",
+        "PIP_NO_INDEX": "false",
+        "PIP_CERT": "/no/such.pem",
+        "PIP_TIMEOUT": "180",
+        "HTTPS_PROXY": "http://proxy",
+        "NO_PROXY": "localhost",
+    }
+
+
+@pytest.mark.parametrize("variable", fetch.BUNDLES)
+def test_a_companys_certificates_are_those_of_the_environment_else_of_the_system(
+    variable, monkeypatch
+):
+    assert fetch.pip_settings("", {variable: "/company.pem"}) == {"PIP_CERT": "/company.pem"}
+    monkeypatch.setattr(
+        fetch.ssl, "get_default_verify_paths", lambda: SimpleNamespace(cafile="/system.pem")
+    )
+    assert fetch.pip_settings("", {}) == {"PIP_CERT": "/system.pem"}
+    monkeypatch.setattr(fetch.ssl, "get_default_verify_paths", lambda: SimpleNamespace(cafile=None))
+    assert fetch.pip_settings("", {}) == {}
+
+
+def test_what_pip_lists_here_is_read(monkeypatch, tmp_path):
+    monkeypatch.setenv("PIP_FIND_LINKS", "/sentinel")
+    assert fetch.pip_settings(fetch.listed_by_pip(), {})["PIP_FIND_LINKS"] == "/sentinel"
+    monkeypatch.setattr(sys, "executable", "/bin/false")  # an environment without pip
+    assert ":env:.find-links='/sentinel'" in fetch.listed_by_pip().splitlines()
+
+
+def test_a_path_is_made_absolute_and_a_url_left_alone(tmp_path, monkeypatch):
+    (tmp_path / "wheels").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert fetch.absolute("wheels") == fetch.absolute("~/wheels") == f"{tmp_path}/wheels"
+    assert fetch.absolute("https://a.example.com/simple") == "https://a.example.com/simple"
+
+
+def test_local_folders_are_mounted_and_an_index_with_the_files_beside_it(tmp_path):
+    for name in ("wheels", "mirror/simple", "page"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "page/index.html").write_text("")
+    settings = {
+        "PIP_FIND_LINKS": (
+            f"{tmp_path}/wheels file://{tmp_path}/page/index.html /absent "
+            "https://x.example.com/wheels"
+        ),
+        "PIP_EXTRA_INDEX_URL": f"file://{tmp_path}/mirror/simple https://pypi.example.com/simple",
+    }
+    assert fetch.folders_of(settings) == [
+        tmp_path / "mirror",
+        tmp_path / "page",
+        tmp_path / "wheels",
+    ]
+    assert fetch.folders_of({"PIP_INDEX_URL": "file:///", "PIP_FIND_LINKS": "/"}) == []
+
+
+def test_the_settings_lie_in_a_folder_for_the_caller_alone_and_are_gone_afterwards(tmp_path):
+    bundle = tmp_path / "company.pem"
+    bundle.write_text("certificate")
+    with fetch.private_folder(
+        IMAGE, {"PIP_CERT": str(bundle), "PIP_CLIENT_CERT": "/absent", "PIP_PROXY": "http://p"}
+    ) as folder:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE((folder / "settings.json").stat().st_mode) == 0o400
+        inside = {
+            "PIP_CERT": f"{fetch.INSIDE}/pip_cert",
+            "PIP_CLIENT_CERT": "/absent",
+            "PIP_PROXY": "http://p",
+        }
+        assert json.loads((folder / "settings.json").read_text()) == inside
+        assert (folder / "pip_cert").read_text() == "certificate"
+        assert (folder / "locks.txt").read_text().split() == list(IMAGE.locks)
+        assert (folder / "locks/cpu/tools.lock").is_file()
+    assert not folder.exists()
+
+
+def test_what_the_engine_shows_of_the_fetching_container_holds_no_secret(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        fetch,
+        "listed_by_pip",
+        lambda: "global.index-url='https://me:sentinel@pypi.example.com/simple'\n",
+    )
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:sentinel@proxy.example.com")
+    shown: list[str] = []
+
+    def run(client, image, argv, said, **options) -> tuple[int, list[str]]:
+        (private,) = [
+            mount["Source"]
+            for mount in options["host_config"]["Mounts"]
+            if mount["Target"] == fetch.INSIDE
+        ]
+        assert (Path(private) / "settings.json").read_text().count("sentinel") == 2
+        shown.append(json.dumps([image, argv, options]))
+        return 0, []
+
+    monkeypatch.setattr(engine, "run", run)
+    client = docker.DockerClient(version="1.41")  # only makes the configuration; nothing is sent
+    monkeypatch.setattr(client.api, "info", dict)
+    fetch.download(client, IMAGE, "base", tmp_path, print)
+    assert len(shown) == 1
+    assert "sentinel" not in shown[0]
+    assert json.loads(shown[0])[2]["host_config"]["NetworkMode"] == "host"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "said"),
+    [
+        (4, BuildFailed, "first\nsecond"),
+        (3, HostError, "first\nsecond\ndo this"),
+        (1, HostError, "first\nsecond\ndo this"),
+    ],
+)
+def test_what_the_fetching_container_said_last_is_the_message(code, kind, said):
+    failure = fetch.failed(code, ["noise", "error: first", "second"], "do this")
+    assert (type(failure), str(failure)) == (kind, said)
+    assert (
+        str(fetch.failed(1, ["Traceback", "KeyError"], "do this")) == "Traceback\nKeyError\ndo this"
+    )
+
+
+def test_files_are_kept_by_what_the_locks_say_and_by_python(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    facts = {"python": "3.12.3", "machine": "x86_64"}
+    folder = fetch.folder_for(IMAGE, facts)
+    assert folder.parent == tmp_path / "rocm-recipes/wheels"
+    assert fetch.folder_for(IMAGE, {**facts, "python": "3.12.9"}) == folder
+    others = [{**facts, "python": "3.11.2"}, {**facts, "machine": "aarch64"}]
+    assert folder not in [fetch.folder_for(IMAGE, other) for other in others]
+    assert fetch.folder_for(dataclasses.replace(IMAGE, locks=IMAGE.locks[::-1]), facts) != folder
+
+
+def test_an_interrupted_download_is_taken_up_and_a_complete_one_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    facts = {"python": "3.12.3", "machine": "x86_64"}
+    seen: list[list[str]] = []
+
+    def download(client, image, base, folder, said) -> None:
+        seen.append(sorted(file.name for file in folder.iterdir()))
+        (folder / f"file{len(seen)}").write_text("")
+        if len(seen) == 1:
+            raise HostError("the network went away")
+
+    monkeypatch.setattr(fetch, "download", download)
+    with pytest.raises(HostError):
+        fetch.wheels(None, IMAGE, "base", facts, print)
+    folder = fetch.wheels(None, IMAGE, "base", facts, print)
+    assert seen == [[], ["file1"]]
+    assert sorted(file.name for file in folder.iterdir()) == ["file1", "file2"]
+    assert fetch.wheels(None, IMAGE, "base", facts, print) == folder
+    assert len(seen) == 2
+
+
+# ---- The engine
+
+
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        ("docker.io/a/b:1.0", "docker.io/a/b:1.0"),
+        (f"docker.io/a/b:1.0@{DIGEST}", f"docker.io/a/b@{DIGEST}"),
+        (f"127.0.0.1:5000/b:1.0@{DIGEST}", f"127.0.0.1:5000/b@{DIGEST}"),
+        (f"127.0.0.1:5000/b@{DIGEST}", f"127.0.0.1:5000/b@{DIGEST}"),
+        (f"b:1.0@{DIGEST}", f"b@{DIGEST}"),
+    ],
+)
+def test_a_digest_makes_the_tag_superfluous(reference, expected):
+    assert engine.without_tag(reference) == expected
+
+
+def test_output_is_cut_into_lines():
+    assert list(engine.whole_lines(iter([b"on", b"e\r\ntwo\nthr", b"ee \xff"]))) == [
+        "one",
+        "two",
+        "three \ufffd",
+    ]
+
+
+def test_a_failure_inside_an_answer_is_raised():
+    events = engine.failing(iter([{"stream": "fine"}, {"error": "it broke"}]))
+    assert next(events) == {"stream": "fine"}
+    with pytest.raises(docker.errors.APIError, match="it broke"):
+        next(events)
+
+
+def test_the_innermost_reason_of_an_error():
+    error = ValueError("outer")
+    error.__cause__ = OSError("the reason\nmore")
+    assert engine.root(error) == "the reason"
+    assert engine.root(KeyError()) == "KeyError"
+
+
+@pytest.mark.parametrize(
+    ("options", "user"),
+    [
+        ([], f"{os.getuid()}:{os.getgid()}"),
+        (None, f"{os.getuid()}:{os.getgid()}"),
+        (["name=seccomp,profile=default", "name=rootless"], "0:0"),
+    ],
+)
+def test_the_root_of_a_rootless_engine_is_its_caller(options, user):
+    assert engine.caller(SimpleNamespace(info=lambda: {"SecurityOptions": options})) == user
+
+
+def test_a_size_that_nobody_states_refuses_no_disk(tmp_path):
+    client = SimpleNamespace(info=lambda: {"DockerRootDir": str(tmp_path)})
+    engine.refuse_small_disk(client, "x", "unknown")
+    engine.refuse_small_disk(client, "x", 1e-9)
+    engine.refuse_small_disk(SimpleNamespace(info=lambda: {"DockerRootDir": "/absent"}), "x", 1e9)
+    with pytest.raises(HostError, match=r"x takes at least 1e\+09 GB"):
+        engine.refuse_small_disk(client, "x", 1e9)
+
+
+def test_the_bytes_of_a_pull_are_added_up():
+    events = [
+        {"status": "Pulling fs layer", "id": "a"},
+        {
+            "status": "Downloading",
+            "id": "a",
+            "progressDetail": {"current": 1_000_000_000, "total": 2_000_000_000},
+        },
+        {
+            "status": "Downloading",
+            "id": "b",
+            "progressDetail": {"current": 500_000_000, "total": 1_000_000_000},
+        },
+    ]
+    asked: list[tuple] = []
+    said: list[str] = []
+    client = SimpleNamespace(
+        api=SimpleNamespace(pull=lambda name, tag, **_: asked.append((name, tag)) or iter(events))
+    )
+    engine.pull(client, f"127.0.0.1:5000/a@{DIGEST}", said.append)
+    engine.pull(client, "a/b:1.0", said.append)
+    assert asked == [("127.0.0.1:5000/a", DIGEST), ("a/b:1.0", None)]
+    assert said[:2] == ["1.0 of 2.0 GB in 1 layers", "1.5 of 3.0 GB in 2 layers"]
+
+
+def test_docker_host_in_a_form_that_nobody_knows(monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", "gopher://x")
+    with pytest.raises(HostError, match="No docker engine answers at gopher://x"):
+        engine.connect()
+
+
+def test_only_answers_that_are_as_good_as_success_are_tolerated():
+    def answers(status: int) -> docker.errors.APIError:
+        return docker.errors.APIError(
+            "x", response=SimpleNamespace(status_code=status, url="", reason="")
+        )
+
+    for status in (404, 409):
+        with engine.tolerated(404, 409):
+            raise answers(status)
+    with pytest.raises(docker.errors.APIError), engine.tolerated(404, 409):
+        raise answers(500)

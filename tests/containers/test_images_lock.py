@@ -1,0 +1,446 @@
+"""Test containers/images.lock.yaml.
+
+What it promises, what its reader rejects, and what an image's tag is a hash of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.specifiers import SpecifierSet
+
+from containers import images
+from containers.images import Image, LockError
+from launch.schema.trainer_args import lock as trainer_args
+from tests.conftest import composed
+
+ROOT = Path(__file__).parents[2]
+CONF = ROOT / "conf"
+ENTRIES = images.load()
+STACKS = {name: image for name, image in ENTRIES.items() if image.trl != images.NONE}
+SEEDS = ("seed_mi300x", "seed_mi350x")
+
+# Requires-Dist of TRL's extra `vllm`, from PyPI's metadata of each release.
+TRL_TAKES = {"0.20.0": ">=0.8.3", "0.26.2": "<0.12.0,>=0.10.2", "1.16.0": "<=0.31.0,>=0.22.0"}
+# Requires-Dist of vLLM for transformers, likewise. 0.8.6 was never released; a development build of
+# it states what 0.8.5 does.
+VLLM_TAKES = {
+    "0.8.6": ">=4.51.1",
+    "0.11.2": "<5,>=4.56.0",
+    "0.28.0": ">=5.5.3",
+    "0.30.0": ">=5.10.4",
+    "0.31.0": "<5.18.0,>=5.10.4",
+}
+
+
+def pins(file: Path) -> dict[str, str]:
+    """Return the versions of a lock, the newest Python's if a marker makes a difference."""
+    return dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", file.read_text(), flags=re.MULTILINE))
+
+
+def installed(image: Image) -> dict[str, str]:
+    """Return what an image's locks put into it; a later lock overrides earlier ones."""
+    return {
+        name: version
+        for lock in image.locks
+        for name, version in pins(images.FOLDER / lock).items()
+    }
+
+
+# ---- What the file promises
+
+
+def test_every_image_of_the_plan_is_there():
+    rocm = {"rocm", "rocm_gfx908", "rocm_gfx906", "rocm_rdna", "rocm_strix_halo"}
+    assert set(ENTRIES) == {*rocm, *SEEDS, "cpu", "sandbox"}
+
+
+@pytest.mark.parametrize(
+    "name", sorted(file.stem for file in (CONF / "hardware").glob("*.yaml") if file.stem != "auto")
+)
+def test_the_image_that_a_hardware_names_serves_it_and_fits_the_recipes(name):
+    hardware = composed(f"hardware={name}").hardware
+    if hardware.container == "none":
+        assert hardware.vendor.name == "nvidia"
+        return
+    image = ENTRIES[hardware.container]
+    assert hardware.gfx in image.gfx
+    assert image.trl == trainer_args()["trl"]
+
+
+@pytest.mark.parametrize(
+    "name", sorted(file.stem for file in (CONF / "hardware").glob("*.yaml") if file.stem != "auto")
+)
+def test_liger_is_where_triton_is(name):
+    hardware = composed(f"hardware={name}").hardware
+    if hardware.container != "none":
+        assert ("liger-kernel" in installed(ENTRIES[hardware.container])) is hardware.triton
+
+
+@pytest.mark.parametrize(
+    "name", sorted(file.stem for file in (CONF / "hardware").glob("*.yaml") if file.stem != "auto")
+)
+def test_fp8_and_nf4_have_their_packages_where_the_gpu_trains_in_them(name):
+    hardware = composed(f"hardware={name}").hardware
+    if hardware.container != "none":
+        packages = {"torchao", "bitsandbytes"} & set(installed(ENTRIES[hardware.container]))
+        low = {"fp8", "nf4"} & set(
+            hardware.precisions
+        ) and name != "cpu"  # which computes in nf4 outside its image, for tests
+        assert packages == ({"torchao", "bitsandbytes"} if low else set())
+
+
+def test_a_group_for_every_image_and_an_image_for_every_group():
+    groups = {
+        file.stem: yaml.safe_load(file.read_text()) for file in (CONF / "container").glob("*.yaml")
+    }
+    assert set(groups) == {*ENTRIES, "auto", "none", "custom"} - {"sandbox"}, (
+        "no run starts in the sandbox"
+    )
+    assert all(content["name"] == name for name, content in groups.items())
+    assert {name for name, content in groups.items() if set(content) != {"name"}} == {"custom"}
+    assert groups["custom"]["reference"] == "???"
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_trl_takes_the_images_vllm(name):
+    image = ENTRIES[name]
+    if image.vllm not in (images.NONE, images.UNKNOWN):
+        assert SpecifierSet(TRL_TAKES[image.trl]).contains(image.vllm)
+
+
+def test_the_range_of_the_installed_trl_is_its_own():
+    (need,) = [
+        r
+        for r in importlib.metadata.requires("trl") or []
+        if re.match(r"vllm[<>=].*extra == .vllm.", r)
+    ]
+    assert SpecifierSet(TRL_TAKES[importlib.metadata.version("trl")]) == SpecifierSet(
+        need.removeprefix("vllm").split(";")[0]
+    )
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_the_images_vllm_takes_our_transformers(name):
+    image = ENTRIES[name]
+    if image.vllm not in (images.NONE, images.UNKNOWN):
+        assert SpecifierSet(VLLM_TAKES[image.vllm]).contains(installed(image)["transformers"])
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_trl_is_the_one_that_the_images_lock_installs(name):
+    assert ENTRIES[name].trl == installed(ENTRIES[name])["trl"]
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_torch_is_the_bases_and_only_the_cpu_image_installs_one(name):
+    image = ENTRIES[name]
+    assert ("torch" in installed(image)) == (name == "cpu")
+    assert not [
+        package
+        for package in installed(image)
+        if re.match(r"(nvidia|cuda)-|(pytorch-)?triton|vllm|flash-attn", package)
+    ]
+    if name == "cpu":
+        assert installed(image)["torch"] == f"{image.torch}+cpu"
+
+
+def test_the_sandbox_holds_nothing():
+    sandbox = ENTRIES["sandbox"]
+    assert (sandbox.locks, sandbox.dockerfile) == ((), "sandbox/Dockerfile")
+    assert {sandbox.torch, sandbox.rocm, sandbox.vllm, sandbox.trl} == {images.NONE}
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_base_digest_and_targets_are_well_formed(name):
+    image = ENTRIES[name]
+    assert re.fullmatch(r"docker\.io/[\w.-]+/[\w.-]+:[\w.-]+", image.base)
+    assert image.digest == images.UNVERIFIED or images.DIGEST.fullmatch(image.digest)
+    assert (
+        image.gfx == ("cpu",)
+        if name in ("cpu", "sandbox")
+        else all(re.fullmatch(r"gfx[0-9a-f]+", target) for target in image.gfx)
+    )
+    assert all(
+        re.fullmatch(r"\d+(\.\d+)+|unknown|none", getattr(image, field))
+        for field in images.VERSIONS
+    )
+
+
+def test_one_base_has_one_digest():
+    stated = {(image.base, image.digest) for image in ENTRIES.values()}
+    assert len(stated) == len({base for base, _ in stated})
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_the_build_tools_come_first(name):
+    assert ENTRIES[name].locks[:1] == (("cpu/tools.lock",) if name != "sandbox" else ())
+
+
+# ---- The locks
+
+
+@pytest.mark.parametrize(
+    "lock", sorted({lock for image in ENTRIES.values() for lock in image.locks})
+)
+def test_a_lock_is_wholly_pinned_and_hashed_and_names_no_place(lock):
+    text = re.sub(r"\s*\\\n\s*", " ", (images.FOLDER / lock).read_text())
+    requirements = [
+        line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")
+    ]
+    assert requirements
+    for line in requirements:
+        assert re.fullmatch(
+            r"[A-Za-z0-9._-]+==\S+( ; .+?)?( --hash=sha256:[0-9a-f]{64})+", line.split(" # ")[0]
+        ), line
+    assert "://" not in " ".join(requirements)
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_a_seeds_lock_holds_what_its_source_asks_for(name):
+    folder = images.FOLDER / name
+    asked = [
+        line.split("#")[0].strip() for line in (folder / "requirements.in").read_text().splitlines()
+    ]
+    locked = pins(folder / "requirements.lock")
+    for package, specifier in (
+        re.fullmatch(r"([a-z-]+)(.*)", line).groups() for line in asked if line
+    ):
+        if package == "torch":
+            assert specifier == f"=={ENTRIES[name].torch}"
+            assert f'version = "{ENTRIES[name].torch}"' in (folder / "uv.toml").read_text()
+        else:
+            assert SpecifierSet(specifier).contains(locked[package])
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_a_seed_asks_for_the_data_verdicts_and_configuration_of_the_other_images(name):
+    seed, other = installed(ENTRIES[name]), installed(ENTRIES["rocm"])
+    for package in (
+        "reasoning-gym",
+        "math-verify",
+        "latex2sympy2-extended",
+        "hydra-core",
+        "omegaconf",
+    ):
+        assert seed[package] == other[package]
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_a_seeds_lock_says_how_to_make_it_again(name):
+    folder = f"containers/{name}"
+    files = f"-o {folder}/requirements.lock {folder}/requirements.in"
+    command = f"uv pip compile --config-file {folder}/uv.toml {files}"
+    assert (ROOT / folder / "requirements.lock").read_text().splitlines()[1] == f"#    {command}"
+    source = re.sub(r" \\\n#\s+", " ", (ROOT / folder / "requirements.in").read_text())
+    assert f".venv/bin/{command}" in source
+    settings = (ROOT / folder / "uv.toml").read_text()
+    assert re.search(r'^exclude-newer = "2025-\d\d-\d\d"$', settings, flags=re.MULTILINE)
+
+
+# ---- What the reader rejects
+
+VALID = {
+    "base": "example.com/a/base:1.0",
+    "digest": "sha256:" + "0" * 64,
+    "python": "3.12",
+    "torch": "2.13.0",
+    "rocm": "none",
+    "vllm": "unknown",
+    "trl": "1.16.0",
+    "gfx": ["gfx942"],
+    "size_gb": 1.5,
+    "source": "a page",
+    "dockerfile": "Dockerfile",
+    "locks": ["one.lock", "two.lock"],
+    "pushed": "unbuilt",
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Make a containers/ for one test."""
+    for name in (
+        "Dockerfile",
+        "other/Dockerfile",
+        "install.py",
+        "probe.py",
+        "one.lock",
+        "two.lock",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"content of {name}\n")
+    monkeypatch.setattr(images, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "images.lock.yaml").write_text(text)
+    return folder / "images.lock.yaml"
+
+
+def test_a_valid_entry_is_read_as_it_stands(folder):
+    image = images.load(written(folder, yaml.safe_dump({"images": {"mine": VALID}})))["mine"]
+    assert dataclasses.asdict(image) == {
+        "name": "mine",
+        **VALID,
+        "gfx": ("gfx942",),
+        "locks": ("one.lock", "two.lock"),
+    }
+    assert image.base_reference == f"example.com/a/base:1.0@{VALID['digest']}"
+
+
+@pytest.mark.parametrize("size", [1, 24.9, "unknown"])
+def test_a_size_is_a_number_or_unknown(folder, size):
+    assert images.entry("mine", {**VALID, "size_gb": size}).size_gb == size
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"digest": "sha256:abc"},
+            "images.mine.digest=sha256:abc: sha256: and 64 hexadecimal digits, or unverified.",
+        ),
+        ({"digest": "sha256:" + "0" * 65}, "images.mine.digest=sha256:"),
+        ({"digest": ""}, "images.mine.digest='': text is expected"),
+        (
+            {"python": 3.12},
+            "images.mine.python=3.12: text is expected",
+        ),
+        ({"trl": None}, "images.mine.trl=None: text is expected"),
+        ({"base": ["a"]}, "images.mine.base=['a']: text is expected"),
+        (
+            {"gfx": "gfx942"},
+            "images.mine.gfx='gfx942': a list of texts is expected, for example [cpu].",
+        ),
+        ({"gfx": [942]}, "images.mine.gfx=[942]: a list of texts is expected"),
+        ({"locks": None}, "images.mine.locks=None: a list of texts is expected"),
+        ({"size_gb": "large"}, "images.mine.size_gb='large': a number of GB, or unknown."),
+        ({"size_gb": True}, "images.mine.size_gb=True: a number of GB, or unknown."),
+        (
+            {"pushed": "example.com/mine:1.0"},
+            "images.mine.pushed=example.com/mine:1.0: repository:tag@sha256:<digest>, or unbuilt.",
+        ),
+        ({"pushed": "@sha256:" + "0" * 64}, "repository:tag@sha256:<digest>, or unbuilt."),
+        (
+            {"dockerfile": "none/Dockerfile"},
+            "images.mine: no such file: containers/none/Dockerfile.",
+        ),
+        (
+            {"locks": ["one.lock", "three.lock", "four.lock"]},
+            "no such file: containers/three.lock, containers/four.lock.",
+        ),
+        (
+            {"flavour": "x"},
+            "images.mine has flavour. Its fields are base, digest, dockerfile, gfx, locks, pushed, "
+            "python, ",
+        ),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_rule(folder, change, said):
+    with pytest.raises(LockError, match=re.escape(said)):
+        images.entry("mine", {**VALID, **change})
+
+
+def test_missing_fields_are_named(folder):
+    fields = {key: value for key, value in VALID.items() if key not in ("source", "base")}
+    with pytest.raises(LockError, match=r"images\.mine lacks base, source\. Its fields are base, "):
+        images.entry("mine", fields)
+    with pytest.raises(LockError, match=r"images\.mine lacks base, source and has flavour\."):
+        images.entry("mine", {**fields, "flavour": "x"})
+    with pytest.raises(LockError, match=r"images\.mine lacks base, digest, dockerfile, "):
+        images.entry("mine", "an image")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "images:", "images: [rocm]", "image: {}"])
+def test_a_file_without_entries_is_refused(folder, text):
+    with pytest.raises(
+        LockError,
+        match=r"images\.lock\.yaml: one mapping `images` is expected, from a name to its entry\.",
+    ):
+        images.load(written(folder, text))
+
+
+def test_a_file_that_cannot_be_read_is_refused_in_one_line(folder):
+    with pytest.raises(LockError, match=r"absent\.yaml cannot be read: .*No such file") as refusal:
+        images.load(folder / "absent.yaml")
+    with pytest.raises(LockError, match=r"images\.lock\.yaml cannot be read: .*line 1") as broken:
+        images.load(written(folder, "images: {"))
+    assert "\n" not in str(refusal.value) + str(broken.value)
+
+
+# ---- The tag
+
+
+def test_the_tag_is_short_hexadecimal_and_stands_in_the_reference(folder):
+    image = images.entry("mine", VALID)
+    assert re.fullmatch(r"[0-9a-f]{16}", image.tag)
+    assert image.reference == image.local_reference == f"rocm-recipes/mine:{image.tag}"
+
+
+def test_a_pushed_image_is_started_by_its_digest(folder):
+    tag, digest = images.entry("mine", VALID).tag, "sha256:" + "1" * 64
+    image = images.entry("mine", {**VALID, "pushed": f"example.com/mine:{tag}@{digest}"})
+    assert image.reference == f"example.com/mine@{digest}"
+    older = images.entry("mine", {**VALID, "pushed": f"example.com/mine:{'0' * 16}@{digest}"})
+    assert older.reference == older.local_reference, (
+        "what was pushed is not what would be built now"
+    )
+    assert image.local_reference == f"rocm-recipes/mine:{image.tag}"
+
+
+@pytest.mark.parametrize("file", ["Dockerfile", "install.py", "probe.py", "one.lock", "two.lock"])
+def test_any_file_that_goes_in_changes_the_tag(folder, file):
+    before = images.entry("mine", VALID).tag
+    with (folder / file).open("a") as changed:
+        changed.write(" ")
+    assert images.entry("mine", VALID).tag != before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"base": "example.com/a/base:1.1"},
+        {"digest": "sha256:" + "1" * 64},
+        {"digest": "unverified"},
+        {"dockerfile": "other/Dockerfile"},
+        {"locks": ["one.lock"]},
+        {"locks": ["two.lock", "one.lock"]},
+        {"locks": []},
+    ],
+)
+def test_another_base_and_another_choice_of_files_change_the_tag(folder, change):
+    assert images.entry("mine", {**VALID, **change}).tag != images.entry("mine", VALID).tag
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"python": "3.13"},
+        {"torch": "2.14"},
+        {"rocm": "7.2"},
+        {"vllm": "0.31.0"},
+        {"trl": "1.15.0"},
+        {"gfx": ["gfx950"]},
+        {"size_gb": "unknown"},
+        {"source": "another page"},
+        {"pushed": f"example.com/mine:{'0' * 16}@sha256:{'1' * 64}"},
+    ],
+)
+def test_what_is_only_said_of_an_image_does_not_change_the_tag(folder, change):
+    assert images.entry("mine", {**VALID, **change}).tag == images.entry("mine", VALID).tag
+
+
+def test_neither_name_nor_other_files_nor_times_and_modes_change_the_tag(folder):
+    before = images.entry("mine", VALID).tag
+    (folder / "build.py").write_text("another file")
+    os.utime(folder / "one.lock", (0, 0))
+    (folder / "install.py").chmod(0o755)
+    assert images.entry("another", VALID).tag == before

@@ -1,0 +1,331 @@
+"""Test containers/install.py, which fills an image.
+
+What a lock may say, what the base keeps, what must be met.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from containers import images, install
+from tests.helpers.build_examples import HASH
+
+# ---- Inside the base: locks
+
+
+@pytest.mark.parametrize(
+    "lock", sorted({lock for image in images.load().values() for lock in image.locks})
+)
+def test_every_lock_of_an_image_can_be_read(lock):
+    text = (images.FOLDER / lock).read_text()
+    pins = install.read_lock(images.FOLDER / lock, lock)
+    assert len(pins) == len(re.findall(r"^[A-Za-z0-9].*==", text, re.MULTILINE)) > 0
+    assert sum(pin.text.count("--hash=") for pin in pins) == len(re.findall(r"--hash=", text))
+
+
+def lock_with(tmp_path: Path, *lines: str) -> Path:
+    file = tmp_path / "a.lock"
+    file.write_text("\n".join(lines))
+    return file
+
+
+def test_a_pin_is_name_version_marker_and_hashes(tmp_path):
+    file = lock_with(
+        tmp_path,
+        "# comment",
+        "Foo_Bar.baz[extra]==1.0+cpu ; python_version < '3.12' and sys_platform == 'linux' \\\n   "
+        f" {HASH} \\\n    {HASH}",
+        "    # via x",
+    )
+    (pin,) = install.read_lock(file, "a.lock")
+    assert (pin.name, pin.version, pin.marker) == (
+        "foo-bar-baz",
+        "1.0+cpu",
+        "python_version < '3.12' and sys_platform == 'linux'",
+    )
+    assert pin.text.count(HASH) == 2
+    assert str(pin) == "foo-bar-baz==1.0+cpu (a.lock)"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "foo==1.0",
+        "foo>=1.0 " + HASH,
+        "foo " + HASH,
+        "--index-url http://x",
+        "-r other.txt",
+        "git+https://x",
+        "./wheel",
+    ],
+)
+def test_nothing_else_may_stand_in_a_lock(tmp_path, line):
+    with pytest.raises(
+        install.Refused, match=r"a\.lock: `.*` is not `name==version --hash"
+    ) as refusal:
+        install.read_lock(lock_with(tmp_path, line), "a.lock")
+    assert refusal.value.code == 4
+
+
+def pin_of(name: str, version: str, marker: str = "") -> install.Pin:
+    return install.Pin("a.lock", name, version, marker, f"{name}=={version} {HASH}")
+
+
+def test_pins_for_another_python_are_left_out():
+    now = "{}.{}".format(*sys.version_info)
+    ours, other = (
+        pin_of("a", "1", f"python_version == '{now}'"),
+        pin_of("a", "2", f"python_version != '{now}'"),
+    )
+    assert install.applicable([ours, other, pin_of("b", "1")]) == [ours, pin_of("b", "1")]
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "is_guarded"),
+    [
+        ("torch", "2.13.0", True),
+        ("torchvision", "0.26", True),
+        ("triton", "3.7.1", True),
+        ("pytorch-triton-rocm", "3.4", True),
+        ("triton-kernels", "1", True),
+        ("vllm", "0.31.0", True),
+        ("flash-attn", "2.8.3", True),
+        ("amd-aiter", "0.1", True),
+        ("rocm-sdk-core", "7.14", True),
+        ("anything", "1.0+rocm7.2", True),
+        ("anything", "1.0+gitabc", True),
+        ("anything", "1.0+cpu", False),
+        ("torchmetrics", "1.0", False),
+        ("numpy", "2.4", False),
+    ],
+)
+def test_what_pip_must_not_replace(name, version, is_guarded):
+    assert (name in install.guarded({name: version})) == is_guarded
+
+
+def test_a_pin_of_what_the_base_holds_is_kept_or_refused(capsys):
+    kept = {"torch": "2.13.0+rocm7.2", "vllm": "0.31.0", "triton": "3.7-by-hand"}
+    others = [pin_of("numpy", "2.4")]
+    assert install.refuse_conflicts([pin_of("torch", "2.13.0"), *others], kept) == others
+    assert (
+        "kept: the base's torch 2.13.0+rocm7.2, which torch==2.13.0 (a.lock) asks for"
+        in capsys.readouterr().out
+    )
+    pins = [pin_of("torch", "2.14.0"), pin_of("vllm", "0.30.0"), pin_of("triton", "3.7")]
+    with pytest.raises(install.Refused) as refusal:
+        install.refuse_conflicts(pins, kept)
+    assert str(refusal.value).splitlines()[:3] == [
+        "a.lock pins torch==2.14.0, and the image holds torch 2.13.0+rocm7.2",
+        "a.lock pins vllm==0.30.0, and the image holds vllm 0.31.0",
+        "a.lock pins triton==3.7, and the image holds triton 3.7-by-hand",
+    ]
+    assert "Take the pin out of the lock" in str(refusal.value)
+
+
+def test_constraints_hold_what_pip_can_read(tmp_path):
+    install.write_constraints(
+        tmp_path / "c", {"vllm": "0.31.0+rocm723", "torch": "2.13.0", "odd": "3.7-by-hand"}
+    )
+    assert (tmp_path / "c").read_text() == "torch==2.13.0\nvllm==0.31.0+rocm723\n"
+
+
+# ---- Inside the base: requirements
+
+
+def dist(version: str, *requires: str) -> SimpleNamespace:
+    return SimpleNamespace(version=version, requires=list(requires))
+
+
+def test_unmet_requirements_are_named():
+    everything = {
+        "ours": dist(
+            "1.0",
+            "there>=2",
+            "missing",
+            "odd",
+            "stood-in",
+            "not-here ; sys_platform == 'win32'",
+            "server[fast] ; extra == 'vllm'",
+        ),
+        "there": dist("1.5"),
+        "odd": dist("by-hand-1", "unheard-of"),  # the base's own affair
+        "server": dist("1"),
+    }
+    assert install.unmet(["ours"], everything, ["stood-in"]) == [
+        "ours 1.0 needs there>=2, and the image holds there 1.5",
+        "ours 1.0 needs missing, which is not in the image",
+    ]
+
+
+@pytest.mark.parametrize("name", ["triton", "triton-rocm", "pytorch-triton-rocm"])
+def test_triton_is_found_under_each_makers_name(name):
+    assert (
+        install.unmet(
+            ["liger-kernel"], {"liger-kernel": dist("0.8.5", "triton>=2.3.1"), name: dist("3.4.0")}
+        )
+        == []
+    )
+    assert install.unmet(
+        ["liger-kernel"], {"liger-kernel": dist("0.8.5", "triton>=2.3.1"), name: dist("2.0.0")}
+    ) == [f"liger-kernel 0.8.5 needs triton>=2.3.1, and the image holds {name} 2.0.0"]
+
+
+def test_the_extras_that_are_asked_for_count_and_no_others():
+    everything = {
+        "ours": dist("1.0", "server[Fast,all]>=1"),
+        "server": dist(
+            "1.0",
+            "lost",
+            "quick ; extra == 'Fast'",
+            "slow ; extra == 'slow'",
+            "server[more] ; extra == 'all'",
+            "more ; extra == 'more'",
+        ),
+    }
+    # Newer versions of pip write an extra's name in lower case.
+    assert [problem.lower() for problem in install.unmet(["ours"], everything)] == [
+        'server 1.0 needs quick; extra == "fast", which is not in the image',
+        'server 1.0 needs more; extra == "more", which is not in the image',
+    ]
+
+
+def test_a_package_that_the_base_hides_is_named(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/opt/vendor")
+    hidden = install.shadowed({"a": "2.0", "b": "1.0"}, {"a": dist("1.0"), "b": dist("1.0")})
+    assert hidden == ["a 2.0 is hidden by 1.0 of the base: PYTHONPATH is /opt/vendor"]
+
+
+def installed_in(site: Path, **packages: tuple[str, ...]) -> None:
+    """Lay out name=(version, requirement, ...) as metadata."""
+    for name, (version, *requires) in packages.items():
+        folder = site / f"{name}-{version}.dist-info"
+        folder.mkdir(parents=True)
+        needs = "".join(f"Requires-Dist: {need}\n" for need in requires)
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
+        )
+
+
+@pytest.fixture
+def overlay(tmp_path, monkeypatch) -> Path:
+    """Return site-packages of an environment that `check` takes for its own."""
+    site = tmp_path / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
+    site.mkdir(parents=True)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
+    return site
+
+
+def test_check_passes_what_has_all_it_needs(overlay, capsys):
+    installed_in(overlay, ours=("1.0", "pycosat", "pip"))
+    (overlay / "pycosat.py").write_text("")
+    assert install.main(["check"]) == 0
+    assert capsys.readouterr().out.startswith("1 packages in the overlay, ")
+
+
+def test_check_refuses_what_lacks_something(overlay, capsys):
+    installed_in(overlay, ours=("1.0", "not-there-at-all"))
+    assert install.main(["check"]) == 4
+    assert capsys.readouterr().out.startswith(
+        "error: ours 1.0 needs not-there-at-all, which is not in the image\nLock what is missing"
+    )
+
+
+def test_check_refuses_what_is_hidden(overlay, tmp_path, monkeypatch, capsys):
+    installed_in(overlay, ours=("2.0",))
+    installed_in(tmp_path / "vendor", ours=("1.0",))
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "vendor"), *sys.path])
+    assert install.main(["check"]) == 4
+    assert "error: ours 2.0 is hidden by 1.0 of the base" in capsys.readouterr().out
+
+
+def test_a_base_without_pip_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(install.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        install.Refused, match="neither ensurepip nor pip: .*apt-get install python3-venv"
+    ) as refusal:
+        install.make_environment(tmp_path)
+    assert refusal.value.code == 3
+
+
+def test_a_base_that_makes_no_environment_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(install.Refused, match=r"cannot make an environment:\n.*file"):
+        install.make_environment(tmp_path / "file")
+
+
+def test_a_base_of_ours_is_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(install, "OVERLAY", tmp_path)
+    assert install.main(["inspect"]) == 4
+    assert capsys.readouterr().out.startswith(f"error: the base has a {tmp_path} already")
+
+
+def test_inspect_says_what_the_base_holds(monkeypatch, tmp_path, capsys):
+    installed_in(tmp_path, torch=("2.13.0+rocm7.2",), numpy=("2.4",))
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert install.main(["inspect"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["held"] == {"torch": "2.13.0+rocm7.2"}
+    assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+MISMATCH = """Collecting a==1
+ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. \
+If you have updated the package versions, please ...
+    a==1 from https://example.com/a-1.whl:
+        Expected sha256 00
+             Got        11
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "said"),
+    [
+        (
+            MISMATCH,
+            4,
+            "is not used:\na==1 from https://example.com/a-1.whl:\nExpected sha256 00\nGot        "
+            "11",
+        ),
+        (
+            "Looking\nERROR: No matching distribution found for a==1\nnoise\n",
+            3,
+            "l: pip failed:\nERROR: No matching distribution found for a==1",
+        ),
+        ("one\ntwo\nthree\nfour\n", 3, "l: pip failed:\ntwo\nthree\nfour"),
+    ],
+)
+def test_what_pip_said_is_told_shortly(output, code, said):
+    refusal = install.failure("l", output, 3)
+    assert refusal.code == code
+    assert str(refusal).endswith(said)
+
+
+def test_pip_gets_our_settings_and_none_of_the_bases(monkeypatch, capsys):
+    monkeypatch.setenv("PIP_INDEX_URL", "http://base.example.com")
+    shown = "import os; print({k: v for k, v in os.environ.items() if k.startswith('PIP_')})"
+    status, output = install.run([sys.executable, "-c", shown], {"PIP_PROXY": "http://proxy"})
+    assert status == 0
+    assert yaml.safe_load(output) == {
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_NO_INPUT": "1",
+        "PIP_PROXY": "http://proxy",
+        "PIP_CONFIG_FILE": os.devnull,
+    }
+    assert capsys.readouterr().out == output
+
+
+def test_a_package_built_from_source_is_the_same_each_time(monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
+    _, output = install.run(
+        [sys.executable, "-c", "import os; print(os.environ['PYTHONHASHSEED'])"]
+    )
+    assert output == "0\n"

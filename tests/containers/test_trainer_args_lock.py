@@ -1,0 +1,82 @@
+"""Test that containers/trainer_args.lock.json is what the installed packages say.
+
+The launcher checks arguments without importing them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from launch.schema.trainer_args import LOCK, OWNED, REPLACED, lock
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    spec = importlib.util.spec_from_file_location(
+        "lock_trainer_args", ROOT / "containers/lock_trainer_args.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.lock()
+
+
+def test_the_lock_is_up_to_date(fresh):
+    assert json.loads(LOCK.read_text()) == fresh, "run `make lock`"
+
+
+def test_the_engines_arguments_are_of_the_vllm_that_is_pinned():
+    """Notice another version here: without vLLM the list is not made anew."""
+    assert f"\nvllm-cpu=={lock()['vllm']} ;" in (ROOT / "containers/cpu/vllm.lock").read_text(), (
+        "run `make vllm`, then `make lock`"
+    )
+    engine = lock()["engine"]
+    assert engine["max_num_seqs"] == {"types": ["int", "null"]}
+    assert {"fp8", "auto"} <= set(engine["kv_cache_dtype"]["names"])
+    assert "ROCM_AITER_FA" in engine["attention_backend"]["names"]
+    assert engine["compilation_config"]["types"] == ["dict"]
+    assert "names" not in engine["quantization"]  # any plugin's
+
+
+@pytest.mark.parametrize("name", ["SFTConfig", "DPOConfig", "GRPOConfig"])
+def test_arguments_are_the_trainers_own_fields(name):
+    cls = getattr(importlib.import_module("trl"), name)
+    assert set(lock()["arguments"][f"trl.{name}"]) == {
+        f.name for f in dataclasses.fields(cls) if f.init
+    }
+
+
+@pytest.mark.parametrize("name", ["SFTConfig", "DPOConfig", "GRPOConfig"])
+def test_what_is_called_removed_is_removed(name):
+    assert set(REPLACED) & set(lock()["arguments"][f"trl.{name}"]) == set()
+
+
+def test_owned_arguments_exist_in_some_class():
+    known = set().union(*lock()["arguments"].values())
+    assert set(OWNED) - known == set()
+
+
+@pytest.mark.parametrize("name", ["SFTConfig", "DPOConfig", "GRPOConfig"])
+def test_words_are_those_the_trainer_takes(name):
+    """Include defaults, and the losses that TRL's documentation names."""
+    arguments = lock()["arguments"][f"trl.{name}"]
+    for argument, entry in arguments.items():
+        if "names" in entry and entry["default"] is not None:
+            given = entry["default"] if isinstance(entry["default"], list) else [entry["default"]]
+            assert set(given) <= set(entry["names"]), argument
+    documented = {
+        "SFTConfig": {"nll", "dft"},
+        "DPOConfig": {"ipo", "hinge", "robust", "sft"},
+        "GRPOConfig": {"grpo", "dr_grpo", "cispo"},
+    }
+    assert documented[name] <= set(arguments["loss_type"]["names"])
+    assert {"lr_scheduler_type", "optim", "save_strategy"} <= {
+        argument for argument, entry in arguments.items() if "names" in entry
+    }

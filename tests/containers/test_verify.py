@@ -1,0 +1,256 @@
+"""Test the lock against an image, the probe, and the digest that a push writes into the lock."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from containers import engine, images, probe, push, verify
+from containers.fetch import BuildFailed
+from launch.core.errors import HostError, UserError
+from tests.helpers.build_examples import DIGEST, FOUND, IMAGE, OPEN
+
+ROOT = Path(__file__).parents[2]
+
+
+# ---- The lock against what was found
+
+
+@pytest.mark.parametrize(
+    ("stated", "found", "same"),
+    [
+        ("2.13", "2.13.0+rocm7.2", True),
+        ("2.13", "2.13.5", True),
+        ("2.13", "2.1.3", False),
+        ("2.13.0", "2.13.0+cpu", True),
+        ("2.13.0", "2.13.1", False),
+        ("2.13.0", "2.13", False),
+        ("2.7.0", "2.7.0a0+gitf717b2a", True),
+        ("0.8.6", "0.8.6.dev3+gd60b5a337.rocm631", True),
+        ("2.13.0+cpu", "2.13.0+cpu", True),
+        ("2.13.0+cpu", "2.13.0+rocm7.2", False),
+        ("3.12", "3.12.13", True),
+        ("3.1", "3.12.13", False),
+        ("2.13", "unreadable", False),
+    ],
+)
+def test_a_version_is_of_a_release(stated, found, same):
+    assert verify.is_of(stated, found) is same
+
+
+@pytest.mark.parametrize(
+    ("stated", "found", "same"),
+    [("7.2.3", "7.2.53211", True), ("7.2", "7.14.0", False), ("7.2.3", "7", False)],
+)
+def test_rocm_is_compared_by_major_and_minor(stated, found, same):
+    assert verify.same("rocm", stated, found) is same
+
+
+@pytest.mark.parametrize(
+    ("change", "lies"),
+    [
+        ({}, []),
+        ({"torch": "2.12.0"}, ["torch: the lock says 2.13, the image holds 2.12.0"]),
+        ({"torch": None}, ["torch: the lock says 2.13, the image holds none"]),
+        ({"python": "3.11.2"}, ["python: the lock says 3.12, the image holds 3.11.2"]),
+        ({"gfx": ["gfx942"]}, ["gfx: the lock says gfx90a, gfx942, the image holds gfx942"]),
+        ({"gfx": []}, ["gfx: the lock says gfx90a, gfx942, the image holds none"]),
+        (
+            {"vllm": None, "trl": "1.15.0"},
+            [
+                "vllm: the lock says 0.31.0, the image holds none",
+                "trl: the lock says 1.16.0, the image holds 1.15.0",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_every_field_that_differs_is_a_lie(change, lies):
+    found, _ = verify.compare(IMAGE, {**FOUND, **change})
+    assert [str(lie) for lie in found] == lies
+
+
+def test_what_the_lock_leaves_open_or_denies():
+    image = dataclasses.replace(IMAGE, torch="unknown", vllm="none", gfx=("cpu",))
+    lies, unstated = verify.compare(image, {**FOUND, "gfx": []})
+    assert [str(lie) for lie in lies] == [
+        "vllm: the lock says none, the image holds 0.31.0+rocm723"
+    ]
+    assert [(finding.field, finding.found) for finding in unstated] == [("torch", "2.13.0+rocm7.2")]
+    assert verify.compare(image, {**FOUND, "vllm": None})[0] == []
+
+
+def test_only_python_may_differ_and_only_on_a_base_of_ones_own():
+    found = {**FOUND, "python": "3.11.2"}
+    said = "note: python: the lock says 3.12, the image holds 3.11.2 (the base is not the lock's)"
+    assert verify.refuse_lies(OPEN, found, base_replaced=True) == [said]
+    for image, replaced in ((OPEN, False), (IMAGE, True)):
+        with pytest.raises(BuildFailed, match=r"wrong about mine:\n  python: "):
+            verify.refuse_lies(image, found, base_replaced=replaced)
+    with pytest.raises(BuildFailed, match=r"\n  torch: .*\nCorrect the lock"):
+        verify.refuse_lies(OPEN, {**FOUND, "torch": "2.12.0"}, base_replaced=True)
+
+
+def test_the_summary_names_what_is_there():
+    assert verify.summary(FOUND) == (
+        "python 3.12.3, torch 2.13.0+rocm7.2, hip 7.2.53211, vllm 0.31.0+rocm723, trl 1.16.0, rccl "
+        "2.27.9, gfx90a gfx942 gfx950"
+    )
+    assert verify.summary({"python": "3.12.3", "torch": None, "gfx": []}) == "python 3.12.3"
+
+
+@pytest.mark.parametrize("answer", [(1, ["Traceback", "ModuleNotFoundError: x"]), (0, [])])
+def test_an_image_that_cannot_be_asked(answer, monkeypatch):
+    monkeypatch.setattr(engine, "run", lambda *_, **__: answer)
+    client = SimpleNamespace(api=SimpleNamespace(create_host_config=lambda **_: {}))
+    with pytest.raises(
+        BuildFailed, match=f"cannot say what it holds: .*probe.py ended with {answer[0]}"
+    ):
+        verify.probe(client, "sha256:id")
+
+
+# ---- The probe
+
+
+def torch_of(version: str, hip: str | None, **private) -> SimpleNamespace:
+    nccl = SimpleNamespace(version=lambda: (2, 27, 9))
+    return SimpleNamespace(
+        __version__=version,
+        version=SimpleNamespace(hip=hip, cuda=None),
+        _C=SimpleNamespace(**private),
+        cuda=SimpleNamespace(nccl=nccl, get_arch_list=lambda: ["gfx942"]),
+    )
+
+
+def test_the_targets_are_those_that_torch_was_compiled_for():
+    compiled = torch_of(
+        "2.13.0+rocm7.2",
+        "7.2",
+        _cuda_getArchFlags=lambda: "gfx942 gfx90a:sramecc+:xnack- gfx90a:sramecc+:xnack+",
+    )
+    assert probe.targets(compiled) == ["gfx90a", "gfx942"]
+    assert probe.targets(torch_of("2.13.0", None, _cuda_getArchFlags=lambda: None)) == []
+    assert probe.targets(torch_of("2.13.0", "7.2")) == ["gfx942"]
+
+
+def test_rccl_is_asked_of_builds_that_have_one():
+    assert probe.rccl(torch_of("2.13.0+rocm7.2", "7.2", _nccl_version=lambda: 22709)) == "2.27.9"
+    assert probe.rccl(torch_of("2.13.0+cpu", None)) is None
+
+
+def test_rocm_is_what_the_installation_says_else_torch_else_hip(tmp_path, monkeypatch):
+    monkeypatch.setattr(probe, "ROCM_VERSION", tmp_path / "version")
+    assert probe.rocm("2.12.0+rocm10.0.0", "7.15.26333") == "10.0.0"
+    assert probe.rocm("2.10.0+git8514f05", "7.2.53211") == "7.2.53211"
+    assert probe.rocm("2.13.0+cpu", None) is None
+    (tmp_path / "version").write_text("7.2.3-81\n")
+    assert probe.rocm("2.10.0+git8514f05", "7.2.53211") == "7.2.3-81"
+
+
+def test_the_probe_prints_one_line_of_this_environment():
+    done = subprocess.run(
+        [sys.executable, ROOT / "containers/probe.py"], capture_output=True, text=True, check=True
+    )
+    (line,) = done.stdout.splitlines()
+    found = json.loads(line)
+    assert set(FOUND) | {"cuda", "transformers", "packages"} == set(found)
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_the_probe_without_torch(monkeypatch):
+    monkeypatch.setattr(probe.importlib.util, "find_spec", lambda name: None)
+    assert probe.of_torch() == {
+        "torch": None,
+        "hip": None,
+        "cuda": None,
+        "rocm": None,
+        "gfx": [],
+        "rccl": None,
+    }
+    assert probe.version("no-such-package") is None
+
+
+# ---- The digest in the lock
+
+LOCK = """# Reasons.
+images:
+
+  # About the first.
+  first:
+    base: a:1   # why
+    pushed: unbuilt   # nobody has
+  first_and_more:
+    base: pushed: no
+    pushed: unbuilt
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("first", "    pushed: x/first@d   # nobody has\n"),
+        ("first_and_more", "    pushed: x/first@d\n"),
+    ],
+)
+def test_one_line_of_the_lock_changes(name, line):
+    new = push.with_pushed(LOCK, name, "x/first@d")
+    changed = [
+        (a, b)
+        for a, b in zip(LOCK.splitlines(keepends=True), new.splitlines(keepends=True), strict=True)
+        if a != b
+    ]
+    assert [after for _, after in changed] == [line]
+    assert push.with_pushed(new, name, "x/first@d") == new
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LOCK.replace("first", "second"),
+        "images: {first: {pushed: unbuilt}}\n",
+        "images:\n  first:\n    base: x\n",
+    ],
+)
+def test_a_lock_without_such_a_line_is_left_alone(text):
+    assert push.with_pushed(text, "first", "x") is None
+
+
+def test_the_real_lock_takes_the_digest_of_each_image(tmp_path):
+    lock = tmp_path / "images.lock.yaml"
+    lock.write_text(images.LOCK.read_text())
+    lock.chmod(0o640)
+    for name in images.load():
+        assert push.write_pushed(lock, name, f"example.com/{name}:{'0' * 16}@{DIGEST}")
+        assert not push.write_pushed(lock, name, f"example.com/{name}:{'0' * 16}@{DIGEST}")
+    assert {image.pushed for image in images.load.__wrapped__(lock).values()} == {
+        f"example.com/{name}:{'0' * 16}@{DIGEST}" for name in images.load()
+    }
+    assert [line for line in lock.read_text().splitlines() if "#" in line] == [
+        line for line in images.LOCK.read_text().splitlines() if "#" in line
+    ]
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o640
+    assert list(tmp_path.iterdir()) == [lock]
+
+
+def test_a_lock_that_cannot_be_edited_says_what_to_write(tmp_path):
+    lock = tmp_path / "images.lock.yaml"
+    lock.write_text("images: {first: {pushed: unbuilt}}\n")
+    with pytest.raises(
+        UserError,
+        match=f"images.first has no line of its own `pushed: ...`. Write there: pushed: x@{DIGEST}",
+    ):
+        push.write_pushed(lock, "first", f"x@{DIGEST}")
+    assert lock.read_text() == "images: {first: {pushed: unbuilt}}\n"
+
+
+def test_a_registry_that_states_no_digest():
+    api = SimpleNamespace(tag=lambda *_: True, push=lambda *_, **__: iter([{"status": "Pushed"}]))
+    client = SimpleNamespace(api=api, images=SimpleNamespace(get=lambda reference: reference))
+    with pytest.raises(HostError, match="stated no digest for it"):
+        push.push(client, IMAGE, "example.com", print)

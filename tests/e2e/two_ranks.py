@@ -1,0 +1,35 @@
+"""Run several recipes in turn on one of two ranks, so that libraries are imported once.
+
+    python -m torch.distributed.run ... -m tests.e2e.two_ranks --config <config.yaml> ...
+
+test_two_ranks.py starts it. Each run leaves its result.json, whatever its exit code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import torch.distributed as dist
+
+from recipes.bench import ranks
+from recipes.rank import program
+
+
+def main() -> None:
+    for number, path in enumerate(sys.argv[2:]):
+        module = program.load_config(["--config", path]).method.program
+        if module.startswith("recipes.bench.") and dist.is_initialized():
+            # A benchmark joins a group of its own, which must not meet the keys of the one before.
+            dist.destroy_process_group()
+            os.environ[ranks.STARTS] = str(number)
+        work = getattr(importlib.import_module(module), module.rpartition(".")[2])
+        program.run(work, ["--config", path])
+        dist.barrier()  # the main rank has written
+    sys.stdout.flush()
+    os._exit(0)  # as recipes/rank/program.py ends ranks of gloo
+
+
+if __name__ == "__main__":
+    main()

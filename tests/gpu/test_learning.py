@@ -1,0 +1,548 @@
+"""Test tests/gpu/learning.py: its pipelines, the rows it keeps, and the page it makes of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from launch.config.request import Request
+from launch.study import pipeline
+from tests.conftest import composed, host_with, leave_model
+from tests.gpu import jobs, learning
+from tests.gpu.learning import Pipeline
+from tests.gpu.learning_report import METHODS, MODES, interval, report
+
+
+def row(method, seed, right, **more):
+    known = {
+        "hardware": "h200",
+        "start": "qwen3_76m",
+        "seed": seed,
+        "method": method,
+        "accuracy": right.count("1") / len(right),
+    }
+    known |= {
+        "interval": [0.4, 0.6],
+        "right": right,
+        "by_level": {"0": 0.5, "1": 0.25},
+        "data_sha256": "d",
+        "smoke": False,
+    }
+    return known | {"commit": "abcdef0123456789", "packages": {"torch": "2.11.0"}} | more
+
+
+def of_seed(seed, shift=0):
+    """Return rows: SFT has half of 20 right, RAFT 3 + `shift` more, GRPO 5 more, DPO one less."""
+    grpo = {"rewards": [[1, 0.4], [2, 0.6]], "samples": 1024, "gpus": 1, "logp_gap": [0.0012, 0.25]}
+    return [
+        row("sft", seed, "1" * 10 + "0" * 10),
+        row(
+            "raft",
+            seed,
+            "1" * (13 + shift) + "0" * (7 - shift),
+            cycles=[0.5, 0.6, 0.65],
+            samples=1024,
+        ),
+        row("grpo", seed, "1" * 15 + "0" * 5, **grpo),
+        row("dpo", seed, "1" * 9 + "0" * 11, samples=1000),
+    ]
+
+
+def test_the_page_gives_gains_over_the_sft_of_each_seed(tmp_path):
+    page = report([*of_seed(0), *of_seed(1, 1), *of_seed(2, -1)], tmp_path)
+    raft = next(line for line in page.splitlines() if line.startswith("| RAFT | 65.0%"))
+    assert raft.startswith(
+        "| RAFT | 65.0% (40.0 to 60.0) | 70.0% (40.0 to 60.0) | 60.0% (40.0 to 60.0) | 65.0% | "
+        "+15.0 ("
+    )
+    assert "); +15.0, +20.0, +10.0 | 1,024 |" in raft
+    assert "| DPO | 45.0%" in page
+    assert "-5.0 (-5.0 to -5.0)" in page
+    assert "RAFT: 15 points were wanted, reached with +15.0 over 3 seed(s)." in page
+    assert "GRPO: 15 points were wanted, reached with +25.0" in page
+    assert "measure hardware=h200 --gpus 1" in page
+    assert "GRPO's server and trainer shared one GPU." in page
+    assert "seed 0 0.0012 (at most 0.250), seed 1" in page
+    assert "| by level | 0 | 1 |" in page
+    assert (tmp_path / "learning_qwen3_76m.png").read_bytes()[:4] == b"\x89PNG"
+    assert "smoke" not in page
+
+
+def test_what_is_missing_is_said_and_not_counted(tmp_path):
+    rows = [
+        *of_seed(0)[:2],
+        row("raft", 1, "1" * 20),
+        row("dpo", 0, "1" * 20, data_sha256="other problems"),
+    ]
+    page = report(rows, tmp_path)
+    assert "| GRPO | not run | not run |  |  |  |" in page
+    # Seed 1 has no SFT to compare with.
+    assert "RAFT: 15 points were wanted, reached with +15.0 over 1 seed(s)." in page
+    # 3 of 20 differ: 3/22 +- 1.96 * sqrt((5/22 - (3/22)^2) / 22)
+    assert "+15.0 (-5.5 to +32.7, one seed)" in page
+    # It has other problems, so there is no gain.
+    assert "| DPO | 100.0% (40.0 to 60.0) | not run | 100.0% |  |  |" in page
+    assert "GRPO: 15" not in page
+    assert "missed with -5.0" in report(
+        [row("sft", 0, "1" * 20), row("raft", 0, "1" * 19 + "0")], tmp_path
+    )
+
+
+def test_modes_of_grpo_are_compared_at_equal_samples(tmp_path):
+    def run(method, seed, last):
+        rewards = [[step, 0.5 + (last - 0.5) * step / 40] for step in range(1, 41)]
+        more = {"rewards": rewards, "time_s": list(range(40)), "samples": 400, "gpus": 2}
+        return row(method, seed, "10", **more)
+
+    rows = [run("grpo", 0, 0.8), run("grpo", 1, 0.9), run("overlap", 0, 0.88)]
+    rows += [run("overlap", 1, 0.81), run("stream", 0, 0.6), run("stream", 1, 0.7)]
+    page = report([*rows, run("grpo", 2, 0.1)], tmp_path)  # a seed that the others lack
+    compared = [line for line in page.splitlines() if line.startswith("| GRPO")][-3:]
+    assert [line.split(" | ")[-1] for line in compared] == ["yes |", "yes |", "no |"]
+    assert compared[0].split(" | ")[1:6] == ["0.583", "0.671", "0.758", "0.846", "310"]
+    assert compared[2].split(" | ")[5] == "not reached"
+    assert (tmp_path / "learning_qwen3_76m_modes.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_no_rows_and_small_runs_are_said(tmp_path):
+    assert "Nothing is measured yet" in report([], tmp_path)
+    assert "It says only that all of it runs" in report([row("sft", 0, "10", smoke=True)], tmp_path)
+
+
+def test_the_interval_is_students():
+    low, high = interval([10.0, 20.0, 30.0])  # 4.303 * 10 / sqrt(3)
+    assert (low, high) == pytest.approx((20 - 24.844, 20 + 24.844), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "samples"),
+    [("learning", 409_600), ("learning_cups", 102_400), ("learning_smollm2", 61_440)],
+)
+def test_each_method_has_the_same_samples_and_the_same_start(experiment, samples):
+    overrides = ["hardware=h200", f"experiment={experiment}"]
+    plans = pipeline.make_plans(
+        composed(*overrides), Request(overrides), host_with(8), Path("/runs/learning/1")
+    )
+    sampled = {
+        name: plan.trainer_args["num_prompts"] * plan.trainer_args["samples_per_prompt"]
+        for name, plan in plans.items()
+        if "sample" in name
+    }
+    grpo = plans["grpo"].trainer_args
+    in_grpo = (
+        grpo["max_steps"]
+        * grpo["per_device_train_batch_size"]
+        * grpo["gradient_accumulation_steps"]
+    )
+    assert sampled == {
+        "raft_cycle1_sample": samples / 2,
+        "raft_cycle2_sample": samples / 2,
+        "dpo_samples": samples,
+    }
+    assert in_grpo == samples
+    assert {plan.config.topology.num_gpus for name, plan in plans.items() if name != "grpo"} == {
+        1
+    }, "where two of eight GPUs are given"
+    starts = {
+        Path(str(plans[name].config.model.path)).parent.name
+        for name in ("raft_cycle0_evaluate", "raft_cycle1_train", "grpo", "dpo")
+    }
+    assert starts == {"1_sft"}
+    assert (
+        plans["grpo"].config.topology.name,
+        len(plans["grpo"].processes[0].gpus),
+        len(plans["grpo"].processes[-1].gpus),
+    ) == (
+        "split",
+        1,
+        1,
+    )
+    with_vllm = [
+        plan
+        for name, plan in plans.items()
+        if name == "grpo" or plan.trainer_args.get("engine") == "vllm"
+    ]
+    # Pipelines share the GPUs.
+    assert {plan.config.topology.server_memory_share for plan in with_vllm} == {0.1}
+    # A training has no vLLM.
+    assert plans["raft_cycle1_train"].config.topology.server_memory_share == 0.9
+    assert plans["dpo"].trainer_args["loss_type"] == ["sigmoid", "sft"]
+    longest = {
+        plan.trainer_args.get("max_new_tokens", plan.trainer_args.get("max_completion_length"))
+        for plan in plans.values()
+    } - {None}
+    assert len(longest) == 1  # samples, rewards and evaluations see answers of the same length
+    rest = {METHODS[method] for method in METHODS}
+    assert all(any(name.startswith(begin) for begin in rest) for name in plans if name != "sft")
+
+
+def settings(tmp_path, *arguments, what="measure"):
+    return learning.parse(
+        [
+            what,
+            "hardware=h200",
+            "--folder",
+            str(tmp_path),
+            "--rows",
+            str(tmp_path / "rows.jsonl"),
+            *arguments,
+        ]
+    )
+
+
+def leave_run(folder, name, phases):
+    """Leave a run directory like the launcher's, with the results of these phases."""
+    run = folder / "runs" / name / "20260101-000000-aaaaaa"
+    for phase, result in phases.items():
+        (run / phase).mkdir(parents=True)
+        (run / phase / "result.json").write_text(json.dumps(result))
+        args = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+        record = {
+            "code": {"commit": "abc"},
+            "packages": {"torch": "2", "numpy": "1"},
+            "composition": {"smoke": False, "method": {"args": args}, "topology": {"num_gpus": 2}},
+        }
+        (run / phase / "record.json").write_text(json.dumps(record))
+    (run / "record.json").write_text(json.dumps({"phases": {phase: phase for phase in phases}}))
+    return run
+
+
+def evaluated(right):
+    level = {"0": {"accuracy": 0.5}}
+    found = {
+        "status": "done",
+        "accuracy": sum(right) / len(right),
+        "interval": [0.1, 0.9],
+        "right_per_problem": right,
+    }
+    return found | {"by_level": level, "data_sha256": "d"}
+
+
+def test_rows_are_made_of_what_phases_left_and_only_of_those_that_ended(tmp_path):
+    one = Pipeline("learning-qwen3_76m-1", 2, [], "qwen3_76m", 1)
+    assert learning.row_of(one, "sft", tmp_path, "h200") is None
+    phases = {
+        "raft_cycle0_evaluate": evaluated([1, 0]),
+        "raft_cycle1_sample": {"num_samples": 16},
+        "raft_cycle1_evaluate": evaluated([1, 1]),
+    }
+    phases |= {
+        "grpo": {},
+        "grpo_evaluated": evaluated([0, 1]),
+        "dpo_evaluated": {"status": "interrupted"},
+    }
+    run = leave_run(tmp_path, one.name, phases)
+    step = {
+        "reward": 0.25,
+        "time_s": 7.0,
+        "sampling/sampling_logp_difference/mean": 0.5,
+        "sampling/sampling_logp_difference/max": 0.75,
+    }
+    (run / "grpo/metrics.jsonl").write_text(
+        "".join(json.dumps({"step": n, **step}) + "\n" for n in (1, 2))
+    )
+    raft = learning.row_of(one, "raft", tmp_path, "h200")
+    assert (raft["cycles"], raft["accuracy"], raft["samples"], raft["right"]) == (
+        [0.5, 1.0],
+        1.0,
+        16,
+        "11",
+    )
+    assert raft["packages"] == {"torch": "2"}
+    grpo = learning.row_of(one, "grpo", tmp_path, "h200")
+    assert (grpo["samples"], grpo["gpus"], grpo["logp_gap"], grpo["rewards"]) == (
+        32,
+        2,
+        [0.5, 0.75],
+        [[1, 0.25], [2, 0.25]],
+    )
+    assert learning.row_of(one, "sft", tmp_path, "h200")["accuracy"] == 0.5
+    assert learning.row_of(one, "dpo", tmp_path, "h200") is None
+
+
+def leave_sft(folder, name, status="done"):
+    run = leave_run(folder, name, {"sft": {"status": status}})
+    leave_model(run / "sft/model")
+    return run
+
+
+def test_the_sfts_come_first_and_what_goes_on_from_them_is_run_once(tmp_path, monkeypatch, capsys):
+    """Keep the rows of earlier runs, even in another file, and start GRPO first of the rest."""
+    started = []
+    monkeypatch.setattr(
+        learning, "start", lambda one, mask, folder: started.append((one.name, mask)) or finished()
+    )
+    given = settings(
+        tmp_path,
+        "--only",
+        "qwen3_76m-",
+        "--seeds",
+        "0,1,2",
+        "--gpus",
+        "2",
+        "--share",
+        "2",
+        "--seconds",
+        "60",
+    )
+    rows = [row(method, 0, "10") for method in METHODS]
+    given.rows.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    leave_sft(tmp_path, "learning-qwen3_76m-1")
+    leave_sft(tmp_path, "learning-qwen3_76m-2", "failed")
+    leave_run(
+        tmp_path,
+        "learning-qwen3_76m-1-raft",
+        {"raft_cycle0_evaluate": evaluated([1, 0]), "raft_cycle1_evaluate": {}},
+    )
+    learning.measure(given)
+    learning.measure(given)
+    kept = [(one["seed"], one["method"]) for one in learning.read_rows(given.rows)]
+    assert kept == [*((0, method) for method in METHODS), (1, "sft")]
+    sft = ("learning-qwen3_76m-2", [0])
+    own = [
+        (f"learning-qwen3_76m-1-{method}", mask)
+        for method, mask in zip(learning.BRANCHES, [[0, 1], [1, 0]] * 3, strict=False)
+    ]
+    assert started == [sft, *own] * 2
+    assert "learning-qwen3_76m-1-raft: sft 50.0%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("start", learning.EXPERIMENTS)
+def test_what_goes_on_from_an_sft_is_the_experiments_and_plans(tmp_path, start):
+    model = leave_sft(tmp_path, f"learning-{start}-0") / "sft/model"
+    given = settings(tmp_path, "--seeds", "0", "--smollm2", str(model))
+    (sft,) = (one for one in learning.sfts(given) if one.start == start)
+    plans = pipeline.make_plans(
+        composed(*sft.overrides), Request(sft.overrides), host_with(8), tmp_path
+    )
+    whole = [
+        "hardware=h200",
+        f"experiment={learning.EXPERIMENTS[start]}",
+        f"model.path={model}",
+        "tracking=none",
+    ]
+    expected = pipeline.make_plans(composed(*whole), Request(whole), host_with(8), tmp_path)
+    found = {"sft": plans["sft"]}
+    for one in learning.branches(given, sft):
+        found |= pipeline.make_plans(
+            composed(*one.overrides), Request(one.overrides), host_with(8), tmp_path
+        )
+    for mode in MODES:
+        for name in (f"{mode}_evaluated", mode):
+            plan, same = found.pop(name), found[name.replace(mode, "grpo")]
+            assert plan.config.model.path == same.config.model.path or name != mode
+            assert plan.config.method.args == same.config.method.args
+        assert str(plan.config.topology.overlap).lower() == MODES[mode]
+    assert sorted(found) == sorted(expected)
+    for name, plan in found.items():
+        # Keys whose values are paths and ports.
+        own = {key for key in plan.trainer_args if key == "output_dir" or key.startswith("vllm_")}
+        args, wanted = (
+            {key: value for key, value in one.trainer_args.items() if key not in own}
+            for one in (plan, expected[name])
+        )
+        assert args == wanted, name
+        assert plan.config.topology == expected[name].config.topology, name
+    from_sft = {
+        "raft_cycle0_evaluate",
+        "raft_cycle1_sample",
+        "raft_cycle1_train",
+        "grpo",
+        "dpo_samples",
+        "dpo",
+    }
+    assert {
+        name for name, plan in found.items() if plan.config.model.path == str(model)
+    } >= from_sft
+    assert str(found["dpo"].config.data.path).startswith(str(tmp_path / "1_dpo_samples"))
+
+
+def test_on_one_gpu_grpos_server_and_trainer_share_it(tmp_path, monkeypatch):
+    started = {}
+    monkeypatch.setattr(
+        learning,
+        "start",
+        lambda one, mask, folder: started.setdefault(one.name, (one, mask)) and finished(),
+    )
+    leave_sft(tmp_path, "learning-qwen3_76m-0")
+    learning.measure(settings(tmp_path, "--only", "qwen3_76m-", "--seeds", "0", "--gpus", "1"))
+    assert {mask for _, (mask,) in started.values()} == {0}
+    overrides = started["learning-qwen3_76m-0-grpo"][0].overrides
+    plan = pipeline.make_plans(composed(*overrides), Request(overrides), host_with(1), tmp_path)[
+        "grpo"
+    ]
+    assert [process.gpus for process in plan.processes] == [[0], [0]]
+
+
+class finished:
+    """Stand in for a launcher that has ended."""
+
+    def __init__(self, code=0):
+        self.code = code
+
+    def poll(self):
+        return self.code
+
+
+@pytest.mark.parametrize(("code", "times"), [(4, 2), (2, 1), (75, 1)])
+def test_a_failed_pipeline_is_tried_again_once_and_a_wrong_one_is_not(
+    tmp_path, monkeypatch, capsys, code, times
+):
+    started = []
+    monkeypatch.setattr(
+        learning, "start", lambda one, mask, folder: started.append(one.name) or finished(code)
+    )
+    learning.measure(settings(tmp_path, "--only", "qwen3_76m-", "--seeds", "0"))
+    assert len(started) == times
+    assert (
+        f"why: the end of {tmp_path / 'learning-qwen3_76m-0'}.log" in capsys.readouterr().out
+    ) == (code != 75)
+
+
+def test_when_the_time_is_over_runs_are_stopped_and_nothing_starts(tmp_path, monkeypatch, capsys):
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch/run.py").write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(learning, "ROOT", tmp_path)
+    # Every look at the clock takes this long. The second one, when a run is to start, is in time.
+    passed = itertools.count(0, 0.15)
+    monkeypatch.setattr(
+        learning, "time", SimpleNamespace(monotonic=lambda: next(passed), sleep=time.sleep)
+    )
+    learning.measure(
+        settings(
+            tmp_path, "--only", "qwen3_76m-", "--seeds", "0,1", "--share", "1", "--seconds", "0.2"
+        )
+    )
+    said = capsys.readouterr().out
+    assert "learning-qwen3_76m-0: exit -15" in said
+    assert "learning-qwen3_76m-1: not run, no time left" in said
+
+
+def test_a_mask_of_too_few_gpus_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv(learning.MASK, "5")
+    leave_sft(tmp_path, "learning-qwen3_76m-0")
+    with pytest.raises(
+        SystemExit, match=f"{learning.MASK}=5, --gpus 2, --share 9: no pipeline has its GPUs"
+    ):
+        learning.measure(settings(tmp_path, "--only", "qwen3_76m-", "--seeds", "0"))
+
+
+def test_a_mask_of_names_is_refused_and_says_why(tmp_path, monkeypatch):
+    monkeypatch.setenv(learning.MASK, "GPU-1f3c,GPU-77aa")
+    with pytest.raises(
+        SystemExit, match=f"{learning.MASK}=GPU-1f3c,GPU-77aa: .*numbers.*{learning.MASK}=0,1"
+    ):
+        learning.measure(settings(tmp_path, "--only", "qwen3_76m-", "--seeds", "0"))
+    with pytest.raises(SystemExit, match="GPU-1f3c"):
+        jobs.run([jobs.Job("one", 1, [])], "hardware=h200", tmp_path, 1, 0.0)
+
+
+def test_calibrations_are_the_sft_alone_and_plan(tmp_path):
+    leave_model(tmp_path)
+    given = settings(
+        tmp_path, "--steps", "100", "--smollm2", str(tmp_path), "--only", "calibrate-smollm2"
+    )
+    names = learning.chosen((one.name for one in learning.calibrations(given)), given)
+    (one,) = (one for one in learning.calibrations(given) if one.name in names)
+    plans = pipeline.make_plans(
+        composed(*one.overrides), Request(one.overrides), host_with(8), tmp_path
+    )
+    assert list(plans) == ["sft", "evaluated"]
+    assert (plans["sft"].trainer_args["max_steps"], plans["sft"].config.model.path) == (
+        100,
+        str(tmp_path),
+    )
+    assert plans["evaluated"].config.model.path == str(tmp_path / "1_sft/model")
+
+
+@pytest.mark.parametrize(("phase", "key"), [("grpo", "max_steps"), ("raft", "learning_rate_decay")])
+def test_a_phase_is_tried_with_changes_from_the_sft_of_its_seed(
+    tmp_path, monkeypatch, capsys, phase, key
+):
+    """Run missing SFTs first, so that a later `measure` finds them."""
+    started = []
+
+    def start(one, mask, folder):
+        started.append(one.name)
+        if one.name == "learning-qwen3_76m-1":
+            leave_sft(folder, one.name)
+        return finished()
+
+    monkeypatch.setattr(learning, "start", start)
+    words = [f"method.args.{key}=1", f"method.args.{key}=2 method.args.seed=3"]
+    given = settings(
+        tmp_path,
+        "--only",
+        "qwen3_76m-",
+        "--seeds",
+        "1",
+        "--phase",
+        phase,
+        "--tries",
+        *words,
+        what="calibrate",
+    )
+    learning.calibrate(given)
+    names = [f"learning-qwen3_76m-1-{phase}-{number}" for number in (1, 2)]
+    assert started == ["learning-qwen3_76m-1", *names]
+    said = capsys.readouterr().out
+    assert f"-{phase}-2: {words[1]}" in said
+    assert f"{names[1]}: no result" in said
+    before = learning.model_of(learning.sfts(given)[0], tmp_path)
+    overrides = learning.tries(given)[0].overrides
+    plans = pipeline.make_plans(composed(*overrides), Request(overrides), host_with(8), tmp_path)
+    assert {plan.config.topology.name for plan in plans.values()} == {"single"}
+    first, *_, last = plans.values()
+    assert (first.config.model.path, first.config.seed) == (str(before), 1)
+    assert last.config.method.name == "evaluate"
+    assert last.config.model.path != first.config.model.path
+    assert json.dumps(f"method.args.{key}=1") in overrides[-1]
+    assert overrides[-1].count(f"method.args.{key}=") == 1
+
+
+def test_what_is_asked_wrongly_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="no such name. There are: learning-qwen3_76m-0"):
+        learning.measure(settings(tmp_path, "--only", "nothing"))
+    for wrong in (["--phase", "grpo"], ["--tries", "a=1"], ["--phase", "grpo", "--tries", "a=1 b"]):
+        with pytest.raises(SystemExit):
+            settings(tmp_path, *wrong, what="calibrate")
+        assert "--phase and --tries go together" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        settings(tmp_path, "--gpus", "0")
+    assert "--gpus 0: the phases need one GPU or more." in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        settings(tmp_path, "--phase", "grpo", "--tries", "method.args.temperature=1.0")
+    assert "--phase grpo is of calibrate, not of measure" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["mi300x"], "mi300x"),
+        (["hardware=mi3000x"], "hardware=mi3000x: no such hardware"),
+        (["--smollm2", "nowhere"], "no model there"),
+    ],
+)
+def test_wrong_arguments_end_in_a_message(wrong, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        learning.main(["plan", *wrong])
+    assert said in f"{ended.value} {capsys.readouterr().err}"
+
+
+def test_the_plan_says_what_it_reckons(tmp_path):
+    text = learning.plan(settings(tmp_path, "--seeds", "0"))
+    assert "estimates, not measured" in text
+    assert "qwen3_76m, one seed: sft " in text
+    assert "tokens/s" in text
+
+
+def test_report_writes_beside_its_rows(tmp_path, capsys):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps(row("sft", 0, "10")) + "\n")
+    learning.main(["report", "--rows", str(rows)])
+    assert "| SFT | 50.0%" in (tmp_path / "rows.md").read_text()

@@ -1,0 +1,197 @@
+"""Test the table of speeds beside peers: its commands, its data, its figures and its page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+
+import pytest
+
+from launch.plan.check_files import check_files
+from launch.plan.planning import prepare
+from launch.schema.trainer_args import value
+from recipes.models.model import END, train_tokenizer
+from tests.conftest import composed
+from tests.gpu import peers, speed, speed_report
+from tests.gpu.speed_rows import ROWS, chat_lengths
+
+OURS = [(name, side) for name, row in ROWS.items() for side in row.sides if side.startswith("ours")]
+PEERS = [
+    (name, side) for name, row in ROWS.items() for side in row.sides if not side.startswith("ours")
+]
+
+
+def result(row, side, rate, **more):
+    return {
+        "row": row,
+        "side": side,
+        "gpu": "H100",
+        "tokens_per_second": rate,
+        "first_step_s": 9.0,
+        "settings": {"command": "a b"},
+        **more,
+    }
+
+
+@pytest.mark.parametrize(("name", "side"), OURS)
+def test_each_command_of_ours_is_planned_for_an_h100(name, side):
+    words = speed.overrides(ROWS[name], side)
+    config, _ = prepare(composed("hardware=h100", "model.init=random", *words))
+    assert (config.topology.num_gpus or 1) == (1 if side == "ours_one" else ROWS[name].gpus)
+
+
+@pytest.mark.parametrize(("name", "side"), PEERS)
+def test_each_peer_takes_the_batch_of_ours(name, side):
+    given = peers.parse([*ROWS[name].sides[side].split(), "--metrics=x"])
+    ours = composed("hardware=h100", *ROWS[name].sides["ours"].split())
+    rows = ours.effective_batch or value(ours, "per_device_train_batch_size")
+    length = value(ours, "max_completion_length" if given.method == "grpo" else "max_length")
+    assert (given.rows, given.length, given.model) == (rows, length, ours.model.name)
+    assert given.method == ours.method.name
+
+
+def test_marks_name_sides_of_their_row():
+    assert [
+        (name, mark)
+        for name, row in ROWS.items()
+        for mark in row.marks
+        if not {mark.side, mark.ours} <= set(row.sides)
+    ] == []
+
+
+def test_chat_rows_have_the_drawn_tokens(tmp_path):
+    speed.write_data(tmp_path)
+    texts = [
+        json.loads(line)["text"] for line in (tmp_path / "lengths.jsonl").read_text().splitlines()
+    ]
+    tokenizer = train_tokenizer(texts, 512)
+    assert [len(tokenizer(text + END)["input_ids"]) for text in texts] == chat_lengths(
+        8 * speed.STEPS
+    )
+
+
+def test_steps_of_one_size_count_by_their_median_and_others_by_their_sum():
+    lines = [
+        {"time_s": float(n), "num_tokens": 100 * n, "memory_peak_gb": 1.0, "loss": 2.0}
+        for n in range(1, speed.STEPS + 1)
+    ]
+    lines[-1]["time_s"] += 50
+    assert speed.figures(lines)["tokens_per_second"] == 100
+    assert speed.figures(lines)["timed_steps"] == speed.TIMED
+    lines[-1]["num_tokens"] += 5000
+    assert speed.figures(lines)["tokens_per_second"] == round((1500 + 5000) / (15 + 50))
+
+
+def test_a_peer_is_measured_and_one_that_fails_is_a_result(tmp_path, monkeypatch):
+    tiny = "loop --tiny --no-compile --model tiny --rows 2 --length 16"
+    row = dataclasses.replace(ROWS["best_bf16"], sides={"loop": tiny, "broken": f"{tiny} --data"})
+    monkeypatch.setitem(speed.ROWS, "best_bf16", row)
+    session = speed.Session(
+        "hardware=cpu",
+        "a CPU",
+        tmp_path,
+        tmp_path / "out",
+        time.monotonic() + 300,
+        threading.Lock(),
+    )
+    session.out.mkdir()
+    speed.measure(["best_bf16"], session, [0])
+    loop, broken = [
+        json.loads(line) for line in (session.out / "speed.jsonl").read_text().splitlines()
+    ]
+    assert loop["timed_tokens"] == speed.TIMED * 2 * 16
+    assert loop["tokens_per_second"] > 0
+    assert broken["error"].startswith("exit code 2, 0 steps\n")
+    assert "tokens_per_second" not in broken
+
+
+def test_a_saved_model_is_one_that_ours_starts_from(tmp_path):
+    speed.write_data(tmp_path)
+    peers.save(
+        peers.parse(
+            [
+                "save",
+                "--tiny",
+                "--model=tiny",
+                f"--saved={tmp_path / 'model'}",
+                f"--data={tmp_path / 'prompts.jsonl'}",
+            ]
+        )
+    )
+    given = [
+        "method=grpo",
+        "model=tiny",
+        "topology=split",
+        "topology.num_gpus=2",
+        "~method.rewards.reasoning_gym",
+    ]
+    given += [
+        "+method.rewards.accuracy=1.0",
+        "data=jsonl",
+        f"data.path={tmp_path / 'prompts.jsonl'}",
+        f"model.path={tmp_path / 'model'}",
+    ]
+    config, _ = prepare(composed("hardware=h100", *given))
+    check_files(config, all_lines=True)
+    assert (tmp_path / "model/tokenizer.json").exists()
+
+
+def test_no_side_is_started_without_time(tmp_path):
+    session = speed.Session(
+        "hardware=cpu",
+        "a CPU",
+        tmp_path,
+        tmp_path,
+        time.monotonic() + speed.LEAST_S - 1,
+        threading.Lock(),
+    )
+    speed.measure(list(ROWS), session, [0])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_table_compares_and_says_what_failed_or_is_missing():
+    results = [
+        *(
+            result("sft_4b", side, rate)
+            for side, rate in (("ours", 100), ("trl", 80), ("ours", 120))
+        ),
+        *(result("two_gpus", side, rate) for side, rate in (("ours_fsdp", 180), ("ours_one", 100))),
+        *(
+            result("first_step", side, None, first_step_s=s)
+            for side, s in (("ours", 40.0), ("ours_eager", 30.0))
+        ),
+        result("dpo", "ours", 50),
+        {
+            key: found
+            for key, found in result("dpo", "trl", 0, error="exit code 1, 0 steps\nwhy").items()
+            if key != "tokens_per_second"
+        },
+    ]
+    shown = speed_report.table(results).splitlines()
+    by_work = {
+        name: next(line for line in shown if line.startswith(f"| {row.work} |"))
+        for name, row in ROWS.items()
+        if name in ("sft_4b", "two_gpus", "first_step", "dpo")
+    }
+    assert by_work["sft_4b"].endswith(
+        "| 120 tokens/s | TRL's defaults | 80 tokens/s | 1.500x | 1.45x | yes |"
+    )
+    assert by_work["two_gpus"].endswith(
+        "| 180 tokens/s | twice our one GPU (fsdp) | 200 tokens/s | 0.900x | 0.95x | **no** |"
+    )
+    assert by_work["first_step"].endswith(
+        "| 40.0 s | ours, eager | 30.0 s | +10.0 s | +15 s at most | yes |"
+    )
+    assert by_work["dpo"].endswith(
+        "| 50 tokens/s | TRL's defaults | failed |  | 1.95x | not measured |"
+    )
+    assert ROWS["fp8"].work in shown[-1]
+
+
+def test_a_section_replaces_what_stood_between_its_markers():
+    text = "a\n<!-- x: begin -->\nold\n<!-- x: end -->\nb\n"
+    assert speed_report.page(text, "x", "new") == "a\n<!-- x: begin -->\nnew\n<!-- x: end -->\nb\n"
+    with pytest.raises(ValueError):
+        speed_report.page("a", "x", "new")

@@ -1,0 +1,38 @@
+"""Run recipes/measure/health.py with a process that fails as the variable WRONG says."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+FOLDER = Path(sys.argv[sys.argv.index("--folder") + 1])
+IS_BAD = os.environ["RANK"] == "1"
+
+
+def hang():
+    (FOLDER / "rank0.json").write_text("{}")
+    time.sleep(600)
+
+
+def cut_off():
+    (FOLDER / f"rank{os.environ['RANK']}.json").write_text('{\n "rank": 1,\n "phase": "do')
+
+
+def die():
+    from recipes.measure import health
+
+    if IS_BAD:
+        health.measure_gemm = lambda rank: os.kill(os.getpid(), signal.SIGKILL)
+    health.main()
+
+
+def fail():
+    if IS_BAD:
+        print("the GPU says no", file=sys.stderr, flush=True)
+        sys.exit(9)
+    hang()
+
+
+if __name__ == "__main__":
+    {"hangs": hang, "is cut off": cut_off, "dies": die, "fails": fail}[os.environ["WRONG"]]()

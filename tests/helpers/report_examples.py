@@ -1,0 +1,188 @@
+"""Leave small run directories through the functions of launcher and ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from launch.config.request import Request
+from launch.core import json_files
+from launch.execution import record
+from launch.execution.execute import STATUS, write_inputs
+from launch.plan import rundir, sealed
+from launch.plan.planning import make_plan
+from tests.conftest import composed, host_with
+
+HOSTILE = "</script><script>alert(1)</script>\"'<img src=x onerror=alert(2)>&{{ 7*7 }}"
+
+
+def a_run(folder: Path, *overrides: str, exit_code: int | None = 0, **result: Any) -> Path:
+    """Leave a run of `overrides` with its plan and record, unfinished if `exit_code` is None."""
+    config, command = composed("hardware=cpu", *overrides), Request(overrides)
+    plan = make_plan(config, host_with(0), folder, request=command)
+    rundir.make(folder)
+    write_inputs(plan)
+    kept = record.begin(plan, host_with(0), None, None)
+    if exit_code is not None:
+        status = STATUS.get(exit_code, "failed")
+        if result:
+            json_files.write_json(folder / "result.json", {"status": status, **result})
+        kept = record.finish(kept, folder, status, exit_code, [], result)
+    json_files.write_json(folder / "record.json", kept)
+    return folder
+
+
+def change(path: Path, **values: Any) -> None:
+    """Set values at the top level of a JSON file."""
+    json_files.write_json(path, {**(json_files.read_json(path) or {}), **values})
+
+
+def log(folder: Path, *rows: dict[str, Any] | str) -> Path:
+    """Write lines of metrics.jsonl; a string is written as it is."""
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.writelines((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    return folder
+
+
+# A GRPO step that overlaps generation and training: all but the first and the last value sum to the
+# first.
+GRPO_STEP = {
+    "step_s": 2.0,
+    "train_s": 1.2,
+    "generation_s": 0.0,
+    "sync_s": 0.1,
+    "reward_s": 0.3,
+    "wait_s": 0.4,
+    "server_s": 1.2,
+}
+
+
+def steps(number: int, **values: float) -> list[dict[str, Any]]:
+    """Return a trainer's lines: a falling loss, and `values` in each."""
+    return [
+        {
+            "step": n,
+            "num_steps": number,
+            "time_s": 2.0 * n,
+            "loss": 8 / n,
+            "tokens_per_second": 1000.0,
+            "memory_peak_gb": 0.5,
+            **values,
+        }
+        for n in range(1, number + 1)
+    ]
+
+
+def a_benchmark(folder: Path, tflops: float = 1011.0, **result: Any) -> Path:
+    """Leave a gemm with a good row, one below the gate, a failed and an unpublished one."""
+    source = "somebody, 2024-12-22"
+    rows = [
+        {
+            "shape": "16384 8192 1280",
+            "dtype": "bf16",
+            "tflops": tflops,
+            "published": 1104.0,
+            "published_source": source,
+            "ratio": 0.92,
+        },
+        {
+            "shape": "16384 1024 8192",
+            "dtype": "bf16",
+            "tflops": 870.0,
+            "published": 1104.0,
+            "published_source": source,
+            "ratio": 0.79,
+        },
+        {
+            "shape": "8192 8192 8192",
+            "dtype": "fp8",
+            "tflops": None,
+            "error": "fp8: this GPU has none",
+        },
+        {"shape": "4096 4096 4096", "dtype": "fp16", "tflops": 700.04},
+    ]
+    columns = [
+        {"key": "shape", "title": "m, n, k"},
+        {"key": "dtype", "title": "type"},
+        {"key": "tflops", "title": "TFLOPS", "digits": 1},
+    ]
+    gate = {"fail_below": 0.9, "below": ["16384 1024 8192 bf16: 0.79 of 1104"]}
+    said = {
+        "benchmark": "gemm",
+        "figure": "tflops",
+        "higher_is_better": True,
+        "notes": ["One sentence."],
+        "device": "some GPU",
+    }
+    a_run(folder, exit_code=4, rows=rows, columns=columns, **said, **gate, **result)
+    # The series ended normally; the launcher's 4 is the gate's.
+    change(folder / "result.json", status="done")
+    return log(
+        folder,
+        *(
+            {"step": n, "num_steps": 4, "time_s": float(n), **row}
+            for n, row in enumerate(rows, start=1)
+        ),
+    )
+
+
+def a_pipeline(folder: Path, *phases: tuple[str, str]) -> Path:
+    """Leave a pipeline of `phases` (name, method), each on the model of the last training before.
+
+    Evaluations have a rising accuracy.
+    """
+    names = [f"{n}_{name}" for n, (name, _) in enumerate(phases, start=1)]
+    taken: list[str] = []  # the model that the last training left
+    for n, (name, (_, method)) in enumerate(zip(names, phases, strict=True)):
+        given = {"accuracy": 0.25 * (n + 1)} if method == "evaluate" else {"loss": 1.0}
+        a_run(folder / name, f"method={method}", *taken, **given)
+        if method != "evaluate":
+            log(folder / name, *steps(4))
+            taken = [f"model.path={folder / name / 'model'}"]
+    kept = {
+        "schema": 1,
+        "run_id": folder.name,
+        "status": "done",
+        "exit_code": 0,
+        "overrides": [],
+        "phases": dict(zip(names, names, strict=True)),
+    }
+    json_files.write_json(folder / "record.json", sealed.seal(kept))
+    return folder
+
+
+def a_sweep(root: Path, trials: list[dict[str, Any]], **content: Any) -> Path:
+    """Leave runs/sweeps/s with a sweep.json of these trials, and curves of those that are done."""
+    from launch.study.trials import Trial
+
+    rows = []
+    for number, given in enumerate(trials):
+        place = root / "runs" / "x" / f"{number}"
+        if given.get("status", "done") == "done":
+            log(a_run(place, *given["varied"]), *steps(3))
+        rows.append(
+            dataclasses.asdict(
+                Trial(
+                    number,
+                    **{
+                        "status": "done",
+                        "metric": "loss",
+                        "run_dir": f"/gone/runs/x/{number}",
+                        **given,
+                    },
+                )
+            )
+        )
+    folder = root / "runs" / "sweeps" / "s"
+    said = {
+        "schema": 1,
+        "name": "s",
+        "metric": None,
+        "direction": "minimize",
+        "num_trials": len(rows),
+        "best": None,
+    }
+    json_files.write_json(folder / "sweep.json", {**said, "trials": rows, **content})
+    return folder

@@ -1,0 +1,77 @@
+"""Read a page as its reader does, and check that it is sound HTML."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+from launch import report
+from launch.reports import page
+
+VOID = {"meta", "link", "br", "rect", "line", "circle", "polyline"}
+
+
+class Outline(HTMLParser):
+    """Text, headings, ids, elements that stay open, and what a page would load or run."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.said: list[str] = []
+        self.headings: list[int] = []
+        self.ids: list[str] = []
+        self.names: list[str] = []
+        self.loads: list[str] = []
+        self.unnamed: list[str] = []
+        self.feed(html)
+        self.text = " ".join(" ".join(self.said).split())
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.names.append(tag)
+        self.ids += [given["id"]] if "id" in given else []
+        self.loads += [
+            v
+            for k, v in attrs
+            if k in ("src", "href", "srcset", "data", "action")
+            and v
+            and not v.startswith(("#", "data:,"))
+        ]
+        self.loads += [k for k, _ in attrs if k.startswith("on")]
+        if (
+            tag == "svg"
+            and not (given.get("aria-label") and given.get("role") == "img")
+            and given.get("aria-hidden") != "true"
+        ):
+            self.unnamed.append(self.get_starttag_text())
+        if tag in ("th",) and given.get("scope") not in ("row", "col"):
+            self.unnamed.append(self.get_starttag_text())
+        if tag[0] == "h" and tag[1:].isdigit():
+            self.headings.append(int(tag[1:]))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        # A title in a drawing is shown under the pointer.
+        if self.open and self.open[-1] not in ("style", "script", "title"):
+            self.said.append(data)
+
+
+def made(*arguments: object) -> Outline:
+    """Return the page of these arguments, checked as HTML."""
+    asked = report.parse([str(a) for a in arguments])
+    seen = Outline(page.render(report.build(asked)))
+    assert seen.open == []
+    assert seen.loads == []
+    assert seen.unnamed == []
+    assert seen.names.count("h1") == 1
+    assert len(seen.ids) == len(set(seen.ids))
+    assert seen.names.count("script") == 1
+    assert all(
+        after <= before + 1 for before, after in zip(seen.headings, seen.headings[1:], strict=False)
+    ), seen.headings
+    assert seen.names.count("table") == seen.names.count("caption")
+    return seen

@@ -1,0 +1,118 @@
+"""Make plans whose processes are small Python scripts, which start in a tenth of a second.
+
+    python tests/helpers/supervised.py <run directory> <name>=<script> ... [key=value] ...
+
+runs one as launch/run.py would, for tests that kill the launcher.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from launch.execution import execute
+from launch.plan.planning import make_plan
+from launch.schema.plan import Plan, Process
+from tests.conftest import composed, host_with
+
+QUICK = "runtime.stop_timeout_s=5"
+KINDS = {"prepare": "prepare", "server": "server", "trainers": "trainer"}
+# What every script begins with: its run directory, and what a recipe writes.
+COMMON = """
+import json, os, pathlib, signal, subprocess, sys, time
+run = pathlib.Path(sys.argv[1])
+def write(name, **content):
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).write_text(json.dumps(content))
+def note(line):
+    with (run / "order").open("a") as file:
+        file.write(line + "\\n")
+def forever():
+    while True:
+        time.sleep(0.02)
+"""
+DONE = "write('result.json', status='done')"
+FOREVER = "forever()"
+# Saves when it is told to, as recipes/rank/program.py does.
+SAVES = """
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+note("trains")
+while not asked:
+    time.sleep(0.02)
+time.sleep(0.3)
+write("saved")
+write("result.json", status="interrupted")
+sys.exit(75)
+"""
+# Answers like a vLLM that serves the plan, with no replica since the composition has only ranks.
+SERVER = """
+import http.server
+parallel = {"tensor_parallel_size": 1, "data_parallel_size": 0}
+info = {
+    "model_config": {"dtype": "float32"},
+    "parallel_config": parallel,
+    "weight_transfer_config": {"backend": "gloo"},
+}
+answers = {
+    "/health": "",
+    "/v1/models": {"data": [{"id": "m"}]},
+    "/server_info?config_format=json": {"vllm_config": info},
+}
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path in answers else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps(answers.get(self.path)).encode())
+    def log_message(self, *_):
+        pass
+note("server listens")
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
+"""
+
+
+def plan_of(run_dir: Path, scripts: dict[str, str], *overrides: str) -> Plan:
+    """Return a small plan for the CPU whose groups run `scripts`, in that order."""
+    config = composed("hardware=cpu", "method=sft", "runtime=local", *overrides)
+    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    plan = make_plan(config, host_with(0), run_dir)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    processes = []
+    for name, script in scripts.items():
+        serves = {"port": port, "serves": "m"} if KINDS[name] == "server" else {}
+        argv = [sys.executable, "-c", COMMON + script, str(run_dir), str(port)]
+        processes.append(
+            Process(name, KINDS[name], argv, plan.processes[-1].settings, [], **serves)
+        )
+    return dataclasses.replace(plan, processes=processes)
+
+
+def executed(plan: Plan) -> tuple[int, dict[str, Any]]:
+    """Return the exit code of the run and its record."""
+    code = execute.execute(plan, host_with(0), None)
+    return code, json.loads((plan.run_dir / "record.json").read_text())
+
+
+def eventually(holds: Callable[[], object], within_s: float = 20.0) -> bool:
+    """Wait until `holds` is true, with a deadline that allows for a busy machine."""
+    deadline = time.monotonic() + within_s
+    while not (found := bool(holds())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+if __name__ == "__main__":
+    scripts = dict(
+        argument.split("=", 1) for argument in sys.argv[2:] if argument.split("=", 1)[0] in KINDS
+    )
+    overrides = [argument for argument in sys.argv[2:] if argument.split("=", 1)[0] not in KINDS]
+    sys.exit(execute.execute(plan_of(Path(sys.argv[1]), scripts, *overrides), host_with(0), None))

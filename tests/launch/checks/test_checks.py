@@ -1,0 +1,545 @@
+"""Test every check on a healthy machine, and on one where what it reads is broken."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from launch.checks import access, kernel_log, table
+from launch.checks.facts import Space
+from launch.checks.finding import Status
+from tests.helpers import sysroots
+from tests.helpers.sysroots import KFD, Machine
+
+HEALTHY = {
+    build.__name__: build
+    for build in (
+        sysroots.mi300x,
+        sysroots.mi50,
+        sysroots.strix_halo,
+        sysroots.rx7900xtx,
+        sysroots.h200,
+    )
+}
+# What a healthy machine cannot know, for the reason given.
+NOT_KNOWN = {
+    ("strix_halo", "amdgpu_driver"): "AMD states no range for the kernel's own driver",
+    ("h200", "memory_size"): "only NVML knows, and it answers for a running machine",
+    ("h200", "memory_occupied"): "the same",
+}
+
+
+@dataclass(frozen=True)
+class Broken:
+    """`break_` makes the check say `status`, with these words in what it read and in its cure."""
+
+    check: str
+    machine: Callable[[Path], Machine]
+    break_: Callable[[Machine], object]
+    status: Status
+    read: str
+    cure: str
+
+
+def on_each(name: str, content: object) -> Callable[[Machine], object]:
+    """Write the same content to a file of the first and the third GPU of the MI300X machine."""
+    return lambda m: [m.write(f"{m.device(bus)}/{name}", content) for bus in (0x05, 0x25)]
+
+
+def no_rocm_group(m: Machine) -> None:
+    m.replace("proc/self/status", f"Groups:\t{(m.root / 'dev/kfd').stat().st_gid}", "Groups:\t100")
+
+
+def partition(m: Machine) -> None:
+    """Show the first GPU as eight devices of 38 compute units."""
+    m.write(f"{m.device(0x05)}/current_compute_partition", "CPX")
+
+
+def second_kind(m: Machine) -> None:
+    sysroots.gpu_node(m, 20, 0xF3, 32 << 30, gfx_target_version=90006, simd_count=240)
+
+
+def undecided(m: Machine) -> None:
+    second_kind(m)
+    m.hardware = None
+
+
+def fits_two_groups(m: Machine) -> None:
+    """gfx950 with an id that no file has."""
+    for node in range(2, 10):
+        for old, new in (
+            ("90402", "90500"),
+            ("simd_count 1216", "simd_count 1024"),
+            (f"device_id {0x74A1}", "device_id 1"),
+        ):
+            m.replace(f"{KFD}/nodes/{node}/properties", old, new)
+    m.hardware = None
+
+
+def neither_kind(m: Machine) -> None:
+    second_kind(m)
+    m.hardware = "h200"
+
+
+def without(*folders: str) -> Callable[[Machine], object]:
+    return lambda m: [m.remove(folder) for folder in folders]
+
+
+def empty_topology(m: Machine) -> None:
+    (m.root / KFD).mkdir(parents=True)
+
+
+def kernel_says(message: str, seconds_after_boot: int = 89_500) -> Callable[[Machine], object]:
+    return lambda m: m.write("dev/kmsg", f"3,102,{seconds_after_boot}000000,-;{message}")
+
+
+def limits(name: str, value: str) -> Callable[[Machine], object]:
+    return lambda m: m.write("proc/self/limits", f"{name:<26}{value:<21}{value:<21}units")
+
+
+def lost_gpu(m: Machine) -> None:
+    """Remove the last of eight, as if it had never existed."""
+    for path in (
+        f"{KFD}/nodes/9",
+        m.device(0x75),
+        "dev/dri/renderD135",
+        *(f"{KFD}/nodes/{node}/io_links/7" for node in range(2, 9)),
+    ):
+        m.remove(path)
+
+
+def no_hive(m: Machine) -> None:
+    for node in range(2, 10):
+        m.replace(f"{KFD}/nodes/{node}/properties", "hive_id 77", "hive_id 0")
+
+
+def set_masks(hip: str, cuda: str) -> Callable[[Machine], object]:
+    return lambda m: m.set_environ(HIP_VISIBLE_DEVICES=hip, CUDA_VISIBLE_DEVICES=cuda)
+
+
+def two_names(m: Machine) -> None:
+    m.set_environ(PYTORCH_ALLOC_CONF="a:1", PYTORCH_CUDA_ALLOC_CONF="a:2")
+
+
+def space(free_gb: float) -> Callable[[Machine], object]:
+    return lambda m: setattr(m, "space", Space(free_gb, 1000.0))
+
+
+MI300X, MI50, STRIX, CARD, H200 = (
+    sysroots.mi300x,
+    sysroots.mi50,
+    sysroots.strix_halo,
+    sysroots.rx7900xtx,
+    sysroots.h200,
+)
+FAIL, WARN, UNKNOWN = Status.fail, Status.warn, Status.unknown
+STRIX_GPU = "sys/bus/pci/devices/0000:c6:00.0"
+BRIDGE = "0000:00:01.1"
+HUGEPAGES = "sys/kernel/mm/transparent_hugepage/enabled"
+FREE = "export HIP_VISIBLE_DEVICES=1,3,4,5,6,7"  # without those that on_each breaks
+AMDGPU = "amdgpu 0000:05:00.0: amdgpu:"
+UBUNTU = "20240318.git3b128b60-0ubuntu2.20"
+EXPANDABLE = "expandable_segments:True"
+# fmt: off
+BROKEN = [
+    Broken("hardware", MI300X, second_kind, WARN,
+           "8 x mi300x, 1 x mi50, and hardware=mi300x was asked for", "name the group"),
+    Broken("hardware", MI300X, undecided, FAIL, "8 x mi300x, 1 x mi50", "name the group"),
+    Broken("hardware", MI300X, lambda m: setattr(m, "hardware", "mi325x"), WARN,
+           "hardware=mi325x was asked for", "hardware=mi300x"),
+    Broken("hardware", MI300X, lambda m: setattr(m, "hardware", "mi350x"), FAIL,
+           "mi350x was asked for: its code is for gfx950", "auto"),
+    Broken("hardware", H200, lambda m: setattr(m, "hardware", "mi300x"), FAIL,
+           "mi300x was asked for: its code is for gfx942", "auto"),
+    Broken("hardware", MI300X, neither_kind, FAIL, "8 x mi300x, 1 x mi50, and hardware=h200",
+           "auto"),
+    Broken("hardware", sysroots.laptop, without("sys"), UNKNOWN, "this tree holds no sys",
+           "sysroot=DIR stands for /"),
+    Broken("hardware", sysroots.laptop, without("sys", "proc"), UNKNOWN,
+           "no sys and no proc, so it stands for no machine", "cp -rL"),
+    Broken("hardware", sysroots.laptop, empty_topology, UNKNOWN,
+           "sys/class/kfd/kfd/topology holds no nodes", "copy it whole: cp -rL"),
+    Broken("gpus_found", MI300X, lambda m: m.remove(f"{KFD}/nodes/9"), WARN,
+           "0000:75:00.0 on the bus", "dmesg | grep 0000:75:00.0"),
+    Broken("gpus_found", MI50, lambda m: m.remove(f"{KFD}/nodes/1"), FAIL,
+           "0000:43:00.0 on the bus", "reboot"),
+    Broken("kfd", MI300X, lambda m: m.remove("dev/kfd"), FAIL, "/dev/kfd is missing",
+           "--device /dev/kfd"),
+    Broken("kfd", MI300X, no_rocm_group, FAIL, "closed to uid 4242", "sudo usermod -aG"),
+    Broken("kfd", MI300X, lambda m: m.remove("dev"), UNKNOWN, "no dev", "copy it too"),
+    Broken("render_nodes", MI300X, lambda m: m.remove("proc/self/status"), UNKNOWN,
+           "no proc/self/status", "copy it too"),
+    Broken("render_nodes", MI300X, no_rocm_group, FAIL, "and 5 more closed", "sudo usermod -aG"),
+    Broken("render_nodes", MI300X, lambda m: m.remove("dev/dri/renderD130"), WARN, "1 of 8 GPUs",
+           "--device /dev/dri/renderD130"),
+    Broken("render_nodes", MI300X, lambda m: m.remove("dev/dri"), FAIL, "8 of 8 GPUs",
+           "--device /dev/dri/renderD128"),
+    Broken("partition_mode", MI300X, partition, FAIL, "CPX, NPS1; SPX, NPS1",
+           "hardware.host.compute_partition=CPX"),
+    Broken("partition_mode", MI300X, on_each("current_memory_partition", "NPS4"), FAIL, "SPX, NPS4",
+           "--memory-partition NPS1"),
+    Broken("partition_mode", MI300X, on_each("current_memory_partition", ""), UNKNOWN,
+           "SPX, unknown", "amd-smi partition"),
+    Broken("memory_size", MI50, lambda m: m.remove(f"{KFD}/nodes/1/mem_banks"), UNKNOWN, "no size",
+           "amd-smi"),
+    Broken(
+        "memory_size",
+        MI50,
+        lambda m: m.write(f"{KFD}/nodes/1/mem_banks/0/properties", f"size_in_bytes {16 << 30}"),
+        WARN,
+        "16 GiB each",
+        "hardware.memory_gb=16",
+    ),
+    Broken("memory_occupied", MI300X, on_each("mem_info_vram_used", 150 << 30), FAIL,
+           "0000:05:00.0 161.1 GB (78%)", FREE),
+    Broken("memory_occupied", CARD, lambda m: desktop(m), WARN, "0000:03:00.0 3.2 GB (12%)",
+           "amd-smi process"),
+    Broken("memory_occupied", CARD, lambda m: [desktop(m), foreign(m, 50001)], FAIL,
+           "3.2 GB (12%), by python3 (711), not", "amd-smi"),
+    Broken("memory_occupied", STRIX, lambda m: m.write(f"{STRIX_GPU}/mem_info_gtt_used", 30 << 30),
+           WARN, "(24%)", "amd-smi process"),
+    Broken("foreign_processes", MI300X, lambda m: foreign(m, 50002), WARN,
+           "python3 (711), not of this container (713)", "kill 711"),
+    Broken("foreign_processes", MI300X, lambda m: m.remove("sys/class/kfd/kfd/proc"), UNKNOWN,
+           "missing", "amd-smi process"),
+    Broken("ras", MI300X, on_each("ras/umc_err_count", "ue: 2\nce: 5"), FAIL,
+           "uncorrectable: 0000:05:00.0 umc ue 2", FREE),
+    Broken("ras", MI300X, on_each("ras/gfx_err_count", "ue: 0\nce: 5"), WARN,
+           "corrected: 0000:05:00.0 gfx ce 5", "watch it"),
+    Broken("hardware", MI300X, fits_two_groups, FAIL, "8 x AMD Instinct MI350X or AMD",
+           "name one, hardware=mi350x or hardware=mi355x"),
+    Broken("temperature", MI300X, on_each("hwmon/hwmon3/temp2_input", 95000), WARN,
+           "junction 95 of 100 C", "inlet air"),
+    Broken("temperature", MI300X, on_each("hwmon/hwmon3/temp2_input", 101000), FAIL, "101 of 100 C",
+           "--power-cap"),
+    Broken("power_cap", MI300X, on_each("hwmon/hwmon3/power1_cap", 500_000_000), WARN,
+           "500 of 750 W", "--power-cap 750"),
+    Broken("gtt_size", STRIX, lambda m: m.write(f"{STRIX_GPU}/mem_info_gtt_total", 62 << 30), WARN,
+           "67 GB", "ttm.pages_limit=31719424"),
+    Broken("carved_memory", STRIX, lambda m: m.write(f"{STRIX_GPU}/mem_info_vram_total", 64 << 30),
+           WARN, "68.7 GB", "512 MB"),
+    Broken("amdgpu_driver", MI300X, lambda m: m.write("sys/module/amdgpu/version", "6.7.0"), WARN,
+           "21 months", "amdgpu-dkms"),
+    Broken("amdgpu_driver", MI300X, lambda m: m.write("sys/module/amdgpu/version", "9.9.9"),
+           UNKNOWN, "amdgpu 9.9.9", "compare"),
+    Broken("amdgpu_driver", MI300X, lambda m: unloaded(m), FAIL, "not loaded",
+           "sudo modprobe amdgpu"),
+    Broken("rocm", MI50, lambda m: m.write("opt/rocm/.info/version", "7.2.3-81"), WARN, "7.2.3-81",
+           "container=rocm_gfx906"),
+    Broken("rocm", STRIX, lambda m: m.write("opt/rocm/.info/version", "6.4.0"), WARN, "6.4.0",
+           "container=rocm_strix_halo"),
+    Broken("kernel", STRIX, lambda m: m.write("proc/sys/kernel/osrelease", "6.11.0-29-generic"),
+           FAIL, "6.11.0", "install Linux 6.18.4"),
+    Broken("linux_firmware", STRIX,
+           lambda m: m.replace("var/lib/dpkg/status", "20260115", "20250901"), FAIL, "20250901",
+           "linux-firmware"),
+    Broken("linux_firmware", STRIX,
+           lambda m: m.replace("var/lib/dpkg/status", "20260115-1", UBUNTU), UNKNOWN, UBUNTU,
+           "apt-get changelog"),
+    Broken("linux_firmware", STRIX, lambda m: m.remove("var/lib/dpkg"), UNKNOWN, "no record",
+           "rpm -q"),
+    Broken("gpu_firmware", MI300X, lambda m: m.replace(f"{KFD}/nodes/2/properties", "177", "150"),
+           WARN, "150, 177", "RECLAIM=1"),
+    Broken("kernel_log", MI300X,
+           kernel_says("amdgpu: [drm] ring comp_1.0.0 timeout, signaled seq=2"), FAIL,
+           "ring timeout", "gpureset"),
+    Broken("kernel_log", MI300X, kernel_says("amdgpu: XGMI link 3: fatal error"), FAIL,
+           "xGMI error", "reboot"),
+    Broken("kernel_log", MI300X, kernel_says("amdgpu 0000:05:00.0: GPU reset begin!"), FAIL,
+           "GPU reset", "reboot"),
+    Broken("kernel_log", MI300X, kernel_says("amdgpu: qcm fence wait loop timeout expired"), FAIL,
+           "queue that hangs", "reboot"),
+    Broken("kernel_log", MI300X, kernel_says("kfd: qcm fence wait loop timeout expired"), FAIL,
+           "queue that hangs", "reboot"),
+    Broken("kernel_log", MI300X,
+           kernel_says(f"{AMDGPU} Queue preemption failed for queue with doorbell_id: 80"), FAIL,
+           "hangs", "reset"),
+    Broken("kernel_log", MI300X, kernel_says(f"{AMDGPU} MES failed to respond to msg=REMOVE_QUEUE"),
+           FAIL, "queue that hangs", "reboot"),
+    Broken("kernel_log", MI300X,
+           kernel_says(f"{AMDGPU} MES(1) failed to respond to msg=MISC (WAIT_REG_MEM)"), FAIL,
+           "hangs", "reboot"),
+    Broken("kernel_log", MI300X,
+           kernel_says("[drm:mes_v11_0 [amdgpu]] *ERROR* MES failed to response msg=3"), FAIL,
+           "hangs", "reboot"),
+    Broken("kernel_log", MI300X, kernel_says(f"{AMDGPU} device lost from bus!"), FAIL, "lost GPU",
+           "reboot"),
+    Broken("kernel_log", MI300X, kernel_says(f"{AMDGPU} Fatal error during GPU init"), FAIL,
+           "lost GPU", "reboot"),
+    Broken("kernel_log", H200, kernel_says("NVRM: Xid (PCI:0000:19:00): 79, GPU has fallen off"),
+           FAIL, "Xid", "--gpu-reset"),
+    Broken("kernel_log", H200, kernel_says("NVRM: Xid (PCI:0000:19:00): 31, pid=7, MMU Fault"),
+           WARN, "a program's Xid", "process"),
+    Broken("kernel_log", MI300X,
+           kernel_says("amdgpu 0000:05:00.0: [gfxhub] no-retry page fault (src)"), WARN,
+           "page fault", "process"),
+    Broken("kernel_log", MI300X,
+           kernel_says("INFO: task nfsd:9 blocked for more than 120 seconds."), WARN, "stuck task",
+           "process"),
+    Broken("kernel_log", MI300X, kernel_says("Out of memory: Killed process 42 (python)"), WARN,
+           "killed for memory", "fewer"),
+    Broken("kernel_log", MI300X, lambda m: m.remove("dev/kmsg"), UNKNOWN, "not in this tree",
+           "sudo dmesg"),
+    Broken("pcie", MI300X, on_each("current_link_width", 8), FAIL, "0000:05:00.0 x8 of x16",
+           "seat the card"),
+    Broken("pcie", MI300X, on_each("current_link_speed", "16.0 GT/s PCIe"), WARN, "16 of 32 GT/s",
+           "BIOS"),
+    Broken("pcie", MI300X, on_each("max_link_speed", "Unknown"), UNKNOWN, "2 of 8 GPUs", "lspci"),
+    Broken("xgmi", MI300X, lambda m: m.remove(f"{KFD}/nodes/4/io_links/3"), FAIL,
+           "nodes 4-5 (1 links missing)", "amd-smi topology"),
+    Broken("xgmi", MI300X, lost_gpu, WARN, "a hive of 7 GPUs, and one of mi300x has 8",
+           "power the machine off and on"),
+    Broken("xgmi", MI300X, no_hive, WARN, "over PCIe", "bridge"),
+    Broken("iommu", MI300X, lambda m: translated(m), FAIL, "translates (mode DMA-FQ)",
+           "add iommu=pt"),
+    Broken("acs", CARD, lambda m: sysroots.bridge(m, BRIDGE, 0x1D), WARN,
+           f"1 of 1 bridges: {BRIDGE}", f"sudo setpci -s {BRIDGE}"),
+    Broken("acs", CARD, lambda m: m.write(f"sys/bus/pci/devices/{BRIDGE}/config", bytes(64)),
+           UNKNOWN, "only root", "sudo lspci"),
+    Broken("numa_balancing", MI300X, lambda m: m.write("proc/sys/kernel/numa_balancing", 1), WARN,
+           "1", "sudo sysctl kernel.numa"),
+    Broken("hugepages", STRIX, lambda m: m.write(HUGEPAGES, "always [madvise] never"), WARN,
+           "madvise", "echo always"),
+    Broken("memlock", MI300X, limits("Max locked memory", "8388608"), WARN, "8 MB", "memlock=-1"),
+    Broken("open_files", MI300X, limits("Max open files", "4096"), WARN, "4096", "nofile=65535"),
+    Broken("shm", MI300X, space(0.064), FAIL, "0.06 of", "--ipc=host"),
+    Broken("shm", MI300X, space(8.0), WARN, "8.00 of", "--shm-size 16g"),
+    Broken("run_root_disk", MI50, space(0.06), FAIL, "0.1 GB free", "run_root="),
+    Broken("run_root_disk", MI50, space(20.0), WARN, "20 GB free", "run_root="),
+    Broken("docker_disk", MI50, space(20.0), WARN, "20 GB free for /var/lib/docker",
+           "docker system df"),
+    Broken("clock", MI50, lambda m: setattr(m, "clock_synchronized", False), WARN,
+           "not synchronized", "set-ntp true"),
+    Broken("integrated_gpu", CARD, lambda m: m.set_environ(PATH="/bin"), WARN,
+           "index 1 is one (gfx1036, 2 CUs)", "HIP_VISIBLE_DEVICES=0"),
+    Broken("integrated_gpu", CARD, lambda m: first(m), FAIL, "index 0 is one (gfx1036, 2 CUs)",
+           "HIP_VISIBLE_DEVICES=1"),
+    Broken("gfx_override", STRIX, lambda m: m.set_environ(HSA_OVERRIDE_GFX_VERSION="11.0.0"), FAIL,
+           "gfx1151 has kernels", "unset"),
+    Broken("gfx_override", MI50, lambda m: m.set_environ(HSA_OVERRIDE_GFX_VERSION="9.0.6"), WARN,
+           "9.0.6", "unset"),
+    Broken("visibility_masks", MI300X, lambda m: m.set_environ(ROCR_VISIBLE_DEVICES="2,3"), FAIL,
+           "ROCR", "export HIP_VISIBLE_DEVICES=2,3"),
+    Broken("visibility_masks", MI300X, set_masks("0", "1"), FAIL, "DEVICES=1", "unset CUDA"),
+    Broken("visibility_masks", MI300X, lambda m: m.set_environ(HIP_VISIBLE_DEVICES="7,8"), FAIL,
+           "has 8 GPUs, from 0", "export HIP_VIS"),
+    Broken("visibility_masks", MI300X, lambda m: m.set_environ(GPU_DEVICE_ORDINAL="8"), FAIL,
+           "has 8 GPUs", "export HIP_VISIBLE_DEVICES=0"),
+    Broken("visibility_masks", MI300X, lambda m: m.set_environ(HIP_VISIBLE_DEVICES="0,0"), FAIL,
+           "indices are needed", "DEVICES=0"),
+    Broken("visibility_masks", MI300X, lambda m: m.set_environ(HIP_VISIBLE_DEVICES="0,-1,2"), FAIL,
+           "indices are needed", "DEVICES=0"),
+    Broken("visibility_masks", H200, lambda m: m.set_environ(CUDA_VISIBLE_DEVICES="GPU-1f3c"), FAIL,
+           "indices are needed", "DEVICES=0"),
+    Broken("visibility_masks", H200, lambda m: m.set_environ(CUDA_VISIBLE_DEVICES="2"), FAIL,
+           "has 2 GPUs", "export CUDA_VIS"),
+    Broken("allocator", MI300X, lambda m: m.set_environ(PYTORCH_HIP_ALLOC_CONF=EXPANDABLE), WARN,
+           EXPANDABLE, "unset PYT"),
+    Broken("allocator", MI300X, two_names, WARN, "PYTORCH_CUDA_ALLOC_CONF=a:2",
+           "unset PYTORCH_CUDA"),
+]
+# fmt: on
+
+
+def foreign(m: Machine, gpu_id: int) -> None:
+    """Two that compute, one of them the caller's own; a third that only opened the GPU."""
+    for pid, held in ((711, 2 << 30), (713, 1 << 30), (715, 4096)):
+        m.write(f"sys/class/kfd/kfd/proc/{pid}/vram_{gpu_id}", held)
+    m.write("proc/711/comm", "python3")
+    m.write("proc/711/status", f"Name:\tpython3\nUid:\t{sysroots.UID}\t{sysroots.UID}")
+
+
+def desktop(m: Machine) -> None:
+    """Count a browser's memory, for which the kernel names no process that computes."""
+    m.write(f"{m.device(0x03)}/mem_info_vram_used", 3 << 30)
+
+
+def first(m: Machine) -> None:
+    """Put the integrated GPU before the card."""
+    m.set_environ(PATH="/bin")
+    sysroots.gpu_node(
+        m,
+        1,
+        0x0E,
+        1 << 29,
+        gfx_target_version=100306,
+        simd_count=4,
+        simd_per_cu=2,
+        device_id=0x164E,
+    )
+    sysroots.gpu_node(
+        m,
+        2,
+        0x03,
+        24 << 30,
+        gfx_target_version=110000,
+        simd_count=192,
+        simd_per_cu=2,
+        device_id=0x744C,
+    )
+
+
+def unloaded(m: Machine) -> None:
+    m.remove("sys/module/amdgpu")
+    m.remove("sys/class/kfd")
+
+
+def translated(m: Machine) -> None:
+    m.write("proc/cmdline", "quiet amd_iommu=on")
+    for bus in range(0x05, 0x85, 0x10):
+        m.write(f"{m.device(bus)}/iommu_group/type", "DMA-FQ")
+
+
+def findings(machine: Machine) -> dict:
+    return {check.name: finding for check, finding in table.run(machine.facts()).items()}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_machine_passes(tmp_path, name):
+    for check, finding in findings(HEALTHY[name](tmp_path)).items():
+        other = Status.unknown if (name, check) in NOT_KNOWN else Status.passed
+        assert finding.status == other, (check, finding)
+        assert finding.read, check
+        assert finding.threshold, check
+        assert finding.source, check
+
+
+@pytest.mark.parametrize(
+    "case", BROKEN, ids=[f"{case.check}-{case.status.value}-{i}" for i, case in enumerate(BROKEN)]
+)
+def test_what_is_broken_is_said_with_its_cure(tmp_path, case):
+    machine = case.machine(tmp_path)
+    case.break_(machine)
+    finding = findings(machine)[case.check]
+    assert finding.status == case.status, finding
+    assert case.read in finding.read
+    assert case.cure in finding.cure
+
+
+def test_every_check_has_both(tmp_path):
+    every = {check.name for check in table.CHECKS}
+    assert len(every) == len(table.CHECKS)
+    assert {case.check for case in BROKEN if case.status in (Status.fail, Status.warn)} == every
+    passing = set()
+    for name, build in HEALTHY.items():
+        passing |= {
+            check
+            for check, finding in findings(build(tmp_path / name)).items()
+            if finding.status == Status.passed
+        }
+    assert passing == every
+
+
+def test_a_machine_without_a_gpu_is_asked_about_its_host_only(tmp_path):
+    found = findings(sysroots.laptop(tmp_path))
+    assert set(found) == {"kernel_log", "open_files", "shm", "run_root_disk", "clock"}
+    assert {finding.status for finding in found.values()} == {Status.passed}
+
+
+def test_docker_gives_too_little_shared_memory_but_a_cpu_runs_with_it(tmp_path):
+    machine = sysroots.laptop(tmp_path)
+    machine.space = Space(0.064, 0.064)
+    assert findings(machine)["shm"].status == Status.warn
+
+
+@pytest.mark.parametrize(
+    ("gid", "cure"),
+    [(993, "usermod -aG render $USER"), (5, "--group-add 5"), (0, "sudo chgrp render /dev/kfd")],
+)
+def test_who_may_open_a_node_that_is_closed(tmp_path, gid, cure):
+    facts = sysroots.mi300x(tmp_path).facts()
+    host = dataclasses.replace(
+        facts.host, device_nodes={"/dev/kfd": gid}, gids={"render": 993}, member_of=(4242,)
+    )
+    finding = access.kfd_node(dataclasses.replace(facts, host=host))
+    assert finding.status == Status.fail
+    assert cure in finding.cure
+
+
+KERN_LOG = """\
+2026-11-21T15:00:00.000000+00:00 host kernel: [1.0] amdgpu: GPU reset begin!
+2026-11-21T17:30:00.000000+00:00 host kernel: [9000.0] eth0: link is up
+2026-11-21T17:40:00.000000+00:00 host systemd[1]: GPU reset is not the kernel's word here
+2026-11-21T17:59:00.000000+00:00 host kernel: [10000.0] {last}
+"""
+
+
+@pytest.mark.parametrize("old_stamps", [False, True])
+@pytest.mark.parametrize(
+    ("last", "status"),
+    [("usb 1-1: new device", Status.passed), ("amdgpu: ring gfx_0 timeout", Status.fail)],
+)
+def test_kern_log_is_read_where_the_kernel_buffer_is_not(tmp_path, last, status, old_stamps):
+    machine = sysroots.mi50(tmp_path)
+    machine.remove("dev/kmsg")
+    text = KERN_LOG.format(last=last)
+    machine.write(
+        "var/log/kern.log",
+        re.sub(r"2026-11-21T(\S{8})\S+", r"Nov 21 \1", text) if old_stamps else text,
+    )
+    assert findings(machine)["kernel_log"].status == status
+
+
+def test_journal_of_the_last_hour():
+    output = "1000.5 host kernel: old: GPU reset\n4650.25 host kernel: new: link is up\nodd line\n"
+    assert kernel_log._recent_journal(output, now_s=4700.0) == ["new: link is up"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "many\n", "-1\n", "999999999999999999999999\n", b"\xff\x00\xfe", "a b c\n= :\n"],
+    ids=repr,
+)
+def test_odd_content_in_any_file_crashes_nothing(tmp_path, content):
+    """What is unknown in all files of a kind is reported as unknown, with a way to know it."""
+    machines = [
+        sysroots.mi300x(tmp_path / "mi300x", num_gpus=2),
+        sysroots.strix_halo(tmp_path / "strix_halo"),
+    ]
+    for file in {
+        path.name for machine in machines for path in machine.root.rglob("*") if path.is_file()
+    }:
+        for machine in machines:
+            hit = {path: path.read_bytes() for path in machine.root.rglob(file) if path.is_file()}
+            for path in hit:
+                path.write_bytes(content if isinstance(content, bytes) else content.encode())
+            assert all(
+                finding.cure
+                for finding in findings(machine).values()
+                if finding.status != Status.passed
+            ), file
+            for path, before in hit.items():
+                path.write_bytes(before)
+
+
+def test_any_file_may_be_missing(tmp_path):
+    machine = sysroots.mi300x(tmp_path, num_gpus=2)
+    whole = machine.root
+    for file in sorted({path.name for path in whole.rglob("*") if path.is_file()}):
+        hit = {path: path.read_bytes() for path in whole.rglob(file) if path.is_file()}
+        for path in hit:
+            path.unlink()
+        assert findings(machine), file
+        for path, before in hit.items():
+            path.write_bytes(before)
+
+
+def test_a_folder_in_place_of_a_file_is_unknown(tmp_path):
+    machine = MI300X(tmp_path)
+    for path in (
+        f"{KFD}/nodes/3/properties",
+        "proc/cmdline",
+        "sys/module/amdgpu/version",
+        "etc/docker/daemon.json",
+    ):
+        if (machine.root / path).is_file():
+            machine.remove(path)
+        (machine.root / path).mkdir(parents=True)
+    found = findings(machine)
+    assert found["render_nodes"].status == Status.passed  # of the seven that can be read
+    assert found["amdgpu_driver"].status == Status.unknown

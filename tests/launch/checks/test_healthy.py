@@ -1,0 +1,179 @@
+"""What looks wrong on a healthy machine and is not: desktops, containers, slots, other devices."""
+
+from __future__ import annotations
+
+import pytest
+
+from launch.checks.facts import Space
+from launch.checks.finding import Status
+from tests.helpers import sysroots
+from tests.helpers.sysroots import KFD, Machine
+from tests.launch.checks.test_checks import BRIDGE, findings, fits_two_groups
+
+OTHERS = """3,1,89500000000,-;iwlwifi 0000:02:00.0: ring 3 timeout
+3,2,89500000001,-;nvme nvme0: I/O 5 QID 1 timeout, reset controller
+3,8,89500000007,-;panfrost ff9a0000.gpu: Fatal error during GPU init
+3,3,89500000002,-;i915 0000:00:02.0: [drm] GPU HANG: ecode 9:1:85dffffb
+6,4,89500000003,-;amdgpu 0000:43:00.0: amdgpu: GPU reset method: mode1
+6,5,89500000004,-;amdgpu 0000:43:00.0: amdgpu: XGMI: Add node 0, hive 0x1, total nodes: 8
+6,6,89500000005,-;amdgpu 0000:43:00.0: amdgpu: 0 uncorrectable hardware errors detected in umc"""
+
+
+def test_lines_that_only_look_like_faults(tmp_path):
+    machine = sysroots.mi50(tmp_path)
+    machine.write("dev/kmsg", OTHERS)
+    assert findings(machine)["kernel_log"].status == Status.passed
+
+
+def test_one_of_two_groups_that_fit_equally_was_named(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    fits_two_groups(machine)
+    machine.hardware = "mi355x"
+    assert findings(machine)["hardware"].status == Status.passed
+
+
+@pytest.mark.parametrize("num_gpus", [2, 4, 8])
+def test_hives_that_a_board_or_a_virtual_machine_has(tmp_path, num_gpus):
+    assert (
+        findings(sysroots.mi300x(tmp_path, num_gpus))["xgmi"].read
+        == f"1 hive(s) of {num_gpus} GPUs, complete"
+    )
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_container_that_was_given_a_part_of_a_hive(tmp_path, hidden):
+    machine = sysroots.mi300x(tmp_path)
+    machine.remove("dev/dri/renderD135")
+    if hidden:  # by the kernel too: unreadable, also for root
+        machine.remove(f"{KFD}/nodes/9/properties")
+        (tmp_path / f"{KFD}/nodes/9/properties").mkdir()
+    assert findings(machine)["xgmi"].read == "1 hive(s) of 7 GPUs, complete"
+
+
+def test_a_run_that_takes_a_part_of_a_hive(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    machine.only = frozenset(range(7))
+    assert findings(machine)["xgmi"].read == "1 hive(s) of 7 GPUs, complete"
+
+
+def test_stamps_of_two_kinds_in_one_log(tmp_path):
+    machine = sysroots.mi50(tmp_path)
+    machine.remove("dev/kmsg")
+    machine.write(
+        "var/log/kern.log",
+        "2026-11-21T10:00:00 h kernel: a\n2026-11-21T10:00:00.1+00:00 h kernel: b\nno stamp",
+    )
+    assert findings(machine)["kernel_log"].read == "2 lines, none of them"
+
+
+def card_in_a_slot(machine: Machine, width: int, speed: int, busy: int) -> None:
+    """Nest a card's switch as the kernel does: root port, two ends, the GPU's own fast link."""
+    machine.remove(machine.device(0x03))
+    link = {
+        "max_link_width": 16,
+        "max_link_speed": "32.0 GT/s PCIe",
+        "current_link_width": 16,
+        "current_link_speed": "32.0 GT/s PCIe",
+    }
+    slot = {**link, "current_link_width": width, "current_link_speed": f"{speed}.0 GT/s PCIe"}
+    port, upper, lower, gpu = "0000:00:01.1", "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"
+    at = "sys/devices/pci0000:00"
+    for name, files in (
+        (port, {**slot, "max_link_speed": "16.0 GT/s PCIe"}),
+        (upper, slot),
+        (lower, link),
+        (gpu, link),
+    ):
+        at = f"{at}/{name}"
+        for file, content in files.items():
+            machine.write(f"{at}/{file}", content)
+    machine.write(f"{at}/gpu_busy_percent", busy)
+    machine.write(f"{at}/class", "0x030000")
+    (machine.root / machine.device(0x03)).symlink_to(machine.root / at)
+
+
+@pytest.mark.parametrize(
+    ("width", "speed", "busy", "status"),
+    [
+        (16, 16, 0, Status.passed),  # a card of PCIe 5 in a slot of PCIe 4
+        (16, 2, 0, Status.unknown),  # it rests
+        (16, 2, 90, Status.warn),
+        (8, 16, 0, Status.fail),
+    ],
+)
+def test_the_link_of_the_slot(tmp_path, width, speed, busy, status):
+    machine = sysroots.rx7900xtx(tmp_path)
+    card_in_a_slot(machine, width, speed, busy)
+    finding = findings(machine)["pcie"]
+    assert finding.status == status, finding
+
+
+@pytest.mark.parametrize(
+    ("gfx", "version"),
+    [(90010, "9.0.10"), (110000, "11.0.0"), (110501, "11.5.1"), (90402, "9.4.2")],
+)
+def test_a_gpus_own_version_breaks_nothing(tmp_path, gfx, version):
+    machine = sysroots.mi50(tmp_path)
+    machine.replace(
+        f"{KFD}/nodes/1/properties", "gfx_target_version 90006", f"gfx_target_version {gfx}"
+    )
+    machine.set_environ(HSA_OVERRIDE_GFX_VERSION=version)
+    assert findings(machine)["gfx_override"].status == Status.warn
+
+
+def test_two_of_eight_in_a_container(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    machine.write(".dockerenv", "")
+    for minor in range(128, 134):
+        machine.remove(f"dev/dri/renderD{minor}")
+    found = findings(machine)
+    assert {finding.status for finding in found.values()} == {Status.passed}
+    assert found["render_nodes"].read == "2 open for uid 4242, 6 not given to this container"
+
+
+def test_peer_copies_over_xgmi_meet_no_bridge(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    sysroots.bridge(machine, BRIDGE, 0x1D)
+    assert "acs" not in findings(machine)
+    machine.write("sys/class/infiniband/mlx5_0/fw_ver", "1")  # copies to other nodes do
+    assert findings(machine)["acs"].status == Status.warn
+
+
+def test_amds_integrated_gpu_is_nothing_to_nvidias(tmp_path):
+    machine = sysroots.h200(tmp_path)
+    sysroots.pci_device(machine, 0x0E, 1 << 29, 1, "0x030000")  # its driver is not loaded
+    assert {
+        name
+        for name, finding in findings(machine).items()
+        if finding.status in (Status.fail, Status.warn)
+    } == set()
+
+
+def test_a_gpu_that_another_driver_has(tmp_path):
+    machine = sysroots.laptop(tmp_path)
+    sysroots.pci_device(machine, 0x0E, 1 << 29, 1, "0x030000")
+    assert findings(machine)["amdgpu_driver"].status == Status.fail
+    (machine.root / "drivers/radeon").mkdir(parents=True)
+    (machine.root / machine.device(0x0E) / "driver").symlink_to(machine.root / "drivers/radeon")
+    assert "amdgpu_driver" not in findings(machine)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "free_gb", "status"),
+    [(1, 0.06, Status.warn), (2, 0.06, Status.fail), (2, 0.9, Status.warn)],
+)
+def test_shared_memory_that_is_little_is_sure_to_fail_on_several_gpus_only(
+    tmp_path, num_gpus, free_gb, status
+):
+    machine = sysroots.mi300x(tmp_path, num_gpus)
+    machine.space = Space(free_gb, free_gb)
+    assert findings(machine)["shm"].status == status
+
+
+def test_a_tree_without_sys_says_that_it_knows_nothing(tmp_path):
+    (tmp_path / "topology").mkdir()
+    found = findings(Machine(tmp_path, "cpu"))
+    assert (
+        found["hardware"].read == "this tree holds no sys and no proc, so it stands for no machine"
+    )
+    assert {finding.status for finding in found.values()} <= {Status.unknown, Status.passed}

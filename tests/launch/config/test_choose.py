@@ -1,0 +1,496 @@
+"""speed=auto: what is chosen, what is left alone and why, and what a resumed run keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launch import reproduce
+from launch.config import choose
+from launch.config.identity import composition_hash, has_phases, identity
+from launch.config.request import Request
+from launch.core import json_files
+from launch.core.errors import UserError
+from launch.estimate import margin
+from launch.estimate.speed import speed
+from launch.execution import record
+from launch.plan import resuming, rundir
+from launch.plan.chosen import with_choices
+from launch.plan.planning import make_plan, prepare, rank_config
+from launch.plan.views import as_json
+from launch.schema.enums import Rows
+from launch.schema.plan import Plan
+from launch.search.faster import faster
+from launch.study import pipeline
+from tests.conftest import ROOT, composed, host_with, leave_record
+
+HOST = host_with(8)
+H100 = ["hardware=h100", "topology=single", "model=qwen3_4b", "method.args.max_length=4096"]
+SMALL = ["hardware=h100", "topology=single", "model=qwen3_0_6b", "method.args.max_length=2048"]
+DPO = ["hardware=h100", "topology=single", "model=qwen3_1_7b", "method=dpo"]
+GRPO = [
+    "hardware=h100",
+    "topology=split",
+    "topology.num_gpus=2",
+    "model=qwen3_1_7b",
+    "method=grpo",
+    "effective_batch=96",
+]
+BATCH, ACCUMULATION, CHECKPOINTING = choose.BATCH, choose.ACCUMULATION, choose.CHECKPOINTING
+RUN = Path("/runs/x/1")
+
+
+def chosen(*overrides: str, host=HOST):
+    return choose.choose(prepare(composed(*overrides))[0], host)
+
+
+def choices(*overrides: str, host=HOST) -> dict[str, object]:
+    """Key -> value of what is chosen."""
+    return {choice.key: choice.value for choice in chosen(*overrides, host=host).chosen}
+
+
+def plans_of(config, overrides: list[str], folder: Path) -> list[Plan]:
+    if has_phases(config):
+        return list(pipeline.make_plans(config, Request(overrides), HOST, folder).values())
+    prepared, warnings = prepare(config)
+    return [make_plan(with_choices(prepared, HOST, folder), HOST, folder, warnings)]
+
+
+# Which keys stay
+# --------------------------------------------------------------------------------------------------
+
+EXPERIMENTS = sorted(file.stem for file in (ROOT / "conf/experiment").glob("*.yaml"))
+
+
+CHOSEN = {
+    BATCH,
+    ACCUMULATION,
+    CHECKPOINTING,
+    choose.LAYERS,
+    choose.COMPILE,
+    choose.ROWS,
+    choose.WORKERS,
+}
+NAMED = {
+    BATCH,
+    ACCUMULATION,
+    CHECKPOINTING,
+    choose.WORKERS,
+    "method.args.packing",
+    "method.args.torch_compile",
+    "precision.weights",
+}
+
+
+def named(experiment: str) -> dict[str, object]:
+    """Dotted key -> value of an experiment's file, with those of files it includes."""
+    content = yaml.safe_load((ROOT / f"conf/experiment/{experiment}.yaml").read_text())
+    included = [
+        name for name in content.pop("defaults", []) if isinstance(name, str) and name != "_self_"
+    ]
+    found: dict[str, object] = {}
+    for name in included:
+        found |= named(name)
+    pending = [
+        (key, value) for key, value in content.items() if key in ("method", "hardware", "precision")
+    ]
+    while pending:
+        key, value = pending.pop()
+        if isinstance(value, dict):
+            pending += [(f"{key}.{name}", inner) for name, inner in value.items()]
+        else:
+            found[key] = value
+    return found
+
+
+ON_MI300X = ["hardware=mi300x"]  # what names no GPU, or another at will
+WHERE = {name: ON_MI300X for name in EXPERIMENTS if name.startswith("learning")}
+WHERE |= {
+    name: [*ON_MI300X, "model=qwen3_0_6b"] for name in EXPERIMENTS if name.startswith("debug")
+}
+
+
+@pytest.mark.parametrize("way", ["auto", "off"])
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_trains_as_its_file_says(experiment, way, tmp_path):
+    overrides = [
+        f"experiment={experiment}",
+        f"speed={way}",
+        f"run_root={tmp_path}",
+        "runtime=local",
+        *WHERE.get(experiment, []),
+    ]
+    config = composed(*overrides)
+    for plan in plans_of(config, overrides, tmp_path / "1"):
+        keys = {choice.key for choice in plan.config.chosen}
+        assert keys <= CHOSEN - set(plan.config.speed_keeps)
+        if not has_phases(config):
+            names = {key: value for key, value in named(experiment).items() if key in NAMED}
+            assert {key: choose._value(plan.config, key) for key in names} == names
+
+
+@pytest.mark.parametrize(
+    "experiment", [name for name in EXPERIMENTS if re.match("mi|strix|learning", name)]
+)
+def test_what_reproduces_a_published_figure_chooses_nothing(experiment, tmp_path):
+    overrides = [
+        f"experiment={experiment}",
+        f"run_root={tmp_path}",
+        "runtime=local",
+        *WHERE.get(experiment, []),
+    ]
+    for plan in plans_of(composed(*overrides), overrides, tmp_path / "1"):
+        kept = {choice.key: choice.value for choice in plan.config.chosen}
+        if plan.config.method.kind == "trainer":
+            assert kept == {"step.compile": False, "step.rows": "padded"}
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"{BATCH}=2",
+        f"{ACCUMULATION}=1",
+        f"{CHECKPOINTING}=true",
+        "step.compile=false",
+        "step.rows=grouped",
+        "hardware.dataloader.num_workers=3",
+    ],
+)
+def test_what_is_given_stays(override):
+    key, _, value = override.partition("=")
+    config = chosen(*SMALL, override)
+    assert key not in {choice.key for choice in config.chosen}
+    found = choose._value(config, key)
+    assert str(found.name if isinstance(found, Rows) else found).lower() == value
+
+
+def test_what_speed_keeps_names_stays():
+    assert CHECKPOINTING in choices(*SMALL)
+    assert CHECKPOINTING not in choices(*SMALL, f"speed_keeps=[{CHECKPOINTING}]")
+
+
+def test_the_sequences_of_a_step_stay():
+    config = chosen(*DPO)
+    args = config.method.args
+    assert args["per_device_train_batch_size"] * args["gradient_accumulation_steps"] == 16
+    assert BATCH in {choice.key for choice in config.chosen}
+
+
+# Each branch
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "compiles"),
+    [
+        (SMALL, True),
+        ([*SMALL, "speed=off"], False),
+        ([*SMALL, "method.args.use_liger_kernel=true"], False),
+        ([*SMALL, "method.args.torch_compile=true"], False),
+        ([*SMALL, "smoke=true"], False),
+        ([*SMALL, "method.args.max_steps=5"], False),
+        ([*SMALL, "method.args.max_steps=1000"], True),
+        (["hardware=mi50", "model=qwen3_0_6b"], False),
+        (["hardware=cpu"], False),
+        (["hardware=h100", "model=qwen3_8b", "topology=zero3"], False),
+        (["hardware=h100", "model=qwen3_8b", "topology=zero2"], True),
+        ([*SMALL, "adapter=qlora", "precision=nf4"], False),
+        (["hardware=h100", "topology=single", "model=qwen3_0_6b", "method=grpo"], False),
+        (GRPO, True),
+        ([*H100, "precision=fp8"], True),
+        ([*H100, "precision=fp8", "speed=off"], True),
+        ([*H100, "precision=fp8", "method.args.max_steps=1"], True),
+        ([*H100, "precision=fp8", "method.args.torch_compile=true"], False),
+    ],
+)
+def test_when_layers_are_compiled(overrides, compiles):
+    config = chosen(*overrides)
+    assert config.step.compile is compiles
+    assert choices(*overrides)["step.compile"] is compiles
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rows"),
+    [
+        (SMALL, "packed"),
+        ([*SMALL, "smoke=true"], "packed"),
+        ([*SMALL, "hardware.packed_attention=null"], "grouped"),
+        ([*SMALL, "method.args.torch_compile=true"], "grouped"),
+        (["hardware=cpu"], "grouped"),
+        (DPO, "grouped"),
+        ([*DPO, "method.args.loss_type=[sigmoid,sft]"], "padded"),
+        (GRPO, "packed"),
+        ([*GRPO, "hardware=mi300x"], "packed"),
+        ([*GRPO, "hardware.packed_attention=null"], "grouped"),
+        ([*GRPO, "topology=zero3"], "grouped"),
+        ([*GRPO, "method.args.cast_lm_head_to_fp32=true"], "grouped"),
+        ([*GRPO, "adapter=lora", "adapter.dropout=0.05"], "padded"),
+        (["hardware=cpu", "method=grpo"], "grouped"),
+        (["hardware=cpu", "method=grpo", "smoke=true"], "packed"),
+        ([*SMALL, "method.args.packing=true"], "padded"),
+        (
+            [*SMALL, "method.args.padding_free=true", "hardware.attention=flash_attention_2"],
+            "padded",
+        ),
+        ([*SMALL, "method.args.neftune_noise_alpha=5"], "padded"),
+        ([*SMALL, "adapter=lora", "adapter.dropout=0.05"], "padded"),
+        ([*SMALL, "speed=off"], "padded"),
+    ],
+)
+def test_how_rows_become_batches(overrides, rows):
+    assert choices(*overrides)["step.rows"] == rows
+    assert chosen(*overrides).step.rows == Rows[rows]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "method.args.train_sampling_strategy=group_by_length",
+        "method.args.dataloader_drop_last=true",
+        "method.args.auto_find_batch_size=true",
+        "method.args.max_length=null",
+        "method.selection.metric=eval_loss",
+        "method.args.loss_type=[aot]",
+        "data.num_train=8001",  # of which a last micro-batch would be smaller
+    ],
+)
+def test_what_keeps_the_division_of_a_batch(override):
+    assert BATCH in choices(*DPO)
+    assert BATCH not in choices(*DPO, override)
+
+
+def test_rows_that_nobody_has_counted_keep_the_division_of_dpo(tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("")
+    assert BATCH not in choices(*DPO, "data=jsonl", f"data.path={file}")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "method.args.loss_type=bnpo",
+        "method.args.top_entropy_quantile=0.2",
+        "method.args.steps_per_generation=12",
+    ],
+)
+def test_what_keeps_the_division_of_a_generation(override):
+    assert BATCH in choices(*GRPO)
+    assert BATCH not in choices(*GRPO, override)
+
+
+def test_checkpointing_follows_from_the_memory_there_is():
+    """All of it, some layers, none."""
+    none = choices(*H100, "hardware.memory_gb=141")
+    some = choices(*H100)
+    every = choices(*H100, "hardware.memory_gb=70")
+    assert none[CHECKPOINTING] is False
+    assert choose.LAYERS not in none
+    assert CHECKPOINTING not in some
+    assert 0 < some[choose.LAYERS] < 36
+    assert CHECKPOINTING not in every
+    assert choose.LAYERS not in every
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        H100,
+        SMALL,
+        DPO,
+        GRPO,
+        ["hardware=mi300x", "model=qwen3_8b"],
+        ["hardware=rx7900xtx", "model=qwen3_0_6b"],
+    ],
+)
+def test_what_is_chosen_fits_with_room_and_is_no_slower(overrides):
+    config = chosen(*overrides)
+    plan = make_plan(config, HOST, RUN)
+    assert all(entry.fits and not margin.close(entry) for entry in plan.memory)
+    assert plan.speed.tokens_per_second >= plan.plain_speed.tokens_per_second
+
+
+def test_where_nothing_fits_the_batch_stays_as_composed():
+    found = choices("hardware=rx7900xtx", "model=qwen3_8b")
+    assert BATCH not in found
+    assert CHECKPOINTING not in found
+
+
+def test_longer_prompts_than_planned_are_left_room_for(tmp_path):
+    """Problems that we generate have short ones; a file's may have any."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("")
+    tight = [*GRPO, "hardware.memory_gb=44"]
+    of_file = [
+        "data=jsonl",
+        f"data.path={file}",
+        "~method.rewards.reasoning_gym",
+        "+method.rewards.accuracy=1.0",
+    ]
+    ours, theirs = chosen(*tight), chosen(*tight, *of_file)
+    assert speed(theirs).tokens_per_second < speed(ours).tokens_per_second
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(2, 1), (3, 2), (64, None)])
+def test_loader_workers_follow_from_cores(cores, workers):
+    few = dataclasses.replace(HOST, num_cores=cores)
+    on_this_host = ["hardware=mi300x", "model=qwen3_0_6b", "topology=single"]
+    assert choices(*on_this_host, host=few).get(choose.WORKERS) == workers
+    assert choose.WORKERS not in choices(
+        *on_this_host,
+        "data.streaming=true",
+        "data=hub",
+        "data.hub_id=a/b",
+        "method.args.max_steps=9",
+        host=few,
+    )
+    # its file says 0
+    assert choose.WORKERS not in choices("hardware=strix_halo", "model=qwen3_0_6b", host=few)
+
+
+def test_evaluations_choose_nothing_and_tunings_take_the_plain_way():
+    assert chosen("hardware=h100", "method=evaluate", "model=qwen3_0_6b").chosen == []
+    assert choices(*SMALL, "method=tune/batch") == {"step.compile": False, "step.rows": "padded"}
+
+
+# The record
+# --------------------------------------------------------------------------------------------------
+
+
+def test_a_choice_is_no_part_of_what_makes_two_runs_the_same():
+    for overrides in (H100, DPO, GRPO):
+        before, after = prepare(composed(*overrides))[0], chosen(*overrides)
+        assert after.chosen
+        assert after != before
+        assert composition_hash(after) == composition_hash(before)
+        assert choose.without_choices(after) == before
+    assert composition_hash(chosen(*SMALL, "speed=off")) != composition_hash(chosen(*SMALL))
+
+
+def other_planner(*overrides: str):
+    """Return what a planner would choose that compiles nothing and checkpoints two layers."""
+    config, _ = prepare(composed(*overrides))
+    for key, value in (("step.compile", False), ("step.rows", Rows.grouped), (choose.LAYERS, 2)):
+        config = choose._with_choice(config, key, value, "of another version")
+    return config
+
+
+def test_a_run_of_another_planner_is_found_and_goes_on_as_it_began(tmp_path):
+    begun = other_planner(*SMALL, f"run_root={tmp_path}")
+    folder = rundir.home_of(begun) / "20260101-000000-aaaaaa"
+    leave_record(folder, begun, "interrupted")
+    config, _ = prepare(composed(*SMALL, f"run_root={tmp_path}"))
+    assert rundir.choose(config) == (folder, True)
+    again = with_choices(config, HOST, folder)
+    assert again == begun
+    assert again.method.args["gradient_checkpointing"] is True  # today's planner would leave it out
+
+
+def test_a_run_that_is_reproduced_chooses_nothing_anew(tmp_path):
+    begun = other_planner(*SMALL)
+    leave_record(tmp_path, begun, "done")
+    recorded = json_files.read_json(tmp_path / "record.json")
+    again = prepare(resuming.recorded_config(recorded["composition"]))[0]
+    assert again.step == begun.step
+    assert again.method.args == begun.method.args
+    assert [choice.key for choice in again.chosen] == [choice.key for choice in begun.chosen]
+
+
+def test_on_other_ranks_only_the_batch_is_divided_anew(tmp_path):
+    given = [
+        "hardware=mi300x",
+        "runtime=local",
+        "model=qwen3_4b",
+        "topology=ddp",
+        "effective_batch=64",
+    ]
+    begun = other_planner(*given, "topology.num_gpus=8")
+    leave_record(tmp_path, begun, "interrupted")
+    moved, _ = prepare(composed(*given, "topology.num_gpus=4", f"resume={tmp_path}"))
+    assert rundir.choose(moved) == (tmp_path, True)
+    again = with_choices(moved, HOST, tmp_path)
+    assert again.step == begun.step
+    assert choose.batch(again).sequences == choose.batch(begun).sequences == 64
+
+
+def test_ranks_plans_and_records_have_the_choices():
+    config = chosen(*H100)
+    plan = make_plan(config, HOST, RUN)
+    keys = {"step.compile", "step.rows", choose.LAYERS}
+    assert {choice["key"] for choice in rank_config(plan)["chosen"]} == keys
+    assert {choice["key"] for choice in as_json(plan)["chosen"]} == keys
+    assert all({"key", "value", "reason"} <= set(choice) for choice in as_json(plan)["chosen"])
+    kept = record.begin(plan, HOST, None, None)["composition"]
+    assert kept["chosen"] == rank_config(plan)["chosen"]
+    assert "chosen" not in identity(kept)
+    assert (
+        as_json(plan)["speed"]["plain_tokens_per_second"]
+        < as_json(plan)["speed"]["tokens_per_second"]
+    )
+
+
+def test_the_same_choice_reproduces_without_a_difference(tmp_path):
+    plan = make_plan(chosen(*SMALL), HOST, tmp_path)
+    then = record.begin(plan, HOST, None, None)
+    assert reproduce.differences(then, record.begin(plan, HOST, None)) == []
+
+
+# What changes results
+# --------------------------------------------------------------------------------------------------
+
+
+def test_each_offer_composes_fits_and_gains_what_it_says():
+    base = chosen(*H100)
+    offers = faster(base, HOST)
+    assert {offer.overrides[0] for offer in offers} >= {
+        "precision.weights=bf16",
+        "precision=fp8",
+        "adapter=lora",
+    }
+    for offer in offers:
+        config = chosen(*H100, *offer.overrides)
+        assert all(entry.fits for entry in make_plan(config, HOST, RUN).memory)
+        gain = speed(config).tokens_per_second / speed(base).tokens_per_second
+        assert gain == pytest.approx(offer.gain, abs=0.006)
+        assert offer.price
+
+
+@pytest.mark.parametrize(
+    "overrides", [[*H100, "speed=off"], ["hardware=cpu"], [*H100, "smoke=true"]]
+)
+def test_nothing_is_offered_where_nothing_is_chosen_for_speed(overrides):
+    assert faster(chosen(*overrides), HOST) == []
+
+
+# Bad input
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("speed=fast", ["speed", "auto, off"]),
+        ("speed=of", ["speed", "Did you mean off?"]),
+        ("step.rows=pack", ["step.rows", "packed"]),
+        ("step.compiled=true", ["step.compiled", "step.compile"]),
+        ("chosen=[]", ["chosen"]),
+        ("speed_keeps=[method.arg.beta]", ["speed_keeps", "method.args"]),
+    ],
+)
+def test_one_message_each(override, words):
+    with pytest.raises(UserError) as refused:
+        composed(override)
+    assert all(word in str(refused.value) for word in words)
+
+
+def test_a_step_that_a_method_does_not_take_is_a_warning():
+    _, warnings = prepare(
+        composed("hardware=h100", "method=evaluate", "model=qwen3_0_6b", "step.compile=false")
+    )
+    assert any("step.compile" in warning for warning in warnings)
+    assert not any(
+        "step." in warning for warning in prepare(composed("hardware=h100", "method=evaluate"))[1]
+    )

@@ -1,0 +1,174 @@
+"""effective_batch: the accumulation that follows from it, and what is said where none does."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from launch.core.errors import UserError
+from launch.estimate import batch
+from launch.plan.planning import prepare
+from tests.conftest import composed
+
+EIGHT = [
+    "hardware=mi300x",
+    "model=qwen3_4b",
+    "topology=ddp",
+    "method.args.per_device_train_batch_size=4",
+]
+
+
+def test_the_accumulation_follows():
+    config, warnings = prepare(composed(*EIGHT, "effective_batch=128"))
+    assert config.method.args["gradient_accumulation_steps"] == 4
+    assert batch.batch(config).sequences == 128
+    assert not [line for line in warnings if "effective_batch" in line]
+
+
+def test_an_accumulation_that_is_replaced_is_said():
+    _, warnings = prepare(
+        composed(*EIGHT, "effective_batch=64", "method.args.gradient_accumulation_steps=4")
+    )
+    assert "effective_batch=64: gradient_accumulation_steps=2, in place of 4." in warnings
+
+
+def test_a_batch_and_an_accumulation_of_one_command_line_that_contradict(launch):
+    given = [*EIGHT, "effective_batch=64", "mode=plan"]
+    said = (
+        "effective_batch=64 with method.args.gradient_accumulation_steps=4: on 8 rank(s) x 4 "
+        "sequences it is 128 of them to a step. "
+        "Use: effective_batch=64 alone, which accumulates 2; or effective_batch=128.\n"
+    )
+    for more in ([], ["smoke=true"]):
+        done = launch(*given, "method.args.gradient_accumulation_steps=4", *more)
+        assert (done.code, done.err) == (2, said)
+    done = launch(*given, "method.args.gradient_accumulation_steps=4", "find=largest_batch")
+    assert done.code == 2
+    assert done.err.startswith("find=largest_batch with effective_batch=64")
+    assert launch(*given, "method.args.gradient_accumulation_steps=2").code == 0
+    done = launch(*given, "method.args.gradient_accumulation_steps=4", "phases=[{name: one}]")
+    assert (done.code, done.err) == (2, f"phase one: {said}")
+    of_a_file = ["phases=[{name: one, overrides: ['method.args.gradient_accumulation_steps=4']}]"]
+    assert "gradient_accumulation_steps=2, in place of 4." in launch(*given, *of_a_file).out
+
+
+def test_a_batch_and_an_accumulation_of_rafts_training_that_contradict(launch):
+    given = [
+        *EIGHT[:3],
+        "method=raft",
+        "model.init=pretrained",
+        "method.args.cycles=1",
+        "method.args.train.per_device_train_batch_size=4",
+    ]
+    given += ["effective_batch=64", "mode=plan"]
+    done = launch(*given, "method.args.train.gradient_accumulation_steps=4")
+    said = (
+        "phase cycle1_train: effective_batch=64 with "
+        "method.args.gradient_accumulation_steps=4: on 8 rank(s) x 4 sequences it is 128 "
+    )
+    assert (done.code, done.err.startswith(said)) == (2, True), done.err
+    assert launch(*given, "method.args.train.gradient_accumulation_steps=2").code == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["effective_batch=100"],
+            "8 rank(s) x 4 sequences: it is no multiple of 32. Use: effective_batch=96.",
+        ),
+        (
+            ["effective_batch=24"],
+            "Use: method.args.per_device_train_batch_size=1 or "
+            "method.args.per_device_train_batch_size=3 or effective_",
+        ),
+        (["effective_batch=-3"], "effective_batch=-3: out of range. Use: at least 1"),
+        (
+            ["method=evaluate", "topology=single", "effective_batch=8"],
+            "evaluate: it takes no optimizer steps",
+        ),
+        (
+            ["effective_batch=8", "method.args.gradient_accumulation_steps=four"],
+            "gradient_accumulation_steps='four': str",
+        ),
+    ],
+)
+def test_what_does_not_divide(overrides, said):
+    with pytest.raises(UserError) as raised:
+        prepare(composed(*EIGHT[: 3 if "method=evaluate" in overrides else 4], *overrides))
+    assert said in str(raised.value)
+
+
+def test_groups_of_completions_are_kept_whole():
+    given = [
+        *EIGHT[:2],
+        "method=grpo",
+        "topology=split",
+        "method.args.num_generations=8",
+        "effective_batch=100",
+    ]
+    with pytest.raises(UserError) as raised:
+        prepare(composed(*given))
+    suggested = [
+        int(word.removeprefix("effective_batch=").rstrip("."))
+        for word in str(raised.value).split()
+        if word.startswith("effective_b")
+    ]
+    assert suggested[-1] % 8 == 0
+    prepare(composed(*given[:-1], f"effective_batch={suggested[-1]}"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "remedies"),
+    [
+        (["effective_batch=96"], 2),
+        (["effective_batch=288"], 3),
+        (["effective_batch=96", "method.args.steps_per_generation=4"], 4),
+        (["effective_batch=96", "method.args.generation_batch_size=144"], 3),
+    ],
+)
+def test_every_remedy_of_a_group_that_an_effective_batch_cuts_is_taken(overrides, remedies):
+    asked = [
+        "hardware=mi300x",
+        "model=qwen3_4b",
+        "method=grpo",
+        "topology.num_gpus=4",
+        "method.args.num_generations=5",
+        *overrides,
+    ]
+    with pytest.raises(UserError, match="method.args.num_generations=5 does not divide") as raised:
+        prepare(composed(*asked))
+    said = str(raised.value).partition("Use: ")[2]
+    names = ("per_device_train_batch_size", "steps_per_generation")
+    pairs = [
+        [f"method.args.{name}={n}" for name, n in zip(names, found, strict=True)]
+        for found in re.findall(r"(\d+) x (\d+) \(", said)
+    ]
+    given = [*pairs, *([f"{key}={n}"] for key, n in re.findall(r"([\w.]+)=(\d+)", said))]
+    assert len(given) == remedies, said
+    for remedy in given:
+        prepare(composed(*asked, *remedy))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tokens"),
+    [
+        (["topology=split"], 512 + 256),
+        (["topology=split", "topology.server_max_length=600"], 600),
+        (["topology=colocate", "method.args.vllm_max_model_length=640"], 640),
+        (["topology=single"], 512 + 256),
+    ],
+)
+def test_what_generates_bounds_a_row(overrides, tokens):
+    """A 76M model with 64 tokens at most was planned with 264.
+
+    That was 160 GB where 15 were measured, and a run that fits was rejected.
+    """
+    given = [
+        "hardware=mi300x",
+        "model=qwen3_4b",
+        "method=grpo",
+        "method.args.max_completion_length=512",
+    ]
+    assert batch.batch(composed(*given, *overrides)).sequence == tokens

@@ -1,0 +1,55 @@
+"""The watchdog looks at what a run has done, not at how busy it is.
+
+Times are given, nothing waits.
+"""
+
+from __future__ import annotations
+
+import os
+
+from launch.execution import watchdog
+from launch.execution.watchdog import Watchdog
+
+
+def test_hung_when_nothing_changes_for_longer_than_the_timeout():
+    dog = Watchdog(timeout_s=10, last_change=100.0)
+    assert not dog.hung((1,), now=105.0)
+    assert dog.quiet_s(110.0) == 5.0
+    assert not dog.hung((1,), now=115.0)
+    assert dog.hung((1,), now=115.1)
+    assert not dog.hung((2,), now=116.0), "it got on after all"
+    assert not dog.hung((2,), now=126.0)
+
+
+def test_steps_are_a_heartbeat_and_logged_lines(tmp_path):
+    assert watchdog.steps_done(tmp_path) == (0, 0)
+    (tmp_path / "heartbeat").touch()
+    first = watchdog.steps_done(tmp_path)
+    os.utime(tmp_path / "heartbeat", ns=(0, first[0] + 1))
+    assert watchdog.steps_done(tmp_path) == (first[0] + 1, 0)
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    assert watchdog.steps_done(tmp_path) == (first[0] + 1, 3)
+
+
+def test_a_save_that_grows_is_progress(tmp_path):
+    assert watchdog.bytes_saved(tmp_path) == 0
+    folder = tmp_path / "checkpoints/.staging/checkpoint-4/pytorch_model_fsdp_0"
+    folder.mkdir(parents=True)
+    (folder / "__0_0.distcp").write_bytes(bytes(10))
+    (tmp_path / ".model.staging").mkdir()
+    (tmp_path / ".model.staging/model.safetensors").write_bytes(bytes(5))
+    (folder / "gone").symlink_to("nowhere")
+    assert watchdog.bytes_saved(tmp_path) == 15
+
+
+def test_tokens_of_a_server():
+    metrics = """
+# HELP vllm:prompt_tokens_total Number of prefill tokens processed.
+vllm:prompt_tokens_total{engine="0",model_name="/a{b}c"} 1200.0
+vllm:prompt_tokens_created{engine="0"} 1.7e+09
+vllm:generation_tokens_total{engine="0",model_name="m"} 34.0
+vllm:generation_tokens_total{engine="1",model_name="m"} 6.0
+vllm:request_success_total{engine="0"} 5.0
+"""
+    assert watchdog.tokens(metrics) == 1240.0
+    assert watchdog.tokens("") == 0.0

@@ -1,0 +1,108 @@
+"""A plan of one model and a directory of another."""
+
+import json
+
+import pytest
+
+from launch.core.errors import UserError
+from launch.inputs import model_path
+from tests.conftest import composed, leave_model
+
+QWEN3_0_6B = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 28,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+}
+QWEN3_0_6B |= {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+}
+
+
+def warned(tmp_path, content, *overrides):
+    (tmp_path / "config.json").write_text(content)
+    return model_path.warnings(composed("hardware=cpu", f"model.path={tmp_path}", *overrides))
+
+
+def test_a_directory_of_another_model_is_named_with_the_group_that_it_belongs_to(tmp_path):
+    [line] = warned(tmp_path, json.dumps(QWEN3_0_6B))
+    assert "num_layers 28, hidden_size 1024" in line
+    assert "go by model=tiny: 4, 128" in line
+    assert line.endswith("Use: model=qwen3_0_6b.")
+
+
+def test_a_shape_of_no_group_asks_for_its_numbers(tmp_path):
+    [line] = warned(
+        tmp_path, json.dumps({**QWEN3_0_6B, "num_hidden_layers": 14}), "model=qwen3_0_6b"
+    )
+    assert "num_layers 14 by its config.json" in line
+    assert "model=qwen3_0_6b: 28. Use: the model= next to it" in line
+    assert (
+        warned(
+            tmp_path,
+            json.dumps({**QWEN3_0_6B, "num_hidden_layers": 14}),
+            "model=qwen3_0_6b",
+            "model.num_layers=14",
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "overrides"),
+    [
+        (json.dumps(QWEN3_0_6B), ["model=qwen3_0_6b"]),
+        (json.dumps(QWEN3_0_6B), ["smoke=true"]),
+        (json.dumps({"model_type": "qwen3"}), []),
+        ("[]", []),
+        ("{", []),
+        ("[" * 100_000, []),
+    ],
+)
+def test_what_agrees_or_says_nothing_is_passed_over(tmp_path, content, overrides):
+    assert warned(tmp_path, content, *overrides) == []
+    assert model_path.warnings(composed("hardware=cpu")) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            "{",
+            "damaged: Expecting property name enclosed in double quotes: line 1 column 2 (char 1). "
+            "Copy or download it again.",
+        ),
+        (b"\xff{}", "damaged: 'utf-8' codec can't decode byte 0xff"),
+        ("[" * 100_000, "damaged: maximum recursion depth"),
+        ("[1]", "damaged: it holds no JSON object but a list."),
+    ],
+)
+def test_a_config_that_is_none_of_a_model_is_refused(launch, tmp_path, content, said):
+    leave_model(tmp_path)
+    (tmp_path / "config.json").write_bytes(
+        content if isinstance(content, bytes) else content.encode()
+    )
+    done = launch("hardware=cpu", f"model.path={tmp_path}", "mode=plan")
+    assert done.code == 2
+    assert done.err.startswith(f"{tmp_path}/config.json: {said}")
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_0_6B))
+    assert launch("hardware=cpu", f"model.path={tmp_path}", "mode=plan").code == 0
+
+
+def test_files_that_transformers_does_not_load_are_nobodys_business(tmp_path):
+    leave_model(tmp_path)
+    for name in ("._model.safetensors", "consolidated.safetensors"):
+        (tmp_path / name).write_bytes(b"Mac")
+    model_path.check(tmp_path)
+    (tmp_path / model_path.INDEX).write_text("[]")
+    with pytest.raises(UserError, match="damaged: it holds no JSON object"):
+        model_path.check(tmp_path)
+    (tmp_path / model_path.INDEX).unlink()
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "consolidated.safetensors").unlink()
+    (tmp_path / "a.safetensors").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match="a.safetensors: no such file, and a link names it"):
+        model_path.check(tmp_path)

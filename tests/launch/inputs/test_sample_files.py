@@ -1,0 +1,204 @@
+"""A directory as data.path of data=samples.
+
+Which files are read, and that the launcher's list is what ranks read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from launch.config.request import Request
+from launch.core import json_files
+from launch.core.errors import UserError
+from launch.execution import record
+from launch.execution.slurm_job import composition
+from launch.inputs import sample_files
+from launch.plan import container, data_cache, rundir, sealed
+from launch.plan.planning import make_plan, rank_config
+from launch.schema.plan import Plan
+from launch.study import pipeline
+from recipes.data import data
+from tests.conftest import composed, host_with
+
+DPO = ["hardware=cpu", "model=tiny", "method=dpo", "data=samples"]
+
+
+def scored(folder: Path, prompt: str, name: str = "scored.jsonl") -> str:
+    """Write a file of one pair; return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"prompt": prompt, "completion": text, "score": score}
+        for text, score in (("right", 1.0), ("wrong", 0.0))
+    ]
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder / name)
+
+
+def plan_of(tmp_path: Path, path: Path, *overrides: str) -> Plan:
+    return make_plan(
+        composed(*DPO, f"data.path={path}", *overrides), host_with(0), tmp_path / "run"
+    )
+
+
+def prompts(plan: Plan) -> list[str]:
+    """Return what a rank of the plan trains on."""
+    config = OmegaConf.create(rank_config(plan))
+    OmegaConf.set_struct(config, True)
+    return data.load(config.data, "dpo").rows["prompt"]
+
+
+def test_ranks_read_the_files_that_the_launcher_lists_of_a_run_with_phases_that_are_links(
+    tmp_path, capsys
+):
+    """Each file counts once, in the order of the phases, also if links lead back."""
+    earlier, run_dir = tmp_path / "runs/1", tmp_path / "runs/2"
+    files = [
+        scored(earlier / "3_cycle1_sample", "first"),
+        scored(run_dir / "6_cycle2_sample", "second"),
+    ]
+    scored(run_dir / "6_cycle2_sample", "another file", "selected.jsonl")
+    (run_dir / "3_cycle1_sample").symlink_to("../1/3_cycle1_sample")
+    (run_dir / "4_again").symlink_to("../1")
+    (run_dir / "5_itself").symlink_to(".")
+    (run_dir / "7_file.jsonl").symlink_to("6_cycle2_sample/scored.jsonl")
+    assert sample_files.files(str(run_dir)) == files
+    assert prompts(plan_of(tmp_path, run_dir)) == ["first", "second"]
+    assert f"data.path={run_dir}: 2 file(s) of samples" in capsys.readouterr().out
+
+
+def test_without_scored_files_every_jsonl_is_read_and_a_file_is_itself(tmp_path):
+    files = [
+        scored(tmp_path / "s/a", "first", "b.jsonl"),
+        scored(tmp_path / "s", "second", "c.jsonl"),
+    ]
+    assert sample_files.files(str(tmp_path / "s")) == files
+    assert prompts(plan_of(tmp_path, tmp_path / "s")) == ["first", "second"]
+    assert prompts(plan_of(tmp_path, Path(files[1]))) == ["second"]
+
+
+def test_a_link_that_leads_nowhere_is_refused(tmp_path):
+    (tmp_path / "3_cycle1_sample").symlink_to("../gone/3_cycle1_sample")
+    with pytest.raises(
+        UserError,
+        match=r"data.path=.*3_cycle1_sample leads to \.\./gone/3_cycle1_sample.*Use: ",
+    ):
+        sample_files.files(str(tmp_path))
+
+
+def test_a_lost_link_to_what_is_no_sample_is_passed_over(tmp_path):
+    file = scored(tmp_path / "run", "first")
+    (tmp_path / "run/debug.log").symlink_to("/nowhere/debug.log")
+    assert sample_files.files(str(tmp_path)) == [file]
+
+
+def test_a_folder_that_cannot_be_read_is_not_passed_over(tmp_path, monkeypatch):
+    scored(tmp_path / "a", "first")
+    scored(tmp_path / "b", "second")
+    scandir = os.scandir
+
+    def refused(folder):  # whoever runs the tests as root may read every folder
+        if Path(folder).name == "b":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(UserError, match=r"/b cannot be read \(Permission denied\)\. Use: "):
+        sample_files.files(str(tmp_path))
+
+
+def began(plan: Plan) -> dict:
+    found = record.begin(plan, host_with(0), None, None)
+    json_files.write_json(
+        plan.run_dir / "record.json", sealed.seal({**found, "status": "interrupted"})
+    )
+    return found
+
+
+CHANGES = {
+    "rewritten": (lambda folder: scored(folder / "run1", "another"), "s/run1/scored.jsonl"),
+    "added": (lambda folder: scored(folder / "run2", "another"), "s"),
+    "lost": (lambda folder: (folder / "run1/scored.jsonl").unlink(), "s"),
+    "behind a link": (
+        lambda folder: scored(folder.parent / "kept", "another"),
+        "kept/scored.jsonl",
+    ),
+    "of a link that leads elsewhere": (
+        lambda folder: ((folder / "link").unlink(), (folder / "link").symlink_to("../other")),
+        "s",
+    ),
+    "of a link that leads nowhere": (
+        lambda folder: (folder.parent / "kept").rename(folder.parent / "gone"),
+        "s",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "named"), CHANGES.values(), ids=CHANGES)
+def test_a_run_knows_its_samples_by_their_content(tmp_path, change, named):
+    """It goes on with the same ones only."""
+    folder = tmp_path / "s"
+    files = [scored(tmp_path / "kept", "of a kept phase"), scored(folder / "run1", "of run1")]
+    scored(tmp_path / "other", "of another phase")
+    (folder / "link").symlink_to("../kept")
+    run_dir, given = (
+        tmp_path / "runs/n/1",
+        [*DPO, f"data.path={folder}", f"run_root={tmp_path}/runs", "name=n"],
+    )
+    plan = make_plan(composed(*given), host_with(0), run_dir)
+    kept = began(plan)
+    assert kept["data"]["files"] == {file: json_files.sha256(Path(file)) for file in files}
+    assert kept["data"]["folders"] == {str(folder): files}
+    assert rundir.choose(plan.config) == (run_dir, True)
+    change(folder)
+    assert str(tmp_path / named) in rundir.changed_data(kept)
+    assert rundir.choose(plan.config)[1] is False
+    with pytest.raises(UserError, match=rf"{tmp_path / named}.* changed since that run began"):
+        rundir.choose(composed(*given, f"resume={run_dir}"))
+
+
+def test_a_plan_shows_no_figures_of_other_samples(tmp_path):
+    config, keys = composed(*DPO, f"data.path={tmp_path}"), set()
+    for folder, prompt in (("run1", "first"), ("run1", "another one"), ("run2", "second")):
+        scored(tmp_path / folder, prompt)
+        keys.add(data_cache.key(config))
+    assert len(keys) == 3
+
+
+def test_a_pipeline_knows_the_samples_that_it_was_given(tmp_path):
+    folder = tmp_path / "s"
+    file = scored(folder / "run1", "first")
+    given = [*DPO, f"data.path={folder}", "phases=[{name: a}, {name: b, model_from: a}]"]
+    plans = pipeline.make_plans(composed(*given), Request(given), host_with(0), tmp_path / "runs/1")
+    kept = {"data": pipeline.given_data(tmp_path / "runs/1", list(plans.values()))}
+    assert kept["data"] == {
+        "files": {file: json_files.sha256(Path(file))},
+        "folders": {str(folder): [file]},
+    }
+    scored(folder / "run2", "second")
+    assert rundir.changed_data(kept) == [str(folder)]
+
+
+def test_a_container_is_given_what_links_lead_to(tmp_path):
+    kept = scored(tmp_path / "runs/1/3_cycle1_sample", "first")
+    (tmp_path / "runs/2").mkdir()
+    (tmp_path / "runs/2/3_cycle1_sample").symlink_to("../1/3_cycle1_sample")
+    config = composed(*DPO, f"data.path={tmp_path}/runs/2", "runtime=docker", "container=cpu")
+    found = {
+        mount.source: mount.read_only
+        for mount in container.mounts(config, host_with(0), tmp_path / "run", secrets=False)
+    }
+    assert found[str(tmp_path / "runs/2")]
+    assert found[kept]
+    assert str(Path(kept).parent) not in found  # that may be somebody's home
+
+
+def test_a_job_composes_its_run_again_from_what_its_ranks_read(tmp_path):
+    scored(tmp_path / "s", "first")
+    plan = plan_of(tmp_path, tmp_path / "s")
+    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(rank_config(plan))))
+    assert composition(tmp_path) == plan.config

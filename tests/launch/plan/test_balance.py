@@ -1,0 +1,161 @@
+"""Halves of a GRPO step under topology=split, the fastest split, and topology.servers=auto."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from launch import run
+from launch.config.choose import choose, with_value
+from launch.config.identity import composition_hash
+from launch.core.errors import UserError
+from launch.estimate import margin
+from launch.estimate.batch import batch
+from launch.estimate.speed import speed
+from launch.plan.balance import balance, with_servers
+from launch.plan.planning import make_plan, prepare
+from launch.plan.views import as_json
+from tests.conftest import composed, host_with
+
+MODEL = ["hardware=h100", "model=qwen3_1_7b", "runtime=local", "topology.server_max_length=1024"]
+SPLIT = [*MODEL, "method=grpo", "topology=split"]
+HOST = host_with(8)
+
+
+def chosen(*overrides: str):
+    return choose(prepare(composed(*SPLIT, *overrides))[0], HOST)
+
+
+def rates(config) -> dict[int, float]:
+    return {
+        n: speed(with_value(config, "topology.servers", n)).tokens_per_second for n in range(1, 8)
+    }
+
+
+def test_the_halves_are_those_of_the_step():
+    for overlap in ("false", "true"):
+        config = chosen("topology.num_gpus=2", f"topology.overlap={overlap}")
+        found, step_s = balance(config, HOST), speed(config).step_s
+        halves = (found.generation_s, found.training_s)
+        assert step_s == pytest.approx(max(halves) if overlap == "true" else sum(halves))
+        assert found.bound == "generation"
+        assert (found.servers, found.gain) == (1, 1.0)  # of two GPUs there is no other split
+
+
+def test_training_is_the_bound_where_few_tokens_are_generated():
+    config = chosen(
+        "topology.num_gpus=2",
+        "method.args.max_completion_length=16",
+        "method.args.per_device_train_batch_size=32",
+    )
+    assert balance(config, HOST).bound == "training"
+
+
+def test_the_fastest_split_is_found_with_its_gain():
+    config = chosen()
+    by_servers, found = rates(config), balance(config, HOST)
+    assert found.servers == max(by_servers, key=by_servers.get) > 1
+    assert found.gain == pytest.approx(max(by_servers.values()) / by_servers[1], abs=0.01)
+    assert found.sequences == 8 * (
+        8 - found.servers
+    )  # without effective_batch a step is of as many as there are ranks for
+
+
+def test_an_effective_batch_stays_and_leaves_out_what_does_not_divide():
+    config = chosen("effective_batch=96", "topology.servers=2")
+    found = balance(config, HOST)
+    assert found.sequences == 96
+    assert found.servers in (2, 4, 5, 6, 7)  # 7 and 5 ranks do not share 96 in whole micro-batches
+    assert found.gain > 1
+
+
+def test_what_does_not_fit_is_not_offered(monkeypatch):
+    config = chosen()
+    fastest = balance(config, HOST).servers
+    monkeypatch.setattr(margin, "has_room", lambda split, host: split.topology.servers != fastest)
+    by_servers = {n: rate for n, rate in rates(config).items() if n != fastest}
+    assert balance(config, HOST).servers == max(by_servers, key=by_servers.get)
+    monkeypatch.setattr(margin, "has_room", lambda split, host: False)
+    assert (balance(config, HOST).servers, balance(config, HOST).gain) == (1, 1.0)
+
+
+def test_auto_takes_the_fastest_and_a_record_has_its_number():
+    config, _ = prepare(composed(*SPLIT, "topology.servers=auto"))
+    assert config.topology.servers == balance(chosen(), HOST).servers
+    assert balance(choose(config, HOST), HOST).gain == 1.0
+    given, _ = prepare(composed(*SPLIT, f"topology.servers={config.topology.servers}"))
+    assert composition_hash(config) == composition_hash(given)
+    assert prepare(config)[0].topology.servers == config.topology.servers
+
+
+def test_auto_takes_a_split_that_shares_the_effective_batch():
+    config, _ = prepare(
+        composed(*SPLIT, "topology.servers=auto", "effective_batch=96")
+    )  # which seven ranks do not
+    assert 96 % (batch(config).ranks * batch(config).per_device) == 0
+
+
+def test_auto_takes_one_server_where_no_speed_is_predicted():
+    offloads = ["topology.strategy=zero2", "topology.zero.offload_optimizer=true"]
+    config, _ = prepare(composed(*SPLIT, *offloads, "topology.servers=auto"))
+    assert (config.topology.servers, balance(config, HOST)) == (1, None)
+
+
+def test_the_default_stays():
+    assert chosen().topology.servers == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["topology.servers=many"], "whole number or auto"),
+        (["topology.servers=1.5"], "whole number or auto"),
+        (["topology=ddp", "topology.servers=auto"], "topology=split"),
+    ],
+)
+def test_what_is_no_number_of_servers_is_rejected(overrides, named):
+    with pytest.raises(UserError, match=named) as refused:
+        with_servers(composed(*SPLIT, *overrides))
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "overrides", [["method=sft", "topology=ddp"], ["method=grpo", "topology=colocate"]]
+)
+def test_without_a_server_there_is_nothing_to_balance(overrides, tmp_path):
+    config, _ = prepare(composed(*MODEL[:3], *overrides))
+    assert as_json(make_plan(config, HOST, tmp_path))["balance"] is None
+
+
+def test_it_takes_less_than_a_twentieth_of_a_second():
+    config = chosen()
+    best = min(_timed(config) for _ in range(5))
+    assert best < 0.05
+
+
+def _timed(config) -> float:
+    began = time.perf_counter()
+    balance(config, HOST)
+    return time.perf_counter() - began
+
+
+def test_a_plan_says_it(capsys):
+    assert run.main([*SPLIT, "mode=plan", "format=json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["balance"]) == {
+        "generation_s",
+        "training_s",
+        "bound",
+        "servers",
+        "gain",
+        "sequences",
+    }
+    assert found["speed"]["step_s"] == pytest.approx(
+        found["balance"]["generation_s"] + found["balance"]["training_s"]
+    )
+    assert run.main([*SPLIT, "mode=plan"]) == 0
+    assert f"topology.servers={found['balance']['servers']}" in " ".join(
+        capsys.readouterr().out.split()
+    )

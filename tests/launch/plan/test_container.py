@@ -1,0 +1,509 @@
+"""What a container gets: golden files for every hardware, and what nothing may ever get.
+
+`UPDATE_GOLDEN=1 pytest <this file>` writes the golden files anew; read the diff.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from containers import images
+from launch.config.compose import groups
+from launch.core.errors import HostError, UserError
+from launch.execution import record
+from launch.machine import detect
+from launch.plan import container
+from launch.plan.check_files import check_files
+from launch.plan.container import as_json, sdk_arguments
+from launch.plan.planning import make_plan, prepare
+from launch.plan.views import as_json as as_plan_json
+from tests.conftest import composed, host_with
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = Path(__file__).parents[3] / "tests/golden/containers"
+RUN = Path("/runs/golden/1")
+NVIDIA = [
+    "container=custom",
+    f"container.reference=example.org/me/vllm@sha256:{'a' * 64}",
+    "runtime=docker",
+]
+HARDWARE = [name for name in groups()["hardware"] if name != "auto"]
+
+
+def overrides(hardware: str) -> list[str]:
+    own = {"cpu": ["runtime=docker"], "h100": NVIDIA, "h200": NVIDIA}.get(hardware, [])
+    return [f"hardware={hardware}", "method=sft", "model=qwen3_0_6b", "name=golden", *own]
+
+
+def specs(*given: str, host=None):
+    config, _ = prepare(composed(*given))
+    return make_plan(config, host or host_with(8), RUN).containers
+
+
+CASES = {name: overrides(name) for name in HARDWARE} | {
+    "mi300x_split": ["hardware=mi300x", "method=grpo", "model=qwen3_4b", "name=golden"],
+    "mi300x_smoke": [
+        "hardware=mi300x",
+        "method=grpo",
+        "model=qwen3_4b",
+        "name=golden",
+        "smoke=true",
+        "container=rocm",
+    ],
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_golden(case):
+    host = host_with(8, HF_TOKEN="hf_sentinel", NCCL_DEBUG="WARN")
+    found = {
+        name: {"plan": as_json(spec), "sdk": sdk_arguments(spec)}
+        for name, spec in specs(*CASES[case], host=host).items()
+    }
+    config = composed(*CASES[case])
+    text = json.dumps(found, indent=1, sort_keys=True).replace(str(ROOT), "<repository>")
+    if config.container.name != "custom":
+        text = text.replace(images.load()[config.container.name].tag, "<tag>")
+    assert "hf_sentinel" not in text
+    file = GOLDEN / f"{case}.json"
+    if os.environ.get("UPDATE_GOLDEN"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text + "\n")
+    assert json.loads(text) == json.loads(file.read_text())
+
+
+@pytest.mark.parametrize("topology", ["ddp", "split"])
+@pytest.mark.parametrize("hardware", HARDWARE)
+def test_nothing_more_than_needed(hardware, topology):
+    given = [*overrides(hardware), "method=grpo", f"topology={topology}"]
+    config = composed(*given)
+    plan = make_plan(config, host_with(8), RUN)
+    for process in plan.processes:
+        spec = plan.containers[process.name]
+        sent = json.dumps(sdk_arguments(spec))
+        assert "privileged" not in sent
+        assert "docker.sock" not in sent
+        assert '"/dev/dri"' not in sent
+        assert spec.cap_add == []
+        assert spec.cap_drop == ["ALL"]
+        assert spec.user == "1000:1000"
+        writable = {m.source for m in spec.mounts if not m.read_only}
+        assert writable == {
+            str(RUN),
+            f"/home/me/.cache/rocm-recipes/home/{config.container.name}",
+            "/home/me/.cache/huggingface",
+        }
+        assert str(ROOT) in {m.source for m in spec.mounts if m.read_only}
+        peers = container.peers(process, plan.processes)
+        on_amd = config.hardware.gfx.startswith("gfx")
+        nodes = (
+            {"/dev/kfd", *(f"/dev/dri/renderD{128 + gpu}" for gpu in [*process.gpus, *peers])}
+            if on_amd
+            else set()
+        )
+        assert set(spec.devices) == nodes
+        assert all(spec.devices.values()), "every device has its reason"
+
+
+def test_server_and_trainers_see_what_the_weights_cross_and_no_more():
+    found = specs("hardware=mi300x", "method=grpo", "model=qwen3_4b", "topology.num_gpus=4")
+    server, trainers = found["server"], found["trainers"]
+    assert list(server.devices) == ["/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129"]
+    assert "HIP IPC" in server.devices["/dev/dri/renderD129"]
+    assert set(trainers.devices) == {
+        "/dev/kfd",
+        *(f"/dev/dri/renderD{n}" for n in (128, 129, 130, 131)),
+    }
+    # Inside, GPUs are counted anew; a process's own come first.
+    assert server.environment["HIP_VISIBLE_DEVICES"] == "0,1"
+    assert trainers.environment["HIP_VISIBLE_DEVICES"] == "1,2,3,0"
+    assert (server.network, server.ipc) == ("bridge", "shareable")
+    assert trainers.network == trainers.ipc == trainers.pid == f"container:{server.name}"
+    assert "shm_size" not in sdk_arguments(trainers)["host"]
+
+
+@pytest.mark.parametrize("more", [[], NVIDIA])
+def test_a_gpu_that_server_and_trainer_share_is_named_once(more):
+    """A mask that names a GPU twice hides all GPUs from torch."""
+    hardware = "hardware=h100" if more else "hardware=mi300x"
+    found = specs(
+        hardware, "method=grpo", "model=qwen3_4b", "topology=split", "topology.num_gpus=1", *more
+    )
+    for name in ("server", "trainers"):
+        masks = {
+            key: value
+            for key, value in found[name].environment.items()
+            if key.endswith("VISIBLE_DEVICES")
+        }
+        assert set(masks.values()) == {"0"}
+    if not more:
+        assert "HIP IPC" not in found["server"].devices["/dev/dri/renderD128"]
+
+
+def test_a_mask_in_the_shell_chooses_the_devices():
+    found = specs(
+        "hardware=mi300x",
+        "topology=ddp",
+        "topology.num_gpus=2",
+        host=host_with(8, HIP_VISIBLE_DEVICES="5,3"),
+    )
+    spec = found["trainers"]
+    assert set(spec.devices) == {"/dev/kfd", "/dev/dri/renderD131", "/dev/dri/renderD133"}
+    assert spec.environment["HIP_VISIBLE_DEVICES"] == "1,0"
+
+
+def test_render_nodes_are_those_of_the_kernel():
+    """A display card in front shifts the numbers.
+
+    A partitioned card gives each partition its own.
+    """
+    host = host_with(2)
+    gpus = tuple(
+        dataclasses.replace(gpu, render_minor=129 + 4 * i) for i, gpu in enumerate(host.gpus)
+    )
+    found = specs(
+        "hardware=mi300x",
+        "topology=ddp",
+        "topology.num_gpus=2",
+        host=dataclasses.replace(host, gpus=gpus),
+    )
+    assert list(found["trainers"].devices) == [
+        "/dev/kfd",
+        "/dev/dri/renderD129",
+        "/dev/dri/renderD133",
+    ]
+
+
+def test_detection_reads_minors_groups_and_nodes(tmp_path):
+    node = tmp_path / "sys/class/kfd/kfd/topology/nodes/1"
+    node.mkdir(parents=True)
+    (node / "properties").write_text(
+        "gfx_target_version 90402\nsimd_count 1216\nsimd_per_cu 4\ndrm_render_minor 137\n"
+    )
+    for path in ("etc", "dev/dri", "sys/fs/selinux"):
+        (tmp_path / path).mkdir(parents=True)
+    (tmp_path / "etc/group").write_text("root:x:0:\nvideo:x:39:me\nrender:x:993:me\nodd\n")
+    for name in ("kfd", "dri/renderD137", "dri/renderD130", "dri/card1"):
+        (tmp_path / "dev" / name).touch()
+    (tmp_path / "sys/fs/selinux/enforce").write_text("1")
+    host = detect.host("python", str(tmp_path))
+    assert host.gpus[0].render_minor == 137
+    assert host.gids == {"video": 39, "render": 993}
+    assert list(host.device_nodes) == ["/dev/kfd", "/dev/dri/renderD130", "/dev/dri/renderD137"]
+    assert host.selinux
+    (found,) = specs(
+        "hardware=mi300x", "topology=single", host=dataclasses.replace(host, home="/home/me")
+    ).values()
+    assert {"39", "993"} <= set(found.groups)
+    assert "label=disable" in found.security_opt
+    assert not detect.host("python", str(tmp_path / "nowhere")).selinux
+
+
+def test_smoke_passes_the_nodes_that_are_there():
+    given = ["hardware=mi300x", "smoke=true", "runtime=docker"]
+    (there,) = specs(*given, host=host_with(8)).values()
+    assert list(there.devices) == ["/dev/kfd", "/dev/dri/renderD128"]
+    (elsewhere,) = specs(*given, host=host_with(8, HIP_VISIBLE_DEVICES="6")).values()
+    assert list(elsewhere.devices) == ["/dev/kfd", "/dev/dri/renderD134"]
+    (laptop,) = specs(*given, host=host_with(0)).values()
+    assert laptop.devices == {}
+
+
+def test_infiniband_only_when_asked():
+    (without,) = specs("hardware=mi300x", "topology=ddp").values()
+    (asked,) = specs("hardware=mi300x", "topology=ddp", "runtime.infiniband=true").values()
+    assert "/dev/infiniband" not in without.devices
+    assert asked.devices["/dev/infiniband"] == "runtime.infiniband=true"
+
+
+def test_limits_and_network():
+    (spec,) = specs(
+        "hardware=cpu",
+        "runtime=docker",
+        "runtime.memory_gb=2",
+        "runtime.network=none",
+        "runtime.shm_gb=1",
+    ).values()
+    sent = sdk_arguments(spec)["host"]
+    assert sent["mem_limit"] == sent["memswap_limit"] == 2_000_000_000
+    assert (sent["network_mode"], sent["shm_size"], sent["ulimits"]) == ("none", 1_000_000_000, [])
+    assert sent["security_opt"] == ["no-new-privileges:true"], (
+        "the engine's own seccomp profile, where there is no GPU"
+    )
+
+
+def test_what_a_process_inherits_outside_is_passed_by_name():
+    host = host_with(
+        8,
+        NCCL_DEBUG="INFO",
+        HF_HUB_OFFLINE="1",
+        HF_TOKEN="hf_sentinel",
+        EDITOR="vi",
+        PYTHONPATH="/home/me/lib",
+        HIP_VISIBLE_DEVICES="2",
+    )
+    (spec,) = specs("hardware=mi300x", "topology=single", "user_env.MINE=1", host=host).values()
+    env = spec.environment
+    assert (env["NCCL_DEBUG"], env["HF_HUB_OFFLINE"], env["MINE"], env["HIP_VISIBLE_DEVICES"]) == (
+        "INFO",
+        "1",
+        "1",
+        "0",
+    )
+    assert not {"HF_TOKEN", "EDITOR"} & set(env)
+    assert env["PYTHONPATH"] == str(ROOT), "a shell's PYTHONPATH is for another Python"
+    assert spec.secrets == ["HF_TOKEN"]
+    assert "hf_sentinel" not in json.dumps([as_json(spec), sdk_arguments(spec)])
+
+
+LISTED = {
+    "HF_TOKEN_READ": "sentinel_aaaa",
+    "VLLM_KEY": "sentinel_bbbb",
+    "NCCL_X": "sentinel_cccc",
+    "HF_ENDPOINT": "https://u:sentinel_d@x",
+}
+
+
+def test_a_listed_secret_is_nowhere_whatever_its_name():
+    """Names that would be passed as variables of the stack, were they not listed."""
+    names = ",".join(LISTED)
+    config, _ = prepare(composed("hardware=cpu", "runtime=docker", f"runtime.secrets=[{names}]"))
+    host = host_with(0, **LISTED)
+    plan = make_plan(config, host, RUN)
+    kept = record.begin(plan, host, {"id": "1"}, None)
+    text = json.dumps(
+        [as_plan_json(plan), kept, [sdk_arguments(s) for s in plan.containers.values()]]
+    )
+    assert "sentinel" not in text
+    assert set(kept["secrets"]) == set(LISTED)
+    with pytest.raises(UserError, match="user_env.MINE: holds a secret"):
+        make_plan(
+            prepare(
+                composed(
+                    "hardware=cpu",
+                    "runtime=docker",
+                    f"runtime.secrets=[{names}]",
+                    "user_env.MINE=sentinel_cccc",
+                )
+            )[0],
+            host,
+            RUN,
+        )
+
+
+def test_a_secret_that_is_listed_and_not_set_is_said():
+    config, _ = prepare(
+        composed("hardware=cpu", "runtime=docker", "runtime.secrets=[HF_TOKEN,MY_KYE]")
+    )
+    assert [w for w in make_plan(config, host_with(0), RUN).warnings if "runtime.secrets" in w] == [
+        "runtime.secrets: MY_KYE is not set in your shell, so no process gets it."
+    ]
+
+
+def test_a_path_of_this_machine_is_not_passed():
+    host = host_with(
+        8,
+        HIP_PATH="/opt/rocm-6.2",
+        HF_HUB_CACHE="/home/me/hub",
+        NCCL_DEBUG="INFO",
+        HF_HOME="relative",
+    )
+    (spec,) = specs("hardware=mi300x", "topology=single", host=host).values()
+    assert not {"HIP_PATH", "HF_HUB_CACHE"} & set(spec.environment)
+    assert spec.environment["HF_HOME"] == "/home/me/work/relative"
+
+
+def test_links_of_a_models_directory_lead_somewhere(tmp_path):
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots/1"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    (blobs / "abc").write_text("{}")
+    (snapshot / "config.json").symlink_to("../../blobs/abc")
+    (spec,) = specs("hardware=cpu", "runtime=docker", f"model.path={snapshot}").values()
+    assert {m.source for m in spec.mounts if m.read_only} >= {str(snapshot), str(blobs)}
+
+
+def test_nvidia_split_gives_the_gpus_that_its_masks_count():
+    given = ["hardware=h100", "method=grpo", "model=qwen3_4b", "topology=split", *NVIDIA]
+    found = specs(*given)
+    sent = {
+        name: sdk_arguments(spec)["host"]["device_requests"][0]["device_ids"]
+        for name, spec in found.items()
+    }
+    assert sent == {"server": ["0", "1"], "trainers": [str(n) for n in range(8)]}
+    assert found["server"].environment["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert found["trainers"].environment["CUDA_VISIBLE_DEVICES"] == "1,2,3,4,5,6,7,0"
+
+
+def test_a_reward_typed_at_home_does_not_show_all_of_home():
+    host = dataclasses.replace(host_with(0), cwd="/home/me")
+    with pytest.raises(UserError, match="all of your home"):
+        specs(
+            "hardware=cpu",
+            "runtime=docker",
+            "method=grpo",
+            "++method.rewards={mine.reward: 1}",
+            host=host,
+        )
+
+
+def test_tracking_that_the_image_does_not_hold_is_refused(launch):
+    done = launch("hardware=cpu", "container=cpu", "tracking=wandb", "smoke=true")
+    assert done.code == 2
+    assert "the image cpu holds no wandb" in done.err
+
+
+LIGER = ("model=qwen3_4b", "method.args.use_liger_kernel=true")
+
+
+def test_liger_that_the_image_or_this_python_does_not_hold_is_refused(monkeypatch):
+    check_files(composed("hardware=mi300x", *LIGER), all_lines=False)
+    with pytest.raises(
+        UserError, match="use_liger_kernel=true: the image cpu holds no liger-kernel"
+    ):
+        check_files(
+            composed("hardware=mi300x", "runtime=docker", "container=cpu", *LIGER), all_lines=False
+        )
+    in_a_job = ["runtime=slurm", "runtime.slurm.inner=docker", "container=cpu"]
+    with pytest.raises(
+        UserError,
+        match=r"Use: method\.args\.use_liger_kernel=false, runtime\.slurm\.inner=local, or",
+    ):
+        check_files(composed("hardware=mi300x", *in_a_job, *LIGER), all_lines=False)
+    monkeypatch.setitem(sys.modules, "liger_kernel", None)  # as where it is not installed
+    with pytest.raises(UserError, match="the package liger-kernel is not installed"):
+        check_files(composed("hardware=h200", *LIGER), all_lines=False)
+    elsewhere = [
+        "runtime=slurm",
+        "runtime.slurm.inner=local",
+        "runtime.slurm.python=/shared/venv/bin/python",
+    ]
+    check_files(composed("hardware=h200", *elsewhere, *LIGER), all_lines=False)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "package", "said"),
+    [
+        (["precision=fp8"], "torchao", r"precision=fp8: .*\(make quantization\).*precision=bf16"),
+        (["precision=nf4", "adapter=qlora"], "bitsandbytes", "precision=nf4: .*precision=bf16"),
+        (
+            ["method=bench/finetune"],
+            "torchao",
+            r"method.args.modes=full_fp8: .*method.args.modes=\[full_bf16,lora_bf16\]",
+        ),
+        (
+            ["method=bench/precision"],
+            "torchao",
+            r"method.args.precisions=fp8: .*method.args.precisions=\[fp32,fp16,bf16\]",
+        ),
+        (
+            ["method=bench/precision", "method.args.precisions=[nf4]"],
+            "bitsandbytes",
+            "method.args.precisions=nf4",
+        ),
+    ],
+)
+def test_fp8_and_nf4_without_their_packages_are_refused(monkeypatch, overrides, package, said):
+    model = "model=qwen3_0_6b"
+    check_files(composed("hardware=mi300x", model, *overrides), all_lines=False)
+    check_files(composed("hardware=mi300x", model, "smoke=true", *overrides), all_lines=False)
+    with pytest.raises(UserError, match=f"image cpu holds no {package}"):
+        check_files(
+            composed("hardware=mi300x", "runtime=docker", "container=cpu", model, *overrides),
+            all_lines=False,
+        )
+    for name in ("torchao", "bitsandbytes"):
+        monkeypatch.setitem(sys.modules, name, None)  # as where they are not installed
+    with pytest.raises(UserError, match=said):
+        check_files(
+            composed("hardware=h200", "topology=single", model, *overrides), all_lines=False
+        )
+    check_files(
+        composed("hardware=mi210", model, "method=bench/finetune", "method.args.modes=[full_fp8]"),
+        all_lines=False,
+    )
+
+
+def test_the_harness_in_a_container_sees_task_files_of_ones_own(tmp_path, monkeypatch):
+    """Named from where the command is typed."""
+    (tmp_path / "tasks").mkdir()
+    monkeypatch.chdir(tmp_path)
+    overrides = [
+        "method=evaluate",
+        "model=qwen3_4b",
+        "runtime=docker",
+        "method.args.lm_eval_tasks=[a]",
+    ]
+    config, _ = prepare(
+        composed("hardware=mi300x", *overrides, "+method.args.lm_eval_include=tasks")
+    )
+    made = make_plan(config, host_with(8), RUN)
+    (spec,) = made.containers.values()
+    assert [m.read_only for m in spec.mounts if m.source == str(tmp_path / "tasks")] == [True]
+    assert made.trainer_args["lm_eval_include"] == str(tmp_path / "tasks")
+
+
+def test_data_model_and_own_code_are_mounted_read_only():
+    given = [
+        "hardware=cpu",
+        "runtime=docker",
+        "method=grpo",
+        "data=jsonl",
+        "data.path=/data/a.jsonl",
+        "model.path=/models/mine",
+    ]
+    (spec,) = specs(
+        *given,
+        "~method.rewards.reasoning_gym",
+        "++method.rewards={mine.reward: 1}",
+        "user_env.PYTHONPATH=/home/me/lib",
+    ).values()
+    mounted = {m.source: m for m in spec.mounts}
+    for path in ("/data/a.jsonl", "/models/mine", "/home/me/work", "/home/me/lib"):
+        assert mounted[path].read_only
+        assert mounted[path].target == path
+    assert spec.environment["PYTHONPATH"] == f"{ROOT}:/home/me/lib:/home/me/work"
+
+
+@pytest.mark.parametrize(
+    "path", ["/data.jsonl", "/proc/self/data.jsonl", "/sys/a/b.jsonl", "/opt/recipes/a.jsonl"]
+)
+def test_a_path_that_would_hide_the_system_is_refused(path):
+    with pytest.raises(UserError, match="cannot be mounted"):
+        specs("hardware=cpu", "runtime=docker", "data=jsonl", f"data.path={path}")
+
+
+def test_two_masks_are_refused_in_a_smoke_run_too():
+    with pytest.raises(HostError, match="ROCR_VISIBLE_DEVICES is set"):
+        specs(
+            "hardware=mi300x",
+            "smoke=true",
+            "runtime=docker",
+            host=host_with(8, ROCR_VISIBLE_DEVICES="0"),
+        )
+
+
+def test_plan_of_an_unverified_image_says_so():
+    config, warnings = prepare(composed("hardware=cpu", "runtime=docker"))
+    plan = make_plan(config, host_with(0), RUN, warnings)
+    verified = images.load()["cpu"].verified
+    assert any("unverified image" in line for line in plan.warnings) is not verified
+
+
+def test_the_command_of_a_container_starts_with_the_entry_program():
+    (spec,) = specs("hardware=cpu", "runtime=docker").values()
+    assert spec.command[:5] == [
+        "python3",
+        f"{ROOT}/containers/enter.py",
+        "python3",
+        "-m",
+        "recipes.sft",
+    ]
+    sent = sdk_arguments(spec)["container"]
+    assert (sent["entrypoint"], sent["stop_timeout"], sent["use_config_proxy"]) == ([], 300, False)

@@ -1,0 +1,128 @@
+"""What plans and reports say of rows, curricula and scaled learning rates."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launch.core import json_files
+from launch.plan import data_cache
+from tests.conftest import composed, host_with
+from tests.helpers.report_examples import a_run, log, steps
+from tests.helpers.report_reader import made
+
+FIGURES = {
+    "rows": 100,
+    "read": 130,
+    "tokens": 5000,
+    "filtered": {"levels": 20},
+    "duplicates": 10,
+    "length": {"shortest": 10, "mean": 50.0, "longest": 90},
+    "histogram": [[10, 49, 60], [50, 90, 40]],
+    "max_length": 64,
+    "truncated": 7,
+    "packing": True,
+    "packed_rows": 80,
+    "efficiency": 0.9766,
+    "by_level": {"0": 40, "1": 60},
+}
+
+
+@pytest.mark.parametrize(("how", "rate"), [("linear", 8e-5), ("sqrt", 4e-5)])
+def test_the_learning_rate_follows_the_batch_and_the_plan_says_so(launch, how, rate):
+    given = [
+        "hardware=cpu",
+        "model=qwen3_0_6b",
+        f"method.lr_scaling={how}",
+        "method.lr_reference_batch=1",
+        "mode=plan",
+        "format=json",
+    ]
+    plan = json.loads(launch(*given).out)
+    assert plan["trainer_args"]["learning_rate"] == pytest.approx(
+        rate
+    )  # four sequences a step, 2e-5 for one
+    assert any(
+        f"method.lr_scaling={how}: learning_rate={rate:g}" in line for line in plan["warnings"]
+    )
+    assert (
+        json.loads(launch("hardware=cpu", "model=qwen3_0_6b", "mode=plan", "format=json").out)[
+            "trainer_args"
+        ]["learning_rate"]
+        == 2e-5
+    )
+
+
+def test_a_plan_knows_the_rows_of_this_composition_and_of_no_other(launch, tmp_path):
+    config = composed("hardware=cpu", f"run_root={tmp_path}")
+    place = data_cache.for_ranks(config, host_with(0))
+    json_files.write_json(tmp_path / ".cache/data/statistics" / f"{place['key']}.json", FIGURES)
+    said = launch("hardware=cpu", f"run_root={tmp_path}", "mode=plan").out
+    for words in (
+        "100 rows, lengths 10 to 90 tokens, mean 50.0",
+        "7 cut to 64 tokens",
+        "97.7% of a batch's places hold a token, packed",
+    ):
+        assert words in said, words
+    for other in (
+        "data.limit=9",
+        "method.args.max_length=32",
+        "method=dpo",
+        "data.filter.levels=[0]",
+    ):
+        assert (
+            "not prepared yet"
+            in launch("hardware=cpu", f"run_root={tmp_path}", "mode=plan", other).out
+        )
+
+
+def test_the_key_changes_with_files_and_tokenizer(tmp_path):
+    file, model = tmp_path / "a.jsonl", tmp_path / "model"
+    model.mkdir()
+    found = []
+    for path, content in (
+        (file, "{}"),
+        (file, "{} "),
+        (model / "tokenizer.json", "a"),
+        (model / "chat_template.jinja", "b"),
+    ):
+        path.write_text(content)
+        found.append(
+            data_cache.key(
+                composed("hardware=cpu", "data=jsonl", f"data.path={file}", f"model.path={model}")
+            )
+        )
+    assert len(set(found)) == 4
+
+
+def test_a_report_shows_rows_and_the_share_of_levels(tmp_path):
+    folder = log(
+        a_run(tmp_path / "r", loss=1.0),
+        *({**row, "level_share/0": 0.75, "level_share/1": 0.25} for row in steps(4)),
+    )
+    json_files.write_json(folder / "data.json", FIGURES)
+    text = made(folder).text
+    for words in (
+        "10 to 49 60",
+        "levels 20",
+        "7 rows, to 64 tokens",
+        "packed into 80 rows",
+        "Share of each level in a step",
+        "level 1",
+    ):
+        assert words in text, words
+    (folder / "data.json").write_text("[")
+    assert "data.json cannot be read" in made(folder).text
+
+
+def test_figures_are_of_the_code_that_makes_rows_and_tokens(tmp_path, monkeypatch):
+    monkeypatch.setattr(data_cache, "RECIPES", tmp_path)
+    names, found = ("data/data.py", "data/tasks.py", "data/code_tasks.py", "models/model.py"), set()
+    for folder in ("data", "models"):
+        (tmp_path / folder).mkdir()
+    for changed in (None, *names):
+        for name in names:
+            (tmp_path / name).write_text("new" if name == changed else "old")
+        found.add(tuple(data_cache._code.__wrapped__()))
+    assert len(found) == 5

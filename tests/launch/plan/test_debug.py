@@ -1,0 +1,72 @@
+"""debug=memory_fault: what a process is given so that a fault names its kernel."""
+
+from __future__ import annotations
+
+import pytest
+
+from launch.config.compose import compose
+from launch.core.errors import UserError
+from launch.plan import environment
+from launch.schema.enums import Debug
+from launch.schema.plan import Setting
+from tests.conftest import composed, host_with
+
+AMD = {
+    "HSA_TOOLS_LIB": "/opt/rocm/lib/librocm-debug-agent.so.2",
+    "HSA_TOOLS_REPORT_LOAD_FAILURE": "1",
+    "HSA_ENABLE_DEBUG": "1",
+    "AMD_SERIALIZE_KERNEL": "3",
+    "AMD_SERIALIZE_COPY": "3",
+    "PYTORCH_NO_HIP_MEMORY_CACHING": "1",
+    "HSA_DISABLE_FRAGMENT_ALLOCATOR": "1",
+}
+NVIDIA = {"CUDA_LAUNCH_BLOCKING": "1", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+
+
+def settings(tmp_path, *overrides: str, **environ: str) -> dict[str, Setting]:
+    config = composed("method=sft", "model=qwen3_0_6b", *overrides)
+    return {
+        s.name: s
+        for s in environment.settings(config, host_with(1, **environ), "trainer", [0], tmp_path)
+    }
+
+
+@pytest.mark.parametrize(
+    ("hardware", "ours", "others"),
+    [("mi300x", AMD, NVIDIA), ("strix_halo", AMD, NVIDIA), ("h200", NVIDIA, AMD)],
+)
+def test_what_a_vendor_needs(tmp_path, hardware, ours, others):
+    found = settings(tmp_path, f"hardware={hardware}", "topology=single", "debug=memory_fault")
+    assert {name: found[name].value for name in ours} == ours
+    assert not set(others) & set(found)
+    assert all(found[name].reason.startswith("debug=memory_fault: ") for name in ours)
+
+
+@pytest.mark.parametrize("hardware", ["mi300x", "h200"])
+def test_nothing_of_it_without_debug(tmp_path, hardware):
+    assert not {*AMD, *NVIDIA} & set(settings(tmp_path, f"hardware={hardware}", "topology=single"))
+
+
+def test_a_users_own_value_wins(tmp_path):
+    found = settings(
+        tmp_path,
+        *(
+            "hardware=mi300x",
+            "topology=single",
+            "debug=memory_fault",
+            "user_env.HSA_TOOLS_LIB=/my/agent.so",
+        ),
+        AMD_SERIALIZE_COPY="1",
+    )
+    assert (found["HSA_TOOLS_LIB"].value, found["HSA_TOOLS_LIB"].origin) == (
+        "/my/agent.so",
+        "yours",
+    )
+    assert (found["AMD_SERIALIZE_COPY"].value, found["AMD_SERIALIZE_COPY"].origin) == ("1", "yours")
+
+
+def test_the_key_in_the_schema():
+    assert compose(["hardware=cpu"]).debug == Debug.none
+    assert compose(["hardware=cpu", "debug=memory_fault"]).debug == Debug.memory_fault
+    with pytest.raises(UserError, match="debug: .*memory_fault"):
+        compose(["hardware=cpu", "debug=memory_falt"])

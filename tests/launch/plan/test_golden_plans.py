@@ -1,0 +1,94 @@
+"""Golden process lists: every topology at 1, 2, 4 and 8 GPUs.
+
+`UPDATE_GOLDEN=1 pytest <this file>` writes them anew; read the diff.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from launch.plan.planning import make_plan, prepare
+from launch.plan.views import as_json
+from launch.rules.check import refusals
+from launch.schema.trainer_args import complete
+from tests.conftest import composed, host_with
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = Path(__file__).parents[3] / "tests/golden"
+CASES = [
+    (topology, gpus)
+    for topology in ("single", "ddp", "fsdp", "zero2", "zero3", "split")
+    for gpus in (1, 2, 4, 8)
+]
+REFUSED = {
+    ("single", 2): "single_is_one",
+    ("single", 4): "single_is_one",
+    ("single", 8): "single_is_one",
+}
+
+
+def composition(topology: str, gpus: int):
+    given = [
+        "hardware=mi300x",
+        "method=grpo",
+        "model=qwen3_4b",
+        f"topology={topology}",
+        f"topology.num_gpus={gpus}",
+        "name=golden",
+    ]
+    return composed(
+        *given, "runtime=local"
+    )  # containers have golden files of their own: test_container.py
+
+
+@pytest.mark.parametrize(("topology", "gpus"), [case for case in CASES if case not in REFUSED])
+def test_processes(topology, gpus):
+    config, warnings = prepare(composition(topology, gpus))
+    plan = as_json(make_plan(config, host_with(8), Path("/runs/golden/1"), warnings))
+    kept = {key: plan[key] for key in ("topology", "processes", "trainer_args", "warnings")}
+    for process in kept["processes"]:
+        process["env"]["PYTHONPATH"] = process["env"]["PYTHONPATH"].replace(
+            str(ROOT), "<repository>"
+        )
+        del process["env_reasons"]  # prose of conf/hardware: free to be reworded
+    file = GOLDEN / f"{topology}_{gpus}.json"
+    if os.environ.get("UPDATE_GOLDEN"):
+        file.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    assert kept == json.loads(file.read_text())
+
+
+@pytest.mark.parametrize(("hardware", "backend"), [("mi300x", "cuda:nccl,cpu:gloo"), ("cpu", None)])
+def test_gradients_that_fsdp_offloads_have_a_backend_on_the_host(hardware, backend):
+    """Without one, clipping finds no backend for the device type cpu (torch 2.11, two H200s)."""
+    config, _ = prepare(
+        composed(
+            f"hardware={hardware}",
+            "method=sft",
+            "topology=fsdp",
+            "topology.num_gpus=2",
+            "topology.fsdp.cpu_offload=true",
+        )
+    )
+    assert complete(config, Path("/runs/golden/1"), (8000, 8001)).get("ddp_backend") == backend
+
+
+@pytest.mark.parametrize(("case", "rule"), REFUSED.items())
+def test_what_has_no_list_is_refused(case, rule):
+    assert [r.name for r in refusals(composition(*case))] == [rule]
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+def test_split_gives_every_gpu_to_one_process(gpus):
+    plan = make_plan(composition("split", gpus), host_with(8), Path("/runs/golden/1"))
+    server, trainers = plan.processes
+    assert server.gpus == [0]
+    assert trainers.gpus == list(range(1, gpus))
+    assert server.env["HIP_VISIBLE_DEVICES"] == "0"
+    assert trainers.env["HIP_VISIBLE_DEVICES"] == ",".join(map(str, range(1, gpus)))
+    assert not any(
+        "ROCR_VISIBLE_DEVICES" in p.env or "CUDA_VISIBLE_DEVICES" in p.env for p in plan.processes
+    )

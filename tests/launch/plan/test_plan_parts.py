@@ -1,0 +1,227 @@
+"""Environment and speed of a plan, against arithmetic done here by hand."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from pathlib import Path
+
+import pytest
+
+from launch.core.errors import HostError
+from launch.estimate import memory
+from launch.execution.execute import check_host, check_plan
+from launch.machine import placement
+from launch.plan import environment
+from launch.plan.planning import make_plan
+from tests.conftest import composed, host_with
+
+RUN = Path("/runs/x/1")
+
+
+def plan(*overrides: str, host=None):
+    return make_plan(composed(*overrides), host or host_with(8), RUN)
+
+
+def test_speed_states_its_basis():
+    speed = plan("hardware=mi300x", "model=qwen3_4b", "method=grpo").speed
+    assert speed.tokens_per_second > 0
+    assert "assumed for mi300x" in speed.basis
+    unknown = plan("hardware=mi50", "precision=bf16").speed
+    assert (unknown.tokens_per_second, unknown.basis) == (None, "no peak of mi50 in bf16 is known")
+
+
+def names(process) -> dict[str, str]:
+    return {s.name: s.origin for s in process.settings}
+
+
+def test_variables_are_for_the_processes_they_are_meant_for():
+    server, trainers = plan("hardware=mi300x", "model=qwen3_4b", "method=grpo").processes
+    assert "NCCL_MIN_NCHANNELS" not in server.env
+    assert "VLLM_SERVER_DEV_MODE" in server.env
+    assert "GPU_MAX_HW_QUEUES" not in trainers.env
+    assert (
+        "GPU_MAX_HW_QUEUES"
+        in plan("hardware=mi300x", "model=qwen3_14b", "topology=fsdp").processes[0].env
+    )
+    assert (
+        "NCCL_MIN_NCHANNELS"
+        not in plan("hardware=mi300x", "model=qwen3_4b", "topology=single").processes[0].env
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "guarded"),
+    [
+        (["method=grpo", "topology=split", "topology.num_gpus=2"], {"server", "trainers"}),
+        (["method=grpo", "topology=split", "topology.num_gpus=4"], {"server", "trainers"}),
+        (
+            ["method=grpo", "topology=split", "topology.num_gpus=1"],
+            set(),
+        ),  # gloo carries the weights
+        (["method=sft", "topology=ddp", "topology.num_gpus=2"], {"trainers"}),
+        (["method=sft", "topology=single"], set()),
+    ],
+)
+def test_every_rank_of_a_communicator_between_radeons_copies_without_p2p(overrides, guarded):
+    processes = plan(
+        "hardware=rx7900xtx", "model=qwen3_0_6b", "hardware.gpus_per_node=4", *overrides
+    ).processes
+    assert {
+        process.name for process in processes if process.env.get("NCCL_P2P_DISABLE") == "1"
+    } == guarded
+
+
+@pytest.mark.parametrize("seconds", [1, 20, 300])
+def test_torchrun_leaves_its_ranks_the_whole_time_to_save(seconds):
+    (trainers,) = plan(
+        "hardware=cpu", f"runtime.stop_timeout_s={seconds}", host=host_with(0)
+    ).processes
+    assert int(trainers.env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) >= seconds
+
+
+def test_a_users_own_value_wins_and_is_shown():
+    given = plan(
+        "hardware=mi300x",
+        "topology=ddp",
+        host=host_with(8, NCCL_MIN_NCHANNELS="32", OMP_NUM_THREADS="3"),
+    ).processes[0]
+    assert given.env["NCCL_MIN_NCHANNELS"] == "32"
+    assert names(given)["NCCL_MIN_NCHANNELS"] == names(given)["OMP_NUM_THREADS"] == "yours"
+    over = plan(
+        "hardware=mi300x",
+        "topology=ddp",
+        "user_env.NCCL_MIN_NCHANNELS=16",
+        host=host_with(8, NCCL_MIN_NCHANNELS="32"),
+    ).processes[0]
+    assert over.env["NCCL_MIN_NCHANNELS"] == "16"
+
+
+def test_the_ranks_path_is_ours_then_the_users_and_a_rewards_folder_last():
+    path = (
+        plan("hardware=cpu", "user_env.PYTHONPATH=/theirs", host=host_with(0))
+        .processes[0]
+        .env["PYTHONPATH"]
+        .split(":")
+    )
+    assert path == [str(environment.ROOT), "/theirs"]
+    own = ("hardware=cpu", "method=grpo", "++method.rewards={json.loads: 1.0}")
+    assert (
+        plan(*own, host=host_with(0)).processes[0].env["PYTHONPATH"].split(":")[-1]
+        == "/home/me/work"
+    )
+
+
+def test_a_split_of_one_gpu_sends_weights_over_gloo():
+    """Its server finds the plugin, and nothing that would have vLLM think it were on a CPU."""
+    one, two = (
+        next(
+            p
+            for p in plan(
+                "hardware=mi300x", "method=grpo", "topology=split", f"topology.num_gpus={gpus}"
+            ).processes
+            if p.kind == "server"
+        )
+        for gpus in (1, 2)
+    )
+    sent = [
+        json.loads(server.argv[server.argv.index("--weight-transfer-config") + 1])["backend"]
+        for server in (one, two)
+    ]
+    assert sent == ["gloo", "nccl"]
+    (_, ours) = one.env["PYTHONPATH"].split(":")
+    (found,) = importlib.metadata.distributions(path=[ours])
+    (plugin,) = found.entry_points
+    assert (plugin.group, plugin.name) == ("vllm.general_plugins", "gloo_weights")
+    module, _, function = plugin.value.partition(":")
+    assert f"def {function}(" in (environment.ROOT / f"{module.replace('.', '/')}.py").read_text()
+    assert two.env["PYTHONPATH"] == str(environment.ROOT)
+
+
+def test_a_users_mask_chooses_the_gpus():
+    masked = plan(
+        "hardware=mi300x",
+        "method=grpo",
+        "model=qwen3_4b",
+        "topology.num_gpus=2",
+        host=host_with(8, HIP_VISIBLE_DEVICES="5,3"),
+    )
+    assert [p.gpus for p in masked.processes] == [[5], [3]]
+    assert [p.env["HIP_VISIBLE_DEVICES"] for p in masked.processes] == ["5", "3"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"ROCR_VISIBLE_DEVICES": "0"}, "Unset it"),
+        ({"HIP_VISIBLE_DEVICES": "0,0"}, "named twice"),
+        ({"HIP_VISIBLE_DEVICES": "0"}, "needs 8"),
+        ({"HIP_VISIBLE_DEVICES": "GPU-abc"}, "indices are needed"),
+    ],
+)
+def test_masks_that_contradict(environ, said):
+    with pytest.raises(HostError, match=said):
+        placement.visible_gpus(composed("hardware=mi300x"), host_with(8, **environ), 8)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "said"),
+    [
+        (["hardware=mi300x", "topology=single"], 0, "1 amd GPU"),
+        (["hardware=h200", "topology=single"], 8, "1 nvidia GPU"),
+        (["hardware=mi300x", "topology=ddp"], 4, "8 amd GPU"),
+        (["hardware=mi300x", "method=grpo", "model=qwen3_4b", "topology=split"], 7, "8 amd GPU"),
+        (
+            [
+                "hardware=mi300x",
+                "method=grpo",
+                "model=llama3_1_70b",
+                "topology=split",
+                "topology.strategy=fsdp",
+                "adapter=lora",
+                "topology.server_memory_share=0.5",
+            ],
+            8,
+            "server: .* on GPU 0",
+        ),
+        (["hardware=rx9070xt", "model=qwen3_32b"], 8, "[0-9.]+ missing"),
+    ],
+)
+def test_a_host_that_cannot_run_it(overrides, gpus, said):
+    host = host_with(gpus)
+    with pytest.raises(HostError, match=said) as raised:
+        check_host(plan(*overrides, host=host), host)
+    assert raised.value.exit_code == 3
+
+
+@pytest.mark.parametrize("precision", [["precision=fp8"], ["precision=nf4", "adapter=qlora"]])
+def test_low_precisions_that_recipes_train_in_are_not_refused(precision):
+    host = host_with(8)
+    check_plan(plan("hardware=mi300x", "topology=single", *precision, host=host))
+
+
+def test_a_mask_that_names_a_gpu_that_is_not_there():
+    host = host_with(8, HIP_VISIBLE_DEVICES="6,9")
+    with pytest.raises(HostError, match="GPU 9 requested"):
+        check_host(plan("hardware=mi300x", "topology=ddp", "topology.num_gpus=2", host=host), host)
+
+
+def test_vllm_beside_a_trainer_takes_its_share():
+    beside, alone = (
+        plan("hardware=mi300x", "method=grpo", "model=qwen3_4b", f"topology={name}").memory[0]
+        for name in ("colocate", "single")
+    )
+    assert beside.total_gb - alone.total_gb == pytest.approx(
+        0.3 * 192 * memory.GIB
+    )  # TRL's vllm_gpu_memory_utilization
+
+
+def test_a_host_that_can():
+    assert (
+        check_host(
+            plan("hardware=mi300x", "topology=single", "model=qwen3_0_6b", "runtime=local"),
+            host_with(8),
+        )
+        is None
+    )
+    assert check_host(plan("hardware=cpu"), host_with(0)) is None

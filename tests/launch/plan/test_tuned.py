@@ -1,0 +1,172 @@
+"""launch/plan/tuned.py: a tuning's recipe, its planned candidates, its experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launch.core.errors import UserError
+from launch.plan import tuned
+from launch.plan.check_files import check_files
+from launch.plan.planning import make_plan, prepare, rank_config
+from tests.conftest import composed, host_with
+
+BATCH = ("hardware=mi350x", "model=qwen3_4b", "method=tune/batch", "topology=single")
+RUN = Path("/runs/tune/1")
+
+
+def plan(*overrides, host=None):
+    config, warnings = prepare(composed(*overrides))
+    return make_plan(config, host or host_with(8), RUN, warnings)
+
+
+def test_arguments_that_are_none_of_the_tunings_are_the_recipes():
+    found = plan(*BATCH, "method.args.max_length=4096", "method.args.steps=3")
+    assert found.trainer_args["steps"] == 3
+    assert "max_length" not in found.trainer_args
+    assert found.tuned["trainer_args"]["max_length"] == 4096
+    assert found.tuned["trainer_args"]["bf16"] is True
+    assert found.tuned["method"].program == "recipes.sft"
+
+
+def test_an_experiment_can_be_tuned():
+    found = plan("experiment=mi300x_sft_qwen3_4b", "method=tune/batch")
+    assert found.tuned["trainer_args"]["packing_strategy"] == "wrapped"
+    assert (
+        rank_config(found)["tuned"]["experiment"]["values"]["method"]["args"]["max_length"] == 4096
+    )
+
+
+def test_every_candidate_is_planned_and_the_recipe_as_it_stands_is_one():
+    found = plan(
+        *BATCH,
+        "method.args.max_length=4096",
+        "method.args.batches=[1,64,128]",
+        "method.args.checkpointing=[true]",
+    )
+    planned = {one["args"]["per_device_train_batch_size"]: one for one in found.tuned["planned"]}
+    assert sorted(planned) == [1, 4, 64, 128]  # 4: conf/method/sft.yaml
+    assert [planned[size]["fits"] for size in sorted(planned)] == [True, True, True, False]
+    assert planned[1]["planned_gb"] < planned[64]["planned_gb"] < planned[64]["capacity_gb"]
+
+
+def test_candidates_keep_the_effective_batch():
+    overrides = (
+        "effective_batch=16",
+        "method.args.batches=[4,8,32]",
+        "method.args.checkpointing=[true]",
+    )
+    args = [one["args"] for one in plan(*BATCH, *overrides).tuned["planned"]]
+    assert [(a["per_device_train_batch_size"], a["gradient_accumulation_steps"]) for a in args] == [
+        (4, 4),
+        (8, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["method.args.recipe=sfd"], "no such recipe. Did you mean sft?"),
+        (["method.args.recipe=tune/batch"], "no such recipe"),
+        (["method.args.recipe=evaluate"], "measures training steps. Use: sft"),
+        (["method.args.max_lenght=3"], "Did you mean max_length"),
+        (["adapter=none", "precision=nf4"], "4-bit weights take no gradients"),
+        (
+            [
+                "topology=fsdp",
+                "topology.fsdp.activation_checkpointing=true",
+                "method.args.checkpointing=[true]",
+            ],
+            "transformers refuses both",
+        ),
+        (["effective_batch=6"], "it is no multiple of 32"),
+        (["method.args.batches=[a]"], "str in it, and it is a list of int"),
+        (["method.args.batches=[0]", "effective_batch=32"], "each at least 1"),
+        (["method.args.batches=[8,4,8]"], "8 is in it twice"),
+        (["method.args.checkpointing=[]"], "nothing would be measured"),
+    ],
+)
+def test_a_recipe_that_would_be_refused_is_refused_here(overrides, said):
+    with pytest.raises(UserError, match=said.replace(".", r"\.")):
+        plan(*BATCH[:3], *overrides)
+
+
+def test_a_recipes_own_lists_may_repeat_a_value():
+    weights = [
+        "method.args.recipe=dpo",
+        "method.args.loss_type=[sigmoid,sft]",
+        "method.args.loss_weights=[1.0,1.0]",
+    ]
+    assert plan(*BATCH, *weights).tuned["trainer_args"]["loss_weights"] == [1.0, 1.0]
+
+
+def test_an_adapter_belongs_to_the_recipe():
+    assert plan(*BATCH, "adapter=lora").config.adapter.name == "lora"
+
+
+def test_an_experiment_holds_what_differs_from_its_groups_only():
+    config = composed(
+        *BATCH,
+        "model.init=random",
+        "seed=3",
+        "user_env.A_B=1",
+        "effective_batch=16",
+        "method.args.max_length=2048",
+    )
+    found = tuned.experiment(prepare(config)[0], [])
+    assert found["groups"]["method"] == "sft"
+    assert found["values"]["model"] == {"init": "random"}
+    assert (found["values"]["seed"], found["values"]["user_env"]) == (3, {"A_B": "1"})
+    assert found["values"]["method"] == {
+        "args": {"gradient_accumulation_steps": 4, "max_length": 2048}
+    }
+
+
+def test_a_smoke_runs_experiment_is_of_the_real_size():
+    overrides = [*BATCH, "smoke=true", "model.init=random"]
+    found = tuned.experiment(prepare(composed(*overrides))[0], overrides)
+    assert found["values"] == {"model": {"init": "random"}}
+    assert found["groups"]["precision"] == "bf16"
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "mi350x"])
+def test_a_smoke_runs_benchmark_has_its_own_sizes_and_can_be_started_where_it_ran(hardware):
+    overrides = [f"hardware={hardware}", "method=tune/rccl", "smoke=true"]
+    values = tuned.experiment(prepare(composed(*overrides))[0], overrides)["values"]
+    assert values["method"]["args"] == {
+        "ops": ["all_reduce"],
+        "min_bytes": 16777216,
+        "max_bytes": 1073741824,
+        "programs": ["torch"],
+        "settings": [],
+    }
+    assert values.get("smoke", False) == (hardware == "cpu")
+
+
+def test_other_methods_have_no_recipe():
+    assert plan("hardware=mi350x", "method=bench/gemm").tuned is None
+    assert "tuned" not in rank_config(plan("hardware=mi350x", "model=qwen3_4b"))
+
+
+def test_tuned_products_are_seen_by_a_container_and_must_be_there(tmp_path):
+    file = tmp_path / "key" / "tunableop.csv"
+    used = (
+        "hardware=mi300x",
+        "model=qwen3_4b",
+        "user_env.PYTORCH_TUNABLEOP_TUNING=0",
+        f"user_env.PYTORCH_TUNABLEOP_FILENAME={file}",
+    )
+    with pytest.raises(UserError, match=r"there is no .*tunableop0\.csv"):
+        check_files(composed(*used), all_lines=False)
+    file.parent.mkdir()
+    file.with_name("tunableop0.csv").touch()
+    check_files(composed(*used), all_lines=False)
+    (spec,) = plan(*used).containers.values()
+    assert [mount.read_only for mount in spec.mounts if mount.source == str(file.parent)] == [True]
+
+
+def test_the_folder_of_tuned_products_outlives_the_container():
+    found = plan("hardware=mi300x", "model=qwen3_4b", "method=tune/tunableop")
+    (spec,) = found.containers.values()
+    assert found.tuned["cache"] in [mount.source for mount in spec.mounts if not mount.read_only]

@@ -1,0 +1,537 @@
+"""launch/report.py: the content of pages of run directories in any state."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from launch import report
+from launch.core import json_files
+from launch.plan import rundir
+from launch.reports import many, one, series, sweeps
+from launch.reports.data import read, read_metrics
+from launch.study.optuna_study import Search
+from launch.study.trials import Trial
+from tests.conftest import composed
+from tests.helpers.report_examples import (
+    GRPO_STEP,
+    HOSTILE,
+    a_benchmark,
+    a_pipeline,
+    a_run,
+    a_sweep,
+    change,
+    log,
+    steps,
+)
+from tests.helpers.report_reader import made
+
+BATCH_COLUMNS = [
+    {"key": "batch", "title": "batch"},
+    {"key": "tokens_per_second", "title": "tokens/s", "digits": 0},
+]
+
+
+def test_a_run_that_is_done(tmp_path, capsys):
+    folder = log(
+        a_run(tmp_path / "r", "method.args.max_steps=9", loss=0.8889, tokens_per_second=950.0),
+        *steps(9, mfu=0.25),
+    )
+    assert report.main([str(folder)]) == 0
+    assert f"The report is in {folder / 'report.html'}" in capsys.readouterr().out
+    seen = made(folder)
+    predicted = json_files.read_json(folder / "plan.json")["speed"]["step_s"]
+    for wanted in (
+        "status done exit code 0",
+        "loss 0.8889 from 8",
+        "python launch/run.py method.args.max_steps=9",
+        "sft of tiny",
+        f"commit {json_files.read_json(folder / 'record.json')['code']['commit']}",
+        "trl 1.16.0",
+        "none: runtime=local",
+        "Speed, predicted and measured",
+        f"seconds a step {predicted:.4g} 2 {2 / predicted:.1%}",
+        "Over the whole run, its first steps included: 950 tokens/s",
+        "8 → 0.8889 (lowest 0.8889, highest 8)",
+        "measured 0.5 GB",
+        "reproduce.py",
+    ):
+        assert wanted in seen.text, wanted
+
+
+def test_lines_that_are_no_metrics_are_named_skipped_and_counted(tmp_path):
+    bad = ['{"step": 4, "lo', "[1]", '"x"', '{"loss": 1}', "", "{" * 3, '{"step": true}']
+    folder = log(
+        a_run(tmp_path / "r"),
+        *steps(3),
+        *bad,
+        {"step": 5, "loss": float("nan")},
+        {"step": 6, "loss": 10**400},
+    )
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 7, "x": "\xff"}\n{"step": 8')
+    found = read_metrics(folder / "metrics.jsonl")
+    assert [row["step"] for row in found.rows] == [1, 2, 3, 5, 6]
+    assert found.points("loss")[0] == [1, 2, 3]
+    assert [fault.partition(":")[0] for fault in found.faults] == [
+        f"line {n}" for n in (4, 5, 6, 7, 8, 9, 10, 13, 14)
+    ]
+    assert "list" in found.faults[1]
+    assert "str" in found.faults[2]
+    assert "no step" in found.faults[3]
+    assert "byte 19" in found.faults[-2]
+    text = made(folder).text
+    assert "metrics.jsonl: 9 of 14 lines skipped: line 4: " in text
+    assert "and 4 more." in text
+
+
+def test_a_line_that_is_being_written_is_no_fault(tmp_path):
+    folder = log(a_run(tmp_path / "r", exit_code=None), *steps(2))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "lo')
+    with rundir.locked(folder):
+        assert read(folder).status == "running"
+        text = made(folder).text
+    assert "Still running" in text
+    assert "skipped" not in text
+    assert "steps 2 of 2" in text
+    assert read(folder).status == "lost"
+    text = made(folder).text
+    assert "no launcher on this machine holds it" in text
+    assert "1 of 3 lines skipped: line 3" in text
+
+
+def test_a_crash_shows_the_last_words_of_the_rank_that_failed(tmp_path):
+    folder = a_run(tmp_path / "r", exit_code=4, error="torch.OutOfMemoryError: HIP out of memory")
+    (folder / "logs/trainers.log").write_text("".join(f"line {n}\n" for n in range(90)))
+    (folder / "logs/rank1.log").write_text(
+        f"torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB {HOSTILE}\n"
+    )
+    json_files.write_json(
+        folder / "failures/rank1.json",
+        {"rank": 1, "time": 1.0, "error": "torch.OutOfMemoryError", "exit_code": 1},
+    )
+    text = made(folder).text
+    assert "Failed. Exit code 4. torch.OutOfMemoryError: HIP out of memory" in text
+    assert "Last lines of logs/rank1.log (rank1, rank 1: torch.OutOfMemoryError)" in text
+    assert f"Tried to allocate 2 GiB {HOSTILE}" in text
+    assert "This usually means: the GPU's memory is full" in text
+    assert "metrics.jsonl has no lines" in text
+    assert "line 89" not in text
+    shutil.rmtree(folder / "failures")
+    text = made(folder).text
+    assert "line 70 line 71" in text
+    assert "line 69 " not in text
+
+
+def test_a_benchmark_beside_what_was_published(tmp_path):
+    text = made(a_benchmark(tmp_path / "b")).text
+    for wanted in (
+        "gemm on some GPU",
+        "16384 8192 1280 bf16 1,011.0 1,104.0 [1] 0.92",
+        "16384 1024 8192 bf16 870.0 1,104.0 [1] 0.79 below the gate",
+        "fp8: this GPU has none",
+        "[1] somebody, 2024-12-22",
+        "1 row(s) below the gate fail_below=0.9: 16384 1024 8192 bf16: 0.79 of 1104.",
+        "rows 4 1 failed",
+        "Below its gate. Exit code 4.",
+        "One sentence.",
+    ):
+        assert wanted in text.replace("1,104 [1]", "1,104.0 [1]"), wanted
+
+
+def test_rows_that_a_benchmark_had_measured_when_it_stopped(tmp_path):
+    folder = a_benchmark(tmp_path / "b")
+    (folder / "result.json").unlink()
+    kept = json_files.read_json(folder / "record.json")
+    kept["composition"]["method"]["kind"] = "bench"
+    change(folder / "record.json", status="failed", exit_code=4, composition=kept["composition"])
+    text = made(folder).text
+    assert "4096 4096 4096 fp16 700" in text
+    assert "16384 1024 8192 bf16 870" in text
+
+
+def of_rows(folder, method, **result):
+    """Write a benchmark or a tuning whose rows have the keys of a training's lines."""
+    trained = {"memory_peak_gb": 1.0, "mfu": 0.1}
+    rows = [
+        {"batch": 2**n, "loss": 5.0 - n, "tokens_per_second": 1000.0 * n, **trained}
+        for n in (1, 3, 2)
+    ]
+    result |= {"rows": rows, "columns": BATCH_COLUMNS, "figure": "tokens_per_second"}
+    a_run(folder, f"method={method}", **result)
+    clock = [{"step": n, "num_steps": 3, "time_s": float(n)} for n in (1, 2, 3)]
+    return log(folder, *(time | row for time, row in zip(clock, rows, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [("bench/batch_size", {"benchmark": "batch_size"}), ("tune/batch", {"tuning": "batch"})],
+)
+def test_rows_are_no_series(tmp_path, method, said):
+    folder = of_rows(tmp_path / "b", method, **said)
+    text = made(folder).text
+    assert "tokens/s 3,000 the best row" in text
+    assert "MFU" not in text
+    assert "memory, most" not in text
+    assert series.others(read(folder)) == ([], {})
+    training = log(a_run(tmp_path / "t"), *steps(4))
+    runs = [read(folder, "A"), read(training, "B")]
+    assert {curve.label for chart in series.together(runs) for curve in chart.curves} == {"B"}
+    row = dict(zip(many.results(runs)[0].columns, many.results(runs)[0].rows[0], strict=True))
+    assert {key: cell.text for key, cell in row.items() if cell.text != "–"}.keys() == {
+        "run",
+        "status",
+        "time",
+    }
+    (folder / "result.json").unlink()  # before it ended
+    assert series.main(read(folder)) == series.others(read(folder))[0] == []
+
+
+def test_a_tuning(tmp_path):
+    rows = [{"batch": 4, "tokens_per_second": 11000}, {"batch": 64, "error": "out of memory"}]
+    result = {
+        "tuning": "batch",
+        "before": {"tokens_per_second": 11000},
+        "after": {"tokens_per_second": 13500},
+        "gain": 1.227,
+        "overrides": ["method.args.per_device_train_batch_size=8"],
+        "experiment": "conf/experiment/tuned.yaml",
+    }
+    text = made(a_run(tmp_path / "t", rows=rows, columns=BATCH_COLUMNS, **result)).text
+    for words in (
+        "tokens_per_second 11,000 13,500 1.23×",
+        "apply it method.args.per_device_train_batch_size=8",
+        "conf/experiment/tuned.yaml",
+        "64 – out of memory",
+    ):
+        assert words in text, words
+
+
+def test_a_step_of_grpo_and_its_server(tmp_path):
+    text = made(log(a_run(tmp_path / "g", "method=grpo"), *steps(8, reward=0.5, **GRPO_STEP))).text
+    assert (
+        "Trainers training 1.2 s (60%) generation 0 s (0%) weight sync 0.1 s (5%) "
+        "rewards 0.3 s (15%) waiting 0.4 s (20%)"
+    ) in text
+    assert (
+        "Generation server generation 1.2 s (60%) weight sync 0.1 s (5%) idle 0.7 s (35%)" in text
+    )
+    assert "0.8 s of generation pass" in text
+
+
+@pytest.mark.parametrize("missing", ["server_s", "train_s"])
+def test_a_step_without_some_of_its_seconds(tmp_path, missing):
+    """Without overlap the server has no bar; without the training's seconds nothing has."""
+    step = {name: seconds for name, seconds in GRPO_STEP.items() if name != missing}
+    text = made(log(a_run(tmp_path / "g", "method=grpo"), *steps(8, **step))).text
+    assert ("Trainers training" in text) is (missing == "server_s")
+    assert "Generation server" not in text
+
+
+@pytest.mark.parametrize("steps_a_line", [1, 3])
+def test_steps_of_unequal_length_are_shown_by_their_means(tmp_path, steps_a_line):
+    """A median would show only the long or only the short steps. The warm-up is left out."""
+    seconds = {"generation_s": 3.0, "wait_s": 0.5, "sync_s": 1.0, "reward_s": 0.5}
+    long = {**seconds, "step_s": 7.0, "train_s": 2.0}
+    short = {**dict.fromkeys(seconds, 0.0), "step_s": 2.0, "train_s": 2.0}
+    rows = [
+        {**row, "step": steps_a_line * row["step"], **(short if n % 2 else long)}
+        for n, row in enumerate(steps(23))
+    ]
+    rows[:3] = [{**row, "train_s": 100.0, "step_s": 105.0} for row in rows[:3]]
+    text = made(log(a_run(tmp_path / "g", "method=grpo"), *rows)).text
+    assert (
+        "Trainers training 2 s (44%) generation 1.5 s (33%) weight sync 0.5 s (11%) "
+        "rewards 0.25 s (6%) waiting 0.25 s (6%)"
+    ) in text
+
+
+def test_telemetry_profile_targets_and_energy(tmp_path):
+    folder = log(
+        a_run(tmp_path / "r", reward=0.9, energy_kwh_per_million_tokens=0.25),
+        *steps(4, gpu_power_w=600.0, gpu_utilization=0.8),
+    )
+    change(
+        folder / "plan.json",
+        targets={
+            "reward": {"value": 0.6, "source": "a table"},
+            "accuracy": {"value": 1.0, "source": "another"},
+        },
+    )
+    kernels = [
+        {"name": "Cijk_" + "A" * 300, "kind": "gemm", "calls": 12, "time_s": 0.3, "share": 0.25}
+    ]
+    shares = {"gemm": 0.6, "idle": 0.4, "communication_hidden": 0.02}
+    json_files.write_json(
+        folder / "profile/kernels.json",
+        {"time_s": 1.2, "steps": 2, "shares": shares, "kernels": kernels},
+    )
+    modules = [
+        {"name": "model.norm", "class": "RMSNorm", "calls": 4, "time_s": 0.01, "share": 0.008}
+    ]
+    json_files.write_json(folder / "profile/fp32_modules.json", {"modules": modules, "share": 0.03})
+    text = made(folder).text
+    for wanted in (
+        "reward 0.9 0.6 150.0% a table",
+        "accuracy not reached 1 another",
+        "energy 0.25 kWh per million tokens",
+        "Power W",
+        "600 W throughout",
+        "GPU utilization %",
+        "80 % throughout",
+        "gemm 12 0.3 25.0%",
+        "Modules that compute in fp32, 3.0% of the time",
+        "Communication hidden behind them: 2.0%",
+        "idle 40 %",
+    ):
+        assert wanted in text, wanted
+
+
+def test_several_runs_differences_first(tmp_path):
+    a = log(a_run(tmp_path / "runs/a", "method.args.learning_rate=1e-3"), *steps(4))
+    b = log(a_run(tmp_path / "runs/b", "seed=7"), *steps(6))
+    seen = made(a, b)
+    text = seen.text
+    assert (
+        text.index("Differences in configuration")
+        < text.index("Curves Loss")
+        < text.index("Results run status")
+    )
+    assert "seed 0 7" in text
+    assert "method.args.learning_rate" in text
+    assert "Code, image, packages and host are the same in all." in text
+    assert "A done 4 2 1,000" in text
+    assert "B done 6 1.333 1,000" in text
+    assert report.parse([str(a), str(b)]).output == tmp_path / "runs/report.html"
+
+
+def test_runs_of_several_methods_are_compared_within_each(tmp_path):
+    """Across methods nearly every key differs, and says nothing."""
+    runs = {
+        "a": ["seed=1"],
+        "b": ["seed=2"],
+        "c": ["method=grpo"],
+        "d": ["method=evaluate"],
+        "e": ["method=evaluate", "method.args.batch_size=7"],
+        "f": ["method=dpo"],
+    }
+    folders = {
+        name: log(a_run(tmp_path / name, *overrides), *steps(4)) for name, overrides in runs.items()
+    }
+    text = made(*(folders[name] for name in "abcde")).text
+    assert "Differences in configuration: sft key A B seed 1 2 Differences" in text
+    assert "Differences in configuration: evaluate key D E" in text
+    assert "method.args.batch_size" in text
+    assert "C (grpo)." in text
+    assert "method.program" not in text
+    text = made(folders["a"], folders["f"]).text
+    assert "Differences in configuration key A B" in text
+    assert "method.name sft dpo" in text
+
+
+def test_benchmarks_side_by_side(tmp_path):
+    text = made(a_benchmark(tmp_path / "a"), a_benchmark(tmp_path / "b", tflops=1213.2)).text
+    assert "16384 8192 1280 bf16 1,011 1,213 1.200" in text
+    assert "8192 8192 8192 fp8 fp8: this GPU has none" in text
+
+
+def test_sizes_tell_rows_of_a_benchmark_apart(tmp_path):
+    """A size may have digits like a measurement; rows without a difference keep their order."""
+    columns = [
+        {"key": "op", "title": "op"},
+        {"key": "bytes", "title": "bytes", "digits": 0},
+        {"key": "us", "title": "us", "digits": 1},
+    ]
+    for n in (1, 2):
+        rows = [
+            {"op": "all_reduce", "bytes": 2**size, "us": float(size * n)} for size in (10, 20, 20)
+        ]
+        a_run(tmp_path / str(n), rows=rows, columns=columns, benchmark="collectives", figure="us")
+    [found] = many.benchmarks([read(tmp_path / "1", "A"), read(tmp_path / "2", "B")])
+    assert [[cell.text for cell in row] for row in found.rows] == [
+        ["all_reduce", "1024", "10", "20", "2.000"],
+        *[["all_reduce", "1048576", "20", "40", "2.000"]] * 2,
+    ]
+
+
+def test_a_benchmark_without_a_model_names_none(tmp_path):
+    run = read(a_run(tmp_path / "a", "method=bench/gemm", "smoke=true"))
+    assert one.about(run).startswith("bench/gemm, fp32")
+    assert not {"model", "data", "adapter"} & set(one.what_ran(run)[0].rows)
+
+
+def test_a_trial_that_left_an_empty_directory(tmp_path):
+    folder = a_sweep(
+        tmp_path,
+        [
+            {"varied": ["seed=1"], "value": 1.0},
+            {"varied": ["seed=2"], "status": "failed", "why": "no disk"},
+        ],
+    )
+    (tmp_path / "runs" / "x" / "1").mkdir()
+    assert "no disk" in made(folder).text
+
+
+def test_a_pipeline(tmp_path):
+    folder = a_pipeline(tmp_path / "p", ("base", "evaluate"), ("sft", "sft"), ("after", "evaluate"))
+    text = made(folder).text
+    assert "held-out accuracy 75.0% +50.0 points, from 25.0% (1_base)" in text
+    assert "3_after 1_base 25.0% 75.0% +50.0" in text
+    assert "1_base evaluate done" in text
+    assert "step, counted from the pipeline's first model" in text
+    shutil.rmtree(folder / "3_after")
+    change(folder / "record.json", status="failed", exit_code=4)
+    assert "3_after waiting" in made(folder).text
+    both = made(folder, log(a_run(tmp_path / "r"), *steps(2))).text
+    assert "p/2_sft" in both
+
+
+GRID = [
+    {"varied": [f"method.args.learning_rate={rate}", f"seed={seed}"], "value": value}
+    for rate, seed, value in (
+        ("1e-4", 0, 5.0),
+        ("1e-4", 1, 5.2),
+        ("1e-3", 0, 2.0),
+        ("1e-3", 1, 2.2),
+    )
+]
+
+
+def test_a_grid(tmp_path):
+    failed = {
+        "varied": ["method.args.learning_rate=fast", "seed=0"],
+        "status": "failed",
+        "why": HOSTILE,
+    }
+    text = made(a_sweep(tmp_path, [*GRID, failed])).text
+    assert "best loss 2 trial 2" in text
+    assert "2 (best) 0.001 0 2 done 2" in text
+    assert "method.args.learning_rate 99.6% seed 0.44%" in text
+    assert "2: learning_rate=1e-3 seed=0" in text  # its run is next to the sweep, not in /gone
+    assert HOSTILE in text
+
+
+def test_a_grid_of_unlike_figures_has_no_best(tmp_path):
+    figures = {"bench/mlp_loop": ("most_samples_per_second", 90.0)}
+    figures |= {"bench/matmul": ("most_tflops", 400.0)}
+    trials = [
+        {"varied": [f"method={name}"], "metric": metric, "value": value}
+        for name, (metric, value) in figures.items()
+    ]
+    folder = a_sweep(tmp_path, trials)
+    text = made(folder).text
+    assert "so none is the best" in text
+    assert "trial method figure status" in text
+    assert "90 most_samples_per_second" in text
+    assert "400 most_tflops" in text
+    for wrong in ("best most", "(best)", "of each trial", "decides", "only parameter that varies"):
+        assert wrong not in text, wrong
+
+
+@pytest.mark.parametrize(
+    ("trials", "why"),
+    [
+        (GRID[:1], "no parameter has two values"),
+        (GRID[:2], "seed is the only parameter that varies"),
+        ([{**trial, "value": 1.0} for trial in GRID], "loss is the same in all trials"),
+        ([{**GRID[0], "status": "running", "value": None}], "No trial has a figure yet"),
+    ],
+)
+def test_importance_that_cannot_be_said(tmp_path, trials, why):
+    assert why in made(a_sweep(tmp_path, trials)).text
+
+
+def test_importance_of_a_search_is_optunas(tmp_path):
+    config = composed("hardware=cpu", "sweep=batch").sweep
+    folder = a_sweep(tmp_path, [], metric="loss")
+    search, trials = Search(config, 0, folder), []
+    for _ in range(12):
+        trial = search.next()
+        rate = float(dict(o.partition("=")[::2] for o in trial.varied)["method.args.learning_rate"])
+        trial.status, trial.value = "done", rate
+        search.tell(trial)
+        trials.append({"varied": trial.varied, "value": rate, "status": "done"})
+    journal = (folder / "journal.log").read_bytes()
+    (folder / "journal.log").write_bytes(journal + b'{"op_co')  # it is being written
+    shares = sweeps.of_search(folder)
+    assert shares["learning_rate"] > 0.5
+    assert sum(shares.values()) == pytest.approx(1)
+    rows = [vars(Trial(n, **trial)) for n, trial in enumerate(trials)]
+    change(folder / "sweep.json", trials=rows)
+    assert "PED-ANOVA (Optuna) over 12 trials" in made(folder).text
+    change(folder / "sweep.json", trials=rows[:5])
+    assert "5 trials are done, and a search needs 10" in made(folder).text
+
+
+def test_levels_and_pass_at_k_of_rafts_cycles(tmp_path):
+    """A level that a cycle drew no prompt of has a share of 0 there, and no pass rate."""
+    folder = a_pipeline(
+        tmp_path / "p",
+        ("cycle1_sample", "sample"),
+        ("cycle1_train", "sft"),
+        ("cycle2_sample", "sample"),
+    )
+    first, second = {"pass_rate": 0.5, "num_prompts": 6}, {"pass_rate": 0.25, "num_prompts": 2}
+    for name, groups in (
+        ("1_cycle1_sample", {"1": first}),
+        ("3_cycle2_sample", {"1": first, "2": second}),
+    ):
+        change(folder / name / "result.json", by_level=groups, pass_at_k={"1": 0.4, "2": 0.6})
+    runs = [
+        read(folder / name, name)
+        for name in ("1_cycle1_sample", "2_cycle1_train", "3_cycle2_sample")
+    ]
+    charts = {chart.title: chart for chart in series.phases(runs)}
+    shares = "Share of each level in a cycle's prompts"
+    drawn = {
+        title: {curve.label: curve.points for curve in chart.curves}
+        for title, chart in charts.items()
+    }
+    assert drawn[shares] == {
+        "level 1": ([1.0, 2.0], [100.0, 75.0]),
+        "level 2": ([1.0, 2.0], [0.0, 25.0]),
+    }
+    assert drawn["Pass rate of each level"] == {
+        "level 1": ([1.0, 2.0], [50.0, 50.0]),
+        "level 2": ([2.0], [25.0]),
+    }
+    assert drawn["pass@k of each cycle's samples"] == {
+        name: ([1.0, 2.0], [40.0, 60.0]) for name in ("1_cycle1_sample", "3_cycle2_sample")
+    }
+    text = made(folder).text
+    assert shares in text
+    change(
+        folder / "3_cycle2_sample/result.json", by_level={"1": first, "2": "many"}
+    )  # of a hand that edited it
+    assert shares not in made(folder).text
+
+
+def test_a_sweep_of_a_benchmark_shows_its_rows(tmp_path):
+    given = [
+        {"varied": [f"seed={n}"], "value": 1011.0 + n, "metric": "most_tflops"} for n in (0, 1)
+    ]
+    folder = a_sweep(tmp_path, given)
+    for n in (0, 1):
+        shutil.rmtree(tmp_path / f"runs/x/{n}")
+        a_benchmark(tmp_path / f"runs/x/{n}", tflops=1011.0 + n)
+    text = made(folder).text
+    for words in (
+        "best most_tflops 1,012 trial 1",
+        "higher is better",
+        "gemm: tflops",
+        "16384 8192 1280",
+        "0: seed=0 over 1: seed=1",
+    ):
+        assert words in text, words
+    assert "No trial has logged a curve" not in text
+    assert "best of 2 trials" not in text
+    more = [
+        {"varied": [f"seed={n}"], "status": "waiting", "run_dir": "x" * 300} for n in range(2, 9)
+    ]
+    change(
+        folder / "sweep.json",
+        trials=[*json_files.read_json(folder / "sweep.json")["trials"], *more],
+    )
+    assert "The 2 best of 9 trials." in made(folder).text

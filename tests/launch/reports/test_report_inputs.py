@@ -1,0 +1,254 @@
+"""launch/report.py: hostile strings, odd values, large runs, wrong arguments, visible colours."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from launch import report
+from launch.core import json_files
+from launch.reports import many, one, page
+from launch.reports.curves import Chart, Curve, Plot
+from launch.reports.data import kind_of, read, status_of
+from launch.reports.parts import Page, number
+from tests.helpers.report_examples import (
+    HOSTILE,
+    a_benchmark,
+    a_pipeline,
+    a_run,
+    a_sweep,
+    change,
+    log,
+    steps,
+)
+from tests.helpers.report_reader import Outline, made
+
+
+def test_hostile_strings_are_text(tmp_path):
+    hostile = f'"{HOSTILE}"\x00\x1b[31m'
+    folder = a_run(
+        tmp_path / HOSTILE.replace("/", "∕"),
+        benchmark=hostile,
+        rows=[{hostile: hostile}],
+        notes=[hostile],
+        by_task={hostile: {hostile: 1}},
+    )
+    log(folder, {"step": 1, hostile: 1.0}, {"step": 2, hostile: 2.0})
+    change(
+        folder / "plan.json",
+        warnings=[hostile],
+        speed={"basis": hostile, "step_s": 1.0},
+        targets={hostile: {"value": 1, "source": hostile}},
+    )
+    html = page.render(report.build(report.parse([str(folder)])))
+    assert "<script>alert" not in html
+    assert "<img" not in html
+    assert "\x00" not in html
+    assert "49" not in Outline(html).text.split()
+    assert HOSTILE in made(folder).text
+
+
+def test_a_page_of_nothing_but_a_config(tmp_path):
+    folder = tmp_path / "r"
+    json_files.write_text(folder / "config.yaml", "method: {name: sft}\n")
+    assert "There is no record of how it ended." in made(folder).text
+    json_files.write_text(folder / "config.yaml", "a: [")
+    json_files.write_text(folder / "record.json", "{")
+    json_files.write_json(folder / "plan.json", {"processes": 3, "warnings": ["w"]})
+    text = made(folder).text
+    assert "record.json: cannot be read" in text
+    assert "config.yaml: cannot be read" in text
+    assert "plan.json: processes is int" in text
+
+
+@pytest.mark.parametrize("odd", [None, 1, "x", [], {}, [None], [[1]], {"a": {"b": [1]}}])
+@pytest.mark.parametrize("name", ["record", "plan", "result"])
+def test_values_of_any_type_give_a_page(tmp_path, name, odd):
+    folder = log(a_benchmark(tmp_path / "b"), *steps(3))
+    file = folder / f"{name}.json"
+    content = json_files.read_json(file)
+    for key, value in content.items():
+        inner = (
+            [{**value, k: odd} for k in value]
+            if isinstance(value, dict) and key not in ("packages", "locks")
+            else []
+        )
+        for changed in (odd, *inner):
+            json_files.write_json(file, {**content, key: changed})
+            run = read(folder)
+            assert one.sections(run, curves=False)
+            assert many.results([run])
+            assert isinstance(one.about(run), str)
+    assert page.render(Page("x", "", run.status, one.sections(run)))
+
+
+def test_many_lines(tmp_path):
+    folder = a_run(tmp_path / "r")
+    with (folder / "metrics.jsonl").open("w") as file:
+        for n in range(20_000):
+            row = {
+                "step": n,
+                "num_steps": 20_000,
+                "time_s": n * 0.1,
+                "loss": n % 7,
+                "reward": n % 5,
+                "grad_norm": n % 3,
+                "mfu": 0.3,
+            }
+            file.write(json.dumps({**row, "loss": 99} if n == 10_001 else row) + "\n")
+    html = page.render(report.build(report.parse([str(folder)])))
+    assert len(html) < 1_000_000
+    text = Outline(html).text
+    assert "Curves of up to 20,000 points: 400 of each are drawn" in text
+    assert (
+        "99" in html.partition("data-chart")[2].partition("</figure>")[0]
+    )  # the one spike is among them
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Give one sweep, or one or more runs"),
+        (["runz"], "Did you mean runs?"),
+        (["runs/x/1/config.yaml"], "runs/x/1/config.yaml is not the directory of a run"),
+        (["runs"], "runs is not the directory of a run"),
+        (["runs/x"], "/runs/x/1."),
+        (["runs/x/1", "outptu=a.html"], "Did you mean output?"),
+        (["runs/x/1", "output=a.html", "output=b.html"], "output=a.html, b.html: one file"),
+        (["runs/x/1", "output=a.pdf"], "output=a.pdf: one file is expected"),
+        (["x" * 5000], "is not the directory of a run"),
+        (["runs/x/1", "output=" + "x" * 300 + ".html"], "File name too long"),
+        (["runs/x/1", "output=d.html"], "d.html cannot be written"),
+        (["runs/x/1", "output=file/a.html"], "output=FILE.html"),
+        (["--open", "runs/x/1"], "--open"),
+        (["runs/sweeps/s", "runs/x/1"], "sweep"),
+        (["bad"], "bad/sweep.json"),
+    ],
+)
+def test_bad_input_is_one_message(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    log(a_run(tmp_path / "runs/x/1"), *steps(1))
+    a_sweep(tmp_path / "other", [])
+    shutil.move(tmp_path / "other/runs/sweeps", tmp_path / "runs/sweeps")
+    (tmp_path / "d.html").mkdir()
+    (tmp_path / "file").write_text("")
+    json_files.write_text(tmp_path / "bad/sweep.json", "[]")
+    assert report.main(arguments) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.out == ""
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("output", ["report.html", "compared.html"])
+def test_a_page_among_its_runs_is_replaced(tmp_path, output):
+    for name in ("1", "2"):
+        log(a_run(tmp_path / "x" / name), *steps(3))
+    for _ in range(2):
+        paths = sorted(str(path) for path in (tmp_path / "x").iterdir())
+        assert report.main([*paths, paths[0], f"output={tmp_path / 'x' / output}"]) == 0
+    assert "2 runs" in (tmp_path / "x" / output).read_text()
+    (tmp_path / "x/other.html").write_text("")  # of another program
+    assert report.main([str(tmp_path / "x/1"), str(tmp_path / "x/other.html")]) == 2
+    assert report.main([str(tmp_path / "x" / output)]) == 2
+
+
+def test_a_record_nested_too_deep_is_named(tmp_path):
+    (tmp_path / "record.json").write_text("[" * 100_000)
+    (tmp_path / "config.yaml").write_text("a: " + "[" * 3000)
+    (tmp_path / "metrics.jsonl").mkdir()
+    notes = " ".join(read(tmp_path).notes)
+    assert "record.json: cannot be read" in notes
+    assert "config.yaml: cannot be read" in notes
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        ([9e15], [1.0]),
+        ([9e15, 9e15 + 2], [0.0, 5e-324]),
+        ([1.0, 2.0], [1.0, 1.0 + 3e-16]),
+        ([1.0], [-1e149]),
+    ],
+)
+def test_values_that_no_axis_tells_apart(points):
+    for from_zero in (True, False):
+        plot = Plot.of(Chart("x", [Curve("x", points)], from_zero=from_zero))
+        assert "nan" not in plot.lines[0][1]
+        assert len(plot.y_ticks) > 1
+
+
+def test_a_run_that_ends_while_it_is_read_is_not_lost():
+    assert status_of(Path("x"), {"status": "running"}, held=True) == "running"
+    assert status_of(Path("x"), {"status": "running"}, held=False) == "lost"
+    assert status_of(Path("x"), {"status": "done"}, held=True) == "done"
+
+
+def test_a_page_that_cannot_be_written_leaves_no_file(tmp_path, capsys):
+    folder = log(a_run(tmp_path / "a"), *steps(3))
+    before = sorted(p.name for p in folder.iterdir())
+    (folder / "report.html").mkdir()
+    assert report.main([str(folder)]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert sorted(p.name for p in folder.iterdir()) == sorted([*before, "report.html"])
+
+
+def test_help(capsys):
+    assert report.main(["--help"]) == 0
+    assert "output=FILE.html" in capsys.readouterr().out
+
+
+def test_what_a_directory_is(tmp_path):
+    assert kind_of(a_run(tmp_path / "r")) == "run"
+    assert kind_of(a_pipeline(tmp_path / "p", ("a", "sft"))) == "pipeline"
+    assert kind_of(a_sweep(tmp_path, [])) == "sweep"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (12345.6, "12,346"),
+        (1.57270, "1.573"),
+        (0.0021, "0.0021"),
+        (2.5e-5, "2.5e-05"),
+        (0, "0"),
+        (-3.0, "-3"),
+        (4096, "4,096"),
+    ],
+)
+def test_numbers(value, shown):
+    assert number(value) == shown
+
+
+def test_colours_stand_out_from_what_they_stand_on():
+    """4.5:1 for text, 3:1 for curves (WCAG 2.2, 1.4.3 and 1.4.11), light and dark."""
+    style = (Path(page.__file__).parent / "page.css").read_text()
+    blocks = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        colours = dict(re.findall(r"(--[a-z0-9-]+): (#[0-9a-f]{6})", block))
+        for ink, papers in {
+            "--ink": ("--paper", "--panel", "--bad-paper", "--good-paper"),
+            "--soft": ("--paper", "--panel"),
+            "--link": ("--paper",),
+            "--good": ("--paper", "--good-paper"),
+            "--warn": ("--paper", "--warn-paper"),
+            "--bad": ("--paper", "--bad-paper"),
+        }.items():
+            assert all(contrast(colours[ink], colours[paper]) >= 4.5 for paper in papers), ink
+        assert all(contrast(colours[f"--c{n}"], colours["--paper"]) >= 3 for n in range(8))
+
+
+def contrast(one_: str, other: str) -> float:
+    light, dark = sorted((luminance(one_), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

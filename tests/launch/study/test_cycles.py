@@ -1,0 +1,362 @@
+"""What method=raft stands for: phases, in order, with what each takes from which."""
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+
+from launch.config.request import Request
+from launch.core.errors import UserError
+from launch.plan import rundir
+from launch.rules.check import refusals
+from launch.study import pipeline
+from tests.conftest import composed, host_with
+
+REAL = ["hardware=mi300x", "model=qwen3_4b", "method=raft"]
+
+
+@functools.cache
+def plans(*overrides):
+    return pipeline.make_plans(
+        composed(*overrides), Request(overrides), host_with(8), Path("/runs/raft/1")
+    )
+
+
+def taken(plan):
+    """Numbers of the phases whose model and data a plan takes."""
+    paths = (plan.config.model.path, plan.config.data.path)
+    return [Path(path).parent.name.partition("_")[0] if path else None for path in paths]
+
+
+def test_each_cycle_samples_the_newest_model_and_trains_it_on():
+    found = plans(*REAL, "method.args.cycles=2")
+    assert {name: taken(plan) for name, plan in found.items()} == {
+        "cycle0_evaluate": [None, None],
+        "cycle1_sample": [None, None],
+        "cycle1_train": [None, "2"],
+        "cycle1_evaluate": ["3", None],
+        "cycle2_sample": ["3", None],
+        "cycle2_train": ["3", "5"],
+        "cycle2_evaluate": ["6", None],
+    }
+    assert [plan.run_dir.name for plan in found.values()][1] == "2_cycle1_sample"
+    assert found["cycle1_train"].config.data.path == "/runs/raft/1/2_cycle1_sample/selected.jsonl"
+    assert [found[f"cycle{c}_sample"].trainer_args["cycle"] for c in (1, 2)] == [1, 2]
+
+
+def test_a_curriculum_is_of_the_samples_alone_and_takes_the_pass_rates_of_the_cycle_before():
+    levels = "data.tasks=[{name: chain_sum, level: 0}, {name: chain_sum, level: 1}]"
+    adaptive = ["data.curriculum=adaptive", "data.curriculum_args.floor=0.1"]
+    found = plans("hardware=cpu", "method=raft", levels, *adaptive)
+    rates = {
+        name: plan.config.data.pass_rates
+        for name, plan in found.items()
+        if plan.config.data.curriculum.value != "none"
+    }
+    assert rates == {
+        "cycle1_sample": None,
+        "cycle2_sample": "/runs/raft/1/3_cycle1_sample/result.json",
+    }
+    assert found["cycle2_sample"].config.data.curriculum_args.floor == 0.1
+    mixed = plans("hardware=cpu", "method=raft", levels, "data.curriculum=mixed")
+    assert {plan.config.data.pass_rates for plan in mixed.values()} == {None}, (
+        "which only adaptive reads"
+    )
+
+
+def test_a_fresh_base_and_the_learning_rate():
+    found = plans(
+        *REAL,
+        "method.args.base=fresh",
+        "method.args.learning_rate_decay=0.1",
+        "method.args.train.learning_rate=1e-4",
+    )
+    assert [taken(found[f"cycle{c}_train"])[0] for c in (1, 2, 3)] == [None, None, None]
+    assert taken(found["cycle3_sample"])[0] == "6"
+    rates = [found[f"cycle{c}_train"].trainer_args["learning_rate"] for c in (1, 2, 3)]
+    assert rates == pytest.approx([1e-4, 1e-5, 1e-6])
+
+
+def test_each_phase_has_the_topology_and_adapter_that_it_can_use():
+    found = plans(
+        *REAL, "method.args.cycles=1", "adapter=lora", "adapter.rank=4", "adapter.rslora=true",
+        "topology=fsdp", "topology.num_gpus=4",
+        "topology.fsdp.cpu_offload=true", "effective_batch=64",
+    )  # fmt: skip
+    shapes = {
+        n: (p.config.topology.name, len(p.processes[0].gpus), p.config.adapter.name)
+        for n, p in found.items()
+    }
+    assert shapes == {
+        "cycle0_evaluate": ("ddp", 4, "none"),
+        "cycle1_sample": ("ddp", 4, "none"),
+        "cycle1_train": ("fsdp", 4, "lora"),
+        "cycle1_evaluate": ("ddp", 4, "none"),
+    }
+    assert found["cycle1_train"].trainer_args["gradient_accumulation_steps"] == 4
+    assert [(plan.config.adapter.rank, plan.config.adapter.rslora) for plan in found.values()] == [
+        (None, False)
+    ] * 2 + [
+        (4, True),
+        (None, False),
+    ]
+    assert found["cycle1_sample"].speed.run_hours > 0
+    assert all(plan.memory[0].total_gb > 0 for plan in found.values())
+
+
+def test_memory_and_speed_of_sampling_follow_from_what_is_sampled():
+    def sampling(*overrides):
+        return plans(*REAL, "method.args.cycles=1", *overrides)["cycle1_sample"]
+
+    usual, longer = sampling(), sampling("method.args.sample.max_new_tokens=1024")
+    assert longer.speed.step_s == pytest.approx(2 * usual.speed.step_s)
+    assert longer.memory[0].parts_gb["kv cache"] > 1.5 * usual.memory[0].parts_gb["kv cache"]
+    fewer = sampling("method.args.sample.num_prompts=640")
+    assert fewer.speed.run_hours == pytest.approx(usual.speed.run_hours * 640 / 8000)
+    assert sampling("method.args.sample.engine=vllm").speed.step_s < usual.speed.step_s
+
+
+def test_raft_as_a_phase_of_an_experiment():
+    found = plans("experiment=tiny_raft")
+    names = list(found)
+    assert names[:3] == ["sft", "raft_cycle0_evaluate", "raft_cycle1_sample"]
+    assert taken(found["raft_cycle1_sample"])[0] == "1"
+    assert taken(found["evaluate"])[0] == str(1 + names.index("raft_cycle2_train"))
+
+
+def test_random_weights_get_sft_first_and_smoke_is_small():
+    assert next(iter(plans("hardware=cpu", "method=raft"))) == "start"
+    small = plans(*REAL, "smoke=true")
+    assert [name for name in small if name.endswith("sample")] == ["cycle1_sample", "cycle2_sample"]
+    assert {plan.config.model.num_layers for plan in small.values()} == {2}
+    assert small["cycle1_sample"].trainer_args["threshold"] == 0.0
+
+
+def test_an_experiments_keys_of_raft_reach_the_phases_they_are_for():
+    found = plans("experiment=strix_halo_raft")
+    assert found["cycle1_sample"].trainer_args["max_new_tokens"] == 1024
+    assert found["cycle1_train"].trainer_args["gradient_accumulation_steps"] == 16
+    assert set(found["cycle1_train"].config.method.args) & {"cycles", "sample", "base"} == set()
+    assert found["cycle1_train"].config.method.rewards == {}
+    assert found["cycle1_sample"].config.method.rewards == {"reasoning_gym": 1.0}
+    assert found["cycle1_sample"].targets["sample_s"].value == 6.0
+
+
+@pytest.mark.parametrize(
+    ("override", "field", "own", "default"),
+    [
+        ("topology.server_memory_share=0.4", "server_memory_share", 0.4, 0.9),
+        ("topology.server_cache_gb=8", "server_cache_gb", 8, None),
+        ("topology.server_args.max_num_seqs=8", "server_args", {"max_num_seqs": 8}, {}),
+    ],
+)
+def test_server_keys_reach_the_phases_that_hold_vllm(override, field, own, default):
+    found = plans(*REAL, "method.args.sample.engine=vllm", override, "method.args.cycles=1")
+    values = {name: getattr(plan.config.topology, field) for name, plan in found.items()}
+    assert values == dict.fromkeys(found, default) | {"cycle1_sample": own}
+
+
+def test_server_keys_are_for_vllm():
+    evaluated = composed(
+        *REAL[:2], "method=evaluate", "method.args.engine=vllm", "topology.server_memory_share=0.4"
+    )
+    assert refusals(evaluated) == []
+    for kept in ([*REAL], [*REAL[:2], "method=evaluate"]):  # transformers
+        assert [
+            rule.name for rule in refusals(composed(*kept, "topology.server_memory_share=0.4"))
+        ] == ["unread"]
+
+
+def test_evaluations_judge_as_the_samples_are_judged():
+    code = ["data=code", "~method.rewards.reasoning_gym", "+method.rewards.code_tests=1.0"]
+    found = plans(*REAL, *code, "method.args.cycles=1")
+    rewards = [found[f"cycle{c}_evaluate"].config.method.rewards for c in (0, 1)]
+    assert [reward["code_tests"] for reward in rewards] == [1.0, 1.0]
+
+
+def test_rows_held_out_by_a_hash_are_evaluated_and_samples_are_written_as_prompts_were(tmp_path):
+    rows, template = tmp_path / "rows.jsonl", tmp_path / "own.jinja"
+    rows.write_text('{"prompt": "1+1", "answer": "2"}\n')
+    template.write_text("{{ messages[0].content }}")
+    given = [
+        "data=jsonl",
+        f"data.path={rows}",
+        "data.heldout_fraction=0.5",
+        f"data.chat_template={template}",
+        f"data.cache={tmp_path}/kept",
+    ]
+    found = plans(
+        *REAL,
+        *given,
+        "~method.rewards.reasoning_gym",
+        "+method.rewards.accuracy=1.0",
+        "method.args.cycles=1",
+    )
+    assert list(found) == ["cycle0_evaluate", "cycle1_sample", "cycle1_train", "cycle1_evaluate"]
+    split = [
+        "data=jsonl",
+        f"data.path={rows}",
+        f"data.heldout_path={rows}",
+        "~method.rewards.reasoning_gym",
+        "+method.rewards.accuracy=1.0",
+    ]
+    assert "cycle0_evaluate" in plans(*REAL, *split, "method.args.cycles=1"), (
+        "an evaluation trains on nothing, so needs no completions"
+    )
+    trained = found["cycle1_train"].config.data
+    assert (trained.chat_template, trained.cache) == (str(template), f"{tmp_path}/kept")
+
+
+def test_a_pipeline_does_not_go_on_with_other_rows(tmp_path):
+    rows, run_dir = tmp_path / "rows.jsonl", tmp_path / "runs/1"
+    rows.write_text('{"prompt": "1+1", "completion": "2"}\n')
+    given = [
+        "hardware=cpu",
+        "data=jsonl",
+        f"data.path={rows}",
+        "phases=[{name: a}, {name: b, model_from: a}]",
+    ]
+    found = pipeline.make_plans(composed(*given), Request(given), host_with(0), run_dir)
+    record = {"data": pipeline.given_data(run_dir, list(found.values()))}
+    assert rundir.changed_data(record) == []
+    rows.write_text('{"prompt": "1+1", "completion": "3"}\n')
+    assert rundir.changed_data(record) == [str(rows)]
+    assert pipeline.given_data(tmp_path, list(found.values())) == {"files": {}}, (
+        "what phases leave is theirs"
+    )
+
+
+def of_phases(first, second="sft", *overrides):
+    second_phase = ["method=" + second, *overrides]
+    phases = (
+        f"phases=[{{name: a, overrides: ['method={first}']}}, "
+        f"{{name: b, data_from: a, overrides: {second_phase}}}]"
+    )
+    return plans("hardware=mi300x", "model=qwen3_4b", phases)
+
+
+def test_a_phase_trains_on_samples_that_one_before_it_leaves():
+    assert of_phases("raft")["b"].config.data.path.endswith("_a_cycle3_sample/selected.jsonl"), (
+        "the last ones"
+    )
+    assert of_phases("sample")["b"].config.data.path.endswith("1_a/selected.jsonl")
+    pairs = of_phases("sample", "dpo", "data.pairs_per_prompt=2")["b"].config.data
+    assert (pairs.kind, pairs.path[-16:], pairs.pairs_per_prompt) == (
+        "samples",
+        "1_a/scored.jsonl",
+        2,
+    )
+    with pytest.raises(UserError, match="data_from=a of b: that phase leaves no samples"):
+        of_phases("sft")
+
+
+@pytest.mark.parametrize("given", [[], ["data.pairs_of_any=false"]])
+def test_smoke_says_that_pairs_are_of_any_answers_and_keeps_what_is_given(given):
+    phases = (
+        "phases=[{name: a, overrides: ['method=sample']},"
+        " {name: b, data_from: a, overrides: ['method=dpo']}]"
+    )
+    plan = plans("hardware=cpu", "model=tiny", "smoke=true", phases, *given)["b"]
+    assert plan.config.data.pairs_of_any is not bool(given)
+    assert any("data.pairs_of_any False -> True" in line for line in plan.warnings) is not bool(
+        given
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["method.args.train.max_step=3"], ["phase cycle1_train", "max_step", "max_steps"]),
+        (["method.args.sample.temprature=3"], ["phase cycle1_sample", "temperature"]),
+        (["method.args.cycle=3"], ["method.args.cycle=3", "cycles"]),
+        (["method.args.cycles=0"], ["method.args.cycles=0", "at least 1"]),
+        (
+            ["data=jsonl", "data.path=none.jsonl"],
+            ["method.rewards.reasoning_gym with data=jsonl", "+method.rewards.accuracy=1.0"],
+        ),
+        (
+            ["data.filter.max_tokens=9"],
+            ["data.filter.max_tokens takes no effect"],
+        ),
+        (["runtime=slurm"], ["runtime=slurm: is for one run"]),
+    ],
+)
+def test_refused(launch, overrides, words):
+    done = launch(*REAL, *overrides, "mode=plan")
+    assert done.code == 2
+    for word in words:
+        assert word in done.err
+
+
+def test_a_later_phases_own_data_is_looked_at_before_anything_runs(launch):
+    phases = (
+        "phases=[{name: a}, {name: b, model_from: a,"
+        " overrides: ['data=jsonl', 'data.path=no.jsonl', 'method=sft']}]"
+    )
+    done = launch("hardware=mi300x", "model=qwen3_4b", phases, "mode=plan")
+    assert (done.code, done.err.split(":")[0]) == (2, "phase b")
+    assert "no.jsonl: no such file" in done.err
+
+
+SFT_AND_RESULTS = (
+    'phases=[{name: sft, overrides: ["method=sft"]}, '
+    '{name: asked, model_from: sft, overrides: ["method=evaluate"]}, '
+    '{name: more, model_from: sft, overrides: ["method=sft"]}, '
+    '{name: out, model_from: MODEL, results_from: RESULTS, overrides: ["METHOD"]}]'
+)
+
+
+def exporting(model: str, results: str, method: str = "method=export") -> str:
+    return (
+        SFT_AND_RESULTS.replace("MODEL", model)
+        .replace("RESULTS", results)
+        .replace("METHOD", method)
+    )
+
+
+def test_an_export_quotes_an_evaluation_of_its_model(launch):
+    done = launch("hardware=cpu", exporting("sft", "asked"), "mode=plan", "format=json")
+    assert done.code == 0, done.err
+    args = json.loads(done.out)["phases"]["out"]["trainer_args"]
+    assert args["results_from"].endswith("/2_asked")
+
+
+@pytest.mark.parametrize(
+    ("phases", "words"),
+    [
+        (
+            exporting("sft", "sft"),
+            ["results_from=sft of out names no evaluation before it", "Evaluations before: asked"],
+        ),
+        (
+            exporting("more", "asked"),
+            ["results_from=asked of out measured the model of sft, and not that of more"],
+        ),
+        (
+            exporting("sft", "asked", "method=raft"),
+            ["results_from of out: method=raft writes no model card"],
+        ),
+        (
+            exporting("sft", "asked", "method=evaluate"),
+            ["phase out: method.args.results_from="],
+        ),
+    ],
+)
+def test_results_that_are_not_the_models_are_refused(launch, phases, words):
+    done = launch("hardware=cpu", phases, "mode=plan")
+    assert done.code == 2
+    for word in words:
+        assert word in done.err
+
+
+def test_raft_leaves_its_last_evaluation(launch):
+    phases = (
+        "phases=[{name: r, overrides: ['method=raft']},"
+        " {name: out, model_from: r, results_from: r, overrides: ['method=export']}]"
+    )
+    done = launch("hardware=cpu", phases, "mode=plan", "format=json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["phases"]["out"]["trainer_args"]["results_from"].endswith(
+        "r_cycle2_evaluate"
+    )

@@ -1,0 +1,468 @@
+"""A pipeline that was changed keeps the phases before the change."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from launch import report, reproduce
+from launch.config.compose import compose
+from launch.config.identity import composition_hash
+from launch.config.request import Request
+from launch.core import json_files
+from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
+from launch.plan import container, sealed
+from launch.reports.data import phases_of, read
+from launch.reports.series import as_phase
+from launch.study import keeping, lineage, pipeline
+from tests.conftest import composed, host_with
+
+SFT = "{name: sft}"
+MORE = "{name: more, model_from: sft, overrides: ['method.args.learning_rate=%s']}"
+LAST = "{name: last, model_from: more, overrides: ['method.args.learning_rate=%s']}"
+THREE = [SFT, MORE % 1e-4, LAST % 1e-4]
+FOLDERS = ["1_sft", "2_more", "3_last"]
+
+
+@pytest.fixture
+def begin(tmp_path, capsys, phases_that_end):
+    """Run phases; returns (what was started, the newest run directory, what was said)."""
+    started, _ = phases_that_end
+
+    def call(phases: list[str], *overrides: str, code: int = EXIT_DONE):
+        started.clear()
+        given = [
+            "hardware=cpu",
+            "model=tiny",
+            f"phases=[{', '.join(phases)}]",
+            f"run_root={tmp_path}",
+            "name=p",
+            *overrides,
+        ]
+        assert pipeline.run(compose(given), Request(given)) == code
+        return list(started), newest(tmp_path), capsys.readouterr().out
+
+    return call
+
+
+def newest(root: Path) -> Path:
+    return max(
+        (root / "p").iterdir(), key=lambda folder: (folder / "record.json").stat().st_mtime_ns
+    )
+
+
+def links(run_dir: Path) -> dict[str, Path]:
+    """Phase's folder -> where its link leads."""
+    return {path.name: path.resolve() for path in sorted(run_dir.iterdir()) if path.is_symlink()}
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+RATE = "method.args.learning_rate: 0.0001 -> 1e-05"
+SEVEN_STEPS = "{name: sft, overrides: ['method.args.max_steps=7']}"
+CHANGES = {
+    "the last": ([SFT, MORE % 1e-4, LAST % 1e-5], FOLDERS[:2], ["3_last"], f"last.{RATE}"),
+    "the first": ([SEVEN_STEPS, *THREE[1:]], [], FOLDERS, "sft.method.args.max_steps: "),
+    "a middle one": ([SFT, MORE % 1e-5, LAST % 1e-4], FOLDERS[:1], FOLDERS[1:], f"more.{RATE}"),
+    "one is added at the end": (
+        [*THREE, "{name: e, model_from: last, overrides: ['method=evaluate']}"],
+        FOLDERS, ["4_e"], "e: it is new",
+    ),
+    "one is inserted": (
+        [SFT, "{name: e, model_from: sft, overrides: ['method=evaluate']}", *THREE[1:]],
+        ["1_sft"], ["2_e", "3_more", "4_last"], "e: 2_more was in its place",
+    ),
+    "one is renamed": (
+        [SFT, *(phase.replace("more", "most") for phase in THREE[1:])],
+        ["1_sft"], ["2_most", "3_last"], "most: 2_more was in its place",
+    ),
+    "the last is left out": (THREE[:2], FOLDERS[:2], [], "nothing is left to run"),
+    "nothing": (THREE, [], FOLDERS, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("phases", "kept", "run", "said"), CHANGES.values(), ids=CHANGES)
+def test_what_is_kept_where_a_phase_changes(begin, phases, kept, run, said):
+    _, first, _ = begin(THREE)
+    before = content(first)
+    started, second, out = begin(phases)
+    assert started == run
+    assert second != first
+    assert links(second) == {name: first / name for name in kept}
+    assert said in out
+    assert ("Keeps 1_sft" in out) == bool(kept)
+    of_second = json_files.read_json(second / "record.json")
+    assert (of_second["status"], list(of_second["phases"].values())) == ("done", [*kept, *run])
+    assert content(first) == before, "the earlier run stays as it is"
+
+
+def test_a_phase_that_runs_anew_takes_the_model_that_is_kept(begin):
+    _, first, _ = begin(THREE)
+    _, second, _ = begin([SFT, MORE % 1e-5, LAST % 1e-4])
+    taken = [
+        json_files.read_json(second / name / "record.json")["composition"]["model"]["path"]
+        for name in FOLDERS
+    ]
+    assert taken == [None, str(first / "1_sft/model"), str(second / "2_more/model")]
+
+
+def test_a_run_that_kept_is_kept_of_in_turn_and_the_most_is_kept(begin):
+    """The third run keeps what the second kept of the first; most counts before newest."""
+    _, first, _ = begin(THREE)
+    _, second, _ = begin([SFT, MORE % 1e-5, LAST % 1e-4])
+    started, third, _ = begin([SFT, MORE % 1e-5, LAST % 1e-5])
+    assert started == ["3_last"]
+    assert {name: os.readlink(third / name) for name in FOLDERS[:2]} == {
+        "1_sft": f"../{first.name}/1_sft",
+        "2_more": f"../{second.name}/2_more",
+    }
+    started, fourth, _ = begin([SFT, MORE % 1e-4, LAST % 1e-6])
+    assert (started, links(fourth)) == (["3_last"], {name: first / name for name in FOLDERS[:2]})
+    assert begin(THREE)[0] == FOLDERS, (
+        "a pipeline that is done runs again as a whole, whatever came after it"
+    )
+
+
+def test_the_host_is_asked_about_what_will_run_only(begin, monkeypatch):
+    begin(THREE)
+    asked = []
+    monkeypatch.setattr(pipeline, "check_host", lambda plan, host: asked.append(plan.run_dir.name))
+    begin([*THREE[:2], LAST % 1e-5])
+    assert asked == ["3_last"]
+
+
+def test_nothing_is_kept_under_resume_never(begin):
+    begin(THREE)
+    started, run_dir, out = begin([*THREE[:2], LAST % 1e-5], "resume=never")
+    assert (started, links(run_dir)) == (FOLDERS, {})
+    assert "Keeps" not in out
+
+
+def test_a_named_run_is_not_gone_on_with_otherwise(begin, phases_that_end):
+    _, asked = phases_that_end
+    asked["2_more"] = signal.SIGTERM
+    _, first, _ = begin(THREE, code=EXIT_INTERRUPTED)
+    with pytest.raises(
+        UserError,
+        match=r"it differs in phases.* resume=auto",
+    ):
+        begin([*THREE[:2], LAST % 1e-5], f"resume={first}")
+
+
+def test_a_run_that_was_stopped_is_kept_of_as_far_as_it_came(begin, phases_that_end):
+    _, asked = phases_that_end
+    asked["2_more"] = signal.SIGTERM
+    _, first, _ = begin(THREE, code=EXIT_INTERRUPTED)
+    asked.clear()
+    started, second, out = begin(
+        [*THREE, "{name: e, model_from: last, overrides: ['method=evaluate']}"]
+    )
+    assert started == ["3_last", "4_e"]
+    assert (
+        f"Keeps 1_sft, 2_more of {first}; "
+        f"runs what comes after: last: there is no record of it in {first / '3_last'}." in out
+    )
+
+
+def test_stopped_after_the_change_it_goes_on_there(begin, phases_that_end):
+    _, asked = phases_that_end
+    _, first, _ = begin(THREE)
+    changed = [SFT, MORE % 1e-5, LAST % 1e-4]
+    asked["2_more"] = signal.SIGTERM
+    started, second, _ = begin(changed, code=EXIT_INTERRUPTED)
+    assert started == ["2_more"]
+    asked.clear()
+    started, again, out = begin(changed)
+    assert (started, again) == (["3_last"], second)
+    assert f"Resuming {second}" in out
+    assert links(second) == {"1_sft": first / "1_sft"}
+
+
+def edit(path: Path) -> None:
+    json_files.write_json(path, {**json_files.read_json(path), "exit_code": 7})
+
+
+DAMAGES = {
+    "its model is deleted": (
+        lambda folder: (folder / "model/model.safetensors").unlink(),
+        "model.safetensors is gone",
+    ),
+    "its result is deleted": (
+        lambda folder: (folder / "result.json").unlink(),
+        "result.json is gone",
+    ),
+    "its record is edited": (
+        lambda folder: edit(folder / "record.json"),
+        "cannot be trusted (sha256",
+    ),
+    "all of it is deleted": (shutil.rmtree, "there is no record of it in"),
+}
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=DAMAGES)
+def test_a_phase_that_is_no_longer_whole_is_not_kept(begin, damage, said):
+    _, first, _ = begin(THREE)
+    damage(first / "2_more")
+    started, run_dir, out = begin([*THREE[:2], LAST % 1e-5])
+    assert (started, links(run_dir)) == (["2_more", "3_last"], {"1_sft": first / "1_sft"})
+    assert "runs what comes after: more: " in out
+    assert said in out
+
+
+@pytest.mark.parametrize("resume", ["auto", "named"])
+def test_what_was_kept_and_is_gone_is_not_gone_on_with(begin, phases_that_end, resume):
+    """The run that it was kept of was deleted while the new one was stopped."""
+    _, asked = phases_that_end
+    _, first, _ = begin(THREE)
+    changed = [SFT, MORE % 1e-5, LAST % 1e-4]
+    asked["2_more"] = signal.SIGTERM
+    _, second, _ = begin(changed, code=EXIT_INTERRUPTED)
+    asked.clear()
+    shutil.rmtree(first)
+    why = f"sft: there is no record of it in {first / '1_sft'}"
+    if resume == "named":
+        with pytest.raises(UserError) as refused:
+            begin(changed, f"resume={second}")
+        assert why in str(refused.value)
+        assert "resume=never" in str(refused.value)
+        return
+    started, third, out = begin(changed)
+    assert (started, links(third)) == (FOLDERS, {})
+    assert f"Not resuming {second}" in out
+    assert why in out
+    assert not first.exists(), "nothing is made in the place of what was deleted"
+
+
+def test_data_that_changed_ends_what_is_kept(begin, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1+1", "completion": "2"}\n')
+    given = f"{{name: more, model_from: sft, overrides: ['data=jsonl', 'data.path={rows}']}}"
+    _, first, _ = begin([SFT, given, LAST % 1e-4])
+    rows.write_text('{"prompt": "1+1", "completion": "3"}\n')
+    started, _, out = begin([SFT, given, LAST % 1e-5])
+    assert started == ["2_more", "3_last"]
+    assert f"more: {rows} has changed" in out
+
+
+def test_what_keeps_nothing_says_of_which_run_and_why(begin):
+    _, first, _ = begin(THREE)
+    started, _, out = begin(
+        THREE, "seed=3", "data.seed=4", "data.num_train=48", "data.num_heldout=8"
+    )
+    assert started == FOLDERS
+    assert f"Keeps nothing of {first}: sft.data.num_heldout: " in out
+    assert "; and 1 more." in out
+
+
+def test_the_plan_says_what_is_kept_and_makes_nothing(begin, tmp_path, capsys):
+    _, first, _ = begin(THREE)
+    changed, there = [*THREE[:2], LAST % 1e-5], sorted(tmp_path.rglob("*"))
+    started, _, out = begin(changed, "mode=plan")
+    assert started == []
+    assert f"Keeps 1_sft, 2_more of {first}; runs what comes after: last.{RATE}." in out
+    assert "p-last" in out
+    assert "p-sft" not in out
+    shown = json.loads(begin(changed, "mode=plan", "format=json")[2])
+    assert shown["kept"] == {"sft": str(first / "1_sft"), "more": str(first / "2_more")}
+    assert {process["phase"] for process in shown["processes"]} == {"last"}
+    assert list(shown["phases"]) == ["sft", "more", "last"]
+    assert sorted(tmp_path.rglob("*")) == there
+
+
+def test_records_of_no_pipeline_and_of_no_shape_are_passed_by(begin, tmp_path):
+    _, first, _ = begin(THREE)
+    of_first = json_files.read_json(first / "record.json")
+    odd = {
+        "99-a": {"phases": 3},
+        "99-b": {**of_first, "phases": {"sft": "1_sft"}},
+        "99-c": {k: v for k, v in of_first.items() if k != "phases"},
+    }
+    for name, recorded in odd.items():
+        json_files.write_json(tmp_path / "p" / name / "record.json", recorded)
+    (tmp_path / "p/99-d").mkdir()
+    given = [
+        "hardware=cpu",
+        "model=tiny",
+        f"phases=[{', '.join(THREE[:2])}]",
+        f"run_root={tmp_path}",
+        "name=p",
+    ]
+    config = compose(given)
+    planned = functools.partial(
+        pipeline.make_plans, config, Request(given), host_with(0), tmp_path / "p/new"
+    )
+    found = keeping.find(config, tmp_path / "p", planned(), planned)
+    assert (found.source, list(found.folders), found.ended_by) == (first, ["sft", "more"], [])
+
+
+LEVELS = "data.tasks=[{name: chain_sum, level: 0}, {name: chain_sum, level: 1}]"
+RAFT = ["hardware=cpu", "method=raft", LEVELS]
+CYCLES = {  # a curriculum by stages divides the run among its cycles
+    "none": 8,
+    "adaptive": 8,
+    "progressive": 2,
+    "mixed": 2,
+}
+
+
+@pytest.mark.parametrize(("curriculum", "same"), CYCLES.items())
+def test_the_phases_of_raft_that_another_cycle_changes_nothing_of(curriculum, same):
+    given = [
+        [*RAFT, f"data.curriculum={curriculum}", f"method.args.cycles={cycles}"]
+        for cycles in (2, 3)
+    ]
+    two, three = (
+        pipeline.make_plans(composed(*g), Request(g), host_with(0), Path("/runs/p/1"))
+        for g in given
+    )
+    assert (len(two), len(three)) == (8, 11)
+    equal = [
+        composition_hash(two[name].config) == composition_hash(plan.config)
+        for name, plan in three.items()
+        if name in two
+    ]
+    assert equal[:same] == [True] * same
+    assert equal[same : same + 1] in ([], [False])
+
+
+def test_the_cycle_that_is_chosen_follows_from_evaluations_that_are_kept(begin, phases_that_end):
+    """Of three cycles the third is left out; later phases take the first, of the earlier run."""
+    _, asked = phases_that_end
+    asked |= {
+        f"accuracy of raft_cycle{cycle}_evaluate": accuracy
+        for cycle, accuracy in enumerate([0.5, 0.7, 0.6, 0.65])
+    }
+    raft = (
+        "{name: raft, model_from: sft, overrides: ['method=raft', 'method.args.cycles=3',"
+        " 'method.selection.metric=accuracy'%s]}"
+    )
+    stops, goes_on = raft % ", 'method.selection.patience=1'", raft % ""
+    export = "{name: export, model_from: raft, overrides: ['method=export']}"
+    whole, first, _ = begin([SFT, stops, export])
+    assert whole[-2:] == ["8_raft_cycle2_evaluate", "12_export"]
+    started, second, _ = begin(
+        [SFT, stops, export, "{name: e, model_from: raft, overrides: ['method=evaluate']}"]
+    )
+    assert (started, sorted(links(second))) == (["13_e"], sorted(whole))
+    asked_of = json_files.read_json(second / "13_e/record.json")["composition"]["model"]["path"]
+    assert asked_of == str(first / "4_raft_cycle1_train/model")
+    assert (
+        json_files.read_json(second / "record.json")["chosen"]
+        == json_files.read_json(first / "record.json")["chosen"]
+    )
+    assert begin([SFT, stops, export])[0] == whole, "done and unchanged, it runs again as a whole"
+    started, third, _ = begin([SFT, goes_on, export])
+    assert started == [
+        "9_raft_cycle3_sample",
+        "10_raft_cycle3_train",
+        "11_raft_cycle3_evaluate",
+        "12_export",
+    ]
+    assert (
+        "raft_cycle1_train"
+        in json_files.read_json(third / "12_export/record.json")["composition"]["model"]["path"]
+    )
+    started, fourth, _ = begin([SFT, stops.replace("patience=1", "patience=2"), export])
+    assert (started, len(links(fourth))) == ([], 12)
+
+
+def test_reports_follow_the_links_and_say_what_is_gone(begin, capsys):
+    _, first, _ = begin(THREE)
+    _, second, _ = begin([SFT, MORE % 1e-5, LAST % 1e-4])
+    runs = [read(phase, phase.name) for phase in phases_of(second)]
+    assert [run.folder for run in runs] == [first / "1_sft", second / "2_more", second / "3_last"]
+    parents = lineage.parents([as_phase(run) for run in runs])
+    assert {name: parent and parent.name for name, parent in parents.items()} == {
+        "1_sft": None,
+        "2_more": "1_sft",
+        "3_last": "2_more",
+    }
+    assert report.main([str(second)]) == EXIT_DONE
+    assert f", {first.name}." in (second / "report.html").read_text()
+    assert report.main([str(first), str(second), f"output={first.parent}/both.html"]) == EXIT_DONE
+    assert "5 runs" in (first.parent / "both.html").read_text(), "the phase that both have is one"
+    shutil.rmtree(first)
+    assert report.main([str(second)]) == EXIT_DONE
+    assert ">gone</span>" in (second / "report.html").read_text()
+    assert [read(phase).status for phase in phases_of(second)] == ["gone", "done", "done"]
+
+
+def test_reproducing_runs_kept_phases_again_beside_their_links(begin, monkeypatch):
+    _, first, _ = begin(THREE)
+    _, second, _ = begin([SFT, MORE % 1e-5, LAST % 1e-4])
+    again = []
+    monkeypatch.setattr(reproduce, "check_host", lambda plan, host: None)
+    monkeypatch.setattr(
+        reproduce, "execute", lambda plan, *args, **kwargs: again.append(plan.run_dir) or EXIT_DONE
+    )
+    assert reproduce.main([str(second)]) == EXIT_DONE
+    assert [(folder.parent, folder.name.partition("-again-")[0]) for folder in again] == [
+        (second, name) for name in FOLDERS
+    ]
+
+
+def test_a_container_sees_what_is_kept(begin, tmp_path):
+    """A container mounts kept models, and the phases that a pipeline with reused samples kept."""
+    _, first, _ = begin(THREE)
+    _, second, _ = begin([SFT, MORE % 1e-5, LAST % 1e-4])
+    taken = composed(
+        "hardware=cpu",
+        "model=tiny",
+        "runtime=docker",
+        "container=cpu",
+        f"model.path={first}/1_sft/model",
+    )
+    assert str(first / "1_sft/model") in {
+        m.source for m in container.mounts(taken, host_with(0), second / "2_more", False)
+    }
+    given = [
+        "hardware=cpu",
+        "model=tiny",
+        "method=sample",
+        "runtime=docker",
+        "container=cpu",
+        f"method.args.reuse={second}",
+    ]
+    found = {
+        m.source: m.read_only
+        for m in container.mounts(compose(given), host_with(0), tmp_path / "p/x/1_s", False)
+    }
+    assert found[str(second)]
+    assert found[str(first / "1_sft")]
+    gone = composed(
+        "hardware=cpu",
+        "model=tiny",
+        "method=sample",
+        "runtime=docker",
+        "container=cpu",
+        "method.args.reuse=/nowhere/at",
+    )
+    assert "/nowhere/at" in {
+        m.source for m in container.mounts(gone, host_with(0), tmp_path / "p/x/1_s", False)
+    }
+
+
+def test_a_kept_sampling_has_its_samples(tmp_path, phases_that_end):
+    given = [
+        "hardware=cpu",
+        "method=raft",
+        f"run_root={tmp_path}",
+        "name=p",
+        "method.args.cycles=1",
+    ]
+    assert pipeline.run(compose(given), Request(given)) == EXIT_DONE
+    sampled = newest(tmp_path) / "3_cycle1_sample"
+    assert keeping.lacks(sampled) is None
+    (sampled / "selected.jsonl").unlink()
+    assert keeping.lacks(sampled) == f"{sampled / 'selected.jsonl'} is gone"
+    stopped = json_files.read_json(sampled / "record.json")
+    json_files.write_json(sampled / "record.json", sealed.seal({**stopped, "status": "hung"}))
+    assert keeping.lacks(sampled) == f"it is not done in {sampled}"

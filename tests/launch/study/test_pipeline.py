@@ -1,0 +1,424 @@
+"""Phases: their names, references and overrides, their topologies, and stops between them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from launch import reproduce
+from launch.config.compose import compose
+from launch.config.request import Request
+from launch.core import json_files
+from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
+from launch.execution import execute
+from launch.plan import sealed
+from launch.plan.views import as_json, shared_warnings
+from launch.study import phase_curves, pipeline
+from tests.conftest import composed, host_with
+from tests.helpers.report_examples import a_run
+from tests.helpers.supervised import FOREVER, plan_of
+
+TWO = ["hardware=cpu", "model=tiny", "phases=[{name: a}, {name: b, model_from: a}]"]
+
+
+@functools.cache
+def plans(*overrides):
+    return pipeline.make_plans(
+        composed(*overrides), Request(overrides), host_with(8), Path("/runs/p/1")
+    )
+
+
+ODD = {
+    "{name: ''}": ["number 1 has an empty name"],
+    "{name: a/b}": ["name=a/b names a directory"],
+    "{name: a}, {name: a}": ["two are called a"],
+    "{name: a, model_from: a}": ["model_from=a of a is that phase itself", "before it: none"],
+    "{name: a, model_from: b}, {name: b}": ["model_from=b of a comes after it"],
+    "{name: first}, {name: b, model_from: frist}": [
+        "model_from=frist of b names no phase. Did you mean first? Phases before it: first"
+    ],
+    "{name: a}, {name: b, data_from: a}": [
+        "data_from=a of b: that phase leaves no samples",
+        "or raft: none",
+    ],
+    "{name: a}, {name: e, model_from: a, overrides: ['method=evaluate']},"
+    " {name: b, model_from: e}": [
+        "model_from=e of b: that phase trains no model",
+        "that do: a.",
+    ],
+    "{name: a, overrides: ['save_model=false']}, {name: b, model_from: a}": [
+        "model_from=a of b: that phase trains no model"
+    ],
+    "{name: a, overrides: ['method=raft']}, {name: a_cycle1_train}": [
+        "a_cycle1_train is also the name of a phase that method=raft makes"
+    ],
+    "{name: a, overrides: ['method=raft', 'method.args.max_steps=7']}": [
+        "phase a: method.args.max_steps=7: recipes.sample.RaftConfig has no"
+    ],
+    "{name: a, overrides: [seed]}": ["override seed of a: no '=' in it"],
+    "{name: a, overrides: [{a: 3}]}": ["override {'a': 3} of a: a mapping"],
+    "{name: a, overrides: ['sed=1']}": ["phase a: sed=1: no key 'sed'", "Did you mean seed"],
+    '{name: a, overrides: ["seed=\'x"]}': ["phase a: seed='x: "],
+    "{name: a, overrides: ['runtime=slurm']}": ["phase a: runtime=slurm: is for one run"],
+    "{name: a}, {name: b, model_from: a, overrides: ['model.path=/x']}": [
+        "override model.path=/x of b: model_from=a decides it"
+    ],
+    "{name: a}, {name: b, model_from: a, overrides: ['model=qwen3_4b']}": [
+        "override model=qwen3_4b of b: model_from=a decides it"
+    ],
+    "{name: a, overrides: ['method=sample']},"
+    " {name: b, data_from: a, overrides: ['data.path=/x']}": ["data_from=a decides it"],
+    "{name: a, overrides: ['method=sample']},"
+    " {name: b, data_from: a, overrides: ['method=raft']}": [
+        "data_from=a of b: method=raft trains on no samples of another phase",
+        "sft, dpo or grpo",
+    ],
+    "{name: a}, {name: b, model_from: a, overrides: ['method=bench/gemm']}": [
+        "model_from=a of b: method=bench/gemm reads no model"
+    ],
+    "{name: a, nme: b}": ["phases: Key 'nme' not in 'Phase'. Did you mean name?"],
+}
+
+
+@pytest.mark.parametrize(("phases", "said"), ODD.items(), ids=ODD)
+def test_phases_of_odd_shape(launch, phases, said):
+    done = launch("hardware=cpu", f"phases=[{phases}]", "mode=plan")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert [words for words in said if words not in done.err] == []
+
+
+@pytest.mark.parametrize("name", ["../escape", "/abs"])
+@pytest.mark.parametrize(
+    "given",
+    [TWO, ["hardware=cpu", "method=raft"], ["-m", "seed=0,1", *TWO]],
+    ids=["phases", "raft", "sweep"],
+)
+def test_a_pipeline_leaves_its_run_root_by_no_name(launch, tmp_path, name, given):
+    done = launch(*given, f"name={name}", f"run_root={tmp_path}/inner", "mode=plan")
+    assert done.code == 2
+    assert f"name={name}: it names a directory. Use: letters, digits" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["experiment=quickstart", "+mode=plan", "~phases", "run_root=x", "sweep.num_trials=2",
+     "hardware=mi300x", "hydra.verbose=true"],
+)  # fmt: skip
+def test_keys_that_all_phases_share(override):
+    given = ["hardware=cpu", f"phases=[{{name: a, overrides: ['{override}']}}]"]
+    with pytest.raises(
+        UserError, match=r"phases: override .* of a: .* Use: .* outside phases\."
+    ) as refused:
+        pipeline.make_plans(composed(*given), Request(given), host_with(0), Path("/runs/p/1"))
+    assert f"override {override} of a" in str(refused.value)
+
+
+def test_a_key_of_the_hardware_may_be_a_phases_own():
+    found = plans(
+        "hardware=mi300x",
+        "model=qwen3_4b",
+        "phases=[{name: a, overrides: ['hardware.dataloader.num_workers=3']}, {name: b}]",
+    )
+    workers = [plan.trainer_args["dataloader_num_workers"] for plan in found.values()]
+    assert workers[0] == 3 != workers[1]
+
+
+TOPOLOGIES = (
+    "phases=[{name: sft, overrides: ['method=sft', 'topology=fsdp']},"
+    " {name: grpo, model_from: sft, overrides: ['method=grpo', 'topology=split']},"
+    " {name: evaluate, model_from: grpo, overrides: ['method=evaluate']},"
+    " {name: export, model_from: grpo, overrides: ['method=export']}]"
+)
+
+
+def test_each_phase_has_its_own_topology_on_eight_gpus():
+    found = plans("hardware=mi300x", "model=qwen3_4b", TOPOLOGIES)
+    gpus = {
+        name: {process.name: process.gpus for process in plan.processes}
+        for name, plan in found.items()
+    }
+    assert list(gpus) == ["sft", "grpo", "evaluate", "export"]
+    assert list(gpus["sft"].values()) == [list(range(8))]
+    assert sorted(gpus["grpo"].values()) == [[0], list(range(1, 8))]
+    assert list(gpus["evaluate"].values()) == [list(range(8))]
+    assert list(gpus["export"].values()) == [[]]
+    strategies = {
+        name: (plan.config.topology.name, plan.config.topology.strategy)
+        for name, plan in found.items()
+    }
+    assert strategies == {
+        "sft": ("fsdp", "fsdp"),
+        "grpo": ("split", "ddp"),
+        "evaluate": ("ddp", "ddp"),
+        "export": ("single", "none"),
+    }
+    taken = [plan.config.model.path for plan in found.values()]
+    assert taken == [
+        None,
+        "/runs/p/1/1_sft/model",
+        "/runs/p/1/2_grpo/model",
+        "/runs/p/1/2_grpo/model",
+    ]
+    assert [name for name, plan in found.items() if as_json(plan)["memory"]] == [
+        "sft",
+        "grpo",
+        "evaluate",
+    ]
+
+
+def test_no_phase_starts_where_a_later_one_does_not_fit(tmp_path, monkeypatch):
+    phases = (
+        "phases=[{name: a, overrides: ['topology=fsdp']},"
+        " {name: big, model_from: a, overrides: ['topology=single']}]"
+    )
+    given = [
+        "hardware=mi300x",
+        "model=qwen3_32b",
+        phases,
+        f"run_root={tmp_path}",
+        "runtime=local",
+        "preflight=refuse",
+    ]
+    monkeypatch.setattr(pipeline.detect, "host", lambda python: host_with(8))
+    monkeypatch.setattr(
+        "launch.checks.preflight.check", lambda plan, host: None
+    )  # the doctor's findings on this machine
+    with pytest.raises(HostError, match=r"phase big: .*mode=plan"):
+        pipeline.run(compose(given), Request(given))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipeline_ends_with_one_json_object(tmp_path, capsys, phases_that_end):
+    _, asked = phases_that_end
+    given = [*TWO, f"run_root={tmp_path}", "name=p", "format=json"]
+    asked["1_a"] = signal.SIGTERM
+    pipeline.run(compose(given), Request(given))
+    stopped = json.loads(capsys.readouterr().out)
+    assert (stopped["exit_code"], list(stopped["phases"])) == (EXIT_INTERRUPTED, ["a"])
+    pipeline.run(compose(given), Request(given))
+    [run_dir] = (tmp_path / "p").iterdir()
+    of_phase = {
+        name: {"run_dir": str(run_dir / name), "exit_code": 0, "result": {"status": "done"}}
+        for name in ("1_a", "2_b")
+    }
+    whole = {
+        "run_dir": str(run_dir),
+        "exit_code": 0,
+        "phases": {"a": of_phase["1_a"], "b": of_phase["2_b"]},
+    }
+    assert json.loads(capsys.readouterr().out) == whole
+
+
+@pytest.mark.usefixtures("hangups")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_between_two_phases_stops_the_pipeline_and_the_same_command_goes_on(
+    tmp_path, capsys, phases_that_end, number
+):
+    started, asked = phases_that_end
+    given = [*TWO, f"run_root={tmp_path}", "name=p"]
+    asked["1_a"] = number
+    before = signal.getsignal(number)
+    assert pipeline.run(compose(given), Request(given)) == EXIT_INTERRUPTED
+    assert signal.getsignal(number) == before
+    assert started == ["1_a"]
+    assert "p: interrupted before phase b" in capsys.readouterr().out
+    [kept] = tmp_path.glob("p/*/record.json")
+    assert [json.loads(kept.read_text())[key] for key in ("status", "exit_code")] == [
+        "interrupted",
+        EXIT_INTERRUPTED,
+    ]
+    asked["2_b"] = number  # the last one is done: nothing is left to stop
+    assert pipeline.run(compose(given), Request(given)) == EXIT_DONE
+    assert started == ["1_a", "2_b"]
+    assert json.loads(kept.read_text())["status"] == "done"
+
+
+def stopped_in_a(tmp_path, asked):
+    """Return the overrides and run directory of a pipeline that was stopped in its first phase."""
+    given = [*TWO, f"run_root={tmp_path}", "name=p"]
+    asked["1_a"] = signal.SIGTERM
+    assert pipeline.run(compose(given), Request(given)) == EXIT_INTERRUPTED
+    [first] = (tmp_path / "p").iterdir()
+    return given, first
+
+
+def test_a_phase_that_is_composed_otherwise_now_is_not_gone_on_with(
+    tmp_path, capsys, monkeypatch, phases_that_end
+):
+    """conf/ changes for one phase's method; the pipeline's own composition stays the same."""
+    started, asked = phases_that_end
+    given, first = stopped_in_a(tmp_path, asked)
+
+    def edited(overrides, typed=None):
+        found = compose(overrides, typed)
+        found.method.args["learning_rate"] = 0.125
+        return found
+
+    monkeypatch.setattr(pipeline, "compose", edited)
+    asked.clear()
+    named = [*given, f"resume={first}"]
+    with pytest.raises(
+        UserError,
+        match=r"phases changed .*a\.method\.args\.learning_rate: .* -> 0\.125.*resume=never",
+    ):
+        pipeline.run(compose(named), Request(named))
+    assert started == ["1_a"]
+    assert pipeline.run(compose(given), Request(given)) == EXIT_DONE
+    assert started == ["1_a", "1_a", "2_b"]
+    assert "phases changed since it began: a.method.args.learning_rate" in capsys.readouterr().out
+    assert json.loads((first / "record.json").read_text())["status"] == "interrupted"
+
+
+@pytest.mark.parametrize("edited", [{"status": "failed"}, {"composition": "x"}])
+def test_a_phase_whose_record_was_edited_is_not_gone_on_with(
+    tmp_path, capsys, phases_that_end, edited
+):
+    started, asked = phases_that_end
+    given, first = stopped_in_a(tmp_path, asked)
+    json_files.write_json(
+        first / "1_a/record.json", {**json_files.read_json(first / "1_a/record.json"), **edited}
+    )
+    asked.clear()
+    named = [*given, f"resume={first}"]
+    with pytest.raises(
+        UserError,
+        match=r"a: its record.json cannot be trusted \(sha256: .*resume=never",
+    ):
+        pipeline.run(compose(named), Request(named))
+    assert pipeline.run(compose(given), Request(given)) == EXIT_DONE
+    assert started == ["1_a", "1_a", "2_b"]
+    assert (
+        "phases changed since it began: a: its record.json cannot be trusted"
+        in capsys.readouterr().out
+    )
+    (first / "1_a/record.json").write_text("{")
+    with pytest.raises(UserError, match="a: its record.json is damaged"):
+        pipeline.run(compose(named), Request(named))
+
+
+def test_phases_of_other_names_are_not_gone_on_with(tmp_path):
+    found = pipeline.make_plans(composed(*TWO), Request(TWO), host_with(0), tmp_path)
+    json_files.write_json(tmp_path / "record.json", {"phases": {"a": "1_a", "c": "2_c"}})
+    assert pipeline.changed_phases(tmp_path, found) == [
+        "phases.b: None -> 2_b",
+        "phases.c: 2_c -> None",
+    ]
+    json_files.write_json(tmp_path / "record.json", {"phases": {"a": "1_a", "b": "2_b"}})
+    assert pipeline.changed_phases(tmp_path, found) == []
+
+
+def test_a_phase_that_the_engine_refuses_leaves_a_pipeline_that_failed(
+    tmp_path, monkeypatch, capsys, phases_that_end
+):
+    def refuses(*args, **kwargs):
+        raise HostError("no such device")
+
+    monkeypatch.setattr(pipeline, "execute", refuses)
+    given = [*TWO, f"run_root={tmp_path}", "name=p", "format=json"]
+    with pytest.raises(HostError, match="phase a: no such device"):
+        pipeline.run(compose(given), Request(given))
+    [kept] = tmp_path.glob("p/*/record.json")
+    assert json.loads(kept.read_text())["status"] == "failed"
+    assert json.loads(capsys.readouterr().out) == {
+        "run_dir": str(kept.parent),
+        "exit_code": HostError.exit_code,
+        "phases": {},
+    }
+
+
+def test_a_signal_that_came_before_a_run_stops_it(tmp_path, quick_supervision):
+    plan = plan_of(tmp_path, {"trainers": FOREVER}, "runtime.stop_timeout_s=5")
+    assert execute.execute(plan, host_with(0), None, stopping=[signal.SIGTERM]) == EXIT_INTERRUPTED
+
+
+def pipeline_record(folder, status, exit_code):
+    kept = {"schema": 1, "run_id": "r", "status": status, "exit_code": exit_code}
+    kept |= {"overrides": [], "composition": {}, "composition_hash": ""}
+    content = {**kept, "phases": {"a": "1_a", "b": "2_b"}}
+    json_files.write_json(folder / "record.json", sealed.seal(content))
+
+
+def test_reproducing_a_pipeline_stops_at_an_interruption(tmp_path, monkeypatch, capsys):
+    for name in ("1_a", "2_b"):
+        a_run(tmp_path / name, weights_sha256="x")
+    pipeline_record(tmp_path, "done", 0)
+    started = []
+
+    def interrupted(plan, *args, **kwargs):
+        started.append(plan.run_dir.name.partition("-")[0])
+        return EXIT_INTERRUPTED
+
+    monkeypatch.setattr(reproduce, "execute", interrupted)
+    monkeypatch.setattr(reproduce, "check_host", lambda plan, host: None)
+    assert reproduce.main([str(tmp_path)]) == EXIT_INTERRUPTED
+    assert started == ["1_a"]
+    assert "interrupted: 1_a was not compared" in capsys.readouterr().out
+
+    def asked_as_it_ends(plan, *args, **kwargs):
+        os.kill(os.getpid(), signal.SIGTERM)
+        started.append(plan.run_dir.name.partition("-")[0])
+        json_files.write_json(plan.run_dir / "result.json", {"weights_sha256": "x"})
+        return EXIT_DONE
+
+    monkeypatch.setattr(reproduce, "execute", asked_as_it_ends)
+    assert reproduce.main([str(tmp_path)]) == EXIT_INTERRUPTED
+    assert started == ["1_a", "1_a"]
+    assert "interrupted: 2_b was not compared" in capsys.readouterr().out
+
+
+def test_no_run_is_reproduced_where_a_later_one_is_not_done(tmp_path, monkeypatch, capsys):
+    a_run(tmp_path / "1_a", weights_sha256="x")
+    a_run(tmp_path / "2_b", exit_code=4)
+    pipeline_record(tmp_path, "failed", 4)
+    monkeypatch.setattr(reproduce, "reproduce_one", lambda *args: pytest.fail("a run was started"))
+    assert reproduce.main([str(tmp_path)]) == 2
+    assert "2_b: its status is failed" in capsys.readouterr().err
+
+
+def test_a_warning_of_several_phases_is_said_once_with_their_names(launch):
+    given = [
+        "hardware=mi300x",
+        "model=qwen3_4b",
+        "phases=[{name: a}, {name: b, model_from: a}]",
+        "user_env.X=expandable_segments:True",
+    ]
+    said = [line for line in shared_warnings(plans(*given)) if "expandable_segments hangs" in line]
+    assert len(said) == 1
+    assert said[0].startswith("a, b: ")
+    shown = launch(*given, "mode=plan")
+    assert shown.code == 0, shown.err
+    assert shown.out.count("expandable_segments hangs") == 1
+    assert "! a, b: expandable_segments hangs" in shown.out
+    printed = json.loads(launch(*given, "mode=plan", "format=json").out)
+    assert [line for line in printed["warnings"] if "expandable_segments hangs" in line] == said
+
+
+def ended(plan, **result):
+    json_files.write_json(plan.run_dir / "result.json", {"status": "done", **result})
+
+
+def test_the_summary_says_what_each_lineage_gained(tmp_path):
+    given = ["experiment=tiny_learning"]
+    found = pipeline.make_plans(
+        composed(*given), Request(given), host_with(0), tmp_path / "p" / "1"
+    )
+    accuracy = {"raft_cycle0_evaluate": 0.5, "raft_cycle1_evaluate": 0.65}
+    accuracy |= {"raft_cycle2_evaluate": 0.7, "grpo_evaluated": 0.6, "dpo_evaluated": 0.45}
+    for name, plan in found.items():
+        ended(
+            plan, **({"accuracy": accuracy[name], "data_sha256": "x"} if name in accuracy else {})
+        )
+    said = phase_curves.show_all(tmp_path / "p" / "1", list(found.values())).splitlines()
+    folder = {name: plan.run_dir.name for name, plan in found.items()}
+    on_sft = folder["raft_cycle0_evaluate"]
+    assert f"{folder['grpo_evaluated']}: held-out accuracy 60.0%, +10.0 points on {on_sft}" in said
+    assert f"{folder['dpo_evaluated']}: held-out accuracy 45.0%, -5.0 points on {on_sft}" in said
+    assert f"{on_sft}: held-out accuracy 50.0%" in said
+    assert f"{on_sft} to {folder['raft_cycle2_evaluate']}: +20.0 points" in said
+    assert "raft by cycle: 0 50.0%, 1 65.0%, 2 70.0%" in said

@@ -1,0 +1,107 @@
+"""Which GPUs a trial gets: disjoint sets, within the user's own mask."""
+
+from __future__ import annotations
+
+import pytest
+
+from launch.config.request import Request
+from launch.core.errors import HostError
+from launch.study.pool import at_once, environment_of, pack
+from launch.study.trials import prepared
+from tests.conftest import host_with
+
+EIGHT = list(range(8))
+ONE_GPU = ["hardware=mi300x", "model=qwen3_4b", "topology=single"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "busy", "wanted", "given"),
+    [
+        (EIGHT, [], 1, [0]),
+        (EIGHT, [0, 1, 2], 1, [3]),
+        (EIGHT, EIGHT, 1, None),
+        (EIGHT, [], 2, [0, 1]),
+        (EIGHT, [1], 2, [2, 3]),  # 0 is free, and 0,2 are no neighbours
+        (EIGHT, [0], 4, [4, 5, 6, 7]),
+        (EIGHT, [3, 4], 4, None),
+        (EIGHT, [0, 1, 2, 3, 4, 5], 3, None),
+        ([2, 3, 6, 7], [2, 3], 2, [6, 7]),  # the user's own mask
+        ([5], [], 2, None),
+    ],
+)
+def test_pack(gpus, busy, wanted, given):
+    assert pack(gpus, busy, wanted) == given
+
+
+@pytest.mark.parametrize("wanted", [1, 3, 8])
+def test_trials_that_run_together_share_no_gpu(wanted):
+    busy: list[int] = []
+    while block := pack(EIGHT, busy, wanted):
+        assert len(block) == wanted
+        busy += block
+    assert len(busy) == len(set(busy)) == 8 // wanted * wanted
+
+
+@pytest.mark.parametrize(
+    ("gpus", "wanted", "parallel", "count"),
+    [
+        (EIGHT, 1, None, 8),
+        (EIGHT, 3, None, 2),
+        (EIGHT, 1, 3, 3),
+        (EIGHT, 8, 3, 1),
+        ([], 0, None, 1),
+        ([], 0, 4, 4),
+        ([0], 2, None, 1),
+    ],
+)
+def test_at_once(gpus, wanted, parallel, count):
+    assert at_once(gpus, wanted, parallel) == count
+
+
+def test_a_trial_sees_its_own_gpus_only():
+    host = host_with(8, HIP_VISIBLE_DEVICES="2,3,6,7")
+    trial = prepared(Request(ONE_GPU), host)
+    assert trial.num_gpus == 1
+    assert trial.gpus_here(host, planned=False) == [2, 3, 6, 7]
+    assert environment_of(trial, [6], 4, host) == {
+        "HIP_VISIBLE_DEVICES": "6",
+        "OMP_NUM_THREADS": "16",
+    }
+    narrowed = host_with(8, **environment_of(trial, [6], 4, host))
+    assert prepared(Request(ONE_GPU), narrowed).plans[0].processes[-1].gpus == [6]
+
+
+def test_a_trial_of_several_gpus_is_counted_whole():
+    host = host_with(8)
+    assert (
+        prepared(Request(["hardware=mi300x", "model=qwen3_4b", "method=grpo"]), host).num_gpus == 8
+    )  # a server and seven that train
+    assert (
+        prepared(
+            Request(["hardware=mi300x", "model=qwen3_4b", "topology=ddp", "topology.num_gpus=2"]),
+            host,
+        ).num_gpus
+        == 2
+    )
+
+
+def test_on_a_cpu_a_trial_takes_no_gpu_and_alone_keeps_all_cores():
+    host = host_with(0)
+    trial = prepared(Request(["hardware=cpu"]), host)
+    assert (trial.num_gpus, trial.gpus_here(host, planned=False)) == (0, [])
+    assert environment_of(trial, [], 1, host) == {}
+    assert environment_of(trial, [], 4, host) == {"OMP_NUM_THREADS": "16"}
+    assert environment_of(trial, [], 4, host_with(0, OMP_NUM_THREADS="3")) == {}
+
+
+def test_a_trial_of_slurm_gets_nothing_of_this_machine():
+    host = host_with(0)
+    assert (
+        environment_of(prepared(Request(["hardware=cpu", "runtime=slurm"]), host), [], 4, host)
+        == {}
+    )
+
+
+def test_a_mask_of_the_users_that_names_no_index_is_refused():
+    with pytest.raises(HostError, match="indices are needed"):
+        prepared(Request(ONE_GPU), host_with(8, HIP_VISIBLE_DEVICES="GPU-1234"))

@@ -1,0 +1,283 @@
+"""-m mode=plan shows what would run and writes nothing; what no trial could do is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from pathlib import Path
+
+import pytest
+
+from launch.config.compose import CONF
+from launch.config.request import Request
+from launch.core import json_files
+from launch.core.errors import UserError
+from launch.study import sweep_plan, sweep_report
+from launch.study.trials import Trial, check_metric, check_metric_early, done_run, figures, prepared
+from tests.conftest import composed, host_with, leave_record
+from tests.docs.test_commands import FILES
+
+ONE_GPU = ["hardware=mi300x", "model=qwen3_4b", "topology=single"]
+
+
+def sweep_commands() -> list[str]:
+    """Of the README, docs/ and conf/: what test_documented_commands leaves out."""
+    found = set()
+    for file in FILES:
+        for line in file.read_text().splitlines():
+            if "python launch/run.py -m " in line and "<" not in line:
+                found.add(
+                    line.split("python launch/run.py ", 1)[1].split("  #")[0].split("`")[0].strip()
+                )
+    return sorted(found)
+
+
+@pytest.mark.parametrize("text", sweep_commands())
+def test_every_documented_sweep_plans(launch, tmp_path, text):
+    done = launch(*shlex.split(text), "mode=plan")
+    assert done.code == 0, done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_sweep_has_its_command():
+    names = {file.stem for file in (CONF / "sweep").glob("*.yaml")} - {"none"}
+    assert names <= {
+        word[len("sweep=") :]
+        for text in sweep_commands()
+        for word in shlex.split(text)
+        if word.startswith("sweep=")
+    }
+
+
+def test_the_plan_of_a_search(launch):
+    done = launch("-m", "sweep=grpo", *ONE_GPU, "mode=plan")
+    assert done.code == 0
+    for words in (
+        "method.args.num_generations",
+        "4, 8, 16",
+        "24 trials, to maximize reward, 8 at once, each on 1 GPU(s): 0; 1; 2; 3",
+    ):
+        assert words in done.out
+
+
+def test_the_plan_of_a_search_as_json(launch, monkeypatch):
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "2,3,6,7")
+    done = launch(
+        "-m",
+        "sweep=lora_rank",
+        "hardware=mi300x",
+        "model=qwen3_4b",
+        "topology=ddp",
+        "topology.num_gpus=2",
+        "mode=plan",
+        "format=json",
+    )
+    plan = json.loads(done.out)
+    assert (plan["at_once"], plan["gpu_sets"], plan["num_trials"]) == (2, [[2, 3], [6, 7]], 20)
+    assert plan["space"]["rank"]["values"] == [8, 16, 32, 64, 128]
+    assert plan["first"]["adapter"] == "lora"
+    assert Path(plan["directory"]).parent.name == "sweeps"
+
+
+def test_the_plan_of_a_grid_names_every_trial(launch):
+    plan = json.loads(
+        launch("-m", "hardware=cpu", "seed=0,1", "model=tiny", "mode=plan", "format=json").out
+    )
+    assert [trial["varied"] for trial in plan["trials"]] == [["seed=0"], ["seed=1"]]
+    assert (plan["at_once"], plan["gpu_sets"]) == (1, [])
+
+
+def test_trials_that_cannot_run_are_named(launch):
+    grid = ["-m", "hardware=mi300x", "topology=ddp", "model=qwen3_4b,llama3_1_70b", "speed=off"]
+    done = launch(*grid, "mode=plan")
+    assert done.code == 0  # as of one plan that does not fit
+    assert "! [1] trainers: 1417.5 GB needed on each of its GPUs" in done.out
+    plan = json.loads(launch(*grid, "seed=1,x", "mode=plan", "format=json").out)
+    assert (list(plan["refused"]), list(plan["lacking"])) == (["1", "3"], ["2"])
+    refused = launch(*grid, "seed=1,x", "mode=plan")
+    assert refused.code == 2
+    assert "[1] seed=x" in refused.err
+
+
+def test_a_long_grid_is_planned_as_far_as_it_says(launch, monkeypatch):
+    monkeypatch.setattr(sweep_plan, "CHECKED", 4)
+    out = launch("-m", *ONE_GPU, "seed=range(6)", "mode=plan").out
+    assert "first 4 of 6 trials" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["runtime=slurm"], "one after another, each a Slurm job (sweep.parallel=N"),
+        (["runtime=slurm", "sweep.parallel=2"], "2 at once, each a Slurm job, in"),
+        (
+            ["hydra/launcher=submitit_slurm"],
+            "a job for each, all handed to hydra/launcher=submitit_slurm, in",
+        ),
+        (
+            ["topology=single,ddp"],
+            "4 trials, as many at once as there is room for, each on 1 or 8 GPU(s), in",
+        ),
+        (["hardware=cpu", "model=tiny"], "one after another on the CPU, in"),
+    ],
+)
+def test_where_trials_run_is_said(launch, given, said):
+    assert (
+        said
+        in launch("-m", "hardware=mi300x", "model=qwen3_4b", "seed=0,1", *given, "mode=plan").out
+    )
+
+
+def test_the_same_sweep_has_the_same_directory_and_another_has_another(launch):
+    def directory(*overrides: str) -> str:
+        return json.loads(
+            launch("-m", "sweep=grpo", *ONE_GPU, *overrides, "mode=plan", "format=json").out
+        )["directory"]
+
+    assert directory() == directory("sweep.num_trials=99", "sweep.parallel=2", "verbose=true")
+    assert (
+        len(
+            {
+                directory(),
+                directory("seed=1"),
+                directory("sweep.metric=kl"),
+                directory("sweep.space.kl.values=[0.0]"),
+            }
+        )
+        == 4
+    )
+
+
+def test_the_command_lines_own_value_wins_over_the_sweeps(launch):
+    plan = json.loads(
+        launch(
+            "-m",
+            "sweep=grpo",
+            *ONE_GPU,
+            "method.args.per_device_train_batch_size=32",
+            "mode=plan",
+            "format=json",
+        ).out
+    )
+    assert plan["first"]["trainer_args"]["per_device_train_batch_size"] == 32
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["sweep=grpo"], "Put -m before it"),
+        (
+            ["sweep.num_trials=5", "hardware=cpu"],
+            "sweep.num_trials=5: ",
+        ),
+        (["-m", "sweep=grpo", *ONE_GPU, "method=sft"], "method.args.num_generations=8: "),
+        (["-m", "sweep=grpo", "seed=0,1"], "seed=0: is for a grid"),
+        (["-m", "sweep=grpo", "method.args.beta=0.1"], "'~sweep.space.kl'"),
+        (
+            ["-m", "sweep=grpo", "hydra/launcher=submitit_local"],
+            "hydra/launcher=submitit_local: is for a grid",
+        ),
+        (
+            ["-m", "sweep=grpo", "sweep.space.k.values=[1]"],
+            "Did you mean kl?",
+        ),
+        (
+            ["-m", "sweep=grpo", "sweep.space.kl.valeus=[1]"],
+            "no key 'valeus' in sweep.space.kl. Did you mean sweep.space.kl.values",
+        ),
+        (
+            ["-m", "sweep=grpo", "sweep.space.kl.key=method.args.betta"],
+            "no such argument. Did you mean beta",
+        ),
+        (["-m", "sweep=grpo", "sweep.num_trials=0"], "sweep.num_trials=0: out of range"),
+        (["-m", "seed=0,1", "resume=there"], "resume=there: "),
+        (["-m", "seed=0,1", "hydra/sweeper=optuna"], "hydra/sweeper=optuna: "),
+        (["-m", "seed=0,1", "sweep.metric=accuracy"], "Use: sweep.direction=maximize"),
+        (["-m", "seed=0,1", "data.preview=1"], "data.preview: "),
+        (["-m", "seed=0,1", "format=text,json"], "format=text, ...: several values"),
+        (["-m", "seed=interval(0,1)"], "INTERVAL_SWEEP"),
+        (["-m", "seed=0,1", "--config-dir=x"], "--config-dir=x"),
+    ],
+)
+def test_refused_before_anything_is_made(launch, tmp_path, overrides, said):
+    done = launch(*overrides, "mode=plan")
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_host_without_the_gpus_is_said_before_the_first_trial(launch, tmp_path):
+    done = launch("-m", "seed=0,1", *ONE_GPU, "runtime=local")
+    assert done.code == 3
+    assert "GPU(s) needed" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_figures_are_those_of_the_end_and_of_the_last_step(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "loss": 3.0, "kl": 0.1}\n{"step": 2, "loss": null, "kl": 0.2}\n'
+    )
+    (tmp_path / "result.json").write_text(
+        '{"status": "done", "loss": null, "accuracy": 0.5, "exit_code": 0, "model": "m"}'
+    )
+    assert figures(tmp_path) == {"step": 2, "loss": None, "kl": 0.2, "accuracy": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("better", "name", "value"), [(True, "most_tflops", 9.5), (False, "least_tflops", 7.0)]
+)
+def test_a_grid_of_a_benchmark_is_shown_by_its_best_row(tmp_path, better, name, value):
+    rows = [
+        {"tflops": 7.0},
+        {"tflops": None, "error": "no memory"},
+        {"tflops": math.nan},
+        {"tflops": 9.5},
+    ]
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "tflops": 9.5, "loss": 1.0}\n')
+    content = {"figure": "tflops", "higher_is_better": better, "rows": rows, "benchmark": "gemm"}
+    (tmp_path / "result.json").write_text(json.dumps(content))
+    found = figures(tmp_path)
+    assert found[name] == value
+    assert sweep_report.usual(found) == name
+    assert sweep_report.less_is_better(name) is not better
+    assert check_metric_early(name, tmp_path)  # no line of the first steps holds it
+
+
+def test_a_metric_that_no_run_writes_is_said_at_the_first_step(tmp_path):
+    assert check_metric_early("rewrd", tmp_path) is False
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
+    assert check_metric_early("reward", tmp_path) is True
+    assert check_metric_early("accuracy", tmp_path) is True  # of the end
+    with pytest.raises(
+        UserError, match=r"sweep.metric=rewrd: .* Did you mean reward\? It wrote: reward, step"
+    ):
+        check_metric_early("rewrd", tmp_path)
+    with pytest.raises(UserError, match="wrote no such figure"):
+        check_metric("accuracy", {"loss": 1.0})
+
+
+def test_unlike_figures_stand_under_their_own_names(capsys, tmp_path):
+    found = [
+        Trial(0, ["method=sft"], "done", "loss", 2.5, 0),
+        Trial(1, ["method=bench/matmul"], "done", "most_tflops", 400.0, 0),
+    ]
+    config = composed("hardware=cpu")
+    for trials, head, hint in ((found, "figure", False), (found[:1] * 2, "loss", True)):
+        content = sweep_report.as_object(tmp_path, config.sweep, [], trials, 2)
+        sweep_report.show_end(config, content, 0)
+        said = capsys.readouterr().out
+        assert f" {head} " in said
+        assert ("400 most_tflops" in said) is not hint
+        assert ("sweep.metric=loss" in said) is hint
+
+
+def test_a_trial_that_is_done_is_not_run_again_unless_its_record_was_edited(tmp_path):
+    trial = prepared(Request(["hardware=cpu", f"run_root={tmp_path}", "name=n"]), host_with(0))
+    leave_record(trial.home / "1", trial.config, "done")
+    assert done_run(trial) == trial.home / "1"
+    for edited in ({"data": [1]}, {"composition": "x"}):
+        kept = json_files.read_json(trial.home / "1/record.json")
+        json_files.write_json(trial.home / "1/record.json", {**kept, **edited})
+        assert done_run(trial) is None
+        leave_record(trial.home / "1", trial.config, "done")

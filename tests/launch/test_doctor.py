@@ -1,0 +1,502 @@
+"""Test launch/doctor.py: command line, JSON, page, and the short set before a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from launch import doctor
+from launch.checks import facts, preflight, table
+from launch.checks.facts import Space
+from launch.core.errors import HostError
+from launch.execution import execute
+from launch.machine.detect import host
+from launch.plan.planning import make_plan
+from tests.conftest import ROOT, composed, host_with
+from tests.docs.test_commands import commands
+from tests.helpers import sysroots
+
+FIELDS = ["name", "status", "read", "threshold", "source", "cure"]
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    code = doctor.main(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("json", "`json`: key=value is expected, once for each key, such as format=json. Keys: "),
+        ("sysroot=", "`sysroot=`: key=value is expected"),
+        ("formt=json", "`formt=json`: key=value is expected"),
+        ("format=yaml", "format=yaml: one of text, json"),
+        ("hardware=mi300", "hardware=mi300: no such hardware. Did you mean mi300x"),
+        ("sysroot=/nowhere/at/all", "sysroot=/nowhere/at/all: "),
+        ("sysroot=/ format=json sysroot=/proc", "`sysroot=/proc`: key=value is expected, once"),
+    ],
+)
+def test_a_wrong_argument_is_refused(capsys, argument, message):
+    code, out, err = run(capsys, *argument.split())
+    assert (code, out) == (2, "")
+    assert err.startswith(message)
+
+
+@pytest.mark.parametrize("text", commands("launch/doctor.py"))
+def test_documented_command_is_understood(text):
+    assert doctor.parse(text.split()).format in ("text", "json")
+
+
+def test_help(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert "python launch/doctor.py [sysroot=DIR]" in out
+
+
+def test_json_holds_gpus_and_checks_and_nothing_else(capsys, tmp_path):
+    sysroots.mi300x(tmp_path)
+    code, out, err = run(capsys, f"sysroot={tmp_path}", "format=json")
+    found = json.loads(out)
+    assert (code, err, list(found)) == (0, "", ["gpus", "checks"])
+    assert len(found["gpus"]) == 8
+    assert found["gpus"][7]["pci_address"] == "0000:75:00.0"
+    assert found["gpus"][0]["links"][1] == {"node": 3, "kind": "xgmi", "gb_s": 64.0}
+    for check in found["checks"]:
+        assert sorted(check) == sorted(FIELDS)
+        assert check["status"] in ("pass", "unknown")  # what nobody can ask of a tree
+        assert bool(check["cure"]) == (check["status"] != "pass")
+
+
+PAGES = ROOT / "docs/results/doctor.md"
+
+
+@pytest.mark.parametrize(("name", "code"), [("mi210_xgmi_pcie", 0), ("mi300x_cpx", 3)])
+def test_the_document_has_the_pages_of_the_real_topologies(
+    capsys, tmp_path, monkeypatch, name, code
+):
+    """`UPDATE_GOLDEN=1 pytest <this file>` writes them anew; read the diff."""
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    found, out, _ = run(capsys, f"sysroot={sysroots.real(tmp_path, name)}")
+    page = "\n".join(line.rstrip() for line in out.splitlines()).strip("\n")
+    before, _, rest = PAGES.read_text().partition(f"<!-- {name} -->\n```text\n")
+    shown, _, after = rest.partition("\n```\n")
+    if os.environ.get("UPDATE_GOLDEN"):
+        PAGES.write_text(f"{before}<!-- {name} -->\n```text\n{page}\n```\n{after}")
+    else:
+        assert shown == page
+    assert found == code
+
+
+def test_the_page_of_a_machine_without_a_gpu_is_this_doctors():
+    """Findings were that machine's; checks, order and last lines are the program's."""
+    shown = (
+        PAGES.read_text().partition("<!-- this machine -->\n```text\n")[2].partition("\n```\n")[0]
+    )
+    names = [
+        check.name
+        for check in table.CHECKS
+        if re.search(rf"^.{{0,24}}\b{check.name} +(pass|warn|unknown) ", shown, re.MULTILINE)
+    ]
+    assert names == ["kernel_log", "open_files", "shm", "run_root_disk", "clock"]
+    assert (
+        f"No GPU was found: {len(table.CHECKS) - len(names)} checks of GPUs, their links and "
+        "their driver are left out." in shown
+    )
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_failing_check_is_exit_code_3(capsys, tmp_path, form):
+    sysroots.mi300x(tmp_path).remove("dev/kfd")
+    assert run(capsys, f"sysroot={tmp_path}", f"format={form}")[0] == 3
+
+
+def test_what_fails_stands_first_with_its_cure(capsys, tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    machine.write("proc/sys/kernel/numa_balancing", 1)
+    machine.write(f"{machine.device(5)}/ras/umc_err_count", "ue: 1\nce: 0")
+    code, out, _ = run(capsys, f"sysroot={tmp_path}")
+    assert code == 3
+    assert max(len(line) for line in out.splitlines()) <= 100
+    assert (
+        out.index("FAIL ras")
+        < out.index("WARN numa_balancing")
+        < out.index("sudo sysctl kernel.numa_balancing=0")
+        < out.index("Links")
+    )
+    assert "8 x AMD Instinct MI300X (gfx942, 304 CUs, 206 GB)" in out
+    assert "1 fail, 1 warn" in out.splitlines()[-1]
+
+
+def test_a_machine_without_a_gpu(capsys, tmp_path):
+    sysroots.laptop(tmp_path)
+    code, out, _ = run(capsys, f"sysroot={tmp_path}")
+    assert code == 0
+    assert (
+        f"No GPU was found: {len(table.CHECKS) - 5} checks of GPUs, their links and their "
+        "driver are left out." in out
+    )
+    assert (
+        run(capsys, f"sysroot={tmp_path}", "hardware=mi300x")[0] == 3
+    )  # asked for: then its absence is what is wrong
+
+
+def test_real_trees(capsys, tmp_path):
+    code, out, _ = run(
+        capsys, f"sysroot={sysroots.real(tmp_path / 'a', 'mi210_xgmi_pcie')}", "format=json"
+    )
+    found = {check["name"]: check for check in json.loads(out)["checks"]}
+    assert code == 0
+    assert (
+        found["hardware"]["read"]
+        == "8 x AMD Instinct MI210 (gfx90a, 104 CUs, memory unknown): hardware=mi210"
+    )
+    assert found["xgmi"]["read"] == "2 hive(s) of 4 + 4 GPUs, complete"
+    code, out, _ = run(
+        capsys, f"sysroot={sysroots.real(tmp_path / 'b', 'mi300x_cpx')}", "format=json"
+    )
+    found = {check["name"]: check for check in json.loads(out)["checks"]}
+    assert code == 3
+    assert [name for name, check in found.items() if check["status"] == "fail"] == [
+        "hardware",
+        "partition_mode",
+    ]
+    assert found["gpu_firmware"]["read"] == "MEC firmware 177"
+    code, out, _ = run(capsys, f"sysroot={tmp_path / 'b'}")
+    assert "63 x AMD Instinct MI300X, CPX partition (1 of 8)" in out
+    assert "format=json lists each device." in out
+
+
+@pytest.mark.parametrize("node", [2, 9])
+def test_who_computes_on_any_partition_of_a_card_is_seen(capsys, tmp_path, node):
+    root = sysroots.real(tmp_path, "mi300x_cpx")
+    for folder in (root / sysroots.KFD / "nodes").iterdir():
+        (folder / "gpu_id").write_text(f"{50000 + int(folder.name)}")
+    held = root / f"sys/class/kfd/kfd/proc/4242/vram_{50000 + node}"
+    held.parent.mkdir(parents=True)
+    held.write_text("20000000000")
+    found = {
+        check["name"]: check
+        for check in json.loads(run(capsys, f"sysroot={root}", "format=json")[1])["checks"]
+    }
+    assert (found["foreign_processes"]["status"], "4242" in found["foreign_processes"]["read"]) == (
+        "warn",
+        True,
+    )
+
+
+def hardware_check(capsys, root: Path) -> dict[str, str]:
+    found = json.loads(run(capsys, f"sysroot={root}", "format=json")[1])["checks"]
+    return next(check for check in found if check["name"] == "hardware")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\x00\x80 9", b"cpu_cores_count 0\nsimd_count 416\n", None]
+)
+def test_a_node_that_cannot_be_read_may_be_a_gpu_more(capsys, tmp_path, content):
+    file = sysroots.real(tmp_path, "mi210_xgmi_pcie") / sysroots.KFD / "nodes/2/properties"
+    file.unlink() if content is None else file.write_bytes(content)
+    check = hardware_check(capsys, tmp_path)
+    assert check["status"] == "unknown"
+    assert check["read"].startswith("7 x AMD Instinct MI210 ")
+    assert (
+        "; node 2 of sys/class/kfd/kfd/topology without properties that can be read"
+        in check["read"]
+    )
+    assert check["cure"].startswith("cat /sys/class/kfd/kfd/topology/nodes/2/properties; ")
+
+
+def test_a_tree_of_nodes_that_cannot_be_read_is_no_machine_without_a_gpu(capsys, tmp_path):
+    for node in (0, 1):
+        (tmp_path / sysroots.KFD / f"nodes/{node}").mkdir(parents=True)
+    check = hardware_check(capsys, tmp_path)
+    assert check["status"] == "unknown"
+    assert (
+        check["read"]
+        == "nodes 0, 1 of sys/class/kfd/kfd/topology without properties that can be read"
+    )
+
+
+@pytest.mark.parametrize("version", [90402, 99_999_999_999])
+def test_a_gpu_of_another_target_is_not_what_its_device_id_says(capsys, tmp_path, version):
+    file = sysroots.real(tmp_path, "mi210_xgmi_pcie") / sysroots.KFD / "nodes/2/properties"
+    file.write_text(
+        file.read_text().replace("gfx_target_version 90010", f"gfx_target_version {version}")
+    )
+    check = hardware_check(capsys, tmp_path)
+    assert check["status"] == "fail"
+    assert check["read"].startswith("1 x unknown GPU (gfx9")
+    assert check["read"].endswith(", 7 x mi210")
+
+
+def test_links_in_a_circle_do_not_crash_it(capsys, tmp_path):
+    root = sysroots.real(tmp_path, "mi210_xgmi_pcie")
+    device = root / "sys/bus/pci/devices/0000:c1:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x1002")
+    (device / "class").write_text("0x038000")
+    (device / "driver").symlink_to("driver")
+    (device.parent / "0000:c5:00.0").symlink_to("0000:c5:00.0")
+    assert run(capsys, f"sysroot={root}")[0] in (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("sys/class/kfd/kfd/topology/nodes/2/mem_banks/0/properties", "size_in_bytes {}"),
+        (
+            "sys/class/kfd/kfd/topology/nodes/2/io_links/0/properties",
+            "type 11\nnode_to 3\nmax_bandwidth {}",
+        ),
+        ("sys/bus/pci/devices/0000:05:00.0/hwmon/hwmon3/temp2_input", "{}"),
+        (
+            "proc/self/limits",
+            "Max open files            1024                 {}              files",
+        ),
+        ("proc/meminfo", "MemTotal:       {} kB"),
+        ("dev/kmsg", "6,100,{},-;amdgpu: GPU reset begin!"),
+        ("etc/group", "video:x:{}:\nrender:x:\u00b2:"),
+    ],
+)
+def test_numbers_that_no_kernel_writes_are_unknown(capsys, tmp_path, path, content):
+    machine = sysroots.mi300x(tmp_path)
+    assert (tmp_path / path).is_file()
+    machine.write(path, content.format("9" * 400))  # more than a float holds
+    assert run(capsys, f"sysroot={tmp_path}")[0] in (0, 3)
+
+
+def test_mixed_machine_is_refused_with_both_named(capsys, tmp_path):
+    machine = sysroots.mi300x(tmp_path, num_gpus=2)
+    sysroots.gpu_node(machine, 20, 0xF3, 32 << 30, gfx_target_version=90006, simd_count=240)
+    code, out, _ = run(capsys, f"sysroot={tmp_path}")
+    assert code == 3
+    assert "2 x mi300x, 1 x mi50" in out
+    assert "no group of conf/hardware fits: hardware=GROUP names one" in out
+    assert (
+        "checked against hardware=mi300x"
+        in run(capsys, f"sysroot={tmp_path}", "hardware=mi300x")[1]
+    )
+
+
+def test_it_runs_here_as_it_is(tmp_path):
+    """On whatever machine runs the tests, from another folder, as a process of its own."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "launch/doctor.py"), "format=json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode in (0, 3), done.stderr
+    names = [check["name"] for check in json.loads(done.stdout)["checks"]]
+    assert {"open_files", "shm", "run_root_disk", "clock", "kernel_log"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "doctor.py format=json",
+        "run.py hardware=cpu mode=plan",
+    ],
+)
+def test_a_reader_that_has_seen_enough(tmp_path, words):
+    program, *arguments = words.split()
+    command = [sys.executable, str(ROOT / "launch" / program), *arguments]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.close()  # before it has written anything
+        assert process.stderr.read() == b""
+    assert process.returncode in ((0, 3) if program == "doctor.py" else (0,))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("words", ["doctor.py --help", "run.py hardware=cpu mode=plan"])
+def test_a_full_disk_behind_stdout(tmp_path, words):
+    program, *arguments = words.split()
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, str(ROOT / "launch" / program), *arguments]
+        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 3
+    assert done.stderr.endswith("No space left on device\n")
+    assert "Traceback" not in done.stderr
+
+
+# ---- The short set before a run
+
+
+def plan_on(machine: sysroots.Machine, *overrides: str):
+    """Return a plan for this machine, and its facts."""
+    found = facts.host_of(str(machine.root))
+    return make_plan(
+        composed("model=qwen3_0_6b", "runtime=local", *overrides), found, machine.root / "run"
+    ), found
+
+
+def test_a_healthy_machine_runs(tmp_path, capsys):
+    preflight.check(*plan_on(sysroots.mi300x(tmp_path), "hardware=mi300x"))
+    assert capsys.readouterr().err == ""
+
+
+def test_what_would_fail_is_refused_with_its_cure(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    machine.write(f"{machine.device(5)}/mem_info_vram_used", 150 << 30)
+    machine.write("proc/self/status", "Uid:\t4242\nGid:\t4242\nGroups:\t4242")
+    with pytest.raises(HostError) as error:
+        preflight.check(*plan_on(machine, "hardware=mi300x"))
+    assert "kfd: /dev/kfd is closed to uid 4242." in str(error.value)
+    assert "sudo usermod -aG" in str(error.value)
+    assert "memory_occupied: 0000:05:00.0 161.1 GB (78%)." in str(error.value)
+    assert "python launch/doctor.py" in str(error.value)
+
+
+def test_a_run_asks_before_it_starts(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    plan, found = plan_on(machine, "hardware=mi300x")
+    assert execute.check_host(plan, found) is None
+    machine.write(f"{machine.device(5)}/mem_info_vram_used", 150 << 30)
+    with pytest.raises(HostError, match="memory_occupied"):
+        execute.check_host(plan, found)
+
+
+def test_a_run_says_which_gpus_its_container_was_not_given(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    machine.remove("dev/dri/renderD130")
+    with pytest.raises(
+        HostError,
+        match=r"8 amd GPU\(s\) needed, 7 found here \(1 more were not given to this container\)",
+    ):
+        execute.check_host(*plan_on(machine, "hardware=mi300x"))
+
+
+def test_only_the_gpus_of_the_run_matter(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    machine.write(f"{machine.device(5)}/mem_info_vram_used", 150 << 30)
+    machine.set_environ(HIP_VISIBLE_DEVICES="3,4")
+    preflight.check(*plan_on(machine, "hardware=mi300x", "topology=ddp", "topology.num_gpus=2"))
+    machine.set_environ(HIP_VISIBLE_DEVICES="0,4")
+    with pytest.raises(HostError, match="memory_occupied"):
+        preflight.check(*plan_on(machine, "hardware=mi300x", "topology=ddp", "topology.num_gpus=2"))
+
+
+def test_indices_are_those_of_the_maker(tmp_path):
+    """An integrated GPU of AMD's beside NVIDIA's cards: CUDA counts only the latter."""
+    machine = sysroots.h200(tmp_path)
+    sysroots.gpu_node(
+        machine, 20, 0xF3, 1 << 29, gfx_target_version=100306, simd_count=4, simd_per_cu=2
+    )
+    plan, found = plan_on(machine, "hardware=h200", "topology=ddp", "topology.num_gpus=2")
+    assert len(found.gpus) == 3
+    assert execute.check_host(plan, found) is None
+
+
+def test_a_warning_is_printed(tmp_path, capsys):
+    overrides = (
+        "hardware=mi300x",
+        "topology=single",
+        "user_env.PYTORCH_ALLOC_CONF=expandable_segments:True",
+    )
+    preflight.check(*plan_on(sysroots.mi300x(tmp_path), *overrides))
+    assert capsys.readouterr().err.startswith(
+        "warning: allocator: PYTORCH_ALLOC_CONF=expandable_segments:True. Expected: no expandable"
+    )
+
+
+def test_a_card_that_is_smaller_than_its_file(tmp_path, capsys):
+    """Plan with what is there: a run that fits it starts, one that does not is rejected."""
+    machine = sysroots.mi50(tmp_path)
+    assert [m.capacity_gb for m in plan_on(machine, "hardware=mi50")[0].memory] == [
+        pytest.approx(34.4, abs=0.1)
+    ]
+    machine.write(f"{sysroots.KFD}/nodes/1/mem_banks/0/properties", f"size_in_bytes {16 << 30}")
+    plan, found = plan_on(machine, "hardware=mi50")
+    assert (
+        "GPU 0 has 16 GiB, hardware.memory_gb=32: memory is planned with 16 GiB." in plan.warnings
+    )
+    assert [m.capacity_gb for m in plan.memory] == [pytest.approx(17.2, abs=0.1)]
+    preflight.check(plan, found)
+    with pytest.raises(HostError, match=r"17\.2 there"):
+        execute.check_host(*plan_on(machine, "hardware=mi50", "model=qwen3_4b"))
+    assert not plan_on(machine, "hardware=mi50", "hardware.memory_gb=16")[0].warnings
+    assert capsys.readouterr().err == ""
+
+
+def test_half_of_the_memory_of_strix_halo_is_no_refusal(tmp_path):
+    machine = sysroots.strix_halo(tmp_path)
+    machine.write(f"{machine.device(0xC6)}/mem_info_gtt_total", 62 << 30)
+    plan, found = plan_on(machine, "hardware=strix_halo")
+    assert execute.check_host(plan, found) is None
+    assert any("has 62 GiB" in warning and "doctor.py" in warning for warning in plan.warnings)
+
+
+def test_a_run_all_the_same(tmp_path, capsys):
+    machine = sysroots.mi300x(tmp_path)
+    machine.write(f"{machine.device(5)}/mem_info_vram_used", 150 << 30)
+    with pytest.raises(HostError, match="preflight=warn starts the run all the same"):
+        preflight.check(*plan_on(machine, "hardware=mi300x"))
+    preflight.check(*plan_on(machine, "hardware=mi300x", "preflight=warn"))
+    assert capsys.readouterr().err.startswith(
+        "warning: memory_occupied: 0000:05:00.0 161.1 GB (78%)"
+    )
+
+
+def test_memory_that_is_released_late(tmp_path):
+    """By the run before this one."""
+    machine = sysroots.mi300x(tmp_path)
+    used = f"{machine.device(5)}/mem_info_vram_used"
+    machine.write(used, 150 << 30)
+    began = time.monotonic()
+    preflight.wait_until_released(machine.facts(), 0.01)
+    assert time.monotonic() - began < 5
+    timer = threading.Timer(0.1, lambda: machine.write(used, 1 << 28))
+    timer.start()
+    preflight.wait_until_released(machine.facts(), 60)
+    timer.join()
+    assert time.monotonic() - began < 30
+
+
+def test_a_container_has_its_own_shm_and_groups(tmp_path):
+    machine = sysroots.mi300x(tmp_path)
+    machine.space = Space(0.06, 0.06)
+    machine.remove("dev/kfd")  # the engine says so: launch/execution/engine.py
+    names = [set(table.before_run(machine.facts(), contained=c)) for c in (False, True)]
+    assert names[0] - names[1] == {"kfd", "render_nodes", "shm"}
+
+
+def test_the_cpu_is_not_asked(tmp_path, capsys):
+    preflight.check(
+        make_plan(composed("hardware=cpu"), host_with(0), tmp_path),
+        dataclasses.replace(host("python"), sysroot="/"),
+    )
+    smoke = composed("hardware=mi300x", "model=qwen3_4b", "smoke=true")
+    preflight.check(make_plan(smoke, host_with(0), tmp_path), host_with(0))
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_larger_than_a_machine_without_a_gpu(tmp_path, capsys):
+    """69 GB in fp32; half of that is there."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(
+        "MemTotal:       34000000 kB\nMemFree:        30000000 kB\n"
+    )
+    machine = dataclasses.replace(host_with(0), sysroot=str(tmp_path))
+    asked = ["hardware=cpu", "model=qwen3_4b"]
+    with pytest.raises(
+        HostError,
+        match=r"trainers: \d\d GB of memory needed, and this machine has 35 GB. Use: smoke=true",
+    ):
+        preflight.check(make_plan(composed(*asked), machine, tmp_path), machine)
+    preflight.check(make_plan(composed(*asked, "preflight=warn"), machine, tmp_path), machine)
+    assert "and this machine has 35 GB" in capsys.readouterr().err
+    preflight.check(make_plan(composed("hardware=cpu"), machine, tmp_path), machine)
+    (tmp_path / "proc/meminfo").unlink()
+    preflight.check(make_plan(composed(*asked), machine, tmp_path), machine)  # unknown
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,213 @@
+"""Test training steps: batch sizes up to the memory, precisions, checkpointing."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from launch.core.errors import UserError
+from recipes.bench import batch_size, checkpointing, language_model, precision
+from recipes.measure.flops import flops_per_token
+from tests.helpers.bench_config import bench_config
+
+CPU = torch.device("cpu")
+SMALL = {"sequence": 16, "warmup": 1, "steps": 2}
+
+
+def memory_for(rows):
+    """Return a `build_steps` whose model runs out of memory with more rows, as a GPU would."""
+
+    def build(config, args, device):
+        def refuse(_module, _args, kwargs):
+            if len(kwargs["input_ids"]) > rows:
+                raise torch.OutOfMemoryError("tried to allocate 64 GiB")
+
+        steps = language_model.build_steps(config, args, device)
+        steps.model.register_forward_pre_hook(refuse, with_kwargs=True)
+        return steps
+
+    return build
+
+
+def test_a_step_learns_and_the_figures_follow_from_its_time(tmp_path):
+    config = bench_config(tmp_path)
+    args = language_model.TrainingConfig(output_dir="x", use_cpu=True, learning_rate=1e-2, **SMALL)
+    steps = language_model.build_steps(config, args, CPU)
+    tokens = language_model.random_tokens(config, args, 2, CPU)
+    losses = [float(steps(tokens)) for _ in range(5)]
+    assert losses[-1] < losses[0] - 0.5
+    assert not any(parameter.grad is not None for parameter in steps.parameters)
+    actual = language_model.speed(steps, tokens, config, args)
+    assert actual["tokens_per_second"] == pytest.approx(2 * 16 / actual["ms"] * 1e3)
+    assert actual["tflops"] == pytest.approx(
+        actual["tokens_per_second"] * flops_per_token(steps.model, 16) / 1e12
+    )
+    assert actual["mfu"] == pytest.approx(actual["tflops"] / 0.1)
+    assert actual["memory_gb"] is None
+
+
+def test_an_adapter_trains_alone(tmp_path):
+    config = bench_config(tmp_path, adapter={"name": "lora", "rank": 2, "alpha": 4})
+    args = language_model.TrainingConfig(output_dir="x", use_cpu=True, **SMALL)
+    steps = language_model.build_steps(config, args, CPU)
+    trained = [
+        name for name, parameter in steps.model.named_parameters() if parameter.requires_grad
+    ]
+    assert trained
+    assert all("lora_" in name for name in trained)
+    assert len(steps.parameters) == len(trained)
+
+
+@pytest.mark.parametrize("adapter", [{}, {"adapter": {"name": "lora", "rank": 2, "alpha": 4}}])
+def test_the_loss_is_that_of_all_logits_and_holds_a_tile_of_them(tmp_path, adapter):
+    config = bench_config(tmp_path, **adapter)
+    args = language_model.TrainingConfig(output_dir="x", use_cpu=True, **SMALL)
+    steps = language_model.build_steps(config, args, CPU)
+    tokens = language_model.random_tokens(config, args, 2, CPU)
+    with torch.no_grad():
+        whole = float(steps.model(input_ids=tokens, labels=tokens, use_cache=False).loss)
+    calls = []
+    steps.model.get_output_embeddings().register_forward_hook(lambda *_: calls.append("all logits"))
+    assert float(steps(tokens)) == pytest.approx(whole, rel=1e-5)
+    assert calls == []
+
+
+def test_an_interrupted_series_remembers_what_was_out_of_memory(tmp_path, monkeypatch):
+    """Keep the rows of a run that ended after the third size, and try no larger sizes."""
+    monkeypatch.setattr(batch_size, "build_steps", memory_for(rows=2))
+    batch_size.batch_size(bench_config(tmp_path, batch_sizes=[4, 1, 2], **SMALL))
+    # Any size that is tried again fails.
+    monkeypatch.setattr(batch_size, "build_steps", memory_for(rows=0))
+    result = batch_size.batch_size(bench_config(tmp_path, batch_sizes=[16, 1, 2, 8, 4], **SMALL))
+    assert [row["error"] for row in result["rows"]] == [
+        None,
+        None,
+        "out of memory",
+        "skipped: 4 was out of memory",
+        "skipped: 4 was out of memory",
+    ]
+    assert result["largest"] == 2
+    assert f"largest batch 2, fastest {result['fastest']}" in result["notes"][0]
+
+
+def test_the_fastest_of_equals_is_the_smaller():
+    assert batch_size.best([{"batch_size": 1, "error": "out of memory"}]) == {}
+    rows = [
+        {"batch_size": n, "tokens_per_second": speed, "error": None}
+        for n, speed in ((1, 5.0), (2, 9.0), (4, 9.0))
+    ]
+    assert batch_size.best([*rows, {"batch_size": 8, "error": "out of memory"}]) == {
+        "largest": 4,
+        "fastest": 2,
+    }
+
+
+def test_weights_that_do_not_fit_are_a_users_mistake(tmp_path, monkeypatch):
+    def refuse(_config):
+        raise torch.OutOfMemoryError("tried to allocate 280 GiB")
+
+    monkeypatch.setattr(language_model, "build_model", refuse)
+    with pytest.raises(
+        UserError, match=r"model=tiny: its weights alone are out of memory .*adapter=lora"
+    ):
+        language_model.build_steps(
+            bench_config(tmp_path), language_model.TrainingConfig(output_dir="x", **SMALL), CPU
+        )
+
+
+def test_precisions_start_alike_and_are_compared_with_fp32(tmp_path):
+    args = {
+        "precisions": ["fp16", "fp32", "bf16"],
+        "batch_size": 2,
+        "learning_rate": 1e-2,
+        **SMALL,
+        "steps": 6,
+    }
+    rows = {
+        row["precision"]: row for row in precision.precision(bench_config(tmp_path, **args))["rows"]
+    }
+    assert rows["fp32"]["loss_difference"] == 0.0
+    assert rows["fp32"]["loss"] < 5.5  # ln(512) = 6.2 at the start
+    for name in ("bf16", "fp16"):
+        assert 0 < abs(rows[name]["loss_difference"]) < 0.1
+        assert rows[name]["loss_difference"] == rows[name]["loss"] - rows["fp32"]["loss"]
+        assert rows[name]["slowdown"] == rows[name]["ms"] / rows["bf16"]["ms"]
+
+
+def test_rows_count_upwards_and_are_the_same_each_time(tmp_path):
+    args = precision.PrecisionConfig(output_dir="x", batch_size=3, **SMALL)
+    tokens = precision.counting(bench_config(tmp_path), args)
+    assert tokens.shape == (3, 3, 16)
+    assert (((tokens[..., 1:] - tokens[..., :-1]) % precision.PERIOD) == 1).all()
+    assert torch.equal(tokens, precision.counting(bench_config(tmp_path), args))
+
+
+@pytest.mark.parametrize(("name", "package"), [("fp8", "torchao"), ("nf4", "bitsandbytes")])
+def test_low_precisions_learn_or_name_their_package(tmp_path, name, package):
+    args = {
+        "precisions": ["fp32", name],
+        "batch_size": 2,
+        "learning_rate": 1e-2,
+        **SMALL,
+        "steps": 6,
+    }
+    row = precision.precision(bench_config(tmp_path, **args))["rows"][1]
+    try:
+        __import__(package)
+    except ImportError:
+        assert row["error"].startswith(f"{name} needs {package}: No module named '{package}'")
+    else:
+        assert row["error"] is None
+        assert row["loss"] < 6.1
+
+
+class Products(TorchDispatchMode):
+    """Count products of two matrices."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.mm.default
+        return func(*args, **(kwargs or {}))
+
+
+def products(steps, tokens, mode):
+    """Return the products of one step, and its loss."""
+    checkpointing.switch(steps, mode)
+    with Products() as counted:
+        loss = float(
+            copy.deepcopy(steps.model)(
+                input_ids=tokens, labels=tokens, use_cache=False
+            ).loss.detach()
+        )
+        forward = counted.count
+    with Products() as counted:
+        steps.model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+    return counted.count - forward, loss
+
+
+def test_selective_checkpointing_computes_no_product_again(tmp_path):
+    config = bench_config(tmp_path)
+    args = checkpointing.CheckpointingConfig(output_dir="x", use_cpu=True, **SMALL)
+    steps = language_model.build_steps(config, args, CPU)
+    tokens = language_model.random_tokens(config, args, 2, CPU)
+    backward = {mode: products(steps, tokens, mode) for mode in checkpointing.MODES}
+    # Each of two layers has seven products, of which the last is not needed again.
+    assert backward["on"][0] == backward["off"][0] + 2 * 6
+    assert backward["selective"] == backward["off"]
+
+
+def test_checkpointing_is_compared_with_none(tmp_path):
+    result = checkpointing.checkpointing(bench_config(tmp_path, batch_size=2, **SMALL))
+    rows = {row["mode"]: row for row in result["rows"]}
+    assert rows["off"]["slowdown"] == 1.0
+    assert rows["on"]["slowdown"] == rows["on"]["ms"] / rows["off"]["ms"]
+    assert rows["selective"]["memory_share"] is None  # a CPU's memory is not counted
+    kept = [
+        json.loads(line)["mode"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert kept == ["off", "on", "selective"]

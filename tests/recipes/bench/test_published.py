@@ -1,0 +1,280 @@
+"""Test published figures: the files, their arithmetic, and the comparison with ours."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launch.core.errors import UserError
+from recipes.bench import published
+from recipes.bench.published import Reference
+
+HARDWARE = {path.stem for path in (Path(__file__).parents[3] / "conf/hardware").glob("*.yaml")} | {
+    "a100"
+}  # for the comparison of peaks alone
+REPORT = "AMD MI350X Training Benchmark Results"
+
+
+def rows(benchmark: str, hardware: str, where: str = "") -> list[Reference]:
+    return [
+        row
+        for row in published.load(benchmark).rows
+        if hardware in row.hardware and row.where.startswith(where)
+    ]
+
+
+def approx(value: float, rel: float, abs: float = 0.0) -> Any:
+    return pytest.approx(value, rel=rel, abs=abs)
+
+
+# The files
+
+
+def test_every_file_is_a_known_benchmark():
+    assert {path.stem for path in published.FOLDER.glob("*.yaml")} == set(published.KEYS)
+
+
+@pytest.mark.parametrize("benchmark", published.KEYS)
+def test_rows_name_their_source_and_none_hides_another(benchmark: str):
+    """Check that a measured row is found by its own keys."""
+    assert published.load(benchmark).rows
+    for row in published.load(benchmark).rows:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d|undated, read \d{4}-\d\d-\d\d", row.source.date)
+        assert row.source.url is None or row.source.url.startswith("https://")
+        assert row.source.title
+        assert row.where
+        assert row.unit
+        assert row.value > 0
+        assert set(row.hardware) <= HARDWARE
+        for hardware in row.hardware:
+            match = published.published(benchmark, hardware, row.match, row.figure)
+            assert (
+                (match == row)
+                if row.kind == "measured"
+                else (match is not None) or (row.kind != "least")
+            )
+
+
+def test_every_row_of_the_mi350x_reports_tables_is_there():
+    tables = Counter(
+        (benchmark, row.where)
+        for benchmark in published.KEYS
+        for row in published.load(benchmark).rows
+        if row.source.title == REPORT
+    )
+    assert tables == {
+        ("matmul", "Benchmark 1"): 2,
+        ("matmul", "Benchmark 1, and its comparison"): 1,
+        ("matmul", "Benchmark 1, comparison"): 2,
+        ("gemm", "Benchmark 1b, FP16"): 7,
+        ("gemm", "Benchmark 1b, BF16"): 7,
+        ("gemm", "Benchmark 1b, library comparison"): 3,
+        ("mlp_loop", "Benchmark 2"): 1,
+        ("transformer", "Benchmark 3, small to XL"): 4,
+        ("transformer", "Benchmark 3, 1.5B to 13B"): 4,
+        ("scaling", "Benchmark 4, 8-GPU results"): 2,
+        ("scaling", "Benchmark 4, scaling"): 4,
+        ("finetune", "Benchmark 5, full fine-tuning (FP8)"): 1,
+        ("finetune", "Benchmark 5, full fine-tuning (BF16)"): 1,
+        ("finetune", "Benchmark 5, LoRA fine-tuning (BF16)"): 1,
+        ("finetune", "Benchmark 5, training progress (LoRA)"): 4,
+    }
+
+
+@pytest.mark.parametrize(("benchmark", "hardware", "title", "count"), [
+    ("gemm", "mi300x", "SemiAnalysis", 2),
+    ("gemm", "mi325x", "ROCm Blogs", 3),
+    ("finetune", "mi50", "ROCm LLM Fine-Tuning", 1),
+    ("attention", "mi50", "ROCm LLM Fine-Tuning", 2),
+    ("finetune", "strix_halo", "Hardware Notes", 3),
+    ("rl", "strix_halo", "Hardware Notes", 4),
+    ("precision", "strix_halo", "Hardware Notes", 3),
+    ("finetune", "h200", "Measured on H200", 4),
+    ("rl", "h200", "Measured on H200", 1),
+    ("collectives", "mi300x", "ROCm Blogs", 26),
+    ("vllm", "mi300x", "ROCm/vllm", 40),
+])  # fmt: skip
+def test_every_figure_of_the_other_documents_is_there(benchmark, hardware, title, count):
+    assert sum(row.source.title.startswith(title) for row in rows(benchmark, hardware)) == count
+
+
+# What a row says twice
+
+
+def test_rates_follow_from_times():
+    for row in rows("gemm", "mi350x", "Benchmark 1b"):
+        if "ms" in row.also:
+            m, n, k = map(int, str(row.match["shape"]).split())
+            assert 2 * m * n * k / row.also["ms"] / 1e9 == approx(row.value, 0, abs=2)
+    for row in rows("matmul", "mi350x"):
+        computed = 20 * 2 * int(row.match["size"]) ** 3 / 1e12
+        assert computed / row.value == approx(row.also["total_s"], 0, abs=0.0005)
+    (mlp,) = rows("mlp_loop", "mi350x")
+    assert 100 * 256 / mlp.also["total_s"] == approx(256e3 / mlp.also["ms"], 1e-6)
+    for row in rows("transformer", "mi350x"):
+        tokens = int(row.match["batch"]) * int(row.match["sequence"])
+        assert 1e3 * tokens / row.also["ms"] == approx(row.value, 0.003)
+    for row in rows("collectives", "mi300x", "AllReduce RCCL Test"):
+        sent = 2 * 7 / 8 * int(row.match["bytes"])
+        assert sent / row.also["us"] / 1e3 == approx(row.value, 1e-3, abs=0.006)
+
+
+def test_tflops_and_totals_follow_from_tokens():
+    for row in rows("transformer", "mi350x"):
+        assert 6 * row.also["parameters"] * row.value / 1e12 == approx(row.also["tflops"], 0.005)
+    one = rows("scaling", "mi350x", "Benchmark 4, scaling")[0].value
+    for row in rows("scaling", "mi350x"):
+        tflops = 6 * row.also.get("parameters", 5.24e9) * row.value / 1e12
+        assert tflops == approx(row.also["tflops"], 0.002)
+        if "efficiency" in row.also:
+            share = row.value / one / int(row.match["num_gpus"])
+            assert share == approx(row.also["efficiency"], 0, abs=0.0005)
+    for row in rows("finetune", "mi350x", "Benchmark 5"):
+        if row.figure == "tokens_per_second_per_gpu":
+            assert row.value * 8 == row.also["tokens_per_second"]
+
+
+def test_transformer_parameters_fit_gpt2s_vocabulary_with_tied_embeddings():
+    for row in rows("transformer", "mi350x"):
+        layers, width, inner = (int(row.also[key]) for key in ("layers", "width", "feed_forward"))
+        # With biases and two norms.
+        layer = 4 * width * width + 4 * width + 2 * width * inner + width + inner + 4 * width
+        count = layers * layer + (50257 + int(row.match["sequence"])) * width + 2 * width
+        # To as many digits as the report prints.
+        assert count == approx(row.also["parameters"], 0, abs=0.5e6 if count < 1e9 else 5e6)
+
+
+# Ours next to theirs
+
+GEMM: dict[str, Any] = {
+    "shape": "8192 8192 8192",
+    "dtype": "bf16",
+    "op": "matmul",
+    "values": "normal",
+    "padding": 0,
+    "error": None,
+}
+FINETUNE: dict[str, Any] = {
+    "model": "qwen3_8b",
+    "precision": "bf16",
+    "adapter": "none",
+    "sequence": 8192,
+    "batch": 14,
+    "num_gpus": 8,
+    "setup": "plain_compiled_checkpointing",
+}
+SCALING: dict[str, Any] = {"model": "7b", "num_gpus": 8, "strategy": "ddp", "batch": 8}
+
+
+@pytest.mark.parametrize(("benchmark", "hardware", "row", "figure", "value"), [
+    ("gemm", "mi350x", GEMM, "tflops", 1104),
+    ("gemm", "mi350x", {**GEMM, "values": "zeros"}, "tflops", None),
+    ("gemm", "mi350x", {**GEMM, "padding": 128}, "tflops", None),
+    # Measured before the least that somebody accepts.
+    ("gemm", "mi300x", GEMM, "tflops", 620),
+    ("gemm", "mi355x", GEMM, "tflops", 600),
+    # A peak and an estimate are not compared.
+    ("matmul", "h100", {"size": 8192, "dtype": "fp16"}, "tflops", None),
+    ("checkpointing", "mi50", {"checkpointing": True}, "slowdown", None),
+    # The row that names the batch comes first.
+    ("scaling", "mi350x", SCALING, "tokens_per_second", 101124),
+    ("scaling", "mi350x", {**SCALING, "batch": 4}, "tokens_per_second", 70763),
+    ("scaling", "mi350x", {**SCALING, "strategy": "fsdp"}, "tokens_per_second", None),
+    # All that the report states must be the same.
+    ("finetune", "mi350x", FINETUNE, "tokens_per_second_per_gpu", 14471),
+    ("finetune", "mi350x", {**FINETUNE, "num_gpus": 1}, "tokens_per_second_per_gpu", None),
+    ("finetune", "mi350x", {**FINETUNE, "batch": 1}, "tokens_per_second_per_gpu", None),
+    ("finetune", "mi350x", {**FINETUNE, "setup": "plain"}, "tokens_per_second_per_gpu", None),
+])  # fmt: skip
+def test_the_published_figure_of_a_row(benchmark, hardware, row, figure, value):
+    (compared,) = published.compare([row], benchmark, hardware, figure).rows
+    assert compared["published"] == value
+
+
+def test_a_rate_and_a_time_are_both_better_above_1():
+    (rate,) = published.compare([{**GEMM, "tflops": 552.0}], "gemm", "mi350x", "tflops").rows
+    assert rate["published_source"] == f"{REPORT}, 2026-01-08, Benchmark 1b, BF16"
+    assert rate["ratio"] == 0.5
+    (time,) = published.compare([{**GEMM, "ms": 1.992}], "gemm", "mi350x", "ms", False).rows
+    assert (time["published"], time["ratio"], time["shape"]) == (0.996, 0.5, GEMM["shape"])
+    (least,) = published.compare([GEMM], "gemm", "mi355x", "tflops").rows
+    assert least["published_source"].startswith("at least: AMD-AGI/Primus")
+
+
+@pytest.mark.parametrize(("benchmark", "hardware", "row", "note"), [
+    ("gemm", "mi50", GEMM, r"for mi50; there are of mi350x \(18\), mi300x"),
+    ("dataloader", "mi50", {"num_workers": 0}, "of dataloader for mi50.$"),
+    ("gemm", "mi350x", {**GEMM, "shape": "1 1 1"}, "rows: 8192 8192 8192 fp16 .* and 11 more"),
+])  # fmt: skip
+def test_a_note_names_what_was_published_instead(benchmark, hardware, row, note):
+    compared = published.compare([row, row], benchmark, hardware, "tflops")
+    assert re.search(note, *compared.notes)
+
+
+def test_the_gate_names_what_is_below_it():
+    measured = [
+        {**GEMM, "tflops": 1000.0},
+        {**GEMM, "dtype": "fp16", "tflops": 900.0},
+        {**GEMM, "dtype": "fp8", "tflops": 1.0},
+    ]
+    assert published.compare(measured, "gemm", "mi350x", "tflops", True, 0.9).below == [
+        "8192 8192 8192 fp16 matmul: 0.85 of 1053 TFLOPS"
+    ]
+    assert published.compare(measured, "gemm", "mi350x", "tflops", True, 0.8).below == []
+    failed = [{**GEMM, "error": "out of memory"}]
+    assert published.compare(failed, "gemm", "mi350x", "tflops", True, 0.5).below == [
+        "8192 8192 8192 bf16 matmul: out of memory, instead of 1104 TFLOPS"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "row"), [("mi50", GEMM), ("mi350x", {**GEMM, "shape": "1 1 1"})]
+)
+def test_a_gate_that_nothing_can_be_held_against_is_rejected(hardware, row):
+    published.require("gemm", hardware, "tflops", None, [row])
+    for check in (
+        lambda: published.require("gemm", hardware, "tflops", 0.9, [row]),
+        lambda: published.compare([row], "gemm", hardware, "tflops", True, 0.9),
+    ):
+        with pytest.raises(UserError, match="fail_below=0.9"):
+            check()
+
+
+# Wrong files
+
+ROW = {"hardware": "h200", "match": {"size": 1}, "value": 1, "source": "a", "where": "x"}
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Return a function that writes rows as the figures of bench/matmul."""
+
+    def to_file(*rows: dict[str, Any]) -> None:
+        source = {"title": "A", "date": "2026-01-01", "url": None}
+        content = {"figure": "tflops", "unit": "TFLOPS", "sources": {"a": source}, "rows": rows}
+        (tmp_path / "matmul.yaml").write_text(yaml.safe_dump({**content, "rows": [*rows]}))
+
+    monkeypatch.setattr(published, "FOLDER", tmp_path)
+    published.load.cache_clear()
+    yield to_file
+    published.load.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "change", [{"match": {"sizes": 1}}, {"match": {"size": "1"}}, {"kind": "guess"}]
+)
+def test_a_row_that_nothing_can_match_is_rejected(write, change):
+    write({**ROW, **change})
+    with pytest.raises(UserError, match="no row of the benchmark"):
+        published.load("matmul")
+
+
+def test_two_rows_that_match_equally_well_are_rejected(write):
+    write(ROW, {**ROW, "match": {"dtype": "bf16"}, "where": "y"})
+    with pytest.raises(UserError, match="2 rows of h200 match .*: x; y"):
+        published.published("matmul", "h200", {"size": 1, "dtype": "bf16"}, "tflops")

@@ -1,0 +1,69 @@
+"""Test generated programming problems: solutions pass, held-out ones are never trained on."""
+
+import json
+
+import pytest
+from omegaconf import OmegaConf
+
+from launch.core.errors import UserError
+from launch.core.json_files import plain
+from launch.schema import Data
+from recipes.data import code_tasks
+from recipes.data.data import load_heldout, load_train
+from recipes.rewards.verify_code import code_of, parse_tests
+
+
+def data(tasks=None, **changes):
+    tasks = tasks or [{"name": name} for name in code_tasks.KINDS]
+    listed = [{"level": 1, "weight": 1.0, "config": {}, **task} for task in tasks]
+    own = {
+        "kind": "code",
+        "name": "code",
+        "tasks": listed,
+        "num_train": 60,
+        "num_heldout": 30,
+        **changes,
+    }
+    return OmegaConf.create({**plain(Data()), **own})
+
+
+def test_every_solution_passes_its_tests_and_not_every_one_is_the_same():
+    train, heldout = code_tasks.generate(data())
+    assert (len(train), len(heldout)) == (60, 30)
+    for problem in [*train, *heldout]:
+        language, code = code_of(problem["completion"][0]["content"])
+        space = {}
+        exec(code, space)  # ours: the tables of code_tasks.py
+        tests = parse_tests(problem["tests"])
+        assert (language, len(tests)) == ("python", code_tasks.NUM_TESTS)
+        assert [json.loads(json.dumps(eval(test["call"], space))) for test in tests] == [
+            test["expected"] for test in tests
+        ]
+    assert len({problem["answer"] for problem in heldout}) > 25
+
+
+def test_sets_do_not_meet_and_follow_from_the_seed():
+    train, heldout = code_tasks.generate(data())
+    assert not {p["prompt"][0]["content"] for p in train} & {
+        p["prompt"][0]["content"] for p in heldout
+    }
+    assert code_tasks.generate(data()) == (train, heldout)
+    assert code_tasks.generate(data(seed=1))[1] != heldout
+
+
+def test_levels_are_steps():
+    train, _ = code_tasks.generate(
+        data([{"name": "numbers", "level": 0}, {"name": "numbers", "level": 3}], num_heldout=0)
+    )
+    assert {(p["level"], p["answer"].count("    x = ")) for p in train} == {(0, 1), (3, 4)}
+
+
+def test_rows_have_what_each_method_reads():
+    assert load_train(data(), "sft").column_names == ["prompt", "completion"]
+    assert load_train(data(), "grpo").column_names == ["prompt", "answer", "task", "level", "tests"]
+    assert {"prompt", "answer", "tests"} <= load_heldout(data())[0].keys()
+
+
+def test_too_few_different_questions_are_refused():
+    with pytest.raises(UserError, match="too few different questions"):
+        code_tasks.generate(data([{"name": "numbers", "level": 0}], num_heldout=500))

@@ -1,0 +1,228 @@
+"""Test prepared rows: the parts of the cache key, a whole cache, and rejected rows."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from omegaconf import OmegaConf
+
+from launch.core.errors import UserError
+from launch.core.json_files import plain
+from launch.schema import Data
+from recipes.data import data_prepare
+from recipes.data.data import Loaded, rows_sha256
+from recipes.data.data_prepare import (
+    cache_key,
+    cached,
+    check_template,
+    describe,
+    heldout_prompts,
+    load_once,
+    prepare_prompts,
+    statistics,
+    without_end,
+)
+from recipes.models.model import train_tokenizer
+from recipes.rank.files import json_sha256
+
+ROWS = Dataset.from_list(
+    [{"prompt": [{"role": "user", "content": f"{n} plus {10**n}"}]} for n in range(6)]
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["1 plus 2"], 300)
+
+
+def configured(tmp_path, method="grpo", positions=1024, **filters):
+    return OmegaConf.create(
+        {
+            "run_dir": str(tmp_path),
+            "data_cache": {"directory": str(tmp_path / "cache"), "key": "k"},
+            "data": plain(Data(name="jsonl", kind="jsonl"))
+            | {"filter": plain(Data().filter) | filters},
+            "model": {"name": "tiny", "max_positions": positions},
+            "method": {"name": method},
+            "topology": {"servers": 0},
+            "trainer_args": {
+                "max_completion_length": 8,
+                "max_length": 12,
+                "per_device_train_batch_size": 2,
+            },
+        }
+    )
+
+
+def test_the_key_changes_with_rows_tokenizer_template_and_code(tokenizer, monkeypatch):
+    def key(rows=ROWS, spelling=tokenizer, template="t", **arguments):
+        return cache_key(rows_sha256(rows), spelling, template, arguments)
+
+    found = [
+        key(),
+        key(ROWS.select(range(5))),
+        key(spelling=train_tokenizer(["1 plus 2 plus"], 300)),
+        key(template="u"),
+        key(mask=True),
+    ]
+    monkeypatch.setattr(data_prepare, "trl", SimpleNamespace(__version__="0"))
+    found.append(key())
+    monkeypatch.undo()
+    monkeypatch.setattr(data_prepare, "sha256", lambda path: "another file")
+    assert len({*found, key()}) == 7
+    monkeypatch.undo()
+    # equal content, equal key
+    assert key(Dataset.from_list(ROWS.to_list()), train_tokenizer(["1 plus 2"], 300)) == found[0]
+
+
+def test_rows_are_made_once_and_a_cut_off_write_is_not_taken(tmp_path):
+    config, calls = configured(tmp_path), []
+    (tmp_path / "cache/rows/.key.1").mkdir(parents=True)  # what a process that was killed has left
+
+    def make(batch):
+        calls.append(len(batch["prompt"]))
+        return {"length": [len(prompt) for prompt in batch["prompt"]]}
+
+    expected = [{"length": 1}] * len(ROWS)
+    assert (
+        cached(config, "key", ROWS, make, ("prompt",)).to_list()
+        == cached(config, "key", ROWS, make).to_list()
+        == expected
+    )
+    assert calls == [len(ROWS)]
+    assert (tmp_path / "heartbeat").is_file()
+
+
+def test_nothing_is_left_of_rows_that_cannot_be_made(tmp_path):
+    def make(batch):
+        raise UserError("no row can")
+
+    with pytest.raises(UserError, match="no row can"):
+        cached(configured(tmp_path), "key", ROWS, make)
+    assert not [path for path in (tmp_path / "cache/rows").iterdir() if path.is_dir()]
+
+
+def test_files_are_read_once_and_again_when_their_content_changes(tmp_path, capsys):
+    config, path = configured(tmp_path, "sft"), tmp_path / "rows.jsonl"
+    config.data.path = str(path)
+    written = [{"prompt": f"{n}+{n}=", "completion": str(2 * n)} for n in range(5)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in written))
+    first, again = load_once(config, "sft"), load_once(config, "sft")
+    assert "prepared rows taken from" in capsys.readouterr().out
+    assert first.rows.to_list() == again.rows.to_list() == written
+    assert first.counts == again.counts == {"read": 5, "rows": 5}
+    assert first.sha256() == again.sha256() == {"data_sha256": json_sha256(written)}
+    path.write_text(json.dumps(written[0]) + "\n")
+    assert load_once(config, "sft").rows.to_list() == written[:1]
+    config.data.filter.regex = {"prompt": "9"}
+    with pytest.raises(UserError, match="no rows to train on.*regex.prompt"):
+        load_once(config, "sft")
+
+
+def test_prompts_are_filtered_by_tokens_and_described(tmp_path, tokenizer):
+    config = configured(tmp_path, max_prompt_tokens=8)
+    kept = prepare_prompts(config, Loaded(ROWS, {"read": 6}), tokenizer)
+    lengths = [
+        len(
+            tokenizer.apply_chat_template(
+                row["prompt"], add_generation_prompt=True, return_dict=False
+            )
+        )
+        for row in ROWS
+    ]
+    assert kept.to_list() == [
+        row for row, length in zip(ROWS.to_list(), lengths, strict=True) if length <= 8
+    ]
+    said = json.loads((tmp_path / "data.json").read_text())
+    assert said == json.loads((tmp_path / "cache/statistics/k.json").read_text())
+    assert said["filtered"] == {"max_prompt_tokens": 6 - len(kept)}
+    assert (said["rows"], sum(n for *_, n in said["histogram"]), said["length"]["shortest"]) == (
+        len(kept),
+        len(kept),
+        min(lengths),
+    )
+
+
+def test_a_prompt_longer_than_the_context_is_refused(tmp_path, tokenizer):
+    with pytest.raises(
+        UserError,
+        match=r"prompt longer than the context: \d of 6 rows.*Use: data.filter.max_prompt_tokens=8",
+    ):
+        prepare_prompts(configured(tmp_path, positions=16), Loaded(ROWS), tokenizer)
+
+
+def test_a_prompt_that_is_too_long_has_its_line(tmp_path, tokenizer):
+    config, path = configured(tmp_path, positions=40), tmp_path / "rows.jsonl"
+    texts = ["short", "also short", "much longer " * 9]
+    written = [{"answer": "1", "prompt": [{"role": "user", "content": text}]} for text in texts]
+    path.write_text("\n\n".join(json.dumps(row) for row in written) + "\n")
+    config.data.path = str(path)
+    rows = Dataset.from_list(written)
+    with pytest.raises(UserError, match=rf"1 of 3 rows, the first, {path}:5, with \d+ tokens"):
+        prepare_prompts(config, Loaded(rows), tokenizer)
+    with pytest.raises(UserError, match=rf"1 of 2 rows, the first, {path}:5, with"):
+        heldout_prompts(config, rows.select([0, 2]), tokenizer)
+    path.write_text(json.dumps({"prompt": 3}) + "\n")  # it has changed meanwhile
+    with pytest.raises(UserError, match=r"1 of 3 rows, the first with \d+ tokens"):
+        prepare_prompts(config, Loaded(rows), tokenizer)
+
+
+def test_rows_that_are_cut_and_rows_with_nothing_in_them_are_in_the_log(
+    tmp_path, tokenizer, capsys
+):
+    config = configured(tmp_path, "sft")
+    lengths = {"tokens": np.array([6, 6, 20]), "prompt": np.array([2, 6, 2]), "filtered": {}}
+    describe(config, Loaded(ROWS, {"blank": {"completion": 2, "messages": 1}}), lengths, None)
+    assert capsys.readouterr().out.splitlines() == [
+        "warning: 1 of 3 rows are longer than method.args.max_length=12, and are cut to it. Use: "
+        "method.args.max_length=20, or data.filter.max_tokens=12, which leaves them out.",
+        "warning: 2 of 3 rows have nothing in completion. Remove them, unless the model should "
+        "learn that.",
+        "warning: 1 of 3 rows have an empty last turn in messages. Remove them, unless the model "
+        "should learn that.",
+    ]
+    config.trainer_args.update({"packing": True, "packing_strategy": "wrapped"})
+    describe(config, Loaded(ROWS), lengths, None)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_chat_template_that_is_missing_or_wrong_is_refused(tmp_path, tokenizer):
+    bare = train_tokenizer(["1"], 300)
+    bare.chat_template = None
+    with pytest.raises(
+        UserError, match="chat template missing: the rows are messages.*model.chat_template="
+    ):
+        check_template(bare, ROWS)
+    with pytest.raises(UserError, match="chat template missing"):
+        heldout_prompts(configured(tmp_path), ROWS, bare)
+    check_template(bare, Dataset.from_list([{"prompt": "plain"}]))
+    bare.chat_template = "{{ raise_exception('no user here') }}"
+    with pytest.raises(UserError, match="refuses the first row: no user here"):
+        check_template(bare, ROWS)
+
+
+def test_statistics_by_hand(tmp_path):
+    lengths = {"tokens": np.array([6, 6, 20]), "prompt": np.array([2, 6, 2]), "filtered": {}}
+    found = statistics(configured(tmp_path, "sft"), lengths, None)
+    assert (found["truncated"], found["tokens"], found["without_answer"]) == (1, 6 + 6 + 12, 1)
+    assert found["histogram"][0][0] == 6
+    assert [n for *_, n in found["histogram"] if n] == [2, 1]
+    # the long row with a short one, or alone
+    assert found["efficiency"] in (24 / (12 * 2 + 6), 24 / (6 * 2 + 12))
+    packed = Dataset.from_dict({"input_ids": [[0] * 12, [0] * 12]})
+    assert statistics(configured(tmp_path, "sft"), lengths, packed)["efficiency"] == 1.0
+
+
+def test_what_was_cut_off_is_no_end():
+    # 9 is special, and 7 the line break after it
+    row = {"input_ids": [9, 1, 5, 6, 9, 7], "labels": [-100, -100, 5, 6, 9, 7]}
+    assert without_end({**row, "finished": False}, {9}) == {
+        "input_ids": [9, 1, 5, 6],
+        "labels": [-100, -100, 5, 6],
+    }
+    for finished in (True, None):
+        assert without_end({**row, "finished": finished}, {9}) == row
+    with pytest.raises(UserError, match="no special token, so its end cannot be left out"):
+        without_end({**row, "finished": False, "labels": [-100] * 6}, {9})

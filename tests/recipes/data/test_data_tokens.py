@@ -1,0 +1,249 @@
+"""Test that tokens and labels are TRL's, in every form and from any number of processes."""
+
+import copy
+import json
+import signal
+from types import SimpleNamespace
+
+import pytest
+from datasets import Dataset
+from omegaconf import OmegaConf
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+from launch.core.errors import UserError
+from launch.core.json_files import plain
+from launch.schema import Data
+from recipes import dpo, sft
+from recipes.data import data_tokens
+from recipes.data.data import Loaded
+from recipes.data.data_tokens import Progress, lengths, mapped, processes
+from recipes.models.model import train_tokenizer
+from recipes.preview import _model
+
+NUMBERS = range(7)
+# Options of a row and tools are written before the turns; generation encloses the answers.
+TEMPLATE = (
+    "{% if tools %}{{ tools[0]['name'] }}{% endif %}{{ mood or '' }}"
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}"
+    "{% generation %}{{ m['content'] + '<|end|>' }}{% endgeneration %}"
+    "{% else %}{{ '<|user|>' + m['content'] }}{% endif %}{% endfor %}"
+)
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+TEXT = [{"text": f"{n} plus {n} is {10**n}" + "<|end|>" * (n % 2)} for n in NUMBERS]
+# tokens span the boundary
+PROMPTS = [{"prompt": f"{n} plu", "completion": f"s {'plus ' * n}" if n else ""} for n in NUMBERS]
+MESSAGES = [
+    {"messages": [user(f"{n} plus"), assistant("plus"), user("and"), assistant(f"{10**n}")]}
+    for n in NUMBERS
+]
+TURNS = [{"prompt": [user(f"{n} plus")], "completion": [assistant(f"{10**n}")]} for n in NUMBERS]
+EXTRAS = [
+    {"tools": json.dumps([{"name": f"plus{n}"}]), "chat_template_kwargs": {"mood": "plus " * n}}
+    for n in NUMBERS
+]
+PAIRS = [
+    {"prompt": f"{n} plu", "chosen": f"s {n}<|end|>", "rejected": f"s {'plus ' * n}"}
+    for n in NUMBERS
+]
+PAIRED_TURNS = [
+    {
+        name: [user(f"{n} plus"), assistant(text)]
+        for name, text in (("chosen", "1"), ("rejected", "2 2"))
+    }
+    for n in NUMBERS
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    tokenizer = train_tokenizer(["1 plus 2 is plus 3"] * 3, 300)
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def prepared(tmp_path, method, tokenizer, rows, **given):
+    """Return the rows of our trainer, and of TRL's."""
+    arguments, theirs, ours = (
+        (SFTConfig, SFTTrainer, sft.Trainer)
+        if method == "sft"
+        else (DPOConfig, DPOTrainer, dpo.Trainer)
+    )
+    args = arguments(
+        output_dir=str(tmp_path),
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        **{"max_length": 64, **given},
+    )
+    config = OmegaConf.create(
+        {
+            "run_dir": str(tmp_path),
+            "data_cache": {"directory": str(tmp_path / "cache"), "key": "k"},
+            "data": plain(Data(name="jsonl", kind="jsonl")),
+            "model": {"name": "tiny", "max_positions": 1024},
+            "method": {"name": method},
+            "topology": {"strategy": "none"},
+            "hardware": {"packed_attention": "sdpa"},
+            "trainer_args": {
+                "max_length": args.max_length,
+                "truncation_mode": args.truncation_mode,
+                "packing": given.get("packing", False),
+            },
+        }
+    )
+    table = Dataset.from_list(rows)
+    models = {"model": _model(tokenizer)} | (
+        {"ref_model": _model(tokenizer)} if method == "dpo" else {}
+    )
+    shared = {"args": args, "processing_class": tokenizer, **models}
+    own = theirs(train_dataset=table, **shared).train_dataset
+    return ours(config=config, loaded=Loaded(table), **shared).train_dataset, own
+
+
+@pytest.mark.parametrize(
+    ("rows", "given"),
+    [
+        (TEXT, {}),
+        (PROMPTS, {}),
+        (PROMPTS, {"completion_only_loss": False}),
+        (PROMPTS, {"max_length": 6}),
+        (PROMPTS, {"max_length": 6, "truncation_mode": "keep_end"}),
+        (PROMPTS, {"max_length": 8, "packing": True, "packing_strategy": "wrapped"}),
+        (PROMPTS, {"max_length": 16, "packing": True}),
+        (PROMPTS, {"shuffle_dataset": True}),
+        (PROMPTS, {"dataset_num_proc": 2}),
+        (MESSAGES, {}),
+        (MESSAGES, {"assistant_only_loss": True}),
+        ([row | (EXTRAS[n] if n % 2 else {"tools": None}) for n, row in enumerate(MESSAGES)], {}),
+        (
+            [row | extra for row, extra in zip(MESSAGES, EXTRAS, strict=True)],
+            {"assistant_only_loss": True, "dataset_num_proc": 2},
+        ),
+        (TURNS, {}),
+        (TURNS, {"assistant_only_loss": True}),
+        ([row | extra for row, extra in zip(TURNS, EXTRAS, strict=True)], {}),
+    ],
+)
+def test_tokens_and_labels_of_sft_are_trls(tmp_path, tokenizer, rows, given):
+    ours, theirs = prepared(tmp_path, "sft", tokenizer, rows, **given)
+    columns = [
+        name for name in ("input_ids", "labels", "seq_lengths") if name in theirs.column_names
+    ]
+    assert ours.select_columns(columns).to_list() == theirs.select_columns(columns).to_list()
+
+
+def test_a_tokenizer_that_cuts_or_pads_texts_does_neither_with_rows(tokenizer):
+    cutting = copy.deepcopy(tokenizer)
+    cutting.backend_tokenizer.enable_truncation(2)
+    cutting.backend_tokenizer.enable_padding(length=99)
+    batch = {"text": [row["text"] for row in TEXT]}
+    made, whole = (
+        data_tokens.Tokens(each, None, "text", False, False)(batch) for each in (cutting, tokenizer)
+    )
+    assert made == whole
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [PAIRS, PAIRED_TURNS, [row | extra for row, extra in zip(PAIRED_TURNS, EXTRAS, strict=True)]],
+)
+def test_tokens_of_pairs_are_trls(tmp_path, tokenizer, rows):
+    ours, theirs = prepared(tmp_path, "dpo", tokenizer, rows)
+    columns = ["prompt_ids", "chosen_ids", "rejected_ids"]
+    assert ours.select_columns(columns).to_list() == theirs.select_columns(columns).to_list()
+
+
+def test_a_template_that_marks_no_answer_is_refused(tmp_path, tokenizer):
+    rows = [{"messages": [user("1"), assistant("2")]}, {"messages": [user("1 plus"), user("2")]}]
+    with pytest.raises(UserError, match="marks no token of a row as the assistant's"):
+        data_tokens.Tokens(tokenizer, None, "text", False, True)(
+            {"messages": [row["messages"] for row in rows]}
+        )
+
+
+def test_processes_start_for_many_rows_and_as_memory_allows(monkeypatch):
+    monkeypatch.setattr(data_tokens.os, "sched_getaffinity", lambda pid: range(8))
+    free = SimpleNamespace(available=5 * data_tokens.MEMORY_PER_PROCESS)
+    monkeypatch.setattr(data_tokens.psutil, "virtual_memory", lambda: free)
+    assert [processes(data_tokens.ROWS_PER_PROCESS * n) for n in (0, 1, 3, 100)] == [1, 1, 3, 5]
+    free.available = 1
+    assert processes(10**9) == 1
+
+
+def test_progress_beats_with_each_batch_and_speaks_now_and_then(tmp_path, monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(data_tokens.time, "monotonic", lambda: now[0])
+    progress = Progress("reading", tmp_path / "heartbeat", said=now[0])
+    for now[0], done in ((1.0, 1), (11.0, 2000), (12.0, 3000)):
+        progress(done)
+        assert (tmp_path / "heartbeat").is_file()
+        (tmp_path / "heartbeat").unlink()
+    assert capsys.readouterr().out == "reading: 2,000 rows\n"
+
+
+def test_lengths_are_those_of_each_row(tmp_path):
+    rows = [
+        {"labels": [-100, -100, 3]},
+        {"labels": [1]},
+        {"labels": [-100, -100]},
+        {"labels": [-100, 5, -100, 6]},
+    ]
+    tokens, prompt = lengths(Dataset.from_list(rows))
+    assert (tokens.tolist(), prompt.tolist()) == ([3, 1, 2, 4], [2, 0, 2, 1])
+    pairs = [
+        {"prompt_ids": [1, 2], "chosen_ids": [3], "rejected_ids": [4, 5, 6]},
+        {"prompt_ids": [1], "chosen_ids": [3], "rejected_ids": []},
+    ]
+    tokens, prompt = lengths(Dataset.from_list(pairs))
+    assert (tokens.tolist(), prompt.tolist()) == ([5, 2], [2, 1])
+
+
+def test_rows_of_several_processes_keep_their_order(tmp_path):
+    rows = Dataset.from_dict({"n": list(range(10)), "other": ["x"] * 10})
+
+    def doubled(batch):
+        return {"twice": [2 * n for n in batch["n"]]}
+
+    (tmp_path / "key").mkdir()
+    made = mapped(
+        rows,
+        doubled,
+        ("n",),
+        tmp_path / "key/rows.arrow",
+        Progress("doubling", tmp_path / "heartbeat"),
+        number=3,
+    )
+    assert made.to_list() == [{"other": "x", "twice": 2 * n} for n in range(10)]
+    assert len(list((tmp_path / "key").glob("rows*.arrow"))) == 3
+
+
+def test_what_one_of_the_processes_refuses_is_the_runs_error(tmp_path):
+    """End processes that inherit a run's SIGTERM handler, which only notes the signal."""
+
+    def make(batch):
+        if 9 in batch["n"]:
+            raise UserError("nine")
+        return batch
+
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        with pytest.raises(UserError, match="nine"):
+            mapped(
+                Dataset.from_dict({"n": list(range(10))}),
+                make,
+                (),
+                None,
+                Progress("x", tmp_path / "heartbeat"),
+                number=2,
+            )
+    finally:
+        signal.signal(signal.SIGTERM, before)

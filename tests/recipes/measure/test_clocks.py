@@ -1,0 +1,52 @@
+"""Test clocks of the dies of an AMD GPU, from tables as the kernel writes them."""
+
+import struct
+
+import pytest
+
+from recipes.measure import clocks
+
+MI300X = [2100, 2098, 2100, 2095, 2100, 2100, 2088, 1990]
+
+
+def table(version: tuple[int, int], size: int, mhz: list[int]) -> bytes:
+    """Return a table in which everything but the clocks is 7, which no clock is."""
+    offset = clocks.OFFSETS[version]
+    body = bytearray(b"\x07" * size)
+    struct.pack_into("<HBB", body, 0, size, *version)
+    struct.pack_into("<8H", body, offset, *mhz, *[0xFFFF] * (8 - len(mhz)))
+    return bytes(body)
+
+
+# Sizes of the structs up to the clocks' end and beyond, as the kernel's compiler lays them out:
+# worked out by ctypes from the header.
+@pytest.mark.parametrize(
+    ("version", "size"), [((1, 4), 288), ((1, 5), 360), ((1, 6), 312), ((1, 7), 344), ((1, 8), 344)]
+)
+def test_each_version(version, size):
+    assert clocks.parse(table(version, size, MI300X)) == MI300X
+    assert clocks.parse(table(version, size, MI300X[:6])) == MI300X[:6], "an MI300A has six dies"
+
+
+def test_of_a_device(tmp_path):
+    file = tmp_path / "bus/pci/devices/0000:05:00.0/gpu_metrics"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(table((1, 5), 360, MI300X))
+    assert clocks.of_device("0000:05:00.0", tmp_path) == MI300X
+    with pytest.raises(FileNotFoundError):
+        clocks.of_device("0000:26:00.0", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        struct.pack("<HBB", 120, 1, 3) + bytes(116),
+        table((1, 5), 360, MI300X)[:320],
+        table((1, 4), 288, []),
+    ],
+    ids=["empty", "of one die", "cut off", "no die"],
+)
+def test_a_table_without_clocks_of_dies(content):
+    with pytest.raises(ValueError, match=rf"of {len(content)} bytes states no clock"):
+        clocks.parse(content)

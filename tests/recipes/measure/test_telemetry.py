@@ -1,0 +1,347 @@
+"""Test GPU telemetry, with files as amdgpu writes them and a stand-in for pynvml."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from recipes.measure import telemetry
+from recipes.measure.metrics import Metrics
+from recipes.measure.telemetry import AmdSysfs, Nvml, Telemetry
+from tests.recipes.measure.test_clocks import MI300X, table
+
+ADDRESS = "0000:05:00.0"
+# Files of one AMD GPU, with what the kernel writes into them.
+FILES = {
+    "gpu_busy_percent": "97",
+    "mem_busy_percent": "41",
+    "mem_info_vram_used": "150000000000",
+    "mem_info_gtt_used": "2000000000",
+    "hwmon/hwmon4/power1_average": "700000000",
+    "hwmon/hwmon4/temp1_label": "edge",
+    "hwmon/hwmon4/temp1_input": "50000",
+    "hwmon/hwmon4/temp2_label": "junction",
+    "hwmon/hwmon4/temp2_input": "82000",
+    "hwmon/hwmon4/freq1_input": "1700000000",
+    "hwmon/hwmon4/freq2_input": "1300000000",
+}
+EXPECTED = {
+    "gpu_utilization": 0.97,
+    "gpu_memory_bandwidth_share": 0.41,
+    "gpu_memory_used_gb": 150.0,
+    "gpu_gtt_used_gb": 2.0,
+    "gpu_power_w": 700.0,
+    "gpu_temperature_c": 82.0,
+    "gpu_clock_mhz": 1700.0,
+    "gpu_memory_clock_mhz": 1300.0,
+}
+
+
+@pytest.fixture
+def gpu(tmp_path):
+    """Return a function of name=content that writes files over FILES, or removes one with None."""
+
+    def build(changes=None):
+        for name, content in {**FILES, **(changes or {})}.items():
+            file = tmp_path / "bus/pci/devices" / ADDRESS / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if content is None:
+                file.unlink(missing_ok=True)
+            else:
+                file.write_bytes(content if isinstance(content, bytes) else f"{content}\n".encode())
+        return tmp_path
+
+    return build
+
+
+def test_amdgpu(gpu):
+    assert AmdSysfs(ADDRESS, gpu()).read() == pytest.approx(EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # MI300X: present power only, clocks of eight dies in gpu_metrics.
+        (
+            {
+                "hwmon/hwmon4/power1_average": None,
+                "hwmon/hwmon4/power1_input": "650000000",
+                "gpu_metrics": table((1, 5), 360, MI300X),
+            },
+            {**EXPECTED, "gpu_power_w": 650.0, "gpu_clock_mhz": sum(MI300X) / 8},
+        ),
+        # A GPU of one temperature, whose memory's use nobody counts.
+        (
+            {"hwmon/hwmon4/temp2_label": None, "mem_busy_percent": None},
+            {key: value for key, value in EXPECTED.items() if key != "gpu_memory_bandwidth_share"}
+            | {"gpu_temperature_c": 50.0},
+        ),
+        # A word where a number should be.
+        (
+            {"gpu_busy_percent": "N/A"},
+            {key: value for key, value in EXPECTED.items() if key != "gpu_utilization"},
+        ),
+    ],
+)
+def test_amdgpu_of_other_kinds(gpu, changes, expected):
+    assert AmdSysfs(ADDRESS, gpu(changes)).read() == pytest.approx(expected)
+
+
+def test_a_partition_has_no_power_and_no_energy_of_its_own(gpu):
+    found = Telemetry(AmdSysfs(ADDRESS, gpu({"current_compute_partition": "CPX"})))
+    for second in (0.0, 2.0):
+        found.sample(second)
+    assert (found.energy_j, found.take()["card_power_w"]) == (None, 700.0)
+    whole = AmdSysfs(ADDRESS, gpu({"current_compute_partition": "SPX"})).read()
+    assert (whole["gpu_power_w"], "card_power_w" in whole) == (700.0, False)
+
+
+def test_means_since_the_last_line_and_energy(gpu):
+    """Draw 700 W for 2 s, then 500 W: half of each counts between the two samples."""
+    root = gpu()
+    found = Telemetry(AmdSysfs(ADDRESS, root))
+    for second, power in ((0.0, "700000000"), (2.0, "700000000"), (4.0, "500000000")):
+        gpu({"hwmon/hwmon4/power1_average": power})
+        found.sample(100.0 + second)
+    assert found.take()["gpu_power_w"] == pytest.approx((700 + 700 + 500) / 3)
+    assert found.energy_j == pytest.approx(2 * 700 + 2 * 600)
+    gpu({"gpu_busy_percent": "10"})
+    assert found.take()["gpu_utilization"] == pytest.approx(0.10), (
+        "a line with no sample since the last one takes its own"
+    )
+    found.begin(200.0)
+    found.sample(201.0)
+    assert found.energy_j == pytest.approx(700), (
+        "from the beginning of the steps, not of what sets them up"
+    )
+
+
+def test_samples_that_nobody_takes_do_not_pile_up(gpu):
+    """Drop them, since only the first rank writes lines."""
+    found = Telemetry(AmdSysfs(ADDRESS, gpu()))
+    found.sample(0.0)
+    size = len(pickle.dumps(found.sums))
+    for second in range(1, 100):
+        found.sample(float(second))
+    assert len(pickle.dumps(found.sums)) <= size
+    assert found.take()["gpu_power_w"] == pytest.approx(700)
+
+
+def test_a_torch_that_does_not_name_the_address(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name="AMD Instinct MI300X")
+    )
+    assert telemetry.of_this_rank("amd").source is None
+
+
+def test_the_thread_samples_and_ends(gpu):
+    found, twice = Telemetry(AmdSysfs(ADDRESS, gpu()), interval_s=0.001), threading.Event()
+    source, number = found.source, [0]
+
+    def read():
+        number[0] += 1
+        if number[0] > 2:  # the first is the caller's own
+            twice.set()
+        return AmdSysfs.read(source)
+
+    source.read = read
+    with found.running():
+        assert twice.wait(30)
+        assert [thread.name for thread in threading.enumerate()].count("telemetry") == 1
+    assert "telemetry" not in [thread.name for thread in threading.enumerate()]
+    assert found.energy_j > 0
+
+
+def test_without_counters_nothing_is_said(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert telemetry.source(ADDRESS, tmp_path) is None
+    found = Telemetry(None)
+    with found.running():
+        assert found.take() == {}
+    assert found.energy_j is None
+    assert telemetry.energy(None, 1000) == {}
+
+
+def test_energy_per_million_tokens():
+    assert telemetry.energy(7.2e6, 4_000_000) == {
+        "energy_j": 7.2e6,
+        "energy_kwh_per_million_tokens": pytest.approx(0.5),
+    }
+    assert telemetry.energy(7.2e6, 0) == {}, "a run that was finished, started again"
+
+
+def work(rank: int, folder, told: list) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
+    found = [telemetry.energy(answer[rank], 1_000_000) for answer in told]
+    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+def test_energy_of_several_ranks(tmp_path):
+    """Sum all ranks or none: a sum without one rank's GPU would look right."""
+    told = [(1000.0, 500.0), (1000.0, None)]
+    # Another would import everything.
+    torch.multiprocessing.start_processes(work, (tmp_path, told), nprocs=2, start_method="fork")
+    expected = [
+        {"energy_j": 1500.0, "energy_kwh_per_million_tokens": pytest.approx(1500 / 3.6e6)},
+        {},
+    ]
+    assert [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)] == [
+        expected,
+        expected,
+    ]
+
+
+def lines(metrics: Metrics, run_dir: Path, *steps: dict) -> list[dict]:
+    parameter = torch.nn.Parameter(torch.ones(4))
+    shape = SimpleNamespace(
+        tie_word_embeddings=True, hidden_size=4, num_attention_heads=1, num_hidden_layers=1
+    )
+    model = SimpleNamespace(config=shape, parameters=lambda: [parameter])
+    args, state = (
+        TrainingArguments(output_dir=str(run_dir), use_cpu=True, report_to="none"),
+        TrainerState(max_steps=2),
+    )
+    metrics.on_train_begin(args, state, TrainerControl())
+    for step in steps:
+        state.global_step += 1
+        metrics.on_log(args, state, TrainerControl(), {"loss": 1.0, **step}, model=model)
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def a_line(metrics: Metrics, run_dir: Path) -> dict:
+    return lines(metrics, run_dir, {"num_tokens": 10.0})[0]
+
+
+def settings(run_dir: Path) -> DictConfig:
+    return OmegaConf.create(
+        {"run_dir": str(run_dir), "hardware": {"peak_tflops": {}}, "precision": {"compute": "fp32"}}
+    )
+
+
+def test_a_line_of_metrics(gpu, tmp_path):
+    found = Metrics(settings(tmp_path))
+    found.telemetry = Telemetry(AmdSysfs(ADDRESS, gpu()))
+    found.telemetry.energy_j = 7000.0  # while the trainer was set up
+    row = a_line(found, tmp_path)
+    assert {key: row[key] for key in EXPECTED} == pytest.approx(EXPECTED)
+    assert found.num_tokens() == 10
+    assert found.telemetry.energy_j < 7000
+
+
+def test_a_step_that_counts_no_tokens_takes_none_away(tmp_path):
+    """Count where GRPO generates; with num_iterations=2 every other step does not."""
+    rows = lines(
+        Metrics(settings(tmp_path)), tmp_path, {"num_tokens": 10.0}, {}, {"num_tokens": 30.0}
+    )
+    assert [row["num_tokens"] for row in rows] == [10, 10, 30]
+    assert [row["tokens_per_second"] > 0 for row in rows] == [True, False, True]
+    assert rows[1]["tokens_per_second"] == 0
+
+
+def test_the_memory_of_loading_counts_although_a_counter_begins_anew(tmp_path, monkeypatch):
+    """Keep the peak although DeepSpeed resets torch's counter when it is set up.
+
+    ZeRO-2 with offload seemed to take 7.6 GB although loading took 8.7.
+    """
+    counter = iter([8.7, 7.6])
+    monkeypatch.setattr("recipes.measure.metrics.memory_peak_gb", lambda: next(counter))
+    assert a_line(Metrics(settings(tmp_path)), tmp_path)["memory_peak_gb"] == 8.7
+
+
+class NvmlError(Exception):
+    """Stand in for pynvml.NVMLError."""
+
+
+OF_NVML = {
+    "gpu_utilization": 0.9,
+    "gpu_memory_bandwidth_share": 0.3,
+    "gpu_memory_used_gb": 100.0,
+    "gpu_power_w": 650.5,
+    "gpu_temperature_c": 61.0,
+    "gpu_clock_mhz": 1980.0,
+    "gpu_memory_clock_mhz": 3201.0,
+}
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    """Return pynvml's functions for a GPU whose energy counter rises by 2 J at each look."""
+    millijoules = itertools.count(5000, 2000)
+
+    def handle(address: bytes) -> str:
+        return "gpu" if address == ADDRESS.encode() else unsupported()
+
+    module = SimpleNamespace(
+        NVMLError=NvmlError,
+        NVML_TEMPERATURE_GPU=0,
+        NVML_CLOCK_SM=1,
+        NVML_CLOCK_MEM=2,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByPciBusId=handle,
+        nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=90, memory=30),
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=100_000_000_000),
+        nvmlDeviceGetPowerUsage=lambda _: 650_500,
+        nvmlDeviceGetTemperature=lambda _, which: {0: 61}[which],
+        nvmlDeviceGetClockInfo=lambda _, which: {1: 1980, 2: 3201}[which],
+        nvmlDeviceGetTotalEnergyConsumption=lambda _: next(millijoules),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    return module
+
+
+def unsupported(*_):
+    raise NvmlError("not supported")
+
+
+def test_nvml(tmp_path, nvml):
+    source = telemetry.source(ADDRESS, tmp_path)
+    assert isinstance(source, Nvml)
+    assert source.read() == pytest.approx(OF_NVML)
+    counted = Telemetry(source)
+    counted.sample(0.0)
+    counted.sample(1.0)
+    assert counted.energy_j == pytest.approx(4.0), "from the GPU's own counter: 2 J at each look"
+    counted.begin()
+    counted.sample(2.0)
+    assert counted.energy_j == pytest.approx(2.0)
+    assert telemetry.source("0000:99:00.0", tmp_path) is None
+
+
+def test_an_energy_counter_that_does_not_answer_for_a_while(nvml):
+    """Add no power to a counter that knows what was used meanwhile."""
+    source = Nvml(nvml, ADDRESS)
+    found, answer = Telemetry(source), source.energy_j
+    for second, asked in (
+        (0.0, answer),
+        (10.0, lambda: None),
+        (20.0, lambda: None),
+        (30.0, answer),
+    ):
+        source.energy_j = asked
+        found.sample(second)
+    assert found.energy_j == pytest.approx(4.0), "2 J at each look that was answered"
+
+
+def test_nvml_counters_that_the_gpu_lacks(nvml):
+    nvml.nvmlDeviceGetTotalEnergyConsumption = unsupported
+    nvml.nvmlDeviceGetUtilizationRates = unsupported
+    source = Nvml(nvml, ADDRESS)
+    assert set(OF_NVML) - set(source.read()) == {"gpu_utilization", "gpu_memory_bandwidth_share"}
+    found = Telemetry(source)
+    found.sample(0.0)
+    found.sample(2.0)
+    assert found.energy_j == pytest.approx(2 * 650.5)

@@ -1,0 +1,168 @@
+"""Test the one-pass head against TRL's and against plain cross-entropy."""
+
+import copy
+import functools
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import AutoConfig, AutoModelForCausalLM
+from trl.trainer.utils import add_fused_lm_head
+
+from recipes.models import head
+
+# TRL's kernels fold blocks of a vocabulary, and the last one is not full
+TOKENS, WIDTH, VOCABULARY = (37, 16, 2500)
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    monkeypatch.setattr(head, "TOKENS", 10)  # four tiles, the last one smaller
+
+
+def drawn(dtype=torch.float32):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(TOKENS, WIDTH), torch.randn(VOCABULARY, WIDTH) / 4
+    targets = torch.randint(0, VOCABULARY, (TOKENS,))
+    targets[::3] = (hidden @ weight.t()).argmax(1)[::3]  # some are right
+    return hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(), targets
+
+
+def plain(hidden, weight, targets):
+    """Return (loss, entropies, correct) by definition, in fp32."""
+    logits = hidden.float() @ weight.float().t()
+    logs = logits.log_softmax(1)
+    entropy = -(logs.exp() * logs).sum()
+    return (
+        functional.cross_entropy(logits, targets, reduction="sum"),
+        entropy,
+        (logits.argmax(1) == targets).sum(),
+    )
+
+
+def test_sums_and_gradients_are_those_of_cross_entropy():
+    hidden, weight, targets = drawn()
+    expected = plain(hidden, weight, targets)
+    wanted = torch.autograd.grad(expected[0] * 3, (hidden, weight))
+    loss, (entropy, correct) = head.NllHead.apply(hidden, weight, targets, True)
+    torch.testing.assert_close(loss, expected[0], rtol=1e-5, atol=0)
+    torch.testing.assert_close(entropy, expected[1], rtol=1e-5, atol=0)
+    assert correct == expected[2] >= TOKENS // 3
+    for found, gradient in zip(
+        torch.autograd.grad(loss * 3, (hidden, weight)), wanted, strict=True
+    ):
+        torch.testing.assert_close(found, gradient, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("frozen", "kept"), [("hidden", "weight"), ("weight", "hidden")])
+def test_what_does_not_train_gets_no_gradient(frozen, kept):
+    tensors = dict(zip(("hidden", "weight", "targets"), drawn(), strict=True))
+    (wanted,) = torch.autograd.grad(plain(**tensors)[0], tensors[kept])
+    tensors[frozen].requires_grad_(False)
+    head.NllHead.apply(*tensors.values(), True)[0].backward()
+    assert tensors[frozen].grad is None
+    torch.testing.assert_close(tensors[kept].grad, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "within"), [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_halves_are_close_to_fp32(dtype, within, autocast):
+    hidden, weight, targets = drawn(torch.float32 if autocast else dtype)
+    expected = plain(hidden, weight, targets)
+    wanted = torch.autograd.grad(expected[0], (hidden, weight))
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        loss, (entropy, _) = head.NllHead.apply(hidden, weight, targets, True)
+    torch.testing.assert_close(loss, expected[0], rtol=within, atol=0)
+    torch.testing.assert_close(entropy, expected[1], rtol=within, atol=0)
+    for found, gradient in zip(torch.autograd.grad(loss, (hidden, weight)), wanted, strict=True):
+        assert found.dtype == gradient.dtype
+        assert (found - gradient).norm() < within * gradient.norm()
+
+
+def test_no_target_is_a_loss_of_zero_with_gradients_of_zero():
+    hidden, weight, _ = drawn()
+    loss, counted = head.NllHead.apply(hidden[:0], weight, torch.zeros(0, dtype=torch.long), True)
+    loss.backward()
+    assert (loss.item(), counted.tolist()) == (0.0, [0.0, 0.0])
+    assert weight.grad.count_nonzero() == hidden.grad.count_nonzero() == 0
+
+
+def model(architecture="qwen3", **own):
+    torch.manual_seed(0)
+    shape = {
+        "num_hidden_layers": 1,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    return AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(architecture, vocab_size=320, head_dim=16, **shape, **own)
+    )
+
+
+@pytest.mark.parametrize(
+    "compute", [head.sums, functools.partial(head.log_probs, temperature=1.0, of_entropy=False)]
+)
+def test_a_model_that_is_compiled_whole_returns_the_same(compute):
+    ours = model()
+    head.add(ours, compute)
+    ids = torch.randint(0, 320, (2, 8))
+    given = {"input_ids": ids, "targets": ids.flatten()[1:8], "target_positions": torch.arange(7)}
+    found, expected = torch.compile(ours, backend="eager")(**given), ours(**given)
+    torch._dynamo.reset()
+    for name in expected:
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_gives_the_sums_and_gradients_of_trls_head(tied):
+    ours = model(tie_word_embeddings=tied)
+    theirs = copy.deepcopy(ours)
+    head.add(ours)
+    add_fused_lm_head(theirs, outputs=("log_probs", "entropy", "is_top1"))  # as SFTTrainer has it
+    ids = torch.randint(0, 320, (3, 20))
+    labels = ids.clone()
+    labels[:, :5] = labels[1, 12:] = ignored = -100
+    shifted = functional.pad(labels, (0, 1), value=ignored)[:, 1:].reshape(-1)
+    places = (shifted != ignored).nonzero().flatten()
+    found = ours(input_ids=ids, targets=shifted[places], target_positions=places)
+    expected = theirs(input_ids=ids, labels=labels, fused_lm_head=True)
+    sums = torch.stack((-expected.log_probs.sum(), expected.entropy.sum(), expected.is_top1.sum()))
+    torch.testing.assert_close(
+        torch.stack((found.loss, *found.counted)), sums, rtol=1e-5, atol=1e-5
+    )
+    found.loss.backward()
+    (-expected.log_probs.sum()).backward()
+    for (name, weight), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(weight.grad, other.grad, rtol=1e-5, atol=1e-5, msg=name)
+
+
+def test_evaluation_keeps_no_gradient_and_logits_are_there_without_targets():
+    whole = model()
+    ids = torch.randint(0, 320, (1, 8))
+    expected = whole(input_ids=ids).logits
+    head.add(whole)
+    torch.testing.assert_close(whole(input_ids=ids).logits, expected)
+    with torch.no_grad():
+        found = whole(input_ids=ids, targets=ids[0, 1:], target_positions=torch.arange(7))
+    torch.testing.assert_close(
+        found.loss, functional.cross_entropy(expected[0, :-1], ids[0, 1:], reduction="sum")
+    )
+    assert not found.loss.requires_grad
+
+
+def test_only_a_plain_product_fits():
+    plain_head = model()
+    assert head.fits(plain_head)
+    with_bias = model()
+    with_bias.lm_head = nn.Linear(32, 320)
+    replaced = model()
+    replaced.lm_head = type("Other", (nn.Linear,), {})(32, 320, bias=False)
+    scaled = model()
+    scaled.config.final_logit_softcapping = 30.0
+    assert not any(map(head.fits, (with_bias, replaced, scaled)))
+    headless = types.SimpleNamespace(config=plain_head.config, get_output_embeddings=lambda: None)
+    assert not head.fits(headless)

@@ -1,0 +1,226 @@
+"""Test that compiled layers compute what eager ones do, and the fall-back to eager."""
+
+import functools
+import random
+
+import pytest
+import torch
+from functorch.compile import nop
+from omegaconf import OmegaConf
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import InternalTorchDynamoError
+from torch._dynamo.testing import CompileCounterWithBackend
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from launch.core.errors import UserError
+from recipes.models import layers
+from tests.helpers.trainers import assert_same, built, trained
+
+CHOSEN = {"key": "step.compile", "value": True, "reason": "pays", "before": None}
+EVERY_LAYER = ["method.args.gradient_checkpointing=true"]
+ONE_LAYER = ["step.checkpointed_layers=1"]
+LORA = ["adapter=lora", "adapter.rank=4", "adapter.dropout=0.0"]
+
+
+@pytest.fixture(autouse=True)
+def dynamo():
+    """Reset what is compiled, and the settings for it, after each test."""
+    settings = {"optimize_ddp": True, "specialize_float": False, "recompile_limit": 8}
+    # One thread starts no pool of processes.
+    with torch._dynamo.config.patch(settings), torch._inductor.config.patch(compile_threads=1):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def use(monkeypatch):
+    """Return `use(backend)`, which replaces inductor, since that needs a C++ compiler."""
+    compile_each = layers.compile_each
+    return lambda backend: monkeypatch.setattr(
+        layers, "compile_each", functools.partial(compile_each, backend=backend)
+    )
+
+
+def compiled(run_dir, method, *overrides, measured=True, asked=True):
+    """Return what `built` does, with batches padded for compiling, which is not called yet."""
+    # Micro-batches of 4 rows of the longest length, half of it and so on are rehearsed.
+    lengths = [] if method == "grpo" else ["method.args.max_length=256"]
+    config, trainer = built(
+        run_dir,
+        method,
+        "step.compile=true",
+        f"hardware.compile_measured={str(measured).lower()}",
+        *lengths,
+        *overrides,
+    )
+    if not asked:
+        OmegaConf.update(config, "chosen", [CHOSEN])
+    return config, trainer
+
+
+def is_compiled(trainer):
+    return trainer.compiled == "yes" and all(
+        "forward" in vars(layer) for layer in layers.decoder_layers(trainer.model)
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "backend"),
+    [
+        ("sft", ["model.architecture=llama", "step.rows=packed", *EVERY_LAYER], "aot_eager"),
+        (
+            "sft",
+            [
+                "model.architecture=qwen2",
+                "model.attention_bias=true",
+                "step.rows=grouped",
+                *LORA,
+                *EVERY_LAYER,
+                *ONE_LAYER,
+            ],
+            "eager",
+        ),
+        ("dpo", [], "eager"),
+    ],
+    ids=["sft-checkpointing", "sft-lora-one-checkpointed", "dpo"],
+)
+def test_losses_and_gradients_are_those_of_eager_layers(tmp_path, use, method, overrides, backend):
+    """Compare SFT and DPO; tests/recipes/training/test_grpo_step.py compares GRPO."""
+    use(backend)
+    found = []
+    for name in ("eager", "compiled"):
+        config, trainer = compiled(tmp_path / name, method, *overrides)
+        config.step.compile = name == "compiled"
+        trainer.compile_layers(config)
+        found.append(trained(trainer))
+        assert is_compiled(trainer) == config.step.compile
+    assert_same(*found)
+
+
+def small():
+    shape = {
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    return AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("qwen3", vocab_size=320, head_dim=16, **shape)
+    )
+
+
+@pytest.mark.parametrize("multiple", [1, layers.MULTIPLE])
+def test_the_number_of_graphs_is_bounded_over_lengths(multiple):
+    model, graphs, draw, said = small(), CompileCounterWithBackend("eager"), random.Random(0), []
+    layers.compile_each(model.model.layers, said.append, backend=graphs)
+    for _ in range(20):
+        rows, tokens = draw.randint(1, 4), multiple * -(-draw.randint(1, 500) // multiple)
+        model(torch.zeros(rows, tokens, dtype=torch.long), use_cache=False)
+    # One row, several; and of multiples one block of tokens, several.
+    assert graphs.frame_count <= (2 if multiple == 1 else 4)
+    assert said == []
+
+
+def test_generation_stays_eager():
+    model, graphs = small(), CompileCounterWithBackend("eager")
+    layers.compile_each(model.model.layers, pytest.fail, backend=graphs)
+    assert model.generate(
+        torch.zeros(1, 4, dtype=torch.long), max_new_tokens=3, do_sample=False
+    ).shape == (1, 7)
+    assert graphs.frame_count == 0
+
+
+def with_item(module, args, output):
+    """Print, which no graph can hold."""
+    print(output.sum().item())
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_layer_that_cannot_be_compiled_stays_eager_where_it_was_chosen(
+    tmp_path, use, capsys, measured
+):
+    use("eager")
+    _, eager = built(tmp_path / "eager", "sft")
+    config, trainer = compiled(tmp_path / "compiled", "sft", measured=measured, asked=False)
+    layers.decoder_layers(trainer.model)[0].mlp.register_forward_hook(with_item)
+    trainer.compile_layers(config)
+    assert_same(trained(trainer), trained(eager))
+    assert not is_compiled(trainer)
+    assert trainer.compiled not in ("yes", None)
+    assert f"layers are not compiled: {trainer.compiled}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_layer_that_cannot_be_compiled_ends_a_run_that_asked(tmp_path, use, measured):
+    use("eager")
+    config, trainer = compiled(tmp_path, "sft", measured=measured)
+    layers.decoder_layers(trainer.model)[0].mlp.register_forward_hook(with_item)
+    trainer.compile_layers(config)
+    with pytest.raises(UserError, match="step.compile=false"):
+        trainer.train()
+
+
+def without_equal_layers(config, trainer):
+    blocks = trainer.model.model.layers
+    trainer.model.model.layers = nn.ModuleList([blocks[0], nn.Identity()])
+
+
+def sharded_inside(config, trainer):
+    config.topology.strategy = "zero3"
+
+
+@pytest.mark.parametrize("unfit", [without_equal_layers, sharded_inside])
+def test_a_model_whose_layers_cannot_be_compiled_alone(tmp_path, use, unfit):
+    use("eager")
+    config, trainer = compiled(tmp_path, "sft")
+    unfit(config, trainer)
+    with pytest.raises(UserError, match="step.compile=false"):
+        trainer.compile_layers(config)
+    config.chosen = [CHOSEN]
+    trainer.compile_layers(config)
+    assert trainer.compiled not in ("yes", None)
+    config.precision.compute = "fp8"  # too slow to continue with
+    with pytest.raises(UserError, match="precision=bf16"):
+        trainer.compile_layers(config)
+
+
+def one_more(graph, inputs):
+    """Miscompile."""
+    return lambda *args: tuple(
+        part + 1 if torch.is_floating_point(part) else part for part in graph(*args)
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "backend", "agrees"),
+    [("sft", ["step.rows=packed"], "eager", True), ("grpo", [], one_more, False)],
+)
+def test_the_first_micro_batch_decides_where_nothing_was_measured(
+    tmp_path, use, method, overrides, backend, agrees
+):
+    """Keep losses, gradients, figures and random numbers, with dropout and with sampling."""
+    use(backend)
+    given = [*overrides, *LORA[:2], "adapter.dropout=0.1"]
+    # before the other one is built, which sets the seed anew
+    expected = trained(compiled(tmp_path / "eager", method, *given)[1])
+    config, trainer = compiled(tmp_path / "compiled", method, *given, measured=False, asked=False)
+    trainer.compile_layers(config)
+    assert_same(trained(trainer), expected)
+    assert is_compiled(trainer) == agrees
+
+
+def no_kernel(graph, inputs):
+    raise InternalTorchDynamoError("no kernel")
+
+
+def test_a_kernel_that_does_not_compile_leaves_dropout_and_figures_as_they_were(tmp_path, use):
+    # of the backward pass, which is made last
+    use(aot_autograd(fw_compiler=nop, bw_compiler=no_kernel))
+    given = [*LORA[:2], "adapter.dropout=0.25"]
+    expected = trained(compiled(tmp_path / "eager", "sft", *given)[1])
+    config, trainer = compiled(tmp_path / "compiled", "sft", *given, measured=False, asked=False)
+    trainer.compile_layers(config)
+    assert_same(trained(trainer), expected)
+    assert "no kernel" in trainer.compiled

@@ -1,0 +1,321 @@
+"""Test exit codes, result.json and metrics.jsonl, models, tokenizers, and rejected settings."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate import FullyShardedDataParallelPlugin
+from omegaconf import OmegaConf
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig, SFTConfig
+
+from launch.core.errors import UserError
+from recipes.grpo import cycle_steps
+from recipes.measure import metrics
+from recipes.measure.flops import flops_per_token
+from recipes.models import model
+from recipes.rank import program
+from recipes.training import training
+from tests.conftest import composed
+from tests.helpers.bench_config import ADAPTER
+
+TINY = Path(__file__).parents[3] / "conf/model/tiny.yaml"
+
+
+def config(tmp_path, weights="fp32", adapter=None, **own):
+    shape = {
+        "hub_id": None,
+        "revision": None,
+        "path": None,
+        "chat_template": None,
+        "attention_bias": False,
+        **OmegaConf.load(TINY),
+        **own,
+    }
+    return OmegaConf.create(
+        {
+            "run_dir": str(tmp_path),
+            "seed": 0,
+            "model": shape,
+            "data": {"chat_template": None},
+            "precision": {"name": weights, "weights": weights, "compute": "fp32"},
+            "hardware": {"attention": "sdpa", "peak_tflops": {}},
+            "adapter": {**ADAPTER, "quantize_base": False, **(adapter or {})},
+            "trainer_args": {},
+        }
+    )
+
+
+def run(tmp_path, work):
+    OmegaConf.save(config(tmp_path), tmp_path / "config.yaml")
+    code = program.run(work, ["--config", str(tmp_path / "config.yaml")])
+    return code, json.loads((tmp_path / "result.json").read_text())
+
+
+def raises(error):
+    def work(_config):
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("work", "code", "result"),
+    [
+        (lambda _: {"loss": 0.5}, 0, {"status": "done", "loss": 0.5}),
+        (raises(program.Interrupted(steps=3)), 75, {"status": "interrupted", "steps": 3}),
+        (raises(UserError("data.path: no")), 2, {"status": "failed", "error": "data.path: no"}),
+        (
+            raises(RuntimeError("first\nlast")),
+            1,
+            {"status": "failed", "error": "RuntimeError: first\nlast"},
+        ),
+    ],
+)
+def test_result_and_exit_code(tmp_path, work, code, result):
+    assert run(tmp_path, work) == (code, {**result, "exit_code": code})
+
+
+def test_only_the_first_rank_writes(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(FileNotFoundError):
+        run(tmp_path, lambda _: {})
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_seen_and_forgotten_after_the_run(tmp_path, number):
+    def work(_config):
+        os.kill(os.getpid(), number)
+        return {"asked": program.stop_asked()}
+
+    before = signal.getsignal(number)
+    assert run(tmp_path, work)[1]["asked"] is True
+    assert (program.stop_asked(), signal.getsignal(number)) == (False, before)
+
+
+def test_a_key_the_configuration_lacks_is_an_error(tmp_path):
+    assert run(tmp_path, lambda c: {"x": c.model.nmae})[1]["status"] == "failed"
+
+
+def test_tiny_has_the_parameters_its_file_says(tmp_path):
+    settings = config(tmp_path)
+    assert (
+        sum(p.numel() for p in model.build_model(settings).parameters())
+        == settings.model.num_parameters
+    )
+
+
+def test_random_weights_follow_from_the_seed(tmp_path):
+    settings = config(tmp_path, num_layers=1)
+    first, again = (model.build_model(settings).state_dict() for _ in range(2))
+    settings.seed = 1
+    other = model.build_model(settings).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
+
+
+def test_weights_come_in_the_precision_asked_for(tmp_path):
+    assert model.build_model(config(tmp_path, weights="bf16", num_layers=1)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("compute", "exact"), [("fp32", False), ("fp16", True), ("bf16", True)])
+def test_random_weights_have_no_more_digits_than_they_compute_with(tmp_path, compute, exact):
+    """Start every strategy from the same weights: DeepSpeed makes fp32 of 16-bit ones."""
+    settings = config(tmp_path, num_layers=1)
+    settings.precision.compute = compute
+    weight, dtype = model.build_model(settings).lm_head.weight, model.compute_dtype(settings)
+    assert weight.dtype == torch.float32
+    assert (
+        torch.equal(
+            weight, weight.to(torch.float16 if compute == "fp16" else torch.bfloat16).float()
+        )
+        == exact
+    )
+    assert dtype == {"fp32": torch.float32, "fp16": torch.float16}.get(compute, torch.bfloat16)
+
+
+def test_a_tokenizer_is_trained_the_same_way_each_time(tmp_path):
+    settings = config(tmp_path)
+    first, again = (model.build_tokenizer(settings, ["Calculate 12 + 34.", "46"]) for _ in range(2))
+    assert first.get_vocab() == again.get_vocab()
+    assert len(first) <= settings.model.vocab_size
+    assert first.convert_ids_to_tokens(first("1234")["input_ids"]) == ["1", "2", "3", "4"]
+    assert first.decode(first("é → 7")["input_ids"]) == "é → 7"
+
+
+def test_the_chat_template_marks_what_the_assistant_says(tmp_path):
+    tokenizer = model.build_tokenizer(config(tmp_path), ["ab"])
+    messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+    encoded = tokenizer.apply_chat_template(
+        messages, return_assistant_tokens_mask=True, return_dict=True, tokenize=True
+    )
+    kept = [i for i, m in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if m]
+    assert tokenizer.convert_ids_to_tokens(kept) == ["2", model.END]
+    prompt = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
+    assert tokenizer.apply_chat_template(messages, tokenize=False).startswith(prompt)
+
+
+def test_a_model_directory_is_read_back(tmp_path):
+    settings = config(tmp_path, num_layers=1)
+    built = model.build_model(settings)
+    built.save_pretrained(tmp_path / "m")
+    model.build_tokenizer(settings, ["12"]).save_pretrained(tmp_path / "m")
+    settings.model.path = str(tmp_path / "m")
+    read, names = model.build_model(settings), model.build_tokenizer(settings, [])
+    assert torch.equal(read.lm_head.weight, built.lm_head.weight)
+    assert names.chat_template == model.CHAT_TEMPLATE
+
+
+def test_a_hub_model_that_cannot_be_had(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="nobody/nothing at 0+ cannot be loaded"):
+        model.build_model(
+            config(tmp_path, init="pretrained", hub_id="nobody/nothing", revision="0" * 40)
+        )
+
+
+def test_adapters(tmp_path):
+    assert model.adapter_config(config(tmp_path)) is None
+    lora = model.adapter_config(config(tmp_path, adapter={"rank": 4, "alpha": 8, "dora": True}))
+    assert (lora.r, lora.lora_alpha, lora.use_dora) == (4, 8, True)
+    assert (
+        model.adapter_config(config(tmp_path, adapter={"rank": 4, "path": "run/adapter"})) is None
+    )
+
+
+def test_trainer_arguments_are_refused_in_trls_words(tmp_path):
+    settings = config(tmp_path)
+    settings.hardware, settings.topology, settings.precision = (
+        {"vendor": "amd"},
+        {"strategy": "none", "servers": 0},
+        {"compute": "fp32"},
+    )
+    settings.trainer_args = {"output_dir": str(tmp_path), "max_seq_length": 8}
+    with pytest.raises(UserError, match="SFTConfig refuses them.*max_seq_length"):
+        training.build_arguments(SFTConfig, settings)
+
+
+def fsdp_plugin(tmp_path, *overrides):
+    """Return accelerate's plugin, as a run with this composition has it."""
+    config = composed(
+        "hardware=mi300x", "model=qwen3_4b", "method=sft", "topology=fsdp", *overrides
+    )
+    # Nothing that this machine would reject for its devices.
+    given = {
+        "output_dir": str(tmp_path),
+        "fsdp": True,
+        "fsdp_config": {"version": 2},
+        "bf16": False,
+    }
+    settings = OmegaConf.create(
+        {
+            **OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True),
+            "trainer_args": given,
+        }
+    )
+    return FullyShardedDataParallelPlugin(
+        **training.build_arguments(SFTConfig, settings).fsdp_plugin_args
+    )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "fp8"])
+@pytest.mark.parametrize("asked", ["fp32", "bf16"])
+def test_fsdp_reduces_gradients_in_the_dtype_that_was_asked_for(tmp_path, precision, asked):
+    policy = fsdp_plugin(
+        tmp_path, f"precision={precision}", f"topology.fsdp.reduce_dtype={asked}"
+    ).mixed_precision_policy
+    compute = {"fp32": torch.float32, "fp16": torch.float16}.get(precision, torch.bfloat16)
+    if asked == precision == "fp32":
+        assert policy is None
+    else:
+        assert (policy.param_dtype, policy.reduce_dtype) == (
+            compute,
+            {"fp32": torch.float32, "bf16": torch.bfloat16}[asked],
+        )
+
+
+@pytest.mark.parametrize(("hardware", "pins"), [("mi300x", True), ("strix_halo", False)])
+def test_fsdp_pins_what_it_offloads_where_the_hardware_takes_it(tmp_path, hardware, pins):
+    policy = fsdp_plugin(
+        tmp_path, f"hardware={hardware}", "topology.num_gpus=1", "topology.fsdp.cpu_offload=true"
+    ).cpu_offload
+    assert (type(policy).__name__, policy.pin_memory) == ("CPUOffloadPolicy", pins)
+
+
+def grpo_arguments(tmp_path, **own):
+    return GRPOConfig(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        per_device_train_batch_size=8,
+        **own,
+    )
+
+
+def test_generation_cycles_and_checkpoints_are_aligned(tmp_path):
+    assert cycle_steps(grpo_arguments(tmp_path, save_steps=7)) == 1
+    assert (
+        cycle_steps(
+            grpo_arguments(tmp_path, save_steps=8, steps_per_generation=2, num_iterations=2)
+        )
+        == 4
+    )
+    assert (
+        cycle_steps(
+            grpo_arguments(
+                tmp_path, save_steps=6, gradient_accumulation_steps=2, steps_per_generation=3
+            )
+        )
+        == 3
+    )
+    with pytest.raises(UserError, match="save_steps=6.*Use method.args.save_steps=8"):
+        cycle_steps(grpo_arguments(tmp_path, save_steps=6, steps_per_generation=4))
+
+
+def test_metrics_after_the_resumed_step_are_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for step in (1, 2, 3):
+        metrics.append(path, {"step": step})
+    with path.open("a") as file:
+        file.write('{"step": 4')  # cut off by a crash
+    assert [row["step"] for row in metrics.drop_after(path, 2)] == [1, 2]
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+    assert metrics.drop_after(tmp_path / "none.jsonl", 2) == []
+
+
+def test_progress_line():
+    row = {
+        "step": 40,
+        "num_steps": 400,
+        "loss": 0.912,
+        "reward": None,
+        "tokens_per_second": 12345.0,
+    }
+    assert metrics.progress_line(row, 0.5) == "step 40/400  loss 0.912  12,345 tok/s  eta 3:00"
+
+
+def test_flops_count_products_and_attention(tmp_path):
+    built: AutoModelForCausalLM = model.build_model(config(tmp_path))
+    products = sum(p.numel() for p in built.parameters()) - 512 * 128
+    attention = 6 * 4 * 4 * 32 * 10  # layers, heads, head size, positions
+    assert flops_per_token(built, 10.0) == 6 * products + attention
+    assert flops_per_token(built, 10.0, reference=True) == 8 * products + attention + attention / 3
+    for name, parameter in built.named_parameters():
+        parameter.requires_grad = "layers.0" in name
+    trained = sum(p.numel() for n, p in built.named_parameters() if "layers.0" in n)
+    assert flops_per_token(built, 0.0) == 4 * products + 2 * trained
+
+
+def test_a_signal_stops_between_cycles_only(monkeypatch):
+    monkeypatch.setattr(training, "stop_asked", lambda: True)
+    stop, args = training.StopOnSignal(cycle=4), SimpleNamespace(device=torch.device("cpu"))
+    for step, expected in [(3, False), (4, True)]:
+        control = SimpleNamespace(should_save=False, should_training_stop=False)
+        stop.on_step_end(args, SimpleNamespace(global_step=step), control)
+        assert (control.should_save, control.should_training_stop) == (expected, expected)

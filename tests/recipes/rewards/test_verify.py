@@ -1,0 +1,549 @@
+"""Test the rewards of a composition: weighted, chained, and safe from crashes and hangs."""
+
+import functools
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from launch.core.errors import UserError
+from recipes.data.data_files import check_tests
+from recipes.rewards import rewards, verify, verify_code, verify_worker
+from recipes.rewards.verify import build_verifier
+from recipes.rewards.verify_isolated import GIVEN, PASSED_ON, Isolated
+
+
+def of(rewards, columns=(), chain=(), pattern=None, run_dir=".", confined=True):
+    method = {
+        "rewards": rewards,
+        "reward_chain": list(chain),
+        "reward_pattern": pattern,
+        "reward_confined": confined,
+    }
+    return build_verifier(
+        OmegaConf.create({"method": method, "run_dir": str(run_dir)}), list(columns)
+    )
+
+
+def fails_for_bad(prompts, completions, **columns):
+    if "bad" in completions:
+        raise ValueError("it is bad")
+    return [1.0] * len(completions)
+
+
+def no_number_for_bad(prompts, completions, **columns):
+    return [float("nan") if text == "bad" else 1.0 for text in completions]
+
+
+def beyond_for_bad(prompts, completions, **columns):
+    return [
+        {"bad": 1.5, "worse": -1.0, "rounded": 1 + 2e-16}.get(text, 1.0) for text in completions
+    ]
+
+
+def fails(prompts, completions, **columns):
+    raise KeyError("no_such_column")
+
+
+def adds(prompts, completions, **columns):
+    return [1.0 + text for text in completions]
+
+
+def reads_answers(prompts, completions, answers, **columns):
+    return [1.0]
+
+
+def takes_no_columns(prompts, completions):
+    return [1.0]
+
+
+def says_one(prompts, completions, **columns):
+    return [1.0]
+
+
+def goes_wrong(prompts, completions, **columns):
+    """Fail in the way that the completion names."""
+    ways = {
+        "hangs": lambda: [None for _ in iter(int, 1)],
+        "waits": lambda: time.sleep(60),
+        "dies": os.abort,
+        "leaves": lambda: os._exit(3),
+        "grows": lambda: bytes(10**11),
+        "calls": lambda: socket.socket(),
+        "asks": lambda: os.environ["MY_KEY"],
+    }
+    for completion in completions:
+        ways.get(completion, lambda: None)()
+    return [1 / len(completions)] * len(completions)
+
+
+def reads_everything(prompts, completions, answer, **columns):
+    assert prompts == ["p", "q"]
+    assert set(columns) == {"levels"}
+    return [
+        float(a == b and level == [1])
+        for a, b, level in zip(completions, answer, columns["levels"], strict=True)
+    ]
+
+
+def sees_a_gpu(prompts, completions, **columns):
+    hidden = [os.environ.get(name) for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")]
+    return [float("HF_TOKEN" in os.environ or hidden != ["-1", "-1"])] * len(completions)
+
+
+CALLS = []
+
+
+def counts_its_calls(prompts, completions, **columns):
+    CALLS.append(len(completions))
+    return [1 / len(CALLS)] * len(completions)
+
+
+GOOD = "<think>a</think><answer>7</answer>"
+OWN = "tests.recipes.rewards.test_verify"
+
+
+def test_weighted_and_chained():
+    texts = [GOOD, "7", "<think>a</think><answer>8</answer>"]
+    verifier = of({"format": 1.0, "regex": 3.0}, chain=["format", "regex"], pattern="[0-7]+")
+    verdicts = verifier(["p"] * 3, texts, {})
+    assert [v.scores for v in verdicts] == [
+        {"format": 1, "regex": 1},
+        {"format": 0, "regex": 0},
+        {"format": 1, "regex": 0},
+    ]
+    assert [v.score for v in verdicts] == [1.0, 0.0, 0.25]
+    assert [
+        v.score for v in of({"format": 1.0, "regex": 3.0}, pattern="[0-7]+")(["p"] * 3, texts, {})
+    ] == [1.0, 0.75, 0.25]
+
+
+def test_what_hangs_or_crashes_is_that_completions_failure():
+    isolated = Isolated(["regex", "length"], time_s=0.5)
+    assert isolated("regex", "a" * 40 + "b", {"pattern": "(a+)+"}) == (
+        0.0,
+        "no score within 0.5 s of CPU time",
+    )
+    assert isolated("regex", "aaa", {"pattern": "(a+)+"}) == (1.0, None)
+    score, error = isolated("regex", "aaa", {"pattern": "("})
+    assert (score, error.split(":")[0]) == (
+        0.0,
+        "PatternError" if "PatternError" in error else "error",
+    )
+    isolated.process.kill()
+    isolated.process.wait()
+    assert isolated("length", "", {}) == (0.0, "its process ended with exit code -9")
+    assert isolated("length", "", {}) == (1.0, None)
+
+
+def test_a_scorer_that_waits_for_ever_is_waited_for_by_the_clock():
+    isolated = Isolated(["length"], wait_s=0.3)
+    assert isolated("length", "", {}) == (1.0, None)
+    isolated.process.send_signal(signal.SIGSTOP)
+    assert isolated("length", "", {}) == (0.0, "no score within 0.3 s")
+    assert isolated("length", "", {}) == (1.0, None)
+
+
+MISBEHAVES = """
+import os, socket, subprocess, sys
+from recipes.rewards import rewards, verify_worker
+
+def silent(what):  # as many scorers do: whatever happens, the answer is wrong
+    def scorer(prompts, completions, **columns):
+        try:
+            what(completions[0])
+        except Exception:
+            return [0.5]
+        return [1.0]
+    return scorer
+
+rewards.REWARDS.update(
+    socket=silent(lambda text: socket.socket()),
+    process=silent(lambda text: subprocess.run(["true"])),
+    fork=silent(lambda text: os.fork()),
+    write=silent(lambda text: open(text, "w")),
+    remove=silent(lambda text: os.remove(text)),
+    read=silent(lambda text: open(text).read()),
+    memory=lambda prompts, completions, **columns: [len(bytes(10**10))],
+    nothing=lambda prompts, completions, **columns: [float("nan")],
+)
+sys.argv = ["verify_worker", "5", "200000000"]
+verify_worker.main()
+"""
+
+
+def test_what_a_scorer_may_not_do_fails_that_sample_and_the_next_is_scored(tmp_path):
+    target = tmp_path / "a"
+    target.write_text("kept")
+    names = ["socket", "process", "fork", "write", "remove", "read", "memory", "nothing", "length"]
+    questions = "".join(
+        json.dumps(
+            {
+                "name": name,
+                "prompts": [""],
+                "completions": [str(target) if name != "length" else ""],
+                "columns": {},
+            }
+        )
+        + "\n"
+        for name in names
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", MISBEHAVES],
+        input=questions,
+        text=True,
+        timeout=120,
+        stdout=subprocess.PIPE,
+    )
+    found = {
+        name: json.loads(line)
+        for name, line in zip(names, done.stdout.splitlines()[1:], strict=True)
+    }
+    assert {name: answer["error"] for name, answer in found.items()} == {
+        "socket": "a scorer may not: socket.__new__",
+        "process": "a scorer may not: subprocess.Popen",
+        "fork": "a scorer may not: os.fork",
+        "write": f"a scorer may not: open {str(target)!r}",
+        "remove": "a scorer may not: os.remove",
+        "read": None,
+        "memory": "more memory than a scorer may take",
+        "nothing": "ValueError: a score that is not finite: [nan]",
+        "length": None,
+    }
+    assert [name for name, answer in found.items() if answer["scores"]] == ["read", "length"]
+    assert target.read_text() == "kept"
+
+
+def test_a_scorer_sees_nothing_of_the_ranks_environment(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "a secret")
+    isolated = Isolated(["length"])
+    isolated("length", "", {})
+    with open(f"/proc/{isolated.process.pid}/environ", "rb") as file:
+        names = {entry.partition(b"=")[0].decode() for entry in file.read().split(b"\0") if entry}
+    assert "HF_TOKEN" not in names
+    assert names <= {*PASSED_ON, *GIVEN}
+
+
+def test_a_scorer_that_hangs_does_not_outlive_a_killed_rank_for_long():
+    code = (
+        "import sys; sys.argv = ['', '60', '1000000000']; "
+        "from recipes.rewards import verify_worker as w; w.ALONE_S = 0.2; w.main()"
+    )
+    question = {
+        "name": "regex",
+        "prompts": [""],
+        "completions": ["a" * 40 + "b"],
+        "columns": {"pattern": ["(a+)+"]},
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(question) + "\n",
+        text=True,
+        timeout=60,
+        stdout=subprocess.PIPE,
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGALRM, "ready\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("fails_for_bad", "ValueError: it is bad"),
+        ("no_number_for_bad", "ValueError: a score that is not finite: [nan]"),
+    ],
+)
+@pytest.mark.parametrize("confined", [True, False])
+def test_a_function_of_ones_own_is_asked_for_each_completion_where_it_fails_for_a_batch(
+    name, error, confined
+):
+    verifier = of({f"{OWN}.{name}": 1.0}, confined=confined)
+    verdicts = verifier(["p"] * 3, ["good", "bad", "good"], {"answer": ["1", "2", "3"]})
+    assert [v.score for v in verdicts] == [1.0, 0.0, 1.0]
+    assert verdicts[1].error.partition(" (")[0] == f"{OWN}.{name}: {error}"
+    assert verifier.errors == 1
+
+
+@pytest.mark.parametrize("confined", [True, False])
+def test_a_score_outside_0_to_1_is_an_error_of_that_completion(confined):
+    verifier = of({f"{OWN}.beyond_for_bad": 1.0}, confined=confined)
+    verdicts = verifier(["p"] * 4, ["good", "bad", "worse", "rounded"], {})
+    assert [v.score for v in verdicts] == [1.0, 0.0, 0.0, 1.0]
+    assert verdicts[1].error.startswith(
+        f"{OWN}.beyond_for_bad: ValueError: a score outside 0 to 1: 1.5"
+    )
+    assert "outside 0 to 1: -1" in verdicts[2].error
+    assert verifier.errors == 2
+    with pytest.raises(
+        UserError, match=r"beyond_for_bad fails for every completion: .*outside 0 to 1: 1\.5"
+    ):
+        of({f"{OWN}.beyond_for_bad": 1.0}, confined=confined)(["p"], ["bad"], {})
+
+
+@pytest.mark.parametrize(
+    ("way", "error"),
+    [
+        ("hangs", "no score within 0.5 s of CPU time"),
+        ("waits", "no score within 2 s"),
+        ("dies", "its process ended with exit code -6"),
+        ("leaves", "its process ended with exit code 3"),
+        ("grows", "more memory than a scorer may take"),
+        ("calls", "PermissionError: a scorer may not: socket.__new__"),
+    ],
+)
+def test_a_function_of_ones_own_that_hangs_or_crashes_fails_that_completion_and_not_the_rank(
+    monkeypatch, way, error
+):
+    monkeypatch.setattr(
+        verify,
+        "Isolated",
+        functools.partial(Isolated, time_s=0.5, wait_s=2 if way == "waits" else 60),
+    )
+    verifier = of({f"{OWN}.goes_wrong": 1.0})
+    verdicts = verifier(["p"] * 2, ["good", way], {})
+    assert [(v.score, v.error and v.error.partition(" (")[0]) for v in verdicts] == [
+        (1.0, None),
+        (0.0, f"{OWN}.goes_wrong: {error}"),
+    ]
+    assert verifier.errors == 1
+    # The next batch, as one.
+    assert [v.score for v in verifier(["p"] * 3, ["good"] * 3, {})] == [1 / 3] * 3
+
+
+def test_more_completions_have_more_of_the_clock():
+    isolated = Isolated([f"{OWN}.goes_wrong"], wait_s=0.0)
+    isolated.start()
+    # Within 10 s.
+    assert isolated.ask(f"{OWN}.goes_wrong", ["p"] * 3, ["good"] * 3, {}) == ([1 / 3] * 3, None)
+    assert isolated.ask(f"{OWN}.goes_wrong", ["p"], ["waits"], {}) == (None, "no score within 0 s")
+
+
+def test_a_function_that_hangs_from_its_first_completions_on_ends_the_run_before_its_hang_timeout(
+    monkeypatch,
+):
+    monkeypatch.setattr(verify, "Isolated", functools.partial(Isolated, time_s=0.2))
+    with pytest.raises(
+        UserError, match=r"no score within 0\.2 s of CPU time\..*method\.reward_confined=false"
+    ):
+        of({f"{OWN}.goes_wrong": 1.0})(["p"] * 4, ["hangs", "hangs", "hangs", "good"], {})
+
+
+def test_a_module_that_needs_the_ranks_environment_is_refused_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "needs_a_key.py").write_text("raise RuntimeError('no MY_KEY\\nset it')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(
+        UserError, match=r"'needs_a_key\.f': .*no MY_KEY set it\. .*method\.reward_confined=false"
+    ):
+        of({"needs_a_key.f": 1.0})
+
+
+def test_what_an_import_keeps_at_home_is_gone_once_the_process_is_ready(tmp_path, monkeypatch):
+    (tmp_path / "keeps.py").write_text(
+        "import pathlib\n(pathlib.Path.home() / '.cache').mkdir(parents=True)\n"
+        "def f(**_): return [1.0]"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    for name, place in (("HOME", tmp_path / "home"), ("TMPDIR", tmp_path / "temporary")):
+        monkeypatch.setitem(GIVEN, name, str(place))
+    (tmp_path / "temporary").mkdir()
+    isolated = Isolated(["keeps.f"])
+    assert isolated("keeps.f", "", {}) == (1.0, None)
+    assert not (tmp_path / "home").exists()
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_a_confined_function_gets_a_batch_with_its_columns_and_no_gpu_nor_secret(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "a secret")
+    verifier = of({f"{OWN}.reads_everything": 1.0, f"{OWN}.sees_a_gpu": 1.0})
+    columns = {
+        "answer": ["7", "8"],
+        "levels": [[1], [2]],
+        "log_metric": lambda name, value: None,
+        "trainer_state": object(),
+    }
+    assert [
+        v.scores[f"{OWN}.reads_everything"] for v in verifier(["p", "q"], ["7", "8"], columns)
+    ] == [1.0, 0.0]
+    assert [v.scores[f"{OWN}.sees_a_gpu"] for v in verifier(["p", "q"], ["7", "8"], columns)] == [
+        0.0,
+        0.0,
+    ]
+    with pytest.raises(
+        UserError, match=r"columns answer, levels .*bytes.*method\.reward_confined=false"
+    ):
+        verifier(["p"], ["7"], {"answer": [b"7"], "levels": [[1]]})
+
+
+@pytest.mark.parametrize(("confined", "calls"), [(True, []), (False, [2, 1])])
+def test_a_function_of_ones_own_keeps_its_state_and_runs_in_the_rank_only_where_it_is_told_to(
+    confined, calls
+):
+    here = importlib.import_module(OWN).CALLS  # pytest knows this file by another name
+    here.clear()
+    verifier = of({f"{OWN}.counts_its_calls": 1.0}, confined=confined)
+    assert [v.score for v in verifier(["p"] * 2, ["a", "b"], {})] == [1.0, 1.0]
+    assert [v.score for v in verifier(["p"], ["a"], {})] == [0.5]
+    assert here == calls
+
+
+@pytest.mark.parametrize("confined", [True, False])
+def test_a_function_that_is_not_there_is_refused_before_anything_is_judged(confined):
+    with pytest.raises(UserError, match="has no function 'says_oen'. Did you mean says_one"):
+        of({f"{OWN}.says_oen": 1.0}, confined=confined)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "options", "message"),
+    [
+        ({"code_tests": 1.0}, {}, "reads column 'tests'"),
+        ({"regex": 1.0}, {}, "reads column 'pattern'"),
+        ({"regex": 1.0}, {"columns": ["pattern"], "pattern": "a"}, "reward_pattern=null"),
+    ],
+)
+def test_what_is_refused(rewards, options, message):
+    with pytest.raises(UserError, match=message):
+        of(rewards, **options)
+
+
+def line_of(text):
+    """Return a line of this file as errors show it."""
+    number = next(
+        n
+        for n, line in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if line.strip().startswith(text)
+    )
+    return rf"\({__file__}:{number}\)"
+
+
+@pytest.mark.parametrize("confined", [True, False])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "fails",
+            r"fails for every completion: KeyError: .no_such_column. "
+            + line_of("raise KeyError(")
+            + r"\. The columns are answer, level\.",
+        ),
+        ("says_one", "1 scores for 2"),
+        (
+            "adds",
+            r"fails for every completion: TypeError: unsupported operand .* "
+            + line_of("return [1.0 + ")
+            + r"\.",
+        ),
+        (
+            "reads_answers",
+            line_of("def reads_answers")
+            + ": missing a required argument: 'answers'.*columns here are answer, level. Did you",
+        ),
+        (
+            "takes_no_columns",
+            "got an unexpected keyword argument 'answer'.*f.prompts, completions, ..columns.,",
+        ),
+    ],
+)
+def test_a_function_of_ones_own_that_never_works(name, message, confined):
+    columns = {"answer": ["7", "8"], "level": [1, 2], "log_metric": "of TRL"}
+    with pytest.raises(UserError, match=message) as refused:
+        of({f"{OWN}.{name}": 1.0}, confined=confined)(["p"] * 2, ["a", "b"], columns)
+    assert "method.reward_confined=false" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("calls", "a scorer may not: socket"),
+        ("grows", "more memory"),
+        ("dies", "exit code -6"),
+        ("asks", "of os.environ"),
+    ],
+)
+@pytest.mark.parametrize("confined", [True, False])
+def test_the_rank_is_named_where_confinement_can_be_the_reason(monkeypatch, confined, way, said):
+    monkeypatch.delenv("MY_KEY", raising=False)
+    if not confined and way != "asks":
+        return  # there it would work, or end the rank
+    with pytest.raises(UserError, match=f"fails for every completion: .*{said}") as refused:
+        of({f"{OWN}.goes_wrong": 1.0}, confined=confined)(["p"], [way], {})
+    assert ("Use: method.reward_confined=false" in str(refused.value)) == confined
+
+
+def test_what_a_library_makes_of_a_refusal_names_the_refusal(monkeypatch):
+    guard = verify_worker.Guard()
+
+    def judge(**asked):
+        guard.refused.append("socket.__new__")
+        raise TypeError("no connection")
+
+    monkeypatch.setattr(verify_worker.rewards, "judge", judge)
+    answer = verify_worker.answer_to({"name": "mine.f"}, guard)
+    assert answer == {
+        "scores": None,
+        "error": "TypeError: no connection; before it: a scorer may not: socket.__new__",
+    }
+
+
+def test_a_function_in_c_has_no_signature_to_check(monkeypatch):
+    monkeypatch.setattr(rewards.inspect, "signature", lambda function: int("none"))
+    assert rewards.judge(f"{OWN}.fails_for_bad", ["p"], ["a"], {}) == [1.0]
+
+
+def test_trl_asks_for_one_reward_after_the_other_and_gets_the_errors_as_a_metric():
+    verifier = of({f"{OWN}.fails_for_bad": 1.0, "format": 0.5})
+    functions, weights = verifier.rewards()
+    assert ([f.__name__ for f in functions], weights) == (["fails_for_bad", "format"], [1.0, 0.5])
+    logged = {}
+    completions = [[{"role": "assistant", "content": GOOD}], "bad"]
+    columns = {"log_metric": logged.__setitem__, "trainer_state": object(), "answer": ["7", "7"]}
+    assert [f(prompts=["p"] * 2, completions=completions, **columns) for f in functions] == [
+        [1.0, 0.0],
+        [1.0, 0.0],
+    ]
+    assert (logged, verifier.errors) == ({"verifier_error_share": 0.5}, 1)
+
+
+def test_code_is_the_last_block_of_a_completion():
+    text = "First:\n```python\nx = 1\n```\nBetter:\n```c++\nint main() {}\n```\n"
+    assert verify_code.code_of(text) == ("cpp", "int main() {}\n")
+    assert verify_code.code_of("<think>so</think><answer>x = 2</answer>") == ("python", "x = 2")
+    languages = [
+        verify_code.job("x", ["pass"], name)["language"]
+        for name in ("C++", "py", "Python3", "rust", None)
+    ]
+    # Column `language`, as a fence may name it.
+    assert languages == ["cpp", "python", "python", "rust", "python"]
+    tests = [{"call": "f(1)", "expected": None, "check": None}, "assert f(1)"]
+    assert verify_code.parse_tests(json.dumps(tests)) == [
+        {"call": "f(1)", "expected": None},
+        {"check": "assert f(1)"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "tests",
+    ["no json", "[]", {"call": "f()"}, [{"call": "f()"}], [3], [{"stdin": 3, "stdout": "3"}]],
+)
+def test_tests_that_are_none(tests):
+    with pytest.raises(UserError, match="column 'tests'"):
+        verify_code.parse_tests(tests)
+
+
+def test_tests_that_are_none_are_found_before_the_first_sample(tmp_path):
+    rows = [{"prompt": "a", "tests": '["pass"]'}, {"prompt": "b", "tests": "[]"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"path": str(tmp_path / "rows.jsonl"), "heldout_path": None, "sources": []}
+    config = OmegaConf.create({"method": {"rewards": {"code_tests": 1.0}}, "data": data})
+    with pytest.raises(UserError, match=r"rows.jsonl:2: column 'tests' holds '\[\]'"):
+        check_tests(config, rows)
+    check_tests(config, rows[:1])
+    check_tests(config, iter(rows))  # a stream, whose rows are not known yet
+    config.method.rewards = {"accuracy": 1.0}
+    check_tests(config, rows)

@@ -1,0 +1,299 @@
+"""Test a trainer and its server: mismatched versions, and weights that do not arrive."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import http.server
+import json
+import multiprocessing
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import requests
+import torch
+from omegaconf import OmegaConf
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from trl import import_utils
+from trl.generation.vllm_client import VLLMClient
+
+from launch.core.errors import UserError
+from launch.machine import placement
+from recipes.models.model import train_tokenizer
+from recipes.rank import program
+from recipes.sampling import serving
+from recipes.training import training
+from tests.conftest import composed
+
+TEMPERATURE = 1.5
+
+
+class Loads(http.server.BaseHTTPRequestHandler):
+    """Answer 503 at first, like a server that loads, and then always 200."""
+
+    answers = iter(())
+
+    def do_GET(self):
+        self.send_response(next(self.answers, 200))
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def loading_server(monkeypatch):
+    monkeypatch.setattr(serving, "POLL_S", 0.01)
+    for name in ("no_proxy", "NO_PROXY"):  # a proxy's answers would be waited through for ever
+        monkeypatch.setenv(name, "127.0.0.1")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Loads) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join(20)
+
+
+def test_a_rank_waits_for_a_server_that_loads(loading_server):
+    Loads.answers = iter([503, 503, 200])
+    serving.wait_until_up(loading_server)
+    assert list(Loads.answers) == []
+
+
+def test_a_rank_that_waits_stops_when_told_to(loading_server, monkeypatch):
+    def asked_later():
+        monkeypatch.setattr(program, "_stop_asked", True)
+        while True:
+            yield 503
+
+    Loads.answers = asked_later()
+    with pytest.raises(program.Interrupted):
+        serving.wait_until_up(loading_server)
+
+
+def put_vllm(folder, monkeypatch, version: str) -> None:
+    """Put a package of this name and version, as pip leaves one, before all others."""
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setitem(import_utils.PACKAGE_DISTRIBUTION_MAPPING, "vllm", ["vllm"])
+    (folder / "vllm").mkdir()
+    (folder / "vllm/__init__.py").write_text("")
+    (folder / f"vllm-{version}.dist-info").mkdir()
+    (folder / f"vllm-{version}.dist-info/METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
+    )
+
+
+def test_a_vllm_that_trl_does_not_take_is_refused(tmp_path, monkeypatch):
+    put_vllm(tmp_path, monkeypatch, "0.99.0")
+    with pytest.raises(
+        UserError, match=r"TRL currently supports vLLM versions from .*0\.99\.0.*topology=ddp"
+    ):
+        serving.check_vllm()
+
+
+def test_a_vllm_that_fits_is_taken(tmp_path, monkeypatch):
+    put_vllm(tmp_path, monkeypatch, "0.31.0")
+    assert serving.check_vllm() is None
+
+
+def log_probs(model, ids: list[int], count: int) -> torch.Tensor:
+    """Return the log-probabilities of the last `count` tokens, with shape (count,)."""
+    logits = model(torch.tensor([ids])).logits[0, -count - 1 : -1] / TEMPERATURE
+    return logits.log_softmax(-1).gather(-1, torch.tensor(ids[-count:])[:, None])[:, 0]
+
+
+class Server:
+    """Generate with copies of the model; `takes` says of each whether a transfer changes it."""
+
+    def __init__(self, model, takes: list[bool]) -> None:
+        self.trained, self.takes, self.transfers = model, takes, 0
+        self.models = [copy.deepcopy(model) for _ in takes]
+        self.vllm_client = self
+        self.session = requests.Session()
+
+    def sync_weights(self) -> None:
+        self.transfers += 1
+        for model in (model for model, takes in zip(self.models, self.takes, strict=True) if takes):
+            model.load_state_dict(self.trained.state_dict())
+
+    def reset_prefix_cache(self) -> None:
+        self.resets = True
+
+    def generate(self, prompts, temperature, max_tokens, generation_kwargs):
+        assert (temperature, generation_kwargs["ignore_eos"]) == (TEMPERATURE, True)
+        completion = list(range(5, 5 + max_tokens))
+        model = self.models[int(self.session.headers.get("X-data-parallel-rank", 0))]
+        scored = log_probs(model, [*prompts[0], *completion], max_tokens)
+        return {
+            "completion_ids": [completion],
+            "logprobs": [[[number] for number in scored.tolist()]],
+        }
+
+
+def trainer_with(*takes: bool):
+    torch.manual_seed(0)
+    shape = Qwen3Config(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+    )
+    model = Qwen3ForCausalLM(shape).eval()
+    accelerator = SimpleNamespace(
+        device="cpu",
+        autocast=contextlib.nullcontext,
+        unwrap_model=lambda wrapped: wrapped,
+        is_main_process=True,
+    )
+    return SimpleNamespace(
+        model=model,
+        accelerator=accelerator,
+        temperature=TEMPERATURE,
+        processing_class=train_tokenizer(["The quick brown fox"], 300),
+        vllm_generation=Server(model, takes),
+        _get_per_token_logps_and_entropies=lambda model, ids, mask, count: (
+            torch.stack([log_probs(model, row, count) for row in ids.tolist()]),
+            None,
+            None,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("replicas", "told"),
+    [(1, "weights reach the server: "), (3, "weights reach all 3 replicas of the server: ")],
+)
+def test_a_server_that_follows_passes_and_the_weights_are_as_before(capsys, replicas, told):
+    trainer = trainer_with(*[True] * replicas)
+    before = copy.deepcopy(trainer.model.state_dict())
+    serving.check_weights_arrive(trainer, replicas=replicas)
+    assert told in capsys.readouterr().out
+    for model in (trainer.model, *trainer.vllm_generation.models):
+        assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert serving.REPLICA not in trainer.vllm_generation.session.headers
+
+
+def test_a_server_that_ignores_what_it_is_sent_is_found_out():
+    with pytest.raises(RuntimeError, match="weights do not reach the generation server"):
+        serving.check_weights_arrive(trainer_with(False))
+
+
+@pytest.mark.parametrize("stale", [0, 2])
+def test_one_replica_that_ignores_what_it_is_sent_is_found_out(stale):
+    with pytest.raises(
+        RuntimeError, match=f"weights do not reach replica {stale} of the generation server"
+    ):
+        serving.check_weights_arrive(
+            trainer_with(*(replica != stale for replica in range(3))), replicas=3
+        )
+
+
+@pytest.mark.parametrize("longest", [9, 64, 4096])
+def test_the_probe_keeps_to_what_the_server_serves(longest):
+    """Stay within the length at which vLLM rejects a prompt and completion.
+
+    Seen with topology.server_max_length=64 on an H200.
+    """
+    trainer = trainer_with(True)
+    generate, asked = trainer.vllm_generation.generate, []
+
+    def served(prompts, **given):
+        asked.append(len(prompts[0]) + given["max_tokens"])
+        return generate(prompts, **given)
+
+    trainer.vllm_generation.generate = served
+    serving.check_weights_arrive(trainer, longest)
+    assert 2 <= max(asked) <= longest
+
+
+@pytest.mark.parametrize(
+    ("hardware", "gpus", "topology"),
+    [
+        ("mi300x", "null", "split"),
+        ("mi300x", 1, "split"),
+        ("mi300x", 2, "split"),
+        ("rx9070xt", "null", "split"),
+        ("mi300x", 1, "ddp"),
+    ],
+)
+def test_trainer_and_launcher_agree_on_what_carries_the_weights(hardware, gpus, topology):
+    config = composed(
+        f"hardware={hardware}", "method=grpo", f"topology={topology}", f"topology.num_gpus={gpus}"
+    )
+    ours = training.sends_over_gloo(OmegaConf.structured(config))
+    assert ours == (placement.backend(config) == "gloo")
+
+
+class Refuses(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.send_response(400)
+        self.end_headers()
+        self.wfile.write(b"no such parameter")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def sending(folder: Path, port: int) -> None:
+    """Post as a rank that then waits in a transfer, which nobody receives."""
+    sys.stdout = sys.stderr = (folder / "log").open("w", buffering=1)
+    serving.give_up_where_refused(OmegaConf.create({"run_dir": str(folder)}))
+    client = VLLMClient.__new__(VLLMClient)
+    client.session = requests.Session()
+    client.session.trust_env = False  # no proxy
+
+    def post(path: str) -> None:
+        try:
+            client._post(f"http://127.0.0.1:{port}/{path}", json={})
+        except Exception as error:
+            print(path, error)
+
+    post("reset_prefix_cache")
+    threading.Thread(target=post, args=["update_weights"]).start()
+    threading.Event().wait()
+
+
+def test_a_refused_weight_transfer_ends_the_rank_that_waits_in_it(tmp_path):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server:
+        # Another start method would import everything again.
+        rank = multiprocessing.get_context("fork").Process(
+            target=sending, args=(tmp_path, server.server_address[1])
+        )
+        rank.start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        rank.join(240)
+        server.shutdown()
+    log = (tmp_path / "log").read_text()
+    assert rank.exitcode == 1, log
+    # Any other request fails as it does.
+    assert "reset_prefix_cache Request failed: 400, no such parameter" in log
+    reason = (
+        "the generation server refuses a weight transfer (update_weights): "
+        "Request failed: 400, no such parameter."
+    )
+    assert f"error: {reason}" in log
+    failure = json.loads((tmp_path / "failures/rank0.json").read_text())
+    assert failure["error"].startswith(reason)
+    assert (failure["rank"], failure["exit_code"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ({}, {"stop_token_ids": [2]}),
+        ({"stop_token_ids": [1, 2], "min_tokens": 4}, {"stop_token_ids": [1, 2], "min_tokens": 4}),
+        ({"ignore_eos": True}, {"ignore_eos": True}),
+    ],
+)
+def test_requests_name_the_tokens_that_end_a_completion(given, asked):
+    generation = SimpleNamespace(generation_kwargs=given)
+    before = dict(given)
+    serving.name_ends(SimpleNamespace(vllm_generation=generation, eos_token_ids=[2]))
+    assert generation.generation_kwargs == asked
+    assert given == before  # it is the argument's own

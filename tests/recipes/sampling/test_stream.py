@@ -1,0 +1,277 @@
+"""Test streamed generation: which groups a step gets, and what a resumed run sends again."""
+
+import datetime
+import random
+import weakref
+from concurrent.futures import Future
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from launch.core.errors import UserError
+from launch.rules.check import check
+from launch.rules.values import check_values
+from recipes import grpo
+from recipes.sampling import overlap, stream
+from tests.conftest import composed
+from tests.helpers.engines import (
+    JUDGES,
+    SENDS,
+    STEPS,
+    Clock,
+    Sends,
+    client,
+    run_grpo,
+    without_server,
+)
+from tests.helpers.trainers import configured
+
+SPLIT = [
+    "topology=split",
+    "hardware.vllm=true",
+    "hardware.gpus_per_node=2",
+    "topology.num_gpus=2",
+    "topology.overlap=stream",
+]
+SAVED = [
+    "method.args.save_strategy=steps",
+    "method.args.save_steps=1",
+    "method.args.save_total_limit=null",
+]
+CYCLES = 40
+
+
+class Simulated:
+    """Make some group whole whenever the trainer waits, and others earlier by chance."""
+
+    def __init__(self, monkeypatch, chance: random.Random) -> None:
+        self.chance, self.open = chance, []
+        self.stream = stream.Stream(self.submit)
+        monkeypatch.setattr(stream, "wait", lambda answers, return_when: self.answer(answers))
+
+    def submit(self, row):
+        answer = Future()
+        self.open.append(answer)
+        return answer
+
+    def answer(self, answers) -> None:
+        assert answers, "the trainer waits for nothing"
+        found = self.chance.choice(answers)
+        self.open.remove(found)
+        found.set_result([])
+
+    def work(self) -> None:
+        for answer in self.chance.sample(self.open, self.chance.randint(0, len(self.open))):
+            self.answer([answer])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_group_is_too_old_lost_or_taken_twice(monkeypatch, seed):
+    chance = random.Random(seed)
+    count, staleness = chance.randint(1, 5), chance.randint(1, 6)
+    ahead = max(1, staleness // 2)
+    server = Simulated(monkeypatch, chance)
+    taken, sent = [], 0
+    for step in range(CYCLES):
+        while sent <= min(step + ahead, CYCLES - 1):
+            server.stream.send([{"row": sent * count + n} for n in range(count)], step)
+            sent += 1
+        server.work()
+        groups = server.stream.take(count, lambda of, step=step: staleness - (step - of))
+        assert len(groups) == count
+        assert all(step - group.step <= staleness for group in groups)
+        taken += [group.row["row"] for group in groups]
+    assert sorted(taken) == list(range(CYCLES * count))
+    assert server.stream.groups == []
+
+
+def test_a_long_group_does_not_hold_up_the_others_until_it_must(monkeypatch):
+    server = Simulated(monkeypatch, random.Random(0))
+    server.stream.send([{"row": n} for n in range(4)], 0)
+    for answer in server.open[1:]:
+        answer.set_result([])
+    server.open = server.open[:1]
+    rows = [group.row["row"] for group in server.stream.take(2, lambda step: 2 - (0 - step))]
+    assert rows == [1, 2]
+    assert len(server.open) == 1
+    server.stream.send([{"row": 4}, {"row": 5}], 1)
+    assert [
+        group.row["row"] for group in server.stream.take(2, lambda step: 0 if step == 0 else 1)
+    ] == [0, 3]
+
+
+def test_an_answer_that_fails_is_raised_where_it_is_taken(monkeypatch):
+    failed = Future()
+    failed.set_exception(ConnectionError("the server is gone"))
+    lost = stream.Stream(lambda row: failed)
+    lost.send([{}], 0)
+    with pytest.raises(ConnectionError, match="the server is gone"):
+        lost.take(1, lambda step: 1)
+
+
+@pytest.mark.parametrize("staleness", [1, 2, 5])
+def test_a_streamed_run_sends_weights_each_step_and_is_no_older_than_asked(
+    tmp_path, monkeypatch, staleness
+):
+    lines = run_grpo(
+        tmp_path,
+        monkeypatch,
+        *SPLIT,
+        f"topology.max_staleness={staleness}",
+        "method.args.max_steps=6",
+    )
+    assert [line["step"] for line in lines] == list(range(1, 7))
+    ahead = max(1, staleness // 2)
+    for line in lines:
+        assert [line[name] for name in ("generation_s", "sync_s", "reward_s", "train_s")] == [
+            0,
+            SENDS,
+            JUDGES,
+            STEPS,
+        ]
+        assert 0 <= line["staleness/mean"] <= line["staleness/max"] <= staleness
+    assert lines[0]["staleness/max"] == 0
+    assert max(line["staleness/max"] for line in lines) >= ahead
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """Return (rows of each step, rows sent under each weights) of a streamed run."""
+    clock = Clock()
+    salts = []
+
+    class Client(client(clock)):
+        def generate(self, prompts, n, generation_kwargs, **others):
+            salts.append(generation_kwargs["cache_salt"])
+            return super().generate(prompts, n, **others)
+
+    without_server(monkeypatch, Client, Sends)
+
+    def run(*overrides, resume=None):
+        rows = []
+
+        def train(config, trainer, *_):
+            calculate = trainer._calculate_rewards
+
+            def recorded(inputs, *rest):
+                rows.append([row["prompt"] for row in inputs])
+                return calculate(inputs, *rest)
+
+            monkeypatch.setattr(trainer, "_calculate_rewards", recorded)
+            trainer.train(resume_from_checkpoint=resume)
+            return {}
+
+        monkeypatch.setattr(grpo, "train", train)
+        salts.clear()
+        grpo.grpo(configured(tmp_path, "grpo", *SPLIT, *SAVED, *overrides))
+        return rows, list(salts)
+
+    return run
+
+
+def one_of_each(step: list) -> list[str]:
+    """Return the prompts of a step, whose completions are adjacent."""
+    groups = [step[n : n + 4] for n in range(0, len(step), 4)]
+    assert all(group.count(group[0]) == 4 for group in groups)
+    return [str(group[0]) for group in groups]
+
+
+def test_a_resumed_run_trains_on_every_row_once(trained, tmp_path):
+    given = ["topology.max_staleness=4", "method.args.gradient_accumulation_steps=2"]
+    given += ["method.args.max_steps=6"]
+    whole, _ = trained(*given)
+    expected = sorted(row for step in whole for row in one_of_each(step))
+    assert len(set(expected)) == 12
+    for stopped in (5, 3, 1):  # a resumed run writes its later checkpoints again
+        rest, salts = trained(*given, resume=str(tmp_path / f"checkpoints/checkpoint-{stopped}"))
+        rows = [row for step in [*whole[:stopped], *rest] for row in one_of_each(step)]
+        assert sorted(rows) == expected
+        sent_after = [int(salt.split()[1]) for salt in salts]
+        assert sent_after == sorted(sent_after)
+        assert sent_after[0] == stopped
+
+
+@pytest.mark.parametrize(("cycle", "per_step"), [(1, 4), (1, 8), (2, 8), (8, 4), (3, 2)])
+def test_epochs_whose_last_step_is_short(monkeypatch, cycle, per_step):
+    """Accumulate in a way that does not divide seven generations an epoch.
+
+    No group gets too old, and no step waits for nothing.
+    """
+    server = Simulated(monkeypatch, random.Random(0))
+    staleness = max(1, -(-cycle // per_step))
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(gradient_accumulation_steps=per_step),
+        state=SimpleNamespace(global_step=0),
+        max_staleness=staleness,
+        _cycle=lambda: cycle,
+    )
+    ahead = max(1, staleness * per_step // cycle // 2)
+    for _ in range(3):
+        trainer._in_step, sent, end = 0, 0, 7 * cycle
+        for micro in range(end):
+            generation, first = divmod(micro, cycle)
+            if first == 0:
+                while sent <= min(generation + ahead, 6):
+                    server.stream.send([{}, {}], trainer.state.global_step)
+                    sent += 1
+                server.work()
+                groups = server.stream.take(2, partial(stream.StreamedGeneration._later, trainer))
+                assert all(trainer.state.global_step - group.step <= staleness for group in groups)
+            trainer._in_step += 1
+            if trainer._in_step == per_step or micro == end - 1:
+                trainer.state.global_step, trainer._in_step = trainer.state.global_step + 1, 0
+
+
+def test_threads_keep_no_answer():
+    threads, answers = overlap.Threads(1), weakref.WeakSet()
+
+    class Answer:
+        def __init__(self):
+            answers.add(self)
+
+    for _ in range(5):
+        assert isinstance(threads.submit(Answer).result(), Answer)
+    assert threads.submit(lambda: threads._threads).result() == 1
+    assert len(answers) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "mode"),
+    [
+        ([], "token_truncate"),
+        (["method.args.vllm_importance_sampling_mode=token_mask"], "token_mask"),
+    ],
+)
+def test_each_tokens_ratio_is_truncated(tmp_path, given, mode):
+    assert (
+        configured(tmp_path, "grpo", *SPLIT, *given).trainer_args.vllm_importance_sampling_mode
+        == mode
+    )
+
+
+def test_a_bound_on_staleness_is_no_matter_of_sft():
+    with pytest.raises(UserError, match="topology=split"):
+        check(
+            composed(
+                "hardware=mi300x",
+                "model=qwen3_4b",
+                "method=sft",
+                "topology=split",
+                "topology.overlap=stream",
+                "topology.max_staleness=1",
+            )
+        )
+
+
+def test_a_row_that_no_checkpoint_can_keep_is_refused(tmp_path):
+    with pytest.raises(UserError, match="column 'when' cannot be"):
+        stream.check_rows([{"prompt": "1", "when": datetime.date(2026, 1, 1)}])
+
+
+def test_words_for_overlap():
+    given = ["hardware=mi300x", "method=grpo", "model=qwen3_4b"]
+    check_values(composed(*given, "topology.overlap=stream"))
+    for word in ("steam", "'true'"):
+        with pytest.raises(UserError, match=r"topology\.overlap"):
+            check_values(composed(*given, f"topology.overlap={word}"))

@@ -1,0 +1,288 @@
+"""Test scoring, groups, samples to show and resuming of an evaluation, without a model."""
+
+import json
+
+import pytest
+from omegaconf import OmegaConf
+
+from launch.core.errors import UserError
+from launch.reports import evaluations
+from launch.reports.data import read
+from recipes import evaluate
+from recipes.evaluate import EvaluateConfig
+from recipes.measure import harness, statistics
+from recipes.rewards.verify import Judged
+from recipes.sampling import batches
+from recipes.sampling.generation import TOO_LONG, Sample
+
+
+def lines(*answers: tuple[int, str, int, bool]) -> list[dict]:
+    """Return lines of samples.jsonl: problem, task, level, right or not."""
+    same = {"answer": "1", "num_tokens": 2, "finished": True}
+    return [
+        {"problem": problem, "task": task, "level": level, "prompt": f"p{problem}", **same}
+        | {"completion": "1" if right else "2", "score": float(right), "correct": right}
+        for problem, task, level, right in answers
+    ]
+
+
+def answered(folder, rows, samples, score) -> list[dict]:
+    """Return lines of samples.jsonl for one batch, whose generator gives `samples`."""
+    sampled, judged = batches.Store(folder / "samples"), batches.Store(folder / "verdicts")
+    args = EvaluateConfig("x", batch_size=len(rows))
+    batches.one_batch(
+        rows,
+        0,
+        args,
+        lambda prompts, seed: samples,
+        score,
+        sampled,
+        judged,
+        batches.Log(folder, "accuracy"),
+    )
+    return [
+        evaluate.line(rows[s["prompt_index"]], {**s, **v})
+        for s, v in zip(sampled.finished(0), judged.finished(0), strict=True)
+    ]
+
+
+def without_rewards():
+    """Return a configuration as a rank loads it, to which no key can be added."""
+    settings = OmegaConf.create(
+        {
+            "method": {
+                "rewards": {},
+                "reward_chain": [],
+                "reward_pattern": None,
+                "reward_confined": True,
+            }
+        }
+    )
+    OmegaConf.set_struct(settings, True)
+    return settings
+
+
+@pytest.mark.parametrize("name", ["batch_size", "samples_per_prompt"])
+def test_arguments_out_of_range(name):
+    with pytest.raises(UserError, match=f"{name}=0"):
+        EvaluateConfig(output_dir="x", **{name: 0})
+
+
+def test_scores_are_the_answers_and_a_prompt_that_is_too_long_has_none(tmp_path):
+    rows = [{"prompt": "p", "answer": a, "task": "t"} for a in ("1", "2", "")]
+    settings = without_rewards()
+    given = [Sample("<answer>1</answer>", 5, True), Sample("3", 1, False), TOO_LONG]
+    found = answered(tmp_path, rows, given, evaluate.scorer(settings, rows))
+    assert [
+        (row["score"], row["correct"], row["num_tokens"], row["finished"]) for row in found
+    ] == [(1.0, True, 5, True), (0.0, False, 1, False), (0.0, False, 0, False)]
+    assert found[0]["completion"] == "<answer>1</answer>"
+    (metrics,) = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert (metrics["accuracy"], metrics["unfinished"], metrics["completion_tokens"]) == (
+        1 / 3,
+        2,
+        2.0,
+    )
+
+
+def test_a_field_that_only_some_rows_have_is_null_in_the_others(tmp_path):
+    rows = [
+        {"prompt": "p", "answer": "1", "level": 1},
+        {"prompt": "p", "answer": "2", "hint": "two"},
+    ]
+    seen = {}
+
+    def judge(prompts, completions, columns):
+        seen.update(columns)
+        return [Judged(1.0)] * len(prompts)
+
+    verifier = evaluate.scorer(without_rewards(), rows)
+    verifier.judges["accuracy"] = judge
+    found = answered(tmp_path, rows, [Sample("1", 1, True)] * 2, verifier)
+    assert seen == {"answer": ["1", "2"], "level": [1, None], "hint": [None, "two"]}
+    assert evaluate.summary(found, 1, 0)["accuracy"] == 1.0
+
+
+def test_an_answer_that_cannot_be_scored_is_a_failure_and_counted(tmp_path):
+    """Include the default scorer without rewards, which reads what a model wrote too."""
+    rows = [{"prompt": "p", "answer": "1", "entry": "no record of a task"}] * 2
+    settings = without_rewards()
+    verifier = evaluate.scorer(settings, rows)
+    assert list(verifier.judges) == ["reasoning_gym"]
+    verifier.judges["reasoning_gym"] = lambda prompts, completions, columns: [
+        Judged(1.0),
+        Judged(0.0, "no score within 5 s"),
+    ]
+    found = answered(
+        tmp_path, rows, [Sample("1", 1, True), Sample("9**9**9**9", 1, True)], verifier
+    )
+    assert [(row["correct"], row.get("error")) for row in found] == [
+        (True, None),
+        (False, "reasoning_gym: no score within 5 s"),
+    ]
+    assert evaluate.summary(found, 1, 0)["verifier_errors"] == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "has"),
+    [
+        ({}, False),
+        ({"num_heldout": 3}, False),
+        ({"kind": "reasoning", "num_heldout": 3}, True),
+        ({"heldout_path": "a"}, True),
+        ({"heldout_fraction": 0.1}, True),
+    ],
+)
+def test_the_harness_alone_needs_no_problems(own, has):
+    """Run with any kind of data, as launch/rules/evaluate.py allows."""
+    none = {
+        "kind": "jsonl",
+        "num_heldout": 0,
+        "heldout_path": None,
+        "heldout_split": None,
+        "heldout_fraction": 0.0,
+    }
+    assert evaluate.has_heldout(OmegaConf.create({**none, **own})) is has
+
+
+def test_the_rewards_of_the_composition_score_in_place_of_the_answer(tmp_path):
+    weights = {"accuracy": 1.0, "format": 1.0}
+    method = {
+        "rewards": weights,
+        "reward_chain": [],
+        "reward_pattern": None,
+        "reward_confined": True,
+    }
+    rows = [{"prompt": "p", "answer": "1"}] * 2
+    score = evaluate.scorer(OmegaConf.create({"method": method, "run_dir": str(tmp_path)}), rows)
+    found = answered(
+        tmp_path,
+        rows,
+        [Sample("1", 1, True), Sample("<think>.</think><answer>1</answer>", 9, True)],
+        score,
+    )
+    assert [(row["score"], row["correct"]) for row in found] == [(0.5, False), (1.0, True)]
+
+
+def test_figures_by_task_and_level():
+    result = evaluate.summary(
+        lines((0, "a", 0, True), (1, "a", 1, False), (2, "b", 0, True), (3, "b", 0, True)),
+        1,
+        seed=0,
+    )
+    assert (result["accuracy"], result["interval"]) == (0.75, list(statistics.wilson(3, 4)))
+    assert result["by_task"]["a"] == {
+        "accuracy": 0.5,
+        "interval": list(statistics.wilson(1, 2)),
+        "num_problems": 2,
+        "num_samples": 2,
+    }
+    assert {level: group["accuracy"] for level, group in result["by_level"].items()} == {
+        "0": 1.0,
+        "1": 0.0,
+    }
+    assert {name: group["num_problems"] for name, group in result["by_task_and_level"].items()} == {
+        "a, level 0": 1,
+        "a, level 1": 1,
+        "b, level 0": 2,
+    }
+    assert result["right_per_problem"] == [1, 0, 1, 1]
+    assert "pass_at_k" not in result
+
+
+def test_levels_that_are_null_and_names_of_two_kinds_make_figures_too():
+    """Take null as no level, keep numbers in order, and group what is written alike."""
+    given = (
+        (0, "a", 10, True),
+        (1, None, None, False),
+        (2, 7, 9, True),
+        (3, "7", "9", False),
+        (4, "a", "hard", True),
+    )
+    result = evaluate.summary(lines(*given), 1, seed=0)
+    assert {name: group["num_problems"] for name, group in result["by_task"].items()} == {
+        "7": 2,
+        "a": 2,
+        "all": 1,
+    }
+    assert [(name, group["num_problems"]) for name, group in result["by_level"].items()] == [
+        ("9", 2),
+        ("10", 1),
+        ("hard", 1),
+    ]
+    assert len(result["samples"]) == 5
+
+
+def test_figures_of_several_samples():
+    answered = [row for n in range(4) for row in lines((0, "a", 0, n == 0), (1, "a", 0, n < 3))]
+    result = evaluate.summary(answered, 4, seed=0)
+    assert result["accuracy"] == result["pass_at_k"]["1"] == result["maj_at_k"]["1"] == 0.5
+    # 1/4 and 3/4; 1 - 3/6 and 1; 1 and 1
+    assert result["pass_at_k"] == {"1": 0.5, "2": 0.75, "4": 1.0}
+    assert result["maj_at_k"]["4"] == 0.5  # three of four are wrong, three of four are right
+    assert result["interval"] == list(statistics.bootstrap([0.25, 0.75], 0))
+    assert result["by_task"]["a"]["num_samples"] == 8
+    assert (result["num_problems"], result["num_samples"], result["right_per_problem"]) == (
+        2,
+        8,
+        [1, 3],
+    )
+
+
+def test_failures_are_shown_first_and_every_task_among_them():
+    answered = lines(*((n, "a" if n < 90 else "b", 0, n % 2 == 0) for n in range(100)))
+    found = evaluate.shown([*answered, *answered])  # two samples a problem: one is shown
+    assert [row["correct"] for row in found] == [False] * evaluate.NUM_FAILURES_SHOWN + [True] * 8
+    assert [row["task"] for row in found[:16]] == ["a"] * 11 + ["b"] * 5
+    assert {"prompt", "completion", "answer", "score"} <= set(found[0])
+    assert len(evaluate.shown(answered[:3])) == 3
+
+
+def test_the_harness_is_refused_where_it_is_not_installed(monkeypatch):
+    monkeypatch.setattr(harness.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="make lm-eval"):
+        harness.load(["gsm8k"], None)
+
+
+def a_run(folder, right: list[int], sha: str = "s", per_problem: int = 1):
+    answered = [
+        row
+        for n, count in enumerate(right)
+        for k in range(per_problem)
+        for row in lines((n, "a", 0, k < count))
+    ]
+    folder.mkdir()
+    content = {"status": "done", **evaluate.summary(answered, per_problem, 0), "data_sha256": sha}
+    (folder / "result.json").write_text(json.dumps(content))
+    return read(folder, folder.name)
+
+
+def test_reports_compare_evaluations_of_the_same_problems_only(tmp_path):
+    first, second = (
+        a_run(tmp_path / "A", [0] * 6 + [1]),
+        a_run(tmp_path / "B", [4] * 7, per_problem=4),
+    )
+    table, refused = evaluations.compared(
+        evaluations.with_first([first, second, a_run(tmp_path / "C", [1] * 7, sha="other")])
+    )
+    assert [cell.text for cell in table.rows[0]] == [
+        "A to B",
+        "14.3%",
+        "100.0%",
+        "+85.7",
+        "+23.1 to +100.0",
+        "6 / 0 of 7",
+        "0.031",
+    ]
+    assert table.rows[0][-1].mark == "good"
+    assert "A and C were asked different problems" in refused.text
+    assert evaluations.with_first([first]) == []
+
+
+def test_a_report_of_an_evaluation(tmp_path):
+    *tables, answers = evaluations.blocks(a_run(tmp_path / "A", [1, 3], per_problem=4))
+    rows = {table.caption: [[cell.text for cell in row] for row in table.rows] for table in tables}
+    assert rows["By task"] == [["a", "50.0%", "25.0% to 75.0%", "2", "8"]]
+    assert rows["By number of samples"][-1][:2] == ["4", "100.0%"]
+    assert answers.title == "4 answers, 2 of them wrong"
+    assert [row[-2].text for row in answers.blocks[0].rows] == ["false", "false", "true", "true"]

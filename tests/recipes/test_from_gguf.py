@@ -1,0 +1,234 @@
+"""Test recipes/from_gguf.py with a GGUF file made here, and what it rejects."""
+
+from __future__ import annotations
+
+import importlib.util
+import struct
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from recipes import from_gguf
+
+HIDDEN, HEADS, LAYERS = 64, 2, 2
+# As SmolLM2 has them: the end of a text is not the token that transformers takes for it.
+TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *"0123456789+=", "12", "34"]
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+needs_gguf = pytest.mark.skipif(
+    importlib.util.find_spec("gguf") is None, reason="the package gguf is not installed (make gguf)"
+)
+
+
+def small_llama():
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": HIDDEN,
+        "intermediate_size": 96,
+        "num_hidden_layers": LAYERS,
+        "vocab_size": len(TOKENS),
+    }
+    heads = {
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "head_dim": HIDDEN // HEADS,
+        "max_position_embeddings": 128,
+    }
+    return LlamaForCausalLM(
+        LlamaConfig(**sizes, **heads, tie_word_embeddings=True, rms_norm_eps=1e-5)
+    )
+
+
+def interleaved(weight):
+    """Return rows of queries and keys in llama.cpp's order of rotary pairs."""
+    return (
+        weight.reshape(HEADS, 2, HIDDEN // HEADS // 2, HIDDEN).swapaxes(1, 2).reshape(weight.shape)
+    )
+
+
+def write_gguf(path, model, kv_heads=HEADS):
+    """Write the model and a BPE of TOKENS, matrices in Q8_0, under llama.cpp's names."""
+    import gguf
+
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(128)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_vocab_size(len(TOKENS))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3, 3, 3] + [1] * (len(TOKENS) - 3))
+    writer.add_token_merges(["1 2", "3 4"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(2)
+    writer.add_chat_template(TEMPLATE)
+    state = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+    parts = {
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+        "attn_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+    }
+    names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
+    names |= {
+        f"blk.{n}.{short}": f"model.layers.{n}.{long}"
+        for n in range(LAYERS)
+        for short, long in parts.items()
+    }
+    for short, long in names.items():
+        tensor = state[f"{long}.weight"]
+        tensor = interleaved(tensor) if short.endswith(("attn_q", "attn_k")) else tensor
+        if tensor.ndim == 2:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(f"{short}.weight", gguf.quants.quantize(tensor, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(f"{short}.weight", tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@needs_gguf
+def test_a_gguf_file_becomes_a_directory_that_model_path_takes(tmp_path, capsys):
+    model = small_llama()
+    write_gguf(tmp_path / "small.gguf", model)
+    assert from_gguf.main([str(tmp_path / "small.gguf"), str(tmp_path / "made")]) == 0
+    assert f"{model.num_parameters():,} parameters in bf16" in capsys.readouterr().out
+    # nothing staged is left
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "small.gguf"]
+    made = AutoModelForCausalLM.from_pretrained(tmp_path / "made", use_safetensors=True)
+    assert getattr(made.config, "quantization_config", None) is None
+    assert made.dtype == torch.bfloat16
+    for (name, found), (same, given) in zip(
+        made.state_dict().items(), model.state_dict().items(), strict=True
+    ):
+        assert name == same
+        # 1/254 of a block's largest by Q8_0, 1/256 by bf16
+        assert (found.float() - given).abs().max() <= 0.02 * given.abs().max()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "made")
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|im_end|>",
+    )
+    assert tokenizer.chat_template == TEMPLATE
+    assert tokenizer("1+3=<|im_end|>", add_special_tokens=False)["input_ids"] == [
+        TOKENS.index(t) for t in ("1", "+", "3", "=", "<|im_end|>")
+    ]
+
+
+@needs_gguf
+def test_a_file_cut_short_is_refused_and_leaves_nothing(tmp_path, capsys):
+    write_gguf(tmp_path / "small.gguf", small_llama())
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes((tmp_path / "small.gguf").read_bytes()[:600])
+    assert from_gguf.main([str(cut), str(tmp_path / "made")]) == 2
+    said = capsys.readouterr().err
+    assert f"error: {cut}: " in said
+    assert "Give the whole file" in said
+    assert not (tmp_path / "made").exists()
+
+
+@needs_gguf
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (b"llama.vocab_size", 2**30),
+        (b"llama.embedding_length", 2**20),
+        (b"llama.attention.head_count", 0),
+        (b"tokenizer.ggml.padding_token_id", 99),
+    ],
+    ids=str,
+)
+def test_a_header_that_the_tensors_do_not_bear_out_is_refused(tmp_path, capsys, key, value):
+    file = tmp_path / "small.gguf"
+    write_gguf(file, small_llama())
+    content = file.read_bytes()
+    at = content.index(key) + len(key) + 4  # after the type of its value
+    file.write_bytes(content[:at] + struct.pack("<I", value) + content[at + 4 :])
+    refused(capsys, file, tmp_path / "made")
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+@needs_gguf
+def test_heads_that_the_tensors_do_not_hold_are_refused(tmp_path, capsys):
+    """Count the parameters of the model that transformers would build."""
+    file = tmp_path / "small.gguf"
+    write_gguf(file, small_llama(), kv_heads=2**20)
+    assert "parameters, and its tensors hold" in refused(capsys, file, tmp_path / "made")
+
+
+@needs_gguf
+def test_weights_that_are_not_finite_are_refused(tmp_path, capsys):
+    model = small_llama()
+    with torch.no_grad():
+        model.model.layers[1].input_layernorm.weight[3] = torch.nan
+    write_gguf(tmp_path / "small.gguf", model)
+    assert from_gguf.main([str(tmp_path / "small.gguf"), str(tmp_path / "made")]) == 2
+    assert (
+        "1 of 64 numbers of model.layers.1.input_layernorm.weight are not finite"
+        in capsys.readouterr().err
+    )
+    assert not (tmp_path / "made").exists()
+
+
+@needs_gguf
+def test_a_file_that_lacks_weights_is_refused(tmp_path, capsys):
+    """Reject the first of several files, whose missing weights would be drawn at random."""
+    file = tmp_path / "small-00001-of-00002.gguf"
+    write_gguf(file, small_llama())
+    file.write_bytes(file.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight"))
+    assert from_gguf.main([str(file), str(tmp_path / "made")]) == 2
+    said = capsys.readouterr().err
+    assert (
+        f"error: {file}: it lacks 1 of the model's weights, such as "
+        "model.layers.1.mlp.up_proj.weight." in said
+    )
+    assert "llama-gguf-split --merge" in said
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def refused(capsys, *arguments):
+    assert from_gguf.main([str(argument) for argument in arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    return said
+
+
+def test_what_is_no_gguf_file_is_refused(tmp_path, capsys):
+    assert "no such file" in refused(capsys, tmp_path / "none.gguf", tmp_path / "made")
+    (tmp_path / "model.safetensors").write_bytes(b"12345678{}")
+    assert "does not begin with GGUF" in refused(
+        capsys, tmp_path / "model.safetensors", tmp_path / "made"
+    )
+    # not even by root
+    assert "cannot be read: Input/output error" in refused(
+        capsys, "/proc/self/mem", tmp_path / "made"
+    )
+
+
+def test_a_directory_that_is_there_and_a_missing_package_are_refused(tmp_path, capsys, monkeypatch):
+    (tmp_path / "small.gguf").write_bytes(b"GGUF")
+    assert "exists already" in refused(capsys, tmp_path / "small.gguf", tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    assert "exists already" in refused(capsys, tmp_path / "small.gguf", tmp_path / "link")
+    said = refused(capsys, tmp_path / "small.gguf", tmp_path / "small.gguf" / "inner" / "made")
+    assert (
+        f"cannot be made, since {tmp_path / 'small.gguf'} is not a directory that you may write to"
+        in said
+    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "make gguf" in refused(capsys, tmp_path / "small.gguf", tmp_path / "made")

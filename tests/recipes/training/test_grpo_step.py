@@ -1,0 +1,355 @@
+"""Test that packed and trimmed completions give the losses and gradients of padded ones."""
+
+import math
+import random
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from trl import GRPOTrainer
+
+from launch.core.errors import UserError
+from launch.rules.check import refusals
+from recipes.measure.metrics import Metrics
+from recipes.models import attention, head, layers
+from recipes.models.model import build_model
+from recipes.sampling import sampling_ratio
+from recipes.training import training
+from tests.conftest import composed
+from tests.helpers.trainers import assert_same, built, configured, rows_of, trained
+from tests.recipes.models.test_head import model as small
+from tests.recipes.models.test_layers import EVERY_LAYER, LORA, compiled, dynamo, is_compiled, use  # noqa: F401
+
+LONGEST = 24
+ROWS = [{"prompt": f"{n} plus {10 ** (n % 7)} ", "answer": "1"} for n in range(16)]
+GIVEN = [
+    *[f"method.args.max_completion_length={LONGEST}", "method.args.max_steps=2"],
+    *["method.args.per_device_train_batch_size=4", "method.args.gradient_accumulation_steps=2"],
+]
+CASES = {
+    "plain": [],
+    "adapter": [*LORA, "method.args.beta=0.1", "method.args.temperature=0.8"],
+    "reference": ["method.args.beta=0.1"],
+    "twice": ["method.args.num_iterations=2", *EVERY_LAYER],
+    "entropy": [
+        "method.args.entropy_coef=0.01",
+        "method.args.max_steps=1",
+        "method.args.mask_truncated_completions=true",
+    ],
+}
+UNTIMED = {
+    "step_time",
+    "epoch",
+    "train_runtime",
+    "train_samples_per_second",
+    "train_steps_per_second",
+}
+
+
+def answers(trainer, seed=0):
+    """Have `trainer` train on random completions of unequal lengths; one in three is cut off."""
+    draw, end = random.Random(seed), trainer.processing_class.eos_token_id
+
+    def answer(prompt_ids, *args, **kwargs):
+        drawn = [
+            [draw.randrange(5, 300) for _ in range(draw.randint(1, LONGEST - 1))]
+            for _ in prompt_ids
+        ]
+        return [[*ids, end] if draw.random() < 2 / 3 else ids for ids in drawn], None
+
+    trainer._generate_single_turn = answer
+    return trainer
+
+
+def grpo(run_dir, base, *overrides, make=built):
+    run_dir.mkdir(exist_ok=True)
+    config, trainer = make(
+        run_dir, "grpo", *rows_of(run_dir, ROWS), f"model.path={base}", *GIVEN, *overrides
+    )
+    return config, answers(trainer)
+
+
+def sampled(trainer, mode, owns_pass):
+    """Have `trainer` correct for log-probabilities of sampling that are not its own.
+
+    `owns_pass`: by TRL's pass without gradient.
+    """
+    draw, answer = random.Random(1), trainer._generate_single_turn
+
+    def answer_with_log_probs(*args, **kwargs):
+        completions, _ = answer(*args, **kwargs)
+        return completions, [
+            [math.nan if draw.random() < 0.1 else -draw.uniform(4, 7) for _ in ids]
+            for ids in completions
+        ]
+
+    trainer._generate_single_turn = answer_with_log_probs
+    trainer.use_vllm, trainer.vllm_importance_sampling_mode = True, mode
+    trainer.vllm_importance_sampling_clip_min, trainer.vllm_importance_sampling_clip_max = 0.3, 2.0
+    if owns_pass:
+        for name in ("_generate_and_score_completions", "_compute_loss"):
+            setattr(trainer, name, getattr(GRPOTrainer, name).__get__(trainer))
+    return trainer
+
+
+REUSED = [
+    "method.args.num_iterations=2",
+    "method.args.steps_per_generation=2",
+    "method.args.gradient_accumulation_steps=4",
+]
+
+
+@pytest.mark.parametrize(
+    ("mode", "overrides"),
+    [
+        *((mode, []) for mode in sampling_ratio.MODES),
+        pytest.param("token_mask", REUSED, id="reused-within-a-step"),
+    ],
+)
+def test_the_ratio_to_vllm_is_that_of_trls_own_pass(tmp_path, base, mode, overrides):
+    found = []
+    for owns_pass in (True, False):
+        # Right before it trains: this sets the seed.
+        _, trainer = grpo(tmp_path / str(owns_pass), base, "step.rows=packed", *overrides)
+        sampled(trainer, mode, owns_pass)
+        without = []
+        trainer.model.model.register_forward_pre_hook(
+            lambda *_, without=without: without.append(not torch.is_grad_enabled())
+        )
+        found.append((trained(trainer), lines(trainer), any(without)))
+    (gradients, metrics, _), (ours, our_metrics, _) = found
+    assert [ran for *_, ran in found] == [True, False]
+    assert_same(ours, gradients)
+    assert_lines(our_metrics, metrics)
+    assert 0.3 <= metrics[0]["sampling/importance_sampling_ratio/mean"] <= 2.0 or "mask" in mode
+    assert metrics[0]["grad_norm"] > 0
+
+
+def test_a_loss_that_is_computed_twice_for_a_check_counts_once(tmp_path, base, use):  # noqa: F811
+    use("eager")
+    config, trainer = grpo(tmp_path, base, "step.rows=packed", *EVERY_LAYER, make=compiled)
+    sampled(trainer, "token_truncate", owns_pass=False)
+    trainer.compile_layers(config)
+    trained(trainer)
+    _, eager = grpo(tmp_path / "eager", base, "step.rows=packed")
+    trained(sampled(eager, "token_truncate", owns_pass=False))
+    assert is_compiled(trainer)
+    assert_lines(lines(trainer), lines(eager))
+
+
+def test_a_mode_that_trl_does_not_know(tmp_path, base):
+    with pytest.raises(
+        UserError,
+        match="vllm_importance_sampling_mode=token_trunc.* Use: token_truncate, token_mask",
+    ):
+        grpo(tmp_path, base, "method.args.vllm_importance_sampling_mode=token_trunc")
+
+
+def lines(trainer):
+    return [
+        {name: value for name, value in line.items() if name not in UNTIMED}
+        for line in trainer.state.log_history
+    ]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Save a model, from which TRL loads the reference too."""
+    folder = tmp_path_factory.mktemp("base")
+    _, trainer = built(folder / "run", "grpo", *rows_of(folder, ROWS), *GIVEN)
+    trainer.save_model(str(folder / "model"))
+    trainer.processing_class.save_pretrained(folder / "model")
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def trls(base, tmp_path_factory):
+    """Return `trls(case)`: TRL's own trainer, its metrics and gradients."""
+    found = {}
+
+    def of(case):
+        if case not in found:
+            _, trainer = grpo(tmp_path_factory.mktemp(case), base, "step.rows=padded", *CASES[case])
+            assert trainer._rows == "padded"
+            found[case] = trained(trainer), lines(trainer)
+        return found[case]
+
+    return of
+
+
+def assert_lines(found, expected):
+    assert len(found) == len(expected)
+    for line, other in zip(found, expected, strict=True):
+        assert line == pytest.approx(other, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("rows", ["packed", "grouped"])
+@pytest.mark.parametrize("case", CASES)
+def test_each_step_is_that_of_trls_trainer(tmp_path, base, trls, case, rows):
+    gradients, metrics = trls(case)  # before the other one is built, which sets the seed anew
+    _, trainer = grpo(tmp_path, base, f"step.rows={rows}", *CASES[case])
+    assert trainer._rows == rows
+    assert_same(trained(trainer), gradients)
+    assert_lines(lines(trainer), metrics)
+    assert metrics[0]["grad_norm"] > 0.1
+    if case == "twice":
+        assert metrics[1]["clip_ratio/region_mean"] > 0, (
+            "the old policy's log-probabilities are used"
+        )
+    if case == "reference":
+        assert metrics[1]["kl"] > 0
+
+
+def test_compiled_layers_compute_the_same(tmp_path, base, trls, use):  # noqa: F811
+    gradients, metrics = trls("twice")
+    use("aot_eager")
+    config, trainer = grpo(tmp_path, base, "step.rows=packed", *CASES["twice"], make=compiled)
+    trainer.compile_layers(config)
+    assert_same(trained(trainer), gradients)
+    assert_lines(lines(trainer), metrics)
+    assert is_compiled(trainer)
+
+
+def test_a_packed_row_holds_what_is_not_padding(tmp_path, base):
+    _, trainer = grpo(tmp_path, base, "step.rows=packed", "method.args.pad_to_multiple_of=8")
+    seen = []
+    trainer.model.model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True
+    )
+    mask = torch.tensor([[0, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1]])
+    ids = torch.arange(10, 28).view(3, 6) * mask
+    log_probs, entropies, _ = trainer._get_per_token_logps_and_entropies(
+        trainer.model, ids, mask, 3, compute_entropy=True
+    )
+    (kwargs,) = seen
+    assert kwargs["input_ids"][0, :12].tolist() == ids[mask.bool()].tolist()
+    assert kwargs["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, *range(4)]]
+    assert kwargs["document_starts"].tolist() == [0, 4, 8, 12, 16]
+    assert ((log_probs != 0) == mask[:, 3:].bool()).all()
+    assert ((entropies != 0) == mask[:, 3:].bool()).all()
+
+
+def test_rows_are_taken_as_many_at_a_time_as_trl_says(tmp_path, base):
+    _, trainer = grpo(tmp_path, base, "step.rows=packed")
+    ids, mask = torch.randint(5, 300, (6, 9)), torch.ones(6, 9, dtype=torch.long)
+    with torch.no_grad():
+        whole, parts = (
+            trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, 4, size)
+            for size in (None, 4)
+        )
+    torch.testing.assert_close(whole[0], parts[0], rtol=1e-5, atol=1e-5)
+    assert whole[1:] == parts[1:] == (None, None)
+
+
+def test_completions_that_are_all_cut_off_are_a_loss_of_zero(tmp_path, base):
+    _, trainer = grpo(tmp_path, base, "step.rows=packed")
+    ids, mask = torch.randint(5, 300, (2, 9)), torch.tensor([[1] * 5 + [0] * 4] * 2)
+    log_probs, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, 4)
+    log_probs.sum().backward()
+    assert log_probs.shape == (2, 4)
+    assert not any(weight.grad.count_nonzero() for weight in trainer.model.parameters())
+
+
+def test_prompts_padded_in_front_are_generated_from_as_ever(tmp_path, base):
+    ids = torch.randint(5, 300, (2, 9))
+    mask = torch.tensor([[0] * 4 + [1] * 5, [1] * 9])
+    found = []
+    for rows in ("packed", "padded"):
+        config = configured(tmp_path, "grpo", f"model.path={base}", f"step.rows={rows}")
+        model = build_model(config)
+        found.append(
+            model.generate(
+                ids,
+                attention_mask=mask,
+                max_new_tokens=8,
+                do_sample=False,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+        )
+        assert model.config._attn_implementation == (
+            attention.PADDED if rows == "packed" else "sdpa"
+        )
+    for ours, theirs in zip(found[0].logits, found[1].logits, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def graphs_over_lengths(run_dir, base, seed):
+    """Count the graphs of the first steps and of 20 more lengths, and their lengths."""
+    sizes, counter = [], CompileCounterWithBackend("eager")
+
+    def backend(graph, inputs):
+        # int(size) would make it fixed
+        sizes.append([size.node.hint for size in inputs if isinstance(size, torch.SymInt)])
+        return counter(graph, inputs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        compile_each = layers.compile_each
+        patch.setattr(
+            layers,
+            "compile_each",
+            lambda *args, **kwargs: compile_each(*args, **{**kwargs, "backend": backend}),
+        )
+        given = ["step.rows=packed", "method.args.num_iterations=2", "method.args.max_steps=1"]
+        config, trainer = grpo(run_dir, base, *given, make=compiled)
+        trainer.compile_layers(config)
+    answers(trainer, seed)
+    trained(trainer)
+    first, draw = counter.frame_count, random.Random(seed)
+    for _ in range(20):
+        mask = torch.zeros(4, 200, dtype=torch.long)
+        for row in mask:
+            row[100 - draw.randint(1, 100) : 100 + draw.randint(1, 100)] = 1
+        trainer._get_per_token_logps_and_entropies(
+            trainer.model, torch.full_like(mask, 7), mask, 100
+        )
+    assert is_compiled(trainer)
+    return first, counter.frame_count, sizes
+
+
+def test_graphs_are_few_and_the_same_in_a_run_that_resumes(tmp_path, base):
+    first, last, sizes = graphs_over_lengths(tmp_path / "one", base, seed=1)
+    assert first == last == 2  # with a gradient, and without
+    torch._dynamo.reset()
+    assert graphs_over_lengths(tmp_path / "other", base, seed=2)[2][:first] == sizes[:first]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["method.args.cast_lm_head_to_fp32=true"], ["model.tied_embeddings=false", "adapter=lora"]],
+)
+def test_what_is_not_plain_keeps_trls_passes(tmp_path, base, given):
+    _, trainer = grpo(tmp_path, base, "step.rows=packed", *given)
+    assert trainer._rows == ("padded" if "cast" in given[0] else "packed")
+
+
+def test_only_attention_to_everything_before_fits():
+    windowed = small("mistral", sliding_window=8)
+    assert attention.fits(small())
+    assert not attention.fits(windowed)
+    assert head.fits(windowed)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "rows", "refused"),
+    [
+        ("h100", "packed", []),
+        ("mi50", "grouped", []),
+        ("mi50", "packed", ["packed_without_kernel"]),
+    ],
+)
+def test_grpo_may_pack_where_a_kernel_is_named(hardware, rows, refused):
+    found = refusals(
+        composed(f"hardware={hardware}", "method=grpo", f"step.rows={rows}", "precision=fp32")
+    )
+    assert [
+        rule.name for rule in found if rule.name in ("rows_of_method", "packed_without_kernel")
+    ] == refused
+
+
+def test_rows_that_fill_no_batch_are_refused(tmp_path):
+    config, trainer = built(
+        tmp_path, "grpo", *rows_of(tmp_path, ROWS), "method.args.per_device_train_batch_size=256"
+    )
+    with pytest.raises(UserError, match="no step was taken: the data has 16 rows"):
+        training.train(config, trainer, Metrics(config))

@@ -1,0 +1,142 @@
+"""Test that rows, packed or padded, change places only within their optimizer step."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from torch.utils.data import RandomSampler, SequentialSampler
+
+from recipes.training.rows import IGNORED, Collator, StepOrder, lengths
+
+PAD = 9
+ROWS = [
+    {"input_ids": [1, 2, 3], "labels": [IGNORED, 2, 3]},
+    {"input_ids": [4, 5], "labels": [4, 5]},
+    {"input_ids": [6], "labels": [6]},
+]
+
+
+def test_padded_rows_predict_what_they_would_alone():
+    batch = Collator(PAD, packed=False)(ROWS)
+    assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 5, PAD], [6, PAD, PAD]]
+    assert batch["targets"].tolist() == [2, 3, 5]
+    assert batch["target_positions"].tolist() == [0, 1, 3]
+    assert batch.keys() == {"input_ids", "targets", "target_positions", "num_tokens"}
+    assert batch["num_tokens"] == 6
+
+
+def test_packed_rows_are_documents_of_one_row_and_filling_is_one_more():
+    batch = Collator(PAD, packed=True, multiple=4)(ROWS)
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5, 6, PAD, PAD]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 0, 1]]
+    assert batch["document_starts"].tolist() == [0, 3, 5, 6, 8]
+    assert batch["document_starts"].dtype == torch.int32  # what kernels take
+    assert batch["targets"].tolist() == [2, 3, 5]
+    assert batch["target_positions"].tolist() == [0, 1, 3]
+    assert batch["num_tokens"] == 6
+
+
+def test_packed_rows_that_fill_a_multiple_end_with_the_last_document():
+    assert Collator(PAD, packed=True, multiple=3)(ROWS)["document_starts"].tolist() == [0, 3, 5, 6]
+
+
+def test_padded_rows_are_filled_to_a_multiple():
+    assert Collator(PAD, packed=False, multiple=4)(ROWS)["input_ids"].shape == (3, 4)
+
+
+def test_documents_that_were_joined_stay_apart():
+    joined = {"input_ids": [1, 2, 3, 4, 5], "labels": [1, 2, 3, 4, 5], "seq_lengths": [2, 3]}
+    batch = Collator(PAD, packed=True)([joined, ROWS[1]])
+    assert batch["document_starts"].tolist() == [0, 2, 5, 7]
+    assert batch["position_ids"].tolist() == [[0, 1, 0, 1, 2, 0, 1]]
+    assert batch["targets"].tolist() == [2, 4, 5, 5]
+    assert batch["target_positions"].tolist() == [0, 2, 3, 5]
+
+
+def test_rows_without_labels_predict_all_their_tokens():
+    batch = Collator(PAD, packed=False)([{"input_ids": [1, 2, 3]}])
+    assert batch["targets"].tolist() == [2, 3]
+
+
+def test_a_collator_leaves_the_rows_as_they_are():
+    row = {"input_ids": np.array([1, 2]), "labels": np.array([1, 2])}
+    Collator(PAD, packed=False)([row])
+    assert row["labels"].tolist() == [1, 2]
+
+
+SIZE, NUMBER = 3, 4  # rows of a micro-batch, micro-batches of a step of all ranks
+LENGTHS = np.random.default_rng(0).integers(1, 100, 30)  # two whole steps, and one of six rows
+
+
+def steps(rows):
+    return [list(rows[n : n + SIZE * NUMBER]) for n in range(0, len(rows), SIZE * NUMBER)]
+
+
+def micro_batches(step):
+    return [step[n : n + SIZE] for n in range(0, len(step), SIZE)]
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+def test_each_step_of_each_epoch_keeps_its_rows(balanced):
+    ours = RandomSampler(LENGTHS, generator=generator())
+    theirs = RandomSampler(LENGTHS, generator=generator())
+    order = StepOrder(ours, LENGTHS, SIZE, NUMBER, balanced)
+    assert len(order) == len(LENGTHS)
+    epochs = []
+    for _ in range(3):
+        found, drawn = list(order), list(theirs)
+        assert [Counter(step) for step in steps(found)] == [Counter(step) for step in steps(drawn)]
+        assert steps(found)[-1] == steps(drawn)[-1], "a step that is not whole stays as it is"
+        assert steps(found)[0] != steps(drawn)[0]
+        epochs.append(found)
+    assert epochs[0] != epochs[1]
+
+
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
+def test_grouped_rows_have_neighbours_of_like_length():
+    for step in steps(
+        list(StepOrder(SequentialSampler(LENGTHS), LENGTHS, SIZE, NUMBER, balanced=False))
+    )[:2]:
+        assert [LENGTHS[row] for row in step] == sorted(
+            (LENGTHS[row] for row in step), reverse=True
+        )
+
+
+def test_balanced_micro_batches_have_about_the_same_tokens():
+    found = steps(list(StepOrder(SequentialSampler(LENGTHS), LENGTHS, SIZE, NUMBER, balanced=True)))
+    for step in found[:2]:
+        tokens = [LENGTHS[batch].sum() for batch in micro_batches(step)]
+        assert max(tokens) < 1.1 * np.mean(tokens)
+
+
+def test_the_order_is_that_of_the_epoch_that_was_set():
+    class Epochs(SequentialSampler):
+        epoch = 0
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+    sampler = Epochs(LENGTHS)
+    order = StepOrder(sampler, LENGTHS, SIZE, NUMBER, balanced=True)
+    order.set_epoch(2)
+    assert sampler.epoch == 2
+    # Has none to tell.
+    StepOrder(SequentialSampler(LENGTHS), LENGTHS, SIZE, NUMBER, balanced=True).set_epoch(2)
+
+
+def test_lengths_are_tokens_and_of_a_pair_those_of_its_longer_side():
+    rows = Dataset.from_list(
+        [{"input_ids": [1, 2], "labels": [1, 2]}, {"input_ids": [1], "labels": [1]}]
+    )
+    assert lengths(rows).tolist() == [2, 1]
+    assert lengths(rows.select([1, 0, 1])).tolist() == [1, 2, 1]
+    pairs = [
+        {"prompt_ids": [1], "chosen_ids": [2, 3], "rejected_ids": [4]},
+        {"prompt_ids": [1], "chosen_ids": [], "rejected_ids": [2]},
+    ]
+    assert lengths(Dataset.from_list(pairs)).tolist() == [3, 2]

@@ -1,0 +1,139 @@
+"""Test that packed, grouped and padded rows give the losses and gradients of TRL's trainer."""
+
+import pytest
+from datasets import Dataset
+from trl import SFTConfig, SFTTrainer
+
+from recipes.data.data import texts
+from recipes.data.data_prepare import load_once
+from recipes.models.model import build_model, build_tokenizer
+from recipes.training.training import build_arguments
+from tests.helpers.trainers import ROWS, assert_same, built, configured, rows_of, trained
+
+BATCHES = {
+    "whole": ["method.args.per_device_train_batch_size=8"],
+    "accumulated": [
+        "method.args.per_device_train_batch_size=2",
+        "method.args.gradient_accumulation_steps=4",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def trls(tmp_path_factory):
+    """Run three steps of TRL's trainer, which pads: eight rows a step, two steps an epoch."""
+    folder = tmp_path_factory.mktemp("trl")
+    config = configured(
+        folder, "sft", *rows_of(folder), *BATCHES["whole"], "method.args.max_steps=3"
+    )
+    loaded = load_once(config, "sft")
+    model, tokenizer = build_model(config), build_tokenizer(config, texts(loaded.rows))
+    trainer = SFTTrainer(
+        model,
+        args=build_arguments(SFTConfig, config),
+        train_dataset=loaded.rows,
+        processing_class=tokenizer,
+    )
+    return trained(trainer)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("rows", ["packed", "grouped", "padded"])
+def test_each_step_is_that_of_trls_trainer(tmp_path, trls, rows, batch):
+    _, trainer = built(
+        tmp_path,
+        "sft",
+        *rows_of(tmp_path),
+        *BATCHES[batch],
+        f"step.rows={rows}",
+        "method.args.max_steps=3",
+    )
+    assert_same(trained(trainer), trls)
+    assert len(trls[0]) == 3
+    assert trls[0][0]["loss"] - trls[0][-1]["loss"] > 0.1, "it learns"
+
+
+def test_a_batch_is_packed_where_rows_are_and_held_out_ones_never(tmp_path):
+    _, packed = built(tmp_path, "sft", *rows_of(tmp_path), "step.rows=packed")
+    (batch, *_) = packed.get_train_dataloader()
+    assert (
+        batch["input_ids"].shape
+        == batch["position_ids"].shape
+        == (1, int(batch["document_starts"][-1]))
+    )
+    (held_out, *_) = packed.get_eval_dataloader(packed.train_dataset)
+    assert len(held_out["input_ids"]) == packed.args.per_device_eval_batch_size
+    assert "document_starts" not in held_out
+
+
+def test_rows_joined_by_the_user_stay_documents(tmp_path):
+    """Compare batches of one and of four rows packed by TRL (method.args.packing)."""
+    given = [
+        *rows_of(tmp_path),
+        "method.args.packing=true",
+        "method.args.max_length=64",
+        "method.args.max_steps=1",
+    ]
+    found = []
+    for name, batch in {"one": (1, 4), "four": (4, 1)}.items():
+        sizes = [
+            f"method.args.per_device_train_batch_size={batch[0]}",
+            f"method.args.gradient_accumulation_steps={batch[1]}",
+        ]
+        _, trainer = built(tmp_path / name, "sft", *given, *sizes)
+        found.append(trained(trainer))
+    assert_same(*found)
+
+
+def test_evaluation_is_that_of_trls_trainer(tmp_path):
+    _, trainer = built(tmp_path, "sft", *rows_of(tmp_path), "step.rows=packed")
+    # One batch: TRL averages entropy and accuracy over batches, we over tokens.
+    rows = Dataset.from_list(ROWS[:8])
+    ours = trainer.evaluate(rows)
+    theirs = SFTTrainer(
+        build_model(trainer._config),
+        args=trainer.args,
+        train_dataset=rows,
+        processing_class=trainer.processing_class,
+    ).evaluate(rows)
+    for name in ("eval_loss", "eval_entropy", "eval_mean_token_accuracy"):
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-5), name
+
+
+@pytest.mark.parametrize(
+    "given", ["method.args.loss_type=dft", "method.args.label_smoothing_factor=0.1"]
+)
+def test_another_loss_keeps_trls_step(tmp_path, given):
+    _, trainer = built(tmp_path, "sft", *rows_of(tmp_path), given)
+    assert "labels" in trainer.data_collator([trainer.train_dataset[0]])
+    assert len(trained(trainer)[0]) == 2
+
+
+def test_pairs_are_ordered_inside_a_step_only(tmp_path):
+    steps = {}
+    size = 8
+    for rows in ("padded", "grouped"):
+        given = [
+            f"step.rows={rows}",
+            "method.args.per_device_train_batch_size=2",
+            f"method.args.gradient_accumulation_steps={size // 2}",
+        ]
+        _, trainer = built(tmp_path / rows, "dpo", *given)
+        drawn = [row for batch in trainer.get_train_dataloader().batch_sampler for row in batch]
+        steps[rows] = [drawn[n : n + size] for n in range(0, len(drawn), size)]
+    assert list(map(sorted, steps["grouped"])) == list(map(sorted, steps["padded"]))
+    assert steps["grouped"] != steps["padded"]
+
+
+def test_a_step_without_targets_has_a_loss_of_zero(tmp_path):
+    _, trainer = built(tmp_path, "sft", *rows_of(tmp_path))
+    batch = trainer.data_collator([{"input_ids": [5, 6], "labels": [-100, -100]}])
+    number = trainer._get_num_items_in_batch([batch], trainer.args.device)
+    loss = trainer.compute_loss(trainer.model.train(), batch, num_items_in_batch=number)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert not any(
+        weight.grad.count_nonzero()
+        for weight in trainer.model.parameters()
+        if weight.grad is not None
+    )

@@ -1,0 +1,139 @@
+"""Test that the seconds of GRPO's step by kind sum to the step, whatever generates."""
+
+import pytest
+
+from recipes.training import step_shares
+from tests.helpers.engines import GATHERS, GENERATES, JUDGES, SENDS, STEPS, WAITS, Clock, run_grpo
+
+SUMMED = ("generation_s", "wait_s", "sync_s", "reward_s", "train_s")
+SPLIT = ["topology=split", "hardware.vllm=true", "hardware.gpus_per_node=2", "topology.num_gpus=2"]
+COLOCATE = ["topology=colocate", "hardware.vllm=true"]
+MICRO = ["method.args.steps_per_generation=4", "method.args.gradient_accumulation_steps=2"]
+TWICE = ["method.args.num_iterations=2"]  # a generation serves two steps
+# Of the steps that generate: generation_s, wait_s, sync_s, reward_s. A server is asked once the
+# ranks' prompts and images are gathered.
+ASKED = {
+    "transformers": ([], [GENERATES, 0, 0, JUDGES]),
+    "server": (SPLIT, [GENERATES, 2 * GATHERS, SENDS, JUDGES]),
+    "colocate": (COLOCATE, [GENERATES, 0, SENDS, JUDGES]),
+    "colocate that sleeps": (
+        [*COLOCATE, "method.args.vllm_enable_sleep_mode=true"],
+        [GENERATES, 0, SENDS, JUDGES],
+    ),
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Return `run(*overrides)`, which gives lines of metrics.jsonl, each of which sums."""
+
+    def lines(*overrides):
+        found = run_grpo(tmp_path, monkeypatch, *overrides)
+        for line in found:
+            assert sum(line[name] for name in SUMMED) == pytest.approx(line["step_s"], abs=1e-9)
+        return found
+
+    return lines
+
+
+def shares(line):
+    return [line[name] for name in SUMMED]
+
+
+def test_every_step_generates(run):
+    asked = ASKED["transformers"][1]
+    found = run()
+    assert [line["step"] for line in found] == [1, 2]
+    assert [line["time_s"] for line in found] == [sum(asked) + STEPS, 2 * (sum(asked) + STEPS)]
+    assert [shares(line) for line in found] == [[*asked, STEPS]] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "twice"), [("transformers", MICRO), *((kind, TWICE) for kind in ASKED)]
+)
+def test_a_generation_serves_two_steps(run, kind, twice):
+    overrides, asked = ASKED[kind]
+    found = run(*overrides, *twice, "method.args.max_steps=4")
+    assert [line["time_s"] for line in found] == [
+        n * sum(asked) + m * STEPS for n, m in ((1, 1), (1, 2), (2, 3), (2, 4))
+    ]
+    assert [shares(line) for line in found] == [[*asked, STEPS], [0, 0, 0, 0, STEPS]] * 2
+    assert not any("server_s" in line for line in found)
+
+
+@pytest.mark.parametrize("kind", ["server", "colocate that sleeps"])
+def test_a_step_generates_twice(run, kind):
+    overrides, (generation, wait, sync, reward) = ASKED[kind]
+    found = run(
+        *overrides,
+        "method.args.gradient_accumulation_steps=2",
+        "method.args.steps_per_generation=1",
+    )
+    sent = 2 * sync if kind == "colocate that sleeps" else sync  # which forgets its weights
+    assert [shares(line) for line in found] == [
+        [2 * generation, 2 * wait, sent, 2 * reward, STEPS]
+    ] * 2
+
+
+def test_a_line_of_several_steps_has_their_means(run):
+    overrides, asked = ASKED["server"]
+    found = run(*overrides, *TWICE, "method.args.max_steps=4", "method.args.logging_steps=4")
+    assert [line["step"] for line in found] == [4]
+    assert shares(found[0]) == [*(seconds / 2 for seconds in asked), STEPS]
+
+
+@pytest.mark.parametrize("kind", ["transformers", "server"])
+def test_held_out_answers_are_no_part_of_a_step(run, kind):
+    overrides, asked = ASKED[kind]
+    measured = [
+        "method.selection.metric=eval_reward",
+        "method.args.save_strategy=steps",
+        "method.args.save_steps=1",
+        "data.num_heldout=4",
+    ]
+    found = run(*overrides, *measured)
+    for line in found:
+        assert line["eval_s"] >= GENERATES + JUDGES
+    # Before the measurement.
+    sent = [
+        seconds if name != "sync_s" else 0 for name, seconds in zip(SUMMED, asked, strict=False)
+    ]
+    assert [shares(line) for line in found] == [[*asked, STEPS], [*sent, STEPS]]
+
+
+@pytest.mark.parametrize("cycle", [1, 2])
+def test_with_overlap_completions_are_waited_for(run, cycle):
+    found = run(
+        *SPLIT,
+        "topology.overlap=true",
+        "method.args.max_steps=4",
+        f"method.args.num_iterations={cycle}",
+    )
+    # The first generation sends its own prompts and those of the next one; the last compares its
+    # prompts and has none to send.
+    gathered = [2 * GATHERS] * (4 // cycle - 1) + [GATHERS]
+    expected = [[0, WAITS + seconds, SENDS, JUDGES, STEPS] for seconds in gathered]
+    assert [shares(line) for line in found[::cycle]] == expected
+    assert [line["server_s"] for line in found[::cycle]] == [GENERATES] * len(expected)
+    for line in found[1::2] if cycle == 2 else []:
+        assert [*shares(line), line["server_s"]] == [0, 0, 0, 0, STEPS, 0]
+
+
+def test_a_block_is_charged_without_what_is_inside(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(step_shares, "time", clock)
+    watch = step_shares.Stopwatch()
+    with watch("wait"):
+        clock.spend(1)
+        with watch("generation"):
+            clock.spend(2)
+            with watch("sync"):
+                clock.spend(4)
+            with watch("wait"):
+                clock.spend(8)
+        clock.spend(16)
+    clock.spend(32)
+    with watch("reward"):
+        clock.spend(64)
+    assert watch.take() == {"generation": 2, "wait": 25, "sync": 4, "reward": 64}
+    assert not any(watch.take().values())

@@ -1,0 +1,261 @@
+"""Test recipes/tune/amdgpu.py: occupancy by hand from LLVM's limits, and reading of assembly.
+
+Nothing is compiled here.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from recipes.tune import layer_kernels
+from recipes.tune.amdgpu import (
+    ARCHITECTURES,
+    Resources,
+    count_instructions,
+    occupancy,
+    read_resources,
+    sgpr_waves,
+    vgpr_waves,
+)
+
+
+def needs(
+    vgprs: int = 1, *, waves: int = 1, sgprs: int = 1, lds: int = 0, wave_size: int = 64
+) -> Resources:
+    return Resources(vgprs, 0, sgprs, 0, 0, 0, lds, waves * wave_size, wave_size)
+
+
+# ---- Occupancy by hand
+
+
+@pytest.mark.parametrize(
+    ("arch", "vgprs", "waves"),
+    [
+        # 512 registers in granules of 8, 8 waves at most.
+        ("gfx942", 1, 8),
+        ("gfx942", 64, 8),  # 512 / 64
+        ("gfx942", 65, 7),  # 72: 7.1
+        ("gfx942", 84, 5),  # 88: 5.8
+        ("gfx942", 128, 4),
+        ("gfx942", 129, 3),  # 136: 3.8
+        ("gfx942", 170, 2),  # AMD's guide's own example: 176, 2.9
+        ("gfx942", 256, 2),
+        ("gfx942", 257, 1),
+        ("gfx942", 512, 1),  # 256 and as many AGPRs
+        ("gfx90a", 97, 4),  # 104: 4.9
+        ("gfx950", 97, 4),
+        # 256 in granules of 4, 10 waves at most; AGPRs are another file.
+        ("gfx908", 24, 10),  # 10.7
+        ("gfx908", 25, 9),  # 28: 9.1
+        ("gfx908", 63, 4),  # 64
+        ("gfx908", 256, 1),
+        # 1536 in granules of 24, 16 waves at most.
+        ("gfx1100", 96, 16),  # 1536 / 96
+        ("gfx1100", 97, 12),  # 120: 12.8
+        ("gfx1151", 120, 12),
+        ("gfx1151", 121, 10),  # 144: 10.7
+        ("gfx1201", 168, 9),  # 168: 9.1
+        ("gfx1201", 256, 5),  # 264: 5.8
+    ],
+)
+def test_waves_by_vector_registers(arch: str, vgprs: int, waves: int) -> None:
+    assert vgpr_waves(ARCHITECTURES[arch], vgprs) == waves
+
+
+@pytest.mark.parametrize(
+    ("arch", "sgprs", "waves"),
+    # 800 in granules of 16 up to gfx9; from gfx10 on every wave has 106 of its own.
+    [
+        ("gfx942", 96, 8),
+        ("gfx942", 97, 7),
+        ("gfx90a", 112, 7),
+        ("gfx908", 80, 10),
+        ("gfx908", 81, 8),
+        ("gfx1100", 106, 16),
+    ],
+)
+def test_waves_by_scalar_registers(arch: str, sgprs: int, waves: int) -> None:
+    assert sgpr_waves(ARCHITECTURES[arch], sgprs) == waves
+
+
+@pytest.mark.parametrize(
+    ("arch", "kernel", "workgroups", "waves", "limits"),
+    [
+        # floor(7 * 4 / 8) = 3 workgroups of 8 waves: 3 * 8 / 4 = 6 waves a SIMD, of the 7 that 66
+        # registers allow.
+        ("gfx942", needs(66, waves=8), 3, 6, ("VGPR",)),
+        # floor(4 * 4 / 16) = 1: 1 * 16 / 4.
+        ("gfx942", needs(97, waves=16), 1, 4, ("VGPR",)),
+        # floor(5 * 4 / 16) = 1 as well.
+        ("gfx942", needs(96, waves=16), 1, 4, ("VGPR",)),
+        # 65536 / 32768 = 2 workgroups of 4 waves; 202 registers (208) allow 2 waves, 2 * 4 / 4 = 2
+        # workgroups too.
+        ("gfx942", needs(202, waves=4, lds=32768), 2, 2, ("VGPR", "LDS")),
+        ("gfx942", needs(64, waves=4, lds=32768), 2, 2, ("LDS",)),
+        # A third of 64 KiB is 43 blocks of 512, 22016 bytes, which fit twice; the guide's 65536 /
+        # 21845 says 3.
+        ("gfx942", needs(64, waves=4, lds=21845), 2, 2, ("LDS",)),
+        ("gfx942", needs(64, waves=4, lds=21504), 3, 3, ("LDS",)),  # 42 blocks
+        # 160 KiB in blocks of 1280: 42 of them three times, 43 of them twice.
+        ("gfx950", needs(64, waves=4, lds=53760), 3, 3, ("LDS",)),
+        ("gfx950", needs(64, waves=4, lds=53761), 2, 2, ("LDS",)),
+        ("gfx950", needs(64, waves=8, lds=131072), 1, 2, ("LDS",)),
+        ("gfx942", needs(64, waves=8, lds=131072), 0, 0, ("LDS",)),  # more than there is
+        # 800 / 112 = 7: floor(7 * 4 / 8)
+        ("gfx942", needs(24, waves=8, sgprs=104), 3, 6, ("SGPR",)),
+        ("gfx942", needs(24, waves=8, lds=32), 4, 8, ()),  # 8 * 4 / 8 = 4: all the places there are
+        # 10 * 4 / 2 = 20 workgroups of two waves have places, and there are 16 barriers: 16 * 2 /
+        # 4.
+        ("gfx908", needs(24, waves=2), 16, 8, ()),
+        ("gfx908", needs(24, waves=1), 40, 10, ()),  # one wave needs no barrier
+        # Two compute units together: 4 SIMDs of 16 waves, 128 KiB, of which a workgroup may have
+        # 64.
+        ("gfx1100", needs(107, waves=8, lds=8192, wave_size=32), 6, 12, ("VGPR",)),  # 12 * 4 / 8
+        ("gfx1100", needs(140, waves=16, wave_size=32), 2, 8, ("VGPR",)),  # floor(10 * 4 / 16) = 2
+        ("gfx1151", needs(24, waves=4, lds=65536, wave_size=32), 2, 2, ("LDS",)),
+        ("gfx1201", needs(24, waves=4, lds=65537, wave_size=32), 0, 0, ("LDS",)),
+        ("gfx1201", needs(24, waves=32, wave_size=32), 2, 16, ()),
+    ],
+)
+def test_occupancy_by_hand(
+    arch: str, kernel: Resources, workgroups: int, waves: float, limits: tuple[str, ...]
+) -> None:
+    actual = occupancy(ARCHITECTURES[arch], kernel)
+    assert (actual.workgroups, actual.waves, actual.limits) == (workgroups, waves, limits)
+
+
+def test_what_each_resource_alone_allows() -> None:
+    actual = occupancy(ARCHITECTURES["gfx942"], needs(66, waves=8, sgprs=104, lds=16384))
+    # VGPR: floor(7 * 4 / 8) = 3. SGPR: floor(7 * 4 / 8) = 3. LDS: 65536 / 16384 = 4. Places: 32 / 8
+    # = 4. Each times 8 / 4.
+    assert (actual.by_vgpr, actual.by_sgpr, actual.by_lds, actual.by_slots) == (6, 6, 8, 8)
+    assert actual.limits == ("VGPR", "SGPR")
+    assert actual.max_waves == 8
+
+
+def test_every_gpu_that_has_triton_has_its_limits_here() -> None:
+    gpus = map(layer_kernels.read_hardware, layer_kernels.HARDWARE.glob("*.yaml"))
+    amd = [gpu for gpu in gpus if gpu.get("vendor") == "amd" and gpu.get("gfx")]
+    assert {gpu["gfx"] for gpu in amd if gpu.get("triton", True)} == set(ARCHITECTURES)
+
+
+# ---- Assembly
+
+METADATA = """
+amdhsa.kernels:
+  - .agpr_count:     12
+    .args:
+      - .address_space:  global
+        .offset:         0
+        .size:           8
+        .value_kind:     global_buffer
+    .group_segment_fixed_size: 256
+    .max_flat_workgroup_size: 512
+    .name:           a_kernel
+    .private_segment_fixed_size: 88
+    .sgpr_count:     38
+    .sgpr_spill_count: 3
+    .vgpr_count:     140
+    .vgpr_spill_count: 28
+    .wavefront_size: 64
+amdhsa.target:   amdgcn-amd-amdhsa--gfx90a
+"""
+
+
+def assembly(metadata: str, text: str = "") -> str:
+    return (
+        f"a_kernel:\n{text}\ts_endpgm\n"
+        f"\t.amdgpu_metadata\n---{metadata}...\n\n\t.end_amdgpu_metadata\n"
+    )
+
+
+def test_metadata_is_read() -> None:
+    actual = read_resources(assembly(METADATA))
+    assert actual == Resources(140, 12, 38, 28, 3, 88, 256, 512, 64)
+    assert (actual.waves, actual.spills) == (8, 31)
+    launched = read_resources(assembly(METADATA), dynamic_lds_bytes=65536)
+    assert launched.lds_bytes == 65792
+    rdna = METADATA.replace("  - .agpr_count:     12\n    .args", "  - .args")
+    assert read_resources(assembly(rdna)).agprs == 0
+
+
+@pytest.mark.parametrize(
+    "isa",
+    ["", "s_endpgm", assembly("\namdhsa.kernels: []\n"), assembly("\namdhsa.version: [1, 2]\n")],
+)
+def test_assembly_without_a_kernel_is_rejected(isa: str) -> None:
+    with pytest.raises(ValueError, match="0 kernels in the metadata"):
+        read_resources(isa)
+
+
+def test_loads_and_stores_by_width() -> None:
+    actual = count_instructions(
+        assembly(
+            METADATA,
+            "\ts_load_dwordx4 s[0:3], s[4:5], 0x0\n"  # scalar: not a lane's
+            "\tscratch_load_dwordx4 v[0:3], off, s0\n"  # a spill
+            "\tbuffer_load_dword v0, off, s[0:3], 0 offset:4          ; 4-byte Folded Reload\n"
+            "\tbuffer_store_dword v0, off, s[0:3], 0 offset:4         ; 4-byte Folded Spill\n"
+            "\tglobal_load_dwordx4 v[0:3], v[4:5], off\n"
+            "\tbuffer_load_dwordx4 v[0:3], v4, s[0:3], 0 offen ; global_load_dwordx4 in a remark\n"
+            "\tbuffer_load_dword v0, v4, s[0:3], 0 offen lds\n"
+            "\tglobal_load_lds_dwordx4 v[0:1], off\n"
+            "\tflat_load_ushort v0, v[4:5]\n"
+            "\tglobal_load_short_d16_hi v0, v[4:5], off\n"
+            "\tbuffer_load_ubyte v0, v4, s[0:3], 0 offen\n"
+            "\tbuffer_load_format_x v0, v4, s[0:3], 0 offen\n"
+            "\tglobal_store_dwordx2 v[0:1], v[4:5], off\n"
+            # from gfx11 on
+            "\tbuffer_load_b128 v[0:3], v4, s[0:3], 0 offen\n"
+            "\tglobal_load_d16_b16 v0, v[4:5], off\n"
+            "\tglobal_load_d16_hi_u8 v0, v[4:5], off\n"
+            "\tglobal_store_b64 v[0:1], v[4:5], off\n",
+        )
+    )
+    assert actual.global_loads == {"b128": 4, "b32": 1, "b16": 3, "b8": 2, "format_x": 1}
+    assert actual.global_stores == {"b64": 2}
+    assert actual.lds_loads == actual.lds_stores == actual.matrix == {}
+
+
+def test_lds_accesses_by_width() -> None:
+    actual = count_instructions(
+        assembly(
+            METADATA,
+            "\tds_read_b128 v[0:3], v4\n"
+            "\tds_read2_b64 v[0:3], v4 offset1:1\n"
+            "\tds_read2st64_b32 v[0:1], v4 offset1:1\n"
+            "\tds_read_u16_d16 v0, v4\n"
+            "\tds_read_b64_tr_b16 v[0:1], v4\n"
+            "\tds_write_b128 v4, v[0:3]\n"
+            "\tds_write2_b32 v4, v0, v1 offset1:1\n"
+            "\tds_bpermute_b32 v0, v1, v2\n"  # between lanes, not memory
+            "\tds_swizzle_b32 v0, v1 offset:swizzle(SWAP,16)\n"
+            # from gfx11 on
+            "\tds_load_b128 v[0:3], v4\n"
+            "\tds_load_2addr_b32 v[0:1], v4 offset1:1\n"
+            "\tds_load_2addr_stride64_b64 v[0:3], v4 offset1:1\n"
+            "\tds_store_b16 v4, v0\n",
+        )
+    )
+    assert actual.lds_loads == {"b128": 2, "2xb64": 2, "2xb32": 2, "b16": 1, "b64": 1}
+    assert actual.lds_stores == {"b128": 1, "2xb32": 1, "b16": 1}
+
+
+def test_matrix_instructions() -> None:
+    actual = count_instructions(
+        assembly(
+            METADATA,
+            "\tv_mfma_f32_32x32x8_bf16 a[0:15], v[0:1], v[2:3], a[0:15]\n"
+            "\tv_mfma_f32_32x32x8_bf16 a[0:15], v[0:1], v[2:3], a[0:15]\n"
+            "\tv_smfmac_f32_16x16x32_bf16 v[0:3], v[4:5], v[6:9], v10\n"
+            "\tv_wmma_f32_16x16x16_bf16 v[0:7], v[8:15], v[16:23], v[0:7]\n"
+            "\tv_swmmac_f32_16x16x32_bf16 v[0:7], v[8:11], v[12:19], v20\n"
+            "\tv_fma_f32 v0, v1, v2, v3\n",
+        )
+    )
+    assert actual.matrix == {
+        "v_mfma_f32_32x32x8_bf16": 2,
+        "v_smfmac_f32_16x16x32_bf16": 1,
+        "v_wmma_f32_16x16x16_bf16": 1,
+        "v_swmmac_f32_16x16x32_bf16": 1,
+    }

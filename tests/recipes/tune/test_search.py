@@ -1,0 +1,164 @@
+"""Test recipes/tune/search.py: what is searched, given up, kept, and resumed after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from multiprocessing import get_context
+
+import pytest
+from omegaconf import OmegaConf
+
+from launch.core.errors import UserError
+from recipes.bench.series import Column, Table
+from recipes.rank import program
+from recipes.rank.program import Interrupted
+from recipes.tune.search import PRUNED, SearchConfig, _study, combinations, search
+
+TABLE = Table(
+    "test", figure="speed", columns=[Column("setting", "setting"), Column("speed", "speed", 0)]
+)
+
+
+def settings(num_trials=12, **space):
+    return SearchConfig(
+        output_dir="", num_trials=num_trials, space=space or {"a": [1, 2, 3], "b": ["x"]}
+    )
+
+
+def run(folder, args, measure):
+    return search(OmegaConf.create({"run_dir": str(folder)}), args, TABLE, measure)
+
+
+def speed_of(point):
+    return 100.0 + 10 * point.get("a", 0) + (5 if point.get("b") else 0)
+
+
+def test_the_first_is_the_recipe_as_it_stands_and_no_point_is_measured_twice(tmp_path):
+    seen = []
+
+    def measure(number, point, report):
+        seen.append((number, tuple(point.items())))
+        return {"speed": speed_of(point)}
+
+    rows = run(tmp_path, settings(), measure)
+    assert rows[0]["setting"] == "as it stands"
+    assert seen[0] == (0, ())
+    assert (
+        len({point for _, point in seen})
+        == len(seen)
+        == len(rows)
+        <= combinations({"a": [1, 2, 3], "b": ["x"]})
+        == 8
+    )
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, len(rows) + 1))
+
+
+def test_a_trial_that_is_behind_is_pruned(tmp_path):
+    reported = []
+
+    def measure(number, point, report):
+        for figure in [10.0 if number == 6 else 100.0] * 3:
+            reported.append(number)
+            report(figure)
+        return {"speed": 100.0}
+
+    rows = run(tmp_path, settings(8, a=[1, 2, 3, 4, 5, 6, 7, 8, 9]), measure)
+    assert [row["error"] for row in rows] == [
+        PRUNED if number == 6 else None for number in range(8)
+    ]
+    assert reported.count(6) == 1
+
+
+def test_a_trial_that_fails_is_a_row_and_the_search_continues(tmp_path):
+    def measure(number, point, report):
+        if point.get("b"):
+            raise UserError("no such engine")
+        return {"speed": speed_of(point)}
+
+    rows = run(tmp_path, settings(), measure)
+    assert {row["error"] for row in rows} == {None, "no such engine"}
+
+
+def test_nothing_is_searched_where_the_recipe_as_it_stands_fails(tmp_path):
+    seen = []
+
+    def measure(number, point, report):
+        seen.append(number)
+        raise UserError("no engine")
+
+    for _ in range(2):  # the same command again has nothing else to say
+        assert [row["error"] for row in run(tmp_path, settings(), measure)] == ["no engine"]
+    assert seen == [0]
+
+
+def test_a_stopped_search_resumes(tmp_path, monkeypatch):
+    seen = []
+
+    def measure(number, point, report):
+        seen.append(tuple(point.items()))
+        monkeypatch.setattr(program, "_stop_asked", len(seen) == 3)
+        return {"speed": speed_of(point)}
+
+    with pytest.raises(Interrupted):
+        run(tmp_path, settings(), measure)
+    monkeypatch.setattr(program, "_stop_asked", False)
+    rows = run(tmp_path, settings(), measure)
+    assert len(set(seen)) == len(seen) == len(rows)
+
+
+def test_an_interrupted_trial_is_not_a_failed_setting(tmp_path, monkeypatch):
+    """Try a trial again whose process may have been told to stop with the search."""
+    seen = []
+
+    def measure(number, point, report):
+        seen.append(tuple(point.items()))
+        if len(seen) == 2:
+            monkeypatch.setattr(program, "_stop_asked", True)
+            raise UserError("its process ended with exit code -15")
+        return {"speed": speed_of(point)}
+
+    with pytest.raises(Interrupted):
+        run(tmp_path, settings(2, a=[1]), measure)
+    monkeypatch.setattr(program, "_stop_asked", False)
+    assert [row["error"] for row in run(tmp_path, settings(2, a=[1]), measure)] == [None, None]
+    assert seen[1] == seen[2] == (("a", 1),)
+
+
+def test_a_kill_before_the_first_trial_has_its_parameters(tmp_path):
+    study = _study(tmp_path / "journal.log", settings())
+    study.ask()  # its parameters come one by one, later
+    rows = run(tmp_path, settings(), lambda number, point, report: {"speed": speed_of(point)})
+    assert rows[0]["setting"] == "as it stands"
+
+
+def test_a_search_that_is_killed_repeats_no_finished_trial(tmp_path):
+    def kill(number, point, report):
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"speed": speed_of(point)}
+
+    process = get_context("fork").Process(target=run, args=(tmp_path, settings(), kill))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    finished = [
+        json.loads(line)["setting"]
+        for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert len(finished) == 3
+    with (tmp_path / "journal.log").open("a") as journal:
+        journal.write('{"op_code": 5, "worker')  # a line cut off
+    (tmp_path / "journal.log.lock").write_text("")
+    seen = []
+
+    def measure(number, point, report):
+        seen.append(number)
+        return {"speed": speed_of(point)}
+
+    rows = run(tmp_path, settings(), measure)
+    assert [row["setting"] for row in rows[:3]] == finished
+    assert seen == list(range(3, len(rows)))
+    assert len({row["setting"] for row in rows}) == len(rows)
