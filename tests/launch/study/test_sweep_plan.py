@@ -196,7 +196,7 @@ def test_the_command_lines_own_value_wins_over_the_sweeps(launch):
         (["-m", "seed=0,1", "sweep.metric=accuracy"], "Use: sweep.direction=maximize"),
         (["-m", "seed=0,1", "data.preview=1"], "data.preview: "),
         (["-m", "seed=0,1", "format=text,json"], "format=text, ...: several values"),
-        (["-m", "seed=interval(0,1)"], "INTERVAL_SWEEP"),
+        (["-m", "seed=interval(0,1)"], "seed=interval(0,1): "),
         (["-m", "seed=0,1", "--config-dir=x"], "--config-dir=x"),
     ],
 )
