@@ -70,7 +70,14 @@ def write_data(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
 
 
-def start(job: Job, hardware: str, folder: Path, gpus: list[int]) -> subprocess.Popen[bytes]:
+def start(
+    job: Job,
+    hardware: str,
+    folder: Path,
+    gpus: list[int],
+    environment: dict[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a run on these GPUs, with what `environment` adds to ours."""
     fixed = [f"name={job.name}", f"run_root={folder / 'runs'}", hardware]
     fixed.append("preflight=warn")  # the run before on this GPU may still be saving
     if job.data == "none":
@@ -87,7 +94,7 @@ def start(job: Job, hardware: str, folder: Path, gpus: list[int]) -> subprocess.
     with (folder / f"{job.name}.log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, str(ROOT / argv[0]), *argv[1:]],
-            env={**os.environ, MASK: ",".join(map(str, gpus))},
+            env={**os.environ, **(environment or {}), MASK: ",".join(map(str, gpus))},
             stdout=log,
             stderr=subprocess.STDOUT,
         )

@@ -55,7 +55,8 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LOSS_ROWS = 8192  # tokens whose logits a plain loop holds at once
 RANDOM_TOKENS = 1000  # ids that a plain loop draws from
-PORT = 8123  # of TRL's server
+# Of TRL's server and of the group that gives it weights. Its GPU is added, for two on one host.
+PORT, GROUP_PORT = 8123, 51216
 PROMPT_TOKENS = 256  # left for a prompt
 COLOCATED_SHARE = 0.3  # TRL's default
 BEGAN = time.perf_counter()
@@ -211,6 +212,7 @@ def generating(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             "vllm_gpu_memory_utilization": COLOCATED_SHARE,
         }
         return
+    port = PORT + given.server_gpu
     argv = [
         sys.executable,
         "-m",
@@ -218,7 +220,7 @@ def generating(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "serve",
         given.saved,
         "--port",
-        str(PORT),
+        str(port),
     ]
     argv += [
         "--max-model-len",
@@ -233,7 +235,11 @@ def generating(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         argv, env={**os.environ, MASK: str(given.server_gpu), "VLLM_SERVER_DEV_MODE": "1"}
     )
     try:
-        yield {"vllm_mode": "server", "vllm_server_base_url": f"http://127.0.0.1:{PORT}"}
+        yield {
+            "vllm_mode": "server",
+            "vllm_server_base_url": f"http://127.0.0.1:{port}",
+            "vllm_group_port": GROUP_PORT + given.server_gpu,
+        }
     finally:
         server.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

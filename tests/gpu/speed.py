@@ -4,8 +4,8 @@
     python tests/gpu/speed.py measure --out runs/speed --only dpo fp8   some rows
     python tests/gpu/speed.py report [--write]                          the table; needs no GPU
 
-Each side trains WARM_UP steps and then TIMED more, all of them logged, and is stopped. With two
-GPUs the rows of one GPU run side by side. A side that fails or takes longer than its row's
+Each side trains WARM_UP steps and then its row's `timed` more, all of them logged, and is stopped.
+With two GPUs the rows of one GPU run side by side. A side that fails or takes longer than its row's
 `seconds` is a result too, with the last lines of its output; the others continue.
 """
 
@@ -32,13 +32,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.gpu import jobs
+from tests.gpu.forced_lengths import install
 from tests.gpu.jobs import MASK, ROOT, Job
 from tests.gpu.speed_report import page, table
 from tests.gpu.speed_rows import FRESH, ROWS, Row, chat_lengths
 from tests.gpu.topologies import SHARES
 
-WARM_UP, TIMED = 5, 15
-STEPS = WARM_UP + TIMED
+WARM_UP = 5
+STEPS = WARM_UP + 15  # of the row of chat-like lengths, whose rows last so long
 LEAST_S = 45.0  # no side is started with less time than that left
 # The planner leaves a short run eager, so ours is told of a long one and stopped.
 LONG = 1000
@@ -96,16 +97,21 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start one side; its output goes to <name>.log of the session's folder."""
     rows, saved = session.folder / f"{row.data}.jsonl", saved_model(row, session)
+    more = {}
+    if row.forced:
+        install(plugin := session.folder / "plugin")
+        path = [str(plugin), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        more = {"PYTHONPATH": os.pathsep.join(path).strip(os.pathsep)}
     if side.startswith("ours"):
         of_model = ["data=jsonl", f"data.path={rows}", f"model.path={saved}"] if saved else []
         words = [*overrides(row, side), *of_model]
         job = Job(name, len(gpus), words, "own" if saved else row.data)
-        return jobs.start(job, session.hardware, session.folder, gpus)
-    argv = [*PEERS, *row.sides[side].split(), f"--steps={STEPS}", f"--data={rows}"]
+        return jobs.start(job, session.hardware, session.folder, gpus, more)
+    argv = [*PEERS, *row.sides[side].split(), f"--steps={WARM_UP + row.timed}", f"--data={rows}"]
     argv += [f"--metrics={session.folder / name}.jsonl"]
     argv += [f"--saved={saved}"] if saved else []
     argv += [f"--server-gpu={gpu}" for gpu in gpus[1:]]
-    environment = {**os.environ, MASK: str(gpus[0])}
+    environment = {**os.environ, **more, MASK: str(gpus[0])}
     # unsloth needs an older TRL and datasets.
     if side.startswith("unsloth") and (site := environment.get("UNSLOTH_SITE")):
         environment["PYTHONPATH"] = f"{site}:{environment.get('PYTHONPATH', '')}"
@@ -128,12 +134,13 @@ def measure_side(row_name: str, side: str, session: Session, gpus: list[int]) ->
     row, name = ROWS[row_name], f"{row_name}-{side}"
     shutil.rmtree(session.folder / "runs" / name, ignore_errors=True)
     (session.folder / f"{name}.jsonl").unlink(missing_ok=True)
-    wanted = 1 if row.first_step else STEPS
+    wanted = 1 if row.first_step else WARM_UP + row.timed
     gpus = gpus[: 1 if side == "ours_one" else row.gpus]
     began = time.monotonic()
     deadline = min(began + row.seconds, session.until)
     process = start(row, name, side, session, gpus)
-    first_step_s, lines = None, []
+    first_step_s: float | None = None
+    lines: list[dict[str, Any]] = []
     while len(lines) < wanted and time.monotonic() < deadline:
         ended = process.poll() is not None  # asked first: what it wrote before it ended is read
         lines = metrics(name, side, session.folder)
@@ -148,7 +155,7 @@ def measure_side(row_name: str, side: str, session: Session, gpus: list[int]) ->
     result["first_step_s"] = first_step_s
     result["settings"] = settings(row, name, side, session.folder)
     if len(lines) >= wanted:
-        result |= {} if row.first_step else figures(lines[:STEPS])
+        result |= {} if row.first_step else figures(lines[:wanted])
         if "micro_batch" in lines[-1]:  # a peer's may have been halved
             result["micro_batch"] = lines[-1]["micro_batch"]
     else:

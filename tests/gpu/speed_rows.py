@@ -31,6 +31,7 @@ GRPO = (
     " method.args.max_completion_length=512 effective_batch=96"
 )
 TRL_GRPO = "trl --method grpo --rows 96 --micro-batch 8 --length 512"
+LONGEST = 2048  # tokens of a completion whose length is forced
 FRESH = "FRESH_CACHE"  # replaced: a cache of compiled kernels that is empty
 
 
@@ -67,6 +68,8 @@ class Row:
     saved: str | None = (
         None  # the model whose random weights are written once, for servers to start with
     )
+    timed: int = 15  # steps after the warm-up
+    forced: bool = False  # vLLM ends each completion at its length of forced_lengths
 
 
 def two_gpus(work: str, words: str, kinds: list[str], rows: int | None = None) -> Row:
@@ -86,21 +89,28 @@ def two_gpus(work: str, words: str, kinds: list[str], rows: int | None = None) -
     return Row(f"SFT 4B on two GPUs, {work}", sides, marks, gpus=2)
 
 
-def grpo(size: str, model: str, sync: float | None, fastest: float) -> Row:
+def grpo(
+    size: str, model: str, sync: float | None, fastest: float, timed: int = 15, forced: bool = False
+) -> Row:
     """Make a row with one GPU that trains and one that generates.
 
-    `sync` and `fastest` are the ratios to TRL's rate that ours must reach.
+    `sync` and `fastest` are the ratios to TRL's rate that ours must reach. `forced` gives every
+    completion a length of its own.
     """
-    split = (
-        f"{GRPO} model={model} topology=split topology.num_gpus=2 topology.server_max_length=768"
-    )
+    split = f"{GRPO} model={model} topology=split topology.num_gpus=2"
+    peer = f"{TRL_GRPO} --model {model}"
+    if forced:
+        split = split.replace("length=512", f"length={LONGEST}")
+        # Two of the longest fill the GPU's memory.
+        peer = peer.replace("--micro-batch 8 --length 512", f"--micro-batch 2 --length {LONGEST}")
+    split += f" topology.server_max_length={LONGEST + 256 if forced else 768}"
     modes = {"ours": "false", "ours_overlap": "true", "ours_stream": "stream"}
     marks = [Mark("trl", "TRL's server mode (synchronous)", sync)] if sync else []
     return Row(
-        f"GRPO {size}, 1 + 1, 96 x (200 + 512) tokens",
+        f"GRPO {size}, 1 + 1, 96 x (200 + {f'1 to {LONGEST:,}' if forced else 512}) tokens",
         {
             **{side: f"{split} topology.overlap={mode}" for side, mode in modes.items()},
-            "trl": f"{TRL_GRPO} --model {model}",
+            "trl": peer,
         },
         [
             *marks,
@@ -112,8 +122,10 @@ def grpo(size: str, model: str, sync: float | None, fastest: float) -> Row:
         ],
         data="prompts",
         gpus=2,
-        seconds=450,
+        seconds=540,
         saved=model,
+        timed=timed,
+        forced=forced,
     )
 
 
@@ -218,7 +230,8 @@ ROWS: dict[str, Row] = {
     "two_gpus_bf16": two_gpus("best bf16, 8 x 4,096 tokens each", BARE_4B, ["ddp", "fsdp"], rows=8),
     "two_gpus_short": two_gpus("best bf16, 2 x 4,096 tokens each", BARE_4B, ["ddp", "fsdp"]),
     "grpo_1_7b": grpo("1.7B", "qwen3_1_7b", sync=1.5, fastest=3.0),
-    "grpo_4b": grpo("4B", "qwen3_4b", sync=None, fastest=2.5),
+    "grpo_4b": grpo("4B", "qwen3_4b", sync=None, fastest=2.5, timed=10),
+    "grpo_forced": grpo("1.7B", "qwen3_1_7b", sync=None, fastest=4.0, timed=10, forced=True),
     "colocate": Row(
         "GRPO 1.7B, one GPU, 96 x (200 + 512) tokens",
         {
@@ -232,6 +245,7 @@ ROWS: dict[str, Row] = {
         data="prompts",
         seconds=450,
         saved="qwen3_1_7b",
+        timed=10,
     ),
     # Last, so that neither side reads its libraries from a cold disk.
     "first_step": Row(
@@ -251,4 +265,14 @@ def chat_lengths(count: int, longest: int = 4096) -> list[int]:
     drawn = random.Random(0)
     return [
         max(2, min(longest, round(drawn.lognormvariate(math.log(250), 1.0)))) for _ in range(count)
+    ]
+
+
+def forced_lengths(count: int = 9600) -> list[int]:
+    """Draw tokens of completions: log-normal with a mean of 250 and sigma 1.0."""
+    drawn = random.Random(0)
+    median = 250 / math.exp(0.5)
+    return [
+        max(1, min(LONGEST, round(drawn.lognormvariate(math.log(median), 1.0))))
+        for _ in range(count)
     ]

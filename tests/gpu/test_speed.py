@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 import threading
 import time
+from importlib.metadata import distributions
 
 import pytest
 
@@ -14,8 +16,8 @@ from launch.plan.planning import prepare
 from launch.schema.trainer_args import value
 from recipes.models.model import END, train_tokenizer
 from tests.conftest import composed
-from tests.gpu import peers, speed, speed_report
-from tests.gpu.speed_rows import ROWS, chat_lengths
+from tests.gpu import forced_lengths, peers, speed, speed_report
+from tests.gpu.speed_rows import LONGEST, ROWS, chat_lengths
 
 OURS = [(name, side) for name, row in ROWS.items() for side in row.sides if side.startswith("ours")]
 PEERS = [
@@ -72,6 +74,17 @@ def test_chat_rows_have_the_drawn_tokens(tmp_path):
     )
 
 
+def test_forced_lengths_are_found_by_vllm_and_have_their_mean(tmp_path):
+    forced_lengths.install(tmp_path)
+    (plugin,) = (
+        point for found in distributions(path=[str(tmp_path)]) for point in found.entry_points
+    )
+    assert (plugin.group, plugin.load()) == ("vllm.general_plugins", forced_lengths.register)
+    lengths = forced_lengths.forced_lengths()
+    assert max(lengths) == LONGEST
+    assert statistics.mean(lengths) == pytest.approx(250, rel=0.05)
+
+
 def test_steps_of_one_size_count_by_their_median_and_others_by_their_sum():
     lines = [
         {"time_s": float(n), "num_tokens": 100 * n, "memory_peak_gb": 1.0, "loss": 2.0}
@@ -79,7 +92,7 @@ def test_steps_of_one_size_count_by_their_median_and_others_by_their_sum():
     ]
     lines[-1]["time_s"] += 50
     assert speed.figures(lines)["tokens_per_second"] == 100
-    assert speed.figures(lines)["timed_steps"] == speed.TIMED
+    assert speed.figures(lines)["timed_steps"] == speed.STEPS - speed.WARM_UP
     lines[-1]["num_tokens"] += 5000
     assert speed.figures(lines)["tokens_per_second"] == round((1500 + 5000) / (15 + 50))
 
@@ -101,7 +114,7 @@ def test_a_peer_is_measured_and_one_that_fails_is_a_result(tmp_path, monkeypatch
     loop, broken = [
         json.loads(line) for line in (session.out / "speed.jsonl").read_text().splitlines()
     ]
-    assert loop["timed_tokens"] == speed.TIMED * 2 * 16
+    assert loop["timed_tokens"] == row.timed * 2 * 16
     assert loop["tokens_per_second"] > 0
     assert broken["error"].startswith("exit code 2, 0 steps\n")
     assert "tokens_per_second" not in broken

@@ -1,0 +1,38 @@
+"""Force the length of every completion that vLLM generates, whoever asks for it: a plugin of vLLM.
+
+Random weights hardly ever end a completion. `install` writes what vLLM finds the plugin by into a
+folder for PYTHONPATH; every engine that starts with that path loads it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.speed_rows import LONGEST, forced_lengths
+
+
+def install(folder: Path) -> None:
+    info = folder / "forced_lengths-1.0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: forced_lengths\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nforced_lengths = tests.gpu.forced_lengths:register\n"
+    )
+
+
+def register() -> None:
+    """Give the requests for LONGEST tokens the lengths of the list, in the order they arrive."""
+    from vllm.v1.request import Request
+
+    lengths = itertools.cycle(forced_lengths())
+    original = Request.from_engine_core_request
+
+    def of_the_list(request: Any, block_hasher: Any) -> Request:
+        parameters = request.sampling_params
+        if parameters is not None and parameters.max_tokens == LONGEST:
+            parameters.max_tokens = parameters.min_tokens = next(lengths)
+        return original(request, block_hasher)
+
+    Request.from_engine_core_request = staticmethod(of_the_list)
