@@ -110,7 +110,6 @@ def measure_one(
 ) -> Row:
     query_heads, _, width = map(int, case["heads"].split())
     rows = max(1, args.tokens // case["sequence"])
-    torch.manual_seed(args.seed)
     inputs = random_inputs(rows, case["sequence"], case["heads"], dtype, device)
     call, keys = usable(case["backend"], inputs, case["pass"])
     ms = median_ms(call, device, args.warmup, args.repetitions)
@@ -278,7 +277,6 @@ def flex(inputs: list[Tensor]) -> Attention:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     functorch.donated_buffer = False  # otherwise the compiled backward pass runs only once
-    torch._dynamo.reset()  # dynamo stops compiling a function after eight shapes
     tokens, device = inputs[0].shape[2], inputs[0].device
     func = torch.compile(flex_attention, dynamic=False) if inputs[0].is_cuda else flex_attention
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, tokens, tokens, device=device)

@@ -77,7 +77,6 @@ def checkpointing(config: DictConfig) -> dict[str, Any]:
 
 
 def switch(steps: Steps, mode: str) -> None:
-    steps.optimizer.zero_grad()  # the last mode may have run out of memory in a backward pass
     steps.model.gradient_checkpointing_disable()
     if mode == "on":
         steps.model.gradient_checkpointing_enable({"use_reentrant": False})

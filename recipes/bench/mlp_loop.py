@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, rate
-from recipes.bench.training import fresh, numerics, timed, training_step, weights_dtype
+from recipes.bench.training import numerics, timed, training_step, weights_dtype
 from recipes.rank.program import main
 
 
@@ -64,8 +64,6 @@ def mlp_loop(config: DictConfig) -> dict[str, Any]:
     table = Table("mlp_loop", columns, figure="samples_per_second", notes=[note])
 
     def work(case: Row) -> Row:
-        fresh(device)
-        torch.manual_seed(args.seed)
         with torch.device(device):
             model = Mlp(args.width, args.inner).to(dtype)
             batch = [torch.randn(args.batch, args.width).to(dtype) for _ in range(2)]

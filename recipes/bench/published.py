@@ -8,7 +8,7 @@ row with more keys wins. Each file begins with a description of its contents.
 from __future__ import annotations
 
 import functools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,24 +155,13 @@ def _names(hardware: str | Sequence[str]) -> tuple[str, ...]:
 def published(
     benchmark: str, hardware: str, row: Mapping[str, Any], figure: str
 ) -> Reference | None:
-    """Return the published row for our `row` on this hardware (a name in conf/hardware), or None.
-
-    Raise UserError if two rows match equally well.
-    """
-    by_rank = defaultdict(list)
-    for reference in load(benchmark).compared(figure, hardware):
-        if all(key in row and row[key] == value for key, value in reference.match.items()):
-            rank = COMPARED.index(reference.kind), -len(reference.match)
-            by_rank[rank].append(reference)
-    if not by_rank:
-        return None
-    best = by_rank[min(by_rank)]
-    if len(best) > 1:
-        places = "; ".join(reference.where for reference in best)
-        raise UserError(
-            f"{FOLDER}/{benchmark}.yaml: {len(best)} rows of {hardware} match {dict(row)}: {places}"
-        )
-    return best[0]
+    """Return the published row for our `row` on this hardware of conf/hardware, or None."""
+    matches = [
+        reference
+        for reference in load(benchmark).compared(figure, hardware)
+        if all(key in row and row[key] == value for key, value in reference.match.items())
+    ]
+    return min(matches, key=lambda r: (COMPARED.index(r.kind), -len(r.match)), default=None)
 
 
 def require(

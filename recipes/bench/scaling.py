@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from recipes.bench import gpt, ranks
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
-from recipes.bench.training import fresh, timed, training_step, weights_dtype
+from recipes.bench.training import timed, training_step, weights_dtype
 from recipes.rank.names import named
 from recipes.rank.program import main
 
@@ -134,8 +134,7 @@ def trained(
     group: dist.ProcessGroup | None,
 ) -> dict[str, float]:
     """Train a case with the ranks of `group`, or alone, and return this rank's figures."""
-    fresh(device)
-    torch.manual_seed(args.seed)  # the same weights on all ranks, since FSDP2 does not broadcast
+    # The same weights on all ranks, by the series' seed, since FSDP2 does not broadcast.
     size = gpt.SIZES[case["model"]]
     model: nn.Module = gpt.build(size, case["sequence"], device, weights_dtype(config))
     parameters = gpt.parameters(model)

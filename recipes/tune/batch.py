@@ -11,7 +11,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from launch.core.errors import UserError
 from recipes.bench.series import OUT_OF_MEMORY, Column, Row, Table, measure_rows
 from recipes.rank.program import is_main_rank, main
 from recipes.tune import trial
@@ -57,11 +56,8 @@ def batch(config: DictConfig) -> dict[str, Any]:
     ranks = trial.num_ranks()
     most = max(case["batch"] * case["accumulation"] for case in cases) * ranks
     data = trial_data(config, args, most)
-    rows: list[Row] = []
 
     def work(case: Row) -> Row:
-        if smaller := out_of_memory_before(case, rows):
-            raise UserError(f"not measured: a batch of {smaller} ran out of memory")
         kind = "with" if case["checkpointing"] else "without"
         # The number of rows that the trial reads.
         limit = case["batch"] * case["accumulation"] * ranks * (args.steps + args.warmup)
@@ -74,7 +70,7 @@ def batch(config: DictConfig) -> dict[str, Any]:
             {**data, "limit": limit} if data else {},
         )
 
-    measure_rows(config, args, table, cases, work, rows)
+    rows = measure_rows(config, args, table, cases, work, larger_than_memory)
     before = as_it_stands(config, rows)
     used = [settings[row["batch"], row["checkpointing"]] for row in rows]
     notes += [*margin(rows, chosen), *another(before, config.tuned.trainer_args)]
@@ -104,12 +100,12 @@ def _kind(checkpointing: bool) -> str:
     return f"{'with' if checkpointing else 'without'} checkpointing"
 
 
-def out_of_memory_before(case: Row, rows: list[Row]) -> int | None:
-    """Return a smaller batch with the same checkpointing that ran out of memory, or None."""
+def larger_than_memory(case: Row, rows: list[Row]) -> str | None:
+    """Return a reason if a smaller batch with the same checkpointing ran out of memory."""
     for row in rows:
         same_kind = row["checkpointing"] == case["checkpointing"]
         if same_kind and row["error"] == OUT_OF_MEMORY and row["batch"] < case["batch"]:
-            return int(row["batch"])
+            return f"a batch of {row['batch']} ran out of memory"
     return None
 
 

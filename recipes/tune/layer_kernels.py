@@ -11,6 +11,7 @@ This needs torch's CPU build (2.13), Triton and transformers. It does not compil
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import sys
@@ -25,7 +26,9 @@ from typing import Any
 
 import torch
 import yaml
+from omegaconf import OmegaConf
 
+from recipes.models.model import model_config
 from recipes.rank.device import DTYPES
 from recipes.tune.amdgpu import ARCHITECTURES, MAX_THREADS
 
@@ -215,8 +218,8 @@ def accumulate(
     """Add a gradient to those of a node, in its input's shape and dtype, as the engine does."""
     if grad is None:
         return
-    wanted = node._input_metadata[number]
-    grad = grad.sum_to_size(wanted.shape).to(wanted.dtype)
+    like = node._input_metadata[number]
+    grad = grad.sum_to_size(like.shape).to(like.dtype)
     arrived[number] = arrived[number] + grad if number in arrived else grad
 
 
@@ -241,17 +244,13 @@ def kernels_of(layer: Layer) -> list[Generated]:
 
     kernels = []
     for label, function, source in sources_of(layer):
-        tuner = getattr(PyCodeCache.load(without_driver(source)), function)
+        tuner = getattr(PyCodeCache.load(source.replace(DRIVER, "")), function)
         for config in tuner.configs:
             meta = tuner._create_compile_meta(config)
             options = tuner._create_compile_options(config, meta)
             known = (meta["signature"], meta["constants"], meta["configs"][0], options)
             kernels.append(Generated(layer, label, function, source, *known))
     return kernels
-
-
-def without_driver(source: str) -> str:
-    return source.replace(DRIVER, "")
 
 
 def sources_of(layer: Layer) -> list[tuple[str, str, str]]:
@@ -290,14 +289,12 @@ def sources_of(layer: Layer) -> list[tuple[str, str, str]]:
             run, arguments = build(layer)
         backend = functools.partial(compile_fx.compile_fx, inner_compile=compile_one)
         compiled = torch.compile(run, backend=backend, fullgraph=True)
-        try:
+        with contextlib.suppress(Finished):
             compiled(**arguments)
-        except Finished:
-            return [
-                (f"{way} {name.rpartition('_')[2]} {kind_of(name)}", name, source)
-                for (way, name), source in sources.items()
-            ]
-    raise RuntimeError("the compiled layer ran, and there is no GPU")
+    return [
+        (f"{way} {name.rpartition('_')[2]} {kind_of(name)}", name, source)
+        for (way, name), source in sources.items()
+    ]
 
 
 def kind_of(name: str) -> str:
@@ -347,10 +344,6 @@ def build(layer: Layer) -> tuple[Callable[..., Any], dict[str, Any]]:
 
 def config_of(model: Path) -> Any:
     """Return transformers' configuration of one layer, with a small vocabulary."""
-    from omegaconf import OmegaConf
-
-    from recipes.models.model import model_config
-
     small = {"num_layers": 1, "vocab_size": 64}
     return model_config(OmegaConf.merge({"attention_bias": False}, OmegaConf.load(model), small))
 

@@ -24,7 +24,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
-from launch.core.json_files import write_json
+from launch.core.json_files import write_json, write_text
 from recipes.bench.series import Column, Row, Table, show
 from recipes.rank.program import Failed, main
 from recipes.tune import trial
@@ -96,8 +96,7 @@ def collect(config: DictConfig, args: TunableopConfig, data: dict[str, Any], res
     argv += ["--max-iterations", str(args.max_iterations)]
     # The user's variables would override the program's switches.
     env = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    if error := trial.follow(config, argv, env, folder, "tuning.log").error:
-        raise UserError(f"tuning failed: {error}")
+    trial.follow(config, argv, env, folder, "tuning.log").checked_rows()
     about = json.loads(figures.read_text())
     cache = keep(tuned, about["validators"], Path(config.tuned.cache) / "tunableop")
     tuning = {"products": num_products, "tuning_s": about["time_s"]}
@@ -112,34 +111,30 @@ def products(path: Path) -> list[str]:
 
 
 def keep(tuned: Path, validators: list[list[str]], cache: Path) -> Path:
-    """Add tuned kernels to the file of these versions, with a copy per GPU; return its folder."""
-    fresh = products(tuned)
-    if not fresh:
-        raise UserError(f"{tuned}: tuning wrote no kernel")
-    folder = cache / key(validators)
+    """Add tuned kernels to the file of these versions, with a copy per GPU; return its folder.
+
+    Its name is such as gfx942-rocm7.2.0-hipblaslt1.2.0-torch2.13.0.
+    """
+    kernels, known = products(tuned), dict(validators)
+    missing = [name for name in VERSIONS if name not in known]
+    if missing or not kernels:
+        raise UserError(
+            f"{tuned}: TunableOp wrote {len(kernels)} kernels; it named no "
+            f"{', '.join(missing) or 'product'}. Turn hipBLASLt on."
+        )
+    gfx, rocm, hipblaslt, torch_version = (
+        re.sub(r"[^\w.-]", "-", known[name].split(":")[0]) for name in VERSIONS
+    )
+    folder = cache / f"{gfx}-rocm{rocm}-hipblaslt{hipblaslt}-torch{torch_version}"
     folder.mkdir(parents=True, exist_ok=True)
     head = [line for line in tuned.read_text().splitlines() if line.startswith("Validator")]
-    names = {tuple(line.split(",")[:2]) for line in fresh}
+    names = {tuple(line.split(",")[:2]) for line in kernels}
     existing = products(folder / numbered(FILE, 0))
     earlier = [line for line in existing if tuple(line.split(",")[:2]) not in names]
-    content = "\n".join([*head, *sorted([*earlier, *fresh])]) + "\n"
+    content = "\n".join([*head, *sorted([*earlier, *kernels])]) + "\n"
     for gpu in range(MOST_GPUS):
-        staged = folder / f".{gpu}.staged"
-        staged.write_text(content)
-        staged.replace(folder / numbered(FILE, gpu))
+        write_text(folder / numbered(FILE, gpu), content)
     return folder
-
-
-def key(validators: list[list[str]]) -> str:
-    """Return the name of these versions' folder: gfx942-rocm7.2.0-hipblaslt1.2.0-torch2.13.0."""
-    versions = dict(validators)
-    missing = [name for name in VERSIONS if name not in versions]
-    if missing:
-        raise UserError(f"TunableOp names no {', '.join(missing)}: is hipBLASLt switched off?")
-    gfx, rocm, hipblaslt, torch_version = (
-        re.sub(r"[^\w.-]", "-", versions[name].split(":")[0]) for name in VERSIONS
-    )
-    return f"{gfx}-rocm{rocm}-hipblaslt{hipblaslt}-torch{torch_version}"
 
 
 def numbered(name: str, gpu: int) -> str:
