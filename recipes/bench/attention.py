@@ -54,17 +54,11 @@ class AttentionConfig(SeriesConfig):
 
 
 COLUMNS = [
-    Column("backend", "backend"),
-    Column("heads", "q kv width"),
-    Column("sequence", "sequence"),
-    Column("batch_size", "batch"),
-    Column("pass", "pass"),
-    Column("ms", "ms", 3),
-    Column("tflops", "TFLOPS", 1),
-    Column("share_of_peak", "of peak", 2),
-    Column("keys", "keys"),
+    Column("backend", "backend"), Column("heads", "q kv width"), Column("sequence", "sequence"),
+    Column("batch_size", "batch"), Column("pass", "pass"), Column("ms", "ms", 3),
+    Column("tflops", "TFLOPS", 1), Column("share_of_peak", "of peak", 2), Column("keys", "keys"),
     Column("max_error", "max error", 4),
-]
+]  # fmt: skip
 
 
 def attention(config: DictConfig) -> dict[str, Any]:

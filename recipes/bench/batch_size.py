@@ -26,13 +26,10 @@ class BatchSizeConfig(TrainingConfig):
 
 
 COLUMNS = [
-    Column("batch_size", "batch"),
-    Column("tokens_per_second", "tokens/s", 0),
-    Column("ms", "ms/step", 1),
-    Column("tflops", "TFLOPS", 1),
-    Column("mfu", "MFU", 2),
+    Column("batch_size", "batch"), Column("tokens_per_second", "tokens/s", 0),
+    Column("ms", "ms/step", 1), Column("tflops", "TFLOPS", 1), Column("mfu", "MFU", 2),
     Column("memory_gb", "peak GB", 1),
-]
+]  # fmt: skip
 
 
 def batch_size(config: DictConfig) -> dict[str, Any]:

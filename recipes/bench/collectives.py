@@ -99,17 +99,11 @@ class CollectivesConfig(SeriesConfig):
 
 
 COLUMNS = [
-    Column("op", "op"),
-    Column("ranks", "ranks"),
-    Column("bytes", "bytes", 0),
-    Column("dtype", "dtype"),
-    Column("setting", "setting"),
-    Column("program", "program"),
-    Column("us", "us", 1),
-    Column("algorithm_gb_s", "alg GB/s", 2),
-    Column("bus_gb_s", "bus GB/s", 2),
-    Column("share_of_limit", "of links", 2),
-]
+    Column("op", "op"), Column("ranks", "ranks"), Column("bytes", "bytes", 0),
+    Column("dtype", "dtype"), Column("setting", "setting"), Column("program", "program"),
+    Column("us", "us", 1), Column("algorithm_gb_s", "alg GB/s", 2),
+    Column("bus_gb_s", "bus GB/s", 2), Column("share_of_limit", "of links", 2),
+]  # fmt: skip
 
 
 def collectives(config: DictConfig) -> dict[str, Any]:
@@ -120,7 +114,7 @@ def collectives(config: DictConfig) -> dict[str, Any]:
     # This group joins the parents; each process that measures creates its own group.
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10 * args.timeout_s))
     table = Table("collectives", COLUMNS, figure="bus_gb_s")
-    settings = chosen(args.settings, table.notes)
+    settings = distinct_settings(args.settings, table.notes)
     table.notes.extend(notes(args, config, ranks))
     workers = Workers(args, ranks, settings)
     rows = cases(args, config, ranks, settings)
@@ -156,7 +150,7 @@ def cases(
     ]
 
 
-def chosen(settings: Sequence[Setting], notes: list[str]) -> dict[str, Setting]:
+def distinct_settings(settings: Sequence[Setting], notes: list[str]) -> dict[str, Setting]:
     """Return settings by name, the run's own first; add a note for those that change nothing."""
     by_name: dict[str, Setting] = {BASELINE: {}}
     for setting in settings:
@@ -181,9 +175,9 @@ def notes(args: CollectivesConfig, config: DictConfig, ranks: Sequence[int]) -> 
             "where every two GPUs have a link of their own, fewer ranks have fewer links, and the "
             "limit is theirs."
         )
-    left_out = [str(n) for n in args.ranks if n not in ranks]
-    if left_out:
-        lines.append(f"Left out: {', '.join(left_out)} ranks; this run has fewer.")
+    unavailable = [str(n) for n in args.ranks if n not in ranks]
+    if unavailable:
+        lines.append(f"Left out: {', '.join(unavailable)} ranks; this run has fewer.")
     if not ranks:
         lines.append(f"Use: topology=ddp topology.num_gpus={min(args.ranks)}.")
     missing = [rccl_tests.PROGRAMS[op] for op in args.ops if not rccl_tests.installed(op)]

@@ -51,13 +51,10 @@ class DataloaderConfig(SeriesConfig):
 
 
 COLUMNS = [
-    Column("num_workers", "workers"),
-    Column("pin_memory", "pinned"),
-    Column("with_step", "with step"),
-    Column("samples_per_second", "rows/s", 0),
-    Column("batch_ms", "ms/batch", 2),
-    Column("wait_ms", "waited ms", 2),
-]
+    Column("num_workers", "workers"), Column("pin_memory", "pinned"),
+    Column("with_step", "with step"), Column("samples_per_second", "rows/s", 0),
+    Column("batch_ms", "ms/batch", 2), Column("wait_ms", "waited ms", 2),
+]  # fmt: skip
 
 
 def dataloader(config: DictConfig) -> dict[str, Any]:

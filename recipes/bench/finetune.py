@@ -57,19 +57,13 @@ class FinetuneConfig(SeriesConfig):
 
 
 COLUMNS = [
-    Column("model", "model"),
-    Column("precision", "precision"),
-    Column("adapter", "adapter"),
-    Column("num_gpus", "GPUs"),
-    Column("batch", "batch/GPU"),
-    Column("sequence", "tokens"),
+    Column("model", "model"), Column("precision", "precision"), Column("adapter", "adapter"),
+    Column("num_gpus", "GPUs"), Column("batch", "batch/GPU"), Column("sequence", "tokens"),
     Column("tokens_per_second_per_gpu", "tokens/s/GPU", 0),
-    Column("tokens_per_second", "tokens/s", 0),
-    Column("tflops_per_gpu", "TFLOPS/GPU", 1),
-    Column("share_of_peak", "of peak", 2),
-    Column("memory_gb", "GB/GPU", 2),
+    Column("tokens_per_second", "tokens/s", 0), Column("tflops_per_gpu", "TFLOPS/GPU", 1),
+    Column("share_of_peak", "of peak", 2), Column("memory_gb", "GB/GPU", 2),
     Column("ms", "ms/step", 0),
-]
+]  # fmt: skip
 
 
 def finetune(config: DictConfig) -> dict[str, Any]:

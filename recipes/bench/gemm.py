@@ -71,15 +71,10 @@ class GemmConfig(SeriesConfig):
 
 
 COLUMNS = [
-    Column("shape", "m n k"),
-    Column("dtype", "dtype"),
-    Column("op", "op"),
-    Column("values", "values"),
-    Column("padding", "padding B"),
-    Column("ms", "ms", 3),
-    Column("tflops", "TFLOPS", 1),
-    Column("share_of_peak", "of peak", 2),
-]
+    Column("shape", "m n k"), Column("dtype", "dtype"), Column("op", "op"),
+    Column("values", "values"), Column("padding", "padding B"), Column("ms", "ms", 3),
+    Column("tflops", "TFLOPS", 1), Column("share_of_peak", "of peak", 2),
+]  # fmt: skip
 
 
 def gemm(config: DictConfig) -> dict[str, Any]:
@@ -111,7 +106,7 @@ def cases(args: GemmConfig, peaks: DictConfig | dict[str, float]) -> list[Row]:
     rows = [
         {**case, "values": args.values[0], "padding": args.paddings[0]}
         for case in grid(dtype=dtypes, shape=shapes, op=ops)
-        if serves(case["op"], case["dtype"])
+        if supports(case["op"], case["dtype"])
     ]
     for dtype in dtypes:
         # hipblaslt-bench has no options for values or paddings.
@@ -125,7 +120,7 @@ def cases(args: GemmConfig, peaks: DictConfig | dict[str, float]) -> list[Row]:
     return rows
 
 
-def serves(op: str, dtype: str) -> bool:
+def supports(op: str, dtype: str) -> bool:
     """Return whether the call supports the dtype; F.linear does not support fp8."""
     return dtype in HIPBLASLT if op == "hipblaslt-bench" else (op, dtype) != ("linear", "fp8")
 

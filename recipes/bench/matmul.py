@@ -32,12 +32,10 @@ def matmul(config: DictConfig) -> dict[str, Any]:
     args = MatmulConfig(**config.trainer_args)
     device = device_of(args)
     columns = [
-        Column("size", "size"),
-        Column("dtype", "dtype"),
-        Column("total_s", f"s of {args.iterations}", 4),
-        Column("tflops", "TFLOPS", 1),
+        Column("size", "size"), Column("dtype", "dtype"),
+        Column("total_s", f"s of {args.iterations}", 4), Column("tflops", "TFLOPS", 1),
         Column("share_of_peak", "of peak", 2),
-    ]
+    ]  # fmt: skip
 
     def work(case: Row) -> Row:
         size, dtype = case["size"], case["dtype"]

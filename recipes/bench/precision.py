@@ -40,14 +40,11 @@ class PrecisionConfig(TrainingConfig):
 
 
 COLUMNS = [
-    Column("precision", "precision"),
-    Column("tokens_per_second", "tokens/s", 0),
-    Column("ms", "ms/step", 1),
-    Column("slowdown", "times bf16", 2),
-    Column("memory_gb", "peak GB", 1),
-    Column("loss", "last loss", 4),
+    Column("precision", "precision"), Column("tokens_per_second", "tokens/s", 0),
+    Column("ms", "ms/step", 1), Column("slowdown", "times bf16", 2),
+    Column("memory_gb", "peak GB", 1), Column("loss", "last loss", 4),
     Column("loss_difference", "less fp32's", 4),
-]
+]  # fmt: skip
 
 
 def precision(config: DictConfig) -> dict[str, Any]:

@@ -49,19 +49,12 @@ class ScalingConfig(SeriesConfig):
 
 
 COLUMNS = [
-    Column("model", "model"),
-    Column("num_gpus", "GPUs"),
-    Column("strategy", "strategy"),
-    Column("batch", "batch/GPU"),
-    Column("global_batch", "batch"),
-    Column("sequence", "tokens"),
-    Column("tokens_per_second", "tokens/s", 0),
-    Column("efficiency", "efficiency", 3),
-    Column("tflops", "TFLOPS", 0),
-    Column("tflops_per_gpu", "a GPU", 1),
-    Column("memory_gb", "GB/GPU", 1),
-    Column("ms", "ms/step", 1),
-]
+    Column("model", "model"), Column("num_gpus", "GPUs"), Column("strategy", "strategy"),
+    Column("batch", "batch/GPU"), Column("global_batch", "batch"), Column("sequence", "tokens"),
+    Column("tokens_per_second", "tokens/s", 0), Column("efficiency", "efficiency", 3),
+    Column("tflops", "TFLOPS", 0), Column("tflops_per_gpu", "a GPU", 1),
+    Column("memory_gb", "GB/GPU", 1), Column("ms", "ms/step", 1),
+]  # fmt: skip
 
 
 def scaling(config: DictConfig) -> dict[str, Any]:
@@ -71,10 +64,10 @@ def scaling(config: DictConfig) -> dict[str, Any]:
     with ranks.joined(device) as control:
         world = dist.get_world_size()
         notes = gpt.notes(config)
-        left_out = [str(n) for n in args.num_gpus if n > world]
-        if left_out:
+        unavailable = [str(n) for n in args.num_gpus if n > world]
+        if unavailable:
             notes.append(
-                f"{', '.join(left_out)} GPUs are left out: this run has {world}. "
+                f"{', '.join(unavailable)} GPUs are left out: this run has {world}. "
                 "Use: topology.num_gpus=<n>."
             )
         # torch requires every rank to create every group, even those it does not join.

@@ -39,16 +39,11 @@ class TransformerConfig(SeriesConfig):
 
 
 COLUMNS = [
-    Column("model", "model"),
-    Column("parameters", "parameters", 0),
-    Column("batch", "batch"),
-    Column("sequence", "tokens"),
-    Column("tokens_per_second", "tokens/s", 0),
-    Column("tflops", "TFLOPS", 1),
-    Column("share_of_peak", "of peak", 3),
-    Column("memory_gb", "GB", 1),
-    Column("ms", "ms/step", 1),
-]
+    Column("model", "model"), Column("parameters", "parameters", 0), Column("batch", "batch"),
+    Column("sequence", "tokens"), Column("tokens_per_second", "tokens/s", 0),
+    Column("tflops", "TFLOPS", 1), Column("share_of_peak", "of peak", 3),
+    Column("memory_gb", "GB", 1), Column("ms", "ms/step", 1),
+]  # fmt: skip
 
 
 def transformer(config: DictConfig) -> dict[str, Any]:

@@ -76,23 +76,14 @@ class EngineConfig(SeriesConfig):
 
 
 COLUMNS = [
-    Column("kind", "kind"),
-    Column("input", "in"),
-    Column("output", "out"),
-    Column("concurrency", "at once"),
-    Column("setting", "setting"),
-    Column("num_gpus", "GPUs"),
-    Column("engines", "engines"),
-    Column("output_tokens_per_second", "out tok/s", 1),
-    Column("total_tokens_per_second", "tok/s", 1),
-    Column("ttft_ms", "TTFT ms", 1),
-    Column("ttft_p99_ms", "p99", 1),
-    Column("itl_ms", "ITL ms", 2),
-    Column("itl_p99_ms", "p99", 2),
-    Column("latency_s", "batch s", 2),
-    Column("share_of_peak", "of peak", 2),
+    Column("kind", "kind"), Column("input", "in"), Column("output", "out"),
+    Column("concurrency", "at once"), Column("setting", "setting"), Column("num_gpus", "GPUs"),
+    Column("engines", "engines"), Column("output_tokens_per_second", "out tok/s", 1),
+    Column("total_tokens_per_second", "tok/s", 1), Column("ttft_ms", "TTFT ms", 1),
+    Column("ttft_p99_ms", "p99", 1), Column("itl_ms", "ITL ms", 2), Column("itl_p99_ms", "p99", 2),
+    Column("latency_s", "batch s", 2), Column("share_of_peak", "of peak", 2),
     Column("share_of_bandwidth", "of GB/s", 2),
-]
+]  # fmt: skip
 
 
 def engine(config: DictConfig) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-SHOWN = 15
+PRINTED = 15
 LIBRARIES = ("/torch/", "/accelerate/")  # show their callers instead
 
 
@@ -23,7 +23,7 @@ def summary(
     lines: dict[str, list[int]] = defaultdict(list)
     for size, frames in live:
         lines[_line(frames)].append(size)
-    largest = sorted(lines.items(), key=lambda item: -sum(item[1]))[:SHOWN]
+    largest = sorted(lines.items(), key=lambda item: -sum(item[1]))[:PRINTED]
     reserved = stats.get("reserved_bytes.all.current", 0)
     split = stats.get("inactive_split_bytes.all.current", 0)
     at_most = stats.get("allocated_bytes.all.peak", 0)

@@ -36,7 +36,7 @@ def batch(config: DictConfig) -> dict[str, Any]:
     if not is_main_rank():  # the trials start their own ranks on the same GPUs
         return {}
     planned: list[dict[str, Any]] = OmegaConf.to_container(config.tuned.planned)  # type: ignore[assignment]
-    chosen, notes = to_measure(planned)
+    candidates, notes = to_measure(planned)
     columns = [Column("batch", "batch"), Column("checkpointing", "checkpointing")]
     columns += [Column("planned_gb", "planned GB", 1), *TRAINING]
     table = Table("batch", figure="tokens_per_second", columns=columns)
@@ -47,11 +47,11 @@ def batch(config: DictConfig) -> dict[str, Any]:
             "planned_gb": each["planned_gb"],
             "accumulation": each["args"].get("gradient_accumulation_steps", 1),
         }
-        for each in chosen
+        for each in candidates
     ]
     settings = {
         (case["batch"], case["checkpointing"]): Setting(candidate["args"])
-        for case, candidate in zip(cases, chosen, strict=True)
+        for case, candidate in zip(cases, candidates, strict=True)
     }
     ranks = trial.num_ranks()
     most = max(case["batch"] * case["accumulation"] for case in cases) * ranks
@@ -73,25 +73,25 @@ def batch(config: DictConfig) -> dict[str, Any]:
     rows = measure_rows(config, args, table, cases, work, larger_than_memory)
     before = as_it_stands(config, rows)
     used = [settings[row["batch"], row["checkpointing"]] for row in rows]
-    notes += [*margin(rows, chosen), *another(before, config.tuned.trainer_args)]
+    notes += [*margin(rows, candidates), *note_on_nearest(before, config.tuned.trainer_args)]
     return finish(config, table, rows, before, used, notes)
 
 
 def to_measure(planned: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return, of each kind of checkpointing, all that fit and one more, and notes on the others."""
-    chosen, left_out = [], []
+    candidates, omitted = [], []
     for kind in dict.fromkeys(candidate["args"][CHECKPOINTING] for candidate in planned):
         same_kind = [each for each in planned if each["args"][CHECKPOINTING] == kind]
         too_large = [each for each in same_kind if not each["fits"]]
-        chosen += [each for each in same_kind if each["fits"]] + too_large[:1]
-        left_out += too_large[1:]
-    if not left_out:
-        return chosen, []
+        candidates += [each for each in same_kind if each["fits"]] + too_large[:1]
+        omitted += too_large[1:]
+    if not omitted:
+        return candidates, []
     names = ", ".join(
         f"{candidate['args'][SIZE]} {_kind(candidate['args'][CHECKPOINTING])}"
-        for candidate in left_out
+        for candidate in omitted
     )
-    return chosen, [
+    return candidates, [
         f"not measured, because the plan says that they do not fit: batches of {names}."
     ]
 
@@ -119,7 +119,7 @@ def as_it_stands(config: DictConfig, rows: list[Row]) -> Row:
     )
 
 
-def another(before: Row, own: Any) -> list[str]:
+def note_on_nearest(before: Row, own: Any) -> list[str]:
     """Return a note if `before` does not have the recipe's own batch and checkpointing."""
     if (before["batch"], before["checkpointing"]) == (own[SIZE], own[CHECKPOINTING]):
         return []
@@ -130,10 +130,10 @@ def another(before: Row, own: Any) -> list[str]:
     ]
 
 
-def margin(rows: list[Row], chosen: list[dict[str, Any]]) -> list[str]:
+def margin(rows: list[Row], candidates: list[dict[str, Any]]) -> list[str]:
     """Return notes that compare the plan with the measurements."""
     notes = []
-    for row, candidate in zip(rows, chosen, strict=True):
+    for row, candidate in zip(rows, candidates, strict=True):
         if candidate["fits"]:
             continue
         outcome = row["error"]

@@ -273,11 +273,11 @@ def _launch(
     options: dict[str, int],
     workgroups: int | None = None,
 ) -> Launch:
-    """Return a launch; `arguments` are type, known facts and value of each parameter."""
+    """Return a launch; `arguments` are type, facts and value of each parameter."""
     by_name = dict(zip(function.arg_names, arguments, strict=True))
     signature = {key: kind for key, (kind, _, _) in by_name.items()}
     constants = {key: value for key, (kind, _, value) in by_name.items() if kind == "constexpr"}
-    attributes = {(i,): known for i, (_, known, _) in enumerate(arguments) if known}
+    attributes = {(i,): facts for i, (_, facts, _) in enumerate(arguments) if facts}
     return Launch(name, function, signature, constants, attributes, options, workgroups)
 
 
@@ -312,8 +312,8 @@ def generated_launches(generated: Iterable[Generated]) -> list[Launch]:
         module = PyCodeCache.load(kernel.source.replace(layer_kernels.DRIVER, ""))
         function = getattr(module, kernel.function).fn
         name = f"{kernel.layer.attention} {kernel.label}"
-        known = (kernel.signature, kernel.constants, kernel.attributes, kernel.options)
-        launches.append(Launch(name, function, *known))
+        fields = (kernel.signature, kernel.constants, kernel.attributes, kernel.options)
+        launches.append(Launch(name, function, *fields))
     return launches
 
 

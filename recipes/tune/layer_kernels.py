@@ -248,8 +248,8 @@ def kernels_of(layer: Layer) -> list[Generated]:
         for config in tuner.configs:
             meta = tuner._create_compile_meta(config)
             options = tuner._create_compile_options(config, meta)
-            known = (meta["signature"], meta["constants"], meta["configs"][0], options)
-            kernels.append(Generated(layer, label, function, source, *known))
+            fields = (meta["signature"], meta["constants"], meta["configs"][0], options)
+            kernels.append(Generated(layer, label, function, source, *fields))
     return kernels
 
 

@@ -286,8 +286,8 @@ def row(launch: Launch, arch: str, compiled: Compiled) -> Row:
     if not fit.workgroups:
         needed = {"VGPR": f"{needs.vgprs} VGPRs", "SGPR": f"{needs.sgprs} SGPRs"}
         needed["LDS"] = f"{needs.lds_bytes} bytes of LDS"
-        lacking = " and ".join(needed[limit] for limit in fit.limits)
-        error = f"cannot start: one workgroup needs {lacking}, which is more than there is"
+        amounts = " and ".join(needed[limit] for limit in fit.limits)
+        error = f"cannot start: one workgroup needs {amounts}, which is more than there is"
         return replace(start, error=error)
     return replace(start, code=Code(needs, fit, count_instructions(compiled.isa)))
 

@@ -45,29 +45,29 @@ class RcclConfig(SearchConfig):
 
 def rccl(config: DictConfig) -> dict[str, Any]:
     args = RcclConfig(**OmegaConf.to_container(config.trainer_args))
-    measured = collectives.CollectivesConfig(**OmegaConf.to_container(config.tuned.trainer_args))
+    bench_args = collectives.CollectivesConfig(**OmegaConf.to_container(config.tuned.trainer_args))
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    device_of(measured)
+    device_of(bench_args)
     dist.init_process_group("gloo")
-    workers = collectives.Workers(measured, [world], {})
+    workers = collectives.Workers(bench_args, [world], {})
     try:
         if not is_main_rank():
-            return follow(config, measured, workers)
+            return follow(config, bench_args, workers)
         columns = [Column("trial", "trial"), Column("setting", "setting")]
         columns.append(Column("bus_gb_s", "bus GB/s", 2))
-        sizes = ", ".join(map(str, measured.sizes))
-        notes = [f"{world} ranks, {', '.join(measured.ops)} of {sizes} bytes."]
+        sizes = ", ".join(map(str, bench_args.sizes))
+        notes = [f"{world} ranks, {', '.join(bench_args.ops)} of {sizes} bytes."]
         table = Table("rccl", figure="bus_gb_s", columns=columns, notes=notes)
-        known = [name for name in config.hardware.precisions if name in collectives.DTYPES]
-        dtype = (measured.dtypes or known)[0]
+        dtypes = [name for name in config.hardware.precisions if name in collectives.DTYPES]
+        dtype = (bench_args.dtypes or dtypes)[0]
         cases = [
             {"op": op, "ranks": world, "bytes": size, "dtype": dtype, "program": "torch"}
-            for op in measured.ops
-            for size in measured.sizes
+            for op in bench_args.ops
+            for size in bench_args.sizes
         ]
 
         def work(number: int, point: Point, report: Report) -> Row:
-            return one(cases, number, point, report, config, measured, workers)
+            return measure_point(cases, number, point, report, config, bench_args, workers)
 
         rows = search(config, args, table, work)
         settings = [Setting(env=_env(set_only(row["point"]))) for row in rows]
@@ -81,7 +81,7 @@ def _env(point: Point) -> dict[str, str]:
     return {name: str(value) for name, value in point.items()}
 
 
-def one(
+def measure_point(
     cases: list[Row],
     number: int,
     point: Point,

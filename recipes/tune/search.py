@@ -33,7 +33,7 @@ from recipes.tune.tuning import TuneConfig
 JOURNAL = "journal.log"
 PRUNED = "pruned: behind the median of the trials before"
 BEFORE_PRUNING = 4  # finished trials before pruning; a median of fewer means little
-SAME_AGAIN = 20  # after so many known proposals in a row, the search ends
+MAX_REPEATS = 20  # after so many known proposals in a row, the search ends
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 Point = dict[str, Any]
@@ -103,8 +103,8 @@ def search(
         name: CategoricalDistribution(list(dict.fromkeys([None, *values])))
         for name, values in args.space.items()
     }
-    again = 0
-    while len(rows) < min(args.num_trials, combinations(args.space)) and again < SAME_AGAIN:
+    repeats = 0
+    while len(rows) < min(args.num_trials, combinations(args.space)) and repeats < MAX_REPEATS:
         if rows and rows[0]["error"]:  # nothing to compare with
             break
         if stop_asked():
@@ -113,13 +113,13 @@ def search(
         seed = args.seed + len(study.trials)
         study.sampler = TPESampler(seed=seed, multivariate=True, n_startup_trials=5)
         trial = study.ask(space)
-        same = next((row for row in rows if row["point"] == trial.params), None)
-        if same is not None:
-            again += 1
-            state = None if same.get(figure) else TrialState.FAIL
-            study.tell(trial, same.get(figure), state=state)
+        earlier = next((row for row in rows if row["point"] == trial.params), None)
+        if earlier is not None:
+            repeats += 1
+            state = None if earlier.get(figure) else TrialState.FAIL
+            study.tell(trial, earlier.get(figure), state=state)
             continue
-        again = 0
+        repeats = 0
         row = _measured(study, trial, table, measure, len(rows))
         rows.append(row)
         append(lines, {"step": len(rows), "num_steps": args.num_trials, **row})

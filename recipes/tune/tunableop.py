@@ -60,7 +60,7 @@ def tunableop(config: DictConfig) -> dict[str, Any]:
     def work(case: Row) -> Row:
         if case["run"] == COLLECT:
             return collect(config, args, data, result)
-        setting = used(result) if case["run"] == WITH else Setting()
+        setting = setting_with(result) if case["run"] == WITH else Setting()
         return trial.training(config, case["run"], setting, args.steps, args.warmup, data)
 
     rows = measure_trials(config, args, table, [{"run": WITHOUT}, {"run": COLLECT}], work)
@@ -75,7 +75,9 @@ def tunableop(config: DictConfig) -> dict[str, Any]:
     file = json.loads(result.read_text())["file"]
     note = f"Tuned products are in {file}, with the GPU's number before the point."
     after = {**rows[2], "products": rows[1]["products"], "tuning_s": rows[1]["tuning_s"]}
-    return finish(config, table, [rows[0], after], rows[0], [Setting(), used(result)], [note])
+    return finish(
+        config, table, [rows[0], after], rows[0], [Setting(), setting_with(result)], [note]
+    )
 
 
 def collect(config: DictConfig, args: TunableopConfig, data: dict[str, Any], result: Path) -> Row:
@@ -115,15 +117,15 @@ def keep(tuned: Path, validators: list[list[str]], cache: Path) -> Path:
 
     Its name is such as gfx942-rocm7.2.0-hipblaslt1.2.0-torch2.13.0.
     """
-    kernels, known = products(tuned), dict(validators)
-    missing = [name for name in VERSIONS if name not in known]
+    kernels, versions = products(tuned), dict(validators)
+    missing = [name for name in VERSIONS if name not in versions]
     if missing or not kernels:
         raise UserError(
             f"{tuned}: TunableOp wrote {len(kernels)} kernels; it named no "
             f"{', '.join(missing) or 'product'}. Turn hipBLASLt on."
         )
     gfx, rocm, hipblaslt, torch_version = (
-        re.sub(r"[^\w.-]", "-", known[name].split(":")[0]) for name in VERSIONS
+        re.sub(r"[^\w.-]", "-", versions[name].split(":")[0]) for name in VERSIONS
     )
     folder = cache / f"{gfx}-rocm{rocm}-hipblaslt{hipblaslt}-torch{torch_version}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +143,7 @@ def numbered(name: str, gpu: int) -> str:
     return name.replace(".", f"{gpu}.", 1)
 
 
-def used(result: Path) -> Setting:
+def setting_with(result: Path) -> Setting:
     """Return the setting with which a run uses the tuned file."""
     file = json.loads(result.read_text())["file"]
     switches = {"ENABLED": "1", "TUNING": "0", "FILENAME": file}
@@ -158,7 +160,7 @@ def tune_offline(argv: list[str]) -> None:
     for name in ("--max-duration-ms", "--max-iterations"):
         parser.add_argument(name, type=int, required=True)
     args = parser.parse_args(argv)
-    began = time.monotonic()
+    start = time.monotonic()
     tunable.enable(True)
     tunable.tuning_enable(True)
     tunable.record_untuned_enable(False)
@@ -176,7 +178,7 @@ def tune_offline(argv: list[str]) -> None:
     lines = [f"Validator,{name},{value}" for name, value in validators]
     lines += [",".join(map(str, result)) for result in tunable.get_results()]
     args.out.write_text("\n".join(lines) + "\n")
-    write_json(args.figures, {"validators": validators, "time_s": time.monotonic() - began})
+    write_json(args.figures, {"validators": validators, "time_s": time.monotonic() - start})
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from recipes.tune.tuning import finish, start_of, write_file
 FIGURE = "output_tokens_per_second"
 SHARE = "gpu_memory_utilization"  # topology.server_memory_share in runs that generate
 # Arguments that other keys of such a run determine: GPUs of an engine, dtype, longest sequence.
-OF_A_RUN = (
+RUN_ARGUMENTS = (
     *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
     *("dtype", "max_model_len"),
 )
@@ -78,7 +78,7 @@ def write_engine(config: DictConfig, engine: Mapping[str, Any]) -> tuple[Path, s
     path = Path(config.run_dir) / "conf/experiment" / name
     start = [*start_of(path), f"hardware={groups.hardware}", f"model={groups.model}"]
     command = shlex.join([*start, "method=grpo", "topology=split"])
-    ours = (*vllm_arguments.OURS, *OF_A_RUN)
+    ours = (*vllm_arguments.OURS, *RUN_ARGUMENTS)
     values = {
         name: value for name, value in engine.items() if value is not None and name not in ours
     }

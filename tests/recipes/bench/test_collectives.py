@@ -20,7 +20,7 @@ from recipes.bench.collectives import (
     CollectivesConfig,
     Workers,
     cases,
-    chosen,
+    distinct_settings,
     limit_gb_s,
     measure_one,
     notes,
@@ -119,7 +119,9 @@ def test_sizes_and_settings_of_a_series(monkeypatch):
     monkeypatch.delenv("NCCL_ALGO", raising=False)
     lines: list[str] = []
     same = [{"NCCL_MIN_NCHANNELS": 112}, {"NCCL_ALGO": None}]
-    settings = chosen([*same, {"NCCL_MIN_NCHANNELS": None}, {"NCCL_ALGO": "Ring"}], lines)
+    settings = distinct_settings(
+        [*same, {"NCCL_MIN_NCHANNELS": None}, {"NCCL_ALGO": "Ring"}], lines
+    )
     assert settings == {
         BASELINE: {},
         "NCCL_MIN_NCHANNELS unset": {"NCCL_MIN_NCHANNELS": None},

@@ -37,16 +37,12 @@ def test_of_a_device(tmp_path):
         clocks.of_device("0000:26:00.0", tmp_path)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        struct.pack("<HBB", 120, 1, 3) + bytes(116),
-        table((1, 5), 360, MI300X)[:320],
-        table((1, 4), 288, []),
-    ],
-    ids=["empty", "of one die", "cut off", "no die"],
-)
+@pytest.mark.parametrize("content", [
+    b"",
+    struct.pack("<HBB", 120, 1, 3) + bytes(116),  # of one die
+    table((1, 5), 360, MI300X)[:320],  # cut off
+    table((1, 4), 288, []),  # no die
+])  # fmt: skip
 def test_a_table_without_clocks_of_dies(content):
-    with pytest.raises(ValueError, match=rf"of {len(content)} bytes states no clock"):
+    with pytest.raises(ValueError, match=f"of {len(content)} bytes"):
         clocks.parse(content)
