@@ -178,12 +178,11 @@ def require(
     if fail_below is None:
         return
     references = load(benchmark).compared(figure, hardware)
-    may_match = any(
+    if not any(
         all(case.get(key, value) == value for key, value in reference.match.items())
         for reference in references
         for case in cases
-    )
-    if not may_match:
+    ):
         raise UserError(
             f"method.args.fail_below={fail_below:g}: nothing could fall below it. "
             f"{_unmatched(benchmark, hardware, figure)} Leave fail_below out, or add your own "
@@ -214,10 +213,8 @@ def compare(
             ratio = ours / theirs if higher_is_better else theirs / ours
         source = reference.cited if reference else None
         compared.append({**row, "published": theirs, "published_source": source, "ratio": ratio})
-        if fail_below is not None and reference and (ratio is None or ratio < fail_below):
-            reached = f"{row.get('error') or 'no figure'}, instead"
-            if ratio is not None:
-                reached = f"{ratio:.2f}"
+        if fail_below is not None and reference and (ratio or 0) < fail_below:
+            reached = f"{ratio:.2f}" if ratio else f"{row.get('error') or 'no figure'}, instead"
             unit = reference.unit if figure == reference.figure else figure
             below.append(f"{reference.label}: {reached} of {theirs:g} {unit}")
     if all(row["published"] is None for row in compared):
@@ -236,13 +233,9 @@ def _unmatched(benchmark: str, hardware: str, figure: str) -> str:
         # A measurement and an accepted minimum may have the same label.
         labels = list(dict.fromkeys(reference.label for reference in references))
         more = f" and {len(labels) - 6} more" if len(labels) > 6 else ""
-        return (
-            f"Nothing here was published for {hardware}. Published rows: {', '.join(labels[:6])}"
-            f"{more}."
-        )
-    counts = Counter(
-        name for row in load(benchmark).compared(figure) for name in row.hardware
-    ).most_common()
-    others = ", ".join(f"{name} ({count})" for name, count in counts)
+        rows = f"{', '.join(labels[:6])}{more}"
+        return f"Nothing here was published for {hardware}. Published rows: {rows}."
+    counts = Counter(name for row in load(benchmark).compared(figure) for name in row.hardware)
+    others = ", ".join(f"{name} ({count})" for name, count in counts.most_common())
     there_are = f"; there are of {others}" if others else ""
     return f"No published {figure} of {benchmark} for {hardware}{there_are}."

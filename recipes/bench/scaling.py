@@ -73,13 +73,12 @@ def scaling(config: DictConfig) -> dict[str, Any]:
         # torch requires every rank to create every group, even those it does not join.
         counts = sorted(n for n in set(args.num_gpus) if 1 < n <= world)
         groups = {n: dist.new_group(list(range(n))) for n in counts}
-        return measure(
-            config,
-            args,
-            Table("scaling", COLUMNS, figure="tokens_per_second", notes=notes),
-            cases(args, world),
-            lambda case: measure_one(case, config, args, device, control, groups),
-        )
+        table = Table("scaling", COLUMNS, figure="tokens_per_second", notes=notes)
+
+        def work(case: Row) -> Row:
+            return measure_one(case, config, args, device, control, groups)
+
+        return measure(config, args, table, cases(args, world), work)
 
 
 def cases(args: ScalingConfig, world: int) -> list[Row]:

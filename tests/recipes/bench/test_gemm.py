@@ -24,13 +24,6 @@ def measure(shape: str, **changes: str) -> dict:
     return gemm.measure_one({**case, **changes}, config, args(), CPU)
 
 
-def test_cases_have_the_precisions_of_the_hardware():
-    assert {case["dtype"] for case in gemm.cases(args(), {"fp16": 26.5, "fp32": 13.3})} == {
-        "fp32",
-        "fp16",
-    }
-
-
 def test_values_and_paddings_are_measured_for_the_first_shape_and_a_call_that_takes_them(
     monkeypatch,
 ):

@@ -123,16 +123,6 @@ def test_tflops_and_totals_follow_from_tokens():
             assert row.value * 8 == row.also["tokens_per_second"]
 
 
-def test_transformer_parameters_fit_gpt2s_vocabulary_with_tied_embeddings():
-    for row in rows("transformer", "mi350x"):
-        layers, width, inner = (int(row.also[key]) for key in ("layers", "width", "feed_forward"))
-        # With biases and two norms.
-        layer = 4 * width * width + 4 * width + 2 * width * inner + width + inner + 4 * width
-        count = layers * layer + (50257 + int(row.match["sequence"])) * width + 2 * width
-        # To as many digits as the report prints.
-        assert count == approx(row.also["parameters"], abs=0.5e6 if count < 1e9 else 5e6)
-
-
 # Ours next to theirs
 
 GEMM: dict[str, Any] = {"shape": "8192 8192 8192", "dtype": "bf16", "op": "matmul"}

@@ -82,8 +82,3 @@ def test_one_layer_of_a_model_has_its_shape() -> None:
     assert (config.num_hidden_layers, config.model_type) == (1, "qwen3")
     for key in ("hidden_size", "head_dim", "rms_norm_eps"):
         assert getattr(config, key) == float(shape[key])
-
-
-def test_the_kind_of_a_kernel_is_read_from_its_name() -> None:
-    kinds = map(layer_kernels.kind_of, ("triton_poi_fused_add_5", "triton_mix_fused_7"))
-    assert list(kinds) == ["pointwise", "mix"]

@@ -73,12 +73,6 @@ def test_defaults_and_keys_of_a_request(tmp_path: Path) -> None:
     assert request.save == tmp_path / "out"
 
 
-def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert occupancy.main(["--help"]) == 0
-    out = capsys.readouterr().out
-    assert all(word in out for word in (*occupancy.KEYS, *ARCHITECTURES))
-
-
 def test_without_triton_the_target_that_installs_it_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,16 +226,6 @@ def test_the_best_comes_first() -> None:
     assert sorted(rows, key=lambda row: row.rank) == best_first
 
 
-@pytest.mark.parametrize(
-    ("workgroups", "per_compute_unit", "small"),
-    [(None, False, False), (1023, False, True), (1024, False, False), (None, True, True)],
-)
-def test_a_grid_that_leaves_compute_units_idle(
-    workgroups: int | None, per_compute_unit: bool, small: bool
-) -> None:
-    assert a_row(workgroups=workgroups, per_compute_unit=per_compute_unit).small_grid is small
-
-
 ISA = """
 \tbuffer_load_dwordx4 v[0:3], v4, s[0:3], 0 offen
 \t.amdgpu_metadata
@@ -283,11 +267,6 @@ def test_a_row_of_a_kernel_that_cannot_start() -> None:
     assert "one workgroup needs 65537 bytes of LDS" in row.error
     assert row.code is None
     assert occupancy.row(LAUNCH, "gfx950", Compiled(ISA, "", 65537)).error is None
-
-
-def test_files_of_a_row_have_names_without_spaces() -> None:
-    row = a_row("rope BACKWARD_PASS=True", options={"num_warps": 8, "num_stages": 2})
-    assert occupancy.stem(row) == "rope_BACKWARD_PASS=True-gfx942-num_stages2-num_warps8"
 
 
 def shown(capsys: pytest.CaptureFixture[str], *rows: Row, saved: Path | None = None) -> str:
