@@ -89,33 +89,24 @@ def finetune(config: DictConfig) -> dict[str, Any]:
             {**same, "precision": precision, "adapter": adapter}
             for precision, adapter in (MODES[mode] for mode in args.modes)
         ]
-        return measure(
-            config,
-            args,
-            table,
-            cases,
-            lambda case: measure_one(case, config, args, device, control),
-            skip=lambda case, rows: without_fp8(case, config, args),
-        )
 
+        def work(case: Row) -> Row:
+            figures = ranks.slowest(control, lambda: trained(case, config, args, device))
+            per_gpu = case["batch"] * case["sequence"] / figures["ms"] * 1e3
+            tflops = per_gpu * figures.pop("flops_per_token") / 1e12
+            speed = rate(tflops, config, case["precision"])
+            return {
+                **figures,
+                "tokens_per_second_per_gpu": per_gpu,
+                "tokens_per_second": per_gpu * case["num_gpus"],
+                "tflops_per_gpu": speed["tflops"],
+                "share_of_peak": speed["share_of_peak"],
+            }
 
-def measure_one(
-    case: Row,
-    config: DictConfig,
-    args: FinetuneConfig,
-    device: torch.device,
-    control: dist.ProcessGroup,
-) -> Row:
-    figures = ranks.slowest(control, lambda: trained(case, config, args, device))
-    per_gpu = case["batch"] * case["sequence"] / figures["ms"] * 1e3
-    speed = rate(per_gpu * figures.pop("flops_per_token") / 1e12, config, case["precision"])
-    return {
-        **figures,
-        "tokens_per_second_per_gpu": per_gpu,
-        "tokens_per_second": per_gpu * case["num_gpus"],
-        "tflops_per_gpu": speed["tflops"],
-        "share_of_peak": speed["share_of_peak"],
-    }
+        def skip(case: Row, rows: list[Row]) -> str | None:
+            return without_fp8(case, config, args)
+
+        return measure(config, args, table, cases, work, skip=skip)
 
 
 def trained(

@@ -9,6 +9,7 @@ Gradients are reduced in the dtype of the weights under both strategies.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -76,7 +77,21 @@ def scaling(config: DictConfig) -> dict[str, Any]:
         table = Table("scaling", COLUMNS, figure="tokens_per_second", notes=notes)
 
         def work(case: Row) -> Row:
-            return measure_one(case, config, args, device, control, groups)
+            n = case["num_gpus"]
+            mine = None  # for a rank that only waits
+            if dist.get_rank() < n:
+                mine = functools.partial(trained, case, config, args, device, groups.get(n))
+            figures = ranks.slowest(control, mine)
+            speed = case["global_batch"] * case["sequence"] / figures["ms"] * 1e3
+            tflops = 6 * figures["parameters"] * speed / 1e12
+            alone = speed if n == 1 else on_one_gpu(Path(config.run_dir) / "metrics.jsonl", case)
+            return {
+                **figures,
+                "tokens_per_second": speed,
+                "efficiency": speed / n / alone if alone else None,
+                "tflops": tflops,
+                "tflops_per_gpu": tflops / n,
+            }
 
         return measure(config, args, table, cases(args, world), work)
 
@@ -91,31 +106,6 @@ def cases(args: ScalingConfig, world: int) -> list[Row]:
                 case = {"model": name, "num_gpus": n, "strategy": strategy}
                 rows.append({**case, **size, "global_batch": n * size["batch"]})
     return rows
-
-
-def measure_one(
-    case: Row,
-    config: DictConfig,
-    args: ScalingConfig,
-    device: torch.device,
-    control: dist.ProcessGroup,
-    groups: dict[int, dist.ProcessGroup],
-) -> Row:
-    n = case["num_gpus"]
-    trains = dist.get_rank() < n
-    figures = ranks.slowest(
-        control, (lambda: trained(case, config, args, device, groups.get(n))) if trains else None
-    )
-    speed = case["global_batch"] * case["sequence"] / figures["ms"] * 1e3
-    tflops = 6 * figures["parameters"] * speed / 1e12
-    alone = speed if n == 1 else on_one_gpu(Path(config.run_dir) / "metrics.jsonl", case)
-    return {
-        **figures,
-        "tokens_per_second": speed,
-        "efficiency": speed / n / alone if alone else None,
-        "tflops": tflops,
-        "tflops_per_gpu": tflops / n,
-    }
 
 
 def trained(

@@ -216,9 +216,9 @@ def measure_gemm(rank: Rank) -> None:
             rank, lambda: torch.mm(a, b, out_dtype=torch.float32), rank.sizes.load_s / 3
         )
         measured.fp32_output_tflops = 2 * size**3 / seconds / 1e12
-    except (RuntimeError, TypeError) as refusal:
+    except (RuntimeError, TypeError) as failure:
         # TypeError: torch before 2.8 does not have the argument
-        measured.fp32_output_refused = str(refusal).strip().splitlines()[0]
+        measured.fp32_output_refused = str(failure).strip().splitlines()[0]
 
 
 def measure_copy(rank: Rank) -> None:

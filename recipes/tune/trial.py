@@ -90,7 +90,15 @@ def run(
     folder = folder_of(config, name)
     shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted trial
     folder.mkdir(parents=True)
-    _write_config(config, folder, {**setting.args, **unrecorded}, data)
+    content: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
+    tuned = content.pop("tuned")
+    args = {**tuned["trainer_args"], **setting.args, **unrecorded}
+    args["output_dir"] = str(folder / "checkpoints")
+    if "run_name" in tuned["trainer_args"]:
+        args["run_name"] = folder.name
+    content |= {"method": tuned["method"], "trainer_args": args, "run_dir": str(folder)}
+    content |= {"trial": True, "data": {**content["data"], **data}}
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
     program = ["-m", config.tuned.method.program, "--config", str(folder / "config.yaml")]
     if num_ranks() > 1:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
@@ -181,20 +189,6 @@ def speed(rows: list[Row], warmup: int) -> Row:
 def num_ranks() -> int:
     """Return the number of ranks of a trial, which is that of this program."""
     return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _write_config(
-    config: DictConfig, folder: Path, args: Mapping[str, Any], data: Mapping[str, Any]
-) -> None:
-    content: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
-    tuned = content.pop("tuned")
-    trainer_args = {**tuned["trainer_args"], **args, "output_dir": str(folder / "checkpoints")}
-    if "run_name" in tuned["trainer_args"]:
-        trainer_args["run_name"] = folder.name
-    content |= {"method": tuned["method"], "trainer_args": trainer_args}
-    content |= {"run_dir": str(folder), "trial": True}
-    content["data"] |= data
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
 
 
 def _follow(

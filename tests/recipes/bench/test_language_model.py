@@ -39,13 +39,13 @@ def test_a_step_learns_and_the_figures_follow_from_its_time(tmp_path):
     losses = [float(steps(tokens)) for _ in range(5)]
     assert losses[-1] < losses[0] - 0.5
     assert not any(parameter.grad is not None for parameter in steps.parameters)
-    actual = language_model.speed(steps, tokens, config, args)
-    assert actual["tokens_per_second"] == pytest.approx(2 * 16 / actual["ms"] * 1e3)
-    assert actual["tflops"] == pytest.approx(
-        actual["tokens_per_second"] * flops_per_token(steps.model, 16) / 1e12
+    figures = language_model.speed(steps, tokens, config, args)
+    assert figures["tokens_per_second"] == pytest.approx(2 * 16 / figures["ms"] * 1e3)
+    assert figures["tflops"] == pytest.approx(
+        figures["tokens_per_second"] * flops_per_token(steps.model, 16) / 1e12
     )
-    assert actual["mfu"] == pytest.approx(actual["tflops"] / 0.1)
-    assert actual["memory_gb"] is None
+    assert figures["mfu"] == pytest.approx(figures["tflops"] / 0.1)
+    assert figures["memory_gb"] is None
 
 
 ADAPTER = {"name": "lora", "rank": 2, "alpha": 4}

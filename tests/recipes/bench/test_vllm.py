@@ -152,14 +152,14 @@ def test_engines_that_run_at_once(figures):
 def test_shares_of_the_gpus_limits():
     """Take 4.02e9 parameters: 8.04 GB in bf16, which an MI300X reads in 1.52 ms."""
     figures = {"total_tokens_per_second": 10000.0, "itl_ms": 3.0}
-    actual = shares(figures, ROW, {}, config())
-    assert actual["share_of_peak"] == pytest.approx(2 * 4.022e9 * 1e4 / 1307.4e12, rel=1e-3)
-    assert actual["share_of_bandwidth"] == pytest.approx(8.045 / 0.003 / 5300, rel=1e-3)
+    in_bf16 = shares(figures, ROW, {}, config())
+    assert in_bf16["share_of_peak"] == pytest.approx(2 * 4.022e9 * 1e4 / 1307.4e12, rel=1e-3)
+    assert in_bf16["share_of_bandwidth"] == pytest.approx(8.045 / 0.003 / 5300, rel=1e-3)
     fp8 = shares(figures, ROW, {"quantization": "fp8"}, config())
-    assert fp8["share_of_bandwidth"] == pytest.approx(actual["share_of_bandwidth"] / 2)
-    assert fp8["share_of_peak"] == pytest.approx(actual["share_of_peak"] / 2, rel=1e-3)
+    assert fp8["share_of_bandwidth"] == pytest.approx(in_bf16["share_of_bandwidth"] / 2)
+    assert fp8["share_of_peak"] == pytest.approx(in_bf16["share_of_peak"] / 2, rel=1e-3)
     spread = shares(figures, {**ROW, "num_gpus": 2}, {"tensor_parallel_size": 2}, config())
-    assert spread["share_of_bandwidth"] == pytest.approx(actual["share_of_bandwidth"] / 2)
+    assert spread["share_of_bandwidth"] == pytest.approx(in_bf16["share_of_bandwidth"] / 2)
 
 
 @pytest.mark.parametrize(("log", "message"), [
@@ -234,14 +234,14 @@ def test_a_random_prompt_has_exactly_its_length(tmp_path):
 
 def test_random_weights_are_a_configuration_and_a_tokenizer(tmp_path):
     overrides = ("model.init=random", "model.vocab_size=512")
-    made = OmegaConf.merge(config(*overrides), {"run_dir": str(tmp_path)})
-    source, options = model_source(made)
+    random = OmegaConf.merge(config(*overrides), {"run_dir": str(tmp_path)})
+    source, options = model_source(random)
     assert (source, options) == (str(tmp_path / "model_dummy"), {"load_format": "dummy"})
     content = json.loads((tmp_path / "model_dummy/config.json").read_text())
     assert content["architectures"] == ["Qwen3ForCausalLM"]
     assert (content["num_hidden_layers"], content["dtype"]) == (36, "bfloat16")
-    assert model_source(made) == (source, options), "a run that is resumed has it"
-    assert model_source(config()) == ("Qwen/Qwen3-4B", {"revision": made.model.revision})
+    assert model_source(random) == (source, options), "a run that is resumed has it"
+    assert model_source(config()) == ("Qwen/Qwen3-4B", {"revision": random.model.revision})
     assert model_source(config(f"model.path={tmp_path}")) == (str(tmp_path), {})
 
 

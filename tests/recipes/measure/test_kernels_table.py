@@ -77,7 +77,7 @@ NAMES = {
     ],
     "other": [
         # a name that says nothing
-        "my_own_kernel",
+        "my_own_kernel"
     ],
 }
 GEMM, ATTENTION = "Cijk_x", "flash_fwd_kernel"

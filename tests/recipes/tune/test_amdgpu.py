@@ -97,17 +97,17 @@ def test_waves_by_registers() -> None:
 def test_occupancy_by_hand(
     arch: str, kernel: Resources, workgroups: int, waves: float, limits: tuple[str, ...]
 ) -> None:
-    actual = occupancy(ARCHITECTURES[arch], kernel)
-    assert (actual.workgroups, actual.waves, actual.limits) == (workgroups, waves, limits)
+    fit = occupancy(ARCHITECTURES[arch], kernel)
+    assert (fit.workgroups, fit.waves, fit.limits) == (workgroups, waves, limits)
 
 
 def test_what_each_resource_alone_allows() -> None:
-    actual = occupancy(ARCHITECTURES["gfx942"], needs(66, waves=8, sgprs=104, lds=16384))
+    fit = occupancy(ARCHITECTURES["gfx942"], needs(66, waves=8, sgprs=104, lds=16384))
     # VGPR: floor(7 * 4 / 8) = 3. SGPR: floor(7 * 4 / 8) = 3. LDS: 65536 / 16384 = 4. Places: 32 / 8
     # = 4. Each times 8 / 4.
-    assert (actual.by_vgpr, actual.by_sgpr, actual.by_lds, actual.by_slots) == (6, 6, 8, 8)
-    assert actual.limits == ("VGPR", "SGPR")
-    assert actual.max_waves == 8
+    assert (fit.by_vgpr, fit.by_sgpr, fit.by_lds, fit.by_slots) == (6, 6, 8, 8)
+    assert fit.limits == ("VGPR", "SGPR")
+    assert fit.max_waves == 8
 
 
 def test_every_gpu_that_has_triton_has_its_limits_here() -> None:
@@ -147,9 +147,9 @@ def assembly(metadata: str, text: str = "") -> str:
 
 
 def test_metadata_is_read() -> None:
-    actual = read_resources(assembly(METADATA))
-    assert actual == Resources(140, 12, 38, 28, 3, 88, 256, 512, 64)
-    assert (actual.waves, actual.spills) == (8, 31)
+    resources = read_resources(assembly(METADATA))
+    assert resources == Resources(140, 12, 38, 28, 3, 88, 256, 512, 64)
+    assert (resources.waves, resources.spills) == (8, 31)
     launched = read_resources(assembly(METADATA), dynamic_lds_bytes=65536)
     assert launched.lds_bytes == 65792
     rdna = METADATA.replace("  - .agpr_count:     12\n    .args", "  - .args")
@@ -157,8 +157,7 @@ def test_metadata_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "isa",
-    ["s_endpgm", assembly("\namdhsa.kernels: []\n"), assembly("\namdhsa.version: [1, 2]\n")],
+    "isa", ["s_endpgm", assembly("\namdhsa.kernels: []\n"), assembly("\namdhsa.version: [1, 2]\n")]
 )
 def test_assembly_without_a_kernel_is_rejected(isa: str) -> None:
     with pytest.raises(ValueError, match="expected 1"):
@@ -166,7 +165,7 @@ def test_assembly_without_a_kernel_is_rejected(isa: str) -> None:
 
 
 def test_loads_and_stores_by_width() -> None:
-    actual = count_instructions(
+    counts = count_instructions(
         assembly(
             METADATA,
             "\ts_load_dwordx4 s[0:3], s[4:5], 0x0\n"  # scalar: not a lane's
@@ -189,13 +188,13 @@ def test_loads_and_stores_by_width() -> None:
             "\tglobal_store_b64 v[0:1], v[4:5], off\n",
         )
     )
-    assert actual.global_loads == {"b128": 4, "b32": 1, "b16": 3, "b8": 2, "format_x": 1}
-    assert actual.global_stores == {"b64": 2}
-    assert actual.lds_loads == actual.lds_stores == actual.matrix == {}
+    assert counts.global_loads == {"b128": 4, "b32": 1, "b16": 3, "b8": 2, "format_x": 1}
+    assert counts.global_stores == {"b64": 2}
+    assert counts.lds_loads == counts.lds_stores == counts.matrix == {}
 
 
 def test_lds_accesses_by_width() -> None:
-    actual = count_instructions(
+    counts = count_instructions(
         assembly(
             METADATA,
             "\tds_read_b128 v[0:3], v4\n"
@@ -214,12 +213,12 @@ def test_lds_accesses_by_width() -> None:
             "\tds_store_b16 v4, v0\n",
         )
     )
-    assert actual.lds_loads == {"b128": 2, "2xb64": 2, "2xb32": 2, "b16": 1, "b64": 1}
-    assert actual.lds_stores == {"b128": 1, "2xb32": 1, "b16": 1}
+    assert counts.lds_loads == {"b128": 2, "2xb64": 2, "2xb32": 2, "b16": 1, "b64": 1}
+    assert counts.lds_stores == {"b128": 1, "2xb32": 1, "b16": 1}
 
 
 def test_matrix_instructions() -> None:
-    actual = count_instructions(
+    counts = count_instructions(
         assembly(
             METADATA,
             "\tv_mfma_f32_32x32x8_bf16 a[0:15], v[0:1], v[2:3], a[0:15]\n"
@@ -230,7 +229,7 @@ def test_matrix_instructions() -> None:
             "\tv_fma_f32 v0, v1, v2, v3\n",
         )
     )
-    assert actual.matrix == {
+    assert counts.matrix == {
         "v_mfma_f32_32x32x8_bf16": 2,
         "v_smfmac_f32_16x16x32_bf16": 1,
         "v_wmma_f32_16x16x16_bf16": 1,

@@ -27,22 +27,22 @@ def function(
 def test_gradients_are_those_of_the_engine() -> None:
     inputs = tensors()
     outputs = function(*inputs)
-    seeds = [torch.ones_like(one) for one in outputs]
+    seeds = [torch.ones_like(output) for output in outputs]
     expected = torch.autograd.grad(outputs, inputs, seeds, allow_unused=True, retain_graph=True)
-    actual = layer_kernels.gradients(outputs, inputs, seeds, allow_unused=True)
-    assert actual[-1] is expected[-1] is None
-    for ours, theirs in zip(actual[:-1], expected[:-1], strict=True):
-        assert ours.dtype == theirs.dtype
-        torch.testing.assert_close(ours, theirs)
+    ours = layer_kernels.gradients(outputs, inputs, seeds, allow_unused=True)
+    assert ours[-1] is expected[-1] is None
+    for mine, theirs in zip(ours[:-1], expected[:-1], strict=True):
+        assert mine.dtype == theirs.dtype
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_an_output_without_a_gradient_adds_nothing() -> None:
     inputs = tensors()
     outputs = function(*inputs)
     seed = torch.ones_like(outputs[0])
-    actual = layer_kernels.gradients(outputs, inputs[:2], [seed, None])
+    ours = layer_kernels.gradients(outputs, inputs[:2], [seed, None])
     expected = torch.autograd.grad(outputs[:1], inputs[:2], [seed])
-    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(ours, expected)
 
 
 @pytest.mark.parametrize(("arch", "version", "multiprocessors", "lanes", "registers"), [

@@ -186,8 +186,8 @@ def test_closing_the_results_leaves_no_process(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_too_many_threads_are_rejected_before_compiling() -> None:
-    actual = compiler.compile_one(SimpleNamespace(options={"num_warps": 32}), "gfx942")
-    assert actual.error == "num_warps=32 makes a workgroup of 2048 threads, and 1024 are the most"
+    compiled = compiler.compile_one(SimpleNamespace(options={"num_warps": 32}), "gfx942")
+    assert compiled.error == "num_warps=32 makes a workgroup of 2048 threads, and 1024 are the most"
 
 
 # ---- What is made of it
