@@ -74,9 +74,24 @@ def dataloader(config: DictConfig) -> dict[str, Any]:
         )
     ]
     rows, step = tokenized(args), busy(args.step_ms, device)
-    return measure(
-        config, args, table, cases, lambda case: measure_one(case, args, rows, step, device)
-    )
+
+    def work(case: Row) -> Row:
+        loader = DataLoader(
+            rows,
+            batch_size=args.batch_size,
+            shuffle=True,
+            collate_fn=DataCollatorForLanguageModeling(pad_token_id=0),
+            num_workers=case["num_workers"],
+            pin_memory=case["pin_memory"],
+            drop_last=True,
+            timeout=TIMEOUT_S if case["num_workers"] else 0,
+            generator=torch.Generator().manual_seed(args.seed),
+        )
+        ms, waited_ms = batch_ms(loader, step if case["with_step"] else None, args, device)
+        speed = args.batch_size / ms * 1e3
+        return {"samples_per_second": speed, "batch_ms": ms, "wait_ms": waited_ms}
+
+    return measure(config, args, table, cases, work)
 
 
 def series(args: DataloaderConfig, hardware: DictConfig) -> tuple[list[int], list[bool], list[str]]:
@@ -119,31 +134,11 @@ def busy(step_ms: float, device: torch.device) -> Callable[[], None]:
     return step
 
 
-def measure_one(
-    case: Row,
-    args: DataloaderConfig,
-    rows: datasets.Dataset,
-    step: Callable[[], None],
-    device: torch.device,
-) -> Row:
-    """Return a case's figures. Raise RuntimeError if workers hang or die."""
-    loader = DataLoader(
-        rows,
-        batch_size=args.batch_size,
-        shuffle=True,
-        collate_fn=DataCollatorForLanguageModeling(pad_token_id=0),
-        num_workers=case["num_workers"],
-        pin_memory=case["pin_memory"],
-        drop_last=True,
-        timeout=TIMEOUT_S if case["num_workers"] else 0,
-        generator=torch.Generator().manual_seed(args.seed),
-    )
-    ms, wait_ms = batch_ms(loader, step if case["with_step"] else lambda: None, args, device)
-    return {"samples_per_second": args.batch_size / ms * 1e3, "batch_ms": ms, "wait_ms": wait_ms}
-
-
 def batch_ms(
-    loader: DataLoader, work: Callable[[], None], args: DataloaderConfig, device: torch.device
+    loader: DataLoader,
+    step: Callable[[], None] | None,
+    args: DataloaderConfig,
+    device: torch.device,
 ) -> tuple[float, float]:
     """Return milliseconds per batch, and those spent waiting until it is on the device.
 
@@ -160,8 +155,9 @@ def batch_ms(
             tensor.to(device, non_blocking=loader.pin_memory)
         synchronize(device)
         waited_s += time.perf_counter() - fetch_start
-        work()
-        synchronize(device)
+        if step:
+            step()
+            synchronize(device)
     return (time.perf_counter() - start) * 1e3 / args.batches, waited_s * 1e3 / args.batches
 
 
