@@ -54,17 +54,11 @@ class AttentionConfig(SeriesConfig):
 
 
 COLUMNS = [
-    Column("backend", "backend"),
-    Column("heads", "q kv width"),
-    Column("sequence", "sequence"),
-    Column("batch_size", "batch"),
-    Column("pass", "pass"),
-    Column("ms", "ms", 3),
-    Column("tflops", "TFLOPS", 1),
-    Column("share_of_peak", "of peak", 2),
-    Column("keys", "keys"),
+    Column("backend", "backend"), Column("heads", "q kv width"), Column("sequence", "sequence"),
+    Column("batch_size", "batch"), Column("pass", "pass"), Column("ms", "ms", 3),
+    Column("tflops", "TFLOPS", 1), Column("share_of_peak", "of peak", 2), Column("keys", "keys"),
     Column("max_error", "max error", 4),
-]
+]  # fmt: skip
 
 
 def attention(config: DictConfig) -> dict[str, Any]:
@@ -110,9 +104,8 @@ def measure_one(
 ) -> Row:
     query_heads, _, width = map(int, case["heads"].split())
     rows = max(1, args.tokens // case["sequence"])
-    torch.manual_seed(args.seed)
     inputs = random_inputs(rows, case["sequence"], case["heads"], dtype, device)
-    call, keys = usable(case["backend"], inputs, case["pass"])
+    call, keys = supported(case["backend"], inputs, case["pass"])
     ms = median_ms(call, device, args.warmup, args.repetitions)
     tflops = rows * operations(case["sequence"], query_heads, width, case["pass"]) / ms / 1e9
     # No back end here uses the hardware's fp8.
@@ -120,22 +113,22 @@ def measure_one(
     return {"batch_size": rows, "ms": ms, **rate(tflops, config, computed), "keys": keys}
 
 
-def operations(
-    sequence: int, query_heads: int, width: int, direction: str, causal: bool = True
-) -> float:
+def operations(sequence: int, query_heads: int, width: int, direction: str) -> float:
     """Return the operations of one row; this module's docstring gives the formula."""
-    forward = 4 * sequence**2 * width * query_heads / (2 if causal else 1)
+    forward = 4 * sequence**2 * width * query_heads / 2
     return forward if direction == "forward" else 2.5 * forward
 
 
-def usable(backend: str, inputs: list[Tensor], direction: str) -> tuple[Callable[[], object], str]:
+def supported(
+    backend: str, inputs: list[Tensor], direction: str
+) -> tuple[Callable[[], object], str]:
     """Return the call to time, and `grouped` or `repeated`.
 
     Keys are repeated for each query head if the back end does not support groups. Raise UserError
     with the reason if it supports neither.
     """
     query, key, _ = inputs
-    refusal = ""
+    failure = ""
     for keys in ("grouped", "repeated") if query.shape[1] != key.shape[1] else ("grouped",):
         try:
             # torch gives the reason for a missing kernel as a warning.
@@ -148,8 +141,8 @@ def usable(backend: str, inputs: list[Tensor], direction: str) -> tuple[Callable
         # Each back end raises a different error for unsupported inputs.
         except (RuntimeError, ImportError, AssertionError, TypeError, ValueError) as error:
             texts = [str(warning.message) for warning in caught if warning.category is UserWarning]
-            refusal = reason(error, texts)
-    raise UserError(refusal)
+            failure = reason(error, texts)
+    raise UserError(failure)
 
 
 def timed(
@@ -204,7 +197,7 @@ def errors(
         expected = timed(eager, exact, direction, repeated=False)()
         torch.manual_seed(seed)
         try:
-            actual = usable(backend, inputs, direction)[0]()
+            actual = supported(backend, inputs, direction)[0]()
         except UserError:  # the row of this pass reports it
             continue
         largest[direction] = max(
@@ -278,7 +271,6 @@ def flex(inputs: list[Tensor]) -> Attention:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     functorch.donated_buffer = False  # otherwise the compiled backward pass runs only once
-    torch._dynamo.reset()  # dynamo stops compiling a function after eight shapes
     tokens, device = inputs[0].shape[2], inputs[0].device
     func = torch.compile(flex_attention, dynamic=False) if inputs[0].is_cuda else flex_attention
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, tokens, tokens, device=device)
@@ -314,7 +306,7 @@ def varlen_function(ends: Tensor, tokens: int) -> Attention:
     causal = {"window_size": (-1, 0)} if windowed else {"is_causal": True}
 
     def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        # Raises TypeError if groups are not supported; `usable` then repeats the keys.
+        # Raises TypeError if groups are not supported; `supported` then repeats the keys.
         grouped = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
         return func(query, key, value, ends, ends, tokens, tokens, **causal, **grouped)
 

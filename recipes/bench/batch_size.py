@@ -12,9 +12,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from launch.core.errors import UserError
-from recipes.bench.language_model import Steps, TrainingConfig, build_steps, random_tokens, speed
-from recipes.bench.series import OUT_OF_MEMORY, Column, Row, Table, device_of, measure_rows, result
+from recipes.bench.language_model import TrainingConfig, build_steps, random_tokens, speed
+from recipes.bench.series import OUT_OF_MEMORY, Column, Row, Table, device_of, measure
 from recipes.rank.program import main
 
 
@@ -27,13 +26,10 @@ class BatchSizeConfig(TrainingConfig):
 
 
 COLUMNS = [
-    Column("batch_size", "batch"),
-    Column("tokens_per_second", "tokens/s", 0),
-    Column("ms", "ms/step", 1),
-    Column("tflops", "TFLOPS", 1),
-    Column("mfu", "MFU", 2),
+    Column("batch_size", "batch"), Column("tokens_per_second", "tokens/s", 0),
+    Column("ms", "ms/step", 1), Column("tflops", "TFLOPS", 1), Column("mfu", "MFU", 2),
     Column("memory_gb", "peak GB", 1),
-]
+]  # fmt: skip
 
 
 def batch_size(config: DictConfig) -> dict[str, Any]:
@@ -46,26 +42,28 @@ def batch_size(config: DictConfig) -> dict[str, Any]:
         {"model": config.model.name, "sequence": args.sequence, "batch_size": size}
         for size in sorted(set(args.batch_sizes))
     ]
-    rows: list[Row] = []
-    measure_rows(
-        config, args, table, cases, lambda case: measure_one(case, rows, steps, config, args), rows
-    )
-    sizes = best(rows)
-    line = "largest batch {largest}, fastest {fastest}" if sizes else "no batch size was measured"
-    table.notes.append(
-        f"{config.model.name}, rows of {args.sequence} tokens: {line.format(**sizes)}."
-    )
-    return result(config, args, table, rows, sizes)
+
+    def work(case: Row) -> Row:
+        tokens = random_tokens(config, args, case["batch_size"], steps.device)
+        return speed(steps, tokens, config, args)
+
+    def complete(rows: list[Row]) -> Row:
+        sizes = best(rows)
+        line = "no batch size was measured"
+        if sizes:
+            line = "largest batch {largest}, fastest {fastest}".format(**sizes)
+        table.notes.append(f"{config.model.name}, rows of {args.sequence} tokens: {line}.")
+        return sizes
+
+    return measure(config, args, table, cases, work, complete, larger_than_memory)
 
 
-def measure_one(
-    case: Row, rows: list[Row], steps: Steps, config: DictConfig, args: TrainingConfig
-) -> Row:
-    """Return a size's figures. Raise UserError if a smaller size ran out of memory."""
+def larger_than_memory(case: Row, rows: list[Row]) -> str | None:
+    """Return a reason not to measure a size if a smaller one ran out of memory."""
     for row in rows:
-        if row["error"] == OUT_OF_MEMORY:
-            raise UserError(f"skipped: {row['batch_size']} was out of memory")
-    return speed(steps, random_tokens(config, args, case["batch_size"], steps.device), config, args)
+        if row["error"] == OUT_OF_MEMORY and row["batch_size"] < case["batch_size"]:
+            return f"{row['batch_size']} was out of memory"
+    return None
 
 
 def best(rows: list[Row]) -> dict[str, int]:

@@ -22,7 +22,7 @@ from recipes.rank.program import main
 
 MODES = ("off", "on", "selective")
 ATEN = torch.ops.aten
-KEPT = [
+SAVED = [
     ATEN.mm.default,
     ATEN.addmm.default,
     ATEN.bmm.default,
@@ -42,15 +42,11 @@ class CheckpointingConfig(TrainingConfig):
 
 
 COLUMNS = [
-    Column("mode", "checkpointing"),
-    Column("batch_size", "batch"),
-    Column("tokens_per_second", "tokens/s", 0),
-    Column("ms", "ms/step", 1),
-    Column("slowdown", "times off", 2),
-    Column("memory_gb", "peak GB", 1),
-    Column("memory_share", "of off", 2),
-    Column("mfu", "MFU", 2),
-]
+    Column("mode", "checkpointing"), Column("batch_size", "batch"),
+    Column("tokens_per_second", "tokens/s", 0), Column("ms", "ms/step", 1),
+    Column("slowdown", "times off", 2), Column("memory_gb", "peak GB", 1),
+    Column("memory_share", "of off", 2), Column("mfu", "MFU", 2),
+]  # fmt: skip
 
 
 def checkpointing(config: DictConfig) -> dict[str, Any]:
@@ -70,19 +66,18 @@ def checkpointing(config: DictConfig) -> dict[str, Any]:
         off = next((row for row in rows if row["mode"] == "off"), {})
         for row in rows:
             for key, figure in (("slowdown", "ms"), ("memory_share", "memory_gb")):
-                known = row.get(figure) and off.get(figure)
-                row[key] = row[figure] / off[figure] if known else None
+                both = row.get(figure) and off.get(figure)
+                row[key] = row[figure] / off[figure] if both else None
 
     return measure(config, args, table, cases, work, compare)
 
 
 def switch(steps: Steps, mode: str) -> None:
-    steps.optimizer.zero_grad()  # the last mode may have run out of memory in a backward pass
     steps.model.gradient_checkpointing_disable()
     if mode == "on":
         steps.model.gradient_checkpointing_enable({"use_reentrant": False})
     if mode == "selective":
-        context = functools.partial(create_selective_checkpoint_contexts, KEPT)
+        context = functools.partial(create_selective_checkpoint_contexts, SAVED)
         steps.model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": context})
 
 

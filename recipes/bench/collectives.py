@@ -27,7 +27,17 @@ from omegaconf import DictConfig
 from launch.core.errors import UserError
 from recipes.bench import rccl_tests
 from recipes.bench.ranks import agreed, free_port
-from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, grid, measure
+from recipes.bench.series import (
+    OUT_OF_MEMORY,
+    Column,
+    Row,
+    SeriesConfig,
+    Table,
+    device_of,
+    grid,
+    measure,
+    parsed_output,
+)
 from recipes.rank.device import DTYPES
 from recipes.rank.names import named
 from recipes.rank.program import is_main_rank, main
@@ -69,15 +79,6 @@ class CollectivesConfig(SeriesConfig):
     repetitions: int = 20
     timeout_s: float = 300.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        most = max(self.ranks, default=2)
-        if not 4 * most <= self.min_bytes <= self.max_bytes:  # an fp32 element for each rank
-            raise UserError(
-                f"method.args.min_bytes={self.min_bytes}: at least {4 * most} for {most} ranks, "
-                f"and at most max_bytes={self.max_bytes}."
-            )
-
     @property
     def sizes(self) -> list[int]:
         sizes = [self.min_bytes]
@@ -98,38 +99,31 @@ class CollectivesConfig(SeriesConfig):
 
 
 COLUMNS = [
-    Column("op", "op"),
-    Column("ranks", "ranks"),
-    Column("bytes", "bytes", 0),
-    Column("dtype", "dtype"),
-    Column("setting", "setting"),
-    Column("program", "program"),
-    Column("us", "us", 1),
-    Column("algorithm_gb_s", "alg GB/s", 2),
-    Column("bus_gb_s", "bus GB/s", 2),
-    Column("share_of_limit", "of links", 2),
-]
+    Column("op", "op"), Column("ranks", "ranks"), Column("bytes", "bytes", 0),
+    Column("dtype", "dtype"), Column("setting", "setting"), Column("program", "program"),
+    Column("us", "us", 1), Column("algorithm_gb_s", "alg GB/s", 2),
+    Column("bus_gb_s", "bus GB/s", 2), Column("share_of_limit", "of links", 2),
+]  # fmt: skip
 
 
 def collectives(config: DictConfig) -> dict[str, Any]:
     args = CollectivesConfig(**config.trainer_args)
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    ranks = [n for n in args.ranks if n <= world]
-    if not ranks:
-        raise UserError(
-            f"method.args.ranks={args.ranks}: this run has {world}. "
-            f"Use: topology=ddp topology.num_gpus={min(args.ranks)}."
-        )
+    ranks = sorted(n for n in args.ranks if n <= world)
     device_of(args)
     # This group joins the parents; each process that measures creates its own group.
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10 * args.timeout_s))
     table = Table("collectives", COLUMNS, figure="bus_gb_s")
-    settings = chosen(args.settings, table.notes)
+    settings = distinct_settings(args.settings, table.notes)
     table.notes.extend(notes(args, config, ranks))
     workers = Workers(args, ranks, settings)
     rows = cases(args, config, ranks, settings)
+
+    def work(case: Row) -> Row:
+        return measure_one(case, args, config, workers)
+
     try:
-        return measure(config, args, table, rows, lambda case: one(case, args, config, workers))
+        return measure(config, args, table, rows, work, skip=workers.skip)
     finally:
         workers.close()
 
@@ -137,24 +131,26 @@ def collectives(config: DictConfig) -> dict[str, Any]:
 def cases(
     args: CollectivesConfig, config: DictConfig, ranks: Sequence[int], settings: dict[str, Setting]
 ) -> list[Row]:
-    """Return a case for each size, operation and number of ranks.
+    """Return a case for each operation, number of ranks and size.
 
-    The other dtypes and settings follow, on the most ranks.
+    A size has an fp32 element for each rank. Other dtypes and settings follow, on the most ranks.
     """
     preferred = next(name for name in config.hardware.precisions if name in DTYPES)
     dtypes = args.dtypes or list(dict.fromkeys([preferred, "fp32"]))
     series = [(BASELINE, n, dtypes[0]) for n in ranks]
-    series += [(BASELINE, max(ranks), dtype) for dtype in dtypes[1:]]
-    series += [(name, max(ranks), dtypes[0]) for name in settings if name != BASELINE]
+    for most in ranks[-1:]:
+        series += [(BASELINE, most, dtype) for dtype in dtypes[1:]]
+        series += [(name, most, dtypes[0]) for name in settings if name != BASELINE]
     return [
         {**case, "ranks": n, "dtype": dtype, "setting": setting}
         for setting, n, dtype in series
         for case in grid(program=args.programs, op=args.ops, bytes=args.sizes)
+        if case["bytes"] >= 4 * n
         if case["program"] == "torch" or rccl_tests.installed(case["op"])
     ]
 
 
-def chosen(settings: Sequence[Setting], notes: list[str]) -> dict[str, Setting]:
+def distinct_settings(settings: Sequence[Setting], notes: list[str]) -> dict[str, Setting]:
     """Return settings by name, the run's own first; add a note for those that change nothing."""
     by_name: dict[str, Setting] = {BASELINE: {}}
     for setting in settings:
@@ -171,7 +167,7 @@ def chosen(settings: Sequence[Setting], notes: list[str]) -> dict[str, Setting]:
 
 def notes(args: CollectivesConfig, config: DictConfig, ranks: Sequence[int]) -> list[str]:
     lines = []
-    if limit_gb_s(config, ranks[-1]) is not None:
+    if ranks and limit_gb_s(config, ranks[-1]) is not None:
         lines.append(
             f"Limit: {config.hardware.link_gb_s:g} GB/s, all links of one device in one direction "
             "(conf/hardware). Bus bandwidth is what a device has to send, so it holds for every "
@@ -179,9 +175,11 @@ def notes(args: CollectivesConfig, config: DictConfig, ranks: Sequence[int]) -> 
             "where every two GPUs have a link of their own, fewer ranks have fewer links, and the "
             "limit is theirs."
         )
-    left_out = [str(n) for n in args.ranks if n not in ranks]
-    if left_out:
-        lines.append(f"Left out: {', '.join(left_out)} ranks; this run has fewer.")
+    unavailable = [str(n) for n in args.ranks if n not in ranks]
+    if unavailable:
+        lines.append(f"Left out: {', '.join(unavailable)} ranks; this run has fewer.")
+    if not ranks:
+        lines.append(f"Use: topology=ddp topology.num_gpus={min(args.ranks)}.")
     missing = [rccl_tests.PROGRAMS[op] for op in args.ops if not rccl_tests.installed(op)]
     if "rccl-tests" in args.programs and missing:
         lines.append(
@@ -204,13 +202,14 @@ def limit_gb_s(config: DictConfig, ranks: int) -> float | None:
     return float(hardware.link_gb_s)
 
 
-def one(case: Row, args: CollectivesConfig, config: DictConfig, workers: Workers) -> Row:
+def measure_one(case: Row, args: CollectivesConfig, config: DictConfig, workers: Workers) -> Row:
     """Measure a case and return its figures. Raise UserError if it fails or the result is wrong."""
     ms, wrong = (
         workers.measure(case) if case["program"] == "torch" else by_rccl_tests(case, args, workers)
     )
-    if wrong:
-        raise UserError(f"{wrong} elements of the result are wrong")
+    if wrong != 0:
+        problem = "the program printed no row for this size"
+        raise UserError(f"{wrong} elements of the result are wrong" if wrong else problem)
     algorithm = case["bytes"] / ms / 1e6
     bus = algorithm * BUS_FACTOR[case["op"]](case["ranks"])
     limit = limit_gb_s(config, case["ranks"])
@@ -232,9 +231,12 @@ class Workers:
         self.process: subprocess.Popen[str] | None = None
         self.setting: str | None = None
         self.answered = False  # if a process never answered, its setting is not tried again
-        self.given_up: dict[str, str] = {}  # setting -> why
-        # Results of rccl-tests, which measures all sizes in one run, or the reason of its failure.
-        self.by_program: dict[tuple, dict[int, tuple[float, int]] | str] = {}
+        self.failures: dict[tuple, str] = {}  # series of cases -> why it is not tried again
+        # Results of rccl-tests, which measures all sizes in one run.
+        self.by_program: dict[tuple, dict[int, tuple[float, int]]] = {}
+
+    def skip(self, case: Row, rows: list[Row]) -> str | None:
+        return self.failures.get(series_of(case))
 
     def env(self, setting: str) -> dict[str, str]:
         env = {**os.environ, **self.settings[setting]}
@@ -247,11 +249,8 @@ class Workers:
 
         Raise UserError on every rank if one of them has no figure.
         """
-        setting = case["setting"]
-        if setting in self.given_up:
-            raise UserError(f"not measured: {self.given_up[setting]}")
-        if self.process is None or self.setting != setting:
-            self.start(setting)
+        if self.process is None or self.setting != case["setting"]:
+            self.start(case["setting"])
         counts = {"warmup": self.args.warmup, "repetitions": self.args.repetitions}
         answer = self.ask({**case, **counts})
         answers: list[dict[str, Any]] = [{}] * dist.get_world_size()
@@ -260,12 +259,12 @@ class Workers:
         if not errors:
             self.answered = True
             return answer["ms"], answer["wrong"]
-        if len(errors) == len(answers) and set(errors.values()) == {"out of memory"}:
-            raise UserError("out of memory")
-        self.close()
-        error = "rank {}: {}".format(*next(iter(errors.items())))
-        if not self.answered:
-            self.given_up[setting] = error
+        error = OUT_OF_MEMORY
+        if len(errors) < len(answers) or {*errors.values()} != {OUT_OF_MEMORY}:
+            self.close()
+            error = "rank {}: {}".format(*next(iter(errors.items())))
+            if not self.answered:
+                self.failures[series_of(case)] = error
         raise UserError(error)
 
     def start(self, setting: str) -> None:
@@ -317,34 +316,39 @@ class Workers:
         self.process = None
 
 
-def by_rccl_tests(case: Row, args: CollectivesConfig, workers: Workers) -> tuple[float, int]:
-    """Return milliseconds and wrong elements, after one run of the program for all sizes.
+def series_of(case: Row) -> tuple:
+    """Return what fails together: all of a setting, or all sizes of a run of rccl-tests."""
+    if case["program"] == "torch":
+        return (case["setting"],)
+    return (case["setting"], case["op"], case["dtype"], case["ranks"])
 
-    The main rank runs it while the others wait. Raise UserError on every rank if it fails.
+
+def by_rccl_tests(
+    case: Row, args: CollectivesConfig, workers: Workers
+) -> tuple[float, int] | tuple[float, None]:
+    """Return milliseconds and wrong elements (None: no row), after one run for all sizes.
+
+    The main rank runs the program while the others wait. Raise UserError on every rank if it fails.
     """
-    op, dtype, ranks, setting = (case[name] for name in ("op", "dtype", "ranks", "setting"))
-    key = (op, dtype, ranks, setting)
+    key = series_of(case)
     if key not in workers.by_program:
         workers.close()  # frees the process's buffers and communicators
 
         def by_size() -> dict[int, tuple[float, int]]:
             rows = {}
             for first, last in args.series if is_main_rank() else ():
-                sizes = (first, last, args.factor)
-                argv = rccl_tests.argv(op, dtype, ranks, sizes, args.warmup, args.repetitions)
-                rows |= rccl_tests.measure(argv, workers.env(setting), args.timeout_s)
+                series = (case["op"], case["dtype"], case["ranks"], (first, last, args.factor))
+                argv = rccl_tests.argv(*series, args.warmup, args.repetitions)
+                env = workers.env(case["setting"])
+                rows |= parsed_output(argv, rccl_tests.parse, env, args.timeout_s)
             return rows
 
         try:
             workers.by_program[key] = agreed(by_size)[0]
-        except UserError as refusal:
-            workers.by_program[key] = str(refusal)
-    rows = workers.by_program[key]
-    if isinstance(rows, str):
-        raise UserError(rows)
-    if case["bytes"] not in rows:
-        raise UserError(f"{rccl_tests.PROGRAMS[op]} printed no row for this size")
-    return rows[case["bytes"]]
+        except UserError as failure:
+            workers.failures[key] = str(failure)
+            raise
+    return workers.by_program[key].get(case["bytes"], (0.0, None))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from omegaconf import DictConfig
 from torch.utils.data import DataLoader
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from launch.core.errors import UserError
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, grid, measure
 from recipes.bench.timing import median_ms, synchronize
 from recipes.rank.program import main
@@ -50,22 +49,12 @@ class DataloaderConfig(SeriesConfig):
     batches: int = 100
     warmup: int = field(default=10, metadata={"least": 1})
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.rows < self.batch_size:  # the loader would never yield a batch
-            raise UserError(
-                f"method.args.rows={self.rows}: fewer than one batch of {self.batch_size}."
-            )
-
 
 COLUMNS = [
-    Column("num_workers", "workers"),
-    Column("pin_memory", "pinned"),
-    Column("with_step", "with step"),
-    Column("samples_per_second", "rows/s", 0),
-    Column("batch_ms", "ms/batch", 2),
-    Column("wait_ms", "waited ms", 2),
-]
+    Column("num_workers", "workers"), Column("pin_memory", "pinned"),
+    Column("with_step", "with step"), Column("samples_per_second", "rows/s", 0),
+    Column("batch_ms", "ms/batch", 2), Column("wait_ms", "waited ms", 2),
+]  # fmt: skip
 
 
 def dataloader(config: DictConfig) -> dict[str, Any]:
@@ -85,9 +74,24 @@ def dataloader(config: DictConfig) -> dict[str, Any]:
         )
     ]
     rows, step = tokenized(args), busy(args.step_ms, device)
-    return measure(
-        config, args, table, cases, lambda case: measure_one(case, args, rows, step, device)
-    )
+
+    def work(case: Row) -> Row:
+        loader = DataLoader(
+            rows,
+            batch_size=args.batch_size,
+            shuffle=True,
+            collate_fn=DataCollatorForLanguageModeling(pad_token_id=0),
+            num_workers=case["num_workers"],
+            pin_memory=case["pin_memory"],
+            drop_last=True,
+            timeout=TIMEOUT_S if case["num_workers"] else 0,
+            generator=torch.Generator().manual_seed(args.seed),
+        )
+        ms, waited_ms = batch_ms(loader, step if case["with_step"] else None, args, device)
+        speed = args.batch_size / ms * 1e3
+        return {"samples_per_second": speed, "batch_ms": ms, "wait_ms": waited_ms}
+
+    return measure(config, args, table, cases, work)
 
 
 def series(args: DataloaderConfig, hardware: DictConfig) -> tuple[list[int], list[bool], list[str]]:
@@ -110,7 +114,8 @@ def series(args: DataloaderConfig, hardware: DictConfig) -> tuple[list[int], lis
 def tokenized(args: DataloaderConfig) -> datasets.Dataset:
     """Return rows as SFTTrainer tokenizes them; the first half is a prompt, without labels."""
     generator = torch.Generator().manual_seed(args.seed)
-    tokens = torch.randint(VOCABULARY, (args.rows, args.sequence), generator=generator)
+    count = max(args.rows, args.batch_size)  # the loader yields whole batches only
+    tokens = torch.randint(VOCABULARY, (count, args.sequence), generator=generator)
     labels = tokens.clone()
     labels[:, : args.sequence // 2] = -100
     return datasets.Dataset.from_dict({"input_ids": tokens.tolist(), "labels": labels.tolist()})
@@ -129,36 +134,11 @@ def busy(step_ms: float, device: torch.device) -> Callable[[], None]:
     return step
 
 
-def measure_one(
-    case: Row,
-    args: DataloaderConfig,
-    rows: datasets.Dataset,
-    step: Callable[[], None],
-    device: torch.device,
-) -> Row:
-    """Return a case's figures. Raise UserError if workers hang, die or cannot be started."""
-    loader = DataLoader(
-        rows,
-        batch_size=args.batch_size,
-        shuffle=True,
-        collate_fn=DataCollatorForLanguageModeling(pad_token_id=0),
-        num_workers=case["num_workers"],
-        pin_memory=case["pin_memory"],
-        drop_last=True,
-        timeout=TIMEOUT_S if case["num_workers"] else 0,
-        generator=torch.Generator().manual_seed(args.seed),
-    )
-    try:
-        ms, wait_ms = batch_ms(loader, step if case["with_step"] else lambda: None, args, device)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, OSError) as error:
-        raise UserError(f"the loader failed: {str(error).splitlines()[0]}") from error
-    return {"samples_per_second": args.batch_size / ms * 1e3, "batch_ms": ms, "wait_ms": wait_ms}
-
-
 def batch_ms(
-    loader: DataLoader, work: Callable[[], None], args: DataloaderConfig, device: torch.device
+    loader: DataLoader,
+    step: Callable[[], None] | None,
+    args: DataloaderConfig,
+    device: torch.device,
 ) -> tuple[float, float]:
     """Return milliseconds per batch, and those spent waiting until it is on the device.
 
@@ -175,8 +155,9 @@ def batch_ms(
             tensor.to(device, non_blocking=loader.pin_memory)
         synchronize(device)
         waited_s += time.perf_counter() - fetch_start
-        work()
-        synchronize(device)
+        if step:
+            step()
+            synchronize(device)
     return (time.perf_counter() - start) * 1e3 / args.batches, waited_s * 1e3 / args.batches
 
 

@@ -12,7 +12,6 @@ scaling of fp8, or the dtype in which gradients are reduced.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,23 +22,13 @@ from peft import get_peft_model
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from launch.core.errors import UserError
 from recipes.bench import ranks
 from recipes.bench.gpt import random_batch
 from recipes.bench.scaling import shard
-from recipes.bench.series import (
-    Column,
-    Row,
-    SeriesConfig,
-    Table,
-    device_of,
-    measure,
-    rate,
-    refusals,
-)
-from recipes.bench.training import fresh, timed, training_step
+from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, rate
+from recipes.bench.training import timed, training_step
 from recipes.measure.flops import flops_per_token
-from recipes.models.low_precision import package, to_float8
+from recipes.models.low_precision import to_float8
 from recipes.models.model import adapter_config, build_model
 from recipes.rank.names import named
 from recipes.rank.program import main
@@ -68,19 +57,13 @@ class FinetuneConfig(SeriesConfig):
 
 
 COLUMNS = [
-    Column("model", "model"),
-    Column("precision", "precision"),
-    Column("adapter", "adapter"),
-    Column("num_gpus", "GPUs"),
-    Column("batch", "batch/GPU"),
-    Column("sequence", "tokens"),
+    Column("model", "model"), Column("precision", "precision"), Column("adapter", "adapter"),
+    Column("num_gpus", "GPUs"), Column("batch", "batch/GPU"), Column("sequence", "tokens"),
     Column("tokens_per_second_per_gpu", "tokens/s/GPU", 0),
-    Column("tokens_per_second", "tokens/s", 0),
-    Column("tflops_per_gpu", "TFLOPS/GPU", 1),
-    Column("share_of_peak", "of peak", 2),
-    Column("memory_gb", "GB/GPU", 2),
+    Column("tokens_per_second", "tokens/s", 0), Column("tflops_per_gpu", "TFLOPS/GPU", 1),
+    Column("share_of_peak", "of peak", 2), Column("memory_gb", "GB/GPU", 2),
     Column("ms", "ms/step", 0),
-]
+]  # fmt: skip
 
 
 def finetune(config: DictConfig) -> dict[str, Any]:
@@ -106,43 +89,30 @@ def finetune(config: DictConfig) -> dict[str, Any]:
             {**same, "precision": precision, "adapter": adapter}
             for precision, adapter in (MODES[mode] for mode in args.modes)
         ]
-        return measure(
-            config,
-            args,
-            table,
-            cases,
-            lambda case: measure_one(case, config, args, device, control),
-        )
 
+        def work(case: Row) -> Row:
+            figures = ranks.slowest(control, lambda: trained(case, config, args, device))
+            per_gpu = case["batch"] * case["sequence"] / figures["ms"] * 1e3
+            tflops = per_gpu * figures.pop("flops_per_token") / 1e12
+            speed = rate(tflops, config, case["precision"])
+            return {
+                **figures,
+                "tokens_per_second_per_gpu": per_gpu,
+                "tokens_per_second": per_gpu * case["num_gpus"],
+                "tflops_per_gpu": speed["tflops"],
+                "share_of_peak": speed["share_of_peak"],
+            }
 
-def measure_one(
-    case: Row,
-    config: DictConfig,
-    args: FinetuneConfig,
-    device: torch.device,
-    control: dist.ProcessGroup,
-) -> Row:
-    # With several ranks, one that continued after its error would wait for the others forever.
-    with refusals(case["precision"]) if case["num_gpus"] == 1 else contextlib.nullcontext():
-        figures = ranks.slowest(control, lambda: trained(case, config, args, device))
-    per_gpu = case["batch"] * case["sequence"] / figures["ms"] * 1e3
-    speed = rate(per_gpu * figures.pop("flops_per_token") / 1e12, config, case["precision"])
-    return {
-        **figures,
-        "tokens_per_second_per_gpu": per_gpu,
-        "tokens_per_second": per_gpu * case["num_gpus"],
-        "tflops_per_gpu": speed["tflops"],
-        "share_of_peak": speed["share_of_peak"],
-    }
+        def skip(case: Row, rows: list[Row]) -> str | None:
+            return without_fp8(case, config, args)
+
+        return measure(config, args, table, cases, work, skip=skip)
 
 
 def trained(
     case: Row, config: DictConfig, args: FinetuneConfig, device: torch.device
 ) -> dict[str, float]:
     """Train a case together with all other ranks, and return this rank's figures."""
-    check_fp8(case, config, args)
-    torch._dynamo.reset()  # drops the last row's compiled layers and frees their memory
-    fresh(device)
     own = numerics_of(case, config, args)
     model = build_model(own).to(device)
     if case["adapter"] == "lora":
@@ -198,16 +168,12 @@ def numerics_of(case: Row, config: DictConfig, args: FinetuneConfig) -> DictConf
     return OmegaConf.merge(config, {"precision": precision, "adapter": adapter})
 
 
-def check_fp8(case: Row, config: DictConfig, args: FinetuneConfig) -> None:
-    """Raise UserError if a case needs fp8 and this machine has none."""
-    if case["precision"] != "fp8":
-        return
-    if args.use_cpu or "fp8" not in config.hardware.peak_tflops:
-        name = "the CPU" if args.use_cpu else config.hardware.name
-        raise UserError(
-            f"{name} has no fp8 matrix units: leave the modes with fp8 out of method.args.modes."
-        )
-    package("torchao.float8", "fp8", "torchao")
+def without_fp8(case: Row, config: DictConfig, args: FinetuneConfig) -> str | None:
+    """Return a reason not to measure a case in fp8 on a device without it."""
+    device = "the CPU" if args.use_cpu else config.hardware.name
+    if case["precision"] != "fp8" or (not args.use_cpu and "fp8" in config.hardware.peak_tflops):
+        return None
+    return f"{device} has no fp8 matrix units; leave the modes with fp8 out of method.args.modes"
 
 
 if __name__ == "__main__":

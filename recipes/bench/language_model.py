@@ -19,7 +19,6 @@ from trl.trainer.utils import add_fused_lm_head
 from launch.core.errors import UserError
 from recipes.bench.series import Row, SeriesConfig, rate
 from recipes.bench.timing import steps_ms
-from recipes.bench.training import fresh
 from recipes.measure.flops import flops_per_token
 from recipes.models.model import adapter_config, build_model
 from recipes.rank.device import compute_dtype
@@ -91,10 +90,12 @@ def random_tokens(
 
 def speed(steps: Steps, tokens: torch.Tensor, config: DictConfig, args: TrainingConfig) -> Row:
     """Return the speed and memory of repeated training on the same tokens (rows, sequence)."""
-    # Moments of an earlier case lie between its activations and keep those blocks from being freed.
-    steps.optimizer.state.clear()
-    fresh_memory(steps.device, args)
-    ms = steps_ms(lambda: steps(tokens), steps.device, args.warmup, args.steps)
+    try:
+        ms = steps_ms(lambda: steps(tokens), steps.device, args.warmup, args.steps)
+    finally:
+        # Gradients and moments lie between activations and keep those blocks from being freed.
+        steps.optimizer.zero_grad()
+        steps.optimizer.state.clear()
     tokens_per_second = tokens.numel() / ms * 1e3
     tflops = tokens_per_second * flops_per_token(steps.model, args.sequence) / 1e12
     return {
@@ -104,13 +105,6 @@ def speed(steps: Steps, tokens: torch.Tensor, config: DictConfig, args: Training
         "mfu": rate(tflops, config)["share_of_peak"],
         "memory_gb": peak_gb(steps.device),
     }
-
-
-def fresh_memory(device: torch.device, args: TrainingConfig) -> None:
-    """Free what an earlier case left, including compiled code, and reset the peak memory."""
-    if args.torch_compile:
-        torch._dynamo.reset()  # dynamo stops compiling a function after eight shapes
-    fresh(device)
 
 
 def peak_gb(device: torch.device) -> float | None:

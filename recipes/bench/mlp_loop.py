@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, rate
-from recipes.bench.training import fresh, numerics, timed, training_step, weights_dtype
+from recipes.bench.training import numerics, timed, training_step, weights_dtype
 from recipes.rank.program import main
 
 
@@ -51,21 +51,15 @@ def mlp_loop(config: DictConfig) -> dict[str, Any]:
     args = MlpLoopConfig(**config.trainer_args)
     device, dtype = device_of(args), weights_dtype(config)
     columns = [
-        Column("batch", "batch"),
-        Column("parameters", "parameters", 0),
-        Column("samples_per_second", "samples/s", 0),
-        Column("ms", "ms/step", 2),
-        Column("total_s", f"s of {args.iterations}", 3),
-        Column("tflops", "TFLOPS", 1),
-        Column("share_of_peak", "of peak", 2),
-        Column("memory_gb", "GB", 1),
-    ]
+        Column("batch", "batch"), Column("parameters", "parameters", 0),
+        Column("samples_per_second", "samples/s", 0), Column("ms", "ms/step", 2),
+        Column("total_s", f"s of {args.iterations}", 3), Column("tflops", "TFLOPS", 1),
+        Column("share_of_peak", "of peak", 2), Column("memory_gb", "GB", 1),
+    ]  # fmt: skip
     note = f"Here: {numerics(config)}; fused AdamW; mean squared error."
     table = Table("mlp_loop", columns, figure="samples_per_second", notes=[note])
 
     def work(case: Row) -> Row:
-        fresh(device)
-        torch.manual_seed(args.seed)
         with torch.device(device):
             model = Mlp(args.width, args.inner).to(dtype)
             batch = [torch.randn(args.batch, args.width).to(dtype) for _ in range(2)]

@@ -17,9 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from launch.core.errors import UserError
-from recipes.bench.language_model import Steps, TrainingConfig, fresh_memory, peak_gb
-from recipes.bench.series import Column, Row, Table, device_of, measure, refusals
+from recipes.bench.language_model import Steps, TrainingConfig, peak_gb
+from recipes.bench.series import Column, Row, Table, device_of, measure
 from recipes.bench.timing import steps_ms
 from recipes.models.low_precision import package, to_float8
 from recipes.models.model import build_model
@@ -41,14 +40,11 @@ class PrecisionConfig(TrainingConfig):
 
 
 COLUMNS = [
-    Column("precision", "precision"),
-    Column("tokens_per_second", "tokens/s", 0),
-    Column("ms", "ms/step", 1),
-    Column("slowdown", "times bf16", 2),
-    Column("memory_gb", "peak GB", 1),
-    Column("loss", "last loss", 4),
+    Column("precision", "precision"), Column("tokens_per_second", "tokens/s", 0),
+    Column("ms", "ms/step", 1), Column("slowdown", "times bf16", 2),
+    Column("memory_gb", "peak GB", 1), Column("loss", "last loss", 4),
     Column("loss_difference", "less fp32's", 4),
-]
+]  # fmt: skip
 
 
 def precision(config: DictConfig) -> dict[str, Any]:
@@ -74,35 +70,23 @@ def precision(config: DictConfig) -> dict[str, Any]:
             row["loss_difference"] = row["loss"] - loss if known else None
             row["slowdown"] = row["ms"] / ms if ms and row["error"] is None else None
 
-    return measure(
-        config,
-        args,
-        table,
-        cases,
-        lambda case: measure_one(case, start, tokens, config, args),
-        compare,
-    )
+    def unsupported(case: Row, rows: list[Row]) -> str | None:
+        if device.type == "cpu" or case["precision"] in config.hardware.precisions:
+            return None
+        return f"{config.hardware.name} trains in {', '.join(config.hardware.precisions)}"
 
-
-def measure_one(
-    case: Row, start: nn.Module, tokens: torch.Tensor, config: DictConfig, args: PrecisionConfig
-) -> Row:
-    """Return a precision's figures. Raise UserError if the GPU or the packages rule it out."""
-    name, device = case["precision"], tokens.device
-    if device.type == "cuda" and name not in config.hardware.precisions:
-        known = ", ".join(config.hardware.precisions)
-        raise UserError(f"{config.hardware.name} does not train in it: {known}")
-    fresh_memory(device, args)
-    batches, losses = iter(tokens), []
-    with refusals(name):
+    def work(case: Row) -> Row:
+        name, batches, losses = case["precision"], iter(tokens), []
         steps = Steps(prepared(copy.deepcopy(start), name, device), COMPUTE[name], device, args)
         ms = steps_ms(lambda: losses.append(steps(next(batches))), device, args.warmup, args.steps)
-    return {
-        "ms": ms,
-        "tokens_per_second": tokens[0].numel() / ms * 1e3,
-        "memory_gb": peak_gb(device),
-        "loss": float(losses[-1]),
-    }
+        return {
+            "ms": ms,
+            "tokens_per_second": tokens[0].numel() / ms * 1e3,
+            "memory_gb": peak_gb(device),
+            "loss": float(losses[-1]),
+        }
+
+    return measure(config, args, table, cases, work, compare, unsupported)
 
 
 def counting(config: DictConfig, args: PrecisionConfig) -> torch.Tensor:

@@ -8,7 +8,7 @@ row with more keys wins. Each file begins with a description of its contents.
 from __future__ import annotations
 
 import functools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,24 +155,13 @@ def _names(hardware: str | Sequence[str]) -> tuple[str, ...]:
 def published(
     benchmark: str, hardware: str, row: Mapping[str, Any], figure: str
 ) -> Reference | None:
-    """Return the published row for our `row` on this hardware (a name in conf/hardware), or None.
-
-    Raise UserError if two rows match equally well.
-    """
-    by_rank = defaultdict(list)
-    for reference in load(benchmark).compared(figure, hardware):
-        if all(key in row and row[key] == value for key, value in reference.match.items()):
-            rank = COMPARED.index(reference.kind), -len(reference.match)
-            by_rank[rank].append(reference)
-    if not by_rank:
-        return None
-    best = by_rank[min(by_rank)]
-    if len(best) > 1:
-        places = "; ".join(reference.where for reference in best)
-        raise UserError(
-            f"{FOLDER}/{benchmark}.yaml: {len(best)} rows of {hardware} match {dict(row)}: {places}"
-        )
-    return best[0]
+    """Return the published row for our `row` on this hardware of conf/hardware, or None."""
+    matches = [
+        reference
+        for reference in load(benchmark).compared(figure, hardware)
+        if all(key in row and row[key] == value for key, value in reference.match.items())
+    ]
+    return min(matches, key=lambda r: (COMPARED.index(r.kind), -len(r.match)), default=None)
 
 
 def require(
@@ -189,12 +178,11 @@ def require(
     if fail_below is None:
         return
     references = load(benchmark).compared(figure, hardware)
-    may_match = any(
+    if not any(
         all(case.get(key, value) == value for key, value in reference.match.items())
         for reference in references
         for case in cases
-    )
-    if not may_match:
+    ):
         raise UserError(
             f"method.args.fail_below={fail_below:g}: nothing could fall below it. "
             f"{_unmatched(benchmark, hardware, figure)} Leave fail_below out, or add your own "
@@ -225,10 +213,8 @@ def compare(
             ratio = ours / theirs if higher_is_better else theirs / ours
         source = reference.cited if reference else None
         compared.append({**row, "published": theirs, "published_source": source, "ratio": ratio})
-        if fail_below is not None and reference and (ratio is None or ratio < fail_below):
-            reached = f"{row.get('error') or 'no figure'}, instead"
-            if ratio is not None:
-                reached = f"{ratio:.2f}"
+        if fail_below is not None and reference and (ratio or 0) < fail_below:
+            reached = f"{ratio:.2f}" if ratio else f"{row.get('error') or 'no figure'}, instead"
             unit = reference.unit if figure == reference.figure else figure
             below.append(f"{reference.label}: {reached} of {theirs:g} {unit}")
     if all(row["published"] is None for row in compared):
@@ -247,13 +233,9 @@ def _unmatched(benchmark: str, hardware: str, figure: str) -> str:
         # A measurement and an accepted minimum may have the same label.
         labels = list(dict.fromkeys(reference.label for reference in references))
         more = f" and {len(labels) - 6} more" if len(labels) > 6 else ""
-        return (
-            f"Nothing here was published for {hardware}. Published rows: {', '.join(labels[:6])}"
-            f"{more}."
-        )
-    counts = Counter(
-        name for row in load(benchmark).compared(figure) for name in row.hardware
-    ).most_common()
-    others = ", ".join(f"{name} ({count})" for name, count in counts)
+        rows = f"{', '.join(labels[:6])}{more}"
+        return f"Nothing here was published for {hardware}. Published rows: {rows}."
+    counts = Counter(name for row in load(benchmark).compared(figure) for name in row.hardware)
+    others = ", ".join(f"{name} ({count})" for name, count in counts.most_common())
     there_are = f"; there are of {others}" if others else ""
     return f"No published {figure} of {benchmark} for {hardware}{there_are}."

@@ -61,8 +61,8 @@ def slowest(
     So time is that of the slowest rank, and memory that of the fullest. Raise OutOfMemoryError or
     UserError on all ranks if one of them did. If other ranks are stuck, all restart instead.
     """
-    with _watched() as tell:
-        by_rank = agreed(work or (lambda: None), control, tell)
+    with _watched() as report:
+        by_rank = agreed(work or (lambda: None), control, report)
     measured = [figures for figures in by_rank if figures is not None]
     return {key: max(figures[key] for figures in measured) for key in measured[0]}
 
@@ -83,8 +83,8 @@ def agreed(
         outcome["interrupted"] = True
     except torch.OutOfMemoryError:
         outcome["error"] = ""
-    except UserError as refusal:
-        outcome["error"] = str(refusal)
+    except UserError as failure:
+        outcome["error"] = str(failure)
     if "error" in outcome:
         on_error(outcome["error"])
     outcomes = [outcome]

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-from collections.abc import Mapping
-
-from launch.core.errors import UserError
 
 PROGRAMS = {
     "all_reduce": "all_reduce_perf",
@@ -32,23 +28,6 @@ def argv(
     first, last, factor = sizes
     series = f"-b {first} -e {last} -f {factor} -t {ranks} -g 1"
     return f"{PROGRAMS[op]} {series} -d {DTYPES[dtype]} -w {warmup} -n {repetitions}".split()
-
-
-def measure(
-    command: list[str], env: Mapping[str, str], timeout_s: float
-) -> dict[int, tuple[float, int]]:
-    """Run a command and return what `parse` does. Raise UserError if it fails or takes too long."""
-    try:
-        done = subprocess.run(
-            command, env=dict(env), capture_output=True, text=True, timeout=timeout_s
-        )
-    except subprocess.TimeoutExpired as expired:
-        raise UserError(f"{command[0]}: no end after {timeout_s:g} s") from expired
-    rows = parse(done.stdout)
-    if not rows:
-        last = " ".join((done.stderr or done.stdout).strip().splitlines()[-1:]) or "no output"
-        raise UserError(f"{command[0]} measured nothing (exit code {done.returncode}): {last}")
-    return rows
 
 
 def parse(text: str) -> dict[int, tuple[float, int]]:

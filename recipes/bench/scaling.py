@@ -9,6 +9,7 @@ Gradients are reduced in the dtype of the weights under both strategies.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from recipes.bench import gpt, ranks
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
-from recipes.bench.training import fresh, timed, training_step, weights_dtype
+from recipes.bench.training import timed, training_step, weights_dtype
 from recipes.rank.names import named
 from recipes.rank.program import main
 
@@ -49,19 +50,12 @@ class ScalingConfig(SeriesConfig):
 
 
 COLUMNS = [
-    Column("model", "model"),
-    Column("num_gpus", "GPUs"),
-    Column("strategy", "strategy"),
-    Column("batch", "batch/GPU"),
-    Column("global_batch", "batch"),
-    Column("sequence", "tokens"),
-    Column("tokens_per_second", "tokens/s", 0),
-    Column("efficiency", "efficiency", 3),
-    Column("tflops", "TFLOPS", 0),
-    Column("tflops_per_gpu", "a GPU", 1),
-    Column("memory_gb", "GB/GPU", 1),
-    Column("ms", "ms/step", 1),
-]
+    Column("model", "model"), Column("num_gpus", "GPUs"), Column("strategy", "strategy"),
+    Column("batch", "batch/GPU"), Column("global_batch", "batch"), Column("sequence", "tokens"),
+    Column("tokens_per_second", "tokens/s", 0), Column("efficiency", "efficiency", 3),
+    Column("tflops", "TFLOPS", 0), Column("tflops_per_gpu", "a GPU", 1),
+    Column("memory_gb", "GB/GPU", 1), Column("ms", "ms/step", 1),
+]  # fmt: skip
 
 
 def scaling(config: DictConfig) -> dict[str, Any]:
@@ -71,22 +65,35 @@ def scaling(config: DictConfig) -> dict[str, Any]:
     with ranks.joined(device) as control:
         world = dist.get_world_size()
         notes = gpt.notes(config)
-        left_out = [str(n) for n in args.num_gpus if n > world]
-        if left_out:
+        unavailable = [str(n) for n in args.num_gpus if n > world]
+        if unavailable:
             notes.append(
-                f"{', '.join(left_out)} GPUs are left out: this run has {world}. "
+                f"{', '.join(unavailable)} GPUs are left out: this run has {world}. "
                 "Use: topology.num_gpus=<n>."
             )
         # torch requires every rank to create every group, even those it does not join.
         counts = sorted(n for n in set(args.num_gpus) if 1 < n <= world)
         groups = {n: dist.new_group(list(range(n))) for n in counts}
-        return measure(
-            config,
-            args,
-            Table("scaling", COLUMNS, figure="tokens_per_second", notes=notes),
-            cases(args, world),
-            lambda case: measure_one(case, config, args, device, control, groups),
-        )
+        table = Table("scaling", COLUMNS, figure="tokens_per_second", notes=notes)
+
+        def work(case: Row) -> Row:
+            n = case["num_gpus"]
+            mine = None  # for a rank that only waits
+            if dist.get_rank() < n:
+                mine = functools.partial(trained, case, config, args, device, groups.get(n))
+            figures = ranks.slowest(control, mine)
+            speed = case["global_batch"] * case["sequence"] / figures["ms"] * 1e3
+            tflops = 6 * figures["parameters"] * speed / 1e12
+            alone = speed if n == 1 else on_one_gpu(Path(config.run_dir) / "metrics.jsonl", case)
+            return {
+                **figures,
+                "tokens_per_second": speed,
+                "efficiency": speed / n / alone if alone else None,
+                "tflops": tflops,
+                "tflops_per_gpu": tflops / n,
+            }
+
+        return measure(config, args, table, cases(args, world), work)
 
 
 def cases(args: ScalingConfig, world: int) -> list[Row]:
@@ -101,31 +108,6 @@ def cases(args: ScalingConfig, world: int) -> list[Row]:
     return rows
 
 
-def measure_one(
-    case: Row,
-    config: DictConfig,
-    args: ScalingConfig,
-    device: torch.device,
-    control: dist.ProcessGroup,
-    groups: dict[int, dist.ProcessGroup],
-) -> Row:
-    n = case["num_gpus"]
-    trains = dist.get_rank() < n
-    figures = ranks.slowest(
-        control, (lambda: trained(case, config, args, device, groups.get(n))) if trains else None
-    )
-    speed = case["global_batch"] * case["sequence"] / figures["ms"] * 1e3
-    tflops = 6 * figures["parameters"] * speed / 1e12
-    alone = speed if n == 1 else on_one_gpu(Path(config.run_dir) / "metrics.jsonl", case)
-    return {
-        **figures,
-        "tokens_per_second": speed,
-        "efficiency": speed / n / alone if alone else None,
-        "tflops": tflops,
-        "tflops_per_gpu": tflops / n,
-    }
-
-
 def trained(
     case: Row,
     config: DictConfig,
@@ -134,8 +116,7 @@ def trained(
     group: dist.ProcessGroup | None,
 ) -> dict[str, float]:
     """Train a case with the ranks of `group`, or alone, and return this rank's figures."""
-    fresh(device)
-    torch.manual_seed(args.seed)  # the same weights on all ranks, since FSDP2 does not broadcast
+    # The same weights on all ranks, by the series' seed, since FSDP2 does not broadcast.
     size = gpt.SIZES[case["model"]]
     model: nn.Module = gpt.build(size, case["sequence"], device, weights_dtype(config))
     parameters = gpt.parameters(model)

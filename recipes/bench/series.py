@@ -10,14 +10,13 @@ conf/method/bench/<name>.yaml shows how to start it.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import itertools
 import json
 import math
 import os
+import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from launch.core.errors import UserError
-from launch.core.json_files import write_text
+from launch.core.json_files import read_metrics, write_text
 from recipes.bench import published
+from recipes.bench.training import fresh
 from recipes.measure import profiling
 from recipes.rank.device import device
 from recipes.rank.files import append
@@ -119,15 +119,15 @@ def measure(
     cases: Iterable[Row],
     work: Callable[[Row], Row],
     complete: Callable[[list[Row]], Row | None] = lambda rows: None,
+    skip: Callable[[Row, list[Row]], str | None] = lambda case, rows: None,
 ) -> dict[str, Any]:
-    """Measure each case that has no row yet or failed, and return the content of result.json.
+    """Measure the cases, and return the content of result.json.
 
-    `work` returns a case's figures. If it raises OutOfMemoryError or UserError, that becomes the
-    row's `error` and the series continues. `complete` may add columns and notes that depend on all
-    rows, and returns additional keys of the result. Raise Failed if a figure is below the gate or
-    no row has one, and Interrupted between two cases after a signal.
+    `complete` may add columns and notes that depend on all rows, and returns additional keys of the
+    result. `work` and `skip` are those of `measure_rows`. Raise Failed if a figure is below the
+    gate or no row has one, and Interrupted between two cases after a signal.
     """
-    rows = measure_rows(config, args, table, cases, work, [])
+    rows = measure_rows(config, args, table, cases, work, skip)
     return result(config, args, table, rows, complete(rows) or {})
 
 
@@ -137,15 +137,19 @@ def measure_rows(
     table: Table,
     cases: Iterable[Row],
     work: Callable[[Row], Row],
-    rows: list[Row],
+    skip: Callable[[Row, list[Row]], str | None] = lambda case, rows: None,
 ) -> list[Row]:
-    """Measure into `rows`, which `work` may read, and return it: the first half of `measure`."""
+    """Return a row for each case; measure those that have no row yet or failed.
+
+    `work` returns a case's figures; its errors become rows as `attempt` says. `skip` returns why a
+    case is not measured, given the rows so far, or None. Every case starts with the same seed.
+    """
     cases = list(cases)
     if not cases:
         raise UserError(f"{table.benchmark}: nothing can be measured here. {' '.join(table.notes)}")
     published.require(table.benchmark, config.hardware.name, table.figure, args.fail_below, cases)
     path = Path(config.run_dir) / "metrics.jsonl"
-    rows += earlier_rows(path, cases)
+    rows = earlier_rows(path, cases)
     failed_at, failure = int(os.environ.get(ROW, 0)), os.environ.pop(ROW_ERROR, None)
     # Retry failed rows, since a package or driver may have been fixed. Memory would run out again.
     pending = [i for i, row in enumerate(rows) if row["error"] not in (None, OUT_OF_MEMORY)]
@@ -157,16 +161,20 @@ def measure_rows(
     start = time.monotonic() - max((row["time_s"] for row in rows), default=0)
     with profiling.session(config, max(1, len(pending))) as profile:
         for i in pending:
-            if together(stop_asked()):
+            if on_any_rank(stop_asked()):
                 raise Interrupted(rows=rows)
             os.environ[ROW] = str(i)
             if failure is not None and i == failed_at:
                 figures = {"error": failure or OUT_OF_MEMORY}
+            elif reason := skip(cases[i], rows):
+                figures = {"error": f"not measured: {reason}"}
             else:
+                torch.manual_seed(args.seed)
+                fresh()
                 figures = attempt(cases[i], work)
             row = {**cases[i], **figures, "time_s": time.monotonic() - start}
             # The signal may have caused this failure, so leave the case to the next start.
-            if together(row["error"] is not None and stop_asked()):
+            if on_any_rank(row["error"] is not None and stop_asked()):
                 raise Interrupted(rows=rows)
             if i < len(rows):
                 rows[i] = row
@@ -185,25 +193,43 @@ def measure_rows(
 def attempt(case: Row, work: Callable[[Row], Row]) -> Row:
     """Return a case's figures and `error`.
 
+    UserError, missing memory, and on one rank what torch or the system rejects become the `error`.
     JSON has neither inf nor nan: such figures become None and are named in `not_finite`.
     """
     try:
         figures = work(case)
-        infinite = [
-            key
-            for key, value in figures.items()
-            if isinstance(value, float) and not math.isfinite(value)
-        ]
-        not_finite = {"not_finite": infinite} if infinite else {}
-        return {**figures, **dict.fromkeys(infinite), **not_finite, "error": None}
     except torch.OutOfMemoryError:
-        error = OUT_OF_MEMORY
-    except UserError as refusal:
-        error = str(refusal)
-    if torch.cuda.is_available():
-        gc.collect()  # reference cycles keep the tensors of an interrupted backward pass
-        torch.cuda.empty_cache()
-    return {"error": error}
+        return {"error": OUT_OF_MEMORY}
+    except UserError as failure:
+        return {"error": str(failure)}
+    except (RuntimeError, OSError) as failure:
+        # One of several ranks that continued after its error would wait for the others forever.
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            raise
+        return {"error": (str(failure).strip() or type(failure).__name__).splitlines()[0]}
+    floats = {key: value for key, value in figures.items() if isinstance(value, float)}
+    infinite = [key for key, value in floats.items() if not math.isfinite(value)]
+    not_finite = {"not_finite": infinite} if infinite else {}
+    return {**figures, **dict.fromkeys(infinite), **not_finite, "error": None}
+
+
+def parsed_output(
+    argv: Sequence[str],
+    parse: Callable[[str], Any],
+    env: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+) -> Any:
+    """Run a program and return what `parse` reads in its output. Raise UserError for nothing."""
+    try:
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=timeout_s)
+        figures = parse(done.stdout)
+        last = "".join((done.stderr or done.stdout).strip().splitlines()[-1:]) or "no output"
+        reason = f"no figures (exit code {done.returncode}): {last}"
+    except subprocess.TimeoutExpired:
+        figures, reason = None, f"no end after {timeout_s:g} s"
+    if not figures:
+        raise UserError(f"{argv[0]}: {reason}")
+    return figures
 
 
 def _write(path: Path, rows: Sequence[Row], num_cases: int) -> None:
@@ -272,31 +298,24 @@ def show(table: Table, rows: Sequence[Row], hardware: str, lines: Sequence[str])
 def earlier_rows(path: Path, cases: Sequence[Row]) -> list[Row]:
     """Return the rows that an interrupted run wrote for the first cases.
 
-    A full disk or a power failure may leave a truncated or corrupt line. It and the rows after it
-    are dropped from the file, and measured again.
+    A line that a crash has truncated, or that belongs to another case, is dropped from the file
+    with all after it, and these cases are measured again.
     """
-    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     rows: list[Row] = []
+    lines = read_metrics(path)
     for line, case in zip(lines, cases, strict=False):
-        try:
-            row = json.loads(line)
-            row = {k: v for k, v in row.items() if k not in ("step", "num_steps")}
-            if not isinstance(row["time_s"], (int, float)) or "error" not in row:
-                raise ValueError
-        except (ValueError, TypeError, KeyError, AttributeError):
-            say(f"{path.name}: line {len(rows) + 1} is not a row: measuring again from there")
+        is_row = isinstance(line, dict) and {"error", "time_s"} <= line.keys()
+        if not is_row or any(line.get(key) != value for key, value in case.items()):
             break
-        if any(row.get(key) != value for key, value in case.items()):
-            break
-        rows.append(row)
-    if lines:
+        rows.append({key: line[key] for key in line if key not in ("step", "num_steps")})
+    if path.is_file():
         _write(path, rows, len(cases))
     if rows:
         say(f"{len(rows)} of {len(cases)} were measured before the interruption")
     return rows
 
 
-def together(flag: bool) -> bool:
+def on_any_rank(flag: bool) -> bool:
     """Return whether `flag` is true on any rank, so that all ranks continue or none does."""
     if not dist.is_initialized():
         return flag
@@ -304,18 +323,6 @@ def together(flag: bool) -> bool:
     shared = torch.tensor(int(flag), device=torch.cuda.current_device() if on_gpu else "cpu")
     dist.all_reduce(shared, dist.ReduceOp.MAX)
     return bool(shared)
-
-
-@contextlib.contextmanager
-def refusals(what: str) -> Iterator[None]:
-    """Turn a RuntimeError, which torch raises if it has no kernel for a case, into a UserError."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{what}: {reason}") from error
 
 
 def _name(table: Table, row: Row) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -60,7 +61,7 @@ def training_step(model: nn.Module, inputs: Sequence[torch.Tensor], config: Dict
 
 
 def timed(step: Step, device: torch.device, warmup: int, steps: int) -> dict[str, float]:
-    """Return milliseconds per step, peak memory since `fresh`, and the last loss.
+    """Return milliseconds per step, peak memory of this case, and the last loss.
 
     The loss shows whether the numbers stayed finite.
     """
@@ -70,9 +71,11 @@ def timed(step: Step, device: torch.device, warmup: int, steps: int) -> dict[str
     return {"ms": ms, "memory_gb": memory_peak_gb(), "loss": losses[0].item()}
 
 
-def fresh(device: torch.device) -> None:
-    """Free memory that reference cycles of an earlier row hold, and reset the peak memory."""
-    gc.collect()
-    if device.type == "cuda":
+def fresh() -> None:
+    """Free what an earlier case left, including compiled code, and reset the peak memory."""
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()  # it also stops compiling a function after eight shapes
+    if torch.cuda.is_initialized():
+        gc.collect()  # reference cycles keep tensors of an interrupted backward pass
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
+        torch.cuda.reset_peak_memory_stats()

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from recipes.bench import gpt
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, rate
-from recipes.bench.training import Step, fresh, timed, training_step, weights_dtype
+from recipes.bench.training import Step, timed, training_step, weights_dtype
 from recipes.rank.names import named
 from recipes.rank.program import main
 
@@ -39,16 +39,11 @@ class TransformerConfig(SeriesConfig):
 
 
 COLUMNS = [
-    Column("model", "model"),
-    Column("parameters", "parameters", 0),
-    Column("batch", "batch"),
-    Column("sequence", "tokens"),
-    Column("tokens_per_second", "tokens/s", 0),
-    Column("tflops", "TFLOPS", 1),
-    Column("share_of_peak", "of peak", 3),
-    Column("memory_gb", "GB", 1),
-    Column("ms", "ms/step", 1),
-]
+    Column("model", "model"), Column("parameters", "parameters", 0), Column("batch", "batch"),
+    Column("sequence", "tokens"), Column("tokens_per_second", "tokens/s", 0),
+    Column("tflops", "TFLOPS", 1), Column("share_of_peak", "of peak", 3),
+    Column("memory_gb", "GB", 1), Column("ms", "ms/step", 1),
+]  # fmt: skip
 
 
 def transformer(config: DictConfig) -> dict[str, Any]:
@@ -67,7 +62,6 @@ def transformer(config: DictConfig) -> dict[str, Any]:
 def measure_one(
     case: Row, config: DictConfig, args: TransformerConfig, device: torch.device
 ) -> Row:
-    fresh(device)
     step, parameters = prepared(case, config, args, device)
     figures = timed(step, device, args.warmup, args.steps)
     tokens_per_second = case["batch"] * case["sequence"] / figures["ms"] * 1e3
@@ -83,7 +77,6 @@ def prepared(
     case: Row, config: DictConfig, args: TransformerConfig, device: torch.device
 ) -> tuple[Step, int]:
     """Return the step of a case, and the number of parameters that it trains."""
-    torch.manual_seed(args.seed)
     size = replace(gpt.SIZES[case["model"]], attention=args.attention, dropout=args.dropout)
     model = gpt.build(size, case["sequence"], device, weights_dtype(config))
     batch = gpt.random_batch(size.vocabulary, case["batch"], case["sequence"], device)

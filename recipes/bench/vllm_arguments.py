@@ -10,8 +10,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from launch.core.errors import UserError
-
 # Options that AMD's MI300X guide and other documents of 2024 and 2025 give -> their replacements.
 # Lower case: an argument. Upper case: an environment variable.
 REMOVED = {
@@ -67,20 +65,6 @@ REFUSED = {name: f"is gone from vLLM. Instead: {what}." for name, what in REMOVE
 REFUSED |= {name: f"is decided elsewhere; set {what} instead." for name, what in OWNED.items()}
 OURS = ("label", "instances")  # keys of a setting that vLLM does not see
 WIDTHS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-
-
-def check(setting: Mapping[str, Any], where: str) -> None:
-    """Raise UserError for removed arguments, those of other keys, and instances that do not fit."""
-    for name in setting:
-        if name in REFUSED:
-            raise UserError(f"{where}: {name} {REFUSED[name]}")
-    instances, share = setting.get("instances", 1), setting.get("gpu_memory_utilization")
-    fits = type(instances) is int and (instances == 1 or 0 < instances * (share or 1) <= 1)
-    if not fits:
-        raise UserError(
-            f"{where}: instances={instances} with gpu_memory_utilization={share or 'unset'}: a "
-            "whole number of engines, whose shares of a GPU's memory are at most 1 together."
-        )
 
 
 def name_of(setting: Mapping[str, Any]) -> str:

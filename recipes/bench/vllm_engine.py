@@ -39,7 +39,6 @@ KINDS = ("offline", "served", "latency")
 SUMMED = ("output_tokens_per_second", "total_tokens_per_second")
 WORST = ("ttft_p99_ms", "itl_p99_ms")
 WEIGHT_BYTES = {"fp8": 1, "awq": 0.5, "fp32": 4}  # others: 2
-LATENCY_VOCABULARY = 10000  # vllm bench latency draws token ids below this
 LOOPBACK = "127.0.0.1"
 Engine = dict[str, Any]
 REFUSED = {"refused": arguments.REFUSED}
@@ -71,44 +70,26 @@ class EngineConfig(SeriesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        arguments.check(self.base, "method.args.base")
-        for setting in self.settings:
-            arguments.check({**self.base, **setting}, "method.args.settings")
         names = [arguments.name_of(setting) for setting in self.settings]
         if len({*names}) < len(names):
             raise UserError(f"method.args.settings: two have one label, of {', '.join(names)}.")
 
 
 COLUMNS = [
-    Column("kind", "kind"),
-    Column("input", "in"),
-    Column("output", "out"),
-    Column("concurrency", "at once"),
-    Column("setting", "setting"),
-    Column("num_gpus", "GPUs"),
-    Column("engines", "engines"),
-    Column("output_tokens_per_second", "out tok/s", 1),
-    Column("total_tokens_per_second", "tok/s", 1),
-    Column("ttft_ms", "TTFT ms", 1),
-    Column("ttft_p99_ms", "p99", 1),
-    Column("itl_ms", "ITL ms", 2),
-    Column("itl_p99_ms", "p99", 2),
-    Column("latency_s", "batch s", 2),
-    Column("share_of_peak", "of peak", 2),
+    Column("kind", "kind"), Column("input", "in"), Column("output", "out"),
+    Column("concurrency", "at once"), Column("setting", "setting"), Column("num_gpus", "GPUs"),
+    Column("engines", "engines"), Column("output_tokens_per_second", "out tok/s", 1),
+    Column("total_tokens_per_second", "tok/s", 1), Column("ttft_ms", "TTFT ms", 1),
+    Column("ttft_p99_ms", "p99", 1), Column("itl_ms", "ITL ms", 2), Column("itl_p99_ms", "p99", 2),
+    Column("latency_s", "batch s", 2), Column("share_of_peak", "of peak", 2),
     Column("share_of_bandwidth", "of GB/s", 2),
-]
+]  # fmt: skip
 
 
 def engine(config: DictConfig) -> dict[str, Any]:
     args = EngineConfig(**config.trainer_args)
     program = vllm.program(config)
     require_gpu(args)
-    if "latency" in args.kinds and config.model.vocab_size < LATENCY_VOCABULARY:
-        raise UserError(
-            f"method.args.kinds=latency with model={config.model.name}: vllm bench latency draws "
-            f"token ids up to {LATENCY_VOCABULARY}, and its vocabulary has "
-            f"{config.model.vocab_size}. Use: method.args.kinds=[offline,served]."
-        )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         # A rank whose engine has failed waits for ranks that still measure.
         patience = datetime.timedelta(seconds=3 * args.timeout_s + 600)
@@ -117,7 +98,7 @@ def engine(config: DictConfig) -> dict[str, Any]:
     rows = cases(args, config, table.notes)
     engines = Engines(args, config, program)
     try:
-        return measure(config, args, table, rows, engines.measure)
+        return measure(config, args, table, rows, engines.measure, skip=engines.skip)
     finally:
         engines.close()
 
@@ -149,7 +130,7 @@ def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]
             "quantization": engine.get("quantization", "none"),
             "tensor_parallel": int(engine.get("tensor_parallel_size", 1)),
             "num_gpus": world,
-            "engines": world // needed * int(engine.get("instances", 1)),
+            "engines": world // needed * instances_of(engine),
         }
         rows += [
             {**same, "kind": kind, "input": tokens_in, "output": tokens_out, "concurrency": n}
@@ -164,6 +145,11 @@ def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]
             "overlap counts as if it did."
         )
     return rows
+
+
+def instances_of(engine: Engine) -> int:
+    """Return the number of engines on each GPU."""
+    return int(engine.get("instances") or 1)
 
 
 def model_source(config: DictConfig) -> tuple[str, Engine]:
@@ -231,31 +217,30 @@ class Engines:
         self.setting = self.settings[case["setting"]]
         # If an engine spans the GPUs of several ranks, the first of them starts it.
         first = int(os.environ.get("LOCAL_RANK", "0")) % gpus_of(self.setting) == 0
-        count = int(self.setting.get("instances", 1)) if first else 0
-        if case["kind"] == "served":
-            self.together(lambda: self.serve(case["setting"], count))
-        else:
-            self.close()
-        by_rank = self.together(lambda: self.run(case, count))
-        figures = combined([*itertools.chain(*by_rank)])
-        return {**figures, **shares(figures, case, self.setting, self.config)}
-
-    def together(self, work: Callable[[], Any]) -> list[Any]:
-        """Return the results of all ranks, or raise the same error on all of them."""
+        count = instances_of(self.setting) if first else 0
         try:
-            return agreed(work)
+            if case["kind"] != "served":
+                self.close()
+            elif self.serving != case["setting"]:
+                self.serve(case["setting"], count)
+            by_rank = agreed(lambda: self.run(case, count))
         except (UserError, Interrupted):
             self.close()
             raise
+        figures = combined([*itertools.chain(*by_rank)])
+        return {**figures, **shares(figures, case, self.setting, self.config)}
 
     def serve(self, name: str, count: int) -> None:
-        """Start a setting's servers. Raise UserError if they fail, without trying them twice."""
-        if self.serving == name:
-            return
+        """Start a setting's servers on all ranks. Raise UserError on all if one does not start."""
         self.close()
-        if name in self.no_server:
-            raise UserError(f"not measured: {self.no_server[name]}")
         self.serving = name
+        try:
+            agreed(lambda: self.start_servers(count))
+        except UserError as error:
+            self.no_server[name] = str(error)
+            raise
+
+    def start_servers(self, count: int) -> None:
         for instance in range(count):
             port = free_port()
             own = {"host": LOOPBACK, "port": port, "disable_uvicorn_access_log": True}
@@ -263,11 +248,11 @@ class Engines:
             process = self.start(["serve", self.source, *options], f"server{instance}")
             self.servers.append((process, port))
         processes = [process for process, _ in self.servers]
-        try:
-            self.wait(processes, lambda: all(vllm.answers(port) for _, port in self.servers))
-        except UserError as refusal:
-            self.no_server[name] = str(refusal)
-            raise
+        self.wait(processes, lambda: all(vllm.answers(port) for _, port in self.servers))
+
+    def skip(self, case: Row, rows: list[Row]) -> str | None:
+        """Return why the case's servers did not start before, if they did not."""
+        return self.no_server.get(case["setting"]) if case["kind"] == "served" else None
 
     def run(self, case: Row, count: int) -> list[Row]:
         """Run vLLM's programs, one per engine, all at once, and return the figures of each."""
@@ -283,7 +268,7 @@ class Engines:
         self.wait(watched, lambda: all(process.ended() for process in programs))
         for process in programs:
             process.end()  # children that an engine left behind would keep its memory
-        return [vllm.figures(case, vllm.read(file)) for file in files]
+        return [vllm.figures(case, file) for file in files]
 
     def benchmark(self, case: Row, instance: int, file: Path) -> list[str]:
         """Return the name of a case's benchmark program and its options."""

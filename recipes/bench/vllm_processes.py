@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -20,12 +19,21 @@ from typing import Any
 from omegaconf import DictConfig
 
 from launch.core.errors import UserError
+from launch.core.json_files import read_json
 from recipes.rank.program import TORCHRUN, Interrupted, stop_asked
 
 POLL_S = 0.2
 ENDS_WITHIN_S = 30  # after SIGTERM
 MASKS = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 LENGTHS_DIFFER = 0.05
+SERVED = {  # our figures -> those of `vllm bench serve`
+    "output_tokens_per_second": "output_throughput",
+    "total_tokens_per_second": "total_token_throughput",
+    "ttft_ms": "median_ttft_ms",
+    "ttft_p99_ms": "p99_ttft_ms",
+    "itl_ms": "median_itl_ms",
+    "itl_p99_ms": "p99_itl_ms",
+}
 SAYS_WHY = re.compile(r"(?:\b\w*(?:Error|Exception)|\berror): .*")
 SAYS_NOTHING = ("Engine core initialization failed", "See root cause above", "Failed core proc")
 # Bypass a proxy, which cannot reach this machine's loopback.
@@ -33,7 +41,7 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def program(config: DictConfig) -> list[str]:
-    """Return the command that starts vLLM. Raises UserError if it is not installed.
+    """Return the command that starts vLLM. Raise UserError if it is not installed.
 
     In a container it is the image's own program, which uses the packages of the base image.
     """
@@ -78,11 +86,12 @@ class Process:
     def ended(self) -> bool:
         return self.popen.poll() is not None
 
-    def check(self) -> None:
-        """Raise UserError with the reason in the log if the program has failed."""
-        if self.popen.poll():
-            reason = why(self.log.read_text(errors="replace"))
-            raise UserError(f"{reason} (exit code {self.popen.returncode}; logs/{self.log.name})")
+    def failure(self) -> str | None:
+        """Return the reason in the log if the program has failed, else None."""
+        if not self.popen.poll():
+            return None
+        reason = why(self.log.read_text(errors="replace"))
+        return f"{reason} (exit code {self.popen.returncode}; logs/{self.log.name})"
 
     def end(self) -> None:
         """Stop the program and its children, once, since its pid may be reused afterwards."""
@@ -103,29 +112,28 @@ def wait(
 ) -> None:
     """Wait until `done`, and touch `heartbeat` while logs grow, for the launcher's watchdog.
 
-    Raises UserError if a process fails or takes too long, and Interrupted after a signal, once all
+    Raise UserError if a process fails or takes too long, and Interrupted after a signal, once all
     processes have ended.
     """
     deadline, size = time.monotonic() + timeout_s, -1
-    heartbeat.touch()
     try:
-        while not done():
-            for process in processes:
-                process.check()
+        while True:
+            finished, late = done(), time.monotonic() > deadline
+            failures = [failure for process in processes if (failure := process.failure())]
+            if late and not finished:
+                log = processes[0].log.name
+                failures.append(f"no end after {timeout_s:g} s (method.args.timeout_s); logs/{log}")
+            if failures:
+                raise UserError(failures[0])
+            if finished:
+                return
             if stop_asked():
                 raise Interrupted
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"no end after {timeout_s:g} s (method.args.timeout_s); "
-                    f"logs/{processes[0].log.name}"
-                )
             new_size = sum(process.log.stat().st_size for process in processes)
             if new_size != size:
                 size = new_size
                 heartbeat.touch()
             time.sleep(POLL_S)
-        for process in processes:
-            process.check()
     except BaseException:
         for process in processes:
             process.end()
@@ -149,52 +157,36 @@ def why(log: str) -> str:
     return (informative or errors or lines or ["no output"])[-1][:300]
 
 
-def figures(case: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of a case from the JSON of `vllm bench`.
+def figures(case: Mapping[str, Any], path: Path) -> dict[str, float]:
+    """Return the figures of a case from the file that `vllm bench` wrote.
 
-    Raises UserError if requests failed or their lengths differ from the case's.
+    Raise UserError if there is none, if requests failed, or if their lengths differ from the case's
+    by more than re-tokenizing the prompts explains.
     """
-    lengths = (case["input"], case["output"])
-    if case["kind"] == "offline":
-        check_lengths(content["total_num_tokens"] / content["num_requests"], lengths)
-        return {
-            "output_tokens_per_second": content["requests_per_second"] * case["output"],
-            "total_tokens_per_second": content["tokens_per_second"],
-        }
+    content = read_json(path)
+    if content is None:
+        raise UserError(f"vLLM left no figures in {path.name}")
+    expected = case["input"] + case["output"]
     if case["kind"] == "latency":  # seconds from a batch's prompts to its last tokens
         seconds = content["avg_latency"]
         return {
             "output_tokens_per_second": case["concurrency"] * case["output"] / seconds,
-            "total_tokens_per_second": case["concurrency"] * sum(lengths) / seconds,
+            "total_tokens_per_second": case["concurrency"] * expected / seconds,
             "latency_s": seconds,
         }
-    failed, completed = content["failed"], content["completed"]
-    if failed or not completed:
-        raise UserError(f"{failed} requests failed and {completed} were answered")
-    tokens = content["total_input_tokens"] + content["total_output_tokens"]
-    check_lengths(tokens / completed, lengths)
-    return {
-        "output_tokens_per_second": content["output_throughput"],
-        "total_tokens_per_second": content["total_token_throughput"],
-        "ttft_ms": content["median_ttft_ms"],
-        "ttft_p99_ms": content["p99_ttft_ms"],
-        "itl_ms": content["median_itl_ms"],
-        "itl_p99_ms": content["p99_itl_ms"],
-    }
-
-
-def check_lengths(tokens: float, lengths: tuple[int, int]) -> None:
-    """Raise UserError if the lengths differ by more than re-tokenizing the prompts explains."""
-    if abs(tokens / sum(lengths) - 1) > LENGTHS_DIFFER:
+    if case["kind"] == "offline":
+        answered, failed, tokens = content["num_requests"], 0, content["total_num_tokens"]
+        figures = {
+            "output_tokens_per_second": content["requests_per_second"] * case["output"],
+            "total_tokens_per_second": content["tokens_per_second"],
+        }
+    else:
+        answered, failed = content["completed"], content["failed"]
+        tokens = content["total_input_tokens"] + content["total_output_tokens"]
+        figures = {name: content[theirs] for name, theirs in SERVED.items()}
+    if failed or not answered or abs(tokens / answered / expected - 1) > LENGTHS_DIFFER:
         raise UserError(
-            f"vLLM measured requests of {tokens:g} tokens in and out instead of {sum(lengths)}"
+            f"vLLM failed {failed} requests, and answered {answered} with {tokens} tokens in and "
+            f"out, {expected} of each request"
         )
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Return the JSON that a program wrote. Raises UserError if it is missing or invalid."""
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"vLLM left no figures in {path.name}: {error}") from error
-    return content
+    return figures

@@ -14,12 +14,12 @@ ABSENT = (0, 0xFFFF)  # values for a missing die; an MI300A has only six
 
 
 def of_device(address: str, sysfs: Path = Path("/sys")) -> list[int]:
-    """Return the MHz of each die of the GPU at a PCI address. Raises OSError and ValueError."""
+    """Return the MHz of each die of the GPU at a PCI address. Raise OSError and ValueError."""
     return parse((sysfs / "bus/pci/devices" / address / "gpu_metrics").read_bytes())
 
 
 def parse(table: bytes) -> list[int]:
-    """Return the MHz of each die. Raises ValueError if the table does not contain them."""
+    """Return the MHz of each die. Raise ValueError if the table does not contain them."""
     size, *version = struct.unpack_from("<HBB", table.ljust(4, b"\0"))
     offset = OFFSETS.get(tuple(version))
     dies = []

@@ -22,7 +22,7 @@ from recipes.measure.kernels_table import DEVICE, kind
 
 MARK = "module: "
 PRODUCTS, REST = "matrix products", "norms and the like"
-SHOWN, KEPT = 10, 100
+PRINTED, WRITTEN = 10, 100
 Event = dict[str, Any]
 OUTERMOST = {"module": None, "sequence": None, "backward": False, "own": 0.0, "wrapper": False}
 
@@ -41,7 +41,7 @@ class Ranges:
             name = re.sub(r"(?<=[.])[0-9]+(?=[.]|$)", "*", name) or "(whole model)"
             mark = f"{MARK}{name} {type(module).__name__}"
             self.handles += [
-                module.register_forward_pre_hook(lambda *_, mark=mark: self._enter(mark)),
+                module.register_forward_pre_hook(lambda *_, mark=mark: self.enter(mark)),
                 module.register_forward_hook(
                     lambda *_: self.open.stack.pop().__exit__(None, None, None), always_call=True
                 ),
@@ -52,7 +52,7 @@ class Ranges:
             handle.remove()
         self.handles.clear()
 
-    def _enter(self, mark: str) -> None:
+    def enter(self, mark: str) -> None:
         entered = torch.profiler.record_function(mark)
         entered.__enter__()
         self.open.stack = [*getattr(self.open, "stack", []), entered]
@@ -62,7 +62,13 @@ def summary(events: Iterable[Event], time_s: float) -> dict[str, Any]:
     """Return the content of fp32_modules.json, with shares of the steps' `time_s`."""
     whole = [event for event in events if event.get("ph") == "X"]
     operators = _operators(whole)
-    cost = _costs(whole, operators)
+    kernels = [event for event in whole if event.get("cat") in DEVICE]
+    # Microseconds by operator: those of its kernels, or its own without a GPU.
+    cost: dict[Any, float] = defaultdict(float)
+    for kernel in kernels:
+        cost[kernel.get("args", {}).get("External id")] += float(kernel["dur"])
+    if not kernels:
+        cost |= {operator["id"]: operator["own"] for operator in operators}
     forward = {
         op["sequence"]: op["module"]
         for op in operators
@@ -89,7 +95,7 @@ def summary(events: Iterable[Event], time_s: float) -> dict[str, Any]:
         rows.append({**row, "time_s": seconds, "share": seconds / time_s})
     products = sum(row["share"] for row in rows if row["what"] == PRODUCTS)
     return {
-        "modules": rows[:KEPT],
+        "modules": rows[:WRITTEN],
         "share": sum(row["share"] for row in rows),
         "products_share": products,
     }
@@ -147,15 +153,6 @@ def _is_product(operator: dict[str, Any]) -> bool:
     return kind(operator["name"]) in ("gemm", "attention")
 
 
-def _costs(events: list[Event], operators: list[dict[str, Any]]) -> dict[Any, float]:
-    """Return microseconds by operator id: those of its kernels, or its own time without a GPU."""
-    kernels = [event for event in events if event.get("cat") in DEVICE]
-    cost: dict[Any, float] = defaultdict(float)
-    for kernel in kernels:
-        cost[kernel.get("args", {}).get("External id")] += float(kernel["dur"])
-    return cost if kernels else {operator["id"]: operator["own"] for operator in operators}
-
-
 def text(table: dict[str, Any], precision: str) -> str:
     if not table["modules"]:
         return f"fp32 under precision={precision}: no module computes in it"
@@ -166,6 +163,6 @@ def text(table: dict[str, Any], precision: str) -> str:
     ]
     lines += [
         f"{row['share']:>7.1%} {row['calls']:>7}  {row['what']:<18}  {row['name']} ({row['class']})"
-        for row in table["modules"][:SHOWN]
+        for row in table["modules"][:PRINTED]
     ]
     return "\n".join(lines)

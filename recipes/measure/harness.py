@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # for annotations only
 def load(names: list[str], include: str | None) -> Any:
     """Return the harness's TaskManager, after loading each task's data once to fail early.
 
-    `include` is a directory with the user's task files. Raises UserError if the harness is missing,
+    `include` is a directory with the user's task files. Raise UserError if the harness is missing,
     a task is unknown, or its data is not available.
     """
     if importlib.util.find_spec("lm_eval") is None:

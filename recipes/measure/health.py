@@ -146,22 +146,22 @@ def call_s(
     for _ in range(2):  # so that kernels are loaded and clocks rise
         call()
     rank.synchronize()
-    began = time.perf_counter()
+    start = time.perf_counter()
     call()
     rank.synchronize()
-    calls = max(1, min(1000, int(load_s / 5 / (time.perf_counter() - began))))
+    calls = max(1, min(1000, int(load_s / 5 / (time.perf_counter() - start))))
     return statistics.median(_round_s(rank, call, calls, meanwhile) for _ in range(5))
 
 
 def _round_s(
     rank: Rank, call: Callable[[], object], calls: int, meanwhile: Callable[[], None] = lambda: None
 ) -> float:
-    began = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(calls):
         call()
     meanwhile()
     rank.synchronize()
-    return (time.perf_counter() - began) / calls
+    return (time.perf_counter() - start) / calls
 
 
 def error(product: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float | None:
@@ -189,14 +189,17 @@ def measure_gemm(rank: Rank) -> None:
         for _ in range(2)
     )
     product = torch.empty_like(a)
-    sampled: list[list[int]] = []
-    seconds = call_s(
-        rank,
-        lambda: torch.mm(a, b, out=product),
-        rank.sizes.load_s,
-        lambda: _sample_clocks(rank, sampled),
-    )
-    measured = rank.measured
+    measured, sampled = rank.measured, list[list[int]]()
+
+    def sample_clocks() -> None:
+        if torch.version.hip is None or measured.clocks_unknown:
+            return
+        try:
+            sampled.append(clocks.of_device(pci_address(rank.device) or "unknown"))
+        except (OSError, ValueError) as error:
+            measured.clocks_unknown = str(error)
+
+    seconds = call_s(rank, lambda: torch.mm(a, b, out=product), rank.sizes.load_s, sample_clocks)
     measured.gemm_tflops = 2 * size**3 / seconds / 1e12
     measured.gemm_error = error(product, a, b)
     measured.clocks_mhz = [
@@ -213,18 +216,9 @@ def measure_gemm(rank: Rank) -> None:
             rank, lambda: torch.mm(a, b, out_dtype=torch.float32), rank.sizes.load_s / 3
         )
         measured.fp32_output_tflops = 2 * size**3 / seconds / 1e12
-    except (RuntimeError, TypeError) as refusal:
+    except (RuntimeError, TypeError) as failure:
         # TypeError: torch before 2.8 does not have the argument
-        measured.fp32_output_refused = str(refusal).strip().splitlines()[0]
-
-
-def _sample_clocks(rank: Rank, samples: list[list[int]]) -> None:
-    if torch.version.hip is None or rank.measured.clocks_unknown:
-        return
-    try:
-        samples.append(clocks.of_device(pci_address(rank.device) or "unknown"))
-    except (OSError, ValueError) as error:
-        rank.measured.clocks_unknown = str(error)
+        measured.fp32_output_refused = str(failure).strip().splitlines()[0]
 
 
 def measure_copy(rank: Rank) -> None:

@@ -48,8 +48,8 @@ PATTERNS = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in
 # Categories of GPU work in a Kineto trace.
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 STEP = re.compile(r"ProfilerStep#\d+$")
-SHOWN, KEPT = 15, 200  # rows printed, rows in kernels.json
-TOLD = (
+PRINTED, WRITTEN = 15, 200  # rows printed, rows in kernels.json
+TITLES = (
     ("GEMM", "gemm"),
     ("attention", "attention"),
     ("memory-bound", "memory_bound"),
@@ -95,12 +95,25 @@ def summary(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
             if event.get("cat") == "cpu_op" and begin <= float(event["ts"]) < end
         ]
         ran = innermost(whole, begin, end)
+    number, time = Counter(call.name for call in calls), defaultdict[str, float](float)
+    for interval in ran:
+        time[interval.name] += interval.end - interval.start
     return {
         "time_s": (end - begin) / 1e6,
         "steps": len(steps),
         "device": "gpu" if kernels else "cpu",
         "shares": shares(ran, begin, end),
-        "kernels": _table(ran, calls, end - begin),
+        # The longest time first. Concurrent kernels' shares can add up to more than 1.
+        "kernels": [
+            {
+                "name": name,
+                "kind": kind(name),
+                "calls": number[name],
+                "time_s": spent / 1e6,
+                "share": spent / (end - begin),
+            }
+            for name, spent in sorted(time.items(), key=lambda item: -item[1])[:WRITTEN]
+        ],
     }
 
 
@@ -168,38 +181,17 @@ def _within(interval: Interval, begin: float, end: float) -> Interval | None:
     return Interval(start, stop, interval.name) if stop > start else None
 
 
-def _table(ran: list[Interval], calls: list[Interval], window: float) -> list[dict[str, Any]]:
-    """Return a row for each name, the longest time first.
-
-    `share` is relative to the steps' time, so concurrent kernels can add up to more than 1.
-    """
-    number = Counter(call.name for call in calls)
-    time: dict[str, float] = defaultdict(float)
-    for interval in ran:
-        time[interval.name] += interval.end - interval.start
-    return [
-        {
-            "name": name,
-            "kind": kind(name),
-            "calls": number[name],
-            "time_s": spent / 1e6,
-            "share": spent / window,
-        }
-        for name, spent in sorted(time.items(), key=lambda item: -item[1])[:KEPT]
-    ]
-
-
 def text(table: dict[str, Any]) -> str:
     """Return the shares and the longest kernels as text."""
     share = table["shares"]
-    shares_text = ", ".join(f"{title} {share[name]:.1%}" for title, name in TOLD)
+    shares_text = ", ".join(f"{title} {share[name]:.1%}" for title, name in TITLES)
     what = "kernels" if table["device"] == "gpu" else "operators on the CPU"
     lines = [f"profile: {table['steps']} steps, {table['time_s']:.4g} s; {shares_text}"]
     if share["communication_hidden"]:
         hidden = share["communication_hidden"]
         lines.append(f"communication hidden behind computation: {hidden:.1%}")
     lines.append(f"{'share':>7} {'calls':>7} {'ms':>10}  {'kind':<13}  {what}")
-    for row in table["kernels"][:SHOWN]:
+    for row in table["kernels"][:PRINTED]:
         name = row["name"] if len(row["name"]) <= 90 else row["name"][:87] + "..."
         lines.append(
             f"{row['share']:>7.1%} {row['calls']:>7} {row['time_s'] * 1e3:>10.3f}  "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-SHOWN = 15
+PRINTED = 15
 LIBRARIES = ("/torch/", "/accelerate/")  # show their callers instead
 
 
@@ -22,8 +22,15 @@ def summary(
     live, peak = _at_peak(traces)
     lines: dict[str, list[int]] = defaultdict(list)
     for size, frames in live:
-        lines[_line(frames)].append(size)
-    largest = sorted(lines.items(), key=lambda item: -sum(item[1]))[:SHOWN]
+        # The innermost Python line outside LIBRARIES, or else the innermost one.
+        python = [frame for frame in frames if frame["filename"].endswith(".py")]
+        own = [f for f in python if not any(part in f["filename"] for part in LIBRARIES)]
+        line = "no line of Python (backward)"
+        for frame in (own or python)[:1]:
+            file = "/".join(frame["filename"].split("/")[-3:])
+            line = f"{file}:{frame['line']} {frame['name']}"
+        lines[line].append(size)
+    largest = sorted(lines.items(), key=lambda item: -sum(item[1]))[:PRINTED]
     reserved = stats.get("reserved_bytes.all.current", 0)
     split = stats.get("inactive_split_bytes.all.current", 0)
     at_most = stats.get("allocated_bytes.all.peak", 0)
@@ -61,16 +68,6 @@ def _at_peak(traces: list[dict[str, Any]]) -> tuple[list[tuple[int, list[dict[st
         elif entry["action"] == "free_completed":
             live.pop(entry["addr"], None)
     return list(live.values()), most
-
-
-def _line(frames: list[dict[str, Any]]) -> str:
-    """Return the innermost Python line outside LIBRARIES, or else the innermost one."""
-    python = [frame for frame in frames if frame["filename"].endswith(".py")]
-    own = [f for f in python if not any(part in f["filename"] for part in LIBRARIES)]
-    if not python:
-        return "no line of Python (backward)"
-    frame = (own or python)[0]
-    return f"{'/'.join(frame['filename'].split('/')[-3:])}:{frame['line']} {frame['name']}"
 
 
 def text(table: dict[str, Any]) -> str:

@@ -79,7 +79,25 @@ class Metrics(TrainerCallback):
         # The loss is the mean over all ranks, so all of them stop here.
         diverged = not math.isfinite(logs.get("loss", 0.0))
         if is_main_rank():
-            self._log(args, state, control, logs, model, diverged)
+            self.write_held_out(state, logs)
+        if is_main_rank() and "loss" in logs:  # without: TRL's summary at the end of training
+            # FastStep logs a step while the next one runs, so it records the time itself.
+            now = getattr(state, "logged_at", None) or time.monotonic()
+            # GRPO logs tokens only after generating.
+            tokens = logs.get("num_tokens", self.previous_tokens)
+            row = {
+                "step": state.global_step,
+                "num_steps": state.max_steps,
+                "time_s": self.first_time_s + now - self.began,
+                **{RENAMED.get(k, k): v for k, v in logs.items() if k not in COUNTED_HERE},
+                **self._speed(args, state, tokens, model, now),
+                "memory_peak_gb": max(self.loading_gb, memory_peak_gb()),
+                **self.telemetry.take(),
+            }
+            if control.should_evaluate and not diverged:  # add held-out figures to the same line
+                self.waiting = row
+            else:
+                self._write(row, state)
         if diverged:
             raise Failed(
                 f"the loss of step {state.global_step} is {logs['loss']}: the training diverged. "
@@ -88,43 +106,19 @@ class Metrics(TrainerCallback):
                 "precision. Do not use checkpoints saved since the loss began to rise."
             )
 
-    def _log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any],
-        model: Any,
-        diverged: bool,
-    ) -> None:
-        if self.waiting and f"{HELD_OUT}loss" in logs:
-            # Exclude the time of held-out rows from the next step.
-            self.previous_time += logs["eval_runtime"]
-            self.evaluated_s += logs["eval_runtime"]
-            heldout = {
-                RENAMED.get(k, k): v
-                for k, v in logs.items()
-                if k.startswith(HELD_OUT) and k not in UNUSED
-            }
-            self._write({**self.waiting, **heldout}, state)
-        if "loss" not in logs:  # TRL's summary at the end of training
+    def write_held_out(self, state: TrainerState, logs: dict[str, Any]) -> None:
+        """Complete the line of the step that waits for these held-out figures, if any."""
+        if not self.waiting or f"{HELD_OUT}loss" not in logs:
             return
-        # FastStep logs a step while the next one runs, so it records the time itself.
-        now = getattr(state, "logged_at", None) or time.monotonic()
-        tokens = logs.get("num_tokens", self.previous_tokens)  # GRPO logs it only after generating
-        row = {
-            "step": state.global_step,
-            "num_steps": state.max_steps,
-            "time_s": self.first_time_s + now - self.began,
-            **{RENAMED.get(k, k): v for k, v in logs.items() if k not in COUNTED_HERE},
-            **self._speed(args, state, tokens, model, now),
-            "memory_peak_gb": max(self.loading_gb, memory_peak_gb()),
-            **self.telemetry.take(),
+        # Exclude the time of held-out rows from the next step.
+        self.previous_time += logs["eval_runtime"]
+        self.evaluated_s += logs["eval_runtime"]
+        figures = {
+            RENAMED.get(k, k): v
+            for k, v in logs.items()
+            if k.startswith(HELD_OUT) and k not in UNUSED
         }
-        if control.should_evaluate and not diverged:  # add held-out figures to the same line
-            self.waiting = row
-        else:
-            self._write(row, state)
+        self._write({**self.waiting, **figures}, state)
 
     def _write(self, row: dict[str, Any], state: TrainerState) -> None:
         self.last, self.waiting = {}, {}
@@ -172,26 +166,20 @@ class Metrics(TrainerCallback):
         tflops = per_second / args.world_size * flops_per_token(model, reach, self.reference) / 1e12
         self.previous_tokens, self.previous_step = tokens, state.global_step
         self.previous_time = now
+        shares = {}  # mean seconds per step by kind since the last line; they sum to `step_s`
+        if self.stopwatch is not None:
+            seconds = {kind: total / steps for kind, total in self.stopwatch.take().items()}
+            shares = {f"{kind}_s": mean for kind, mean in seconds.items()}
+            shares["train_s"] = step_s - sum(seconds[kind] for kind in KINDS)
         return {
             "step_s": step_s,
-            **self._shares(step_s, steps),
+            **shares,
             "num_tokens": self.last.get("num_tokens", self.first_tokens) + done,
             "tokens_per_second": per_second,
             "tokens_per_second_per_gpu": per_second / args.world_size,
             "tflops_per_gpu": tflops,
             "mfu": tflops / self.peak_tflops if self.peak_tflops else None,
         }
-
-    def _shares(self, step_s: float, steps: int) -> dict[str, float]:
-        """Return the mean seconds per step by kind since the last line.
-
-        KINDS and `train_s` sum to `step_s`.
-        """
-        if self.stopwatch is None:
-            return {}
-        seconds = {kind: total / steps for kind, total in self.stopwatch.take().items()}
-        rest = step_s - sum(seconds[kind] for kind in KINDS)
-        return {**{f"{kind}_s": mean for kind, mean in seconds.items()}, "train_s": rest}
 
 
 def drop_after(path: Path, step: int) -> list[dict[str, Any]]:

@@ -29,21 +29,17 @@ def use(config: DictConfig) -> None:
     # For several ranks accelerate uses cpu:0, with which torch.load cannot restore an optimizer.
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     if config.topology.strategy not in ("none", "ddp"):
-        _real_strategies()
+        # Keep FSDP and DeepSpeed on a CPU, where accelerate would silently use DDP, by reporting
+        # several GPUs. transformers then tests the GPU for bf16, which the CPU supports.
+        PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
+        training_args.is_torch_bf16_gpu_available = lambda: True
     if config.topology.strategy.startswith("zero"):
-        _without_shared_memory()
+        import deepspeed
+
+        # CPU collectives for inference need g++ and 26 s to compile.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if config.precision.compute == "fp16":
         _scaled_halves()
-
-
-def _real_strategies() -> None:
-    """Keep FSDP and DeepSpeed on a CPU, where accelerate would silently use DDP.
-
-    The patch reports several GPUs to accelerate. transformers then tests the GPU for bf16, which
-    the CPU supports.
-    """
-    PartialState._prepare_backend = lambda *_args, **_kwargs: ("gloo", DistributedType.MULTI_GPU)
-    training_args.is_torch_bf16_gpu_available = lambda: True
 
 
 def _scaled_halves() -> None:
@@ -60,13 +56,6 @@ def _scaled_halves() -> None:
             )
 
     Accelerator.__init__ = with_scaler
-
-
-def _without_shared_memory() -> None:
-    """Turn off DeepSpeed's CPU collectives for inference, which need g++ and 26 s to compile."""
-    import deepspeed
-
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def _client() -> type:

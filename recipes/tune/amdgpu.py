@@ -170,15 +170,11 @@ _METADATA = re.compile(r"\.amdgpu_metadata\n(.*?)\n\s*\.end_amdgpu_metadata", re
 def read_resources(isa: str, dynamic_lds_bytes: int = 0) -> Resources:
     """Return a kernel's needs from its assembly's metadata, which omits Triton's dynamic LDS.
 
-    Raises ValueError if the text does not contain the metadata of exactly one kernel.
+    Raise ValueError if the text does not contain the metadata of exactly one kernel.
     """
     metadata = _METADATA.search(isa)
-    kernels = (yaml.safe_load(metadata[1]) or {}).get("amdhsa.kernels", []) if metadata else []
-    if len(kernels) != 1:
-        raise ValueError(
-            f"{len(kernels)} kernels in the metadata of the assembly, where one was expected"
-        )
-    kernel = kernels[0]
+    content = yaml.safe_load(metadata[1]) if metadata else {}
+    (kernel,) = content.get("amdhsa.kernels", [])
     return Resources(
         vgprs=kernel[".vgpr_count"],
         agprs=kernel.get(".agpr_count", 0),  # RDNA has none

@@ -11,7 +11,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from launch.core.errors import UserError
 from recipes.bench.series import OUT_OF_MEMORY, Column, Row, Table, measure_rows
 from recipes.rank.program import is_main_rank, main
 from recipes.tune import trial
@@ -37,7 +36,7 @@ def batch(config: DictConfig) -> dict[str, Any]:
     if not is_main_rank():  # the trials start their own ranks on the same GPUs
         return {}
     planned: list[dict[str, Any]] = OmegaConf.to_container(config.tuned.planned)  # type: ignore[assignment]
-    chosen, notes = to_measure(planned)
+    candidates, notes = to_measure(planned)
     columns = [Column("batch", "batch"), Column("checkpointing", "checkpointing")]
     columns += [Column("planned_gb", "planned GB", 1), *TRAINING]
     table = Table("batch", figure="tokens_per_second", columns=columns)
@@ -48,20 +47,17 @@ def batch(config: DictConfig) -> dict[str, Any]:
             "planned_gb": each["planned_gb"],
             "accumulation": each["args"].get("gradient_accumulation_steps", 1),
         }
-        for each in chosen
+        for each in candidates
     ]
     settings = {
         (case["batch"], case["checkpointing"]): Setting(candidate["args"])
-        for case, candidate in zip(cases, chosen, strict=True)
+        for case, candidate in zip(cases, candidates, strict=True)
     }
     ranks = trial.num_ranks()
     most = max(case["batch"] * case["accumulation"] for case in cases) * ranks
     data = trial_data(config, args, most)
-    rows: list[Row] = []
 
     def work(case: Row) -> Row:
-        if smaller := out_of_memory_before(case, rows):
-            raise UserError(f"not measured: a batch of {smaller} ran out of memory")
         kind = "with" if case["checkpointing"] else "without"
         # The number of rows that the trial reads.
         limit = case["batch"] * case["accumulation"] * ranks * (args.steps + args.warmup)
@@ -74,28 +70,28 @@ def batch(config: DictConfig) -> dict[str, Any]:
             {**data, "limit": limit} if data else {},
         )
 
-    measure_rows(config, args, table, cases, work, rows)
+    rows = measure_rows(config, args, table, cases, work, larger_than_memory)
     before = as_it_stands(config, rows)
     used = [settings[row["batch"], row["checkpointing"]] for row in rows]
-    notes += [*margin(rows, chosen), *another(before, config.tuned.trainer_args)]
+    notes += [*margin(rows, candidates), *note_on_nearest(before, config.tuned.trainer_args)]
     return finish(config, table, rows, before, used, notes)
 
 
 def to_measure(planned: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return, of each kind of checkpointing, all that fit and one more, and notes on the others."""
-    chosen, left_out = [], []
+    candidates, omitted = [], []
     for kind in dict.fromkeys(candidate["args"][CHECKPOINTING] for candidate in planned):
         same_kind = [each for each in planned if each["args"][CHECKPOINTING] == kind]
         too_large = [each for each in same_kind if not each["fits"]]
-        chosen += [each for each in same_kind if each["fits"]] + too_large[:1]
-        left_out += too_large[1:]
-    if not left_out:
-        return chosen, []
+        candidates += [each for each in same_kind if each["fits"]] + too_large[:1]
+        omitted += too_large[1:]
+    if not omitted:
+        return candidates, []
     names = ", ".join(
         f"{candidate['args'][SIZE]} {_kind(candidate['args'][CHECKPOINTING])}"
-        for candidate in left_out
+        for candidate in omitted
     )
-    return chosen, [
+    return candidates, [
         f"not measured, because the plan says that they do not fit: batches of {names}."
     ]
 
@@ -104,12 +100,12 @@ def _kind(checkpointing: bool) -> str:
     return f"{'with' if checkpointing else 'without'} checkpointing"
 
 
-def out_of_memory_before(case: Row, rows: list[Row]) -> int | None:
-    """Return a smaller batch with the same checkpointing that ran out of memory, or None."""
+def larger_than_memory(case: Row, rows: list[Row]) -> str | None:
+    """Return a reason if a smaller batch with the same checkpointing ran out of memory."""
     for row in rows:
         same_kind = row["checkpointing"] == case["checkpointing"]
         if same_kind and row["error"] == OUT_OF_MEMORY and row["batch"] < case["batch"]:
-            return int(row["batch"])
+            return f"a batch of {row['batch']} ran out of memory"
     return None
 
 
@@ -123,7 +119,7 @@ def as_it_stands(config: DictConfig, rows: list[Row]) -> Row:
     )
 
 
-def another(before: Row, own: Any) -> list[str]:
+def note_on_nearest(before: Row, own: Any) -> list[str]:
     """Return a note if `before` does not have the recipe's own batch and checkpointing."""
     if (before["batch"], before["checkpointing"]) == (own[SIZE], own[CHECKPOINTING]):
         return []
@@ -134,10 +130,10 @@ def another(before: Row, own: Any) -> list[str]:
     ]
 
 
-def margin(rows: list[Row], chosen: list[dict[str, Any]]) -> list[str]:
+def margin(rows: list[Row], candidates: list[dict[str, Any]]) -> list[str]:
     """Return notes that compare the plan with the measurements."""
     notes = []
-    for row, candidate in zip(rows, chosen, strict=True):
+    for row, candidate in zip(rows, candidates, strict=True):
         if candidate["fits"]:
             continue
         outcome = row["error"]

@@ -137,7 +137,7 @@ def _work(
 
 
 def compile_one(launch: Launch, arch: str) -> Compiled:
-    """Compile a launch in this process and return the result. Raises what Triton raises."""
+    """Compile a launch in this process and return the result. Raise what Triton does."""
     wave_size = ARCHITECTURES[arch].wave_size
     threads = launch.options.get("num_warps", 4) * wave_size  # 4: HIPOptions
     if threads > MAX_THREADS:

@@ -94,22 +94,22 @@ def candidates(
 
     `own` are the recipe's arguments; candidates unset a mode or back end among them.
     """
-    lacking = () if gfx.startswith("gfx") and not on_cpu else ROCM_ONLY
-    lacking += () if on_cpu else CPU_ONLY
+    unsupported = () if gfx.startswith("gfx") and not on_cpu else ROCM_ONLY
+    unsupported += () if on_cpu else CPU_ONLY
     names = args.candidates or list(CANDIDATES)
-    left_out = [name for name in names if name in lacking]
+    omitted = [name for name in names if name in unsupported]
     unset = {name: None for name in (MODE, BACK_END) if own.get(name)}
     settings = {
         name: Setting({**unset, **CANDIDATES[name].args}, CANDIDATES[name].env)
         for name in dict.fromkeys(["eager", *names])
-        if name not in lacking
+        if name not in unsupported
     }
     # transformers compiles if a mode or a back end is set.
     if unset or own.get("torch_compile"):
         settings = {AS_IT_STANDS: Setting(), **settings}
     notes = ["freezing is for inference: inductor does it without gradients only."]
-    if left_out:
-        notes.append(f"left out, because this hardware lacks them: {', '.join(left_out)}.")
+    if omitted:
+        notes.append(f"left out, because this hardware lacks them: {', '.join(omitted)}.")
     return settings, notes
 
 

@@ -217,7 +217,16 @@ def library_launches(operation: str, model: Path, tokens: int, dtype: str) -> li
         earlier = distinct.setdefault(launch.same, launch)
         if (launch.workgroups or 0) < (earlier.workgroups or 0):
             distinct[launch.same] = launch
-    return _named_apart(list(distinct.values()))
+    launches, named = list(distinct.values()), []
+    for launch in launches:  # several of one kernel are named by the constants that differ
+        twins = [other for other in launches if other.name == launch.name]
+        suffix = " ".join(
+            f"{key}={value}"
+            for key, value in launch.constants.items()
+            if any(other.constants.get(key) != value for other in twins)
+        )
+        named.append(replace(launch, name=f"{launch.name} {suffix}".strip()))
+    return named
 
 
 @contextlib.contextmanager
@@ -264,11 +273,11 @@ def _launch(
     options: dict[str, int],
     workgroups: int | None = None,
 ) -> Launch:
-    """Return a launch; `arguments` are type, known facts and value of each parameter."""
+    """Return a launch; `arguments` are type, facts and value of each parameter."""
     by_name = dict(zip(function.arg_names, arguments, strict=True))
     signature = {key: kind for key, (kind, _, _) in by_name.items()}
     constants = {key: value for key, (kind, _, value) in by_name.items() if kind == "constexpr"}
-    attributes = {(i,): known for i, (_, known, _) in enumerate(arguments) if known}
+    attributes = {(i,): facts for i, (_, facts, _) in enumerate(arguments) if facts}
     return Launch(name, function, signature, constants, attributes, options, workgroups)
 
 
@@ -291,20 +300,6 @@ def _argument(parameter: KernelParam, value: Any) -> tuple[str, list[list[Any]]]
     return "fp32", []
 
 
-def _named_apart(launches: list[Launch]) -> list[Launch]:
-    """Return the launches; if a kernel has several, their names get the constants that differ."""
-    named = []
-    for launch in launches:
-        twins = [other for other in launches if other.name == launch.name]
-        suffix = " ".join(
-            f"{key}={value}"
-            for key, value in launch.constants.items()
-            if any(other.constants.get(key) != value for other in twins)
-        )
-        named.append(replace(launch, name=f"{launch.name} {suffix}".strip()))
-    return named
-
-
 # ---- Inductor's
 
 
@@ -314,11 +309,11 @@ def generated_launches(generated: Iterable[Generated]) -> list[Launch]:
 
     launches = []
     for kernel in generated:
-        module = PyCodeCache.load(layer_kernels.without_driver(kernel.source))
+        module = PyCodeCache.load(kernel.source.replace(layer_kernels.DRIVER, ""))
         function = getattr(module, kernel.function).fn
         name = f"{kernel.layer.attention} {kernel.label}"
-        known = (kernel.signature, kernel.constants, kernel.attributes, kernel.options)
-        launches.append(Launch(name, function, *known))
+        fields = (kernel.signature, kernel.constants, kernel.attributes, kernel.options)
+        launches.append(Launch(name, function, *fields))
     return launches
 
 
@@ -330,25 +325,23 @@ def file_launch(place: str, arguments: dict[str, str], workgroups: int | None) -
 
     An argument is a type (`*bf16`, `i32`, `i32:16` for a multiple of 16) or a constant. Pointers
     are assumed to be torch's: multiples of 16, to less than 2 GB. A parameter without an argument
-    has the type of its annotation, or its default. Raises UserError for a file, function or
-    argument that is missing or unknown.
+    has the type of its annotation, or its default. Raise UserError for a file, function or argument
+    that is missing or unknown.
     """
     file, _, name = place.rpartition(":")
     functions = _functions_of(Path(file))
-    if name not in functions:
-        raise UserError(
-            f"{file} has no function {name} under @triton.jit.{near_or_all(name, functions)}"
-        )
-    function = functions[name]
-    for key in arguments:
-        if key not in function.arg_names:
-            raise UserError(
-                f"args: {name} has no parameter {key}.{near_or_all(key, function.arg_names)}"
-            )
+    function = functions.get(name)
+    what, known = f"{file} has no function {name} under @triton.jit", list(functions)
+    unknown = name if function is None else None
+    if function is not None:
+        unknown = next((key for key in arguments if key not in function.arg_names), None)
+        what, known = f"args: {name} has no parameter {unknown}", function.arg_names
+    if unknown is not None:
+        raise UserError(f"{what}.{near_or_all(unknown, known)}")
     described = []
     for parameter in function.params:
-        text = arguments.get(parameter.name) or parameter.annotation_type
-        if not text and parameter.has_default:
+        text = arguments.get(parameter.name, parameter.annotation_type)
+        if not text and parameter.has_default and parameter.name not in arguments:
             described.append((*_argument(parameter, parameter.default), parameter.default))
         else:
             described.append(_described(parameter, text))

@@ -11,8 +11,10 @@ This needs torch's CPU build (2.13), Triton and transformers. It does not compil
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import operator
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -43,10 +45,6 @@ class Layer:
     attention: str  # a key of ATTENTIONS
     tokens: int
     dtype: str
-
-    @property
-    def sequences(self) -> int:
-        return 1 if self.attention in ("varlen", "flex") else SEQUENCES
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,11 @@ def generate(layers: Sequence[Layer], arch: str) -> list[Generated]:
 
 def stand_in_for_gpu(arch: str) -> None:
     torch.version.hip = "7.2"  # the only value that Inductor reads; set before its import
-    register_device_guard()
+    # Register for `cuda` the guard of `meta`, which does nothing; CUDA builds have their own.
+    c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libc10.so"))
+    guards = (ctypes.c_void_p * 22).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
+    cuda, meta = (int(getattr(torch._C._autograd.DeviceType, name)) for name in ("CUDA", "Meta"))
+    guards[cuda] = guards[meta]
     pretend_device(device_properties(arch))
     import triton.runtime
     from triton.backends.compiler import GPUTarget
@@ -93,14 +95,6 @@ def stand_in_for_gpu(arch: str) -> None:
     target = GPUTarget("hip", arch, ARCHITECTURES[arch].wave_size)
     triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: target))
     torch.autograd.grad = gradients
-
-
-def register_device_guard() -> None:
-    """Register for `cuda` the guard of `meta`, which does nothing; CUDA builds have their own."""
-    c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libc10.so"))
-    guards = (ctypes.c_void_p * 22).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
-    cuda, meta = (int(getattr(torch._C._autograd.DeviceType, name)) for name in ("CUDA", "Meta"))
-    guards[cuda] = guards[meta]
 
 
 def device_properties(arch: str) -> SimpleNamespace:
@@ -136,10 +130,8 @@ def read_hardware(file: Path) -> dict[str, Any]:
     """
     own = yaml.safe_load(file.read_text())
     bases = [base.removesuffix("@_here_") for base in own.pop("defaults", []) if base != "_self_"]
-    merged: dict[str, Any] = {}
-    for base in bases:
-        merged |= read_hardware(file.parent / f"{base}.yaml")
-    return merged | own
+    files = [file.parent / f"{base}.yaml" for base in bases]
+    return functools.reduce(operator.or_, [*map(read_hardware, files), own])
 
 
 def attentions_of(arch: str) -> tuple[str, ...]:
@@ -215,8 +207,8 @@ def accumulate(
     """Add a gradient to those of a node, in its input's shape and dtype, as the engine does."""
     if grad is None:
         return
-    wanted = node._input_metadata[number]
-    grad = grad.sum_to_size(wanted.shape).to(wanted.dtype)
+    like = node._input_metadata[number]
+    grad = grad.sum_to_size(like.shape).to(like.dtype)
     arrived[number] = arrived[number] + grad if number in arrived else grad
 
 
@@ -241,17 +233,13 @@ def kernels_of(layer: Layer) -> list[Generated]:
 
     kernels = []
     for label, function, source in sources_of(layer):
-        tuner = getattr(PyCodeCache.load(without_driver(source)), function)
+        tuner = getattr(PyCodeCache.load(source.replace(DRIVER, "")), function)
         for config in tuner.configs:
             meta = tuner._create_compile_meta(config)
             options = tuner._create_compile_options(config, meta)
-            known = (meta["signature"], meta["constants"], meta["configs"][0], options)
-            kernels.append(Generated(layer, label, function, source, *known))
+            fields = (meta["signature"], meta["constants"], meta["configs"][0], options)
+            kernels.append(Generated(layer, label, function, source, *fields))
     return kernels
-
-
-def without_driver(source: str) -> str:
-    return source.replace(DRIVER, "")
 
 
 def sources_of(layer: Layer) -> list[tuple[str, str, str]]:
@@ -268,8 +256,7 @@ def sources_of(layer: Layer) -> list[tuple[str, str, str]]:
     torch._inductor.config.fx_graph_cache = torch._functorch.config.enable_autograd_cache = False
     # Compile the backward pass together with the forward pass.
     torch._functorch.config.force_non_lazy_backward_lowering = True
-    # direction, name -> source; Inductor imports its wrapper twice
-    sources: dict[tuple[str, str], str] = {}
+    sources: dict[tuple[str, str], str] = {}  # by direction and name; Inductor imports twice
     direction = ["forward"]
 
     def record(self: AsyncCompile, name: str, source: str, device_str: str = "cuda") -> None:
@@ -290,14 +277,12 @@ def sources_of(layer: Layer) -> list[tuple[str, str, str]]:
             run, arguments = build(layer)
         backend = functools.partial(compile_fx.compile_fx, inner_compile=compile_one)
         compiled = torch.compile(run, backend=backend, fullgraph=True)
-        try:
+        with contextlib.suppress(Finished):
             compiled(**arguments)
-        except Finished:
-            return [
-                (f"{way} {name.rpartition('_')[2]} {kind_of(name)}", name, source)
-                for (way, name), source in sources.items()
-            ]
-    raise RuntimeError("the compiled layer ran, and there is no GPU")
+    return [
+        (f"{way} {name.rpartition('_')[2]} {kind_of(name)}", name, source)
+        for (way, name), source in sources.items()
+    ]
 
 
 def kind_of(name: str) -> str:
@@ -321,7 +306,8 @@ def build(layer: Layer) -> tuple[Callable[..., Any], dict[str, Any]]:
     dtype, config = DTYPES.get(layer.dtype, torch.float32), config_of(layer.model)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
     module = model.train().model.layers[0]
-    rows, length = layer.sequences, layer.tokens // layer.sequences
+    rows = 1 if layer.attention in ("varlen", "flex") else SEQUENCES
+    length = layer.tokens // rows
     hidden = torch.empty(rows, length, config.hidden_size, dtype=dtype, requires_grad=True)
     angles = [torch.empty(rows, length, config.head_dim, dtype=dtype) for _ in range(2)]
     # the length of a block mask is a constant in the graph, so flex has no dynamic dimension
@@ -347,6 +333,7 @@ def build(layer: Layer) -> tuple[Callable[..., Any], dict[str, Any]]:
 
 def config_of(model: Path) -> Any:
     """Return transformers' configuration of one layer, with a small vocabulary."""
+    # Imported after stand_in_for_gpu, since these may import Inductor.
     from omegaconf import OmegaConf
 
     from recipes.models.model import model_config

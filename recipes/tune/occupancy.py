@@ -75,10 +75,11 @@ KEYS = (
     *("save", "format", "jobs", "timeout_s"),
 )
 DTYPES = ("bf16", "fp16", "fp32")
+NUMBERS = range(1, 2**31)
 LIMITS = {
-    "tokens": (1, 2**24),  # Liger reads a real label for each; 4096 wide in bf16 is 137 GB
-    "timeout_s": (1, 86400),
-    "waves_per_eu": (0, 2**31 - 1),
+    "tokens": range(1, 2**24 + 1),  # Liger reads a real label for each; 4096 wide in bf16: 137 GB
+    "timeout_s": range(1, 86401),
+    "waves_per_eu": range(2**31),
 }
 NONKDIMS = ("0", "16", "32")  # of matrix_instr_nonkdim; 0: Triton chooses
 MODELS = Path(__file__).resolve().parents[2] / "conf/model"
@@ -119,19 +120,15 @@ class Request:
 
 
 def parse(argv: list[str]) -> Request:
-    """Return the request in key=value words. Raises UserError for unknown keys and values."""
+    """Return the request in key=value words. Raise UserError for unknown keys and values."""
     words = key_values.read(argv, dict.fromkeys(KEYS, ""), "kernel=liger:rms_norm")
     kernels = _several(words["kernel"])
     libraries = {kernel.partition(":")[0] for kernel in kernels}
-    names = (*KERNELS, *LAYERS, *(f"{library}:all" for library in LIBRARIES))
+    names = (*KERNELS, *LAYERS, *(f"{library}:all" for library in LIBRARIES), "file.py:function")
     for kernel in kernels:
         library, _, name = kernel.partition(":")
-        if not (library and name):
-            raise UserError(
-                f"kernel={kernel}: Write kernel=liger:rms_norm, or kernel=file.py:function."
-            )
-        if library in LIBRARIES:
-            _one_of("kernel", kernel, names)
+        if library in LIBRARIES or not (library and name):
+            _known("kernel", kernel, names)
     unread = () if libraries & {*LIBRARIES} else ("model", "tokens")
     for key in ("args", "grid") if libraries <= {*LIBRARIES} else unread:
         if words[key]:
@@ -139,28 +136,22 @@ def parse(argv: list[str]) -> Request:
     archs = _several(words["arch"]) if words["arch"] else ARCHITECTURES
     sweep = {key: _several(words[key]) for key in SWEPT if words[key]}
     for value in sweep.get("matrix_instr_nonkdim", ()):
-        _one_of("matrix_instr_nonkdim", value, NONKDIMS)
+        _known("matrix_instr_nonkdim", value, NONKDIMS)
     arguments = [pair.strip().partition("=") for pair in words["args"].split(",") if pair.strip()]
-    for name, _, value in arguments:
-        if not value:
-            raise UserError(
-                f"args: {name} has no value. Write args={name}=i32 for a type, or args={name}=128 "
-                "for a constant."
-            )
     sides = words["grid"].split("x") if words["grid"] else []
     dtypes = (*DTYPES, "amp") if libraries == {"inductor"} else DTYPES
     models = [file.stem for file in MODELS.glob("*.yaml")]
     return Request(
         kernels=kernels,
-        archs=tuple(_one_of("arch", arch, ARCHITECTURES) for arch in archs),
+        archs=tuple(_known("arch", arch, ARCHITECTURES) for arch in archs),
         sweep={key: tuple(_number(key, value) for value in sweep[key]) for key in sweep},
-        model=MODELS / f"{_one_of('model', words['model'] or 'qwen3_8b', models)}.yaml",
+        model=MODELS / f"{_known('model', words['model'] or 'qwen3_8b', models)}.yaml",
         tokens=_number("tokens", words["tokens"] or "4096"),
-        dtype=_one_of("dtype", words["dtype"] or "bf16", dtypes),
+        dtype=_known("dtype", words["dtype"] or "bf16", dtypes),
         args={name: value for name, _, value in arguments},
         workgroups=math.prod(_number("grid", side) for side in sides) if sides else None,
         save=Path(words["save"]) if words["save"] else None,
-        json=_one_of("format", words["format"] or "text", ("text", "json")) == "json",
+        json=_known("format", words["format"] or "text", ("text", "json")) == "json",
         jobs=_number("jobs", words["jobs"] or str(os.cpu_count() or 1)),
         timeout_s=_number("timeout_s", words["timeout_s"] or "300"),
     )
@@ -177,16 +168,17 @@ def _several(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text.split(",")))
 
 
-def _one_of(key: str, value: str, known: Iterable[str]) -> str:
+def _known(key: str, value: str, known: Iterable[str]) -> str:
+    """Return a value that is among the known ones. Raise UserError for others."""
     if value not in known:
         raise UserError(f"{key}={value} is not known.{near_or_all(value, known)}")
     return value
 
 
 def _number(key: str, text: str) -> int:
-    least, most = LIMITS.get(key, (1, 2**31 - 1))
-    if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
-        raise UserError(f"{key}: {text} is not a whole number from {least} to {most}.")
+    limits = LIMITS.get(key, NUMBERS)
+    is_number = re.fullmatch(r"[0-9]{1,18}", text) and int(text) in limits
+    _known(key, text, [text] if is_number else [f"{limits.start} to {limits.stop - 1}"])
     return int(text)
 
 
@@ -196,7 +188,7 @@ def _number(key: str, text: str) -> int:
 def launches(request: Request) -> list[tuple[Launch, str]]:
     """Return every launch with its architecture.
 
-    Raises HostError if Triton or a library is missing, and UserError for a kernel that does not
+    Raise HostError if Triton or a library is missing, and UserError for a kernel that does not
     exist.
     """
     try:
@@ -294,8 +286,8 @@ def row(launch: Launch, arch: str, compiled: Compiled) -> Row:
     if not fit.workgroups:
         needed = {"VGPR": f"{needs.vgprs} VGPRs", "SGPR": f"{needs.sgprs} SGPRs"}
         needed["LDS"] = f"{needs.lds_bytes} bytes of LDS"
-        lacking = " and ".join(needed[limit] for limit in fit.limits)
-        error = f"cannot start: one workgroup needs {lacking}, which is more than there is"
+        amounts = " and ".join(needed[limit] for limit in fit.limits)
+        error = f"cannot start: one workgroup needs {amounts}, which is more than there is"
         return replace(start, error=error)
     return replace(start, code=Code(needs, fit, count_instructions(compiled.isa)))
 

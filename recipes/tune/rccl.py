@@ -6,8 +6,11 @@ figure is the geometric mean of the bus bandwidths over the sizes.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,24 +26,18 @@ from recipes.tune.search import Point, Report, SearchConfig, search, set_only
 from recipes.tune.trial import Setting
 from recipes.tune.tuning import finish
 
-VARIABLES = ("NCCL_", "RCCL_", "HSA_", "HIP_", "GPU_", "ROC_", "TORCH_NCCL_")
-
 
 @dataclass
 class RcclConfig(SearchConfig):
     """Hold the arguments. `space` maps environment variables to values."""
 
+    # Libraries read no other variables, so the best of equal trials would seem a gain.
+    prefixes = ("NCCL_", "RCCL_", "HSA_", "HIP_", "GPU_", "ROC_", "TORCH_NCCL_")
+
     recipe: str = named(lambda: ("bench/collectives",), "bench/collectives")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in self.space:
-            # No library reads other variables, so the best of equal trials would seem a gain.
-            if not name.startswith(VARIABLES):
-                raise UserError(
-                    f"method.args.space.{name}: not a variable of RCCL or of what is below it: "
-                    f"{', '.join(VARIABLES)}..."
-                )
         # Omit values that are already set, which would repeat the first trial.
         space = {
             name: [value for value in values if str(value) != os.environ.get(name)]
@@ -51,95 +48,69 @@ class RcclConfig(SearchConfig):
 
 def rccl(config: DictConfig) -> dict[str, Any]:
     args = RcclConfig(**OmegaConf.to_container(config.trainer_args))
-    measured = collectives.CollectivesConfig(**OmegaConf.to_container(config.tuned.trainer_args))
+    bench_args = collectives.CollectivesConfig(**OmegaConf.to_container(config.tuned.trainer_args))
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    device_of(measured)
+    device_of(bench_args)
     dist.init_process_group("gloo")
-    workers = collectives.Workers(measured, [world], {})
+    workers = collectives.Workers(bench_args, [world], {})
+
+    def measure(case: Row, env: dict[str, str]) -> Row:
+        """Return a case's figures; every rank must call this. Raise UserError on all of them."""
+        workers.settings.setdefault(case["setting"], env)
+        return collectives.measure_one(case, bench_args, config, workers)
+
+    def measure_point(number: int, point: Point, report: Report) -> Row:
+        """Return figures of all cases under one setting. Raise UserError, Pruned, Interrupted."""
+        figures: Row = {}
+        for op, size in itertools.product(bench_args.ops, bench_args.sizes):
+            if stop_asked():
+                raise Interrupted()
+            case = {"op": op, "ranks": world, "bytes": size, "dtype": dtype, "program": "torch"}
+            message = ({**case, "setting": str(number)}, env_of(point))
+            send(message)
+            figure = measure(*message)["bus_gb_s"]
+            figures[f"{op} {size}"] = figure
+            report(figure)
+        mean = statistics.geometric_mean(figures.values())
+        return {"bus_gb_s": mean, "bus_gb_s_by_size": figures}
+
     try:
         if not is_main_rank():
-            return follow(config, measured, workers)
+            return follow(measure)
         columns = [Column("trial", "trial"), Column("setting", "setting")]
         columns.append(Column("bus_gb_s", "bus GB/s", 2))
-        sizes = ", ".join(map(str, measured.sizes))
-        notes = [f"{world} ranks, {', '.join(measured.ops)} of {sizes} bytes."]
+        sizes = ", ".join(map(str, bench_args.sizes))
+        notes = [f"{world} ranks, {', '.join(bench_args.ops)} of {sizes} bytes."]
         table = Table("rccl", figure="bus_gb_s", columns=columns, notes=notes)
-        known = [name for name in config.hardware.precisions if name in collectives.DTYPES]
-        dtype = (measured.dtypes or known)[0]
-        cases = [
-            {"op": op, "ranks": world, "bytes": size, "dtype": dtype, "program": "torch"}
-            for op in measured.ops
-            for size in measured.sizes
-        ]
-
-        def work(number: int, point: Point, report: Report) -> Row:
-            return one(cases, number, point, report, config, measured, workers)
-
-        rows = search(config, args, table, work)
-        settings = [Setting(env=_env(set_only(row["point"]))) for row in rows]
+        dtypes = [name for name in config.hardware.precisions if name in collectives.DTYPES]
+        dtype = (bench_args.dtypes or dtypes)[0]
+        rows = search(config, args, table, measure_point)
+        settings = [Setting(env=env_of(set_only(row["point"]))) for row in rows]
         return finish(config, table, rows, rows[0], settings)
     finally:
-        tell(None)
+        send(None)
         workers.close()
 
 
-def _env(point: Point) -> dict[str, str]:
+def env_of(point: Point) -> dict[str, str]:
     return {name: str(value) for name, value in point.items()}
 
 
-def one(
-    cases: list[Row],
-    number: int,
-    point: Point,
-    report: Report,
-    config: DictConfig,
-    args: collectives.CollectivesConfig,
-    workers: collectives.Workers,
-) -> Row:
-    """Return figures of all cases under one setting. Raises UserError, Pruned and Interrupted."""
-    figures: Row = {}
-    for case in cases:
-        if stop_asked():
-            raise Interrupted()
-        case = {**case, "setting": str(number)}
-        tell((case, _env(point)))
-        figure = measure(case, point, config, args, workers)["bus_gb_s"]
-        figures[f"{case['op']} {case['bytes']}"] = figure
-        report(figure)
-    return {"bus_gb_s": statistics.geometric_mean(figures.values()), "bus_gb_s_by_size": figures}
-
-
-def measure(
-    case: Row,
-    point: Point,
-    config: DictConfig,
-    args: collectives.CollectivesConfig,
-    workers: collectives.Workers,
-) -> Row:
-    """Return a case's figures; every rank must call this. Raises UserError on all of them."""
-    workers.settings.setdefault(case["setting"], _env(point))
-    return collectives.one(case, args, config, workers)
-
-
-def tell(message: tuple[Row, Point] | None) -> None:
+def send(message: tuple[Row, dict[str, str]] | None) -> None:
     """Send a case from the main rank to the others; None ends them."""
     if is_main_rank():
         dist.broadcast_object_list([message], src=0)
 
 
-def follow(
-    config: DictConfig, args: collectives.CollectivesConfig, workers: collectives.Workers
-) -> dict[str, Any]:
+def follow(measure: Callable[[Row, dict[str, str]], Row]) -> dict[str, Any]:
     """Measure the main rank's cases on the other ranks until it sends None, and return {}."""
     while True:
         message: list[Any] = [None]
         dist.broadcast_object_list(message, src=0)
         if message[0] is None:
             return {}
-        try:
-            measure(*message[0], config, args, workers)
-        except UserError:  # also raised on the main rank, which records it
-            continue
+        with contextlib.suppress(UserError):  # also raised on the main rank, which records it
+            measure(*message[0])
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import optuna
 from omegaconf import DictConfig
@@ -33,7 +33,7 @@ from recipes.tune.tuning import TuneConfig
 JOURNAL = "journal.log"
 PRUNED = "pruned: behind the median of the trials before"
 BEFORE_PRUNING = 4  # finished trials before pruning; a median of fewer means little
-SAME_AGAIN = 20  # after so many known proposals in a row, the search ends
+MAX_REPEATS = 20  # after so many known proposals in a row, the search ends
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 Point = dict[str, Any]
@@ -48,6 +48,8 @@ class SearchConfig(TuneConfig):
     unchanged recipe.
     """
 
+    prefixes: ClassVar[tuple[str, ...]] = ("",)  # of the names in `space`
+
     space: dict[str, list[Any]] = field(default_factory=dict)
     num_trials: int = field(default=30, metadata={"least": 2})
 
@@ -58,11 +60,13 @@ class SearchConfig(TuneConfig):
             plain = isinstance(values, list) and not any(
                 isinstance(value, (list, dict)) for value in values
             )
-            if not plain or len(set(map(str, values))) < len(values):
-                raise UserError(
-                    f"method.args.space.{name}={values}: a list of different numbers or words, as "
-                    "[1,2,4]; [] leaves it out."
-                )
+            problem = None
+            if not name.startswith(self.prefixes):
+                problem = f"its name has to start with {', '.join(self.prefixes)}"
+            elif not plain or len(set(map(str, values))) < len(values):
+                problem = "use a list of different numbers or words, as [1,2,4]; [] leaves it out"
+            if problem:
+                raise UserError(f"method.args.space.{name}={values}: {problem}.")
 
 
 class Pruned(Exception):
@@ -78,13 +82,20 @@ def search(
     """Return a row for each finished trial, the unchanged recipe first.
 
     `measure` takes the trial's number, the point without nulls, and a function that reports a
-    figure. It returns a row with the table's figure; a UserError becomes the row's `error`. Raises
+    figure. It returns a row with the table's figure; a UserError becomes the row's `error`. Raise
     Interrupted after a signal.
     """
     folder, figure = Path(config.run_dir), table.figure
     lines = folder / "metrics.jsonl"
-    study = _study(folder / JOURNAL, args)
-    rows = _finished(study)
+    study = open_study(folder / JOURNAL, args)
+    for trial in study.get_trials(states=(TrialState.RUNNING,)):  # queue again after a kill
+        # `params` may be incomplete, because parameters are recorded one by one.
+        study.enqueue_trial(trial.system_attrs.get("fixed_params") or trial.params)
+        study.tell(trial.number, state=TrialState.FAIL)
+    finished = study.get_trials(states=FINISHED)
+    rows = [trial.user_attrs["row"] for trial in finished if "row" in trial.user_attrs]
+    if rows:
+        say(f"{len(rows)} trials were finished before the interruption")
     lines.unlink(missing_ok=True)  # a killed run may have written to the journal but not here
     for step, row in enumerate(rows, 1):
         append(lines, {"step": step, "num_steps": args.num_trials, **row})
@@ -92,8 +103,8 @@ def search(
         name: CategoricalDistribution(list(dict.fromkeys([None, *values])))
         for name, values in args.space.items()
     }
-    again = 0
-    while len(rows) < min(args.num_trials, combinations(args.space)) and again < SAME_AGAIN:
+    repeats = 0
+    while len(rows) < min(args.num_trials, combinations(args.space)) and repeats < MAX_REPEATS:
         if rows and rows[0]["error"]:  # nothing to compare with
             break
         if stop_asked():
@@ -102,13 +113,13 @@ def search(
         seed = args.seed + len(study.trials)
         study.sampler = TPESampler(seed=seed, multivariate=True, n_startup_trials=5)
         trial = study.ask(space)
-        same = next((row for row in rows if row["point"] == trial.params), None)
-        if same is not None:
-            again += 1
-            state = None if same.get(figure) else TrialState.FAIL
-            study.tell(trial, same.get(figure), state=state)
+        earlier = next((row for row in rows if row["point"] == trial.params), None)
+        if earlier is not None:
+            repeats += 1
+            state = None if earlier.get(figure) else TrialState.FAIL
+            study.tell(trial, earlier.get(figure), state=state)
             continue
-        again = 0
+        repeats = 0
         row = _measured(study, trial, table, measure, len(rows))
         rows.append(row)
         append(lines, {"step": len(rows), "num_steps": args.num_trials, **row})
@@ -157,24 +168,11 @@ def _measured(
     return row
 
 
-def _finished(study: optuna.Study) -> list[Row]:
-    """Return the rows of earlier trials, after queueing again a trial that a kill interrupted."""
-    for trial in study.get_trials(states=(TrialState.RUNNING,)):
-        # `params` may be incomplete, because parameters are recorded one by one.
-        study.enqueue_trial(trial.system_attrs.get("fixed_params") or trial.params)
-        study.tell(trial.number, state=TrialState.FAIL)
-    trials = study.get_trials(states=FINISHED)
-    rows = [trial.user_attrs["row"] for trial in trials if "row" in trial.user_attrs]
-    if rows:
-        say(f"{len(rows)} trials were finished before the interruption")
-    return rows
-
-
 def combinations(space: Mapping[str, Sequence[Any]]) -> int:
     return math.prod(len({None, *values}) for values in space.values())
 
 
-def _study(journal: Path, args: SearchConfig) -> optuna.Study:
+def open_study(journal: Path, args: SearchConfig) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # we print the line for each trial
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     # A kill during a write leaves Optuna's lock and a truncated line. They can be removed, because

@@ -103,10 +103,18 @@ def show(rows: list[Row], versions: dict[str, str], saved: Path | None) -> None:
         table.add_column(heading, justify="left" if heading in LEFT else "right", overflow="fold")
     swept = len({(row.kernel, row.arch) for row in rows}) < len(rows)
     sections = [(row.kernel, row.arch if swept else "") for row in rows]
-    for row, section, following in zip(cells, sections, [*sections[1:], sections[-1]], strict=True):
-        table.add_row(*(row[heading] for heading in headings), end_section=section != following)
+    for row_cells, section, following in zip(
+        cells, sections, [*sections[1:], sections[-1]], strict=True
+    ):
+        table.add_row(*(row_cells[h] for h in headings), end_section=section != following)
     console.print(table)
-    lines = [*_failures(rows), *_legend(rows)]
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.error:
+            options = "".join(f" {key}={value}" for key, value in row.options.items())
+            reasons.setdefault(row.error, []).append(f"{row.kernel} {row.arch}{options}")
+    lines = [f"failed: {reason}\n    {'; '.join(kernels)}" for reason, kernels in reasons.items()]
+    lines += _legend(rows)
     if saved:
         lines.append(f"Assembly (.s) and .ttgir of each row: {saved}/")
     for line in lines:
@@ -171,16 +179,6 @@ def _wide(*counts: dict[str, int]) -> str:
         return "none"
     wide = sum(widths.get("b128", 0) for widths in counts)
     return f"{wide}/{sum(sum(widths.values()) for widths in counts)}"
-
-
-def _failures(rows: list[Row]) -> list[str]:
-    """Return a line for each distinct error, with the rows that have it."""
-    reasons: dict[str, list[str]] = {}
-    for row in rows:
-        if row.error:
-            options = "".join(f" {key}={value}" for key, value in row.options.items())
-            reasons.setdefault(row.error, []).append(f"{row.kernel} {row.arch}{options}")
-    return [f"failed: {reason}\n    {'; '.join(which)}" for reason, which in reasons.items()]
 
 
 def _legend(rows: list[Row]) -> list[str]:

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -26,10 +25,13 @@ import psutil
 from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
+from launch.core.json_files import read_metrics
+from recipes.bench.ranks import free_port
 from recipes.bench.series import OUT_OF_MEMORY, Row
-from recipes.rank.program import Interrupted, stop_asked
+from recipes.rank.program import TORCHRUN, Failed, Interrupted, stop_asked
 from recipes.training.checkpoint import HEARTBEAT
 
+METRICS = "metrics.jsonl"
 POLL_S = 0.1
 STOP_TIMEOUT_S = 60.0  # from SIGTERM to SIGKILL: vLLM's engines have processes to end
 DIES_WITHIN_S = 30.0  # after SIGKILL; a process that waits in the kernel for a hung GPU may not
@@ -40,11 +42,6 @@ HUNG_SHARE = 0.8
 # signal to one process group does not reach all of them.
 MARK = "RECIPES_TRIAL"
 PLAIN = re.compile(r"[\w./:+@%-]+")  # text that Hydra's grammar accepts without quotes
-# Variables that torchrun sets for its ranks. A trial must not inherit them.
-OF_TORCHRUN = (
-    *("TORCHELASTIC_", "GROUP_", "ROLE_", "LOCAL_", "MASTER_"),
-    *("RANK", "WORLD_SIZE", "TORCH_NCCL_ASYNC"),
-)
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,12 @@ class Outcome:
     rows: list[Row]
     error: str | None
     stopped: bool  # by `on_rows`
-    folder: Path
+
+    def checked_rows(self) -> list[Row]:
+        """Return the rows. Raise UserError if the trial failed."""
+        if self.error:
+            raise UserError(self.error)
+        return self.rows
 
 
 def run(
@@ -82,17 +84,32 @@ def run(
     """Run the recipe in `<run>/trials/<name>`, which keeps config.yaml, log and metrics.
 
     `unrecorded` and `env` are arguments and variables besides the setting; `data` replaces keys of
-    config.data. `on_rows` is called with new lines and returns true to stop. Raises Interrupted.
+    config.data. `on_rows` is called with new lines and returns true to stop. Raise Interrupted
+    after a signal.
     """
     folder = folder_of(config, name)
     shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted trial
     folder.mkdir(parents=True)
-    _write_config(config, folder, {**setting.args, **unrecorded}, data)
+    content: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
+    tuned = content.pop("tuned")
+    args = {**tuned["trainer_args"], **setting.args, **unrecorded}
+    args["output_dir"] = str(folder / "checkpoints")
+    if "run_name" in tuned["trainer_args"]:
+        args["run_name"] = folder.name
+    content |= {"method": tuned["method"], "trainer_args": args, "run_dir": str(folder)}
+    content |= {"trial": True, "data": {**content["data"], **data}}
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
     program = ["-m", config.tuned.method.program, "--config", str(folder / "config.yaml")]
     if num_ranks() > 1:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
         program = [*torchrun, "--nproc-per-node", str(num_ranks()), *program]
-    environ = _environment({**env, **setting.env})
+    # A trial must not inherit torchrun's variables. For one rank they are set here, since starting
+    # torchrun takes seconds.
+    environ = {name: value for name, value in os.environ.items() if not TORCHRUN.match(name)}
+    if num_ranks() == 1:
+        environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    environ |= {"PYTHONUNBUFFERED": "1", **env, **setting.env}
     return follow(config, [sys.executable, *program], environ, folder, "log", on_rows)
 
 
@@ -120,12 +137,13 @@ def follow(
         stopped = _follow(process, log, Path(config.run_dir) / HEARTBEAT, on_rows, patience_s)
     finally:
         _end(process, folder)
-    error = None
+    rows = read_metrics(folder / METRICS)
+    error = next((row["error"] for row in rows if row.get("error")), None)
     if stopped is None:
         error = f"hung: no progress for {patience_s:.0f} s"
     elif not stopped and process.returncode != 0:
         error = _why(log, process.returncode)
-    return Outcome(_rows(folder), error, bool(stopped), folder)
+    return Outcome(rows, error, bool(stopped))
 
 
 def folder_of(config: DictConfig, name: str) -> Path:
@@ -141,13 +159,10 @@ def training(
     data: Mapping[str, Any],
     env: Mapping[str, str] = {},
 ) -> Row:
-    """Return the speed of `steps` steps after `warmup`. Raises UserError if the trial failed."""
+    """Return the speed of `steps` steps after `warmup`. Raise UserError if the trial failed."""
     bounds = {"max_steps": warmup + steps, "num_train_epochs": 1, "logging_steps": 1}
     bounds |= {"save_strategy": "no", "eval_strategy": "no"}
-    outcome = run(config, name, setting, bounds, data, env)
-    if outcome.error:
-        raise UserError(outcome.error)
-    return speed(outcome.rows, warmup)
+    return speed(run(config, name, setting, bounds, data, env).checked_rows(), warmup)
 
 
 def speed(rows: list[Row], warmup: int) -> Row:
@@ -176,30 +191,6 @@ def num_ranks() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _write_config(
-    config: DictConfig, folder: Path, args: Mapping[str, Any], data: Mapping[str, Any]
-) -> None:
-    content: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
-    tuned = content.pop("tuned")
-    trainer_args = {**tuned["trainer_args"], **args, "output_dir": str(folder / "checkpoints")}
-    if "run_name" in tuned["trainer_args"]:
-        trainer_args["run_name"] = folder.name
-    content |= {"method": tuned["method"], "trainer_args": trainer_args}
-    content |= {"run_dir": str(folder), "trial": True}
-    content["data"] |= data
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
-
-
-def _environment(changed: Mapping[str, str]) -> dict[str, str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(OF_TORCHRUN)}
-    if num_ranks() == 1:  # set torchrun's variables, since starting torchrun takes seconds
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-        env |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    return {**env, "PYTHONUNBUFFERED": "1", **changed}
-
-
 def _follow(
     process: subprocess.Popen[bytes],
     log: Path,
@@ -212,7 +203,7 @@ def _follow(
     The trial's progress counts as this run's for the launcher's watchdog.
     """
     seen, num_rows, changed = (0.0,), 0, time.monotonic()
-    files = [log, *(log.with_name(name) for name in ("metrics.jsonl", HEARTBEAT))]
+    files = [log, *(log.with_name(name) for name in (METRICS, HEARTBEAT))]
     while True:
         ended = process.poll() is not None
         if stop_asked():
@@ -221,7 +212,7 @@ def _follow(
         if now != seen:
             seen, changed = now, time.monotonic()
             heartbeat.touch()
-            rows = _rows(log.parent)
+            rows = read_metrics(log.with_name(METRICS))
             if len(rows) > num_rows:
                 num_rows = len(rows)
                 if on_rows(rows) and not ended:
@@ -233,13 +224,6 @@ def _follow(
         time.sleep(POLL_S)
 
 
-def _rows(folder: Path) -> list[Row]:
-    path = folder / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    # The last line may be incomplete.
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
 def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
     """End all processes of a trial, since they would hold GPU memory that the next one needs."""
     if process.poll() is None:
@@ -247,24 +231,19 @@ def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_TIMEOUT_S)
     deadline = time.monotonic() + DIES_WITHIN_S
-    while (left := _marked(folder)) and time.monotonic() < deadline:
-        for marked in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                marked.kill()
-        psutil.wait_procs(left, POLL_S)
-    if left:
-        raise RuntimeError(f"{left} of {folder} do not end; the next trial needs their memory")
+    while True:
+        remaining = []
+        for candidate in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):  # another user's, or one that just ended
+                if candidate.environ().get(MARK) == str(folder):
+                    remaining.append(candidate)
+                    candidate.kill()
+        if not remaining:
+            break
+        if time.monotonic() > deadline:
+            raise Failed(f"{remaining} of {folder} do not end; the next trial needs their memory")
+        psutil.wait_procs(remaining, POLL_S)
     process.wait()
-
-
-def _marked(folder: Path) -> list[psutil.Process]:
-    """Return the running processes of a trial; those that have ended have no environment."""
-    processes = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # another user's process, or one that just ended
-            if process.environ().get(MARK) == str(folder):
-                processes.append(process)
-    return processes
 
 
 def _why(log: Path, code: int) -> str:

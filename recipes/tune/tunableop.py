@@ -24,7 +24,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
-from launch.core.json_files import write_json
+from launch.core.json_files import write_json, write_text
 from recipes.bench.series import Column, Row, Table, show
 from recipes.rank.program import Failed, main
 from recipes.tune import trial
@@ -60,7 +60,7 @@ def tunableop(config: DictConfig) -> dict[str, Any]:
     def work(case: Row) -> Row:
         if case["run"] == COLLECT:
             return collect(config, args, data, result)
-        setting = used(result) if case["run"] == WITH else Setting()
+        setting = setting_with(result) if case["run"] == WITH else Setting()
         return trial.training(config, case["run"], setting, args.steps, args.warmup, data)
 
     rows = measure_trials(config, args, table, [{"run": WITHOUT}, {"run": COLLECT}], work)
@@ -75,7 +75,9 @@ def tunableop(config: DictConfig) -> dict[str, Any]:
     file = json.loads(result.read_text())["file"]
     note = f"Tuned products are in {file}, with the GPU's number before the point."
     after = {**rows[2], "products": rows[1]["products"], "tuning_s": rows[1]["tuning_s"]}
-    return finish(config, table, [rows[0], after], rows[0], [Setting(), used(result)], [note])
+    return finish(
+        config, table, [rows[0], after], rows[0], [Setting(), setting_with(result)], [note]
+    )
 
 
 def collect(config: DictConfig, args: TunableopConfig, data: dict[str, Any], result: Path) -> Row:
@@ -96,8 +98,7 @@ def collect(config: DictConfig, args: TunableopConfig, data: dict[str, Any], res
     argv += ["--max-iterations", str(args.max_iterations)]
     # The user's variables would override the program's switches.
     env = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    if error := trial.follow(config, argv, env, folder, "tuning.log").error:
-        raise UserError(f"tuning failed: {error}")
+    trial.follow(config, argv, env, folder, "tuning.log").checked_rows()
     about = json.loads(figures.read_text())
     cache = keep(tuned, about["validators"], Path(config.tuned.cache) / "tunableop")
     tuning = {"products": num_products, "tuning_s": about["time_s"]}
@@ -112,41 +113,37 @@ def products(path: Path) -> list[str]:
 
 
 def keep(tuned: Path, validators: list[list[str]], cache: Path) -> Path:
-    """Add tuned kernels to the file of these versions, with a copy per GPU; return its folder."""
-    fresh = products(tuned)
-    if not fresh:
-        raise UserError(f"{tuned}: tuning wrote no kernel")
-    folder = cache / key(validators)
-    folder.mkdir(parents=True, exist_ok=True)
-    head = [line for line in tuned.read_text().splitlines() if line.startswith("Validator")]
-    names = {tuple(line.split(",")[:2]) for line in fresh}
-    existing = products(folder / numbered(FILE, 0))
-    earlier = [line for line in existing if tuple(line.split(",")[:2]) not in names]
-    content = "\n".join([*head, *sorted([*earlier, *fresh])]) + "\n"
-    for gpu in range(MOST_GPUS):
-        staged = folder / f".{gpu}.staged"
-        staged.write_text(content)
-        staged.replace(folder / numbered(FILE, gpu))
-    return folder
+    """Add tuned kernels to the file of these versions, with a copy per GPU; return its folder.
 
-
-def key(validators: list[list[str]]) -> str:
-    """Return the name of these versions' folder: gfx942-rocm7.2.0-hipblaslt1.2.0-torch2.13.0."""
-    versions = dict(validators)
+    Its name is such as gfx942-rocm7.2.0-hipblaslt1.2.0-torch2.13.0.
+    """
+    kernels, versions = products(tuned), dict(validators)
     missing = [name for name in VERSIONS if name not in versions]
-    if missing:
-        raise UserError(f"TunableOp names no {', '.join(missing)}: is hipBLASLt switched off?")
+    if missing or not kernels:
+        raise UserError(
+            f"{tuned}: TunableOp wrote {len(kernels)} kernels; it named no "
+            f"{', '.join(missing) or 'product'}. Turn hipBLASLt on."
+        )
     gfx, rocm, hipblaslt, torch_version = (
         re.sub(r"[^\w.-]", "-", versions[name].split(":")[0]) for name in VERSIONS
     )
-    return f"{gfx}-rocm{rocm}-hipblaslt{hipblaslt}-torch{torch_version}"
+    folder = cache / f"{gfx}-rocm{rocm}-hipblaslt{hipblaslt}-torch{torch_version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    head = [line for line in tuned.read_text().splitlines() if line.startswith("Validator")]
+    names = {tuple(line.split(",")[:2]) for line in kernels}
+    existing = products(folder / numbered(FILE, 0))
+    earlier = [line for line in existing if tuple(line.split(",")[:2]) not in names]
+    content = "\n".join([*head, *sorted([*earlier, *kernels])]) + "\n"
+    for gpu in range(MOST_GPUS):
+        write_text(folder / numbered(FILE, gpu), content)
+    return folder
 
 
 def numbered(name: str, gpu: int) -> str:
     return name.replace(".", f"{gpu}.", 1)
 
 
-def used(result: Path) -> Setting:
+def setting_with(result: Path) -> Setting:
     """Return the setting with which a run uses the tuned file."""
     file = json.loads(result.read_text())["file"]
     switches = {"ENABLED": "1", "TUNING": "0", "FILENAME": file}
@@ -163,7 +160,7 @@ def tune_offline(argv: list[str]) -> None:
     for name in ("--max-duration-ms", "--max-iterations"):
         parser.add_argument(name, type=int, required=True)
     args = parser.parse_args(argv)
-    began = time.monotonic()
+    start = time.monotonic()
     tunable.enable(True)
     tunable.tuning_enable(True)
     tunable.record_untuned_enable(False)
@@ -181,7 +178,7 @@ def tune_offline(argv: list[str]) -> None:
     lines = [f"Validator,{name},{value}" for name, value in validators]
     lines += [",".join(map(str, result)) for result in tunable.get_results()]
     args.out.write_text("\n".join(lines) + "\n")
-    write_json(args.figures, {"validators": validators, "time_s": time.monotonic() - began})
+    write_json(args.figures, {"validators": validators, "time_s": time.monotonic() - start})
 
 
 if __name__ == "__main__":

@@ -61,27 +61,22 @@ class TrainingTuneConfig(TuneConfig):
     warmup: int = field(default=5, metadata={"least": 1})
     rows: str = named(lambda: ("full", "data"), "full")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.rows == "full" and self.recipe not in ("sft", "dpo"):
-            raise UserError(
-                f"method.args.rows=full with recipe={self.recipe}: full rows are for sft and dpo. "
-                "Use: method.args.rows=data."
-            )
-
 
 def trial_data(
     config: DictConfig, args: TrainingTuneConfig, most: int | None = None
 ) -> dict[str, Any]:
     """Return keys of config.data for trials with up to `most` rows per step on all ranks.
 
-    If `most` is None, use the recipe's own batch.
+    If `most` is None, use the recipe's own batch. Raise UserError if rows cannot be full.
     """
     if args.rows == "data":
         return {}
     own = config.tuned.trainer_args
-    if own.max_length is None:
-        raise UserError("method.args.max_length=null: rows have no length. Set a number of tokens.")
+    if args.recipe not in ("sft", "dpo") or own.max_length is None:
+        raise UserError(
+            f"method.args.rows=full with method.args.recipe={args.recipe}: rows are filled for sft "
+            "and dpo, up to method.args.max_length tokens. Set both, or use method.args.rows=data."
+        )
     if most is None:
         most = own.per_device_train_batch_size * own.get("gradient_accumulation_steps", 1)
     path = Path(config.run_dir) / "trials" / "rows.jsonl"
@@ -93,14 +88,12 @@ def measure_trials(
     config: DictConfig, args: TuneConfig, table: Table, runs: Sequence[Row], work: Callable
 ) -> list[Row]:
     """Return a row for each run of the recipe. If the first fails, do not measure the others."""
-    rows: list[Row] = []
 
-    def unless_first_failed(case: Row) -> Row:
-        if rows and rows[0]["error"]:
-            raise UserError("not measured: the recipe as it stands failed")
-        return work(case)
+    def after_failure(case: Row, rows: list[Row]) -> str | None:
+        failed = case != runs[0] and rows[0]["error"]
+        return "the recipe as it stands failed" if failed else None
 
-    return measure_rows(config, args, table, runs, unless_first_failed, rows)
+    return measure_rows(config, args, table, runs, work, after_failure)
 
 
 def finish(

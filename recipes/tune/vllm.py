@@ -19,7 +19,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from launch.core.errors import UserError
 from recipes.bench import vllm_arguments
 from recipes.bench.series import Column, Row, Table
 from recipes.rank.names import named
@@ -32,7 +31,7 @@ from recipes.tune.tuning import finish, start_of, write_file
 FIGURE = "output_tokens_per_second"
 SHARE = "gpu_memory_utilization"  # topology.server_memory_share in runs that generate
 # Arguments that other keys of such a run determine: GPUs of an engine, dtype, longest sequence.
-OF_A_RUN = (
+RUN_ARGUMENTS = (
     *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
     *("dtype", "max_model_len"),
 )
@@ -47,11 +46,6 @@ class VllmConfig(SearchConfig):
         default_factory=dict, metadata={"refused": vllm_arguments.REFUSED}
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in self.space:
-            vllm_arguments.check({name: None} if name != "instances" else {}, "method.args.space")
-
 
 def vllm(config: DictConfig) -> dict[str, Any]:
     args = VllmConfig(**OmegaConf.to_container(config.trainer_args))
@@ -63,7 +57,7 @@ def vllm(config: DictConfig) -> dict[str, Any]:
     base = OmegaConf.to_container(config.tuned.trainer_args.base)
 
     def work(number: int, point: Point, report: Report) -> Row:
-        return one(config, base, number, point, report)
+        return measure_point(config, base, number, point, report)
 
     rows = search(config, args, table, work)
     settings = [setting_of(base, set_only(row["point"])) for row in rows]
@@ -84,7 +78,7 @@ def write_engine(config: DictConfig, engine: Mapping[str, Any]) -> tuple[Path, s
     path = Path(config.run_dir) / "conf/experiment" / name
     start = [*start_of(path), f"hardware={groups.hardware}", f"model={groups.model}"]
     command = shlex.join([*start, "method=grpo", "topology=split"])
-    ours = (*vllm_arguments.OURS, *OF_A_RUN)
+    ours = (*vllm_arguments.OURS, *RUN_ARGUMENTS)
     values = {
         name: value for name, value in engine.items() if value is not None and name not in ours
     }
@@ -106,8 +100,8 @@ def setting_of(base: Any, point: Point) -> Setting:
     return Setting({"base": {**base, **point}} if point else {})
 
 
-def one(config: DictConfig, base: Any, number: int, point: Point, report: Report) -> Row:
-    """Return the row of one point. Raises UserError if no engine starts, and Pruned."""
+def measure_point(config: DictConfig, base: Any, number: int, point: Point, report: Report) -> Row:
+    """Return the row of one point. Raise UserError if no engine starts, and Pruned."""
     reported, pruned = 0, False
 
     def on_rows(rows: list[Row]) -> bool:
@@ -123,12 +117,10 @@ def one(config: DictConfig, base: Any, number: int, point: Point, report: Report
         return pruned
 
     outcome = trial.run(config, f"trial{number}", setting_of(base, point), on_rows=on_rows)
-    error = outcome.error or next((row["error"] for row in outcome.rows if row["error"]), None)
-    if error:
-        raise UserError(error)
+    rows = outcome.checked_rows()
     if pruned:
         raise Pruned
-    figures = {f"{row['kind']} {row['input']}+{row['output']}": row[FIGURE] for row in outcome.rows}
+    figures = {f"{row['kind']} {row['input']}+{row['output']}": row[FIGURE] for row in rows}
     return {FIGURE: statistics.geometric_mean(figures.values()), f"{FIGURE}_by_length": figures}
 
 

@@ -125,7 +125,7 @@ def compare(
     times: dict[Callable[[], float], list[float]] = {bare: [], ours: []}
     for i in range(rounds):
         for one in (bare, ours) if i % 2 == 0 else (ours, bare):
-            fresh(device)
+            fresh()
             times[one].append(one())
     theirs, mine = statistics.median(times[bare]), statistics.median(times[ours])
     (least, most), (our_least, our_most) = ((min(found), max(found)) for found in times.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 
 from launch.core.errors import UserError
-from recipes.bench import rccl_tests
+from recipes.bench import rccl_tests, series
 from recipes.bench.collective_rank import Collective
 from recipes.bench.collectives import (
     BASELINE,
@@ -21,10 +20,10 @@ from recipes.bench.collectives import (
     CollectivesConfig,
     Workers,
     cases,
-    chosen,
+    distinct_settings,
     limit_gb_s,
+    measure_one,
     notes,
-    one,
 )
 from tests.conftest import composed
 
@@ -64,30 +63,25 @@ CASE = {"op": "broadcast", "ranks": 2, "bytes": 1024, "dtype": "fp32"}
 CASE |= {"setting": BASELINE, "program": "torch"}
 
 
-def args(**given) -> CollectivesConfig:
-    return CollectivesConfig("out", **given)
+def args(**changes) -> CollectivesConfig:
+    return CollectivesConfig("out", **changes)
 
 
 def config(hardware: str, *overrides: str):
     """Return a configuration as a rank reads it."""
-    actual = OmegaConf.structured(
+    typed = OmegaConf.structured(
         composed(f"hardware={hardware}", "method=bench/collectives", *overrides)
     )
-    return OmegaConf.create(OmegaConf.to_container(actual, enum_to_str=True))
+    return OmegaConf.create(OmegaConf.to_container(typed, enum_to_str=True))
 
 
 def test_output_of_rccl_tests():
+    in_place_unchecked = BROADCAST.replace(" 0   9352.9", " N/A   9352.9")
+    wrong = ALL_REDUCE.replace("161.14      0", "161.14      3")
     assert rccl_tests.parse(ALL_REDUCE) == {8388608: (pytest.approx(0.0911), 0)}
-    assert rccl_tests.parse(BROADCAST) == {
-        67108864: (pytest.approx(9.4076), 0),
-        134217728: (pytest.approx(18.781), 0),
-    }
-    assert rccl_tests.parse(BROADCAST.replace(" 0   9352.9", " N/A   9352.9")) == rccl_tests.parse(
-        BROADCAST
-    )
-    assert rccl_tests.parse(ALL_REDUCE.replace("161.14      0", "161.14      3")) == {
-        8388608: (pytest.approx(0.0911), 3)
-    }
+    assert rccl_tests.parse(in_place_unchecked) == rccl_tests.parse(BROADCAST)
+    assert rccl_tests.parse(BROADCAST)[134217728] == (pytest.approx(18.781), 0)
+    assert rccl_tests.parse(wrong) == {8388608: (pytest.approx(0.0911), 3)}
     assert rccl_tests.parse("all_reduce_perf: no device") == {}
 
 
@@ -98,75 +92,60 @@ def test_output_of_rccl_tests():
 def test_bandwidth_is_that_of_nccl_tests(text, op, ranks, size, bus):
     case = {**CASE, "op": op, "ranks": ranks, "bytes": size}
     workers = SimpleNamespace(measure=lambda case: rccl_tests.parse(text)[case["bytes"]])
-    row = one(case, args(), config("mi300x"), workers)
+    row = measure_one(case, args(), config("mi300x"), workers)
     assert row["bus_gb_s"] == pytest.approx(bus, rel=1e-3)
     assert row["algorithm_gb_s"] == pytest.approx(row["bus_gb_s"] / BUS_FACTOR[op](ranks))
 
 
 def test_a_wrong_result_has_no_figure():
     workers = SimpleNamespace(measure=lambda case: (1.0, 5))
-    with pytest.raises(UserError, match="5 elements of the result are wrong"):
-        one(CASE, args(), config("mi300x"), workers)
+    with pytest.raises(UserError, match="5 elements"):
+        measure_one(CASE, args(), config("mi300x"), workers)
 
 
-def test_the_limit_is_that_of_the_links_in_use():
-    """Count seven links of 64 GB/s for an MI300X, one to each other GPU.
-
-    NVLink's switch gives two GPUs all of theirs.
-    """
-    assert [limit_gb_s(config("mi300x"), ranks) for ranks in (2, 4, 8)] == [64, 192, 448]
-    assert [limit_gb_s(config("h200"), ranks) for ranks in (2, 8)] == [450, 450]
-    assert limit_gb_s(config("h200"), 16) is None, "another node's links are not these"
-    assert [limit_gb_s(config("mi210"), ranks) for ranks in (4, 8)] == [150, 32], (
-        "two hives of four, PCIe between them"
-    )
-    assert limit_gb_s(config("mi250x"), 2) is None, (
-        "which links two of its devices have depends on which two"
-    )
-    assert limit_gb_s(config("mi300x", "smoke=true", "hardware.link=none"), 2) is None
-    assert config("mi300a").hardware.link_gb_s is None
-    assert limit_gb_s(config("mi300a"), 4) is None
-    assert notes(args(ranks=[4]), config("mi300a"), [4]) == []
+@pytest.mark.parametrize(("hardware", "limits"), [
+    ("mi300x", {2: 64, 4: 192, 8: 448}),  # 7 links of 64 GB/s, one to each other GPU
+    ("h200", {2: 450, 8: 450, 16: None}),  # a switch; another node's links are not these
+    ("mi210", {4: 150, 8: 32}),  # two hives of four, PCIe between them
+    ("mi250x", {2: None}),  # the links between two devices depend on which two
+    ("mi300a", {4: None}),
+])  # fmt: skip
+def test_the_limit_is_that_of_the_links_in_use(hardware, limits):
+    assert {ranks: limit_gb_s(config(hardware), ranks) for ranks in limits} == limits
 
 
 def test_sizes_and_settings_of_a_series(monkeypatch):
     monkeypatch.setenv("NCCL_MIN_NCHANNELS", "112")
     monkeypatch.delenv("NCCL_ALGO", raising=False)
-    actual, message = {}, []
-    actual = chosen(
-        [
-            {"NCCL_MIN_NCHANNELS": 112},
-            {"NCCL_ALGO": None},
-            {"NCCL_MIN_NCHANNELS": None},
-            {"NCCL_ALGO": "Ring"},
-        ],
-        message,
+    lines: list[str] = []
+    same = [{"NCCL_MIN_NCHANNELS": 112}, {"NCCL_ALGO": None}]
+    settings = distinct_settings(
+        [*same, {"NCCL_MIN_NCHANNELS": None}, {"NCCL_ALGO": "Ring"}], lines
     )
-    assert actual == {
+    assert settings == {
         BASELINE: {},
         "NCCL_MIN_NCHANNELS unset": {"NCCL_MIN_NCHANNELS": None},
         "NCCL_ALGO=Ring": {"NCCL_ALGO": "Ring"},
     }
-    assert [line.partition(":")[0] for line in message] == [
-        "NCCL_MIN_NCHANNELS=112",
-        "NCCL_ALGO unset",
-    ]
+    names = [line.partition(":")[0] for line in lines]
+    assert names == ["NCCL_MIN_NCHANNELS=112", "NCCL_ALGO unset"]
     series = args(ops=["broadcast"], min_bytes=1024, max_bytes=70000, factor=8)
     assert series.sizes == [1024, 8192, 65536, 70000]
     assert series.series == [(1024, 65536), (70000, 70000)]
-    assert args(max_bytes=8 << 30).sizes[-2:] == [4 << 30, 8 << 30], "1 KiB x 4^k passes it by"
     assert args(min_bytes=1024, max_bytes=65536).series == [(1024, 65536)]
-    assert args(min_bytes=1024, max_bytes=1024).series == [(1024, 1024)]
-    rows = cases(series, config("mi300x"), [2, 4], actual)
-    assert [
-        (row["ranks"], row["dtype"], row["setting"]) for row in rows if row["bytes"] == 1024
-    ] == [
+    rows = cases(series, config("mi300x"), [2, 4], settings)
+    smallest = [row for row in rows if row["bytes"] == 1024]
+    assert [(row["ranks"], row["dtype"], row["setting"]) for row in smallest] == [
         (2, "bf16", BASELINE),
         (4, "bf16", BASELINE),
         (4, "fp32", BASELINE),
         (4, "bf16", "NCCL_MIN_NCHANNELS unset"),
         (4, "bf16", "NCCL_ALGO=Ring"),
     ]
+    tiny = cases(args(ops=["broadcast"], min_bytes=8, max_bytes=32), config("mi300x"), [2, 8], {})
+    assert min(row["bytes"] for row in tiny if row["ranks"] == 8) == 32, "4 bytes for each rank"
+    assert cases(args(), config("mi300x"), [], settings) == []
+    assert "topology.num_gpus=2" in notes(args(), config("mi300x"), [])[-1]
 
 
 @pytest.fixture
@@ -179,7 +158,7 @@ def one_process():
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("op", BUS_FACTOR)
 def test_every_element_of_a_result_is_checked(one_process, op, dtype):
-    """Put together here what the second of three ranks receives from each."""
+    """Compose what the second of three ranks receives from each."""
     case = {"op": op, "ranks": 3, "bytes": 3 * 1000, "dtype": dtype}
     ranks = []
     for number in range(3):
@@ -205,7 +184,7 @@ def test_every_element_of_a_result_is_checked(one_process, op, dtype):
     assert bool(second.input.any()) == (op != "all_reduce")
 
 
-def test_a_worker_that_is_told_to_stop_as_it_starts_answers(one_process, monkeypatch):
+def test_a_worker_that_gets_a_signal_as_it_starts_answers(one_process, monkeypatch):
     for name, value in {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     workers = Workers(args(use_cpu=True, warmup=1, repetitions=1), [1], {BASELINE: {}})
@@ -220,26 +199,31 @@ def test_a_worker_that_is_told_to_stop_as_it_starts_answers(one_process, monkeyp
     assert wrong == 0
 
 
-def test_rccl_tests_are_driven_where_they_are(tmp_path, monkeypatch):
+def test_rccl_tests_are_run_if_installed(one_process, tmp_path, monkeypatch):
     program = tmp_path / "all_reduce_perf"
     program.write_text(
         f'#!/bin/sh\necho "$@" > {tmp_path}/argv\necho "$NCCL_ALGO" > {tmp_path}/env\n'
         f"cat <<'END'\n{ALL_REDUCE}END\n"
     )
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert rccl_tests.installed("all_reduce")
-    argv = rccl_tests.argv("all_reduce", "bf16", 8, (1024, 1 << 32, 4), 5, 20)
-    assert rccl_tests.measure(argv, {**os.environ, "NCCL_ALGO": "Tree"}, 60) == {
-        8388608: (pytest.approx(0.0911), 0)
-    }
-    assert (
-        tmp_path / "argv"
-    ).read_text() == "-b 1024 -e 4294967296 -f 4 -t 8 -g 1 -d bfloat16 -w 5 -n 20\n"
+    sizes = {"min_bytes": 2**21, "max_bytes": 2**23}
+    settings = {"tree": {"NCCL_ALGO": "Tree"}, "ring": {"NCCL_ALGO": "Ring"}}
+    workers = Workers(args(**sizes, timeout_s=60.0), [8], settings)
+    case = {**CASE, "op": "all_reduce", "ranks": 8, "bytes": 2**23, "program": "rccl-tests"}
+    case |= {"dtype": "bf16", "setting": "tree"}
+    row = measure_one(case, workers.args, config("mi300x"), workers)
+    assert row["us"] == pytest.approx(91.1)
+    argv = "-b 2097152 -e 8388608 -f 4 -t 8 -g 1 -d bfloat16 -w 5 -n 20\n"
+    assert (tmp_path / "argv").read_text() == argv
     assert (tmp_path / "env").read_text() == "Tree\n"
+    with pytest.raises(UserError, match="no row for this size"):
+        measure_one({**case, "bytes": 2**21}, workers.args, config("mi300x"), workers)
     program.write_text("#!/bin/sh\necho Test CUDA failure >&2\nexit 3\n")
+    case["setting"] = "ring"
     with pytest.raises(UserError, match="exit code 3.*Test CUDA failure"):
-        rccl_tests.measure(argv, os.environ, 60)
+        measure_one(case, workers.args, config("mi300x"), workers)
+    assert "Test CUDA failure" in workers.skip(case, [])
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     with pytest.raises(UserError, match=r"no end after 0\.01 s"):
-        rccl_tests.measure(argv, os.environ, 0.01)
+        series.parsed_output([str(program)], rccl_tests.parse, timeout_s=0.01)

@@ -14,25 +14,17 @@ from launch.core.errors import UserError
 from recipes.bench import published
 from recipes.bench.published import Reference
 
-HARDWARE = {path.stem for path in (Path(__file__).parents[3] / "conf/hardware").glob("*.yaml")} | {
-    "a100"
-}  # for the comparison of peaks alone
+CONF = Path(__file__).parents[3] / "conf/hardware"
+HARDWARE = {path.stem for path in CONF.glob("*.yaml")} | {"a100"}  # only its peak is compared
 REPORT = "AMD MI350X Training Benchmark Results"
 
 
+approx = pytest.approx
+
+
 def rows(benchmark: str, hardware: str, where: str = "") -> list[Reference]:
-    return [
-        row
-        for row in published.load(benchmark).rows
-        if hardware in row.hardware and row.where.startswith(where)
-    ]
-
-
-def approx(value: float, rel: float, abs: float = 0.0) -> Any:
-    return pytest.approx(value, rel=rel, abs=abs)
-
-
-# The files
+    of_hardware = (row for row in published.load(benchmark).rows if hardware in row.hardware)
+    return [row for row in of_hardware if row.where.startswith(where)]
 
 
 def test_every_file_is_a_known_benchmark():
@@ -41,23 +33,18 @@ def test_every_file_is_a_known_benchmark():
 
 @pytest.mark.parametrize("benchmark", published.KEYS)
 def test_rows_name_their_source_and_none_hides_another(benchmark: str):
-    """Check that a measured row is found by its own keys."""
+    """Check that a measured row is found by its own keys, and that no two match equally well."""
     assert published.load(benchmark).rows
     for row in published.load(benchmark).rows:
         assert re.fullmatch(r"\d{4}-\d\d-\d\d|undated, read \d{4}-\d\d-\d\d", row.source.date)
         assert row.source.url is None or row.source.url.startswith("https://")
-        assert row.source.title
-        assert row.where
-        assert row.unit
-        assert row.value > 0
+        assert all((row.source.title, row.where, row.unit, row.value > 0))
         assert set(row.hardware) <= HARDWARE
-        for hardware in row.hardware:
+        for hardware in row.hardware if row.kind in published.COMPARED else ():
             match = published.published(benchmark, hardware, row.match, row.figure)
-            assert (
-                (match == row)
-                if row.kind == "measured"
-                else (match is not None) or (row.kind != "least")
-            )
+            assert match == row if row.kind == "measured" else match is not None
+            keys = [(r.kind, r.match, r.figure) for r in rows(benchmark, hardware)]
+            assert keys.count((row.kind, row.match, row.figure)) == 1
 
 
 def test_every_row_of_the_mi350x_reports_tables_is_there():
@@ -103,19 +90,16 @@ def test_every_figure_of_the_other_documents_is_there(benchmark, hardware, title
     assert sum(row.source.title.startswith(title) for row in rows(benchmark, hardware)) == count
 
 
-# What a row says twice
-
-
 def test_rates_follow_from_times():
     for row in rows("gemm", "mi350x", "Benchmark 1b"):
         if "ms" in row.also:
             m, n, k = map(int, str(row.match["shape"]).split())
-            assert 2 * m * n * k / row.also["ms"] / 1e9 == approx(row.value, 0, abs=2)
+            assert 2 * m * n * k / row.also["ms"] / 1e9 == approx(row.value, abs=2)
     for row in rows("matmul", "mi350x"):
         computed = 20 * 2 * int(row.match["size"]) ** 3 / 1e12
-        assert computed / row.value == approx(row.also["total_s"], 0, abs=0.0005)
+        assert computed / row.value == approx(row.also["total_s"], abs=0.0005)
     (mlp,) = rows("mlp_loop", "mi350x")
-    assert 100 * 256 / mlp.also["total_s"] == approx(256e3 / mlp.also["ms"], 1e-6)
+    assert 100 * 256 / mlp.also["total_s"] == approx(256e3 / mlp.also["ms"])
     for row in rows("transformer", "mi350x"):
         tokens = int(row.match["batch"]) * int(row.match["sequence"])
         assert 1e3 * tokens / row.also["ms"] == approx(row.value, 0.003)
@@ -133,48 +117,24 @@ def test_tflops_and_totals_follow_from_tokens():
         assert tflops == approx(row.also["tflops"], 0.002)
         if "efficiency" in row.also:
             share = row.value / one / int(row.match["num_gpus"])
-            assert share == approx(row.also["efficiency"], 0, abs=0.0005)
+            assert share == approx(row.also["efficiency"], abs=0.0005)
     for row in rows("finetune", "mi350x", "Benchmark 5"):
         if row.figure == "tokens_per_second_per_gpu":
             assert row.value * 8 == row.also["tokens_per_second"]
 
 
-def test_transformer_parameters_fit_gpt2s_vocabulary_with_tied_embeddings():
-    for row in rows("transformer", "mi350x"):
-        layers, width, inner = (int(row.also[key]) for key in ("layers", "width", "feed_forward"))
-        # With biases and two norms.
-        layer = 4 * width * width + 4 * width + 2 * width * inner + width + inner + 4 * width
-        count = layers * layer + (50257 + int(row.match["sequence"])) * width + 2 * width
-        # To as many digits as the report prints.
-        assert count == approx(row.also["parameters"], 0, abs=0.5e6 if count < 1e9 else 5e6)
-
-
 # Ours next to theirs
 
-GEMM: dict[str, Any] = {
-    "shape": "8192 8192 8192",
-    "dtype": "bf16",
-    "op": "matmul",
-    "values": "normal",
-    "padding": 0,
-    "error": None,
-}
-FINETUNE: dict[str, Any] = {
-    "model": "qwen3_8b",
-    "precision": "bf16",
-    "adapter": "none",
-    "sequence": 8192,
-    "batch": 14,
-    "num_gpus": 8,
-    "setup": "plain_compiled_checkpointing",
-}
+GEMM: dict[str, Any] = {"shape": "8192 8192 8192", "dtype": "bf16", "op": "matmul"}
+GEMM |= {"values": "normal", "padding": 0, "error": None}
+FINETUNE: dict[str, Any] = {"model": "qwen3_8b", "precision": "bf16", "adapter": "none"}
+FINETUNE |= {"sequence": 8192, "batch": 14, "num_gpus": 8, "setup": "plain_compiled_checkpointing"}
 SCALING: dict[str, Any] = {"model": "7b", "num_gpus": 8, "strategy": "ddp", "batch": 8}
 
 
 @pytest.mark.parametrize(("benchmark", "hardware", "row", "figure", "value"), [
     ("gemm", "mi350x", GEMM, "tflops", 1104),
     ("gemm", "mi350x", {**GEMM, "values": "zeros"}, "tflops", None),
-    ("gemm", "mi350x", {**GEMM, "padding": 128}, "tflops", None),
     # Measured before the least that somebody accepts.
     ("gemm", "mi300x", GEMM, "tflops", 620),
     ("gemm", "mi355x", GEMM, "tflops", 600),
@@ -184,11 +144,8 @@ SCALING: dict[str, Any] = {"model": "7b", "num_gpus": 8, "strategy": "ddp", "bat
     # The row that names the batch comes first.
     ("scaling", "mi350x", SCALING, "tokens_per_second", 101124),
     ("scaling", "mi350x", {**SCALING, "batch": 4}, "tokens_per_second", 70763),
-    ("scaling", "mi350x", {**SCALING, "strategy": "fsdp"}, "tokens_per_second", None),
     # All that the report states must be the same.
     ("finetune", "mi350x", FINETUNE, "tokens_per_second_per_gpu", 14471),
-    ("finetune", "mi350x", {**FINETUNE, "num_gpus": 1}, "tokens_per_second_per_gpu", None),
-    ("finetune", "mi350x", {**FINETUNE, "batch": 1}, "tokens_per_second_per_gpu", None),
     ("finetune", "mi350x", {**FINETUNE, "setup": "plain"}, "tokens_per_second_per_gpu", None),
 ])  # fmt: skip
 def test_the_published_figure_of_a_row(benchmark, hardware, row, figure, value):
@@ -220,22 +177,20 @@ def test_the_gate_names_what_is_below_it():
     measured = [
         {**GEMM, "tflops": 1000.0},
         {**GEMM, "dtype": "fp16", "tflops": 900.0},
-        {**GEMM, "dtype": "fp8", "tflops": 1.0},
+        {**GEMM, "dtype": "fp8", "tflops": 1.0},  # nothing was published
     ]
-    assert published.compare(measured, "gemm", "mi350x", "tflops", True, 0.9).below == [
-        "8192 8192 8192 fp16 matmul: 0.85 of 1053 TFLOPS"
-    ]
+    (below,) = published.compare(measured, "gemm", "mi350x", "tflops", True, 0.9).below
+    assert below == "8192 8192 8192 fp16 matmul: 0.85 of 1053 TFLOPS"
     assert published.compare(measured, "gemm", "mi350x", "tflops", True, 0.8).below == []
     failed = [{**GEMM, "error": "out of memory"}]
-    assert published.compare(failed, "gemm", "mi350x", "tflops", True, 0.5).below == [
-        "8192 8192 8192 bf16 matmul: out of memory, instead of 1104 TFLOPS"
-    ]
+    (below,) = published.compare(failed, "gemm", "mi350x", "tflops", True, 0.5).below
+    assert below == "8192 8192 8192 bf16 matmul: out of memory, instead of 1104 TFLOPS"
 
 
 @pytest.mark.parametrize(
     ("hardware", "row"), [("mi50", GEMM), ("mi350x", {**GEMM, "shape": "1 1 1"})]
 )
-def test_a_gate_that_nothing_can_be_held_against_is_rejected(hardware, row):
+def test_a_gate_without_a_published_row_is_rejected(hardware, row):
     published.require("gemm", hardware, "tflops", None, [row])
     for check in (
         lambda: published.require("gemm", hardware, "tflops", 0.9, [row]),
@@ -245,36 +200,15 @@ def test_a_gate_that_nothing_can_be_held_against_is_rejected(hardware, row):
             check()
 
 
-# Wrong files
-
-ROW = {"hardware": "h200", "match": {"size": 1}, "value": 1, "source": "a", "where": "x"}
-
-
-@pytest.fixture
-def write(tmp_path, monkeypatch):
-    """Return a function that writes rows as the figures of bench/matmul."""
-
-    def to_file(*rows: dict[str, Any]) -> None:
-        source = {"title": "A", "date": "2026-01-01", "url": None}
-        content = {"figure": "tflops", "unit": "TFLOPS", "sources": {"a": source}, "rows": rows}
-        (tmp_path / "matmul.yaml").write_text(yaml.safe_dump({**content, "rows": [*rows]}))
-
-    monkeypatch.setattr(published, "FOLDER", tmp_path)
-    published.load.cache_clear()
-    yield to_file
-    published.load.cache_clear()
-
-
 @pytest.mark.parametrize(
     "change", [{"match": {"sizes": 1}}, {"match": {"size": "1"}}, {"kind": "guess"}]
 )
-def test_a_row_that_nothing_can_match_is_rejected(write, change):
-    write({**ROW, **change})
+def test_a_row_that_nothing_can_match_is_rejected(tmp_path, monkeypatch, change):
+    row = {"hardware": "h200", "match": {"size": 1}, "value": 1, "source": "a", "where": "x"}
+    source = {"title": "A", "date": "2026-01-01", "url": None}
+    content = {"figure": "tflops", "unit": "TFLOPS", "sources": {"a": source}}
+    path = tmp_path / "matmul.yaml"
+    path.write_text(yaml.safe_dump({**content, "rows": [{**row, **change}]}))
+    monkeypatch.setattr(published, "FOLDER", tmp_path)
     with pytest.raises(UserError, match="no row of the benchmark"):
-        published.load("matmul")
-
-
-def test_two_rows_that_match_equally_well_are_rejected(write):
-    write(ROW, {**ROW, "match": {"dtype": "bf16"}, "where": "y"})
-    with pytest.raises(UserError, match="2 rows of h200 match .*: x; y"):
-        published.published("matmul", "h200", {"size": 1, "dtype": "bf16"}, "tflops")
+        published.load.__wrapped__("matmul")

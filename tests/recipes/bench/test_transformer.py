@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from launch.core.errors import UserError
-from recipes.bench import gpt, series, training, transformer
+from recipes.bench import gpt, training, transformer
 from recipes.bench.transformer import TransformerConfig
 from tests.helpers.counted import Counter
 
@@ -30,25 +30,15 @@ REPORT = {
 }
 
 
-def args(**given) -> TransformerConfig:
-    return TransformerConfig(
-        **{
-            "output_dir": "out",
-            "models": ["tiny"],
-            "use_cpu": True,
-            "warmup": 0,
-            "steps": 1,
-            **given,
-        }
-    )
+ARGS = {"output_dir": "out", "use_cpu": True, "models": ["tiny"], "warmup": 0, "steps": 1}
+CASE = {"model": "tiny", "num_gpus": 1, "batch": 2, "sequence": 32}
 
 
 def config(tmp_path=".", compute="fp32", weights="fp32"):
     precision = {"name": compute, "compute": compute, "weights": weights}
     hardware = {"name": "cpu", "peak_tflops": {"fp32": 0.5}}
-    return OmegaConf.create(
-        {"run_dir": str(tmp_path), "profile": "none", "precision": precision, "hardware": hardware}
-    )
+    run = {"run_dir": str(tmp_path), "profile": "none", "trainer_args": ARGS}
+    return OmegaConf.create({**run, "precision": precision, "hardware": hardware})
 
 
 def counted(name: str) -> int:
@@ -57,13 +47,12 @@ def counted(name: str) -> int:
         return gpt.parameters(gpt.GPT(size, size.sequence))
 
 
-@pytest.mark.parametrize("name", REPORT)
-def test_parameters_are_the_reports_and_take_six_operations_a_token(name):
+def test_parameters_are_the_reports_and_take_six_operations_a_token():
     """Hold within rounding in all eight rows, as with no other number of vectors in a layer."""
-    millions, digit, tokens_per_second, tflops = REPORT[name]
-    assert counted(name) / 1e6 == pytest.approx(millions, abs=digit / 2)
-    low, high = (6 * counted(name) * (tokens_per_second + half) / 1e12 for half in (-0.5, 0.5))
-    assert low - 0.05 <= tflops <= high + 0.05
+    for name, (millions, digit, tokens_per_second, tflops) in REPORT.items():
+        assert counted(name) / 1e6 == pytest.approx(millions, abs=digit / 2)
+        low, high = (6 * counted(name) * (tokens_per_second + half) / 1e12 for half in (-0.5, 0.5))
+        assert low - 0.05 <= tflops <= high + 0.05
 
 
 def test_memory_of_the_report_comes_out_with_kept_scores_and_dropout(monkeypatch):
@@ -86,17 +75,6 @@ def test_memory_of_the_report_comes_out_with_kept_scores_and_dropout(monkeypatch
     assert (counter.peak + moments) / 1e9 == pytest.approx(gb, abs=0.2)
 
 
-@pytest.mark.parametrize("attention", gpt.ATTENTION)
-def test_no_token_sees_those_that_follow(attention):
-    torch.manual_seed(0)
-    block = gpt.Block(replace(gpt.SIZES["tiny"], attention=attention))
-    x = torch.randn(1, 8, 64)
-    changed = x.clone()
-    changed[:, 5:] = 0
-    assert torch.allclose(block(x)[:, :5], block(changed)[:, :5], atol=1e-6)
-    assert not torch.allclose(block(x)[:, 5:], block(changed)[:, 5:], atol=1e-3)
-
-
 def test_both_kinds_of_attention_compute_the_same():
     torch.manual_seed(0)
     size = gpt.SIZES["tiny"]
@@ -108,91 +86,54 @@ def test_both_kinds_of_attention_compute_the_same():
     assert model(*batch).item() == pytest.approx(loss.item(), rel=1e-5)
 
 
-def test_a_row_says_what_its_own_figures_give(tmp_path):
-    case = {"model": "tiny", "num_gpus": 1, "batch": 2, "sequence": 32}
-    row = transformer.measure_one(case, config(tmp_path), args(), CPU)
-    assert row["tokens_per_second"] == pytest.approx(64 / row["ms"] * 1e3)
-    assert row["tflops"] == pytest.approx(6 * row["parameters"] * row["tokens_per_second"] / 1e12)
-    assert row["share_of_peak"] == pytest.approx(row["tflops"] / 0.5)
-    # The logarithm of 512 tokens, since nothing is learnt yet.
-    assert row["loss"] == pytest.approx(6.24, abs=0.2)
-
-
-def test_a_model_that_does_not_fit_is_a_row_and_the_next_is_measured(tmp_path, monkeypatch):
+def test_rows_of_a_model_and_of_one_that_is_too_large(tmp_path, monkeypatch):
     build = gpt.build
 
-    def built(size, *given):
+    def build_small(size, *more):
         if size.width == 128:
             raise torch.OutOfMemoryError("64 GiB")
-        return build(size, *given)
+        return build(size, *more)
 
-    monkeypatch.setattr(gpt, "build", built)
+    monkeypatch.setattr(gpt, "build", build_small)
     monkeypatch.setitem(gpt.SIZES, "wide", gpt.Size(1, 2, 128, 128, 1, 8, vocabulary=512))
-    changed = config(tmp_path)
-    changed.trainer_args = {
-        "output_dir": "out",
-        "use_cpu": True,
-        "models": ["wide", "tiny"],
-        "warmup": 0,
-        "steps": 1,
-    }
-    rows = transformer.transformer(changed)["rows"]
-    assert [(row["model"], row["error"]) for row in rows] == [
-        ("wide", "out of memory"),
-        ("tiny", None),
-    ]
+    run = config(tmp_path)
+    run.trainer_args.models = ["wide", "tiny"]
+    result = transformer.transformer(run)
+    wide, tiny = result["rows"]
+    assert (wide["model"], wide["error"], tiny["error"]) == ("wide", "out of memory", None)
+    assert CASE.items() <= tiny.items(), "the keys by which published rows are found"
+    assert tiny["tokens_per_second"] == pytest.approx(64 / tiny["ms"] * 1e3)
+    operations = 6 * tiny["parameters"] * tiny["tokens_per_second"]
+    assert tiny["tflops"] == pytest.approx(operations / 1e12)
+    assert tiny["share_of_peak"] == pytest.approx(tiny["tflops"] / 0.5)
+    assert tiny["loss"] == pytest.approx(6.24, abs=0.2)  # ln(512), since nothing is learnt yet
+    assert any("attention=eager" in note for note in result["notes"])
 
 
 def test_a_step_trains():
     torch.manual_seed(0)
-    step, parameters = transformer.prepared(
-        {"model": "tiny", "batch": 2, "sequence": 32}, config(), args(), CPU
-    )
+    step, parameters = transformer.prepared(CASE, config(), TransformerConfig(**ARGS), CPU)
     losses = [step().item() for _ in range(10)]
     assert losses[-1] < losses[0]
     assert parameters == counted("tiny")
 
 
-def test_autocast_where_weights_are_wider(monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        gpt.GPT,
-        "forward",
-        lambda self, *_: seen.append(torch.is_autocast_enabled("cpu")) or self.norm.weight.sum(),
-    )
+def test_autocast_for_wider_weights(monkeypatch):
+    autocast = []
+
+    def forward(self, *_):
+        autocast.append(torch.is_autocast_enabled("cpu"))
+        return self.norm.weight.sum()
+
+    monkeypatch.setattr(gpt.GPT, "forward", forward)
     for weights in ("fp32", "bf16"):
-        step, _ = transformer.prepared(
-            {"model": "tiny", "batch": 2, "sequence": 32},
-            config(compute="bf16", weights=weights),
-            args(),
-            CPU,
-        )
-        step()
-    assert seen == [True, False]
-    assert "autocast" in training.numerics(config(compute="bf16"))
-    assert "autocast" not in training.numerics(config(compute="bf16", weights="bf16"))
+        run = config(compute="bf16", weights=weights)
+        transformer.prepared(CASE, run, TransformerConfig(**ARGS), CPU)[0]()
+        assert ("autocast" in training.numerics(run)) is (weights == "fp32")
+    assert autocast == [True, False]
 
 
 @pytest.mark.parametrize(("compute", "weights"), [("bf16", "nf4"), ("fp8", "bf16")])
-def test_numerics_that_the_loop_does_not_have(compute, weights):
+def test_precisions_that_the_loop_does_not_have(compute, weights):
     with pytest.raises(UserError, match=f"precision={compute}"):
         training.weights_dtype(config(compute=compute, weights=weights))
-
-
-def test_the_gate_holds_the_published_row(tmp_path):
-    """Give a row of ours the keys by which published rows are found."""
-    changed = config(tmp_path)
-    changed.trainer_args = {
-        "output_dir": "out",
-        "use_cpu": True,
-        "models": ["tiny"],
-        "warmup": 0,
-        "steps": 1,
-    }
-    actual = transformer.transformer(changed)
-    assert {"model": "tiny", "num_gpus": 1, "batch": 2, "sequence": 32}.items() <= actual["rows"][
-        0
-    ].items()
-    assert actual["figure"] == "tokens_per_second"
-    assert any("attention=eager" in note for note in actual["notes"])
-    assert series.earlier_rows(tmp_path / "metrics.jsonl", [{"model": "tiny"}])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import sys
 import time
@@ -16,7 +18,6 @@ from recipes.bench.vllm_engine import (
     EngineConfig,
     cases,
     combined,
-    engine,
     model_source,
     shares,
     whole_tokenizer,
@@ -26,7 +27,6 @@ from tests.conftest import ROOT, composed
 
 # What we read of vLLM 0.31's output (build for the CPU), for four requests of 16 tokens in, 8 out.
 OFFLINE = {
-    "model_id": "model_dummy",
     "elapsed_time": 8.3427210880036,
     "num_requests": 4,
     "total_num_tokens": 96,
@@ -34,12 +34,10 @@ OFFLINE = {
     "tokens_per_second": 11.507036971191932,
 }
 SERVED = {
-    "duration": 0.13691968300554436,
     "completed": 4,
     "failed": 0,
     "total_input_tokens": 64,
     "total_output_tokens": 32,
-    "request_throughput": 29.214207279738048,
     "output_throughput": 233.71365823790438,
     "total_token_throughput": 701.1409747137131,
     "median_ttft_ms": 32.159842499822844,
@@ -48,28 +46,20 @@ SERVED = {
     "p99_itl_ms": 16.398891800490674,
 }
 LATENCY = {"avg_latency": 0.5, "latencies": [0.5], "percentiles": {"50": 0.5}}
-ROW = {
-    "kind": "served",
-    "input": 16,
-    "output": 8,
-    "concurrency": 2,
-    "setting": "vLLM's own",
-    "num_gpus": 1,
-    "engines": 1,
-}
+ROW = {"kind": "served", "input": 16, "output": 8, "concurrency": 2}
+ROW |= {"setting": "vLLM's own", "num_gpus": 1, "engines": 1}
 
 
-def args(**given) -> EngineConfig:
-    return EngineConfig("out", **{"lengths": [[1024, 128]], **given})
+def args(**changes) -> EngineConfig:
+    return EngineConfig("out", **{"lengths": [[1024, 128]], **changes})
 
 
+@functools.cache
 def config(*overrides: str):
     """Return a configuration as a rank reads it."""
-    actual = OmegaConf.structured(
-        composed("hardware=mi300x", "method=bench/vllm", "model=qwen3_4b", *overrides)
-    )
-    plain = OmegaConf.to_container(actual, enum_to_str=True)
-    return OmegaConf.create(plain)
+    groups = ("hardware=mi300x", "method=bench/vllm", "model=qwen3_4b")
+    typed = OmegaConf.structured(composed(*groups, *overrides))
+    return OmegaConf.create(OmegaConf.to_container(typed, enum_to_str=True))
 
 
 def test_settings_are_arguments():
@@ -79,61 +69,41 @@ def test_settings_are_arguments():
         "enforce_eager": True,
         "dtype": None,
         "hf_overrides": {"a": 1},
-    }
-    own = {
+        "cudagraph_capture_sizes": [1, 2],
         "label": "mine",
         "instances": 2,
-        "gpu_memory_utilization": 0.4,
         "VLLM_ROCM_USE_AITER": 1,
-        "cudagraph_capture_sizes": [1, 2],
     }
-    assert arguments.argv_of({**setting, **own}) == [
-        *[
-            "--max-num-seqs",
-            "512",
-            "--no-enable-chunked-prefill",
-            "--enforce-eager",
-            "--hf-overrides",
-            '{"a": 1}',
-        ],
-        *["--gpu-memory-utilization", "0.4", "--cudagraph-capture-sizes", "1", "2"],
-    ]
-    assert arguments.env_of({**setting, **own}) == {"VLLM_ROCM_USE_AITER": "1"}
-    assert arguments.name_of(own) == "mine"
-    assert (
-        arguments.name_of({"max_num_seqs": 512, "kv_cache_dtype": "fp8"})
-        == "max_num_seqs=512 kv_cache_dtype=fp8"
-    )
+    expected = "--max-num-seqs 512 --no-enable-chunked-prefill --enforce-eager --hf-overrides"
+    sizes = ["--cudagraph-capture-sizes", "1", "2"]
+    assert arguments.argv_of(setting) == [*expected.split(), '{"a": 1}', *sizes]
+    assert arguments.env_of(setting) == {"VLLM_ROCM_USE_AITER": "1"}
+    assert arguments.name_of(setting) == "mine"
+    assert arguments.name_of({"max_num_seqs": 512, "dtype": "fp8"}) == "max_num_seqs=512 dtype=fp8"
     assert arguments.gpus_of({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}) == 4
+    assert len(args(**OmegaConf.to_container(config().method.args)).settings) == 14, "all differ"
+    with pytest.raises(UserError, match="one label"):
+        args(settings=[{"label": "a"}, {"label": "a", "max_num_seqs": 1}])
 
 
-def test_the_published_settings_are_arguments():
-    given = config().method.args
-    assert len(args(**OmegaConf.to_container(given)).settings) == 14
-
-
-@pytest.mark.parametrize(("world", "actual", "left_out"), [
+@pytest.mark.parametrize(("world", "engines", "left_out"), [
     (1, {"vLLM's own": 1, "two": 2}, ["tp2", "tp4"]),
     (2, {"vLLM's own": 2, "two": 4, "tp2": 1}, ["tp4"]),
     (8, {"vLLM's own": 8, "two": 16, "tp2": 4, "tp4": 2}, []),
 ])  # fmt: skip
-def test_engines_on_the_gpus_of_a_run(monkeypatch, world, actual, left_out):
+def test_engines_on_the_gpus_of_a_run(monkeypatch, world, engines, left_out):
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, str(world))
-    two = {"label": "two", "instances": 2, "gpu_memory_utilization": 0.4}
     settings = [
         {},
-        two,
+        {"label": "two", "instances": 2},
         {"label": "tp2", "tensor_parallel_size": 2},
         {"label": "tp4", "tensor_parallel_size": 4},
     ]
-    notes = []
-    rows = cases(
-        args(settings=settings, concurrency=[1, 64], kinds=["offline", "served", "latency"]),
-        config(),
-        notes,
-    )
-    assert {row["setting"]: row["engines"] for row in rows} == actual
+    notes: list[str] = []
+    kinds = ["offline", "served", "latency"]
+    rows = cases(args(settings=settings, concurrency=[1, 64], kinds=kinds), config(), notes)
+    assert {row["setting"]: row["engines"] for row in rows} == engines
     assert [(row["kind"], row["concurrency"]) for row in rows[:4]] == [
         ("offline", 1000),
         ("served", 1),
@@ -142,64 +112,54 @@ def test_engines_on_the_gpus_of_a_run(monkeypatch, world, actual, left_out):
     ]
     assert {row["num_gpus"] for row in rows} == {world}
     assert [note.split(": ")[1] for note in notes if note.startswith("Left out")] == left_out
-    assert cases(args(settings=[{"tensor_parallel_size": 16}]), config(), []) == []
 
 
-def test_figures_of_offline_served_and_latency():
-    offline, served, latency = ({**ROW, "kind": kind} for kind in ("offline", "served", "latency"))
-    assert processes.figures(offline, OFFLINE) == {
+@pytest.fixture
+def figures(tmp_path):
+    """Return figures(content, **changes of ROW), read from a file."""
+
+    def read(content: dict, **changes) -> dict[str, float]:
+        (tmp_path / "a.json").write_text(json.dumps(content))
+        return processes.figures({**ROW, **changes}, tmp_path / "a.json")
+
+    return read
+
+
+def test_figures_of_offline_served_and_latency(figures, tmp_path):
+    assert figures(OFFLINE, kind="offline") == {
         "output_tokens_per_second": pytest.approx(32 / 8.3427, rel=1e-4),
         "total_tokens_per_second": pytest.approx(96 / 8.3427, rel=1e-4),
     }
-    assert processes.figures(served, SERVED) == {
-        "output_tokens_per_second": pytest.approx(233.71, abs=0.01),
-        "total_tokens_per_second": pytest.approx(701.14, abs=0.01),
-        "ttft_ms": pytest.approx(32.16, abs=0.01),
-        "ttft_p99_ms": pytest.approx(44.76, abs=0.01),
-        "itl_ms": pytest.approx(8.30, abs=0.01),
-        "itl_p99_ms": pytest.approx(16.40, abs=0.01),
-    }
-    assert processes.figures(latency, LATENCY) == {
-        "output_tokens_per_second": 32.0,
-        "total_tokens_per_second": 96.0,
-        "latency_s": 0.5,
-    }
-    with pytest.raises(UserError, match="3 requests failed and 1 were answered"):
-        processes.figures(served, {**SERVED, "failed": 3, "completed": 1})
-    with pytest.raises(UserError, match=r"24 tokens .* 1152"):
-        processes.figures({**offline, "input": 1024, "output": 128}, OFFLINE)
+    assert list(figures(SERVED).values()) == list(SERVED.values())[4:]
+    latency = {"output_tokens_per_second": 32.0, "total_tokens_per_second": 96.0, "latency_s": 0.5}
+    assert figures(LATENCY, kind="latency") == latency
+    with pytest.raises(UserError, match="failed 3 requests, and answered 1 "):
+        figures({**SERVED, "failed": 3, "completed": 1})
+    with pytest.raises(UserError, match="96 tokens .* 1152"):
+        figures(OFFLINE, kind="offline", input=1024, output=128)
+    with pytest.raises(UserError, match=r"no figures in b\.json"):
+        processes.figures(ROW, tmp_path / "b.json")
 
 
-def test_missing_figures_are_reported(tmp_path):
-    with pytest.raises(UserError, match=r"no figures in a\.json"):
-        processes.read(tmp_path / "a.json")
-    (tmp_path / "a.json").write_text("{")
-    with pytest.raises(UserError, match=r"no figures in a\.json"):
-        processes.read(tmp_path / "a.json")
-
-
-def test_engines_that_run_at_once():
+def test_engines_that_run_at_once(figures):
     other = {**SERVED, "output_throughput": 100.0, "median_ttft_ms": 42.2, "p99_itl_ms": 20.0}
-    actual = combined([processes.figures(ROW, content) for content in (SERVED, other)])
-    assert actual["output_tokens_per_second"] == pytest.approx(333.71, abs=0.01)
-    assert (actual["ttft_ms"], actual["itl_p99_ms"]) == (pytest.approx(37.18, abs=0.01), 20.0)
-    assert actual["ttft_p99_ms"] == SERVED["p99_ttft_ms"]
+    row = combined([figures(SERVED), figures(other)])
+    assert row["output_tokens_per_second"] == pytest.approx(333.71, abs=0.01)
+    assert (row["ttft_ms"], row["itl_p99_ms"]) == (pytest.approx(37.18, abs=0.01), 20.0)
+    assert row["ttft_p99_ms"] == SERVED["p99_ttft_ms"]
 
 
 def test_shares_of_the_gpus_limits():
     """Take 4.02e9 parameters: 8.04 GB in bf16, which an MI300X reads in 1.52 ms."""
     figures = {"total_tokens_per_second": 10000.0, "itl_ms": 3.0}
-    actual = shares(figures, ROW, {}, config())
-    assert actual["share_of_peak"] == pytest.approx(2 * 4.022e9 * 1e4 / 1307.4e12, rel=1e-3)
-    assert actual["share_of_bandwidth"] == pytest.approx(8.045 / 0.003 / 5300, rel=1e-3)
+    in_bf16 = shares(figures, ROW, {}, config())
+    assert in_bf16["share_of_peak"] == pytest.approx(2 * 4.022e9 * 1e4 / 1307.4e12, rel=1e-3)
+    assert in_bf16["share_of_bandwidth"] == pytest.approx(8.045 / 0.003 / 5300, rel=1e-3)
     fp8 = shares(figures, ROW, {"quantization": "fp8"}, config())
-    assert fp8["share_of_bandwidth"] == pytest.approx(actual["share_of_bandwidth"] / 2)
-    assert fp8["share_of_peak"] == pytest.approx(actual["share_of_peak"] / 2, rel=1e-3)
+    assert fp8["share_of_bandwidth"] == pytest.approx(in_bf16["share_of_bandwidth"] / 2)
+    assert fp8["share_of_peak"] == pytest.approx(in_bf16["share_of_peak"] / 2, rel=1e-3)
     spread = shares(figures, {**ROW, "num_gpus": 2}, {"tensor_parallel_size": 2}, config())
-    assert spread["share_of_bandwidth"] == pytest.approx(actual["share_of_bandwidth"] / 2)
-    unknown = config()
-    unknown.hardware.peak_tflops = {}
-    assert shares({"total_tokens_per_second": 1.0}, ROW, {}, unknown).keys() <= {"share_of_peak"}
+    assert spread["share_of_bandwidth"] == pytest.approx(in_bf16["share_of_bandwidth"] / 2)
 
 
 @pytest.mark.parametrize(("log", "message"), [
@@ -223,25 +183,15 @@ def test_why_an_engine_ended(log, message):
 
 
 def test_environment_of_an_engine(monkeypatch):
-    for name, value in {
-        "RANK": "1",
-        "LOCAL_RANK": "1",
-        "WORLD_SIZE": "4",
-        "MASTER_PORT": "1",
-        "TORCHELASTIC_RUN_ID": "x",
-    }.items():
-        monkeypatch.setenv(name, value)
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "1")
     monkeypatch.setenv("NO_PROXY", "example.org")
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "4,5,6,7")
-    actual = processes.environment({"VLLM_ROCM_USE_AITER": "1"}, 2, 2)
-    assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"} & set(
-        actual
-    )
-    assert (actual["HIP_VISIBLE_DEVICES"], actual["VLLM_ROCM_USE_AITER"], actual["NO_PROXY"]) == (
-        "6,7",
-        "1",
-        "example.org,127.0.0.1",
-    )
+    env = processes.environment({"VLLM_ROCM_USE_AITER": "1"}, 2, 2)
+    assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"} & {*env}
+    assert env["HIP_VISIBLE_DEVICES"] == "6,7"
+    assert env["VLLM_ROCM_USE_AITER"] == "1"
+    assert env["NO_PROXY"] == "example.org,127.0.0.1"
 
 
 def test_a_program_that_fails_hangs_or_is_stopped(tmp_path, monkeypatch):
@@ -275,15 +225,6 @@ def test_a_missing_vllm_is_reported(monkeypatch):
             processes.program(OmegaConf.create({"runtime": {"name": runtime}}))
 
 
-def test_latency_needs_a_vocabulary(monkeypatch):
-    monkeypatch.setattr(processes, "program", lambda config: ["vllm"])
-    given = {"output_dir": "out", "lengths": [[16, 8]], "kinds": ["latency"], "use_cpu": True}
-    with pytest.raises(UserError, match=r"kinds=latency .* 10000, .* 512"):
-        engine(
-            OmegaConf.create({"trainer_args": given, "model": {"name": "tiny", "vocab_size": 512}})
-        )
-
-
 def test_a_random_prompt_has_exactly_its_length(tmp_path):
     tokenizer = whole_tokenizer(512)
     ids = list(range(2, 512))
@@ -292,29 +233,22 @@ def test_a_random_prompt_has_exactly_its_length(tmp_path):
 
 
 def test_random_weights_are_a_configuration_and_a_tokenizer(tmp_path):
-    made = config("model.init=random", "model.vocab_size=512")
-    made.run_dir = str(tmp_path)
-    source, options = model_source(made)
+    overrides = ("model.init=random", "model.vocab_size=512")
+    random = OmegaConf.merge(config(*overrides), {"run_dir": str(tmp_path)})
+    source, options = model_source(random)
     assert (source, options) == (str(tmp_path / "model_dummy"), {"load_format": "dummy"})
-    content = OmegaConf.load(tmp_path / "model_dummy/config.json")
-    assert (content.architectures, content.num_hidden_layers, content.dtype) == (
-        ["Qwen3ForCausalLM"],
-        36,
-        "bfloat16",
-    )
-    assert model_source(made) == (source, options), "a run that is resumed has it"
-    assert model_source(config()) == ("Qwen/Qwen3-4B", {"revision": made.model.revision})
+    content = json.loads((tmp_path / "model_dummy/config.json").read_text())
+    assert content["architectures"] == ["Qwen3ForCausalLM"]
+    assert (content["num_hidden_layers"], content["dtype"]) == (36, "bfloat16")
+    assert model_source(random) == (source, options), "a run that is resumed has it"
+    assert model_source(config()) == ("Qwen/Qwen3-4B", {"revision": random.model.revision})
     assert model_source(config(f"model.path={tmp_path}")) == (str(tmp_path), {})
 
 
 def test_the_page_names_only_arguments_that_are_gone():
     page = (ROOT / "docs/methods/bench_vllm.md").read_text()
     table = page.partition("| then | now |")[2]
-    then = [
-        name
-        for line in table.splitlines()[2:]
-        if line.startswith("|")
-        for name in re.findall(r"`(--[\w-]+|VLLM_\w+)`", line.split("|")[1])
-    ]
-    assert len(then) >= 8
-    assert {name.removeprefix("--").replace("-", "_") for name in then} <= set(arguments.REMOVED)
+    rows = [line.split("|")[1] for line in table.splitlines()[2:] if line.startswith("|")]
+    names = re.findall(r"`(?:--([\w-]+)|(VLLM_\w+))`", " ".join(rows))
+    assert len(names) >= 8
+    assert {(a or b).replace("-", "_") for a, b in names} <= set(arguments.REMOVED)

@@ -28,25 +28,12 @@ def test_each_version(version, size):
     assert clocks.parse(table(version, size, MI300X[:6])) == MI300X[:6], "an MI300A has six dies"
 
 
-def test_of_a_device(tmp_path):
-    file = tmp_path / "bus/pci/devices/0000:05:00.0/gpu_metrics"
-    file.parent.mkdir(parents=True)
-    file.write_bytes(table((1, 5), 360, MI300X))
-    assert clocks.of_device("0000:05:00.0", tmp_path) == MI300X
-    with pytest.raises(FileNotFoundError):
-        clocks.of_device("0000:26:00.0", tmp_path)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        struct.pack("<HBB", 120, 1, 3) + bytes(116),
-        table((1, 5), 360, MI300X)[:320],
-        table((1, 4), 288, []),
-    ],
-    ids=["empty", "of one die", "cut off", "no die"],
-)
+@pytest.mark.parametrize("content", [
+    b"",
+    struct.pack("<HBB", 120, 1, 3) + bytes(116),  # of one die
+    table((1, 5), 360, MI300X)[:320],  # cut off
+    table((1, 4), 288, []),  # no die
+])  # fmt: skip
 def test_a_table_without_clocks_of_dies(content):
-    with pytest.raises(ValueError, match=rf"of {len(content)} bytes states no clock"):
+    with pytest.raises(ValueError, match=f"of {len(content)} bytes"):
         clocks.parse(content)

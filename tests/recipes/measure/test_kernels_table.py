@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipes.measure.kernels_table import ORDER, Interval, innermost, kind, shares, summary, text
+from recipes.measure.kernels_table import Interval, innermost, kind, shares, summary, text
 
 # Kernel names by kind, below the profile that they were printed in.
 NAMES = {
@@ -77,75 +77,52 @@ NAMES = {
     ],
     "other": [
         # a name that says nothing
-        "my_own_kernel",
+        "my_own_kernel"
     ],
 }
-GEMM, ATTENTION, COMMUNICATION, NORM = (
-    "Cijk_x",
-    "flash_fwd_kernel",
-    "ncclDevKernel_Generic",
-    "rms_norm_kernel",
-)
+GEMM, ATTENTION = "Cijk_x", "flash_fwd_kernel"
+COMMUNICATION, NORM = "ncclDevKernel_Generic", "rms_norm_kernel"
 
 
 @pytest.mark.parametrize("expected", NAMES)
 def test_kind(expected):
-    assert {name: kind(name) for name in NAMES[expected]} == dict.fromkeys(
-        NAMES[expected], expected
-    )
+    names = NAMES[expected]
+    assert {name: kind(name) for name in names} == dict.fromkeys(names, expected)
 
 
 def of(*ran: tuple[float, float, str], end: float = 10.0) -> dict[str, float]:
     """Return the shares that are not 0."""
-    found = shares([Interval(*row) for row in ran], 0.0, end)
-    assert sum(
-        value for name, value in found.items() if name != "communication_hidden"
-    ) == pytest.approx(1.0)
-    return {name: pytest.approx(value) for name, value in found.items() if value}
+    by_kind = shares([Interval(*row) for row in ran], 0.0, end)
+    assert sum(by_kind.values()) - by_kind["communication_hidden"] == pytest.approx(1.0)
+    return {name: pytest.approx(value) for name, value in by_kind.items() if value}
 
 
-def test_communication_is_exposed_where_nothing_computes():
-    found = of((0, 4, GEMM), (2, 7, COMMUNICATION), (8, 9, NORM))
-    assert found == {
+@pytest.mark.parametrize(("ran", "expected"), [
+    ([], {"idle": 1.0}),
+    # Communication is exposed where nothing computes.
+    ([(0, 4, GEMM), (2, 7, COMMUNICATION), (8, 9, NORM)], {
         "gemm": 0.4,
         "communication_hidden": 0.2,
         "communication_exposed": 0.3,
         "memory_bound": 0.1,
         "idle": 0.2,
-    }
-
-
-def test_two_collectives_side_by_side_count_once():
-    assert of((0, 4, COMMUNICATION), (2, 6, COMMUNICATION)) == {
-        "communication_exposed": 0.6,
-        "idle": 0.4,
-    }
-
-
-def test_streams_that_compute_side_by_side_count_once():
-    assert of((0, 6, NORM), (2, 4, GEMM), (3, 5, ATTENTION)) == {
+    }),
+    # What runs side by side counts once.
+    ([(0, 4, COMMUNICATION), (2, 6, COMMUNICATION)], {"communication_exposed": 0.6, "idle": 0.4}),
+    ([(0, 6, NORM), (2, 4, GEMM), (3, 5, ATTENTION)], {
         "gemm": 0.2,
         "attention": 0.1,
         "memory_bound": 0.3,
         "idle": 0.4,
-    }
-
-
-def test_nothing_ran():
-    assert of() == {"idle": 1.0}
+    }),
+])  # fmt: skip
+def test_every_instant_belongs_to_one_share(ran, expected):
+    assert of(*ran) == expected
 
 
 def event(name: str, ts: float, dur: float, cat: str, tid: int = 1) -> dict:
-    return {
-        "ph": "X",
-        "name": name,
-        "ts": ts,
-        "dur": dur,
-        "cat": cat,
-        "pid": 1,
-        "tid": tid,
-        "args": {},
-    }
+    place = {"cat": cat, "pid": 1, "tid": tid, "args": {}}
+    return {"ph": "X", "name": name, "ts": ts, "dur": dur, **place}
 
 
 def test_summary_of_a_gpu():
@@ -163,25 +140,16 @@ def test_summary_of_a_gpu():
         event(NORM, 2100, 100, "kernel"),
         {"ph": "M", "name": "process_name", "args": {}},
     ]
-    found = summary(events)
-    assert (found["time_s"], found["steps"], found["device"]) == (0.001, 2, "gpu")
-    assert found["shares"] == {
-        **dict.fromkeys((*ORDER, "communication_exposed", "communication_hidden"), 0.0)
-    } | {"gemm": 0.4, "memory_bound": 0.1, "idle": 0.5}
-    assert found["kernels"] == [
-        {"name": GEMM, "kind": "gemm", "calls": 2, "time_s": 0.0004, "share": 0.4},
-        {
-            "name": "Memcpy HtoD (Pinned -> Device)",
-            "kind": "memory_bound",
-            "calls": 1,
-            "time_s": 0.0001,
-            "share": 0.1,
-        },
-    ]
-    said = text(found)
-    assert "2 steps, 0.001 s; GEMM 40.0%" in said
-    assert "idle 50.0%" in said
-    assert "  40.0%       2      0.400  gemm           Cijk_x" in said
+    table = summary(events)
+    assert (table["time_s"], table["steps"], table["device"]) == (0.001, 2, "gpu")
+    used = {name: share for name, share in table["shares"].items() if share}
+    assert used == {"gemm": 0.4, "memory_bound": 0.1, "idle": 0.5}
+    longest, copy = table["kernels"]
+    assert longest == {"name": GEMM, "kind": "gemm", "calls": 2, "time_s": 0.0004, "share": 0.4}
+    assert (copy["kind"], copy["calls"], copy["share"]) == ("memory_bound", 1, 0.1)
+    lines = text(table)
+    assert "2 steps, 0.001 s; GEMM 40.0%" in lines
+    assert "  40.0%       2      0.400  gemm           Cijk_x" in lines
 
 
 def test_operators_in_place_of_kernels():
@@ -199,13 +167,9 @@ def test_operators_in_place_of_kernels():
         (50, 150, "aten::native_layer_norm"),
         (80, 100, "aten::linear"),
     ]
-    found = summary(events)
-    assert found["device"] == "cpu"
-    assert found["shares"]["gemm"] == pytest.approx(0.5)
-    assert found["shares"]["memory_bound"] == pytest.approx(0.25)
-    assert found["shares"]["idle"] == pytest.approx(0.25)
-    assert {row["name"]: row["calls"] for row in found["kernels"]} == {
-        "aten::linear": 1,
-        "aten::addmm": 1,
-        "aten::native_layer_norm": 1,
-    }
+    table = summary(events)
+    assert table["device"] == "cpu"
+    used = {name: share for name, share in table["shares"].items() if share}
+    assert used == pytest.approx({"gemm": 0.5, "memory_bound": 0.25, "idle": 0.25})
+    calls = {row["name"]: row["calls"] for row in table["kernels"]}
+    assert calls == dict.fromkeys(("aten::linear", "aten::addmm", "aten::native_layer_norm"), 1)

@@ -19,24 +19,17 @@ def config(tmp_path, profile: str = "torch", compute: str = "fp32"):
     )
 
 
-@pytest.mark.parametrize(
-    ("num_steps", "cycle", "expected"),
-    [
-        (None, 1, (2, 1, 2)),
-        (100, 1, (2, 1, 2)),
-        (5, 1, (2, 1, 2)),
-        (4, 1, (1, 1, 2)),
-        (3, 1, (0, 1, 2)),
-        (2, 1, (0, 1, 1)),  # smoke=true
-        (1, 1, (0, 0, 1)),
-        (100, 4, (3, 1, 4)),  # grpo: whole generation cycles
-        (6, 4, (1, 1, 4)),
-    ],
-)
-def test_which_steps(num_steps, cycle, expected):
-    wait, warmup, active = profiling.steps(num_steps, cycle)
-    assert (wait, warmup, active) == expected
-    assert num_steps is None or wait + warmup + active <= num_steps
+@pytest.mark.parametrize(("num_steps", "cycle", "expected"), [
+    (None, 1, (2, 1, 2)),
+    (5, 1, (2, 1, 2)),
+    (4, 1, (1, 1, 2)),
+    (2, 1, (0, 1, 1)),  # smoke=true
+    (1, 1, (0, 0, 1)),
+    (100, 4, (3, 1, 4)),  # grpo: whole generation cycles
+    (6, 4, (1, 1, 4)),
+])  # fmt: skip
+def test_skipped_warmup_and_profiled_steps(num_steps, cycle, expected):
+    assert profiling.steps(num_steps, cycle) == expected
 
 
 class InFp32(nn.Module):
@@ -85,28 +78,20 @@ def read(tmp_path, name: str) -> dict:
 
 def test_a_plain_loop(tmp_path, capsys):
     train(config(tmp_path), 6)
-    assert {path.name for path in (tmp_path / "profile").iterdir()} == {
-        "trace-rank0.json.gz",
-        "kernels.json",
-    }
-    found = read(tmp_path, "kernels.json")
-    assert (found["steps"], found["device"]) == (2, "cpu")
-    assert found["shares"]["gemm"] > 0.05
-    assert sum(
-        share for name, share in found["shares"].items() if name != "communication_hidden"
-    ) == pytest.approx(1)
-    products = next(row for row in found["kernels"] if row["name"] == "aten::addmm")
+    names = {path.name for path in (tmp_path / "profile").iterdir()}
+    assert names == {"trace-rank0.json.gz", "kernels.json"}
+    table = read(tmp_path, "kernels.json")
+    assert (table["steps"], table["device"]) == (2, "cpu")
+    assert table["shares"]["gemm"] > 0.05
+    products = next(row for row in table["kernels"] if row["name"] == "aten::addmm")
     assert (products["kind"], products["calls"]) == ("gemm", 4), "two layers, two steps"
     with gzip.open(tmp_path / "profile/trace-rank0.json.gz", "rt") as file:
-        steps = {
-            event["name"]
-            for event in json.load(file)["traceEvents"]
-            if event["name"].startswith("ProfilerStep")
-        }
+        names = {event["name"] for event in json.load(file)["traceEvents"]}
+    steps = {name for name in names if name.startswith("ProfilerStep")}
     assert steps == {"ProfilerStep#3", "ProfilerStep#4"}
-    said = capsys.readouterr().out
-    assert "profile: 2 steps, " in said
-    assert "opens at ui.perfetto.dev" in said
+    out = capsys.readouterr().out
+    assert "profile: 2 steps, " in out
+    assert "opens at ui.perfetto.dev" in out
 
 
 def test_each_rank_leaves_its_trace(tmp_path, monkeypatch, capsys):
@@ -137,126 +122,75 @@ def test_a_failure_is_not_hidden_by_the_profiler(tmp_path):
 
 
 @pytest.mark.parametrize("profile", ["none", "rocprof"])
-def test_nothing_of_it_otherwise(tmp_path, profile):
+def test_nothing_is_written_without_a_profile(tmp_path, profile):
     train(config(tmp_path, profile), 3)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_module_in_fp32_is_found(tmp_path, capsys):
-    train(config(tmp_path, compute="bf16"), 4)
-    found = read(tmp_path, "fp32_modules.json")
-    products = [row for row in found["modules"] if row["what"] == fp32_modules.PRODUCTS]
-    assert [(row["name"], row["class"]) for row in products] == [("last", "InFp32")]
-    # The backward pass has one product for the input and one for the weight, and belongs to the
-    # same module.
-    assert products[0]["calls"] == 2 * 3
-    assert products[0]["share"] == pytest.approx(
-        products[0]["time_s"] / read(tmp_path, "kernels.json")["time_s"]
-    )
-    assert found["products_share"] == pytest.approx(products[0]["share"])
-    assert ("layers.*.*", "LayerNorm", fp32_modules.REST) in {
-        (row["name"], row["class"], row["what"]) for row in found["modules"]
-    }
-    said = capsys.readouterr().out
-    assert (
-        f"fp32 under precision=bf16: {found['share']:.1%} of the time, "
-        f"{found['products_share']:.1%} in matrix products" in said
-    )
-    assert "last (InFp32)" in said
-
-
-def test_no_module_in_fp32(tmp_path, capsys):
-    train(config(tmp_path, compute="bf16"), 4, model=nn.Sequential(nn.Linear(512, 512).bfloat16()))
-    assert read(tmp_path, "fp32_modules.json")["products_share"] == 0.0
-    assert not [
-        row
-        for row in read(tmp_path, "fp32_modules.json")["modules"]
-        if row["what"] == fp32_modules.PRODUCTS
-    ]
-
-
-def test_ranges_leave_nothing_behind(tmp_path):
+def test_modules_in_fp32(tmp_path, capsys):
     model = Model()
     train(config(tmp_path, compute="bf16"), 4, model=model)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    table = read(tmp_path, "fp32_modules.json")
+    (product,) = (row for row in table["modules"] if row["what"] == fp32_modules.PRODUCTS)
+    assert (product["name"], product["class"]) == ("last", "InFp32")
+    # The backward pass has one product for the input and one for the weight, and belongs to the
+    # same module.
+    assert product["calls"] == 2 * 3
+    time_s = read(tmp_path, "kernels.json")["time_s"]
+    assert product["share"] == pytest.approx(product["time_s"] / time_s)
+    assert table["products_share"] == pytest.approx(product["share"])
+    names = {(row["name"], row["class"], row["what"]) for row in table["modules"]}
+    assert ("layers.*.*", "LayerNorm", fp32_modules.REST) in names
+    out = capsys.readouterr().out
+    assert f"fp32 under precision=bf16: {table['share']:.1%} of the time" in out
+    assert "last (InFp32)" in out
+
+
+def test_no_module_in_fp32(tmp_path):
+    train(config(tmp_path, compute="bf16"), 4, model=nn.Sequential(nn.Linear(512, 512).bfloat16()))
+    table = read(tmp_path, "fp32_modules.json")
+    assert table["products_share"] == 0.0
+    assert not [row for row in table["modules"] if row["what"] == fp32_modules.PRODUCTS]
+
+
+def event(category: str, name: str, ts: float, dur: float, pid: int, tid: int, args: dict) -> dict:
+    place = {"pid": pid, "tid": tid, "args": args}
+    return {"ph": "X", "cat": category, "name": name, "ts": ts, "dur": dur, **place}
 
 
 def operator(
     name: str, ts: float, dur: float, identifier: int, types: list[str], tid: int = 1, **args
 ) -> dict:
     args = {"External id": identifier, "Input type": types, **args}
-    return {
-        "ph": "X",
-        "cat": "cpu_op",
-        "name": name,
-        "ts": ts,
-        "dur": dur,
-        "pid": 1,
-        "tid": tid,
-        "args": args,
-    }
+    return event("cpu_op", name, ts, dur, 1, tid, args)
 
 
 def kernel(name: str, dur: float, identifier: int) -> dict:
-    args = {"External id": identifier}
-    return {
-        "ph": "X",
-        "cat": "kernel",
-        "name": name,
-        "ts": 0,
-        "dur": dur,
-        "pid": 0,
-        "tid": 7,
-        "args": args,
-    }
+    return event("kernel", name, 0, dur, 0, 7, {"External id": identifier})
 
 
 def test_the_cost_is_that_of_the_kernels():
     """Run kernels after short operators, as on a GPU, and the backward in another thread."""
-    module = {
-        "ph": "X",
-        "cat": "user_annotation",
-        "name": "module: head Linear",
-        "ts": 0,
-        "dur": 100,
-        "pid": 1,
-        "tid": 1,
-        "args": {},
-    }
-    backward = {"Sequence number": 9, "Fwd thread id": 1}
+    fp32, bf16 = ["float", "float"], ["c10::BFloat16", "c10::BFloat16"]
+    forward, backward = ({"Sequence number": 9, "Fwd thread id": thread} for thread in (0, 1))
+    node = "autograd::engine::evaluate_function: MmBackward0"
     events = [
-        module,
-        operator(
-            "aten::mm", 10, 5, 1, ["float", "float"], **{"Sequence number": 9, "Fwd thread id": 0}
-        ),
-        operator("aten::mm", 20, 5, 2, ["c10::BFloat16", "c10::BFloat16"]),
+        event("user_annotation", "module: head Linear", 0, 100, 1, 1, {}),
+        operator("aten::mm", 10, 5, 1, fp32, **forward),
+        operator("aten::mm", 20, 5, 2, bf16),
         operator("aten::copy_", 30, 5, 3, ["float", "c10::BFloat16"]),
-        operator(
-            "autograd::engine::evaluate_function: MmBackward0", 200, 50, 4, [], tid=2, **backward
-        ),
-        operator("aten::mm", 210, 5, 5, ["float", "float"], tid=2),
+        operator(node, 200, 50, 4, [], tid=2, **backward),
+        operator("aten::mm", 210, 5, 5, fp32, tid=2),
         operator("aten::addcdiv_", 300, 5, 6, ["float", "float", "float"]),  # the optimizer's
-        *(
-            kernel("nvjet", 1e6, 1),
-            kernel("nvjet", 5e6, 2),
-            kernel("copy", 5e6, 3),
-            kernel("nvjet", 2e6, 5),
-            kernel("adam", 5e6, 6),
-        ),
+        *(kernel("nvjet", 1e6, 1), kernel("nvjet", 5e6, 2), kernel("copy", 5e6, 3)),
+        *(kernel("nvjet", 2e6, 5), kernel("adam", 5e6, 6)),
     ]
-    row = {
-        "name": "head",
-        "class": "Linear",
-        "what": "matrix products",
-        "calls": 2,
-        "time_s": 3.0,
-        "share": 0.3,
-    }
-    assert fp32_modules.summary(events, time_s=10.0) == {
-        "modules": [row],
-        "share": 0.3,
-        "products_share": 0.3,
-    }
+    table = fp32_modules.summary(events, time_s=10.0)
+    (row,) = table["modules"]
+    assert (row["name"], row["class"], row["what"]) == ("head", "Linear", "matrix products")
+    assert (row["calls"], row["time_s"], row["share"]) == (2, 3.0, 0.3)
+    assert (table["share"], table["products_share"]) == (0.3, 0.3)
 
 
 def entry(action: str, addr: int, size: int, *frames: tuple[str, int, str]) -> dict:
@@ -292,50 +226,38 @@ def test_memory_at_the_fullest_moment():
         "inactive_split_bytes.all.current": 2_000_000_000,
         "num_alloc_retries": 1,
     }
-    assert memory_table.summary({"device_traces": [[], trace]}, stats, 1, most_events=len(trace))[
-        "history_is_cut"
-    ]
-    found = memory_table.summary(
-        {"device_traces": [[], trace]}, stats, 1, most_events=len(trace) + 1
-    )
-    assert not found["history_is_cut"]
-    assert found.pop("at_peak") == [
+    snapshot, most = {"device_traces": [[], trace]}, len(trace)
+    assert memory_table.summary(snapshot, stats, 1, most_events=most)["history_is_cut"]
+    table = memory_table.summary(snapshot, stats, 1, most_events=most + 1)
+    assert table.pop("at_peak") == [
         {"line": "trl/trainer/sft.py:40 loss", "blocks": 2, "gb": 3.0},
         {"line": "no line of Python (backward)", "blocks": 1, "gb": 3.0},
     ]
-    expected = {
-        "allocated_peak_gb": 10.0,
-        "reserved_peak_gb": 12.0,
-        "before_gb": 4.0,
-        "fragmentation": 0.25,
-    }
-    assert found == {**expected, "history_is_cut": False, "num_alloc_retries": 1, "num_ooms": 0}
-    assert "10.00 GB allocated at most" in memory_table.text({**found, "at_peak": []})
+    sizes = {"allocated_peak_gb": 10.0, "reserved_peak_gb": 12.0, "before_gb": 4.0}
+    counts = {"history_is_cut": False, "num_alloc_retries": 1, "num_ooms": 0}
+    assert table == {**sizes, "fragmentation": 0.25, **counts}
+    assert "10.00 GB allocated at most" in memory_table.text({**table, "at_peak": []})
 
 
 @pytest.fixture
 def recorder(monkeypatch):
     """Stand in for torch's recorder, which only a GPU has, and return its arguments."""
-    told: list[str] = []
+    calls: list[str] = []
 
     def record(enabled: str | None = "all", **kwargs) -> None:
-        told.append("on" if enabled else "off")
+        calls.append("on" if enabled else "off")
 
     def dump(path: str) -> None:
-        told.append(path.rpartition("/")[2])
+        calls.append(path.rpartition("/")[2])
 
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", dump)
-    monkeypatch.setattr(
-        torch.cuda.memory,
-        "_snapshot",
-        lambda: {"device_traces": [[entry("alloc", 1, 4_000_000_000)]]},
-    )
-    monkeypatch.setattr(
-        torch.cuda, "memory_stats", lambda: {"allocated_bytes.all.peak": 5_000_000_000}
-    )
+    snapshot = {"device_traces": [[entry("alloc", 1, 4_000_000_000)]]}
+    stats = {"allocated_bytes.all.peak": 5_000_000_000}
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: snapshot)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: stats)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    return told
+    return calls
 
 
 @pytest.mark.parametrize(("num_steps", "recorded"), [(10, 3), (2, 2)])
@@ -343,12 +265,10 @@ def test_memory_of_the_first_steps(tmp_path, recorder, num_steps, recorded):
     with profiling.session(config(tmp_path, "memory"), num_steps) as profile:
         for number in range(1, num_steps + 1):
             profile.step()
-            assert ("off" in recorder) == (number >= recorded), (
-                "the rest of the run is not slowed down"
-            )
+            assert ("off" in recorder) == (number >= recorded)  # the rest is not slowed down
     assert recorder == ["on", "memory.pickle", "off"]
-    found = read(tmp_path, "memory.json")
-    assert (found["steps"], found["before_gb"], found["at_peak"][0]["gb"]) == (recorded, 1.0, 4.0)
+    table = read(tmp_path, "memory.json")
+    assert (table["steps"], table["before_gb"], table["at_peak"][0]["gb"]) == (recorded, 1.0, 4.0)
 
 
 def test_memory_that_runs_out(tmp_path, recorder):
