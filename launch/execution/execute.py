@@ -166,18 +166,18 @@ def execute(
             json_files.write_json(run_dir / "record.json", failed)
             raise HostError(why) from error
         result = json_files.read_json(run_dir / "result.json")
-        exit_code = _exit_code(plan, outcome, result or {})
+        code = exit_code(plan, outcome, result or {})
         metrics = json_files.read_metrics(run_dir / "metrics.jsonl")
-        status = STATUS.get(exit_code, "failed")
-        ended = record.finish(began, run_dir, status, exit_code, metrics, result, restarts)
+        status = STATUS.get(code, "failed")
+        ended = record.finish(began, run_dir, status, code, metrics, result, restarts)
         json_files.write_json(run_dir / "record.json", ended)
-        if exit_code != EXIT_DONE and (outcome.status != "interrupted" or failures(run_dir)):
+        if code != EXIT_DONE and (outcome.status != "interrupted" or failures(run_dir)):
             stream = sys.stderr if plan.config.format == Format.json else sys.stdout
             try:
                 print(describe(plan, outcome), end="", file=stream, flush=True)
             except OSError:  # nobody reads any more; the exit code and the record have it too
                 drop(stream)
-    return exit_code
+    return code
 
 
 def write_inputs(plan: Plan, sandbox_image: str | None = None) -> None:
@@ -234,7 +234,7 @@ def signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _exit_code(plan: Plan, outcome: Outcome, result: dict[str, Any]) -> int:
+def exit_code(plan: Plan, outcome: Outcome, result: dict[str, Any]) -> int:
     is_done = result.get("status") == "done"
     if outcome.status == "interrupted":
         return EXIT_DONE if is_done else EXIT_INTERRUPTED
