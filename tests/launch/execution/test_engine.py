@@ -126,32 +126,15 @@ def test_without_an_engine_the_run_exits_with_3(fake, tmp_path, monkeypatch, lau
     assert launch(*run).code == 3
 
 
-@pytest.fixture
-def on_host():
-    """Return check(facts of the host): check the devices of an MI300X plan there."""
+def test_missing_devices():
     host = host_with(8)
-    plan = plan_of("hardware=mi300x", "topology=ddp", host=host)
-    return lambda **facts: engine.check_devices(plan, dataclasses.replace(host, **facts))
-
-
-def test_missing_devices(on_host):
+    plan, nodes = plan_of("hardware=mi300x", "topology=ddp", host=host), host.device_nodes
+    engine.check_devices(plan, host)
     with pytest.raises(HostError, match="/dev/kfd.*modprobe amdgpu"):
-        on_host(device_nodes={})
-    nodes = host_with(8).device_nodes
-    del nodes["/dev/dri/renderD135"]
+        engine.check_devices(plan, dataclasses.replace(host, device_nodes={}))
+    nodes = {node: gid for node, gid in nodes.items() if node != "/dev/dri/renderD135"}
     with pytest.raises(HostError, match=r"/dev/dri/renderD135 .*/dev/dri/renderD128"):
-        on_host(device_nodes=nodes)
-    on_host()
-
-
-def test_a_user_outside_the_nodes_group(on_host):
-    with pytest.raises(HostError, match=r"sudo usermod -aG render"):
-        on_host(member_of=(1000, 44))
-    with pytest.raises(HostError, match="109"):  # a group without a name, of a directory service
-        on_host(member_of=(1000,), gids={})
-    on_host(member_of=(1000, 109))
-    on_host(uid=0, member_of=(0,))
-    on_host(member_of=(), device_nodes=dict.fromkeys(host_with(8).device_nodes))
+        engine.check_devices(plan, dataclasses.replace(host, device_nodes=nodes))
 
 
 def test_an_image_that_is_not_built(fake):

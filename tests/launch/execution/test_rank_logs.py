@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from launch.core import json_files
-from launch.execution import supervise
+from launch.execution import logs, supervise
 from launch.execution.local import LocalProcess
 from launch.execution.progress import Progress
 from launch.execution.supervise import Outcome
@@ -220,8 +220,8 @@ def test_ranks_of_another_node_have_the_runs_numbers(tmp_path):
     """Torchrun's report has the number on the node."""
     plan = planned(*TWO, "topology=fsdp", run_dir=tmp_path)
     there, here = plan.processes
-    assert list(supervise.rank_logs(plan, here)) == list(range(8))
-    assert list(supervise.rank_logs(plan, there)) == list(range(8, 16))
+    assert list(logs.of_ranks(plan, here)) == list(range(8))
+    assert list(logs.of_ranks(plan, there)) == list(range(8, 16))
     (tmp_path / "logs").mkdir()
     log = tmp_path / "logs/rank9.log"
     log.write_text("before\nthis time\n")
@@ -244,4 +244,4 @@ def test_ranks_of_another_node_have_the_runs_numbers(tmp_path):
 )
 def test_several_ranks_have_logs_of_their_own(overrides, counts):
     plan = planned("hardware=mi300x", "model=qwen3_4b", "runtime=local", *overrides)
-    assert {p.name: len(supervise.rank_logs(plan, p)) for p in plan.processes} == counts
+    assert {p.name: len(logs.of_ranks(plan, p)) for p in plan.processes} == counts

@@ -19,7 +19,7 @@ import pytest
 
 from launch.config.identity import composition_hash
 from launch.core import json_files
-from launch.core.errors import HostError, UserError
+from launch.core.errors import HostError
 from launch.estimate import batch
 from launch.execution import orphans, slurm, slurm_job
 from launch.execution.execute import check_host
@@ -83,12 +83,6 @@ def test_options_and_command_survive_the_shells_quoting():
     assert ["--output=/shared/my runs/100%%/1/logs/slurm.log"] in options
     command = ["exec", "/opt/my env/bin/python", str(slurm.JOB_PROGRAM), "/shared/my runs/100%/1"]
     assert shlex.split(text.splitlines()[-1]) == command
-
-
-@pytest.mark.parametrize("name", ["a\nb", "a\\b"])
-def test_a_value_that_does_not_fit_on_a_line_is_rejected(name):
-    with pytest.raises(UserError, match="backslash"):
-        slurm.script(planned(*SCRIPTS["cpu"], run_dir=Path("/runs") / name), host_with(8))
 
 
 def test_a_script_holds_no_secret():
@@ -250,19 +244,16 @@ def test_the_shell_overrides_no_key_and_passes_no_mask(launch, tools, monkeypatc
     assert "SBATCH_TIMELIMIT" in done.out
 
 
-@pytest.mark.parametrize("refusal", ["sbatch: error: Invalid account", None])
+@pytest.mark.parametrize("refusal", ["sbatch: error: Invalid account", "No such file"])
 def test_a_run_that_sbatch_does_not_take_is_failed(launch, tools, monkeypatch, tmp_path, refusal):
-    if refusal is None:  # no sbatch here
+    tools.add("sbatch", f"echo '{refusal}' >&2; exit 1")
+    if refusal == "No such file":  # no sbatch here
         monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-        done = launch(*JOB)
-        assert not (tmp_path / "runs").exists()
-    else:
-        tools.add("sbatch", f"echo '{refusal}' >&2; exit 1")
-        done = launch(*JOB)
-        assert refusal in done.err
-        (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").iterdir()
-        assert json_files.read_json(run_dir / "record.json")["status"] == "failed"
+    done = launch(*JOB)
     assert done.code == 3
+    assert refusal in done.err
+    (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").iterdir()
+    assert json_files.read_json(run_dir / "record.json")["status"] == "failed"
 
 
 @pytest.mark.parametrize(
