@@ -61,18 +61,17 @@ def parse(arguments: list[str]) -> Options:
     for key, words in (("format", Format.__members__), ("active", ACTIVE)):
         value = getattr(options, key)
         if value not in words:
-            raise UserError(
-                f"{key}={value}: one of {', '.join(words)} is expected.{near(value, words)}"
-            )
+            raise UserError(f"{key}={value}: it takes {', '.join(words)}.{near(value, words)}")
     if options.active != "false" and Path(options.sysroot) != Path("/"):
         raise UserError(
-            f"active={options.active} tests the GPUs of this machine, and "
-            f"sysroot={options.sysroot} is another's. Leave one of them out."
+            f"active={options.active} tests this machine's GPUs, and sysroot={options.sysroot} "
+            "is another machine. Leave one of them out."
         )
-    if not is_folder(Path(options.sysroot)):
+    if not is_folder(Path(options.sysroot) / "sys"):
         raise UserError(
-            f"sysroot={options.sysroot}: no such directory. It holds sys/, and may hold proc/, "
-            "dev/ and etc/."
+            f"sysroot={options.sysroot}: no such directory, or it has no sys/. Copy sys/, proc/, "
+            "dev/ and etc/ into it; for the topology alone, cp -rL /sys/class/kfd/kfd/topology "
+            "to the same place below it."
         )
     return options
 

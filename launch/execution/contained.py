@@ -54,7 +54,7 @@ class ContainedProcess:
                 Path(mount.source).mkdir(parents=True, exist_ok=True)
         self.container = engine.create(client, spec, image_id, host)
         try:
-            with engine.host_errors(f"container {spec.name}"):
+            with engine.host_errors(f"container {spec.name}: "):
                 # Attach before the start, so that no output is missed and the engine's log
                 # rotation does not matter.
                 self.output = self.container.attach(stdout=True, stderr=True, stream=True)

@@ -42,13 +42,16 @@ def explain(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def host_errors(subject: str = "docker engine", hint: str = "") -> Iterator[None]:
-    """Turn the engine's errors into HostErrors about `subject`, and add `hint` to HostErrors."""
+def host_errors(prefix: str = "", hint: str = "") -> Iterator[None]:
+    """Turn the engine's errors into HostErrors, with `prefix` before and `hint` after them."""
     try:
         yield
     except (DockerException, requests.RequestException, HostError) as error:
-        message = str(error) if isinstance(error, HostError) else f"{subject}: {explain(error)}"
-        raise HostError(f"{message}{hint}") from error
+        if isinstance(error, HostError):
+            message = str(error)
+        else:
+            prefix, message = prefix or "docker engine: ", explain(error)
+        raise HostError(f"{prefix}{message}{hint}") from error
 
 
 def check(plan: Plan, host: Host) -> dict[str, Any]:
@@ -92,7 +95,7 @@ def pull_if_absent(client: docker.DockerClient, plan: Plan) -> Image:
         )
     with (
         Console(stderr=True).status(f"pulling {reference}") as status,
-        host_errors(hint=f"\nOr build it here: {build}" if build else ""),
+        host_errors(f"container={name}: ", f"\nOr build it here: {build}" if build else ""),
     ):
         return images_engine.have(
             client,

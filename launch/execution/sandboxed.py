@@ -76,7 +76,7 @@ class Worker:
             self.end()
             return
         try:
-            with engine.host_errors(f"container {self.name}"):
+            with engine.host_errors(f"container {self.name}: "):
                 streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
                 self.stream = self.container.attach_socket(params=streams)
                 self.answers = self.lines()

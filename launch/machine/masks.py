@@ -20,8 +20,8 @@ ALL = (*AMD, ROCR)
 
 def given(names: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
     """Return those of `names` that are set. HIP ignores an empty one if another is set."""
-    found = {name: environ[name] for name in names if name in environ}
-    return {name: value for name, value in found.items() if value} or found
+    masks = {name: environ[name] for name in names if name in environ}
+    return {name: value for name, value in masks.items() if value} or masks
 
 
 def visible(gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> tuple[Gpu, ...]:

@@ -87,10 +87,6 @@ def neither_kind(m: Machine) -> None:
     m.hardware = "h200"
 
 
-def without(*folders: str) -> Callable[[Machine], object]:
-    return lambda m: [m.remove(folder) for folder in folders]
-
-
 def empty_topology(m: Machine) -> None:
     (m.root / KFD).mkdir(parents=True)
 
@@ -157,8 +153,6 @@ BROKEN = [
            "mi350x was asked for: its code is for gfx950", "auto"),
     Broken("hardware", MI300X, neither_kind, FAIL, "8 x mi300x, 1 x mi50, and hardware=h200",
            "auto"),
-    Broken("hardware", sysroots.laptop, without("sys", "proc"), UNKNOWN,
-           "no sys and no proc, so it stands for no machine", "cp -rL"),
     Broken("hardware", sysroots.laptop, empty_topology, UNKNOWN,
            "sys/class/kfd/kfd/topology holds no nodes", "copy it whole: cp -rL"),
     Broken("gpus_found", MI300X, lambda m: m.remove(f"{KFD}/nodes/9"), WARN,
@@ -459,7 +453,7 @@ def test_kern_log_is_read_without_the_kernel_buffer(tmp_path, old_stamps):
 
 def test_journal_of_the_last_hour():
     output = "1000.5 host kernel: old: GPU reset\n4650.25 host kernel: new: link is up\nodd line\n"
-    assert kernel_log._recent_journal(output, now_s=4700.0) == ["new: link is up"]
+    assert kernel_log.recent_journal(output, now_s=4700.0) == ["new: link is up"]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"-1\n", b"\xff\x00\xfe", b"a b c\n= :\n"])

@@ -150,7 +150,7 @@ SAMPLES = {
         "_ZN3c105ErrorC2ENS_14SourceLocationE (flash_attn: undefined symbol)",
         "RuntimeError: FlashAttention only supports AMD MI200 GPUs or newer.",
     ],
-    "this vLLM is not one": [
+    "this vLLM is missing": [
         'cli.py: error: unrecognized arguments: --weight-transfer-config {"backend": "nccl"}',
     ],
     "the host's memory is full": [

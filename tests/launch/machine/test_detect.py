@@ -368,7 +368,7 @@ def nvml_of_two_h200(**more):
 def test_nvml(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml_of_two_h200())
     with nvidia.nvml() as library:
-        found = nvidia._of_nvml(library, 1)
+        found = nvidia.of_nvml(library, 1)
     names = (found.product, found.gfx, found.group, found.uuid)
     assert names == ("NVIDIA H200", "sm_90", "h200", "GPU-1")
     assert (found.memory_gb, found.pci_address) == (150.754820096, "0000:1a:00.0")
@@ -382,7 +382,7 @@ def test_nvml_that_does_not_answer(monkeypatch):
     silent = {"nvmlDeviceGetMemoryInfo": refuse, "nvmlDeviceGetPciInfo": refuse}
     monkeypatch.setitem(sys.modules, "pynvml", nvml_of_two_h200(**silent))
     with nvidia.nvml() as library:
-        found = nvidia._of_nvml(library, 0)
+        found = nvidia.of_nvml(library, 0)
     assert (found.memory_gb, found.pci_address) == (None, None)
     for module in (nvml_of_two_h200(**silent), nvml_of_two_h200(nvmlInit=refuse), None):
         monkeypatch.setitem(sys.modules, "pynvml", module)
