@@ -61,11 +61,13 @@ def parse(arguments: list[str]) -> Options:
     for key, words in (("format", Format.__members__), ("active", ACTIVE)):
         value = getattr(options, key)
         if value not in words:
-            raise UserError(f"{key}={value}: it takes {', '.join(words)}.{near(value, words)}")
+            raise UserError(
+                f"{key}={value}: one of {', '.join(words)} is expected.{near(value, words)}"
+            )
     if options.active != "false" and Path(options.sysroot) != Path("/"):
         raise UserError(
-            f"active={options.active} tests this machine's GPUs, and sysroot={options.sysroot} "
-            "is another machine. Leave one of them out."
+            f"active={options.active} tests the GPUs of this machine, and "
+            f"sysroot={options.sysroot} is another's. Leave one of them out."
         )
     if not is_folder(Path(options.sysroot) / "sys"):
         raise UserError(
@@ -99,8 +101,8 @@ def as_json(host: Host, findings: dict[table.Check, Finding], active: Outcome | 
     content: dict[str, object] = {"gpus": gpus, "checks": checks}
     if active:
         content["measured"] = [
-            {"gpu": active.gpus[one.rank] if active.gpus else None, **dataclasses.asdict(one)}
-            for one in active.measured
+            {"gpu": active.gpus[result.rank] if active.gpus else None, **dataclasses.asdict(result)}
+            for result in active.measured
         ]
     return json.dumps(content, indent=1)
 

@@ -23,7 +23,7 @@ STYLE = {
     Status.unknown: "cyan",
     Status.passed: "green",
 }
-FEW = 16  # GPUs listed one by one at most
+FEW = 16  # GPUs listed gpu by gpu at most
 WIDTH = 100  # without a terminal
 GPU_COLUMNS = ("GPU", "product", "PCI", "render", "NUMA", "mode", "xGMI GB/s", "UUID")
 # Column -> field of Measured, for a GPU or a process on a CPU.
@@ -68,12 +68,12 @@ def show(
 
 
 def _machine(host: Host, hardware: Hardware | None) -> Panel:
-    """Return a panel of what this machine has, one line per kind."""
+    """Return a panel of what this machine has, gpu line per kind."""
     usable = Counter(map(detect.describe, host.gpus))
     withheld = Counter(map(detect.describe, host.withheld))
     lines = [f"{count} x {kind}" for kind, count in usable.items()] or ["no GPU that may be used"]
     lines += [f"{count} x {kind}: not given to this container" for kind, count in withheld.items()]
-    against = "no group of conf/hardware fits: hardware=GROUP names one"
+    against = "no group of conf/hardware fits: hardware=GROUP names gpu"
     if hardware:
         against = f"checked against hardware={hardware.name}"
     text = Text("\n".join([*lines, against]))
@@ -117,7 +117,7 @@ def _wrong(check: Check, finding: Finding) -> Panel:
 
 
 def _all(findings: dict[Check, Finding]) -> Table:
-    """Return a table of findings, one per line. An unknown one comes with how to find out."""
+    """Return a table of findings, gpu per line. An unknown gpu comes with how to find out."""
     table = _table("subject", "check", "", "found")
     subject = ""
     for check, finding in findings.items():
@@ -133,9 +133,9 @@ def _all(findings: dict[Check, Finding]) -> Table:
 
 def _measured(outcome: Outcome) -> Table:
     table = _table("GPU", *RATES, "MHz of its dies")
-    for one in outcome.measured:
-        rates = [getattr(one, field) for field in RATES.values()]
+    for gpu in outcome.measured:
+        rates = [getattr(gpu, field) for field in RATES.values()]
         words = ["-" if rate is None else f"{rate:.4g}" for rate in rates]
-        dies = f"{min(one.clocks_mhz)} to {max(one.clocks_mhz)}" if one.clocks_mhz else "-"
-        table.add_row(str(outcome.gpus[one.rank] if outcome.gpus else one.rank), *words, dies)
+        dies = f"{min(gpu.clocks_mhz)} to {max(gpu.clocks_mhz)}" if gpu.clocks_mhz else "-"
+        table.add_row(str(outcome.gpus[gpu.rank] if outcome.gpus else gpu.rank), *words, dies)
     return table

@@ -129,24 +129,24 @@ def check_image(plan: Plan, facts: dict[str, Any]) -> None:
     image, labels, base = images.load()[config.container.name], facts["labels"], facts["base"]
     digests = [reference.partition("@")[2] for reference in facts["repo_digests"]]
     pushed = image.reference != image.local_reference
-    gfx, wrong = config.hardware.gfx, None
+    gfx, fault = config.hardware.gfx, None
     if pushed and image.reference.partition("@")[2] not in digests:
-        wrong = (
+        fault = (
             f"the image here has the digests {facts['repo_digests']}, the lock {image.reference}"
         )
     elif labels.get("image") != image.name or labels.get("tag") != image.tag:
         built = f"{labels.get('image')}:{labels.get('tag')}"
-        wrong = (
+        fault = (
             f"{image.reference} was built from other inputs ({built}) than this repository "
             f"holds ({image.tag})"
         )
     elif image.verified and base["digest"] != image.digest:
-        wrong = f"built on {base['name']} ({base['digest']}), and the lock names {image.digest}"
+        fault = f"built on {base['name']} ({base['digest']}), and the lock names {image.digest}"
     elif gfx.startswith("gfx") and not config.smoke and gfx not in labels.get("gfx", "").split(","):
-        wrong = f"the image has no code for {gfx}, only for {labels.get('gfx')}"
-    if wrong:
+        fault = f"the image has no code for {gfx}, only for {labels.get('gfx')}"
+    if fault:
         rebuild = f"python containers/build.py image={image.name}"
-        raise HostError(f"container={image.name}: {wrong}. {rebuild}")
+        raise HostError(f"container={image.name}: {fault}. {rebuild}")
 
 
 def check_profiler(client: docker.DockerClient, plan: Plan, image_id: str) -> None:

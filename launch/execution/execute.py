@@ -165,8 +165,7 @@ def execute(
                 outcome, restarts = supervise(plan, starter(plan, host, image), progress, stopping)
         except (HostError, OSError) as error:
             why = os_error_text(error) if isinstance(error, OSError) else str(error)
-            failed = record.finish(began, run_dir, "failed", EXIT_HOST, [], {"error": why})
-            json_files.write_json(run_dir / "record.json", failed)
+            record.write_failure(began, run_dir, EXIT_HOST, why)
             raise HostError(why) from error
         result = json_files.read_json(run_dir / "result.json")
         code = exit_code(plan, outcome, result or {})

@@ -130,8 +130,8 @@ def last_words(log: Path, since: int = 0, count: int = 200) -> LastWords:
     end = next((n for n, line in enumerate(lines) if REPORT.search(line)), len(lines))
     words = [line for line in lines[:end] if line.strip()][-count:]
     report = "\n".join(lines[end:])
-    told = TOLD_TO_END.findall(report)
-    killed = (match for match in KILLED.finditer(report) if match["pid"] not in told)
+    stopped = TOLD_TO_END.findall(report)
+    killed = (match for match in KILLED.finditer(report) if match["pid"] not in stopped)
     first = next(killed, None) or FIRST_FAILED.search(report)
     return LastWords(words, int(first["rank"]), int(first["code"])) if first else LastWords(words)
 

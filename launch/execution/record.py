@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.config.identity import composition, composition_hash, identity, identity_of
-from launch.core.json_files import plain, read_json, sha256
+from launch.core.json_files import plain, read_json, sha256, write_json
 from launch.inputs import sample_files
 from launch.inputs.data_files import named_files
 from launch.machine.detect import Host
@@ -115,6 +115,12 @@ def finish(
         "outputs": {str(f.relative_to(run_dir)): sha256(f) for f in files},
     }
     return seal({**record, **ended})
+
+
+def write_failure(record: dict[str, Any], run_dir: Path, exit_code: int, why: str) -> None:
+    """Write the record of a run that failed before or outside its processes."""
+    failed = finish(record, run_dir, "failed", exit_code, [], {"error": why})
+    write_json(run_dir / "record.json", failed)
 
 
 def environment(plan: Plan, process: Process, host: Host) -> dict[str, str]:

@@ -134,11 +134,12 @@ def submit(plan: Plan, host: Host) -> int:
         show.say(plan.config, f"{words} Following it.")
         return follow(plan, job)
     rundir.make(plan.run_dir)
-    file, record_file = plan.run_dir / SCRIPT, plan.run_dir / "record.json"
+    file = plan.run_dir / SCRIPT
     began = record.begin(plan, host, None)
     with rundir.locked(plan.run_dir):
         write_inputs(plan)
-        json_files.write_json(record_file, sealed.seal({**began, "status": "submitted"}))
+        submitted = sealed.seal({**began, "status": "submitted"})
+        json_files.write_json(plan.run_dir / "record.json", submitted)
         json_files.write_text(file, text)
     overruled = sorted(overruling(text) & os.environ.keys())
     if overruled:
@@ -150,9 +151,7 @@ def submit(plan: Plan, host: Host) -> int:
     try:
         job = call("sbatch", "--parsable", str(file), env=environ).strip()
     except HostError as error:
-        why = {"error": str(error)}
-        failed = record.finish(began, plan.run_dir, "failed", EXIT_HOST, [], why)
-        json_files.write_json(record_file, failed)
+        record.write_failure(began, plan.run_dir, EXIT_HOST, str(error))
         raise HostError(
             f"{error}\nruntime.slurm.<key>= changes the script. Without sbatch, use a login node "
             "(Debian: apt-get install slurm-client); runtime=local runs here."

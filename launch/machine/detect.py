@@ -93,8 +93,8 @@ def undecided(gpus: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> tuple[str
     if not chosen or chosen[0].group is not None:
         return None
     if chosen[0].may_be:
-        options = " or hardware=".join(chosen[0].may_be)
-        return listed, f"several groups fit it equally: name one, hardware={options}"
+        names = " or hardware=".join(chosen[0].may_be)
+        return listed, f"several groups fit it equally: name one, hardware={names}"
     if chosen[0].partition_of:
         return listed, partition_remedy(chosen)
     return listed, "no group of conf/hardware describes it: name one that is near"
@@ -125,7 +125,8 @@ def partition_remedy(gpus: list[Gpu]) -> str:
     memory = "<GiB of one partition>" if gpu.memory_gb is None else f"{gpu.memory_gb / GIB:.0f}"
     return (
         f"hardware={gpu.partition_of} is a whole GPU, not a partition. Make them whole (nothing "
-        "may run on them): sudo amd-smi set --gpu all --compute-partition SPX. Or describe one: "
+        "may run on them): sudo amd-smi set --gpu all --compute-partition SPX. Or keep them and "
+        "say what one has: "
         f"hardware={gpu.partition_of} hardware.memory_gb={memory} "
         f"hardware.compute_units={gpu.compute_units} hardware.gpus_per_node={len(gpus)} "
         f"hardware.host.compute_partition={gpu.compute_partition} (speed is then overestimated)"
@@ -155,12 +156,12 @@ def gpus(sysroot: str = "/") -> tuple[Gpu, ...]:
 
 def host(python: str, sysroot: str = "/") -> Host:
     """Collect the facts of this machine. `num_cores` counts the cores that this process may use."""
-    found, root = gpus(sysroot), Path(sysroot)
+    detected, root = gpus(sysroot), Path(sysroot)
     return Host(
         python=python,
         num_cores=len(os.sched_getaffinity(0)),
-        gpus=tuple(gpu for gpu in found if gpu.usable),
-        withheld=tuple(gpu for gpu in found if not gpu.usable),
+        gpus=tuple(gpu for gpu in detected if gpu.usable),
+        withheld=tuple(gpu for gpu in detected if not gpu.usable),
         environ=dict(os.environ),
         cwd=os.getcwd(),
         home=os.path.abspath(os.path.expanduser("~")),

@@ -97,8 +97,8 @@ def of_proc(root: Path, file: Path) -> Gpu:
     name, address = values.get("Model") or "unknown", values.get("Bus Location") or file.parent.name
     product = _product(name)
     gfx, group = (product.gfx, product.group) if product else ("unknown", None)
-    own = {"uuid": values.get("GPU UUID"), "numa_node": _numa_node(root, address)}
-    return Gpu(name, gfx, None, None, group, pci_address=address, **own)
+    uuid, numa_node = values.get("GPU UUID"), _numa_node(root, address)
+    return Gpu(name, gfx, None, None, group, pci_address=address, uuid=uuid, numa_node=numa_node)
 
 
 def _product(name: str) -> Product | None:

@@ -109,7 +109,7 @@ def chosen_gpus(config: Config, host: Host, wanted: int) -> list[int]:
             "(pytorch/pytorch#140398) and RCCL's weight transfer fails. "
             "Unset it and choose GPUs by HIP_VISIBLE_DEVICES."
         )
-    variables = masks.given(masks.AMD if is_amd else masks.NVIDIA, host.environ)
+    variables = masks.in_force(masks.AMD if is_amd else masks.NVIDIA, host.environ)
     if not variables:
         return list(range(wanted))
     (name, mask), *others = variables.items()
