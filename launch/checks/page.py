@@ -23,7 +23,7 @@ STYLE = {
     Status.unknown: "cyan",
     Status.passed: "green",
 }
-FEW = 16  # GPUs listed gpu by gpu at most
+FEW = 16  # GPUs listed one by one at most
 WIDTH = 100  # without a terminal
 GPU_COLUMNS = ("GPU", "product", "PCI", "render", "NUMA", "mode", "xGMI GB/s", "UUID")
 # Column -> field of Measured, for a GPU or a process on a CPU.
@@ -68,12 +68,12 @@ def show(
 
 
 def _machine(host: Host, hardware: Hardware | None) -> Panel:
-    """Return a panel of what this machine has, gpu line per kind."""
+    """Return a panel of what this machine has, one line per kind."""
     usable = Counter(map(detect.describe, host.gpus))
     withheld = Counter(map(detect.describe, host.withheld))
     lines = [f"{count} x {kind}" for kind, count in usable.items()] or ["no GPU that may be used"]
     lines += [f"{count} x {kind}: not given to this container" for kind, count in withheld.items()]
-    against = "no group of conf/hardware fits: hardware=GROUP names gpu"
+    against = "no group of conf/hardware fits: hardware=GROUP names one"
     if hardware:
         against = f"checked against hardware={hardware.name}"
     text = Text("\n".join([*lines, against]))
@@ -117,7 +117,7 @@ def _wrong(check: Check, finding: Finding) -> Panel:
 
 
 def _all(findings: dict[Check, Finding]) -> Table:
-    """Return a table of findings, gpu per line. An unknown gpu comes with how to find out."""
+    """Return a table of findings, one per line. An unknown one comes with how to find out."""
     table = _table("subject", "check", "", "found")
     subject = ""
     for check, finding in findings.items():
