@@ -122,7 +122,8 @@ def check_plan(plan: Plan) -> None:
     shortage = fit.shortage(plan)
     if shortage and plan.config.preflight == Preflight.refuse:
         raise HostError(
-            f"{shortage} mode=plan names changes that make it fit; preflight=warn starts it anyway."
+            f"{shortage} The same command with mode=plan names changes that make it fit; "
+            "preflight=warn starts it all the same."
         )
     if shortage:
         print(f"warning: {shortage}", file=sys.stderr)
