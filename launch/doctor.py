@@ -69,10 +69,11 @@ def parse(arguments: list[str]) -> Options:
             f"active={options.active} tests the GPUs of this machine, and "
             f"sysroot={options.sysroot} is another's. Leave one of them out."
         )
-    if not is_folder(Path(options.sysroot)):
+    if not is_folder(Path(options.sysroot) / "sys"):
         raise UserError(
-            f"sysroot={options.sysroot}: no such directory. It holds sys/, and may hold proc/, "
-            "dev/ and etc/."
+            f"sysroot={options.sysroot}: no such directory, or it has no sys/. Copy sys/, proc/, "
+            "dev/ and etc/ into it; for the topology alone, cp -rL /sys/class/kfd/kfd/topology "
+            "to the same place below it."
         )
     return options
 
@@ -100,8 +101,8 @@ def as_json(host: Host, findings: dict[table.Check, Finding], active: Outcome | 
     content: dict[str, object] = {"gpus": gpus, "checks": checks}
     if active:
         content["measured"] = [
-            {"gpu": active.gpus[one.rank] if active.gpus else None, **dataclasses.asdict(one)}
-            for one in active.measured
+            {"gpu": active.gpus[result.rank] if active.gpus else None, **dataclasses.asdict(result)}
+            for result in active.measured
         ]
     return json.dumps(content, indent=1)
 

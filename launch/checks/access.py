@@ -22,57 +22,39 @@ def hardware_group(facts: Facts) -> Finding | None:
         "one kind of GPU, which a file of conf/hardware describes",
         "conf/hardware; launch/machine/products.py",
     )
-    unread = _unread(facts)
+    unread = unread_nodes(facts)
     if not gpus:
-        lacking = unread or (None if facts.is_live else _lacking(facts))
-        return expected.unknown(*lacking) if lacking else None
-    hardware, wrong = facts.hardware, detect.undecided(gpus, facts.host.gpus)
+        return expected.unknown(*unread) if unread else None
+    hardware, fault = facts.hardware, detect.undecided(gpus, facts.host.gpus)
     requested = f"hardware={facts.group} was asked for"
-    if wrong:
-        read, cure = wrong
+    if fault:
+        read, cure = fault
     else:
         group = detect.group_of(gpus)
         read = detect.found_line(gpus, group).removeprefix("hardware=auto: ")
         cure = f"hardware={group}, or hardware=auto"
-    if hardware is not None and _is_other_code(gpus, hardware):
+    if hardware is not None and is_other_code(gpus, hardware):
         return expected.fail(
             f"{read}, and {requested}: its code is for {hardware.gfx}",
             "hardware=auto, or the group of the GPU that is here",
         )
-    if wrong and hardware is not None and all(facts.group in gpu.may_be for gpu in gpus):
+    if fault and hardware is not None and all(facts.group in gpu.may_be for gpu in gpus):
         return expected.passed(f"{read}; {requested}")
-    if wrong and (hardware is None or any(gpu.partition_of for gpu in gpus)):
+    if fault and (hardware is None or any(gpu.partition_of for gpu in gpus)):
         return expected.fail(read, cure)
-    if wrong or (hardware is not None and facts.group != group):
+    if fault or (hardware is not None and facts.group != group):
         return expected.warn(f"{read}, and {requested}", cure)
     return expected.unknown(f"{read}; {unread[0]}", unread[1]) if unread else expected.passed(read)
 
 
-def _unread(facts: Facts) -> tuple[str, str] | None:
-    """Return a device node that may be another GPU, and how to inspect it."""
-    nodes = kfd.unread(facts.root)
-    if not nodes:
-        return None
-    named = f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"
-    return (
-        f"{named} of {TOPOLOGY} without properties that can be read",
-        (
-            f"cat /{TOPOLOGY}/nodes/{nodes[0]}/properties; where the kernel leaves it empty too, "
-            "sudo dmesg | grep -i amdgpu"
-        ),
-    )
-
-
-def _lacking(facts: Facts) -> tuple[str, str] | None:
-    """Return what is missing to prove that a copied tree had no GPU, and the fix."""
-    if not is_folder(facts.root / "sys"):
-        also = "" if is_folder(facts.root / "proc") else " and no proc, so it stands for no machine"
+def unread_nodes(facts: Facts) -> tuple[str, str] | None:
+    """Return which nodes may hide a GPU, or that a copied tree has none, and how to find out."""
+    if nodes := kfd.unread(facts.root):
+        named = f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"
         return (
-            f"this tree holds no sys{also}",
-            (
-                "sysroot=DIR stands for /: copy sys, proc, dev and etc into it; of a topology "
-                f"alone, cp -rL /{TOPOLOGY} to DIR/{TOPOLOGY}"
-            ),
+            f"{named} of {TOPOLOGY} without properties that can be read",
+            f"cat /{TOPOLOGY}/nodes/{nodes[0]}/properties; if that is empty too, sudo dmesg | "
+            "grep -i amdgpu",
         )
     if is_folder(facts.root / "sys/class/kfd") and not folders(facts.root / TOPOLOGY / "nodes"):
         return (
@@ -82,7 +64,7 @@ def _lacking(facts: Facts) -> tuple[str, str] | None:
     return None
 
 
-def _is_other_code(gpus: tuple[Gpu, ...], hardware: Hardware) -> bool:
+def is_other_code(gpus: tuple[Gpu, ...], hardware: Hardware) -> bool:
     """Return whether no GPU here can run code built for this group.
 
     A GPU without a group counts as able to: the user named the closest group, and products of one

@@ -18,7 +18,7 @@ from launch.schema.enums import Link, Vendor
 WARN, FAIL = 0.85, 0.60
 # Share of the node's median; our choice. Training waits for the slowest GPU, and the H200s that we
 # measured differed by less than 4%.
-OF_MEDIAN = 0.90
+MEDIAN_SHARE = 0.90
 # Shares of the peak, for GPUs without a published healthy rate. Our choice: the lowest published
 # shares are 0.42 (a GEMM) and 0.55 (a copy), both on AMD.
 LEAST_GEMM, LEAST_COPY = 0.25, 0.40
@@ -189,10 +189,10 @@ def _rate(
         words = f"{_named(facts, slow, lambda result: f'{values[result.rank]:.4g}')} {unit}"
         return expected.fail_or_warn(slowest < broken, words, _leave_out(facts, slow))
     median = statistics.median(values.values())
-    if behind := [result for result in measured if values[result.rank] < OF_MEDIAN * median]:
+    if behind := [result for result in measured if values[result.rank] < MEDIAN_SHARE * median]:
         words = _named(facts, behind, lambda result: f"{values[result.rank]:.4g}")
         expected = Expected(
-            f"{OF_MEDIAN:.0%} of the node's median or more", "launch/checks/active.py"
+            f"{MEDIAN_SHARE:.0%} of the node's median or more", "launch/checks/active.py"
         )
         read = f"{words}, the node's median is {median:.4g} {unit}"
         return expected.warn(read, _leave_out(facts, behind))

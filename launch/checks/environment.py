@@ -84,23 +84,21 @@ def visibility_masks(facts: Facts) -> Finding | None:
             f"export {HIP}={rocr}" if re.fullmatch(r"[\d,]+", rocr) else f"choose GPUs by {HIP}"
         )
         return expected.fail(read, f"unset {masks.ROCR}; {choose}")
-    given = masks.given(names, environ)
-    if len(set(given.values())) > 1:
-        cure = f"unset {list(given)[1]}: which of the two is meant, nobody can tell"
+    variables = masks.in_force(names, environ)
+    if len(set(variables.values())) > 1:
+        cure = f"unset {list(variables)[1]}: which of the two is meant, nobody can tell"
         return expected.fail(read, cure)
-    mask = next(iter(given.values()), "")
+    mask = next(iter(variables.values()), "")
     indices = [part.strip() for part in mask.split(",")] if mask else []
-    wrong = None
+    fault = None
     count = len([gpu for gpu in facts.host.gpus if gpu.gfx.startswith("gfx") == facts.is_amd])
     if not all(index.isdecimal() for index in indices) or len(set(indices)) < len(indices):
-        wrong = "indices are needed, each once"
+        fault = "indices are needed, each once"
     elif count and any(int(index) >= count for index in indices):
-        wrong = f"this machine has {count} GPUs, from 0"
-    return (
-        expected.fail(f"{read}: {wrong}", f"export {names[0]}=0")
-        if wrong
-        else expected.passed(read)
-    )
+        fault = f"this machine has {count} GPUs, from 0"
+    if fault:
+        return expected.fail(f"{read}: {fault}", f"export {names[0]}=0")
+    return expected.passed(read)
 
 
 def allocator(facts: Facts) -> Finding | None:
@@ -110,14 +108,13 @@ def allocator(facts: Facts) -> Finding | None:
         "no expandable_segments, and one name",
         "pytorch/pytorch#192259 (hang), #195202 (NaN in bf16); vLLM's sleep mode",
     )
-    given = {name: facts.host.environ[name] for name in ALLOCATOR if name in facts.host.environ}
-    read = _settings(given)
-    if expandable := [name for name, value in given.items() if is_expandable(value)]:
+    variables = {name: facts.host.environ[name] for name in ALLOCATOR if name in facts.host.environ}
+    read = _settings(variables)
+    if expandable := [name for name, value in variables.items() if is_expandable(value)]:
         return expected.warn(read, f"unset {' '.join(expandable)}")
-    cure = (
-        f"unset {' '.join(list(given)[1:])}: which of several wins differs between torch and vLLM"
-    )
-    return expected.pass_or_warn(len(given) < 2, read, cure)
+    others = " ".join(list(variables)[1:])
+    cure = f"unset {others}: which of several wins differs between torch and vLLM"
+    return expected.pass_or_warn(len(variables) < 2, read, cure)
 
 
 def _settings(variables: dict[str, str]) -> str:

@@ -22,28 +22,28 @@ DOCKER_ROOT = "/var/lib/docker"
 
 
 def numa_balancing(facts: Facts) -> Finding | None:
-    wanted = facts.needs.numa_balancing
-    if wanted is None:
+    needed = facts.needs.numa_balancing
+    if needed is None:
         return None
-    setting, path = f"kernel.numa_balancing={wanted}", "proc/sys/kernel/numa_balancing"
+    setting, path = f"kernel.numa_balancing={needed}", "proc/sys/kernel/numa_balancing"
     expected = Expected(setting, f"conf/hardware: host.numa_balancing of {facts.group}")
     value = as_number(facts.file(path))
     if value is None:
         return expected.unknown(f"/{path} is missing", "sysctl kernel.numa_balancing")
     keep = f"to keep it: echo {setting} | sudo tee /etc/sysctl.d/60-rocm.conf"
-    return expected.pass_or_warn(value == wanted, str(value), f"sudo sysctl {setting}; {keep}")
+    return expected.pass_or_warn(value == needed, str(value), f"sudo sysctl {setting}; {keep}")
 
 
 def hugepages(facts: Facts) -> Finding | None:
-    wanted, path = facts.needs.hugepages, "sys/kernel/mm/transparent_hugepage/enabled"
-    if wanted is None:
+    needed, path = facts.needs.hugepages, "sys/kernel/mm/transparent_hugepage/enabled"
+    if needed is None:
         return None
     source = f"conf/hardware: host.hugepages of {facts.group}"
-    expected = Expected(f"transparent hugepages: {wanted}", source)
+    expected = Expected(f"transparent hugepages: {needed}", source)
     mode = re.search(r"\[(\w+)\]", facts.file(path) or "")
     if mode is None:
         return expected.unknown(f"/{path} is missing", f"cat /{path}")
-    return expected.pass_or_warn(mode[1] == wanted, mode[1], f"echo {wanted} | sudo tee /{path}")
+    return expected.pass_or_warn(mode[1] == needed, mode[1], f"echo {needed} | sudo tee /{path}")
 
 
 def _limit(facts: Facts, name: str) -> float | None:
@@ -90,9 +90,9 @@ def open_files(facts: Facts) -> Finding:
 
 def shm(facts: Facts) -> Finding:
     several = len(facts.gpus) > 1
-    wanted = SHM_GB if several else SHM_ONE_GB
+    needed = SHM_GB if several else SHM_ONE_GB
     expected = Expected(
-        f"{wanted:g} GB" + (" for several GPUs" if several else ""),
+        f"{needed:g} GB" + (" for several GPUs" if several else ""),
         "AMD's run lines (--shm-size 16G); docker gives 64 MB",
     )
     space = facts.probe.space("/dev/shm")
@@ -105,7 +105,7 @@ def shm(facts: Facts) -> Finding:
     )
     if space.free_gb < SHM_BREAKS_GB and several:
         return expected.fail(read, cure)
-    return expected.pass_or_warn(space.free_gb >= wanted, read, cure)
+    return expected.pass_or_warn(space.free_gb >= needed, read, cure)
 
 
 def run_root_disk(facts: Facts) -> Finding:
@@ -135,15 +135,15 @@ def docker_disk(facts: Facts) -> Finding | None:
 
 
 def _disk(
-    facts: Facts, folder: str, wanted_gb: float, source: str, cure: str, least_gb: float = 0.0
+    facts: Facts, folder: str, needed_gb: float, source: str, cure: str, least_gb: float = 0.0
 ) -> Finding:
-    expected, space = Expected(f"{wanted_gb:g} GB free", source), facts.probe.space(folder)
+    expected, space = Expected(f"{needed_gb:g} GB free", source), facts.probe.space(folder)
     if space is None:
         return expected.unknown("cannot be measured here", f"df -h {folder}")
     if space.free_gb < least_gb:
         return expected.fail(f"{space.free_gb:.1f} GB free for {folder}", cure)
     read = f"{space.free_gb:.0f} GB free for {folder}"
-    return expected.pass_or_warn(space.free_gb >= wanted_gb, read, cure)
+    return expected.pass_or_warn(space.free_gb >= needed_gb, read, cure)
 
 
 def clock(facts: Facts) -> Finding:

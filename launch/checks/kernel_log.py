@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import re
@@ -91,20 +92,36 @@ def _matches(lines: list[str], patterns: dict[str, re.Pattern[str]]) -> list[tup
 def last_hour(facts: Facts) -> list[str] | None:
     """Return the last hour of the first readable source: kernel buffer, journal or kern.log."""
     uptime_s = as_decimal(facts.file("proc/uptime"))
-    records = _read_live() if facts.is_live else text(facts.root / "dev/kmsg")
+    records = live_records() if facts.is_live else text(facts.root / "dev/kmsg")
     if records is not None and uptime_s is not None:
-        return _recent(records, uptime_s)
-    journal = _journal() if facts.is_live else None
-    if journal is not None:
-        return journal
+        return recent(records, uptime_s)
+    if facts.is_live and (output := live_journal()):
+        return recent_journal(output, time.time())
     file = facts.root / "var/log/kern.log"
     status = status_of(file)
     if facts.is_live and status and status.st_mtime < time.time() - HOUR_S:
         return []
-    return _kern_log(file)
+    return kern_log(file)
 
 
-def _recent(records: str, uptime_s: float) -> list[str]:
+def live_records() -> str | None:
+    """Read /dev/kmsg. Each read returns one record, oldest first, and None after the newest."""
+    records: list[bytes] = []
+    try:
+        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+        with open(descriptor, "rb", buffering=0) as file:
+            while True:
+                # A record that is overwritten meanwhile raises; continue with the next one.
+                with contextlib.suppress(BrokenPipeError):
+                    if not (record := file.read(8192)):
+                        break
+                    records.append(record)
+    except OSError:
+        return None
+    return b"".join(records).decode(errors="replace") or None
+
+
+def recent(records: str, uptime_s: float) -> list[str]:
     """Return recent messages from `priority,sequence,microseconds since boot,flags;message` lines.
 
     Source: Documentation/ABI/testing/dev-kmsg.
@@ -119,68 +136,33 @@ def _recent(records: str, uptime_s: float) -> list[str]:
     return messages
 
 
-def _read_live() -> str | None:
-    """Read /dev/kmsg. Each read returns one record, oldest first, and EAGAIN after the newest."""
-    records: list[str] = []
-    try:
-        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        while True:
-            try:
-                record = os.read(descriptor, 8192)
-            except BlockingIOError:
-                record = b""
-            except BrokenPipeError:  # overwritten while we read: continue with the next record
-                continue
-            if not record:  # returned at once if a container links another device there
-                return "".join(records) or None
-            records.append(record.decode(errors="replace"))
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
-
-
-def _journal() -> list[str] | None:
-    """Return this boot's journal; None if it is empty, as for a user who may not read it."""
+def live_journal() -> str:
+    """Return the end of this boot's journal; empty for a user who may not read it."""
     argv = ["journalctl", "--dmesg", f"--lines={JOURNAL_LINES}", "--output=short-unix"]
     argv += ["--no-pager", "--quiet"]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=5, check=False)
+        return subprocess.run(argv, capture_output=True, text=True, timeout=5, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    return _recent_journal(done.stdout, time.time()) if done.stdout else None
+        return ""
 
 
-def _recent_journal(output: str, now_s: float) -> list[str]:
+def recent_journal(output: str, now_s: float) -> list[str]:
     """Return the recent messages of `seconds.microseconds host kernel: message` lines."""
-    rows = [line.split(" ", 3) for line in output.splitlines()]
-    return [
-        row[3]
-        for row in rows
-        if len(row) == 4 and (when := as_decimal(row[0])) is not None and when >= now_s - HOUR_S
-    ]
+    rows = [row for line in output.splitlines() if len(row := line.split(" ", 3)) == 4]
+    return [row[3] for row in rows if (as_decimal(row[0]) or 0) >= now_s - HOUR_S]
 
 
-def _kern_log(file: Path) -> list[str] | None:
-    """Return the messages of the hour before the file's last line."""
-    matches = filter(None, map(STAMP.match, (text(file) or "").splitlines()))
-    rows = [(when, match[2]) for match in matches if (when := _when(match[1]))]
+def kern_log(file: Path) -> list[str] | None:
+    """Return the messages of the file's last hour, in either of rsyslog's formats."""
+    rows = []
+    for match in filter(None, map(STAMP.match, (text(file) or "").splitlines())):
+        with contextlib.suppress(ValueError):
+            if match[1][:4].isdecimal():
+                when = datetime.datetime.fromisoformat(match[1])
+            else:  # differences within a day need no year
+                when = datetime.datetime.strptime(f"2000 {match[1]}", "%Y %b %d %H:%M:%S")
+            rows.append((when if when.tzinfo else when.replace(tzinfo=datetime.UTC), match[2]))
     if not rows:
         return None
     newest = rows[-1][0]
     return [message for when, message in rows if (newest - when).total_seconds() <= HOUR_S]
-
-
-def _when(stamp: str) -> datetime.datetime | None:
-    """Parse rsyslog's two time formats; differences within a day need no year."""
-    try:
-        if stamp[:4].isdecimal():
-            when = datetime.datetime.fromisoformat(stamp)
-            return when if when.tzinfo else when.replace(tzinfo=datetime.UTC)
-        when = datetime.datetime.strptime(f"2000 {stamp}", "%Y %b %d %H:%M:%S")
-        return when.replace(tzinfo=datetime.UTC)
-    except ValueError:
-        return None

@@ -90,11 +90,11 @@ def _composed(facts: Facts) -> tuple[Config, tuple[int, ...]]:
     overrides = [f"hardware={facts.hardware.name}", "runtime=local", "topology=ddp"]
     if facts.hardware.vendor == Vendor.none:
         return compose([*overrides, f"topology.num_gpus={ON_CPU}"]), ()
-    given = masks.given(masks.AMD if facts.is_amd else masks.NVIDIA, facts.host.environ)
-    mask = next(iter(given.values()), None)
+    names = masks.AMD if facts.is_amd else masks.NVIDIA
+    mask = next(iter(masks.in_force(names, facts.host.environ).values()), None)
     is_amd = facts.hardware.vendor == Vendor.amd
-    of_maker = [gpu for gpu in facts.gpus if gpu.gfx.startswith("gfx") == is_amd]
-    count = len(of_maker) if mask is None else len(mask.split(","))
+    of_vendor = [gpu for gpu in facts.gpus if gpu.gfx.startswith("gfx") == is_amd]
+    count = len(of_vendor) if mask is None else len(mask.split(","))
     config = compose([*overrides, f"topology.num_gpus={count}"])
     return config, tuple(placement.visible_gpus(config, facts.host, count))
 
@@ -113,8 +113,8 @@ def _process(
     argv += ["--local-addr", "127.0.0.1", "--nproc-per-node", str(count), "-m", PROGRAM]
     argv += ["--folder", str(folder), "--device", "cuda" if gpus else "cpu"]
     argv += ["--dtype", dtype(config), *(["--force"] if force else [])]
-    given = environment.settings(config, facts.host, "trainer", list(gpus), folder, count)
-    settings = {setting.name: setting for setting in given}
+    own = environment.settings(config, facts.host, "trainer", list(gpus), folder, count)
+    settings = {setting.name: setting for setting in own}
     for name, (value, reason) in OWN_SETTINGS.items():
         settings[name] = Setting(name, value, reason, "launcher")
     return Process("health", "health", argv, list(settings.values()), list(gpus), count)
@@ -141,13 +141,13 @@ def _watched(
     finally:
         child.remove()  # also if the doctor is interrupted
     measured, unread = _read(folder, process.num_ranks)
-    wrong = _wrong(code, measured, unread, log)
+    fault = _fault(code, measured, unread, log)
     again = f"run it by hand for all that it says: {_by_hand(process, folder)}"
     return Outcome(
         gpus,
         tuple(measured.values()),
         time.monotonic() - began,
-        failed=(wrong, again) if wrong else None,
+        failed=(fault, again) if fault else None,
     )
 
 
@@ -164,7 +164,7 @@ def _read(folder: Path, num_ranks: int) -> tuple[dict[int, Measured], dict[int, 
     return measured, unread
 
 
-def _wrong(
+def _fault(
     code: int | None, measured: dict[int, Measured], unread: dict[int, str], log: Path
 ) -> str | None:
     """Return what went wrong in one line; None if every process completed all tests.
@@ -173,7 +173,7 @@ def _wrong(
     """
     if code == 0:
         return "; ".join(f"process {rank}: {why}" for rank, why in unread.items()) or None
-    at = {rank: f"was in {one.phase}" for rank, one in measured.items()} | unread
+    at = {rank: f"was in {result.phase}" for rank, result in measured.items()} | unread
     where = ", ".join(f"process {rank} {at[rank]}" for rank in sorted(at))
     words = logs.last_words(log)
     if words.lines:

@@ -133,9 +133,9 @@ def _all(findings: dict[Check, Finding]) -> Table:
 
 def _measured(outcome: Outcome) -> Table:
     table = _table("GPU", *RATES, "MHz of its dies")
-    for one in outcome.measured:
-        rates = [getattr(one, field) for field in RATES.values()]
+    for gpu in outcome.measured:
+        rates = [getattr(gpu, field) for field in RATES.values()]
         words = ["-" if rate is None else f"{rate:.4g}" for rate in rates]
-        dies = f"{min(one.clocks_mhz)} to {max(one.clocks_mhz)}" if one.clocks_mhz else "-"
-        table.add_row(str(outcome.gpus[one.rank] if outcome.gpus else one.rank), *words, dies)
+        dies = f"{min(gpu.clocks_mhz)} to {max(gpu.clocks_mhz)}" if gpu.clocks_mhz else "-"
+        table.add_row(str(outcome.gpus[gpu.rank] if outcome.gpus else gpu.rank), *words, dies)
     return table

@@ -190,7 +190,7 @@ def xgmi(facts: Facts) -> Finding | None:
     if not any(gpu.links for gpu in facts.amd_gpus):
         return expected.unknown("the topology states no links", "amd-smi topology")
     pairs = [pair for hive in hives.values() for pair in itertools.permutations(hive, 2)]
-    if missing := [f"{one.node}-{other.node}" for one, other in pairs if not _linked(one, other)]:
+    if missing := [f"{gpu.node}-{other.node}" for gpu, other in pairs if not _linked(gpu, other)]:
         cure = (
             "power the machine off and on; if it stays, the board or a bridge is at fault: "
             "amd-smi topology"
@@ -228,7 +228,7 @@ def _hive_sizes(facts: Facts) -> list[int]:
     return [] if None in hives else [len(gpus) for gpus in hives.values()]
 
 
-def _linked(one: Gpu, other: Gpu) -> bool:
+def _linked(gpu: Gpu, other: Gpu) -> bool:
     """Return whether two GPUs are linked. Two partitions of a GPU need no link."""
-    same_card = one.pci_address is not None and one.pci_address == other.pci_address
-    return same_card or any(link.node == other.node and link.kind == "xgmi" for link in one.links)
+    same_card = gpu.pci_address is not None and gpu.pci_address == other.pci_address
+    return same_card or any(link.node == other.node and link.kind == "xgmi" for link in gpu.links)

@@ -43,12 +43,12 @@ def partition_mode(facts: Facts) -> Finding | None:
         "compute": f"then sudo amd-smi set --gpu all --compute-partition {compute}",
         "memory": f"then (it restarts the driver) sudo amd-smi set --memory-partition {memory}",
     }
-    for (kind, command), wanted, actual in zip(
+    for (kind, command), needed, actual in zip(
         setters.items(), (compute, memory), zip(*modes, strict=True), strict=True
     ):
-        if wrong := [mode for mode in actual if mode not in (wanted, "unknown")]:
+        if other := [mode for mode in actual if mode not in (needed, "unknown")]:
             keep = (
-                f"hardware.host.{kind}_partition={wrong[0]}, with hardware.memory_gb and "
+                f"hardware.host.{kind}_partition={other[0]}, with hardware.memory_gb and "
                 "hardware.compute_units"
             )
             return expected.fail(

@@ -54,16 +54,15 @@ class ContainedProcess:
                 Path(mount.source).mkdir(parents=True, exist_ok=True)
         self.container = engine.create(client, spec, image_id, host)
         try:
-            # Attach before the start, so that no output is missed and the engine's log rotation
-            # does not matter.
-            self.output = self.container.attach(stdout=True, stderr=True, stream=True)
-            self.container.start()
-        except DockerException as error:
+            with engine.host_errors(f"container {spec.name}: "):
+                # Attach before the start, so that no output is missed and the engine's log
+                # rotation does not matter.
+                self.output = self.container.attach(stdout=True, stderr=True, stream=True)
+                self.container.start()
+        except HostError:
             engine.remove(self.container)
-            raise HostError(
-                f"the engine cannot start the container {spec.name}: {engine.explain(error)}"
-            ) from error
-        self.follower = threading.Thread(target=self._follow, daemon=True)
+            raise
+        self.follower = threading.Thread(target=self.follow, daemon=True)
         self.follower.start()
 
     def poll(self) -> int | None:
@@ -109,27 +108,27 @@ class ContainedProcess:
         if self.spec.network == "host":
             return serving.get(port, path)
         url, within_s = f"http://127.0.0.1:{port}{path}", serving.answer_within_s(path)
-        return self._python(ASK, url, str(within_s))
+        return self.python(ASK, url, str(within_s))
 
     def dump_stacks(self, folder: Path) -> None:
         """Make ranks write their stacks into their logs.
 
         py-spy may not look into a container from outside, nor inside without CAP_SYS_PTRACE.
         """
-        self._python(SIGNAL_RANKS)
+        self.python(SIGNAL_RANKS)
 
-    def _python(self, program: str, *arguments: str) -> str:
+    def python(self, program: str, *arguments: str) -> str:
         """Return what a Python program prints inside the container. Raises OSError."""
         try:
             done = self.container.exec_run(["python3", "-c", program, *arguments])
+            failed, answer = done.exit_code != 0, str(done.output.decode(errors="replace"))
         except (DockerException, requests.RequestException) as error:
-            raise OSError(str(error)) from error
-        answer = str(done.output.decode(errors="replace"))
-        if done.exit_code != 0:
+            failed, answer = True, str(error)
+        if failed:
             raise OSError(answer.strip())
         return answer
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
         """Copy log lines until the container ends, then record how it ended.
 
         Whatever happens, set the exit code.

@@ -33,10 +33,8 @@ from launch.schema.plan import ContainerSpec, Plan
 
 def connect(hint: str = "Without containers: runtime=local.") -> docker.DockerClient:
     """Connect to the engine; `hint` follows its error."""
-    try:
+    with host_errors(hint=f"\n{hint}"):
         return images_engine.connect()
-    except HostError as error:
-        raise HostError(f"{error}\n{hint}") from error
 
 
 def explain(error: Exception) -> str:
@@ -44,12 +42,16 @@ def explain(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
-    """Turn the engine's errors and broken connections into HostErrors."""
+def host_errors(prefix: str = "", hint: str = "") -> Iterator[None]:
+    """Turn the engine's errors into HostErrors, with `prefix` before and `hint` after them."""
     try:
         yield
-    except (DockerException, requests.RequestException) as error:
-        raise HostError(f"the docker engine refuses: {explain(error)}") from error
+    except (DockerException, requests.RequestException, HostError) as error:
+        if isinstance(error, HostError):
+            message = str(error)
+        else:
+            prefix, message = prefix or "docker engine: ", explain(error)
+        raise HostError(f"{prefix}{message}{hint}") from error
 
 
 def check(plan: Plan, host: Host) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
     Return the facts of the image for the record.
     """
     client = connect()
-    with told():
+    with host_errors():
         remove_orphans(client, host)
         check_devices(plan, host)
         facts = image_facts(pull_if_absent(client, plan))
@@ -73,22 +75,14 @@ def check_devices(plan: Plan, host: Host) -> None:
     if missing := [node for node in nodes if node not in host.device_nodes]:
         no_kfd = " /dev/kfd comes with the amdgpu driver: sudo modprobe amdgpu."
         raise HostError(
-            f"{', '.join(missing)} missing: the plan gives these devices to containers. Here: "
-            f"{', '.join(host.device_nodes) or 'none'}.{no_kfd if '/dev/kfd' in missing else ''}"
-        )
-    gids = {node: host.device_nodes[node] for node in nodes}
-    closed = {n: gid for n, gid in gids.items() if gid is not None and gid not in host.member_of}
-    if closed and host.uid != 0:
-        names = {number: name for name, number in host.gids.items()}
-        groups = ",".join(sorted({names.get(gid, str(gid)) for gid in closed.values()}))
-        raise HostError(
-            f"you are not in {groups}, and only its members open {next(iter(closed))}: "
-            f"sudo usermod -aG {groups} $USER, then log in again."
+            f"{', '.join(missing)} missing on this machine, and the plan's containers need it. "
+            f"Here: {', '.join(host.device_nodes) or 'none'}."
+            f"{no_kfd if '/dev/kfd' in missing else ''}"
         )
 
 
 def pull_if_absent(client: docker.DockerClient, plan: Plan) -> Image:
-    """Return the image of a plan. One that nobody has pushed must be built."""
+    """Return the image of a plan, pulled if it is absent and in a registry."""
     name, reference = plan.config.container.name, image_reference(plan.config)
     if (present := images_engine.find(client, reference)) is not None:
         return present
@@ -96,20 +90,19 @@ def pull_if_absent(client: docker.DockerClient, plan: Plan) -> Image:
     build = f"python containers/build.py image={name}" if image else ""
     if image and reference == image.local_reference:
         raise HostError(
-            f"container={name}: {reference} is not built on this machine, and nobody has "
-            f"pushed it as it is now. {build}"
+            f"container={name}: {reference} is neither on this machine nor in a registry. "
+            f"Build it: {build}"
         )
-    with Console(stderr=True).status(f"pulling {reference}") as status:
-        try:
-            return images_engine.have(
-                client,
-                reference,
-                image.size_gb if image else images.UNKNOWN,
-                lambda line: status.update(f"pulling {reference}: {line}"),
-            )
-        except HostError as error:
-            here = f"\nOr build it here: {build}" if build else ""
-            raise HostError(f"container={name}: {error}{here}") from error
+    with (
+        Console(stderr=True).status(f"pulling {reference}") as status,
+        host_errors(f"container={name}: ", f"\nOr build it here: {build}" if build else ""),
+    ):
+        return images_engine.have(
+            client,
+            reference,
+            image.size_gb if image else images.UNKNOWN,
+            lambda line: status.update(f"pulling {reference}: {line}"),
+        )
 
 
 def image_facts(image: Image) -> dict[str, Any]:
@@ -136,31 +129,31 @@ def check_image(plan: Plan, facts: dict[str, Any]) -> None:
     image, labels, base = images.load()[config.container.name], facts["labels"], facts["base"]
     digests = [reference.partition("@")[2] for reference in facts["repo_digests"]]
     pushed = image.reference != image.local_reference
-    gfx, wrong = config.hardware.gfx, None
+    gfx, fault = config.hardware.gfx, None
     if pushed and image.reference.partition("@")[2] not in digests:
-        wrong = (
+        fault = (
             f"the image here has the digests {facts['repo_digests']}, the lock {image.reference}"
         )
     elif labels.get("image") != image.name or labels.get("tag") != image.tag:
         built = f"{labels.get('image')}:{labels.get('tag')}"
-        wrong = (
+        fault = (
             f"{image.reference} was built from other inputs ({built}) than this repository "
             f"holds ({image.tag})"
         )
     elif image.verified and base["digest"] != image.digest:
-        wrong = f"built on {base['name']} ({base['digest']}), and the lock names {image.digest}"
+        fault = f"built on {base['name']} ({base['digest']}), and the lock names {image.digest}"
     elif gfx.startswith("gfx") and not config.smoke and gfx not in labels.get("gfx", "").split(","):
-        wrong = f"the image has no code for {gfx}, only for {labels.get('gfx')}"
-    if wrong:
+        fault = f"the image has no code for {gfx}, only for {labels.get('gfx')}"
+    if fault:
         rebuild = f"python containers/build.py image={image.name}"
-        raise HostError(f"container={image.name}: {wrong}. {rebuild}")
+        raise HostError(f"container={image.name}: {fault}. {rebuild}")
 
 
 def check_profiler(client: docker.DockerClient, plan: Plan, image_id: str) -> None:
     """Start a container to check that the image has the program of profile=rocprof."""
     look = ["-c", 'command -v "$0"', plan.config.rocprof.value]
     shell = {"entrypoint": "/bin/sh", "network_mode": "none", "remove": True}
-    with told():
+    with host_errors():
         try:
             client.containers.run(image_id, look, **shell)
         except ContainerError as error:
@@ -229,7 +222,7 @@ def create(
     client: docker.DockerClient, spec: ContainerSpec, image_id: str, host: Host
 ) -> Container:
     """Create, but do not start, a container from the checked image."""
-    with told():
+    with host_errors():
         # A container of ours with this name belongs to a dead launcher, because we hold this run's
         # lock. If it is not ours, the engine rejects the name.
         with contextlib.suppress(NotFound):

@@ -55,31 +55,14 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
     Return the facts of the image; None without containers.
     """
     config = plan.config
-    vendor, slurm = config.hardware.vendor, config.runtime.slurm
-    if vendor != Vendor.none:
-        # The preparation uses a GPU that later trains.
-        here, gpus = host.gpus_of(vendor), {gpu for p in plan.processes for gpu in p.gpus}
-        beyond = sorted(gpu for gpu in gpus if gpu >= len(here))
-        if len(here) < len(gpus):
-            closed = f" ({len(host.withheld)} more were not given to this container)"
-            raise HostError(
-                f"hardware={config.hardware.name}: {len(gpus)} {vendor.name} GPU(s) needed, "
-                f"{len(here)} found here"
-                f"{closed if host.withheld else ''}. mode=plan shows what would run; "
-                "smoke=true runs it small, on the CPU."
-            )
-        if beyond:
-            raise HostError(
-                f"GPU {beyond[0]} requested, but this machine has GPUs 0-{len(here) - 1}. "
-                "Choose others in your mask."
-            )
+    check_gpus(plan, host)
     check_plan(plan)
-    if slurm.nodes > 1 and "SLURM_JOB_ID" not in host.environ:
+    if config.runtime.slurm.nodes > 1 and "SLURM_JOB_ID" not in host.environ:
         raise HostError(
-            f"a run on {slurm.nodes} nodes is started in a Slurm job, by launch/run.py "
-            "runtime=slurm."
+            f"runtime.slurm.nodes={config.runtime.slurm.nodes}: such a run starts in a Slurm job. "
+            "Submit one with launch/run.py runtime=slurm."
         )
-    # Not imported by mode=plan, whose time it would lengthen by a twentieth.
+    # Imported here because mode=plan would take a twentieth longer.
     from launch.checks import preflight
 
     # Check only after removing processes of dead launchers, which hold GPU memory.
@@ -99,6 +82,27 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
     return image
 
 
+def check_gpus(plan: Plan, host: Host) -> None:
+    """Raise HostError if this machine lacks GPUs of the plan."""
+    vendor = plan.config.hardware.vendor
+    if vendor == Vendor.none:
+        return
+    # The preparation uses a GPU that later trains.
+    count, gpus = len(host.gpus_of(vendor)), {gpu for p in plan.processes for gpu in p.gpus}
+    missing = sorted(gpu for gpu in gpus if gpu >= count)
+    if not missing:
+        return
+    fault = f"GPU {missing[0]} requested, but this machine has GPUs 0-{count - 1}. Fix your mask."
+    if count < len(gpus):
+        others = f" ({len(host.withheld)} more were not given to this container)"
+        fault = (
+            f"hardware={plan.config.hardware.name}: {len(gpus)} {vendor.name} GPU(s) needed, "
+            f"{count} found here{others if host.withheld else ''}. mode=plan shows what would "
+            "run; smoke=true runs it small, on the CPU."
+        )
+    raise HostError(fault)
+
+
 def check_sandbox(plan: Plan, host: Host) -> None:
     """Raise HostError if the plan tests code but the engine or the image for that is missing."""
     if not placement.needs_sandbox(plan.config):
@@ -109,7 +113,7 @@ def check_sandbox(plan: Plan, host: Host) -> None:
         "method.rewards.code_tests runs code in containers, under every runtime."
     )
     sandboxed.image_id(client)
-    with engine.told():
+    with engine.host_errors():
         engine.remove_orphans(client, host)
 
 
@@ -159,25 +163,24 @@ def execute(
             guard = orphans.guarded(plan.config.runtime.stop_timeout_s)
         try:
             with secret_files.written(secrets, host, run_dir), guard, Progress(plan) as progress:
-                outcome, restarts = supervise(plan, _starter(plan, host, image), progress, stopping)
+                outcome, restarts = supervise(plan, starter(plan, host, image), progress, stopping)
         except (HostError, OSError) as error:
             why = os_error_text(error) if isinstance(error, OSError) else str(error)
-            failed = record.finish(began, run_dir, "failed", EXIT_HOST, [], {"error": why})
-            json_files.write_json(run_dir / "record.json", failed)
+            record.write_failure(began, run_dir, EXIT_HOST, why)
             raise HostError(why) from error
         result = json_files.read_json(run_dir / "result.json")
-        exit_code = _exit_code(plan, outcome, result or {})
+        code = exit_code(plan, outcome, result or {})
         metrics = json_files.read_metrics(run_dir / "metrics.jsonl")
-        status = STATUS.get(exit_code, "failed")
-        ended = record.finish(began, run_dir, status, exit_code, metrics, result, restarts)
+        status = STATUS.get(code, "failed")
+        ended = record.finish(began, run_dir, status, code, metrics, result, restarts)
         json_files.write_json(run_dir / "record.json", ended)
-        if exit_code != EXIT_DONE and (outcome.status != "interrupted" or failures(run_dir)):
+        if code != EXIT_DONE and (outcome.status != "interrupted" or failures(run_dir)):
             stream = sys.stderr if plan.config.format == Format.json else sys.stdout
             try:
                 print(describe(plan, outcome), end="", file=stream, flush=True)
             except OSError:  # nobody reads any more; the exit code and the record have it too
                 drop(stream)
-    return exit_code
+    return code
 
 
 def write_inputs(plan: Plan, sandbox_image: str | None = None) -> None:
@@ -193,7 +196,7 @@ def write_inputs(plan: Plan, sandbox_image: str | None = None) -> None:
     json_files.write_json(plan.run_dir / "plan.json", as_json(plan))
 
 
-def _starter(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
+def starter(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
     if plan.config.runtime.slurm.nodes > 1:
         return lambda process, log: (
             NodeProcess(plan.run_dir, process, log) if process.node else LocalProcess(process, log)
@@ -234,7 +237,7 @@ def signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _exit_code(plan: Plan, outcome: Outcome, result: dict[str, Any]) -> int:
+def exit_code(plan: Plan, outcome: Outcome, result: dict[str, Any]) -> int:
     is_done = result.get("status") == "done"
     if outcome.status == "interrupted":
         return EXIT_DONE if is_done else EXIT_INTERRUPTED

@@ -7,9 +7,13 @@ import signal
 from pathlib import Path
 from typing import NamedTuple
 
+from launch.schema.plan import Plan, Process
+
+# Kinds of processes that end after the others.
+SERVE = ("server", "verifier")
 LONGEST_LINE = 4096  # bytes shown of a line; the file has all of it
 MOST_BYTES = 1 << 20  # bytes shown at a time; of a burst, only the end
-MOST_SAID = 10_000  # different lines that count as progress, so that an endless log does not
+MOST_DISTINCT = 10_000  # different lines that count as progress, so that an endless log does not
 # Colours, cursor movements, and control characters except the tab.
 NOT_TEXT = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
@@ -42,6 +46,23 @@ ENGINE_ERROR = re.compile(
 )
 
 
+def of_group(plan: Plan, process: Process) -> Path:
+    """Return the log of a process group, without ranks that have their own log."""
+    return plan.run_dir / "logs" / f"{process.name}.log"
+
+
+def of_ranks(plan: Plan, process: Process) -> dict[int, Path]:
+    """Return the log of each rank by its number over all nodes; {} for a single rank.
+
+    recipes/rank/rank_log.py writes them.
+    """
+    num_ranks = process.num_ranks
+    if process.kind in (*SERVE, "prepare") or num_ranks * plan.config.runtime.slurm.nodes == 1:
+        return {}
+    ranks = range(process.node * num_ranks, (process.node + 1) * num_ranks)
+    return {rank: plan.run_dir / "logs" / f"rank{rank}.log" for rank in ranks}
+
+
 class Follower:
     """Read new whole lines of a file, starting at its end when this was made (`began`, in bytes).
 
@@ -52,12 +73,12 @@ class Follower:
         self.file, self.without_report, self.reports = file, without_report, False
         self.began = self.offset = file.stat().st_size if file.exists() else 0
         self.rest = self.moving = b""
-        self.said: set[int] = set()
+        self.distinct: set[int] = set()
 
     @property
-    def num_said(self) -> int:
+    def num_distinct(self) -> int:
         """Return the number of different lines, ignoring times: repetition is not progress."""
-        return len(self.said)
+        return len(self.distinct)
 
     def lines(self, all_of_it: bool = False) -> list[str]:
         """Return new lines; `all_of_it` includes an unfinished last line."""
@@ -74,8 +95,8 @@ class Follower:
         *pieces, self.moving = (self.moving + chunk).replace(b"\r", b"\n").split(b"\n")
         self.moving = self.moving[-LONGEST_LINE:]
         for piece in pieces:
-            if len(self.said) < MOST_SAID:
-                self.said.add(hash(TIMES.sub(b"", piece)))
+            if len(self.distinct) < MOST_DISTINCT:
+                self.distinct.add(hash(TIMES.sub(b"", piece)))
         *whole, self.rest = (self.rest + chunk).split(b"\n")
         if all_of_it and self.rest:
             whole, self.rest = [*whole, self.rest], b""
@@ -109,8 +130,8 @@ def last_words(log: Path, since: int = 0, count: int = 200) -> LastWords:
     end = next((n for n, line in enumerate(lines) if REPORT.search(line)), len(lines))
     words = [line for line in lines[:end] if line.strip()][-count:]
     report = "\n".join(lines[end:])
-    told = TOLD_TO_END.findall(report)
-    killed = (match for match in KILLED.finditer(report) if match["pid"] not in told)
+    stopped = TOLD_TO_END.findall(report)
+    killed = (match for match in KILLED.finditer(report) if match["pid"] not in stopped)
     first = next(killed, None) or FIRST_FAILED.search(report)
     return LastWords(words, int(first["rank"]), int(first["code"])) if first else LastWords(words)
 

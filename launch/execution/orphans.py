@@ -100,8 +100,8 @@ def remove() -> list[int]:
     while waits := _waits_of_guards({process.launcher for process in _left()}):
         if deadline is None:
             deadline = time.monotonic() + max(waits) + DIES_WITHIN_S
-            told = "waiting for the processes of a launcher that was killed: they may be saving"
-            print(told, file=sys.stderr, flush=True)
+            note = "waiting for the processes of a launcher that was killed: they may be saving"
+            print(note, file=sys.stderr, flush=True)
         if time.monotonic() > deadline:
             break
         time.sleep(GUARD_POLL_S)
@@ -111,7 +111,14 @@ def remove() -> list[int]:
 
 
 def _left() -> list[_Marked]:
-    return [process for process in _all_marked() if _gone(process.launcher)]
+    """Return processes of launchers that are known to be gone, so none of another namespace."""
+    left, namespace = [], _namespace()
+    for process in _all_marked():
+        of, _, launcher = process.launcher.partition(":")
+        pid = launcher.partition(":")[0]
+        if of == namespace and not (pid.isdigit() and identity(int(pid)) == launcher):
+            left.append(process)
+    return left
 
 
 def _kill(processes: list[_Marked]) -> None:
@@ -142,17 +149,27 @@ def guarded(stop_timeout_s: float) -> Iterator[None]:
         guard.communicate(b"\n")
 
 
-def guard(of: str, stop_timeout_s: float) -> None:
+def guard(launcher: str, stop_timeout_s: float) -> None:
     """Wait for a byte or the end of stdin; then end process groups, the last started first."""
     # A service manager signals the guard too, while it waits for ranks that save.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read(1)
     deadline = time.monotonic() + stop_timeout_s
-    while groups := _groups(of):
-        newest = max(groups, key=lambda name: min(map(_started, groups[name])))
-        _ask(groups[newest])
-        group = {LAUNCHER: of, PROCESS: newest}
+    while stats := {p: _stat(p.pid) for p in _all_marked() if p.launcher == launcher}:
+        # A group is as old as its oldest process.
+        starts: dict[str, int] = {}
+        for process, stat in stats.items():
+            start = int(stat[19]) if stat else 0
+            starts[process.process] = min(start, starts.get(process.process, start))
+        newest = max(starts, key=lambda name: starts[name])
+        parents = {p.pid: stat[1] for p, stat in stats.items() if stat and p.process == newest}
+        for pid, parent in parents.items():
+            # torchrun passes SIGTERM on to its ranks.
+            if int(parent) not in parents:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+        group = {LAUNCHER: launcher, PROCESS: newest}
         while marked(group) and time.monotonic() < deadline:
             time.sleep(GUARD_POLL_S)
         if kill(group):
@@ -168,35 +185,6 @@ def _waits_of_guards(launchers: set[str]) -> list[float]:
             if words[2:3] and words[2].endswith("launch/execution/orphans.py"):
                 waits += [float(words[4])] if words[3] in launchers else []
     return waits
-
-
-def _groups(of: str) -> dict[str, list[int]]:
-    groups: dict[str, list[int]] = {}
-    for process in _all_marked():
-        if process.launcher == of:
-            groups.setdefault(process.process, []).append(process.pid)
-    return groups
-
-
-def _ask(pids: list[int]) -> None:
-    """Send SIGTERM to the processes whose parent is not among them; torchrun passes it on."""
-    for pid in pids:
-        stat = _stat(pid)
-        if stat and int(stat[1]) not in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-
-
-def _started(pid: int) -> int:
-    stat = _stat(pid)
-    return int(stat[19]) if stat else 0
-
-
-def _gone(launcher: str) -> bool:
-    """Return whether a launcher is known to be gone; False in another namespace."""
-    namespace, _, process = launcher.partition(":")
-    pid = process.partition(":")[0]
-    return namespace == _namespace() and not (pid.isdigit() and identity(int(pid)) == process)
 
 
 def _namespace() -> str:

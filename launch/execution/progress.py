@@ -39,7 +39,7 @@ class Progress:
         self.status.stop()
 
     def update(self) -> None:
-        if row := self._newest():
+        if row := self.newest_row():
             self.line = f"{self.label}: {describe(row)}"
         if self.console.is_terminal:
             passed = (f" {time.monotonic() - self.started:.0f} s", "dim")
@@ -62,7 +62,7 @@ class Progress:
         if lines:
             self.note("\n".join(f"{process} | {line}" for line in lines))
 
-    def _newest(self) -> dict[str, Any] | None:
+    def newest_row(self) -> dict[str, Any] | None:
         """Return the last whole row added since the last call."""
         try:
             with self.file.open("rb") as file:

@@ -19,10 +19,10 @@ from launch.schema.trainer_args import argument
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "vllm")
 # fmt: off
-OF_RESULT = (
+RESULT_KEYS = (
     "steps", "loss", "reward", "weights_sha256", "weights_error", "merge_error", "data_sha256",
 )
-OF_EVALUATION = (
+EVALUATION_KEYS = (
     "accuracy", "interval", "num_problems", "num_samples", "samples_per_prompt", "by_task",
     "data_sha256", "pass_at_k", "pass_at_k_interval", "maj_at_k", "maj_at_k_interval", "lm_eval",
 )
@@ -45,7 +45,7 @@ def of(config: Config) -> dict[str, Any] | None:
             "run": run.name,
             "data": composition.get("data"),
             "args": _table(_table(composition, "method"), "args"),
-            **{key: result[key] for key in OF_EVALUATION if key in result},
+            **{key: result[key] for key in EVALUATION_KEYS if key in result},
         }
     return {"runs": runs_behind(config.adapter.path or config.model.path), "results": results}
 
@@ -91,7 +91,7 @@ def runs_behind(path: str | None) -> list[dict[str, Any]]:
                 "data_files": _table(data, "files"),
                 "code": _table(record, "code"),
                 "packages": {name: packages[name] for name in PACKAGES if name in packages},
-                "result": {key: result[key] for key in OF_RESULT if key in result},
+                "result": {key: result[key] for key in RESULT_KEYS if key in result},
             }
         )
         path = composition["adapter"]["path"] or composition["model"]["path"]

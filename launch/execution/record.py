@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.config.identity import composition, composition_hash, identity, identity_of
-from launch.core.json_files import plain, read_json, sha256
+from launch.core.json_files import plain, read_json, sha256, write_json
 from launch.inputs import sample_files
 from launch.inputs.data_files import named_files
 from launch.machine.detect import Host
@@ -62,7 +62,7 @@ def begin(
             "composition": composition(config),
             "composition_hash": composition_hash(config),
             "argv": {p.name: p.argv for p in plan.processes},
-            "environment": {p.name: _environment(plan, p, host) for p in plan.processes},
+            "environment": {p.name: environment(plan, p, host) for p in plan.processes},
             "secrets": sorted(secrets),
             "code": code(),
             "packages": packages(),
@@ -79,12 +79,12 @@ def begin(
             "metrics": None,
             "result": None,
             "outputs": {},
-            "earlier": _earlier(plan),
+            "earlier": earlier_parts(plan),
         }
     )
 
 
-def _earlier(plan: Plan) -> list[dict[str, Any]]:
+def earlier_parts(plan: Plan) -> list[dict[str, Any]]:
     """Return earlier parts of a run that resumes on other ranks, which reproducing it needs."""
     old = read_json(plan.run_dir / "record.json")
     if old is None:
@@ -117,7 +117,13 @@ def finish(
     return seal({**record, **ended})
 
 
-def _environment(plan: Plan, process: Process, host: Host) -> dict[str, str]:
+def write_failure(record: dict[str, Any], run_dir: Path, exit_code: int, why: str) -> None:
+    """Write the record of a run that failed before or outside its processes."""
+    failed = finish(record, run_dir, "failed", exit_code, [], {"error": why})
+    write_json(run_dir / "record.json", failed)
+
+
+def environment(plan: Plan, process: Process, host: Host) -> dict[str, str]:
     """Return the process's variables and, without a container, inherited ones of ALLOWED."""
     spec = plan.containers.get(process.name)
     inherited = {name: value for name, value in host.environ.items() if ALLOWED.match(name)}

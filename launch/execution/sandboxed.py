@@ -14,6 +14,7 @@ import os
 import queue
 import socketserver
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,12 @@ WENT = "the sandbox ended while it ran this"
 def image_id(client: docker.DockerClient) -> str:
     """Return the id of the image `sandbox`. Raises HostError."""
     reference = images.load()["sandbox"].reference
-    with engine.told():
+    with engine.host_errors():
         image = images_engine.find(client, reference)
     if image is None:
         raise HostError(
-            f"method.rewards.code_tests runs code in the image {reference}, which is not on "
-            "this machine: "
-            "python containers/build.py image=sandbox"
+            f"method.rewards.code_tests: its image {reference} is not on this machine. "
+            "Build it: python containers/build.py image=sandbox"
         )
     return str(image.id)
 
@@ -76,10 +76,10 @@ class Worker:
             self.end()
             return
         try:
-            with engine.told():
+            with engine.host_errors(f"container {self.name}: "):
                 streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
                 self.stream = self.container.attach_socket(params=streams)
-                self.answers = self._lines()
+                self.answers = self.lines()
                 self.container.start()
             ready = self._answer(READY_WITHIN_S)
             if ready is None:
@@ -121,7 +121,7 @@ class Worker:
         finally:
             timer.cancel()
 
-    def _lines(self) -> Any:
+    def lines(self) -> Iterator[bytes]:
         """Yield the output lines of the container's first process; its stderr goes to the log."""
         rest = b""
         with contextlib.suppress(OSError), self.log.open("ab") as log:
@@ -164,17 +164,15 @@ class SandboxProcess:
             languages = ", ".join(self.workers[0].languages)
             with log.open("a") as file:
                 file.write(f"{len(self.workers)} containers; languages: {languages}\n")
-            server = _listen(plan.run_dir, self)
+            server = listen(plan.run_dir, self)
             threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
             self.server = server
         except BaseException:
             self.remove()
             raise
 
-    def judge(self, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return list(self.pool.map(self._judge, jobs))
-
-    def _judge(self, job: dict[str, Any]) -> dict[str, Any]:
+    def verdict(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Return the verdict of the next idle container. Raises HostError."""
         worker = self.idle.get()
         try:
             return worker.run(job)
@@ -209,7 +207,7 @@ class SandboxProcess:
         return self.broken
 
     def ask(self, port: int, path: str) -> str:
-        raise OSError("the sandbox serves no HTTP")
+        return ""  # it has no port, so nobody asks
 
     def dump_stacks(self, folder: Path) -> None:
         """Do nothing: a job has a time limit, so it ends."""
@@ -234,11 +232,12 @@ class _Handler(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         for line in self.rfile:
-            verdicts = self.server.sandbox.judge(json.loads(line))
+            sandbox = self.server.sandbox
+            verdicts = list(sandbox.pool.map(sandbox.verdict, json.loads(line)))
             self.wfile.write(json.dumps(verdicts).encode() + b"\n")
 
 
-def _listen(run_dir: Path, sandbox: SandboxProcess) -> _Server:
+def listen(run_dir: Path, sandbox: SandboxProcess) -> _Server:
     """Create the socket, to which only this user may connect."""
     path = run_dir / SOCKET
     path.unlink(missing_ok=True)

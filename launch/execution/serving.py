@@ -19,8 +19,8 @@ REFUSED = re.compile(r"HTTP Error \d+[^\n]*")  # urllib's text, here or in a con
 # A proxy of the user's shell cannot reach this machine's loopback.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 OTHER = (
-    "Another server listens on this port (`ss -ltnp` names it), or vLLM changed what it was "
-    "told: logs/server.log."
+    "Another server listens on this port (`ss -ltnp` names it), or vLLM changed its settings: "
+    "see logs/server.log."
 )
 
 
@@ -51,6 +51,13 @@ def is_up(ask: Ask) -> bool:
 
 def check(ask: Ask, config: Config, model: str) -> None:
     """Raise HostError if the server is not the planned one, OSError if it stops answering."""
+    planned = {
+        "model": model,
+        "dtype": dtype(config),
+        "tensor-parallel GPUs": config.topology.server_tensor_parallel,
+        "replicas": config.topology.servers,
+        "weight transfer": backend(config),
+    }
     try:
         served, info = json.loads(ask("/v1/models")), json.loads(ask(INFO))
         vllm: dict[str, Any] = info["vllm_config"]
@@ -61,24 +68,16 @@ def check(ask: Ask, config: Config, model: str) -> None:
             "replicas": vllm["parallel_config"]["data_parallel_size"],
             "weight transfer": (vllm["weight_transfer_config"] or {}).get("backend"),
         }
+        differing = [
+            f"{name} {value}, and the plan says {planned[name]}"
+            for name, value in actual.items()
+            if value != planned[name]
+        ]
+        fault = f"has {differing[0]}" if differing else None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         refusal = REFUSED.search(str(error))
         if isinstance(error, OSError) and refusal is None:
             raise
-        why = refusal[0] if refusal else repr(error)
-        raise HostError(
-            f"the server that answers is not a vLLM of this version: {why}. {OTHER}"
-        ) from error
-    planned = {
-        "model": model,
-        "dtype": dtype(config),
-        "tensor-parallel GPUs": config.topology.server_tensor_parallel,
-        "replicas": config.topology.servers,
-        "weight transfer": backend(config),
-    }
-    for name, value in actual.items():
-        if value != planned[name]:
-            raise HostError(
-                f"the server that answers has {name} {value}, and the plan says "
-                f"{planned[name]}. {OTHER}"
-            )
+        fault = f"is not a vLLM of this version: {refusal[0] if refusal else repr(error)}"
+    if fault:
+        raise HostError(f"the server that answers {fault}. {OTHER}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -29,7 +28,6 @@ from launch.machine.placement import MASK, num_gpus
 from launch.plan import rundir, sealed, show
 from launch.plan.views import as_json
 from launch.rules.slurm import OWNED
-from launch.schema import Config
 from launch.schema.enums import Format, Vendor
 from launch.schema.plan import Plan
 
@@ -63,19 +61,20 @@ HEAD = """\
 
 
 def call(*argv: str, env: dict[str, str] | None = None) -> str:
-    """Return what a Slurm command prints. Raises HostError if it fails."""
+    """Return what a Slurm command prints. Raises HostError if it fails or is missing."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, env=env)
     except OSError as error:
-        raise HostError(f"{argv[0]}: {error.strerror}") from error
-    if done.returncode != 0:
+        why = str(error.strerror)
+    else:
+        if done.returncode == 0:
+            return done.stdout
         why = done.stderr.strip() or f"exit code {done.returncode}"
-        raise HostError(f"{shlex.join(argv)} failed: {why}")
-    return done.stdout
+    raise HostError(f"{shlex.join(argv)} failed: {why}")
 
 
 def script(plan: Plan, host: Host) -> str:
-    """Return the sbatch script. Raises UserError for a value that does not fit on a line of it."""
+    """Return the sbatch script."""
     config, slurm = plan.config, plan.config.runtime.slurm
     needs_gpus = config.hardware.vendor != Vendor.none and not config.method.exports
     options = {
@@ -99,12 +98,6 @@ def script(plan: Plan, host: Host) -> str:
     lines = [f"--{name}={value}" for name, value in options.items() if value is not None]
     lines += ["--requeue" if slurm.requeue else "--no-requeue", *slurm.options]
     command = ["exec", slurm.python or sys.executable, str(JOB_PROGRAM), str(plan.run_dir)]
-    for value in [*lines, *command]:
-        if not value.isprintable() or "\\" in value:
-            raise UserError(
-                f"{value!r}: a line of a Slurm script holds no backslash and no line break. "
-                "Use: another name or directory."
-            )
     options_text = "".join(f"#SBATCH {shlex.quote(line)}\n" for line in lines)
     return f"{HEAD.format(name=plan.name)}{options_text}\n{shlex.join(command)}\n"
 
@@ -129,39 +122,40 @@ def submit(plan: Plan, host: Host) -> int:
     """
     text = script(plan, host)
     check_plan(plan)
-    if shutil.which("sbatch") is None:
-        raise HostError(
-            "sbatch: not found. runtime=slurm submits from a machine of the cluster that has "
-            "Slurm's commands, as its login nodes do "
-            "(Debian: apt-get install slurm-client). mode=plan shows the script; "
-            "runtime=local runs here."
-        )
-    if under_way := _under_way(plan):
-        return follow(plan, under_way)
+    job = str((json_files.read_json(plan.run_dir / JOB) or {}).get("job", ""))
+    if job and (state := state_of(job)):
+        words = f"{plan.run_dir}: job {job} of this run is {state}."
+        # Two jobs of one run would wait for each other's lock, and fail.
+        if not plan.config.runtime.slurm.wait:
+            raise UserError(
+                f"{words} Use runtime.slurm.wait=true to follow it, resume=never for another "
+                f"run, or `scancel {_words(job)}` first."
+            )
+        show.say(plan.config, f"{words} Following it.")
+        return follow(plan, job)
     rundir.make(plan.run_dir)
-    file, record_file = plan.run_dir / SCRIPT, plan.run_dir / "record.json"
+    file = plan.run_dir / SCRIPT
     began = record.begin(plan, host, None)
     with rundir.locked(plan.run_dir):
         write_inputs(plan)
-        json_files.write_json(record_file, sealed.seal({**began, "status": "submitted"}))
+        submitted = sealed.seal({**began, "status": "submitted"})
+        json_files.write_json(plan.run_dir / "record.json", submitted)
         json_files.write_text(file, text)
     overruled = sorted(overruling(text) & os.environ.keys())
     if overruled:
         names = ", ".join(overruled)
-        show.say(
-            plan.config,
-            f"not passed to sbatch, since the composition decides it: {names} of this shell",
-        )
+        show.say(plan.config, f"this shell's {names} not passed to sbatch: the composition decides")
     # A mask in this shell names this machine's GPUs. In the job, Slurm sets the mask.
     withheld = {*MASKS, *MASK.values(), *overruled}
     environ = {name: value for name, value in os.environ.items() if name not in withheld}
     try:
         job = call("sbatch", "--parsable", str(file), env=environ).strip()
     except HostError as error:
-        why = {"error": str(error)}
-        failed = record.finish(began, plan.run_dir, "failed", EXIT_HOST, [], why)
-        json_files.write_json(record_file, failed)
-        raise HostError(f"{error}\nruntime.slurm.<key>= changes the script.") from error
+        record.write_failure(began, plan.run_dir, EXIT_HOST, str(error))
+        raise HostError(
+            f"{error}\nruntime.slurm.<key>= changes the script. Without sbatch, use a login node "
+            "(Debian: apt-get install slurm-client); runtime=local runs here."
+        ) from error
     json_files.write_json(plan.run_dir / JOB, {"job": job})
     if plan.config.format == Format.json:
         print(json.dumps({"run_dir": str(plan.run_dir), "job": job, "script": str(file)}, indent=1))
@@ -174,26 +168,6 @@ def submit(plan: Plan, host: Host) -> int:
     show.say(plan.config, f"It writes to {plan.run_dir / LOG}")
     show.say(plan.config, f"Everything is in {plan.run_dir}")
     return follow(plan, job) if plan.config.runtime.slurm.wait else EXIT_DONE
-
-
-def _under_way(plan: Plan) -> str | None:
-    """Return the job that this run already has, so that it can be followed (runtime.slurm.wait).
-
-    Raises UserError if it is not to be followed: two jobs of one run would wait for each other's
-    lock, and fail.
-    """
-    job = str((json_files.read_json(plan.run_dir / JOB) or {}).get("job", ""))
-    state = state_of(job) if job else None
-    if not state:
-        return None
-    words = f"{plan.run_dir}: job {job} of this run is {state}."
-    if not plan.config.runtime.slurm.wait:
-        raise UserError(
-            f"{words} Use: runtime.slurm.wait=true to follow it, resume=never for another "
-            f"run, or `scancel {_words(job)}` first."
-        )
-    show.say(plan.config, f"{words} Following it.")
-    return job
 
 
 def _words(job: str) -> str:
@@ -218,38 +192,27 @@ def state_of(job: str) -> str | None:
     return "\n".join(filter(None, lines)) or None
 
 
-def _patient_state_of(config: Config, job: str) -> str | None:
-    """Return the job's state, asking again if there is no answer, as from a busy controller.
-
-    Raises HostError after an hour.
-    """
-    until, told = time.monotonic() + PATIENCE_S, False
-    while True:
-        try:
-            return state_of(job)
-        except HostError as error:
-            if time.monotonic() >= until:
-                raise
-            if not told:
-                show.say(config, f"{error}. Asking again.")
-            told = True
-        time.sleep(ASK_EVERY_S)
-
-
 def follow(plan: Plan, job: str) -> int:
     """Show what the job writes until it leaves the queue, and return its exit code.
 
-    Ctrl-C only stops watching.
+    Ctrl-C only stops watching. Raises HostError after an hour without an answer of Slurm.
     """
-    log = Follower(plan.run_dir / LOG)
+    log, since, answers = Follower(plan.run_dir / LOG), time.monotonic(), True
+    state: str | None = "unknown"
     try:
-        while True:
-            state = _patient_state_of(plan.config, job)
-            for line in log.lines(all_of_it=state is None):
+        while state:
+            try:
+                state, answers, since = state_of(job), True, time.monotonic()
+            except HostError as error:  # as from a busy controller
+                if time.monotonic() >= since + PATIENCE_S:
+                    raise
+                if answers:
+                    show.say(plan.config, f"{error}. Asking again.")
+                answers = False
+            for line in log.lines(all_of_it=not state):
                 show.say(plan.config, line)
-            if state is None:
-                break
-            time.sleep(ASK_EVERY_S)
+            if state:
+                time.sleep(ASK_EVERY_S)
     except KeyboardInterrupt:
         show.say(plan.config, f"job {job} continues; `scancel {_words(job)}` ends it.")
         return EXIT_INTERRUPTED
@@ -257,8 +220,8 @@ def follow(plan: Plan, job: str) -> int:
     if exit_code is None:
         show.say(
             plan.config,
-            f"job {job} has left the queue and the run has no end: cancelled, or killed. "
-            f"{plan.run_dir / LOG} may say more.",
+            f"job {job} has left the queue, and its run did not end: cancelled or killed. "
+            f"See {plan.run_dir / LOG}.",
         )
         return EXIT_FAILED
     return int(exit_code)

@@ -93,9 +93,7 @@ def launch(run_dir: Path) -> int:
     except (UserError, HostError) as error:
         began = json_files.read_json(run_dir / "record.json")
         if began and began.get("status") != "failed":  # otherwise execute has recorded the failure
-            why = {"error": str(error)}
-            failed = record.finish(began, run_dir, "failed", error.exit_code, [], why)
-            json_files.write_json(run_dir / "record.json", failed)
+            record.write_failure(began, run_dir, error.exit_code, str(error))
         raise
     show.show_end(plan.config, plan, exit_code)
     if exit_code == EXIT_FAILED:

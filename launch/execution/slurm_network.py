@@ -28,11 +28,10 @@ def address(interface: str | None) -> str:
             answer = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, request)
         except OSError as error:
             names = [name for _, name in socket.if_nameindex()]
-            wrong = "no IPv4 address" if interface in names else "no such interface"
+            fault = "no IPv4 address" if interface in names else "no such interface"
             raise HostError(
-                f"runtime.slurm.interface={interface}: {wrong} on {socket.gethostname()}. "
-                "There are "
-                f"{', '.join(names)} (`ip -br address`).{near(interface, names)}"
+                f"runtime.slurm.interface={interface}: {fault} on {socket.gethostname()}. "
+                f"There are {', '.join(names)} (`ip -br address`).{near(interface, names)}"
             ) from error
     return socket.inet_ntoa(answer[20:24])
 
@@ -59,27 +58,31 @@ def check_adapters(slurm: Slurm, sysroot: str = "/") -> None:
         name, _, port = entry.partition(":")
         exact = slurm.hca.startswith("=")
         adapters = [a for a in there if a == name or (not exact and a.startswith(name))]
+        fault = None
         if not adapters:
-            raise HostError(
-                f"runtime.slurm.hca={slurm.hca}: no adapter {name} on {socket.gethostname()}; "
-                "there are "
-                f"{', '.join(there) or 'none'} (`ls /sys/class/infiniband`)."
+            fault = (
+                f"runtime.slurm.hca={slurm.hca}: no adapter {name} on {socket.gethostname()}. "
+                f"There are {', '.join(there) or 'none'} (`ls /sys/class/infiniband`)."
             )
-        for adapter in adapters if slurm.gid_index is not None else []:
-            _check_gid(folder / adapter / "ports" / (port or "1"), slurm.gid_index)
+        for adapter in adapters:
+            fault = fault or gid_fault(folder / adapter / "ports" / (port or "1"), slurm.gid_index)
+        if fault:
+            raise HostError(fault)
 
 
-def _check_gid(port: Path, index: int | None) -> None:
+def gid_fault(port: Path, index: int | None) -> str | None:
+    """Return why this row of a port's table does not serve RoCE v2, and the rows that do."""
     rows = sorted(int(f.name) for f in port.glob("gid_attrs/types/*") if f.name.isdecimal())
     kinds = {row: text(port / f"gid_attrs/types/{row}") for row in rows}
     gids = {row: text(port / f"gids/{row}") for row in rows}
     good = [row for row in rows if kinds[row] == "RoCE v2" and gids[row] not in (None, NO_GID)]
-    if index not in good:
-        kind = kinds.get(index) if index is not None else None
-        is_now = "RoCE v2 without an address" if kind == "RoCE v2" else kind or "empty"
-        listed = ", ".join(f"{row} ({gids[row]})" for row in good)
-        raise HostError(
-            f"runtime.slurm.gid_index={index}: row {index} of {port.parents[1].name} on "
-            f"{socket.gethostname()} is {is_now}. "
-            f"Rows of RoCE v2: {listed or 'none: an InfiniBand port needs no gid_index'}."
-        )
+    if index is None or index in good:
+        return None
+    kind = kinds.get(index)
+    content = "RoCE v2 without an address" if kind == "RoCE v2" else kind or "empty"
+    listed = ", ".join(f"{row} ({gids[row]})" for row in good)
+    return (
+        f"runtime.slurm.gid_index={index}: row {index} of {port.parents[1].name} on "
+        f"{socket.gethostname()} is {content}. "
+        f"Rows of RoCE v2: {listed or 'none: an InfiniBand port needs no gid_index'}."
+    )

@@ -21,9 +21,13 @@ def dump(pids: list[int], folder: Path) -> None:
 
     Raises OSError.
     """
-    pythons = [pid for pid in pids if _is_python(pid)]
+    pythons = []
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has just ended
+            if "python" in Path(os.readlink(f"/proc/{pid}/exe")).name:
+                pythons.append(pid)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for pid, stacks in zip(pythons, pool.map(_stacks, pythons), strict=True):
+        for pid, stacks in zip(pythons, pool.map(stacks_of, pythons), strict=True):
             # Processes that a rank has started, such as dataloader workers, have its number too.
             rank = re.search(r"(?:^|\0)RANK=(\d+)", _text(pid, "environ"))
             name = f"rank{rank[1]}-{pid}.txt" if rank else f"{pid}.txt"
@@ -31,7 +35,8 @@ def dump(pids: list[int], folder: Path) -> None:
             (folder / name).write_text(f"{command}\n\n{stacks}\n")
 
 
-def _stacks(pid: int) -> str:
+def stacks_of(pid: int) -> str:
+    """Return the stacks that py-spy sees, or why it sees none and where they are instead."""
     here = str(Path(sys.executable).parent)
     program = shutil.which("py-spy") or shutil.which("py-spy", path=here)
     reason = "py-spy is not installed"
@@ -41,12 +46,11 @@ def _stacks(pid: int) -> str:
             done = subprocess.run(
                 argv, capture_output=True, text=True, errors="replace", timeout=WITHIN_S
             )
-        except subprocess.TimeoutExpired:
-            reason = f"py-spy had no answer in {WITHIN_S:g} s"
-        else:
             if done.returncode == 0:
                 return done.stdout
             reason = done.stderr.strip() or f"py-spy ended with {done.returncode}"
+        except subprocess.TimeoutExpired:
+            reason = f"py-spy had no answer in {WITHIN_S:g} s"
     # SIGUSR1 would end a process without a handler for it.
     caught = re.search(r"^SigCgt:\s*(\w+)", _text(pid, "status"), re.MULTILINE)
     if not caught or not int(caught[1], 16) >> (signal.SIGUSR1 - 1) & 1:
@@ -54,13 +58,6 @@ def _stacks(pid: int) -> str:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGUSR1)
     return f"its stacks are in its log: {reason}"
-
-
-def _is_python(pid: int) -> bool:
-    try:
-        return "python" in Path(os.readlink(f"/proc/{pid}/exe")).name
-    except OSError:
-        return False
 
 
 def _text(pid: int, name: str) -> str:

@@ -39,8 +39,6 @@ SERVER_GRACE_S = 30.0
 # ever. torchrun gives ranks the same time after one has failed.
 UNSERVED_GRACE_S = 30.0
 SHOWN_LINES = 15
-# Kinds that end after the others.
-SERVE = ("server", "verifier")
 # Keys that recipes/rank/program.py writes.
 FAILURE = ("rank", "time", "error", "exit_code")
 
@@ -99,7 +97,7 @@ class Group:
 
     @property
     def is_server(self) -> bool:
-        return self.process.kind in SERVE
+        return self.process.kind in logs.SERVE
 
     @property
     def is_running(self) -> bool:
@@ -143,9 +141,9 @@ class Attempt:
         """
         try:
             for process in self.plan.processes:
-                log = group_log(self.plan, process)
+                log = logs.of_group(self.plan, process)
                 # Ranks first, then the output of their group.
-                files = {f"rank {rank}": f for rank, f in rank_logs(self.plan, process).items()}
+                files = {f"rank {n}": f for n, f in logs.of_ranks(self.plan, process).items()}
                 files[process.name] = log
                 followers = {
                     name: logs.Follower(f, without_report=True) for name, f in files.items()
@@ -160,7 +158,13 @@ class Attempt:
                 or self._ended(self.groups[-1], "done")
             )
         finally:
-            self._stop()
+            # Send SIGTERM, give processes time to save, then send SIGKILL. The last started goes
+            # first, so that a server outlives those that it serves.
+            deadline = time.monotonic() + self.grace_s
+            with contextlib.ExitStack() as last_first:  # continues if one of them raises
+                for group in self.groups:
+                    last_first.callback(self._end, group, deadline)
+            self._look()
 
     def _until(self, reached: Callable[[], bool]) -> Outcome | None:
         while True:
@@ -168,7 +172,13 @@ class Attempt:
             # Check this before failures: a scheduler signals every process, so ranks end because
             # they were told to.
             if self.stopping:
-                return self._interrupted()
+                last, name = self.groups[-1], signal.Signals(self.stopping[0]).name
+                self.progress.note(
+                    f"{name}: waiting for {last.process.name} to "
+                    f"{'end' if last.is_server else 'save and end'} "
+                    f"(at most {self._grace_of(last):g} s; another signal does not shorten it)"
+                )
+                return self._ended(last, "interrupted")
             if failed := self._first_failure():
                 return failed
             if reached():
@@ -242,26 +252,17 @@ class Attempt:
             return self._ended(group, "failed", why)
         return None
 
-    def _interrupted(self) -> Outcome:
-        last = self.groups[-1]
-        self.progress.note(
-            f"{signal.Signals(self.stopping[0]).name}: waiting for {last.process.name} to "
-            f"{'end' if last.is_server else 'save and end'} "
-            f"(at most {self._grace_of(last):g} s; another signal does not shorten it)"
-        )
-        return self._ended(last, "interrupted")
-
     def _hung(self) -> bool:
         steps, now = watchdog.steps_done(self.plan.run_dir), time.monotonic()
         self.begun = self.begun or steps != self.steps_before
         # Until training begins, new log lines count as progress: a server loads, or a model is
         # created.
         followers = [f for group in self.groups for f in group.followers.values()]
-        loading = () if self.begun else tuple(follower.num_said for follower in followers)
+        loading = () if self.begun else tuple(follower.num_distinct for follower in followers)
         if self.watchdog.quiet_s(now) > ASK_AFTER * self.watchdog.timeout_s:
             self.saved = watchdog.bytes_saved(self.plan.run_dir)
             for group in filter(Group.may_be_asked, self.groups):
-                with contextlib.suppress(OSError):  # a server that does not answer has done nothing
+                with contextlib.suppress(OSError):  # without an answer there is no progress
                     group.tokens = max(group.tokens, watchdog.tokens(group.ask("/metrics")))
         tokens = tuple(group.tokens for group in self.groups)
         return self.watchdog.hung((steps, loading, self.saved, tokens), now)
@@ -270,31 +271,19 @@ class Attempt:
         quiet = self.watchdog.quiet_s(time.monotonic())
         why = f"no step, no token and no load progress for {quiet:.0f} s (runtime.hang_timeout_s)"
         self.progress.say("no progress; taking the stacks of all processes")
-        for group in self.groups:
-            # A verifier limits the time of the code that it runs.
-            if group.is_running and group.process.kind != "verifier":
-                name, log = group.process.name, group_log(self.plan, group.process)
-                printed = log.with_name("rank*.log") if rank_logs(self.plan, group.process) else log
-                try:
-                    stacks = group.started.dump_stacks(self.plan.run_dir / "stacks") or printed
-                    why += f"; stacks of {name} are in {stacks}"
-                except OSError as error:
-                    why += f"; stacks of {name} cannot be taken: {error}"
+        # A verifier limits the time of the code that it runs.
+        for group in (g for g in self.groups if g.is_running and g.process.kind != "verifier"):
+            process, log = group.process, logs.of_group(self.plan, group.process)
+            printed = log.with_name("rank*.log") if logs.of_ranks(self.plan, process) else log
+            try:
+                stacks = group.started.dump_stacks(self.plan.run_dir / "stacks") or printed
+                why += f"; stacks of {process.name} are in {stacks}"
+            except OSError as error:
+                why += f"; stacks of {process.name} cannot be taken: {error}"
         self.grace_s = min(self.grace_s, HUNG_GRACE_S)
         # Ranks wait for a server that has not answered yet.
         loading = (g for g in self.groups if g.process.port is not None and not g.serves)
         return self._ended(next(loading, self.groups[-1]), "hung", why)
-
-    def _stop(self) -> None:
-        """Send SIGTERM, give processes time to save, then send SIGKILL.
-
-        The last started goes first, so that a server outlives those that it serves.
-        """
-        deadline = time.monotonic() + self.grace_s
-        with contextlib.ExitStack() as last_first:  # continues if one of them raises
-            for group in self.groups:
-                last_first.callback(self._end, group, deadline)
-        self._look()
 
     def _grace_of(self, group: Group) -> float:
         return min(self.grace_s, SERVER_GRACE_S) if group.is_server else self.grace_s
@@ -363,40 +352,25 @@ def failures(run_dir: Path) -> list[dict[str, Any]]:
     )
 
 
-def group_log(plan: Plan, process: Process) -> Path:
-    """Return the log of a process group, without ranks that have their own log."""
-    return plan.run_dir / "logs" / f"{process.name}.log"
-
-
-def rank_logs(plan: Plan, process: Process) -> dict[int, Path]:
-    """Return the log of each rank by its number over all nodes; {} for a single rank.
-
-    recipes/rank/rank_log.py writes them.
-    """
-    num_ranks = process.num_ranks
-    if process.kind in (*SERVE, "prepare") or num_ranks * plan.config.runtime.slurm.nodes == 1:
-        return {}
-    ranks = range(process.node * num_ranks, (process.node + 1) * num_ranks)
-    return {rank: plan.run_dir / "logs" / f"rank{rank}.log" for rank in ranks}
-
-
 def describe(plan: Plan, outcome: Outcome) -> str:
     """Describe which process failed first, why, its last lines, and what they usually mean."""
-    first = next(iter(failures(plan.run_dir)), None)
+    known = next(iter(failures(plan.run_dir)), None)
     process = next(p for p in plan.processes if p.name == outcome.process)
-    if first and outcome.status != "hung" and plan.config.runtime.slurm.nodes > 1:
+    hung = outcome.status == "hung"
+    if known and not hung and plan.config.runtime.slurm.nodes > 1:
         # Every torchrun ends when one does, so take the node of the rank that failed first.
-        process = next(p for p in plan.processes if p.node == int(first["rank"]) // p.num_ranks)
-    log, of_ranks = group_log(plan, process), rank_logs(plan, process)
+        process = next(p for p in plan.processes if p.node == int(known["rank"]) // p.num_ranks)
+    if hung or process.kind in logs.SERVE:
+        known = None
+    log, of_ranks = logs.of_group(plan, process), logs.of_ranks(plan, process)
     began = outcome.began.get(log, 0)
     words = logs.last_words(log, began)
-    rank, why, known = None, outcome.why, None
+    rank, why = None, outcome.why
     if process.kind == "server":
         # vLLM's API server exits with 0 after its engine has died, hundreds of lines after the
         # engine logged why.
         why = logs.root_cause(logs.last_words(log, began, count=1000).lines) or why
-    elif outcome.status != "hung" and process.kind != "verifier":
-        known = first
+    elif not hung and process.kind != "verifier":
         # torchrun counts the ranks of its node.
         reported = None if words.rank is None else process.node * process.num_ranks + words.rank
         if words.exit_code is not None and words.exit_code < 0:
@@ -407,29 +381,19 @@ def describe(plan: Plan, outcome: Outcome) -> str:
         elif words.exit_code is not None:
             rank, why = reported, f"exit code {words.exit_code}"
     name = process.name + (f", rank {rank}" if rank is not None and of_ranks else "")
-    log, lines = _log_to_show(outcome, log, of_ranks, rank)
+    # Show the log of the rank, in a hang of the first. If the failed rank is unknown, the group's
+    # comes first. If one is empty, show the other.
+    own = next(iter(of_ranks.values()), None) if rank is None else of_ranks.get(rank)
+    files = filter(None, [log, own] if rank is None and not hung else [own, log])
+    last_lines = {file: logs.last_words(file, outcome.began.get(file, 0)).lines for file in files}
+    log, lines = next(((file, rows) for file, rows in last_lines.items() if rows), (log, []))
     if (known or {}).get("exit_code") == EXIT_USER:  # its message is complete
         return f"\n{name} failed: {why}\nThe whole log is {log}\n"
     shown = lines[-SHOWN_LINES:]
     # Look further up only if no rank has written why it failed, because an old warning would match
     # too easily.
     meaning = meaning_of([why or ""]) or meaning_of(shown) or (None if known else meaning_of(lines))
-    verb, reason = "hung" if outcome.status == "hung" else "failed", f": {why}" if why else ""
+    verb, reason = "hung" if hung else "failed", f": {why}" if why else ""
     quoted = "".join(f"  | {line}\n" for line in shown) or "  (nothing)\n"
     usually = f"This usually means: {meaning}\n" if meaning else ""
     return f"\n{name} {verb}{reason}\nLast lines of {log}:\n{quoted}{usually}"
-
-
-def _log_to_show(
-    outcome: Outcome, log: Path, of_ranks: dict[int, Path], rank: int | None
-) -> tuple[Path, list[str]]:
-    """Choose between the log of a rank (in a hang, the first rank) and that of the group.
-
-    If the failed rank is unknown, the group's comes first. If one log is empty, the other is shown.
-    """
-    own = next(iter(of_ranks.values()), None) if rank is None else of_ranks.get(rank)
-    files = [log, own] if rank is None and outcome.status != "hung" else [own, log]
-    for file in filter(None, files):
-        if lines := logs.last_words(file, outcome.began.get(file, 0)).lines:
-            return file, lines
-    return log, []

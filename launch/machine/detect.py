@@ -58,52 +58,50 @@ class Host:
         return next(port for port in range(wanted, 65536) if port not in self.listening)
 
 
-def group_of(found: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> str:
+def group_of(gpus: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> str:
     """Return the conf/hardware group of the usable GPUs, or of all if none is; `cpu` without GPUs.
 
     Raises HostError rather than guess.
     """
-    wrong = undecided(found, counted)
-    if wrong:
-        raise HostError(f"hardware=auto: this machine has {wrong[0]}; {wrong[1]}.")
-    return next((gpu.group for gpu in _chosen(found) if gpu.group), "cpu")
+    fault = undecided(gpus, counted)
+    if fault:
+        raise HostError(f"hardware=auto: this machine has {fault[0]}; {fault[1]}.")
+    return next((gpu.group for gpu in _chosen(gpus) if gpu.group), "cpu")
 
 
-def undecided(found: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> tuple[str, str] | None:
+def undecided(gpus: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> tuple[str, str] | None:
     """Return a description of these GPUs and a remedy, if no group follows from them.
 
-    `counted` are all GPUs that a mask counts, if `found` is masked.
+    `counted` are all GPUs that a mask counts, if `gpus` is masked.
     """
-    chosen = _chosen(found)
+    chosen = _chosen(gpus)
     kinds = Counter(gpu.group or describe(gpu) for gpu in chosen)
     listed = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     if len(kinds) > 1:
         groups = dict.fromkeys(gpu.group for gpu in chosen if gpu.group)
-        options = ", or ".join(_shown_alone(group, chosen, counted or found) for group in groups)
+        options = []
+        for group in groups:
+            # A mask counts the GPUs of one vendor.
+            is_amd = any(gpu.group == group and gpu.gfx.startswith("gfx") for gpu in chosen)
+            same = [g for g in _chosen(counted or gpus) if g.gfx.startswith("gfx") == is_amd]
+            shown = [str(i) for i, g in enumerate(same) if g.group == group and g in chosen]
+            mask = (masks.AMD if is_amd else masks.NVIDIA)[0]
+            options.append(f"hardware={group} with {mask}={','.join(shown)}")
         if options:
-            return listed, f"name the group and show only its GPUs: {options}"
+            return listed, f"name the group and show only its GPUs: {', or '.join(options)}"
         return listed, "no group of conf/hardware describes any: name one that is near"
     if not chosen or chosen[0].group is not None:
         return None
     if chosen[0].may_be:
-        options = " or hardware=".join(chosen[0].may_be)
-        return listed, f"several groups fit it equally: name one, hardware={options}"
+        names = " or hardware=".join(chosen[0].may_be)
+        return listed, f"several groups fit it equally: name one, hardware={names}"
     if chosen[0].partition_of:
-        return listed, _partition_remedy(chosen)
+        return listed, partition_remedy(chosen)
     return listed, "no group of conf/hardware describes it: name one that is near"
 
 
-def _shown_alone(group: str, chosen: list[Gpu], counted: tuple[Gpu, ...]) -> str:
-    """Return the override for the group, with the mask that shows only its GPUs."""
-    is_amd = any(gpu.group == group and gpu.gfx.startswith("gfx") for gpu in chosen)
-    same_maker = [gpu for gpu in _chosen(counted) if gpu.gfx.startswith("gfx") == is_amd]
-    shown = [i for i, gpu in enumerate(same_maker) if gpu.group == group and gpu in chosen]
-    mask = (masks.AMD if is_amd else masks.NVIDIA)[0]
-    return f"hardware={group} with {mask}={','.join(map(str, shown))}"
-
-
-def _chosen(found: tuple[Gpu, ...]) -> list[Gpu]:
-    return [gpu for gpu in found if gpu.usable] or list(found)
+def _chosen(gpus: tuple[Gpu, ...]) -> list[Gpu]:
+    return [gpu for gpu in gpus if gpu.usable] or list(gpus)
 
 
 def is_smaller(gpu: Gpu, hardware: Hardware) -> bool:
@@ -122,31 +120,31 @@ def describe(gpu: Gpu) -> str:
     return f"{name} ({gpu.gfx}, {units}, {memory})"
 
 
-def _partition_remedy(found: list[Gpu]) -> str:
-    gpu = found[0]
+def partition_remedy(gpus: list[Gpu]) -> str:
+    gpu = gpus[0]
     memory = "<GiB of one partition>" if gpu.memory_gb is None else f"{gpu.memory_gb / GIB:.0f}"
     return (
         f"hardware={gpu.partition_of} is a whole GPU, not a partition. Make them whole (nothing "
-        "may run on them): sudo amd-smi set "
-        "--gpu all --compute-partition SPX. Or keep them and say what one has: "
+        "may run on them): sudo amd-smi set --gpu all --compute-partition SPX. Or keep them and "
+        "say what one has: "
         f"hardware={gpu.partition_of} hardware.memory_gb={memory} "
-        f"hardware.compute_units={gpu.compute_units} hardware.gpus_per_node={len(found)} "
+        f"hardware.compute_units={gpu.compute_units} hardware.gpus_per_node={len(gpus)} "
         f"hardware.host.compute_partition={gpu.compute_partition} (speed is then overestimated)"
     )
 
 
-def found_line(found: tuple[Gpu, ...], group: str) -> str:
+def found_line(gpus: tuple[Gpu, ...], group: str) -> str:
     """Return a line with what hardware=auto found and the group that follows."""
-    if not found:
-        nowhere = (
-            "no GPU in /sys/class/kfd nor in /proc/driver/nvidia (or none that your mask leaves)"
+    if not gpus:
+        return (
+            "hardware=auto: no GPU in /sys/class/kfd nor in /proc/driver/nvidia (or none that "
+            f"your mask leaves): hardware={group}"
         )
-        return f"hardware=auto: {nowhere}: hardware={group}"
-    usable = _chosen(found)
+    usable = _chosen(gpus)
     kinds = ", ".join(
         f"{count} x {kind}" for kind, count in Counter(describe(gpu) for gpu in usable).items()
     )
-    withheld = len(found) - len(usable)
+    withheld = len(gpus) - len(usable)
     others = f", and {withheld} that were not given to this container" if withheld else ""
     return f"hardware=auto: {kinds}{others}: hardware={group}"
 
@@ -158,27 +156,27 @@ def gpus(sysroot: str = "/") -> tuple[Gpu, ...]:
 
 def host(python: str, sysroot: str = "/") -> Host:
     """Collect the facts of this machine. `num_cores` counts the cores that this process may use."""
-    found = gpus(sysroot)
+    detected, root = gpus(sysroot), Path(sysroot)
     return Host(
         python=python,
         num_cores=len(os.sched_getaffinity(0)),
-        gpus=tuple(gpu for gpu in found if gpu.usable),
-        withheld=tuple(gpu for gpu in found if not gpu.usable),
+        gpus=tuple(gpu for gpu in detected if gpu.usable),
+        withheld=tuple(gpu for gpu in detected if not gpu.usable),
         environ=dict(os.environ),
         cwd=os.getcwd(),
-        home=_home(),
+        home=os.path.abspath(os.path.expanduser("~")),
         uid=os.getuid(),
         gid=os.getgid(),
-        gids=_gids(Path(sysroot) / "etc/group"),
+        gids=group_ids(root / "etc/group"),
         member_of=(os.getgid(), *os.getgroups()),
-        device_nodes=_device_nodes(Path(sysroot)),
-        selinux=text(Path(sysroot) / "sys/fs/selinux/enforce") == "1",
-        listening=_listening(Path(sysroot)),
+        device_nodes=device_nodes(root),
+        selinux=text(root / "sys/fs/selinux/enforce") == "1",
+        listening=listening_ports(root),
         sysroot=sysroot,
     )
 
 
-def _listening(root: Path) -> frozenset[int]:
+def listening_ports(root: Path) -> frozenset[int]:
     """Return the local ports of sockets in state 0A (LISTEN), of IPv4 and IPv6."""
     rows = [
         line.split()
@@ -189,7 +187,7 @@ def _listening(root: Path) -> frozenset[int]:
     return frozenset(int(port, 16) for port in ports if re.fullmatch("[0-9A-Fa-f]{4}", port))
 
 
-def _gids(file: Path) -> dict[str, int]:
+def group_ids(file: Path) -> dict[str, int]:
     """Return the gids of video and render, which differ between distributions and images."""
     rows = [line.split(":") for line in (text(file) or "").splitlines()]
     rows = [row for row in rows if row[0] in ("video", "render") and len(row) > 2]
@@ -197,7 +195,8 @@ def _gids(file: Path) -> dict[str, int]:
     return {name: gid for name, gid in gids.items() if gid is not None}
 
 
-def _device_nodes(root: Path) -> dict[str, int | None]:
+def device_nodes(root: Path) -> dict[str, int | None]:
+    """Return the device nodes of GPUs and networks, with the gid that may open each, if any."""
     paths = [
         *root.glob("dev/kfd"),
         *sorted(root.glob("dev/dri/renderD*")),
@@ -205,17 +204,8 @@ def _device_nodes(root: Path) -> dict[str, int | None]:
     ]
     # A link may lead nowhere, and a device may disappear.
     nodes = {path: status for path in paths if (status := status_of(path))}
-    return {"/" + str(path.relative_to(root)): _group(status) for path, status in nodes.items()}
-
-
-def _group(status: os.stat_result) -> int | None:
-    is_open = status.st_mode & 0o006 == 0o006 or stat.S_ISDIR(status.st_mode)
-    return None if is_open else status.st_gid
-
-
-def _home() -> str:
-    """Return the caller's home, else the working directory."""
-    try:
-        return str(Path.home().absolute())
-    except RuntimeError:
-        return os.getcwd()
+    gids = {}
+    for path, status in nodes.items():
+        is_open = status.st_mode & 0o006 == 0o006 or stat.S_ISDIR(status.st_mode)
+        gids["/" + str(path.relative_to(root))] = None if is_open else status.st_gid
+    return gids

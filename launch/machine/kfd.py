@@ -27,11 +27,11 @@ def gpus(root: Path) -> list[Gpu]:
     """Return every GPU that the kernel shows, also those that this container did not get."""
     nodes = {int(folder.name): folder for folder in folders(root / NODES)}
     values = {node: properties(folder / "properties") for node, folder in nodes.items()}
-    cards = Counter(_card(found, node) for node, found in values.items())
+    cards = Counter(_card(own, node) for node, own in values.items())
     gpus = []
     for node, folder in nodes.items():
         if values[node].get("gfx_target_version"):
-            gpus.append(_gpu(root, folder, values[node], siblings=cards[_card(values[node], node)]))
+            gpus.append(gpu_of(root, folder, values[node], cards[_card(values[node], node)]))
         elif _closed(folder / "properties"):  # the kernel hides devices from containers
             gpus.append(Gpu("unknown", "unknown", None, None, None, node=node, usable=False))
     return gpus
@@ -39,13 +39,12 @@ def gpus(root: Path) -> list[Gpu]:
 
 def unread(root: Path) -> list[int]:
     """Return the readable nodes that show neither a GPU's target nor a CPU's cores."""
-    found = {int(folder.name): folder / "properties" for folder in folders(root / NODES)}
-    values = {node: properties(file) for node, file in found.items()}
-    known = ("gfx_target_version", "cpu_cores_count")
+    files = {int(folder.name): folder / "properties" for folder in folders(root / NODES)}
+    shown = ("gfx_target_version", "cpu_cores_count")
     return [
         node
-        for node, file in found.items()
-        if not any(values[node].get(name) for name in known) and not _closed(file)
+        for node, file in files.items()
+        if not any(map(properties(file).get, shown)) and not _closed(file)
     ]
 
 
@@ -70,36 +69,46 @@ def _card(values: dict[str, int], node: int) -> tuple[str, int]:
     return ("serial", serial) if serial else ("node", node)
 
 
-def _gpu(root: Path, folder: Path, values: dict[str, int], siblings: int) -> Gpu:
+def gpu_of(root: Path, folder: Path, values: dict[str, int], siblings: int) -> Gpu:
+    """Return the facts of a node; `siblings` is the number of partitions of its card."""
     version, minor = values["gfx_target_version"], values.get("drm_render_minor")
     gfx = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
     units = values.get("simd_count", 0) // (values.get("simd_per_cu", 0) or 4) or None
-    pci = _pci_address(values, siblings)
+    pci = None
+    if location := values.get("location_id", 0):  # bus, device and function
+        function = location & 7 if siblings == 1 else 0  # the number of a partition
+        slot = f"{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{function}"
+        pci = f"{values.get('domain', 0):04x}:{slot}"
     device = root / "sys/bus/pci/devices" / (pci or "none")
-    memory_gb = _memory_gb(folder, device, gfx)
-    fitting = _products(gfx, units or 0, memory_gb or 0, values.get("device_id", 0), siblings)
+    if gfx in GTT:
+        memory = number(device / "mem_info_gtt_total")
+    else:
+        banks = folder.glob("mem_banks/*/properties")
+        memory = sum(properties(bank).get("size_in_bytes", 0) for bank in banks)
+    memory_gb = memory / 1e9 if memory else None
+    fitting = matching(gfx, units or 0, memory_gb or 0, values.get("device_id", 0), siblings)
     product = fitting[0] if fitting else None
     group = product.group if product and len(fitting) == 1 else None
     parts = product.compute_units // units if product and units else 1
     compute = _stated(device / "current_compute_partition")
     if not compute and product and product.detect.dies > 1:
-        compute = _mode(parts, product.detect.dies)
-    names = " or ".join(one.name for one in fitting)
+        compute = "CPX" if parts == product.detect.dies else MODES.get(parts)
+    names = " or ".join(match.name for match in fitting)
     partition = f", {compute} partition (1 of {parts})" if parts > 1 else ""
-    links = _links(folder)
+    links = links_of(folder)
     return Gpu(
         product=names + partition or "unknown",
         gfx=gfx,
         compute_units=units,
         memory_gb=memory_gb,
         group=group if parts == 1 else None,
-        may_be=tuple(one.group for one in fitting if one.group and len(fitting) > 1 and parts == 1),
+        may_be=tuple(p.group for p in fitting if p.group and len(fitting) > 1 and parts == 1),
         render_minor=minor,
         node=int(folder.name),
         device_id=f"0x{values['device_id']:04x}" if values.get("device_id") else None,
         pci_address=pci,
         uuid=f"GPU-{values['unique_id']:016x}" if values.get("unique_id") else None,
-        numa_node=_numa_node(root, device, links),
+        numa_node=numa_node_of(root, device, links),
         compute_partition=compute,
         memory_partition=_stated(device / "current_memory_partition"),
         partition_of=group if parts > 1 else None,
@@ -119,31 +128,7 @@ def _stated(mode: Path) -> str | None:
     return None if stated == "UNKNOWN" else stated
 
 
-def _pci_address(values: dict[str, int], siblings: int) -> str | None:
-    """Decode location_id into bus, device and function.
-
-    For a partition, its function is the partition's number.
-    """
-    location = values.get("location_id", 0)
-    if not location:
-        return None
-    function = location & 7 if siblings == 1 else 0
-    bus, device = location >> 8 & 0xFF, location >> 3 & 0x1F
-    return f"{values.get('domain', 0):04x}:{bus:02x}:{device:02x}.{function}"
-
-
-def _memory_gb(folder: Path, device: Path, gfx: str) -> float | None:
-    if gfx in GTT:
-        total = number(device / "mem_info_gtt_total")
-    else:
-        total = sum(
-            properties(bank).get("size_in_bytes", 0)
-            for bank in folder.glob("mem_banks/*/properties")
-        )
-    return total / 1e9 if total else None
-
-
-def _products(
+def matching(
     gfx: str, units: int, memory_gb: float, device_id: int, siblings: int
 ) -> list[Product]:
     """Return the products that match: of its target, by PCI device id if known, else by size.
@@ -151,51 +136,39 @@ def _products(
     Size means the compute units of all partitions of a GPU together, and memory. Several groups may
     match equally.
     """
-    by_id = [
+    same_target = [p for p in products() if p.gfx == gfx]
+    for product in same_target:
+        # The units are those of the whole device or of one partition of it.
+        parts, rest = divmod(product.compute_units, units) if units else (0, 1)
+        divides = rest == 0 and parts > 0 and product.detect.dies % parts == 0
+        if device_id in product.detect.device_ids and divides:
+            return [product]
+    by_size = [
         p
-        for p in products()
-        if p.gfx == gfx and device_id in p.detect.device_ids and _divides(p, units)
+        for p in same_target
+        if p.compute_units == units * siblings and memory_gb * siblings >= p.detect.from_gb
     ]
-    fits = [
-        p
-        for p in products()
-        if p.gfx == gfx
-        and p.compute_units == units * siblings
-        and memory_gb * siblings >= p.detect.from_gb
-    ]
-    best = [p for p in fits if p.detect.from_gb == max(other.detect.from_gb for other in fits)]
-    return by_id[:1] or (best if len({p.group for p in best}) > 1 else best[:1])
+    best = [p for p in by_size if p.detect.from_gb == max(q.detect.from_gb for q in by_size)]
+    return best if len({p.group for p in best}) > 1 else best[:1]
 
 
-def _divides(product: Product, units: int) -> bool:
-    """Return whether this many compute units are the whole device or one partition of it."""
-    return any(
-        product.detect.dies % parts == 0 and units * parts == product.compute_units
-        for parts in range(1, product.detect.dies + 1)
-    )
-
-
-def _mode(parts: int, dies: int) -> str | None:
-    return "CPX" if parts == dies else MODES.get(parts)
-
-
-def _links(folder: Path) -> tuple[Link, ...]:
+def links_of(folder: Path) -> tuple[Link, ...]:
     """Return the links to CPUs and GPUs: io_links are direct, p2p_links pass through the host."""
-    found = []
+    links = []
     for link in (link for kind in ("io_links", "p2p_links") for link in folders(folder / kind)):
         values = properties(link / "properties")
         if "node_to" in values and "type" in values:
             speed = values.get("max_bandwidth")  # MB/s
             kind = LINKS.get(values["type"], f"type {values['type']}")
-            found.append(Link(values["node_to"], kind, speed / 1000 if speed else None))
-    return tuple(found)
+            links.append(Link(values["node_to"], kind, speed / 1000 if speed else None))
+    return tuple(links)
 
 
-def _numa_node(root: Path, device: Path, links: tuple[Link, ...]) -> int | None:
+def numa_node_of(root: Path, device: Path, links: tuple[Link, ...]) -> int | None:
     """Return PCI's answer, else the linked CPU, since KFD numbers CPUs first, one per NUMA node."""
-    found = number(device / "numa_node")
-    if found is not None and found >= 0:
-        return found
+    node = number(device / "numa_node")
+    if node is not None and node >= 0:
+        return node
     cpus = (
         link.node
         for link in links

@@ -18,10 +18,10 @@ NVIDIA = ("CUDA_VISIBLE_DEVICES",)
 ALL = (*AMD, ROCR)
 
 
-def given(names: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+def in_force(names: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
     """Return those of `names` that are set. HIP ignores an empty one if another is set."""
-    found = {name: environ[name] for name in names if name in environ}
-    return {name: value for name, value in found.items() if value} or found
+    masks = {name: environ[name] for name in names if name in environ}
+    return {name: value for name, value in masks.items() if value} or masks
 
 
 def visible(gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
@@ -31,7 +31,7 @@ def visible(gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> tuple[Gpu, ...
     """
     hidden: list[Gpu] = []
     for names, is_amd in ((AMD, True), (NVIDIA, False)):
-        mask = next(iter(given(names, environ).values()), None)
+        mask = next(iter(in_force(names, environ).values()), None)
         counted = [gpu for gpu in gpus if gpu.usable and gpu.gfx.startswith("gfx") == is_amd]
         numbers = re.findall(r"\d+", mask or "") if re.fullmatch(r"[\d, ]*", mask or "") else []
         indices = set(map(int, numbers))

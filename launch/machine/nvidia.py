@@ -20,8 +20,8 @@ def gpus(root: Path) -> list[Gpu]:
     if root == Path("/") and (Path("/dev/nvidiactl").exists() or Path("/", FOLDER).is_dir()):
         with nvml() as library:
             if library is not None:
-                return [_of_nvml(library, index) for index in range(library.nvmlDeviceGetCount())]
-    return [_of_proc(root, file) for file in sorted((root / FOLDER).glob("*/information"))]
+                return [of_nvml(library, index) for index in range(library.nvmlDeviceGetCount())]
+    return [of_proc(root, file) for file in sorted((root / FOLDER).glob("*/information"))]
 
 
 @contextlib.contextmanager
@@ -70,7 +70,7 @@ def _words(value: Any) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _of_nvml(library: Any, index: int) -> Gpu:
+def of_nvml(library: Any, index: int) -> Gpu:
     handle = library.nvmlDeviceGetHandleByIndex(index)
     name = _words(_ask(library, lambda: library.nvmlDeviceGetName(handle))) or "unknown"
     product = _product(name)
@@ -91,34 +91,22 @@ def _of_nvml(library: Any, index: int) -> Gpu:
     )
 
 
-def _of_proc(root: Path, file: Path) -> Gpu:
+def of_proc(root: Path, file: Path) -> Gpu:
     rows = (line.partition(":") for line in (text(file) or "").splitlines())
     values = {name.strip(): value.strip() for name, _, value in rows}
     name, address = values.get("Model") or "unknown", values.get("Bus Location") or file.parent.name
     product = _product(name)
     gfx, group = (product.gfx, product.group) if product else ("unknown", None)
-    return Gpu(
-        name,
-        gfx,
-        None,
-        None,
-        group,
-        pci_address=address,
-        uuid=values.get("GPU UUID"),
-        numa_node=_numa_node(root, address),
-    )
+    uuid, numa_node = values.get("GPU UUID"), _numa_node(root, address)
+    return Gpu(name, gfx, None, None, group, pci_address=address, uuid=uuid, numa_node=numa_node)
 
 
 def _product(name: str) -> Product | None:
     """Return the product whose group is a word of the driver's name (NVIDIA H100 80GB HBM3)."""
-    for product in products():
-        if product.gfx.startswith("sm_") and re.search(
-            rf"\b{product.group}\b", name, re.IGNORECASE
-        ):
-            return product
-    return None
+    nvidias = (product for product in products() if product.gfx.startswith("sm_"))
+    return next((p for p in nvidias if re.search(rf"\b{p.group}\b", name, re.IGNORECASE)), None)
 
 
 def _numa_node(root: Path, address: str | None) -> int | None:
-    found = number(root / "sys/bus/pci/devices" / address / "numa_node") if address else None
-    return found if found is not None and found >= 0 else None
+    node = number(root / "sys/bus/pci/devices" / address / "numa_node") if address else None
+    return node if node is not None and node >= 0 else None

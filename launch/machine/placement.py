@@ -109,14 +109,13 @@ def chosen_gpus(config: Config, host: Host, wanted: int) -> list[int]:
             "(pytorch/pytorch#140398) and RCCL's weight transfer fails. "
             "Unset it and choose GPUs by HIP_VISIBLE_DEVICES."
         )
-    variables = masks.given(masks.AMD if is_amd else masks.NVIDIA, host.environ)
+    variables = masks.in_force(masks.AMD if is_amd else masks.NVIDIA, host.environ)
     if not variables:
         return list(range(wanted))
     (name, mask), *others = variables.items()
     visible = [int(part) for part in mask.split(",") if part.strip().isdigit()]
-    differing = [other for other, other_mask in others if other_mask != mask]
     fault = None
-    if differing:
+    if differing := [other for other, other_mask in others if other_mask != mask]:
         other = differing[0]
         fault = f"{other}={variables[other]} differs from it. Keep one: unset {other}."
     elif len(visible) < len(mask.split(",")):
@@ -125,7 +124,7 @@ def chosen_gpus(config: Config, host: Host, wanted: int) -> list[int]:
         fault = "a GPU is named twice."
     elif len(visible) < wanted:
         fault = f"{len(visible)} GPUs, but this topology needs {wanted}. Widen the mask or set "
-        fault += "topology.num_gpus."
+        fault += f"topology.num_gpus={len(visible)}."
     if fault:
         raise HostError(f"{name}={mask}: {fault}")
     return visible[:wanted]

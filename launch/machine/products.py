@@ -45,27 +45,22 @@ def products(folder: Path = HARDWARE) -> tuple[Product, ...]:
     If several products of one group match a device equally, the first is used; if several groups
     do, the user must choose.
     """
-    described = [
-        _product(file, values)
-        for file in sorted(folder.glob("*.yaml"))
-        if (values := _read(file)).get("vendor") in GPUS
-    ]
+    described = []
+    for file in sorted(folder.glob("*.yaml")):
+        values = _read(file)
+        if values.get("vendor") not in GPUS:
+            continue
+        try:
+            name, gfx, units = values["product"], values["gfx"], values["compute_units"]
+            detect = Detect(**values.get("detect", {}))
+            described.append(Product(name, gfx, units, values["name"], detect))
+        except (KeyError, TypeError) as error:
+            fields = ", ".join(field.name for field in dataclasses.fields(Detect))
+            raise UserError(
+                f"{file}: hardware=auto knows a GPU by product, gfx, compute_units, name and "
+                f"detect ({fields}). {error!r}"
+            ) from error
     return (*described, *OTHERS)
-
-
-def _product(file: Path, values: dict[str, Any]) -> Product:
-    try:
-        detect = Detect(**values.get("detect", {}))
-        name, gfx, units = values["product"], values["gfx"], values["compute_units"]
-        return Product(name, gfx, units, values["name"], detect)
-    except KeyError as error:
-        raise UserError(
-            f"{file}: it has no {error.args[0]}, by which hardware=auto knows a GPU."
-        ) from error
-    except TypeError as error:
-        raise UserError(
-            f"{file}: detect takes {', '.join(field.name for field in dataclasses.fields(Detect))}."
-        ) from error
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -41,10 +41,9 @@ def number(file: str | Path) -> int | None:
 
 def total_memory(root: str | Path) -> int | None:
     """Return the bytes of memory of the machine whose files are under `root`; None if unknown."""
-    found = re.search(
-        r"^MemTotal:\s+(\d+) kB", text(Path(root) / "proc/meminfo") or "", re.MULTILINE
-    )
-    kilobytes = as_number(found.group(1)) if found else None
+    meminfo = text(Path(root) / "proc/meminfo") or ""
+    total = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, re.MULTILINE)
+    kilobytes = as_number(total[1]) if total else None
     return kilobytes * 1024 if kilobytes is not None else None
 
 
@@ -68,8 +67,8 @@ def as_decimal(value: str | None) -> float | None:
 def properties(file: Path) -> dict[str, int]:
     """Return the `name value` lines of a file whose value is a number."""
     pairs = [line.split() for line in (text(file) or "").splitlines()]
-    found = {pair[0]: as_number(pair[1]) for pair in pairs if len(pair) == 2}
-    return {name: value for name, value in found.items() if value is not None}
+    numbers = {pair[0]: as_number(pair[1]) for pair in pairs if len(pair) == 2}
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
 def folders(parent: Path) -> list[Path]:

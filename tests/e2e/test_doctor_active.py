@@ -71,7 +71,7 @@ def test_on_a_cpu(tmp_path):
         ("dies", 60, "process 1 ended first, killed by signal 9 (SIGKILL); process 0 was in "),
         ("fails", 60, "process 1 ended first, exit code 9; process 0"),
         ("hangs", 1, "no end within 1 s, so it was killed: process 0"),
-        ("is cut off", 60, "process 0: rank0.json is not whole: Unterminated string"),
+        ("is cut off", 60, "process 0: rank0.json is malformed: Unterminated string"),
     ],
 )
 def test_a_process_that(wrong, timeout_s, told, monkeypatch, capsys):

@@ -1,8 +1,9 @@
-"""Test every check on a healthy machine, and on one where what it reads is broken."""
+"""Test every check on a healthy machine and on one where what it reads is broken."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,15 +82,6 @@ def fits_two_groups(m: Machine) -> None:
     m.hardware = None
 
 
-def neither_kind(m: Machine) -> None:
-    second_kind(m)
-    m.hardware = "h200"
-
-
-def without(*folders: str) -> Callable[[Machine], object]:
-    return lambda m: [m.remove(folder) for folder in folders]
-
-
 def empty_topology(m: Machine) -> None:
     (m.root / KFD).mkdir(parents=True)
 
@@ -154,14 +146,6 @@ BROKEN = [
            "hardware=mi325x was asked for", "hardware=mi300x"),
     Broken("hardware", MI300X, lambda m: setattr(m, "hardware", "mi350x"), FAIL,
            "mi350x was asked for: its code is for gfx950", "auto"),
-    Broken("hardware", H200, lambda m: setattr(m, "hardware", "mi300x"), FAIL,
-           "mi300x was asked for: its code is for gfx942", "auto"),
-    Broken("hardware", MI300X, neither_kind, FAIL, "8 x mi300x, 1 x mi50, and hardware=h200",
-           "auto"),
-    Broken("hardware", sysroots.laptop, without("sys"), UNKNOWN, "this tree holds no sys",
-           "sysroot=DIR stands for /"),
-    Broken("hardware", sysroots.laptop, without("sys", "proc"), UNKNOWN,
-           "no sys and no proc, so it stands for no machine", "cp -rL"),
     Broken("hardware", sysroots.laptop, empty_topology, UNKNOWN,
            "sys/class/kfd/kfd/topology holds no nodes", "copy it whole: cp -rL"),
     Broken("gpus_found", MI300X, lambda m: m.remove(f"{KFD}/nodes/9"), WARN,
@@ -177,16 +161,12 @@ BROKEN = [
     Broken("render_nodes", MI300X, no_rocm_group, FAIL, "and 5 more closed", "sudo usermod -aG"),
     Broken("render_nodes", MI300X, lambda m: m.remove("dev/dri/renderD130"), WARN, "1 of 8 GPUs",
            "--device /dev/dri/renderD130"),
-    Broken("render_nodes", MI300X, lambda m: m.remove("dev/dri"), FAIL, "8 of 8 GPUs",
-           "--device /dev/dri/renderD128"),
     Broken("partition_mode", MI300X, partition, FAIL, "CPX, NPS1; SPX, NPS1",
            "hardware.host.compute_partition=CPX"),
     Broken("partition_mode", MI300X, on_each("current_memory_partition", "NPS4"), FAIL, "SPX, NPS4",
            "--memory-partition NPS1"),
     Broken("partition_mode", MI300X, on_each("current_memory_partition", ""), UNKNOWN,
            "SPX, unknown", "amd-smi partition"),
-    Broken("memory_size", MI50, lambda m: m.remove(f"{KFD}/nodes/1/mem_banks"), UNKNOWN, "no size",
-           "amd-smi"),
     Broken(
         "memory_size",
         MI50,
@@ -213,8 +193,6 @@ BROKEN = [
            "corrected: 0000:05:00.0 gfx ce 5", "watch it"),
     Broken("hardware", MI300X, fits_two_groups, FAIL, "8 x AMD Instinct MI350X or AMD",
            "name one, hardware=mi350x or hardware=mi355x"),
-    Broken("temperature", MI300X, on_each("hwmon/hwmon3/temp2_input", 95000), WARN,
-           "junction 95 of 100 C", "inlet air"),
     Broken("temperature", MI300X, on_each("hwmon/hwmon3/temp2_input", 101000), FAIL, "101 of 100 C",
            "--power-cap"),
     Broken("power_cap", MI300X, on_each("hwmon/hwmon3/power1_cap", 500_000_000), WARN,
@@ -225,14 +203,10 @@ BROKEN = [
            WARN, "68.7 GB", "512 MB"),
     Broken("amdgpu_driver", MI300X, lambda m: m.write("sys/module/amdgpu/version", "6.7.0"), WARN,
            "21 months", "amdgpu-dkms"),
-    Broken("amdgpu_driver", MI300X, lambda m: m.write("sys/module/amdgpu/version", "9.9.9"),
-           UNKNOWN, "amdgpu 9.9.9", "compare"),
     Broken("amdgpu_driver", MI300X, lambda m: unloaded(m), FAIL, "not loaded",
            "sudo modprobe amdgpu"),
     Broken("rocm", MI50, lambda m: m.write("opt/rocm/.info/version", "7.2.3-81"), WARN, "7.2.3-81",
            "container=rocm_gfx906"),
-    Broken("rocm", STRIX, lambda m: m.write("opt/rocm/.info/version", "6.4.0"), WARN, "6.4.0",
-           "container=rocm_strix_halo"),
     Broken("kernel", STRIX, lambda m: m.write("proc/sys/kernel/osrelease", "6.11.0-29-generic"),
            FAIL, "6.11.0", "install Linux 6.18.4"),
     Broken("linux_firmware", STRIX,
@@ -241,19 +215,13 @@ BROKEN = [
     Broken("linux_firmware", STRIX,
            lambda m: m.replace("var/lib/dpkg/status", "20260115-1", UBUNTU), UNKNOWN, UBUNTU,
            "apt-get changelog"),
-    Broken("linux_firmware", STRIX, lambda m: m.remove("var/lib/dpkg"), UNKNOWN, "no record",
-           "rpm -q"),
     Broken("gpu_firmware", MI300X, lambda m: m.replace(f"{KFD}/nodes/2/properties", "177", "150"),
            WARN, "150, 177", "RECLAIM=1"),
     Broken("kernel_log", MI300X,
            kernel_says("amdgpu: [drm] ring comp_1.0.0 timeout, signaled seq=2"), FAIL,
            "ring timeout", "gpureset"),
-    Broken("kernel_log", MI300X, kernel_says("amdgpu: XGMI link 3: fatal error"), FAIL,
-           "xGMI error", "reboot"),
     Broken("kernel_log", MI300X, kernel_says("amdgpu 0000:05:00.0: GPU reset begin!"), FAIL,
            "GPU reset", "reboot"),
-    Broken("kernel_log", MI300X, kernel_says("amdgpu: qcm fence wait loop timeout expired"), FAIL,
-           "queue that hangs", "reboot"),
     Broken("kernel_log", MI300X, kernel_says("kfd: qcm fence wait loop timeout expired"), FAIL,
            "queue that hangs", "reboot"),
     Broken("kernel_log", MI300X,
@@ -261,16 +229,8 @@ BROKEN = [
            "hangs", "reset"),
     Broken("kernel_log", MI300X, kernel_says(f"{AMDGPU} MES failed to respond to msg=REMOVE_QUEUE"),
            FAIL, "queue that hangs", "reboot"),
-    Broken("kernel_log", MI300X,
-           kernel_says(f"{AMDGPU} MES(1) failed to respond to msg=MISC (WAIT_REG_MEM)"), FAIL,
-           "hangs", "reboot"),
-    Broken("kernel_log", MI300X,
-           kernel_says("[drm:mes_v11_0 [amdgpu]] *ERROR* MES failed to response msg=3"), FAIL,
-           "hangs", "reboot"),
     Broken("kernel_log", MI300X, kernel_says(f"{AMDGPU} device lost from bus!"), FAIL, "lost GPU",
            "reboot"),
-    Broken("kernel_log", MI300X, kernel_says(f"{AMDGPU} Fatal error during GPU init"), FAIL,
-           "lost GPU", "reboot"),
     Broken("kernel_log", H200, kernel_says("NVRM: Xid (PCI:0000:19:00): 79, GPU has fallen off"),
            FAIL, "Xid", "--gpu-reset"),
     Broken("kernel_log", H200, kernel_says("NVRM: Xid (PCI:0000:19:00): 31, pid=7, MMU Fault"),
@@ -289,7 +249,6 @@ BROKEN = [
            "seat the card"),
     Broken("pcie", MI300X, on_each("current_link_speed", "16.0 GT/s PCIe"), WARN, "16 of 32 GT/s",
            "BIOS"),
-    Broken("pcie", MI300X, on_each("max_link_speed", "Unknown"), UNKNOWN, "2 of 8 GPUs", "lspci"),
     Broken("xgmi", MI300X, lambda m: m.remove(f"{KFD}/nodes/4/io_links/3"), FAIL,
            "nodes 4-5 (1 links missing)", "amd-smi topology"),
     Broken("xgmi", MI300X, lost_gpu, WARN, "a hive of 7 GPUs, and one of mi300x has 8",
@@ -308,9 +267,7 @@ BROKEN = [
     Broken("memlock", MI300X, limits("Max locked memory", "8388608"), WARN, "8 MB", "memlock=-1"),
     Broken("open_files", MI300X, limits("Max open files", "4096"), WARN, "4096", "nofile=65535"),
     Broken("shm", MI300X, space(0.064), FAIL, "0.06 of", "--ipc=host"),
-    Broken("shm", MI300X, space(8.0), WARN, "8.00 of", "--shm-size 16g"),
     Broken("run_root_disk", MI50, space(0.06), FAIL, "0.1 GB free", "run_root="),
-    Broken("run_root_disk", MI50, space(20.0), WARN, "20 GB free", "run_root="),
     Broken("docker_disk", MI50, space(20.0), WARN, "20 GB free for /var/lib/docker",
            "docker system df"),
     Broken("clock", MI50, lambda m: setattr(m, "clock_synchronized", False), WARN,
@@ -328,16 +285,8 @@ BROKEN = [
     Broken("visibility_masks", MI300X, set_masks("0", "1"), FAIL, "DEVICES=1", "unset CUDA"),
     Broken("visibility_masks", MI300X, lambda m: m.set_environ(HIP_VISIBLE_DEVICES="7,8"), FAIL,
            "has 8 GPUs, from 0", "export HIP_VIS"),
-    Broken("visibility_masks", MI300X, lambda m: m.set_environ(GPU_DEVICE_ORDINAL="8"), FAIL,
-           "has 8 GPUs", "export HIP_VISIBLE_DEVICES=0"),
-    Broken("visibility_masks", MI300X, lambda m: m.set_environ(HIP_VISIBLE_DEVICES="0,0"), FAIL,
-           "indices are needed", "DEVICES=0"),
-    Broken("visibility_masks", MI300X, lambda m: m.set_environ(HIP_VISIBLE_DEVICES="0,-1,2"), FAIL,
-           "indices are needed", "DEVICES=0"),
     Broken("visibility_masks", H200, lambda m: m.set_environ(CUDA_VISIBLE_DEVICES="GPU-1f3c"), FAIL,
            "indices are needed", "DEVICES=0"),
-    Broken("visibility_masks", H200, lambda m: m.set_environ(CUDA_VISIBLE_DEVICES="2"), FAIL,
-           "has 2 GPUs", "export CUDA_VIS"),
     Broken("allocator", MI300X, lambda m: m.set_environ(PYTORCH_HIP_ALLOC_CONF=EXPANDABLE), WARN,
            EXPANDABLE, "unset PYT"),
     Broken("allocator", MI300X, two_names, WARN, "PYTORCH_CUDA_ALLOC_CONF=a:2",
@@ -412,7 +361,7 @@ def test_a_healthy_machine_passes(tmp_path, name):
 @pytest.mark.parametrize(
     "case", BROKEN, ids=[f"{case.check}-{case.status.value}-{i}" for i, case in enumerate(BROKEN)]
 )
-def test_what_is_broken_is_said_with_its_cure(tmp_path, case):
+def test_a_fault_is_found_with_its_remedy(tmp_path, case):
     machine = case.machine(tmp_path)
     case.break_(machine)
     finding = findings(machine)[case.check]
@@ -421,7 +370,7 @@ def test_what_is_broken_is_said_with_its_cure(tmp_path, case):
     assert case.cure in finding.cure
 
 
-def test_every_check_has_both(tmp_path):
+def test_every_check_has_a_passing_and_a_failing_machine(tmp_path):
     every = {check.name for check in table.CHECKS}
     assert len(every) == len(table.CHECKS)
     assert {case.check for case in BROKEN if case.status in (Status.fail, Status.warn)} == every
@@ -435,23 +384,17 @@ def test_every_check_has_both(tmp_path):
     assert passing == every
 
 
-def test_a_machine_without_a_gpu_is_asked_about_its_host_only(tmp_path):
+def test_a_machine_without_a_gpu_has_checks_of_its_host_only(tmp_path):
     found = findings(sysroots.laptop(tmp_path))
     assert set(found) == {"kernel_log", "open_files", "shm", "run_root_disk", "clock"}
     assert {finding.status for finding in found.values()} == {Status.passed}
-
-
-def test_docker_gives_too_little_shared_memory_but_a_cpu_runs_with_it(tmp_path):
-    machine = sysroots.laptop(tmp_path)
-    machine.space = Space(0.064, 0.064)
-    assert findings(machine)["shm"].status == Status.warn
 
 
 @pytest.mark.parametrize(
     ("gid", "cure"),
     [(993, "usermod -aG render $USER"), (5, "--group-add 5"), (0, "sudo chgrp render /dev/kfd")],
 )
-def test_who_may_open_a_node_that_is_closed(tmp_path, gid, cure):
+def test_a_closed_node_names_the_group_to_join(tmp_path, gid, cure):
     facts = sysroots.mi300x(tmp_path).facts()
     host = dataclasses.replace(
         facts.host, device_nodes={"/dev/kfd": gid}, gids={"render": 993}, member_of=(4242,)
@@ -464,72 +407,48 @@ def test_who_may_open_a_node_that_is_closed(tmp_path, gid, cure):
 KERN_LOG = """\
 2026-11-21T15:00:00.000000+00:00 host kernel: [1.0] amdgpu: GPU reset begin!
 2026-11-21T17:30:00.000000+00:00 host kernel: [9000.0] eth0: link is up
-2026-11-21T17:40:00.000000+00:00 host systemd[1]: GPU reset is not the kernel's word here
+2026-11-21T17:40:00.000000+00:00 host systemd[1]: GPU reset is not a message of the kernel
 2026-11-21T17:59:00.000000+00:00 host kernel: [10000.0] {last}
 """
 
 
 @pytest.mark.parametrize("old_stamps", [False, True])
-@pytest.mark.parametrize(
-    ("last", "status"),
-    [("usb 1-1: new device", Status.passed), ("amdgpu: ring gfx_0 timeout", Status.fail)],
-)
-def test_kern_log_is_read_where_the_kernel_buffer_is_not(tmp_path, last, status, old_stamps):
+def test_kern_log_is_read_without_the_kernel_buffer(tmp_path, old_stamps):
     machine = sysroots.mi50(tmp_path)
     machine.remove("dev/kmsg")
-    text = KERN_LOG.format(last=last)
+    log = re.sub(r"2026-11-21T(\S{8})\S+", r"Nov 21 \1", KERN_LOG) if old_stamps else KERN_LOG
+    for last, status in (("usb 1-1: new", Status.passed), ("amdgpu: ring gfx_0 timeout", FAIL)):
+        machine.write("var/log/kern.log", log.format(last=last))
+        assert findings(machine)["kernel_log"].status == status
     machine.write(
         "var/log/kern.log",
-        re.sub(r"2026-11-21T(\S{8})\S+", r"Nov 21 \1", text) if old_stamps else text,
+        "2026-11-21T10:00:00 h kernel: a\n2026-11-21T10:00:00.1+00:00 h kernel: b\nno stamp",
     )
-    assert findings(machine)["kernel_log"].status == status
+    assert findings(machine)["kernel_log"].read == "2 lines, none of them"
 
 
 def test_journal_of_the_last_hour():
     output = "1000.5 host kernel: old: GPU reset\n4650.25 host kernel: new: link is up\nodd line\n"
-    assert kernel_log._recent_journal(output, now_s=4700.0) == ["new: link is up"]
+    assert kernel_log.recent_journal(output, now_s=4700.0) == ["new: link is up"]
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["", "many\n", "-1\n", "999999999999999999999999\n", b"\xff\x00\xfe", "a b c\n= :\n"],
-    ids=repr,
-)
-def test_odd_content_in_any_file_crashes_nothing(tmp_path, content):
-    """What is unknown in all files of a kind is reported as unknown, with a way to know it."""
-    machines = [
-        sysroots.mi300x(tmp_path / "mi300x", num_gpus=2),
-        sysroots.strix_halo(tmp_path / "strix_halo"),
-    ]
-    for file in {
-        path.name for machine in machines for path in machine.root.rglob("*") if path.is_file()
-    }:
-        for machine in machines:
-            hit = {path: path.read_bytes() for path in machine.root.rglob(file) if path.is_file()}
-            for path in hit:
-                path.write_bytes(content if isinstance(content, bytes) else content.encode())
-            assert all(
-                finding.cure
-                for finding in findings(machine).values()
-                if finding.status != Status.passed
-            ), file
-            for path, before in hit.items():
-                path.write_bytes(before)
+@pytest.mark.parametrize("content", [None, b"", b"-1\n", b"\xff\x00\xfe", b"a b c\n= :\n"])
+def test_odd_or_missing_files_are_unknown(tmp_path, content):
+    """Each finding that does not pass still has a remedy."""
+    machines = [sysroots.mi300x(tmp_path / "a", num_gpus=2), sysroots.strix_halo(tmp_path / "b")]
+    names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    for name, machine in itertools.product(names, machines):
+        files = {p: p.read_bytes() for p in machine.root.rglob(name) if p.is_file()}
+        for file in files:
+            file.unlink() if content is None else file.write_bytes(content)
+        if files:
+            results = findings(machine).values()
+            assert all(f.cure for f in results if f.status != Status.passed), name
+        for file, text in files.items():
+            file.write_bytes(text)
 
 
-def test_any_file_may_be_missing(tmp_path):
-    machine = sysroots.mi300x(tmp_path, num_gpus=2)
-    whole = machine.root
-    for file in sorted({path.name for path in whole.rglob("*") if path.is_file()}):
-        hit = {path: path.read_bytes() for path in whole.rglob(file) if path.is_file()}
-        for path in hit:
-            path.unlink()
-        assert findings(machine), file
-        for path, before in hit.items():
-            path.write_bytes(before)
-
-
-def test_a_folder_in_place_of_a_file_is_unknown(tmp_path):
+def test_a_folder_instead_of_a_file_is_unknown(tmp_path):
     machine = MI300X(tmp_path)
     for path in (
         f"{KFD}/nodes/3/properties",

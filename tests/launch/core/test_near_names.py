@@ -1,4 +1,4 @@
-"""Names and values that people write in place of an argument's: the message says what to give."""
+"""Test hints at the argument or value that a wrong one stands for."""
 
 from __future__ import annotations
 
@@ -11,90 +11,53 @@ from tests.conftest import composed
 
 
 @pytest.mark.parametrize(
-    ("method", "given", "said"),
+    ("method", "override", "hint"),
     [
-        ("sft", "lr=1e-4", "has no such argument. Did you mean learning_rate?"),
-        ("sft", "batch_size=4", "Did you mean per_device_train_batch_size?"),
+        ("sft", "lr=1e-4", "Did you mean learning_rate?"),
         ("grpo", "max_new_tokens=4", "Did you mean max_completion_length?"),
         ("sft", "attn_implementation=sdpa", "Use: hardware.attention=sdpa, or another kernel."),
-        ("sft", "num_gpus=2", "Use: topology.num_gpus=<n>."),
         (
             "sft",
             "lerning_rate=1",
             "Did you mean learning_rate, logging_strategy, train_sampling_strategy?",
         ),
-        (
-            "sft",
-            "max_length=16k",
-            "'16k': str, and trl.SFTConfig takes int or null. Use: method.args.max_length=16384.",
-        ),
+        ("sft", "max_length=16k", "Use: method.args.max_length=16384."),
         ("sft", "max_length='1,024'", "Use: method.args.max_length=1024."),
         ("sft", "max_steps=16k", "Use: method.args.max_steps=16000."),
-        (
-            "sft",
-            "max_steps=1e3",
-            "1000.0: float, and trl.SFTConfig takes int. Use: method.args.max_steps=1000.",
-        ),
+        ("sft", "max_steps=1e3", "Use: method.args.max_steps=1000."),
         ("sft", "max_steps=1.5", "1.5: float, and trl.SFTConfig takes int."),
         ("sft", "learning_rate='1e-4'", "Use: method.args.learning_rate=0.0001."),
         ("sft", "learning_rate=fast", "takes float."),
-        (
-            "sft",
-            "packing=no",
-            "'no': str, and trl.SFTConfig takes bool. Use: method.args.packing=false.",
-        ),
+        ("sft", "packing=no", "Use: method.args.packing=false."),
         ("sft", "packing=1", "Use: method.args.packing=true."),
         ("sft", "save_strategy=false", 'Use: method.args.save_strategy="no".'),
-        (
-            "grpo",
-            "scale_rewards=false",
-            "False: bool, and trl.GRPOConfig takes str. Use: method.args.scale_rewards=none.",
-        ),
+        ("grpo", "scale_rewards=false", "Use: method.args.scale_rewards=none."),
         ("sft", "max_steps=true", "True: bool, and trl.SFTConfig takes int."),
         ("sft", "lr_scheduler_type=null", "Use: method.args.lr_scheduler_type=linear."),
-        (
-            "dpo",
-            "loss_type=sigmoid",
-            "'sigmoid': str, and trl.DPOConfig takes list. Use: method.args.loss_type=[sigmoid].",
-        ),
         ("dpo", "loss_type='sigmoid, sft'", "Use: method.args.loss_type=[sigmoid,sft]."),
         ("grpo", "loss_type=[dapo]", "Use: method.args.loss_type=dapo."),
         ("grpo", "loss_type=[dapo,grpo]", "takes str."),
         ("bench/gemm", "paddings=8", "Use: method.args.paddings=[8]."),
         ("bench/gemm", "paddings=[-4]", "paddings=[-4]: each at least 0."),
         ("bench/gemm", "paddings=[4.0]", "float in it, and it is a list of int."),
-        (
-            "bench/gemm",
-            "dtypes=[bf16,fp16,bf16]",
-            "bf16 is in it twice, and would be measured twice.",
-        ),
-        (
-            "bench/gemm",
-            "shapes=[[64,64,64],[64,64,64]]",
-            "[64, 64, 64] is in it twice, and would be measured twice.",
-        ),
+        ("bench/gemm", "dtypes=[bf16,bf16]", "bf16 is in it twice, and would be measured twice."),
         ("bench/dataloader", "warmup=0", "warmup=0: at least 1."),
-        ("bench/matmul", "sizes=[64,a]", "str in it, and it is a list of int."),
-        ("bench/matmul", "iterations=0", "iterations=0: at least 1."),
-        ("bench/dataloader", "pin_memory=[1]", "int in it, and it is a list of bool."),
-        ("bench/vllm", "settings=[3]", "int in it, and it is a list of dict."),
-        ("tune/rccl", "num_trials=1", "num_trials=1: at least 2."),
         ("tune/batch", "rows=all", "It takes full, data."),
     ],
 )
-def test_what_is_meant(method, given, said):
-    config = composed("hardware=h200", f"method={method}", f"++method.args.{given}")
+def test_hint(method, override, hint):
+    config = composed("hardware=h200", f"method={method}", f"++method.args.{override}")
     with pytest.raises(UserError) as raised:
         trainer_args.check(config)
-    assert str(raised.value).endswith(said)
+    assert str(raised.value).endswith(hint)
 
 
-@pytest.mark.parametrize("number", ["9" * 500, "1e999", "k", "1,00", "", "0x10", "-"])
-def test_what_is_no_number_is_none(number):
+@pytest.mark.parametrize("number", ["9" * 500, "1e999", "1,00", ""])
+def test_a_malformed_number_has_no_hint(number):
     assert near_names.value_meant("max_steps", number, {"types": ["int"], "default": -1}) == ""
 
 
-def test_names_that_are_meant_exist():
+def test_hints_exist():
     """A method has each argument, the lock each word."""
     arguments = trainer_args.lock()["arguments"]
     assert set(near_names.ARGUMENTS.values()) <= set().union(*arguments.values())
@@ -102,7 +65,7 @@ def test_names_that_are_meant_exist():
         assert set(words.values()) <= set(arguments["trl.SFTConfig"][name]["names"])
 
 
-def test_few_options_are_all_named_where_none_is_near():
+def test_few_options_are_all_named_if_none_is_near():
     assert near_or_all("chain_sun", ["chain_sum", "gcd"]) == " Did you mean chain_sum?"
     assert near_or_all("zzz", ["b", "a"]) == " Known: a, b."
     assert near_or_all("zzz", [f"name{i}" for i in range(20)]) == ""

@@ -1,4 +1,4 @@
-"""Signals that the launcher takes, and what a run amounts to."""
+"""Test the signals that the launcher takes, and its exit code."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from launch.execution.supervise import Outcome
 from tests.helpers.supervised import DONE, plan_of
 
 
-@pytest.mark.parametrize("number", execute.ASKS_TO_STOP)
-def test_a_signal_is_noted_and_the_old_handler_comes_back(number):
-    before = signal.signal(number, handler := lambda *_: None)  # under nohup it would be ignored
-    try:
-        with execute.signals() as received:
+@pytest.mark.usefixtures("hangups")
+def test_signals_are_collected_and_the_old_handlers_return():
+    before = [signal.getsignal(number) for number in execute.ASKS_TO_STOP]
+    with execute.signals() as received:
+        for number in execute.ASKS_TO_STOP:
             os.kill(os.getpid(), number)
-            os.kill(os.getpid(), number)
-        assert received == [number, number]
-        assert signal.getsignal(number) == handler
-    finally:
-        signal.signal(number, before)
+    assert received == list(execute.ASKS_TO_STOP)
+    assert [signal.getsignal(number) for number in execute.ASKS_TO_STOP] == before
 
 
-def test_nohup_stays_in_force():
+def test_a_signal_that_nohup_ignores_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with execute.signals() as received:
@@ -46,19 +43,11 @@ def test_nohup_stays_in_force():
         ("interrupted", "interrupted", EXIT_INTERRUPTED),
         ("interrupted", None, EXIT_INTERRUPTED),
         ("interrupted", "done", EXIT_DONE),  # the signal came when all was done
-        (
-            "failed",
-            "interrupted",
-            EXIT_FAILED,
-        ),  # the server failed, and the ranks saved as they were stopped
+        ("failed", "interrupted", EXIT_FAILED),  # the server failed, and the ranks saved
         ("failed", "done", EXIT_FAILED),
         ("hung", "interrupted", EXIT_HUNG),
-        ("hung", None, EXIT_HUNG),
     ],
 )
-def test_what_a_run_amounts_to(tmp_path, status, result, code):
-    plan = plan_of(tmp_path, {"trainers": DONE})
-    assert (
-        execute._exit_code(plan, Outcome(status, "trainers"), {"status": result} if result else {})
-        == code
-    )
+def test_exit_code(tmp_path, status, result, code):
+    plan, outcome = plan_of(tmp_path, {"trainers": DONE}), Outcome(status, "trainers")
+    assert execute.exit_code(plan, outcome, {"status": result}) == code

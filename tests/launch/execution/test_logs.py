@@ -8,7 +8,7 @@ from launch.execution import logs
 from launch.execution.logs import Follower, LastWords, last_words
 
 API = "W1121 14:12:47.579000 2899 /x/torch/distributed/elastic/multiprocessing/api.py"
-ASKED = f"{API}:1028] Sending process 2962 closing signal SIGTERM"
+STOPS = f"{API}:1028] Sending process 2962 closing signal SIGTERM"
 FAILED_0 = f"{API}:1002] failed (exitcode: 1) local_rank: 0 (pid: 2961) of binary: python"
 FAILED = f"{API}:1002] failed (exitcode: -9) local_rank: 1 (pid: 2963) of binary: python"
 
@@ -32,11 +32,11 @@ def test_whole_lines_since_the_last_look(tmp_path):
     assert follower.lines(all_of_it=True) == []
 
 
-def test_torchruns_account_of_a_failure_is_left_out_where_asked(tmp_path):
+def test_torchruns_report_of_a_failure_is_left_out(tmp_path):
     log = tmp_path / "a.log"
     followers = [Follower(log), Follower(log, without_report=True)]
     append(
-        log, f"error: no\n{ASKED}\nsaving\n{FAILED}\nTraceback (most recent call last):\n".encode()
+        log, f"error: no\n{STOPS}\nsaving\n{FAILED}\nTraceback (most recent call last):\n".encode()
     )
     assert [follower.lines()[-1] for follower in followers] == [
         "Traceback (most recent call last):",
@@ -47,70 +47,48 @@ def test_torchruns_account_of_a_failure_is_left_out_where_asked(tmp_path):
 
 
 STOP = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 13759 got signal: 15"
+TRACEBACK = ["Traceback (most recent call last):", '  File "run.py", line 1', "    raise"]
 
 
 @pytest.mark.parametrize(
     ("lines", "shown"),
     [
-        (
-            [
-                "saved",
-                "Traceback (most recent call last):",
-                '  File "run.py", line 1',
-                "    raise",
-                STOP,
-                "after",
-            ],
-            ["saved", "after"],
-        ),
+        (["saved", *TRACEBACK, STOP, "after"], ["saved", "after"]),
         ([STOP], []),
-        (
-            ["Traceback (most recent call last):", '  File "a.py"', "ValueError: x"],
-            ["Traceback (most recent call last):", '  File "a.py"', "ValueError: x"],
-        ),
-        ([], []),
+        ([*TRACEBACK, "ValueError: x"], [*TRACEBACK, "ValueError: x"]),
     ],
 )
-def test_how_torchrun_ends_when_it_is_told_to_is_not_shown(lines, shown):
+def test_the_traceback_of_a_stopped_torchrun_is_left_out(lines, shown):
     assert logs.without_stop(lines) == shown
 
 
-def test_a_log_that_is_not_there_yet(tmp_path):
-    follower = Follower(tmp_path / "a.log")
-    assert follower.lines() == []
-    append(tmp_path / "a.log", b"one\n")
-    assert follower.lines() == ["one"]
-
-
-def test_a_log_that_somebody_emptied(tmp_path):
+def test_a_log_that_is_missing_or_emptied(tmp_path):
     log = tmp_path / "a.log"
-    log.write_bytes(b"a long line before\n")
     follower = Follower(log)
+    assert follower.lines() == []
+    append(log, b"a long line before\n")
+    assert follower.lines() == ["a long line before"]
     log.write_bytes(b"")
     assert follower.lines() == []
     append(log, b"new\n")
     assert follower.lines() == ["new"]
 
 
-def test_a_burst_shows_its_end_and_says_what_it_left_out(tmp_path):
+def test_a_burst_shows_its_end_and_how_much_was_left_out(tmp_path):
     log = tmp_path / "a.log"
-    log.touch()
     follower = Follower(log)
-    with log.open("wb") as file:
-        for _ in range(100):
-            file.write(b"x" * 999_999 + b"\n")
-        file.write(b"the end\n")
-    said = follower.lines()
-    assert said[0] == f"(99.0 MB left out; {log} has them)"
-    assert said[-1] == "the end"
-    assert sum(map(len, said)) < 2 * logs.MOST_BYTES
+    append(log, (b"x" * 999_999 + b"\n") * 20 + b"the end\n")
+    lines = follower.lines()
+    assert lines[0] == f"(19.0 MB left out; {log} has them)"
+    assert lines[-1] == "the end"
+    assert sum(map(len, lines)) < 2 * logs.MOST_BYTES
     assert follower.lines() == []
 
 
 def test_a_line_without_an_end_is_bounded(tmp_path):
     log = tmp_path / "a.log"
     follower = Follower(log)
-    for _ in range(20):
+    for _ in range(3):
         append(log, b"x" * 100_000)
         assert follower.lines() == []
         assert len(follower.rest) <= logs.LONGEST_LINE
@@ -118,113 +96,99 @@ def test_a_line_without_an_end_is_bounded(tmp_path):
     assert [len(line) for line in follower.lines()] == [logs.LONGEST_LINE, 4]
 
 
-def test_of_a_moving_line_what_it_says_last(tmp_path):
-    append(tmp_path / "a.log", b"\r 1%|#\r50%|##\r100%|###\r\nwindows\r\n")
+def test_a_moving_line_shows_its_last_state(tmp_path):
     follower = Follower(tmp_path / "a.log")
-    follower.offset = 0
+    append(tmp_path / "a.log", b"\r 1%|#\r50%|##\r100%|###\r\nwindows\r\n")
     assert follower.lines() == ["100%|###", "windows"]
 
 
-def test_bytes_that_are_no_text():
+def test_control_characters_are_left_out():
     assert logs.text(b"\xff\xfe caf\xc3\xa9 \xc3") == "\ufffd\ufffd café \ufffd"
     assert logs.text(b"a\x00b\x07\x1b[31mred\x1b[0m\x1b[2J\tend") == "abred\tend"
     assert logs.text(b"\x1b]0;a title\x07[bold]not markup[/bold]") == "[bold]not markup[/bold]"
 
 
-def test_what_is_said_again_is_no_progress(tmp_path):
-    """A server that waits for its engine says so every ten seconds, for ever."""
-    follower = Follower(tmp_path / "a.log")
+def test_repeated_lines_are_no_progress(tmp_path, monkeypatch):
+    """A server that waits for its engine logs that every ten seconds, for ever."""
+    log = tmp_path / "a.log"
+    follower = Follower(log)
     for minute in range(10, 60):
-        append(
-            tmp_path / "a.log",
-            (
-                f"INFO 11-21 14:{minute}:07 [core.py:7] Waiting for 1 engine for {minute * 60} "
-                "seconds\n"
-            ).encode(),
-        )
+        waits = f"INFO 11-21 14:{minute}:07 [core.py:7] Waiting for 1 engine for {minute * 60} s\n"
+        append(log, waits.encode())
         follower.lines()
-    assert follower.num_said == 1
-    append(
-        tmp_path / "a.log",
-        b"Loading shards:  50% | 1/2 [00:10<00:10]\rLoading shards: 100% | 2/2 [00:20<00:00]\r",
-    )
+    assert follower.num_distinct == 1
+    append(log, b"Loading:  50% | 1/2 [00:10<00:10]\rLoading: 100% | 2/2 [00:20<00:00]\r")
     follower.lines()
-    assert follower.num_said == 3
-
-
-def test_a_spinner_that_counts_is_no_progress_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(logs, "MOST_SAID", 100)
-    follower = Follower(tmp_path / "a.log")
-    append(tmp_path / "a.log", b"".join(b"\rwaiting (%d)" % n for n in range(1000)))
+    assert follower.num_distinct == 3
+    monkeypatch.setattr(logs, "MOST_DISTINCT", 100)
+    append(log, b"".join(b"\rwaiting (%d)" % n for n in range(1000)))
     follower.lines()
-    assert follower.num_said == 100
+    assert follower.num_distinct == 100
 
 
 def test_last_words_are_those_before_torchrun_reports(tmp_path):
     log = tmp_path / "a.log"
     log.write_text(
-        "\n".join(["rank 1 says", "", ASKED, "rank 0 lost rank 1", FAILED, "Traceback of torchrun"])
+        "\n".join(["rank 1 says", "", STOPS, "rank 0 lost rank 1", FAILED, "Traceback of torchrun"])
         + "\n"
     )
     assert last_words(log) == LastWords(["rank 1 says"], rank=1, exit_code=-9)
 
 
 @pytest.mark.parametrize(
-    ("codes", "told", "first"),
+    ("codes", "stops", "first"),
     [
         ({0: 1, 1: -9}, "", (1, -9)),  # torchrun saw 0, which lost 1, before 1
-        ({0: 1, 1: -9}, ASKED, (0, 1)),  # torchrun's own SIGKILL, for a rank that does not end
+        ({0: 1, 1: -9}, STOPS, (0, 1)),  # torchrun's own SIGKILL, for a rank that does not end
         ({0: 1, 1: -6}, "", (0, 1)),
         ({0: 1, 1: 1}, "", (0, 1)),
     ],
 )
-def test_a_rank_that_was_killed_failed_first(tmp_path, codes, told, first):
+def test_a_rank_that_was_killed_failed_first(tmp_path, codes, stops, first):
     log = tmp_path / "a.log"
     summary = [
         f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: {2961 + rank})"
         for rank, code in codes.items()
     ]
-    log.write_text("\n".join(["rank 0 lost rank 1", told, FAILED_0, *summary]) + "\n")
+    log.write_text("\n".join(["rank 0 lost rank 1", stops, FAILED_0, *summary]) + "\n")
     assert last_words(log) == LastWords(["rank 0 lost rank 1"], *first)
 
 
 def test_last_words_are_those_of_this_attempt(tmp_path):
     log = tmp_path / "a.log"
-    log.write_text(f"first attempt\n{ASKED}\n{FAILED}\n")
+    log.write_text(f"first attempt\n{STOPS}\n{FAILED}\n")
     since = Follower(log).began
     append(log, b"second attempt\n")
     assert last_words(log, since) == LastWords(["second attempt"])
     assert last_words(log).rank == 1
-
-
-def test_last_words_of_a_large_log_and_of_none(tmp_path):
     assert last_words(tmp_path / "none.log") == LastWords([])
-    (tmp_path / "empty.log").touch()
-    assert last_words(tmp_path / "empty.log") == LastWords([])
-    append(tmp_path / "a.log", b"\xff line\n" * 1_000_000 + b"the end")
-    found = last_words(tmp_path / "a.log", count=2)
-    assert found.lines == ["\ufffd line", "the end"]
+    append(log, b"\xff line\n" * 200_000 + b"the end")
+    assert last_words(log, count=2).lines == ["\ufffd line", "the end"]
 
 
-def test_the_error_that_ended_vllms_engine():
-    said = [
-        "(EngineCore pid=123) ERROR 11-21 14:00:00 [core.py:1000] EngineCore failed to start.",
-        '(EngineCore pid=123) ERROR 11-21 14:00:00 [core.py:1000]     raise ValueError("x")',
+LOST = "Worker proc VllmWorker-0 died unexpectedly (exit code: -9)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
         (
-            "(EngineCore pid=123) ERROR 11-21 14:00:00 [core.py:1000] ValueError: Free memory on "
-            "device cuda:0 is less than desired"
+            [
+                "ERROR 11-21 14:00:00 [core.py:1000] EngineCore failed to start.",
+                'ERROR 11-21 14:00:00 [core.py:1000]     raise ValueError("x")',
+                "ERROR 11-21 14:00:00 [core.py:1000] ValueError: Free memory is less than desired",
+            ],
+            "ValueError: Free memory is less than desired",
         ),
-        "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.",
-    ]
-    assert logs.root_cause(said) == "ValueError: Free memory on device cuda:0 is less than desired"
-    assert logs.root_cause(said[-1:]) is None
-
-
-def test_a_worker_that_vllms_engine_has_lost():
-    """As it was said when a worker was killed; all that follows is about the engine's own end."""
-    said = [
-        "(EngineCore pid=1) ERROR 11-21 15:10:37 [multiproc_executor.py:314] "
-        "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor.",
-        "(EngineCore pid=1) ERROR 11-21 15:10:37 [core.py:1673] RuntimeError: cancelled",
-    ]
-    assert logs.root_cause(said) == "Worker proc VllmWorker-0 died unexpectedly (exit code: -9)"
+        (
+            [
+                f"ERROR 11-21 15:10:37 [executor.py:314] {LOST}, shutting down executor.",
+                "ERROR 11-21 15:10:37 [core.py:1673] RuntimeError: cancelled",
+            ],
+            LOST,
+        ),
+        (["RuntimeError: Engine core initialization failed. See root cause above."], None),
+    ],
+)
+def test_the_error_that_ended_vllms_engine(lines, error):
+    assert logs.root_cause([f"(EngineCore pid=123) {line}" for line in lines]) == error

@@ -1,4 +1,4 @@
-"""Test that what a launcher leaves is found by its mark and killed, and nothing else."""
+"""Test that processes of dead launchers are killed by their mark, and no others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -51,26 +53,18 @@ def of(launcher: str, name: str = "1/trainers") -> dict[str, str]:
 
 def gone_launcher() -> str:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        found = f"{orphans._namespace()}:{orphans.identity(child.pid)}"
+        launcher = f"{orphans._namespace()}:{orphans.identity(child.pid)}"
         child.communicate(b"\n")
-    return found
+    return launcher
 
 
-def test_a_process_by_its_pid_and_when_it_started():
-    ours = orphans.identity(os.getpid())
-    assert ours == orphans.identity(os.getpid())
-    assert ours.startswith(f"{os.getpid()}:")
+def test_identity_of_a_process(tmp_path):
+    assert orphans.identity(os.getpid()).startswith(f"{os.getpid()}:")
     assert orphans.identity(2**22 + 1) is None, "the largest pid is 2**22"
-
-
-def test_a_dead_process_that_nobody_waited_for_is_none():
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    assert eventually(lambda: orphans.identity(child.pid) is None)
-    child.wait()
-
-
-def test_a_name_that_looks_like_the_fields_after_it(tmp_path):
-    program = tmp_path / "a) R 1 (b"
+    zombie = subprocess.Popen([sys.executable, "-c", ""])
+    assert eventually(lambda: orphans.identity(zombie.pid) is None)
+    zombie.wait()
+    program = tmp_path / "a) R 1 (b"  # like the fields that follow a name in /proc/<pid>/stat
     program.symlink_to("/bin/sleep")
     child = subprocess.Popen([str(program), "30"])
     try:
@@ -80,20 +74,19 @@ def test_a_name_that_looks_like_the_fields_after_it(tmp_path):
         child.wait()
 
 
-def test_what_launchers_that_are_gone_have_left_is_killed(start):
+def test_processes_of_dead_launchers_are_killed(start):
     left = start(SLEEPS, **of(gone_launcher()))
+    reused_pid = start(SLEEPS, **of(f"{orphans._namespace()}:{os.getpid()}:1"))
     daemon = start(DAEMON, **of(launcher := gone_launcher()))
     daemon.wait()
-    assert eventually(lambda: len(orphans.marked({orphans.LAUNCHER: launcher})) == 1), (
-        "its parents end after it is up"
-    )
+    assert eventually(lambda: len(orphans.marked({orphans.LAUNCHER: launcher})) == 1)
     (pid,) = orphans.marked({orphans.LAUNCHER: launcher})
-    assert {left.pid, pid} <= set(orphans.remove())
+    assert {left.pid, reused_pid.pid, pid} <= set(orphans.remove())
     assert left.wait(10) == -signal.SIGKILL
     assert eventually(lambda: orphans.identity(pid) is None)
 
 
-def test_what_a_guard_is_ending_may_save_first(start, tmp_path, capfd):
+def test_processes_that_a_guard_ends_may_save_first(start, tmp_path, capfd):
     saved = tmp_path / "saved"
     saves = (
         "import pathlib, signal, sys, time\ndef save(*_): time.sleep(0.3); "
@@ -102,26 +95,28 @@ def test_what_a_guard_is_ending_may_save_first(start, tmp_path, capfd):
     left = start(
         f"{saves}signal.signal(signal.SIGTERM, save)\n{SLEEPS}", **of(launcher := gone_launcher())
     )
-    guard = subprocess.Popen(
-        [sys.executable, "-SEP", orphans.__file__, launcher, "20"], stdin=subprocess.PIPE
-    )
-    assert eventually(lambda: orphans._waits_of_guards({launcher}))
-    guard.stdin.close()  # as when the launcher dies
-    assert left.pid not in orphans.remove()
-    assert saved.exists()
-    assert (left.wait(10), guard.wait(10)) == (0, 0)
-    assert "they may be saving" in capfd.readouterr().err
+    with guard_of(launcher, "20") as guard:
+        guard.stdin.close()  # as when the launcher dies
+        assert left.pid not in orphans.remove()
+        assert saved.exists()
+        assert (left.wait(10), guard.wait(10)) == (0, 0)
 
 
-def test_a_guard_that_never_ends_is_not_waited_for_for_ever(start, monkeypatch):
+def test_a_guard_that_never_ends_is_not_waited_for(start, monkeypatch):
     """A process that its launcher forked may hold the pipe whose end the guard waits for."""
     monkeypatch.setattr(orphans, "DIES_WITHIN_S", 0.1)
     left = start(SLEEPS, **of(launcher := gone_launcher()))
-    argv = [sys.executable, "-SEP", orphans.__file__, launcher, "0.2"]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE) as guard:
-        assert eventually(lambda: orphans._waits_of_guards({launcher}))
+    with guard_of(launcher, "0.2") as guard:
         assert left.pid in orphans.remove()
         guard.kill()
+
+
+@contextlib.contextmanager
+def guard_of(launcher: str, stop_timeout_s: str) -> Iterator[subprocess.Popen]:
+    argv = [sys.executable, "-SEP", orphans.__file__, launcher, stop_timeout_s]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as guard:
+        assert eventually(lambda: orphans._waits_of_guards({launcher}))
+        yield guard
 
 
 FORKS = """
@@ -140,19 +135,17 @@ def test_the_guard_ends_though_a_forked_process_holds_its_pipe():
     assert subprocess.run([sys.executable, "-c", FORKS], env=env, timeout=60).returncode == 0
 
 
-def test_what_is_left_alone(start):
-    """Leave processes of a living launcher, of one in another namespace, and of nobody."""
-    mine = start(SLEEPS, **of(orphans.launcher()))
-    elsewhere = start(SLEEPS, **of(f"{orphans._namespace()}1:57:12345"))
-    nobodys = start(SLEEPS)
-    odd = start(SLEEPS, **of("what is this"))
-    assert not {mine.pid, elsewhere.pid, nobodys.pid, odd.pid} & set(orphans.remove())
-    assert [child.poll() for child in (mine, elsewhere, nobodys, odd)] == [None] * 4
-
-
-def test_a_pid_that_came_again_is_not_the_launcher(start):
-    left = start(SLEEPS, **of(f"{orphans._namespace()}:{os.getpid()}:1"))
-    assert left.pid in orphans.remove()
+def test_processes_of_others_are_left_alone(start):
+    """A living launcher, one in another namespace, none, and an unreadable mark."""
+    marks = (
+        of(orphans.launcher()),
+        of(f"{orphans._namespace()}1:57:12345"),
+        {},
+        of("what is this"),
+    )
+    children = [start(SLEEPS, **mark) for mark in marks]
+    assert not {child.pid for child in children} & set(orphans.remove())
+    assert [child.poll() for child in children] == [None] * 4
 
 
 def test_a_process_that_changes_its_title_is_still_found(start):
@@ -165,7 +158,7 @@ def test_a_process_that_changes_its_title_is_still_found(start):
     assert child.wait(10) == -signal.SIGKILL
 
 
-def test_one_that_forks_all_the_time_is_killed(start):
+def test_a_process_that_forks_all_the_time_is_killed(start):
     forks = (
         "import os, time\nprint('up', flush=True)\nwhile True:\n    if os.fork():\n        "
         "time.sleep(0.005)\n        os._exit(0)"
@@ -175,16 +168,12 @@ def test_one_that_forks_all_the_time_is_killed(start):
     assert orphans.marked(orphans.mark("forks")) == []
 
 
-def test_the_guard_does_nothing_while_its_launcher_lives_and_ends_with_it(start):
+def test_the_guard_ignores_sigterm_and_ends_with_its_launcher(start):
     with orphans.guarded(stop_timeout_s=5):
-        (guard,) = [
-            pid
-            for pid in map(
-                int, (child.partition(":")[0] for child in orphans.children(os.getpid()))
-            )
-            if is_guard(pid)
-        ]
-        os.kill(guard, signal.SIGTERM)  # a service manager's, to all of us
+        pids = [int(child.partition(":")[0]) for child in orphans.children(os.getpid())]
+        (guard,) = [pid for pid in pids if "orphans.py" in Path(f"/proc/{pid}/cmdline").read_text()]
+        assert eventually(lambda: ignores_sigterm(guard))
+        os.kill(guard, signal.SIGTERM)  # a service manager sends it to all of us
         child = start(SLEEPS, **orphans.mark("trainers"))
         assert child.poll() is None
         child.kill()
@@ -192,15 +181,6 @@ def test_the_guard_does_nothing_while_its_launcher_lives_and_ends_with_it(start)
     assert orphans.identity(guard) is None
 
 
-def is_guard(pid: int) -> bool:
-    """Return whether it is a guard that already ignores SIGTERM."""
-    with open(f"/proc/{pid}/cmdline") as file:
-        if "orphans.py" not in file.read():
-            return False
-
-    def ignores() -> int:
-        with open(f"/proc/{pid}/status") as file:
-            ignored = next(line.split()[1] for line in file if line.startswith("SigIgn:"))
-        return int(ignored, 16) >> (signal.SIGTERM - 1) & 1
-
-    return eventually(ignores)
+def ignores_sigterm(pid: int) -> int:
+    ignored = Path(f"/proc/{pid}/status").read_text().partition("SigIgn:")[2].split()[0]
+    return int(ignored, 16) >> (signal.SIGTERM - 1) & 1

@@ -1,4 +1,4 @@
-"""The line that moves: what it says, and that it moves on a terminal."""
+"""Test the progress line and the log above it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import re
 import select
 import subprocess
 import sys
+
+import pytest
 
 from launch.execution.progress import Progress, describe
 from tests.conftest import ROOT
@@ -23,22 +25,22 @@ ROW = {
 }
 
 
-def test_what_a_line_says():
-    assert (
-        describe(ROW) == "step 40/400, loss 0.912, 12,346 tokens/s, 12 min 00 s left, peak 41.3 GB"
-    )
-    assert (
-        describe({**ROW, "loss": None, "reward": 0.5})
-        == "step 40/400, reward 0.5, 12,346 tokens/s, 12 min 00 s left, peak 41.3 GB"
-    )
-    assert describe({"step": 1, "num_steps": 2, "time_s": 59.7}) == "step 1/2, 1 min 00 s left"
-    assert (
-        describe({"step": 7, "num_steps": None, "tokens_per_second": None, "memory_peak_gb": None})
-        == "step 7"
-    )
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [
+        (ROW, "step 40/400, loss 0.912, 12,346 tokens/s, 12 min 00 s left, peak 41.3 GB"),
+        (
+            {"step": 1, "num_steps": 2, "time_s": 59.7, "reward": 0.5},
+            "step 1/2, reward 0.5, 1 min 00 s left",
+        ),
+        ({"step": 7, "num_steps": None, "tokens_per_second": None}, "step 7"),
+    ],
+)
+def test_description_of_a_row(row, line):
+    assert describe(row) == line
 
 
-def test_rows_as_they_come(tmp_path):
+def test_the_last_whole_row_is_shown(tmp_path):
     plan = plan_of(tmp_path, {"trainers": DONE})
     metrics = tmp_path / "metrics.jsonl"
     progress = Progress(plan)
@@ -53,7 +55,7 @@ def test_rows_as_they_come(tmp_path):
     with metrics.open("a") as file:
         file.write('{"step": 2, "num_st')
         file.flush()
-        assert line() == "step 1/9", "half a row says nothing"
+        assert line() == "step 1/9"
         file.write('eps": 9}\nnot json\n')
     assert line() == "step 1/9"
     with metrics.open("ab") as file:
@@ -68,13 +70,10 @@ def test_rows_as_they_come(tmp_path):
 def test_markup_in_a_log_is_text(tmp_path, capsys):
     with Progress(plan_of(tmp_path, {"trainers": DONE})) as progress:
         progress.log("trainers", ["[bold]no[/bold] [/red]", "[link=x] [1, 2]"])
-        progress.log("trainers", [])
-        progress.note("[red]note[/red]")
         progress.say("[blink]says")
-    told = capsys.readouterr().err
-    assert "trainers | [bold]no[/bold] [/red]\ntrainers | [link=x] [1, 2]\n" in told
-    assert "[red]note[/red]" in told
-    assert ": [blink]says" in told
+    err = capsys.readouterr().err
+    assert "trainers | [bold]no[/bold] [/red]\ntrainers | [link=x] [1, 2]\n" in err
+    assert ": [blink]says" in err
 
 
 TRAINS = """
@@ -84,55 +83,49 @@ for step in range(1, 4):
         row["memory_peak_gb"] = 2.5
         file.write(json.dumps(row) + "\\n")
     print("did", step, flush=True)
-    time.sleep(0.5)
+    time.sleep(0.3)
 """
+
+
+def start(run_dir, script, **streams) -> subprocess.Popen:
+    argv = [sys.executable, str(ROOT / "tests/helpers/supervised.py"), str(run_dir)]
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "150"}
+    return subprocess.Popen([*argv, f"trainers={script}"], env=env, **streams)
 
 
 def test_on_a_terminal_the_line_moves_below_the_log(tmp_path):
     ours, theirs = os.openpty()
-    argv = [
-        sys.executable,
-        str(ROOT / "tests/helpers/supervised.py"),
-        str(tmp_path),
-        f"trainers={TRAINS}{DONE}",
-    ]
-    env = {**os.environ, "TERM": "xterm", "COLUMNS": "150"}
-    child = subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
+    child = start(tmp_path, TRAINS + DONE, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     try:
-        told = b""
+        output = b""
         while select.select([ours], [], [], 60)[0] and (chunk := read(ours)):
-            told += chunk
-        assert child.wait(60) == 0, told.decode()
+            output += chunk
+        assert child.wait(60) == 0, output.decode()
     finally:
         child.kill()
         child.wait()
         os.close(ours)
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", told.decode())
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode())
     for step, loss in ((1, "1"), (2, "0.5"), (3, "0.333")):
         assert f"step {step}/3, loss {loss}," in shown
         assert f"trainers | did {step}" in shown
-    assert b"\x1b[2K" in told, "the line is written over"
+    assert b"\x1b[2K" in output, "the line is written over"
     assert len(re.findall(r"step \d/3", shown)) > 3, "it moves between the steps too"
 
 
 def read(terminal: int) -> bytes:
-    """b"" when nobody holds the other side any more, which Linux says by EIO."""
+    """Return b"" when nobody holds the other side any more, which Linux reports as EIO."""
     try:
         return os.read(terminal, 65536)
     except OSError:
         return b""
 
 
-def test_nobody_reads(tmp_path):
-    """`launch/run.py ... 2>&1 | head`: the run goes on, and its exit code is its own."""
-    argv = [
-        sys.executable,
-        str(ROOT / "tests/helpers/supervised.py"),
-        str(tmp_path),
-        f"trainers={TRAINS}sys.exit(1)",
-    ]
-    child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+def test_a_closed_pipe_does_not_change_the_exit_code(tmp_path):
+    """As in `launch/run.py ... 2>&1 | head`."""
+    fails = "print('one', flush=True); time.sleep(0.3); print('two', flush=True); sys.exit(1)"
+    child = start(tmp_path, fails, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     child.stdout.close()
     try:
         assert child.wait(60) == 4

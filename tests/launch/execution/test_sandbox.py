@@ -34,30 +34,15 @@ def plan(*overrides: str):
 
 @pytest.mark.parametrize("runtime", ["local", "docker"])
 def test_it_starts_first_and_is_confined_under_every_runtime(runtime):
-    made = plan(f"runtime={runtime}", "method.sandbox.memory_gb=0.4", "method.sandbox.processes=32")
-    assert [p.kind for p in made.processes] == ["verifier", "server", "trainer"]
-    shown = as_json(made)["processes"][0]
-    assert (shown["name"], shown["argv"][2:], shown["env"], shown["gpus"]) == (
-        "sandbox",
-        ["10", "400000000", "64000", "64000000"],
-        {},
-        [],
+    sandboxed_plan = plan(
+        f"runtime={runtime}", "method.sandbox.memory_gb=0.4", "method.sandbox.processes=32"
     )
-    given = shown["container"]
-    assert given["image"].startswith("rocm-recipes/sandbox:")
-    assert {
-        key: given[key]
-        for key in (
-            "user",
-            "network",
-            "ipc",
-            "read_only",
-            "pids",
-            "cap_drop",
-            "cap_add",
-            "security_opt",
-        )
-    } == {
+    assert [p.kind for p in sandboxed_plan.processes] == ["verifier", "server", "trainer"]
+    process = as_json(sandboxed_plan)["processes"][0]
+    assert process["name"] == "sandbox"
+    assert process["argv"][2:] == ["10", "400000000", "64000", "64000000"]
+    assert (process["env"], process["gpus"]) == ({}, [])
+    confined = {
         "user": "65534:65534",
         "network": "none",
         "ipc": "none",
@@ -66,49 +51,29 @@ def test_it_starts_first_and_is_confined_under_every_runtime(runtime):
         "cap_drop": ["ALL"],
         "cap_add": [],
         "security_opt": ["no-new-privileges:true"],
+        **dict.fromkeys(("mounts", "devices", "groups", "secrets", "nvidia_gpus"), []),
     }
-    assert [given[key] for key in ("mounts", "devices", "groups", "secrets", "nvidia_gpus")] == [
-        [],
-        [],
-        [],
-        [],
-        [],
-    ]
-    host = sdk_arguments(made.containers["sandbox"])["host"]
+    container = process["container"]
+    assert container["image"].startswith("rocm-recipes/sandbox:")
+    assert {key: container[key] for key in confined} == confined
+    host = sdk_arguments(sandboxed_plan.containers["sandbox"])["host"]
     assert (host["mem_limit"], host["memswap_limit"]) == (500_000_000, 500_000_000)
-    assert (host["init"], host["read_only"], host["auto_remove"], host["network_mode"]) == (
-        False,
-        True,
-        True,
-        "none",
-    )
-    assert list(host["tmpfs"]) == ["/tmp"]
-
-
-def test_no_container_sees_the_engines_socket():
-    made = plan("runtime=docker")
-    sources = [mount.source for spec in made.containers.values() for mount in spec.mounts]
-    assert len(made.containers) == 3
-    # Nor a directory above it, which would show it all the same.
+    assert (host["init"], host["read_only"], host["network_mode"]) == (False, True, "none")
+    assert (host["auto_remove"], list(host["tmpfs"])) == (True, ["/tmp"])
+    # Nor may another container see the engine's socket, or a directory above it.
+    mounts = [m.source for spec in sandboxed_plan.containers.values() for m in spec.mounts]
     sockets = [Path("/var/run/docker.sock"), Path("/run/docker.sock")]
-    assert [s for s in sources if any(socket.is_relative_to(s) for socket in sockets)] == []
+    assert [m for m in mounts if any(socket.is_relative_to(m) for socket in sockets)] == []
 
 
-def test_without_the_reward_there_is_none():
-    made = make_plan(
-        composed("hardware=mi300x", "method=grpo", "model=qwen3_4b", "runtime=local"),
-        host_with(8),
-        RUN,
-    )
-    assert ([p.kind for p in made.processes], made.containers) == (["server", "trainer"], {})
+def test_without_the_reward_there_is_no_sandbox():
+    config = composed("hardware=mi300x", "method=grpo", "model=qwen3_4b", "runtime=local")
+    assert make_plan(config, host_with(8), RUN).containers == {}
 
 
 def test_without_an_engine_nothing_starts(monkeypatch, tmp_path):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
-    with pytest.raises(
-        HostError,
-        match=r"No docker engine answers(?s:.*)code_tests runs code in containers",
-    ):
+    with pytest.raises(HostError, match=r"code_tests"):
         execute.check_sandbox(plan("runtime=local"), host_with(8))
 
 
@@ -119,14 +84,14 @@ def test_ranks_and_the_record_know_the_image_that_code_runs_in(tmp_path):
     assert record.begin(made, host, None, None, "sha256:1")["sandbox_image"] == "sha256:1"
 
 
-def test_an_answer_that_no_float_holds_is_wrong_and_no_end_of_the_server(monkeypatch):
+def test_an_answer_that_no_float_holds_is_wrong_and_does_not_end_the_server(monkeypatch):
     monkeypatch.setattr(server, "run", lambda *arguments: b'{"value": 1' + b"0" * 400 + b"}")
     with pytest.raises(server.Wrong):
         server.passes({"call": "f(1)", "expected": 1.5}, "", None, 0.0, server.Limits(1.0, 1, 1, 1))
 
 
 class FakeContainer:
-    """Says that it is ready, and then nothing until it is removed."""
+    """Write that it is ready, and nothing more until it is removed."""
 
     def __init__(self) -> None:
         self.removed = threading.Event()
@@ -145,11 +110,11 @@ class FakeContainer:
         self.removed.set()
 
 
-@pytest.mark.parametrize("while_it_is_made", [False, True])
+@pytest.mark.parametrize("during_creation", [False, True])
 def test_a_container_is_not_replaced_after_the_run_has_ended(
-    monkeypatch, tmp_path, while_it_is_made
+    monkeypatch, tmp_path, during_creation
 ):
-    """Nobody would remove a container that is made after the run has ended."""
+    """Nobody would remove a container that is created after that."""
     made = []
 
     def create(client, spec, image, host):
@@ -167,8 +132,8 @@ def test_a_container_is_not_replaced_after_the_run_has_ended(
     worker = sandboxed.Worker(
         None, plan().containers["sandbox"], "image", host_with(8), tmp_path / "log", 5.0
     )
-    threading.Timer(0.05, worker.end if while_it_is_made else worker.close).start()
+    threading.Timer(0.05, worker.end if during_creation else worker.close).start()
     began = time.monotonic()
     assert worker.run({"tests": [1]})["error"] == sandboxed.WENT
     assert time.monotonic() - began < 4
-    assert [container.removed.is_set() for container in made] == [True] * (1 + while_it_is_made)
+    assert [container.removed.is_set() for container in made] == [True] * (1 + during_creation)
