@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,45 +28,45 @@ def check_adapter(config: Config) -> None:
     missing = [name for name in (CONFIG, WEIGHTS) if not (path / name).is_file()]
     if missing:
         fault = f"no {missing[0]}." if path.is_dir() else f"no such directory.{near_files(path)}"
-        raise UserError(
-            f"adapter.path={path}: {fault} Use: the adapter/ of a run, or a directory that PEFT "
-            "wrote."
-        )
-    given = json_object(path / CONFIG)
+        remedy = "the adapter/ of a run, or a directory that PEFT wrote"
+        raise UserError(f"adapter.path={path}: {fault} Use: {remedy}.")
+    settings = json_object(path / CONFIG)
     try:
         _, tensors = header(path / WEIGHTS)
     except (ValueError, struct.error) as error:
         raise UserError(f"adapter.path={path}: its {WEIGHTS} cannot be read ({error}).") from error
+    faults = [*_wrong_settings(config, path, settings)]
+    if config.model.path is None:  # with a path, the rank sees the real shapes
+        faults += _wrong_shapes(config, path, tensors)
+    if faults:
+        raise UserError(faults[0])
+
+
+def _wrong_settings(config: Config, path: Path, settings: dict[str, Any]) -> Iterator[str]:
+    """Yield a message for each setting that contradicts the composition or cannot be merged."""
+    adapter, of_path = config.adapter, f"the adapter of adapter.path={path} has"
     for key, name in SAME.items():
-        wanted = getattr(config.adapter, key)
-        value = given.get(name, getattr(Adapter, key))  # older PEFT wrote no use_dora
-        if value != wanted:
-            raise UserError(
-                f"adapter.{key}={wanted}: the adapter of adapter.path={path} has {value}. Use: "
-                f"adapter.{key}={str(value).lower()}."
-            )
-    foreign = [name for name in OWN if given.get(name)]
-    foreign += ["bias"] if given.get("bias", "none") != "none" else []
-    if foreign:
-        raise UserError(
-            f"adapter.path={path}: its {CONFIG} has {foreign[0]}={given[foreign[0]]}, and only "
-            "LoRA of one rank and scale on linear "
-            "layers is merged here. Merge it with PEFT, and give the result as model.path."
+        value = settings.get(name, getattr(Adapter, key))  # older PEFT wrote no use_dora
+        if value != getattr(adapter, key):
+            remedy = f"Use: adapter.{key}={str(value).lower()}."
+            yield f"adapter.{key}={getattr(adapter, key)}: {of_path} {value}. {remedy}"
+    unsupported = [name for name in OWN if settings.get(name)]
+    unsupported += ["bias"] if settings.get("bias", "none") != "none" else []
+    for name in unsupported:
+        yield (
+            f"adapter.path={path}: its {CONFIG} has {name}={settings[name]}, and only LoRA of one "
+            "rank and scale on linear layers is merged here. Merge it with PEFT, and give the "
+            "result as model.path."
         )
-    layers, own = config.adapter.target_modules, given.get("target_modules")
+    layers, own = adapter.target_modules, settings.get("target_modules")
     is_same = isinstance(own, list) and set(layers) == set(own)
     if layers != Adapter.target_modules and not is_same:
-        raise UserError(
-            f"adapter.target_modules={listed(layers)}: the adapter of adapter.path={path} has its "
-            "own layers. "
-            "Use: no adapter.target_modules."
-        )
-    if config.model.path is None:  # with a path, the rank sees the real shapes
-        _check_shapes(config, path, tensors)
+        remedy = "Use: no adapter.target_modules."
+        yield f"adapter.target_modules={listed(layers)}: {of_path} its own layers. {remedy}"
 
 
-def _check_shapes(config: Config, path: Path, tensors: dict[str, Any]) -> None:
-    """Check that each LoRA matrix A has the inputs of its layer, and each B its outputs."""
+def _wrong_shapes(config: Config, path: Path, tensors: dict[str, Any]) -> Iterator[str]:
+    """Yield a message for each LoRA matrix that does not fit the inputs or outputs of its layer."""
     sizes = dict(zip(LINEARS, shapes.linear_sizes(config.model), strict=True))
     for name, entry in tensors.items():
         parts = name.split(".")
@@ -74,13 +75,12 @@ def _check_shapes(config: Config, path: Path, tensors: dict[str, Any]) -> None:
         if linear is None or parts[-2] not in ("lora_A", "lora_B"):
             continue
         is_a, num_layers = parts[-2] == "lora_A", config.model.num_layers
-        size, wanted = entry["shape"][1 if is_a else 0], sizes[linear][0 if is_a else 1]
-        if size != wanted or layer >= num_layers:
-            has = f"{wanted} there" if size != wanted else f"{num_layers} layers"
-            raise UserError(
+        size, expected = entry["shape"][1 if is_a else 0], sizes[linear][0 if is_a else 1]
+        if size != expected or layer >= num_layers:
+            has = f"{expected} there" if size != expected else f"{num_layers} layers"
+            yield (
                 f"adapter.path={path} belongs to another base: its {name} is of size {size}, and "
-                f"model={config.model.name} has {has}. "
-                "Use: the model it was trained on."
+                f"model={config.model.name} has {has}. Use: the model it was trained on."
             )
 
 

@@ -54,17 +54,16 @@ def check(config: Config) -> None:
     """Raise UserError for an argument or value that vLLM lacks, or that another key decides."""
     engine, colocate = lock()["engine"], config.topology.name == "colocate"
     owned = {**OWNED, **OF_COLOCATE} if colocate else OWNED
-    for name, given in config.topology.server_args.items():
-        if name in owned:
-            raise UserError(f"{KEY}.{name}={given}: decided elsewhere; set {owned[name]} instead.")
-        if name in FIXED:
-            raise UserError(f"{KEY}.{name}={given}: {FIXED[name]}. Leave it out.")
-        if name not in engine:
-            raise UserError(
-                f"{KEY}.{name}={given}: {_why_unknown(name, {*engine} - {*owned, *FIXED})}"
-            )
-        if given is not None:  # null removes an argument that a file gives
-            check_value(f"{KEY}.{name}", given, engine[name], "vLLM")
+    faults = {name: f"decided elsewhere; set {key} instead." for name, key in owned.items()}
+    faults |= {name: f"{reason}. Leave it out." for name, reason in FIXED.items()}
+    for name, value in config.topology.server_args.items():
+        fault = faults.get(name)
+        if fault is None and name not in engine:
+            fault = _why_unknown(name, {*engine} - {*faults})
+        if fault:
+            raise UserError(f"{KEY}.{name}={value}: {fault}")
+        if value is not None:  # null removes an argument that a file gives
+            check_value(f"{KEY}.{name}", value, engine[name], "vLLM")
 
 
 def _why_unknown(name: str, engine: set[str]) -> str:
@@ -80,14 +79,14 @@ def _why_unknown(name: str, engine: set[str]) -> str:
 def argv(config: Config) -> list[str]:
     """Return the arguments for vLLM's command line: --flag or --no-flag, and mappings as JSON."""
     argv: list[str] = []
-    for name, given in config.topology.server_args.items():
+    for name, value in config.topology.server_args.items():
         option = name.replace("_", "-")
-        if isinstance(given, bool):
-            argv.append(f"--{option}" if given else f"--no-{option}")
-        elif isinstance(given, list):
-            argv += [f"--{option}", *map(str, given)]
-        elif given is not None:
-            argv += [f"--{option}", json.dumps(given) if isinstance(given, dict) else str(given)]
+        if isinstance(value, bool):
+            argv.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, list):
+            argv += [f"--{option}", *map(str, value)]
+        elif value is not None:
+            argv += [f"--{option}", json.dumps(value) if isinstance(value, dict) else str(value)]
     return argv
 
 

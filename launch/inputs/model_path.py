@@ -54,18 +54,16 @@ def check(path: Path) -> None:
         )
     for file in _weights(path):
         if not file.is_file():
-            raise UserError(
-                f"{file}: no such file, and {INDEX if (path / INDEX).is_file() else 'a link'} "
-                "names it. Copy or download it."
-            )
-        size, whole = file.stat().st_size, _whole_size(file)
-        if size != whole:
-            reason = (
-                f"its header says {whole:,}" if whole else "it does not begin as a safetensors file"
-            )
-            raise UserError(
-                f"{file}: damaged: {size:,} bytes, and {reason}. Copy or download it again."
-            )
+            source = INDEX if (path / INDEX).is_file() else "a link"
+            fault = f"no such file, and {source} names it. Copy or download it."
+        else:
+            size, whole = file.stat().st_size, _whole_size(file)
+            if size == whole:
+                continue
+            reason = "it does not begin as a safetensors file"
+            reason = f"its header says {whole:,}" if whole else reason
+            fault = f"damaged: {size:,} bytes, and {reason}. Copy or download it again."
+        raise UserError(f"{file}: {fault}")
 
 
 def _weights(path: Path) -> list[Path]:

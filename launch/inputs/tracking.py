@@ -35,24 +35,17 @@ def check_key(config: Config, environ: Mapping[str, str]) -> None:
     seen = {**({} if in_container else environ), **config.user_env}
     if config.tracking.name != "wandb" or seen.get(MODE) in WITHOUT_A_KEY:
         return
-    offline = f"user_env.{MODE}=offline, or tracking=tensorboard"
     other_login = seen.get("WANDB_BASE_URL") or seen.get("WANDB_IDENTITY_TOKEN_FILE")
-    if not in_container and (other_login or _logged_in(seen)):
+    files = [seen["NETRC"]] if seen.get("NETRC") else ["~/.netrc", "~/_netrc"]
+    paths = [Path(file).expanduser() for file in files]  # `wandb login` writes the key there
+    has_key = any(HOST in path.read_text(errors="replace") for path in paths if path.is_file())
+    if not in_container and (other_login or has_key):
         return
     if not environ.get(KEY):
-        raise UserError(
-            f"tracking=wandb: {KEY} is not set in your shell. Use: export {KEY}=<your account's>, "
-            f"{offline}."
-        )
-    if in_container and KEY not in config.runtime.secrets:
-        raise UserError(
-            f"tracking=wandb in a container that is not given {KEY}. Use: {KEY} among "
-            f"runtime.secrets, {offline}."
-        )
-
-
-def _logged_in(environ: Mapping[str, str]) -> bool:
-    """Return whether `wandb login` has left a key."""
-    files = [environ["NETRC"]] if environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
-    paths = [Path(file).expanduser() for file in files]
-    return any(HOST in path.read_text(errors="replace") for path in paths if path.is_file())
+        fault = f": {KEY} is not set in your shell. Use: export {KEY}=<your account's>"
+    elif in_container and KEY not in config.runtime.secrets:
+        fault = f" in a container that is not given {KEY}. Use: {KEY} among runtime.secrets"
+    else:
+        return
+    offline = f"user_env.{MODE}=offline, or tracking=tensorboard"
+    raise UserError(f"tracking=wandb{fault}, {offline}.")

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from launch.plan.planning import make_plan
-from launch.plan.views import as_json
 from launch.rules.check import refusals
 from tests.conftest import composed, host_with
 
@@ -154,19 +153,3 @@ def test_how_many_are_refused_and_why(outcomes):
     assert Counter(reason for reasons in refused for reason in reasons) == Counter(
         reason for c in COMBINATIONS for reason in expected(c[0], c[1], c[3], c[4])
     )
-
-
-def test_a_plan_is_json(outcomes):
-    import json
-
-    combination = next(c for c, reasons in outcomes.items() if not reasons and c[4] == "split")
-    config = composed(
-        *(
-            f"{g}={o}"
-            for g, o in zip(
-                ("hardware", "method", "model", "precision", "topology"), combination, strict=True
-            )
-        )
-    )
-    plan = as_json(make_plan(config, host_with(8), Path("/runs/product/1")))
-    assert json.loads(json.dumps(plan)) == plan

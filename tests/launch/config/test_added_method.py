@@ -121,9 +121,8 @@ def test_the_plan_has_its_reference_and_its_batches(repository):
     assert round(steps) == 3 * 64 * 2 // (4 * 2)
 
 
-def test_an_adapter_or_scores_made_beforehand_need_no_reference(repository):
-    for given in ("adapter=lora", "method.args.precompute_ref_log_probs=true"):
-        assert "reference" not in plan(repository, given)["memory"][0]["parts_gb"]
+def test_an_adapter_needs_no_reference(repository):
+    assert "reference" not in plan(repository, "adapter=lora")["memory"][0]["parts_gb"]
 
 
 def test_rules_apply_to_it(repository):

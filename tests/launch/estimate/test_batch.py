@@ -33,42 +33,21 @@ def test_an_accumulation_that_is_replaced_is_said():
     assert "effective_batch=64: gradient_accumulation_steps=2, in place of 4." in warnings
 
 
-def test_a_batch_and_an_accumulation_of_one_command_line_that_contradict(launch):
-    given = [*EIGHT, "effective_batch=64", "mode=plan"]
-    said = (
-        "effective_batch=64 with method.args.gradient_accumulation_steps=4: on 8 rank(s) x 4 "
-        "sequences it is 128 of them to a step. "
-        "Use: effective_batch=64 alone, which accumulates 2; or effective_batch=128.\n"
-    )
-    for more in ([], ["smoke=true"]):
-        done = launch(*given, "method.args.gradient_accumulation_steps=4", *more)
-        assert (done.code, done.err) == (2, said)
-    done = launch(*given, "method.args.gradient_accumulation_steps=4", "find=largest_batch")
-    assert done.code == 2
-    assert done.err.startswith("find=largest_batch with effective_batch=64")
-    assert launch(*given, "method.args.gradient_accumulation_steps=2").code == 0
-    done = launch(*given, "method.args.gradient_accumulation_steps=4", "phases=[{name: one}]")
-    assert (done.code, done.err) == (2, f"phase one: {said}")
-    of_a_file = ["phases=[{name: one, overrides: ['method.args.gradient_accumulation_steps=4']}]"]
-    assert "gradient_accumulation_steps=2, in place of 4." in launch(*given, *of_a_file).out
-
-
-def test_a_batch_and_an_accumulation_of_rafts_training_that_contradict(launch):
-    given = [
-        *EIGHT[:3],
-        "method=raft",
-        "model.init=pretrained",
-        "method.args.cycles=1",
-        "method.args.train.per_device_train_batch_size=4",
-    ]
-    given += ["effective_batch=64", "mode=plan"]
-    done = launch(*given, "method.args.train.gradient_accumulation_steps=4")
-    said = (
-        "phase cycle1_train: effective_batch=64 with "
-        "method.args.gradient_accumulation_steps=4: on 8 rank(s) x 4 sequences it is 128 "
-    )
-    assert (done.code, done.err.startswith(said)) == (2, True), done.err
-    assert launch(*given, "method.args.train.gradient_accumulation_steps=2").code == 0
+def test_batch_and_accumulation_of_one_command_line_contradict(launch):
+    overrides = [*EIGHT, "effective_batch=64", "mode=plan"]
+    two, four = (f"method.args.gradient_accumulation_steps={n}" for n in (2, 4))
+    for more in ([], ["smoke=true"], ["phases=[{name: one}]"]):
+        done = launch(*overrides, four, *more)
+        assert done.code == 2
+        assert "accumulates 2; or effective_batch=128." in done.err
+    assert launch(*overrides, two).code == 0
+    of_a_phase = f"phases=[{{name: one, overrides: ['{four}']}}]"
+    assert "gradient_accumulation_steps=2, in place of 4." in launch(*overrides, of_a_phase).out
+    raft = [*EIGHT[:3], "method=raft", "model.init=pretrained", "method.args.cycles=1"]
+    raft += ["method.args.train.per_device_train_batch_size=4", *overrides[4:]]
+    for accumulation, code in ((2, 0), (4, 2)):
+        argument = f"method.args.train.gradient_accumulation_steps={accumulation}"
+        assert launch(*raft, argument).code == code
 
 
 @pytest.mark.parametrize(
@@ -98,25 +77,6 @@ def test_what_does_not_divide(overrides, said):
     with pytest.raises(UserError) as raised:
         prepare(composed(*EIGHT[: 3 if "method=evaluate" in overrides else 4], *overrides))
     assert said in str(raised.value)
-
-
-def test_groups_of_completions_are_kept_whole():
-    given = [
-        *EIGHT[:2],
-        "method=grpo",
-        "topology=split",
-        "method.args.num_generations=8",
-        "effective_batch=100",
-    ]
-    with pytest.raises(UserError) as raised:
-        prepare(composed(*given))
-    suggested = [
-        int(word.removeprefix("effective_batch=").rstrip("."))
-        for word in str(raised.value).split()
-        if word.startswith("effective_b")
-    ]
-    assert suggested[-1] % 8 == 0
-    prepare(composed(*given[:-1], f"effective_batch={suggested[-1]}"))
 
 
 @pytest.mark.parametrize(

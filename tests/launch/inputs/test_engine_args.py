@@ -8,8 +8,7 @@ from trl.generation import vllm_generation
 
 from launch.core.errors import UserError
 from launch.core.json_files import plain
-from launch.estimate import memory, sampling
-from launch.estimate.speed import speed
+from launch.estimate import memory
 from launch.inputs import engine_args
 from launch.machine.gpu import GIB
 from launch.plan.planning import make_plan, prepare
@@ -46,16 +45,11 @@ def given(**args: object) -> list[str]:
         ({"num_scheduler_steps": 8}, ["is gone", "async_scheduling"]),
         ({"VLLM_ROCM_USE_AITER": 1}, ["user_env.VLLM_ROCM_USE_AITER"]),
         ({"port": 8000}, ["port=8000", "free one"]),
-        ({"host": "0.0.0.0"}, ["host", "loopback"]),
         ({"model": "x"}, ["model="]),
-        ({"weight_transfer_config": "{backend: nccl}"}, ["weight_transfer_config"]),
         ({"tensor_parallel_size": 2}, ["topology.server_tensor_parallel="]),
         ({"data_parallel_size": 2}, ["topology.servers="]),
         ({"max_model_len": 1024}, ["topology.server_max_length="]),
         ({"gpu_memory_utilization": 0.5}, ["topology.server_memory_share="]),
-        ({"kv_cache_memory_bytes": 1000}, ["topology.server_cache_gb="]),
-        ({"dtype": "float16"}, ["precision="]),
-        ({"seed": 1}, ["seed="]),
     ],
 )
 def test_what_vllm_lacks_or_another_key_decides_is_rejected_with_one_message(args, names):
@@ -67,20 +61,13 @@ def test_what_vllm_lacks_or_another_key_decides_is_rejected_with_one_message(arg
     assert all(name in str(refused.value) for name in names)
 
 
-@pytest.mark.parametrize("name", [*engine_args.OWNED, *engine_args.OF_COLOCATE])
-def test_what_another_key_decides_is_an_argument_of_the_engine(name):
-    assert name in lock()["engine"]
+def test_keys_decide_arguments_that_the_engine_has():
+    assert {*engine_args.OWNED, *engine_args.OF_COLOCATE} <= {*lock()["engine"]}
 
 
 def test_under_colocate_trls_own_arguments_decide():
     with pytest.raises(UserError, match=r"method\.args\.vllm_gpu_memory_utilization="):
         check(composed(*COLOCATE, *given(gpu_memory_utilization=0.5)))
-
-
-def test_a_secret_is_rejected():
-    assert [
-        rule.name for rule in refusals(composed(*SPLIT, *given(hf_token="hf_abcdefghijkl")))
-    ] == ["secret"]
 
 
 @pytest.mark.parametrize(
@@ -96,11 +83,6 @@ def test_where_no_engine_of_vllm_runs_they_are_rejected(overrides):
     assert [rule.name for rule in refusals(composed(*overrides, *given(max_num_seqs=512)))] == [
         "unread"
     ]
-
-
-@pytest.mark.parametrize("overrides", [SPLIT, COLOCATE, EVALUATE])
-def test_where_one_runs_they_are_taken(overrides):
-    check(composed(*overrides, *given(max_num_seqs=512, kv_cache_dtype="fp8")))
 
 
 def test_the_server_is_started_with_them(tmp_path):
@@ -166,31 +148,6 @@ def test_a_cache_and_weights_of_eight_bits_are_planned_as_such(tmp_path):
         for args in ([], given(kv_cache_dtype="fp8_e4m3"))
     ]
     assert longest[1] == longest[0] / 2  # what a server does not start without
-
-
-def test_generation_is_faster_with_smaller_weights():
-    fast, slow = (
-        prepare(
-            composed(
-                *EVALUATE[:3],
-                "method=sample",
-                "topology=single",
-                "method.args.engine=vllm",
-                "model=qwen3_32b",
-                *args,
-            )
-        )[0]
-        for args in (given(quantization="fp8"), [])
-    )
-    assert sampling.speed(fast).step_s < 0.6 * sampling.speed(slow).step_s
-
-
-def test_fewer_sequences_at_once_take_longer():
-    few, many = (
-        speed(prepare(composed(*SPLIT, "effective_batch=96", *args))[0])
-        for args in (given(max_num_seqs=48), [])
-    )
-    assert few.generation_s > 1.05 * many.generation_s
 
 
 def test_of_a_smoke_run_only_what_a_cpu_has_stays():

@@ -16,9 +16,8 @@ from launch.config.request import Request
 from launch.core import json_files
 from launch.core.errors import UserError
 from launch.execution import record
-from launch.execution.slurm_job import composition
 from launch.inputs import sample_files
-from launch.plan import container, data_cache, rundir, sealed
+from launch.plan import container, rundir, sealed
 from launch.plan.planning import make_plan, rank_config
 from launch.schema.plan import Plan
 from launch.study import pipeline
@@ -90,12 +89,6 @@ def test_a_link_that_leads_nowhere_is_refused(tmp_path):
         sample_files.files(str(tmp_path))
 
 
-def test_a_lost_link_to_what_is_no_sample_is_passed_over(tmp_path):
-    file = scored(tmp_path / "run", "first")
-    (tmp_path / "run/debug.log").symlink_to("/nowhere/debug.log")
-    assert sample_files.files(str(tmp_path)) == [file]
-
-
 def test_a_folder_that_cannot_be_read_is_not_passed_over(tmp_path, monkeypatch):
     scored(tmp_path / "a", "first")
     scored(tmp_path / "b", "second")
@@ -161,14 +154,6 @@ def test_a_run_knows_its_samples_by_their_content(tmp_path, change, named):
         rundir.choose(composed(*given, f"resume={run_dir}"))
 
 
-def test_a_plan_shows_no_figures_of_other_samples(tmp_path):
-    config, keys = composed(*DPO, f"data.path={tmp_path}"), set()
-    for folder, prompt in (("run1", "first"), ("run1", "another one"), ("run2", "second")):
-        scored(tmp_path / folder, prompt)
-        keys.add(data_cache.key(config))
-    assert len(keys) == 3
-
-
 def test_a_pipeline_knows_the_samples_that_it_was_given(tmp_path):
     folder = tmp_path / "s"
     file = scored(folder / "run1", "first")
@@ -195,10 +180,3 @@ def test_a_container_is_given_what_links_lead_to(tmp_path):
     assert found[str(tmp_path / "runs/2")]
     assert found[kept]
     assert str(Path(kept).parent) not in found  # that may be somebody's home
-
-
-def test_a_job_composes_its_run_again_from_what_its_ranks_read(tmp_path):
-    scored(tmp_path / "s", "first")
-    plan = plan_of(tmp_path, tmp_path / "s")
-    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(rank_config(plan))))
-    assert composition(tmp_path) == plan.config

@@ -23,24 +23,9 @@ def test_the_package_is_looked_for_however_the_tracker_was_named(given):
     assert "tracking=mlflow: the package mlflow is not installed" in refused(given)
 
 
-@pytest.mark.parametrize(
-    ("name", "package"),
-    [("azure_ml", "azureml-core"), ("comet_ml", "comet-ml"), ("flyte", "flytekit")],
-)
-def test_a_package_of_another_name(name, package):
-    assert f"the package {package} is not installed" in refused(f"tracking.name={name}")
-
-
 @pytest.mark.parametrize("given", ["tracking=none", "tracking.name=kubeflow", "tracking.name=none"])
 def test_trackers_without_a_package(given):
     assert tracking.package(compose(["hardware=cpu", given])) is None
-
-
-def test_a_tracker_named_over_the_group_of_another_needs_its_own_package():
-    assert (
-        tracking.package(compose(["hardware=cpu", "tracking=wandb", "tracking.name=tensorboard"]))
-        == "tensorboard"
-    )
 
 
 @pytest.fixture
@@ -69,11 +54,6 @@ def test_wandb_without_a_key_is_refused(machine, given):
 def test_wandb_with_a_key_a_server_or_a_token_of_its_own(machine, monkeypatch, variable):
     monkeypatch.setenv(variable, "sentinel")
     check_files(compose(["hardware=cpu", "tracking=wandb", "runtime=local"]), all_lines=False)
-
-
-def test_wandb_with_a_server_that_the_composition_names(machine):
-    given = ["tracking=wandb", "runtime=local", "user_env.WANDB_BASE_URL=https://example.com"]
-    check_files(compose(["hardware=cpu", *given]), all_lines=False)
 
 
 @pytest.mark.parametrize("offline", ["shell", "user_env"])

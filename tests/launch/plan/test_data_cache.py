@@ -9,8 +9,6 @@ import pytest
 from launch.core import json_files
 from launch.plan import data_cache
 from tests.conftest import composed, host_with
-from tests.helpers.report_examples import a_run, log, steps
-from tests.helpers.report_reader import made
 
 FIGURES = {
     "rows": 100,
@@ -94,26 +92,6 @@ def test_the_key_changes_with_files_and_tokenizer(tmp_path):
             )
         )
     assert len(set(found)) == 4
-
-
-def test_a_report_shows_rows_and_the_share_of_levels(tmp_path):
-    folder = log(
-        a_run(tmp_path / "r", loss=1.0),
-        *({**row, "level_share/0": 0.75, "level_share/1": 0.25} for row in steps(4)),
-    )
-    json_files.write_json(folder / "data.json", FIGURES)
-    text = made(folder).text
-    for words in (
-        "10 to 49 60",
-        "levels 20",
-        "7 rows, to 64 tokens",
-        "packed into 80 rows",
-        "Share of each level in a step",
-        "level 1",
-    ):
-        assert words in text, words
-    (folder / "data.json").write_text("[")
-    assert "data.json cannot be read" in made(folder).text
 
 
 def test_figures_are_of_the_code_that_makes_rows_and_tokens(tmp_path, monkeypatch):

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launch.config.compose import compose
-from launch.core.errors import UserError
 from launch.plan import environment
-from launch.schema.enums import Debug
 from launch.schema.plan import Setting
 from tests.conftest import composed, host_with
 
@@ -42,11 +39,6 @@ def test_what_a_vendor_needs(tmp_path, hardware, ours, others):
     assert all(found[name].reason.startswith("debug=memory_fault: ") for name in ours)
 
 
-@pytest.mark.parametrize("hardware", ["mi300x", "h200"])
-def test_nothing_of_it_without_debug(tmp_path, hardware):
-    assert not {*AMD, *NVIDIA} & set(settings(tmp_path, f"hardware={hardware}", "topology=single"))
-
-
 def test_a_users_own_value_wins(tmp_path):
     found = settings(
         tmp_path,
@@ -63,10 +55,3 @@ def test_a_users_own_value_wins(tmp_path):
         "yours",
     )
     assert (found["AMD_SERIALIZE_COPY"].value, found["AMD_SERIALIZE_COPY"].origin) == ("1", "yours")
-
-
-def test_the_key_in_the_schema():
-    assert compose(["hardware=cpu"]).debug == Debug.none
-    assert compose(["hardware=cpu", "debug=memory_fault"]).debug == Debug.memory_fault
-    with pytest.raises(UserError, match="debug: .*memory_fault"):
-        compose(["hardware=cpu", "debug=memory_falt"])

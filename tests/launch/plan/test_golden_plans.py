@@ -13,7 +13,6 @@ import pytest
 
 from launch.plan.planning import make_plan, prepare
 from launch.plan.views import as_json
-from launch.rules.check import refusals
 from launch.schema.trainer_args import complete
 from tests.conftest import composed, host_with
 
@@ -74,21 +73,3 @@ def test_gradients_that_fsdp_offloads_have_a_backend_on_the_host(hardware, backe
         )
     )
     assert complete(config, Path("/runs/golden/1"), (8000, 8001)).get("ddp_backend") == backend
-
-
-@pytest.mark.parametrize(("case", "rule"), REFUSED.items())
-def test_what_has_no_list_is_refused(case, rule):
-    assert [r.name for r in refusals(composition(*case))] == [rule]
-
-
-@pytest.mark.parametrize("gpus", [2, 4, 8])
-def test_split_gives_every_gpu_to_one_process(gpus):
-    plan = make_plan(composition("split", gpus), host_with(8), Path("/runs/golden/1"))
-    server, trainers = plan.processes
-    assert server.gpus == [0]
-    assert trainers.gpus == list(range(1, gpus))
-    assert server.env["HIP_VISIBLE_DEVICES"] == "0"
-    assert trainers.env["HIP_VISIBLE_DEVICES"] == ",".join(map(str, range(1, gpus)))
-    assert not any(
-        "ROCR_VISIBLE_DEVICES" in p.env or "CUDA_VISIBLE_DEVICES" in p.env for p in plan.processes
-    )

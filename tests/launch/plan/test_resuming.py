@@ -107,32 +107,6 @@ def test_what_cannot_go_on_is_refused_with_what_to_give(tmp_path, before, now, w
     assert "resume=never" in said or "another composition" in said
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        "train_sampling_strategy=group_by_length",
-        "dataloader_drop_last=true",
-        "auto_find_batch_size=true",
-    ],
-)
-def test_an_order_that_depends_on_the_batch_is_refused(tmp_path, given):
-    before = [*EIGHT, "topology=ddp", f"+method.args.{given}"]
-    with pytest.raises(UserError) as raised:
-        resumed(stopped(tmp_path, *before), *before, *HALF)
-    assert given in str(raised.value)
-    assert (
-        "other rows would follow. Use: method.args.per_device_train_batch_size=4 on 8 rank(s)"
-        in str(raised.value)
-    )
-
-
-def test_the_remedy_of_a_refused_batch_works(tmp_path):
-    folder = stopped(tmp_path, *DDP)
-    with pytest.raises(UserError, match="effective_batch=64"):
-        resumed(folder, *EIGHT, "topology=ddp", "topology.num_gpus=2")
-    assert resumed(folder, *EIGHT, "topology=ddp", "topology.num_gpus=2", "effective_batch=64")
-
-
 def test_auto_goes_on_with_the_same_composition_only(tmp_path):
     home = f"run_root={tmp_path}"
     stopped(tmp_path / "sft-qwen3_4b-mi300x/1", *DDP)

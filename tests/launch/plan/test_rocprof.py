@@ -81,19 +81,6 @@ def test_the_plan_shows_the_profiler_around_the_rank(tmp_path, overrides, expect
     assert process.argv[begin - 3 : begin - 1] == ["--nproc-per-node", "1"]
 
 
-def test_what_prepares_is_not_profiled(tmp_path):
-    overrides = [
-        "method=grpo",
-        "topology=colocate",
-        "model.init=random",
-        "model.hub_id=null",
-        "model.revision=null",
-    ]
-    prepare_process, trainers = plan_of(tmp_path, *overrides).processes
-    assert "rocprofv3" not in prepare_process.argv
-    assert "rocprofv3" in trainers.argv
-
-
 @pytest.mark.parametrize("program", Rocprof)
 def test_what_to_install_is_said_before_anything_starts(tmp_path, monkeypatch, program):
     monkeypatch.setenv("PATH", str(tmp_path))

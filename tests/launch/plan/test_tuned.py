@@ -92,19 +92,6 @@ def test_a_recipe_that_would_be_refused_is_refused_here(overrides, said):
         plan(*BATCH[:3], *overrides)
 
 
-def test_a_recipes_own_lists_may_repeat_a_value():
-    weights = [
-        "method.args.recipe=dpo",
-        "method.args.loss_type=[sigmoid,sft]",
-        "method.args.loss_weights=[1.0,1.0]",
-    ]
-    assert plan(*BATCH, *weights).tuned["trainer_args"]["loss_weights"] == [1.0, 1.0]
-
-
-def test_an_adapter_belongs_to_the_recipe():
-    assert plan(*BATCH, "adapter=lora").config.adapter.name == "lora"
-
-
 def test_an_experiment_holds_what_differs_from_its_groups_only():
     config = composed(
         *BATCH,
@@ -144,11 +131,6 @@ def test_a_smoke_runs_benchmark_has_its_own_sizes_and_can_be_started_where_it_ra
     assert values.get("smoke", False) == (hardware == "cpu")
 
 
-def test_other_methods_have_no_recipe():
-    assert plan("hardware=mi350x", "method=bench/gemm").tuned is None
-    assert "tuned" not in rank_config(plan("hardware=mi350x", "model=qwen3_4b"))
-
-
 def test_tuned_products_are_seen_by_a_container_and_must_be_there(tmp_path):
     file = tmp_path / "key" / "tunableop.csv"
     used = (
@@ -164,9 +146,3 @@ def test_tuned_products_are_seen_by_a_container_and_must_be_there(tmp_path):
     check_files(composed(*used), all_lines=False)
     (spec,) = plan(*used).containers.values()
     assert [mount.read_only for mount in spec.mounts if mount.source == str(file.parent)] == [True]
-
-
-def test_the_folder_of_tuned_products_outlives_the_container():
-    found = plan("hardware=mi300x", "model=qwen3_4b", "method=tune/tunableop")
-    (spec,) = found.containers.values()
-    assert found.tuned["cache"] in [mount.source for mount in spec.mounts if not mount.read_only]

@@ -1,0 +1,168 @@
+"""smoke=true: which sizes shrink, which values stay, and what a CPU cannot have."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from launch.config.compose import compose
+from launch.config.identity import composition_hash, has_phases
+from launch.config.request import Request
+from launch.config.wording import groups
+from launch.plan.planning import make_plan, prepare
+from launch.schema.enums import Init
+from launch.study import pipeline
+from tests.conftest import composed, host_with
+
+QWEN = "smoke=true hardware=mi300x model=qwen3_4b"
+
+
+def prepared(*overrides: str):
+    """Return a smoke run's composition and warnings; scaled down again, it stays the same."""
+    config, warnings = prepare(composed(*" ".join(overrides).split()))
+    assert prepare(config)[0] == config
+    return config, warnings
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "hardware=mi350x method=grpo model=qwen3_4b",
+        "hardware=mi210 precision=fp8 model=qwen3_32b",
+        "experiment=mi350x_qwen3_8b_fp8",
+        "hardware=mi300x adapter=qlora precision=nf4 model=qwen2_5_7b",
+        "hardware=mi300x precision=bf16 topology=fsdp topology.fsdp.cpu_offload=true",
+        "hardware=mi300x precision=bf16 topology=zero3 topology.zero.offload_parameters=true",
+    ],
+)
+def test_any_composition_fits_a_cpu(overrides, monkeypatch):
+    # with torchao and bitsandbytes it would keep fp8 and nf4
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    config, warnings = prepared("smoke=true", overrides)
+    assert config.model.num_parameters < 1_000_000
+    assert config.model.init == Init.random
+    assert (config.precision.name, config.hardware.vendor.name) == ("fp32", "none")
+    assert config.method.args["max_steps"] == 2
+    assert any(line.startswith("smoke: in place of precision") for line in warnings)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "has_vllm", "shape", "left_out"),
+    [
+        ("topology=single", False, ("single", "none", 1, 0), None),
+        ("topology=ddp", False, ("ddp", "ddp", 2, 0), "topology.num_gpus=8: two processes"),
+        ("topology=zero3 topology.num_gpus=2", False, ("zero3", "zero3", 2, 0), None),
+        ("method=grpo topology=split", False, ("single", "none", 1, 0), "topology=split: "),
+        ("method=grpo topology.servers=2", True, ("split", "ddp", 2, 1), "topology.servers=2"),
+        ("method=grpo topology=colocate", True, ("single", "none", 1, 0), "topology=colocate: "),
+    ],
+)
+def test_topology_stays(monkeypatch, overrides, has_vllm, shape, left_out):
+    spec = importlib.machinery.ModuleSpec("vllm", None) if has_vllm else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    config, warnings = prepared(QWEN, overrides)
+    topology = config.topology
+    assert (topology.name, topology.strategy, topology.num_gpus, topology.servers) == shape
+    lines = [line for line in warnings if "smoke: in place of topology" in line]
+    assert any(left_out in line for line in lines) if left_out else lines == []
+
+
+def test_values_of_the_command_line_stay():
+    config, warnings = prepared(
+        QWEN,
+        "topology=ddp adapter=lora adapter.rank=16 effective_batch=64 method.args.max_steps=7",
+        "model.num_layers=3 data.num_train=50",
+    )
+    args = config.method.args
+    assert (args["max_steps"], args["gradient_accumulation_steps"]) == (7, 8)
+    assert (config.model.num_layers, config.adapter.rank, config.effective_batch) == (3, 16, 64)
+    assert (config.data.num_train, config.data.limit) == (50, None)
+    [sizes] = [line for line in warnings if "->" in line]
+    for words in ("model.hidden_size 2560 -> 64", "data.num_heldout 500 -> 8"):
+        assert words in sizes
+    assert "model.num_layers" not in sizes
+    epochs = "smoke=true method=sft method.args.num_train_epochs=1"
+    assert "max_steps" not in prepared(epochs)[0].method.args
+    gemm = "smoke=true hardware=mi350x method=bench/gemm method.args.shapes=[[8,16,32]]"
+    config, warnings = prepared(gemm, "method.args.fail_below=0.9")
+    assert (config.method.args["shapes"], config.method.args["repetitions"]) == ([[8, 16, 32]], 3)
+    assert config.method.args["fail_below"] is None
+    assert any("smoke: in place of method.args.fail_below=0.9" in line for line in warnings)
+
+
+def test_arguments_of_a_part_of_raft_stay():
+    overrides = [*QWEN.split(), "method=raft", "method.args.cycles=1"]
+    overrides += ["method.args.train.logging_steps=3", "method.args.sample.samples_per_prompt=5"]
+    request = Request(overrides)
+    plans = pipeline.make_plans(composed(*overrides), request, host_with(0), Path("/runs/r/1"))
+    assert list(plans)[-1] == "cycle1_evaluate"
+    assert plans["cycle1_train"].trainer_args["logging_steps"] == 3
+    assert plans["cycle1_sample"].trainer_args["samples_per_prompt"] == 5
+
+
+def test_an_effective_batch_that_the_ranks_do_not_divide_is_dropped():
+    typed = [*QWEN.split(), "topology=single", "effective_batch=6"]
+    of_a_file = "method.args.per_device_train_batch_size=1"
+    config, warnings = prepare(compose([*typed, of_a_file], Request(typed)))
+    assert (config.effective_batch, config.method.args["per_device_train_batch_size"]) == (None, 4)
+    assert any("in place of effective_batch=6: 4, 1 rank(s) x 4 x 1" in w for w in warnings)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "length"),
+    [
+        ("method=sft model=qwen3_8b method.args.max_length=256", 256),
+        ("experiment=mi50_phase1", 4 * 400),
+        ("method=sft model=qwen3_8b", 2048),
+        ("method=dpo model=smollm2_135m model.max_positions=1500", 1500),
+        ("method=dpo model=qwen3_76m", 64),  # its own tokenizer
+    ],
+)
+def test_prompts_of_more_tokens_have_room(overrides, length):
+    config, _ = prepared("smoke=true hardware=mi300x topology=single", overrides)
+    assert config.method.args["max_length"] == length
+
+
+@pytest.mark.parametrize(
+    ("overrides", "precision"),
+    [
+        ("hardware=mi50 experiment=mi50_phase2", "fp16"),
+        ("hardware=mi300x precision=fp16 topology=zero2", "fp32"),
+        ("hardware=mi300x precision=fp16 method=grpo topology=split", "fp32"),
+    ],
+)
+def test_fp16_stays_if_a_cpu_computes_in_it(overrides, precision):
+    config, warnings = prepared("smoke=true", overrides)
+    assert (config.precision.compute, config.precision.loss_scaling) == (
+        precision,
+        precision == "fp16",
+    )
+    assert any("in place of precision=fp16" in line for line in warnings) == (precision == "fp32")
+
+
+def test_what_a_real_run_would_reject_is_a_warning():
+    _, warnings = prepare(composed("hardware=mi210", "precision=fp8", "smoke=true"))
+    assert any("precision=fp8 on mi210" in line for line in warnings)
+
+
+def test_options_of_the_output_do_not_make_another_run():
+    shown = ["mode=plan", "verbose=true", "format=json", "resume=never", "name=x", "run_root=a"]
+    run = composition_hash(composed("smoke=true", "seed=1"))
+    assert composition_hash(composed("smoke=true", "seed=1", *shown)) == run
+
+
+EXPERIMENTS = [name for name in groups()["experiment"] if not name.startswith("learning_")]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_fits_a_small_machine(name, tmp_path):
+    overrides = [f"experiment={name}", "smoke=true", f"run_root={tmp_path}"]
+    config, host = composed(*overrides), host_with(0)
+    if has_phases(config):
+        plans = list(pipeline.make_plans(config, Request(overrides), host, tmp_path).values())
+    else:
+        plans = [make_plan(prepare(config)[0], host, tmp_path)]
+    assert max((entry.total_gb for plan in plans for entry in plan.memory), default=0) < 3
