@@ -95,15 +95,6 @@ def test_rows_are_made_once_and_a_cut_off_write_is_not_taken(tmp_path):
     assert (tmp_path / "heartbeat").is_file()
 
 
-def test_nothing_is_left_of_rows_that_cannot_be_made(tmp_path):
-    def make(batch):
-        raise UserError("no row can")
-
-    with pytest.raises(UserError, match="no row can"):
-        cached(configured(tmp_path), "key", ROWS, make)
-    assert not [path for path in (tmp_path / "cache/rows").iterdir() if path.is_dir()]
-
-
 def test_files_are_read_once_and_again_when_their_content_changes(tmp_path, capsys):
     config, path = configured(tmp_path, "sft"), tmp_path / "rows.jsonl"
     config.data.path = str(path)
@@ -143,14 +134,6 @@ def test_prompts_are_filtered_by_tokens_and_described(tmp_path, tokenizer):
         len(kept),
         min(lengths),
     )
-
-
-def test_a_prompt_longer_than_the_context_is_refused(tmp_path, tokenizer):
-    with pytest.raises(
-        UserError,
-        match=r"prompt longer than the context: \d of 6 rows.*Use: data.filter.max_prompt_tokens=8",
-    ):
-        prepare_prompts(configured(tmp_path, positions=16), Loaded(ROWS), tokenizer)
 
 
 def test_a_prompt_that_is_too_long_has_its_line(tmp_path, tokenizer):

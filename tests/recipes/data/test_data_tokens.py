@@ -3,7 +3,6 @@
 import copy
 import json
 import signal
-from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
@@ -16,7 +15,7 @@ from launch.schema import Data
 from recipes import dpo, sft
 from recipes.data import data_tokens
 from recipes.data.data import Loaded
-from recipes.data.data_tokens import Progress, lengths, mapped, processes
+from recipes.data.data_tokens import Progress, lengths, mapped
 from recipes.models.model import train_tokenizer
 from recipes.preview import _model
 
@@ -119,16 +118,12 @@ def prepared(tmp_path, method, tokenizer, rows, **given):
         (PROMPTS, {"max_length": 6, "truncation_mode": "keep_end"}),
         (PROMPTS, {"max_length": 8, "packing": True, "packing_strategy": "wrapped"}),
         (PROMPTS, {"max_length": 16, "packing": True}),
-        (PROMPTS, {"shuffle_dataset": True}),
-        (PROMPTS, {"dataset_num_proc": 2}),
-        (MESSAGES, {}),
         (MESSAGES, {"assistant_only_loss": True}),
         ([row | (EXTRAS[n] if n % 2 else {"tools": None}) for n, row in enumerate(MESSAGES)], {}),
         (
             [row | extra for row, extra in zip(MESSAGES, EXTRAS, strict=True)],
             {"assistant_only_loss": True, "dataset_num_proc": 2},
         ),
-        (TURNS, {}),
         (TURNS, {"assistant_only_loss": True}),
         ([row | extra for row, extra in zip(TURNS, EXTRAS, strict=True)], {}),
     ],
@@ -168,15 +163,6 @@ def test_a_template_that_marks_no_answer_is_refused(tmp_path, tokenizer):
         data_tokens.Tokens(tokenizer, None, "text", False, True)(
             {"messages": [row["messages"] for row in rows]}
         )
-
-
-def test_processes_start_for_many_rows_and_as_memory_allows(monkeypatch):
-    monkeypatch.setattr(data_tokens.os, "sched_getaffinity", lambda pid: range(8))
-    free = SimpleNamespace(available=5 * data_tokens.MEMORY_PER_PROCESS)
-    monkeypatch.setattr(data_tokens.psutil, "virtual_memory", lambda: free)
-    assert [processes(data_tokens.ROWS_PER_PROCESS * n) for n in (0, 1, 3, 100)] == [1, 1, 3, 5]
-    free.available = 1
-    assert processes(10**9) == 1
 
 
 def test_progress_beats_with_each_batch_and_speaks_now_and_then(tmp_path, monkeypatch, capsys):
