@@ -15,7 +15,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import datasets
 import jinja2
@@ -30,6 +30,7 @@ from transformers import PreTrainedTokenizerBase
 
 from launch.core.errors import UserError
 from launch.core.json_files import sha256, write_json
+from recipes.data import data_select as select
 from recipes.data import data_tokens
 from recipes.data.data import GENERATED, Loaded, load, rows_sha256
 from recipes.data.data_check import READ
@@ -50,27 +51,18 @@ BINS = 10  # in the histogram of lengths
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, rows: Dataset | IterableDataset) -> None:
-    """Raise UserError if rows are messages and the chat template is missing or fails on the first.
-
-    Rows of plain text need no template.
-    """
+    """Raise UserError if rows are messages and the chat template is missing or fails on one."""
     row: Row = next(iter(rows))
     fields = [row.get(name) for name in ("messages", "prompt", "chosen")]
     messages = next((value for value in fields if isinstance(value, list)), None)
     if messages is None:
         return
-    if not tokenizer.chat_template:
-        raise UserError(
-            "chat template missing: the rows are messages, and the tokenizer has no template for "
-            "them. Use model.chat_template=<file.jinja>, the model's instruct version, or rows of "
-            "plain text."
-        )
     try:
         tokenizer.apply_chat_template(messages, tokenize=False)
-    except jinja2.TemplateError as error:
+    except (ValueError, jinja2.TemplateError) as error:  # ValueError if there is none
         raise UserError(
-            f"the chat template refuses the first row: {error}. Use another with "
-            "data.chat_template=<file.jinja>."
+            f"chat template: the first row is messages, and rendering it fails: {error}. Use: "
+            "data.chat_template=<file.jinja>, the model's instruct version, or rows of plain text."
         ) from error
 
 
@@ -278,21 +270,13 @@ def kept_rows(rows: Dataset, config: DictConfig, given: Dataset) -> tuple[Datase
     masks = _masks(tokens, prompt, config.data.filter)
     passing = ~np.any(list(masks.values()), axis=0) if masks else np.ones(len(tokens), bool)
     filtered = {name: int(mask.sum()) for name, mask in masks.items() if mask.any()}
-    if not passing.any():
-        raise UserError(
-            f"data.filter leaves none of {len(tokens)} rows: {filtered}. Their lengths are "
-            f"{tokens.min()} to {tokens.max()}."
-        )
-    room, reason = room_for_prompt(config)
-    long = np.flatnonzero(passing & (prompt >= room))
+    longest = {"tokens": f"{tokens.min()} to {tokens.max()}"}
+    select.require(np.flatnonzero(passing).tolist(), "data.filter", filtered | longest)
+    long = np.flatnonzero(passing & (prompt >= room_for_prompt(config)[0]))
     if len(long):
         line = line_of(given[int(long[0])], paths_of(config.data))
         first = f"the first{f', {line},' if line else ''} with {prompt[long[0]]} tokens"
-        raise UserError(
-            f"prompt longer than the context: {len(long)} of {passing.sum()} rows, {first}, and "
-            f"{reason}. Use: data.filter.max_prompt_tokens={room - 1}, which leaves them out, or "
-            "more room."
-        )
+        _reject_prompt(config, f"{len(long)} of {passing.sum()} rows, {first}")
     rows = rows if passing.all() else rows.select(np.flatnonzero(passing))
     return rows, {"tokens": tokens[passing], "prompt": prompt[passing], "filtered": filtered}
 
@@ -315,13 +299,17 @@ def _fits_stream(row: Row, config: DictConfig) -> bool:
     tokens, prompt = (int(length[0]) for length in data_tokens.lengths_of(ids))
     if any(_masks(tokens, prompt, config.data.filter).values()):
         return False
-    room, reason = room_for_prompt(config)
-    if prompt >= room:
-        raise UserError(
-            f"prompt longer than the context: one of {prompt} tokens, and {reason}. Use: "
-            f"data.filter.max_prompt_tokens={room - 1}."
-        )
+    if prompt >= room_for_prompt(config)[0]:
+        _reject_prompt(config, f"a row with {prompt} tokens")
     return True
+
+
+def _reject_prompt(config: DictConfig, rows: str) -> NoReturn:
+    room, reason = room_for_prompt(config)
+    raise UserError(
+        f"prompt longer than the context: {rows}, and {reason}. Use: "
+        f"data.filter.max_prompt_tokens={room - 1}, which leaves such rows out, or more room."
+    )
 
 
 def room_for_prompt(config: DictConfig) -> tuple[int, str]:

@@ -198,12 +198,12 @@ def jsonl(tmp_path, *lines):
 )
 def test_errors_name_the_line(tmp_path, line, message):
     with pytest.raises(UserError, match=f"rows.jsonl:3: .*{message}"):
-        data.read_jsonl(jsonl(tmp_path, {"prompt": "a", "completion": "b"}, "", line), "sft")
+        list(data.lines(jsonl(tmp_path, {"prompt": "a", "completion": "b"}, "", line), "sft"))
 
 
 def test_surrogate_pairs_are_one_character(tmp_path):
     path = jsonl(tmp_path, r'{"text": "\ud83d\ude00 \\ud800"}')
-    assert data.read_jsonl(path, "sft") == [{"text": "\U0001f600 \\ud800"}]
+    assert list(data.lines(path, "sft")) == [{"text": "\U0001f600 \\ud800"}]
 
 
 MESSAGE, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
@@ -351,7 +351,7 @@ def test_limit_applies_to_training_or_evaluation_rows():
 def test_empty_sets(tmp_path):
     with pytest.raises(UserError, match="no rows"):
         data.load_train(configured("jsonl", path=jsonl(tmp_path, "")), "sft")
-    with pytest.raises(UserError, match="no held-out rows"):
+    with pytest.raises(UserError, match="no rows"):
         data.load_heldout(configured(num_train=5, num_heldout=0))
 
 

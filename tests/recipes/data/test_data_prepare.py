@@ -108,7 +108,7 @@ def test_files_are_read_once_and_again_when_their_content_changes(tmp_path, caps
     path.write_text(json.dumps(written[0]) + "\n")
     assert load_once(config, "sft").rows.to_list() == written[:1]
     config.data.filter.regex = {"prompt": "9"}
-    with pytest.raises(UserError, match="no rows to train on.*regex.prompt"):
+    with pytest.raises(UserError, match="no rows.*regex.prompt"):
         load_once(config, "sft")
 
 
@@ -174,15 +174,13 @@ def test_rows_that_are_cut_and_rows_with_nothing_in_them_are_in_the_log(
 def test_a_chat_template_that_is_missing_or_wrong_is_refused(tmp_path, tokenizer):
     bare = train_tokenizer(["1"], 300)
     bare.chat_template = None
-    with pytest.raises(
-        UserError, match="chat template missing: the rows are messages.*model.chat_template="
-    ):
+    with pytest.raises(UserError, match="data.chat_template="):
         check_template(bare, ROWS)
-    with pytest.raises(UserError, match="chat template missing"):
+    with pytest.raises(UserError, match="data.chat_template="):
         heldout_prompts(configured(tmp_path), ROWS, bare)
     check_template(bare, Dataset.from_list([{"prompt": "plain"}]))
     bare.chat_template = "{{ raise_exception('no user here') }}"
-    with pytest.raises(UserError, match="refuses the first row: no user here"):
+    with pytest.raises(UserError, match="no user here"):
         check_template(bare, ROWS)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +22,6 @@ from launch.execution import record
 from launch.inputs.adapter_files import check_adapter
 from launch.plan import rundir, sealed
 from launch.plan.planning import make_plan
-from launch.rules.check import check
 from launch.schema.shapes import LINEARS, linear_sizes
 from launch.study import pipeline
 from recipes.models import adapters
@@ -79,19 +77,6 @@ def test_merging_equals_pefts(kind):
         torch.testing.assert_close(sent[name], wanted[name], atol=1e-6, rtol=1e-5)
     assert error == 0.0
     assert saved.lm_head.weight is saved.model.embed_tokens.weight
-
-
-def test_pefts_merge_and_unmerge_move_a_base_in_16_bits_and_ours_does_not():
-    """Show why TRL's weight transfer is not used: it merges and unmerges every time."""
-    model = with_adapter(base(torch.bfloat16))
-    weight = model.get_base_model().model.layers[0].mlp.up_proj.base_layer.weight
-    before = weight.detach().clone()
-    for _ in adapters.merged_params(model, lambda _: contextlib.nullcontext()):
-        pass
-    assert torch.equal(weight, before)
-    model.merge_adapter()
-    model.unmerge_adapter()
-    assert not torch.equal(weight, before)
 
 
 def test_the_error_of_a_merge_is_what_rounding_takes():
@@ -153,22 +138,16 @@ def written(tmp_path):
 
 
 def test_an_adapter_is_loaded_to_be_trained_on(written):
-    start = base()
-    model = adapters.load_adapter(start, settings(written), adapters.fingerprint_of(base()))
+    model = adapters.load_adapter(
+        base(), settings(written, dropout=0.25), adapters.fingerprint_of(base())
+    )
+    dropouts = {m.p for n, m in model.named_modules() if n.endswith("lora_dropout.default")}
+    assert dropouts == {0.25}
     wanted = dict(with_adapter(base()).named_parameters())
     assert all(torch.equal(weight, wanted[name]) for name, weight in model.named_parameters())
     assert {name for name, weight in model.named_parameters() if weight.requires_grad} == {
         name for name in wanted if "lora_" in name
     }
-
-
-def test_dropout_is_that_of_the_composition(written):
-    model = adapters.load_adapter(
-        base(), settings(written, dropout=0.25), adapters.fingerprint_of(base())
-    )
-    assert {
-        module.p for name, module in model.named_modules() if name.endswith("lora_dropout.default")
-    } == {0.25}
 
 
 def test_an_adapter_of_another_base_is_refused(written):
@@ -219,8 +198,6 @@ def test_the_launcher_refuses_what_does_not_fit_the_model(written):
         check_adapter(given(written))
     with pytest.raises(UserError, match=r"adapter.alpha=9: .* has 8. Use: adapter.alpha=8"):
         check_adapter(given(written, "adapter.alpha=9"))
-    with pytest.raises(UserError, match="no such directory. Did you mean adapter"):
-        check_adapter(given(written.with_name("adapte")))
     (written / "adapter_model.safetensors").write_bytes(b"short")
     with pytest.raises(UserError, match="cannot be read"):
         check_adapter(given(written))
@@ -238,11 +215,6 @@ def test_the_launcher_refuses_what_does_not_fit_the_model(written):
             {},
             "adapter.target_modules=[q_proj]",
             r"adapter.target_modules=\[q_proj\]: .* has its own layers",
-        ),
-        (
-            {"target_modules": "q_proj|k_proj"},
-            "adapter.target_modules=[q_proj,k_proj]",
-            "has its own layers",
         ),
         ({"use_dora": True}, "seed=1", "Use: adapter.dora=true"),
         ([], "seed=1", "holds no JSON object"),
@@ -287,7 +259,7 @@ def test_an_adapter_of_the_layers_that_were_asked_for_is_taken_in_any_order(tmp_
     check_adapter(composed("hardware=cpu", *lora, f"adapter.path={tmp_path}"))
 
 
-@pytest.mark.parametrize("layers", ["all-linear", "[q_proj]", "[v_proj,down_proj]"])
+@pytest.mark.parametrize("layers", ["all-linear", "[v_proj,down_proj]"])
 def test_the_planner_counts_what_peft_trains(layers):
     """Count for model=tiny, whose shape the launcher has too."""
     config = composed(
@@ -304,9 +276,7 @@ def test_the_planner_counts_what_peft_trains(layers):
 @pytest.mark.parametrize(
     ("listed", "on"),
     [
-        (["v_proj", "q_proj"], ["q_proj", "v_proj"]),
         (["self_attn.q_proj"], ["q_proj"]),
-        (["embed_tokens"], LINEARS),
         ("q_proj|k_proj", LINEARS),
         (None, LINEARS),
     ],
@@ -322,20 +292,6 @@ def test_the_planner_counts_the_layers_of_the_adapter_that_is_trained_on(listed,
     assert trained == config.model.num_layers * config.adapter.rank * sum(
         sum(sizes[name]) for name in on
     )
-
-
-@pytest.mark.parametrize(
-    ("given", "remedy"),
-    [
-        ("'q_proj, v_proj'", "Use: adapter.target_modules=[q_proj,v_proj], of"),
-        ("all_linear", "Did you mean all-linear"),
-        ("null", "Use: adapter.target_modules=[q_proj,v_proj], of"),
-        ("[lm_head]", "lm_head"),
-    ],
-)
-def test_layers_that_are_none_are_refused_with_what_to_give(given, remedy):
-    with pytest.raises(UserError, match=re.escape(remedy)):
-        check(composed("hardware=cpu", "adapter=lora", f"adapter.target_modules={given}"))
 
 
 def test_what_is_merged_replaces_trls_own_for_an_adapter_only():

@@ -44,8 +44,8 @@ def use(monkeypatch):
 
 def compiled(run_dir, method, *overrides, measured=True, asked=True):
     """Return what `built` does, with batches padded for compiling, which is not called yet."""
-    # Micro-batches of 4 rows of the longest length, half of it and so on are rehearsed.
-    lengths = [] if method == "grpo" else ["method.args.max_length=256"]
+    # Micro-batches of 4 rows of the longest length are rehearsed.
+    lengths = [] if method == "grpo" else ["method.args.max_length=128"]
     config, trainer = built(
         run_dir,
         method,
@@ -111,25 +111,16 @@ def small():
     )
 
 
-@pytest.mark.parametrize("multiple", [1, layers.MULTIPLE])
-def test_the_number_of_graphs_is_bounded_over_lengths(multiple):
+def test_the_number_of_graphs_is_bounded_over_lengths():
+    multiple = layers.MULTIPLE
     model, graphs, draw, said = small(), CompileCounterWithBackend("eager"), random.Random(0), []
     layers.compile_each(model.model.layers, said.append, backend=graphs)
-    for _ in range(20):
+    for _ in range(12):
         rows, tokens = draw.randint(1, 4), multiple * -(-draw.randint(1, 500) // multiple)
         model(torch.zeros(rows, tokens, dtype=torch.long), use_cache=False)
-    # One row, several; and of multiples one block of tokens, several.
-    assert graphs.frame_count <= (2 if multiple == 1 else 4)
+    # One row or several, of one block of tokens or several.
+    assert graphs.frame_count <= 4
     assert said == []
-
-
-def test_generation_stays_eager():
-    model, graphs = small(), CompileCounterWithBackend("eager")
-    layers.compile_each(model.model.layers, pytest.fail, backend=graphs)
-    assert model.generate(
-        torch.zeros(1, 4, dtype=torch.long), max_new_tokens=3, do_sample=False
-    ).shape == (1, 7)
-    assert graphs.frame_count == 0
 
 
 def with_item(module, args, output):
@@ -152,10 +143,9 @@ def test_a_layer_that_cannot_be_compiled_stays_eager_where_it_was_chosen(
     assert f"layers are not compiled: {trainer.compiled}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("measured", [True, False])
-def test_a_layer_that_cannot_be_compiled_ends_a_run_that_asked(tmp_path, use, measured):
+def test_a_layer_that_cannot_be_compiled_ends_a_run_that_asked(tmp_path, use):
     use("eager")
-    config, trainer = compiled(tmp_path, "sft", measured=measured)
+    config, trainer = compiled(tmp_path, "sft")
     layers.decoder_layers(trainer.model)[0].mlp.register_forward_hook(with_item)
     trainer.compile_layers(config)
     with pytest.raises(UserError, match="step.compile=false"):

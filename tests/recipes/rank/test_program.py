@@ -86,8 +86,9 @@ def test_only_the_first_rank_writes(tmp_path, monkeypatch):
         run(tmp_path, lambda _: {})
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_seen_and_forgotten_after_the_run(tmp_path, number):
+def test_a_signal_is_seen_and_forgotten_after_the_run(tmp_path):
+    number = signal.SIGTERM
+
     def work(_config):
         os.kill(os.getpid(), number)
         return {"asked": program.stop_asked()}
@@ -97,18 +98,6 @@ def test_a_signal_is_seen_and_forgotten_after_the_run(tmp_path, number):
     assert (program.stop_asked(), signal.getsignal(number)) == (False, before)
 
 
-def test_a_key_the_configuration_lacks_is_an_error(tmp_path):
-    assert run(tmp_path, lambda c: {"x": c.model.nmae})[1]["status"] == "failed"
-
-
-def test_tiny_has_the_parameters_its_file_says(tmp_path):
-    settings = config(tmp_path)
-    assert (
-        sum(p.numel() for p in model.build_model(settings).parameters())
-        == settings.model.num_parameters
-    )
-
-
 def test_random_weights_follow_from_the_seed(tmp_path):
     settings = config(tmp_path, num_layers=1)
     first, again = (model.build_model(settings).state_dict() for _ in range(2))
@@ -116,10 +105,6 @@ def test_random_weights_follow_from_the_seed(tmp_path):
     other = model.build_model(settings).state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
-
-
-def test_weights_come_in_the_precision_asked_for(tmp_path):
-    assert model.build_model(config(tmp_path, weights="bf16", num_layers=1)).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(("compute", "exact"), [("fp32", False), ("fp16", True), ("bf16", True)])
@@ -179,15 +164,6 @@ def test_a_hub_model_that_cannot_be_had(tmp_path, monkeypatch):
         )
 
 
-def test_adapters(tmp_path):
-    assert model.adapter_config(config(tmp_path)) is None
-    lora = model.adapter_config(config(tmp_path, adapter={"rank": 4, "alpha": 8, "dora": True}))
-    assert (lora.r, lora.lora_alpha, lora.use_dora) == (4, 8, True)
-    assert (
-        model.adapter_config(config(tmp_path, adapter={"rank": 4, "path": "run/adapter"})) is None
-    )
-
-
 def test_trainer_arguments_are_refused_in_trls_words(tmp_path):
     settings = config(tmp_path)
     settings.hardware, settings.topology, settings.precision = (
@@ -223,8 +199,9 @@ def fsdp_plugin(tmp_path, *overrides):
     )
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "fp8"])
-@pytest.mark.parametrize("asked", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("precision", "asked"), [("fp32", "fp32"), ("fp16", "fp32"), ("bf16", "bf16"), ("fp8", "fp32")]
+)
 def test_fsdp_reduces_gradients_in_the_dtype_that_was_asked_for(tmp_path, precision, asked):
     policy = fsdp_plugin(
         tmp_path, f"precision={precision}", f"topology.fsdp.reduce_dtype={asked}"
@@ -287,17 +264,6 @@ def test_metrics_after_the_resumed_step_are_dropped(tmp_path):
     assert [row["step"] for row in metrics.drop_after(path, 2)] == [1, 2]
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
     assert metrics.drop_after(tmp_path / "none.jsonl", 2) == []
-
-
-def test_progress_line():
-    row = {
-        "step": 40,
-        "num_steps": 400,
-        "loss": 0.912,
-        "reward": None,
-        "tokens_per_second": 12345.0,
-    }
-    assert metrics.progress_line(row, 0.5) == "step 40/400  loss 0.912  12,345 tok/s  eta 3:00"
 
 
 def test_flops_count_products_and_attention(tmp_path):

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from omegaconf import OmegaConf
 
 from launch.core.errors import UserError
 from recipes.data.data_files import check_tests
-from recipes.rewards import rewards, verify, verify_code, verify_worker
+from recipes.rewards import verify, verify_code, verify_worker
 from recipes.rewards.verify import build_verifier
 from recipes.rewards.verify_isolated import GIVEN, PASSED_ON, Isolated
 
@@ -37,10 +36,6 @@ def fails_for_bad(prompts, completions, **columns):
     if "bad" in completions:
         raise ValueError("it is bad")
     return [1.0] * len(completions)
-
-
-def no_number_for_bad(prompts, completions, **columns):
-    return [float("nan") if text == "bad" else 1.0 for text in completions]
 
 
 def beyond_for_bad(prompts, completions, **columns):
@@ -73,9 +68,7 @@ def goes_wrong(prompts, completions, **columns):
     """Fail in the way that the completion names."""
     ways = {
         "hangs": lambda: [None for _ in iter(int, 1)],
-        "waits": lambda: time.sleep(60),
         "dies": os.abort,
-        "leaves": lambda: os._exit(3),
         "grows": lambda: bytes(10**11),
         "calls": lambda: socket.socket(),
         "asks": lambda: os.environ["MY_KEY"],
@@ -253,27 +246,17 @@ def test_a_scorer_that_hangs_does_not_outlive_a_killed_rank_for_long():
     assert (done.returncode, done.stdout) == (-signal.SIGALRM, "ready\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("fails_for_bad", "ValueError: it is bad"),
-        ("no_number_for_bad", "ValueError: a score that is not finite: [nan]"),
-    ],
-)
 @pytest.mark.parametrize("confined", [True, False])
-def test_a_function_of_ones_own_is_asked_for_each_completion_where_it_fails_for_a_batch(
-    name, error, confined
-):
-    verifier = of({f"{OWN}.{name}": 1.0}, confined=confined)
+def test_a_function_of_ones_own_is_asked_for_each_completion_where_it_fails_for_a_batch(confined):
+    verifier = of({f"{OWN}.fails_for_bad": 1.0}, confined=confined)
     verdicts = verifier(["p"] * 3, ["good", "bad", "good"], {"answer": ["1", "2", "3"]})
     assert [v.score for v in verdicts] == [1.0, 0.0, 1.0]
-    assert verdicts[1].error.partition(" (")[0] == f"{OWN}.{name}: {error}"
+    assert verdicts[1].error.partition(" (")[0] == f"{OWN}.fails_for_bad: ValueError: it is bad"
     assert verifier.errors == 1
 
 
-@pytest.mark.parametrize("confined", [True, False])
-def test_a_score_outside_0_to_1_is_an_error_of_that_completion(confined):
-    verifier = of({f"{OWN}.beyond_for_bad": 1.0}, confined=confined)
+def test_a_score_outside_0_to_1_is_an_error_of_that_completion():
+    verifier = of({f"{OWN}.beyond_for_bad": 1.0}, confined=False)
     verdicts = verifier(["p"] * 4, ["good", "bad", "worse", "rounded"], {})
     assert [v.score for v in verdicts] == [1.0, 0.0, 0.0, 1.0]
     assert verdicts[1].error.startswith(
@@ -284,28 +267,20 @@ def test_a_score_outside_0_to_1_is_an_error_of_that_completion(confined):
     with pytest.raises(
         UserError, match=r"beyond_for_bad fails for every completion: .*outside 0 to 1: 1\.5"
     ):
-        of({f"{OWN}.beyond_for_bad": 1.0}, confined=confined)(["p"], ["bad"], {})
+        of({f"{OWN}.beyond_for_bad": 1.0}, confined=False)(["p"], ["bad"], {})
 
 
 @pytest.mark.parametrize(
     ("way", "error"),
     [
         ("hangs", "no score within 0.5 s of CPU time"),
-        ("waits", "no score within 2 s"),
         ("dies", "its process ended with exit code -6"),
-        ("leaves", "its process ended with exit code 3"),
-        ("grows", "more memory than a scorer may take"),
-        ("calls", "PermissionError: a scorer may not: socket.__new__"),
     ],
 )
 def test_a_function_of_ones_own_that_hangs_or_crashes_fails_that_completion_and_not_the_rank(
     monkeypatch, way, error
 ):
-    monkeypatch.setattr(
-        verify,
-        "Isolated",
-        functools.partial(Isolated, time_s=0.5, wait_s=2 if way == "waits" else 60),
-    )
+    monkeypatch.setattr(verify, "Isolated", functools.partial(Isolated, time_s=0.5))
     verifier = of({f"{OWN}.goes_wrong": 1.0})
     verdicts = verifier(["p"] * 2, ["good", way], {})
     assert [(v.score, v.error and v.error.partition(" (")[0]) for v in verdicts] == [
@@ -315,14 +290,6 @@ def test_a_function_of_ones_own_that_hangs_or_crashes_fails_that_completion_and_
     assert verifier.errors == 1
     # The next batch, as one.
     assert [v.score for v in verifier(["p"] * 3, ["good"] * 3, {})] == [1 / 3] * 3
-
-
-def test_more_completions_have_more_of_the_clock():
-    isolated = Isolated([f"{OWN}.goes_wrong"], wait_s=0.0)
-    isolated.start()
-    # Within 10 s.
-    assert isolated.ask(f"{OWN}.goes_wrong", ["p"] * 3, ["good"] * 3, {}) == ([1 / 3] * 3, None)
-    assert isolated.ask(f"{OWN}.goes_wrong", ["p"], ["waits"], {}) == (None, "no score within 0 s")
 
 
 def test_a_function_that_hangs_from_its_first_completions_on_ends_the_run_before_its_hang_timeout(
@@ -393,12 +360,6 @@ def test_a_function_of_ones_own_keeps_its_state_and_runs_in_the_rank_only_where_
     assert here == calls
 
 
-@pytest.mark.parametrize("confined", [True, False])
-def test_a_function_that_is_not_there_is_refused_before_anything_is_judged(confined):
-    with pytest.raises(UserError, match="has no function 'says_oen'. Did you mean says_one"):
-        of({f"{OWN}.says_oen": 1.0}, confined=confined)
-
-
 @pytest.mark.parametrize(
     ("rewards", "options", "message"),
     [
@@ -422,7 +383,6 @@ def line_of(text):
     return rf"\({__file__}:{number}\)"
 
 
-@pytest.mark.parametrize("confined", [True, False])
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -450,7 +410,8 @@ def line_of(text):
         ),
     ],
 )
-def test_a_function_of_ones_own_that_never_works(name, message, confined):
+def test_a_function_of_ones_own_that_never_works(name, message):
+    confined = name == "fails"
     columns = {"answer": ["7", "8"], "level": [1, 2], "log_metric": "of TRL"}
     with pytest.raises(UserError, match=message) as refused:
         of({f"{OWN}.{name}": 1.0}, confined=confined)(["p"] * 2, ["a", "b"], columns)
@@ -458,19 +419,16 @@ def test_a_function_of_ones_own_that_never_works(name, message, confined):
 
 
 @pytest.mark.parametrize(
-    ("way", "said"),
+    ("confined", "way", "said"),
     [
-        ("calls", "a scorer may not: socket"),
-        ("grows", "more memory"),
-        ("dies", "exit code -6"),
-        ("asks", "of os.environ"),
+        (True, "calls", "a scorer may not: socket"),
+        (True, "grows", "more memory"),
+        (True, "asks", "of os.environ"),
+        (False, "asks", "of os.environ"),
     ],
 )
-@pytest.mark.parametrize("confined", [True, False])
 def test_the_rank_is_named_where_confinement_can_be_the_reason(monkeypatch, confined, way, said):
     monkeypatch.delenv("MY_KEY", raising=False)
-    if not confined and way != "asks":
-        return  # there it would work, or end the rank
     with pytest.raises(UserError, match=f"fails for every completion: .*{said}") as refused:
         of({f"{OWN}.goes_wrong": 1.0}, confined=confined)(["p"], [way], {})
     assert ("Use: method.reward_confined=false" in str(refused.value)) == confined
@@ -489,11 +447,6 @@ def test_what_a_library_makes_of_a_refusal_names_the_refusal(monkeypatch):
         "scores": None,
         "error": "TypeError: no connection; before it: a scorer may not: socket.__new__",
     }
-
-
-def test_a_function_in_c_has_no_signature_to_check(monkeypatch):
-    monkeypatch.setattr(rewards.inspect, "signature", lambda function: int("none"))
-    assert rewards.judge(f"{OWN}.fails_for_bad", ["p"], ["a"], {}) == [1.0]
 
 
 def test_trl_asks_for_one_reward_after_the_other_and_gets_the_errors_as_a_metric():
@@ -529,7 +482,7 @@ def test_code_is_the_last_block_of_a_completion():
 
 @pytest.mark.parametrize(
     "tests",
-    ["no json", "[]", {"call": "f()"}, [{"call": "f()"}], [3], [{"stdin": 3, "stdout": "3"}]],
+    ["no json", "[]", [{"call": "f()"}], [{"stdin": 3, "stdout": "3"}]],
 )
 def test_tests_that_are_none(tests):
     with pytest.raises(UserError, match="column 'tests'"):

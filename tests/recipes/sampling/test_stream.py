@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from launch.core.errors import UserError
-from launch.rules.check import check
 from launch.rules.values import check_values
 from recipes import grpo
 from recipes.sampling import overlap, stream
@@ -66,7 +65,7 @@ class Simulated:
             self.answer([answer])
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_no_group_is_too_old_lost_or_taken_twice(monkeypatch, seed):
     chance = random.Random(seed)
     count, staleness = chance.randint(1, 5), chance.randint(1, 6)
@@ -101,16 +100,7 @@ def test_a_long_group_does_not_hold_up_the_others_until_it_must(monkeypatch):
     ] == [0, 3]
 
 
-def test_an_answer_that_fails_is_raised_where_it_is_taken(monkeypatch):
-    failed = Future()
-    failed.set_exception(ConnectionError("the server is gone"))
-    lost = stream.Stream(lambda row: failed)
-    lost.send([{}], 0)
-    with pytest.raises(ConnectionError, match="the server is gone"):
-        lost.take(1, lambda step: 1)
-
-
-@pytest.mark.parametrize("staleness", [1, 2, 5])
+@pytest.mark.parametrize("staleness", [1, 5])
 def test_a_streamed_run_sends_weights_each_step_and_is_no_older_than_asked(
     tmp_path, monkeypatch, staleness
 ):
@@ -192,7 +182,7 @@ def test_a_resumed_run_trains_on_every_row_once(trained, tmp_path):
         assert sent_after[0] == stopped
 
 
-@pytest.mark.parametrize(("cycle", "per_step"), [(1, 4), (1, 8), (2, 8), (8, 4), (3, 2)])
+@pytest.mark.parametrize(("cycle", "per_step"), [(1, 4), (2, 8), (8, 4), (3, 2)])
 def test_epochs_whose_last_step_is_short(monkeypatch, cycle, per_step):
     """Accumulate in a way that does not divide seven generations an epoch.
 
@@ -248,20 +238,6 @@ def test_each_tokens_ratio_is_truncated(tmp_path, given, mode):
         configured(tmp_path, "grpo", *SPLIT, *given).trainer_args.vllm_importance_sampling_mode
         == mode
     )
-
-
-def test_a_bound_on_staleness_is_no_matter_of_sft():
-    with pytest.raises(UserError, match="topology=split"):
-        check(
-            composed(
-                "hardware=mi300x",
-                "model=qwen3_4b",
-                "method=sft",
-                "topology=split",
-                "topology.overlap=stream",
-                "topology.max_staleness=1",
-            )
-        )
 
 
 def test_a_row_that_no_checkpoint_can_keep_is_refused(tmp_path):

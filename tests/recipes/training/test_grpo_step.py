@@ -9,13 +9,10 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from trl import GRPOTrainer
 
 from launch.core.errors import UserError
-from launch.rules.check import refusals
 from recipes.measure.metrics import Metrics
 from recipes.models import attention, head, layers
 from recipes.models.model import build_model
-from recipes.sampling import sampling_ratio
 from recipes.training import training
-from tests.conftest import composed
 from tests.helpers.trainers import assert_same, built, configured, rows_of, trained
 from tests.recipes.models.test_head import model as small
 from tests.recipes.models.test_layers import EVERY_LAYER, LORA, compiled, dynamo, is_compiled, use  # noqa: F401
@@ -102,7 +99,8 @@ REUSED = [
 @pytest.mark.parametrize(
     ("mode", "overrides"),
     [
-        *((mode, []) for mode in sampling_ratio.MODES),
+        ("token_truncate", []),
+        ("sequence_mask", []),
         pytest.param("token_mask", REUSED, id="reused-within-a-step"),
     ],
 )
@@ -183,8 +181,10 @@ def assert_lines(found, expected):
         assert line == pytest.approx(other, rel=1e-5, abs=1e-5)
 
 
-@pytest.mark.parametrize("rows", ["packed", "grouped"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "rows"),
+    [*((case, "packed") for case in CASES), ("plain", "grouped"), ("twice", "grouped")],
+)
 def test_each_step_is_that_of_trls_trainer(tmp_path, base, trls, case, rows):
     gradients, metrics = trls(case)  # before the other one is built, which sets the seed anew
     _, trainer = grpo(tmp_path, base, f"step.rows={rows}", *CASES[case])
@@ -328,23 +328,6 @@ def test_only_attention_to_everything_before_fits():
     assert attention.fits(small())
     assert not attention.fits(windowed)
     assert head.fits(windowed)
-
-
-@pytest.mark.parametrize(
-    ("hardware", "rows", "refused"),
-    [
-        ("h100", "packed", []),
-        ("mi50", "grouped", []),
-        ("mi50", "packed", ["packed_without_kernel"]),
-    ],
-)
-def test_grpo_may_pack_where_a_kernel_is_named(hardware, rows, refused):
-    found = refusals(
-        composed(f"hardware={hardware}", "method=grpo", f"step.rows={rows}", "precision=fp32")
-    )
-    assert [
-        rule.name for rule in found if rule.name in ("rows_of_method", "packed_without_kernel")
-    ] == refused
 
 
 def test_rows_that_fill_no_batch_are_refused(tmp_path):

@@ -49,7 +49,7 @@ def test_every_step_generates(run):
 
 
 @pytest.mark.parametrize(
-    ("kind", "twice"), [("transformers", MICRO), *((kind, TWICE) for kind in ASKED)]
+    ("kind", "twice"), [("transformers", MICRO), ("server", TWICE), ("colocate", TWICE)]
 )
 def test_a_generation_serves_two_steps(run, kind, twice):
     overrides, asked = ASKED[kind]
