@@ -137,7 +137,9 @@ class Schedule:
         self.logged_step = 0
 
     def shares(self, batch: int) -> Shares:
-        return shares(self.data, list(self.rows), batch / self.num_batches, self._pass_rates(batch))
+        # An IndexError means that the lag is too small.
+        rates = self.rates[max(0, batch - self.lag) if self.online else 0]
+        return shares(self.data, list(self.rows), batch / self.num_batches, rates)
 
     def observe(self, levels: Sequence[int], scores: Sequence[float]) -> None:
         """Record the levels and scores of the next batch's prompts on all ranks."""
@@ -172,16 +174,12 @@ class Schedule:
             owed[level] -= 1.0
             yield level
 
-    def _pass_rates(self, batch: int) -> dict[int, float]:
-        # An IndexError means that the lag is too small.
-        return self.rates[max(0, batch - self.lag) if self.online else 0]
-
 
 class ScheduleSampler(Sampler[int]):
     """Yield a schedule's rows in sequence: each row `each` times, each batch `whole` times."""
 
-    def __init__(self, schedule: Schedule, each: int = 1, whole: int = 1) -> None:
-        self.schedule, self.each, self.whole = schedule, each, whole
+    def __init__(self, schedule: Schedule, repeats: int = 1, cycles: int = 1) -> None:
+        self.schedule, self.each, self.whole = schedule, repeats, cycles
 
     def __iter__(self) -> Iterator[int]:
         for batch in self.schedule.batches():

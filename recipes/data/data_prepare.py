@@ -105,8 +105,14 @@ class PreparedRows:
         final, lengths = kept_rows(tokens, config, dataset)
         packs = bool(rest[0]) and not pairs
         if not pairs:  # DPO's collator cuts its rows
-            if not packs and args.max_length is not None and args.truncation_mode == "keep_start":
-                final, args = _cut(final, lengths, args.max_length), _with(args, max_length=None)
+            most = args.max_length
+            if not packs and most is not None and args.truncation_mode == "keep_start":
+                # As in TRL, drop rows whose whole answer is cut.
+                left = np.flatnonzero(lengths["prompt"] < np.minimum(lengths["tokens"], most))
+                final = final if len(left) == len(final) else final.select(left)
+                if lengths["tokens"].max() > most:
+                    final = data_tokens.first_tokens(final, most)
+                args = _with(args, max_length=None)
             final = super()._prepare_dataset(final, processing_class, args, *rest)
         if rest[-1] == "train":  # held-out rows are not described
             describe(config, self._loaded, lengths, final if packs else None)
@@ -131,13 +137,6 @@ def _with(args: Any, **changes: Any) -> Any:
     changed = copy.copy(args)
     vars(changed).update(changes)
     return changed
-
-
-def _cut(rows: Dataset, lengths: dict[str, Any], most: int) -> Dataset:
-    """Return SFT's rows cut to `most` tokens; as in TRL, drop those whose whole answer is cut."""
-    indices = np.flatnonzero(lengths["prompt"] < np.minimum(lengths["tokens"], most))
-    rows = rows if len(indices) == len(rows) else rows.select(indices)
-    return data_tokens.first_tokens(rows, most) if lengths["tokens"].max() > most else rows
 
 
 def prepare_prompts(
@@ -259,12 +258,14 @@ def stored(folder: Path, make: Callable[[Path], Any]) -> Path:
     return folder
 
 
-def kept_rows(rows: Dataset, config: DictConfig, given: Dataset) -> tuple[Dataset, dict[str, Any]]:
+def kept_rows(
+    rows: Dataset, config: DictConfig, sources: Dataset
+) -> tuple[Dataset, dict[str, Any]]:
     """Return the rows whose lengths `data.filter` allows, and {tokens, prompt, filtered}.
 
     `tokens` and `prompt` are the lengths of the returned rows; `filtered` counts the others by
-    filter. `given` holds the same rows before tokenization, so that an error can name the line of a
-    file. Raises UserError if no row is left, or if a prompt leaves no room for an answer.
+    filter. `sources` holds the same rows before tokenization, so that an error can name a file's
+    line. Raises UserError if no row is left, or if a prompt leaves no room for an answer.
     """
     tokens, prompt = data_tokens.lengths(rows)
     masks = _masks(tokens, prompt, config.data.filter)
@@ -274,7 +275,7 @@ def kept_rows(rows: Dataset, config: DictConfig, given: Dataset) -> tuple[Datase
     select.require(np.flatnonzero(passing).tolist(), "data.filter", filtered | longest)
     long = np.flatnonzero(passing & (prompt >= room_for_prompt(config)[0]))
     if len(long):
-        line = line_of(given[int(long[0])], paths_of(config.data))
+        line = line_of(sources[int(long[0])], paths_of(config.data))
         first = f"the first{f', {line},' if line else ''} with {prompt[long[0]]} tokens"
         _reject_prompt(config, f"{len(long)} of {passing.sum()} rows, {first}")
     rows = rows if passing.all() else rows.select(np.flatnonzero(passing))

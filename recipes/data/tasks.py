@@ -87,15 +87,13 @@ def wrong_answer(problem: Problem, others: list[Problem], rng: random.Random) ->
     ]
     if not candidates:
         raise UserError(
-            f"every problem of task {problem['task']} has the same answer, so that none can be the "
-            "rejected one of a pair."
+            f"data.tasks: all problems of {problem['task']} have the same answer, so none can be "
+            "rejected. Use another task."
         )
     return rng.choice(candidates)
 
 
-@cache
-def _scorer(task: str):
-    return reasoning_gym.get_score_answer_fn(task)
+_scorer = cache(reasoning_gym.get_score_answer_fn)
 
 
 def _worked(problems: list[Problem], share: float, seed: int) -> list[Problem]:

@@ -65,13 +65,13 @@ def test_shares_that_are_no_whole_rows_are_right_over_several_batches():
     )
     stage = counts(schedule)[10:20]  # 1.2 rows a batch of level 0, 2.8 of level 1
     assert [sum(of) for of in zip(*stage, strict=True)] == [12, 28, 0]
-    assert {tuple(one) for one in stage} == {(1, 3, 0), (2, 2, 0)}
+    assert {tuple(batch_shares) for batch_shares in stage} == {(1, 3, 0), (2, 2, 0)}
 
 
 def test_adaptive_shares_are_in_proportion_to_what_can_be_learned():
     # nothing is known of level 2: as of one half
-    found = shares(configured("adaptive"), [0, 1, 2], 0.9, {0: 1.0, 1: 0.5})
-    assert found == {
+    actual = shares(configured("adaptive"), [0, 1, 2], 0.9, {0: 1.0, 1: 0.5})
+    assert actual == {
         0: pytest.approx(0.05 / 0.55),
         1: pytest.approx(0.25 / 0.55),
         2: pytest.approx(0.25 / 0.55),
@@ -79,7 +79,7 @@ def test_adaptive_shares_are_in_proportion_to_what_can_be_learned():
 
 
 @pytest.mark.parametrize(
-    ("curriculum", "num_cycles", "found"),
+    ("curriculum", "num_cycles", "actual"),
     [
         ("progressive", 3, [[1, 0, 0], [0, 1, 0], [0, 0, 1]]),
         ("progressive", 2, [[2 / 3, 1 / 3, 0], [0, 1 / 3, 2 / 3]]),  # no level is left out
@@ -88,9 +88,9 @@ def test_adaptive_shares_are_in_proportion_to_what_can_be_learned():
         ("adaptive", 2, [[0.05 / 0.35, 0.25 / 0.35, 0.05 / 0.35]] * 2),
     ],
 )
-def test_a_cycle_of_samples_has_the_shares_of_its_part_of_the_run(curriculum, num_cycles, found):
+def test_a_cycle_of_samples_has_the_shares_of_its_part_of_the_run(curriculum, num_cycles, actual):
     data, rates = configured(curriculum), {0: 1.0, 1: 0.5, 2: 0.0}
-    for cycle, expected in enumerate(found, start=1):
+    for cycle, expected in enumerate(actual, start=1):
         assert list(
             cycle_shares(data, [0, 1, 2], cycle, num_cycles, rates).values()
         ) == pytest.approx(expected)
@@ -107,12 +107,12 @@ def test_every_row_of_a_level_comes_before_one_comes_again_and_the_seed_decides(
 
 def test_the_sampler_repeats_as_grpo_wants_it():
     sampler = ScheduleSampler(
-        Schedule(configured("progressive"), LEVELS, 2, 3, seed=0), each=3, whole=2
+        Schedule(configured("progressive"), LEVELS, 2, 3, seed=0), repeats=3, cycles=2
     )
-    found = list(sampler)
-    assert len(found) == len(sampler) == 3 * 2 * 3 * 2
-    a, b = found[0], found[3]
-    assert found[:12] == [a, a, a, b, b, b] * 2
+    actual = list(sampler)
+    assert len(actual) == len(sampler) == 3 * 2 * 3 * 2
+    a, b = actual[0], actual[3]
+    assert actual[:12] == [a, a, a, b, b, b] * 2
     assert a != b
 
 
@@ -121,17 +121,17 @@ def drawn(schedule, ahead):
 
     Level 0 is always right, 1 half of the time, 2 never.
     """
-    batches, waiting, found = schedule.batches(), [], []
-    while len(found) < schedule.num_batches:
+    batches, waiting, actual = schedule.batches(), [], []
+    while len(actual) < schedule.num_batches:
         while len(waiting) <= ahead and (batch := next(batches, None)) is not None:
             waiting.append(batch)
         batch = waiting.pop(0)
-        found.append(batch)
-        if len(found) >= len(schedule.rates):  # what a checkpoint holds is not scored again
+        actual.append(batch)
+        if len(actual) >= len(schedule.rates):  # what a checkpoint holds is not scored again
             schedule.observe(
                 [LEVELS[row] for row in batch], [1.0 - LEVELS[row] / 2 for row in batch]
             )
-    return found
+    return actual
 
 
 def test_adaptive_batches_do_not_depend_on_when_the_loader_asks_and_survive_a_resume():

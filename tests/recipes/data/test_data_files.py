@@ -24,7 +24,7 @@ def refused(path, key="data.path"):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "what", "how"),
+    ("name", "content", "what", "command"),
     [
         (
             "a.jsonl",
@@ -55,13 +55,13 @@ def refused(path, key="data.path"):
         ),
     ],
 )
-def test_a_file_of_another_format_is_called_what_it_is(tmp_path, name, content, what, how):
+def test_a_file_of_another_format_is_called_what_it_is(tmp_path, name, content, what, command):
     path = tmp_path / name
     path.write_bytes(content)
     for key in ("data.path", "data.sources[1].path"):
         message = refused(path, key)
         assert message.startswith(f"{path}:1: {what}")
-        assert how in message
+        assert command in message
     check_is_file("data.chat_template", path)  # which has no rows
 
 
@@ -77,8 +77,8 @@ def test_the_command_makes_the_rows(tmp_path, monkeypatch):
 def test_a_byte_that_is_no_utf_8_has_its_line(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(LINES + b'{"prompt": "caf\xe9", "completion": "x"}\n')
-    said = refused(path)
-    assert said.startswith(
+    message = refused(path)
+    assert message.startswith(
         f"{path}:3: not UTF-8: byte 0xe9 at place 16, as Latin-1 or Windows-1252 has it. Use: "
         "iconv -f WINDOWS-1252 "
     )
@@ -87,7 +87,7 @@ def test_a_byte_that_is_no_utf_8_has_its_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("row", "how"),
+    ("row", "command"),
     [
         ({"conversations": TURNS}, "rename conversations to messages, in its turns from to role"),
         (
@@ -96,16 +96,16 @@ def test_a_byte_that_is_no_utf_8_has_its_line(tmp_path):
         ),
     ],
 )
-def test_fields_of_other_programs_are_named_with_the_renaming(tmp_path, row, how):
+def test_fields_of_other_programs_are_named_with_the_renaming(tmp_path, row, command):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(row) + "\n")
     assert (
-        f"{path}:1: has {', '.join(row)}, and rows have other fields here. Use: {how}"
+        f"{path}:1: has {', '.join(row)}, and rows have other fields here. Use: {command}"
         in refused(path)
     )
     with pytest.raises(
         UserError,
-        match=f"a.jsonl:1: has the fields {', '.join(sorted(row))}, and sft needs .* Use: {how}",
+        match=f"jsonl:1: has the fields {', '.join(sorted(row))}, and sft needs .* Use: {command}",
     ):
         list(data_files.lines(str(path), "sft"))
     path.write_text(json.dumps(row | ROWS[0]) + "\n")

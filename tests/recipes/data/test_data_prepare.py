@@ -60,7 +60,7 @@ def test_the_key_changes_with_rows_tokenizer_template_and_code(tokenizer, monkey
     def key(rows=ROWS, spelling=tokenizer, template="t", **arguments):
         return cache_key(rows_sha256(rows), spelling, template, arguments)
 
-    found = [
+    actual = [
         key(),
         key(ROWS.select(range(5))),
         key(spelling=train_tokenizer(["1 plus 2 plus"], 300)),
@@ -68,13 +68,13 @@ def test_the_key_changes_with_rows_tokenizer_template_and_code(tokenizer, monkey
         key(mask=True),
     ]
     monkeypatch.setattr(data_prepare, "trl", SimpleNamespace(__version__="0"))
-    found.append(key())
+    actual.append(key())
     monkeypatch.undo()
     monkeypatch.setattr(data_prepare, "sha256", lambda path: "another file")
-    assert len({*found, key()}) == 7
+    assert len({*actual, key()}) == 7
     monkeypatch.undo()
     # equal content, equal key
-    assert key(Dataset.from_list(ROWS.to_list()), train_tokenizer(["1 plus 2"], 300)) == found[0]
+    assert key(Dataset.from_list(ROWS.to_list()), train_tokenizer(["1 plus 2"], 300)) == actual[0]
 
 
 def test_rows_are_made_once_and_a_cut_off_write_is_not_taken(tmp_path):
@@ -98,15 +98,15 @@ def test_rows_are_made_once_and_a_cut_off_write_is_not_taken(tmp_path):
 def test_files_are_read_once_and_again_when_their_content_changes(tmp_path, capsys):
     config, path = configured(tmp_path, "sft"), tmp_path / "rows.jsonl"
     config.data.path = str(path)
-    written = [{"prompt": f"{n}+{n}=", "completion": str(2 * n)} for n in range(5)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in written))
+    lines = [{"prompt": f"{n}+{n}=", "completion": str(2 * n)} for n in range(5)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in lines))
     first, again = load_once(config, "sft"), load_once(config, "sft")
     assert "prepared rows taken from" in capsys.readouterr().out
-    assert first.rows.to_list() == again.rows.to_list() == written
+    assert first.rows.to_list() == again.rows.to_list() == lines
     assert first.counts == again.counts == {"read": 5, "rows": 5}
-    assert first.sha256() == again.sha256() == {"data_sha256": json_sha256(written)}
-    path.write_text(json.dumps(written[0]) + "\n")
-    assert load_once(config, "sft").rows.to_list() == written[:1]
+    assert first.sha256() == again.sha256() == {"data_sha256": json_sha256(lines)}
+    path.write_text(json.dumps(lines[0]) + "\n")
+    assert load_once(config, "sft").rows.to_list() == lines[:1]
     config.data.filter.regex = {"prompt": "9"}
     with pytest.raises(UserError, match="no rows.*regex.prompt"):
         load_once(config, "sft")
@@ -114,7 +114,7 @@ def test_files_are_read_once_and_again_when_their_content_changes(tmp_path, caps
 
 def test_prompts_are_filtered_by_tokens_and_described(tmp_path, tokenizer):
     config = configured(tmp_path, max_prompt_tokens=8)
-    kept = prepare_prompts(config, Loaded(ROWS, {"read": 6}), tokenizer)
+    prompts = prepare_prompts(config, Loaded(ROWS, {"read": 6}), tokenizer)
     lengths = [
         len(
             tokenizer.apply_chat_template(
@@ -123,15 +123,19 @@ def test_prompts_are_filtered_by_tokens_and_described(tmp_path, tokenizer):
         )
         for row in ROWS
     ]
-    assert kept.to_list() == [
+    assert prompts.to_list() == [
         row for row, length in zip(ROWS.to_list(), lengths, strict=True) if length <= 8
     ]
-    said = json.loads((tmp_path / "data.json").read_text())
-    assert said == json.loads((tmp_path / "cache/statistics/k.json").read_text())
-    assert said["filtered"] == {"max_prompt_tokens": 6 - len(kept)}
-    assert (said["rows"], sum(n for *_, n in said["histogram"]), said["length"]["shortest"]) == (
-        len(kept),
-        len(kept),
+    statistics_file = json.loads((tmp_path / "data.json").read_text())
+    assert statistics_file == json.loads((tmp_path / "cache/statistics/k.json").read_text())
+    assert statistics_file["filtered"] == {"max_prompt_tokens": 6 - len(prompts)}
+    assert (
+        statistics_file["rows"],
+        sum(n for *_, n in statistics_file["histogram"]),
+        statistics_file["length"]["shortest"],
+    ) == (
+        len(prompts),
+        len(prompts),
         min(lengths),
     )
 
@@ -139,10 +143,10 @@ def test_prompts_are_filtered_by_tokens_and_described(tmp_path, tokenizer):
 def test_a_prompt_that_is_too_long_has_its_line(tmp_path, tokenizer):
     config, path = configured(tmp_path, positions=40), tmp_path / "rows.jsonl"
     texts = ["short", "also short", "much longer " * 9]
-    written = [{"answer": "1", "prompt": [{"role": "user", "content": text}]} for text in texts]
-    path.write_text("\n\n".join(json.dumps(row) for row in written) + "\n")
+    lines = [{"answer": "1", "prompt": [{"role": "user", "content": text}]} for text in texts]
+    path.write_text("\n\n".join(json.dumps(row) for row in lines) + "\n")
     config.data.path = str(path)
-    rows = Dataset.from_list(written)
+    rows = Dataset.from_list(lines)
     with pytest.raises(UserError, match=rf"1 of 3 rows, the first, {path}:5, with \d+ tokens"):
         prepare_prompts(config, Loaded(rows), tokenizer)
     with pytest.raises(UserError, match=rf"1 of 2 rows, the first, {path}:5, with"):
@@ -186,12 +190,12 @@ def test_a_chat_template_that_is_missing_or_wrong_is_refused(tmp_path, tokenizer
 
 def test_statistics_by_hand(tmp_path):
     lengths = {"tokens": np.array([6, 6, 20]), "prompt": np.array([2, 6, 2]), "filtered": {}}
-    found = statistics(configured(tmp_path, "sft"), lengths, None)
-    assert (found["truncated"], found["tokens"], found["without_answer"]) == (1, 6 + 6 + 12, 1)
-    assert found["histogram"][0][0] == 6
-    assert [n for *_, n in found["histogram"] if n] == [2, 1]
+    actual = statistics(configured(tmp_path, "sft"), lengths, None)
+    assert (actual["truncated"], actual["tokens"], actual["without_answer"]) == (1, 6 + 6 + 12, 1)
+    assert actual["histogram"][0][0] == 6
+    assert [n for *_, n in actual["histogram"] if n] == [2, 1]
     # the long row with a short one, or alone
-    assert found["efficiency"] in (24 / (12 * 2 + 6), 24 / (6 * 2 + 12))
+    assert actual["efficiency"] in (24 / (12 * 2 + 6), 24 / (6 * 2 + 12))
     packed = Dataset.from_dict({"input_ids": [[0] * 12, [0] * 12]})
     assert statistics(configured(tmp_path, "sft"), lengths, packed)["efficiency"] == 1.0
 

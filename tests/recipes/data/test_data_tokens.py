@@ -69,7 +69,7 @@ def tokenizer():
     return tokenizer
 
 
-def prepared(tmp_path, method, tokenizer, rows, **given):
+def prepared(tmp_path, method, tokenizer, rows, **settings):
     """Return the rows of our trainer, and of TRL's."""
     arguments, theirs, ours = (
         (SFTConfig, SFTTrainer, sft.Trainer)
@@ -81,7 +81,7 @@ def prepared(tmp_path, method, tokenizer, rows, **given):
         report_to="none",
         use_cpu=True,
         bf16=False,
-        **{"max_length": 64, **given},
+        **{"max_length": 64, **settings},
     )
     config = OmegaConf.create(
         {
@@ -95,7 +95,7 @@ def prepared(tmp_path, method, tokenizer, rows, **given):
             "trainer_args": {
                 "max_length": args.max_length,
                 "truncation_mode": args.truncation_mode,
-                "packing": given.get("packing", False),
+                "packing": settings.get("packing", False),
             },
         }
     )
@@ -109,7 +109,7 @@ def prepared(tmp_path, method, tokenizer, rows, **given):
 
 
 @pytest.mark.parametrize(
-    ("rows", "given"),
+    ("rows", "settings"),
     [
         (TEXT, {}),
         (PROMPTS, {}),
@@ -128,8 +128,8 @@ def prepared(tmp_path, method, tokenizer, rows, **given):
         ([row | extra for row, extra in zip(TURNS, EXTRAS, strict=True)], {}),
     ],
 )
-def test_tokens_and_labels_of_sft_are_trls(tmp_path, tokenizer, rows, given):
-    ours, theirs = prepared(tmp_path, "sft", tokenizer, rows, **given)
+def test_tokens_and_labels_of_sft_are_trls(tmp_path, tokenizer, rows, settings):
+    ours, theirs = prepared(tmp_path, "sft", tokenizer, rows, **settings)
     columns = [
         name for name in ("input_ids", "labels", "seq_lengths") if name in theirs.column_names
     ]
@@ -141,10 +141,10 @@ def test_a_tokenizer_that_cuts_or_pads_texts_does_neither_with_rows(tokenizer):
     cutting.backend_tokenizer.enable_truncation(2)
     cutting.backend_tokenizer.enable_padding(length=99)
     batch = {"text": [row["text"] for row in TEXT]}
-    made, whole = (
+    tokens, whole = (
         data_tokens.Tokens(each, None, "text", False, False)(batch) for each in (cutting, tokenizer)
     )
-    assert made == whole
+    assert tokens == whole
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_rows_of_several_processes_keep_their_order(tmp_path):
         return {"twice": [2 * n for n in batch["n"]]}
 
     (tmp_path / "key").mkdir()
-    made = mapped(
+    tokens = mapped(
         rows,
         doubled,
         ("n",),
@@ -208,7 +208,7 @@ def test_rows_of_several_processes_keep_their_order(tmp_path):
         Progress("doubling", tmp_path / "heartbeat"),
         number=3,
     )
-    assert made.to_list() == [{"other": "x", "twice": 2 * n} for n in range(10)]
+    assert tokens.to_list() == [{"other": "x", "twice": 2 * n} for n in range(10)]
     assert len(list((tmp_path / "key").glob("rows*.arrow"))) == 3
 
 

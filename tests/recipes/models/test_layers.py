@@ -42,7 +42,7 @@ def use(monkeypatch):
     )
 
 
-def compiled(run_dir, method, *overrides, measured=True, asked=True):
+def compiled(run_dir, method, *overrides, measured=True, requested=True):
     """Return what `built` does, with batches padded for compiling, which is not called yet."""
     # Micro-batches of 4 rows of the longest length are rehearsed.
     lengths = [] if method == "grpo" else ["method.args.max_length=128"]
@@ -54,7 +54,7 @@ def compiled(run_dir, method, *overrides, measured=True, asked=True):
         *lengths,
         *overrides,
     )
-    if not asked:
+    if not requested:
         OmegaConf.update(config, "chosen", [CHOSEN])
     return config, trainer
 
@@ -88,14 +88,14 @@ def is_compiled(trainer):
 def test_losses_and_gradients_are_those_of_eager_layers(tmp_path, use, method, overrides, backend):
     """Compare SFT and DPO; tests/recipes/training/test_grpo_step.py compares GRPO."""
     use(backend)
-    found = []
+    actual = []
     for name in ("eager", "compiled"):
         config, trainer = compiled(tmp_path / name, method, *overrides)
         config.step.compile = name == "compiled"
         trainer.compile_layers(config)
-        found.append(trained(trainer))
+        actual.append(trained(trainer))
         assert is_compiled(trainer) == config.step.compile
-    assert_same(*found)
+    assert_same(*actual)
 
 
 def small():
@@ -113,14 +113,19 @@ def small():
 
 def test_the_number_of_graphs_is_bounded_over_lengths():
     multiple = layers.MULTIPLE
-    model, graphs, draw, said = small(), CompileCounterWithBackend("eager"), random.Random(0), []
-    layers.compile_each(model.model.layers, said.append, backend=graphs)
+    model, graphs, draw, failures = (
+        small(),
+        CompileCounterWithBackend("eager"),
+        random.Random(0),
+        [],
+    )
+    layers.compile_each(model.model.layers, failures.append, backend=graphs)
     for _ in range(12):
         rows, tokens = draw.randint(1, 4), multiple * -(-draw.randint(1, 500) // multiple)
         model(torch.zeros(rows, tokens, dtype=torch.long), use_cache=False)
     # One row or several, of one block of tokens or several.
     assert graphs.frame_count <= 4
-    assert said == []
+    assert failures == []
 
 
 def with_item(module, args, output):
@@ -134,7 +139,7 @@ def test_a_layer_that_cannot_be_compiled_stays_eager_where_it_was_chosen(
 ):
     use("eager")
     _, eager = built(tmp_path / "eager", "sft")
-    config, trainer = compiled(tmp_path / "compiled", "sft", measured=measured, asked=False)
+    config, trainer = compiled(tmp_path / "compiled", "sft", measured=measured, requested=False)
     layers.decoder_layers(trainer.model)[0].mlp.register_forward_hook(with_item)
     trainer.compile_layers(config)
     assert_same(trained(trainer), trained(eager))
@@ -192,10 +197,12 @@ def test_the_first_micro_batch_decides_where_nothing_was_measured(
 ):
     """Keep losses, gradients, figures and random numbers, with dropout and with sampling."""
     use(backend)
-    given = [*overrides, *LORA[:2], "adapter.dropout=0.1"]
+    lora = [*overrides, *LORA[:2], "adapter.dropout=0.1"]
     # before the other one is built, which sets the seed anew
-    expected = trained(compiled(tmp_path / "eager", method, *given)[1])
-    config, trainer = compiled(tmp_path / "compiled", method, *given, measured=False, asked=False)
+    expected = trained(compiled(tmp_path / "eager", method, *lora)[1])
+    config, trainer = compiled(
+        tmp_path / "compiled", method, *lora, measured=False, requested=False
+    )
     trainer.compile_layers(config)
     assert_same(trained(trainer), expected)
     assert is_compiled(trainer) == agrees
@@ -208,9 +215,9 @@ def no_kernel(graph, inputs):
 def test_a_kernel_that_does_not_compile_leaves_dropout_and_figures_as_they_were(tmp_path, use):
     # of the backward pass, which is made last
     use(aot_autograd(fw_compiler=nop, bw_compiler=no_kernel))
-    given = [*LORA[:2], "adapter.dropout=0.25"]
-    expected = trained(compiled(tmp_path / "eager", "sft", *given)[1])
-    config, trainer = compiled(tmp_path / "compiled", "sft", *given, measured=False, asked=False)
+    lora = [*LORA[:2], "adapter.dropout=0.25"]
+    expected = trained(compiled(tmp_path / "eager", "sft", *lora)[1])
+    config, trainer = compiled(tmp_path / "compiled", "sft", *lora, measured=False, requested=False)
     trainer.compile_layers(config)
     assert_same(trained(trainer), expected)
     assert "no kernel" in trainer.compiled

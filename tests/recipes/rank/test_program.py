@@ -138,8 +138,8 @@ def test_the_chat_template_marks_what_the_assistant_says(tmp_path):
     encoded = tokenizer.apply_chat_template(
         messages, return_assistant_tokens_mask=True, return_dict=True, tokenize=True
     )
-    kept = [i for i, m in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if m]
-    assert tokenizer.convert_ids_to_tokens(kept) == ["2", model.END]
+    marked = [i for i, m in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if m]
+    assert tokenizer.convert_ids_to_tokens(marked) == ["2", model.END]
     prompt = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
     assert tokenizer.apply_chat_template(messages, tokenize=False).startswith(prompt)
 
@@ -182,7 +182,7 @@ def fsdp_plugin(tmp_path, *overrides):
         "hardware=mi300x", "model=qwen3_4b", "method=sft", "topology=fsdp", *overrides
     )
     # Nothing that this machine would reject for its devices.
-    given = {
+    arguments = {
         "output_dir": str(tmp_path),
         "fsdp": True,
         "fsdp_config": {"version": 2},
@@ -191,7 +191,7 @@ def fsdp_plugin(tmp_path, *overrides):
     settings = OmegaConf.create(
         {
             **OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True),
-            "trainer_args": given,
+            "trainer_args": arguments,
         }
     )
     return FullyShardedDataParallelPlugin(
@@ -200,19 +200,20 @@ def fsdp_plugin(tmp_path, *overrides):
 
 
 @pytest.mark.parametrize(
-    ("precision", "asked"), [("fp32", "fp32"), ("fp16", "fp32"), ("bf16", "bf16"), ("fp8", "fp32")]
+    ("precision", "reduce_dtype"),
+    [("fp32", "fp32"), ("fp16", "fp32"), ("bf16", "bf16"), ("fp8", "fp32")],
 )
-def test_fsdp_reduces_gradients_in_the_dtype_that_was_asked_for(tmp_path, precision, asked):
+def test_fsdp_reduces_gradients_in_the_dtype_that_was_asked_for(tmp_path, precision, reduce_dtype):
     policy = fsdp_plugin(
-        tmp_path, f"precision={precision}", f"topology.fsdp.reduce_dtype={asked}"
+        tmp_path, f"precision={precision}", f"topology.fsdp.reduce_dtype={reduce_dtype}"
     ).mixed_precision_policy
     compute = {"fp32": torch.float32, "fp16": torch.float16}.get(precision, torch.bfloat16)
-    if asked == precision == "fp32":
+    if reduce_dtype == precision == "fp32":
         assert policy is None
     else:
         assert (policy.param_dtype, policy.reduce_dtype) == (
             compute,
-            {"fp32": torch.float32, "bf16": torch.bfloat16}[asked],
+            {"fp32": torch.float32, "bf16": torch.bfloat16}[reduce_dtype],
         )
 
 

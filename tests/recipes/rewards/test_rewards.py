@@ -174,7 +174,7 @@ def test_regex_matches_the_whole_answer():
     ("path", "message"),
     [
         ("nowhere.reward", "No module named 'nowhere'"),
-        ("recipes.rewards.rewards.lenght", "has no function 'lenght'. Did you mean length"),
+        ("recipes.rewards.rewards.lenght", "has no attribute 'lenght'"),
     ],
 )
 def test_a_dotted_path_that_leads_nowhere(path, message):

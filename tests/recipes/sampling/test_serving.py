@@ -166,14 +166,14 @@ def trainer_with(*takes: bool):
 
 
 @pytest.mark.parametrize(
-    ("replicas", "told"),
+    ("replicas", "message"),
     [(1, "weights reach the server: "), (3, "weights reach all 3 replicas of the server: ")],
 )
-def test_a_server_that_follows_passes_and_the_weights_are_as_before(capsys, replicas, told):
+def test_a_server_that_follows_passes_and_the_weights_are_as_before(capsys, replicas, message):
     trainer = trainer_with(*[True] * replicas)
     before = copy.deepcopy(trainer.model.state_dict())
     serving.check_weights_arrive(trainer, replicas=replicas)
-    assert told in capsys.readouterr().out
+    assert message in capsys.readouterr().out
     for model in (trainer.model, *trainer.vllm_generation.models):
         assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     assert serving.REPLICA not in trainer.vllm_generation.session.headers
@@ -196,15 +196,15 @@ def test_the_probe_keeps_to_what_the_server_serves(longest):
     Seen with topology.server_max_length=64 on an H200.
     """
     trainer = trainer_with(True)
-    generate, asked = trainer.vllm_generation.generate, []
+    generate, sizes = trainer.vllm_generation.generate, []
 
-    def served(prompts, **given):
-        asked.append(len(prompts[0]) + given["max_tokens"])
-        return generate(prompts, **given)
+    def served(prompts, **arguments):
+        sizes.append(len(prompts[0]) + arguments["max_tokens"])
+        return generate(prompts, **arguments)
 
     trainer.vllm_generation.generate = served
     serving.check_weights_arrive(trainer, longest)
-    assert 2 <= max(asked) <= longest
+    assert 2 <= max(sizes) <= longest
 
 
 @pytest.mark.parametrize(
@@ -278,16 +278,16 @@ def test_a_refused_weight_transfer_ends_the_rank_that_waits_in_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "asked"),
+    ("arguments", "expected"),
     [
         ({}, {"stop_token_ids": [2]}),
         ({"stop_token_ids": [1, 2], "min_tokens": 4}, {"stop_token_ids": [1, 2], "min_tokens": 4}),
         ({"ignore_eos": True}, {"ignore_eos": True}),
     ],
 )
-def test_requests_name_the_tokens_that_end_a_completion(given, asked):
-    generation = SimpleNamespace(generation_kwargs=given)
-    before = dict(given)
+def test_requests_name_the_tokens_that_end_a_completion(arguments, expected):
+    generation = SimpleNamespace(generation_kwargs=arguments)
+    before = dict(arguments)
     serving.name_ends(SimpleNamespace(vllm_generation=generation, eos_token_ids=[2]))
-    assert generation.generation_kwargs == asked
-    assert given == before  # it is the argument's own
+    assert generation.generation_kwargs == expected
+    assert arguments == before  # it is the argument's own

@@ -56,9 +56,9 @@ class Simulated:
 
     def answer(self, answers) -> None:
         assert answers, "the trainer waits for nothing"
-        found = self.chance.choice(answers)
-        self.open.remove(found)
-        found.set_result([])
+        actual = self.chance.choice(answers)
+        self.open.remove(actual)
+        actual.set_result([])
 
     def work(self) -> None:
         for answer in self.chance.sample(self.open, self.chance.randint(0, len(self.open))):
@@ -168,13 +168,15 @@ def one_of_each(step: list) -> list[str]:
 
 
 def test_a_resumed_run_trains_on_every_row_once(trained, tmp_path):
-    given = ["topology.max_staleness=4", "method.args.gradient_accumulation_steps=2"]
-    given += ["method.args.max_steps=6"]
-    whole, _ = trained(*given)
+    overrides = ["topology.max_staleness=4", "method.args.gradient_accumulation_steps=2"]
+    overrides += ["method.args.max_steps=6"]
+    whole, _ = trained(*overrides)
     expected = sorted(row for step in whole for row in one_of_each(step))
     assert len(set(expected)) == 12
     for stopped in (5, 3, 1):  # a resumed run writes its later checkpoints again
-        rest, salts = trained(*given, resume=str(tmp_path / f"checkpoints/checkpoint-{stopped}"))
+        rest, salts = trained(
+            *overrides, resume=str(tmp_path / f"checkpoints/checkpoint-{stopped}")
+        )
         rows = [row for step in [*whole[:stopped], *rest] for row in one_of_each(step)]
         assert sorted(rows) == expected
         sent_after = [int(salt.split()[1]) for salt in salts]
@@ -227,15 +229,15 @@ def test_threads_keep_no_answer():
 
 
 @pytest.mark.parametrize(
-    ("given", "mode"),
+    ("overrides", "mode"),
     [
         ([], "token_truncate"),
         (["method.args.vllm_importance_sampling_mode=token_mask"], "token_mask"),
     ],
 )
-def test_each_tokens_ratio_is_truncated(tmp_path, given, mode):
+def test_each_tokens_ratio_is_truncated(tmp_path, overrides, mode):
     assert (
-        configured(tmp_path, "grpo", *SPLIT, *given).trainer_args.vllm_importance_sampling_mode
+        configured(tmp_path, "grpo", *SPLIT, *overrides).trainer_args.vllm_importance_sampling_mode
         == mode
     )
 
@@ -246,8 +248,8 @@ def test_a_row_that_no_checkpoint_can_keep_is_refused(tmp_path):
 
 
 def test_words_for_overlap():
-    given = ["hardware=mi300x", "method=grpo", "model=qwen3_4b"]
-    check_values(composed(*given, "topology.overlap=stream"))
+    overrides = ["hardware=mi300x", "method=grpo", "model=qwen3_4b"]
+    check_values(composed(*overrides, "topology.overlap=stream"))
     for word in ("steam", "'true'"):
         with pytest.raises(UserError, match=r"topology\.overlap"):
-            check_values(composed(*given, f"topology.overlap={word}"))
+            check_values(composed(*overrides, f"topology.overlap={word}"))

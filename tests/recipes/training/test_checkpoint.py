@@ -52,12 +52,12 @@ def test_one_whose_best_is_damaged_or_gone_is_refused(tmp_path, capsys):
         save(tmp_path, step, best=min(step, 4))
     truncate(tmp_path / "checkpoint-4")
     assert checkpoint.newest(tmp_path).name == "checkpoint-2"
-    said = capsys.readouterr().out
+    log = capsys.readouterr().out
     assert (
         "checkpoint-6 is not whole: in the best before it, checkpoint-4, model.safetensors has 3 "
-        in said
+        in log
     )
-    assert "checkpoint-4 is not whole: model.safetensors has" in said
+    assert "checkpoint-4 is not whole: model.safetensors has" in log
 
 
 def truncate(path):

@@ -105,7 +105,7 @@ REUSED = [
     ],
 )
 def test_the_ratio_to_vllm_is_that_of_trls_own_pass(tmp_path, base, mode, overrides):
-    found = []
+    results = []
     for owns_pass in (True, False):
         # Right before it trains: this sets the seed.
         _, trainer = grpo(tmp_path / str(owns_pass), base, "step.rows=packed", *overrides)
@@ -114,9 +114,9 @@ def test_the_ratio_to_vllm_is_that_of_trls_own_pass(tmp_path, base, mode, overri
         trainer.model.model.register_forward_pre_hook(
             lambda *_, without=without: without.append(not torch.is_grad_enabled())
         )
-        found.append((trained(trainer), lines(trainer), any(without)))
-    (gradients, metrics, _), (ours, our_metrics, _) = found
-    assert [ran for *_, ran in found] == [True, False]
+        results.append((trained(trainer), lines(trainer), any(without)))
+    (gradients, metrics, _), (ours, our_metrics, _) = results
+    assert [ran for *_, ran in results] == [True, False]
     assert_same(ours, gradients)
     assert_lines(our_metrics, metrics)
     assert 0.3 <= metrics[0]["sampling/importance_sampling_ratio/mean"] <= 2.0 or "mask" in mode
@@ -163,21 +163,21 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trls(base, tmp_path_factory):
     """Return `trls(case)`: TRL's own trainer, its metrics and gradients."""
-    found = {}
+    results = {}
 
     def of(case):
-        if case not in found:
+        if case not in results:
             _, trainer = grpo(tmp_path_factory.mktemp(case), base, "step.rows=padded", *CASES[case])
             assert trainer._rows == "padded"
-            found[case] = trained(trainer), lines(trainer)
-        return found[case]
+            results[case] = trained(trainer), lines(trainer)
+        return results[case]
 
     return of
 
 
-def assert_lines(found, expected):
-    assert len(found) == len(expected)
-    for line, other in zip(found, expected, strict=True):
+def assert_lines(results, expected):
+    assert len(results) == len(expected)
+    for line, other in zip(results, expected, strict=True):
         assert line == pytest.approx(other, rel=1e-5, abs=1e-5)
 
 
@@ -253,11 +253,11 @@ def test_completions_that_are_all_cut_off_are_a_loss_of_zero(tmp_path, base):
 def test_prompts_padded_in_front_are_generated_from_as_ever(tmp_path, base):
     ids = torch.randint(5, 300, (2, 9))
     mask = torch.tensor([[0] * 4 + [1] * 5, [1] * 9])
-    found = []
+    results = []
     for rows in ("packed", "padded"):
         config = configured(tmp_path, "grpo", f"model.path={base}", f"step.rows={rows}")
         model = build_model(config)
-        found.append(
+        results.append(
             model.generate(
                 ids,
                 attention_mask=mask,
@@ -270,7 +270,7 @@ def test_prompts_padded_in_front_are_generated_from_as_ever(tmp_path, base):
         assert model.config._attn_implementation == (
             attention.PADDED if rows == "packed" else "sdpa"
         )
-    for ours, theirs in zip(found[0].logits, found[1].logits, strict=True):
+    for ours, theirs in zip(results[0].logits, results[1].logits, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -290,8 +290,12 @@ def graphs_over_lengths(run_dir, base, seed):
             "compile_each",
             lambda *args, **kwargs: compile_each(*args, **{**kwargs, "backend": backend}),
         )
-        given = ["step.rows=packed", "method.args.num_iterations=2", "method.args.max_steps=1"]
-        config, trainer = grpo(run_dir, base, *given, make=compiled)
+        options = [
+            "step.rows=packed",
+            "method.args.num_iterations=2",
+            "method.args.max_steps=1",
+        ]
+        config, trainer = grpo(run_dir, base, *options, make=compiled)
         trainer.compile_layers(config)
     answers(trainer, seed)
     trained(trainer)
@@ -315,12 +319,12 @@ def test_graphs_are_few_and_the_same_in_a_run_that_resumes(tmp_path, base):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [["method.args.cast_lm_head_to_fp32=true"], ["model.tied_embeddings=false", "adapter=lora"]],
 )
-def test_what_is_not_plain_keeps_trls_passes(tmp_path, base, given):
-    _, trainer = grpo(tmp_path, base, "step.rows=packed", *given)
-    assert trainer._rows == ("padded" if "cast" in given[0] else "packed")
+def test_what_is_not_plain_keeps_trls_passes(tmp_path, base, options):
+    _, trainer = grpo(tmp_path, base, "step.rows=packed", *options)
+    assert trainer._rows == ("padded" if "cast" in options[0] else "packed")
 
 
 def test_only_attention_to_everything_before_fits():

@@ -77,11 +77,11 @@ def test_each_step_of_each_epoch_keeps_its_rows(balanced):
     assert len(order) == len(LENGTHS)
     epochs = []
     for _ in range(3):
-        found, drawn = list(order), list(theirs)
-        assert [Counter(step) for step in steps(found)] == [Counter(step) for step in steps(drawn)]
-        assert steps(found)[-1] == steps(drawn)[-1], "a step that is not whole stays as it is"
-        assert steps(found)[0] != steps(drawn)[0]
-        epochs.append(found)
+        actual, drawn = list(order), list(theirs)
+        assert [Counter(step) for step in steps(actual)] == [Counter(step) for step in steps(drawn)]
+        assert steps(actual)[-1] == steps(drawn)[-1], "a step that is not whole stays as it is"
+        assert steps(actual)[0] != steps(drawn)[0]
+        epochs.append(actual)
     assert epochs[0] != epochs[1]
 
 
@@ -99,8 +99,10 @@ def test_grouped_rows_have_neighbours_of_like_length():
 
 
 def test_balanced_micro_batches_have_about_the_same_tokens():
-    found = steps(list(StepOrder(SequentialSampler(LENGTHS), LENGTHS, SIZE, NUMBER, balanced=True)))
-    for step in found[:2]:
+    actual = steps(
+        list(StepOrder(SequentialSampler(LENGTHS), LENGTHS, SIZE, NUMBER, balanced=True))
+    )
+    for step in actual[:2]:
         tokens = [LENGTHS[batch].sum() for batch in micro_batches(step)]
         assert max(tokens) < 1.1 * np.mean(tokens)
 

@@ -38,33 +38,35 @@ def arguments(*overrides: str) -> dict:
 
 @pytest.mark.parametrize(("method", "metric"), TRAINED)
 def test_models_are_measured_where_they_are_saved(method, metric):
-    given = [
+    common = [
         "model=qwen3_0_6b",
         "topology=single",
         "method.args.save_steps=30",
         "method.args.per_device_train_batch_size=8",
     ]
-    wanted = [f"method={method}", f"method.selection.metric={metric}", *given]
-    args = arguments(*wanted)
+    overrides = [f"method={method}", f"method.selection.metric={metric}", *common]
+    args = arguments(*overrides)
     assert (args["eval_strategy"], args["eval_steps"], args["save_steps"]) == ("steps", 30, 30)
     assert args["metric_for_best_model"] == metric
     assert args["greater_is_better"] is (metric != "eval_loss")
     assert args["per_device_eval_batch_size"] == 8
     assert args.get("num_generations_eval") == (1 if method == "grpo" else None)
     assert (
-        arguments(*wanted, "method.args.per_device_eval_batch_size=5")["per_device_eval_batch_size"]
+        arguments(*overrides, "method.args.per_device_eval_batch_size=5")[
+            "per_device_eval_batch_size"
+        ]
         == 5
     )
 
 
 def test_a_small_run_measures_all_answers_to_a_prompt_at_once():
     answers = 3
-    asked = [
+    options = [
         "method=grpo",
         "method.selection.metric=eval_reward",
         f"method.args.num_generations_eval={answers}",
     ]
-    assert arguments("smoke=true", *asked)["per_device_eval_batch_size"] == answers
+    assert arguments("smoke=true", *options)["per_device_eval_batch_size"] == answers
 
 
 def test_a_sweep_by_a_held_out_figure_waits_for_it(tmp_path):
@@ -94,8 +96,8 @@ def test_an_early_end_is_told_by_patience_also_where_the_last_model_is_the_best(
     trainer = SimpleNamespace(
         state=TrainerState(global_step=6, max_steps=9, best_metric=0.9, best_global_step=6)
     )
-    found = selection.load_best(config, trainer)
-    assert found == {"best_step": 6, "best_eval_loss": 0.9, "stopped_early": True}
+    actual = selection.load_best(config, trainer)
+    assert actual == {"best_step": 6, "best_eval_loss": 0.9, "stopped_early": True}
     printed = capsys.readouterr().out
     assert "eval_loss 0.9\n" in printed
     assert "stopped early" in printed
