@@ -164,9 +164,12 @@ def _table(rows: list[Row], name: str, whole: bool = True) -> Dataset:
     Raises UserError, and _OneTable if these are not the `whole` rows and the rest may not fit them.
     """
     # The keys of tool calls' arguments differ by row; a column has all of them, with nulls.
-    lists = (value for row in rows for value in row.values() if isinstance(value, list))
     loose = any(
-        isinstance(turn, dict) and turn.get("tool_calls") for turns in lists for turn in turns
+        isinstance(turn, dict) and turn.get("tool_calls")
+        for row in rows
+        for value in row.values()
+        if isinstance(value, list)
+        for turn in value
     )
     if loose and not whole:
         raise _OneTable

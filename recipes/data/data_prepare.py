@@ -151,8 +151,8 @@ def prepare_prompts(
     if isinstance(loaded.rows, IterableDataset):
         stream = loaded.rows.map(tokenize, batched=True)
         return stream.filter(lambda row: _fits_stream(row, config)).remove_columns("prompt_ids")
-    digest = loaded.sha256()["data_sha256"]
-    key = cache_key(digest, tokenizer, (tokenizer.chat_template,), {"method": "grpo"})
+    template, arguments = (tokenizer.chat_template,), {"method": "grpo"}
+    key = cache_key(loaded.sha256()["data_sha256"], tokenizer, template, arguments)
     rows, lengths = kept_rows(cached(config, key, loaded.rows, tokenize), config, loaded.rows)
     describe(config, loaded, lengths, None)
     return rows.remove_columns("prompt_ids")
@@ -199,9 +199,7 @@ def load_once(config: DictConfig, method: str) -> Loaded:
     gc.freeze()  # so that garbage collections skip the objects of all imports
     if "data_cache" not in config or data.streaming or data.kind in GENERATED:
         return load(data, method, progress)
-    settings = {
-        key: value for key, value in OmegaConf.to_container(data).items() if key not in ASIDE
-    }
+    settings = {**OmegaConf.to_container(data), **dict.fromkeys(ASIDE)}
     paths = [path for path in (*paths_of(data), *settings.get("files", ())) if os.path.isfile(path)]
     files = [sha256(Path(path), progress.heartbeat) for path in paths]
     key = json_sha256([settings, files, method, _code("data*.py"), datasets.__version__])
@@ -258,24 +256,22 @@ def stored(folder: Path, make: Callable[[Path], Any]) -> Path:
     return folder
 
 
-def kept_rows(
-    rows: Dataset, config: DictConfig, sources: Dataset
-) -> tuple[Dataset, dict[str, Any]]:
+def kept_rows(rows: Dataset, config: DictConfig, raw: Dataset) -> tuple[Dataset, dict[str, Any]]:
     """Return the rows whose lengths `data.filter` allows, and {tokens, prompt, filtered}.
 
     `tokens` and `prompt` are the lengths of the returned rows; `filtered` counts the others by
-    filter. `sources` holds the same rows before tokenization, so that an error can name a file's
+    filter. `raw` holds the same rows before tokenization, so that an error can name a file's
     line. Raises UserError if no row is left, or if a prompt leaves no room for an answer.
     """
     tokens, prompt = data_tokens.lengths(rows)
     masks = _masks(tokens, prompt, config.data.filter)
     passing = ~np.any(list(masks.values()), axis=0) if masks else np.ones(len(tokens), bool)
     filtered = {name: int(mask.sum()) for name, mask in masks.items() if mask.any()}
-    longest = {"tokens": f"{tokens.min()} to {tokens.max()}"}
-    select.require(np.flatnonzero(passing).tolist(), "data.filter", filtered | longest)
+    lengths = {"tokens": f"{tokens.min()} to {tokens.max()}"}
+    select.require(range(passing.sum()), "data.filter", filtered | lengths)
     long = np.flatnonzero(passing & (prompt >= room_for_prompt(config)[0]))
     if len(long):
-        line = line_of(sources[int(long[0])], paths_of(config.data))
+        line = line_of(raw[int(long[0])], paths_of(config.data))
         first = f"the first{f', {line},' if line else ''} with {prompt[long[0]]} tokens"
         _reject_prompt(config, f"{len(long)} of {passing.sum()} rows, {first}")
     rows = rows if passing.all() else rows.select(np.flatnonzero(passing))
@@ -284,14 +280,14 @@ def kept_rows(
 
 def _masks(tokens: Any, prompt: Any, filters: DictConfig) -> dict[str, Any]:
     """Return, for each configured filter, a mask of the rows that it rejects."""
-    masks = {}
-    if filters.min_tokens is not None:
-        masks["min_tokens"] = tokens < filters.min_tokens
-    if filters.max_tokens is not None:
-        masks["max_tokens"] = tokens > filters.max_tokens
-    if filters.max_prompt_tokens is not None:
-        masks["max_prompt_tokens"] = prompt > filters.max_prompt_tokens
-    return masks
+    rejects = {
+        "min_tokens": lambda least: tokens < least,
+        "max_tokens": lambda most: tokens > most,
+        "max_prompt_tokens": lambda most: prompt > most,
+    }
+    return {
+        name: mask(filters[name]) for name, mask in rejects.items() if filters[name] is not None
+    }
 
 
 def _fits_stream(row: Row, config: DictConfig) -> bool:
@@ -320,11 +316,8 @@ def room_for_prompt(config: DictConfig) -> tuple[int, str]:
         if config.topology.servers:
             context = min(context, config.topology.server_max_length or context)
         completion = args.get("max_completion_length") or 256  # TRL's default
-        return (
-            context - completion + 1,
-            f"of {context} positions the completion may take {completion} "
-            "(method.args.max_completion_length)",
-        )
+        reason = f"method.args.max_completion_length={completion} of {context} positions"
+        return context - completion + 1, f"{reason} are for the completion"
     length = args.get("max_length", 1024)  # TRL's default
     if length is None or args.get("packing") or args.get("truncation_mode") == "keep_end":
         return context, f"model={config.model.name} has {context} positions"
@@ -390,16 +383,12 @@ def statistics(
         starts = np.arange(0, len(order), batch)
         sizes = np.minimum(batch, len(order) - starts)
         efficiency = float(cut.sum() / (np.maximum.reduceat(order, starts) * sizes).sum())
-    length = {
-        "shortest": int(tokens.min()),
-        "mean": float(tokens.mean()),
-        "longest": int(tokens.max()),
-    }
+    shortest, longest = int(tokens.min()), int(tokens.max())
     return {
         "method": method,
         "rows": len(tokens),
         "tokens": int(cut.sum()),
-        "length": length,
+        "length": {"shortest": shortest, "mean": float(tokens.mean()), "longest": longest},
         "histogram": [[int(low), int(high) - 1, int(n)] for low, high, n in bins],
         "max_length": most,
         "truncated": int((tokens > most).sum()) if most else 0,

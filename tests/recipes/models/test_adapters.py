@@ -246,20 +246,6 @@ def test_the_launcher_refuses_an_adapter_that_would_be_merged_wrong_or_change_wh
         check_adapter(config)
 
 
-def test_an_adapter_of_the_layers_that_were_asked_for_is_taken_in_any_order(tmp_path):
-    (tmp_path / "adapter_config.json").write_text(
-        json.dumps({"r": 4, "lora_alpha": 8, "target_modules": ["v_proj", "q_proj"]})
-    )
-    (tmp_path / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    lora = [
-        "adapter=lora",
-        "adapter.rank=4",
-        "adapter.alpha=8",
-        "adapter.target_modules=[q_proj,v_proj]",
-    ]
-    check_adapter(composed("hardware=cpu", *lora, f"adapter.path={tmp_path}"))
-
-
 @pytest.mark.parametrize("layers", ["all-linear", "[v_proj,down_proj]"])
 def test_the_planner_counts_what_peft_trains(layers):
     """Count for model=tiny, whose shape the launcher has too."""

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from launch.core.errors import UserError
 from recipes.data.data_files import check_tests
-from recipes.rewards import verify, verify_code, verify_worker
+from recipes.rewards import verify, verify_code
 from recipes.rewards.verify import build_verifier
 from recipes.rewards.verify_isolated import GIVEN, PASSED_ON, Isolated
 
@@ -312,21 +312,6 @@ def test_a_module_that_needs_the_ranks_environment_is_refused_in_one_line(tmp_pa
         of({"needs_a_key.f": 1.0})
 
 
-def test_what_an_import_keeps_at_home_is_gone_once_the_process_is_ready(tmp_path, monkeypatch):
-    (tmp_path / "keeps.py").write_text(
-        "import pathlib\n(pathlib.Path.home() / '.cache').mkdir(parents=True)\n"
-        "def f(**_): return [1.0]"
-    )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    for name, place in (("HOME", tmp_path / "home"), ("TMPDIR", tmp_path / "temporary")):
-        monkeypatch.setitem(GIVEN, name, str(place))
-    (tmp_path / "temporary").mkdir()
-    isolated = Isolated(["keeps.f"])
-    assert isolated("keeps.f", "", {}) == (1.0, None)
-    assert not (tmp_path / "home").exists()
-    assert not list((tmp_path / "temporary").iterdir())
-
-
 def test_a_confined_function_gets_a_batch_with_its_columns_and_no_gpu_nor_secret(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "a secret")
     verifier = of({f"{OWN}.reads_everything": 1.0, f"{OWN}.sees_a_gpu": 1.0})
@@ -432,21 +417,6 @@ def test_the_rank_is_named_where_confinement_can_be_the_reason(monkeypatch, conf
     with pytest.raises(UserError, match=f"fails for every completion: .*{message}") as refused:
         of({f"{OWN}.goes_wrong": 1.0}, confined=confined)(["p"], [way], {})
     assert ("Use: method.reward_confined=false" in str(refused.value)) == confined
-
-
-def test_what_a_library_makes_of_a_refusal_names_the_refusal(monkeypatch):
-    guard = verify_worker.Guard()
-
-    def judge(**request):
-        guard.refused.append("socket.__new__")
-        raise TypeError("no connection")
-
-    monkeypatch.setattr(verify_worker.rewards, "judge", judge)
-    answer = verify_worker.answer_to({"name": "mine.f"}, guard)
-    assert answer == {
-        "scores": None,
-        "error": "TypeError: no connection; before it: a scorer may not: socket.__new__",
-    }
 
 
 def test_trl_asks_for_one_reward_after_the_other_and_gets_the_errors_as_a_metric():

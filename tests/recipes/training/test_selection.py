@@ -17,10 +17,8 @@ from launch.plan.planning import prepare
 from launch.rules.check import check
 from launch.rules.unread import OF_EVALUATIONS
 from launch.schema.trainer_args import complete
-from launch.study.trials import check_metric_early
 from recipes.training import selection
 from tests.conftest import composed
-from tests.helpers.report_examples import a_run, log, steps
 
 BEST = "method.selection.metric=eval_loss"
 # Which trains by sft.
@@ -67,13 +65,6 @@ def test_a_small_run_measures_all_answers_to_a_prompt_at_once():
         f"method.args.num_generations_eval={answers}",
     ]
     assert arguments("smoke=true", *options)["per_device_eval_batch_size"] == answers
-
-
-def test_a_sweep_by_a_held_out_figure_waits_for_it(tmp_path):
-    """Wait while the first lines lack it: it is measured at the first save."""
-    log(a_run(tmp_path), *steps(2))
-    assert check_metric_early("eval_loss", tmp_path)
-    assert check_metric_early("best_eval_loss", tmp_path)
 
 
 def test_a_figure_that_was_never_a_number_chooses_nothing():
