@@ -55,7 +55,7 @@ def refused(path, key="data.path"):
         ),
     ],
 )
-def test_a_file_of_another_format_is_called_what_it_is(tmp_path, name, content, what, command):
+def test_other_file_formats_are_named(tmp_path, name, content, what, command):
     path = tmp_path / name
     path.write_bytes(content)
     for key in ("data.path", "data.sources[1].path"):
@@ -74,7 +74,7 @@ def test_the_command_makes_the_rows(tmp_path, monkeypatch):
     assert list(data_files.lines(str(tmp_path / "it's_rows.jsonl"), "sft")) == ROWS
 
 
-def test_a_byte_that_is_no_utf_8_has_its_line(tmp_path):
+def test_bytes_that_are_not_utf_8_name_their_line(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(LINES + b'{"prompt": "caf\xe9", "completion": "x"}\n')
     message = refused(path)

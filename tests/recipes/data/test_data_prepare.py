@@ -156,9 +156,7 @@ def test_a_prompt_that_is_too_long_has_its_line(tmp_path, tokenizer):
         prepare_prompts(config, Loaded(rows), tokenizer)
 
 
-def test_rows_that_are_cut_and_rows_with_nothing_in_them_are_in_the_log(
-    tmp_path, tokenizer, capsys
-):
+def test_truncated_and_blank_rows_cause_warnings(tmp_path, tokenizer, capsys):
     config = configured(tmp_path, "sft")
     lengths = {"tokens": np.array([6, 6, 20]), "prompt": np.array([2, 6, 2]), "filtered": {}}
     describe(config, Loaded(ROWS, {"blank": {"completion": 2, "messages": 1}}), lengths, None)
@@ -200,7 +198,7 @@ def test_statistics_by_hand(tmp_path):
     assert statistics(configured(tmp_path, "sft"), lengths, packed)["efficiency"] == 1.0
 
 
-def test_what_was_cut_off_is_no_end():
+def test_truncated_rows_lose_their_end_token():
     # 9 is special, and 7 the line break after it
     row = {"input_ids": [9, 1, 5, 6, 9, 7], "labels": [-100, -100, 5, 6, 9, 7]}
     assert without_end({**row, "finished": False}, {9}) == {

@@ -157,7 +157,7 @@ def test_tokens_of_pairs_are_trls(tmp_path, tokenizer, rows):
     assert ours.select_columns(columns).to_list() == theirs.select_columns(columns).to_list()
 
 
-def test_a_template_that_marks_no_answer_is_refused(tmp_path, tokenizer):
+def test_templates_must_mark_answers(tmp_path, tokenizer):
     rows = [{"messages": [user("1"), assistant("2")]}, {"messages": [user("1 plus"), user("2")]}]
     with pytest.raises(UserError, match="marks no token of a row as the assistant's"):
         data_tokens.Tokens(tokenizer, None, "text", False, True)(
@@ -212,7 +212,7 @@ def test_rows_of_several_processes_keep_their_order(tmp_path):
     assert len(list((tmp_path / "key").glob("rows*.arrow"))) == 3
 
 
-def test_what_one_of_the_processes_refuses_is_the_runs_error(tmp_path):
+def test_errors_of_worker_processes_are_raised(tmp_path):
     """End processes that inherit a run's SIGTERM handler, which only notes the signal."""
 
     def make(batch):

@@ -107,7 +107,7 @@ def test_layers_without_an_adapter_are_unpacked_too(monkeypatch):
     assert torch.equal(saved.model.layers[0].mlp.up_proj.weight, packed * 2)
 
 
-def test_an_adapter_of_more_than_linear_layers_is_refused_not_dropped():
+def test_adapters_of_embeddings_are_rejected():
     config = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["embed_tokens", "q_proj"])
     with pytest.raises(UserError, match="embed_tokens"):
         adapters.merge(get_peft_model(base(), config), None)
@@ -141,7 +141,7 @@ def adapter_dir(tmp_path):
     return tmp_path / "adapter"
 
 
-def test_an_adapter_is_loaded_to_be_trained_on(adapter_dir):
+def test_loaded_adapters_are_trainable(adapter_dir):
     model = adapters.load_adapter(
         base(), settings(adapter_dir, dropout=0.25), adapters.fingerprint_of(base())
     )
@@ -154,7 +154,7 @@ def test_an_adapter_is_loaded_to_be_trained_on(adapter_dir):
     }
 
 
-def test_an_adapter_of_another_base_is_refused(adapter_dir):
+def test_adapters_of_another_base_are_rejected(adapter_dir):
     with pytest.raises(UserError, match="another base than model=tiny"):
         adapters.load_adapter(
             base(seed=5), settings(adapter_dir), adapters.fingerprint_of(base(seed=5))
@@ -178,7 +178,7 @@ def test_checkpoints_of_another_base_are_not_resumed(tmp_path):
         adapters.note_base(tmp_path, "two")
 
 
-def test_the_launcher_refuses_what_does_not_fit_the_model(adapter_dir):
+def test_the_launcher_rejects_adapters_that_do_not_fit(adapter_dir):
     def config_with(path, *overrides):
         config = copy.deepcopy(
             composed(
@@ -221,9 +221,7 @@ def test_the_launcher_refuses_what_does_not_fit_the_model(adapter_dir):
         ([], "seed=1", "holds no JSON object"),
     ],
 )
-def test_the_launcher_refuses_an_adapter_that_would_be_merged_wrong_or_change_what_was_asked(
-    tmp_path, own, override, message
-):
+def test_the_launcher_rejects_adapters_with_other_settings(tmp_path, own, override, message):
     content = (
         {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "k_proj"], **own}
         if isinstance(own, dict)
@@ -281,7 +279,7 @@ def test_the_planner_counts_the_layers_of_the_adapter_that_is_trained_on(listed,
     )
 
 
-def test_what_is_merged_replaces_trls_own_for_an_adapter_only():
+def test_merged_weights_are_sent_only_for_adapters():
     from recipes.sampling.serving import send_merged
 
     engine = SimpleNamespace(
@@ -295,7 +293,7 @@ def test_what_is_merged_replaces_trls_own_for_an_adapter_only():
     assert not hasattr(plain, "_iter_named_params")
 
 
-def test_a_run_knows_the_adapter_that_it_began_with_by_its_content(tmp_path, capsys, monkeypatch):
+def test_runs_identify_adapters_by_content(tmp_path, capsys, monkeypatch):
     """Resume only with that adapter, as a pipeline does; reproducing names what differs."""
     folder = tmp_path / "adapter"
     folder.mkdir()

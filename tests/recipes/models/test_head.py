@@ -57,7 +57,7 @@ def test_sums_and_gradients_are_those_of_cross_entropy():
 
 
 @pytest.mark.parametrize(("frozen", "trained"), [("hidden", "weight"), ("weight", "hidden")])
-def test_what_does_not_train_gets_no_gradient(frozen, trained):
+def test_frozen_tensors_get_no_gradient(frozen, trained):
     tensors = dict(zip(("hidden", "weight", "targets"), drawn(), strict=True))
     (gradients,) = torch.autograd.grad(plain(**tensors)[0], tensors[trained])
     tensors[frozen].requires_grad_(False)

@@ -134,9 +134,7 @@ def with_item(module, args, output):
 
 
 @pytest.mark.parametrize("measured", [True, False])
-def test_a_layer_that_cannot_be_compiled_stays_eager_where_it_was_chosen(
-    tmp_path, use, capsys, measured
-):
+def test_uncompilable_layers_stay_eager_if_compile_was_chosen(tmp_path, use, capsys, measured):
     use("eager")
     _, eager = built(tmp_path / "eager", "sft")
     config, trainer = compiled(tmp_path / "compiled", "sft", measured=measured, requested=False)
@@ -148,7 +146,7 @@ def test_a_layer_that_cannot_be_compiled_stays_eager_where_it_was_chosen(
     assert f"layers are not compiled: {trainer.compiled}" in capsys.readouterr().out
 
 
-def test_a_layer_that_cannot_be_compiled_ends_a_run_that_asked(tmp_path, use):
+def test_uncompilable_layers_end_the_run_if_compile_was_requested(tmp_path, use):
     use("eager")
     config, trainer = compiled(tmp_path, "sft")
     layers.decoder_layers(trainer.model)[0].mlp.register_forward_hook(with_item)
@@ -167,7 +165,7 @@ def sharded_inside(config, trainer):
 
 
 @pytest.mark.parametrize("unfit", [without_equal_layers, sharded_inside])
-def test_a_model_whose_layers_cannot_be_compiled_alone(tmp_path, use, unfit):
+def test_models_without_separable_layers(tmp_path, use, unfit):
     use("eager")
     config, trainer = compiled(tmp_path, "sft")
     unfit(config, trainer)
@@ -192,7 +190,7 @@ def one_more(graph, inputs):
     ("method", "overrides", "backend", "agrees"),
     [("sft", ["step.rows=packed"], "eager", True), ("grpo", [], one_more, False)],
 )
-def test_the_first_micro_batch_decides_where_nothing_was_measured(
+def test_unmeasured_hardware_compares_the_first_micro_batch(
     tmp_path, use, method, overrides, backend, agrees
 ):
     """Keep losses, gradients, figures and random numbers, with dropout and with sampling."""
@@ -212,7 +210,7 @@ def no_kernel(graph, inputs):
     raise InternalTorchDynamoError("no kernel")
 
 
-def test_a_kernel_that_does_not_compile_leaves_dropout_and_figures_as_they_were(tmp_path, use):
+def test_failed_kernels_leave_dropout_and_figures_unchanged(tmp_path, use):
     # of the backward pass, which is made last
     use(aot_autograd(fw_compiler=nop, bw_compiler=no_kernel))
     lora = [*LORA[:2], "adapter.dropout=0.25"]

@@ -83,7 +83,7 @@ def test_cores_that_the_process_may_not_use_are_left_alone(machine):
         ("node", range(THREADS), ["0000:ff:00.0"], "topology.numa_binding: .*0000:ff:00.0"),
     ],
 )
-def test_what_cannot_be_bound_says_why(machine, policy, allowed, gpus, message):
+def test_binding_errors(machine, policy, allowed, gpus, message):
     with pytest.raises(UserError, match=message):
         of(machine, policy, 0, allowed, gpus)
 

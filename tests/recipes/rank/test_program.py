@@ -155,7 +155,7 @@ def test_a_model_directory_is_read_back(tmp_path):
     assert names.chat_template == model.CHAT_TEMPLATE
 
 
-def test_a_hub_model_that_cannot_be_had(tmp_path, monkeypatch):
+def test_unavailable_hub_models(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="nobody/nothing at 0+ cannot be loaded"):
@@ -164,7 +164,7 @@ def test_a_hub_model_that_cannot_be_had(tmp_path, monkeypatch):
         )
 
 
-def test_trainer_arguments_are_refused_in_trls_words(tmp_path):
+def test_trainer_arguments_that_trl_rejects(tmp_path):
     settings = config(tmp_path)
     settings.hardware, settings.topology, settings.precision = (
         {"vendor": "amd"},

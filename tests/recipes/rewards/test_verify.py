@@ -119,7 +119,7 @@ def test_weighted_and_chained():
     ] == [1.0, 0.75, 0.25]
 
 
-def test_what_hangs_or_crashes_is_that_completions_failure():
+def test_hangs_and_crashes_fail_only_their_completion():
     isolated = Isolated(["regex", "length"], time_s=0.5)
     assert isolated("regex", "a" * 40 + "b", {"pattern": "(a+)+"}) == (
         0.0,
@@ -137,7 +137,7 @@ def test_what_hangs_or_crashes_is_that_completions_failure():
     assert isolated("length", "", {}) == (1.0, None)
 
 
-def test_a_scorer_that_waits_for_ever_is_waited_for_by_the_clock():
+def test_waiting_scorers_are_limited_by_wall_clock():
     isolated = Isolated(["length"], wait_s=0.3)
     assert isolated("length", "", {}) == (1.0, None)
     isolated.process.send_signal(signal.SIGSTOP)
@@ -173,7 +173,7 @@ verify_worker.main()
 """
 
 
-def test_what_a_scorer_may_not_do_fails_that_sample_and_the_next_is_scored(tmp_path):
+def test_forbidden_actions_fail_only_their_sample(tmp_path):
     target = tmp_path / "a"
     target.write_text("kept")
     names = ["socket", "process", "fork", "write", "remove", "read", "memory", "nothing", "length"]
@@ -216,7 +216,7 @@ def test_what_a_scorer_may_not_do_fails_that_sample_and_the_next_is_scored(tmp_p
     assert target.read_text() == "kept"
 
 
-def test_a_scorer_sees_nothing_of_the_ranks_environment(monkeypatch):
+def test_scorers_do_not_see_the_environment_of_the_rank(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "a secret")
     isolated = Isolated(["length"])
     isolated("length", "", {})
@@ -226,7 +226,7 @@ def test_a_scorer_sees_nothing_of_the_ranks_environment(monkeypatch):
     assert names <= {*PASSED_ON, *GIVEN}
 
 
-def test_a_scorer_that_hangs_does_not_outlive_a_killed_rank_for_long():
+def test_hanging_scorers_end_soon_after_a_killed_rank():
     code = (
         "import sys; sys.argv = ['', '60', '1000000000']; "
         "from recipes.rewards import verify_worker as w; w.ALONE_S = 0.2; w.main()"
@@ -248,7 +248,7 @@ def test_a_scorer_that_hangs_does_not_outlive_a_killed_rank_for_long():
 
 
 @pytest.mark.parametrize("confined", [True, False])
-def test_a_function_of_ones_own_is_asked_for_each_completion_where_it_fails_for_a_batch(confined):
+def test_a_failing_batch_is_scored_one_by_one(confined):
     verifier = of({f"{OWN}.fails_for_bad": 1.0}, confined=confined)
     verdicts = verifier(["p"] * 3, ["good", "bad", "good"], {"answer": ["1", "2", "3"]})
     assert [v.score for v in verdicts] == [1.0, 0.0, 1.0]
@@ -256,7 +256,7 @@ def test_a_function_of_ones_own_is_asked_for_each_completion_where_it_fails_for_
     assert verifier.errors == 1
 
 
-def test_a_score_outside_0_to_1_is_an_error_of_that_completion():
+def test_scores_outside_0_to_1_are_errors():
     verifier = of({f"{OWN}.beyond_for_bad": 1.0}, confined=False)
     verdicts = verifier(["p"] * 4, ["good", "bad", "worse", "rounded"], {})
     assert [v.score for v in verdicts] == [1.0, 0.0, 0.0, 1.0]
@@ -278,9 +278,7 @@ def test_a_score_outside_0_to_1_is_an_error_of_that_completion():
         ("dies", "its process ended with exit code -6"),
     ],
 )
-def test_a_function_of_ones_own_that_hangs_or_crashes_fails_that_completion_and_not_the_rank(
-    monkeypatch, way, error
-):
+def test_own_functions_that_hang_or_crash_fail_one_completion(monkeypatch, way, error):
     monkeypatch.setattr(verify, "Isolated", functools.partial(Isolated, time_s=0.5))
     verifier = of({f"{OWN}.goes_wrong": 1.0})
     verdicts = verifier(["p"] * 2, ["good", way], {})
@@ -293,7 +291,7 @@ def test_a_function_of_ones_own_that_hangs_or_crashes_fails_that_completion_and_
     assert [v.score for v in verifier(["p"] * 3, ["good"] * 3, {})] == [1 / 3] * 3
 
 
-def test_a_function_that_hangs_from_its_first_completions_on_ends_the_run_before_its_hang_timeout(
+def test_a_function_that_always_hangs_ends_the_run_early(
     monkeypatch,
 ):
     monkeypatch.setattr(verify, "Isolated", functools.partial(Isolated, time_s=0.2))
@@ -303,7 +301,7 @@ def test_a_function_that_hangs_from_its_first_completions_on_ends_the_run_before
         of({f"{OWN}.goes_wrong": 1.0})(["p"] * 4, ["hangs", "hangs", "hangs", "good"], {})
 
 
-def test_a_module_that_needs_the_ranks_environment_is_refused_in_one_line(tmp_path, monkeypatch):
+def test_imports_that_need_the_environment_are_rejected(tmp_path, monkeypatch):
     (tmp_path / "needs_a_key.py").write_text("raise RuntimeError('no MY_KEY\\nset it')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     with pytest.raises(
@@ -312,7 +310,7 @@ def test_a_module_that_needs_the_ranks_environment_is_refused_in_one_line(tmp_pa
         of({"needs_a_key.f": 1.0})
 
 
-def test_a_confined_function_gets_a_batch_with_its_columns_and_no_gpu_nor_secret(monkeypatch):
+def test_confined_functions_get_columns_but_no_gpu_or_secret(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "a secret")
     verifier = of({f"{OWN}.reads_everything": 1.0, f"{OWN}.sees_a_gpu": 1.0})
     columns = {
@@ -335,9 +333,7 @@ def test_a_confined_function_gets_a_batch_with_its_columns_and_no_gpu_nor_secret
 
 
 @pytest.mark.parametrize(("confined", "calls"), [(True, []), (False, [2, 1])])
-def test_a_function_of_ones_own_keeps_its_state_and_runs_in_the_rank_only_where_it_is_told_to(
-    confined, calls
-):
+def test_own_functions_keep_state_in_their_process(confined, calls):
     here = importlib.import_module(OWN).CALLS  # pytest knows this file by another name
     here.clear()
     verifier = of({f"{OWN}.counts_its_calls": 1.0}, confined=confined)
@@ -354,7 +350,7 @@ def test_a_function_of_ones_own_keeps_its_state_and_runs_in_the_rank_only_where_
         ({"regex": 1.0}, {"columns": ["pattern"], "pattern": "a"}, "reward_pattern=null"),
     ],
 )
-def test_what_is_refused(rewards, options, message):
+def test_columns_that_rewards_need(rewards, options, message):
     with pytest.raises(UserError, match=message):
         of(rewards, **options)
 
@@ -395,7 +391,7 @@ def line_of(text):
         ),
     ],
 )
-def test_a_function_of_ones_own_that_never_works(name, message):
+def test_own_functions_that_never_work(name, message):
     confined = name == "fails"
     columns = {"answer": ["7", "8"], "level": [1, 2], "log_metric": "of TRL"}
     with pytest.raises(UserError, match=message) as refused:
@@ -412,14 +408,14 @@ def test_a_function_of_ones_own_that_never_works(name, message):
         (False, "asks", "of os.environ"),
     ],
 )
-def test_the_rank_is_named_where_confinement_can_be_the_reason(monkeypatch, confined, way, message):
+def test_errors_suggest_the_rank_if_confinement_is_a_cause(monkeypatch, confined, way, message):
     monkeypatch.delenv("MY_KEY", raising=False)
     with pytest.raises(UserError, match=f"fails for every completion: .*{message}") as refused:
         of({f"{OWN}.goes_wrong": 1.0}, confined=confined)(["p"], [way], {})
     assert ("Use: method.reward_confined=false" in str(refused.value)) == confined
 
 
-def test_trl_asks_for_one_reward_after_the_other_and_gets_the_errors_as_a_metric():
+def test_functions_for_trl_and_the_share_of_errors():
     verifier = of({f"{OWN}.fails_for_bad": 1.0, "format": 0.5})
     functions, weights = verifier.rewards()
     assert ([f.__name__ for f in functions], weights) == (["fails_for_bad", "format"], [1.0, 0.5])
@@ -433,7 +429,7 @@ def test_trl_asks_for_one_reward_after_the_other_and_gets_the_errors_as_a_metric
     assert (logged, verifier.errors) == ({"verifier_error_share": 0.5}, 1)
 
 
-def test_code_is_the_last_block_of_a_completion():
+def test_code_and_its_language():
     text = "First:\n```python\nx = 1\n```\nBetter:\n```c++\nint main() {}\n```\n"
     assert verify_code.code_of(text) == ("cpp", "int main() {}\n")
     assert verify_code.code_of("<think>so</think><answer>x = 2</answer>") == ("python", "x = 2")
@@ -454,12 +450,12 @@ def test_code_is_the_last_block_of_a_completion():
     "tests",
     ["no json", "[]", [{"call": "f()"}], [{"stdin": 3, "stdout": "3"}]],
 )
-def test_tests_that_are_none(tests):
+def test_malformed_tests(tests):
     with pytest.raises(UserError, match="column 'tests'"):
         verify_code.parse_tests(tests)
 
 
-def test_tests_that_are_none_are_found_before_the_first_sample(tmp_path):
+def test_malformed_tests_name_their_line(tmp_path):
     rows = [{"prompt": "a", "tests": '["pass"]'}, {"prompt": "b", "tests": "[]"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"path": str(tmp_path / "rows.jsonl"), "heldout_path": None, "sources": []}

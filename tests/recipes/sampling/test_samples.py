@@ -112,7 +112,7 @@ def test_curve_and_levels():
     }
 
 
-def test_what_is_kept_below_a_full_score_does_not_pass(tmp_path):
+def test_only_full_scores_pass(tmp_path):
     """Count as an evaluation does; smoke=true keeps everything."""
     drawn = samples([("a", 0.0, True), ("b", 0.5, True)], [("c", 1.0, True), ("d", 0.9, True)])
     judged = [s | {"num_tokens": 1, "error": None} for s in drawn]
@@ -194,7 +194,7 @@ def test_samples_take_levels_by_the_curriculum_of_the_data(tmp_path):
         sampled_levels(tmp_path, "mixed", levels=("easy", "hard"))
 
 
-def test_batches_of_another_run_become_ones_own(tmp_path):
+def test_batches_of_another_run_are_copied(tmp_path):
     old, new = (
         Store(tmp_path / "old/samples/abc"),
         Store(tmp_path / "new/samples/abc", tmp_path / "old/samples/abc"),
@@ -209,7 +209,7 @@ def test_batches_of_another_run_become_ones_own(tmp_path):
     assert Store(tmp_path / "other").seed_of(3) != new.seed_of(3)
 
 
-def test_a_file_is_whole_or_not_there(tmp_path):
+def test_files_are_complete_or_absent(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         write_rows(tmp_path / "a.jsonl", [{"score": 1.0}, {"score": math.nan}])
     assert not (tmp_path / "a.jsonl").exists()
@@ -217,7 +217,7 @@ def test_a_file_is_whole_or_not_there(tmp_path):
     assert json.loads((tmp_path / "a.jsonl").read_text()) == {"score": 1.0}
 
 
-def test_every_sample_is_left_for_preference_pairs(tmp_path):
+def test_scored_samples_make_preference_pairs(tmp_path):
     rows = [{"prompt": "1+1=", "level": 0}, {"prompt": "1+2=", "level": 0}]
     drawn = [
         s | {"num_tokens": 1, "error": None}
@@ -243,7 +243,7 @@ def test_every_sample_is_left_for_preference_pairs(tmp_path):
     assert pairs == [{"prompt": "1+1=", "chosen": "2", "rejected": "3"}]
 
 
-def test_a_prompt_that_fills_the_context_is_wrong_whatever_its_reward_says(tmp_path):
+def test_prompts_that_fill_the_context_score_zero(tmp_path):
     sampled, judged = Store(tmp_path / "samples/a"), Store(tmp_path / "verdicts/a")
     args = SampleConfig(str(tmp_path), samples_per_prompt=1, threshold=0.5)
     verifier = lambda prompts, texts, columns: [Verdict(1.0, {"length": 1.0}, None) for _ in texts]  # noqa: E731
@@ -286,7 +286,7 @@ def test_a_prompt_that_fills_the_context_is_wrong_whatever_its_reward_says(tmp_p
         ),
     ],
 )
-def test_where_nothing_is_kept_it_says_what_to_loosen(tmp_path, of_prompt, fields, words):
+def test_nothing_selected_explains_the_limits(tmp_path, of_prompt, fields, words):
     unusable = [s | {"num_tokens": 1, "error": None} | fields for s in samples(of_prompt)]
     with pytest.raises(UserError, match="is kept: ") as refused:
         finish(tmp_path, SampleConfig(str(tmp_path)), [{"prompt": "1+1="}], unusable)
@@ -296,7 +296,7 @@ def test_where_nothing_is_kept_it_says_what_to_loosen(tmp_path, of_prompt, field
     assert (tmp_path / SCORED).exists()
 
 
-def test_a_chat_template_of_the_users_is_part_of_what_is_sampled(tmp_path):
+def test_samples_depend_on_the_chat_template(tmp_path):
     template = tmp_path / "own.jinja"
     config = OmegaConf.create({
         "model": {"chat_template": None}, "data": {"chat_template": str(template)},
@@ -309,7 +309,7 @@ def test_a_chat_template_of_the_users_is_part_of_what_is_sampled(tmp_path):
     assert keys[0] != keys[1]
 
 
-def test_verdicts_are_of_the_image_that_the_code_ran_in():
+def test_verdicts_depend_on_the_sandbox_image():
     def key(reward, image):
         method = {"rewards": {reward: 1.0}, "reward_chain": [], "sandbox": {"time_s": 5.0}}
         return verdicts_key(
@@ -321,7 +321,7 @@ def test_verdicts_are_of_the_image_that_the_code_ran_in():
     assert key("length", "sha256:1") == key("length", "sha256:2"), "no code runs"
 
 
-def test_verdicts_follow_the_file_of_a_reward_of_ones_own(tmp_path, monkeypatch):
+def test_verdicts_depend_on_own_reward_files(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     config = OmegaConf.create({"method": {"rewards": {"a_reward_of_my_own.f": 1.0}}})
     keys = []
@@ -335,7 +335,7 @@ def test_verdicts_follow_the_file_of_a_reward_of_ones_own(tmp_path, monkeypatch)
     ]
 
 
-def test_verdicts_follow_all_code_that_judges():
+def test_verdicts_depend_on_all_code_of_rewards():
     """Find what the verifiers import, so that a module that is split off is not forgotten."""
     key = verdicts_key(OmegaConf.create({"method": {"rewards": {"accuracy": 1.0}}}), {})
     recipes = Path(rewards.__file__).parents[1]
@@ -356,17 +356,17 @@ def test_verdicts_follow_all_code_that_judges():
         ({"reuse": "/no/such/run"}, "reuse=/no/such/run: no such directory"),
     ],
 )
-def test_arguments_that_would_be_ignored_or_fail_later_are_refused(arguments, words):
+def test_reuse_needs_a_directory(arguments, words):
     with pytest.raises(UserError, match=words):
         SampleConfig("out", **arguments)
 
 
-def test_a_batch_that_is_not_there_is_never_passed_over(tmp_path):
+def test_missing_batches_are_errors(tmp_path):
     with pytest.raises(UserError, match="batch 2 is done.*run_root="):
         Store(tmp_path / "abc").finished(2)
 
 
-def test_each_rank_shows_vllm_its_own_gpu():
+def test_vllm_sees_only_the_gpu_of_its_rank():
     assert own_gpu({"LOCAL_RANK": "2", "HIP_VISIBLE_DEVICES": "4,5,6,7"}) == {
         "HIP_VISIBLE_DEVICES": "6",
         "LOCAL_RANK": "0",

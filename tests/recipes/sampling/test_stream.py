@@ -66,7 +66,7 @@ class Simulated:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_no_group_is_too_old_lost_or_taken_twice(monkeypatch, seed):
+def test_groups_are_taken_once_and_in_time(monkeypatch, seed):
     chance = random.Random(seed)
     count, staleness = chance.randint(1, 5), chance.randint(1, 6)
     ahead = max(1, staleness // 2)
@@ -85,7 +85,7 @@ def test_no_group_is_too_old_lost_or_taken_twice(monkeypatch, seed):
     assert server.stream.groups == []
 
 
-def test_a_long_group_does_not_hold_up_the_others_until_it_must(monkeypatch):
+def test_long_groups_wait_as_long_as_staleness_allows(monkeypatch):
     server = Simulated(monkeypatch, random.Random(0))
     server.stream.send([{"row": n} for n in range(4)], 0)
     for answer in server.open[1:]:
@@ -101,9 +101,7 @@ def test_a_long_group_does_not_hold_up_the_others_until_it_must(monkeypatch):
 
 
 @pytest.mark.parametrize("staleness", [1, 5])
-def test_a_streamed_run_sends_weights_each_step_and_is_no_older_than_asked(
-    tmp_path, monkeypatch, staleness
-):
+def test_streamed_runs_respect_max_staleness(tmp_path, monkeypatch, staleness):
     lines = run_grpo(
         tmp_path,
         monkeypatch,
@@ -215,7 +213,7 @@ def test_epochs_whose_last_step_is_short(monkeypatch, cycle, per_step):
                 trainer.state.global_step, trainer._in_step = trainer.state.global_step + 1, 0
 
 
-def test_threads_keep_no_answer():
+def test_threads_release_answers():
     threads, answers = overlap.Threads(1), weakref.WeakSet()
 
     class Answer:
@@ -235,19 +233,19 @@ def test_threads_keep_no_answer():
         (["method.args.vllm_importance_sampling_mode=token_mask"], "token_mask"),
     ],
 )
-def test_each_tokens_ratio_is_truncated(tmp_path, overrides, mode):
+def test_streams_truncate_ratios_by_token(tmp_path, overrides, mode):
     assert (
         configured(tmp_path, "grpo", *SPLIT, *overrides).trainer_args.vllm_importance_sampling_mode
         == mode
     )
 
 
-def test_a_row_that_no_checkpoint_can_keep_is_refused(tmp_path):
+def test_stream_rows_must_be_json(tmp_path):
     with pytest.raises(UserError, match="column 'when' cannot be"):
         stream.check_rows([{"prompt": "1", "when": datetime.date(2026, 1, 1)}])
 
 
-def test_words_for_overlap():
+def test_values_of_overlap():
     overrides = ["hardware=mi300x", "method=grpo", "model=qwen3_4b"]
     check_values(composed(*overrides, "topology.overlap=stream"))
     for word in ("steam", "'true'"):

@@ -28,7 +28,7 @@ def test_the_newest_by_number_is_used(tmp_path):
     assert checkpoint.newest(tmp_path / "none") is None
 
 
-def test_rotation_keeps_what_a_kept_one_names_as_the_best(tmp_path):
+def test_rotation_keeps_the_best_checkpoint(tmp_path):
     for step, best in ((2, 2), (4, 2), (6, 6), (8, 6), (10, 6)):
         save(tmp_path, step, best=best)
     checkpoint.rotate(tmp_path, 2)
@@ -47,7 +47,7 @@ def test_rotation_keeps_what_a_kept_one_names_as_the_best(tmp_path):
     ]
 
 
-def test_one_whose_best_is_damaged_or_gone_is_refused(tmp_path, capsys):
+def test_checkpoints_with_a_damaged_best_are_skipped(tmp_path, capsys):
     for step in (2, 4, 6):
         save(tmp_path, step, best=min(step, 4))
     truncate(tmp_path / "checkpoint-4")
@@ -85,14 +85,14 @@ def cut_manifest(path):
         (cut_manifest, "its manifest.json cannot be read"),
     ],
 )
-def test_a_damaged_one_is_refused_and_the_one_before_used(tmp_path, capsys, damage, fault):
+def test_damaged_checkpoints_are_skipped(tmp_path, capsys, damage, fault):
     save(tmp_path, 1)
     damage(save(tmp_path, 2))
     assert checkpoint.newest(tmp_path).name == "checkpoint-1"
     assert fault in capsys.readouterr().out
 
 
-def test_a_cut_off_save_is_invisible_and_cleared(tmp_path):
+def test_interrupted_saves_are_cleared(tmp_path):
     truncate(save(tmp_path, 1))
     (tmp_path / checkpoint.STAGING / "checkpoint-5").mkdir(parents=True)
     assert checkpoint.newest(tmp_path) is None
@@ -162,7 +162,7 @@ def test_a_directory_replaces_an_older_one(tmp_path):
     assert not (tmp_path / ".checkpoint-1.old").exists()
 
 
-def test_of_ranks_that_place_the_same_directory_the_first_one_stays(tmp_path):
+def test_the_first_rank_to_place_a_directory_wins(tmp_path):
     for rank in (0, 1):
         (tmp_path / f"staged{rank}").mkdir()
         (tmp_path / f"staged{rank}/weights").write_text(str(rank))

@@ -123,7 +123,7 @@ def test_the_ratio_to_vllm_is_that_of_trls_own_pass(tmp_path, base, mode, overri
     assert metrics[0]["grad_norm"] > 0
 
 
-def test_a_loss_that_is_computed_twice_for_a_check_counts_once(tmp_path, base, use):  # noqa: F811
+def test_the_compile_check_does_not_count_in_metrics(tmp_path, base, use):  # noqa: F811
     use("eager")
     config, trainer = grpo(tmp_path, base, "step.rows=packed", *EVERY_LAYER, make=compiled)
     sampled(trainer, "token_truncate", owns_pass=False)
@@ -135,7 +135,7 @@ def test_a_loss_that_is_computed_twice_for_a_check_counts_once(tmp_path, base, u
     assert_lines(lines(trainer), lines(eager))
 
 
-def test_a_mode_that_trl_does_not_know(tmp_path, base):
+def test_unknown_ratio_modes_are_rejected(tmp_path, base):
     with pytest.raises(
         UserError,
         match="vllm_importance_sampling_mode=token_trunc.* Use: token_truncate, token_mask",
@@ -210,7 +210,7 @@ def test_compiled_layers_compute_the_same(tmp_path, base, trls, use):  # noqa: F
     assert is_compiled(trainer)
 
 
-def test_a_packed_row_holds_what_is_not_padding(tmp_path, base):
+def test_packed_rows_have_no_padding(tmp_path, base):
     _, trainer = grpo(tmp_path, base, "step.rows=packed", "method.args.pad_to_multiple_of=8")
     seen = []
     trainer.model.model.register_forward_pre_hook(
@@ -229,7 +229,7 @@ def test_a_packed_row_holds_what_is_not_padding(tmp_path, base):
     assert ((entropies != 0) == mask[:, 3:].bool()).all()
 
 
-def test_rows_are_taken_as_many_at_a_time_as_trl_says(tmp_path, base):
+def test_passes_respect_batch_size(tmp_path, base):
     _, trainer = grpo(tmp_path, base, "step.rows=packed")
     ids, mask = torch.randint(5, 300, (6, 9)), torch.ones(6, 9, dtype=torch.long)
     with torch.no_grad():
@@ -241,7 +241,7 @@ def test_rows_are_taken_as_many_at_a_time_as_trl_says(tmp_path, base):
     assert whole[1:] == parts[1:] == (None, None)
 
 
-def test_completions_that_are_all_cut_off_are_a_loss_of_zero(tmp_path, base):
+def test_truncated_completions_have_zero_loss(tmp_path, base):
     _, trainer = grpo(tmp_path, base, "step.rows=packed")
     ids, mask = torch.randint(5, 300, (2, 9)), torch.tensor([[1] * 5 + [0] * 4] * 2)
     log_probs, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, 4)
@@ -250,7 +250,7 @@ def test_completions_that_are_all_cut_off_are_a_loss_of_zero(tmp_path, base):
     assert not any(weight.grad.count_nonzero() for weight in trainer.model.parameters())
 
 
-def test_prompts_padded_in_front_are_generated_from_as_ever(tmp_path, base):
+def test_generation_from_left_padded_prompts(tmp_path, base):
     ids = torch.randint(5, 300, (2, 9))
     mask = torch.tensor([[0] * 4 + [1] * 5, [1] * 9])
     results = []
@@ -322,7 +322,7 @@ def test_graphs_are_few_and_the_same_in_a_run_that_resumes(tmp_path, base):
     "options",
     [["method.args.cast_lm_head_to_fp32=true"], ["model.tied_embeddings=false", "adapter=lora"]],
 )
-def test_what_is_not_plain_keeps_trls_passes(tmp_path, base, options):
+def test_special_heads_use_the_passes_of_trl(tmp_path, base, options):
     _, trainer = grpo(tmp_path, base, "step.rows=packed", *options)
     assert trainer._rows == ("padded" if "cast" in options[0] else "packed")
 
@@ -334,7 +334,7 @@ def test_only_attention_to_everything_before_fits():
     assert head.fits(windowed)
 
 
-def test_rows_that_fill_no_batch_are_refused(tmp_path):
+def test_too_few_rows_for_a_batch_are_rejected(tmp_path):
     config, trainer = built(
         tmp_path, "grpo", *rows_of(tmp_path, ROWS), "method.args.per_device_train_batch_size=256"
     )

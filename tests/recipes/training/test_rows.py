@@ -18,7 +18,7 @@ ROWS = [
 ]
 
 
-def test_padded_rows_predict_what_they_would_alone():
+def test_padded_rows_have_the_targets_of_single_rows():
     batch = Collator(PAD, packed=False)(ROWS)
     assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 5, PAD], [6, PAD, PAD]]
     assert batch["targets"].tolist() == [2, 3, 5]
@@ -27,7 +27,7 @@ def test_padded_rows_predict_what_they_would_alone():
     assert batch["num_tokens"] == 6
 
 
-def test_packed_rows_are_documents_of_one_row_and_filling_is_one_more():
+def test_packed_rows_are_documents_and_padding_is_one_more():
     batch = Collator(PAD, packed=True, multiple=4)(ROWS)
     assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5, 6, PAD, PAD]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 0, 1]]

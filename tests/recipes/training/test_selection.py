@@ -67,7 +67,7 @@ def test_a_small_run_measures_all_answers_to_a_prompt_at_once():
     assert arguments("smoke=true", *options)["per_device_eval_batch_size"] == answers
 
 
-def test_a_figure_that_was_never_a_number_chooses_nothing():
+def test_metrics_that_are_never_numbers_select_no_model():
     """Use the loss of a diverged training, of which transformers finds no best step."""
     config = OmegaConf.create(
         {"method": {"selection": {"metric": "eval_loss", "patience": None, "min_delta": 0.0}}}
@@ -79,7 +79,7 @@ def test_a_figure_that_was_never_a_number_chooses_nothing():
         selection.load_best(config, trainer)
 
 
-def test_an_early_end_is_told_by_patience_also_where_the_last_model_is_the_best(capsys):
+def test_stopped_early_with_the_last_model_as_best(capsys):
     """Improve each measurement by less than min_delta."""
     config = OmegaConf.create(
         {"method": {"selection": {"metric": "eval_loss", "patience": 2, "min_delta": 0.5}}}
