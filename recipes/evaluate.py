@@ -72,9 +72,6 @@ class EvaluateConfig:
     use_cpu: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("samples_per_prompt", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"method.args.{name}={getattr(self, name)}: it must be at least 1.")
         if isinstance(self.lm_eval_tasks, str):
             raise UserError(
                 f"method.args.lm_eval_tasks={self.lm_eval_tasks}: it must be a list. "

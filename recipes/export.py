@@ -123,9 +123,11 @@ def find_source(config: DictConfig) -> Path:
             f"model={model.name} has random weights, which are not worth exporting. "
             "Use: model.path=<run>."
         )
-    wanted = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "README.md"]
+    patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "README.md"]
     try:
-        return Path(snapshot_download(model.hub_id, revision=model.revision, allow_patterns=wanted))
+        return Path(
+            snapshot_download(model.hub_id, revision=model.revision, allow_patterns=patterns)
+        )
     except (OSError, httpx.HTTPError) as error:
         raise UserError(
             f"model {model.hub_id} at {model.revision}: download failed: {first_line(error)} "

@@ -164,8 +164,8 @@ def summary(data: dict[str, Any]) -> str:
     if data["max_length"]:
         lines.append(f"{data['truncated']} cut to method.args.max_length={data['max_length']}")
     if data["efficiency"] is not None:
-        how = f"packed into {data['packed_rows']} rows" if data["packing"] else "not packed"
-        lines.append(f"{data['efficiency']:.1%} of a batch's places hold a token ({how})")
+        packing = f"packed into {data['packed_rows']} rows" if data["packing"] else "not packed"
+        lines.append(f"{data['efficiency']:.1%} of a batch's places hold a token ({packing})")
     for key in ("filtered", "duplicates", "held_out", "prompts_without_pair"):
         if data.get(key):
             lines.append(f"{key}: {data[key]}")

@@ -44,7 +44,6 @@ SELECTED = "selected.jsonl"
 # All samples as rows, from which data=samples makes preference pairs.
 SCORED = "scored.jsonl"
 NUM_SAMPLES_SHOWN = 8
-COUNTS = ("num_prompts", "samples_per_prompt", "batch_size", "per_prompt", "cycle", "num_cycles")
 
 
 @dataclass
@@ -79,24 +78,10 @@ class SampleConfig:
     fp16: bool = False
 
     def __post_init__(self) -> None:
-        for name in COUNTS:
-            count = getattr(self, name)
-            if count is not None and count < 1:
-                raise UserError(f"method.args.{name}={count}: it must be at least 1.")
-        if self.cycle > self.num_cycles:
-            raise UserError(
-                f"method.args.cycle={self.cycle}: it must be at most "
-                f"method.args.num_cycles={self.num_cycles}."
-            )
         if self.reuse is not None and not Path(self.reuse).is_dir():
             raise UserError(
                 f"method.args.reuse={self.reuse}: no such directory. "
                 "Give a run of method=sample or method=raft."
-            )
-        if not 0 < self.top_fraction <= 1:
-            raise UserError(
-                f"method.args.top_fraction={self.top_fraction}: it must be above 0 and at most 1 "
-                "(1 keeps all)."
             )
 
     @property

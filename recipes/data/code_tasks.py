@@ -6,6 +6,7 @@ results of that solution.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -177,7 +178,12 @@ def _problem(task: DictConfig, rng: random.Random) -> Problem:
     solution = "def f(x):\n" + "".join(f"    x = {code}\n" for _, code in steps) + "    return x\n"
     arguments = [kind.edge, *(kind.draw(rng) for _ in range(NUM_TESTS - 1))]
     tests = [
-        {"call": f"f({argument!r})", "expected": _value(steps, argument)} for argument in arguments
+        {
+            "call": f"f({argument!r})",
+            # `eval` gets only expressions of the tables above.
+            "expected": functools.reduce(lambda x, step: eval(step[1], {"x": x}), steps, argument),
+        }
+        for argument in arguments
     ]
     listed = "\n".join(f"{i}. {words}" for i, (words, _) in enumerate(steps, start=1))
     return {
@@ -188,10 +194,3 @@ def _problem(task: DictConfig, rng: random.Random) -> Problem:
         "level": task.level,
         "tests": json.dumps(tests),
     }
-
-
-def _value(steps: list[tuple[str, str]], argument: Any) -> Any:
-    """Return the steps' result for an argument; `eval` gets only expressions of these tables."""
-    for _, code in steps:
-        argument = eval(code, {"x": argument})
-    return argument

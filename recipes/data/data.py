@@ -104,11 +104,7 @@ def _load(data: DictConfig, method: str, piece: int, progress: Callable[[int], N
         counts["rows"] += len(rows)
         columns = [_columns(row, method, extra) for row in rows]
         tables.append(_table(columns, data.name, whole=piece == sys.maxsize))
-    if not tables:
-        reasons = ", ".join(f"{key} {n}" for key, n in counts.items() if key != "rows" and n)
-        raise UserError(
-            f"data={data.name} has no rows to train on{': ' if reasons else ''}{reasons}."
-        )
+    select.require(tables, f"data={data.name}", {key: n for key, n in counts.items() if n})
     for name, share in shares.items():
         if set(share) != {"None"}:
             counts[f"by_{name}"] = dict(sorted(share.items(), key=str))
@@ -131,11 +127,7 @@ def _chosen(
         for row in rows:
             parts[row["source"]].append(row)
         for source, part in zip(data.sources, parts, strict=True):
-            if not part:
-                raise UserError(
-                    f"data.sources: no row of {source.path or source.hub_id} is left to mix. "
-                    "Loosen data.filter, or leave the source out."
-                )
+            select.require(part, f"data.sources: {source.path or source.hub_id}")
         rows = iter(select.mixed(parts, [source.weight for source in data.sources], data.seed))
     if data.balance != "none":
         rows = iter(select.balanced(list(rows), data.balance, data.seed))
@@ -172,7 +164,13 @@ def _table(rows: list[Row], name: str, whole: bool = True) -> Dataset:
     Raises UserError, and _OneTable if these are not the `whole` rows and the rest may not fit them.
     """
     # The keys of tool calls' arguments differ by row; a column has all of them, with nulls.
-    loose = any(_calls_tools(value) for row in rows for value in row.values())
+    loose = any(
+        isinstance(turn, dict) and turn.get("tool_calls")
+        for row in rows
+        for value in row.values()
+        if isinstance(value, list)
+        for turn in value
+    )
     if loose and not whole:
         raise _OneTable
     try:
@@ -182,15 +180,9 @@ def _table(rows: list[Row], name: str, whole: bool = True) -> Dataset:
         )
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError) as error:
         raise UserError(
-            f"data={name}: no table column holds the values of a field ({error}). Values must "
-            "be of one kind in all rows, and integers of 64 bits. Write others as text."
+            f"data={name}: no column holds all values of a field ({error}). Use one type of value "
+            "in all rows, and integers of at most 64 bits. Write others as text."
         ) from error
-
-
-def _calls_tools(value: Any) -> bool:
-    return isinstance(value, list) and any(
-        isinstance(message, dict) and message.get("tool_calls") for message in value
-    )
 
 
 def load_heldout_table(data: DictConfig, method: str) -> Dataset:
@@ -214,48 +206,26 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
     elif data.heldout_fraction:
         rows = list(_read(data, method, {}))
     elif data.kind == "jsonl":
-        rows = read_jsonl(_given(data.heldout_path, "data.heldout_path"), method)
+        rows = list(lines(data.heldout_path, method))
     else:
-        rows = list(_hub(data, _given(data.heldout_split, "data.heldout_split"), method))
-    if not rows:
-        raise UserError(
-            f"data={data.name} has no held-out rows: set data.num_heldout, data.heldout_path or "
-            "data.heldout_split."
-        )
-    chosen = _left_by_filter(rows, data, method)
-    if fraction := data.heldout_fraction:
-        heldout = [row for row in chosen if select.is_heldout(row, fraction)]
-        if not heldout:
-            raise UserError(
-                f"data.heldout_fraction={fraction} of {len(chosen)} rows: the held-out split is "
-                "empty. Raise it, or give more rows; a hash of their question holds rows out."
-            )
-        chosen = heldout
-    files = data.kind == "jsonl" and data.path and data.heldout_path and not data.streaming
-    if files and is_main_rank() and (known := asked_in(chosen, data.path)):
-        say(
-            f"warning: {known} of {len(chosen)} rows of data.heldout_path={data.heldout_path} ask "
-            f"what rows of data.path={data.path} ask, so their figures may show what was "
-            "remembered. Remove them from one of the files, or use data.heldout_fraction instead."
-        )
-    return chosen[: data.limit] if data.limit and method == "evaluate" else chosen
-
-
-def _left_by_filter(rows: list[Row], data: DictConfig, method: str) -> list[Row]:
+        rows = list(_hub(data, data.heldout_split, method))
     refused_by = select.row_filter(data.filter, questions=method in ("evaluate", "grpo"))
     reasons = [refused_by(row) for row in rows]
     chosen = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
-    if not chosen:
-        raise UserError(
-            f"data.filter leaves none of {len(rows)} held-out rows: {dict(Counter(reasons))}. "
-            "Loosen it, or hold other rows out."
+    left_out = Counter(reason for reason in reasons if reason)
+    select.require(chosen, f"data={data.name}, held-out rows after data.filter", left_out)
+    if fraction := data.heldout_fraction:
+        number = len(chosen)
+        chosen = [row for row in chosen if select.is_heldout(row, fraction)]
+        select.require(chosen, f"data.heldout_fraction={fraction} of {number} rows")
+    files = data.kind == "jsonl" and data.path and data.heldout_path and not data.streaming
+    if files and is_main_rank() and (known := asked_in(chosen, data.path)):
+        say(
+            f"warning: {known} of {len(chosen)} rows of data.heldout_path={data.heldout_path} have "
+            f"questions of data.path={data.path}, so their figures may measure memory. Remove them "
+            "from one of the files, or use data.heldout_fraction instead."
         )
-    return chosen
-
-
-def read_jsonl(path: str, method: str) -> list[Row]:
-    """Read a local file. Raises UserError, with the line, for a row that `method` cannot use."""
-    return list(lines(path, method))
+    return chosen[: data.limit] if data.limit and method == "evaluate" else chosen
 
 
 def columns(rows: Dataset | IterableDataset) -> list[str]:
@@ -279,18 +249,14 @@ def _read(data: DictConfig, method: str, counts: dict[str, Any]) -> Iterable[Row
     if data.kind in GENERATED:
         return GENERATED[data.kind](data)[0]
     if data.kind == "samples":
-        files = [_given(data.path, "data.path")]
-        if "files" in data:  # of a directory, listed by launch/inputs/sample_files.py
-            files = data.files
-            say(f"data.path={data.path}: {len(files)} file(s) of samples")
+        files = data.get("files", [data.path])  # launch/inputs/sample_files.py lists a directory's
         samples = itertools.chain.from_iterable(lines(file, "samples") for file in files)
         rows, skipped = select.pairs_of_samples(samples, data.pairs_per_prompt, data.pairs_of_any)
-        if not rows:
-            raise UserError(
-                f"data.path={data.path}: no preference pair: {dict(skipped) or 'no samples'}. A "
-                "pair needs two different answers to a prompt with different scores: sample more "
-                "of each, or at a higher temperature."
-            )
+        remedy = (
+            "A pair needs two answers to a prompt that differ in text and score. Sample more "
+            "answers, or at a higher temperature."
+        )
+        select.require(rows, f"data.path={data.path}", skipped, remedy)
         counts["prompts_without_pair"] = dict(skipped)
         return rows
     if data.sources:
@@ -313,7 +279,7 @@ def _sources(data: DictConfig) -> list[DictConfig]:
 
 def _rows(data: DictConfig, method: str, streaming: bool = False) -> Iterator[Row]:
     if data.kind == "jsonl":
-        return lines(_given(data.path, "data.path"), method)
+        return lines(data.path, method)
     return _hub(data, data.split, method, streaming)
 
 
@@ -360,11 +326,7 @@ def _streamed(data: dict[str, Any], method: str) -> Iterator[Row]:
         yield columns
         if number == limit:
             return
-    if not number:
-        raise UserError(
-            f"data={config.name}: the stream has no rows to train on. Loosen data.filter, or name "
-            "another source."
-        )
+    select.require(range(number), f"data={config.name}")
 
 
 def _form(row: Row, method: str) -> str:
@@ -394,17 +356,15 @@ def _hub(data: DictConfig, split: str, method: str, streaming: bool = False) -> 
 
 
 def _hub_dataset(data: DictConfig, split: str, streaming: bool = False) -> Any:
-    if data.hub_id is None or data.revision is None:
-        raise UserError(
-            "data=hub needs data.hub_id and data.revision (a commit, so that rows stay the same)."
-        )
+    if data.revision is None:
+        raise UserError(f"data.revision of {data.hub_id} is missing. Use: data.revision=<commit>.")
     try:
         return datasets.load_dataset(
             data.hub_id, revision=data.revision, split=split, streaming=streaming
         )
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise UserError(
-            f"data set {data.hub_id} at {data.revision}, split {split}, could not be had: {error}"
+            f"data.hub_id={data.hub_id} at {data.revision}, split {split}: {error}"
         ) from error
 
 
@@ -435,9 +395,3 @@ def _columns(row: Row, method: str, extra: tuple[str, ...] = ()) -> Row:
         # TRL reads JSON too; in a table, each tool would get the keys of all others.
         columns["tools"] = json.dumps(columns["tools"], ensure_ascii=False)
     return columns
-
-
-def _given(value: str | None, name: str) -> str:
-    if value is None:
-        raise UserError(f"{name} is empty, and this data set needs it.")
-    return value

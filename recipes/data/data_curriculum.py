@@ -82,16 +82,12 @@ def pass_scores(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def check_levels(curriculum: str, levels: Sequence[Any]) -> None:
-    """Reject levels that are not whole numbers, and rows that all have the same level."""
-    odd = next((level for level in levels if not isinstance(level, int)), 0)
-    if not isinstance(odd, int):
+    """Reject rows that do not have two or more levels, each a whole number."""
+    values = set(levels)
+    if len(values) < 2 or not all(isinstance(level, int) for level in values):
         raise UserError(
-            f"data.curriculum={curriculum}: a row's level is {odd!r}, and levels are whole numbers "
-            "in every row."
-        )
-    if len(set(levels)) < 2:
-        raise UserError(
-            f"data.curriculum={curriculum}: all rows are of one level. Use data of several, or "
+            f"data.curriculum={curriculum}: the rows have the levels {sorted(map(str, values))}. "
+            "Give every row a whole number as level, of two or more levels, or use "
             "data.curriculum=none."
         )
 
@@ -141,7 +137,9 @@ class Schedule:
         self.logged_step = 0
 
     def shares(self, batch: int) -> Shares:
-        return shares(self.data, list(self.rows), batch / self.num_batches, self._pass_rates(batch))
+        # An IndexError means that the lag is too small.
+        rates = self.rates[max(0, batch - self.lag) if self.online else 0]
+        return shares(self.data, list(self.rows), batch / self.num_batches, rates)
 
     def observe(self, levels: Sequence[int], scores: Sequence[float]) -> None:
         """Record the levels and scores of the next batch's prompts on all ranks."""
@@ -159,42 +157,29 @@ class Schedule:
         owed = dict.fromkeys(self.rows, 0.0)
         for batch in range(self.num_batches):
             chosen = []
-            wanted = self.shares(batch)
-            for level in self._levels(wanted, owed):
+            for level in self._levels(self.shares(batch), owed):
                 if not waiting[level]:
                     waiting[level] = rng.sample(self.rows[level], len(self.rows[level]))
                 chosen.append(waiting[level].pop())
             rng.shuffle(chosen)
             yield chosen
 
-    def _levels(self, wanted: Shares, owed: dict[int, float]) -> Iterator[int]:
+    def _levels(self, batch_shares: Shares, owed: dict[int, float]) -> Iterator[int]:
         """Yield the level that is owed most for each place; later calls make up for rounding."""
         for _ in range(self.batch_size):
-            for level, share in wanted.items():
+            for level, share in batch_shares.items():
                 owed[level] += share
             # A level without a share gets no place, even if rounding still owes it one.
-            level = max(
-                (level for level, share in wanted.items() if share > 0),
-                key=lambda level: owed[level],
-            )
+            level = max((n for n, share in batch_shares.items() if share > 0), key=owed.__getitem__)
             owed[level] -= 1.0
             yield level
-
-    def _pass_rates(self, batch: int) -> dict[int, float]:
-        known = max(0, batch - self.lag) if self.online else 0
-        if known >= len(self.rates):
-            raise RuntimeError(
-                f"batch {batch} was drawn before batch {known - 1} was scored: the lag of "
-                f"{self.lag} is too small"
-            )
-        return self.rates[known]
 
 
 class ScheduleSampler(Sampler[int]):
     """Yield a schedule's rows in sequence: each row `each` times, each batch `whole` times."""
 
-    def __init__(self, schedule: Schedule, each: int = 1, whole: int = 1) -> None:
-        self.schedule, self.each, self.whole = schedule, each, whole
+    def __init__(self, schedule: Schedule, repeats: int = 1, cycles: int = 1) -> None:
+        self.schedule, self.each, self.whole = schedule, repeats, cycles
 
     def __iter__(self) -> Iterator[int]:
         for batch in self.schedule.batches():
@@ -244,12 +229,9 @@ class Curriculum:
         """
         if data.curriculum == "none":
             return
-        if "level" not in self.train_dataset.column_names:
-            raise UserError(
-                f"data.curriculum={data.curriculum}: the rows have no field 'level'. Add one, or "
-                "data.curriculum=none."
-            )
-        check_levels(data.curriculum, self.train_dataset["level"])
+        has_levels = "level" in self.train_dataset.column_names
+        levels = self.train_dataset["level"] if has_levels else [None]
+        check_levels(data.curriculum, levels)
         args, self._each, self._whole = self.args, 1, 1
         self._per_step = 1  # draws from the data loader per optimizer step
         size = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
@@ -272,9 +254,7 @@ class Curriculum:
         )
         lag = math.ceil(draws / self._whole) + 1 + ahead
         online = hasattr(self, "num_generations") and data.curriculum == "adaptive"
-        self._schedule = Schedule(
-            data, self.train_dataset["level"], size, num_batches, seed, lag, online
-        )
+        self._schedule = Schedule(data, levels, size, num_batches, seed, lag, online)
         self.add_callback(ScheduleState(self._schedule))
 
     def _get_train_sampler(self, dataset: Any = None) -> Sampler:

@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from launch.core.errors import UserError, near
+from launch.core.errors import UserError
 from recipes.data.data_check import check_row
 from recipes.data.data_select import TEXT_FIELDS, Row, normalized, question, spelled
 from recipes.rewards.rewards import CODE_TESTS
@@ -31,12 +31,7 @@ def lines(path: str, method: str) -> Iterator[Row]:
 
 def parsed(path: str) -> Iterator[tuple[str, Row]]:
     """Yield (file:line, object) of every line that is not blank. Raises UserError."""
-    file = Path(path)
-    if not file.is_file():
-        siblings = [p.name for p in file.parent.glob("*.jsonl")] if file.parent.is_dir() else []
-        hint = near(file.name, siblings) or " Give the path of an existing file."
-        raise UserError(f"data file {path}: there is no such file.{hint}")
-    with file.open("rb") as content:
+    with Path(path).open("rb") as content:
         for number, line in enumerate(content, start=1):
             if (row := _row(line, f"{path}:{number}")) is not None:
                 yield f"{path}:{number}", row

@@ -15,7 +15,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import datasets
 import jinja2
@@ -30,6 +30,7 @@ from transformers import PreTrainedTokenizerBase
 
 from launch.core.errors import UserError
 from launch.core.json_files import sha256, write_json
+from recipes.data import data_select as select
 from recipes.data import data_tokens
 from recipes.data.data import GENERATED, Loaded, load, rows_sha256
 from recipes.data.data_check import READ
@@ -50,27 +51,18 @@ BINS = 10  # in the histogram of lengths
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, rows: Dataset | IterableDataset) -> None:
-    """Raise UserError if rows are messages and the chat template is missing or fails on the first.
-
-    Rows of plain text need no template.
-    """
+    """Raise UserError if rows are messages and the chat template is missing or fails on one."""
     row: Row = next(iter(rows))
     fields = [row.get(name) for name in ("messages", "prompt", "chosen")]
     messages = next((value for value in fields if isinstance(value, list)), None)
     if messages is None:
         return
-    if not tokenizer.chat_template:
-        raise UserError(
-            "chat template missing: the rows are messages, and the tokenizer has no template for "
-            "them. Use model.chat_template=<file.jinja>, the model's instruct version, or rows of "
-            "plain text."
-        )
     try:
         tokenizer.apply_chat_template(messages, tokenize=False)
-    except jinja2.TemplateError as error:
+    except (ValueError, jinja2.TemplateError) as error:  # ValueError if there is none
         raise UserError(
-            f"the chat template refuses the first row: {error}. Use another with "
-            "data.chat_template=<file.jinja>."
+            f"chat template: the first row is messages, and rendering it fails: {error}. Use: "
+            "data.chat_template=<file.jinja>, the model's instruct version, or rows of plain text."
         ) from error
 
 
@@ -113,8 +105,14 @@ class PreparedRows:
         final, lengths = kept_rows(tokens, config, dataset)
         packs = bool(rest[0]) and not pairs
         if not pairs:  # DPO's collator cuts its rows
-            if not packs and args.max_length is not None and args.truncation_mode == "keep_start":
-                final, args = _cut(final, lengths, args.max_length), _with(args, max_length=None)
+            most = args.max_length
+            if not packs and most is not None and args.truncation_mode == "keep_start":
+                # As in TRL, drop rows whose whole answer is cut.
+                left = np.flatnonzero(lengths["prompt"] < np.minimum(lengths["tokens"], most))
+                final = final if len(left) == len(final) else final.select(left)
+                if lengths["tokens"].max() > most:
+                    final = data_tokens.first_tokens(final, most)
+                args = _with(args, max_length=None)
             final = super()._prepare_dataset(final, processing_class, args, *rest)
         if rest[-1] == "train":  # held-out rows are not described
             describe(config, self._loaded, lengths, final if packs else None)
@@ -141,13 +139,6 @@ def _with(args: Any, **changes: Any) -> Any:
     return changed
 
 
-def _cut(rows: Dataset, lengths: dict[str, Any], most: int) -> Dataset:
-    """Return SFT's rows cut to `most` tokens; as in TRL, drop those whose whole answer is cut."""
-    indices = np.flatnonzero(lengths["prompt"] < np.minimum(lengths["tokens"], most))
-    rows = rows if len(indices) == len(rows) else rows.select(indices)
-    return data_tokens.first_tokens(rows, most) if lengths["tokens"].max() > most else rows
-
-
 def prepare_prompts(
     config: DictConfig, loaded: Loaded, tokenizer: PreTrainedTokenizerBase
 ) -> Dataset | IterableDataset:
@@ -160,8 +151,8 @@ def prepare_prompts(
     if isinstance(loaded.rows, IterableDataset):
         stream = loaded.rows.map(tokenize, batched=True)
         return stream.filter(lambda row: _fits_stream(row, config)).remove_columns("prompt_ids")
-    digest = loaded.sha256()["data_sha256"]
-    key = cache_key(digest, tokenizer, (tokenizer.chat_template,), {"method": "grpo"})
+    template, arguments = (tokenizer.chat_template,), {"method": "grpo"}
+    key = cache_key(loaded.sha256()["data_sha256"], tokenizer, template, arguments)
     rows, lengths = kept_rows(cached(config, key, loaded.rows, tokenize), config, loaded.rows)
     describe(config, loaded, lengths, None)
     return rows.remove_columns("prompt_ids")
@@ -208,9 +199,7 @@ def load_once(config: DictConfig, method: str) -> Loaded:
     gc.freeze()  # so that garbage collections skip the objects of all imports
     if "data_cache" not in config or data.streaming or data.kind in GENERATED:
         return load(data, method, progress)
-    settings = {
-        key: value for key, value in OmegaConf.to_container(data).items() if key not in ASIDE
-    }
+    settings = {**OmegaConf.to_container(data), **dict.fromkeys(ASIDE)}
     paths = [path for path in (*paths_of(data), *settings.get("files", ())) if os.path.isfile(path)]
     files = [sha256(Path(path), progress.heartbeat) for path in paths]
     key = json_sha256([settings, files, method, _code("data*.py"), datasets.__version__])
@@ -267,46 +256,38 @@ def stored(folder: Path, make: Callable[[Path], Any]) -> Path:
     return folder
 
 
-def kept_rows(rows: Dataset, config: DictConfig, given: Dataset) -> tuple[Dataset, dict[str, Any]]:
+def kept_rows(rows: Dataset, config: DictConfig, raw: Dataset) -> tuple[Dataset, dict[str, Any]]:
     """Return the rows whose lengths `data.filter` allows, and {tokens, prompt, filtered}.
 
     `tokens` and `prompt` are the lengths of the returned rows; `filtered` counts the others by
-    filter. `given` holds the same rows before tokenization, so that an error can name the line of a
-    file. Raises UserError if no row is left, or if a prompt leaves no room for an answer.
+    filter. `raw` holds the same rows before tokenization, so that an error can name a file's
+    line. Raises UserError if no row is left, or if a prompt leaves no room for an answer.
     """
     tokens, prompt = data_tokens.lengths(rows)
     masks = _masks(tokens, prompt, config.data.filter)
     passing = ~np.any(list(masks.values()), axis=0) if masks else np.ones(len(tokens), bool)
     filtered = {name: int(mask.sum()) for name, mask in masks.items() if mask.any()}
-    if not passing.any():
-        raise UserError(
-            f"data.filter leaves none of {len(tokens)} rows: {filtered}. Their lengths are "
-            f"{tokens.min()} to {tokens.max()}."
-        )
-    room, reason = room_for_prompt(config)
-    long = np.flatnonzero(passing & (prompt >= room))
+    lengths = {"tokens": f"{tokens.min()} to {tokens.max()}"}
+    select.require(range(passing.sum()), "data.filter", filtered | lengths)
+    long = np.flatnonzero(passing & (prompt >= room_for_prompt(config)[0]))
     if len(long):
-        line = line_of(given[int(long[0])], paths_of(config.data))
+        line = line_of(raw[int(long[0])], paths_of(config.data))
         first = f"the first{f', {line},' if line else ''} with {prompt[long[0]]} tokens"
-        raise UserError(
-            f"prompt longer than the context: {len(long)} of {passing.sum()} rows, {first}, and "
-            f"{reason}. Use: data.filter.max_prompt_tokens={room - 1}, which leaves them out, or "
-            "more room."
-        )
+        _reject_prompt(config, f"{len(long)} of {passing.sum()} rows, {first}")
     rows = rows if passing.all() else rows.select(np.flatnonzero(passing))
     return rows, {"tokens": tokens[passing], "prompt": prompt[passing], "filtered": filtered}
 
 
 def _masks(tokens: Any, prompt: Any, filters: DictConfig) -> dict[str, Any]:
     """Return, for each configured filter, a mask of the rows that it rejects."""
-    masks = {}
-    if filters.min_tokens is not None:
-        masks["min_tokens"] = tokens < filters.min_tokens
-    if filters.max_tokens is not None:
-        masks["max_tokens"] = tokens > filters.max_tokens
-    if filters.max_prompt_tokens is not None:
-        masks["max_prompt_tokens"] = prompt > filters.max_prompt_tokens
-    return masks
+    rejects = {
+        "min_tokens": lambda least: tokens < least,
+        "max_tokens": lambda most: tokens > most,
+        "max_prompt_tokens": lambda most: prompt > most,
+    }
+    return {
+        name: mask(filters[name]) for name, mask in rejects.items() if filters[name] is not None
+    }
 
 
 def _fits_stream(row: Row, config: DictConfig) -> bool:
@@ -315,13 +296,17 @@ def _fits_stream(row: Row, config: DictConfig) -> bool:
     tokens, prompt = (int(length[0]) for length in data_tokens.lengths_of(ids))
     if any(_masks(tokens, prompt, config.data.filter).values()):
         return False
-    room, reason = room_for_prompt(config)
-    if prompt >= room:
-        raise UserError(
-            f"prompt longer than the context: one of {prompt} tokens, and {reason}. Use: "
-            f"data.filter.max_prompt_tokens={room - 1}."
-        )
+    if prompt >= room_for_prompt(config)[0]:
+        _reject_prompt(config, f"a row with {prompt} tokens")
     return True
+
+
+def _reject_prompt(config: DictConfig, rows: str) -> NoReturn:
+    room, reason = room_for_prompt(config)
+    raise UserError(
+        f"prompt longer than the context: {rows}, and {reason}. Use: "
+        f"data.filter.max_prompt_tokens={room - 1}, which leaves such rows out, or more room."
+    )
 
 
 def room_for_prompt(config: DictConfig) -> tuple[int, str]:
@@ -331,11 +316,8 @@ def room_for_prompt(config: DictConfig) -> tuple[int, str]:
         if config.topology.servers:
             context = min(context, config.topology.server_max_length or context)
         completion = args.get("max_completion_length") or 256  # TRL's default
-        return (
-            context - completion + 1,
-            f"of {context} positions the completion may take {completion} "
-            "(method.args.max_completion_length)",
-        )
+        reason = f"method.args.max_completion_length={completion} of {context} positions"
+        return context - completion + 1, f"{reason} are for the completion"
     length = args.get("max_length", 1024)  # TRL's default
     if length is None or args.get("packing") or args.get("truncation_mode") == "keep_end":
         return context, f"model={config.model.name} has {context} positions"
@@ -401,16 +383,12 @@ def statistics(
         starts = np.arange(0, len(order), batch)
         sizes = np.minimum(batch, len(order) - starts)
         efficiency = float(cut.sum() / (np.maximum.reduceat(order, starts) * sizes).sum())
-    length = {
-        "shortest": int(tokens.min()),
-        "mean": float(tokens.mean()),
-        "longest": int(tokens.max()),
-    }
+    shortest, longest = int(tokens.min()), int(tokens.max())
     return {
         "method": method,
         "rows": len(tokens),
         "tokens": int(cut.sum()),
-        "length": length,
+        "length": {"shortest": shortest, "mean": float(tokens.mean()), "longest": longest},
         "histogram": [[int(low), int(high) - 1, int(n)] for low, high, n in bins],
         "max_length": most,
         "truncated": int((tokens > most).sum()) if most else 0,

@@ -12,7 +12,7 @@ import random
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -23,6 +23,18 @@ Row = dict[str, Any]
 
 TEXT_FIELDS = ("prompt", "completion", "chosen", "rejected", "messages", "text")
 TEMPLATE_FIELDS = ("tools", "chat_template_kwargs")  # inputs of a chat template besides messages
+
+
+def require(
+    rows: Collection[Any],
+    source: str,
+    left_out: Mapping[str, Any] | None = None,
+    remedy: str = "Loosen data.filter, or use more rows.",
+) -> None:
+    """Raise UserError if no row of `source` is left, with counts of rows that were left out."""
+    if not rows:
+        reasons = f"; left out: {dict(left_out)}" if left_out else ""
+        raise UserError(f"{source}: no rows{reasons}. {remedy}")
 
 
 def spelled(value: Any) -> list[str]:
@@ -131,6 +143,7 @@ def row_filter(filters: DictConfig, questions: bool = False) -> Callable[[Row], 
 
 
 def _field(row: Row, name: str, key: str) -> Any:
+    """Return a field that may be null. Raises UserError if it is missing."""
     if name not in row:
         raise UserError(f"{key}: a row has no field {name!r}.{near_or_all(name, row)}")
     return row[name]
@@ -191,14 +204,10 @@ def mixed(groups: Sequence[Sequence[Row]], weights: Sequence[float], seed: int) 
 def balanced(rows: Sequence[Row], by: str, seed: int) -> list[Row]:
     """Return as many rows as there are now, with all values of the field `by` equally frequent.
 
-    Raises UserError if the field is missing from a row.
+    Raises UserError if the field is missing from a row, or null.
     """
     for row in rows:
-        if _field(row, by, f"data.balance={by}") is None:
-            raise UserError(
-                f"data.balance={by}: {by} is null in a row. Set it in every row, or leave "
-                "data.balance out."
-            )
+        _field({name: row[name] for name in row if row[name] is not None}, by, f"data.balance={by}")
     groups = list(grouped(rows, by).values())
     return mixed(groups, [1.0] * len(groups), seed)
 
@@ -252,11 +261,7 @@ def pairs_of_samples(
         # The sort is stable, so samples with equal scores stay in order of sampling.
         ordered = sorted(distinct.values(), key=lambda row: -row["score"])
         matched = list(zip(ordered, reversed(ordered), strict=True))[: min(most, len(ordered) // 2)]
-        new = [
-            _pair(best, worst)
-            for best, worst in matched
-            if of_any or best["score"] > worst["score"]
-        ]
+        new = [_pair(*two) for two in matched if of_any or two[0]["score"] > two[1]["score"]]
         pairs += new
         if not new:
             reason = "one answer" if distinct else "all cut off"

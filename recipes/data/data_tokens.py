@@ -80,7 +80,7 @@ def mapped(
     number = number or processes(len(rows))
     first = -(-len(rows) // number)
     return rows.map(
-        _followed,
+        _with_progress,
         batched=True,
         batch_size=BATCH,
         with_indices=True,
@@ -94,7 +94,7 @@ def mapped(
     )
 
 
-def _followed(
+def _with_progress(
     batch: Any,
     indices: list[int],
     make: Callable[[Batch], Batch],
@@ -102,12 +102,12 @@ def _followed(
     first: int,
     number: int,
 ) -> Batch:
-    made = make({name: batch[name] for name in batch})
+    columns = make({name: batch[name] for name in batch})
     if indices[-1] < first:  # the first process reports progress, assuming all are equally fast
         progress((indices[-1] + 1) * number)
     else:
         progress.heartbeat.touch()
-    return made
+    return columns
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ class Tokens:
         if "finished" in batch:
             special = set(tokenizer.all_special_ids)
             rows = [
-                without_end({**row, "input_ids": ids, "labels": own}, special)
-                for row, ids, own in zip(rows, tokens, labels, strict=True)
+                without_end({**row, "input_ids": ids, "labels": kind}, special)
+                for row, ids, kind in zip(rows, tokens, labels, strict=True)
             ]
             tokens, labels = ([row[name] for row in rows] for name in ("input_ids", "labels"))
         return {"input_ids": tokens, "labels": labels}
@@ -254,8 +254,8 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool
 
     A fast tokenizer's backend is called without offsets, which takes three quarters of the time.
     """
-    own, usual = type(tokenizer), PreTrainedTokenizerFast
-    if (own.__call__, own._encode_plus) != (usual.__call__, usual._encode_plus):  # not fast
+    kind, fast = type(tokenizer), PreTrainedTokenizerFast
+    if (kind.__call__, kind._encode_plus) != (fast.__call__, fast._encode_plus):  # not fast
         encoded = tokenizer(texts, add_special_tokens=special, return_attention_mask=False)
         return encoded["input_ids"]
     tokenizer(texts[:1])  # sets truncation, padding and special tokens in the backend
@@ -338,15 +338,11 @@ def lengths_of(columns: dict[str, Any]) -> tuple[Any, Any]:
 
 def first_tokens(rows: Dataset, number: int) -> Dataset:
     """Return `rows` cut to their first `number` tokens."""
-    return (
-        rows.with_format("arrow")
-        .map(_first_tokens, fn_kwargs={"number": number}, batched=True)
-        .with_format(None)
-    )
 
+    def cut(table: pyarrow.Table) -> pyarrow.Table:
+        for n, name in enumerate(table.column_names):
+            if name in ("input_ids", "labels"):
+                table = table.set_column(n, name, pc.list_slice(table[name], 0, number))
+        return table
 
-def _first_tokens(table: pyarrow.Table, number: int) -> pyarrow.Table:
-    for n, name in enumerate(table.column_names):
-        if name in ("input_ids", "labels"):
-            table = table.set_column(n, name, pc.list_slice(table[name], 0, number))
-    return table
+    return rows.with_format("arrow").map(cut, batched=True).with_format(None)

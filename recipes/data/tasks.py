@@ -8,7 +8,7 @@ import json
 import random
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any
 
 import reasoning_gym
 from omegaconf import DictConfig, OmegaConf
@@ -21,8 +21,6 @@ from recipes.data import cups
 from recipes.data.code_tasks import attempts_for, choose, shuffled
 
 Problem = dict[str, Any]
-# Types of configuration fields that reasoning-gym does not check
-PLAIN = {int: "a whole number", bool: "true or false"}
 DRAWS = 100  # random attempts to find a wrong answer, before all answers are tried
 WORKINGS = {cups.NAME: cups.working}
 
@@ -63,7 +61,7 @@ def known() -> dict[str, dict[str, Any]]:
     return {
         name: {
             "highest": highest.get(name),
-            "fields": sorted(_fields(config_class)),
+            "fields": sorted({f.name for f in dataclasses.fields(config_class)} - {"seed", "size"}),
             "working": name in WORKINGS,
         }
         for name, (_, config_class) in DATASETS.items()
@@ -89,15 +87,13 @@ def wrong_answer(problem: Problem, others: list[Problem], rng: random.Random) ->
     ]
     if not candidates:
         raise UserError(
-            f"every problem of task {problem['task']} has the same answer, so that none can be the "
-            "rejected one of a pair."
+            f"data.tasks: all problems of {problem['task']} have the same answer, so none can be "
+            "rejected. Use another task."
         )
     return rng.choice(candidates)
 
 
-@cache
-def _scorer(task: str):
-    return reasoning_gym.get_score_answer_fn(task)
+_scorer = cache(reasoning_gym.get_score_answer_fn)
 
 
 def _worked(problems: list[Problem], share: float, seed: int) -> list[Problem]:
@@ -122,56 +118,36 @@ def _draws(task: DictConfig, split: str, seed: int, count: int) -> Iterator[Prob
     dataset = _dataset(task, split, seed, attempts)
     for index in range(attempts):
         problem = _problem(name, level, dataset[index])
-        if index == 0:
-            _check_scorer(problem)
+        # Some scorers need data that JSON does not preserve, such as integer keys. Their rewards
+        # would always be zero.
+        if index == 0 and score(problem["answer"], problem["entry"]) < 1.0:
+            raise UserError(
+                f"data.tasks: the scorer of {name} rejects the task's own answer from its record. "
+                "Use another task."
+            )
         yield problem
 
 
 def _dataset(task: DictConfig, split: str, seed: int, size: int) -> ProceduralDataset:
+    """Return the task's data set. Raises UserError for a configuration that the task rejects."""
     # A data set draws item i from seed + i, so neighbouring seeds would share problems. Hashed
     # seeds are far apart.
     start = int.from_bytes(
         hashlib.sha256(f"{split}/{task.name}/{seed}".encode()).digest()[:4], "big"
     )
     dataset_class, config_class = DATASETS[task.name]
-    config = _curriculum_config(task) if task.name in CURRICULA else config_class()
-    given, takes = OmegaConf.to_container(task.config), get_type_hints(config_class)
-    for key in given:
-        usual = getattr(config, key, None)  # in rearc its type differs from the annotation
-        # reasoning-gym rejects some wrong types only at the first problem, or never
-        if takes.get(key) in PLAIN and type(given[key]) not in (takes[key], type(usual)):
-            example = f"{key}: {str(usual).lower()}"
-            raise UserError(
-                f"data.tasks: {task.name} has {key}={given[key]!r}; it takes {PLAIN[takes[key]]}, "
-                f"for example {example}."
-            )
+    config, own = config_class(), OmegaConf.to_container(task.config)
+    if task.name in CURRICULA:
+        curriculum: BaseCurriculum = CURRICULA[task.name]()
+        for name, attribute in curriculum.attributes.items():
+            curriculum.set_attr_level(name, min(task.level, len(attribute.levels) - 1))
+        config = curriculum.generate_configuration()
     try:
-        return dataset_class(dataclasses.replace(config, **given, seed=start, size=size))
-    except (AssertionError, TypeError, ValueError) as error:  # reasoning-gym rejects a value
-        raise UserError(
-            f"data.tasks: {task.name} refuses its configuration {given}: {error}"
-        ) from error
-
-
-def _check_scorer(problem: Problem) -> None:
-    # Some tasks' scorers need data that JSON does not preserve, such as integer keys. Their rewards
-    # would always be zero.
-    if score(problem["answer"], problem["entry"]) < 1.0:
-        raise UserError(
-            f"data.tasks: the scorer of {problem['task']} does not accept the task's own answer "
-            "from its record; use another task."
-        )
-
-
-def _curriculum_config(task: DictConfig) -> Any:
-    curriculum: BaseCurriculum = CURRICULA[task.name]()
-    for name, attribute in curriculum.attributes.items():
-        curriculum.set_attr_level(name, min(task.level, len(attribute.levels) - 1))
-    return curriculum.generate_configuration()
-
-
-def _fields(config_class: type) -> set[str]:
-    return {field.name for field in dataclasses.fields(config_class)} - {"seed", "size"}
+        dataset = dataset_class(dataclasses.replace(config, **own, seed=start, size=size))
+        dataset[0]  # some values are rejected only here
+        return dataset
+    except (AssertionError, TypeError, ValueError) as error:
+        raise UserError(f"data.tasks: {task.name} rejects its config {own}: {error}") from error
 
 
 def _problem(task: str, level: int, entry: dict[str, Any]) -> Problem:

@@ -83,26 +83,21 @@ def load_adapter(model: PreTrainedModel, config: DictConfig, base: str) -> PeftM
     Raises UserError if the adapter was trained on a base whose fingerprint is not `base`.
     """
     path, model_config = Path(config.adapter.path), config.model
-    key, name = (
-        ("model.path", model_config.path) if model_config.path else ("model", model_config.name)
-    )
-    other = f"adapter.path={path} was trained on another base than {key}={name}"
     adapter = LoraConfig.from_pretrained(str(path))
     adapter.lora_dropout = config.adapter.dropout  # a setting of training, not of the adapter
     if not (path / BASE).is_file():
         say(f"adapter.path={path} has no {BASE}: only the shapes show whether it fits its base")
     elif json.loads((path / BASE).read_text())["fingerprint"] != base:
-        raise UserError(f"{other}. Use: the base that it was trained on.")
+        name = model_config.path or model_config.name
+        raise UserError(
+            f"adapter.path={path} was trained on another base than model={name}. Use the base that "
+            "it was trained on."
+        )
     # As TRL does for new adapters under ZeRO-3, which gathers weights of one dtype together.
     autocast = config.topology.strategy != "zero3"
-    try:
-        return PeftModel.from_pretrained(
-            model, str(path), is_trainable=True, autocast_adapter_dtype=autocast, config=adapter
-        )
-    except RuntimeError as error:
-        if "size mismatch" not in str(error):
-            raise
-        raise UserError(f"{other}: {str(error).strip().splitlines()[1].strip()}") from error
+    return PeftModel.from_pretrained(
+        model, str(path), is_trainable=True, autocast_adapter_dtype=autocast, config=adapter
+    )
 
 
 def merge_weight(

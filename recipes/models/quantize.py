@@ -60,28 +60,6 @@ def restored(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return codes.float() * scale.float()
 
 
-def is_linear(name: str, weight: torch.Tensor) -> bool:
-    """Return whether a weight is written in 8 bits. Raises UserError for unknown layer weights."""
-    if LAYERS not in name or weight.ndim < 2:
-        return False
-    if weight.ndim != 2 or not name.endswith(LINEAR):
-        raise UserError(
-            f"{name} of shape {tuple(weight.shape)}: weights in 8 bits are written for the linear "
-            "layers of qwen3, qwen2 and llama. Use: method.args.weights=bf16."
-        )
-    return True
-
-
-def check_size(name: str, weight: torch.Tensor, weights: str) -> None:
-    """Reject sizes that 8-bit products do not support."""
-    if any(size % MULTIPLE for size in weight.shape):
-        outputs, inputs = weight.shape
-        raise UserError(
-            f"method.args.weights={weights}: {name} has {outputs} outputs and {inputs} inputs, and "
-            f"products in 8 bits take multiples of {MULTIPLE}. Use: method.args.weights=bf16."
-        )
-
-
 @dataclass
 class Converter:
     """Convert weights one by one to `weights` (None: unchanged), and sum the error."""
@@ -95,38 +73,35 @@ class Converter:
     def __call__(self, name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the tensors that replace `weight`, by name.
 
-        Raises UserError if it is not finite, has an unsupported size, or is in 8 bits already.
+        Raises UserError if it is not finite, or has an unsupported shape for 8 bits.
         """
         if not weight.dtype.is_floating_point or weight.dtype.itemsize == 1:
-            if self.weights is None:
-                return {name: weight}
+            return {name: weight}
+        dtype = weight.dtype if self.weights is None else PLAIN.get(self.weights, torch.bfloat16)
+        rounded = weight.to(dtype)
+        if not torch.isfinite(rounded).all():
             raise UserError(
-                f"{name} is in {str(weight.dtype).removeprefix('torch.')}: quantized already. Use: "
-                "the weights it was made from, or no method.args.weights."
-            )
-        if not torch.isfinite(weight).all():
-            raise UserError(
-                f"{name} holds NaN or infinite numbers: this model is broken. Use: an earlier "
-                "checkpoint."
+                f"{name} is not finite in {str(dtype).removeprefix('torch.')}: the model is broken "
+                "or has larger numbers. Use an earlier checkpoint, or method.args.weights=bf16."
             )
         bits = EIGHT_BITS.get(self.weights or "")
-        if bits and is_linear(name, weight):
-            check_size(name, weight, str(self.weights))
+        if bits and LAYERS in name and weight.ndim > 1:
+            if (
+                weight.ndim != 2
+                or not name.endswith(LINEAR)
+                or any(n % MULTIPLE for n in weight.shape)
+            ):
+                raise UserError(
+                    f"method.args.weights={self.weights}: {name} of shape {tuple(weight.shape)} is "
+                    "not a linear layer of qwen3, qwen2 or llama with sizes in multiples of "
+                    f"{MULTIPLE}. Use: method.args.weights=bf16."
+                )
             codes, scale = quantized(weight, bits)
             self._count(name, weight, restored(codes, scale))
             self.num_quantized += 1
             return {name: codes, f"{name}_scale": scale}
-        dtype = weight.dtype if self.weights is None else PLAIN.get(self.weights, torch.bfloat16)
-        if dtype == weight.dtype:
-            return {name: weight}
-        rounded = weight.to(dtype)
-        if not torch.isfinite(rounded).all():
-            most = torch.finfo(dtype).max
-            raise UserError(
-                f"method.args.weights={self.weights}: {name} has numbers above {most:g}, its "
-                "largest. Use: bf16 or fp32."
-            )
-        self._count(name, weight, rounded)
+        if dtype != weight.dtype:
+            self._count(name, weight, rounded)
         return {name: rounded}
 
     def figures(self) -> dict[str, Any]:

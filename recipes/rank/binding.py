@@ -20,24 +20,24 @@ def gpus() -> list[str]:
     return [str(pci_address(rank)) for rank in range(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))]
 
 
-def bind(how: str, gpus: list[str], local_rank: int, root: Path = Path("/")) -> str:
+def bind(binding: str, gpus: list[str], local_rank: int, root: Path = Path("/")) -> str:
     """Bind all threads of this process and its future children; return a line with the cores.
 
     Raises UserError as `cores` does.
     """
-    chosen = cores(how, gpus, local_rank, Cores(os.sched_getaffinity(0)), root)
+    chosen = cores(binding, gpus, local_rank, Cores(os.sched_getaffinity(0)), root)
     # Libraries have already started threads during import.
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError):  # the thread has just ended
             os.sched_setaffinity(int(thread), chosen)
     return (
-        f"topology.numa_binding={how}: {len(chosen)} core(s) from {min(chosen)} to {max(chosen)}, "
-        f"next to GPU {gpus[local_rank]}"
+        f"topology.numa_binding={binding}: {len(chosen)} core(s) from {min(chosen)} to "
+        f"{max(chosen)}, next to GPU {gpus[local_rank]}"
     )
 
 
 def cores(
-    how: str, gpus: list[str], local_rank: int, allowed: Cores, root: Path = Path("/")
+    binding: str, gpus: list[str], local_rank: int, allowed: Cores, root: Path = Path("/")
 ) -> Cores:
     """Return the cores of one rank.
 
@@ -54,29 +54,31 @@ def cores(
     own = near[local_rank]
     if not own:
         raise UserError(
-            f"topology.numa_binding={how}: this process may not run on any core next to GPU "
+            f"topology.numa_binding={binding}: this process may not run on any core next to GPU "
             f"{gpus[local_rank]}. {_NONE}"
         )
-    if how == "node":
+    if binding == "node":
         return own
-    if how == "socket":
+    if binding == "socket":
         socket = {core: _read(cpus / f"cpu{core}/topology/physical_package_id") for core in allowed}
         own_sockets = {socket[core] for core in own}
         return Cores(core for core in allowed if socket[core] in own_sockets)
     shared = (
-        "cache/index3/shared_cpu_list" if how == "core_complex" else "topology/thread_siblings_list"
+        "cache/index3/shared_cpu_list"
+        if binding == "core_complex"
+        else "topology/thread_siblings_list"
     )
     groups = sorted({_listed(cpus / f"cpu{core}/{shared}") & own for core in own}, key=min)
-    beside = [rank for rank, others in enumerate(near) if others == own]
-    turn = beside.index(local_rank)
-    if how == "core_complex":
-        return groups[turn % len(groups)]
-    if len(groups) < len(beside):
+    neighbours = [rank for rank, others in enumerate(near) if others == own]
+    position = neighbours.index(local_rank)
+    if binding == "core_complex":
+        return groups[position % len(groups)]
+    if len(groups) < len(neighbours):
         raise UserError(
-            f"topology.numa_binding={how}: {len(groups)} physical core(s) for {len(beside)} ranks "
-            f"next to them. {_NONE}"
+            f"topology.numa_binding={binding}: {len(groups)} physical core(s) for "
+            f"{len(neighbours)} ranks next to them. {_NONE}"
         )
-    first, end = (len(groups) * place // len(beside) for place in (turn, turn + 1))
+    first, end = (len(groups) * place // len(neighbours) for place in (position, position + 1))
     return Cores().union(*groups[first:end])
 
 

@@ -98,7 +98,10 @@ def run(work: Callable[[DictConfig], dict[str, Any]], argv: list[str] | None = N
         return _run(work, config)
     finally:
         # Only after the result is written, because torchrun signals the others when one rank ends.
-        _restore(handlers)
+        global _stop_asked
+        _stop_asked = False
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _quiet_libraries(config: DictConfig) -> None:
@@ -116,11 +119,11 @@ def _quiet_libraries(config: DictConfig) -> None:
 def _run(work: Callable[[DictConfig], dict[str, Any]], config: DictConfig) -> int:
     result: dict[str, Any]
     try:
-        how = OmegaConf.select(config, "topology.numa_binding")
+        numa = OmegaConf.select(config, "topology.numa_binding")
         # A tuning's trials have their own ranks, which bind themselves.
-        if how and torch.cuda.is_available() and "tuned" not in config:
+        if numa and torch.cuda.is_available() and "tuned" not in config:
             print(
-                binding.bind(how, binding.gpus(), int(os.environ.get("LOCAL_RANK", "0"))),
+                binding.bind(numa, binding.gpus(), int(os.environ.get("LOCAL_RANK", "0"))),
                 flush=True,
             )
         result, exit_code = {"status": "done", **work(config)}, 0
@@ -169,10 +172,3 @@ def main(work: Callable[[DictConfig], dict[str, Any]]) -> None:
 def _ask_stop(_number: int, _frame: Any) -> None:
     global _stop_asked
     _stop_asked = True
-
-
-def _restore(handlers: dict[int, Any]) -> None:
-    global _stop_asked
-    _stop_asked = False
-    for number, handler in handlers.items():
-        signal.signal(number, handler)

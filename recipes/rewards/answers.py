@@ -57,7 +57,10 @@ def equal(right: str, answer: str) -> bool:
         return False
     if NUMBER.fullmatch(right):
         number = _number(stated, announced)
-        if number is None or _unreduced(right, number) or not _verified(expression, number):
+        if number is None or not _verified(expression, number):
+            return False
+        # A quotient should have been computed, such as 10/2 for 5.
+        if "/" in number and "/" not in right and "." not in right:
             return False
     return _verified(expression, _expression(stated) or answer)
 
@@ -103,11 +106,6 @@ def _beside(text: str, one: re.Match[str], other: re.Match[str]) -> bool:
     if names[0] and names[1] and names[0][1] == names[1][1]:
         between = between[: names[1].start()]
     return not RESULT.search(between) and JOINED.fullmatch(between) is not None
-
-
-def _unreduced(right: str, number: str) -> bool:
-    """Return whether `number` is a quotient that should have been computed, such as 10/2 for 5."""
-    return "/" in number and "/" not in right and "." not in right
 
 
 def _expression(text: str) -> str | None:

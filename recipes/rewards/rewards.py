@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
-import math
 import os
 import re
 import sys
@@ -15,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from launch.core.errors import UserError, near_or_all
+from launch.core.errors import UserError
 from recipes.rewards.answers import equal
 
 Reward = Callable[..., list[float] | list[float | None]]
@@ -26,8 +24,6 @@ INSIDE = r"(?:(?!</?(?:think|answer)>).)*"  # text without another such tag
 FORMAT = re.compile(rf"\s*<think>{INSIDE}</think>\s*<answer>{INSIDE}</answer>\s*", re.DOTALL)
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 HALF_LENGTH_CHARACTERS = 200
-# Kinds of parameters to which a column can be passed.
-NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 ROUNDING = 1e-9  # of sums of floats
 
 
@@ -101,12 +97,10 @@ def judge(
 ) -> list[float | None]:
     """Return the scores of a named reward or a user's function; None if it does not apply.
 
-    Raises UserError if the function does not accept these columns or returns a wrong number of
-    scores, ValueError for a score outside 0 to 1, and whatever the function raises.
+    Raises UserError for a wrong number of scores, ValueError for a score outside 0 to 1, and
+    whatever the function raises.
     """
     function = imported(name) if "." in name else REWARDS[name]
-    if "." in name:
-        _check_signature(name, function, columns)
     returned = function(prompts=prompts, completions=completions, **columns)
     if len(returned) != len(completions):
         raise UserError(
@@ -115,42 +109,13 @@ def judge(
         )
     scores = [None if score is None else float(score) for score in returned]
     for score in scores:
-        if score is not None and not math.isfinite(score):
-            raise ValueError(f"a score that is not finite: {scores}")
-        # Thresholds and figures assume scores from 0 to 1.
+        # Thresholds and figures assume scores from 0 to 1. NaN is outside too.
         if score is not None and not -ROUNDING <= score <= 1 + ROUNDING:
             raise ValueError(
                 f"a score outside 0 to 1: {score:g}. To make a reward count for more, or against, "
                 "change its weight in method.rewards"
             )
     return [None if score is None else min(max(score, 0.0), 1.0) for score in scores]
-
-
-def _check_signature(path: str, function: Reward, columns: dict[str, Any]) -> None:
-    """Raise UserError if a user's function cannot be called as a reward."""
-    arguments = {"prompts": None, "completions": None, **columns}
-    try:
-        signature = inspect.signature(function)
-        signature.bind(**arguments)
-    except ValueError:  # a function written in C has no signature
-        return
-    except TypeError as error:
-        missing = [
-            parameter.name
-            for parameter in signature.parameters.values()
-            if parameter.name not in arguments
-            and parameter.default is parameter.empty
-            and parameter.kind in NAMED
-        ]
-        rows = [name for name, values in columns.items() if isinstance(values, list)]
-        hint = near_or_all(missing[0], rows).lstrip() if missing else ""
-        code = getattr(inspect.unwrap(function), "__code__", None)
-        place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
-        raise UserError(
-            f"method.rewards.{path}{place}: {error}. A reward is called as "
-            f"f(prompts, completions, **columns), and its columns here are "
-            f"{', '.join(rows) or '(none)'}.{f' {hint}' if hint.startswith('Did') else ''}"
-        ) from error
 
 
 def failure(name: str, error: Exception) -> str:
@@ -171,17 +136,9 @@ def imported(path: str) -> Reward:
     """Return a user's function by its dotted path. Raises UserError."""
     module_name, _, function_name = path.rpartition(".")
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
+        return getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
         raise UserError(
-            f"method.rewards has {path!r}: {error}. Its module must be on PYTHONPATH where the run "
-            "starts."
+            f"method.rewards.{path}: {error}. Name a function of a module that is on PYTHONPATH "
+            "where the run starts."
         ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        known = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
-        raise UserError(
-            f"method.rewards has {path!r}: {module_name} has no function {function_name!r}."
-            f"{near_or_all(function_name, known)}"
-        )
-    return function

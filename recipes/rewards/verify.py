@@ -86,16 +86,16 @@ class Verifier:
     ) -> list[dict[str, Judged]]:
         judged: list[dict[str, Judged]] = [{} for _ in completions]
 
-        def ask(name: str, which: list[int]) -> None:
-            if not which:
+        def ask(name: str, indices: list[int]) -> None:
+            if not indices:
                 return
             # Values that are not columns come from TRL: its state and its logging functions.
             rows = {
-                k: [v[i] for i in which] if _is_column(v, len(completions)) else v
+                k: [v[i] for i in indices] if _is_column(v, len(completions)) else v
                 for k, v in columns.items()
             }
-            chosen = [prompts[i] for i in which], [completions[i] for i in which]
-            for i, result in zip(which, self.judges[name](*chosen, rows), strict=True):
+            chosen = [prompts[i] for i in indices], [completions[i] for i in indices]
+            for i, result in zip(indices, self.judges[name](*chosen, rows), strict=True):
                 judged[i][name] = result
 
         everyone = passing = list(range(len(completions)))
@@ -264,8 +264,8 @@ class _Own:
                 if not self.works and len(judged) == FEW and hangs:
                     break
         if not self.works and all(j.error for j in judged):
-            why = self._why(str(judged[0].error), columns)
-            raise UserError(f"method.rewards.{self.path} fails for every completion: {why}")
+            reason = self._why(str(judged[0].error), columns)
+            raise UserError(f"method.rewards.{self.path} fails for every completion: {reason}")
         self.works = True
         return judged
 
@@ -273,7 +273,7 @@ class _Own:
         """Return an error with a hint: the columns, or the remedy if confinement may cause it."""
         confined = any(sign in error for sign in CONFINED)
         kind = error.partition(":")[0]
-        if kind == "KeyError" and not confined:
+        if kind in ("KeyError", "TypeError") and not confined:
             names = [name for name, values in columns.items() if isinstance(values, list)]
             return f"{error}. The columns are {', '.join(names) or '(none)'}."
         return f"{error}.{self.remedy if confined or kind not in OWN_FAULTS else ''}"

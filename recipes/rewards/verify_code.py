@@ -46,14 +46,15 @@ class CodeTests:
                     file.write(json.dumps(jobs).encode() + b"\n")
                     file.flush()
                     answer = file.readline()
+                    if not answer:
+                        raise ConnectionError(0, "it has ended")
         except OSError as error:
             raise RuntimeError(
-                f"the sandbox does not answer at {self.run_dir / SOCKET}: {error.strerror}"
+                f"the sandbox does not answer at {self.run_dir / SOCKET}: {error.strerror}; "
+                "logs/sandbox.log has the reason"
             ) from error
         finally:
             os.close(folder)
-        if not answer:
-            raise RuntimeError("the sandbox went away; logs/sandbox.log says why")
         verdicts: list[dict[str, Any]] = json.loads(answer)
         return verdicts
 
@@ -85,19 +86,21 @@ def _language(name: str) -> str:
 def parse_tests(column: Any) -> list[dict[str, Any]]:
     """Return a row's tests from column `tests`, a list or JSON (for rows with different forms)."""
     try:
-        tests = json.loads(column) if isinstance(column, str) else column
-    except json.JSONDecodeError as error:
+        items = json.loads(column) if isinstance(column, str) else column
+    except json.JSONDecodeError:
+        items = None
+    tests = [_test(item) for item in items] if isinstance(items, list) else []
+    if not tests or None in tests:
+        forms = ", ".join("{" + ", ".join(sorted(form)) + "}" for form in FORMS)
         raise UserError(
-            f"column 'tests' holds {column[:80]!r}, which is not a JSON list ({error.msg})."
-        ) from error
-    if not isinstance(tests, list) or not tests:
-        raise UserError(
-            f"column 'tests' holds {str(column)[:80]!r}. Give a list of at least one test."
+            f"column 'tests' holds {str(column)[:80]!r}. Give a list, or its JSON, of one or more "
+            f"of {forms} (all texts but expected), or statements of Python."
         )
-    return [_test(test) for test in tests]
+    return tests
 
 
-def _test(item: Any) -> dict[str, Any]:
+def _test(item: Any) -> dict[str, Any] | None:
+    """Return a test in one of FORMS, or None if it is malformed."""
     if isinstance(item, str):
         return {"check": item}
     items = item.items() if isinstance(item, dict) else ()
@@ -105,10 +108,5 @@ def _test(item: Any) -> dict[str, Any]:
     if "call" not in test:  # tables fill missing keys with null
         test.pop("expected", None)
     texts = [value for key, value in test.items() if key != "expected"]
-    if set(test) not in FORMS or not all(isinstance(value, str) for value in texts):
-        forms = ", ".join("{" + ", ".join(sorted(form)) + "}" for form in FORMS)
-        raise UserError(
-            f"column 'tests' holds the test {str(item)[:80]}. Give one of {forms} (all texts but "
-            "expected), or a statement of Python."
-        )
-    return test
+    right = set(test) in FORMS and all(isinstance(value, str) for value in texts)
+    return test if right else None

@@ -61,12 +61,12 @@ def main() -> None:
         print(" ".join(str(error).split()), file=answers, flush=True)
         return
     except Exception as error:  # whatever a user's module raises
-        why = (
+        message = (
             f"method.rewards has {name!r}: its import raises {type(error).__name__}: {error}. "
             "The rank's environment is hidden from it. "
             "Use: method.reward_confined=false, which runs it in the rank."
         )
-        print(" ".join(why.split()), file=answers, flush=True)
+        print(" ".join(message.split()), file=answers, flush=True)
         return
     limit_memory(int(memory))
     guard = Guard()

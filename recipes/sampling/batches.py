@@ -60,23 +60,25 @@ def sample_all(
     """
     sampled, judged = stores(config, args, rows, reuse)
     numbers = range(math.ceil(len(rows) / args.batch_size))
-    mine = ranks.mine(len(numbers))
-    log.begin(len(mine))
+    own_batches = ranks.mine(len(numbers))
+    log.begin(len(own_batches))
     if args.engine == "vllm":
         os.environ.update(ranks.own_gpu(os.environ))
     # If all batches exist, load no model.
-    missing = any(not sampled.has(number) for number in mine)
+    missing = any(not sampled.has(number) for number in own_batches)
     generator = build_generator(config, args.sampling) if missing else None
     done = 0
-    with profiling.session(config, len(mine), model=getattr(generator, "model", None)) as profile:
-        for number in mine:
+    with profiling.session(
+        config, len(own_batches), model=getattr(generator, "model", None)
+    ) as profile:
+        for number in own_batches:
             if stop_asked():
                 break
             one_batch(rows, number, args, generator, verifier, sampled, judged, log)
             profile.step()
             done += 1
-    if not ranks.on_all(done == len(mine)):
-        say(f"interrupted after {done} of {len(mine)} batches; the same command continues")
+    if not ranks.on_all(done == len(own_batches)):
+        say(f"interrupted after {done} of {len(own_batches)} batches; the same command continues")
         raise Interrupted(batches=done)
     if not is_main_rank():
         return [], generator
@@ -130,7 +132,7 @@ def one_batch(
     prompts = [rows[prompt]["prompt"] for prompt, _ in places]
     began = time.monotonic()
     samples, verdicts = sampled.get(number), judged.get(number)
-    there = samples is not None and verdicts is not None
+    existed = samples is not None and verdicts is not None
     if samples is None:
         assert generator is not None
         generated = generator(prompts, sampled.seed_of(number))
@@ -156,7 +158,7 @@ def one_batch(
         judged.put(number, verdicts)
     judged_samples = [{**s, **v} for s, v in zip(samples, verdicts, strict=True)]
     seconds = (generated_at - began, time.monotonic() - generated_at)
-    log.batch(number, judged_samples, there, *seconds)
+    log.batch(number, judged_samples, existed, *seconds)
 
 
 class Log:
@@ -189,7 +191,7 @@ class Log:
         self,
         number: int,
         samples: list[Row],
-        there: bool,
+        existed: bool,
         generation_s: float,
         verification_s: float,
     ) -> None:
@@ -207,13 +209,13 @@ class Log:
             "time_s": sum(self.seconds.values()) + generation_s + verification_s,
             self.rate: self.num_passed / self.num_samples,
             **_figures(samples),
-            "tokens_per_second": None if there else tokens / generation_s,
+            "tokens_per_second": None if existed else tokens / generation_s,
             "memory_peak_gb": memory_peak_gb(),
             "generation_s": self.seconds["generation_s"] + generation_s,
             "verification_s": self.seconds["verification_s"] + verification_s,
             "batch": number,
         }
-        before = self.before.get(self.step, {}) if there else {}
+        before = self.before.get(self.step, {}) if existed else {}
         # If the number of ranks was different, the main rank had different batches.
         if before.get("batch") == number:
             line = {**before, "num_steps": self.num_steps}

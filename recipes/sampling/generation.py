@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.hooks import RemovableHandle
@@ -119,20 +120,18 @@ class Generator(ABC):
         return samples
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt. Raises UserError for messages without a chat template.
+        """Return the token ids of a prompt. Raises UserError if the chat template fails.
 
         The tokenizer adds its special tokens to plain text only, since a chat template has its own.
         """
         if isinstance(prompt, str):
             return self.tokenizer(prompt)["input_ids"]
-        if not self.tokenizer.chat_template:
-            raise UserError(
-                "the prompts are messages, but the model's tokenizer has no chat template. "
-                "Use model.chat_template=<file>, or prompts of plain text."
+        try:
+            text = self.tokenizer.apply_chat_template(
+                prompt, tokenize=False, add_generation_prompt=True
             )
-        text = self.tokenizer.apply_chat_template(
-            prompt, tokenize=False, add_generation_prompt=True
-        )
+        except (ValueError, jinja2.TemplateError) as error:  # ValueError if there is none
+            raise UserError(f"{error} Use: model.chat_template=<file.jinja>.") from error
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def sample(self, ids: list[int]) -> Sample:

@@ -171,10 +171,14 @@ class OverlappedGeneration(GenerationAhead):
         if not self.accelerator.is_main_process:
             return UnderWay(prompts, None)
         groups = prompts[::num_generations]  # the rows of a group are adjacent and equal
-        answer = self._threads.submit(_timed, self._ask, groups, num_generations)
-        return UnderWay(prompts, answer)
 
-    def _receive(self, under_way: UnderWay, mine: int) -> tuple[list, list]:
+        def timed_answer() -> tuple[Any, float]:
+            began = time.monotonic()
+            return self._ask(groups, num_generations), time.monotonic() - began
+
+        return UnderWay(prompts, self._threads.submit(timed_answer))
+
+    def _receive(self, under_way: UnderWay, count: int) -> tuple[list, list]:
         """Return this rank's completions, and the log-probability of each token."""
         with self.timed("wait"):
             answer, server_s = under_way.answer.result() if under_way.answer else ({}, 0.0)
@@ -182,12 +186,8 @@ class OverlappedGeneration(GenerationAhead):
             broadcast_object_list(shared, from_process=0)
         completion_ids, logprobs = shared[0]
         self.stopwatch.add("server", server_s)
-        first = self.accelerator.process_index * mine
-        own = slice(first, first + mine)
-        return completion_ids[own], [[token[0] for token in sequence] for sequence in logprobs[own]]
-
-
-def _timed(call: Callable, *arguments: Any) -> tuple[Any, float]:
-    """Return the result of a call, and its seconds."""
-    began = time.monotonic()
-    return call(*arguments), time.monotonic() - began
+        first = self.accelerator.process_index * count
+        rows = slice(first, first + count)
+        return completion_ids[rows], [
+            [token[0] for token in sequence] for sequence in logprobs[rows]
+        ]

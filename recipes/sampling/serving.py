@@ -87,8 +87,8 @@ def give_up_where_refused(config: DictConfig) -> None:
         except Exception as error:
             endpoint = url.rpartition("/")[2]
             if endpoint in ("pause", "init_weight_transfer_engine", "update_weights"):
-                why = f"the generation server refuses a weight transfer ({endpoint}): {error}"
-                give_up(config, f"{why}. logs/server.log has its reason")
+                reason = f"the generation server refuses a weight transfer ({endpoint}): {error}"
+                give_up(config, f"{reason}. logs/server.log has its reason")
             raise
 
     VLLMClient._post = ask
@@ -185,12 +185,11 @@ def check_weights_arrive(
     moved = _distance(changed, _own_log_probs(trainer, ids, server.shape[1]))
     for replica, (change, error) in enumerate(zip(moved.tolist(), apart.tolist(), strict=True)):
         if not (change > 0 and error <= FOLLOWED * change):
-            which = f"replica {replica} of the generation server"
+            server_name = f"replica {replica} of " * (replicas > 1) + "the generation server"
             raise RuntimeError(
-                f"weights do not reach {which if replicas > 1 else 'the generation server'}: a "
-                f"change that moves log-probabilities by {change:.3g} on the trainer leaves the "
-                f"server {error:.3g} away from it. vLLM and TRL may not fit together, or the "
-                "server computes in another precision."
+                f"weights do not reach {server_name}: a change that moves log-probabilities by "
+                f"{change:.3g} on the trainer leaves the server {error:.3g} away from it. vLLM and "
+                "TRL may not fit together, or the server computes in another precision."
             )
     to = "the server" if replicas == 1 else f"all {replicas} replicas of the server"
     moved_by, distance = f"{moved.min():.3g}", f"{apart.max():.2g}"

@@ -67,11 +67,7 @@ class Stream:
             ):
                 break
             unfinished = [group.answer for group in left if not group.answer.done()]
-            if not unfinished:
-                raise RuntimeError(
-                    f"{len(self.groups)} groups in flight are whole, and steps of {count} cannot "
-                    "take all of them in time"
-                )
+            assert unfinished, f"steps of {count} cannot take all groups in flight in time"
             wait(unfinished, return_when=FIRST_COMPLETED)
         for group in whole:
             group.answer.result()

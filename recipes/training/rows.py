@@ -46,12 +46,16 @@ class Collator:
             ids, labels = [np.concatenate(ids)], [np.concatenate(labels)]
         longest = -(-max(map(len, ids)) // self.multiple) * self.multiple
         filled = np.full((len(ids), longest), self.pad_token_id)
-        wanted = np.full((len(ids), longest + 1), IGNORED)
+        labels_filled = np.full((len(ids), longest + 1), IGNORED)
         for n, (row_ids, label) in enumerate(zip(ids, labels, strict=True)):
-            filled[n, : len(row_ids)], wanted[n, : len(row_ids)] = row_ids, label
-        wanted = wanted[:, 1:].reshape(-1)
-        at = np.flatnonzero(wanted != IGNORED)
-        batch = {"input_ids": filled, "targets": wanted[at], "target_positions": at}
+            filled[n, : len(row_ids)], labels_filled[n, : len(row_ids)] = row_ids, label
+        labels_filled = labels_filled[:, 1:].reshape(-1)
+        positions = np.flatnonzero(labels_filled != IGNORED)
+        batch = {
+            "input_ids": filled,
+            "targets": labels_filled[positions],
+            "target_positions": positions,
+        }
         if self.packed:
             batch |= boundaries(lengths, longest)
         tensors = {name: torch.from_numpy(array) for name, array in batch.items()}

@@ -202,15 +202,15 @@ def save_model(trainer: Trainer, target: Path) -> dict[str, float]:
 
 def _check_strategy(config: DictConfig, trainer: Trainer) -> None:
     """Raise RuntimeError if accelerate has silently fallen back to another strategy."""
-    wanted, accelerator = config.topology.strategy, trainer.accelerator
+    strategy, accelerator = config.topology.strategy, trainer.accelerator
     names = {"FSDP": "fsdp", "DEEPSPEED": "zero", "NO": "none"}
     actual = names.get(accelerator.distributed_type.name, "ddp")
     if actual == "zero":
         actual += str(accelerator.state.deepspeed_plugin.zero_stage)
     world_size = ranks.num_ranks()
-    if accelerator.num_processes != world_size or (world_size > 1 and actual != wanted):
+    if accelerator.num_processes != world_size or (world_size > 1 and actual != strategy):
         raise RuntimeError(
-            f"topology.strategy={wanted} on {world_size} rank(s) ran as {actual} on "
+            f"topology.strategy={strategy} on {world_size} rank(s) ran as {actual} on "
             f"{accelerator.num_processes}"
         )
 

@@ -62,12 +62,6 @@ def without_rewards():
     return settings
 
 
-@pytest.mark.parametrize("name", ["batch_size", "samples_per_prompt"])
-def test_arguments_out_of_range(name):
-    with pytest.raises(UserError, match=f"{name}=0"):
-        EvaluateConfig(output_dir="x", **{name: 0})
-
-
 def test_scores_are_the_answers_and_a_prompt_that_is_too_long_has_none(tmp_path):
     rows = [{"prompt": "p", "answer": a, "task": "t"} for a in ("1", "2", "")]
     settings = without_rewards()

@@ -239,9 +239,7 @@ def test_a_converter_is_stopped_by_a_signal_and_seen_by_the_watchdog(
 
 def test_refused_by_the_rank(exported, source, tmp_path, monkeypatch):
     odd = write_model(tmp_path / "odd", intermediate_size=40)
-    assert "has 32 outputs and 40 inputs, and products in 8 bits take multiples of 16" in refused(
-        exported, odd, "method.args.weights=fp8"
-    )
+    assert "of shape (32, 40)" in refused(exported, odd, "method.args.weights=fp8")
     _, _, eight = exported(source, "method.args.weights=int8")
     assert "quantized already (compressed-tensors)" in refused(
         exported, eight / "model", "method.args.weights=fp8"
@@ -297,21 +295,20 @@ def test_a_model_that_differs_from_what_its_run_left_is_refused(exported, tmp_pa
 @pytest.mark.parametrize(
     ("weights", "name", "tensor", "words"),
     [
-        ("fp16", "a", torch.full((2, 2), 1e5), "a has numbers above 65504"),
-        ("bf16", "a", torch.tensor([float("nan")]), "a holds NaN"),
+        ("fp16", "a", torch.full((2, 2), 1e5), "a is not finite in float16"),
+        ("bf16", "a", torch.tensor([float("nan")]), "a is not finite in bfloat16"),
         (
             "int8",
             "m.layers.0.mlp.experts.up_proj.weight",
             torch.ones(2, 16, 16),
-            "linear layers of qwen3, qwen2 and llama",
+            "linear layer of qwen3, qwen2 or llama",
         ),
         (
             "int8",
             "m.layers.0.mlp.gate.weight",
             torch.ones(16, 16),
-            "linear layers of qwen3, qwen2 and llama",
+            "linear layer of qwen3, qwen2 or llama",
         ),
-        ("bf16", "a", torch.ones(2, dtype=torch.int8), "a is in int8: quantized already"),
     ],
 )
 def test_weights_that_do_not_fit(weights, name, tensor, words):

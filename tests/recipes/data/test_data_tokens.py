@@ -3,7 +3,6 @@
 import copy
 import json
 import signal
-from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
@@ -16,7 +15,7 @@ from launch.schema import Data
 from recipes import dpo, sft
 from recipes.data import data_tokens
 from recipes.data.data import Loaded
-from recipes.data.data_tokens import Progress, lengths, mapped, processes
+from recipes.data.data_tokens import Progress, lengths, mapped
 from recipes.models.model import train_tokenizer
 from recipes.preview import _model
 
@@ -70,7 +69,7 @@ def tokenizer():
     return tokenizer
 
 
-def prepared(tmp_path, method, tokenizer, rows, **given):
+def prepared(tmp_path, method, tokenizer, rows, **settings):
     """Return the rows of our trainer, and of TRL's."""
     arguments, theirs, ours = (
         (SFTConfig, SFTTrainer, sft.Trainer)
@@ -82,7 +81,7 @@ def prepared(tmp_path, method, tokenizer, rows, **given):
         report_to="none",
         use_cpu=True,
         bf16=False,
-        **{"max_length": 64, **given},
+        **{"max_length": 64, **settings},
     )
     config = OmegaConf.create(
         {
@@ -96,7 +95,7 @@ def prepared(tmp_path, method, tokenizer, rows, **given):
             "trainer_args": {
                 "max_length": args.max_length,
                 "truncation_mode": args.truncation_mode,
-                "packing": given.get("packing", False),
+                "packing": settings.get("packing", False),
             },
         }
     )
@@ -110,7 +109,7 @@ def prepared(tmp_path, method, tokenizer, rows, **given):
 
 
 @pytest.mark.parametrize(
-    ("rows", "given"),
+    ("rows", "settings"),
     [
         (TEXT, {}),
         (PROMPTS, {}),
@@ -119,22 +118,18 @@ def prepared(tmp_path, method, tokenizer, rows, **given):
         (PROMPTS, {"max_length": 6, "truncation_mode": "keep_end"}),
         (PROMPTS, {"max_length": 8, "packing": True, "packing_strategy": "wrapped"}),
         (PROMPTS, {"max_length": 16, "packing": True}),
-        (PROMPTS, {"shuffle_dataset": True}),
-        (PROMPTS, {"dataset_num_proc": 2}),
-        (MESSAGES, {}),
         (MESSAGES, {"assistant_only_loss": True}),
         ([row | (EXTRAS[n] if n % 2 else {"tools": None}) for n, row in enumerate(MESSAGES)], {}),
         (
             [row | extra for row, extra in zip(MESSAGES, EXTRAS, strict=True)],
             {"assistant_only_loss": True, "dataset_num_proc": 2},
         ),
-        (TURNS, {}),
         (TURNS, {"assistant_only_loss": True}),
         ([row | extra for row, extra in zip(TURNS, EXTRAS, strict=True)], {}),
     ],
 )
-def test_tokens_and_labels_of_sft_are_trls(tmp_path, tokenizer, rows, given):
-    ours, theirs = prepared(tmp_path, "sft", tokenizer, rows, **given)
+def test_tokens_and_labels_of_sft_are_trls(tmp_path, tokenizer, rows, settings):
+    ours, theirs = prepared(tmp_path, "sft", tokenizer, rows, **settings)
     columns = [
         name for name in ("input_ids", "labels", "seq_lengths") if name in theirs.column_names
     ]
@@ -146,10 +141,10 @@ def test_a_tokenizer_that_cuts_or_pads_texts_does_neither_with_rows(tokenizer):
     cutting.backend_tokenizer.enable_truncation(2)
     cutting.backend_tokenizer.enable_padding(length=99)
     batch = {"text": [row["text"] for row in TEXT]}
-    made, whole = (
+    tokens, whole = (
         data_tokens.Tokens(each, None, "text", False, False)(batch) for each in (cutting, tokenizer)
     )
-    assert made == whole
+    assert tokens == whole
 
 
 @pytest.mark.parametrize(
@@ -162,21 +157,12 @@ def test_tokens_of_pairs_are_trls(tmp_path, tokenizer, rows):
     assert ours.select_columns(columns).to_list() == theirs.select_columns(columns).to_list()
 
 
-def test_a_template_that_marks_no_answer_is_refused(tmp_path, tokenizer):
+def test_templates_must_mark_answers(tmp_path, tokenizer):
     rows = [{"messages": [user("1"), assistant("2")]}, {"messages": [user("1 plus"), user("2")]}]
     with pytest.raises(UserError, match="marks no token of a row as the assistant's"):
         data_tokens.Tokens(tokenizer, None, "text", False, True)(
             {"messages": [row["messages"] for row in rows]}
         )
-
-
-def test_processes_start_for_many_rows_and_as_memory_allows(monkeypatch):
-    monkeypatch.setattr(data_tokens.os, "sched_getaffinity", lambda pid: range(8))
-    free = SimpleNamespace(available=5 * data_tokens.MEMORY_PER_PROCESS)
-    monkeypatch.setattr(data_tokens.psutil, "virtual_memory", lambda: free)
-    assert [processes(data_tokens.ROWS_PER_PROCESS * n) for n in (0, 1, 3, 100)] == [1, 1, 3, 5]
-    free.available = 1
-    assert processes(10**9) == 1
 
 
 def test_progress_beats_with_each_batch_and_speaks_now_and_then(tmp_path, monkeypatch, capsys):
@@ -214,7 +200,7 @@ def test_rows_of_several_processes_keep_their_order(tmp_path):
         return {"twice": [2 * n for n in batch["n"]]}
 
     (tmp_path / "key").mkdir()
-    made = mapped(
+    tokens = mapped(
         rows,
         doubled,
         ("n",),
@@ -222,11 +208,11 @@ def test_rows_of_several_processes_keep_their_order(tmp_path):
         Progress("doubling", tmp_path / "heartbeat"),
         number=3,
     )
-    assert made.to_list() == [{"other": "x", "twice": 2 * n} for n in range(10)]
+    assert tokens.to_list() == [{"other": "x", "twice": 2 * n} for n in range(10)]
     assert len(list((tmp_path / "key").glob("rows*.arrow"))) == 3
 
 
-def test_what_one_of_the_processes_refuses_is_the_runs_error(tmp_path):
+def test_errors_of_worker_processes_are_raised(tmp_path):
     """End processes that inherit a run's SIGTERM handler, which only notes the signal."""
 
     def make(batch):

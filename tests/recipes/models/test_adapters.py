@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +22,6 @@ from launch.execution import record
 from launch.inputs.adapter_files import check_adapter
 from launch.plan import rundir, sealed
 from launch.plan.planning import make_plan
-from launch.rules.check import check
 from launch.schema.shapes import LINEARS, linear_sizes
 from launch.study import pipeline
 from recipes.models import adapters
@@ -49,16 +47,16 @@ def base(dtype=torch.float32, seed=0, hidden=32):
 def with_adapter(model, **kind):
     """Return one that has learnt: B is zero before the first step, so merging would do nothing."""
     torch.manual_seed(1)
-    found = get_peft_model(
+    adapted = get_peft_model(
         model,
         LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules="all-linear", **kind),
     )
-    for name, weight in found.named_parameters():
+    for name, weight in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.02)
         elif "magnitude" in name:
             weight.data *= 1.1
-    return found
+    return adapted
 
 
 KINDS = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
@@ -72,26 +70,13 @@ def test_merging_equals_pefts(kind):
     sent = dict(adapters.merged_params(model, lambda _: contextlib.nullcontext()))
     saved, error = adapters.merge(model, None)
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
-    wanted = dict(copy.deepcopy(model).merge_and_unload().named_parameters())
-    assert set(sent) == set(wanted) == set(dict(saved.named_parameters()))
+    reference = dict(copy.deepcopy(model).merge_and_unload().named_parameters())
+    assert set(sent) == set(reference) == set(dict(saved.named_parameters()))
     for name, weight in saved.named_parameters():
-        torch.testing.assert_close(weight, wanted[name], atol=1e-6, rtol=1e-5)
-        torch.testing.assert_close(sent[name], wanted[name], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(weight, reference[name], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(sent[name], reference[name], atol=1e-6, rtol=1e-5)
     assert error == 0.0
     assert saved.lm_head.weight is saved.model.embed_tokens.weight
-
-
-def test_pefts_merge_and_unmerge_move_a_base_in_16_bits_and_ours_does_not():
-    """Show why TRL's weight transfer is not used: it merges and unmerges every time."""
-    model = with_adapter(base(torch.bfloat16))
-    weight = model.get_base_model().model.layers[0].mlp.up_proj.base_layer.weight
-    before = weight.detach().clone()
-    for _ in adapters.merged_params(model, lambda _: contextlib.nullcontext()):
-        pass
-    assert torch.equal(weight, before)
-    model.merge_adapter()
-    model.unmerge_adapter()
-    assert not torch.equal(weight, before)
 
 
 def test_the_error_of_a_merge_is_what_rounding_takes():
@@ -122,7 +107,7 @@ def test_layers_without_an_adapter_are_unpacked_too(monkeypatch):
     assert torch.equal(saved.model.layers[0].mlp.up_proj.weight, packed * 2)
 
 
-def test_an_adapter_of_more_than_linear_layers_is_refused_not_dropped():
+def test_adapters_of_embeddings_are_rejected():
     config = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["embed_tokens", "q_proj"])
     with pytest.raises(UserError, match="embed_tokens"):
         adapters.merge(get_peft_model(base(), config), None)
@@ -139,46 +124,41 @@ def settings(path, **adapter):
         **adapter,
     }
     return OmegaConf.create(
-        {"adapter": own, "model": {"path": None, "name": "tiny"}, "topology": {"strategy": "none"}}
+        {
+            "adapter": own,
+            "model": {"path": None, "name": "tiny"},
+            "topology": {"strategy": "none"},
+        }
     )
 
 
 @pytest.fixture
-def written(tmp_path):
+def adapter_dir(tmp_path):
     start = base()
-    found = adapters.fingerprint_of(start)
+    fingerprint = adapters.fingerprint_of(start)
     with_adapter(start).save_pretrained(tmp_path / "adapter")
-    (tmp_path / "adapter/base.json").write_text(json.dumps({"fingerprint": found}))
+    (tmp_path / "adapter/base.json").write_text(json.dumps({"fingerprint": fingerprint}))
     return tmp_path / "adapter"
 
 
-def test_an_adapter_is_loaded_to_be_trained_on(written):
-    start = base()
-    model = adapters.load_adapter(start, settings(written), adapters.fingerprint_of(base()))
-    wanted = dict(with_adapter(base()).named_parameters())
-    assert all(torch.equal(weight, wanted[name]) for name, weight in model.named_parameters())
+def test_loaded_adapters_are_trainable(adapter_dir):
+    model = adapters.load_adapter(
+        base(), settings(adapter_dir, dropout=0.25), adapters.fingerprint_of(base())
+    )
+    dropouts = {m.p for n, m in model.named_modules() if n.endswith("lora_dropout.default")}
+    assert dropouts == {0.25}
+    reference = dict(with_adapter(base()).named_parameters())
+    assert all(torch.equal(weight, reference[name]) for name, weight in model.named_parameters())
     assert {name for name, weight in model.named_parameters() if weight.requires_grad} == {
-        name for name in wanted if "lora_" in name
+        name for name in reference if "lora_" in name
     }
 
 
-def test_dropout_is_that_of_the_composition(written):
-    model = adapters.load_adapter(
-        base(), settings(written, dropout=0.25), adapters.fingerprint_of(base())
-    )
-    assert {
-        module.p for name, module in model.named_modules() if name.endswith("lora_dropout.default")
-    } == {0.25}
-
-
-def test_an_adapter_of_another_base_is_refused(written):
+def test_adapters_of_another_base_are_rejected(adapter_dir):
     with pytest.raises(UserError, match="another base than model=tiny"):
         adapters.load_adapter(
-            base(seed=5), settings(written), adapters.fingerprint_of(base(seed=5))
+            base(seed=5), settings(adapter_dir), adapters.fingerprint_of(base(seed=5))
         )
-    (written / "base.json").unlink()
-    with pytest.raises(UserError, match="another base than model=tiny: size mismatch"):
-        adapters.load_adapter(base(hidden=64), settings(written), "")
 
 
 def test_a_fingerprint_is_that_of_the_files_and_of_any_precision(tmp_path):
@@ -198,9 +178,9 @@ def test_checkpoints_of_another_base_are_not_resumed(tmp_path):
         adapters.note_base(tmp_path, "two")
 
 
-def test_the_launcher_refuses_what_does_not_fit_the_model(written):
-    def given(path, *overrides):
-        found = copy.deepcopy(
+def test_the_launcher_rejects_adapters_that_do_not_fit(adapter_dir):
+    def config_with(path, *overrides):
+        config = copy.deepcopy(
             composed(
                 "hardware=cpu",
                 "model=tiny",
@@ -210,23 +190,21 @@ def test_the_launcher_refuses_what_does_not_fit_the_model(written):
                 *overrides,
             )
         )
-        found.adapter.path = str(path)
-        return found
+        config.adapter.path = str(path)
+        return config
 
     with pytest.raises(
         UserError, match="belongs to another base: .* is of size 48, and model=tiny has"
     ):
-        check_adapter(given(written))
+        check_adapter(config_with(adapter_dir))
     with pytest.raises(UserError, match=r"adapter.alpha=9: .* has 8. Use: adapter.alpha=8"):
-        check_adapter(given(written, "adapter.alpha=9"))
-    with pytest.raises(UserError, match="no such directory. Did you mean adapter"):
-        check_adapter(given(written.with_name("adapte")))
-    (written / "adapter_model.safetensors").write_bytes(b"short")
+        check_adapter(config_with(adapter_dir, "adapter.alpha=9"))
+    (adapter_dir / "adapter_model.safetensors").write_bytes(b"short")
     with pytest.raises(UserError, match="cannot be read"):
-        check_adapter(given(written))
-    (written / "adapter_model.safetensors").unlink()
+        check_adapter(config_with(adapter_dir))
+    (adapter_dir / "adapter_model.safetensors").unlink()
     with pytest.raises(UserError, match="no adapter_model.safetensors"):
-        check_adapter(given(written))
+        check_adapter(config_with(adapter_dir))
 
 
 @pytest.mark.parametrize(
@@ -239,18 +217,11 @@ def test_the_launcher_refuses_what_does_not_fit_the_model(written):
             "adapter.target_modules=[q_proj]",
             r"adapter.target_modules=\[q_proj\]: .* has its own layers",
         ),
-        (
-            {"target_modules": "q_proj|k_proj"},
-            "adapter.target_modules=[q_proj,k_proj]",
-            "has its own layers",
-        ),
         ({"use_dora": True}, "seed=1", "Use: adapter.dora=true"),
         ([], "seed=1", "holds no JSON object"),
     ],
 )
-def test_the_launcher_refuses_an_adapter_that_would_be_merged_wrong_or_change_what_was_asked(
-    tmp_path, own, override, message
-):
+def test_the_launcher_rejects_adapters_with_other_settings(tmp_path, own, override, message):
     content = (
         {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "k_proj"], **own}
         if isinstance(own, dict)
@@ -258,7 +229,7 @@ def test_the_launcher_refuses_an_adapter_that_would_be_merged_wrong_or_change_wh
     )
     (tmp_path / "adapter_config.json").write_text(json.dumps(content))
     (tmp_path / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    given = copy.deepcopy(
+    config = copy.deepcopy(
         composed(
             "hardware=cpu",
             "model=tiny",
@@ -268,26 +239,12 @@ def test_the_launcher_refuses_an_adapter_that_would_be_merged_wrong_or_change_wh
             override,
         )
     )
-    given.adapter.path = str(tmp_path)
+    config.adapter.path = str(tmp_path)
     with pytest.raises(UserError, match=message):
-        check_adapter(given)
+        check_adapter(config)
 
 
-def test_an_adapter_of_the_layers_that_were_asked_for_is_taken_in_any_order(tmp_path):
-    (tmp_path / "adapter_config.json").write_text(
-        json.dumps({"r": 4, "lora_alpha": 8, "target_modules": ["v_proj", "q_proj"]})
-    )
-    (tmp_path / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    lora = [
-        "adapter=lora",
-        "adapter.rank=4",
-        "adapter.alpha=8",
-        "adapter.target_modules=[q_proj,v_proj]",
-    ]
-    check_adapter(composed("hardware=cpu", *lora, f"adapter.path={tmp_path}"))
-
-
-@pytest.mark.parametrize("layers", ["all-linear", "[q_proj]", "[v_proj,down_proj]"])
+@pytest.mark.parametrize("layers", ["all-linear", "[v_proj,down_proj]"])
 def test_the_planner_counts_what_peft_trains(layers):
     """Count for model=tiny, whose shape the launcher has too."""
     config = composed(
@@ -304,9 +261,7 @@ def test_the_planner_counts_what_peft_trains(layers):
 @pytest.mark.parametrize(
     ("listed", "on"),
     [
-        (["v_proj", "q_proj"], ["q_proj", "v_proj"]),
         (["self_attn.q_proj"], ["q_proj"]),
-        (["embed_tokens"], LINEARS),
         ("q_proj|k_proj", LINEARS),
         (None, LINEARS),
     ],
@@ -324,21 +279,7 @@ def test_the_planner_counts_the_layers_of_the_adapter_that_is_trained_on(listed,
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "remedy"),
-    [
-        ("'q_proj, v_proj'", "Use: adapter.target_modules=[q_proj,v_proj], of"),
-        ("all_linear", "Did you mean all-linear"),
-        ("null", "Use: adapter.target_modules=[q_proj,v_proj], of"),
-        ("[lm_head]", "lm_head"),
-    ],
-)
-def test_layers_that_are_none_are_refused_with_what_to_give(given, remedy):
-    with pytest.raises(UserError, match=re.escape(remedy)):
-        check(composed("hardware=cpu", "adapter=lora", f"adapter.target_modules={given}"))
-
-
-def test_what_is_merged_replaces_trls_own_for_an_adapter_only():
+def test_merged_weights_are_sent_only_for_adapters():
     from recipes.sampling.serving import send_merged
 
     engine = SimpleNamespace(
@@ -352,7 +293,7 @@ def test_what_is_merged_replaces_trls_own_for_an_adapter_only():
     assert not hasattr(plain, "_iter_named_params")
 
 
-def test_a_run_knows_the_adapter_that_it_began_with_by_its_content(tmp_path, capsys, monkeypatch):
+def test_runs_identify_adapters_by_content(tmp_path, capsys, monkeypatch):
     """Resume only with that adapter, as a pipeline does; reproducing names what differs."""
     folder = tmp_path / "adapter"
     folder.mkdir()
@@ -362,29 +303,31 @@ def test_a_run_knows_the_adapter_that_it_began_with_by_its_content(tmp_path, cap
     )
     weights.write_bytes((2).to_bytes(8, "little") + b"{}")
     lora = ["adapter=lora", "adapter.rank=4", "adapter.alpha=8", f"adapter.path={folder}"]
-    given = ["hardware=cpu", "model=tiny", *lora, f"run_root={tmp_path}/runs", "name=n"]
-    plan = make_plan(composed(*given), host_with(0), tmp_path / "runs/n/1", request=Request(given))
-    kept, before = record.begin(plan, host_with(0), None, None), json_files.sha256(weights)
-    json_files.write_json(
-        plan.run_dir / "record.json", sealed.seal({**kept, "status": "interrupted"})
+    overrides = ["hardware=cpu", "model=tiny", *lora, f"run_root={tmp_path}/runs", "name=n"]
+    plan = make_plan(
+        composed(*overrides), host_with(0), tmp_path / "runs/n/1", request=Request(overrides)
     )
-    phases = [*given, "phases=[{name: a}, {name: b, model_from: a}]"]
+    entry, before = record.begin(plan, host_with(0), None, None), json_files.sha256(weights)
+    json_files.write_json(
+        plan.run_dir / "record.json", sealed.seal({**entry, "status": "interrupted"})
+    )
+    phases = [*overrides, "phases=[{name: a}, {name: b, model_from: a}]"]
     plans = pipeline.make_plans(composed(*phases), Request(phases), host_with(0), tmp_path / "2")
     of_all = pipeline.given_data(tmp_path / "2", list(plans.values()))
-    assert kept["model"]["adapter"] == {
+    assert entry["model"]["adapter"] == {
         str(file): json_files.sha256(file) for file in sorted(folder.iterdir())
     }
     assert rundir.choose(plan.config) == (plan.run_dir, True)
     weights.write_bytes((3).to_bytes(8, "little") + b"{ }")
-    assert rundir.changed_data(kept) == rundir.changed_data({"data": of_all}) == [str(weights)]
+    assert rundir.changed_data(entry) == rundir.changed_data({"data": of_all}) == [str(weights)]
     assert rundir.choose(plan.config)[1] is False
     with pytest.raises(
         UserError, match=r"adapter/adapter_model\.safetensors changed since that run began"
     ):
-        rundir.choose(composed(*given, f"resume={plan.run_dir}"))
+        rundir.choose(composed(*overrides, f"resume={plan.run_dir}"))
     monkeypatch.setattr(reproduce, "check_host", lambda plan, host: None)
     monkeypatch.setattr(reproduce, "execute", lambda *args, **kwargs: EXIT_INTERRUPTED)
-    reproduce.reproduce_one(plan.run_dir, kept, [])
+    reproduce.reproduce_one(plan.run_dir, entry, [])
     assert (
         f"model.adapter.{weights}: {before} -> {json_files.sha256(weights)}"
         in capsys.readouterr().out

@@ -45,40 +45,43 @@ def plain(hidden, weight, targets):
 def test_sums_and_gradients_are_those_of_cross_entropy():
     hidden, weight, targets = drawn()
     expected = plain(hidden, weight, targets)
-    wanted = torch.autograd.grad(expected[0] * 3, (hidden, weight))
+    gradients = torch.autograd.grad(expected[0] * 3, (hidden, weight))
     loss, (entropy, correct) = head.NllHead.apply(hidden, weight, targets, True)
     torch.testing.assert_close(loss, expected[0], rtol=1e-5, atol=0)
     torch.testing.assert_close(entropy, expected[1], rtol=1e-5, atol=0)
     assert correct == expected[2] >= TOKENS // 3
-    for found, gradient in zip(
-        torch.autograd.grad(loss * 3, (hidden, weight)), wanted, strict=True
+    for actual, gradient in zip(
+        torch.autograd.grad(loss * 3, (hidden, weight)), gradients, strict=True
     ):
-        torch.testing.assert_close(found, gradient, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(actual, gradient, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("frozen", "kept"), [("hidden", "weight"), ("weight", "hidden")])
-def test_what_does_not_train_gets_no_gradient(frozen, kept):
+@pytest.mark.parametrize(("frozen", "trained"), [("hidden", "weight"), ("weight", "hidden")])
+def test_frozen_tensors_get_no_gradient(frozen, trained):
     tensors = dict(zip(("hidden", "weight", "targets"), drawn(), strict=True))
-    (wanted,) = torch.autograd.grad(plain(**tensors)[0], tensors[kept])
+    (gradients,) = torch.autograd.grad(plain(**tensors)[0], tensors[trained])
     tensors[frozen].requires_grad_(False)
     head.NllHead.apply(*tensors.values(), True)[0].backward()
     assert tensors[frozen].grad is None
-    torch.testing.assert_close(tensors[kept].grad, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(tensors[trained].grad, gradients, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("dtype", "within"), [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
-@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "within", "autocast"), [(torch.bfloat16, 2e-2, True), (torch.float16, 3e-3, False)]
+)
 def test_halves_are_close_to_fp32(dtype, within, autocast):
     hidden, weight, targets = drawn(torch.float32 if autocast else dtype)
     expected = plain(hidden, weight, targets)
-    wanted = torch.autograd.grad(expected[0], (hidden, weight))
+    gradients = torch.autograd.grad(expected[0], (hidden, weight))
     with torch.autocast("cpu", dtype, enabled=autocast):
         loss, (entropy, _) = head.NllHead.apply(hidden, weight, targets, True)
     torch.testing.assert_close(loss, expected[0], rtol=within, atol=0)
     torch.testing.assert_close(entropy, expected[1], rtol=within, atol=0)
-    for found, gradient in zip(torch.autograd.grad(loss, (hidden, weight)), wanted, strict=True):
-        assert found.dtype == gradient.dtype
-        assert (found - gradient).norm() < within * gradient.norm()
+    for actual, gradient in zip(
+        torch.autograd.grad(loss, (hidden, weight)), gradients, strict=True
+    ):
+        assert actual.dtype == gradient.dtype
+        assert (actual - gradient).norm() < within * gradient.norm()
 
 
 def test_no_target_is_a_loss_of_zero_with_gradients_of_zero():
@@ -110,11 +113,11 @@ def test_a_model_that_is_compiled_whole_returns_the_same(compute):
     ours = model()
     head.add(ours, compute)
     ids = torch.randint(0, 320, (2, 8))
-    given = {"input_ids": ids, "targets": ids.flatten()[1:8], "target_positions": torch.arange(7)}
-    found, expected = torch.compile(ours, backend="eager")(**given), ours(**given)
+    inputs = {"input_ids": ids, "targets": ids.flatten()[1:8], "target_positions": torch.arange(7)}
+    actual, expected = torch.compile(ours, backend="eager")(**inputs), ours(**inputs)
     torch._dynamo.reset()
     for name in expected:
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+        torch.testing.assert_close(getattr(actual, name), getattr(expected, name))
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -128,13 +131,13 @@ def test_a_model_gives_the_sums_and_gradients_of_trls_head(tied):
     labels[:, :5] = labels[1, 12:] = ignored = -100
     shifted = functional.pad(labels, (0, 1), value=ignored)[:, 1:].reshape(-1)
     places = (shifted != ignored).nonzero().flatten()
-    found = ours(input_ids=ids, targets=shifted[places], target_positions=places)
+    actual = ours(input_ids=ids, targets=shifted[places], target_positions=places)
     expected = theirs(input_ids=ids, labels=labels, fused_lm_head=True)
     sums = torch.stack((-expected.log_probs.sum(), expected.entropy.sum(), expected.is_top1.sum()))
     torch.testing.assert_close(
-        torch.stack((found.loss, *found.counted)), sums, rtol=1e-5, atol=1e-5
+        torch.stack((actual.loss, *actual.counted)), sums, rtol=1e-5, atol=1e-5
     )
-    found.loss.backward()
+    actual.loss.backward()
     (-expected.log_probs.sum()).backward()
     for (name, weight), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(weight.grad, other.grad, rtol=1e-5, atol=1e-5, msg=name)
@@ -147,11 +150,11 @@ def test_evaluation_keeps_no_gradient_and_logits_are_there_without_targets():
     head.add(whole)
     torch.testing.assert_close(whole(input_ids=ids).logits, expected)
     with torch.no_grad():
-        found = whole(input_ids=ids, targets=ids[0, 1:], target_positions=torch.arange(7))
+        actual = whole(input_ids=ids, targets=ids[0, 1:], target_positions=torch.arange(7))
     torch.testing.assert_close(
-        found.loss, functional.cross_entropy(expected[0, :-1], ids[0, 1:], reduction="sum")
+        actual.loss, functional.cross_entropy(expected[0, :-1], ids[0, 1:], reduction="sum")
     )
-    assert not found.loss.requires_grad
+    assert not actual.loss.requires_grad
 
 
 def test_only_a_plain_product_fits():

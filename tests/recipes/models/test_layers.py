@@ -42,10 +42,10 @@ def use(monkeypatch):
     )
 
 
-def compiled(run_dir, method, *overrides, measured=True, asked=True):
+def compiled(run_dir, method, *overrides, measured=True, requested=True):
     """Return what `built` does, with batches padded for compiling, which is not called yet."""
-    # Micro-batches of 4 rows of the longest length, half of it and so on are rehearsed.
-    lengths = [] if method == "grpo" else ["method.args.max_length=256"]
+    # Micro-batches of 4 rows of the longest length are rehearsed.
+    lengths = [] if method == "grpo" else ["method.args.max_length=128"]
     config, trainer = built(
         run_dir,
         method,
@@ -54,7 +54,7 @@ def compiled(run_dir, method, *overrides, measured=True, asked=True):
         *lengths,
         *overrides,
     )
-    if not asked:
+    if not requested:
         OmegaConf.update(config, "chosen", [CHOSEN])
     return config, trainer
 
@@ -88,14 +88,14 @@ def is_compiled(trainer):
 def test_losses_and_gradients_are_those_of_eager_layers(tmp_path, use, method, overrides, backend):
     """Compare SFT and DPO; tests/recipes/training/test_grpo_step.py compares GRPO."""
     use(backend)
-    found = []
+    actual = []
     for name in ("eager", "compiled"):
         config, trainer = compiled(tmp_path / name, method, *overrides)
         config.step.compile = name == "compiled"
         trainer.compile_layers(config)
-        found.append(trained(trainer))
+        actual.append(trained(trainer))
         assert is_compiled(trainer) == config.step.compile
-    assert_same(*found)
+    assert_same(*actual)
 
 
 def small():
@@ -111,25 +111,21 @@ def small():
     )
 
 
-@pytest.mark.parametrize("multiple", [1, layers.MULTIPLE])
-def test_the_number_of_graphs_is_bounded_over_lengths(multiple):
-    model, graphs, draw, said = small(), CompileCounterWithBackend("eager"), random.Random(0), []
-    layers.compile_each(model.model.layers, said.append, backend=graphs)
-    for _ in range(20):
+def test_the_number_of_graphs_is_bounded_over_lengths():
+    multiple = layers.MULTIPLE
+    model, graphs, draw, failures = (
+        small(),
+        CompileCounterWithBackend("eager"),
+        random.Random(0),
+        [],
+    )
+    layers.compile_each(model.model.layers, failures.append, backend=graphs)
+    for _ in range(12):
         rows, tokens = draw.randint(1, 4), multiple * -(-draw.randint(1, 500) // multiple)
         model(torch.zeros(rows, tokens, dtype=torch.long), use_cache=False)
-    # One row, several; and of multiples one block of tokens, several.
-    assert graphs.frame_count <= (2 if multiple == 1 else 4)
-    assert said == []
-
-
-def test_generation_stays_eager():
-    model, graphs = small(), CompileCounterWithBackend("eager")
-    layers.compile_each(model.model.layers, pytest.fail, backend=graphs)
-    assert model.generate(
-        torch.zeros(1, 4, dtype=torch.long), max_new_tokens=3, do_sample=False
-    ).shape == (1, 7)
-    assert graphs.frame_count == 0
+    # One row or several, of one block of tokens or several.
+    assert graphs.frame_count <= 4
+    assert failures == []
 
 
 def with_item(module, args, output):
@@ -138,12 +134,10 @@ def with_item(module, args, output):
 
 
 @pytest.mark.parametrize("measured", [True, False])
-def test_a_layer_that_cannot_be_compiled_stays_eager_where_it_was_chosen(
-    tmp_path, use, capsys, measured
-):
+def test_uncompilable_layers_stay_eager_if_compile_was_chosen(tmp_path, use, capsys, measured):
     use("eager")
     _, eager = built(tmp_path / "eager", "sft")
-    config, trainer = compiled(tmp_path / "compiled", "sft", measured=measured, asked=False)
+    config, trainer = compiled(tmp_path / "compiled", "sft", measured=measured, requested=False)
     layers.decoder_layers(trainer.model)[0].mlp.register_forward_hook(with_item)
     trainer.compile_layers(config)
     assert_same(trained(trainer), trained(eager))
@@ -152,10 +146,9 @@ def test_a_layer_that_cannot_be_compiled_stays_eager_where_it_was_chosen(
     assert f"layers are not compiled: {trainer.compiled}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("measured", [True, False])
-def test_a_layer_that_cannot_be_compiled_ends_a_run_that_asked(tmp_path, use, measured):
+def test_uncompilable_layers_end_the_run_if_compile_was_requested(tmp_path, use):
     use("eager")
-    config, trainer = compiled(tmp_path, "sft", measured=measured)
+    config, trainer = compiled(tmp_path, "sft")
     layers.decoder_layers(trainer.model)[0].mlp.register_forward_hook(with_item)
     trainer.compile_layers(config)
     with pytest.raises(UserError, match="step.compile=false"):
@@ -172,7 +165,7 @@ def sharded_inside(config, trainer):
 
 
 @pytest.mark.parametrize("unfit", [without_equal_layers, sharded_inside])
-def test_a_model_whose_layers_cannot_be_compiled_alone(tmp_path, use, unfit):
+def test_models_without_separable_layers(tmp_path, use, unfit):
     use("eager")
     config, trainer = compiled(tmp_path, "sft")
     unfit(config, trainer)
@@ -197,15 +190,17 @@ def one_more(graph, inputs):
     ("method", "overrides", "backend", "agrees"),
     [("sft", ["step.rows=packed"], "eager", True), ("grpo", [], one_more, False)],
 )
-def test_the_first_micro_batch_decides_where_nothing_was_measured(
+def test_unmeasured_hardware_compares_the_first_micro_batch(
     tmp_path, use, method, overrides, backend, agrees
 ):
     """Keep losses, gradients, figures and random numbers, with dropout and with sampling."""
     use(backend)
-    given = [*overrides, *LORA[:2], "adapter.dropout=0.1"]
+    lora = [*overrides, *LORA[:2], "adapter.dropout=0.1"]
     # before the other one is built, which sets the seed anew
-    expected = trained(compiled(tmp_path / "eager", method, *given)[1])
-    config, trainer = compiled(tmp_path / "compiled", method, *given, measured=False, asked=False)
+    expected = trained(compiled(tmp_path / "eager", method, *lora)[1])
+    config, trainer = compiled(
+        tmp_path / "compiled", method, *lora, measured=False, requested=False
+    )
     trainer.compile_layers(config)
     assert_same(trained(trainer), expected)
     assert is_compiled(trainer) == agrees
@@ -215,12 +210,12 @@ def no_kernel(graph, inputs):
     raise InternalTorchDynamoError("no kernel")
 
 
-def test_a_kernel_that_does_not_compile_leaves_dropout_and_figures_as_they_were(tmp_path, use):
+def test_failed_kernels_leave_dropout_and_figures_unchanged(tmp_path, use):
     # of the backward pass, which is made last
     use(aot_autograd(fw_compiler=nop, bw_compiler=no_kernel))
-    given = [*LORA[:2], "adapter.dropout=0.25"]
-    expected = trained(compiled(tmp_path / "eager", "sft", *given)[1])
-    config, trainer = compiled(tmp_path / "compiled", "sft", *given, measured=False, asked=False)
+    lora = [*LORA[:2], "adapter.dropout=0.25"]
+    expected = trained(compiled(tmp_path / "eager", "sft", *lora)[1])
+    config, trainer = compiled(tmp_path / "compiled", "sft", *lora, measured=False, requested=False)
     trainer.compile_layers(config)
     assert_same(trained(trainer), expected)
     assert "no kernel" in trainer.compiled

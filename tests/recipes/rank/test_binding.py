@@ -43,9 +43,9 @@ def machine(tmp_path) -> Path:
 
 
 def of(
-    machine: Path, how: str, rank: int, allowed: range = range(THREADS), gpus: list[str] = GPUS
+    machine: Path, policy: str, rank: int, allowed: range = range(THREADS), gpus: list[str] = GPUS
 ) -> set[int]:
-    return set(binding.cores(how, gpus, rank, frozenset(allowed), machine))
+    return set(binding.cores(policy, gpus, rank, frozenset(allowed), machine))
 
 
 def test_a_rank_has_the_cores_of_its_node_or_processor(machine):
@@ -76,29 +76,30 @@ def test_cores_that_the_process_may_not_use_are_left_alone(machine):
 
 
 @pytest.mark.parametrize(
-    ("how", "allowed", "gpus", "said"),
+    ("policy", "allowed", "gpus", "message"),
     [
         ("node", range(4, 8), GPUS, r"GPU 0000:05:00.0\. Use: topology.numa_binding=null"),
         ("exclusive", range(1), GPUS[:2], r"1 physical core\(s\) for 2 ranks next to them"),
         ("node", range(THREADS), ["0000:ff:00.0"], "topology.numa_binding: .*0000:ff:00.0"),
     ],
 )
-def test_what_cannot_be_bound_says_why(machine, how, allowed, gpus, said):
-    with pytest.raises(UserError, match=said):
-        of(machine, how, 0, allowed, gpus)
+def test_binding_errors(machine, policy, allowed, gpus, message):
+    with pytest.raises(UserError, match=message):
+        of(machine, policy, 0, allowed, gpus)
 
 
 def test_every_thread_of_the_process_is_bound(machine):
     before = os.sched_getaffinity(0)
     (machine / f"sys/bus/pci/devices/{GPUS[0]}/local_cpulist").write_text(f"{min(before)}\n")
     try:
-        said = binding.bind("node", GPUS, 0, machine)
+        message = binding.bind("node", GPUS, 0, machine)
         threads = os.listdir("/proc/self/task")
         assert {frozenset(os.sched_getaffinity(int(thread))) for thread in threads} == {
             frozenset({min(before)})
         }
         assert (
-            said == f"topology.numa_binding=node: 1 core(s) from {min(before)} to {min(before)}, "
+            message
+            == f"topology.numa_binding=node: 1 core(s) from {min(before)} to {min(before)}, "
             "next to GPU 0000:05:00.0"
         )
     finally:

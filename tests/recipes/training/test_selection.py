@@ -17,10 +17,8 @@ from launch.plan.planning import prepare
 from launch.rules.check import check
 from launch.rules.unread import OF_EVALUATIONS
 from launch.schema.trainer_args import complete
-from launch.study.trials import check_metric_early
 from recipes.training import selection
 from tests.conftest import composed
-from tests.helpers.report_examples import a_run, log, steps
 
 BEST = "method.selection.metric=eval_loss"
 # Which trains by sft.
@@ -38,68 +36,38 @@ def arguments(*overrides: str) -> dict:
 
 @pytest.mark.parametrize(("method", "metric"), TRAINED)
 def test_models_are_measured_where_they_are_saved(method, metric):
-    given = [
+    common = [
         "model=qwen3_0_6b",
         "topology=single",
         "method.args.save_steps=30",
         "method.args.per_device_train_batch_size=8",
     ]
-    wanted = [f"method={method}", f"method.selection.metric={metric}", *given]
-    args = arguments(*wanted)
+    overrides = [f"method={method}", f"method.selection.metric={metric}", *common]
+    args = arguments(*overrides)
     assert (args["eval_strategy"], args["eval_steps"], args["save_steps"]) == ("steps", 30, 30)
     assert args["metric_for_best_model"] == metric
     assert args["greater_is_better"] is (metric != "eval_loss")
     assert args["per_device_eval_batch_size"] == 8
     assert args.get("num_generations_eval") == (1 if method == "grpo" else None)
     assert (
-        arguments(*wanted, "method.args.per_device_eval_batch_size=5")["per_device_eval_batch_size"]
+        arguments(*overrides, "method.args.per_device_eval_batch_size=5")[
+            "per_device_eval_batch_size"
+        ]
         == 5
     )
 
 
-def test_without_it_nothing_is_measured():
-    assert not {
-        "eval_strategy",
-        "eval_steps",
-        "metric_for_best_model",
-        "per_device_eval_batch_size",
-    } & set(arguments())
-
-
-def test_a_small_run_saves_models_to_choose_from():
-    args = arguments("smoke=true", BEST)
-    assert (args["save_strategy"], args["save_steps"], args["eval_steps"], args["max_steps"]) == (
-        "steps",
-        1,
-        1,
-        2,
-    )
-    assert arguments("smoke=true")["save_strategy"] == "no"
-
-
-@pytest.mark.parametrize("answers", [3, 8])
-def test_a_small_run_measures_all_answers_to_a_prompt_at_once(answers):
-    asked = [
+def test_a_small_run_measures_all_answers_to_a_prompt_at_once():
+    answers = 3
+    options = [
         "method=grpo",
         "method.selection.metric=eval_reward",
         f"method.args.num_generations_eval={answers}",
     ]
-    assert arguments("smoke=true", *asked)["per_device_eval_batch_size"] == answers
+    assert arguments("smoke=true", *options)["per_device_eval_batch_size"] == answers
 
 
-def test_a_stream_with_held_out_rows_of_its_own_is_taken():
-    stream = ["data=jsonl", "data.path=a.jsonl", "data.streaming=true", "data.heldout_path=b.jsonl"]
-    check(composed("hardware=cpu", BEST, *stream))
-
-
-def test_a_sweep_by_a_held_out_figure_waits_for_it(tmp_path):
-    """Wait while the first lines lack it: it is measured at the first save."""
-    log(a_run(tmp_path), *steps(2))
-    assert check_metric_early("eval_loss", tmp_path)
-    assert check_metric_early("best_eval_loss", tmp_path)
-
-
-def test_a_figure_that_was_never_a_number_chooses_nothing():
+def test_metrics_that_are_never_numbers_select_no_model():
     """Use the loss of a diverged training, of which transformers finds no best step."""
     config = OmegaConf.create(
         {"method": {"selection": {"metric": "eval_loss", "patience": None, "min_delta": 0.0}}}
@@ -111,7 +79,7 @@ def test_a_figure_that_was_never_a_number_chooses_nothing():
         selection.load_best(config, trainer)
 
 
-def test_an_early_end_is_told_by_patience_also_where_the_last_model_is_the_best(capsys):
+def test_stopped_early_with_the_last_model_as_best(capsys):
     """Improve each measurement by less than min_delta."""
     config = OmegaConf.create(
         {"method": {"selection": {"metric": "eval_loss", "patience": 2, "min_delta": 0.5}}}
@@ -119,8 +87,8 @@ def test_an_early_end_is_told_by_patience_also_where_the_last_model_is_the_best(
     trainer = SimpleNamespace(
         state=TrainerState(global_step=6, max_steps=9, best_metric=0.9, best_global_step=6)
     )
-    found = selection.load_best(config, trainer)
-    assert found == {"best_step": 6, "best_eval_loss": 0.9, "stopped_early": True}
+    actual = selection.load_best(config, trainer)
+    assert actual == {"best_step": 6, "best_eval_loss": 0.9, "stopped_early": True}
     printed = capsys.readouterr().out
     assert "eval_loss 0.9\n" in printed
     assert "stopped early" in printed

@@ -68,21 +68,21 @@ def test_a_batch_is_packed_where_rows_are_and_held_out_ones_never(tmp_path):
 
 def test_rows_joined_by_the_user_stay_documents(tmp_path):
     """Compare batches of one and of four rows packed by TRL (method.args.packing)."""
-    given = [
+    overrides = [
         *rows_of(tmp_path),
         "method.args.packing=true",
         "method.args.max_length=64",
         "method.args.max_steps=1",
     ]
-    found = []
+    actual = []
     for name, batch in {"one": (1, 4), "four": (4, 1)}.items():
         sizes = [
             f"method.args.per_device_train_batch_size={batch[0]}",
             f"method.args.gradient_accumulation_steps={batch[1]}",
         ]
-        _, trainer = built(tmp_path / name, "sft", *given, *sizes)
-        found.append(trained(trainer))
-    assert_same(*found)
+        _, trainer = built(tmp_path / name, "sft", *overrides, *sizes)
+        actual.append(trained(trainer))
+    assert_same(*actual)
 
 
 def test_evaluation_is_that_of_trls_trainer(tmp_path):
@@ -101,10 +101,10 @@ def test_evaluation_is_that_of_trls_trainer(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "given", ["method.args.loss_type=dft", "method.args.label_smoothing_factor=0.1"]
+    "overrides", ["method.args.loss_type=dft", "method.args.label_smoothing_factor=0.1"]
 )
-def test_another_loss_keeps_trls_step(tmp_path, given):
-    _, trainer = built(tmp_path, "sft", *rows_of(tmp_path), given)
+def test_another_loss_keeps_trls_step(tmp_path, overrides):
+    _, trainer = built(tmp_path, "sft", *rows_of(tmp_path), overrides)
     assert "labels" in trainer.data_collator([trainer.train_dataset[0]])
     assert len(trained(trainer)[0]) == 2
 
@@ -113,12 +113,12 @@ def test_pairs_are_ordered_inside_a_step_only(tmp_path):
     steps = {}
     size = 8
     for rows in ("padded", "grouped"):
-        given = [
+        overrides = [
             f"step.rows={rows}",
             "method.args.per_device_train_batch_size=2",
             f"method.args.gradient_accumulation_steps={size // 2}",
         ]
-        _, trainer = built(tmp_path / rows, "dpo", *given)
+        _, trainer = built(tmp_path / rows, "dpo", *overrides)
         drawn = [row for batch in trainer.get_train_dataloader().batch_sampler for row in batch]
         steps[rows] = [drawn[n : n + size] for n in range(0, len(drawn), size)]
     assert list(map(sorted, steps["grouped"])) == list(map(sorted, steps["padded"]))

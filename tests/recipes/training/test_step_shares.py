@@ -28,10 +28,10 @@ def run(tmp_path, monkeypatch):
     """Return `run(*overrides)`, which gives lines of metrics.jsonl, each of which sums."""
 
     def lines(*overrides):
-        found = run_grpo(tmp_path, monkeypatch, *overrides)
-        for line in found:
+        logged = run_grpo(tmp_path, monkeypatch, *overrides)
+        for line in logged:
             assert sum(line[name] for name in SUMMED) == pytest.approx(line["step_s"], abs=1e-9)
-        return found
+        return logged
 
     return lines
 
@@ -41,69 +41,75 @@ def shares(line):
 
 
 def test_every_step_generates(run):
-    asked = ASKED["transformers"][1]
-    found = run()
-    assert [line["step"] for line in found] == [1, 2]
-    assert [line["time_s"] for line in found] == [sum(asked) + STEPS, 2 * (sum(asked) + STEPS)]
-    assert [shares(line) for line in found] == [[*asked, STEPS]] * 2
+    parts = ASKED["transformers"][1]
+    logged = run()
+    assert [line["step"] for line in logged] == [1, 2]
+    assert [line["time_s"] for line in logged] == [
+        sum(parts) + STEPS,
+        2 * (sum(parts) + STEPS),
+    ]
+    assert [shares(line) for line in logged] == [[*parts, STEPS]] * 2
 
 
 @pytest.mark.parametrize(
-    ("kind", "twice"), [("transformers", MICRO), *((kind, TWICE) for kind in ASKED)]
+    ("kind", "twice"), [("transformers", MICRO), ("server", TWICE), ("colocate", TWICE)]
 )
 def test_a_generation_serves_two_steps(run, kind, twice):
-    overrides, asked = ASKED[kind]
-    found = run(*overrides, *twice, "method.args.max_steps=4")
-    assert [line["time_s"] for line in found] == [
-        n * sum(asked) + m * STEPS for n, m in ((1, 1), (1, 2), (2, 3), (2, 4))
+    overrides, parts = ASKED[kind]
+    logged = run(*overrides, *twice, "method.args.max_steps=4")
+    assert [line["time_s"] for line in logged] == [
+        n * sum(parts) + m * STEPS for n, m in ((1, 1), (1, 2), (2, 3), (2, 4))
     ]
-    assert [shares(line) for line in found] == [[*asked, STEPS], [0, 0, 0, 0, STEPS]] * 2
-    assert not any("server_s" in line for line in found)
+    assert [shares(line) for line in logged] == [
+        [*parts, STEPS],
+        [0, 0, 0, 0, STEPS],
+    ] * 2
+    assert not any("server_s" in line for line in logged)
 
 
 @pytest.mark.parametrize("kind", ["server", "colocate that sleeps"])
 def test_a_step_generates_twice(run, kind):
     overrides, (generation, wait, sync, reward) = ASKED[kind]
-    found = run(
+    logged = run(
         *overrides,
         "method.args.gradient_accumulation_steps=2",
         "method.args.steps_per_generation=1",
     )
     sent = 2 * sync if kind == "colocate that sleeps" else sync  # which forgets its weights
-    assert [shares(line) for line in found] == [
+    assert [shares(line) for line in logged] == [
         [2 * generation, 2 * wait, sent, 2 * reward, STEPS]
     ] * 2
 
 
 def test_a_line_of_several_steps_has_their_means(run):
-    overrides, asked = ASKED["server"]
-    found = run(*overrides, *TWICE, "method.args.max_steps=4", "method.args.logging_steps=4")
-    assert [line["step"] for line in found] == [4]
-    assert shares(found[0]) == [*(seconds / 2 for seconds in asked), STEPS]
+    overrides, parts = ASKED["server"]
+    logged = run(*overrides, *TWICE, "method.args.max_steps=4", "method.args.logging_steps=4")
+    assert [line["step"] for line in logged] == [4]
+    assert shares(logged[0]) == [*(seconds / 2 for seconds in parts), STEPS]
 
 
 @pytest.mark.parametrize("kind", ["transformers", "server"])
 def test_held_out_answers_are_no_part_of_a_step(run, kind):
-    overrides, asked = ASKED[kind]
+    overrides, parts = ASKED[kind]
     measured = [
         "method.selection.metric=eval_reward",
         "method.args.save_strategy=steps",
         "method.args.save_steps=1",
         "data.num_heldout=4",
     ]
-    found = run(*overrides, *measured)
-    for line in found:
+    logged = run(*overrides, *measured)
+    for line in logged:
         assert line["eval_s"] >= GENERATES + JUDGES
     # Before the measurement.
     sent = [
-        seconds if name != "sync_s" else 0 for name, seconds in zip(SUMMED, asked, strict=False)
+        seconds if name != "sync_s" else 0 for name, seconds in zip(SUMMED, parts, strict=False)
     ]
-    assert [shares(line) for line in found] == [[*asked, STEPS], [*sent, STEPS]]
+    assert [shares(line) for line in logged] == [[*parts, STEPS], [*sent, STEPS]]
 
 
 @pytest.mark.parametrize("cycle", [1, 2])
 def test_with_overlap_completions_are_waited_for(run, cycle):
-    found = run(
+    logged = run(
         *SPLIT,
         "topology.overlap=true",
         "method.args.max_steps=4",
@@ -113,9 +119,9 @@ def test_with_overlap_completions_are_waited_for(run, cycle):
     # prompts and has none to send.
     gathered = [2 * GATHERS] * (4 // cycle - 1) + [GATHERS]
     expected = [[0, WAITS + seconds, SENDS, JUDGES, STEPS] for seconds in gathered]
-    assert [shares(line) for line in found[::cycle]] == expected
-    assert [line["server_s"] for line in found[::cycle]] == [GENERATES] * len(expected)
-    for line in found[1::2] if cycle == 2 else []:
+    assert [shares(line) for line in logged[::cycle]] == expected
+    assert [line["server_s"] for line in logged[::cycle]] == [GENERATES] * len(expected)
+    for line in logged[1::2] if cycle == 2 else []:
         assert [*shares(line), line["server_s"]] == [0, 0, 0, 0, STEPS, 0]
 
 
