@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from launch.schema.checked import DIVIDED, MOST_RANKS, checked
+from launch.schema.checked import DIVIDED, MOST_RANKS, NAME, Text, checked
 from launch.schema.data import Data as Data
 from launch.schema.data import Task as Task
 from launch.schema.enums import (
@@ -45,6 +45,11 @@ TOPOLOGIES = ("single", "ddp", "fsdp", "zero2", "zero3", "split", "colocate")
 TRACKERS = (
     *("none", "azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte"),
     *("kubeflow", "mlflow", "neptune", "swanlab", "tensorboard", "trackio", "wandb"),
+)
+# A type may be a number, such as 4090; a number below 100 is a count.
+GRES = Text(
+    "one resource, with a type but no count: gpu:mi300x; topology.num_gpus=N is the count",
+    r"(?:[A-Za-z]\w*(?::(?!\d{1,2}$)[\w.-]+)?)?",
 )
 
 
@@ -209,8 +214,8 @@ class Topology:
     # that two generations serve
     max_staleness: Optional[int] = checked(None, least=0)
     numa_binding: Optional[NumaBinding] = None
-    tensor_parallel: int = 1  # of training; only 1 is supported
-    pipeline_parallel: int = 1  # of training; only 1 is supported
+    tensor_parallel: int = checked(1, least=1, most=1)  # of training
+    pipeline_parallel: int = checked(1, least=1, most=1)  # of training
     fsdp: Fsdp = field(default_factory=Fsdp)
     zero: Zero = field(default_factory=Zero)
 
@@ -240,7 +245,7 @@ class Slurm:
     account: Optional[str] = None
     qos: Optional[str] = None
     time: Optional[str] = None  # as for sbatch: minutes, hours:minutes:seconds, days-hours ...
-    gres: str = "gpu"  # the cluster's name for the GPUs, with a type if required: gpu:mi300x
+    gres: str = checked("gpu", text=GRES)  # the cluster's name for the GPUs
     options: list[str] = field(default_factory=list)  # for sbatch, each `--name` or `--name=value`
     python: Optional[str] = None  # interpreter on the nodes; empty: the launcher's own
     # how long before its time limit Slurm signals the run, so that it can save
@@ -403,7 +408,7 @@ class Config:
     # in any currency, for the run's cost in the plan
     price_per_gpu_hour: Optional[float] = checked(None, least=0, most=1_000_000_000)
     seed: int = checked(0, least=0, below=2**32)
-    name: Optional[str] = None  # empty: <method>-<model>-<hardware>
+    name: Optional[str] = checked(None, text=NAME)  # empty: <method>-<model>-<hardware>
     run_root: str = "runs"
     user_env: dict[str, str] = field(default_factory=dict)  # environment variables; these win
     targets: dict[str, Target] = field(default_factory=dict)  # by key of result.json

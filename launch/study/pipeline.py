@@ -29,9 +29,10 @@ from launch.plan.check_files import check_files
 from launch.plan.chosen import with_choices
 from launch.plan.planning import make_plan, prepare
 from launch.plan.views import outside, pipeline_json, shared_warnings
-from launch.rules.check import NAME
 from launch.rules.phases import check_phases
+from launch.rules.values import check_value
 from launch.schema import Config, Data, Phase
+from launch.schema.checked import NAME
 from launch.schema.data import Curriculum
 from launch.schema.enums import Find, Format, Init, Mode
 from launch.schema.plan import Plan
@@ -125,8 +126,7 @@ def make_plans(
     `composer` holds compositions made before. `kept` maps phases to their directories in an earlier
     run, in addition to those that `run_dir` links to.
     """
-    if NAME.applies(config):  # the other rules check phases, each of which has its own name
-        raise UserError(NAME.refusal(config))
+    check_value("name", config.name, NAME)  # each phase, which is checked later, has its own
     check_phases(config.phases)
     composer = composer or _Composer(request)
 

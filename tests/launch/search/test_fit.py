@@ -453,7 +453,7 @@ def test_a_plan_shows_the_changes_and_the_finding(capsys):
 def test_a_search_that_starts_a_run_is_refused_before_it_searches(capsys):
     assert run.main(["hardware=mi300x", "model=qwen3_8b", "find=largest_batch"]) == 2
     said = capsys.readouterr().err
-    assert "Use: mode=plan find=" in said
+    assert "Use: mode=plan" in said
     assert "planning" not in said
 
 
