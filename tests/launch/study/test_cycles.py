@@ -331,7 +331,7 @@ def test_an_export_quotes_an_evaluation_of_its_model(launch):
         ),
         (
             exporting("more", "asked"),
-            ["results_from=asked of out measured the model of sft, and not that of more"],
+            ["results_from=asked of out is not an evaluation of the model of more"],
         ),
         (
             exporting("sft", "asked", "method=raft"),

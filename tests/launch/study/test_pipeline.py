@@ -44,7 +44,7 @@ ODD = {
     ],
     "{name: a}, {name: b, data_from: a}": [
         "data_from=a of b: that phase leaves none",
-        "or raft: none",
+        "that do: none",
     ],
     "{name: a}, {name: e, model_from: a, overrides: ['method=evaluate']},"
     " {name: b, model_from: e}": [
