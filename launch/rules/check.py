@@ -33,9 +33,9 @@ from launch.schema import Config, trainer_args
 from launch.schema.variables import SECRET
 
 RULES = [
+    *PRECISION_RULES,
     *CONFLICT_RULES,
     *BOUND_RULES,
-    *PRECISION_RULES,
     *STEP_RULES,
     *ADAPTER_RULES,
     *BENCH_RULES,

@@ -100,7 +100,7 @@ def check_values(config: Config) -> None:
 
 def check_value(key: str, value: Any, allowed: Allowed) -> None:
     """Raise UserError if a value is outside its list, range or pattern."""
-    kinds = {Range: (int, float), Text: str, tuple: object}
+    kinds: dict[type, Any] = {Range: (int, float), Text: str, tuple: object}
     if not isinstance(value, kinds[type(allowed)]) or value in allowed:
         return
     if isinstance(allowed, tuple):

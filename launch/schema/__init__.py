@@ -32,8 +32,9 @@ from launch.schema.enums import (
     Vendor,
     When,
 )
-from launch.schema.host import Detect, Healthy, HostNeeds, Runtime
+from launch.schema.host import Detect, Healthy, HostNeeds
 from launch.schema.host import Inner as Inner
+from launch.schema.host import Runtime as Runtime
 from launch.schema.host import Slurm as Slurm
 from launch.schema.method import Method as Method
 from launch.schema.method import Properties as Properties

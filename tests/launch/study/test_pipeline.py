@@ -75,11 +75,11 @@ ODD = {
     " {name: b, data_from: a, overrides: ['data.path=/x']}": ["data_from=a decides it"],
     "{name: a, overrides: ['method=sample']},"
     " {name: b, data_from: a, overrides: ['method=raft']}": [
-        "data_from=a of b: method=raft trains on no samples of another phase",
+        "data_from=a of b: method=raft does not read it",
         "sft, dpo or grpo",
     ],
     "{name: a}, {name: b, model_from: a, overrides: ['method=bench/gemm']}": [
-        "model_from=a of b: method=bench/gemm reads no model"
+        "model_from=a of b: method=bench/gemm does not read it"
     ],
     "{name: a, nme: b}": ["phases: Key 'nme' not in 'Phase'. Did you mean name?"],
 }
