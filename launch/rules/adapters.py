@@ -48,17 +48,5 @@ def _names(given: object) -> list[str]:
 
 
 ADAPTER_RULES = [
-    Rule(
-        "adapter_without_training",
-        lambda c: c.adapter.name != "none" and not c.method.trains and not c.method.takes_adapter,
-        lambda c: f"adapter={c.adapter.name} takes no effect: method={c.method.name} trains none",
-        "adapter=none, with model.path=<the training's run>/model, which holds the adapter merged",
-    ),
-    Rule(
-        "adapter_rank",
-        lambda c: (c.adapter.name == "none") != (c.adapter.rank is None),
-        lambda c: f"adapter.rank={c.adapter.rank} with adapter={c.adapter.name}",
-        "adapter=lora adapter.rank=N, or adapter=none",
-    ),
     Rule("adapter_layers", _no_layers, _layers_refused, _layers_to_give),
 ]

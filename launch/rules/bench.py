@@ -1,4 +1,4 @@
-"""Define rules about benchmarks.
+"""Define rules about benchmarks and tunings.
 
 A benchmark itself rejects gates, sizes and numbers of GPUs before it measures.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 from types import NoneType
 from typing import Any
 
-from launch.rules.rule import Rule
+from launch.rules.rule import Rule, rule_of
 from launch.schema import Config
 from launch.schema.enums import Vendor
-from launch.schema.trainer_args import argument, own
+from launch.schema.trainer_args import argument, own, recipe_name
 
 # Arguments that are lists of lists of integers: the meaning of an inner list, and an example.
 LISTS = {
@@ -19,34 +19,53 @@ LISTS = {
     "heads": ("query heads, key heads, width", "32,8,128"),
     "lengths": ("tokens in, tokens out", "1024,128"),
 }
+# settings of the tuned benchmark that each trial sets itself
+SETTINGS: dict[str, Any] = {"tune/rccl": [], "tune/vllm": [{}]}
 COLLECTIVES = "bench/collectives"
 TAKEN_EMPTY = ("dtypes", "settings")  # bench/collectives then measures its defaults
 
 
-def _empty_lists(config: Config) -> list[str]:
-    if not config.method.measures_machine:
-        return []
-    taken = TAKEN_EMPTY if config.method.name == COLLECTIVES else ()
-    return [name for name in own(config) if name not in taken and argument(config, name) == []]
+def _list_fault(config: Config) -> tuple[str, str] | None:
+    """Return the first argument that is an empty list, or whose items a benchmark cannot read."""
+    name_of_method = config.method.name
+    for name in own(config) if config.method.measures_machine else ():
+        items, key = argument(config, name), f"method.args.{name}"
+        if items == [] and not (name_of_method == COLLECTIVES and name in TAKEN_EMPTY):
+            or_null = "; or null for all" if own(config)[name]["default"] is None else ""
+            example = f"one item or more, as in conf/method/{name_of_method}.yaml{or_null}"
+            return f"{key}=[]: nothing would be measured", example
+        parts, example = LISTS.get(name, ("", ""))
+        if parts and any(_is_bad(item, parts.count(",") + 1) for item in items or []):
+            return (
+                f"{key}={items}: each item must be a list [{parts}] of numbers from 1",
+                f"{key}=[[{example}]]",
+            )
+    for setting in argument(config, "settings") if name_of_method == COLLECTIVES else ():
+        if not _is_environment(setting):
+            return (
+                f"method.args.settings: {setting} must map environment variables to texts, "
+                "numbers or null",
+                "'method.args.settings=[{NCCL_MIN_NCHANNELS: 112}]'",
+            )
+    return None
 
 
-def _bad_environments(config: Config) -> list[Any]:
-    """Return settings of bench/collectives that are not environment variables.
+def _is_bad(item: Any, length: int) -> bool:
+    return (
+        not isinstance(item, list)
+        or len(item) != length
+        or any(type(part) is not int or part < 1 for part in item)
+    )
 
-    A `true` would become the text True.
-    """
-    if config.method.name != COLLECTIVES:
-        return []
 
-    def is_environment(setting: Any) -> bool:
-        return (
-            isinstance(setting, dict)
-            and bool(setting)
-            and all(isinstance(name, str) and name for name in setting)
-            and all(type(value) in (str, int, float, NoneType) for value in setting.values())
-        )
-
-    return [setting for setting in argument(config, "settings") if not is_environment(setting)]
+def _is_environment(setting: Any) -> bool:
+    """Return whether texts, numbers or nulls are mapped; a `true` would become the text True."""
+    return (
+        isinstance(setting, dict)
+        and bool(setting)
+        and all(isinstance(name, str) and name for name in setting)
+        and all(type(value) in (str, int, float, NoneType) for value in setting.values())
+    )
 
 
 def _dtypes_without_peak(config: Config) -> list[str]:
@@ -56,24 +75,12 @@ def _dtypes_without_peak(config: Config) -> list[str]:
     return [dtype for dtype in dtypes if dtype not in config.hardware.peak_tflops]
 
 
-def _bad_lists(config: Config) -> list[str]:
-    def is_bad(item: Any, parts: str) -> bool:
-        return (
-            not isinstance(item, list)
-            or len(item) != parts.count(",") + 1
-            or any(type(part) is not int or part < 1 for part in item)
-        )
-
-    if not config.method.measures_machine:
-        return []
-    return [
-        name
-        for name, (parts, _) in LISTS.items()
-        if any(is_bad(item, parts) for item in argument(config, name) or [])
-    ]
+def makes_rows(config: Config) -> bool:
+    return config.method.tunes and argument(config, "rows") == "full"
 
 
 BENCH_RULES = [
+    rule_of("bench_lists", _list_fault),
     Rule(
         "bench_without_gpu",
         lambda c: c.method.measures_machine and c.hardware.vendor == Vendor.none and not c.smoke,
@@ -90,30 +97,12 @@ BENCH_RULES = [
         lambda c: f"method.args.dtypes=[{','.join(c.hardware.peak_tflops)}], or null for all",
     ),
     Rule(
-        "bench_lists",
-        lambda c: bool(_bad_lists(c)),
+        "tune_full_rows",
         lambda c: (
-            f"method.args.{(name := _bad_lists(c)[0])}={argument(c, name)}: each item must be "
-            f"a list [{LISTS[name][0]}] of numbers from 1"
+            makes_rows(c)
+            and (recipe_name(c) == "grpo" or c.method.args.get("max_length", 0) is None)
         ),
-        lambda c: f"method.args.{(name := _bad_lists(c)[0])}=[[{LISTS[name][1]}]]",
-    ),
-    Rule(
-        "bench_empty_lists",
-        lambda c: bool(_empty_lists(c)),
-        lambda c: f"method.args.{_empty_lists(c)[0]}=[]: nothing would be measured",
-        lambda c: (
-            f"one item or more, as in conf/method/{c.method.name}.yaml"
-            + ("; or null for all" if own(c)[_empty_lists(c)[0]]["default"] is None else "")
-        ),
-    ),
-    Rule(
-        "bench_environments",
-        lambda c: bool(_bad_environments(c)),
-        lambda c: (
-            f"method.args.settings: {_bad_environments(c)[0]} must map environment variables "
-            "to texts, numbers or null"
-        ),
-        "'method.args.settings=[{NCCL_MIN_NCHANNELS: 112}]'",
+        "method.args.rows=full makes rows for sft and dpo, of max_length tokens",
+        "method.args.rows=data; or recipe=sft or dpo and method.args.max_length=<tokens>",
     ),
 ]

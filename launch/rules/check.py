@@ -6,68 +6,45 @@ launch/plan/check_files.py.
 
 from __future__ import annotations
 
-import re
-
 from launch.core.errors import UserError
 from launch.inputs import engine_args
 from launch.machine import masks
 from launch.rules.adapters import ADAPTER_RULES
 from launch.rules.batch import BATCH_RULES
 from launch.rules.bench import BENCH_RULES
+from launch.rules.bounds import BOUND_RULES
+from launch.rules.conflicts import CONFLICT_RULES
 from launch.rules.data import DATA_RULES
 from launch.rules.evaluate import EVALUATE_RULES
 from launch.rules.export import EXPORT_RULES
 from launch.rules.model import MODEL_RULES
 from launch.rules.precision import PRECISION_RULES
-from launch.rules.profile import PROFILE_RULES
 from launch.rules.rewards import REWARD_RULES
 from launch.rules.rule import Rule
 from launch.rules.runtime import RUNTIME_RULES
-from launch.rules.save import SAVE_RULES
 from launch.rules.selection import SELECTION_RULES
+from launch.rules.slurm import SLURM_RULES
 from launch.rules.step import STEP_RULES
 from launch.rules.tasks import TASK_RULES
 from launch.rules.topology import TOPOLOGY_RULES
-from launch.rules.tune import TUNE_RULES
 from launch.rules.unread import UNREAD_RULES
 from launch.rules.values import check_values
 from launch.schema import Config, trainer_args
-from launch.schema.enums import Find, Mode
 from launch.schema.variables import SECRET
 
-SEARCH = Rule(
-    "find",
-    lambda c: c.find != Find.none and c.mode != Mode.plan,
-    lambda c: f"find={c.find.value} needs mode=plan",
-    lambda c: f"mode=plan find={c.find.value}",
-)
-NAME = Rule(
-    "name",
-    lambda c: bool(c.name) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", str(c.name)),
-    lambda c: f"name={c.name}: it names a directory",
-    "letters, digits, '.', '_' and '-', at most 100 of them",
-)
 RULES = [
     *PRECISION_RULES,
+    *CONFLICT_RULES,
+    *BOUND_RULES,
     *STEP_RULES,
     *ADAPTER_RULES,
     *BENCH_RULES,
-    *TUNE_RULES,
     *EVALUATE_RULES,
     *EXPORT_RULES,
-    *SAVE_RULES,
     *TOPOLOGY_RULES,
-    *PROFILE_RULES,
     *SELECTION_RULES,
     *BATCH_RULES,
     *REWARD_RULES,
-    NAME,
-    Rule(
-        "save_model",
-        lambda c: not c.save_model and (bool(c.phases) or not c.method.trains),
-        "save_model=false: phases hand models on, and other methods train none",
-        "leave it out",
-    ),
     Rule(
         "secret",
         lambda c: bool(_secrets(c)),
@@ -81,28 +58,26 @@ RULES = [
         "HIP_VISIBLE_DEVICES=2,3 in your shell",
     ),
     *MODEL_RULES,
-    SEARCH,
     *DATA_RULES,
     *TASK_RULES,
     *RUNTIME_RULES,
+    *SLURM_RULES,
     *UNREAD_RULES,
 ]
 
 
 def _secrets(config: Config) -> list[str]:
     """Return the keys named like a secret that have a value."""
-    free = {
+    mappings = {
         "user_env": config.user_env,
         "method.args": config.method.args,
         engine_args.KEY: config.topology.server_args,
     }
-    named = {
-        f"{group}.{name}": given for group, values in free.items() for name, given in values.items()
-    }
     return [
         key
-        for key, given in named.items()
-        if given and SECRET.search(key) and isinstance(given, str)
+        for group, values in mappings.items()
+        for name, value in values.items()
+        if value and isinstance(value, str) and SECRET.search(key := f"{group}.{name}")
     ]
 
 
@@ -121,6 +96,5 @@ def check_given(config: Config) -> None:
 def check(config: Config) -> None:
     """Raise UserError for wrong arguments, else for every rule that rejects the composition."""
     check_given(config)
-    found = refusals(config)
-    if found:
-        raise UserError("\n".join(rule.refusal(config) for rule in found))
+    if rules := refusals(config):
+        raise UserError("\n".join(rule.refusal(config) for rule in rules))

@@ -93,22 +93,6 @@ EVALUATE_RULES = [
         "a commit of the hub, 40 hexadecimal digits, or model.path=<directory>",
     ),
     Rule(
-        "greedy_samples",
-        lambda c: (
-            (c.method.measures_model or c.method.leaves_samples)
-            and argument(c, "samples_per_prompt") > 1
-            and argument(c, "temperature") == 0
-        ),
-        "method.args.temperature=0: all samples of a prompt would be the same",
-        "method.args.temperature=0.7, or samples_per_prompt=1",
-    ),
-    Rule(
-        "lm_eval_engine",
-        lambda c: bool(argument(c, "lm_eval_tasks")) and argument(c, "engine") == "vllm",
-        "method.args.lm_eval_tasks needs engine=transformers: the harness gets that model",
-        "method.args.engine=transformers for these tasks",
-    ),
-    Rule(
         "raft_decides",
         lambda c: bool(_owned(c)),
         lambda c: f"method.args.sample.{_owned(c)[0]}: RAFT counts its cycles itself",

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
-from launch.rules.rule import Rule
+from launch.rules.rule import Rule, rule_of
 from launch.rules.runtime import runtime_as
 from launch.schema import Config
 from launch.schema.enums import Init, Network
 from launch.schema.trainer_args import argument
 
-IN_8_BITS = ("fp8", "int8")
-# Names that huggingface_hub's validate_repo_id accepts, with an owner.
-REPOSITORY = re.compile(
-    r"(?!.*(?:--|\.\.))(?!.*\.git$)[A-Za-z0-9][\w.-]*/[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?",
-    re.ASCII,
-)
 TOKEN = "HF_TOKEN"
 
 
@@ -23,48 +15,26 @@ def exports(config: Config) -> bool:
     return config.method.exports
 
 
-def _gguf(config: Config) -> bool:
-    return "gguf" in (argument(config, "formats") or [])
+def _source_fault(config: Config) -> tuple[str, str] | None:
+    model, adapter = config.model, config.adapter
+    if not exports(config):
+        return None
+    # Under smoke=true a phase's model is filled in later. The rank rejects a missing one.
+    if not model.path and model.init == Init.random and not config.smoke:
+        return (
+            f"model={model.name} has random weights; there is nothing to export",
+            "model.path=<run>, or model_from in a phase",
+        )
+    if adapter.name != "none" and not adapter.path:
+        return (
+            f"adapter={adapter.name} with method=export needs a trained adapter",
+            "adapter.path=<run>/adapter, or adapter=none",
+        )
+    return None
 
 
 EXPORT_RULES = [
-    Rule(
-        "export_model",
-        # Under smoke=true a phase's model is filled in later. The rank rejects a missing one.
-        lambda c: exports(c) and not c.model.path and c.model.init == Init.random and not c.smoke,
-        lambda c: f"model={c.model.name} has random weights; there is nothing to export",
-        "model.path=<run>, or model_from in a phase",
-    ),
-    Rule(
-        "export_adapter",
-        lambda c: exports(c) and c.adapter.name != "none" and not c.adapter.path,
-        lambda c: f"adapter={c.adapter.name} with method=export needs a trained adapter",
-        "adapter.path=<run>/adapter, or adapter=none",
-    ),
-    Rule(
-        "export_gguf",
-        lambda c: exports(c) and _gguf(c) != bool(argument(c, "gguf_converter")),
-        "method.args.formats with gguf and method.args.gguf_converter need each other",
-        "formats=[safetensors,gguf] gguf_converter=<llama.cpp>/convert_hf_to_gguf.py",
-    ),
-    Rule(
-        "export_gguf_8_bits",
-        lambda c: exports(c) and _gguf(c) and argument(c, "weights") in IN_8_BITS,
-        lambda c: (
-            f"method.args.weights={argument(c, 'weights')} with gguf: llama.cpp has other 8 bits"
-        ),
-        "method.args.weights=bf16, and llama-quantize on model.gguf; or formats=[safetensors]",
-    ),
-    Rule(
-        "export_push_to",
-        lambda c: (
-            exports(c)
-            and argument(c, "push_to") is not None
-            and not REPOSITORY.fullmatch(str(argument(c, "push_to")))
-        ),
-        lambda c: f"method.args.push_to={argument(c, 'push_to')}: no repository of the hub",
-        "method.args.push_to=<owner/name>",
-    ),
+    rule_of("export_source", _source_fault),
     Rule(
         "export_push_container",
         lambda c: (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from launch.core.errors import near
-from launch.machine import placement
 from launch.rules.rule import Rule
 from launch.schema import Config, trainer_args
 from launch.schema.enums import Use
@@ -70,8 +69,11 @@ def _with_column(config: Config) -> str:
 REWARD_RULES = [
     Rule(
         "rewards_needed",
-        lambda c: c.method.uses_rewards is Use.required and not c.method.rewards,
-        lambda c: f"method={c.method.name} without rewards: nothing would be learned",
+        lambda c: (
+            (c.method.uses_rewards is Use.required or bool(c.method.rewards))
+            and not any(c.method.rewards.values())
+        ),
+        lambda c: f"method.rewards={c.method.rewards}: no reward has a weight",
         lambda c: f"method.rewards.{_fitting(c)}=1.0; named rewards: {_names()}",
     ),
     Rule(
@@ -82,12 +84,6 @@ REWARD_RULES = [
             f"reward.{near(_unknown(c)[0], trainer_args.lock()['rewards'])}"
         ),
         lambda c: f"{_names()}, or the dotted path of your function (package.module.function)",
-    ),
-    Rule(
-        "rewards_weigh_nothing",
-        lambda c: bool(c.method.rewards) and not any(c.method.rewards.values()),
-        lambda c: f"method.rewards={c.method.rewards}: every weight is 0",
-        "a weight above 0 for one of them",
     ),
     Rule(
         "reward_negative",
@@ -109,23 +105,5 @@ REWARD_RULES = [
             "what this reward reads"
         ),
         _with_column,
-    ),
-    Rule(
-        "pairs_of_code",
-        lambda c: c.data.kind == "code" and c.method.rows == "dpo",
-        lambda c: f"data=code with method={c.method.name}: it makes no preference pairs",
-        "data=jsonl with pairs of your own, or method=sft or grpo",
-    ),
-    Rule(
-        "evaluation_of_code",
-        lambda c: c.data.kind == "code" and c.method.measures_model and not c.method.rewards,
-        "data=code with method=evaluate: answers are compared, but many programs are right",
-        "+method.rewards.code_tests=1.0, which runs their tests",
-    ),
-    Rule(
-        "sandbox_under_slurm",
-        lambda c: placement.needs_sandbox(c) and c.runtime.name == "slurm",
-        "method.rewards.code_tests under runtime=slurm: jobs rarely have a docker engine",
-        "runtime=local or runtime=docker on a machine with a docker engine",
     ),
 ]

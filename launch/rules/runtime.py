@@ -1,50 +1,45 @@
-"""Define rules about images and containers."""
+"""Define rules about images, containers and profiles."""
 
 from __future__ import annotations
 
 from containers import images
-from containers.images import Image
 from launch.machine.placement import MASK
-from launch.rules.rule import Rule
-from launch.rules.slurm import SLURM_RULES
+from launch.rules.rule import Rule, rule_of
 from launch.schema import Config
-from launch.schema.enums import Vendor
+from launch.schema.enums import Profile, Vendor
 from launch.schema.trainer_args import lock
 from launch.schema.variables import INSIDE
 
-
-def _image(config: Config) -> Image | None:
-    """Return the image's entry in the lock; None for `none` and for the user's own image."""
-    return images.load().get(config.container.name) if config.runtime.on_node == "docker" else None
-
-
-def _serving(config: Config) -> list[str]:
-    gfx = config.hardware.gfx
-    return [i.name for i in images.load().values() if gfx in i.gfx and i.trl == lock()["trl"]]
-
-
-def _does_not_serve(config: Config) -> bool:
-    image = _image(config)
-    return (
-        image is not None
-        and config.hardware.vendor != Vendor.none
-        and config.hardware.gfx not in image.gfx
-    )
-
-
-def _use_serving(config: Config) -> str:
-    serving = [f"container={name}" for name in _serving(config)]
-    return " or ".join([*serving, "container=custom container.reference=<an image of your own>"])
-
-
-def _another_trl(config: Config) -> bool:
-    image = _image(config)
-    return image is not None and image.trl != lock()["trl"]
+# like tunings, these start processes and wait for them
+MEASURED_BY_OTHERS = ("bench/vllm", "bench/collectives")
 
 
 def runtime_as(config: Config, runtime: str) -> str:
     """Return the override that selects a runtime; inside a job it is a key of runtime.slurm."""
     return f"{'runtime.slurm.inner' if config.runtime.name == 'slurm' else 'runtime'}={runtime}"
+
+
+def _image_fault(config: Config) -> tuple[str, str] | None:
+    name, gfx, trl = config.container.name, config.hardware.gfx, lock()["trl"]
+    if config.runtime.on_node != "docker" or name == "custom":
+        return None
+    known = images.load()
+    serving = [f"container={i.name}" for i in known.values() if gfx in i.gfx and i.trl == trl]
+    custom = "container=custom container.reference=<an image of your own>"
+    remedy = " or ".join([*serving, custom])
+    if name == "none":
+        return (
+            f"{runtime_as(config, 'docker')} without an image: {config.hardware.name} has "
+            f"container={config.hardware.container}",
+            f"{remedy}; or {runtime_as(config, 'local')}",
+        )
+    if name not in known:
+        return f"container={name}: no such image", f"one of {', '.join(known)}; or {custom}"
+    if config.hardware.vendor != Vendor.none and gfx not in known[name].gfx:
+        return f"container={name} has no code for {gfx}", remedy
+    if known[name].trl != trl:
+        return f"container={name} has another TRL than {trl}", remedy
+    return None
 
 
 def _bad_secrets(config: Config) -> list[str]:
@@ -54,47 +49,22 @@ def _bad_secrets(config: Config) -> list[str]:
 
 
 RUNTIME_RULES = [
-    Rule(
-        "image_known",
-        lambda c: c.container.name not in ("none", "custom", *images.load()),
-        lambda c: f"container={c.container.name}: no such image",
-        lambda c: (
-            f"one of {', '.join(images.load())}; or container=custom container.reference=<an "
-            "image of your own>"
-        ),
-    ),
-    Rule(
-        "docker_without_image",
-        lambda c: c.runtime.on_node == "docker" and c.container.name == "none",
-        lambda c: (
-            f"{runtime_as(c, 'docker')} without an image: {c.hardware.name} has "
-            f"container={c.hardware.container}"
-        ),
-        lambda c: f"{_use_serving(c)}; or {runtime_as(c, 'local')}",
-    ),
-    Rule(
-        "image_serves_gpu",
-        _does_not_serve,
-        lambda c: f"container={c.container.name} has no code for {c.hardware.gfx}",
-        _use_serving,
-    ),
-    Rule(
-        "image_trl",
-        _another_trl,
-        lambda c: f"container={c.container.name} has another TRL than {lock()['trl']}",
-        _use_serving,
-    ),
-    Rule(
-        "custom_reference",
-        lambda c: (c.container.name == "custom") != (c.container.reference is not None),
-        "container=custom and container.reference need each other",
-        "container=custom container.reference=<repository@sha256:...>, or neither",
-    ),
+    rule_of("image", _image_fault),
     Rule(
         "secret_names",
         lambda c: bool(_bad_secrets(c)),
         lambda c: f"runtime.secrets: {_bad_secrets(c)[0]!r} is set already, or not a name",
         "names only, for example runtime.secrets=[HF_TOKEN,MY_KEY], and the values in your shell",
     ),
-    *SLURM_RULES,
+    Rule(
+        "profile_of_who_waits",
+        lambda c: (
+            c.profile != Profile.none and (c.method.tunes or c.method.name in MEASURED_BY_OTHERS)
+        ),
+        lambda c: f"profile={c.profile.value}: method={c.method.name} waits for what it measures",
+        lambda c: (
+            "no profile="
+            + ("; or the experiment that the tuning writes, with it" if c.method.tunes else "")
+        ),
+    ),
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from launch.core.errors import near
 from launch.rules.rule import Rule
 from launch.schema import Config
-from launch.schema.trainer_args import argument
 
 HELD_OUT_ROWS = {
     "reasoning": "data.num_heldout=500",
@@ -68,27 +67,5 @@ SELECTION_RULES = [
             c.data.kind,
             "data=jsonl with chosen, rejected and data.heldout_path=; or no method.selection",
         ),
-    ),
-    Rule(
-        "selection_streaming",
-        lambda c: asked(c) and c.data.streaming and bool(c.data.heldout_fraction),
-        "method.selection with data.streaming=true needs held-out rows of their own",
-        "data.heldout_path, data.heldout_split, or data.streaming=false",
-    ),
-    Rule(
-        "selection_saves",
-        lambda c: (
-            asked(c) and _serves(c) and c.method.trains and argument(c, "save_strategy") != "steps"
-        ),
-        "method.selection.metric measures models as they are saved, by steps",
-        "method.args.save_strategy=steps method.args.save_steps=100",
-    ),
-    # While the trainer measures, the server generates a batch. Measuring would send it newer
-    # weights in the middle.
-    Rule(
-        "selection_overlap",
-        lambda c: asked(c) and c.topology.overlap,
-        "topology.overlap with method.selection: two batches would be generated at once",
-        "topology.overlap=false",
     ),
 ]

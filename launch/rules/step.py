@@ -19,16 +19,40 @@ def _no_compiled_layers(config: Config) -> str | None:
     return "method.args.use_liger_kernel=true" if argument(config, "use_liger_kernel") else None
 
 
+# Schedule -> names in method.args.lr_scheduler_kwargs of which transformers needs one, but reports
+# it only once every rank is up.
+WANTED = {
+    "cosine_with_min_lr": ("min_lr_rate", "min_lr"),
+    "cosine_warmup_with_min_lr": ("min_lr_rate", "min_lr"),
+    "warmup_stable_decay": ("num_decay_steps",),
+}
+
+
+def _lacks(config: Config) -> tuple[str, ...]:
+    given = argument(config, "lr_scheduler_kwargs") or {}
+    wanted = WANTED.get(str(argument(config, "lr_scheduler_type")), ())
+    return (
+        wanted
+        if isinstance(given, dict) and not any(given.get(name) is not None for name in wanted)
+        else ()
+    )
+
+
+def _schedule(config: Config) -> str:
+    return f"method.args.lr_scheduler_type={argument(config, 'lr_scheduler_type')}"
+
+
 STEP_RULES = [
     Rule(
-        "compiled_layers_alone",
+        "schedule_arguments",
+        lambda c: bool(_lacks(c)),
         lambda c: (
-            bool(c.step.compile)
-            and bool(argument(c, "use_liger_kernel") or argument(c, "torch_compile"))
+            f"{_schedule(c)} needs {' or '.join(_lacks(c))} in method.args.lr_scheduler_kwargs"
         ),
-        "step.compile=true with method.args.use_liger_kernel or torch_compile=true is slower than "
-        "step.compile alone",
-        "one of them; step.compile=true starts in a ninth of the time of torch_compile",
+        lambda c: (
+            f"'method.args.lr_scheduler_kwargs={{{_lacks(c)[0]}: "
+            f"{0.1 if 'min_lr' in _lacks(c) else 100}}}'"
+        ),
     ),
     Rule(
         "fp8_eager",
@@ -42,36 +66,10 @@ STEP_RULES = [
         "precision=bf16, or compiled layers (step.compile=true)",
     ),
     Rule(
-        "packed_without_kernel",
-        lambda c: c.step.rows == Rows.packed and c.hardware.packed_attention is None,
-        lambda c: f"step.rows=packed: {c.hardware.name} has no kernel that keeps rows apart",
-        "step.rows=grouped; or hardware.packed_attention=<kernel> where you know that one works",
-    ),
-    Rule(
-        "rows_packed_twice",
-        lambda c: (
-            c.step.rows in (Rows.packed, Rows.grouped)
-            and bool(argument(c, "packing") or argument(c, "padding_free"))
-        ),
-        "step.rows with method.args.packing or padding_free=true: rows are joined already",
-        "step.rows=padded; or method.args.packing=false, to pack the rows of each step only",
-    ),
-    Rule(
         "rows_of_method",
         lambda c: c.step.rows not in (None, Rows.padded, *c.method.row_layouts) and c.method.trains,
         "step.rows: the method does not have this layout",
         lambda c: f"step.rows={' or '.join([r.name for r in c.method.row_layouts] + ['padded'])}",
-    ),
-    Rule(
-        "checkpointed_layers_range",
-        lambda c: (
-            c.step.checkpointed_layers is not None
-            and c.step.checkpointed_layers > c.model.num_layers
-        ),
-        lambda c: f"step.checkpointed_layers: {c.model.name} has {c.model.num_layers} layers",
-        lambda c: (
-            f"1 to {c.model.num_layers}; or method.args.gradient_checkpointing=false for none"
-        ),
     ),
 ]
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from launch.estimate.batch import least_staleness
-from launch.estimate.memory import longest_served_gb
 from launch.machine import placement
-from launch.machine.placement import shares_gpu
 from launch.rules.rule import Rule
-from launch.schema import Config
-from launch.schema.enums import Vendor
+from launch.schema import TOPOLOGIES, Config
 from launch.schema.trainer_args import argument, known, value
 
 
@@ -55,6 +51,13 @@ def several(config: Config) -> list[str]:
     ]
 
 
+def _topologies(config: Config) -> list[str]:
+    """Return the topologies of a method, of which a trainer that generates nothing has fewer."""
+    serves = config.method.generates or not config.method.trains
+    default = [name for name in TOPOLOGIES if serves or name not in ("split", "colocate")]
+    return config.method.topologies or default
+
+
 def _needs_vllm(config: Config) -> str:
     """Return the setting that needs vLLM, unless smoke=true replaces it on a CPU; else ''."""
     if config.topology.name in ("split", "colocate") and config.method.generates:
@@ -87,41 +90,10 @@ def _smaller_servers(config: Config) -> str:
 
 TOPOLOGY_RULES = [
     Rule(
-        "model_parallel",
-        lambda c: (c.topology.tensor_parallel, c.topology.pipeline_parallel) != (1, 1),
-        "tensor- and pipeline-parallel training is not offered",
-        lambda c: (
-            "topology.tensor_parallel=1 topology.pipeline_parallel=1"
-            + "; topology=fsdp holds a model that one GPU cannot" * ("fsdp" in several(c))
-        ),
-    ),
-    Rule(
-        "num_gpus",
-        lambda c: (
-            c.hardware.vendor != Vendor.none
-            and not 1 <= placement.num_gpus(c) <= c.hardware.gpus_per_node
-        ),
-        lambda c: (
-            f"topology.num_gpus={placement.num_gpus(c)}: a {c.hardware.name} node has "
-            f"{c.hardware.gpus_per_node}"
-        ),
-        lambda c: f"1 to {c.hardware.gpus_per_node}, or hardware.gpus_per_node= for a larger node",
-    ),
-    Rule(
-        "single_is_one",
-        lambda c: c.topology.name == "single" and placement.num_gpus(c) > 1,
-        lambda c: f"topology=single with topology.num_gpus={placement.num_gpus(c)}",
-        lambda c: (
-            f"topology={' or '.join(several(c))}"
-            if several(c)
-            else f"topology.num_gpus=1: method={c.method.name} runs on one"
-        ),
-    ),
-    Rule(
         "topology_of_method",
-        lambda c: bool(c.method.topologies) and c.topology.name not in c.method.topologies,
+        lambda c: c.topology.name not in _topologies(c),
         lambda c: f"topology={c.topology.name}: method={c.method.name} does not run under it",
-        lambda c: " or ".join(f"topology={name}" for name in c.method.topologies),
+        lambda c: " or ".join(f"topology={name}" for name in _topologies(c)),
     ),
     Rule(
         "several_ranks",
@@ -132,14 +104,6 @@ TOPOLOGY_RULES = [
         ),
         lambda c: f"method={c.method.name} needs two ranks: it measures what passes between them",
         "topology.num_gpus=2 or more; or smoke=true, which runs its code in two processes on a CPU",
-    ),
-    Rule(
-        "split_is_for_grpo",
-        lambda c: (
-            c.topology.name in ("split", "colocate") and not c.method.generates and c.method.trains
-        ),
-        lambda c: f"topology={c.topology.name}: method={c.method.name} generates nothing",
-        "topology=ddp or fsdp",
     ),
     Rule(
         "vllm",
@@ -166,47 +130,6 @@ TOPOLOGY_RULES = [
         _smaller_servers,
     ),
     Rule(
-        "split_needs_a_server",
-        lambda c: (
-            c.topology.name == "split"
-            and (c.topology.servers < 1 or c.topology.server_tensor_parallel < 1)
-        ),
-        "topology.servers or topology.server_tensor_parallel is 0",
-        "both are at least 1 under topology=split",
-    ),
-    Rule(
-        "overlap_without_correction",
-        lambda c: (
-            c.topology.overlap
-            and c.topology.name == "split"
-            and argument(c, "vllm_importance_sampling_correction") is False
-        ),
-        "topology.overlap needs vllm_importance_sampling_correction for older weights",
-        "method.args.vllm_importance_sampling_correction=true, TRL's default",
-    ),
-    Rule(
-        "staleness_of_stream",
-        lambda c: (
-            c.topology.overlap == "stream"
-            and "num_generations" in known(c)
-            and c.topology.max_staleness is not None
-            and c.topology.max_staleness < least_staleness(c)
-            and c.topology.name == "split"
-        ),
-        lambda c: f"topology.max_staleness: completions are {least_staleness(c)} step(s) old",
-        lambda c: (
-            "topology.overlap=false"
-            if c.topology.max_staleness == 0
-            else f"topology.max_staleness={least_staleness(c)} or more"
-        ),
-    ),
-    Rule(
-        "overlap_on_one_gpu",
-        lambda c: c.topology.overlap and shares_gpu(c),
-        "topology.overlap on one GPU: generation and training take turns there",
-        "topology.overlap=false, or topology.num_gpus=2",
-    ),
-    Rule(
         "server_heads",
         lambda c: (
             c.topology.name == "split"
@@ -214,37 +137,6 @@ TOPOLOGY_RULES = [
         ),
         lambda c: f"topology.server_tensor_parallel: {c.model.name} has {c.model.num_heads} heads",
         "a number that divides them",
-    ),
-    Rule(
-        "server_cache",
-        lambda c: (
-            (is_split(c) or has_vllm(c))
-            and 0 < (c.topology.server_cache_gb or 0) < longest_served_gb(c)
-        ),
-        lambda c: f"topology.server_cache_gb: one sequence takes {longest_served_gb(c):.3g} GB",
-        lambda c: (
-            "more of it"
-            + (", or a smaller topology.server_max_length" if c.topology.name == "split" else "")
-        ),
-    ),
-    Rule(
-        "server_length",
-        lambda c: (
-            c.topology.server_max_length is not None
-            and not longest(c) < c.topology.server_max_length <= c.model.max_positions
-            and c.topology.name == "split"
-        ),
-        "topology.server_max_length has no room for a prompt and its completion, or is too long",
-        lambda c: f"more than {longest(c)} and at most {c.model.max_positions}",
-    ),
-    Rule(
-        "two_checkpointings",
-        lambda c: (
-            c.topology.fsdp.activation_checkpointing and bool(argument(c, "gradient_checkpointing"))
-        ),
-        "topology.fsdp.activation_checkpointing=true with "
-        "method.args.gradient_checkpointing=true: transformers refuses both",
-        "method.args.gradient_checkpointing=false",
     ),
     Rule(
         "strategy_of_topology",

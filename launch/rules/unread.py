@@ -14,15 +14,15 @@ from typing import Any, cast
 
 from launch.config.compose import leaf
 from launch.machine.placement import needs_sandbox
+from launch.rules.bench import SETTINGS, makes_rows
 from launch.rules.data import has_max_steps
 from launch.rules.rule import Rule, Text, filled
 from launch.rules.runtime import runtime_as
 from launch.rules.selection import first_metric
 from launch.rules.topology import has_split, has_vllm, is_split, several
-from launch.rules.tune import SETTINGS, makes_rows
 from launch.schema import Config
 from launch.schema.data import Curriculum
-from launch.schema.enums import Init, Profile, Use, Vendor
+from launch.schema.enums import Format, Init, Mode, Profile, Use, Vendor
 from launch.schema.trainer_args import argument, known
 
 DEFAULTS = Config()
@@ -136,7 +136,9 @@ OF_EVALUATIONS = (
     "num_generations_eval",
 )
 GENERATED = ("reasoning", "code")
+FIND = Unread(("find",), lambda c: c.mode == Mode.plan, "mode=plan").rule()
 UNREAD = [
+    Unread(("save_model",), lambda c: c.method.trains and not c.phases),
     # groups
     Unread(
         ("model.name",),
@@ -172,6 +174,17 @@ UNREAD = [
         "adapter=lora",
     ),
     Unread(
+        ("adapter.name",),
+        lambda c: c.method.trains or c.method.takes_adapter,
+        usual=lambda c: "none",
+    ),
+    # torch.amp always scales the loss of fp16, and of nothing else
+    Unread(
+        ("precision.loss_scaling",),
+        lambda c: False,
+        usual=lambda c: c.precision.compute == "fp16",
+    ),
+    Unread(
         ("adapter.path",),  # every cycle trains and merges its own adapter
         lambda c: not c.method.has_cycles or c.adapter.name == "none",
     ),
@@ -201,6 +214,11 @@ UNREAD = [
         ("data.preview",),
         lambda c: c.method.prepares_rows,
         "a method that prepares rows: sft, dpo, grpo",
+    ),
+    Unread(
+        ("data.preview",),  # rows are printed for a person
+        lambda c: c.mode != Mode.run or c.format != Format.json,
+        "format=text",
     ),
     Unread(("data.shuffle_buffer",), lambda c: c.data.streaming, "data.streaming=true"),
     Unread(
@@ -336,6 +354,11 @@ UNREAD = [
         lambda c: c.runtime.name != "slurm" or c.runtime.slurm.nodes > 1,
         "runtime.slurm.nodes=2 or more",
     ),
+    Unread(
+        ("runtime.slurm.gid_index",),  # each adapter has its own table
+        lambda c: c.runtime.name != "slurm" or c.runtime.slurm.hca is not None,
+        "runtime.slurm.hca=<adapter>:<port>",
+    ),
     Unread(("rocprof",), lambda c: c.profile == Profile.rocprof, "profile=rocprof"),
 ]
-UNREAD_RULES = [row.rule() for row in UNREAD]
+UNREAD_RULES = [FIND, *(row.rule() for row in UNREAD)]

@@ -11,15 +11,21 @@ from typing import Any
 
 from launch.core.errors import UserError, near
 from launch.schema import Config
-from launch.schema.checked import DIVIDED, Range
+from launch.schema.checked import DIVIDED, Range, Text
 from launch.schema.trainer_args import class_of, known
 
-Checked = tuple[str, Any, Any]  # key, value, and a Range or a tuple of words
+Allowed = Range | Text | tuple[Any, ...]
 FINITE = Range()
 FROM_0, FROM_1, ABOVE_0 = Range(least=0), Range(least=1), Range(above=0)
 BELOW_1 = Range(least=0, below=1)
 SHARE = Range(above=0, most=1)
-ARGUMENTS: dict[str, Any] = {
+# Names that huggingface_hub's validate_repo_id accepts, with an owner.
+REPOSITORY = Text(
+    "<owner/name>, a repository of the hub",
+    r"(?a)(?!.*(?:--|\.\.))(?!.*\.git$)[A-Za-z0-9][\w.-]*/[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?",
+)
+ARGUMENTS: dict[str, Allowed] = {
+    "push_to": REPOSITORY,
     "engine": ("transformers", "vllm"),  # as in recipes/sampling/generation.py
     "base": ("continued", "fresh"),  # the model that a cycle of RAFT starts from
     # smaller group sizes are tried one by one if it does not divide a generation; in a group of
@@ -65,7 +71,7 @@ ARGUMENTS: dict[str, Any] = {
     **dict.fromkeys(("min_p", "threshold", "top_entropy_quantile"), Range(least=0, most=1)),
 }
 # class -> arguments whose meaning depends on the method
-OF_CLASS = {
+OF_CLASS: dict[str, dict[str, Allowed]] = {
     # at 0 the loss does not depend on the model, or divides by beta
     "trl.DPOConfig": {"beta": ABOVE_0},
     # logits are divided by the temperature
@@ -80,18 +86,9 @@ WHOLE = ("logging_steps", "save_steps")
 
 
 def check_values(config: Config) -> None:
-    """Raise UserError for the first value outside its list or range."""
+    """Raise UserError for the first value outside its list, range or pattern."""
     for key, value, allowed in (*_declared(config, ""), *_arguments(config)):
-        if isinstance(allowed, tuple):
-            if value not in allowed:
-                words = [str(word).lower() if isinstance(word, bool) else word for word in allowed]
-                raise UserError(
-                    f"{key}={value}: it takes {', '.join(words)}.{near(str(value), words)}"
-                )
-        elif isinstance(value, (int, float)) and value not in allowed:
-            bounds = f"{allowed}" if allowed != FINITE else "a finite number"
-            bounds += ", or -1 to count epochs" if key == "method.args.max_steps" else ""
-            raise UserError(f"{key}={value}: out of range. Use: {bounds}.")
+        check_value(key, value, allowed)
     for name in WHOLE:
         steps = config.method.args.get(name)
         if isinstance(steps, float) and steps > 1 and not steps.is_integer():
@@ -101,7 +98,21 @@ def check_values(config: Config) -> None:
             )
 
 
-def _declared(node: Any, prefix: str) -> Iterator[Checked]:
+def check_value(key: str, value: Any, allowed: Allowed) -> None:
+    """Raise UserError if a value is outside its list, range or pattern."""
+    kinds: dict[type, Any] = {Range: (int, float), Text: str, tuple: object}
+    if not isinstance(value, kinds[type(allowed)]) or value in allowed:
+        return
+    if isinstance(allowed, tuple):
+        words = [str(word).lower() if isinstance(word, bool) else word for word in allowed]
+        raise UserError(f"{key}={value}: it takes {', '.join(words)}.{near(str(value), words)}")
+    what = "not allowed" if isinstance(allowed, Text) else "out of range"
+    bounds = "a finite number" if allowed == FINITE else f"{allowed}"
+    bounds += ", or -1 to count epochs" if key == "method.args.max_steps" else ""
+    raise UserError(f"{key}={value}: {what}. Use: {bounds}.")
+
+
+def _declared(node: Any, prefix: str) -> Iterator[tuple[str, Any, Allowed]]:
     """Yield the declarations of `node`'s fields, and every other float as FINITE."""
     for field in dataclasses.fields(node):
         value, key = getattr(node, field.name), f"{prefix}{field.name}"
@@ -111,22 +122,19 @@ def _declared(node: Any, prefix: str) -> Iterator[Checked]:
             children = [(f"{key}[{number}]", child) for number, child in enumerate(value)]
         else:
             children = [(key, value)]
-        allowed = field.metadata.get("words") or field.metadata.get("range", FINITE)
         for name, child in children:
             if dataclasses.is_dataclass(child):
                 yield from _declared(child, f"{name}.")
             elif field.metadata or type(child) is float:
-                yield name, child, allowed
+                yield name, child, field.metadata.get("allowed", FINITE)
 
 
-def _arguments(config: Config) -> Iterator[Checked]:
-    given, own = config.method.args, {}
-    if any(name in given for arguments in OF_CLASS.values() for name in arguments):
+def _arguments(config: Config) -> Iterator[tuple[str, Any, Allowed]]:
+    args, own = config.method.args, {}
+    if any(name in args for arguments in OF_CLASS.values() for name in arguments):
         own = OF_CLASS.get(class_of(config), {})
-    for name, value in given.items():
+    for name, value in args.items():
         allowed = own.get(name) or ARGUMENTS.get(name, FINITE)
-        is_number = isinstance(value, (int, float)) and value != NOT_GIVEN.get(name)
-        if (is_number or (isinstance(value, str) and isinstance(allowed, tuple))) and (
-            allowed is FINITE or name in known(config)
-        ):
+        is_checked = isinstance(value, (int, float, str)) and value != NOT_GIVEN.get(name)
+        if is_checked and (allowed is FINITE or name in known(config)):
             yield f"method.args.{name}", value, allowed

@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from launch.schema.checked import DIVIDED, MOST_RANKS, checked
+from launch.schema.checked import DIVIDED, MOST_RANKS, NAME, checked
 from launch.schema.data import Data as Data
 from launch.schema.data import Task as Task
 from launch.schema.enums import (
@@ -23,7 +23,6 @@ from launch.schema.enums import (
     Init,
     Link,
     Mode,
-    Network,
     NumaBinding,
     Preflight,
     Profile,
@@ -34,6 +33,9 @@ from launch.schema.enums import (
     When,
 )
 from launch.schema.host import Detect, Healthy, HostNeeds
+from launch.schema.host import Inner as Inner
+from launch.schema.host import Runtime as Runtime
+from launch.schema.host import Slurm as Slurm
 from launch.schema.method import Method as Method
 from launch.schema.method import Properties as Properties
 from launch.schema.method import Sandbox as Sandbox
@@ -209,8 +211,8 @@ class Topology:
     # that two generations serve
     max_staleness: Optional[int] = checked(None, least=0)
     numa_binding: Optional[NumaBinding] = None
-    tensor_parallel: int = 1  # of training; only 1 is supported
-    pipeline_parallel: int = 1  # of training; only 1 is supported
+    tensor_parallel: int = checked(1, least=1, most=1)  # of training
+    pipeline_parallel: int = checked(1, least=1, most=1)  # of training
     fsdp: Fsdp = field(default_factory=Fsdp)
     zero: Zero = field(default_factory=Zero)
 
@@ -221,63 +223,6 @@ class Container:
 
     name: str = MISSING
     reference: Optional[str] = None
-
-
-class Inner(Enum):
-    """The runtime that starts a Slurm job's processes on their node."""
-
-    local = "local"
-    docker = "docker"
-
-
-@dataclass
-class Slurm:
-    """Options of a Slurm job and of the network between its nodes. Counts are per node."""
-
-    nodes: int = checked(1, least=1)
-    inner: Inner = Inner.local
-    partition: Optional[str] = None
-    account: Optional[str] = None
-    qos: Optional[str] = None
-    time: Optional[str] = None  # as for sbatch: minutes, hours:minutes:seconds, days-hours ...
-    gres: str = "gpu"  # the cluster's name for the GPUs, with a type if required: gpu:mi300x
-    options: list[str] = field(default_factory=list)  # for sbatch, each `--name` or `--name=value`
-    python: Optional[str] = None  # interpreter on the nodes; empty: the launcher's own
-    # how long before its time limit Slurm signals the run, so that it can save
-    early_signal_s: int = checked(360, least=1, most=65535)
-    requeue: bool = True  # requeue an interrupted job, which resumes from its checkpoint
-    wait: bool = False  # follow the job to its end and return its exit code
-    rendezvous_timeout_s: int = checked(600, least=1)  # how long nodes wait for one another
-    interface: Optional[str] = None  # several nodes: the network interface between them
-    hca: Optional[str] = None  # RDMA adapters, as in NCCL_IB_HCA; empty: all found
-    gid_index: Optional[int] = checked(None, least=0)  # RoCE: the row of the port's GID table
-
-
-@dataclass
-class Runtime:
-    """Where and how processes start. The keys from `network` to `secrets` are for docker."""
-
-    name: str = checked(words=("local", "docker", "slurm"))
-    # from SIGTERM to SIGKILL; must exceed the slowest save
-    stop_timeout_s: int = checked(300, least=1)
-    # If for this long there is no step, token or loading progress, stacks are dumped and the run is
-    # stopped.
-    hang_timeout_s: int = checked(1200, least=1)
-    # restarts after a failure or a hang, from the newest complete checkpoint
-    max_restarts: int = checked(0, least=0)
-    network: Optional[Network] = None
-    shm_gb: Optional[float] = checked(None, least=0.064)  # /dev/shm of a process group
-    # host memory of a process group; empty: no limit
-    memory_gb: Optional[float] = checked(None, least=0.1)
-    infiniband: bool = False  # pass /dev/infiniband
-    # shell variables that become files in the container
-    secrets: list[str] = field(default_factory=list)
-    slurm: Slurm = field(default_factory=Slurm)
-
-    @property
-    def on_node(self) -> str:
-        """Return what starts processes on a node: under runtime=slurm, the inner runtime."""
-        return self.slurm.inner.name if self.name == "slurm" else self.name
 
 
 @dataclass
@@ -403,7 +348,7 @@ class Config:
     # in any currency, for the run's cost in the plan
     price_per_gpu_hour: Optional[float] = checked(None, least=0, most=1_000_000_000)
     seed: int = checked(0, least=0, below=2**32)
-    name: Optional[str] = None  # empty: <method>-<model>-<hardware>
+    name: Optional[str] = checked(None, text=NAME)  # empty: <method>-<model>-<hardware>
     run_root: str = "runs"
     user_env: dict[str, str] = field(default_factory=dict)  # environment variables; these win
     targets: dict[str, Target] = field(default_factory=dict)  # by key of result.json

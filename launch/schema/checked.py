@@ -1,4 +1,4 @@
-"""Declare a field's words or range together with its type, default and meaning.
+"""Declare a field's words, range or pattern together with its type, default and meaning.
 
 launch/rules/values.py checks words and ranges. omegaconf checks the type.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,10 +41,44 @@ class Range:
         return f"{lower} and at most {self.most:.10g}" if self.most < math.inf else lower
 
 
-def checked(default: Any = MISSING, words: tuple[Any, ...] = (), **bounds: float) -> Any:
-    """Return a dataclass field that accepts one of `words`, or a number in a Range.
+@dataclass(frozen=True)
+class Text:
+    """The texts that match `pattern` as a whole, or every regular expression if it is empty."""
 
-    null passes if the type allows it.
+    meaning: str
+    pattern: str = ""
+
+    def __contains__(self, text: str) -> bool:
+        if self.pattern:
+            return re.fullmatch(self.pattern, text) is not None
+        try:
+            re.compile(text)
+        except re.error:
+            return False
+        return True
+
+    def __str__(self) -> str:
+        return self.meaning
+
+
+NAME = Text(
+    "letters, digits, '.', '_' and '-', at most 100 of them", "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+)
+REGEX = Text(r"a regular expression of Python's re, for example '\d+', quoted for the shell")
+
+
+def checked(
+    default: Any = MISSING,
+    words: tuple[Any, ...] = (),
+    text: Text | None = None,
+    default_factory: Any = None,
+    **bounds: float,
+) -> Any:
+    """Return a dataclass field that accepts one of `words`, a Text, or a number in a Range.
+
+    In a mapping each value is checked. null passes if the type allows it.
     """
-    metadata = {"words": words} if words else {"range": Range(**bounds)}
+    metadata = {"allowed": words or text or Range(**bounds)}
+    if default_factory:
+        return dataclasses.field(default_factory=default_factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from launch.schema.checked import checked
+from launch.schema.checked import REGEX, checked
 
 
 class Deduplicate(Enum):
@@ -88,7 +88,8 @@ class Filter:
     tasks: list[str] = field(default_factory=list)
     levels: list[int] = field(default_factory=list)
     equals: dict[str, Any] = field(default_factory=dict)  # field -> value
-    regex: dict[str, str] = field(default_factory=dict)  # field -> pattern to search for in it
+    # field -> pattern to search for in it
+    regex: dict[str, str] = checked(default_factory=dict, text=REGEX)
     # of prompt and completion; grpo: of the prompt
     min_tokens: Optional[int] = checked(None, least=0)
     max_tokens: Optional[int] = checked(None, least=1)

@@ -1,9 +1,16 @@
-"""Define the parts of conf/hardware that identify a GPU and its host's needs. Empty: no need."""
+"""Define what a run needs of its host: the parts of conf/hardware, and conf/runtime.
+
+In conf/hardware an empty value means no need.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Optional
+
+from launch.schema.checked import Text, checked
+from launch.schema.enums import Network
 
 
 @dataclass
@@ -45,3 +52,67 @@ class Healthy:
     layers: Optional[float] = None
     # of link_gb_s: bus bandwidth of large all-reduces over all GPUs of a node
     all_reduce: Optional[float] = None
+
+
+# A type may be a number, such as 4090; a number below 100 is a count.
+GRES = Text(
+    "one resource, with a type but no count: gpu:mi300x; topology.num_gpus=N is the count",
+    r"(?:[A-Za-z]\w*(?::(?!\d{1,2}$)[\w.-]+)?)?",
+)
+
+
+class Inner(Enum):
+    """The runtime that starts a Slurm job's processes on their node."""
+
+    local = "local"
+    docker = "docker"
+
+
+@dataclass
+class Slurm:
+    """Options of a Slurm job and of the network between its nodes. Counts are per node."""
+
+    nodes: int = checked(1, least=1)
+    inner: Inner = Inner.local
+    partition: Optional[str] = None
+    account: Optional[str] = None
+    qos: Optional[str] = None
+    time: Optional[str] = None  # as for sbatch: minutes, hours:minutes:seconds, days-hours ...
+    gres: str = checked("gpu", text=GRES)  # the cluster's name for the GPUs
+    options: list[str] = field(default_factory=list)  # for sbatch, each `--name` or `--name=value`
+    python: Optional[str] = None  # interpreter on the nodes; empty: the launcher's own
+    # how long before its time limit Slurm signals the run, so that it can save
+    early_signal_s: int = checked(360, least=1, most=65535)
+    requeue: bool = True  # requeue an interrupted job, which resumes from its checkpoint
+    wait: bool = False  # follow the job to its end and return its exit code
+    rendezvous_timeout_s: int = checked(600, least=1)  # how long nodes wait for one another
+    interface: Optional[str] = None  # several nodes: the network interface between them
+    hca: Optional[str] = None  # RDMA adapters, as in NCCL_IB_HCA; empty: all found
+    gid_index: Optional[int] = checked(None, least=0)  # RoCE: the row of the port's GID table
+
+
+@dataclass
+class Runtime:
+    """Where and how processes start. The keys from `network` to `secrets` are for docker."""
+
+    name: str = checked(words=("local", "docker", "slurm"))
+    # from SIGTERM to SIGKILL; must exceed the slowest save
+    stop_timeout_s: int = checked(300, least=1)
+    # If for this long there is no step, token or loading progress, stacks are dumped and the run is
+    # stopped.
+    hang_timeout_s: int = checked(1200, least=1)
+    # restarts after a failure or a hang, from the newest complete checkpoint
+    max_restarts: int = checked(0, least=0)
+    network: Optional[Network] = None
+    shm_gb: Optional[float] = checked(None, least=0.064)  # /dev/shm of a process group
+    # host memory of a process group; empty: no limit
+    memory_gb: Optional[float] = checked(None, least=0.1)
+    infiniband: bool = False  # pass /dev/infiniband
+    # shell variables that become files in the container
+    secrets: list[str] = field(default_factory=list)
+    slurm: Slurm = field(default_factory=Slurm)
+
+    @property
+    def on_node(self) -> str:
+        """Return what starts processes on a node: under runtime=slurm, the inner runtime."""
+        return self.slurm.inner.name if self.name == "slurm" else self.name

@@ -5,7 +5,7 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from launch.schema.checked import checked
+from launch.schema.checked import REGEX, checked
 from launch.schema.data import LrScaling, Selection
 from launch.schema.enums import Head, Reference, Rows, Use
 
@@ -69,7 +69,8 @@ class Method(Properties):
     rewards: dict[str, float] = field(default_factory=dict)  # reward name or dotted path -> weight
     # each of these rewards runs only if the one before it gave 1; otherwise it is 0
     reward_chain: list[str] = field(default_factory=list)
-    reward_pattern: Optional[str] = None  # for reward `regex`, if rows have no column `pattern`
+    # for reward `regex`, if rows have no column `pattern`
+    reward_pattern: Optional[str] = checked(None, text=REGEX)
     # run the user's reward functions, too, in a process next to the rank; false: in the rank, for a
     # function that needs its GPU
     reward_confined: bool = True

@@ -26,8 +26,9 @@ from launch.machine import placement
 from launch.machine.detect import Host
 from launch.plan import balance
 from launch.plan.planning import prepare
-from launch.rules.check import SEARCH, check_given
+from launch.rules.check import check_given
 from launch.rules.topology import longest
+from launch.rules.unread import FIND
 from launch.schema import Config, Topology
 from launch.schema.enums import Find, Preflight, Vendor
 from launch.schema.plan import Memory, Plan
@@ -287,8 +288,8 @@ def _plan(command: Request, host: Host) -> Memory:
 def search(config: Config, command: Request, host: Host) -> tuple[Request, dict[str, Any]]:
     """Return the command to plan, and the result of the search. Raises UserError, HostError."""
     find = f"find={config.find.value}"
-    if SEARCH.applies(config):  # check this first, since a search takes seconds
-        raise UserError(SEARCH.refusal(config))
+    if FIND.applies(config):  # check this first, since a search takes seconds
+        raise UserError(FIND.refusal(config))
     if config.smoke:
         raise UserError(f"{find} with smoke=true: everything fits. Leave one of them out.")
     if config.effective_batch and ACCUMULATION in command.keys:

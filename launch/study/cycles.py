@@ -58,11 +58,10 @@ def expand(
     # The same for its last evaluation, with the phase whose model it measured.
     evaluated: dict[str, tuple[str, str | None]] = {}
     for phase in phases:
-        phase_rules.check_taken(phase, models, samples)
-        phase_rules.check_results(phase, models, evaluated)
         config = compose(phase)
         method = config.method
-        phase_rules.check_used(phase, method)
+        phase_rules.check_sources(phase, method, models, samples)
+        phase_rules.check_results(phase, models, evaluated)
         name, model_from = phase.name, phase.model_from and models[phase.model_from]
         if method.has_cycles:
             if phase.results_from is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -29,9 +30,10 @@ from launch.plan.check_files import check_files
 from launch.plan.chosen import with_choices
 from launch.plan.planning import make_plan, prepare
 from launch.plan.views import outside, pipeline_json, shared_warnings
-from launch.rules.check import NAME
 from launch.rules.phases import check_phases
+from launch.rules.values import check_value
 from launch.schema import Config, Data, Phase
+from launch.schema.checked import NAME
 from launch.schema.data import Curriculum
 from launch.schema.enums import Find, Format, Init, Mode
 from launch.schema.plan import Plan
@@ -125,8 +127,7 @@ def make_plans(
     `composer` holds compositions made before. `kept` maps phases to their directories in an earlier
     run, in addition to those that `run_dir` links to.
     """
-    if NAME.applies(config):  # the other rules check phases, each of which has its own name
-        raise UserError(NAME.refusal(config))
+    check_value("name", config.name, NAME)  # each phase, which is checked later, has its own
     check_phases(config.phases)
     composer = composer or _Composer(request)
 
@@ -267,33 +268,12 @@ def _run_phases(
 ) -> int:
     """Run the phases that are not done, and return the exit code.
 
-    `images` is what check_host returned for each phase. `stopping` receives signals. `planned`
-    plans again after an evaluation that may choose a cycle of RAFT.
+    `images` is what check_host returned for each phase. `planned` plans again after an evaluation.
     """
-    fixed = {
-        "schema": 1,
-        "run_id": run_dir.name,
-        "overrides": list(request),
-        "composition": composition(config),
-        "composition_hash": composition_hash(config),
-        "data": given_data(run_dir, list(plans.values())),
-    }
     ended: dict[str, Any] = {}
-
-    def write(status: str, exit_code: int | None) -> None:
-        choices = [plan.chosen.choice for plan in plans.values() if plan.chosen]
-        # by the name of the phase of method=raft, `raft` if alone
-        chosen = {c.raft or "raft": c.record(_folders(plans)) for c in choices if c.is_made}
-        phases = {"phases": _folders(plans), "chosen": chosen}
-        content = {**fixed, **phases, "status": status, "exit_code": exit_code}
-        json_files.write_json(run_dir / "record.json", sealed.seal(content))
-
-    def print_end(exit_code: int) -> None:
-        if config.format == Format.json:
-            content = {"run_dir": str(run_dir), "exit_code": exit_code, "phases": ended}
-            print(json.dumps(content, indent=1))
-
-    write("running", None)
+    data = given_data(run_dir, list(plans.values()))
+    write = functools.partial(_write_record, config, request, run_dir, data)
+    write(plans, "running", None)
     exit_code = EXIT_DONE
     for phase in plans:  # choosing a cycle replaces the plans, but not their names
         plan = plans[phase]
@@ -304,33 +284,64 @@ def _run_phases(
             show.say(config, f"{plan.name}: done already")
             continue
         if stopping:
-            exit_code = EXIT_INTERRUPTED
-            name = run_dir.parent.name
+            exit_code, name = EXIT_INTERRUPTED, run_dir.parent.name
             show.say(config, f"{name}: interrupted before phase {phase}; the same command resumes")
             break
         model = plan.config.model.path or plan.config.model.name
         show.say(config, f"\nphase {plan.run_dir.name}: {plan.config.method.name} of {model}")
         try:
             with _named(phase):
-                image, parent = images[phase], run_dir.name
-                exit_code = execute(plan, host, image, parent=parent, stopping=stopping)
+                exit_code = execute(plan, host, images[phase], run_dir.name, stopping)
             ended[phase] = show.end_json(plan, exit_code)
             show.say_end(config, plan, exit_code)
             if exit_code != EXIT_DONE:
                 break
             if plan.chosen and plan.config.method.measures_model:
                 plans = planned()
-                write("running", None)
+                write(plans, "running", None)
         except (UserError, HostError) as error:  # planning again may find that a data file is gone
-            write("failed", error.exit_code)
-            print_end(error.exit_code)
+            write(plans, "failed", error.exit_code)
+            _print_end(config, run_dir, error.exit_code, ended)
             raise
-    write(STATUS.get(exit_code, "failed"), exit_code)
+    write(plans, STATUS.get(exit_code, "failed"), exit_code)
     if exit_code == EXIT_DONE:
         ran = [plan for plan in plans.values() if not plan.is_left_out]
         show.say(config, phase_curves.show_all(run_dir, ran))
-    print_end(exit_code)
+    _print_end(config, run_dir, exit_code, ended)
     return exit_code
+
+
+def _print_end(config: Config, run_dir: Path, exit_code: int, ended: dict[str, Any]) -> None:
+    if config.format == Format.json:
+        content = {"run_dir": str(run_dir), "exit_code": exit_code, "phases": ended}
+        print(json.dumps(content, indent=1))
+
+
+def _write_record(
+    config: Config,
+    request: Request,
+    run_dir: Path,
+    data: dict[str, Any],
+    plans: dict[str, Plan],
+    status: str,
+    exit_code: int | None,
+) -> None:
+    choices = [plan.chosen.choice for plan in plans.values() if plan.chosen]
+    # by the name of the phase of method=raft, `raft` if alone
+    chosen = {c.raft or "raft": c.record(_folders(plans)) for c in choices if c.is_made}
+    content = {
+        "schema": 1,
+        "run_id": run_dir.name,
+        "overrides": list(request),
+        "composition": composition(config),
+        "composition_hash": composition_hash(config),
+        "data": data,
+        "phases": _folders(plans),
+        "chosen": chosen,
+        "status": status,
+        "exit_code": exit_code,
+    }
+    json_files.write_json(run_dir / "record.json", sealed.seal(content))
 
 
 def _folders(plans: dict[str, Plan]) -> dict[str, str]:

@@ -58,8 +58,9 @@ def expected(hardware: str, method: str, precision: str, topology: str) -> set[s
         and method != "evaluate",
         "nf4_colocate": precision == "nf4" and topology == "colocate" and method != "evaluate",
         "fp8_zero3": precision == "fp8" and topology == "zero3" and method != "evaluate",
-        "topology_of_method": method == "evaluate" and topology not in ("single", "ddp"),
-        "split_is_for_grpo": topology in ("split", "colocate") and method in ("sft", "dpo"),
+        "topology_of_method": topology not in ("single", "ddp")
+        if method == "evaluate"
+        else topology in ("split", "colocate") and method in ("sft", "dpo"),
         "vllm": topology in ("split", "colocate") and method == "grpo" and not vllm,
     }
     return {name for name, holds in reasons.items() if holds}

@@ -5,6 +5,7 @@ Also check what CONTRIBUTING quotes of the code, and the targets and files that 
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -57,14 +58,20 @@ def commands(program: str = "launch/run.py") -> list[str]:
 
 
 def plans() -> list[str]:
-    """Return one command of each kind: the others have another number, or name a default."""
-    chosen: dict[tuple[str, ...], str] = {}
+    """Return commands that hold every pair of overrides, apart from numbers and defaults."""
+    kinds: dict[frozenset[str], str] = {}
     for text in commands():
         words = {NUMBERS.sub(r"\1=N", word) for word in shlex.split(text)} - {"mode=plan"}
         if not any(word.startswith("experiment=") for word in words):
             words -= DEFAULTS
-        chosen.setdefault(tuple(sorted(words)), text)
-    return sorted(chosen.values())
+        kinds.setdefault(frozenset(words), text)
+    chosen, pairs = [], set()
+    for words in sorted(kinds, key=lambda words: (-len(words), sorted(words))):
+        new = {*itertools.combinations_with_replacement(sorted(words), 2)} - pairs
+        if new or not words:
+            chosen.append(kinds[words])
+            pairs |= new
+    return sorted(chosen)
 
 
 def test_there_are_many():

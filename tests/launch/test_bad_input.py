@@ -91,7 +91,7 @@ MISTAKES = {
         "tensor- and pipeline-parallel training is not offered",
         "topology=fsdp",
     ],
-    ("topology.tensor_parallel=2",): ["topology.tensor_parallel=1", "topology=fsdp"],
+    ("topology.tensor_parallel=2",): ["topology.tensor_parallel=2", "Use: 1."],
     ("hardware=mi210", "precision=fp8", "mode=plan"): [
         "precision=fp8 on mi210",
         "gfx90a has no fp8",
@@ -225,7 +225,7 @@ MISTAKES = {
     ],
     ("method.args.learning_rate=nan",): ["method.args.learning_rate=nan: ", "finite"],
     ("model.path=",): ["model.path=: an empty path", "null"],
-    ("name=" + "n" * 300,): ["it names a directory", "at most 100"],
+    ("name=" + "n" * 300,): ["name=nnn", "at most 100"],
     ("seed=${no_such}",): ["seed: Interpolation key 'no_such' not found"],
     ("data.tasks=[{nam: x}]",): [
         "data.tasks: Key 'nam' not in 'Task'. Did you mean name?",

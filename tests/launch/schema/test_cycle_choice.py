@@ -20,7 +20,7 @@ from launch.plan import rundir, sealed
 from launch.plan.export_files import check_not_a_run
 from launch.schema.cycle_choice import choose
 from launch.schema.data import Selection
-from launch.study import phase_curves, pipeline
+from launch.study import pipeline
 from launch.study.trials import figures
 from tests.helpers import report_reader
 from tests.helpers.report_examples import a_pipeline
@@ -202,30 +202,11 @@ def test_a_kill_between_an_evaluation_and_the_choice(tmp_path, accuracies):
     assert taken(run_dir, "dpo")["model"] == "4_raft_cycle1_train"
 
 
-def test_a_raft_by_itself(tmp_path, accuracies, capsys):
-    accuracies |= after("", 0.5, 0.9, 0.8, 0.7)
-    _, run_dir = run(tmp_path, WHOLE)
-    assert kept(run_dir)["chosen"]["raft"]["model"].endswith("_cycle1_train")
-    assert figures(run_dir)["accuracy"] == 0.9, "what a sweep compares"
-    page = report_reader.made(run_dir).text
-    assert "cycle chosen, raft 1 of 3, held-out accuracy 90.0%" in page
-
-
 def test_the_plan_warns_of_what_it_cannot_know(launch):
     done = launch(*WHOLE, "method.selection.patience=2", "mode=plan")
     assert done.code == 0, done.err
     words = " ".join(done.out.split())
     assert re.search(r"cycle3_train: method\.selection\.metric=accuracy: .* after 2 in", words)
-
-
-def test_one_raft_is_summed_up_in_one_line(tmp_path, accuracies):
-    accuracies |= after("", 0.5, 0.6, 0.7, 0.8)
-    _, run_dir = run(tmp_path, WHOLE)
-    arguments = [*WHOLE, f"run_root={tmp_path}"]
-    plans = pipeline.make_plans(
-        compose(arguments), Request(arguments), pipeline.detect.host("python"), run_dir
-    )
-    assert phase_curves.show_all(run_dir, list(plans.values())).count("is the result") == 1
 
 
 def test_what_is_no_longer_there_when_a_choice_is_made_fails_the_pipeline(tmp_path, accuracies):

@@ -247,7 +247,7 @@ def test_a_phase_trains_on_samples_that_one_before_it_leaves():
         "1_a/scored.jsonl",
         2,
     )
-    with pytest.raises(UserError, match="data_from=a of b: that phase leaves no samples"):
+    with pytest.raises(UserError, match="data_from=a of b: that phase leaves none"):
         of_phases("sft")
 
 
@@ -327,11 +327,11 @@ def test_an_export_quotes_an_evaluation_of_its_model(launch):
     [
         (
             exporting("sft", "sft"),
-            ["results_from=sft of out names no evaluation before it", "Evaluations before: asked"],
+            ["results_from=sft of out is not an evaluation", "Evaluations before it: asked"],
         ),
         (
             exporting("more", "asked"),
-            ["results_from=asked of out measured the model of sft, and not that of more"],
+            ["results_from=asked of out is not an evaluation of the model of more"],
         ),
         (
             exporting("sft", "asked", "method=raft"),

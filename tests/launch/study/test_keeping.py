@@ -252,16 +252,6 @@ def test_data_that_changed_ends_what_is_kept(begin, tmp_path):
     assert f"more: {rows} has changed" in out
 
 
-def test_what_keeps_nothing_says_of_which_run_and_why(begin):
-    _, first, _ = begin(THREE)
-    started, _, out = begin(
-        THREE, "seed=3", "data.seed=4", "data.num_train=48", "data.num_heldout=8"
-    )
-    assert started == FOLDERS
-    assert f"Keeps nothing of {first}: sft.data.num_heldout: " in out
-    assert "; and 1 more." in out
-
-
 def test_the_plan_says_what_is_kept_and_makes_nothing(begin, tmp_path, capsys):
     _, first, _ = begin(THREE)
     changed, there = [*THREE[:2], LAST % 1e-5], sorted(tmp_path.rglob("*"))

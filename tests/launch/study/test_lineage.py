@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.study.lineage import Phase, cycles, gains, lines, parents, steps_before
+from launch.study.lineage import Phase, cycles, gains, lines, steps_before
 
 RUN = Path("/runs/p/20261122-101500-abc")
 
@@ -76,10 +76,6 @@ def test_a_training_that_was_not_evaluated_is_passed_over_and_other_problems_are
         None,
         None,
     )
-
-
-def test_a_model_of_another_pipeline_is_no_phase_here():
-    assert parents([phase("1_sft"), Phase(RUN / "2_b", "/runs/other/1_sft/model")])["2_b"] is None
 
 
 def test_phases_that_say_they_took_from_one_another_end():

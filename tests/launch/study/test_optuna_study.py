@@ -105,19 +105,6 @@ def test_lists_are_tried_whole_and_once(tmp_path):
     ]
 
 
-def test_lists_are_tried_whole_also_after_fewer_trials_that_were_the_same(tmp_path):
-    given = {"seed": Parameter(key="seed", values=[0, 1, 2])}
-    fewer = Search(sweep(num_trials=2, **given), 0, tmp_path)
-    while trial := fewer.next():
-        finish(fewer, trial, 1.0)
-    assert [trial.varied for trial in fewer.known] == [["seed=1"], ["seed=1"]]
-    more = Search(sweep(num_trials=3, **given), 0, tmp_path)
-    while trial := more.next():
-        finish(more, trial, 1.0)
-    assert {trial.varied[0] for trial in more.known} == {"seed=0", "seed=1", "seed=2"}
-    assert len(more.known) == more.total == 4
-
-
 def test_a_preview_writes_nothing_and_tells_what_will_be_asked(tmp_path):
     assert not list(tmp_path.iterdir())
     seen = preview(sweep(), 0, tmp_path).next().varied

@@ -34,25 +34,25 @@ def plans(*overrides):
 
 
 ODD = {
-    "{name: ''}": ["number 1 has an empty name"],
-    "{name: a/b}": ["name=a/b names a directory"],
-    "{name: a}, {name: a}": ["two are called a"],
-    "{name: a, model_from: a}": ["model_from=a of a is that phase itself", "before it: none"],
+    "{name: ''}": ["phases: name=: not allowed"],
+    "{name: a/b}": ["name=a/b: not allowed"],
+    "{name: a}, {name: a}": ["two are named a"],
+    "{name: a, model_from: a}": ["model_from=a of a comes after it", "before it: none"],
     "{name: a, model_from: b}, {name: b}": ["model_from=b of a comes after it"],
     "{name: first}, {name: b, model_from: frist}": [
         "model_from=frist of b names no phase. Did you mean first? Phases before it: first"
     ],
     "{name: a}, {name: b, data_from: a}": [
-        "data_from=a of b: that phase leaves no samples",
-        "or raft: none",
+        "data_from=a of b: that phase leaves none",
+        "that do: none",
     ],
     "{name: a}, {name: e, model_from: a, overrides: ['method=evaluate']},"
     " {name: b, model_from: e}": [
-        "model_from=e of b: that phase trains no model",
+        "model_from=e of b: that phase leaves none",
         "that do: a.",
     ],
     "{name: a, overrides: ['save_model=false']}, {name: b, model_from: a}": [
-        "model_from=a of b: that phase trains no model"
+        "model_from=a of b: that phase leaves none"
     ],
     "{name: a, overrides: ['method=raft']}, {name: a_cycle1_train}": [
         "a_cycle1_train is also the name of a phase that method=raft makes"
@@ -75,11 +75,11 @@ ODD = {
     " {name: b, data_from: a, overrides: ['data.path=/x']}": ["data_from=a decides it"],
     "{name: a, overrides: ['method=sample']},"
     " {name: b, data_from: a, overrides: ['method=raft']}": [
-        "data_from=a of b: method=raft trains on no samples of another phase",
+        "data_from=a of b: method=raft does not read it",
         "sft, dpo or grpo",
     ],
     "{name: a}, {name: b, model_from: a, overrides: ['method=bench/gemm']}": [
-        "model_from=a of b: method=bench/gemm reads no model"
+        "model_from=a of b: method=bench/gemm does not read it"
     ],
     "{name: a, nme: b}": ["phases: Key 'nme' not in 'Phase'. Did you mean name?"],
 }
@@ -101,7 +101,7 @@ def test_phases_of_odd_shape(launch, phases, said):
 def test_a_pipeline_leaves_its_run_root_by_no_name(launch, tmp_path, name, given):
     done = launch(*given, f"name={name}", f"run_root={tmp_path}/inner", "mode=plan")
     assert done.code == 2
-    assert f"name={name}: it names a directory. Use: letters, digits" in done.err
+    assert f"name={name}: not allowed. Use: letters, digits" in done.err
     assert list(tmp_path.iterdir()) == []
 
 
