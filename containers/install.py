@@ -231,14 +231,6 @@ class Environment(NamedTuple):
     folder: Path
     pip: tuple[str, ...]
 
-    @property
-    def python(self) -> Path:
-        return self.folder / "bin" / "python"
-
-    @property
-    def site(self) -> Path:
-        return site_of(self.folder)
-
 
 def site_of(environment: Path) -> Path:
     return environment / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
@@ -249,22 +241,16 @@ def make_environment(folder: Path) -> Environment:
 
     Raises Refused if the base has neither.
     """
-    own_pip = importlib.util.find_spec("ensurepip") is not None
-    if not own_pip and importlib.util.find_spec("pip") is None:
-        raise Refused(
-            "the base's python3 has neither ensurepip nor pip: nothing can be installed (Debian, "
-            "Ubuntu: apt-get install python3-venv)",
-            3,
-        )
-    without = [] if own_pip else ["--without-pip"]
+    find = importlib.util.find_spec
+    base_pip = find("ensurepip") is None and find("pip") is not None
+    without = ["--without-pip"] if base_pip else []
     status, output = run([sys.executable, "-m", "venv", *without, str(folder)])
     if status:
         raise Refused(f"the base's python3 cannot make an environment:\n{output}", 3)
     python = str(folder / "bin" / "python")
-    pip = (python, "-m", "pip") if own_pip else (sys.executable, "-m", "pip", "--python", python)
-    environment = Environment(folder, pip)
-    sys.path.append(str(environment.site))  # for vendored()
-    return environment
+    pip = (sys.executable, "-m", "pip", "--python", python) if base_pip else (python, "-m", "pip")
+    sys.path.append(str(site_of(folder)))  # for vendored()
+    return Environment(folder, pip)
 
 
 def run(argv: list[str], settings: Mapping[str, str] | None = None) -> tuple[int, str]:
@@ -303,12 +289,11 @@ def pip(
 
 def failure(lock: str, output: str, code: int) -> Refused:
     """Return an error with only the reason from pip's output."""
-    at = output.find("DO NOT MATCH THE HASHES")
-    if at >= 0:
-        wrong = [line.strip() for line in output[at:].splitlines()[1:] if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    wrong = next((i for i, line in enumerate(lines) if "DO NOT MATCH THE HASHES" in line), None)
+    if wrong is not None:
         reason = "a file has another hash than the lock states, and is not used"
-        return Refused("\n".join([f"{lock}: {reason}:", *wrong]), 4)
-    lines = output.splitlines()
+        return Refused("\n".join([f"{lock}: {reason}:", *lines[wrong + 1 :]]), 4)
     errors = [line for line in lines if line.startswith("ERROR:")] or lines[-3:]
     return Refused("\n".join([f"{lock}: pip failed:", *errors]), code)
 
@@ -388,13 +373,14 @@ def install() -> None:
         pins = refuse_conflicts(applicable(read_lock(file, name)), base)
         if pins:
             install_pins(environment, name, pins, HERE / "wheels", "--constraint", str(constraints))
+    site = site_of(environment.folder)
     # Do this last, so that pip neither takes the base's packages for ours nor removes them.
     lines = [f"import site; site.addsitedir({path!r})\n" for path in below]
-    (environment.site / "base.pth").write_text("".join(lines), encoding="utf-8")
-    ours = held([str(environment.site)])
+    (site / "base.pth").write_text("".join(lines), encoding="utf-8")
+    ours = held([str(site)])
     if "pycosat" not in ours:
-        (environment.site / "pycosat.py").write_text(PYCOSAT.format(NOT_IN_IMAGE), encoding="utf-8")
-    status, output = run([str(environment.python), "-B", str(HERE / "install.py"), "check"])
+        (site / "pycosat.py").write_text(PYCOSAT.format(NOT_IN_IMAGE), encoding="utf-8")
+    status, output = run([str(OVERLAY / "bin/python"), "-B", str(HERE / "install.py"), "check"])
     if status:
         raise Refused(output.strip().removeprefix("error: "), status)
     write_constraints(constraints, {**base, **guarded(ours)})
@@ -412,14 +398,11 @@ def write_constraints(file: Path, packages: Mapping[str, str]) -> None:
 def check() -> None:
     site = site_of(Path(sys.prefix))
     ours, everything = held([str(site)]), distributions(sys.path)
-    hidden = shadowed(ours, everything)
-    if hidden:
-        remedy = "Choose a base that leaves PYTHONPATH alone, or one that holds what the locks pin."
-        raise Refused("\n".join([*hidden, remedy]))
-    lacking = unmet(ours, everything, ["pycosat"] if (site / "pycosat.py").is_file() else [])
-    if lacking:
+    stood_in = ["pycosat"] if (site / "pycosat.py").is_file() else []
+    problems = shadowed(ours, everything) or unmet(ours, everything, stood_in)
+    if problems:
         remedy = "Lock what is missing, in the version that is needed, or choose another base."
-        raise Refused("\n".join([*lacking, remedy]))
+        raise Refused("\n".join([*problems, remedy]))
     print(
         f"{len(ours)} packages in the overlay, {len(everything)} in all: the overlay's "
         "requirements are met"

@@ -14,7 +14,7 @@ import pytest
 
 from containers import engine, images, probe, push, verify
 from containers.fetch import BuildFailed
-from launch.core.errors import HostError, UserError
+from launch.core.errors import UserError
 from tests.helpers.build_examples import DIGEST, FOUND, IMAGE, OPEN
 
 ROOT = Path(__file__).parents[2]
@@ -97,21 +97,10 @@ def test_only_python_may_differ_and_only_on_a_base_of_ones_own():
         verify.refuse_lies(OPEN, {**FOUND, "torch": "2.12.0"}, base_replaced=True)
 
 
-def test_the_summary_names_what_is_there():
-    assert verify.summary(FOUND) == (
-        "python 3.12.3, torch 2.13.0+rocm7.2, hip 7.2.53211, vllm 0.31.0+rocm723, trl 1.16.0, rccl "
-        "2.27.9, gfx90a gfx942 gfx950"
-    )
-    assert verify.summary({"python": "3.12.3", "torch": None, "gfx": []}) == "python 3.12.3"
-
-
-@pytest.mark.parametrize("answer", [(1, ["Traceback", "ModuleNotFoundError: x"]), (0, [])])
-def test_an_image_that_cannot_be_asked(answer, monkeypatch):
-    monkeypatch.setattr(engine, "run", lambda *_, **__: answer)
+def test_an_image_whose_probe_fails_is_a_failed_build(monkeypatch):
+    monkeypatch.setattr(engine, "run", lambda *_, **__: (1, ["ModuleNotFoundError: x"]))
     client = SimpleNamespace(api=SimpleNamespace(create_host_config=lambda **_: {}))
-    with pytest.raises(
-        BuildFailed, match=f"cannot say what it holds: .*probe.py ended with {answer[0]}"
-    ):
+    with pytest.raises(BuildFailed, match=r"(?s)probe.py ended with 1.*ModuleNotFoundError: x"):
         verify.probe(client, "sha256:id")
 
 
@@ -163,19 +152,6 @@ def test_the_probe_prints_one_line_of_this_environment():
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
-def test_the_probe_without_torch(monkeypatch):
-    monkeypatch.setattr(probe.importlib.util, "find_spec", lambda name: None)
-    assert probe.of_torch() == {
-        "torch": None,
-        "hip": None,
-        "cuda": None,
-        "rocm": None,
-        "gfx": [],
-        "rccl": None,
-    }
-    assert probe.version("no-such-package") is None
-
-
 # ---- The digest in the lock
 
 LOCK = """# Reasons.
@@ -186,7 +162,7 @@ images:
     base: a:1   # why
     pushed: unbuilt   # nobody has
   first_and_more:
-    base: pushed: no
+    base: "pushed: no"
     pushed: unbuilt
 """
 
@@ -198,27 +174,13 @@ images:
         ("first_and_more", "    pushed: x/first@d\n"),
     ],
 )
-def test_one_line_of_the_lock_changes(name, line):
-    new = push.with_pushed(LOCK, name, "x/first@d")
-    changed = [
-        (a, b)
-        for a, b in zip(LOCK.splitlines(keepends=True), new.splitlines(keepends=True), strict=True)
-        if a != b
-    ]
-    assert [after for _, after in changed] == [line]
-    assert push.with_pushed(new, name, "x/first@d") == new
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        LOCK.replace("first", "second"),
-        "images: {first: {pushed: unbuilt}}\n",
-        "images:\n  first:\n    base: x\n",
-    ],
-)
-def test_a_lock_without_such_a_line_is_left_alone(text):
-    assert push.with_pushed(text, "first", "x") is None
+def test_one_line_of_the_lock_changes(tmp_path, name, line):
+    lock = tmp_path / "images.lock.yaml"
+    lock.write_text(LOCK)
+    assert push.write_pushed(lock, name, "x/first@d")
+    assert not push.write_pushed(lock, name, "x/first@d")
+    before, after = LOCK.splitlines(keepends=True), lock.read_text().splitlines(keepends=True)
+    assert [new for old, new in zip(before, after, strict=True) if old != new] == [line]
 
 
 def test_the_real_lock_takes_the_digest_of_each_image(tmp_path):
@@ -241,16 +203,6 @@ def test_the_real_lock_takes_the_digest_of_each_image(tmp_path):
 def test_a_lock_that_cannot_be_edited_says_what_to_write(tmp_path):
     lock = tmp_path / "images.lock.yaml"
     lock.write_text("images: {first: {pushed: unbuilt}}\n")
-    with pytest.raises(
-        UserError,
-        match=f"images.first has no line of its own `pushed: ...`. Write there: pushed: x@{DIGEST}",
-    ):
+    with pytest.raises(UserError, match=rf"pushed: x@{DIGEST}"):
         push.write_pushed(lock, "first", f"x@{DIGEST}")
     assert lock.read_text() == "images: {first: {pushed: unbuilt}}\n"
-
-
-def test_a_registry_that_states_no_digest():
-    api = SimpleNamespace(tag=lambda *_: True, push=lambda *_, **__: iter([{"status": "Pushed"}]))
-    client = SimpleNamespace(api=api, images=SimpleNamespace(get=lambda reference: reference))
-    with pytest.raises(HostError, match="stated no digest for it"):
-        push.push(client, IMAGE, "example.com", print)
