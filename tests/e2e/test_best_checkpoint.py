@@ -14,13 +14,10 @@ from launch.reports import series
 from recipes.training import checkpoint, training
 from tests.e2e.test_resume import computed, run
 
-BEST = [
-    "method.selection.metric=eval_loss",
-    "data.num_train=16",
-    "data.num_heldout=32",
-    "method.args.learning_rate=0.01",
-    "method.args.warmup_steps=4",
-]
+BEST = """
+method.selection.metric=eval_loss data.num_train=16 data.num_heldout=32
+method.args.learning_rate=0.01 method.args.warmup_steps=4
+""".split()
 LENGTH = ["method.args.max_steps=24", "method.args.save_steps=2", "method.args.save_total_limit=1"]
 BY_REWARD = ["method.selection.metric=eval_reward", "data.num_heldout=12"]
 EARLY = ["method.selection.patience=2"]

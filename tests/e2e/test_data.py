@@ -101,13 +101,9 @@ def test_a_model_sees_the_tools_it_is_to_call(launch, tmp_path, method):
         )
         rows.append(given | {"tools": [{"name": "f"}], "chat_template_kwargs": {"mark": "~"}})
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    given = [
-        "hardware=cpu",
-        f"method={method}",
-        "data=jsonl",
-        "data.path=a.jsonl",
-        "data.chat_template=t.jinja",
-    ]
+    given = f"""
+        hardware=cpu method={method} data=jsonl data.path=a.jsonl data.chat_template=t.jinja
+    """.split()
     shown = launch(*given, "data.preview=2", "method.args.max_length=128")
     assert shown.code == 0, shown.err
     text = "".join(re.findall(r"^ +\d+ +\d+ (?:loss|-) +'(.*)'$", shown.out, re.MULTILINE))

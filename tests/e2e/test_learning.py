@@ -139,13 +139,12 @@ def test_every_method_has_the_same_start_and_as_many_samples(tmp_path):
     assert len({json.dumps([str(c.data), str(c.method.args)]) for c in evaluated.values()}) == 1, (
         "evaluations that cannot be compared"
     )
-    assert [source(plans, name) for name in evaluated] == [
-        "sft",
-        "raft_cycle1_train",
-        "raft_cycle2_train",
-        "grpo",
-        "dpo",
-    ]
+    assert (
+        [source(plans, name) for name in evaluated]
+        == """
+        sft raft_cycle1_train raft_cycle2_train grpo dpo
+    """.split()
+    )
 
 
 def test_every_phase_is_done_and_its_model_differs(learned):

@@ -34,14 +34,9 @@ from recipes.training import checkpoint, training
 from tests.conftest import host_with
 from tests.e2e import phases
 
-SMALL = [
-    "hardware=cpu",
-    "model=tiny",
-    "model.num_layers=1",
-    "data.num_train=48",
-    "data.num_heldout=8",
-    "tracking=none",
-]
+SMALL = """
+hardware=cpu model=tiny model.num_layers=1 data.num_train=48 data.num_heldout=8 tracking=none
+""".split()
 RAFT = [
     *SMALL,
     "method=raft",

@@ -27,14 +27,9 @@ from recipes.sft import sft
 from recipes.training import checkpoint, training
 
 WORK = {"sft": sft, "dpo": dpo, "grpo": grpo, "evaluate": evaluate}
-SMALL = [
-    "hardware=cpu",
-    "model=tiny",
-    "model.num_layers=1",
-    "data.num_train=64",
-    "data.num_heldout=8",
-    "tracking=none",
-]
+SMALL = """
+hardware=cpu model=tiny model.num_layers=1 data.num_train=64 data.num_heldout=8 tracking=none
+""".split()
 STEPS = [
     "method.args.max_steps=4",
     "method.args.save_steps=2",

@@ -23,13 +23,10 @@ from tests.e2e.test_raft import Killed, dying
 from tests.e2e.test_resume import configure, run
 
 # Five batches; drawn samples, which the seed of each batch decides, of random weights.
-ASKED = [
-    "method.args.batch_size=2",
-    "method.args.max_new_tokens=3",
-    "method.args.temperature=1",
-    "method.args.samples_per_prompt=2",
-    "data.num_heldout=9",
-]
+ASKED = """
+method.args.batch_size=2 method.args.max_new_tokens=3 method.args.temperature=1
+method.args.samples_per_prompt=2 data.num_heldout=9
+""".split()
 TWO = ["topology=ddp", "topology.num_gpus=2"]
 DIVERGES = ["method.args.learning_rate=1e30", "method.args.max_steps=20"]
 

@@ -48,7 +48,6 @@ STARTS_WITHIN_S = 20
 WITH_ENGINE = {
     "test_docker_runs.py",
     "test_image_build.py",
-    "test_image_refusals.py",
     "test_image_secrets.py",
     "test_sandbox.py",
 }
