@@ -369,53 +369,43 @@ def home() -> Iterator[Path]:
         yield Path(folder)
 
 
+def can(identity: dict, test: str, path: Path) -> bool:
+    return subprocess.run(["/usr/bin/test", test, str(path)], **identity).returncode == 0
+
+
+def python_of(identity: dict, root: Path = ROOT) -> str:
+    """Return a Python of this version that the user may run; root's own may be in root's home."""
+    version = "python{}.{}".format(*sys.version_info[:2])
+    system = shutil.which(version, path="/usr/bin:/usr/local/bin")
+    pythons = [str(root / ".venv/bin/python"), *filter(None, [system])]
+    return next(python for python in pythons if can(identity, "-x", Path(python)))
+
+
 def as_somebody(
     home: Path, *arguments: str, groups: list[int], **environ: str
 ) -> subprocess.CompletedProcess:
     """Run build.py as a user who is not root."""
-    identity, python = {}, sys.executable
+    identity = {}
     if os.getuid() == 0:
         identity = {"user": UID, "group": UID, "extra_groups": groups}
         for path in (home, *home.iterdir()):
             os.chown(path, UID, UID)
-        # The environment's own python may stand in root's home.
-        version = "python{}.{}".format(*sys.version_info[:2])
-        python = next(
-            p
-            for p in (sys.executable, shutil.which(version, path="/usr/bin:/usr/local/bin"))
-            if p and runs(p, identity)
-        )
-    packages = next(path for path in sys.path if path.endswith("site-packages"))
     env = {k: v for k, v in os.environ.items() if k != "XDG_CACHE_HOME"}
     env |= {
         "HOME": str(home),
         "COLUMNS": "200",
-        "PYTHONPATH": packages,
+        "PYTHONPATH": next(path for path in sys.path if path.endswith("site-packages")),
         "PYTHONDONTWRITEBYTECODE": "1",
         **environ,
     }
     return subprocess.run(
-        [python, BUILD[1], *arguments],
+        [python_of(identity), BUILD[1], *arguments],
         env=env,
         cwd=home,
         capture_output=True,
         text=True,
         **identity,
     )
-
-
-def runs(python: str, identity: dict) -> bool:
-    try:
-        return (
-            subprocess.run(
-                [python, "-c", f"open({str(ROOT / 'README.md')!r})"],
-                capture_output=True,
-                **identity,
-            ).returncode
-            == 0
-        )
-    except OSError:
-        return False
 
 
 # ---- What an engine sends, as a file

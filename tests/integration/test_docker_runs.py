@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -27,9 +28,9 @@ import pytest
 from containers.images import LABEL
 from launch.core import json_files
 from tests.conftest import ROOT
+from tests.integration.conftest import UID, can, python_of
 
 pytestmark = pytest.mark.integration
-UID = 12345  # unused: a user without a name, a home or a password
 SMOKE = ["runtime=docker", "container=cpu", "smoke=true"]
 # Longer than any test waits.
 LONG = """
@@ -51,8 +52,9 @@ class Caller:
             self.identity = {"user": UID, "group": UID, "extra_groups": groups}
             for folder in (home, cache):
                 os.chown(folder, UID, UID)
-        self.root = ROOT if self.can("-r", ROOT / "README.md") else self.bind_mounted()
-        self.python = self.launcher_python()
+        readable = can(self.identity, "-r", ROOT / "README.md")
+        self.root = ROOT if readable else self.bind_mounted()
+        self.python = python_of(self.identity, self.root)
         keep = {k: v for k, v in os.environ.items() if k not in ("XDG_RUNTIME_DIR", "HF_HOME")}
         self.env = {
             **keep,
@@ -64,27 +66,12 @@ class Caller:
         site = next(path for path in sys.path if path.endswith("site-packages"))
         self.env["PYTHONPATH"] = site.replace(str(ROOT), str(self.root))
 
-    def can(self, test: str, path: Path) -> bool:
-        return subprocess.run(["/usr/bin/test", test, str(path)], **self.identity).returncode == 0
-
     def bind_mounted(self) -> Path:
         """Mount the repository where the user can read it, even if its own folder is closed."""
         root = self.home.with_name(f"{self.home.name}-repository")
         root.mkdir()
         subprocess.run(["mount", "--bind", str(ROOT), str(root)], check=True)
         return root
-
-    def launcher_python(self) -> str:
-        """Return a Python of this version that the user may run.
-
-        The environment's own may be in root's home.
-        """
-        version = "python{}.{}".format(*sys.version_info[:2])
-        system = shutil.which(version, path="/usr/bin:/usr/local/bin")
-        for python in filter(None, (self.root / ".venv/bin/python", system)):
-            if self.can("-x", Path(python)):
-                return str(python)
-        return pytest.fail(f"no {version} for the caller")
 
     def leave(self) -> None:
         if self.root != ROOT:
@@ -106,19 +93,29 @@ class Caller:
             **self.identity,
         )
 
-    @contextmanager
-    def running(self, *overrides: str, **env: str) -> Iterator[subprocess.Popen]:
-        """Start a launcher in the background; kill it and remove its container afterwards."""
-        process = subprocess.Popen(
+    def starting(
+        self,
+        *overrides: str,
+        stdout: int = subprocess.PIPE,
+        stderr: int = subprocess.STDOUT,
+        **env: str,
+    ) -> subprocess.Popen:
+        """Start a launcher in the background."""
+        return subprocess.Popen(
             self.argv(*overrides),
             cwd=self.home,
             env={**self.env, **env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stdout=stdout,
+            stderr=stderr,
             text=True,
             start_new_session=True,
             **self.identity,
         )
+
+    @contextmanager
+    def running(self, *overrides: str, **env: str) -> Iterator[subprocess.Popen]:
+        """Start a launcher in the background; kill it and remove its container afterwards."""
+        process = self.starting(*overrides, **env)
         try:
             yield process
         finally:
@@ -204,16 +201,8 @@ def owners(folder: Path) -> set[int]:
     return {path.lstat().st_uid for path in [folder, *folder.rglob("*")]}
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["method=sft", "runtime.network=none"],
-        ["method=grpo", "hardware=mi300x", "model=qwen3_4b", "topology=split"],
-    ],
-    ids=lambda o: o[0],
-)
-def test_smoke_run_trains_inside(caller, overrides):
-    done = caller.run(*SMOKE, *overrides)
+def test_two_processes_train_inside(caller):
+    done = caller.run(*SMOKE, "method=grpo", "hardware=mi300x", "model=qwen3_4b", "topology=split")
     assert done.returncode == 0, done.stdout + done.stderr
     run = caller.newest_run()
     result, record = (
@@ -276,31 +265,21 @@ def stop(
 
 
 @contextmanager
-def made_nodes() -> Iterator[None]:
-    """Make /dev/kfd and eight render nodes as amdgpu does, and the group `render`, as root.
-
-    They are removed afterwards.
-    """
+def device_nodes() -> Iterator[None]:
+    """Make /dev/kfd and eight render nodes as amdgpu does, and the group `render`, as root."""
     made: list[Path] = []
-    group = subprocess.run(["getent", "group", "render"], capture_output=True).returncode != 0
-    if group:
+    known = "render" in Path("/etc/group").read_text()
+    if not known:
         subprocess.run(["groupadd", "--system", "render"], check=True)
-    gid = int(
-        subprocess.run(
-            ["getent", "group", "render"], check=True, capture_output=True, text=True
-        ).stdout.split(":")[2]
-    )
     folder = Path("/dev/dri").exists()
     Path("/dev/dri").mkdir(exist_ok=True)
+    nodes = {"/dev/kfd": (511, 0)} | {f"/dev/dri/renderD{n}": (226, n) for n in range(128, 136)}
     try:
-        for path, major, minor in [
-            ("/dev/kfd", 511, 0),
-            *((f"/dev/dri/renderD{n}", 226, n) for n in range(128, 136)),
-        ]:
+        for path, (major, minor) in nodes.items():
             if not Path(path).exists():
-                subprocess.run(["mknod", path, "c", str(major), str(minor)], check=True)
+                os.mknod(path, stat.S_IFCHR | 0o660, os.makedev(major, minor))
                 made.append(Path(path))
-                os.chown(path, 0, gid)
+                shutil.chown(path, group="render")
                 Path(path).chmod(0o660)
         yield
     finally:
@@ -308,13 +287,13 @@ def made_nodes() -> Iterator[None]:
             path.unlink()
         if not folder:
             Path("/dev/dri").rmdir()
-        if group:
+        if not known:
             subprocess.run(["groupdel", "render"], check=True)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="device nodes are made by root only")
 def test_only_the_chosen_gpu_is_inside(caller, engine):
-    with made_nodes():
+    with device_nodes():
         # One of these groups has just been made.
         caller.identity["extra_groups"] = [*caller.identity["extra_groups"], *_gpu_gids()]
         long = ["hardware=mi300x", "model=qwen3_4b", *SMOKE]
@@ -349,46 +328,33 @@ SENTINELS = {
 
 
 def test_secrets_reach_the_processes_and_stand_nowhere(caller, engine, cpu_image):
-    given = [
-        *SMOKE,
-        "runtime.secrets=[HF_TOKEN,WANDB_API_KEY,HTTPS_PROXY,MY_KEY,NCCL_MY_KEY]",
-        "user_env.NO_PROXY='*'",
-    ]
+    secrets = f"runtime.secrets=[{','.join(SENTINELS)}]"
+    given = [*SMOKE, "runtime.network=none", secrets, "user_env.NO_PROXY='*'"]
     with caller.running(*given, **SENTINELS) as launcher:
         container = caller.container(launcher)
         inspected = json.dumps(engine.api.inspect_container(container.id))
-        code = (
-            f"import os; print(sum(v in os.environ.values() for v in {list(SENTINELS.values())!r}))"
-        )
-        reached = container.exec_run(
-            ["python3", str(caller.root / "containers/enter.py"), "python3", "-c", code]
-        )
+        values = list(SENTINELS.values())
+        code = f"import os; print(sum(v in os.environ.values() for v in {values}))"
+        enter = ["python3", str(caller.root / "containers/enter.py"), "python3", "-c", code]
+        reached = container.exec_run(enter)
         modes = container.exec_run(["sh", "-c", "stat -c %a /run/secrets/*"]).output.split()
-        engines_files = (
-            [p for p in Path("/var/lib/docker/containers").glob(f"{container.id}/*") if p.is_file()]
-            if os.getuid() == 0
-            else []
-        )
-        engines_copy = b"".join(path.read_bytes() for path in engines_files)
+        engines_copy = b""
+        if os.getuid() == 0:
+            files = Path("/var/lib/docker/containers", container.id).glob("*")
+            engines_copy = b"".join(path.read_bytes() for path in files if path.is_file())
         output = launcher.communicate(timeout=PATIENCE_S)[0]
         assert launcher.returncode == 0, output
     assert reached.output.strip() == str(len(SENTINELS)).encode()
     assert set(modes) == {b"400"}
     run = caller.newest_run()
-    files = [
-        path
-        for folder in (caller.home, caller.cache)
-        for path in folder.rglob("*")
-        if path.is_file()
-    ]
+    paths = [*caller.home.rglob("*"), *caller.cache.rglob("*")]
+    files = [path for path in paths if path.is_file()]
     image = engine.images.get(cpu_image)
     searched = {
         "docker inspect of the container": inspected.encode(),
         "the engine's own files of the container": engines_copy,
         "the launcher's output": output.encode(),
-        "run directory, caches and home of the caller": b"".join(
-            path.read_bytes() for path in files
-        ),
+        "run directory, caches and home": b"".join(path.read_bytes() for path in files),
         "image history": json.dumps(image.history()).encode(),
         "docker inspect of the image": json.dumps(image.attrs).encode(),
         "the plan": caller.run(*given, "mode=plan", "format=json", **SENTINELS).stdout.encode(),
@@ -397,12 +363,9 @@ def test_secrets_reach_the_processes_and_stand_nowhere(caller, engine, cpu_image
         leaked = [name for name, value in SENTINELS.items() if value.encode() in content]
         assert leaked == [], f"{place} holds {leaked}"
     assert run / "record.json" in files
-    assert set(SENTINELS) <= set(json.loads((run / "record.json").read_text())["secrets"]), (
-        "by name"
-    )
-    assert not list(Path("/dev/shm").glob(f"rocm-recipes-{caller.uid}/*")), (
-        "the files are gone with the run"
-    )
+    record = json.loads((run / "record.json").read_text())
+    assert set(SENTINELS) <= set(record["secrets"]), "by name"
+    assert not list(Path("/dev/shm").glob(f"rocm-recipes-{caller.uid}/*")), "gone with the run"
 
 
 def trains(containers: list[docker.models.containers.Container]) -> bool:
@@ -410,14 +373,10 @@ def trains(containers: list[docker.models.containers.Container]) -> bool:
     return any((run_dir / "metrics.jsonl").exists() for run_dir in run_dirs)
 
 
-# When a launcher is killed: as its container is made, and in training.
-MOMENTS = {"a container": bool, "training": trains}
-
-
 def test_a_killed_launcher_leaves_nothing_after_the_next_start(caller, engine, cpu_image):
     """Foreign containers stay; the next start ends though its terminal goes away."""
     labels = {f"{LABEL}.run": str(caller.home), f"{LABEL}.process": "trainers"}
-    foreign = [
+    foreign = [  # of another name, and of another uid too
         engine.containers.run(
             cpu_image,
             ["sleep", "3600"],
@@ -425,30 +384,23 @@ def test_a_killed_launcher_leaves_nothing_after_the_next_start(caller, engine, c
             labels=labels | {f"{LABEL}.uid": str(uid)},
             init=True,
         )
-        for uid in (caller.uid, 1)  # another name, and another uid too
+        for uid in (caller.uid, 1)
     ]
-    caught = []
+    known = {container.id for container in caller.containers()}
     try:
-        for moment, has_come in MOMENTS.items():
-            known = {container.id for container in caller.containers()}
-            made = lambda known=known: [c for c in caller.containers() if c.id not in known]  # noqa: E731
-            with subprocess.Popen(
-                caller.argv(*LONG, "resume=never"),
-                cwd=caller.home,
-                env={**caller.env, **SENTINELS},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-                **caller.identity,
-            ) as launcher:
-                until(lambda: has_come(made()), launcher)  # noqa: B023
+        for is_time in (bool, trains):  # as its container is made, and in training
+            with caller.starting(*LONG, "resume=never", **SENTINELS) as launcher:
+                until(
+                    lambda: is_time([c for c in caller.containers() if c.id not in known]),  # noqa: B023
+                    launcher,
+                )
                 launcher.kill()
-            caught += [moment] if made() else []
+            left = {container.id for container in caller.containers()} - known
+            assert left, "it was killed while its container was there"
+            known |= left
         close_its_terminal(caller)
         assert {c.id for c in caller.containers()} == {foreign[0].id}
         assert not list(Path("/dev/shm").glob(f"rocm-recipes-{caller.uid}/*"))
-        assert caught == list(MOMENTS), "they were killed while their container was there"
         for container in foreign:
             container.reload()
             assert (container.status, container.attrs["RestartCount"]) == ("running", 0)
@@ -460,14 +412,7 @@ def test_a_killed_launcher_leaves_nothing_after_the_next_start(caller, engine, c
 
 def close_its_terminal(caller: Caller) -> None:
     """Close the pipe like `2>&1 | head`: the run continues, and its log is whole."""
-    with subprocess.Popen(
-        caller.argv(*SMOKE),
-        cwd=caller.home,
-        env=caller.env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        **caller.identity,
-    ) as launcher:
+    with caller.starting(*SMOKE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as launcher:
         launcher.stderr.readline()
         launcher.stderr.close()
         assert launcher.wait(timeout=PATIENCE_S) == 0
