@@ -413,7 +413,8 @@ def test_a_killed_launcher_leaves_nothing_after_the_next_start(caller, engine, c
 def close_its_terminal(caller: Caller) -> None:
     """Close the pipe like `2>&1 | head`: the run continues, and its log is whole."""
     with caller.starting(*SMOKE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as launcher:
-        launcher.stderr.readline()
+        while not launcher.stderr.readline().startswith("trainers | "):
+            assert launcher.poll() is None
         launcher.stderr.close()
         assert launcher.wait(timeout=PATIENCE_S) == 0
     run = caller.newest_run()
