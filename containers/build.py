@@ -293,7 +293,7 @@ def make(client: docker.DockerClient, request: Request, progress: Progress) -> N
             phase.result = f"{client.images.get(image_id).attrs['Size'] / 1e9:.2f} GB with its base"
         with progress.phase("probe") as phase:
             probed = verify.probe(client, image_id)
-            notes = verify.refuse_lies(image, probed, base_replaced=bool(request.base))
+            notes = verify.check_entry(image, probed, base_replaced=bool(request.base))
             phase.result = verify.summary(probed)
         # Name it only now: its labels hold what the probe reports, which the build cannot know.
         replaced = engine.find(client, image.local_reference)
@@ -351,7 +351,7 @@ def check(client: docker.DockerClient, request: Request, progress: Progress) -> 
         with progress.phase("probe") as phase:
             probed = verify.probe(client, existing.id)
             phase.result = verify.summary(probed)
-        for note in verify.refuse_lies(image, probed, base_replaced=bool(request.base)):
+        for note in verify.check_entry(image, probed, base_replaced=bool(request.base)):
             progress.say(note)
         label = json.loads(existing.labels[f"{LABEL}.probe"])
         keys = sorted(k for k in label.keys() | probed.keys() if label.get(k) != probed.get(k))
@@ -372,7 +372,7 @@ def run(request: Request, progress: Progress) -> None:
     existing = None if request.no_cache else engine.find(client, image.local_reference)
     reason = outdated(client, request, existing) if existing is not None else "it is not here"
     if existing is not None and not reason:
-        for note in verify.refuse_lies(
+        for note in verify.check_entry(
             image, json.loads(existing.labels[f"{LABEL}.probe"]), base_replaced=bool(request.base)
         ):
             progress.say(note)

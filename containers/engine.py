@@ -105,7 +105,7 @@ def have(client: docker.DockerClient, reference: str, size_gb: float | str, show
     if image is not None:
         show("present")
         return image
-    refuse_small_disk(client, reference, size_gb)
+    check_disk(client, reference, size_gb)
     try:
         pull(client, reference, show)
     except docker.errors.APIError as error:
@@ -120,7 +120,7 @@ def have(client: docker.DockerClient, reference: str, size_gb: float | str, show
     return client.images.get(reference)
 
 
-def refuse_small_disk(client: docker.DockerClient, reference: str, size_gb: float | str) -> None:
+def check_disk(client: docker.DockerClient, reference: str, size_gb: float | str) -> None:
     folder = Path(client.info().get("DockerRootDir") or "/")
     if (
         not isinstance(size_gb, (int, float)) or not folder.exists()
@@ -234,8 +234,8 @@ def remove_forgotten(client: docker.DockerClient) -> None:
 
 def remove_unnamed(client: docker.DockerClient, image: str) -> None:
     """Remove an image without a name, unless a container still uses it."""
-    held = find(client, image)
-    if held is None or held.tags or digests(held):  # a digest is a name, too
+    existing = find(client, image)
+    if existing is None or existing.tags or digests(existing):  # a digest is a name, too
         return
     with tolerated(NOT_FOUND, CONFLICT):
         client.api.remove_image(image)

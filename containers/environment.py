@@ -136,9 +136,9 @@ def pip_options(listed: str, *sections: str) -> dict[str, str]:
     ]
     return {
         option.replace("default-", "", 1): str(ast.literal_eval(value))
-        for wanted in (*sections, ":env:")
+        for source in (*sections, ":env:")
         for section, option, value in settings
-        if section == wanted
+        if section == source
     }
 
 
@@ -347,12 +347,12 @@ def check_torch(venv: Path, build: str) -> None:
     argv = [str(venv_python(venv)), "-c", code]
     output = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout
     version, *nvidia = output.split()
-    wanted = {"cpu": f"{TORCH}+cpu", "rocm": f"{TORCH}+{ROCM}"}.get(build, TORCH)
-    if version != wanted or (build == "cpu" and nvidia):
+    expected = {"cpu": f"{TORCH}+cpu", "rocm": f"{TORCH}+{ROCM}"}.get(build, TORCH)
+    if version != expected or (build == "cpu" and nvidia):
         installed = " and ".join([f"torch {version}", *nvidia[:1]])
         raise HostError(
-            f"{installed} was installed instead of torch {wanted}. Delete .venv and run make setup "
-            "again"
+            f"{installed} was installed instead of torch {expected}. Delete .venv and run "
+            "make setup again"
         )
 
 

@@ -119,7 +119,7 @@ def distributions(paths: list[str]) -> dict[str, importlib.metadata.Distribution
     return packages
 
 
-def held(paths: list[str]) -> dict[str, str]:
+def versions(paths: list[str]) -> dict[str, str]:
     """Return the versions of the packages on these paths."""
     return {name: dist.version for name, dist in distributions(paths).items()}
 
@@ -140,10 +140,10 @@ def satisfies(version: str, specifier: Any) -> bool:
 
 def is_version(text: str) -> bool:
     """Return whether pip can parse this version. A local build may have any text as its version."""
-    versions = vendored("version")
+    module = vendored("version")
     try:
-        versions.Version(text)
-    except versions.InvalidVersion:
+        module.Version(text)
+    except module.InvalidVersion:
         return False
     return True
 
@@ -177,14 +177,14 @@ def refuse_conflicts(pins: Iterable[Pin], base: Mapping[str, str]) -> list[Pin]:
 def unmet(
     ours: Iterable[str],
     everything: Mapping[str, importlib.metadata.Distribution],
-    stood_in: Iterable[str] = (),
+    stand_ins: Iterable[str] = (),
 ) -> list[str]:
     """Return a line for each unmet requirement of our packages and of the extras they request.
 
-    Requirements of the base's own packages, and missing packages in `stood_in`, are not reported.
+    Requirements of the base's own packages, and missing packages in `stand_ins`, are not reported.
     """
     requirements = vendored("requirements")
-    lacking = []
+    problems = []
     queue = [(name, "") for name in ours]
     for name, extra in queue:  # the loop appends to it
         dist = everything[name]
@@ -197,17 +197,17 @@ def unmet(
             package = canonical(need.name)
             names = (package, *ALSO_CALLED.get(package, ()))
             package = next((name for name in names if name in everything), package)
-            if package not in everything:
-                if package not in stood_in:
-                    lacking.append(f"{name} {dist.version} needs {need}, which is not in the image")
-            elif not satisfies(everything[package].version, need.specifier):
-                lacking.append(
-                    f"{name} {dist.version} needs {need}, and the image holds {package} "
-                    f"{everything[package].version}"
-                )
+            if package not in everything and package in stand_ins:
+                continue
+            version = everything[package].version if package in everything else None
+            if version is None:
+                problems.append(f"{name} {dist.version} needs {need}, which is not in the image")
+            elif not satisfies(version, need.specifier):
+                holds = f"the image holds {package} {version}"
+                problems.append(f"{name} {dist.version} needs {need}, and {holds}")
             else:
                 queue += [(package, e) for e in sorted(need.extras) if (package, e) not in queue]
-    return lacking
+    return problems
 
 
 def shadowed(
@@ -279,7 +279,7 @@ def pip(
     settings: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
     """Run a pip command for exactly these pins, with hashes and without other dependencies."""
-    requirements = environment.folder / "wanted.txt"
+    requirements = environment.folder / "requirements.txt"
     requirements.write_text("".join(f"{pin.text}\n" for pin in pins), encoding="utf-8")
     options = ["--use-pep517", "--progress-bar=off", *HASHED, str(requirements)]
     result = run([*environment.pip, *command, *options], settings)
@@ -309,7 +309,7 @@ def lock_files() -> list[tuple[str, Path]]:
 def inspect() -> None:
     refuse_overlay()
     python, machine = platform.python_version(), platform.machine()
-    print(json.dumps({"python": python, "machine": machine, "held": guarded(held(sys.path))}))
+    print(json.dumps({"python": python, "machine": machine, "held": guarded(versions(sys.path))}))
 
 
 def refuse_overlay() -> None:
@@ -323,7 +323,7 @@ def refuse_overlay() -> None:
 def download(folder: Path) -> None:
     """Fetch every file that the locks name for this Python and machine. Raises Refused."""
     settings = json.loads((HERE / "settings.json").read_text(encoding="utf-8"))
-    base = guarded(held(sys.path))
+    base = guarded(versions(sys.path))
     environment = make_environment(Path(os.environ["HOME"]) / "fetch")
     pins_by_lock = {
         name: refuse_conflicts(applicable(read_lock(file, name)), base)
@@ -360,7 +360,7 @@ def install() -> None:
     """Make the overlay and check it. Raises Refused."""
     refuse_overlay()
     os.umask(0o022)
-    base = guarded(held(sys.path))
+    base = guarded(versions(sys.path))
     below = [
         path
         for path in sys.path
@@ -377,7 +377,7 @@ def install() -> None:
     # Do this last, so that pip neither takes the base's packages for ours nor removes them.
     lines = [f"import site; site.addsitedir({path!r})\n" for path in below]
     (site / "base.pth").write_text("".join(lines), encoding="utf-8")
-    ours = held([str(site)])
+    ours = versions([str(site)])
     if "pycosat" not in ours:
         (site / "pycosat.py").write_text(PYCOSAT.format(NOT_IN_IMAGE), encoding="utf-8")
     status, output = run([str(OVERLAY / "bin/python"), "-B", str(HERE / "install.py"), "check"])
@@ -397,9 +397,9 @@ def write_constraints(file: Path, packages: Mapping[str, str]) -> None:
 
 def check() -> None:
     site = site_of(Path(sys.prefix))
-    ours, everything = held([str(site)]), distributions(sys.path)
-    stood_in = ["pycosat"] if (site / "pycosat.py").is_file() else []
-    problems = shadowed(ours, everything) or unmet(ours, everything, stood_in)
+    ours, everything = versions([str(site)]), distributions(sys.path)
+    stand_ins = ["pycosat"] if (site / "pycosat.py").is_file() else []
+    problems = shadowed(ours, everything) or unmet(ours, everything, stand_ins)
     if problems:
         remedy = "Lock what is missing, in the version that is needed, or choose another base."
         raise Refused("\n".join([*problems, remedy]))

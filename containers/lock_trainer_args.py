@@ -100,8 +100,8 @@ def items_of(annotation: object) -> dict[str, object]:
     lists = [
         type_names(typing.get_args(part)[0]) for part in parts if typing.get_origin(part) is list
     ]
-    found = sorted({name for names in lists for name in names})
-    return {"items": found} if found and not {"any", "list"} & {*found} else {}
+    items = sorted({name for names in lists for name in names})
+    return {"items": items} if items and not {"any", "list"} & {*items} else {}
 
 
 def names_of(field: dataclasses.Field) -> dict[str, object]:

@@ -216,11 +216,11 @@ def test_the_root_of_a_rootless_engine_is_its_caller(options, user):
 
 def test_a_size_that_nobody_states_refuses_no_disk(tmp_path):
     client = SimpleNamespace(info=lambda: {"DockerRootDir": str(tmp_path)})
-    engine.refuse_small_disk(client, "x", "unknown")
-    engine.refuse_small_disk(client, "x", 1e-9)
-    engine.refuse_small_disk(SimpleNamespace(info=lambda: {"DockerRootDir": "/absent"}), "x", 1e9)
+    engine.check_disk(client, "x", "unknown")
+    engine.check_disk(client, "x", 1e-9)
+    engine.check_disk(SimpleNamespace(info=lambda: {"DockerRootDir": "/absent"}), "x", 1e9)
     with pytest.raises(HostError, match=r"x takes at least 1e\+09 GB"):
-        engine.refuse_small_disk(client, "x", 1e9)
+        engine.check_disk(client, "x", 1e9)
 
 
 def test_docker_host_in_a_form_that_nobody_knows(monkeypatch):

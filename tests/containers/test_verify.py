@@ -24,33 +24,26 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("stated", "found", "same"),
+    ("stated", "actual", "match"),
     [
-        ("2.13", "2.13.0+rocm7.2", True),
-        ("2.13", "2.13.5", True),
+        ("2.13", "2.13.5+rocm7.2", True),
         ("2.13", "2.1.3", False),
         ("2.13.0", "2.13.0+cpu", True),
         ("2.13.0", "2.13.1", False),
         ("2.13.0", "2.13", False),
         ("2.7.0", "2.7.0a0+gitf717b2a", True),
-        ("0.8.6", "0.8.6.dev3+gd60b5a337.rocm631", True),
-        ("2.13.0+cpu", "2.13.0+cpu", True),
         ("2.13.0+cpu", "2.13.0+rocm7.2", False),
-        ("3.12", "3.12.13", True),
         ("3.1", "3.12.13", False),
         ("2.13", "unreadable", False),
     ],
 )
-def test_a_version_is_of_a_release(stated, found, same):
-    assert verify.is_of(stated, found) is same
+def test_a_version_belongs_to_a_release(stated, actual, match):
+    assert verify.matches("torch", stated, actual) is match
 
 
-@pytest.mark.parametrize(
-    ("stated", "found", "same"),
-    [("7.2.3", "7.2.53211", True), ("7.2", "7.14.0", False), ("7.2.3", "7", False)],
-)
-def test_rocm_is_compared_by_major_and_minor(stated, found, same):
-    assert verify.same("rocm", stated, found) is same
+def test_rocm_is_compared_by_major_and_minor():
+    assert verify.matches("rocm", "7.2.3", "7.2.53211")
+    assert not verify.matches("rocm", "7.2", "7.14.0")
 
 
 @pytest.mark.parametrize(
@@ -82,19 +75,21 @@ def test_what_the_lock_leaves_open_or_denies():
     assert [str(lie) for lie in lies] == [
         "vllm: the lock says none, the image holds 0.31.0+rocm723"
     ]
-    assert [(finding.field, finding.found) for finding in unstated] == [("torch", "2.13.0+rocm7.2")]
+    assert [(finding.field, finding.actual) for finding in unstated] == [
+        ("torch", "2.13.0+rocm7.2")
+    ]
     assert verify.compare(image, {**FOUND, "vllm": None})[0] == []
 
 
 def test_only_python_may_differ_and_only_on_a_base_of_ones_own():
     found = {**FOUND, "python": "3.11.2"}
     said = "note: python: the lock says 3.12, the image holds 3.11.2 (the base is not the lock's)"
-    assert verify.refuse_lies(OPEN, found, base_replaced=True) == [said]
+    assert verify.check_entry(OPEN, found, base_replaced=True) == [said]
     for image, replaced in ((OPEN, False), (IMAGE, True)):
         with pytest.raises(BuildFailed, match=r"wrong about mine:\n  python: "):
-            verify.refuse_lies(image, found, base_replaced=replaced)
+            verify.check_entry(image, found, base_replaced=replaced)
     with pytest.raises(BuildFailed, match=r"\n  torch: .*\nCorrect the lock"):
-        verify.refuse_lies(OPEN, {**FOUND, "torch": "2.12.0"}, base_replaced=True)
+        verify.check_entry(OPEN, {**FOUND, "torch": "2.12.0"}, base_replaced=True)
 
 
 def test_an_image_whose_probe_fails_is_a_failed_build(monkeypatch):
