@@ -52,13 +52,9 @@ WITH_ENGINE = {
     "test_sandbox.py",
 }
 # Files that take minutes. They begin before the others, so that no process waits long for another.
-LONG = (
-    "test_clean_clone.py",
-    "test_split.py",
-    "test_kernels.py",
-    "test_tunings.py",
-    "test_slurm.py",
-)
+LONG = """
+test_clean_clone.py test_split.py test_kernels.py test_tunings.py test_slurm.py test_compiled.py
+""".split()
 
 
 def lacking(what: str) -> None:

@@ -1,23 +1,17 @@
-"""Test that layers compiled by inductor have the losses of eager ones, also after resuming.
+"""Test that layers compiled by inductor have the losses of eager ones, on two ranks with gloo.
 
-They run on one process and on two ranks with gloo. Inductor writes C++ on a CPU, so they need a
-compiler.
+Inductor writes C++ on a CPU, so they need a compiler.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 
 import pytest
-import torch
 
-from launch.core.errors import EXIT_INTERRUPTED
-from recipes.measure.metrics import Metrics
 from tests.conftest import command
-from tests.e2e.test_resume import SMALL, STEPS, assert_equal, run
+from tests.e2e.test_resume import SMALL, STEPS, run
 from tests.integration.conftest import lacking
 from tests.integration.test_strategies import losses
 
@@ -45,13 +39,6 @@ def compiler(tmp_path_factory):
     return None
 
 
-@pytest.fixture(autouse=True)
-def dynamo():
-    """Forget after each test what it compiled."""
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize(
     ("topology", "adapter"), [("ddp", ["adapter=lora", "adapter.rank=4"]), ("fsdp", [])]
 )
@@ -71,23 +58,3 @@ def test_compiled_layers_on_two_ranks_give_the_losses_of_eager_ones_on_one(
     assert json.loads((record.parent / "result.json").read_text())["compiled"] == "yes"
     assert compiled == pytest.approx(losses(tmp_path / "eager"), rel=1e-5, abs=1e-6)
     assert compiled[0] != compiled[-1]
-
-
-def test_a_compiled_run_resumed_in_the_middle_equals_one_that_was_not(tmp_path, monkeypatch):
-    """Compile again after resuming, as a new process would: dynamo forgets."""
-    overrides, log = ["step.compile=true", "step.rows=packed", "speed=off"], Metrics.on_log
-
-    def signal_in_step_2(self, args, state, *rest, **kwargs):
-        log(self, args, state, *rest, **kwargs)
-        if state.global_step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert run(whole, "sft", *overrides)[0] == 0
-    torch._dynamo.reset()
-    with monkeypatch.context() as patch:
-        patch.setattr(Metrics, "on_log", signal_in_step_2)
-        assert run(parts, "sft", *overrides)[0] == EXIT_INTERRUPTED
-    torch._dynamo.reset()
-    assert run(parts, "sft", *overrides)[0] == 0
-    assert_equal(parts, whole)
