@@ -1,6 +1,6 @@
-"""Be a benchmark of three rows, in whose second rank 1 runs out of memory.
+"""Run a benchmark of three rows, in whose second rank 1 runs out of memory.
 
-The other ranks wait for it in an all-reduce. test_two_ranks.py runs it.
+The other ranks wait for it in an all-reduce.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from omegaconf import DictConfig
 
 from recipes.bench import ranks
 from recipes.bench.series import Column, Row, SeriesConfig, Table, measure
+from recipes.rank.program import main
+
+ranks.GRACE_S = 1.0
 
 
-def one_rank_fails(config: DictConfig) -> dict[str, Any]:
-    ranks.GRACE_S = 1.0
+def bench(config: DictConfig) -> dict[str, Any]:
     with ranks.joined(torch.device("cpu")) as control:
         table = Table("gemm", [Column("shape", "shape"), Column("sum", "sum", 0)], figure="sum")
 
@@ -35,3 +37,7 @@ def one_rank_fails(config: DictConfig) -> dict[str, Any]:
             cases,
             lambda case: ranks.slowest(control, lambda: work(case)),
         )
+
+
+if __name__ == "__main__":
+    main(bench)

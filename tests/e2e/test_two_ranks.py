@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from recipes.rank import program
 from recipes.sampling import batches
@@ -39,20 +38,12 @@ def together(tmp_path_factory) -> tuple[dict[str, Path], dict[str, int]]:
     Its first process was killed while it sampled its third batch; the ranks finish it.
     """
     home = tmp_path_factory.mktemp("two")
-    folders = {name: home / name for name in ("evaluate", "sft", "scaling", "finetune", "fails")}
+    folders = {name: home / name for name in ("evaluate", "sft", "scaling", "finetune")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches.Store, "put", dying(batches.Store.put, 5))
         with pytest.raises(Killed):
             run(folders["evaluate"], "evaluate", *ASKED)
     left = files(folders["evaluate"])
-    folders["fails"].mkdir()
-    fails = {
-        "run_dir": str(folders["fails"]),
-        "hardware": {"name": "h200"},
-        "method": {"program": "tests.e2e.one_rank_fails"},
-        "profile": "none",
-    }
-    (folders["fails"] / "config.yaml").write_text(OmegaConf.to_yaml(fails))
     configs = [
         configure(folders["evaluate"], "evaluate", *TWO, *ASKED),
         configure(folders["sft"], "sft", *TWO, *DIVERGES),
@@ -60,7 +51,6 @@ def together(tmp_path_factory) -> tuple[dict[str, Path], dict[str, int]]:
         phases.configure_benchmark(
             folders["finetune"], "finetune", "topology=ddp", "model=qwen3_8b"
         ),
-        folders["fails"] / "config.yaml",
     ]
     torchrun = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
@@ -197,16 +187,3 @@ def test_scaling_compares_the_same_training_with_weights_held_differently(togeth
     assert ddp["global_batch"] == fsdp["global_batch"] == 2 * one["batch"]
     assert ddp["loss"] == pytest.approx(fsdp["loss"], rel=1e-5)
     assert any("4, 8 GPUs are left out" in note for note in result["notes"])
-
-
-def test_memory_that_runs_out_on_one_rank_ends_the_row_on_all_and_the_series_continues(together):
-    run_dir = together[0]["fails"]
-    assert [(row["shape"], row.get("sum"), row["error"]) for row in lines_of(run_dir)] == [
-        ("first", 2.0, None),
-        ("second", None, "out of memory"),
-        ("third", 2.0, None),
-    ]
-    assert result_of(run_dir)["status"] == "done"
-    for rank in (0, 1):  # the processes' only logs are those of the first run
-        log = (together[0]["evaluate"] / f"logs/rank{rank}.log").read_text()
-        assert "one rank alone has failed (out of memory)" in log

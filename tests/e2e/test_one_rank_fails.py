@@ -1,0 +1,40 @@
+"""Test on two torchrun ranks over gloo that memory which runs out on one ends the row on all.
+
+The series continues.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from omegaconf import OmegaConf
+
+from tests.conftest import ROOT
+
+
+def test_a_row_that_fails_on_one_rank_ends_on_all(tmp_path):
+    config = {"run_dir": str(tmp_path), "hardware": {"name": "h200"}, "profile": "none"}
+    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(config))
+    torchrun = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--local-addr", "127.0.0.1", "--nproc-per-node", "2"),
+    ]
+    program = ["-m", "tests.e2e.one_rank_fails", "--config", str(tmp_path / "config.yaml")]
+    done = subprocess.run(
+        [*torchrun, *program], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in (0, 1):
+        assert (
+            "one rank alone has failed (out of memory)"
+            in (tmp_path / f"logs/rank{rank}.log").read_text()
+        )
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["shape"], row.get("sum"), row["error"]) for row in rows] == [
+        ("first", 2.0, None),
+        ("second", None, "out of memory"),
+        ("third", 2.0, None),
+    ]
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "done"
