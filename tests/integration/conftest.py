@@ -40,7 +40,6 @@ FAKE_ROCM = "fake-rocm"
 TRUTH = {"torch": "2.13", "rocm": "7.2.0", "vllm": "0.31.0", "gfx": ["gfx90a", "gfx942"]}
 # python3-venv: Debian keeps ensurepip there. ca-certificates: Python has no list of its own.
 PACKAGES = "python3,python3-venv,ca-certificates"
-UID = 12345  # unused: a user without a name or a password
 SOURCES = ("sources.list", "sources.list.d/debian.sources", "sources.list.d/ubuntu.sources")
 STARTS_WITHIN_S = 20
 # Files whose tests share the docker engine. They count its images and containers, so one process
@@ -214,10 +213,7 @@ def lock_of(folder: Path, base: str, name: str = "tiny", **fields) -> Path:
         "base": f"{repository}:1",
         "digest": digest,
         "python": "3",
-        "torch": "none",
-        "rocm": "none",
-        "vllm": "none",
-        "trl": "none",
+        **dict.fromkeys(("torch", "rocm", "vllm", "trl"), "none"),
         "gfx": ["cpu"],
         "size_gb": "unknown",
         "source": "this test",
@@ -363,45 +359,6 @@ def home() -> Iterator[Path]:
     """Return a user's home outside tmp_path, since pytest closes its folders to other users."""
     with tempfile.TemporaryDirectory(prefix="home-") as folder:
         yield Path(folder)
-
-
-def can(identity: dict, test: str, path: Path) -> bool:
-    return subprocess.run(["/usr/bin/test", test, str(path)], **identity).returncode == 0
-
-
-def python_of(identity: dict, root: Path = ROOT) -> str:
-    """Return a Python of this version that the user may run; root's own may be in root's home."""
-    version = "python{}.{}".format(*sys.version_info[:2])
-    system = shutil.which(version, path="/usr/bin:/usr/local/bin")
-    pythons = [str(root / ".venv/bin/python"), *filter(None, [system])]
-    return next(python for python in pythons if can(identity, "-x", Path(python)))
-
-
-def as_somebody(
-    home: Path, *arguments: str, groups: list[int], **environ: str
-) -> subprocess.CompletedProcess:
-    """Run build.py as a user who is not root."""
-    identity = {}
-    if os.getuid() == 0:
-        identity = {"user": UID, "group": UID, "extra_groups": groups}
-        for path in (home, *home.iterdir()):
-            os.chown(path, UID, UID)
-    env = {k: v for k, v in os.environ.items() if k != "XDG_CACHE_HOME"}
-    env |= {
-        "HOME": str(home),
-        "COLUMNS": "200",
-        "PYTHONPATH": next(path for path in sys.path if path.endswith("site-packages")),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        **environ,
-    }
-    return subprocess.run(
-        [python_of(identity), BUILD[1], *arguments],
-        env=env,
-        cwd=home,
-        capture_output=True,
-        text=True,
-        **identity,
-    )
 
 
 # ---- What an engine sends, as a file

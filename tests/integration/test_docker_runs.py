@@ -15,9 +15,7 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,8 +25,7 @@ import pytest
 
 from containers.images import LABEL
 from launch.core import json_files
-from tests.conftest import ROOT
-from tests.integration.conftest import UID, can, python_of
+from tests.integration.users import PATIENCE_S, UID, Caller, gpu_gids, until
 
 pytestmark = pytest.mark.integration
 SMOKE = ["runtime=docker", "container=cpu", "smoke=true"]
@@ -37,142 +34,10 @@ LONG = """
 hardware=cpu container=cpu model=tiny data.num_train=64
 method.args.max_steps=100000 method.args.logging_steps=1
 """.split()
-PATIENCE_S = 480  # after which a test gives up on an event that never comes
-
-
-class Caller:
-    """Be a user who may use the docker socket and is not root."""
-
-    def __init__(self, home: Path, cache: Path, engine: docker.DockerClient) -> None:
-        self.home, self.cache, self.engine = home, cache, engine
-        self.uid = UID if os.getuid() == 0 else os.getuid()
-        self.identity: dict[str, object] = {}
-        if os.getuid() == 0:
-            groups = sorted({Path("/var/run/docker.sock").stat().st_gid, *_gpu_gids()})
-            self.identity = {"user": UID, "group": UID, "extra_groups": groups}
-            for folder in (home, cache):
-                os.chown(folder, UID, UID)
-        readable = can(self.identity, "-r", ROOT / "README.md")
-        self.root = ROOT if readable else self.bind_mounted()
-        self.python = python_of(self.identity, self.root)
-        keep = {k: v for k, v in os.environ.items() if k not in ("XDG_RUNTIME_DIR", "HF_HOME")}
-        self.env = {
-            **keep,
-            "HOME": str(home),
-            "XDG_CACHE_HOME": str(cache),
-            "COLUMNS": "200",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        site = next(path for path in sys.path if path.endswith("site-packages"))
-        self.env["PYTHONPATH"] = site.replace(str(ROOT), str(self.root))
-
-    def bind_mounted(self) -> Path:
-        """Mount the repository where the user can read it, even if its own folder is closed."""
-        root = self.home.with_name(f"{self.home.name}-repository")
-        root.mkdir()
-        subprocess.run(["mount", "--bind", str(ROOT), str(root)], check=True)
-        return root
-
-    def leave(self) -> None:
-        if self.root != ROOT:
-            subprocess.run(["umount", str(self.root)], check=True)
-            self.root.rmdir()
-        shutil.rmtree(self.home, ignore_errors=True)
-
-    def argv(self, *overrides: str) -> list[str]:
-        return [self.python, str(self.root / "launch/run.py"), *overrides]
-
-    def run(self, *overrides: str, **env: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            self.argv(*overrides),
-            cwd=self.home,
-            env={**self.env, **env},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            **self.identity,
-        )
-
-    def starting(
-        self,
-        *overrides: str,
-        stdout: int = subprocess.PIPE,
-        stderr: int = subprocess.STDOUT,
-        **env: str,
-    ) -> subprocess.Popen:
-        """Start a launcher in the background."""
-        return subprocess.Popen(
-            self.argv(*overrides),
-            cwd=self.home,
-            env={**self.env, **env},
-            stdout=stdout,
-            stderr=stderr,
-            text=True,
-            start_new_session=True,
-            **self.identity,
-        )
-
-    @contextmanager
-    def running(self, *overrides: str, **env: str) -> Iterator[subprocess.Popen]:
-        """Start a launcher in the background; kill it and remove its container afterwards."""
-        process = self.starting(*overrides, **env)
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.communicate()
-            for container in self.containers():
-                container.remove(force=True)
-
-    def containers(self) -> list[docker.models.containers.Container]:
-        """Return our containers in any state."""
-        return self.engine.containers.list(
-            all=True,
-            filters={"label": [f"{LABEL}.run", f"{LABEL}.uid={self.uid}"]},
-            ignore_removed=True,
-        )
-
-    def container(self, process: subprocess.Popen) -> docker.models.containers.Container:
-        """Return the container of a launcher in the background once it runs."""
-        return until(
-            lambda: next((c for c in self.containers() if c.status == "running"), None), process
-        )
-
-    def newest_run(self) -> Path:
-        return max(
-            (p.parent for p in self.home.glob("runs/*/*/record.json")),
-            key=lambda p: p.stat().st_mtime_ns,
-        )
 
 
 def is_past(run: Path, step: int) -> bool:
     return any(row["step"] > step for row in json_files.read_metrics(run / "metrics.jsonl"))
-
-
-def until(there, process: subprocess.Popen):
-    """Return what `there` returns once it returns something.
-
-    Fails with the launcher's output if that ends, or after PATIENCE_S.
-    """
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if answer := there():
-            return answer
-        if process.poll() is not None:
-            pytest.fail(
-                f"the launcher ended first, with {process.returncode}:\n{process.stdout.read()}"
-            )
-        time.sleep(0.05)
-    process.kill()
-    return pytest.fail(f"nothing came:\n{process.communicate()[0]}")
-
-
-def _gpu_gids() -> set[int]:
-    return {
-        int(row.split(":")[2])
-        for row in Path("/etc/group").read_text().splitlines()
-        if row.split(":")[0] in ("video", "render")
-    }
 
 
 # Not tmp_path: every start of pytest closes its directories to all but their owner.
@@ -295,7 +160,7 @@ def device_nodes() -> Iterator[None]:
 def test_only_the_chosen_gpu_is_inside(caller, engine):
     with device_nodes():
         # One of these groups has just been made.
-        caller.identity["extra_groups"] = [*caller.identity["extra_groups"], *_gpu_gids()]
+        caller.identity["extra_groups"] = [*caller.identity["extra_groups"], *gpu_gids()]
         long = ["hardware=mi300x", "model=qwen3_4b", *SMOKE]
         with caller.running(*long, HIP_VISIBLE_DEVICES="5") as launcher:
             container = caller.container(launcher)
@@ -309,7 +174,7 @@ def test_only_the_chosen_gpu_is_inside(caller, engine):
             launcher.communicate(timeout=PATIENCE_S)
             assert launcher.returncode == 0
         assert sorted(nodes.decode().split()) == ["/dev/dri/renderD133", "/dev/kfd"]
-        assert {int(g) for g in groups} == {UID, *caller.identity["extra_groups"]} >= _gpu_gids()
+        assert {int(g) for g in groups} == {UID, *caller.identity["extra_groups"]} >= gpu_gids()
         assert can == 0, "the groups open the nodes to a user who is not root"
         caller.identity["extra_groups"] = [Path("/var/run/docker.sock").stat().st_gid]
         refused = caller.run(*long)

@@ -28,20 +28,19 @@ from tests.integration.conftest import (
     BUILD,
     FAKE_ROCM,
     TRUTH,
-    UID,
     Chunks,
-    as_somebody,
     build,
     inside,
     lock_of,
     stanzas,
 )
+from tests.integration.users import UID, as_somebody
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("nothing_is_left")]
 PATIENCE_S = 120
 
 
-def tree(engine, image: str) -> dict[str, tuple]:
+def tree(engine, image: str) -> dict[str, dict]:
     """Return path -> all but the times, of everything that a container of the image sees."""
     container = engine.containers.create(image, ["true"])
     entries = {}
@@ -52,15 +51,7 @@ def tree(engine, image: str) -> dict[str, tuple]:
             for member in archive:
                 content = archive.extractfile(member) if member.isfile() else None
                 digest = hashlib.file_digest(content, "sha256").hexdigest() if content else ""
-                entries[member.name] = (
-                    member.type,
-                    oct(member.mode),
-                    member.uid,
-                    member.gid,
-                    member.linkname,
-                    member.size,
-                    digest,
-                )
+                entries[member.name] = {**member.get_info(), "mtime": 0, "chksum": digest}
     finally:
         container.remove()
     return entries
