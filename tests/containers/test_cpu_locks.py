@@ -47,13 +47,13 @@ DIGEST = re.compile(r"--hash=sha256:([0-9a-f]{64})\b")
 
 def blocks(file: Path) -> list[tuple[str, str, list[str]]]:
     """Return (name, version, digests) of each requirement: its line and those indented below."""
-    found: list[tuple[str, str, list[str]]] = []
+    entries: list[tuple[str, str, list[str]]] = []
     for line in file.read_text().splitlines():
         if match := REQUIREMENT.match(line):
-            found.append((match[1].lower(), match[2], []))
+            entries.append((match[1].lower(), match[2], []))
         if digest := DIGEST.search(line):
-            found[-1][2].append(digest[1])
-    return found
+            entries[-1][2].append(digest[1])
+    return entries
 
 
 ALL_LOCKS = sorted(LOCKS.glob("*.lock"))
@@ -107,9 +107,9 @@ def test_no_build_of_torch_and_nothing_of_cuda_in_the_shared_locks(name: str) ->
 
 @pytest.mark.parametrize("name", lock.CONSTRAINTS)
 def test_lock_holds_what_its_source_asks_for(name: str) -> None:
-    asked = [line.split("#")[0].strip() for line in (LOCKS / f"{name}.in").read_text().splitlines()]
+    lines = [line.split("#")[0].strip() for line in (LOCKS / f"{name}.in").read_text().splitlines()]
     locked = {package: version for package, version, _ in blocks(LOCKS / f"{name}.lock")}
-    for need in (Requirement(line) for line in asked if line):
+    for need in (Requirement(line) for line in lines if line):
         if (name, need.name) != ("requirements", "torch"):
             assert need.name.lower() in locked
             assert locked[need.name.lower()] in need.specifier
@@ -144,17 +144,17 @@ def test_cpu_torch_has_one_digest_for_each_python_and_machine() -> None:
         r"platform_machine == \"(\w+)\" \\\n"
         r"    --hash=sha256:([0-9a-f]{64})\n"
     )
-    found = re.findall(pattern, text)
-    assert {(int(minor), machine) for _, _, minor, machine, _ in found} == {
+    entries = re.findall(pattern, text)
+    assert {(int(minor), machine) for _, _, minor, machine, _ in entries} == {
         (minor, machine) for minor in (11, 12, 13, 14) for machine in ("x86_64", "aarch64")
     }
     assert (
-        len({digest for *_, digest in found})
-        == len(found)
+        len({digest for *_, digest in entries})
+        == len(entries)
         == len(blocks(LOCKS / "torch.lock"))
         == 8
     )
-    for wheel, version, minor, machine, _ in found:
+    for wheel, version, minor, machine, _ in entries:
         assert version == environment.TORCH
         assert wheel == f"torch-{version}+cpu-cp3{minor}-cp3{minor}-manylinux_2_28_{machine}.whl"
 

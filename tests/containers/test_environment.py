@@ -125,8 +125,8 @@ def test_bytecode_is_compiled_only_where_python_may_not_write_it(
         ]
         assert {environment.is_uv(argv) for argv in argvs} == {True, False}
         for argv in argvs:
-            told = "--compile-bytecode" if environment.is_uv(argv) else "--compile"
-            assert (told in argv) == bool(forbidden)
+            option = "--compile-bytecode" if environment.is_uv(argv) else "--compile"
+            assert (option in argv) == bool(forbidden)
 
 
 def test_uv_is_told_what_pip_is() -> None:
@@ -288,7 +288,7 @@ def test_interrupted_setup_is_made_afresh(setup: Setup, monkeypatch: pytest.Monk
     assert not (setup.venv / "lib").exists()
 
 
-def test_environment_that_someone_else_made_is_completed(setup: Setup) -> None:
+def test_an_environment_that_someone_else_made_is_completed(setup: Setup) -> None:
     (setup.venv / "lib" / "theirs").mkdir(parents=True)
     assert setup()
     assert setup.cleared == [False]

@@ -45,7 +45,7 @@ def pins(file: Path) -> dict[str, str]:
 
 
 def installed(image: Image) -> dict[str, str]:
-    """Return what an image's locks put into it; a later lock overrides earlier ones."""
+    """Return what an image's locks put into it; a later lock lines earlier ones."""
     return {
         name: version
         for lock in image.locks
@@ -166,12 +166,12 @@ def test_a_lock_is_wholly_pinned_and_hashed_and_names_no_place(lock):
 @pytest.mark.parametrize("name", SEEDS)
 def test_a_seeds_lock_holds_what_its_source_asks_for(name):
     folder = images.FOLDER / name
-    asked = [
+    lines = [
         line.split("#")[0].strip() for line in (folder / "requirements.in").read_text().splitlines()
     ]
     locked = pins(folder / "requirements.lock")
     for package, specifier in (
-        re.fullmatch(r"([a-z-]+)(.*)", line).groups() for line in asked if line
+        re.fullmatch(r"([a-z-]+)(.*)", line).groups() for line in lines if line
     ):
         if package == "torch":
             assert specifier == f"=={ENTRIES[name].torch}"

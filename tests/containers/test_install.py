@@ -88,16 +88,16 @@ def test_packages_that_pip_must_not_replace():
 
 
 def test_a_pin_of_what_the_base_holds_is_kept_or_refused(capsys):
-    kept = {"torch": "2.13.0+rocm7.2", "vllm": "0.31.0", "triton": "3.7-by-hand"}
+    held = {"torch": "2.13.0+rocm7.2", "vllm": "0.31.0", "triton": "3.7-by-hand"}
     others = [pin_of("numpy", "2.4")]
-    assert install.refuse_conflicts([pin_of("torch", "2.13.0"), *others], kept) == others
+    assert install.refuse_conflicts([pin_of("torch", "2.13.0"), *others], held) == others
     assert (
         "kept: the base's torch 2.13.0+rocm7.2, which torch==2.13.0 (a.lock) asks for"
         in capsys.readouterr().out
     )
     pins = [pin_of("torch", "2.14.0"), pin_of("vllm", "0.30.0"), pin_of("triton", "3.7")]
     with pytest.raises(install.Refused) as refusal:
-        install.refuse_conflicts(pins, kept)
+        install.refuse_conflicts(pins, held)
     assert str(refusal.value).splitlines()[:3] == [
         "a.lock pins torch==2.14.0, and the image holds torch 2.13.0+rocm7.2",
         "a.lock pins vllm==0.30.0, and the image holds vllm 0.31.0",

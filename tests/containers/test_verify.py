@@ -65,8 +65,8 @@ def test_rocm_is_compared_by_major_and_minor():
     ],
 )  # fmt: skip
 def test_every_field_that_differs_is_a_lie(change, lies):
-    found, _ = verify.compare(IMAGE, {**FOUND, **change})
-    assert [str(lie) for lie in found] == lies
+    wrong, _ = verify.compare(IMAGE, {**FOUND, **change})
+    assert [str(lie) for lie in wrong] == lies
 
 
 def test_what_the_lock_leaves_open_or_denies():
@@ -82,12 +82,14 @@ def test_what_the_lock_leaves_open_or_denies():
 
 
 def test_only_python_may_differ_and_only_on_a_base_of_ones_own():
-    found = {**FOUND, "python": "3.11.2"}
-    said = "note: python: the lock says 3.12, the image holds 3.11.2 (the base is not the lock's)"
-    assert verify.check_entry(OPEN, found, base_replaced=True) == [said]
+    probed = {**FOUND, "python": "3.11.2"}
+    message = (
+        "note: python: the lock says 3.12, the image holds 3.11.2 (the base is not the lock's)"
+    )
+    assert verify.check_entry(OPEN, probed, base_replaced=True) == [message]
     for image, replaced in ((OPEN, False), (IMAGE, True)):
         with pytest.raises(BuildFailed, match=r"wrong about mine:\n  python: "):
-            verify.check_entry(image, found, base_replaced=replaced)
+            verify.check_entry(image, probed, base_replaced=replaced)
     with pytest.raises(BuildFailed, match=r"\n  torch: .*\nCorrect the lock"):
         verify.check_entry(OPEN, {**FOUND, "torch": "2.12.0"}, base_replaced=True)
 
@@ -142,9 +144,9 @@ def test_the_probe_prints_one_line_of_this_environment():
         [sys.executable, ROOT / "containers/probe.py"], capture_output=True, text=True, check=True
     )
     (line,) = done.stdout.splitlines()
-    found = json.loads(line)
-    assert set(FOUND) | {"cuda", "transformers", "packages"} == set(found)
-    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    probed = json.loads(line)
+    assert set(FOUND) | {"cuda", "transformers", "packages"} == set(probed)
+    assert probed["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
 # ---- The digest in the lock

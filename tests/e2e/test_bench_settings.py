@@ -41,9 +41,9 @@ def test_settings_and_one_whose_processes_end(tmp_path):
 def test_a_compiled_product_in_fp8_is_the_plain_one():
     # Of integers every order of adding gives the same sums.
     case = {"dtype": "fp8", "op": "compiled", "values": "integers", "padding": 0}
-    found = []
+    products = []
     for op in ("compiled", "matmul"):
         torch.manual_seed(0)
-        found.append(gemm.product(32, 16, 48, {**case, "op": op}, torch.device("cpu"))())
-    assert found[0].count_nonzero() > 0
-    assert torch.equal(found[0], found[1])
+        products.append(gemm.product(32, 16, 48, {**case, "op": op}, torch.device("cpu"))())
+    assert products[0].count_nonzero() > 0
+    assert torch.equal(products[0], products[1])

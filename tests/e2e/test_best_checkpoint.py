@@ -130,21 +130,21 @@ def test_by_another_figure_and_with_an_adapter(tmp_path, method, overrides, metr
         False,
     )
     if method == "sft":
-        kept, saved = (
+        adapter, saved = (
             load_file(tmp_path / p / "adapter_model.safetensors")
             for p in ("adapter", f"checkpoints/checkpoint-{best}")
         )
-        assert all(weight.equal(saved[name]) for name, weight in kept.items())
+        assert all(weight.equal(saved[name]) for name, weight in adapter.items())
 
 
 def test_grpo_killed_after_a_measurement_ends_the_same(tmp_path, monkeypatch):
     """Draw the same answers to held-out prompts after resuming."""
-    asked = [*BY_REWARD, "method.args.learning_rate=0.01"]
-    assert run(tmp_path / "whole", "grpo", *asked)[0] == 0
+    settings = [*BY_REWARD, "method.args.learning_rate=0.01"]
+    assert run(tmp_path / "whole", "grpo", *settings)[0] == 0
     with monkeypatch.context() as patch:
         die_in(patch, 3)
-        assert run(tmp_path / "killed", "grpo", *asked)[1]["error"] == "RuntimeError: killed"
-    code, result = run(tmp_path / "killed", "grpo", *asked)
+        assert run(tmp_path / "killed", "grpo", *settings)[1]["error"] == "RuntimeError: killed"
+    code, result = run(tmp_path / "killed", "grpo", *settings)
     assert code == 0
     rows = [
         [{**row, "eval_s": None} for row in computed(tmp_path / name)]

@@ -110,19 +110,19 @@ def folder(phase: str) -> str:
     return f"{PHASES.index(phase) + 1}_{phase}"
 
 
-def same(run_dir: Path, found: dict[str, dict], whole) -> None:
+def same(run_dir: Path, results: dict[str, dict], whole) -> None:
     """Assert that rows, weights and held-out answers are those of the whole run."""
-    assert list(found) == list(whole[1]) == PHASES
+    assert list(results) == list(whole[1]) == PHASES
     for file in (
         f"{SAMPLE}/selected.jsonl",
         *(f"{folder(name)}/samples.jsonl" for name in PHASES if name.endswith("evaluate")),
     ):
         assert (run_dir / file).read_bytes() == (whole[0] / file).read_bytes(), file
     for name in ("start", "cycle1_train"):
-        assert found[name]["weights_sha256"] == whole[1][name]["weights_sha256"], name
-    assert found["cycle1_train"]["weights_sha256"] != found["start"]["weights_sha256"]
+        assert results[name]["weights_sha256"] == whole[1][name]["weights_sha256"], name
+    assert results["cycle1_train"]["weights_sha256"] != results["start"]["weights_sha256"]
     for name in ("cycle0_evaluate", "cycle1_evaluate"):
-        assert found[name]["right_per_problem"] == whole[1][name]["right_per_problem"], name
+        assert results[name]["right_per_problem"] == whole[1][name]["right_per_problem"], name
 
 
 def dying(function, at: int):
@@ -197,7 +197,7 @@ def test_a_sample_that_was_cut_off_is_trained_on_without_its_end(
             row["completion"] = [{"role": "assistant", "content": row["completion"]}]
     path = tmp_path / "selected.jsonl"
     batches.write_rows(path, rows)
-    small = [given for given in SMALL if not given.startswith("data.num_")]
+    small = [override for override in SMALL if not override.startswith("data.num_")]
     arguments = [
         *small,
         "data=jsonl",

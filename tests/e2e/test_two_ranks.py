@@ -107,9 +107,9 @@ def taken_over(together) -> tuple[Path, dict[str, int]]:
 def test_two_ranks_go_on_from_one_and_end_the_same(taken_over, whole):
     run_dir, left = taken_over
     assert sorted(left) == ["000000", "000001"]
-    found = files(run_dir)
-    assert sorted(found) == [f"{n:06d}" for n in range(5)]
-    assert {name: found[name] for name in left} == left, "no batch is sampled again"
+    times = files(run_dir)
+    assert sorted(times) == [f"{n:06d}" for n in range(5)]
+    assert {name: times[name] for name in left} == left, "no batch is sampled again"
     same(run_dir, whole)
 
 

@@ -194,8 +194,8 @@ SENTINELS = {
 
 def test_secrets_reach_the_processes_and_stand_nowhere(caller, engine, cpu_image):
     secrets = f"runtime.secrets=[{','.join(SENTINELS)}]"
-    given = [*SMOKE, "runtime.network=none", secrets, "user_env.NO_PROXY='*'"]
-    with caller.running(*given, **SENTINELS) as launcher:
+    overrides = [*SMOKE, "runtime.network=none", secrets, "user_env.NO_PROXY='*'"]
+    with caller.running(*overrides, **SENTINELS) as launcher:
         container = caller.container(launcher)
         inspected = json.dumps(engine.api.inspect_container(container.id))
         values = list(SENTINELS.values())
@@ -222,7 +222,7 @@ def test_secrets_reach_the_processes_and_stand_nowhere(caller, engine, cpu_image
         "run directory, caches and home": b"".join(path.read_bytes() for path in files),
         "image history": json.dumps(image.history()).encode(),
         "docker inspect of the image": json.dumps(image.attrs).encode(),
-        "the plan": caller.run(*given, "mode=plan", "format=json", **SENTINELS).stdout.encode(),
+        "the plan": caller.run(*overrides, "mode=plan", "format=json", **SENTINELS).stdout.encode(),
     }
     for place, content in searched.items():
         leaked = [name for name, value in SENTINELS.items() if value.encode() in content]

@@ -299,11 +299,11 @@ def test_a_node_that_does_not_come_is_named(cluster, tmp_path):
 
 
 def test_gpus_are_asked_for_by_gres_and_a_node_without_one_says_so(cluster, tmp_path):
-    given = """
+    arguments = """
         runtime=slurm hardware=h200 hardware.gpus_per_node=1 model=qwen3_0_6b model.init=random
         tracking=none
     """.split()
-    done = command(*given, "runtime.slurm.wait=true", cwd=tmp_path)
+    done = command(*arguments, "runtime.slurm.wait=true", cwd=tmp_path)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "n1: hardware=h200: 1 nvidia GPU(s) needed, 0 found here" in done.stdout
     run_dir = newest(tmp_path)
