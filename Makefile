@@ -52,9 +52,9 @@ test: setup ## unit and end-to-end tests; need nothing but Python
 test-fast: setup ## unit tests of the rooms that differ from the commit BASE (HEAD)
 	@rooms=$$(git status --porcelain --untracked-files=all | cut -c4-; git diff --name-only $(BASE)); \
 	rooms=$$(echo "$$rooms" | sed -nE 's#^(tests/)?((launch|recipes)/[^/]+|containers|conf)/.*#tests/\2#p' | sort -u); \
-	found=$$(for room in $$rooms; do [ ! -d "$$room" ] || echo "$$room"; done); \
-	if [ -z "$$found" ]; then echo "no room with tests of its own differs from $(BASE)"; \
-	else $(VENV_PYTHON) -m pytest --numprocesses 2 --dist load $$found; fi
+	tests=$$(for room in $$rooms; do [ ! -d "$$room" ] || echo "$$room"; done); \
+	if [ -z "$$tests" ]; then echo "no room with tests of its own differs from $(BASE)"; \
+	else $(VENV_PYTHON) -m pytest --numprocesses 2 --dist load $$tests; fi
 
 test-integration: setup ## tests that need more than Python: what is missing is skipped, and named
 	$(VENV_PYTHON) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations=20 $(TESTS)

@@ -16,79 +16,52 @@ import hashlib
 import platform
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from containers import environment
-from containers.environment import LOCKS, VENV, Step, venv_python
+from containers.environment import BUILDS, LOCKS, VENV, Step, venv_python
 from launch.core.errors import HostError, UserError
 
-# Target of make, and name of the lock -> title. Setup omits quantization, because every rank would
-# import it, which takes two seconds.
+
+class AddOn(NamedTuple):
+    title: str
+    builds: tuple[str, ...] = (*BUILDS, "macos")  # of torch, with which it works
+    machine: str = ""  # the only one that its lock has files for
+
+
+# Target of make, and name of the lock. Setup omits quantization, because every rank would import
+# it, which takes two seconds. torch's ROCm build has its own Triton, which a second one would
+# overwrite.
 ADD_ONS = {
-    "vllm": "vLLM's build for the CPU",
-    "quantization": "torchao and bitsandbytes",
-    "kernels": "Triton with Liger's kernels",
-    "gguf": "the package gguf",
-    "lm-eval": "lm-evaluation-harness",
+    "vllm": AddOn("vLLM's build for the CPU", builds=("cpu",), machine="x86_64"),
+    "quantization": AddOn("torchao and bitsandbytes"),
+    "kernels": AddOn("Triton with Liger's kernels", builds=("cpu", "cuda")),
+    "gguf": AddOn("the package gguf"),
+    "lm-eval": AddOn("lm-evaluation-harness"),
 }
 
 
-def vllm_refusal(build: str, system: str, machine: str, cpu_flags: set[str]) -> str | None:
-    """Return why vLLM's CPU build is unavailable here.
-
-    Without it, smoke=true generates with transformers.
-    """
-    if (system, machine) != ("Linux", "x86_64") or "avx2" not in cpu_flags:
-        without = " without AVX2" if machine == "x86_64" else ""
-        linux = "Linux on x86-64 with AVX2"
-        return f"vLLM's CPU build is for {linux}, and this is {system} on {machine}{without}"
-    if build != "cpu":
-        remedy = "Use: make setup TORCH=cpu, then make vllm"
-        return f"vLLM's CPU build needs torch's, and .venv has that for {build}. {remedy}"
-    return None
-
-
-def kernels_refusal(build: str, system: str) -> str | None:
-    """Return why Triton cannot be added. torch's CUDA build already brings the same one."""
-    if system != "Linux":
-        return f"Triton is for Linux, and this is {system}"
-    if build == "rocm":
-        remedy = "Use: make setup TORCH=cpu"
-        return (
-            f"torch's ROCm build has its own Triton, which a second one would overwrite. {remedy}"
-        )
-    return None
-
-
-def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
-    """Return this CPU's instruction sets by Linux's names; empty on other systems."""
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    return {flag for line in lines if line.startswith("flags") for flag in line.split()[2:]}
-
-
-def add_on(venv: Path, name: str) -> bool:
+def install(venv: Path, name: str) -> bool:
     """Add a set of packages; return whether there was anything to do."""
-    build, system = environment.read_stamp(venv).get("torch"), platform.system()
+    add_on, build = ADD_ONS[name], environment.read_stamp(venv).get("torch")
     if build is None:
-        raise UserError(f"There is no .venv to add {ADD_ONS[name]} to. Run make setup first")
-    refusal = None
-    if name == "vllm":
-        refusal = vllm_refusal(build, system, platform.machine(), cpu_flags())
-    elif name == "kernels":
-        refusal = kernels_refusal(build, system)
-    if refusal:
-        raise HostError(refusal)
-    lock = LOCKS / f"{name}.lock"
-    stamp, digest = (
-        venv / f"{name}{environment.ADDED}",
-        hashlib.sha256(lock.read_bytes()).hexdigest(),
-    )
+        raise UserError(f"There is no .venv to add {add_on.title} to. Run make setup first")
+    if build not in add_on.builds or add_on.machine not in ("", platform.machine()):
+        machine = f" on {add_on.machine}" if add_on.machine else ""
+        raise HostError(
+            f"make {name}: {add_on.title} works with torch's build for {' or '.join(add_on.builds)}"
+            f"{machine}, and .venv has that for {build} on {platform.machine()}. Run make setup "
+            f"TORCH=cpu, then make {name}"
+        )
+    lock, stamp = LOCKS / f"{name}.lock", venv / f"{name}{environment.ADDED}"
+    digest = hashlib.sha256(lock.read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == digest:
         return False
     python = venv_python(venv)
     progress = environment.Progress(venv / environment.LOG, 1, python)
-    environment.run_step(Step(ADD_ONS[name], environment.install_lock(python, lock)), progress)
+    progress.install(Step(add_on.title, environment.install_lock(python, lock)))
     stamp.write_text(digest)
     return True
 
@@ -97,7 +70,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Add packages to the environment in .venv.")
     parser.add_argument("name", choices=ADD_ONS)
     name = parser.parse_args(argv).name
-    return environment.finish(lambda: add_on(VENV, name))
+    return environment.finish(lambda: install(VENV, name))
 
 
 if __name__ == "__main__":

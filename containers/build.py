@@ -31,27 +31,28 @@ import docker.errors
 import requests
 
 from containers import engine, fetch, images, push, verify
-from containers.fetch import BuildFailed
+from containers.fetch import LAST_LINES, BuildFailed
 from containers.images import FOLDER, LABEL, OCI, UNBUILT, Image, LockError
 from containers.progress import Phase, Progress
-from launch.core import key_values
-from launch.core.errors import (
-    EXIT_DONE,
-    EXIT_HOST,
-    EXIT_INTERRUPTED,
-    EXIT_USER,
-    HostError,
-    UserError,
-    near,
-    os_error_text,
-)
+from launch.core import errors, key_values
+from launch.core.errors import HostError, UserError
 
-LAST_LINES = 15
 CHUNK = 1 << 20
+USAGE = """\
+python containers/build.py image=<name> [key=value ...]
+
+  base=<reference>             another base than the lock's: a mirror, an image of your own
+  check=true                   build nothing; compare the local image with the lock
+  push=<registry/repository>   push it, and write its digest into the lock
+  no_cache=true                rebuild every layer; fetched files are reused
+  lock=<file>                  another images.lock.yaml
+
+Images of containers/images.lock.yaml, and their bases:
+"""
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """The checked command line."""
 
     image: Image
@@ -63,21 +64,18 @@ class Asked:
 
     @property
     def base_reference(self) -> str:
+        """Return the base, by the lock's digest unless the user named another."""
+        if self.base and self.image.verified and "@" not in self.base:
+            return f"{self.base}@{self.image.digest}"
         return self.base or self.image.base_reference
 
 
 # ---- The command line
 
 
-def parse(arguments: list[str]) -> Asked:
-    defaults = {
-        "image": "",
-        "base": "",
-        "check": "false",
-        "push": "",
-        "no_cache": "false",
-        "lock": str(images.LOCK),
-    }
+def parse(arguments: list[str]) -> Request:
+    defaults = {"image": "", "base": "", "push": "", "lock": str(images.LOCK)}
+    defaults |= {"check": "false", "no_cache": "false"}
     values = key_values.read(arguments, defaults, "image=cpu")
     for key in ("check", "no_cache"):
         if values[key] not in ("true", "false"):
@@ -85,24 +83,12 @@ def parse(arguments: list[str]) -> Asked:
     check, no_cache = values["check"] == "true", values["no_cache"] == "true"
     if check and (values["push"] or no_cache):
         raise UserError("check=true builds and pushes nothing: leave push= and no_cache= out.")
-    if values["push"] and not push.PLACE.fullmatch(values["push"]):
-        raise UserError(
-            f"push={values['push']}: <registry> or <registry>/<repository> is expected, in lower "
-            "case, without https:// and without a tag, "
-            "such as ghcr.io/me/recipes. The image's name and tag are appended."
-        )
-    lock = Path(values["lock"])
-    if not lock.is_file():
-        raise UserError(f"lock={lock}: there is no such file.")
+    lock, name = Path(values["lock"]), values["image"]
     known = images.load(lock)
-    if values["image"] not in known:
-        what = (
-            f"There is no image `{values['image']}`"
-            if values["image"]
-            else "image=<name> is missing"
-        )
-        raise UserError(f"{what}. Images: {', '.join(known)}.{near(values['image'], known)}")
-    return Asked(known[values["image"]], lock, values["base"], values["push"], check, no_cache)
+    if name not in known:
+        problem = f"There is no image `{name}`" if name else "image=<name> is missing"
+        raise UserError(f"{problem}. Images: {', '.join(known)}.{errors.near(name, known)}")
+    return Request(known[name], lock, values["base"], values["push"], check, no_cache)
 
 
 def usage() -> str:
@@ -111,24 +97,10 @@ def usage() -> str:
     rows = [
         f"  {name:<{width}}  {image.base}, "
         f"{'pinned by digest' if image.verified else 'unverified'}, "
-        f"{'not pushed' if image.pushed == UNBUILT else 'pushed'}"
+        f"{'not pushed' if image.pushed == UNBUILT else 'pushed'}\n"
         for name, image in known.items()
     ]
-    return "\n".join(
-        [
-            "python containers/build.py image=<name> [key=value ...]",
-            "",
-            "  base=<reference>             another base than the lock's: a mirror, an image of "
-            "your own",
-            "  check=true                   build nothing; compare the local image with the lock",
-            "  push=<registry/repository>   push it, and write its digest into the lock",
-            "  no_cache=true                rebuild every layer; fetched files are reused",
-            "  lock=<file>                  another images.lock.yaml",
-            "",
-            "Images of containers/images.lock.yaml, and their bases:",
-            *rows,
-        ]
-    )
+    return USAGE + "".join(rows)
 
 
 # ---- The build
@@ -137,33 +109,31 @@ def usage() -> str:
 def git_revision() -> str:
     """Return the commit of this file, or `unknown` outside a clone."""
     git = ["git", "-C", str(FOLDER)]
+    options: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
     try:
-        commit = subprocess.run(
-            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        changed = subprocess.run(
-            [*git, "status", "--porcelain"], capture_output=True, text=True, check=True
-        ).stdout
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], **options).stdout.strip()
+        changed = subprocess.run([*git, "status", "--porcelain"], **options).stdout
     except (OSError, subprocess.CalledProcessError):
         return images.UNKNOWN
     return commit + ("-dirty" if changed else "")
 
 
-def base_digest(asked: Asked, base: Any) -> str:
+def base_digest(request: Request, base: Any) -> str:
     """Return the base's registry digest, or the engine's id if no registry has this image."""
-    digests = {asked.image.digest, asked.base_reference.partition("@")[2]} & engine.digests(base)
+    pinned = {request.image.digest, request.base_reference.partition("@")[2]}
+    digests = pinned & engine.digests(base)
     return min(digests or engine.digests(base), default=base.id)
 
 
-def labels_of(asked: Asked, base: Any, probed: Mapping[str, Any]) -> dict[str, str]:
-    image = asked.image
+def labels_of(request: Request, base: Any, probed: Mapping[str, Any]) -> dict[str, str]:
+    image = request.image
     versions = {f"{LABEL}.{name}": str(probed.get(name) or images.NONE) for name in images.VERSIONS}
     return {
         f"{OCI}.title": f"{images.REPOSITORY}/{image.name}",
         f"{OCI}.revision": git_revision(),
         f"{OCI}.version": image.tag,
-        f"{OCI}.base.name": asked.base_reference,
-        f"{OCI}.base.digest": base_digest(asked, base),
+        f"{OCI}.base.name": request.base_reference,
+        f"{OCI}.base.digest": base_digest(request, base),
         f"{LABEL}.image": image.name,
         f"{LABEL}.tag": image.tag,
         f"{LABEL}.lock": fetch.lock_hash(image),
@@ -174,41 +144,32 @@ def labels_of(asked: Asked, base: Any, probed: Mapping[str, Any]) -> dict[str, s
     }
 
 
-def outdated(client: docker.DockerClient, asked: Asked, existing: Any) -> str:
+def outdated(client: docker.DockerClient, request: Request, existing: Any) -> str:
     """Return why the local image does not match the request, or '' if it does."""
     labels = existing.labels
-    if labels.get(f"{LABEL}.tag") != asked.image.tag or engine.BUILD not in labels:
+    if labels.get(f"{LABEL}.tag") != request.image.tag or engine.BUILD not in labels:
         return "it was not made by this program"
     # An image has several names if it is mirrored or its registry moved. So compare digests, unless
     # that takes a pull.
-    base = engine.find(client, engine.without_tag(asked.base_reference))
-    digests = {asked.base_reference.partition("@")[2]} - {""}
+    base = engine.find(client, engine.without_tag(request.base_reference))
+    digests = {request.base_reference.partition("@")[2]} - {""}
     digests |= engine.digests(base) | {base.id} if base is not None else set()
     name, digest = labels.get(f"{OCI}.base.name"), labels.get(f"{OCI}.base.digest")
-    if digest in digests or (not digests and name == asked.base_reference):
+    if digest in digests or (not digests and name == request.base_reference):
         return ""
-    return f"it was built on {name} ({digest}), which is not {asked.base_reference}"
+    return f"it was built on {name} ({digest}), which is not {request.base_reference}"
 
 
-def have_base(client: docker.DockerClient, asked: Asked, phase: Phase) -> Any:
-    """Return the base image, pulled if necessary.
-
-    Raises HostError if its digest is not the one that the lock pins.
-    """
-    image, reference = asked.image, asked.base_reference
-    requested_digest = reference.partition("@")[2]
-    refusal = (
-        f"containers/images.lock.yaml pins the base of {image.name} to {image.digest}, and "
-        f"base={reference} "
-        "{}. Name a copy of that very image (a mirror keeps its digest), or another entry of the "
-        "lock."
-    )
-    if image.verified and requested_digest and requested_digest != image.digest:
-        raise HostError(refusal.format("names another digest"))
+def have_base(client: docker.DockerClient, request: Request, phase: Phase) -> Any:
+    """Return the base image, pulled if necessary, by the digest that the lock pins."""
+    image, reference = request.image, request.base_reference
+    if image.verified and reference.partition("@")[2] != image.digest:
+        raise HostError(
+            f"base={reference}: containers/images.lock.yaml pins the base of {image.name} to "
+            f"{image.digest}. Name a copy of that very image (a mirror keeps its digest), or "
+            "another entry of the lock."
+        )
     base = engine.have(client, reference, image.size_gb, phase.say)
-    digests = ", ".join(sorted(engine.digests(base)))
-    if image.verified and image.digest not in engine.digests(base):
-        raise HostError(refusal.format(f"has {digests or 'none, since it was loaded, not pulled'}"))
     phase.result = reference if image.verified else f"{reference} (unverified)"
     return base
 
@@ -242,26 +203,26 @@ def header(name: str, size: int) -> bytes:
 
 def run_build(
     client: docker.DockerClient,
-    asked: Asked,
+    request: Request,
     base: str,
     wheels: Path | None,
     build: str,
     phase: Phase,
 ) -> str:
     """Build the image, log every line, and return the id of the image, which has no name yet."""
-    log = log_file(asked.image)
+    log = log_file(request.image)
     log.parent.mkdir(parents=True, exist_ok=True)
     lines, image_id = [], ""
     with log.open("w", encoding="utf-8") as file:
         # The SDK reads a file object into memory, but sends an iterator, whose length is unknown,
         # in chunks.
         stream = client.api.build(
-            fileobj=context(asked.image, wheels),
+            fileobj=context(request.image, wheels),
             custom_context=True,
             buildargs={"BASE": base, "BUILD": build},
             labels={engine.BUILD: build},
             network_mode="none",
-            nocache=asked.no_cache,
+            nocache=request.no_cache,
             rm=True,
             forcerm=True,
             decode=True,
@@ -276,7 +237,7 @@ def run_build(
                     phase.say(line)
         except docker.errors.APIError as error:
             file.write(f"{error.explanation}\n")
-            raise build_failure(asked.image, lines, str(error.explanation), wheels) from error
+            raise build_failure(request.image, lines, str(error.explanation), wheels) from error
     return image_id
 
 
@@ -291,17 +252,9 @@ def build_failure(
 
     It is a HostError if the disk is full, else a BuildFailed.
     """
-    output = [
-        line
-        for line in lines
-        if line.strip() and not line.startswith("Removing intermediate container")
-    ]
-    at = max((i for i, line in enumerate(output) if line.startswith("error: ")), default=None)
-    reason = (
-        [*output[-LAST_LINES:], explanation]
-        if at is None
-        else [output[at].removeprefix("error: "), *output[at + 1 :]]
-    )
+    removing = "Removing intermediate container"
+    output = [line for line in lines if line.strip() and not line.startswith(removing)]
+    reason = fetch.error_lines(output) or [*output[-LAST_LINES:], explanation]
     message = "\n".join(
         [f"The build of {image.name} failed:", *reason, f"All of its output: {log_file(image)}"]
     )
@@ -315,19 +268,19 @@ def build_failure(
     return BuildFailed(message)
 
 
-def make(client: docker.DockerClient, asked: Asked, progress: Progress) -> None:
+def make(client: docker.DockerClient, request: Request, progress: Progress) -> None:
     """Pull the base, fetch the wheels, build, probe and name the image.
 
     Raises HostError, BuildFailed.
     """
-    image, build = asked.image, uuid.uuid4().hex
+    image, build = request.image, uuid.uuid4().hex
     engine.remove_forgotten(client)
     with progress.phase("pull") as phase:
-        base = have_base(client, asked, phase)
+        base = have_base(client, request, phase)
     wheels = None
     if image.locks:
         with progress.phase("fetch") as phase:
-            reference = engine.without_tag(asked.base_reference)
+            reference = engine.without_tag(request.base_reference)
             facts = fetch.inspect(client, reference)
             wheels = fetch.wheels(client, image, reference, facts, phase.say)
             sizes = [wheel.stat().st_size for wheel in wheels.iterdir()]
@@ -336,15 +289,15 @@ def make(client: docker.DockerClient, asked: Asked, progress: Progress) -> None:
             )
     try:
         with progress.phase("build") as phase:
-            image_id = run_build(client, asked, base.id, wheels, build, phase)
+            image_id = run_build(client, request, base.id, wheels, build, phase)
             phase.result = f"{client.images.get(image_id).attrs['Size'] / 1e9:.2f} GB with its base"
         with progress.phase("probe") as phase:
             probed = verify.probe(client, image_id)
-            notes = verify.refuse_lies(image, probed, base_replaced=bool(asked.base))
+            notes = verify.check_entry(image, probed, base_replaced=bool(request.base))
             phase.result = verify.summary(probed)
         # Name it only now: its labels hold what the probe reports, which the build cannot know.
         replaced = engine.find(client, image.local_reference)
-        name(client, image_id, image.local_reference, labels_of(asked, base, probed))
+        name(client, image_id, image.local_reference, labels_of(request, base, probed))
     finally:
         engine.remove_build(client, build)
     for note in notes:
@@ -380,12 +333,12 @@ def name(
 # ---- The command
 
 
-def check(client: docker.DockerClient, asked: Asked, progress: Progress) -> None:
+def check(client: docker.DockerClient, request: Request, progress: Progress) -> None:
     """Compare the local image with its labels and the lock, without building.
 
     Raises HostError if there is no such image, BuildFailed if they differ.
     """
-    image = asked.image
+    image = request.image
     existing = engine.find(client, image.local_reference)
     if existing is None:
         raise HostError(
@@ -393,53 +346,48 @@ def check(client: docker.DockerClient, asked: Asked, progress: Progress) -> None
             "on this machine, so nothing could be "
             f"compared. To build it: python containers/build.py image={image.name}"
         )
-    reason = outdated(client, asked, existing)
+    reason = outdated(client, request, existing)
+    if not reason:
+        with progress.phase("probe") as phase:
+            probed = verify.probe(client, existing.id)
+            phase.result = verify.summary(probed)
+        for note in verify.check_entry(image, probed, base_replaced=bool(request.base)):
+            progress.say(note)
+        label = json.loads(existing.labels[f"{LABEL}.probe"])
+        keys = sorted(k for k in label.keys() | probed.keys() if label.get(k) != probed.get(k))
+        reason = f"its labels and contents differ in {', '.join(keys)}" if keys else ""
     if reason:
         raise BuildFailed(
             f"{image.local_reference}: {reason}. To rebuild it: python containers/build.py "
-            f"image={image.name}"
-        )
-    with progress.phase("probe") as phase:
-        probed = verify.probe(client, existing.id)
-        phase.result = verify.summary(probed)
-    for note in verify.refuse_lies(image, probed, base_replaced=bool(asked.base)):
-        progress.say(note)
-    label = json.loads(existing.labels[f"{LABEL}.probe"])
-    if label != probed:
-        changed = ", ".join(
-            sorted(key for key in label.keys() | probed.keys() if label.get(key) != probed.get(key))
-        )
-        raise BuildFailed(
-            f"{image.local_reference}: its labels and contents differ in {changed}. Rebuild it "
-            "with no_cache=true"
+            f"image={image.name} no_cache=true"
         )
     progress.say(f"{image.local_reference} is what the lock says")
 
 
-def run(asked: Asked, progress: Progress) -> None:
+def run(request: Request, progress: Progress) -> None:
     client = engine.connect()
-    image = asked.image
-    if asked.check:
-        return check(client, asked, progress)
-    existing = None if asked.no_cache else engine.find(client, image.local_reference)
-    reason = outdated(client, asked, existing) if existing is not None else "it is not here"
+    image = request.image
+    if request.check:
+        return check(client, request, progress)
+    existing = None if request.no_cache else engine.find(client, image.local_reference)
+    reason = outdated(client, request, existing) if existing is not None else "it is not here"
     if existing is not None and not reason:
-        for note in verify.refuse_lies(
-            image, json.loads(existing.labels[f"{LABEL}.probe"]), base_replaced=bool(asked.base)
+        for note in verify.check_entry(
+            image, json.loads(existing.labels[f"{LABEL}.probe"]), base_replaced=bool(request.base)
         ):
             progress.say(note)
         progress.say(f"{image.local_reference} is up to date")
     else:
         if existing is not None:
             progress.say(f"Rebuilding {image.local_reference}: {reason}")
-        make(client, asked, progress)
+        make(client, request, progress)
         progress.say(f"{image.local_reference} is built")
-    if asked.push:
+    if request.push:
         with progress.phase("push") as phase:
-            reference = phase.result = push.push(client, image, asked.push, phase.say)
-        changed = push.write_pushed(asked.lock, image.name, reference)
+            reference = phase.result = push.push(client, image, request.push, phase.say)
+        changed = push.write_pushed(request.lock, image.name, reference)
         progress.say(
-            f"{asked.lock.name}: images.{image.name}.pushed "
+            f"{request.lock.name}: images.{image.name}.pushed "
             f"{'is now' if changed else 'was already'} {reference}"
         )
     return None
@@ -448,35 +396,26 @@ def run(asked: Asked, progress: Progress) -> None:
 def main(arguments: list[str]) -> int:
     try:
         if not arguments or {"--help", "-h", "help"} & set(arguments):
-            print(usage())
-            return EXIT_DONE
-        run(parse(arguments), Progress())
-    except LockError as error:
-        print(error, file=sys.stderr)
-        return EXIT_USER
-    except (UserError, HostError, BuildFailed) as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    except docker.errors.DockerException as error:
-        print(
-            f"The docker engine refused: {getattr(error, 'explanation', None) or error}",
-            file=sys.stderr,
-        )
-        return EXIT_HOST
-    except requests.RequestException as error:
-        print(
-            f"The docker engine stopped answering: {engine.root(error)}. Run the same command "
-            "again.",
-            file=sys.stderr,
-        )
-        return EXIT_HOST
-    except OSError as error:  # the cache, the log or the lock file cannot be written
-        print(os_error_text(error, "This machine"), file=sys.stderr)
-        return EXIT_HOST
+            print(usage(), end="")
+        else:
+            run(parse(arguments), Progress())
+        return errors.EXIT_DONE
     except KeyboardInterrupt:
-        print("\ninterrupted: run it again; fetched files are reused", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    return EXIT_DONE
+        message, code = "\ninterrupted: run it again", errors.EXIT_INTERRUPTED
+    except LockError as error:
+        message, code = str(error), errors.EXIT_USER
+    except (UserError, HostError, BuildFailed) as error:
+        message, code = str(error), error.exit_code
+    except docker.errors.DockerException as error:
+        reason = getattr(error, "explanation", None) or error
+        message, code = f"The docker engine refused: {reason}", errors.EXIT_HOST
+    except requests.RequestException as error:
+        reason = f"{engine.root(error)}. Run the same command again."
+        message, code = f"The docker engine stopped answering: {reason}", errors.EXIT_HOST
+    except OSError as error:  # the cache, the log or the lock file cannot be written
+        message, code = errors.os_error_text(error, "This machine"), errors.EXIT_HOST
+    print(message, file=sys.stderr)
+    return code
 
 
 def terminated(*_: object) -> None:

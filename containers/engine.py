@@ -29,7 +29,7 @@ PYTHON = "python3"  # its name in every base
 FORGOTTEN_S = 3600  # a container that ended this long ago belongs to no build any more
 TRIES = 100
 NOT_FOUND, CONFLICT = 404, 409
-Said = Callable[[str], None]
+Show = Callable[[str], None]
 
 
 def connect() -> docker.DockerClient:
@@ -98,16 +98,16 @@ def digests(image: Any) -> set[str]:
     return {reference.partition("@")[2] for reference in image.attrs.get("RepoDigests") or []}
 
 
-def have(client: docker.DockerClient, reference: str, size_gb: float | str, said: Said) -> Any:
+def have(client: docker.DockerClient, reference: str, size_gb: float | str, show: Show) -> Any:
     """Return the image, pulled if it is missing here. Raises HostError."""
     reference = without_tag(reference)
     image = find(client, reference)
     if image is not None:
-        said("present")
+        show("present")
         return image
-    refuse_small_disk(client, reference, size_gb)
+    check_disk(client, reference, size_gb)
     try:
-        pull(client, reference, said)
+        pull(client, reference, show)
     except docker.errors.APIError as error:
         raise HostError(
             f"The image {reference} is not here and cannot be pulled: "
@@ -120,7 +120,7 @@ def have(client: docker.DockerClient, reference: str, size_gb: float | str, said
     return client.images.get(reference)
 
 
-def refuse_small_disk(client: docker.DockerClient, reference: str, size_gb: float | str) -> None:
+def check_disk(client: docker.DockerClient, reference: str, size_gb: float | str) -> None:
     folder = Path(client.info().get("DockerRootDir") or "/")
     if (
         not isinstance(size_gb, (int, float)) or not folder.exists()
@@ -135,7 +135,7 @@ def refuse_small_disk(client: docker.DockerClient, reference: str, size_gb: floa
         )
 
 
-def pull(client: docker.DockerClient, reference: str, said: Said) -> None:
+def pull(client: docker.DockerClient, reference: str, show: Show) -> None:
     name, _, digest = reference.partition("@")
     layers: dict[str, tuple[int, int]] = {}
     stream = client.api.pull(
@@ -146,7 +146,7 @@ def pull(client: docker.DockerClient, reference: str, said: Said) -> None:
         if event.get("status") == "Downloading" and part.get("total"):
             layers[event["id"]] = (part["current"], part["total"])
             done, total = (sum(column) / 1e9 for column in zip(*layers.values(), strict=True))
-            said(f"{done:.1f} of {total:.1f} GB in {len(layers)} layers")
+            show(f"{done:.1f} of {total:.1f} GB in {len(layers)} layers")
 
 
 def failing(stream: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -161,33 +161,24 @@ def failing(stream: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def run(
-    client: docker.DockerClient, image: str, argv: list[str], said: Said, **options: Any
+    client: docker.DockerClient, image: str, argv: list[str], show: Show, **options: Any
 ) -> tuple[int, list[str]]:
     """Run a program in an image; return its exit code and output. Always removes the container."""
-    try:
-        container = client.api.create_container(
-            image,
-            entrypoint=argv,
-            command=[],
-            labels={ROLE: "build"},
-            # Otherwise the client writes its proxy, password included, into what `inspect` shows.
-            use_config_proxy=False,
-            **options,
-        )["Id"]
-    except docker.errors.APIError as error:
-        if "bind source path does not exist" not in str(error.explanation):
-            raise
-        raise HostError(
-            f"The docker engine does not see this machine's files ({error.explanation}). Images "
-            "are built by an engine of the same "
-            "machine: unset DOCKER_HOST, or run this where the engine is."
-        ) from error
+    container = client.api.create_container(
+        image,
+        entrypoint=argv,
+        command=[],
+        labels={ROLE: "build"},
+        # Otherwise the client writes its proxy, password included, into what `inspect` shows.
+        use_config_proxy=False,
+        **options,
+    )["Id"]
     try:
         client.api.start(container)
         lines = []
         for line in whole_lines(client.api.logs(container, stream=True, follow=True)):
             lines.append(line)
-            said(line)
+            show(line)
         return client.api.wait(container)["StatusCode"], lines
     finally:
         client.api.remove_container(container, force=True, v=True)
@@ -243,8 +234,8 @@ def remove_forgotten(client: docker.DockerClient) -> None:
 
 def remove_unnamed(client: docker.DockerClient, image: str) -> None:
     """Remove an image without a name, unless a container still uses it."""
-    held = find(client, image)
-    if held is None or held.tags or digests(held):  # a digest is a name, too
+    existing = find(client, image)
+    if existing is None or existing.tags or digests(existing):  # a digest is a name, too
         return
     with tolerated(NOT_FOUND, CONFLICT):
         client.api.remove_image(image)

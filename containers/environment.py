@@ -15,7 +15,6 @@ import ast
 import collections
 import functools
 import hashlib
-import importlib.util
 import json
 import os
 import platform
@@ -90,6 +89,7 @@ class Step(NamedTuple):
     title: str
     attempts: tuple[tuple[str, ...], ...]
     optional: bool = False
+    remedy: str = ""
 
 
 # ---- What to install: pure functions
@@ -100,10 +100,6 @@ def choose_build(facts: Facts, requested: str | None) -> str:
 
     Without a GPU it is always cpu, so that CUDA's gigabytes never come by accident.
     """
-    if requested and requested not in BUILDS:
-        raise UserError(
-            f"TORCH={requested}: no such build of torch. Use one of {', '.join(BUILDS)}"
-        )
     if facts.system == "Darwin":
         if requested not in (None, "", "cpu"):
             raise UserError(f"TORCH={requested} does not exist for macOS. Leave it out")
@@ -112,11 +108,8 @@ def choose_build(facts: Facts, requested: str | None) -> str:
         raise HostError(
             f"{facts.system} is not supported. On Windows run this in WSL 2 (wsl --install)"
         )
-    if requested:
-        return requested
-    if facts.amd_gpu:
-        return "rocm"
-    return "cuda" if facts.nvidia_driver else "cpu"
+    detected = "rocm" if facts.amd_gpu else "cuda" if facts.nvidia_driver else "cpu"
+    return requested or detected
 
 
 def lock_files(build: str) -> tuple[Path, ...]:
@@ -143,9 +136,9 @@ def pip_options(listed: str, *sections: str) -> dict[str, str]:
     ]
     return {
         option.replace("default-", "", 1): str(ast.literal_eval(value))
-        for wanted in (*sections, ":env:")
+        for source in (*sections, ":env:")
         for section, option, value in settings
-        if section == wanted
+        if section == source
     }
 
 
@@ -161,32 +154,28 @@ def uv_settings(listed: str) -> dict[str, str] | None:
     }
 
 
-def pip_command(python: Path) -> tuple[str, ...]:
-    """Return the start of every `pip install`.
+def with_pip(python: Path, *options: str) -> tuple[str, ...]:
+    """Return the argv of `pip install`.
 
     Bytecode is left to the first import: all of it is 260 MB of source and a minute of CPU time,
     and a run imports 74 MB. If the shell forbids Python to write bytecode, every process would
     compile its imports again, so pip does it once.
     """
     bytecode = "--compile" if os.environ.get("PYTHONDONTWRITEBYTECODE") else "--no-compile"
-    pip = (str(python), "-m", "pip", "install")
-    return (*pip, "--disable-pip-version-check", "--no-input", bytecode)
+    pip = (str(python), *"-m pip install --disable-pip-version-check --no-input".split())
+    return (*pip, bytecode, *options)
+
+
+def with_uv(python: Path, *options: str) -> tuple[str, ...]:
+    """Return the argv of `uv pip install`, which takes a tenth of pip's time."""
+    bytecode = ("--compile-bytecode",) if os.environ.get("PYTHONDONTWRITEBYTECODE") else ()
+    # Like pip, look at all indexes. A file from elsewhere would not have the hash in the lock.
+    uv = (str(python.with_name("uv")), *"pip install --index-strategy unsafe-best-match".split())
+    return (*uv, "--python", str(python), *bytecode, *options)
 
 
 def is_uv(argv: tuple[str, ...]) -> bool:
     return Path(argv[0]).name == "uv"
-
-
-def with_uv(python: Path, lock: Path, *options: str) -> tuple[str, ...]:
-    """Return the argv that installs a lock in a tenth of pip's time; bytecode as in pip_command."""
-    bytecode = ("--compile-bytecode",) if os.environ.get("PYTHONDONTWRITEBYTECODE") else ()
-    # Like pip, look at all indexes. A file from elsewhere would not have the hash in the lock.
-    uv = (str(python.with_name("uv")), "pip", "install", "--python", str(python))
-    return (*uv, "--index-strategy", "unsafe-best-match", *bytecode, *options, *HASHED, str(lock))
-
-
-def with_pip(python: Path, lock: Path, *options: str) -> tuple[str, ...]:
-    return (*pip_command(python), *options, "--use-pep517", *HASHED, str(lock))
 
 
 def install_lock(python: Path, lock: Path) -> tuple[tuple[str, ...], ...]:
@@ -194,36 +183,36 @@ def install_lock(python: Path, lock: Path) -> tuple[tuple[str, ...], ...]:
 
     pip follows uv, because uv fails if an index does not answer or the cache is not writable.
     """
-    return (with_uv(python, lock), with_pip(python, lock))
+    return (
+        with_uv(python, *HASHED, str(lock)),
+        with_pip(python, "--use-pep517", *HASHED, str(lock)),
+    )
 
 
-def torch_step(python: Path, build: str) -> Step:
+def torch_step(python: Path, build: str, version: str) -> Step:
     if build == "cpu":
-        lock = LOCKS / "torch.lock"
         # pip's configured index comes first, since a machine without internet has its wheels there.
         # With pip's default retries an unreachable index costs half a minute.
-        attempts = (
-            with_uv(python, lock),
-            with_uv(python, lock, "--index", CPU_INDEX),
-            with_pip(python, lock),
-            with_pip(python, lock, "--retries", "1", "--extra-index-url", CPU_INDEX),
-        )
-        return Step(f"torch {TORCH}, CPU build", attempts)
+        uv, pip = install_lock(python, LOCKS / "torch.lock")
+        index = (*pip, "--retries", "1", "--extra-index-url", CPU_INDEX)
+        attempts = (uv, (*uv, "--index", CPU_INDEX), pip, index)
+        remedy = torch_unavailable(version, platform.machine())
+        return Step(f"torch {TORCH}, CPU build", attempts, remedy=remedy)
     if build == "rocm":
         # PyTorch's ROCm wheels change with ROCm; no public source states their hashes.
-        argv = (*pip_command(python), "--index-url", ROCM_INDEX, f"torch=={TORCH}+{ROCM}")
+        argv = with_pip(python, "--index-url", ROCM_INDEX, f"torch=={TORCH}+{ROCM}")
         return Step(f"torch {TORCH}, {ROCM} build (unverified: no hash)", (argv,))
     kind = " for macOS" if build == "macos" else ", CUDA build (several GB)"
     return Step(f"torch {TORCH}{kind}", install_lock(python, LOCKS / "torch_pypi.lock"))
 
 
-def plan(python: Path, build: str) -> tuple[Step, ...]:
-    torch = torch_step(python, build)
+def plan(python: Path, build: str, version: str) -> tuple[Step, ...]:
+    torch = torch_step(python, build, version)
     stack = Step("training stack", install_lock(python, LOCKS / "requirements.lock"))
     # torch comes first, because it may be unavailable. The ROCm build comes last, because it brings
     # what the lock has not installed.
     return (
-        Step("uv", (with_pip(python, LOCKS / "uv.lock"),), optional=True),
+        Step("uv", install_lock(python, LOCKS / "uv.lock")[1:], optional=True),
         Step("build tools", install_lock(python, LOCKS / "tools.lock")),
         *((stack, torch) if build == "rocm" else (torch, stack)),
         Step("test tools", install_lock(python, LOCKS / "dev.lock")),
@@ -235,12 +224,10 @@ def torch_unavailable(python: str, machine: str) -> str:
     tag = "cp" + "".join(python.split(".")[:2])
     wheel = f"torch-{TORCH}+cpu-{tag}-{tag}-manylinux_2_28_{machine}.whl"
     return (
-        f"torch's CPU build for Python {python} on {machine} is unavailable: {wheel} is neither at "
-        "pip's configured indexes "
-        f"(`pip config list`) nor at {CPU_INDEX}. Use a network that reaches that index; "
-        "PIP_FIND_LINKS=<folder with the wheel>; "
-        "another Python, `make setup PYTHON=python3.11`; or, on a machine with a GPU, `make setup "
-        "TORCH=rocm|cuda`"
+        f"{wheel} is neither at pip's configured indexes (`pip config list`) nor at {CPU_INDEX}. "
+        "Use a network that reaches that index; PIP_FIND_LINKS=<folder with the wheel>; another "
+        "Python, `make setup PYTHON=python3.11`; or, on a machine with a GPU, "
+        "`make setup TORCH=rocm|cuda`"
     )
 
 
@@ -286,7 +273,6 @@ class Progress:
 
     def __init__(self, log: Path, steps: int, python: Path) -> None:
         self.log, self.steps, self.python, self.done = log, steps, python, 0
-        self.terminal = sys.stdout.isatty()
 
     @functools.cached_property
     def uv_env(self) -> dict[str, str] | None:
@@ -304,19 +290,23 @@ class Progress:
         settings = uv_settings(pip.stdout)
         return None if settings is None else {**settings, **os.environ}
 
-    def begin(self, title: str) -> None:
+    def install(self, step: Step) -> bool:
+        """Return whether the step succeeded. Raises HostError if a required step failed."""
         self.done += 1
-        self.started_s = time.monotonic()
-        print(f"[{self.done}/{self.steps}] {title}", flush=True)
-
-    def line(self, text: str) -> None:
-        if self.terminal:
-            width = shutil.get_terminal_size().columns - 7
-            print(f"\r\033[K      {text.strip()[:width]}", end="", flush=True)
-
-    def end(self, remark: str = "") -> None:
-        clear = "\r\033[K" * self.terminal
-        print(f"{clear}      {time.monotonic() - self.started_s:.1f} s{remark}", flush=True)
+        started_s, output, status = time.monotonic(), "", 1
+        print(f"[{self.done}/{self.steps}] {step.title}", flush=True)
+        for argv in step.attempts:
+            if status and not (is_uv(argv) and self.uv_env is None):
+                status, output = self.run(argv)
+        remark = "" if not status else "  not installed" if step.optional else "  failed"
+        clear = "\r\033[K" * sys.stdout.isatty()
+        print(f"{clear}      {time.monotonic() - started_s:.1f} s{remark}", flush=True)
+        if status and not step.optional:
+            raise HostError(
+                f"{step.title} could not be installed. The last lines of {self.log}:\n"
+                f"{output}{step.remedy}"
+            )
+        return not status
 
     def run(self, argv: tuple[str, ...]) -> tuple[int, str]:
         """Run a command; return its exit status and last lines."""
@@ -333,41 +323,18 @@ class Progress:
         except OSError as error:
             return 127, f"{error.filename}: {error.strerror}\n"
         assert process.stdout is not None
+        width = shutil.get_terminal_size().columns - 7
         with self.log.open("a") as log, process:
             log.write("$ " + " ".join(argv) + "\n")
             for text in process.stdout:
                 log.write(text)
-                self.line(text)
                 last.append(text)
+                if sys.stdout.isatty():
+                    print(f"\r\033[K      {text.strip()[:width]}", end="", flush=True)
         return process.returncode, "".join(last)
 
 
-def run_step(step: Step, progress: Progress) -> bool:
-    """Return whether the step succeeded. Raises HostError if a required step failed."""
-    progress.begin(step.title)
-    output = ""
-    for argv in step.attempts:
-        if is_uv(argv) and progress.uv_env is None:
-            continue
-        status, output = progress.run(argv)
-        if status == 0:
-            progress.end()
-            return True
-    progress.end("  not installed" if step.optional else "  failed")
-    if not step.optional:
-        raise HostError(
-            f"{step.title} could not be installed. The last lines of {progress.log}:\n{output}"
-        )
-    return False
-
-
 def make_venv(venv: Path, base: str, clear: bool) -> None:
-    if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
-        version = "{}.{}".format(*sys.version_info[:2])
-        raise HostError(
-            "This Python has no venv module. Install it (Debian, Ubuntu: apt-get install "
-            f"python{version}-venv)"
-        )
     argv = [base, "-m", "venv", *(["--clear"] if clear else []), str(venv)]
     if subprocess.run(argv, check=False).returncode:
         raise HostError(f"Python could not make the environment {venv}; see its message above")
@@ -380,29 +347,22 @@ def check_torch(venv: Path, build: str) -> None:
     argv = [str(venv_python(venv)), "-c", code]
     output = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout
     version, *nvidia = output.split()
-    wanted = {"cpu": f"{TORCH}+cpu", "rocm": f"{TORCH}+{ROCM}"}.get(build, TORCH)
-    if version != wanted or (build == "cpu" and nvidia):
+    expected = {"cpu": f"{TORCH}+cpu", "rocm": f"{TORCH}+{ROCM}"}.get(build, TORCH)
+    if version != expected or (build == "cpu" and nvidia):
         installed = " and ".join([f"torch {version}", *nvidia[:1]])
         raise HostError(
-            f"{installed} was installed instead of torch {wanted}. Delete .venv and run make setup "
-            "again"
+            f"{installed} was installed instead of torch {expected}. Delete .venv and run "
+            "make setup again"
         )
 
 
 def install(venv: Path, build: str, version: str) -> None:
-    steps = plan(venv_python(venv), build)
+    steps = plan(venv_python(venv), build, version)
     progress = Progress(venv / LOG, len(steps), venv_python(venv))
     progress.log.write_text("")
     for step in steps:
-        try:
-            if run_step(step, progress):
-                continue
-        except HostError as error:
-            if step.title.startswith("torch") and build == "cpu":
-                raise HostError(
-                    f"{error}{torch_unavailable(version, platform.machine())}"
-                ) from None
-            raise
+        if progress.install(step):
+            continue
         if step.title == COMPILED:
             (site,) = venv.glob("lib/python*/site-packages")
             (site / "pycosat.py").write_text(PYCOSAT.format(NO_COMPILER))
@@ -466,11 +426,10 @@ def finish(work: Callable[[], bool]) -> int:
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Make the environment in .venv from hashed locks.")
     parser.add_argument(
-        "--torch",
-        default=os.environ.get("TORCH"),
-        help="cpu, rocm or cuda; default: TORCH, or what this machine needs",
+        "--torch", choices=BUILDS, help="default: TORCH, or what this machine needs"
     )
-    requested = parser.parse_args(argv).torch
+    named = ["--torch", os.environ["TORCH"]] if os.environ.get("TORCH") else []
+    requested = parser.parse_args([*named, *argv]).torch
     return finish(lambda: setup(VENV, requested, bool(os.environ.get("PYTHON"))))
 
 

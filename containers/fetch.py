@@ -29,22 +29,14 @@ from containers.environment import pip_options
 from containers.images import FOLDER, Image
 from launch.core.errors import HostError
 
+LAST_LINES = 15
 INSIDE = "/mnt/recipes"  # where the fetching container finds its script, locks and settings
 WHEELS_INSIDE = "/mnt/wheels"
 # pip's options for the sources of files. Others, such as a target or a cache, concern only the
 # host.
-SETTINGS = (
-    "index-url",
-    "extra-index-url",
-    "find-links",
-    "no-index",
-    "trusted-host",
-    "proxy",
-    "cert",
-    "client-cert",
-    "timeout",
-    "retries",
-)
+SETTINGS = """
+index-url extra-index-url find-links no-index trusted-host proxy cert client-cert timeout retries
+""".split()
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 # Otherwise an enforcing SELinux would hide mounted files of the host.
 READABLE = {"security_opt": ["label=disable"]}
@@ -208,15 +200,7 @@ def inspect(client: docker.DockerClient, base: str) -> dict[str, Any]:
         **READABLE,
     )
     argv = [engine.PYTHON, "-B", f"{INSIDE}/install.py", "inspect"]
-    try:
-        code, lines = engine.run(
-            client, base, argv, lambda line: None, host_config=config, user="0:0"
-        )
-    except docker.errors.APIError as error:
-        raise HostError(
-            f"The base {base} does not start: {error.explanation or error}\nIt needs a "
-            f"{engine.PYTHON} in its PATH."
-        ) from error
+    code, lines = engine.run(client, base, argv, lambda line: None, host_config=config, user="0:0")
     if code or not lines:
         raise failed(code, lines, f"The base {base} must run {engine.PYTHON}, 3.10 or newer.")
     facts: dict[str, Any] = json.loads(lines[-1])
@@ -237,7 +221,7 @@ def wheels(
     image: Image,
     base: str,
     facts: Mapping[str, Any],
-    said: engine.Said,
+    show: engine.Show,
 ) -> Path:
     """Return the folder with every file that the locks name for this base's Python, fetched once.
 
@@ -252,13 +236,13 @@ def wheels(
             # An interrupted download resumes here. Only a complete folder gets its final name.
             partial = folder.with_suffix(".partial")
             partial.mkdir(exist_ok=True)
-            download(client, image, base, partial, said)
+            download(client, image, base, partial, show)
             partial.rename(folder)
     return folder
 
 
 def download(
-    client: docker.DockerClient, image: Image, base: str, folder: Path, said: engine.Said
+    client: docker.DockerClient, image: Image, base: str, folder: Path, show: engine.Show
 ) -> None:
     settings = pip_settings(listed_by_pip(), os.environ)
     with private_folder(image, settings) as private:
@@ -269,7 +253,7 @@ def download(
             client,
             base,
             [engine.PYTHON, "-B", f"{INSIDE}/install.py", "download", WHEELS_INSIDE],
-            said,
+            show,
             host_config=config,
             user=engine.caller(client),
             environment={"HOME": "/tmp", "TMPDIR": "/tmp"},
@@ -286,9 +270,11 @@ def download(
 
 def failed(code: int, lines: list[str], remedy: str) -> Exception:
     """Return an error from install.py's last lines, as BuildFailed or, with a remedy, HostError."""
-    at = max(
-        (i for i, line in enumerate(lines) if line.startswith("error: ")),
-        default=max(0, len(lines) - 15),
-    )
-    message = "\n".join(lines[at:]).removeprefix("error: ")
+    message = "\n".join(error_lines(lines) or lines[-LAST_LINES:])
     return BuildFailed(message) if code == 4 else HostError(f"{message}\n{remedy}")
+
+
+def error_lines(lines: list[str]) -> list[str]:
+    """Return install.py's last `error: ...` and all after it; [] without one."""
+    at = max((i for i, line in enumerate(lines) if line.startswith("error: ")), default=len(lines))
+    return [line.removeprefix("error: ") for line in lines[at:]]

@@ -5,15 +5,15 @@ The launcher does so for every plan, so nothing here talks to an engine.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 FOLDER = Path(__file__).parent
 LOCK = FOLDER / "images.lock.yaml"
@@ -26,13 +26,15 @@ UNVERIFIED, UNKNOWN, UNBUILT, NONE = "unverified", "unknown", "unbuilt", "none"
 VERSIONS = ("python", "torch", "rocm", "vllm", "trl")
 # The files that every image is built with, in addition to its own Dockerfile and locks.
 SHARED = ("install.py", "probe.py")
+Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[tuple[str, ...], Field(strict=False)]  # YAML has lists
 
 
 class LockError(Exception):
     """The lock file is inconsistent or incomplete: a maintainer's mistake, exit code 2."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class Image:
     """An entry of the lock file.
 
@@ -41,19 +43,23 @@ class Image:
     """
 
     name: str
-    base: str  # repository:tag that the image is built from
-    digest: str  # of that base, sha256:<64 hexadecimal digits>, or `unverified`
-    python: str
-    torch: str
-    rocm: str
-    vllm: str
-    trl: str
-    gfx: tuple[str, ...]  # GPU targets that it supports; `cpu` if it computes without a GPU
-    size_gb: float | str  # of the base, as its source states it, or `unknown`
-    source: str  # where digest and versions are published
-    dockerfile: str  # relative to containers/
-    locks: tuple[str, ...]  # hashed requirements in order of installation, relative to containers/
-    pushed: str  # repository:tag@sha256:... that `push=` wrote, or `unbuilt`
+    base: Text  # repository:tag that the image is built from
+    digest: Annotated[str, Field(pattern=rf"^({DIGEST.pattern}|{UNVERIFIED})$")]  # of that base
+    python: Text
+    torch: Text
+    rocm: Text
+    vllm: Text
+    trl: Text
+    gfx: Texts  # GPU targets that it supports; `cpu` if it computes without a GPU
+    size_gb: float | Literal["unknown"]  # of the base, as its source states it
+    source: Text  # where digest and versions are published
+    dockerfile: Text  # relative to containers/
+    locks: Texts  # hashed requirements in order of installation, relative to containers/
+    # repository:tag@sha256:... that `push=` wrote
+    pushed: Annotated[
+        str,
+        Field(pattern=rf"^([^@\s]+:[0-9a-f]{{{TAG_LENGTH}}}@{DIGEST.pattern}|{UNBUILT})$"),
+    ]
 
     @property
     def verified(self) -> bool:
@@ -113,45 +119,16 @@ def load(lock: Path = LOCK) -> dict[str, Image]:
 
 def entry(name: str, fields: Any, lock: Path = LOCK) -> Image:
     """Return the image of a valid entry. Raises LockError with the name of the wrong field."""
-    known = {f.name for f in dataclasses.fields(Image)} - {"name"}
-    present = set(fields) if isinstance(fields, dict) else set()
-    if present != known:
-        groups = {"lacks": sorted(known - present), "has": sorted(present - known)}
-        wrong = " and ".join(f"{verb} {', '.join(keys)}" for verb, keys in groups.items() if keys)
-        raise LockError(
-            f"{lock}: images.{name} {wrong}. Its fields are {', '.join(sorted(known))}."
-        )
-    for key in ("base", "digest", "pushed", "dockerfile", "source", *VERSIONS):
-        if not isinstance(fields[key], str) or not fields[key]:
-            raise LockError(
-                f"{lock}: images.{name}.{key}={fields[key]!r}: text is expected, in quotes."
-            )
-    for key in ("gfx", "locks"):
-        value = fields[key]
-        if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
-            raise LockError(
-                f"{lock}: images.{name}.{key}={value!r}: a list of texts is expected, for example "
-                "[cpu]."
-            )
-    size = fields["size_gb"]
-    if size != UNKNOWN and (isinstance(size, bool) or not isinstance(size, (int, float))):
-        raise LockError(f"{lock}: images.{name}.size_gb={size!r}: a number of GB, or {UNKNOWN}.")
-    lists = {"gfx": tuple(fields["gfx"]), "locks": tuple(fields["locks"])}
-    image = Image(**{"name": name, **fields, **lists})
-    if image.verified and not DIGEST.fullmatch(image.digest):
-        raise LockError(
-            f"{lock}: images.{name}.digest={image.digest}: sha256: and 64 hexadecimal digits, or "
-            f"{UNVERIFIED}."
-        )
-    pushed = rf"[^@\s]+:[0-9a-f]{{{TAG_LENGTH}}}@{DIGEST.pattern}"
-    if image.pushed != UNBUILT and not re.fullmatch(pushed, image.pushed):
-        raise LockError(
-            f"{lock}: images.{name}.pushed={image.pushed}: repository:tag@sha256:<digest>, or "
-            f"{UNBUILT}."
-        )
-    missing = [f for f in image.inputs if not (FOLDER / f).is_file()]
+    try:
+        image = Image(**{"name": name, **dict(fields or {})})
+    except ValidationError as error:
+        problems = [
+            f"{lock}: {'.'.join(map(str, ('images', name, *problem['loc'])))}: {problem['msg']}"
+            for problem in error.errors()
+        ]
+        raise LockError("\n".join(problems)) from error
+    missing = [file for file in image.inputs if not (FOLDER / file).is_file()]
     if missing:
-        raise LockError(
-            f"{lock}: images.{name}: no such file: {', '.join(f'containers/{f}' for f in missing)}."
-        )
+        files = ", ".join(f"containers/{file}" for file in missing)
+        raise LockError(f"{lock}: images.{name}: no such file: {files}.")
     return image

@@ -119,7 +119,7 @@ def distributions(paths: list[str]) -> dict[str, importlib.metadata.Distribution
     return packages
 
 
-def held(paths: list[str]) -> dict[str, str]:
+def versions(paths: list[str]) -> dict[str, str]:
     """Return the versions of the packages on these paths."""
     return {name: dist.version for name, dist in distributions(paths).items()}
 
@@ -140,10 +140,10 @@ def satisfies(version: str, specifier: Any) -> bool:
 
 def is_version(text: str) -> bool:
     """Return whether pip can parse this version. A local build may have any text as its version."""
-    versions = vendored("version")
+    module = vendored("version")
     try:
-        versions.Version(text)
-    except versions.InvalidVersion:
+        module.Version(text)
+    except module.InvalidVersion:
         return False
     return True
 
@@ -177,14 +177,14 @@ def refuse_conflicts(pins: Iterable[Pin], base: Mapping[str, str]) -> list[Pin]:
 def unmet(
     ours: Iterable[str],
     everything: Mapping[str, importlib.metadata.Distribution],
-    stood_in: Iterable[str] = (),
+    stand_ins: Iterable[str] = (),
 ) -> list[str]:
     """Return a line for each unmet requirement of our packages and of the extras they request.
 
-    Requirements of the base's own packages, and missing packages in `stood_in`, are not reported.
+    Requirements of the base's own packages, and missing packages in `stand_ins`, are not reported.
     """
     requirements = vendored("requirements")
-    lacking = []
+    problems = []
     queue = [(name, "") for name in ours]
     for name, extra in queue:  # the loop appends to it
         dist = everything[name]
@@ -197,17 +197,17 @@ def unmet(
             package = canonical(need.name)
             names = (package, *ALSO_CALLED.get(package, ()))
             package = next((name for name in names if name in everything), package)
-            if package not in everything:
-                if package not in stood_in:
-                    lacking.append(f"{name} {dist.version} needs {need}, which is not in the image")
-            elif not satisfies(everything[package].version, need.specifier):
-                lacking.append(
-                    f"{name} {dist.version} needs {need}, and the image holds {package} "
-                    f"{everything[package].version}"
-                )
+            if package not in everything and package in stand_ins:
+                continue
+            version = everything[package].version if package in everything else None
+            if version is None:
+                problems.append(f"{name} {dist.version} needs {need}, which is not in the image")
+            elif not satisfies(version, need.specifier):
+                holds = f"the image holds {package} {version}"
+                problems.append(f"{name} {dist.version} needs {need}, and {holds}")
             else:
                 queue += [(package, e) for e in sorted(need.extras) if (package, e) not in queue]
-    return lacking
+    return problems
 
 
 def shadowed(
@@ -231,14 +231,6 @@ class Environment(NamedTuple):
     folder: Path
     pip: tuple[str, ...]
 
-    @property
-    def python(self) -> Path:
-        return self.folder / "bin" / "python"
-
-    @property
-    def site(self) -> Path:
-        return site_of(self.folder)
-
 
 def site_of(environment: Path) -> Path:
     return environment / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
@@ -249,22 +241,16 @@ def make_environment(folder: Path) -> Environment:
 
     Raises Refused if the base has neither.
     """
-    own_pip = importlib.util.find_spec("ensurepip") is not None
-    if not own_pip and importlib.util.find_spec("pip") is None:
-        raise Refused(
-            "the base's python3 has neither ensurepip nor pip: nothing can be installed (Debian, "
-            "Ubuntu: apt-get install python3-venv)",
-            3,
-        )
-    without = [] if own_pip else ["--without-pip"]
+    find = importlib.util.find_spec
+    base_pip = find("ensurepip") is None and find("pip") is not None
+    without = ["--without-pip"] if base_pip else []
     status, output = run([sys.executable, "-m", "venv", *without, str(folder)])
     if status:
         raise Refused(f"the base's python3 cannot make an environment:\n{output}", 3)
     python = str(folder / "bin" / "python")
-    pip = (python, "-m", "pip") if own_pip else (sys.executable, "-m", "pip", "--python", python)
-    environment = Environment(folder, pip)
-    sys.path.append(str(environment.site))  # for vendored()
-    return environment
+    pip = (sys.executable, "-m", "pip", "--python", python) if base_pip else (python, "-m", "pip")
+    sys.path.append(str(site_of(folder)))  # for vendored()
+    return Environment(folder, pip)
 
 
 def run(argv: list[str], settings: Mapping[str, str] | None = None) -> tuple[int, str]:
@@ -293,7 +279,7 @@ def pip(
     settings: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
     """Run a pip command for exactly these pins, with hashes and without other dependencies."""
-    requirements = environment.folder / "wanted.txt"
+    requirements = environment.folder / "requirements.txt"
     requirements.write_text("".join(f"{pin.text}\n" for pin in pins), encoding="utf-8")
     options = ["--use-pep517", "--progress-bar=off", *HASHED, str(requirements)]
     result = run([*environment.pip, *command, *options], settings)
@@ -303,12 +289,11 @@ def pip(
 
 def failure(lock: str, output: str, code: int) -> Refused:
     """Return an error with only the reason from pip's output."""
-    at = output.find("DO NOT MATCH THE HASHES")
-    if at >= 0:
-        wrong = [line.strip() for line in output[at:].splitlines()[1:] if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    wrong = next((i for i, line in enumerate(lines) if "DO NOT MATCH THE HASHES" in line), None)
+    if wrong is not None:
         reason = "a file has another hash than the lock states, and is not used"
-        return Refused("\n".join([f"{lock}: {reason}:", *wrong]), 4)
-    lines = output.splitlines()
+        return Refused("\n".join([f"{lock}: {reason}:", *lines[wrong + 1 :]]), 4)
     errors = [line for line in lines if line.startswith("ERROR:")] or lines[-3:]
     return Refused("\n".join([f"{lock}: pip failed:", *errors]), code)
 
@@ -324,7 +309,7 @@ def lock_files() -> list[tuple[str, Path]]:
 def inspect() -> None:
     refuse_overlay()
     python, machine = platform.python_version(), platform.machine()
-    print(json.dumps({"python": python, "machine": machine, "held": guarded(held(sys.path))}))
+    print(json.dumps({"python": python, "machine": machine, "held": guarded(versions(sys.path))}))
 
 
 def refuse_overlay() -> None:
@@ -338,7 +323,7 @@ def refuse_overlay() -> None:
 def download(folder: Path) -> None:
     """Fetch every file that the locks name for this Python and machine. Raises Refused."""
     settings = json.loads((HERE / "settings.json").read_text(encoding="utf-8"))
-    base = guarded(held(sys.path))
+    base = guarded(versions(sys.path))
     environment = make_environment(Path(os.environ["HOME"]) / "fetch")
     pins_by_lock = {
         name: refuse_conflicts(applicable(read_lock(file, name)), base)
@@ -375,7 +360,7 @@ def install() -> None:
     """Make the overlay and check it. Raises Refused."""
     refuse_overlay()
     os.umask(0o022)
-    base = guarded(held(sys.path))
+    base = guarded(versions(sys.path))
     below = [
         path
         for path in sys.path
@@ -388,13 +373,14 @@ def install() -> None:
         pins = refuse_conflicts(applicable(read_lock(file, name)), base)
         if pins:
             install_pins(environment, name, pins, HERE / "wheels", "--constraint", str(constraints))
+    site = site_of(environment.folder)
     # Do this last, so that pip neither takes the base's packages for ours nor removes them.
     lines = [f"import site; site.addsitedir({path!r})\n" for path in below]
-    (environment.site / "base.pth").write_text("".join(lines), encoding="utf-8")
-    ours = held([str(environment.site)])
+    (site / "base.pth").write_text("".join(lines), encoding="utf-8")
+    ours = versions([str(site)])
     if "pycosat" not in ours:
-        (environment.site / "pycosat.py").write_text(PYCOSAT.format(NOT_IN_IMAGE), encoding="utf-8")
-    status, output = run([str(environment.python), "-B", str(HERE / "install.py"), "check"])
+        (site / "pycosat.py").write_text(PYCOSAT.format(NOT_IN_IMAGE), encoding="utf-8")
+    status, output = run([str(OVERLAY / "bin/python"), "-B", str(HERE / "install.py"), "check"])
     if status:
         raise Refused(output.strip().removeprefix("error: "), status)
     write_constraints(constraints, {**base, **guarded(ours)})
@@ -411,15 +397,12 @@ def write_constraints(file: Path, packages: Mapping[str, str]) -> None:
 
 def check() -> None:
     site = site_of(Path(sys.prefix))
-    ours, everything = held([str(site)]), distributions(sys.path)
-    hidden = shadowed(ours, everything)
-    if hidden:
-        remedy = "Choose a base that leaves PYTHONPATH alone, or one that holds what the locks pin."
-        raise Refused("\n".join([*hidden, remedy]))
-    lacking = unmet(ours, everything, ["pycosat"] if (site / "pycosat.py").is_file() else [])
-    if lacking:
+    ours, everything = versions([str(site)]), distributions(sys.path)
+    stand_ins = ["pycosat"] if (site / "pycosat.py").is_file() else []
+    problems = shadowed(ours, everything) or unmet(ours, everything, stand_ins)
+    if problems:
         remedy = "Lock what is missing, in the version that is needed, or choose another base."
-        raise Refused("\n".join([*lacking, remedy]))
+        raise Refused("\n".join([*problems, remedy]))
     print(
         f"{len(ours)} packages in the overlay, {len(everything)} in all: the overlay's "
         "requirements are met"

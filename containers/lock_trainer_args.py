@@ -100,8 +100,8 @@ def items_of(annotation: object) -> dict[str, object]:
     lists = [
         type_names(typing.get_args(part)[0]) for part in parts if typing.get_origin(part) is list
     ]
-    found = sorted({name for names in lists for name in names})
-    return {"items": found} if found and not {"any", "list"} & {*found} else {}
+    items = sorted({name for names in lists for name in names})
+    return {"items": items} if items and not {"any", "list"} & {*items} else {}
 
 
 def names_of(field: dataclasses.Field) -> dict[str, object]:
@@ -128,7 +128,10 @@ def compared(cls: type, argument: str) -> list[str]:
     """Return the words with which the sources compare a variable or attribute of this name."""
     words = set()
     for module in (cls.__module__, cls.__module__.replace("_config", "_trainer")):
-        for node in ast.walk(ast.parse(source(module))):
+        spec = importlib.util.find_spec(module)
+        assert spec is not None
+        assert spec.origin is not None
+        for node in ast.walk(ast.parse(Path(spec.origin).read_text())):
             if not isinstance(node, ast.Compare):
                 continue
             if getattr(node.left, "id", getattr(node.left, "attr", None)) == argument:
@@ -136,13 +139,6 @@ def compared(cls: type, argument: str) -> list[str]:
                 constants = [part.value for part in inner if isinstance(part, ast.Constant)]
                 words |= {value for value in constants if isinstance(value, str)}
     return sorted(words)
-
-
-def source(module: str) -> str:
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(module)
-    return Path(spec.origin).read_text(encoding="utf-8")
 
 
 def engine() -> dict[str, object]:

@@ -19,7 +19,7 @@ ROCM_VERSION = Path("/opt/rocm/.info/version")
 
 
 def version(package: str) -> str | None:
-    """Of an installed package. Its metadata only: importing vLLM takes half a minute and a GPU."""
+    """Return a package's version by its metadata; importing vLLM takes half a minute and a GPU."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -31,37 +31,36 @@ def targets(torch: Any) -> list[str]:
     # torch.cuda.get_arch_list() answers only where it sees a GPU; the build flags are there without
     # one.
     flags = getattr(torch._C, "_cuda_getArchFlags", None)
-    found = (flags() or "").split() if flags else torch.cuda.get_arch_list()
-    return sorted({target.split(":")[0] for target in found})
+    names = (flags() or "").split() if flags else torch.cuda.get_arch_list()
+    return sorted({name.split(":")[0] for name in names})
 
 
 def rccl(torch: Any) -> str | None:
-    """Of the library that torch brings; a CPU build has none."""
+    """Return the version of torch's library; a CPU build has none."""
     if not hasattr(torch._C, "_nccl_version"):
         return None
     return ".".join(str(part) for part in torch.cuda.nccl.version())
 
 
 def rocm(torch_version: str, hip: str | None) -> str | None:
-    """From the installation, else from torch's version (2.13.0+rocm7.2), else from HIP's."""
+    """Read it from the installation, else from torch's version (2.13.0+rocm7.2), else HIP's."""
     if ROCM_VERSION.is_file():
         return ROCM_VERSION.read_text(encoding="utf-8").strip()
     local = re.search(r"\+.*?rocm(\d+(?:\.\d+)+)", torch_version)
     return local.group(1) if local else hip
 
 
-def of_torch() -> dict[str, Any]:
+def torch_facts() -> dict[str, Any]:
     if importlib.util.find_spec("torch") is None:
         return {"torch": None, "hip": None, "cuda": None, "rocm": None, "gfx": [], "rccl": None}
     import torch
 
-    held = str(torch.__version__)
-    hip = torch.version.hip
+    version, hip = str(torch.__version__), torch.version.hip
     return {
-        "torch": held,
+        "torch": version,
         "hip": hip,
         "cuda": torch.version.cuda,
-        "rocm": rocm(held, hip),
+        "rocm": rocm(version, hip),
         "gfx": targets(torch),
         "rccl": rccl(torch),
     }
@@ -71,7 +70,7 @@ def probe() -> dict[str, Any]:
     packages = {dist.metadata["Name"] for dist in importlib.metadata.distributions()}
     return {
         "python": platform.python_version(),
-        **of_torch(),
+        **torch_facts(),
         **{name: version(name) for name in ("vllm", "trl", "transformers")},
         "packages": len(packages),
     }

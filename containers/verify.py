@@ -11,22 +11,22 @@ from typing import Any
 import docker
 
 from containers import engine
-from containers.fetch import BuildFailed
+from containers.fetch import LAST_LINES, BuildFailed
 from containers.images import NONE, UNKNOWN, VERSIONS, Image
 
 PROBE = ["python", "-B", "/opt/recipes/probe.py"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Mismatch:
     """A field of the lock, with the lock's value and the image's."""
 
     field: str
     stated: str
-    found: str
+    actual: str
 
     def __str__(self) -> str:
-        return f"{self.field}: the lock says {self.stated}, the image holds {self.found}"
+        return f"{self.field}: the lock says {self.stated}, the image holds {self.actual}"
 
 
 def probe(client: docker.DockerClient, image: str) -> dict[str, Any]:
@@ -34,11 +34,9 @@ def probe(client: docker.DockerClient, image: str) -> dict[str, Any]:
     config = client.api.create_host_config(network_mode="none")
     code, lines = engine.run(client, image, PROBE, lambda line: None, host_config=config)
     if code or not lines:
+        output = "\n".join(lines[-LAST_LINES:])
         raise BuildFailed(
-            "The image cannot say what it holds: "
-            + " ".join(PROBE)
-            + f" ended with {code}\n"
-            + "\n".join(lines[-15:])
+            f"The image's probe failed: {' '.join(PROBE)} ended with {code}\n{output}"
         )
     versions: dict[str, Any] = json.loads(lines[-1])
     return versions
@@ -53,70 +51,59 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
-def is_of(stated: str, found: str) -> bool:
-    """Return whether the version `found` belongs to the release `stated`.
+def matches(field: str, stated: str, actual: str) -> bool:
+    """Return whether a version belongs to the release that the lock states.
 
     2.13 includes every 2.13.x. 2.13.0 does not include 2.13.1, nor 2.13.0+cpu 2.13.0+rocm7.2.
     """
-    if release(stated) != release(found)[: len(release(stated))]:
-        return False
-    return bool(re.fullmatch(r"[\d.]+", stated)) or found.startswith(stated)
-
-
-def same(field: str, stated: str, found: str) -> bool:
     if field == "rocm":  # code compiled for one patch release runs on another
-        return release(stated)[:2] == release(found)[:2]
-    return is_of(stated, found)
+        return release(stated)[:2] == release(actual)[:2]
+    if release(stated) != release(actual)[: len(release(stated))]:
+        return False
+    return bool(re.fullmatch(r"[\d.]+", stated)) or actual.startswith(stated)
 
 
-def compare(image: Image, found: Mapping[str, Any]) -> tuple[list[Finding], list[Finding]]:
+def compare(image: Image, probed: Mapping[str, Any]) -> tuple[list[Mismatch], list[Mismatch]]:
     """Return the lock's wrong fields, and its fields that are `unknown`."""
-    lies, unstated = [], []
+    wrong, unstated = [], []
     for field in VERSIONS:
-        stated, value = getattr(image, field), found.get(field)
-        finding = Finding(field, stated, str(value or NONE))
+        stated, value = getattr(image, field), probed.get(field)
+        mismatch = Mismatch(field, stated, str(value or NONE))
         if stated == UNKNOWN:
-            unstated.append(finding)
-        elif stated == NONE:
-            lies += [finding] * bool(value)
-        elif not value or not same(field, stated, str(value)):
-            lies.append(finding)
-    compiled = found.get("gfx") or []
-    missing = [gfx for gfx in image.gfx if gfx != "cpu" and gfx not in compiled]
-    if missing:
-        lies.append(Finding("gfx", ", ".join(image.gfx), ", ".join(compiled) or NONE))
-    return lies, unstated
+            unstated.append(mismatch)
+        elif value if stated == NONE else not (value and matches(field, stated, str(value))):
+            wrong.append(mismatch)
+    compiled = probed.get("gfx") or []
+    if any(gfx not in ("cpu", *compiled) for gfx in image.gfx):
+        wrong.append(Mismatch("gfx", ", ".join(image.gfx), ", ".join(compiled) or NONE))
+    return wrong, unstated
 
 
-def summary(found: Mapping[str, Any]) -> str:
+def summary(probed: Mapping[str, Any]) -> str:
     """Return a readable line with the main versions and GPU targets."""
-    parts = [
-        f"{name} {found[name]}"
-        for name in ("python", "torch", "hip", "vllm", "trl", "rccl")
-        if found.get(name)
-    ]
-    return ", ".join(parts + [" ".join(found["gfx"])] * bool(found.get("gfx")))
+    names = [name for name in ("python", "torch", "hip", "vllm", "trl", "rccl") if probed.get(name)]
+    targets = [" ".join(probed["gfx"])] if probed.get("gfx") else []
+    return ", ".join([f"{name} {probed[name]}" for name in names] + targets)
 
 
-def refuse_lies(image: Image, found: Mapping[str, Any], base_replaced: bool) -> list[str]:
+def check_entry(image: Image, probed: Mapping[str, Any], base_replaced: bool) -> list[str]:
     """Return notes for the user. Raises BuildFailed if the lock is wrong about the image.
 
     A replaced base may have another Python, since the locks support several versions.
     """
-    lies, unstated = compare(image, found)
+    wrong, unstated = compare(image, probed)
     notes = [
-        f"note: {finding.field} is unknown to the lock, the image holds {finding.found}"
-        for finding in unstated
+        f"note: {field.field} is unknown to the lock, the image holds {field.actual}"
+        for field in unstated
     ]
     if base_replaced and not image.verified:
-        notes += [
-            f"note: {lie} (the base is not the lock's)" for lie in lies if lie.field == "python"
-        ]
-        lies = [lie for lie in lies if lie.field != "python"]
-    if lies:
+        python = [field for field in wrong if field.field == "python"]
+        notes += [f"note: {field} (the base is not the lock's)" for field in python]
+        wrong = [field for field in wrong if field not in python]
+    if wrong:
+        fields = "\n".join(f"  {field}" for field in wrong)
         raise BuildFailed(
-            f"containers/images.lock.yaml is wrong about {image.name}:\n"
-            + "\n".join(f"  {lie}" for lie in lies)
-            + "\nCorrect the lock, or choose a base that is what it says."
+            f"containers/images.lock.yaml is wrong about {image.name}:\n{fields}\nCorrect the "
+            "lock, or choose a base that is what it says."
         )
     return notes

@@ -66,14 +66,6 @@ def test_what_pip_lists_here_is_read(monkeypatch, tmp_path):
     assert ":env:.find-links='/sentinel'" in fetch.listed_by_pip().splitlines()
 
 
-def test_a_path_is_made_absolute_and_a_url_left_alone(tmp_path, monkeypatch):
-    (tmp_path / "wheels").mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert fetch.absolute("wheels") == fetch.absolute("~/wheels") == f"{tmp_path}/wheels"
-    assert fetch.absolute("https://a.example.com/simple") == "https://a.example.com/simple"
-
-
 def test_local_folders_are_mounted_and_an_index_with_the_files_beside_it(tmp_path):
     for name in ("wheels", "mirror/simple", "page"):
         (tmp_path / name).mkdir(parents=True)
@@ -122,7 +114,7 @@ def test_what_the_engine_shows_of_the_fetching_container_holds_no_secret(tmp_pat
     monkeypatch.setenv("HTTPS_PROXY", "http://me:sentinel@proxy.example.com")
     shown: list[str] = []
 
-    def run(client, image, argv, said, **options) -> tuple[int, list[str]]:
+    def run(client, image, argv, show, **options) -> tuple[int, list[str]]:
         (private,) = [
             mount["Source"]
             for mount in options["host_config"]["Mounts"]
@@ -142,19 +134,16 @@ def test_what_the_engine_shows_of_the_fetching_container_holds_no_secret(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "said"),
+    ("code", "lines", "kind", "message"),
     [
-        (4, BuildFailed, "first\nsecond"),
-        (3, HostError, "first\nsecond\ndo this"),
-        (1, HostError, "first\nsecond\ndo this"),
+        (4, ["noise", "error: first", "second"], BuildFailed, "first\nsecond"),
+        (3, ["noise", "error: first", "second"], HostError, "first\nsecond\ndo this"),
+        (1, ["Traceback", "KeyError"], HostError, "Traceback\nKeyError\ndo this"),
     ],
 )
-def test_what_the_fetching_container_said_last_is_the_message(code, kind, said):
-    failure = fetch.failed(code, ["noise", "error: first", "second"], "do this")
-    assert (type(failure), str(failure)) == (kind, said)
-    assert (
-        str(fetch.failed(1, ["Traceback", "KeyError"], "do this")) == "Traceback\nKeyError\ndo this"
-    )
+def test_the_last_error_of_the_fetching_container_is_the_message(code, lines, kind, message):
+    failure = fetch.failed(code, lines, "do this")
+    assert (type(failure), str(failure)) == (kind, message)
 
 
 def test_files_are_kept_by_what_the_locks_say_and_by_python(tmp_path, monkeypatch):
@@ -173,7 +162,7 @@ def test_an_interrupted_download_is_taken_up_and_a_complete_one_used(tmp_path, m
     facts = {"python": "3.12.3", "machine": "x86_64"}
     seen: list[list[str]] = []
 
-    def download(client, image, base, folder, said) -> None:
+    def download(client, image, base, folder, show) -> None:
         seen.append(sorted(file.name for file in folder.iterdir()))
         (folder / f"file{len(seen)}").write_text("")
         if len(seen) == 1:
@@ -206,26 +195,11 @@ def test_a_digest_makes_the_tag_superfluous(reference, expected):
     assert engine.without_tag(reference) == expected
 
 
-def test_output_is_cut_into_lines():
-    assert list(engine.whole_lines(iter([b"on", b"e\r\ntwo\nthr", b"ee \xff"]))) == [
-        "one",
-        "two",
-        "three \ufffd",
-    ]
-
-
 def test_a_failure_inside_an_answer_is_raised():
     events = engine.failing(iter([{"stream": "fine"}, {"error": "it broke"}]))
     assert next(events) == {"stream": "fine"}
     with pytest.raises(docker.errors.APIError, match="it broke"):
         next(events)
-
-
-def test_the_innermost_reason_of_an_error():
-    error = ValueError("outer")
-    error.__cause__ = OSError("the reason\nmore")
-    assert engine.root(error) == "the reason"
-    assert engine.root(KeyError()) == "KeyError"
 
 
 @pytest.mark.parametrize(
@@ -242,52 +216,14 @@ def test_the_root_of_a_rootless_engine_is_its_caller(options, user):
 
 def test_a_size_that_nobody_states_refuses_no_disk(tmp_path):
     client = SimpleNamespace(info=lambda: {"DockerRootDir": str(tmp_path)})
-    engine.refuse_small_disk(client, "x", "unknown")
-    engine.refuse_small_disk(client, "x", 1e-9)
-    engine.refuse_small_disk(SimpleNamespace(info=lambda: {"DockerRootDir": "/absent"}), "x", 1e9)
+    engine.check_disk(client, "x", "unknown")
+    engine.check_disk(client, "x", 1e-9)
+    engine.check_disk(SimpleNamespace(info=lambda: {"DockerRootDir": "/absent"}), "x", 1e9)
     with pytest.raises(HostError, match=r"x takes at least 1e\+09 GB"):
-        engine.refuse_small_disk(client, "x", 1e9)
-
-
-def test_the_bytes_of_a_pull_are_added_up():
-    events = [
-        {"status": "Pulling fs layer", "id": "a"},
-        {
-            "status": "Downloading",
-            "id": "a",
-            "progressDetail": {"current": 1_000_000_000, "total": 2_000_000_000},
-        },
-        {
-            "status": "Downloading",
-            "id": "b",
-            "progressDetail": {"current": 500_000_000, "total": 1_000_000_000},
-        },
-    ]
-    asked: list[tuple] = []
-    said: list[str] = []
-    client = SimpleNamespace(
-        api=SimpleNamespace(pull=lambda name, tag, **_: asked.append((name, tag)) or iter(events))
-    )
-    engine.pull(client, f"127.0.0.1:5000/a@{DIGEST}", said.append)
-    engine.pull(client, "a/b:1.0", said.append)
-    assert asked == [("127.0.0.1:5000/a", DIGEST), ("a/b:1.0", None)]
-    assert said[:2] == ["1.0 of 2.0 GB in 1 layers", "1.5 of 3.0 GB in 2 layers"]
+        engine.check_disk(client, "x", 1e9)
 
 
 def test_docker_host_in_a_form_that_nobody_knows(monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "gopher://x")
     with pytest.raises(HostError, match="No docker engine answers at gopher://x"):
         engine.connect()
-
-
-def test_only_answers_that_are_as_good_as_success_are_tolerated():
-    def answers(status: int) -> docker.errors.APIError:
-        return docker.errors.APIError(
-            "x", response=SimpleNamespace(status_code=status, url="", reason="")
-        )
-
-    for status in (404, 409):
-        with engine.tolerated(404, 409):
-            raise answers(status)
-    with pytest.raises(docker.errors.APIError), engine.tolerated(404, 409):
-        raise answers(500)

@@ -45,7 +45,7 @@ def pins(file: Path) -> dict[str, str]:
 
 
 def installed(image: Image) -> dict[str, str]:
-    """Return what an image's locks put into it; a later lock overrides earlier ones."""
+    """Return what an image's locks put into it; a later lock lines earlier ones."""
     return {
         name: version
         for lock in image.locks
@@ -64,36 +64,20 @@ def test_every_image_of_the_plan_is_there():
 @pytest.mark.parametrize(
     "name", sorted(file.stem for file in (CONF / "hardware").glob("*.yaml") if file.stem != "auto")
 )
-def test_the_image_that_a_hardware_names_serves_it_and_fits_the_recipes(name):
+def test_the_image_of_a_hardware_serves_it(name):
+    """Check its target, TRL, Liger where Triton is, and packages of fp8 and nf4."""
     hardware = composed(f"hardware={name}").hardware
     if hardware.container == "none":
         assert hardware.vendor.name == "nvidia"
         return
     image = ENTRIES[hardware.container]
+    packages = set(installed(image))
     assert hardware.gfx in image.gfx
     assert image.trl == trainer_args()["trl"]
-
-
-@pytest.mark.parametrize(
-    "name", sorted(file.stem for file in (CONF / "hardware").glob("*.yaml") if file.stem != "auto")
-)
-def test_liger_is_where_triton_is(name):
-    hardware = composed(f"hardware={name}").hardware
-    if hardware.container != "none":
-        assert ("liger-kernel" in installed(ENTRIES[hardware.container])) is hardware.triton
-
-
-@pytest.mark.parametrize(
-    "name", sorted(file.stem for file in (CONF / "hardware").glob("*.yaml") if file.stem != "auto")
-)
-def test_fp8_and_nf4_have_their_packages_where_the_gpu_trains_in_them(name):
-    hardware = composed(f"hardware={name}").hardware
-    if hardware.container != "none":
-        packages = {"torchao", "bitsandbytes"} & set(installed(ENTRIES[hardware.container]))
-        low = {"fp8", "nf4"} & set(
-            hardware.precisions
-        ) and name != "cpu"  # which computes in nf4 outside its image, for tests
-        assert packages == ({"torchao", "bitsandbytes"} if low else set())
+    assert ("liger-kernel" in packages) is hardware.triton
+    # A CPU computes in nf4 outside its image, for tests.
+    low = {"fp8", "nf4"} & set(hardware.precisions) and name != "cpu"
+    assert bool({"torchao", "bitsandbytes"} <= packages) is bool(low)
 
 
 def test_a_group_for_every_image_and_an_image_for_every_group():
@@ -109,46 +93,23 @@ def test_a_group_for_every_image_and_an_image_for_every_group():
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_trl_takes_the_images_vllm(name):
-    image = ENTRIES[name]
+def test_the_packages_of_an_image_go_together(name):
+    image, packages = ENTRIES[name], installed(ENTRIES[name])
+    assert image.trl == packages["trl"]
     if image.vllm not in (images.NONE, images.UNKNOWN):
         assert SpecifierSet(TRL_TAKES[image.trl]).contains(image.vllm)
+        assert SpecifierSet(VLLM_TAKES[image.vllm]).contains(packages["transformers"])
+    # torch is the base's own; only the cpu image installs one.
+    assert packages.get("torch") == (f"{image.torch}+cpu" if name == "cpu" else None)
+    builds = r"(nvidia|cuda)-|(pytorch-)?triton|vllm|flash-attn"
+    assert not [package for package in packages if re.match(builds, package)]
 
 
 def test_the_range_of_the_installed_trl_is_its_own():
-    (need,) = [
-        r
-        for r in importlib.metadata.requires("trl") or []
-        if re.match(r"vllm[<>=].*extra == .vllm.", r)
-    ]
-    assert SpecifierSet(TRL_TAKES[importlib.metadata.version("trl")]) == SpecifierSet(
-        need.removeprefix("vllm").split(";")[0]
-    )
-
-
-@pytest.mark.parametrize("name", STACKS)
-def test_the_images_vllm_takes_our_transformers(name):
-    image = ENTRIES[name]
-    if image.vllm not in (images.NONE, images.UNKNOWN):
-        assert SpecifierSet(VLLM_TAKES[image.vllm]).contains(installed(image)["transformers"])
-
-
-@pytest.mark.parametrize("name", STACKS)
-def test_trl_is_the_one_that_the_images_lock_installs(name):
-    assert ENTRIES[name].trl == installed(ENTRIES[name])["trl"]
-
-
-@pytest.mark.parametrize("name", STACKS)
-def test_torch_is_the_bases_and_only_the_cpu_image_installs_one(name):
-    image = ENTRIES[name]
-    assert ("torch" in installed(image)) == (name == "cpu")
-    assert not [
-        package
-        for package in installed(image)
-        if re.match(r"(nvidia|cuda)-|(pytorch-)?triton|vllm|flash-attn", package)
-    ]
-    if name == "cpu":
-        assert installed(image)["torch"] == f"{image.torch}+cpu"
+    requires = importlib.metadata.requires("trl") or []
+    (need,) = [text for text in requires if re.match(r"vllm[<>=].*extra == .vllm.", text)]
+    specifier = need.removeprefix("vllm").split(";")[0]
+    assert SpecifierSet(TRL_TAKES[importlib.metadata.version("trl")]) == SpecifierSet(specifier)
 
 
 def test_the_sandbox_holds_nothing():
@@ -205,12 +166,12 @@ def test_a_lock_is_wholly_pinned_and_hashed_and_names_no_place(lock):
 @pytest.mark.parametrize("name", SEEDS)
 def test_a_seeds_lock_holds_what_its_source_asks_for(name):
     folder = images.FOLDER / name
-    asked = [
+    lines = [
         line.split("#")[0].strip() for line in (folder / "requirements.in").read_text().splitlines()
     ]
     locked = pins(folder / "requirements.lock")
     for package, specifier in (
-        re.fullmatch(r"([a-z-]+)(.*)", line).groups() for line in asked if line
+        re.fullmatch(r"([a-z-]+)(.*)", line).groups() for line in lines if line
     ):
         if package == "torch":
             assert specifier == f"=={ENTRIES[name].torch}"
@@ -238,10 +199,7 @@ def test_a_seeds_lock_says_how_to_make_it_again(name):
     files = f"-o {folder}/requirements.lock {folder}/requirements.in"
     command = f"uv pip compile --config-file {folder}/uv.toml {files}"
     assert (ROOT / folder / "requirements.lock").read_text().splitlines()[1] == f"#    {command}"
-    source = re.sub(r" \\\n#\s+", " ", (ROOT / folder / "requirements.in").read_text())
-    assert f".venv/bin/{command}" in source
-    settings = (ROOT / folder / "uv.toml").read_text()
-    assert re.search(r'^exclude-newer = "2025-\d\d-\d\d"$', settings, flags=re.MULTILINE)
+    assert 'exclude-newer = "2025-' in (ROOT / folder / "uv.toml").read_text()
 
 
 # ---- What the reader rejects
@@ -296,93 +254,49 @@ def test_a_valid_entry_is_read_as_it_stands(folder):
     assert image.base_reference == f"example.com/a/base:1.0@{VALID['digest']}"
 
 
-@pytest.mark.parametrize("size", [1, 24.9, "unknown"])
-def test_a_size_is_a_number_or_unknown(folder, size):
-    assert images.entry("mine", {**VALID, "size_gb": size}).size_gb == size
-
-
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "key"),
     [
-        (
-            {"digest": "sha256:abc"},
-            "images.mine.digest=sha256:abc: sha256: and 64 hexadecimal digits, or unverified.",
-        ),
-        ({"digest": "sha256:" + "0" * 65}, "images.mine.digest=sha256:"),
-        ({"digest": ""}, "images.mine.digest='': text is expected"),
-        (
-            {"python": 3.12},
-            "images.mine.python=3.12: text is expected",
-        ),
-        ({"trl": None}, "images.mine.trl=None: text is expected"),
-        ({"base": ["a"]}, "images.mine.base=['a']: text is expected"),
-        (
-            {"gfx": "gfx942"},
-            "images.mine.gfx='gfx942': a list of texts is expected, for example [cpu].",
-        ),
-        ({"gfx": [942]}, "images.mine.gfx=[942]: a list of texts is expected"),
-        ({"locks": None}, "images.mine.locks=None: a list of texts is expected"),
-        ({"size_gb": "large"}, "images.mine.size_gb='large': a number of GB, or unknown."),
-        ({"size_gb": True}, "images.mine.size_gb=True: a number of GB, or unknown."),
-        (
-            {"pushed": "example.com/mine:1.0"},
-            "images.mine.pushed=example.com/mine:1.0: repository:tag@sha256:<digest>, or unbuilt.",
-        ),
-        ({"pushed": "@sha256:" + "0" * 64}, "repository:tag@sha256:<digest>, or unbuilt."),
-        (
-            {"dockerfile": "none/Dockerfile"},
-            "images.mine: no such file: containers/none/Dockerfile.",
-        ),
-        (
-            {"locks": ["one.lock", "three.lock", "four.lock"]},
-            "no such file: containers/three.lock, containers/four.lock.",
-        ),
-        (
-            {"flavour": "x"},
-            "images.mine has flavour. Its fields are base, digest, dockerfile, gfx, locks, pushed, "
-            "python, ",
-        ),
+        ({"digest": "sha256:abc"}, "digest"),
+        ({"digest": "sha256:" + "0" * 65}, "digest"),
+        ({"digest": ""}, "digest"),
+        ({"python": 3.12}, "python"),
+        ({"trl": None}, "trl"),
+        ({"gfx": "gfx942"}, "gfx"),
+        ({"gfx": [942]}, "gfx.0"),
+        ({"size_gb": "large"}, "size_gb"),
+        ({"size_gb": True}, "size_gb"),
+        ({"pushed": "example.com/mine:1.0"}, "pushed"),
+        ({"flavour": "x"}, "flavour"),
     ],
 )
-def test_a_wrong_field_is_named_with_its_rule(folder, change, said):
-    with pytest.raises(LockError, match=re.escape(said)):
+def test_a_wrong_field_is_named(folder, change, key):
+    with pytest.raises(LockError, match=rf"images\.mine\.{key}\b"):
         images.entry("mine", {**VALID, **change})
+
+
+def test_missing_files_are_named(folder):
+    locks = ["one.lock", "three.lock", "four.lock"]
+    with pytest.raises(LockError, match=r"containers/three\.lock, containers/four\.lock"):
+        images.entry("mine", {**VALID, "locks": locks})
 
 
 def test_missing_fields_are_named(folder):
     fields = {key: value for key, value in VALID.items() if key not in ("source", "base")}
-    with pytest.raises(LockError, match=r"images\.mine lacks base, source\. Its fields are base, "):
+    with pytest.raises(LockError, match=r"images\.mine\.base: .*\n.*images\.mine\.source: "):
         images.entry("mine", fields)
-    with pytest.raises(LockError, match=r"images\.mine lacks base, source and has flavour\."):
-        images.entry("mine", {**fields, "flavour": "x"})
-    with pytest.raises(LockError, match=r"images\.mine lacks base, digest, dockerfile, "):
-        images.entry("mine", "an image")
+    with pytest.raises(LockError, match=r"images\.mine\.base: "):
+        images.entry("mine", None)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "images:", "images: [rocm]", "image: {}"])
-def test_a_file_without_entries_is_refused(folder, text):
-    with pytest.raises(
-        LockError,
-        match=r"images\.lock\.yaml: one mapping `images` is expected, from a name to its entry\.",
-    ):
+@pytest.mark.parametrize("text", ["", "images: [rocm]", "images: {"])
+def test_a_file_without_entries_is_one_line(folder, text):
+    with pytest.raises(LockError, match=r"images\.lock\.yaml") as error:
         images.load(written(folder, text))
-
-
-def test_a_file_that_cannot_be_read_is_refused_in_one_line(folder):
-    with pytest.raises(LockError, match=r"absent\.yaml cannot be read: .*No such file") as refusal:
-        images.load(folder / "absent.yaml")
-    with pytest.raises(LockError, match=r"images\.lock\.yaml cannot be read: .*line 1") as broken:
-        images.load(written(folder, "images: {"))
-    assert "\n" not in str(refusal.value) + str(broken.value)
+    assert "\n" not in str(error.value)
 
 
 # ---- The tag
-
-
-def test_the_tag_is_short_hexadecimal_and_stands_in_the_reference(folder):
-    image = images.entry("mine", VALID)
-    assert re.fullmatch(r"[0-9a-f]{16}", image.tag)
-    assert image.reference == image.local_reference == f"rocm-recipes/mine:{image.tag}"
 
 
 def test_a_pushed_image_is_started_by_its_digest(folder):
@@ -406,39 +320,22 @@ def test_any_file_that_goes_in_changes_the_tag(folder, file):
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"base": "example.com/a/base:1.1"},
-        {"digest": "sha256:" + "1" * 64},
-        {"digest": "unverified"},
-        {"dockerfile": "other/Dockerfile"},
-        {"locks": ["one.lock"]},
-        {"locks": ["two.lock", "one.lock"]},
-        {"locks": []},
-    ],
+    [{"base": "a/b:1.1"}, {"digest": "unverified"}, {"dockerfile": "other/Dockerfile"}]
+    + [{"locks": locks} for locks in (["one.lock"], ["two.lock", "one.lock"], [])],
 )
 def test_another_base_and_another_choice_of_files_change_the_tag(folder, change):
     assert images.entry("mine", {**VALID, **change}).tag != images.entry("mine", VALID).tag
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"python": "3.13"},
-        {"torch": "2.14"},
-        {"rocm": "7.2"},
-        {"vllm": "0.31.0"},
-        {"trl": "1.15.0"},
-        {"gfx": ["gfx950"]},
-        {"size_gb": "unknown"},
-        {"source": "another page"},
-        {"pushed": f"example.com/mine:{'0' * 16}@sha256:{'1' * 64}"},
-    ],
-)
-def test_what_is_only_said_of_an_image_does_not_change_the_tag(folder, change):
-    assert images.entry("mine", {**VALID, **change}).tag == images.entry("mine", VALID).tag
+def test_statements_about_an_image_do_not_change_the_tag(folder):
+    pushed = f"example.com/mine:{'0' * 16}@sha256:{'1' * 64}"
+    versions = dict.fromkeys(images.VERSIONS, "unknown")
+    others = {"gfx": ["gfx950"], "size_gb": "unknown", "source": "another", "pushed": pushed}
+    changed = images.entry("mine", {**VALID, **versions, **others})
+    assert changed.tag == images.entry("mine", VALID).tag
 
 
-def test_neither_name_nor_other_files_nor_times_and_modes_change_the_tag(folder):
+def test_names_other_files_times_and_modes_do_not_change_the_tag(folder):
     before = images.entry("mine", VALID).tag
     (folder / "build.py").write_text("another file")
     os.utime(folder / "one.lock", (0, 0))

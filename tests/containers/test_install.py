@@ -56,23 +56,14 @@ def test_a_pin_is_name_version_marker_and_hashes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "foo==1.0",
-        "foo>=1.0 " + HASH,
-        "foo " + HASH,
-        "--index-url http://x",
-        "-r other.txt",
-        "git+https://x",
-        "./wheel",
-    ],
+    "line", ["foo==1.0", "foo>=1.0 " + HASH, "--index-url http://x", "./wheel"]
 )
-def test_nothing_else_may_stand_in_a_lock(tmp_path, line):
+def test_a_lock_may_contain_nothing_else(tmp_path, line):
     with pytest.raises(
         install.Refused, match=r"a\.lock: `.*` is not `name==version --hash"
-    ) as refusal:
+    ) as error:
         install.read_lock(lock_with(tmp_path, line), "a.lock")
-    assert refusal.value.code == 4
+    assert error.value.code == 4
 
 
 def pin_of(name: str, version: str, marker: str = "") -> install.Pin:
@@ -88,40 +79,25 @@ def test_pins_for_another_python_are_left_out():
     assert install.applicable([ours, other, pin_of("b", "1")]) == [ours, pin_of("b", "1")]
 
 
-@pytest.mark.parametrize(
-    ("name", "version", "is_guarded"),
-    [
-        ("torch", "2.13.0", True),
-        ("torchvision", "0.26", True),
-        ("triton", "3.7.1", True),
-        ("pytorch-triton-rocm", "3.4", True),
-        ("triton-kernels", "1", True),
-        ("vllm", "0.31.0", True),
-        ("flash-attn", "2.8.3", True),
-        ("amd-aiter", "0.1", True),
-        ("rocm-sdk-core", "7.14", True),
-        ("anything", "1.0+rocm7.2", True),
-        ("anything", "1.0+gitabc", True),
-        ("anything", "1.0+cpu", False),
-        ("torchmetrics", "1.0", False),
-        ("numpy", "2.4", False),
-    ],
-)
-def test_what_pip_must_not_replace(name, version, is_guarded):
-    assert (name in install.guarded({name: version})) == is_guarded
+def test_packages_that_pip_must_not_replace():
+    names = "torch torchvision triton pytorch-triton-rocm triton-kernels vllm flash-attn amd-aiter"
+    packages = dict.fromkeys([*names.split(), "rocm-sdk-core"], "1.0")
+    packages |= {"for-amd": "1.0+rocm7.2", "by-hand": "1.0+gitabc"}
+    others = {"for-a-cpu": "1.0+cpu", "torchmetrics": "1.0", "numpy": "2.4"}
+    assert install.guarded({**packages, **others}) == packages
 
 
 def test_a_pin_of_what_the_base_holds_is_kept_or_refused(capsys):
-    kept = {"torch": "2.13.0+rocm7.2", "vllm": "0.31.0", "triton": "3.7-by-hand"}
+    held = {"torch": "2.13.0+rocm7.2", "vllm": "0.31.0", "triton": "3.7-by-hand"}
     others = [pin_of("numpy", "2.4")]
-    assert install.refuse_conflicts([pin_of("torch", "2.13.0"), *others], kept) == others
+    assert install.refuse_conflicts([pin_of("torch", "2.13.0"), *others], held) == others
     assert (
         "kept: the base's torch 2.13.0+rocm7.2, which torch==2.13.0 (a.lock) asks for"
         in capsys.readouterr().out
     )
     pins = [pin_of("torch", "2.14.0"), pin_of("vllm", "0.30.0"), pin_of("triton", "3.7")]
     with pytest.raises(install.Refused) as refusal:
-        install.refuse_conflicts(pins, kept)
+        install.refuse_conflicts(pins, held)
     assert str(refusal.value).splitlines()[:3] == [
         "a.lock pins torch==2.14.0, and the image holds torch 2.13.0+rocm7.2",
         "a.lock pins vllm==0.30.0, and the image holds vllm 0.31.0",
@@ -165,17 +141,12 @@ def test_unmet_requirements_are_named():
     ]
 
 
-@pytest.mark.parametrize("name", ["triton", "triton-rocm", "pytorch-triton-rocm"])
-def test_triton_is_found_under_each_makers_name(name):
-    assert (
-        install.unmet(
-            ["liger-kernel"], {"liger-kernel": dist("0.8.5", "triton>=2.3.1"), name: dist("3.4.0")}
-        )
-        == []
-    )
-    assert install.unmet(
-        ["liger-kernel"], {"liger-kernel": dist("0.8.5", "triton>=2.3.1"), name: dist("2.0.0")}
-    ) == [f"liger-kernel 0.8.5 needs triton>=2.3.1, and the image holds {name} 2.0.0"]
+def test_triton_is_found_under_each_makers_name():
+    liger = dist("0.8.5", "triton>=2.3.1")
+    for name in ("triton", "triton-rocm", "pytorch-triton-rocm"):
+        new, old = ({"liger-kernel": liger, name: dist(version)} for version in ("3.4.0", "2.0.0"))
+        assert install.unmet(["liger-kernel"], new) == []
+        assert len(install.unmet(["liger-kernel"], old)) == 1
 
 
 def test_the_extras_that_are_asked_for_count_and_no_others():
@@ -195,12 +166,6 @@ def test_the_extras_that_are_asked_for_count_and_no_others():
         'server 1.0 needs quick; extra == "fast", which is not in the image',
         'server 1.0 needs more; extra == "more", which is not in the image',
     ]
-
-
-def test_a_package_that_the_base_hides_is_named(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "/opt/vendor")
-    hidden = install.shadowed({"a": "2.0", "b": "1.0"}, {"a": dist("1.0"), "b": dist("1.0")})
-    assert hidden == ["a 2.0 is hidden by 1.0 of the base: PYTHONPATH is /opt/vendor"]
 
 
 def installed_in(site: Path, **packages: tuple[str, ...]) -> None:
@@ -247,15 +212,6 @@ def test_check_refuses_what_is_hidden(overlay, tmp_path, monkeypatch, capsys):
     assert "error: ours 2.0 is hidden by 1.0 of the base" in capsys.readouterr().out
 
 
-def test_a_base_without_pip_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(install.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        install.Refused, match="neither ensurepip nor pip: .*apt-get install python3-venv"
-    ) as refusal:
-        install.make_environment(tmp_path)
-    assert refusal.value.code == 3
-
-
 def test_a_base_that_makes_no_environment_is_refused(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(install.Refused, match=r"cannot make an environment:\n.*file"):
@@ -287,40 +243,38 @@ If you have updated the package versions, please ...
 
 
 @pytest.mark.parametrize(
-    ("output", "code", "said"),
+    ("output", "code", "message"),
     [
         (
             MISMATCH,
             4,
-            "is not used:\na==1 from https://example.com/a-1.whl:\nExpected sha256 00\nGot        "
-            "11",
+            "not used:\na==1 from https://example.com/a-1.whl:\nExpected sha256 00\nGot        11",
         ),
         (
-            "Looking\nERROR: No matching distribution found for a==1\nnoise\n",
+            "Looking\nERROR: No match for a==1\nnoise\n",
             3,
-            "l: pip failed:\nERROR: No matching distribution found for a==1",
+            "l: pip failed:\nERROR: No match for a==1",
         ),
         ("one\ntwo\nthree\nfour\n", 3, "l: pip failed:\ntwo\nthree\nfour"),
     ],
 )
-def test_what_pip_said_is_told_shortly(output, code, said):
+def test_a_failure_of_pip_is_its_reason(output, code, message):
     refusal = install.failure("l", output, 3)
     assert refusal.code == code
-    assert str(refusal).endswith(said)
+    assert str(refusal).endswith(message)
 
 
-def test_pip_gets_our_settings_and_none_of_the_bases(monkeypatch, capsys):
+def test_pip_gets_our_settings_and_none_of_the_bases(monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", "http://base.example.com")
     shown = "import os; print({k: v for k, v in os.environ.items() if k.startswith('PIP_')})"
     status, output = install.run([sys.executable, "-c", shown], {"PIP_PROXY": "http://proxy"})
     assert status == 0
+    ours = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
     assert yaml.safe_load(output) == {
-        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        "PIP_NO_INPUT": "1",
+        **ours,
         "PIP_PROXY": "http://proxy",
         "PIP_CONFIG_FILE": os.devnull,
     }
-    assert capsys.readouterr().out == output
 
 
 def test_a_package_built_from_source_is_the_same_each_time(monkeypatch):

@@ -69,8 +69,10 @@ def test_words_are_those_the_trainer_takes(name):
     arguments = lock()["arguments"][f"trl.{name}"]
     for argument, entry in arguments.items():
         if "names" in entry and entry["default"] is not None:
-            given = entry["default"] if isinstance(entry["default"], list) else [entry["default"]]
-            assert set(given) <= set(entry["names"]), argument
+            defaults = (
+                entry["default"] if isinstance(entry["default"], list) else [entry["default"]]
+            )
+            assert set(defaults) <= set(entry["names"]), argument
     documented = {
         "SFTConfig": {"nll", "dft"},
         "DPOConfig": {"ipo", "hinge", "robust", "sft"},

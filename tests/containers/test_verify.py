@@ -14,7 +14,7 @@ import pytest
 
 from containers import engine, images, probe, push, verify
 from containers.fetch import BuildFailed
-from launch.core.errors import HostError, UserError
+from launch.core.errors import UserError
 from tests.helpers.build_examples import DIGEST, FOUND, IMAGE, OPEN
 
 ROOT = Path(__file__).parents[2]
@@ -24,33 +24,26 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("stated", "found", "same"),
+    ("stated", "actual", "match"),
     [
-        ("2.13", "2.13.0+rocm7.2", True),
-        ("2.13", "2.13.5", True),
+        ("2.13", "2.13.5+rocm7.2", True),
         ("2.13", "2.1.3", False),
         ("2.13.0", "2.13.0+cpu", True),
         ("2.13.0", "2.13.1", False),
         ("2.13.0", "2.13", False),
         ("2.7.0", "2.7.0a0+gitf717b2a", True),
-        ("0.8.6", "0.8.6.dev3+gd60b5a337.rocm631", True),
-        ("2.13.0+cpu", "2.13.0+cpu", True),
         ("2.13.0+cpu", "2.13.0+rocm7.2", False),
-        ("3.12", "3.12.13", True),
         ("3.1", "3.12.13", False),
         ("2.13", "unreadable", False),
     ],
 )
-def test_a_version_is_of_a_release(stated, found, same):
-    assert verify.is_of(stated, found) is same
+def test_a_version_belongs_to_a_release(stated, actual, match):
+    assert verify.matches("torch", stated, actual) is match
 
 
-@pytest.mark.parametrize(
-    ("stated", "found", "same"),
-    [("7.2.3", "7.2.53211", True), ("7.2", "7.14.0", False), ("7.2.3", "7", False)],
-)
-def test_rocm_is_compared_by_major_and_minor(stated, found, same):
-    assert verify.same("rocm", stated, found) is same
+def test_rocm_is_compared_by_major_and_minor():
+    assert verify.matches("rocm", "7.2.3", "7.2.53211")
+    assert not verify.matches("rocm", "7.2", "7.14.0")
 
 
 @pytest.mark.parametrize(
@@ -72,8 +65,8 @@ def test_rocm_is_compared_by_major_and_minor(stated, found, same):
     ],
 )  # fmt: skip
 def test_every_field_that_differs_is_a_lie(change, lies):
-    found, _ = verify.compare(IMAGE, {**FOUND, **change})
-    assert [str(lie) for lie in found] == lies
+    wrong, _ = verify.compare(IMAGE, {**FOUND, **change})
+    assert [str(lie) for lie in wrong] == lies
 
 
 def test_what_the_lock_leaves_open_or_denies():
@@ -82,36 +75,29 @@ def test_what_the_lock_leaves_open_or_denies():
     assert [str(lie) for lie in lies] == [
         "vllm: the lock says none, the image holds 0.31.0+rocm723"
     ]
-    assert [(finding.field, finding.found) for finding in unstated] == [("torch", "2.13.0+rocm7.2")]
+    assert [(finding.field, finding.actual) for finding in unstated] == [
+        ("torch", "2.13.0+rocm7.2")
+    ]
     assert verify.compare(image, {**FOUND, "vllm": None})[0] == []
 
 
 def test_only_python_may_differ_and_only_on_a_base_of_ones_own():
-    found = {**FOUND, "python": "3.11.2"}
-    said = "note: python: the lock says 3.12, the image holds 3.11.2 (the base is not the lock's)"
-    assert verify.refuse_lies(OPEN, found, base_replaced=True) == [said]
+    probed = {**FOUND, "python": "3.11.2"}
+    message = (
+        "note: python: the lock says 3.12, the image holds 3.11.2 (the base is not the lock's)"
+    )
+    assert verify.check_entry(OPEN, probed, base_replaced=True) == [message]
     for image, replaced in ((OPEN, False), (IMAGE, True)):
         with pytest.raises(BuildFailed, match=r"wrong about mine:\n  python: "):
-            verify.refuse_lies(image, found, base_replaced=replaced)
+            verify.check_entry(image, probed, base_replaced=replaced)
     with pytest.raises(BuildFailed, match=r"\n  torch: .*\nCorrect the lock"):
-        verify.refuse_lies(OPEN, {**FOUND, "torch": "2.12.0"}, base_replaced=True)
+        verify.check_entry(OPEN, {**FOUND, "torch": "2.12.0"}, base_replaced=True)
 
 
-def test_the_summary_names_what_is_there():
-    assert verify.summary(FOUND) == (
-        "python 3.12.3, torch 2.13.0+rocm7.2, hip 7.2.53211, vllm 0.31.0+rocm723, trl 1.16.0, rccl "
-        "2.27.9, gfx90a gfx942 gfx950"
-    )
-    assert verify.summary({"python": "3.12.3", "torch": None, "gfx": []}) == "python 3.12.3"
-
-
-@pytest.mark.parametrize("answer", [(1, ["Traceback", "ModuleNotFoundError: x"]), (0, [])])
-def test_an_image_that_cannot_be_asked(answer, monkeypatch):
-    monkeypatch.setattr(engine, "run", lambda *_, **__: answer)
+def test_an_image_whose_probe_fails_is_a_failed_build(monkeypatch):
+    monkeypatch.setattr(engine, "run", lambda *_, **__: (1, ["ModuleNotFoundError: x"]))
     client = SimpleNamespace(api=SimpleNamespace(create_host_config=lambda **_: {}))
-    with pytest.raises(
-        BuildFailed, match=f"cannot say what it holds: .*probe.py ended with {answer[0]}"
-    ):
+    with pytest.raises(BuildFailed, match=r"(?s)probe.py ended with 1.*ModuleNotFoundError: x"):
         verify.probe(client, "sha256:id")
 
 
@@ -158,22 +144,9 @@ def test_the_probe_prints_one_line_of_this_environment():
         [sys.executable, ROOT / "containers/probe.py"], capture_output=True, text=True, check=True
     )
     (line,) = done.stdout.splitlines()
-    found = json.loads(line)
-    assert set(FOUND) | {"cuda", "transformers", "packages"} == set(found)
-    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
-
-
-def test_the_probe_without_torch(monkeypatch):
-    monkeypatch.setattr(probe.importlib.util, "find_spec", lambda name: None)
-    assert probe.of_torch() == {
-        "torch": None,
-        "hip": None,
-        "cuda": None,
-        "rocm": None,
-        "gfx": [],
-        "rccl": None,
-    }
-    assert probe.version("no-such-package") is None
+    probed = json.loads(line)
+    assert set(FOUND) | {"cuda", "transformers", "packages"} == set(probed)
+    assert probed["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
 # ---- The digest in the lock
@@ -186,7 +159,7 @@ images:
     base: a:1   # why
     pushed: unbuilt   # nobody has
   first_and_more:
-    base: pushed: no
+    base: "pushed: no"
     pushed: unbuilt
 """
 
@@ -198,27 +171,13 @@ images:
         ("first_and_more", "    pushed: x/first@d\n"),
     ],
 )
-def test_one_line_of_the_lock_changes(name, line):
-    new = push.with_pushed(LOCK, name, "x/first@d")
-    changed = [
-        (a, b)
-        for a, b in zip(LOCK.splitlines(keepends=True), new.splitlines(keepends=True), strict=True)
-        if a != b
-    ]
-    assert [after for _, after in changed] == [line]
-    assert push.with_pushed(new, name, "x/first@d") == new
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        LOCK.replace("first", "second"),
-        "images: {first: {pushed: unbuilt}}\n",
-        "images:\n  first:\n    base: x\n",
-    ],
-)
-def test_a_lock_without_such_a_line_is_left_alone(text):
-    assert push.with_pushed(text, "first", "x") is None
+def test_one_line_of_the_lock_changes(tmp_path, name, line):
+    lock = tmp_path / "images.lock.yaml"
+    lock.write_text(LOCK)
+    assert push.write_pushed(lock, name, "x/first@d")
+    assert not push.write_pushed(lock, name, "x/first@d")
+    before, after = LOCK.splitlines(keepends=True), lock.read_text().splitlines(keepends=True)
+    assert [new for old, new in zip(before, after, strict=True) if old != new] == [line]
 
 
 def test_the_real_lock_takes_the_digest_of_each_image(tmp_path):
@@ -241,16 +200,6 @@ def test_the_real_lock_takes_the_digest_of_each_image(tmp_path):
 def test_a_lock_that_cannot_be_edited_says_what_to_write(tmp_path):
     lock = tmp_path / "images.lock.yaml"
     lock.write_text("images: {first: {pushed: unbuilt}}\n")
-    with pytest.raises(
-        UserError,
-        match=f"images.first has no line of its own `pushed: ...`. Write there: pushed: x@{DIGEST}",
-    ):
+    with pytest.raises(UserError, match=rf"pushed: x@{DIGEST}"):
         push.write_pushed(lock, "first", f"x@{DIGEST}")
     assert lock.read_text() == "images: {first: {pushed: unbuilt}}\n"
-
-
-def test_a_registry_that_states_no_digest():
-    api = SimpleNamespace(tag=lambda *_: True, push=lambda *_, **__: iter([{"status": "Pushed"}]))
-    client = SimpleNamespace(api=api, images=SimpleNamespace(get=lambda reference: reference))
-    with pytest.raises(HostError, match="stated no digest for it"):
-        push.push(client, IMAGE, "example.com", print)

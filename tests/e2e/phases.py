@@ -48,8 +48,8 @@ def written(plan: Plan) -> Path:
 
 def configure_benchmark(run_dir: Path, name: str, *overrides: str) -> Path:
     """Return the config.yaml of a smoke run of method=bench/<name>."""
-    given = ["hardware=mi350x", f"method=bench/{name}", "smoke=true", *overrides]
-    config, _ = prepare(compose(given))
+    arguments = ["hardware=mi350x", f"method=bench/{name}", "smoke=true", *overrides]
+    config, _ = prepare(compose(arguments))
     plan = make_plan(config, host_with(0), run_dir)
     assert [process.argv[-3] for process in plan.processes] == [f"recipes.bench.{name}"]
     return written(plan)

@@ -1,4 +1,4 @@
-"""Test smoke runs of attention, data loader and training benchmarks on the CPU."""
+"""Test smoke runs of benchmarks of one rank on the CPU; test_two_ranks.py has the others."""
 
 from __future__ import annotations
 
@@ -20,17 +20,10 @@ SMOKE = {
 def test_a_smoke_run_measures_every_row(name, tmp_path):
     overrides, figure, keys, count = SMOKE[name]
     result, lines = phases.benchmark(tmp_path, name, *overrides)
-    assert (result["status"], result["benchmark"], result["figure"], result["device"]) == (
-        "done",
-        name,
-        figure,
-        "CPU",
-    )
-    assert (
-        len({tuple(row[key] for key in keys) for row in result["rows"]})
-        == len(result["rows"])
-        == count
-    )
+    keys_of_result = ("status", "benchmark", "figure", "device")
+    assert [result[key] for key in keys_of_result] == ["done", name, figure, "CPU"]
+    rows = result["rows"]
+    assert len({tuple(row[key] for key in keys) for row in rows}) == len(rows) == count
     measured = [row for row in result["rows"] if row["error"] is None]
     assert measured
     assert all(row[figure] > 0 for row in measured)
@@ -40,9 +33,14 @@ def test_a_smoke_run_measures_every_row(name, tmp_path):
     }
 
 
-def test_an_adapter_is_refused_where_none_is_trained(launch):
-    done = launch(
-        "hardware=mi350x", "method=bench/precision", "model=qwen3_0_6b", "adapter=lora", "mode=plan"
-    )
-    assert done.code == 2
-    assert "adapter=lora takes no effect" in done.err
+CASES = {
+    "matmul": ([], 2),
+    "mlp_loop": ([], 1),
+    "transformer": (["precision.weights=bf16"], 1),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_training_benchmark_of_one_rank(name, tmp_path):
+    overrides, num_rows = CASES[name]
+    phases.check_rows(name, num_rows, *phases.benchmark(tmp_path, name, *overrides))

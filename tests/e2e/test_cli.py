@@ -121,11 +121,15 @@ def test_a_run_leaves_what_the_contract_says(trained):
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert set(rows[-1]) >= FIGURES
     assert rows[-1]["reward"] > 0, "by the user's own reward"
-    kept = json.loads((run / "record.json").read_text())
-    assert sealed.faults(kept) == []
-    assert (kept["status"], kept["exit_code"], kept["result"]["status"]) == ("done", 0, "done")
+    stored = json.loads((run / "record.json").read_text())
+    assert sealed.faults(stored) == []
+    assert (stored["status"], stored["exit_code"], stored["result"]["status"]) == (
+        "done",
+        0,
+        "done",
+    )
     model = {f"model/{path.name}" for path in (run / "model").iterdir()}
-    assert model <= set(kept["outputs"]), "the record has the hash of what the run leaves"
+    assert model <= set(stored["outputs"]), "the record has the hash of what the run leaves"
 
 
 def test_reproduce_is_equal_to_the_last_digit(trained):
@@ -148,15 +152,15 @@ def test_reproduce_names_a_difference_and_fails_on_other_metrics(
 ):
     """Change a package and a loss of a run: both are named, all else is equal."""
     run, _ = trained
-    kept = json.loads((run / "record.json").read_text())
-    kept["packages"]["trl"] = "0.0.1"
+    stored = json.loads((run / "record.json").read_text())
+    stored["packages"]["trl"] = "0.0.1"
     copy = tmp_path / "runs/x/1"
     copy.mkdir(parents=True)
     (copy / "result.json").write_text((run / "result.json").read_text())
     rows = json_files.read_metrics(run / "metrics.jsonl")
     rows[3]["loss"] += 1e-12
     (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    json_files.write_json(copy / "record.json", sealed.seal(kept))
+    json_files.write_json(copy / "record.json", sealed.seal(stored))
     monkeypatch.chdir(run.parents[2])
     monkeypatch.setattr(
         reproduce,

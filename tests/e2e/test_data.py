@@ -36,16 +36,16 @@ def test_a_preview_shows_tokens_with_their_mask_leaves_no_run_and_the_plan_then_
         "completion": [{"role": "assistant", "content": "2"}],
     }
     (tmp_path / "a.jsonl").write_text((json.dumps(row) + "\n") * 3)
-    given = ["hardware=cpu", "data=jsonl", "data.path=a.jsonl", "data.deduplicate=exact"]
-    assert "not prepared yet" in launch(*given, "mode=plan").out
-    shown = launch(*given, "data.preview=2")
+    overrides = ["hardware=cpu", "data=jsonl", "data.path=a.jsonl", "data.deduplicate=exact"]
+    assert "not prepared yet" in launch(*overrides, "mode=plan").out
+    shown = launch(*overrides, "data.preview=2")
     assert shown.code == 0, shown.err
     mask = re.findall(r"^ +\d+ +\d+ (loss|-) +'(.*)'$", shown.out, re.MULTILINE)
     assert "".join(text for _, text in mask) == "<|user|>1+1<|assistant|>2<|end|>"
     assert "".join(text for counts, text in mask if counts == "loss") == "2<|end|>"
     assert "duplicates: 2" in shown.out
     assert os.listdir(tmp_path / "runs") == [".cache"]
-    plan = json.loads(launch(*given, "mode=plan", "format=json").out)
+    plan = json.loads(launch(*overrides, "mode=plan", "format=json").out)
     assert (plan["data"]["rows"], plan["data"]["duplicates"], plan["data"]["efficiency"]) == (
         1,
         2,
@@ -55,7 +55,7 @@ def test_a_preview_shows_tokens_with_their_mask_leaves_no_run_and_the_plan_then_
         file.write(
             json.dumps(row | {"completion": [{"role": "assistant", "content": "two"}]}) + "\n"
         )
-    assert "not prepared yet" in launch(*given, "mode=plan").out
+    assert "not prepared yet" in launch(*overrides, "mode=plan").out
 
 
 @pytest.fixture
@@ -94,21 +94,17 @@ def test_a_model_sees_the_tools_it_is_to_call(launch, tmp_path, method):
             [{"role": "user", "content": "go"}],
             [{"role": "assistant", "content": "no"}],
         )
-        given = (
+        columns = (
             {"prompt": prompt, "completion": [call]}
             if method == "sft"
             else {"prompt": prompt, "chosen": [call], "rejected": refused}
         )
-        rows.append(given | {"tools": [{"name": "f"}], "chat_template_kwargs": {"mark": "~"}})
+        rows.append(columns | {"tools": [{"name": "f"}], "chat_template_kwargs": {"mark": "~"}})
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    given = [
-        "hardware=cpu",
-        f"method={method}",
-        "data=jsonl",
-        "data.path=a.jsonl",
-        "data.chat_template=t.jinja",
-    ]
-    shown = launch(*given, "data.preview=2", "method.args.max_length=128")
+    overrides = f"""
+        hardware=cpu method={method} data=jsonl data.path=a.jsonl data.chat_template=t.jinja
+    """.split()
+    shown = launch(*overrides, "data.preview=2", "method.args.max_length=128")
     assert shown.code == 0, shown.err
     text = "".join(re.findall(r"^ +\d+ +\d+ (?:loss|-) +'(.*)'$", shown.out, re.MULTILINE))
     for arguments in ('{"a": 1}', '{"b": 2}'):
@@ -117,13 +113,13 @@ def test_a_model_sees_the_tools_it_is_to_call(launch, tmp_path, method):
 
 def test_an_adaptive_curriculum_of_grpo_goes_on_after_a_stop_as_if_there_was_none(tmp_path):
     args = {"max_steps": 6, "save_steps": 3, "num_generations": 2, "gradient_accumulation_steps": 1}
-    given = [
+    overrides = [
         *SMALL,
         LEVELS,
         "data.curriculum=adaptive",
         *(f"method.args.{name}={value}" for name, value in args.items()),
     ]
-    assert run(tmp_path, "grpo", *given)[0] == 0
+    assert run(tmp_path, "grpo", *overrides)[0] == 0
     state = json.loads((tmp_path / "checkpoints/checkpoint-3/trainer_state.json").read_text())
     assert len(state["stateful_callbacks"]["ScheduleState"]["attributes"]["rates"]) == 1 + 3
     first = {
@@ -133,5 +129,5 @@ def test_an_adaptive_curriculum_of_grpo_goes_on_after_a_stop_as_if_there_was_non
     # As if it had been killed after the checkpoint of step 3: what came later is gone.
     (tmp_path / "result.json").unlink()
     shutil.rmtree(tmp_path / "checkpoints/checkpoint-6")
-    assert run(tmp_path, "grpo", *given)[0] == 0
+    assert run(tmp_path, "grpo", *overrides)[0] == 0
     assert {key: [row.get(key) for row in metrics(tmp_path)] for key in first} == first

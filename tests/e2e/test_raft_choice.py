@@ -29,8 +29,8 @@ PARTS = [
     "method.args.evaluate={batch_size: 8, max_new_tokens: 2}",
 ]
 RAFT = [
-    f"'{given}'"
-    for given in [
+    f"'{override}'"
+    for override in [
         "method=raft",
         "method.selection.metric=accuracy",
         "method.selection.patience=1",
@@ -49,14 +49,14 @@ PHASES = (
 def in_this_process(monkeypatch):
     def execute(plan, host, image, parent, stopping):
         rundir.make(plan.run_dir)
-        kept = record.begin(plan, host, image, parent)
-        json_files.write_json(plan.run_dir / "record.json", kept)
+        stored = record.begin(plan, host, image, parent)
+        json_files.write_json(plan.run_dir / "record.json", stored)
         path = plan.run_dir / "config.yaml"
         path.write_text(OmegaConf.to_yaml(OmegaConf.create(rank_config(plan))))
         code = program.run(WORK[plan.config.method.name], ["--config", str(path)])
         json_files.write_json(
             plan.run_dir / "record.json",
-            record.finish(kept, plan.run_dir, "done" if code == 0 else "failed", code, [], {}),
+            record.finish(stored, plan.run_dir, "done" if code == 0 else "failed", code, [], {}),
         )
         return code
 
@@ -65,8 +65,8 @@ def in_this_process(monkeypatch):
 
 
 def raft(root: Path) -> int:
-    given = [*SMALL, PHASES, f"run_root={root}", "name=r"]
-    return pipeline.run(compose(given), Request(given))
+    overrides = [*SMALL, PHASES, f"run_root={root}", "name=r"]
+    return pipeline.run(compose(overrides), Request(overrides))
 
 
 def test_the_chosen_cycle_is_evaluated_last(tmp_path, in_this_process, monkeypatch):
@@ -77,16 +77,16 @@ def test_the_chosen_cycle_is_evaluated_last(tmp_path, in_this_process, monkeypat
             raft(tmp_path)
     assert raft(tmp_path) == EXIT_DONE
     [run_dir] = (tmp_path / "r").iterdir()
-    kept = json.loads((run_dir / "record.json").read_text())
-    choice = kept["chosen"]["raft"]
+    stored = json.loads((run_dir / "record.json").read_text())
+    choice = stored["chosen"]["raft"]
     assert (choice["cycle"], choice["num_cycles"], choice["stopped_early"]) == (1, 1, True)
     folders = sorted(path.parent.name for path in run_dir.glob("*/record.json"))
-    assert folders == sorted(kept["phases"].values())
+    assert folders == sorted(stored["phases"].values())
     assert not list(run_dir.glob("*cycle2*"))
-    last = json.loads((run_dir / kept["phases"]["last"] / "record.json").read_text())
+    last = json.loads((run_dir / stored["phases"]["last"] / "record.json").read_text())
     assert last["composition"]["model"]["path"] == str(run_dir / choice["model"] / "model")
     answers = [
         (run_dir / folder / "samples.jsonl").read_text()
-        for folder in (choice["evaluation"], kept["phases"]["last"])
+        for folder in (choice["evaluation"], stored["phases"]["last"])
     ]
     assert answers[0] == answers[1], "of the same model"

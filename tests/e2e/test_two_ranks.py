@@ -23,13 +23,10 @@ from tests.e2e.test_raft import Killed, dying
 from tests.e2e.test_resume import configure, run
 
 # Five batches; drawn samples, which the seed of each batch decides, of random weights.
-ASKED = [
-    "method.args.batch_size=2",
-    "method.args.max_new_tokens=3",
-    "method.args.temperature=1",
-    "method.args.samples_per_prompt=2",
-    "data.num_heldout=9",
-]
+ASKED = """
+method.args.batch_size=2 method.args.max_new_tokens=3 method.args.temperature=1
+method.args.samples_per_prompt=2 data.num_heldout=9
+""".split()
 TWO = ["topology=ddp", "topology.num_gpus=2"]
 DIVERGES = ["method.args.learning_rate=1e30", "method.args.max_steps=20"]
 
@@ -110,9 +107,9 @@ def taken_over(together) -> tuple[Path, dict[str, int]]:
 def test_two_ranks_go_on_from_one_and_end_the_same(taken_over, whole):
     run_dir, left = taken_over
     assert sorted(left) == ["000000", "000001"]
-    found = files(run_dir)
-    assert sorted(found) == [f"{n:06d}" for n in range(5)]
-    assert {name: found[name] for name in left} == left, "no batch is sampled again"
+    times = files(run_dir)
+    assert sorted(times) == [f"{n:06d}" for n in range(5)]
+    assert {name: times[name] for name in left} == left, "no batch is sampled again"
     same(run_dir, whole)
 
 

@@ -10,13 +10,9 @@ from launch.schema.plan import Plan
 from tests.conftest import composed, host_with
 
 JOB = ["runtime=slurm", "hardware=cpu", "tracking=none"]
-TWO = [
-    "hardware=mi300x",
-    "model=qwen3_4b",
-    "runtime=slurm",
-    "runtime.slurm.nodes=2",
-    "runtime.slurm.interface=ib0",
-]
+TWO = """
+hardware=mi300x model=qwen3_4b runtime=slurm runtime.slurm.nodes=2 runtime.slurm.interface=ib0
+""".split()
 
 
 def planned(

@@ -27,15 +27,10 @@ SHAPE = {
     "vocab_size": 320,
 }
 SMALL = [
-    *[
-        "hardware=cpu",
-        "topology=single",
-        "model=tiny",
-        "precision=fp32",
-        "tracking=none",
-        "speed=off",
-        "data.num_train=32",
-    ],
+    *"""
+        hardware=cpu topology=single model=tiny precision=fp32 tracking=none speed=off
+        data.num_train=32
+    """.split(),
     *[f"model.{name}={value}" for name, value in SHAPE.items()],
     *[
         "method.args.max_steps=2",

@@ -27,21 +27,21 @@ ANSWERS_WITHIN_S = 60
 AT_3_AND_4 = """
 import fcntl, os, sys
 ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
-for end, wanted in zip(ends, (3, 4)):
-    os.dup2(end, wanted)
+for end, number in zip(ends, (3, 4)):
+    os.dup2(end, number)
 os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
 def program() -> str | None:
-    return next((found for name in NAMES if (found := shutil.which(name))), None)
+    return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 @dataclass
 class Browser:
     """Drive one tab.
 
-    `said` has the console's errors, warnings and uncaught exceptions; `asked` every loaded address.
+    `messages` has the console's errors, warnings and exceptions; `addresses` what it loads.
     """
 
     write_to: int
@@ -49,8 +49,8 @@ class Browser:
     session: str = ""
     number: int = 0
     rest: bytes = b""
-    said: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=list)
     loaded: bool = False
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
@@ -70,8 +70,8 @@ class Browser:
 
     def open(self, page: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Load the file and wait for its load event; `width` is in CSS pixels."""
-        self.said.clear()
-        self.asked.clear()
+        self.messages.clear()
+        self.addresses.clear()
         self.loaded = False
         self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -90,11 +90,11 @@ class Browser:
 
     def value(self, expression: str) -> Any:
         """Return the value of a JavaScript expression."""
-        found = self.call(
+        answer = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
 
     def press(self, key: str, code: int) -> None:
         for kind in ("keyDown", "keyUp"):
@@ -130,17 +130,17 @@ class Browser:
         if method == "Page.loadEventFired":
             self.loaded = True
         elif method == "Network.requestWillBeSent":
-            self.asked.append(params["request"]["url"])
+            self.addresses.append(params["request"]["url"])
         elif method == "Runtime.exceptionThrown":
-            self.said.append(params["exceptionDetails"]["text"])
+            self.messages.append(params["exceptionDetails"]["text"])
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
-            self.said.append(params["entry"]["text"])
+            self.messages.append(params["entry"]["text"])
         elif method == "Runtime.consoleAPICalled" and params["type"] in (
             "error",
             "warning",
             "assert",
         ):
-            self.said.append(str([argument.get("value") for argument in params["args"]]))
+            self.messages.append(str([argument.get("value") for argument in params["args"]]))
 
 
 @contextlib.contextmanager
@@ -148,14 +148,10 @@ def started(chromium: str) -> Iterator[Browser]:
     """Start a browser that ends with the block, as does its profile."""
     (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
-        flags = [
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--no-first-run",
-            "--hide-scrollbars",
-        ]
+        flags = """
+            --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run
+            --hide-scrollbars
+        """.split()
         argv = [
             chromium,
             *flags,

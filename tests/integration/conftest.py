@@ -40,7 +40,6 @@ FAKE_ROCM = "fake-rocm"
 TRUTH = {"torch": "2.13", "rocm": "7.2.0", "vllm": "0.31.0", "gfx": ["gfx90a", "gfx942"]}
 # python3-venv: Debian keeps ensurepip there. ca-certificates: Python has no list of its own.
 PACKAGES = "python3,python3-venv,ca-certificates"
-UID = 12345  # unused: a user without a name or a password
 SOURCES = ("sources.list", "sources.list.d/debian.sources", "sources.list.d/ubuntu.sources")
 STARTS_WITHIN_S = 20
 # Files whose tests share the docker engine. They count its images and containers, so one process
@@ -48,18 +47,13 @@ STARTS_WITHIN_S = 20
 WITH_ENGINE = {
     "test_docker_runs.py",
     "test_image_build.py",
-    "test_image_refusals.py",
     "test_image_secrets.py",
     "test_sandbox.py",
 }
 # Files that take minutes. They begin before the others, so that no process waits long for another.
-LONG = (
-    "test_clean_clone.py",
-    "test_split.py",
-    "test_kernels.py",
-    "test_tunings.py",
-    "test_slurm.py",
-)
+LONG = """
+test_clean_clone.py test_split.py test_kernels.py test_tunings.py test_slurm.py test_compiled.py
+""".split()
 
 
 def lacking(what: str) -> None:
@@ -219,10 +213,7 @@ def lock_of(folder: Path, base: str, name: str = "tiny", **fields) -> Path:
         "base": f"{repository}:1",
         "digest": digest,
         "python": "3",
-        "torch": "none",
-        "rocm": "none",
-        "vllm": "none",
-        "trl": "none",
+        **dict.fromkeys(("torch", "rocm", "vllm", "trl"), "none"),
         "gfx": ["cpu"],
         "size_gb": "unknown",
         "source": "this test",
@@ -368,55 +359,6 @@ def home() -> Iterator[Path]:
     """Return a user's home outside tmp_path, since pytest closes its folders to other users."""
     with tempfile.TemporaryDirectory(prefix="home-") as folder:
         yield Path(folder)
-
-
-def as_somebody(
-    home: Path, *arguments: str, groups: list[int], **environ: str
-) -> subprocess.CompletedProcess:
-    """Run build.py as a user who is not root."""
-    identity, python = {}, sys.executable
-    if os.getuid() == 0:
-        identity = {"user": UID, "group": UID, "extra_groups": groups}
-        for path in (home, *home.iterdir()):
-            os.chown(path, UID, UID)
-        # The environment's own python may stand in root's home.
-        version = "python{}.{}".format(*sys.version_info[:2])
-        python = next(
-            p
-            for p in (sys.executable, shutil.which(version, path="/usr/bin:/usr/local/bin"))
-            if p and runs(p, identity)
-        )
-    packages = next(path for path in sys.path if path.endswith("site-packages"))
-    env = {k: v for k, v in os.environ.items() if k != "XDG_CACHE_HOME"}
-    env |= {
-        "HOME": str(home),
-        "COLUMNS": "200",
-        "PYTHONPATH": packages,
-        "PYTHONDONTWRITEBYTECODE": "1",
-        **environ,
-    }
-    return subprocess.run(
-        [python, BUILD[1], *arguments],
-        env=env,
-        cwd=home,
-        capture_output=True,
-        text=True,
-        **identity,
-    )
-
-
-def runs(python: str, identity: dict) -> bool:
-    try:
-        return (
-            subprocess.run(
-                [python, "-c", f"open({str(ROOT / 'README.md')!r})"],
-                capture_output=True,
-                **identity,
-            ).returncode
-            == 0
-        )
-    except OSError:
-        return False
 
 
 # ---- What an engine sends, as a file

@@ -1,8 +1,8 @@
 """Make the runs of test_split.py fail, by a GRPO reward and a plugin of vLLM as users have them.
 
 A test copies this file to where it starts the launcher. The file `fault` there says what happens at
-which step, for example `kill 3`, or `first 3` if the first rank dies instead of the last. The
-process that does it removes the file first, so that it happens once.
+which step, for example `hang 2` (the last rank) or `first 3` (the first rank dies). The process
+that does it removes the file first, so that it happens once.
 """
 
 from __future__ import annotations
@@ -32,14 +32,9 @@ def reward(prompts, completions, trainer_state, **columns) -> list[float]:
         if due("first", trainer_state.global_step + 1):
             kill()
     if program.rank() == int(os.environ["WORLD_SIZE"]) - 1:
-        for name, happens in {
-            "kill": kill,
-            "hang": hang_here,
-            "stop": stop_launcher,
-            "lose": lose_launcher,
-        }.items():
+        for name, fault in {"hang": hang_here, "lose": lose_launcher}.items():
             if due(name, trainer_state.global_step + 1):
-                happens()
+                fault()
     return [zlib.crc32(str(completion).encode()) % 101 / 100 for completion in completions]
 
 
@@ -84,16 +79,8 @@ def hang_here() -> None:
         time.sleep(0.05)
 
 
-def stop_launcher() -> None:
-    _signal_launcher(signal.SIGTERM)
-
-
 def lose_launcher() -> None:
-    _signal_launcher(signal.SIGKILL)
-
-
-def _signal_launcher(number: int) -> None:
     """Stay in this step until this rank is told to stop, so that the step is known."""
-    os.kill(int(os.environ["ROCM_RECIPES_PROCESS"].partition("/")[0]), number)
+    os.kill(int(os.environ["ROCM_RECIPES_PROCESS"].partition("/")[0]), signal.SIGKILL)
     while not program.stop_asked():
         time.sleep(0.02)

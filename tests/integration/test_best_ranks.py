@@ -22,52 +22,30 @@ from tests.e2e.test_resume import computed, configure
 pytestmark = pytest.mark.integration
 
 SAVE_STEPS = 2
-LENGTH = [
-    "method.args.max_steps=24",
-    f"method.args.save_steps={SAVE_STEPS}",
-    "method.selection.patience=2",
-    "precision=fp32",
-]
+SETTINGS = f"""
+method.args.max_steps=24 method.args.save_steps={SAVE_STEPS} method.selection.patience=2
+precision=fp32 hardware.gpus_per_node=2 topology.num_gpus=2
+method.args.per_device_train_batch_size=4
+""".split()
 LORA = ["adapter=lora", "adapter.rank=4"]
-KINDS = {
-    "fsdp": {
-        "sharded": [],
-        "full": ["topology.fsdp.state_dict_type=FULL_STATE_DICT"],
-        "lora": LORA,
-    },
-    "zero2": {"plain": []},
-    "zero3": {"plain": [], "lora": LORA},
-}
-RUNS = ("whole", "killed", "ended")
+FULL = "topology.fsdp.state_dict_type=FULL_STATE_DICT"
+KINDS = {"fsdp": {"full": [FULL], "lora": LORA}, "zero3": {"whole": []}}
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def runs(request, tmp_path_factory) -> dict[str, Path]:
     """Return kind -> a directory with the runs of tests/integration/best_ranks.py on two ranks."""
-    home = tmp_path_factory.mktemp(request.param)
-    shared = [
-        f"topology={request.param}",
-        "hardware.gpus_per_node=2",
-        "topology.num_gpus=2",
-        "method.args.per_device_train_batch_size=4",
-    ]
-    folders = {kind: home / kind for kind in KINDS[request.param]}
-    for kind, folder in folders.items():
-        folder.mkdir()
-        for name in RUNS:
-            configure(folder / name, "sft", *BEST, *LENGTH, *shared, *KINDS[request.param][kind])
-    argv = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "tests.integration.best_ranks",
-    ]
+    home, kinds = tmp_path_factory.mktemp(request.param), KINDS[request.param]
+    for kind, overrides in kinds.items():
+        (home / kind).mkdir()
+        for name in ("whole", "killed"):
+            topology = f"topology={request.param}"
+            configure(home / kind / name, "sft", *BEST, *SETTINGS, topology, *overrides)
+    folders = {kind: home / kind for kind in kinds}
+    program = ["-m", "tests.integration.best_ranks", str(SAVE_STEPS), *folders.values()]
     done = subprocess.run(
-        [*argv, str(SAVE_STEPS), *folders.values()],
+        [sys.executable, *TORCHRUN, *program],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -97,25 +75,18 @@ def weights(saved: Path, scratch: Path) -> dict[str, torch.Tensor]:
     return load_file(next(saved.glob("*model.safetensors")))
 
 
-def test_the_model_is_that_of_the_best_checkpoint(runs, tmp_path):
+def test_the_model_is_that_of_the_best_checkpoint_also_of_a_killed_run(runs, tmp_path):
     """Compare with the last one too, which the ranks hold when training ends."""
     for kind, folder in runs.items():
-        whole, found = folder / "whole", result(folder / "whole")
+        whole, chosen_by = folder / "whole", result(folder / "whole")
         measured = {row["step"]: row["eval_loss"] for row in computed(whole) if "eval_loss" in row}
-        assert found["best_step"] == min(measured, key=measured.get) < found["steps"], kind
-        kept = load_file(
-            whole
-            / ("adapter/adapter_model.safetensors" if kind == "lora" else "model/model.safetensors")
-        )
+        assert chosen_by["best_step"] == min(measured, key=measured.get) < chosen_by["steps"], kind
+        model = "adapter/adapter_model" if kind == "lora" else "model/model"
+        saved = load_file(whole / f"{model}.safetensors")
         best, last = (
-            weights(whole / f"checkpoints/checkpoint-{found[key]}", tmp_path / key)
+            weights(whole / f"checkpoints/checkpoint-{chosen_by[key]}", tmp_path / key)
             for key in ("best_step", "steps")
         )
-        assert all(weight.equal(best[name]) for name, weight in kept.items()), kind
-        assert not all(weight.equal(last[name]) for name, weight in kept.items()), kind
-
-
-@pytest.mark.parametrize("name", ["killed", "ended"])
-def test_a_killed_run_ends_with_the_same_model(runs, name):
-    for kind, folder in runs.items():
-        assert chosen(result(folder / name)) == chosen(result(folder / "whole")), kind
+        assert all(weight.equal(best[name]) for name, weight in saved.items()), kind
+        assert not all(weight.equal(last[name]) for name, weight in saved.items()), kind
+        assert chosen(result(folder / "killed")) == chosen(chosen_by), kind

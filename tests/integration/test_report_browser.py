@@ -14,7 +14,7 @@ import pytest
 
 from launch import report
 from launch.plan import rundir
-from tests.conftest import ROOT, command
+from tests.conftest import ROOT
 from tests.helpers.report_examples import (
     GRPO_STEP,
     HOSTILE,
@@ -32,13 +32,6 @@ from tests.integration.conftest import lacking
 pytestmark = pytest.mark.integration
 
 PHONE, DESKTOP = 390, 1280  # CSS pixels
-SMALL = [
-    "hardware=cpu",
-    "method=sft",
-    "data.num_train=64",
-    "data.num_heldout=8",
-    "method.args.per_device_train_batch_size=4",
-]
 # Elements that reach out of the page, but for those that scroll by themselves.
 TOO_WIDE = """[...document.querySelectorAll("body *")].filter((e) =>
   e.getBoundingClientRect().right > innerWidth + 1
@@ -67,19 +60,17 @@ TOO_FAINT = """(() => {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = program()
-    if found is None:
+    chromium = program()
+    if chromium is None:
         return lacking("no Chromium: apt-get install chromium")
-    with started(found) as tab:
+    with started(chromium) as tab:
         yield tab
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> dict[str, Path]:
-    """Return a page of each kind, written by the program; `trained` is of a real training."""
+    """Return a page of each kind, written by the program."""
     root = tmp_path_factory.mktemp("pages")
-    done = command(*SMALL, "method.args.max_steps=4", "tracking=none", cwd=root)
-    assert done.returncode == 0, done.stdout + done.stderr
     grpo = log(
         a_run(root / "grpo", "method=grpo", reward=0.9), *steps(600, reward=0.5, **GRPO_STEP)
     )
@@ -95,8 +86,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
         {"varied": [f"seed={n}", f"method.args.learning_rate={n % 2 + 1}e-3"], "value": float(n)}
         for n in range(6)
     ]
-    given = {
-        "trained": [next(p.parent for p in root.glob("runs/*/*/record.json"))],
+    runs = {
         "grpo": [grpo],
         "crashed": [crashed],
         "bench": [a_benchmark(root / "bench")],
@@ -106,32 +96,26 @@ def pages(tmp_path_factory) -> dict[str, Path]:
         ],
         "sweep": [a_sweep(root, grid)],
     }
-    found = {}
-    for name, runs in given.items():
-        found[name] = root / f"{name}.html"
-        assert report.main([*map(str, runs), f"output={found[name]}"]) == 0
-    return found
+    files = {name: root / f"{name}.html" for name in runs}
+    for name, folders in runs.items():
+        assert report.main([*map(str, folders), f"output={files[name]}"]) == 0
+    return files
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [PHONE, DESKTOP], ids=["phone", "desktop"])
-@pytest.mark.parametrize(
-    "name", ["trained", "grpo", "crashed", "bench", "several", "pipeline", "sweep"]
-)
-def test_opened_from_its_file(browser, pages, tmp_path, name, width, dark):
-    browser.open(pages[name], width, dark=dark)
-    browser.value("document.querySelectorAll('details').forEach((d) => d.open = true)")
-    assert browser.said == []
-    assert browser.asked == [pages[name].as_uri()]
-    assert browser.value("document.documentElement.scrollWidth") == width
-    assert browser.value(TOO_WIDE) == []
-    assert browser.value(TOO_FAINT) == []
-    light = browser.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert light is not dark
-    assert (
-        browser.value("document.images.length + document.querySelectorAll('main script').length")
-        == 0
-    )
+@pytest.mark.parametrize("name", ["grpo", "crashed", "bench", "several", "pipeline", "sweep"])
+def test_opened_from_its_file(browser, pages, tmp_path, name):
+    for width, dark in ((PHONE, False), (DESKTOP, True)):
+        browser.open(pages[name], width, dark=dark)
+        browser.value("document.querySelectorAll('details').forEach((d) => d.open = true)")
+        assert browser.messages == []
+        assert browser.addresses == [pages[name].as_uri()]
+        assert browser.value("document.documentElement.scrollWidth") == width
+        assert browser.value(TOO_WIDE) == []
+        assert browser.value(TOO_FAINT) == []
+        paper = browser.value("getComputedStyle(document.body).backgroundColor")
+        assert (paper != "rgb(255, 255, 255)") is dark
+        count = "document.images.length + document.querySelectorAll('main script').length"
+        assert browser.value(count) == 0
     browser.screenshot(tmp_path / "page.png")
     assert (tmp_path / "page.png").stat().st_size > 20_000
 
@@ -158,7 +142,7 @@ def test_keyboard(browser, pages):
     )
 
 
-def test_what_a_screen_reader_is_told(browser, pages):
+def test_a_screen_reader_hears_every_part(browser, pages):
     browser.open(pages["grpo"], DESKTOP)
     nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
     by_role: dict[str, list[str]] = {}
@@ -195,10 +179,10 @@ def test_values_under_the_pointer(browser, pages):
     assert text.startswith("step 600: B 1.6; C 0.01333"), text
     browser.point_at(2, 2)
     assert browser.value("document.querySelector('.chart .readout').hidden")
-    assert browser.said == []
+    assert browser.messages == []
 
 
-def test_a_page_of_a_run_that_goes_on(browser, tmp_path):
+def test_a_page_of_a_run_that_still_trains(browser, tmp_path):
     folder = log(a_run(tmp_path / "r", exit_code=None), *steps(3))
     with rundir.locked(folder):
         made = subprocess.run(
@@ -210,4 +194,4 @@ def test_a_page_of_a_run_that_goes_on(browser, tmp_path):
     assert made.returncode == 0, made.stderr
     browser.open(folder / "report.html", PHONE)
     assert "Still running" in browser.value("document.body.innerText")
-    assert browser.said == []
+    assert browser.messages == []

@@ -19,36 +19,31 @@ from pathlib import Path
 
 import pytest
 
-from containers import images
+from containers import images, verify
 from containers.images import LABEL
-from launch.core.errors import HostError
 from launch.execution import sandboxed
 from launch.machine import detect
 from launch.plan.planning import make_plan, prepare
 from launch.schema.plan import Mount
 from recipes.rewards.verify_code import CodeTests
 from tests.conftest import ROOT, command, composed
-from tests.integration.conftest import build
+from tests.integration.conftest import build, inside
 
 pytestmark = pytest.mark.integration
-CODE = [
-    "hardware=cpu",
-    "method=grpo",
-    "data=code",
-    "smoke=true",
-    "~method.rewards.reasoning_gym",
-    "+method.rewards.code_tests=1.0",
-]
+CODE = """
+hardware=cpu method=grpo data=code smoke=true ~method.rewards.reasoning_gym
++method.rewards.code_tests=1.0
+""".split()
 GOOD = "def f(x):\n    return x + 1"
 TESTS = [{"call": "f(1)", "expected": 2}, {"call": "f(2)", "expected": 3}]
 PATIENCE_S = 120
 # What code may try, what it scores, and the reason where it was cut off.
 HOSTILE = {
-    "hang": ("def f(x):\n    while True: pass", 0.0, "it took longer than 4 s"),
+    "hang": ("def f(x):\n    while True: pass", 0.0, "it took longer than 2 s"),
     "hang of one test": (
         "def f(x):\n    while x == 2: pass\n    return x + 1",
         0.5,
-        "it took longer than 4 s",
+        "it took longer than 2 s",
     ),
     "fork bomb": ("import os\nwhile True: os.fork()", 0.0, "it started more processes than it may"),
     "flood": (
@@ -58,11 +53,6 @@ HOSTILE = {
     ),
     "memory": (
         "b = [bytearray(10**7) for _ in range(10**6)]",
-        0.0,
-        "it took more memory than it may",
-    ),
-    "memory of many": (
-        "import os, time\nfor _ in range(3): os.fork()\nb = bytearray(10**8)\ntime.sleep(9)",
         0.0,
         "it took more memory than it may",
     ),
@@ -78,13 +68,6 @@ HOSTILE = {
         0.0,
         sandboxed.WENT,
     ),
-    "starves its parent for the next job": (
-        "import resource as r\ndef f(x):\n    if x == 2: r.prlimit(1, r.RLIMIT_FSIZE, (0, 0))\n"
-        "    return x + 1",
-        0.0,
-        sandboxed.WENT,
-    ),
-    "answers what no float holds": ("def f(x):\n    return 10**400", 0.0, None),
     "ends early": ("import os\nos._exit(0)", 0.0, None),
     "looks into its parent": ("open('/proc/1/environ').read()\n" + GOOD, 0.0, None),
     "writes elsewhere": ("open('/opt/recipes/server.py', 'a')\n" + GOOD, 0.0, None),
@@ -132,10 +115,13 @@ def block(code: str, language: str = "python") -> str:
 
 
 @pytest.fixture(scope="module")
-def sandbox_image(engine, base) -> str:
+def sandbox_image(engine, base) -> Iterator[str]:
     done = build("image=sandbox", f"base={base}")
     assert done.returncode == 0, done.stdout + done.stderr
-    return images.load()["sandbox"].local_reference
+    assert "is up to date" in build("image=sandbox", f"base={base}").stdout
+    reference = images.load()["sandbox"].local_reference
+    yield reference
+    engine.images.remove(reference)
 
 
 @contextlib.contextmanager
@@ -174,7 +160,7 @@ def sandbox(
     )
     limits = [
         f"method.sandbox.{key}"
-        for key in ("workers=1", "time_s=4", "memory_gb=0.2", "output_kb=8", "processes=16")
+        for key in ("workers=1", "time_s=2", "memory_gb=0.2", "output_kb=8", "processes=16")
     ]
     with started(engine, folder / "run", *limits) as process:
         yield process, CodeTests(folder / "run")
@@ -219,59 +205,33 @@ def test_a_share_of_the_tests_is_a_share_of_the_score(sandbox):
 
 
 @pytest.mark.skipif(
-    shutil.which("gcc") is None or shutil.which("g++") is None,
-    reason="no gcc and g++ to show to the sandbox",
+    not all(map(shutil.which, ("gcc", "g++"))) or not Path("/usr/bin/rustc").exists(),
+    reason="no gcc, g++ and rustc of /usr to show to the sandbox",
 )
-def test_c_and_cpp_are_compiled_where_the_image_has_the_compiler(engine, sandbox_image, tmp_path):
-    # The test's base has none. This machine's is mounted: both are of one distribution release.
-    with started(
-        engine,
-        tmp_path / "run",
-        "method.sandbox.workers=1",
-        mounts=(Mount("/usr", "/usr", True, "compilers"),),
-    ):
-        ask = CodeTests(tmp_path / "run")
-        c = '#include <stdio.h>\nint main() { int n; scanf("%d", &n); printf("%d\\n", n * 2); }'
-        cpp = (
-            "#include <iostream>\n"
-            "int main() { int n; std::cin >> n; while (n == 3) {} std::cout << n * 2; }"
-        )
-        tests = [{"stdin": "2", "stdout": "4"}, {"stdin": "5", "stdout": "10"}]
-        blocks = [
-            block(c, "c"),
-            block(cpp, "cpp"),
-            block("int main() { return }", "c"),
-            block("fn main() {}", "swift"),
-        ]
-        found = ask(blocks, [tests] * 4, None)
-        assert [score for score, _ in found] == [1.0, 1.0, 0.0, 0.0]
-        assert found[3][1].startswith("the sandbox has no swift, only python, c, cpp")
-
-
-@pytest.mark.skipif(
-    not Path("/usr/bin/rustc").exists(), reason="no rustc of /usr to show to the sandbox"
-)
-def test_rust_is_compiled_where_the_image_has_the_compiler(engine, sandbox_image, tmp_path):
-    compilers = Mount("/usr", "/usr", True, "compilers")
-    linker = Mount(
-        "/etc/alternatives",
-        "/etc/alternatives",
-        True,
-        "where /usr/bin/cc leads, which rustc links with",
+def test_languages_are_compiled_where_the_image_has_the_compiler(engine, sandbox_image, tmp_path):
+    # The test's base has none. This machine's are mounted: both are of one distribution release.
+    # rustc links with /usr/bin/cc, which leads to /etc/alternatives.
+    mounts = tuple(
+        Mount(folder, folder, True, "compilers") for folder in ("/usr", "/etc/alternatives")
     )
-    tests = [[{"stdin": "2", "stdout": "4"}]]
-    with started(engine, tmp_path / "run", "method.sandbox.workers=1", mounts=(compilers, linker)):
-        twice = (
-            "fn main() { let mut n = String::new(); std::io::stdin().read_line(&mut n).unwrap();"
-        )
-        twice += ' println!("{}", n.trim().parse::<i64>().unwrap() * 2); }'
-        found = CodeTests(tmp_path / "run")(
-            [block(twice, "rust"), block("fn main() { 1 + }", "rust")], tests * 2, None
-        )
-        assert [score for score, _ in found] == [1.0, 0.0]
-    with started(engine, tmp_path / "unlinked", "method.sandbox.workers=1", mounts=(compilers,)):
-        ((score, error),) = CodeTests(tmp_path / "unlinked")([block(twice, "rust")], tests, None)
-        assert (score, error) == (0.0, "the sandbox has no rust, only python, c, cpp")
+    c = '#include <stdio.h>\nint main() { int n; scanf("%d", &n); printf("%d\\n", n * 2); }'
+    cpp = "#include <iostream>\nint main() { int n; std::cin >> n; std::cout << n * 2; }"
+    rust = (
+        "fn main() { let mut n = String::new(); std::io::stdin().read_line(&mut n).unwrap();"
+        ' println!("{}", n.trim().parse::<i64>().unwrap() * 2); }'
+    )
+    blocks = [
+        block(c, "c"),
+        block(cpp, "cpp"),
+        block(rust, "rust"),
+        block("int main() { return }", "c"),
+        block("fn main() {}", "swift"),
+    ]
+    tests = [{"stdin": "2", "stdout": "4"}, {"stdin": "5", "stdout": "10"}]
+    with started(engine, tmp_path / "run", "method.sandbox.workers=1", mounts=mounts):
+        answers = CodeTests(tmp_path / "run")(blocks, [tests] * len(blocks), None)
+    assert [score for score, _ in answers] == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert answers[-1][1].startswith("the sandbox has no swift, only python, c, cpp, rust")
 
 
 def test_a_run_whose_reward_tests_code(engine, sandbox_image, tmp_path):
@@ -317,12 +277,20 @@ def test_it_goes_with_a_launcher_that_is_killed(engine, sandbox_image, tmp_path)
     assert containers(engine, run_dir) == []
 
 
-def test_without_its_image_nothing_starts(engine, monkeypatch):
-    entry = dataclasses.replace(images.load()["sandbox"], base="docker.io/library/another:1")
-    monkeypatch.setattr(images, "load", lambda: {"sandbox": entry})
-    with pytest.raises(
-        HostError,
-        match=r"rocm-recipes/sandbox:\w+, which is not on this machine: "
-        r"python containers/build.py image=sandbox",
-    ):
-        sandboxed.image_id(engine)
+def test_the_image_has_python_alone(engine, sandbox_image, base):
+    """Nothing installs, nothing gains rights, and nothing reaches a network."""
+    shown = "import os; print(os.getuid(), os.getgid(), os.getgroups())"
+    assert inside(engine, sandbox_image, "python", "-c", shown) == "65534 65534 [65534]\n"
+    modules = (
+        "import importlib.util as u; print([m for m in ('pip', 'ensurepip', 'setuptools', 'wheel', "
+        "'torch') if u.find_spec(m)])"
+    )
+    assert inside(engine, sandbox_image, "python", "-c", modules) == "[]\n"
+    programs = (
+        "command -v pip pip3 sudo; find / -xdev -perm /6000 -type f 2>/dev/null; ls /sys/class/net"
+    )
+    assert inside(engine, sandbox_image, "sh", "-c", programs) == "lo\n"
+    probed = json.loads(inside(engine, sandbox_image, "python", "/opt/recipes/probe.py"))
+    entry = images.load()["sandbox"]
+    assert verify.compare(entry, {**probed, "python": entry.python})[0] == []
+    assert probed["packages"] == 0

@@ -1,137 +1,143 @@
 """Test ways to spread a training over processes, with gloo in place of RCCL.
 
-The same seed and global batch give the same losses.
+The same seed and global batch give the same losses, also after resuming on other ranks.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
+from launch.core import json_files
+from launch.plan import sealed
 from tests.conftest import command
 
 pytestmark = pytest.mark.integration
 
-STEPS, BATCH = 4, 8
-SETTINGS = [
-    *[
-        "hardware=cpu",
-        "model=tiny",
-        "model.num_layers=2",
-        "precision=fp32",
-        "data.num_train=64",
-        "tracking=none",
-    ],
-    *[
-        f"effective_batch={BATCH}",
-        "method.args.per_device_train_batch_size=4",
-        f"method.args.max_steps={STEPS}",
-    ],
-    # A step large enough that a gradient that is wrong shows in the next loss.
-    *[
-        "method.args.learning_rate=1e-3",
-        "method.args.lr_scheduler_type=constant",
-        "method.args.warmup_steps=0",
-    ],
-    f"method.args.save_steps={STEPS}",
-]
+STEPS = 5
+# Two and a half epochs, so that runs resume in the middle of one and at the start of another.
+SETTINGS = f"""
+hardware=cpu method=sft model=tiny model.num_layers=2 precision=fp32 tracking=none
+data.num_train=16 effective_batch=8 method.args.per_device_train_batch_size=4
+method.args.max_steps={STEPS} method.args.save_steps=1 method.args.save_total_limit=5
+method.args.lr_scheduler_type=linear method.args.warmup_steps=0
+""".split()
+# A step large enough that a gradient that is wrong shows in the next loss.
+SETTINGS.append("method.args.learning_rate=1e-3")
+TWO = ["hardware.gpus_per_node=2", "topology.num_gpus=2"]
 # What rank 1 alone has written into a checkpoint: its part of the weights, and of the optimizer.
-SHARDED = ["optimizer_0/__1_0.distcp", "pytorch_model_fsdp_0/__1_0.distcp"]
 PARTS = {
     "single": [],
     "ddp": [],
-    "fsdp": SHARDED,
-    "fsdp-offload": SHARDED,
+    "fsdp": ["optimizer_0/__1_0.distcp", "pytorch_model_fsdp_0/__1_0.distcp"],
     "zero2": [f"global_step{STEPS}/zero_pp_rank_1_mp_rank_00_optim_states.pt"],
     "zero3": [
         f"global_step{STEPS}/zero_pp_rank_1_mp_rank_00_{part}_states.pt"
         for part in ("model", "optim")
     ],
 }
-# FSDP2's options, which change where its tensors are and when, and no number.
-OFFLOAD = [
-    # Without a GPU pin_memory pins nothing.
-    *["topology.fsdp.cpu_offload=true", "hardware.dataloader.pin_memory=true"],
-    "topology.fsdp.reshard_after_forward=false",
-    *["topology.fsdp.activation_checkpointing=true", "method.args.gradient_checkpointing=false"],
-]
+# FSDP2's options, which change where its tensors are and when, and no number. Without a GPU
+# pin_memory pins nothing.
+OPTIONS = {
+    "fsdp": """
+        topology.fsdp.cpu_offload=true hardware.dataloader.pin_memory=true
+        topology.fsdp.reshard_after_forward=false topology.fsdp.activation_checkpointing=true
+        method.args.gradient_checkpointing=false
+    """.split()
+}
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[str, Path]:
-    """Return the run of each topology: two ranks, or one process that accumulates."""
-    found = {}
-    with pytest.MonkeyPatch.context() as patch:
-        for topology in PARTS:
-            folder = tmp_path_factory.mktemp(topology)
-            patch.setenv("TORCH_EXTENSIONS_DIR", str(folder / "compiled"))
-            two = (
-                [] if topology == "single" else ["hardware.gpus_per_node=2", "topology.num_gpus=2"]
-            )
-            name, _, offload = topology.partition("-")
-            done = command(
-                "method=sft",
-                f"topology={name}",
-                *two,
-                *SETTINGS,
-                *(OFFLOAD if offload else []),
-                cwd=folder,
-            )
-            assert done.returncode == 0, done.stdout + done.stderr
-            (record,) = folder.glob("runs/*/*/record.json")
-            found[topology] = record.parent
-            shown = done.stderr.splitlines()
-            speaks = "trainers | " if topology == "single" else "rank 0 | "
-            assert f"done: {STEPS} steps" in "".join(
-                line for line in shown if line.startswith(speaks)
-            ), done.stderr
-    return found
+def train(folder: Path, topology: str, *overrides: str) -> Path:
+    done = command(f"topology={topology}", *SETTINGS, *overrides, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = [line for line in done.stderr.splitlines() if f"done: {STEPS} steps" in line]
+    assert any(line.startswith(("trainers | ", "rank 0 | ")) for line in shown), done.stderr
+    return run_dir(folder)
+
+
+def run_dir(folder: Path) -> Path:
+    (record,) = folder.glob("runs/*/*/record.json")
+    return record.parent
+
+
+def plan_argv(folder: Path) -> str:
+    plan = json.loads((run_dir(folder) / "plan.json").read_text())
+    (trainers,) = [process for process in plan["processes"] if process["kind"] == "trainer"]
+    return " ".join(trainers["argv"])
 
 
 def losses(run: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Path]:
+    """Return the run of each topology: two ranks, or one process that accumulates."""
+    run_dirs = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for topology in PARTS:
+            folder = tmp_path_factory.mktemp(topology)
+            patch.setenv("TORCH_EXTENSIONS_DIR", str(folder / "compiled"))
+            ranks = [] if topology == "single" else TWO
+            run_dirs[topology] = train(folder, topology, *ranks, *OPTIONS.get(topology, []))
+    return run_dirs
+
+
 @pytest.mark.parametrize("topology", PARTS)
-def test_the_strategy_that_was_asked_for_ran(runs, topology):
+def test_each_strategy_runs_and_leaves_the_losses_and_model_of_one_process(runs, topology):
     """Check what the ranks left; recipes/training/training.py rejects another strategy too."""
-    saved = runs[topology] / "checkpoints" / f"checkpoint-{STEPS}"
-    assert (
-        sorted(path.relative_to(saved).as_posix() for path in saved.rglob("*_1_*"))
-        == PARTS[topology]
-    )
-    plan = json.loads((runs[topology] / "plan.json").read_text())
-    (trainers,) = [process for process in plan["processes"] if process["kind"] == "trainer"]
-    assert plan["topology"] == topology.partition("-")[0]
-    asks_torchrun_for_two = "--nproc-per-node 2" in " ".join(trainers["argv"])
-    assert asks_torchrun_for_two == (topology != "single")
+    saved = runs[topology] / f"checkpoints/checkpoint-{STEPS}"
+    parts = sorted(path.relative_to(saved).as_posix() for path in saved.rglob("*_1_*"))
+    assert parts == PARTS[topology]
+    folder = runs[topology].parents[2]
+    assert ("--nproc-per-node 2" in plan_argv(folder)) == (topology != "single")
+    # DeepSpeed compiled nothing, since the cpu image has no compiler.
+    assert not (folder / "compiled").exists()
 
-
-@pytest.mark.parametrize("topology", [name for name in PARTS if name != "single"])
-def test_every_step_has_the_loss_of_a_single_process(runs, topology):
     alone = losses(runs["single"])
     assert len(alone) == STEPS
     assert alone[0] - alone[-1] > 1  # it learned: the steps changed the weights
     assert losses(runs[topology]) == pytest.approx(alone, rel=0, abs=1e-5)
 
-
-@pytest.mark.parametrize("topology", [name for name in PARTS if name != "single"])
-def test_the_model_it_leaves_is_whole(runs, topology):
-    alone, spread = (
-        load_file(runs[name] / "model" / "model.safetensors") for name in ("single", topology)
+    expected, weights = (
+        load_file(runs[name] / "model/model.safetensors") for name in ("single", topology)
     )
-    assert spread.keys() == alone.keys()
-    for name, weight in alone.items():
-        assert spread[name].dtype == weight.dtype
+    assert weights.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert weights[name].dtype == weight.dtype
         # Adam divides a gradient by its own size. If that is near zero, its rounding error moves a
         # weight by a part of the learning rate.
-        assert (spread[name] - weight).abs().mean() < 1e-5, name
+        assert (weights[name] - weight).abs().mean() < 1e-5, name
 
 
-@pytest.mark.parametrize("topology", ["zero2", "zero3"])
-def test_deepspeed_needs_no_compiler(runs, topology):
-    """Check that nothing was compiled, since the cpu image has no compiler."""
-    assert not (runs[topology].parents[2] / "compiled").exists()
+# fsdp reads no checkpoint of one process.
+@pytest.mark.parametrize(
+    ("before", "after", "ranks"),
+    [("single", "ddp", TWO), ("fsdp", "fsdp", ["topology.num_gpus=1"])],
+)
+def test_a_run_resumes_on_other_ranks_with_the_losses_of_one_process(
+    runs, tmp_path, before, after, ranks
+):
+    shutil.copytree(runs[before].parents[2], tmp_path, dirs_exist_ok=True)
+    run = run_dir(tmp_path)
+    stop_after(run, step=1)
+    train(tmp_path, after, *ranks, *OPTIONS.get(after, []), f"resume={run}")
+    assert losses(run) == pytest.approx(losses(runs["single"]), rel=0, abs=1e-5)
+    logs = "".join(path.read_text() for path in run.glob("logs/*.log"))
+    assert f"resuming from {run}/checkpoints/checkpoint-1" in logs
+    assert len(json.loads((run / "record.json").read_text())["earlier"]) == 1
+
+
+def stop_after(run: Path, step: int) -> None:
+    """Leave the run as if it had been killed after this step."""
+    for path in (run / "checkpoints").glob("checkpoint-*"):
+        if int(path.name.rpartition("-")[2]) > step:
+            shutil.rmtree(path)
+    shutil.rmtree(run / "model")
+    (run / "result.json").unlink()
+    record = json_files.read_json(run / "record.json")
+    json_files.write_json(run / "record.json", sealed.seal({**record, "status": "failed"}))

@@ -18,7 +18,7 @@ import yaml
 from recipes.bench import vllm_arguments as arguments
 from tests.conftest import ROOT, command
 from tests.integration.conftest import lacking
-from tests.integration.test_split import left
+from tests.integration.test_split import processes
 
 pytestmark = pytest.mark.integration
 
@@ -78,23 +78,15 @@ def test_arguments_that_replaced_them_and_those_of_the_series_are_there(options)
         for name in setting
     } - set(arguments.OURS)
     assert used <= known
-    asked = [
-        "--random-input-len",
-        "--random-output-len",
-        "--random-range-ratio",
-        "--dataset-name",
-        "--num-prompts",
-        "--seed",
-    ]
+    asked = """
+        --random-input-len --random-output-len --random-range-ratio --dataset-name --num-prompts
+        --seed
+    """.split()
     assert {*asked, "--output-json", "--num-warmups"} <= set(options["throughput"])
-    served = [
-        "--max-concurrency",
-        "--num-warmups",
-        "--percentile-metrics",
-        "--metric-percentiles",
-        "--ignore-eos",
-        "--result-filename",
-    ]
+    served = """
+        --max-concurrency --num-warmups --percentile-metrics --metric-percentiles --ignore-eos
+        --result-filename
+    """.split()
     assert {*asked, *served, "--disable-tqdm"} <= set(options["serve"])
     assert {
         "--batch-size",
@@ -140,4 +132,4 @@ def test_two_engines_at_once_and_one_that_does_not_start(tmp_path):
         note.startswith("Left out: tensor_parallel_size=4: an engine of 4 GPUs")
         for note in result["notes"]
     )
-    assert left(tmp_path) == []
+    assert processes(tmp_path) == []

@@ -7,8 +7,6 @@ import json
 
 import pytest
 
-from launch.core.errors import UserError
-from recipes.measure import harness
 from tests.conftest import command
 
 pytestmark = pytest.mark.integration
@@ -57,10 +55,3 @@ def test_a_task_of_ones_own_in_the_harness(tmp_path):
         for samples in file.parent.glob("samples.jsonl")
         for line in samples.read_text().splitlines()
     ] == []
-
-
-def test_a_task_that_the_harness_does_not_know():
-    if importlib.util.find_spec("lm_eval") is None:
-        pytest.skip("no lm-evaluation-harness (make lm-eval)")
-    with pytest.raises(UserError, match="no task 'gsm8' in .* Did you mean gsm8k"):
-        harness.load(["gsm8"], None)

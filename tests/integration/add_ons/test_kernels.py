@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import os
 import re
 import sys
@@ -18,7 +17,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import yaml
 
 from recipes.tune import occupancy
 from recipes.tune.amdgpu import ARCHITECTURES, sgpr_waves, vgpr_waves
@@ -188,6 +186,8 @@ def test_every_kernel_of_a_compiled_layer_has_a_configuration_that_fits(arch: st
     from recipes.tune import layer_kernels
 
     kernels = compiled_layers(arch)
+    errors = [row.error for rows in kernels.values() for row in rows if row.error]
+    assert errors == [], "every configuration compiles"
     unfit = [
         name
         for name, rows in kernels.items()
@@ -200,16 +200,6 @@ def test_every_kernel_of_a_compiled_layer_has_a_configuration_that_fits(arch: st
     ]
     assert gpus
     assert all(gpu.get("compile", True) == (unfit == []) for gpu in gpus), unfit
-
-
-@pytest.mark.parametrize("arch", LAYER_ARCHITECTURES)
-def test_every_configuration_compiles(arch: str) -> None:
-    assert [
-        f"{name}: {row.options}: {row.error}"
-        for name, rows in compiled_layers(arch).items()
-        for row in rows
-        if row.error
-    ] == []
 
 
 def best(rows: list[occupancy.Row]) -> occupancy.Row:
@@ -238,18 +228,7 @@ def test_kernels_are_generated_for_this_gpu_and_not_for_cuda(arch: str) -> None:
     for layer in {one.layer for one in ones}:
         labels = {one.label for one in ones if one.layer == layer}
         assert {label.split()[0] for label in labels} == {"forward", "backward"}
-        assert any("reduction" in label for label in labels)
-        assert any("pointwise" in label for label in labels)
         assert len(labels) >= 12
-    norm = next(
-        one
-        for one in ones
-        if one.label.startswith("forward") and one.label.split()[2:] == ["reduction"]
-    )
-    width = yaml.safe_load(norm.layer.model.read_text())["hidden_size"]
-    # The width is compiled in; the number of rows is an argument.
-    assert f"r0_numel = {width}" in norm.source
-    assert "xnumel = " not in norm.source
 
 
 # ---- What is compiled is what would be launched
@@ -421,20 +400,6 @@ def test_arguments_are_specialized_as_triton_does() -> None:
         }
 
 
-def test_the_operations_are_those_of_the_command_line() -> None:
-    from recipes.tune import kernels, layer_kernels
-
-    assert tuple(kernels.OPERATIONS) == occupancy.KERNELS
-    assert (
-        "inductor:layer",
-        *(f"inductor:{attention}" for attention in layer_kernels.ATTENTIONS),
-    ) == occupancy.LAYERS
-    for name in occupancy.KERNELS:
-        found = kernels.library_launches(name, MODELS[0], 2048, "bf16")
-        assert all(one.workgroups or one.per_compute_unit for one in found)
-        assert len({one.name for one in found}) == len(found) >= 2
-
-
 # ---- The program
 
 
@@ -490,74 +455,10 @@ def test_a_user_s_kernel_is_swept(capsys: pytest.CaptureFixture[str], tmp_path: 
         one["options"]["num_warps"] == 4 for one in rdna
     ]
     assert [one["options"]["num_warps"] for one in rdna[-2:]] == [4, 4]
-    files = sorted(file.name for file in tmp_path.iterdir())
-    assert len(files) == 2 * 10
-    isa = (tmp_path / "matmul-gfx942-matrix_instr_nonkdim16-num_stages2-num_warps4.s").read_text()
-    assert "v_mfma_f32_16x16x16" in isa
-    assert (
-        "#ttg."
-        in (
-            tmp_path / "matmul-gfx942-matrix_instr_nonkdim16-num_stages2-num_warps4.ttgir"
-        ).read_text()
-    )
-
-
-def test_the_sums_of_the_docs_are_those_of_the_code(capsys: pytest.CaptureFixture[str]) -> None:
-    """Check docs/kernels.md: registers and LDS as compiled, and each sum done again."""
-    found = {
-        (one["kernel"], one["arch"]): one["code"]
-        for one in rows(
-            capsys,
-            f"kernel=liger:rms_norm,liger:cross_entropy,{MATMUL}:matmul",
-            MATMUL_ARGS,
-            "arch=gfx942,gfx950,gfx1100",
-        )
-    }
-    text = (Path(__file__).parents[3] / "docs/kernels.md").read_text()
-    table = re.findall(
-        r"^\| (\w+) \| (gfx\w+) \| (\d+) \| (\d+) \| (\d+) \| (.*: \d+) \| (.*: \d+) \| (.*: \d+) "
-        r"\| (.*) of (\d+) \|$",
-        text,
-        re.MULTILINE,
-    )
-    assert len(table) == 9
-    for kernel, arch, vgprs, lds, waves, *sums, occupied, most in table:
-        needs, code = found[kernel, arch]["resources"], found[kernel, arch]["occupancy"]
-        assert (needs["vgprs"], needs["lds_bytes"], needs["threads"] // needs["wave_size"]) == (
-            int(vgprs),
-            int(lds),
-            int(waves),
-        )
-        by_vgpr, workgroups, by_lds = (done(one) for one in sums)
-        assert int(sums[1].split()[0]) == by_vgpr
-        simd, granules = (int(number) for number in re.findall(r"\d+", sums[0])[:2])
-        assert simd == ARCHITECTURES[arch].vgprs
-        assert 0 <= granules - int(vgprs) < ARCHITECTURES[arch].vgpr_granule
-        assert min(workgroups, by_lds) == code["workgroups"]
-        left, _, right = occupied.partition(" = ")
-        assert left == f"{code['workgroups']} * {waves} / 4"
-        assert (float(right), int(most)) == (code["waves"], code["max_waves"])
-
-
-def done(text: str) -> int:
-    """Return a sum such as `7 * 4 / 8: 3`, with the result checked."""
-    left, _, result = text.partition(": ")
-    numbers = [int(number) for number in re.findall(r"\d+", left)]
-    assert math.prod(numbers[:-1]) // numbers[-1] == int(result), text
-    return int(result)
-
-
-def test_waves_per_eu_makes_the_compiler_use_fewer_registers(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    found = rows(
-        capsys, "kernel=liger:cross_entropy", "arch=gfx942", "num_warps=4", "waves_per_eu=0,4"
-    )
-    waves = {
-        (one["kernel"], one["options"]["waves_per_eu"]): one["code"]["occupancy"]["by_vgpr"]
-        for one in found
-    }
-    assert waves["liger_cross_entropy_kernel", 4] >= 4
+    assert len(list(tmp_path.iterdir())) == 2 * 10
+    name = "matmul-gfx942-matrix_instr_nonkdim16-num_stages2-num_warps4"
+    assert "v_mfma_f32_16x16x16" in (tmp_path / f"{name}.s").read_text()
+    assert "#ttg." in (tmp_path / f"{name}.ttgir").read_text()
 
 
 def test_a_configuration_that_does_not_compile_is_a_row(
@@ -583,17 +484,10 @@ def test_a_configuration_that_does_not_compile_is_a_row(
 
 
 @pytest.mark.parametrize(("kernel", "args", "word"), [
-    ("nofile.py:scale", "", "nofile.py cannot be imported: FileNotFoundError"),
     ("mine.py:scael", "", "Did you mean scale"),
-    ("mine.py:plain", "", "mine.py has no function plain"),
-    ("broken.py:scale", "", "broken.py cannot be imported: NameError"),
     ("script.py:scale", "", "script.py cannot be imported: SystemExit: 0"),
-    ("text.txt:scale", "", "text.txt has no function scale"),
     ("mine.py:scale", "y=*bf16", "args: scale has no parameter y."),
-    ("mine.py:scale", "x=*bf16,BLOCK=64", "Write args=n=*bf16"),
     ("mine.py:scale", "x=*bf16,n=i32", "Write args=BLOCK=128"),
-    ("mine.py:scale", "x=*bf61,n=i32,BLOCK=64", "args: x=*bf61 is neither a type ("),
-    ("mine.py:scale", "x=*bf16,n=i32:8,BLOCK=64", "args: n=i32:8 is neither"),
 ])  # fmt: skip
 def test_a_kernel_that_is_not_there_is_one_message(
     kernel: str,
@@ -606,48 +500,13 @@ def test_a_kernel_that_is_not_there_is_one_message(
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(
         "import triton\nimport triton.language as tl\n\n@triton.jit\n"
-        "def scale(x, n, BLOCK: tl.constexpr):\n    pass\n\n"
-        "def plain():\n    pass\n"
+        "def scale(x, n, BLOCK: tl.constexpr):\n    pass\n"
     )
-    Path("broken.py").write_text("nothing\n")
     Path("script.py").write_text("raise SystemExit(0)\n")
-    Path("text.txt").write_text("")
     assert occupancy.main([f"kernel={kernel}", *([f"args={args}"] if args else [])]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ")
     assert word in captured.err
-
-
-def test_one_name_in_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Compile a kernel of the same name from two files, of which one does not compile.
-
-    The other has a dataclass, which looks for its module. Then the table's folder cannot be
-    written.
-    """
-    whole = tmp_path / "whole.py"
-    whole.write_text(
-        "from __future__ import annotations\nfrom dataclasses import dataclass\nimport triton\n"
-        "import triton.language as tl\n\n"
-        "@dataclass\nclass Shape:\n    rows: int = 1\n\n"
-        "@triton.jit\ndef scale(x, BLOCK: tl.constexpr):\n    at = x + tl.arange(0, BLOCK)\n"
-        "    tl.store(at, tl.load(at) * 2)\n"
-    )
-    (tmp_path / "broken.py").write_text(whole.read_text().replace("* 2", "* nothing"))
-    given = ["args=x=*bf16,BLOCK=128", "arch=gfx942"]
-    found = rows(
-        capsys,
-        f"kernel={whole}:scale,{tmp_path / 'broken.py'}:scale",
-        *given,
-        f"save={tmp_path / 'out'}",
-        code=4,
-    )
-    assert [(one["kernel"], bool(one["error"])) for one in found] == [
-        (f"scale of {whole}:scale", False),
-        (f"scale of {tmp_path / 'broken.py'}:scale", True),
-    ]
-    assert len(list((tmp_path / "out").iterdir())) == 2
-    assert occupancy.main([f"kernel={whole}:scale", *given, "save=/proc/self"]) == 2
-    assert "/proc/self" in capsys.readouterr().err
 
 
 def test_annotations_defaults_and_decorators(tmp_path: Path) -> None:
