@@ -19,7 +19,7 @@ import pytest
 
 from launch.config.identity import composition_hash
 from launch.core import json_files
-from launch.core.errors import HostError
+from launch.core.errors import HostError, UserError
 from launch.estimate import batch
 from launch.execution import orphans, slurm, slurm_job
 from launch.execution.execute import check_host
