@@ -101,8 +101,7 @@ def grpo(
     peer = f"{TRL_GRPO} --model {model}"
     if forced:
         split = split.replace("length=512", f"length={LONGEST}")
-        # Two of the longest fill the GPU's memory.
-        peer = peer.replace("--micro-batch 8 --length 512", f"--micro-batch 2 --length {LONGEST}")
+        peer = peer.replace("length 512", f"length {LONGEST}")
     split += f" topology.server_max_length={LONGEST + 256 if forced else 768}"
     modes = {"ours": "false", "ours_overlap": "true", "ours_stream": "stream"}
     marks = [Mark("trl", "TRL's server mode (synchronous)", sync)] if sync else []
