@@ -45,7 +45,7 @@ def accuracies(clone: Path) -> list[float]:
 def test_the_readmes_first_command_installs_trains_and_shows_what_it_gained(quickstart):
     clone, output = quickstart
     after_sft, after_grpo = accuracies(clone)
-    # On problems that it never saw: 20 to 26 points, by the processor that rounds the sums.
+    # On problems that it never saw. Two processors had 20.0 and 26.2 points; others may have less.
     assert after_grpo - after_sft >= 0.15
     assert all(f"{accuracy:.1%}" in output for accuracy in (after_sft, after_grpo))
     picture = next(clone.glob("runs/quickstart/*/curves.png"))

@@ -127,7 +127,7 @@ def test_an_adapter_needs_no_reference(repository):
 
 def test_rules_apply_to_it(repository):
     remedies = {
-        "topology=split": "topology=ddp or fsdp",
+        "topology=split": "topology=single or topology=ddp",
         "step.rows=packed": "step.rows=padded",
         "data.curriculum=mixed": "a method that orders rows",
         "data.preview=5": "a method that prepares rows",

@@ -78,7 +78,7 @@ def test_candidates_keep_the_effective_batch():
                 "topology.fsdp.activation_checkpointing=true",
                 "method.args.checkpointing=[true]",
             ],
-            "transformers refuses both",
+            "activation_checkpointing",
         ),
         (["effective_batch=6"], "it is no multiple of 32"),
         (["method.args.batches=[a]"], "str in it, and it is a list of int"),
