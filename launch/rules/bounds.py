@@ -99,6 +99,7 @@ BOUNDS = [
         "runtime.slurm.early_signal_s",
         lambda c: Range(least=c.runtime.stop_timeout_s + 1, most=65535),
         "a save may take runtime.stop_timeout_s, after this signal",
+        "a smaller runtime.stop_timeout_s",
         when=lambda c: c.runtime.name == "slurm",
     ),
 ]

@@ -74,7 +74,9 @@ REWARD_RULES = [
             and not any(c.method.rewards.values())
         ),
         lambda c: f"method.rewards={c.method.rewards}: no reward has a weight",
-        lambda c: f"method.rewards.{_fitting(c)}=1.0; named rewards: {_names()}",
+        lambda c: (
+            f"method.rewards.{next(iter(c.method.rewards), _fitting(c))}=1.0; named rewards: {_names()}"
+        ),
     ),
     Rule(
         "reward_unknown",

@@ -35,6 +35,7 @@ class Unread:
     # overrides that make something read them; "": nothing does under this method
     needs: Text = ""
     usual: Callable[[Config], Any] | None = None  # value that passes, if not the schema's default
+    note: str = ""  # what the user may want in its place
 
     def rule(self) -> Rule:
         return Rule(
@@ -75,7 +76,8 @@ class Unread:
     def _remedy(self, config: Config) -> str:
         needs, keys = filled(self.needs, config), [*self._given(config)]
         usual = " ".join(self._reset(config, key) for key in keys)
-        return f"{needs}, or {usual}" if needs else usual
+        remedy = f"{needs}, or {usual}" if needs else usual
+        return f"{remedy}; {self.note}" if self.note else remedy
 
     def _reset(self, config: Config, key: str) -> str:
         """Return the override that undoes a key, also one that a file sets."""
@@ -177,6 +179,7 @@ UNREAD = [
         ("adapter.name",),
         lambda c: c.method.trains or c.method.takes_adapter,
         usual=lambda c: "none",
+        note="a training merges its adapter into model.path=<its run>/model",
     ),
     # torch.amp always scales the loss of fp16, and of nothing else
     Unread(

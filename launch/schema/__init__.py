@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from launch.schema.checked import DIVIDED, MOST_RANKS, NAME, checked
+from launch.schema.checked import DIVIDED, MOST_RANKS, NAME_OR_EMPTY, checked
 from launch.schema.data import Data as Data
 from launch.schema.data import Task as Task
 from launch.schema.enums import (
@@ -348,7 +348,7 @@ class Config:
     # in any currency, for the run's cost in the plan
     price_per_gpu_hour: Optional[float] = checked(None, least=0, most=1_000_000_000)
     seed: int = checked(0, least=0, below=2**32)
-    name: Optional[str] = checked(None, text=NAME)  # empty: <method>-<model>-<hardware>
+    name: Optional[str] = checked(None, text=NAME_OR_EMPTY)  # empty: <method>-<model>-<hardware>
     run_root: str = "runs"
     user_env: dict[str, str] = field(default_factory=dict)  # environment variables; these win
     targets: dict[str, Target] = field(default_factory=dict)  # by key of result.json

@@ -64,6 +64,7 @@ class Text:
 NAME = Text(
     "letters, digits, '.', '_' and '-', at most 100 of them", "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 )
+NAME_OR_EMPTY = Text(NAME.meaning, f"({NAME.pattern})?")
 REGEX = Text(r"a regular expression of Python's re, for example '\d+', quoted for the shell")
 
 
