@@ -66,6 +66,11 @@ def _with_column(config: Config) -> str:
     return ", or ".join([*ways, f"'~method.rewards.{refused[0]}'{instead}"])
 
 
+def _weighted(config: Config) -> str:
+    name = next(iter(config.method.rewards), _fitting(config))
+    return f"method.rewards.{name}=1.0; named rewards: {_names()}"
+
+
 REWARD_RULES = [
     Rule(
         "rewards_needed",
@@ -74,9 +79,7 @@ REWARD_RULES = [
             and not any(c.method.rewards.values())
         ),
         lambda c: f"method.rewards={c.method.rewards}: no reward has a weight",
-        lambda c: (
-            f"method.rewards.{next(iter(c.method.rewards), _fitting(c))}=1.0; named rewards: {_names()}"
-        ),
+        _weighted,
     ),
     Rule(
         "reward_unknown",
