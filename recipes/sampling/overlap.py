@@ -2,7 +2,8 @@
 
 With overlap=true the server loads new weights and starts on the next generation's prompts while the
 trainer steps on completions of the previous weights, so training is at most one generation off
-policy. TRL's importance-sampling correction weights every token by trainer over server probability,
+policy. Where each rank holds whole weights they are sent in a thread, until the optimizer changes
+them. TRL's importance-sampling correction weights every token by trainer over server probability,
 which also corrects this difference. TRL's AsyncGRPOTrainer needs attention kernels from the hub,
 which exist for Hopper, gfx942 and gfx950 only; this runs wherever vLLM does, under every strategy.
 """
@@ -19,7 +20,10 @@ from itertools import islice
 from threading import Thread
 from typing import Any
 
+import torch
 from accelerate.utils import broadcast_object_list, gather_object
+from omegaconf import DictConfig
+from transformers import TrainerCallback
 
 
 @dataclass
@@ -58,6 +62,16 @@ class Threads:
             del result, call, arguments  # else the answer would stay in memory until the next call
 
 
+class WeightsStay(TrainerCallback):
+    """Keep the optimizer from changing weights before they have been sent."""
+
+    def __init__(self, trainer: GenerationAhead) -> None:
+        self.trainer = trainer
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self.trainer.wait_for_transfer()
+
+
 class GenerationAhead:
     """Read rows ahead of the step that trains on them, and request completions from a server.
 
@@ -66,13 +80,19 @@ class GenerationAhead:
 
     ahead = 1
     _source: Iterator | None = None
+    _loaded: Future | None = None  # of the step of the weights that were sent last
+    _is_sending = False
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, config: DictConfig, **kwargs: Any) -> None:
         # The remaining batches of this step, then later ones.
         self._batches: deque[Any] = deque()
         # The number of finished micro-batches in this step; an epoch's last step may have fewer.
         self._in_step = 0
-        super().__init__(*args, **kwargs)
+        # Gathering sharded weights is a collective, which may not run beside the step's own.
+        self._sends_beside = config.topology.strategy in ("none", "ddp")
+        self._sender = Threads(1)
+        super().__init__(*args, config=config, **kwargs)
+        self.add_callback(WeightsStay(self))
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: Any) -> Any:
         """Return the parent's batches, from an iterator that reads ahead."""
@@ -104,9 +124,44 @@ class GenerationAhead:
         return next(islice(self._batches, cycles * self._cycle(), None), None)
 
     def _send_weights(self) -> None:
-        if self.state.global_step != self._last_loaded_step:
-            self.vllm_generation.sync_weights()
-            self._last_loaded_step = self.state.global_step
+        """Send the weights after an optimizer step, while this step goes on if they are whole."""
+        step = self.state.global_step
+        if step == self._last_loaded_step:
+            return
+        if self._sends_beside:
+            updated = torch.cuda.Event() if self.accelerator.device.type == "cuda" else None
+            if updated:
+                updated.record()
+            self._loaded, self._is_sending = self._sender.submit(self._sync_beside, updated), True
+        else:
+            with self.timed("sync"):
+                self._sync()
+        self._last_loaded_step = step
+
+    def _sync(self) -> None:
+        self.vllm_generation.sync_weights()
+
+    def _sync_beside(self, updated: torch.cuda.Event | None) -> tuple[int, float]:
+        """Send the weights in a thread; return their step, and the seconds that took."""
+        step = self.state.global_step
+        if updated:
+            torch.cuda.set_device(self.accelerator.device)
+            updated.synchronize()
+        began = time.monotonic()
+        with torch.no_grad():
+            self._sync()
+        return step, time.monotonic() - began
+
+    def wait_for_transfer(self) -> None:
+        if self._is_sending:
+            with self.timed("sync"):
+                _, seconds = self._loaded.result()
+            self.stopwatch.add("transfer", seconds)
+            self._is_sending = False
+
+    def _loaded_step(self) -> int:
+        """Return the step whose weights the server has, once it has the last that were sent."""
+        return self._loaded.result()[0] if self._loaded else self._last_loaded_step
 
     def _ask(
         self, prompts: list[list[int]], num_generations: int, **arguments: Any
@@ -173,6 +228,7 @@ class OverlappedGeneration(GenerationAhead):
         groups = prompts[::num_generations]  # the rows of a group are adjacent and equal
 
         def timed_answer() -> tuple[Any, float]:
+            self._loaded_step()
             began = time.monotonic()
             return self._ask(groups, num_generations), time.monotonic() - began
 

@@ -151,19 +151,16 @@ class StreamedGeneration(GenerationAhead):
         completion_ids, logprobs = zip(*self._completions, strict=True)
         return list(completion_ids), list(logprobs)
 
-    def _send_weights(self) -> None:
+    def _sync(self) -> None:
         """Send weights as the parent does, while the server holds its requests."""
-        if self.state.global_step == self._last_loaded_step:
-            return
         client = self.vllm_generation.vllm_client if self.accelerator.is_main_process else None
-        with self.timed("sync"):
-            if client:
-                client._post(
-                    f"{client.base_url}/pause", params={"mode": "keep", "clear_cache": "false"}
-                )
-            super()._send_weights()
-            if client:
-                client._post(f"{client.base_url}/resume")
+        if client:
+            client._post(
+                f"{client.base_url}/pause", params={"mode": "keep", "clear_cache": "false"}
+            )
+        super()._sync()
+        if client:
+            client._post(f"{client.base_url}/resume")
 
     def _send_rows(self, count: int) -> None:
         """Send rows until `ahead` generations of `count` groups are in flight besides this one."""
@@ -196,8 +193,6 @@ class StreamedGeneration(GenerationAhead):
 
     def _answer(self, row: dict[str, Any]) -> list[tuple[list[int], list[float]]]:
         (prompt,) = self._tokenize_prompts([row["prompt"]])[0]
-        answer = self._ask(
-            [prompt], self.num_generations, cache_salt=f"step {self._last_loaded_step}"
-        )
+        answer = self._ask([prompt], self.num_generations, cache_salt=f"step {self._loaded_step()}")
         logprobs = [[token[0] for token in sequence] for sequence in answer["logprobs"]]
         return list(zip(answer["completion_ids"], logprobs, strict=True))

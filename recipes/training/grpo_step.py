@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from peft import PeftModel
 from torch import nn
 from torch.nn import functional
+from trl.trainer import utils as trl_utils
 
 from recipes.models import attention, head
 from recipes.models.layers import MULTIPLE, same_draws
@@ -47,6 +48,9 @@ class PackedCompletions:
             and not self.aux_loss_enabled
             and all(head.fits(model) and attention.fits(model) for model in models)
         )
+        # TRL's tiles are as wide as a large vocabulary, of which a small one fills a strip.
+        width = self.accelerator.unwrap_model(self.model).config.get_text_config().vocab_size
+        trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE = min(trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE, width)
         self._rows = OmegaConf.select(config, "step.rows")
         if self._rows == "packed" and not plain:
             self._rows = "padded"

@@ -9,6 +9,7 @@ ranks there counts as train_s.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -64,8 +65,12 @@ class TimedStep:
             engine.generate = self._timed_server(engine.generate)
 
     def timed(self, kind: str) -> AbstractContextManager[None]:
-        """Return a context that adds its time to `kind`, except in evaluation, which is eval_s."""
-        return self.stopwatch(kind) if self.model.training else contextlib.nullcontext()
+        """Return a context that adds its time to `kind`.
+
+        It adds nothing in evaluation, which is eval_s, nor in a thread, whose time is no step's.
+        """
+        counts = self.model.training and threading.current_thread() is threading.main_thread()
+        return self.stopwatch(kind) if counts else contextlib.nullcontext()
 
     def _timed_server(self, generate: Callable[..., tuple]) -> Callable[..., tuple]:
         """Return `generate` with separate times for the request and for exchanges between ranks.

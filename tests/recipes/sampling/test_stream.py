@@ -2,6 +2,7 @@
 
 import datetime
 import random
+import threading
 import weakref
 from concurrent.futures import Future
 from functools import partial
@@ -18,6 +19,7 @@ from tests.helpers.engines import (
     JUDGES,
     SENDS,
     STEPS,
+    WAITS,
     Clock,
     Sends,
     client,
@@ -114,10 +116,11 @@ def test_streamed_runs_respect_max_staleness(tmp_path, monkeypatch, staleness):
     for line in lines:
         assert [line[name] for name in ("generation_s", "sync_s", "reward_s", "train_s")] == [
             0,
-            SENDS,
+            WAITS,
             JUDGES,
             STEPS,
         ]
+        assert line["transfer_s"] >= SENDS
         assert 0 <= line["staleness/mean"] <= line["staleness/max"] <= staleness
     assert lines[0]["staleness/max"] == 0
     assert max(line["staleness/max"] for line in lines) >= ahead
@@ -156,6 +159,43 @@ def trained(tmp_path, monkeypatch):
         return rows, list(salts)
 
     return run
+
+
+@pytest.mark.parametrize("mode", ["true", "stream"])
+def test_weights_are_sent_beside_the_step_and_before_the_update(tmp_path, monkeypatch, mode):
+    computed, events = threading.Event(), []
+
+    class Client(client(Clock())):
+        def update_named_params(self, metadata, params):
+            if threading.current_thread() is not threading.main_thread():
+                # The first generation needs the weights, the others go on beside the step.
+                assert not events or computed.wait(60)
+                events.append("sent")
+
+    without_server(monkeypatch, Client, Sends)
+
+    def train(config, trainer, *_):
+        compute_loss = trainer.compute_loss
+
+        def recorded(*args, **kwargs):
+            computed.set()
+            return compute_loss(*args, **kwargs)
+
+        def updated(*_):
+            computed.clear()
+            events.append("updated")
+
+        monkeypatch.setattr(trainer, "compute_loss", recorded)
+        trainer.create_optimizer()
+        trainer.optimizer.register_step_pre_hook(updated)
+        trainer.train()
+        return {}
+
+    monkeypatch.setattr(grpo, "train", train)
+    grpo.grpo(
+        configured(tmp_path, "grpo", *SPLIT, f"topology.overlap={mode}", "method.args.max_steps=3")
+    )
+    assert events == ["sent", "updated"] * 3
 
 
 def one_of_each(step: list) -> list[str]:

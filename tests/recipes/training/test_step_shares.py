@@ -118,8 +118,10 @@ def test_with_overlap_completions_are_waited_for(run, cycle):
     # The first generation sends its own prompts and those of the next one; the last compares its
     # prompts and has none to send.
     gathered = [2 * GATHERS] * (4 // cycle - 1) + [GATHERS]
-    expected = [[0, WAITS + seconds, SENDS, JUDGES, STEPS] for seconds in gathered]
+    # The optimizer waits for the weights to arrive, which takes SENDS beside the step.
+    expected = [[0, WAITS + seconds, WAITS, JUDGES, STEPS] for seconds in gathered]
     assert [shares(line) for line in logged[::cycle]] == expected
+    assert all(line["transfer_s"] >= SENDS for line in logged[::cycle])
     assert [line["server_s"] for line in logged[::cycle]] == [GENERATES] * len(expected)
     for line in logged[1::2] if cycle == 2 else []:
         assert [*shares(line), line["server_s"]] == [0, 0, 0, 0, STEPS, 0]
