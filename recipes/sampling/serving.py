@@ -21,7 +21,6 @@ from trl.import_utils import is_vllm_available
 
 from launch.core.errors import UserError
 from recipes.models.adapters import merged_params
-from recipes.rank.device import compute_dtype
 from recipes.rank.program import Interrupted, give_up, say, stop_asked
 from recipes.sampling.generation import engine_args
 
@@ -47,7 +46,6 @@ def connect(config: DictConfig, trainer: GRPOTrainer) -> None:
     """Set up a new trainer that generates with vLLM."""
     send_merged(trainer)
     if config.topology.servers:
-        send_rounded(trainer, compute_dtype(config))
         name_ends(trainer)
         longest, servers = config.topology.server_max_length, config.topology.servers
         trainer.add_callback(CheckWeightsArrive(trainer, longest, servers))
@@ -136,13 +134,6 @@ def send_merged(trainer: GRPOTrainer) -> None:
             generation.model, generation._dist.gather_params
         )
         say("weights for generation: base and adapter merged, each time (no adapter alone)")
-
-
-def send_rounded(trainer: GRPOTrainer, dtype: torch.dtype) -> None:
-    """Round weights as the server would, before they are sent: half the bytes of fp32."""
-    generation = trainer.vllm_generation
-    each = generation._iter_named_params
-    generation._iter_named_params = lambda: ((name, weight.to(dtype)) for name, weight in each())
 
 
 def name_ends(trainer: GRPOTrainer) -> None:

@@ -31,11 +31,11 @@ FIRST_WITHIN = 1e-3  # of the loss, in bf16
 EAGER = "eager"
 TINY = "method=sft model=tiny topology=single"
 PLAIN = (
-    "method.args.per_device_train_batch_size=4 method.args.gradient_accumulation_steps=4 "
+    "method.args.per_device_train_batch_size=16 method.args.gradient_accumulation_steps=4 "
     "method.args.gradient_checkpointing=true"
 )
 WHOLE = (
-    "method.args.per_device_train_batch_size=16 method.args.gradient_accumulation_steps=1 "
+    "method.args.per_device_train_batch_size=64 method.args.gradient_accumulation_steps=1 "
     "method.args.gradient_checkpointing=false"
 )
 SETTINGS = {
