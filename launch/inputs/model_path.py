@@ -118,6 +118,13 @@ def warnings(config: Config) -> list[str]:
 
 
 @functools.cache
+def file(name: str) -> dict[str, Any]:
+    """Return the content of a model's file; {} for a model outside conf/."""
+    path = MODELS / f"{name}.yaml"
+    content: dict[str, Any] = yaml.safe_load(path.read_text()) if path.is_file() else {}
+    return content
+
+
 def files() -> dict[str, dict[str, Any]]:
     """Return the files of conf/model by name. Read only if needed for a comparison."""
-    return {file.stem: yaml.safe_load(file.read_text()) for file in sorted(MODELS.glob("*.yaml"))}
+    return {path.stem: file(path.stem) for path in sorted(MODELS.glob("*.yaml"))}

@@ -21,7 +21,8 @@ BELOW_1 = Range(least=0, below=1)
 SHARE = Range(above=0, most=1)
 # Names that huggingface_hub's validate_repo_id accepts, with an owner.
 REPOSITORY = Text(
-    "<owner/name>, a repository of the hub",
+    "a repository of the hub",
+    "<owner/name>",
     r"(?a)(?!.*(?:--|\.\.))(?!.*\.git$)[A-Za-z0-9][\w.-]*/[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?",
 )
 ARGUMENTS: dict[str, Allowed] = {
@@ -106,10 +107,12 @@ def check_value(key: str, value: Any, allowed: Allowed) -> None:
     if isinstance(allowed, tuple):
         words = [str(word).lower() if isinstance(word, bool) else word for word in allowed]
         raise UserError(f"{key}={value}: it takes {', '.join(words)}.{near(str(value), words)}")
-    what = "not allowed" if isinstance(allowed, Text) else "out of range"
+    if isinstance(allowed, Text):
+        remedy = f"{key}={allowed.example}; {allowed.meaning}"
+        raise UserError(f"{key}={value}: {allowed.fault(value)}. Use: {remedy}.")
     bounds = "a finite number" if allowed == FINITE else f"{allowed}"
     bounds += ", or -1 to count epochs" if key == "method.args.max_steps" else ""
-    raise UserError(f"{key}={value}: {what}. Use: {bounds}.")
+    raise UserError(f"{key}={value}: out of range. Use: {bounds}.")
 
 
 def _declared(node: Any, prefix: str) -> Iterator[tuple[str, Any, Allowed]]:

@@ -116,7 +116,7 @@ MISTAKES = {
     ("data=jsonl",): ["data=jsonl", "Use: data.path="],
     ("data=jsonl", "data.path=missing.jsonl"): ["data.path=/", "/missing.jsonl: no such file"],
     ("data=hub",): ["data=hub", "Use: data.hub_id="],
-    ("data.tasks=[]",): ["one or more data.tasks"],
+    ("data.tasks=[]",): ["'data.tasks=[{name: chain_sum, level: 0}]'"],
     ("method=grpo", "++method.rewards={broken.reward: 1}"): ["broken.py: no Python"],
     ("user_env.AUTH=${oc.env:MY_SECRET}", "mode=plan"): [
         "user_env.AUTH",

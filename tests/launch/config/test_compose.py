@@ -23,7 +23,7 @@ from tests.conftest import command, composed
 # What an option needs in order to work
 NEEDS = {
     "data/jsonl": ["data.path=train.jsonl"],
-    "data/hub": ["data.hub_id=owner/name"],
+    "data/hub": ["data.hub_id=owner/name", "data.revision=c"],
     "data/mix": ["data.sources=[{path: train.jsonl, weight: 1.0}]"],
     "data/samples": ["method=dpo", "data.path=samples.jsonl"],
     "adapter/qlora": ["hardware=mi300x", "precision=nf4", "model=qwen3_4b"],
