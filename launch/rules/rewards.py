@@ -20,19 +20,21 @@ def reward_faults(c: Config) -> Iterator[Refusal]:
     given = f"method.rewards={rewards}"
     if (c.method.uses_rewards is Use.required or rewards) and not any(rewards.values()):
         remedy = f"method.rewards.{next(iter(rewards), fitting)}=1.0; named rewards: "
-        yield Refusal("rewards_needed", f"{given}: no reward has a weight", remedy + _listed(names))
+        yield Refusal(
+            "rewards_needed", f"{given}: no reward has a weight", remedy + ", ".join(names)
+        )
     for name in rewards:
         if "." not in name and name not in names:
             message = f"method.rewards.{name}: no such reward.{near(name, names)}"
             remedy = "or the dotted path of your function (package.module.function)"
-            yield Refusal("reward_unknown", message, f"{_listed(names)}, {remedy}")
+            yield Refusal("reward_unknown", message, f"{', '.join(names)}, {remedy}")
     if not c.method.trains and any(weight < 0 for weight in rewards.values()):
         message = f"{given}: no sample could have the full score of 1"
         yield Refusal("reward_negative", message, "weights of 0 or more, or method=grpo")
     repeated = [name for i, name in enumerate(chain) if name not in rewards or name in chain[:i]]
     if repeated:
         message = f"method.reward_chain: {repeated[0]} is not in method.rewards, or repeats"
-        remedy = f"each of {_listed(rewards) or 'the rewards'} at most once"
+        remedy = f"each of {', '.join(rewards) or 'the rewards'} at most once"
         yield Refusal("reward_chain", message, remedy)
     if blind := _without_column(c, c.data.kind):
         ways = [f"data={kind}" for kind in GENERATED if not _without_column(c, kind)]
@@ -42,10 +44,6 @@ def reward_faults(c: Config) -> Iterator[Refusal]:
         remedy = ", or ".join([*ways, f"'~method.rewards.{blind[0]}'{instead}"])
         message = f"method.rewards.{blind[0]} with data={c.data.name}: its rows lack what it reads"
         yield Refusal("reward_column", message, remedy)
-
-
-def _listed(names: object) -> str:
-    return ", ".join(names)  # type: ignore[call-overload]
 
 
 def _without_column(config: Config, kind: str) -> list[str]:

@@ -56,7 +56,7 @@ def _why_eager(config: Config) -> str | None:
 
 def step_faults(c: Config) -> Iterator[Refusal]:
     layouts = [Rows.padded, *c.method.row_layouts]
-    if c.step.rows not in (None, *layouts) and c.method.trains:
+    if c.step.rows and c.step.rows not in layouts and c.method.trains:
         remedy = " or ".join(f"step.rows={rows.name}" for rows in layouts)
         message = f"step.rows={c.step.rows.name}: method={c.method.name} does not have this layout"
         yield Refusal("rows_of_method", message, remedy)

@@ -60,7 +60,7 @@ def topology_faults(c: Config) -> Iterator[Refusal]:
         elif name not in ("split", "colocate"):
             remedy = "method.args.engine=transformers"
         yield Refusal("vllm", f"{user}: no released vLLM serves {c.hardware.gfx}", remedy)
-    strategies = ("ddp", "fsdp", "zero2", "zero3")
+    strategies: tuple[str, ...] = ("ddp", "fsdp", "zero2", "zero3")
     if name not in ("split", "colocate"):
         strategies = ("none",) if name == "single" else (name,)
     elif name == "colocate" and gpus == 1:

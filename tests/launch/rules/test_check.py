@@ -223,9 +223,9 @@ FILE data.num_train=5 | data.num_train
 VALUES = r"""
 topology.tensor_parallel=2 | topology.tensor_parallel=2: out of range. Use: 1.
 name=a/b | name=a/b: not allowed. Use: name=my-run; letters
-CODE +method.rewards.regex=1.0 "method.reward_pattern='('" 
+CODE +method.rewards.regex=1.0 "method.reward_pattern='('"
  | pattern=(: not a regular expression (missing )
-EXPORT method.args.push_to=model 
+EXPORT method.args.push_to=model
  | push_to=model: not allowed. Use: method.args.push_to=<owner/name>
 runtime=slurm runtime.slurm.time=abc | runtime.slurm.time=abc: not allowed. Use: runtime.slurm.time=
 runtime=slurm runtime.slurm.gres='gpu:mi300x:4' | runtime.slurm.gres=gpu:mi300x:4: not allowed
