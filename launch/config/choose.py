@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launch.config import unchanging
+from launch.config.compose import leaf
 from launch.estimate import margin, memory
 from launch.estimate.batch import PROMPT, batch
 from launch.estimate.speed import COMPILE_S, num_steps, speed
@@ -29,7 +30,6 @@ BATCH, ACCUMULATION = (
 )
 CHECKPOINTING, LAYERS = "method.args.gradient_checkpointing", "step.checkpointed_layers"
 COMPILE, ROWS, WORKERS = "step.compile", "step.rows", "hardware.dataloader.num_workers"
-OF_A_BATCH = (BATCH, ACCUMULATION)
 GAIN = 1.02  # least gain that changes a setting; smaller gains are within the formula's own error
 MOST_ROWS = 64  # rows of the largest micro-batch tried: more do not fill a GPU any better
 # loader workers of a rank; 4 is the default in conf/hardware/base/common.yaml
@@ -67,11 +67,8 @@ def _in_turn(config: Config) -> Config:
 def apply(config: Config, choices: list[Choice]) -> Config:
     """Return `config` with the choices of a record; keys that the user sets now stay."""
     for choice in choices:
-        value = (
-            Rows[choice.value]
-            if choice.key == ROWS and isinstance(choice.value, str)
-            else choice.value
-        )
+        is_name = choice.key == ROWS and isinstance(choice.value, str)
+        value = Rows[choice.value] if is_name else choice.value
         config = _with_choice(config, choice.key, value, choice.reason)
     return config
 
@@ -99,22 +96,15 @@ def _with(node: Any, path: list[str], value: Any) -> Any:
     )
 
 
-def _value(config: Config, key: str) -> Any:
-    node: Any = config
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, dict) else getattr(node, part)
-    return node
-
-
 def _is_free(config: Config, key: str) -> bool:
     """Return whether neither the user nor an earlier choice set the key."""
     given = {*config.speed_keeps, *(choice.key for choice in config.chosen)}
-    return key not in given and not (key.startswith("step.") and _value(config, key) is not None)
+    return key not in given and not (key.startswith("step.") and leaf(config, key) is not None)
 
 
 def _with_choice(config: Config, key: str, value: Any, reason: str) -> Config:
     """Return `config` with the choice listed; unchanged if the key is not free, or equal."""
-    before = _value(config, key)
+    before = leaf(config, key)
     if not _is_free(config, key) or before == value:
         return config
     choice = Choice(key, value.name if isinstance(value, Rows) else value, reason, before)
@@ -286,23 +276,22 @@ def _longest_prompts(config: Config) -> Config:
 
 def _listed(config: Config, best: Config) -> Config:
     """Return `config` with the values of `best`, each with its reason and its predicted gain."""
-    of_batch, of_layers = (
-        "the same sequences per step, in the fastest division that fits",
-        "the fewest recomputed layers that fit",
-    )
-    reasons = {
-        BATCH: of_batch,
-        ACCUMULATION: f"follows from {BATCH}",
-        CHECKPOINTING: "the activations fit without it",
-        LAYERS: of_layers,
-    }
-    for keys in (OF_A_BATCH, (CHECKPOINTING, LAYERS)):
+    for reasons in (
+        {
+            BATCH: "the same sequences per step, in the fastest division that fits",
+            ACCUMULATION: f"follows from {BATCH}",
+        },
+        {
+            CHECKPOINTING: "the activations fit without it",
+            LAYERS: "the fewest recomputed layers that fit",
+        },
+    ):
         changed = config
-        for key in keys:
-            changed = with_value(changed, key, _value(best, key))
+        for key in reasons:
+            changed = with_value(changed, key, leaf(best, key))
         gain = _gain(speed(config).step_s, speed(changed).step_s)
-        for key in keys:
-            config = _with_choice(config, key, _value(best, key), reasons[key] + gain)
+        for key, reason in reasons.items():
+            config = _with_choice(config, key, leaf(best, key), reason + gain)
     return config
 
 

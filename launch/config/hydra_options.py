@@ -29,17 +29,11 @@ def wanted(arguments: list[str]) -> bool:
 def refuse(request: Request) -> None:
     """Raise UserError for Hydra's own keys, which take no effect because Hydra only composes."""
     for override in request.parsed:
-        key = override.key_or_group
-        if key.startswith(("hydra/launcher", "hydra.launcher")):
-            raise UserError(
-                f"{override.input_line}: it starts the jobs of a sweep, but this is one run. "
-                "Put -m before it, or leave it out."
-            )
-        if is_hydras(override) and key != "hydra.searchpath":
+        if is_hydras(override) and override.key_or_group != "hydra.searchpath":
             raise UserError(
                 f"{override.input_line}: Hydra only composes here, so it takes no effect. Use: "
                 "run_root=<directory> and name=<name> for where runs lie; hydra.searchpath=[...] "
-                "for files of your own."
+                "for files of your own; -m for a sweep, which hydra/launcher belongs to."
             )
 
 
