@@ -28,6 +28,7 @@ BATCH, ACCUMULATION = (
     "method.args.per_device_train_batch_size",
     "method.args.gradient_accumulation_steps",
 )
+OF_A_BATCH = (BATCH, ACCUMULATION)
 CHECKPOINTING, LAYERS = "method.args.gradient_checkpointing", "step.checkpointed_layers"
 COMPILE, ROWS, WORKERS = "step.compile", "step.rows", "hardware.dataloader.num_workers"
 GAIN = 1.02  # least gain that changes a setting; smaller gains are within the formula's own error

@@ -45,11 +45,8 @@ BEST = "method.selection.metric=accuracy"
 def test_the_rule(accuracies, patience, min_delta, cycle, last):
     choice = choose("", Selection("accuracy", patience, min_delta), accuracies, 3)
     assert (choice.cycle, choice.last, choice.is_made) == (cycle, last, len(accuracies) > last)
-
-
-def test_without_selection_the_last_cycle_is_the_result():
-    choice = choose("", Selection(), [0.5, 0.9, 0.1, 0.2], 3)
-    assert (choice.cycle, choice.last, choice.is_made) == (3, 3, False)
+    last_one = choose("", Selection(), accuracies, 3)
+    assert (last_one.cycle, last_one.last, last_one.is_made) == (3, 3, False)
 
 
 @pytest.fixture
@@ -164,15 +161,9 @@ def test_cycles_stop_when_accuracy_no_longer_improves(tmp_path, accuracies, caps
     assert re.search(r"cycle 1 of 2 .* 70\.0%; stopped early: 1 ", capsys.readouterr().out)
 
 
-def test_a_result_that_is_worse_than_the_start_is_reported(tmp_path, accuracies, capsys):
-    accuracies |= after("", 0.8, 0.7, 0.6, 0.5)
-    run(tmp_path, WHOLE)
-    assert re.search(r"raft: cycle 1 of 3 .* 70\.0%; .* better, 80\.0%", capsys.readouterr().out)
-
-
 @pytest.mark.parametrize(
     ("how", "at"),
-    [("dies", "raft_cycle2_evaluate"), ("signal", "raft_cycle2_evaluate"), ("dies", "dpo")],
+    [("signal", "raft_cycle2_evaluate"), ("dies", "dpo")],
 )
 def test_a_run_that_was_stopped_goes_on_to_the_same_choice(tmp_path, accuracies, how, at):
     accuracies |= after("raft_", 0.5, 0.7, 0.6) | {f"{how} {at}": True}
@@ -202,13 +193,6 @@ def test_a_kill_between_an_evaluation_and_the_choice(tmp_path, accuracies):
     assert taken(run_dir, "dpo")["model"] == "4_raft_cycle1_train"
 
 
-def test_the_plan_warns_of_what_it_cannot_know(launch):
-    done = launch(*WHOLE, "method.selection.patience=2", "mode=plan")
-    assert done.code == 0, done.err
-    words = " ".join(done.out.split())
-    assert re.search(r"cycle3_train: method\.selection\.metric=accuracy: .* after 2 in", words)
-
-
 def test_what_is_no_longer_there_when_a_choice_is_made_fails_the_pipeline(tmp_path, accuracies):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1 + 1 =", "completion": "2", "answer": "2"}\n' * 8)
@@ -221,7 +205,7 @@ def test_what_is_no_longer_there_when_a_choice_is_made_fails_the_pipeline(tmp_pa
     assert (kept(run_dir)["status"], kept(run_dir)["exit_code"]) == ("failed", 2)
 
 
-@pytest.mark.parametrize("odd", [None, [1], {"raft": 1}, {"raft": {"accuracy": "high"}}])
+@pytest.mark.parametrize("odd", [[1], {"raft": {"accuracy": "high"}}])
 def test_a_page_of_an_odd_record_shows_no_choice(tmp_path, odd):
     run_dir = a_pipeline(tmp_path / "p/1", ("sft", "sft"), ("evaluate", "evaluate"))
     json_files.write_json(run_dir / "record.json", sealed.seal({**kept(run_dir), "chosen": odd}))
