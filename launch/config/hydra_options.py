@@ -42,10 +42,6 @@ def _checked(arguments: list[str]) -> list[str]:
     parser = get_args_parser()
     parser.error = _reject  # type: ignore[method-assign]
     parsed = parser.parse_args(arguments)
-    if parsed.resolve and not parsed.cfg:
-        raise UserError(
-            "--resolve: it fills in the references of a composition. Use: --cfg job --resolve."
-        )
     if parsed.shell_completion:
         return arguments
     return [
@@ -70,6 +66,6 @@ def run(arguments: list[str], job: Callable[[list[str]], int]) -> int:
     sys.argv = [sys.argv[0], *_checked(arguments)]
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise translate(error) from error
     return next(iter(exit_codes), EXIT_DONE)

@@ -81,22 +81,12 @@ OF_CLASS: dict[str, dict[str, Allowed]] = {
     "recipes.bench.vllm_engine.EngineConfig": {"base": FINITE},
 }
 NOT_GIVEN = {"max_steps": -1}  # transformers' default: epochs count
-# From 1 on, counts of steps; below 1, shares of all steps. transformers rejects fractions of a
-# step, but only once every rank is up.
-WHOLE = ("logging_steps", "save_steps")
 
 
 def check_values(config: Config) -> None:
     """Raise UserError for the first value outside its list, range or pattern."""
     for key, value, allowed in (*_declared(config, ""), *_arguments(config)):
         check_value(key, value, allowed)
-    for name in WHOLE:
-        steps = config.method.args.get(name)
-        if isinstance(steps, float) and steps > 1 and not steps.is_integer():
-            raise UserError(
-                f"method.args.{name}={steps}: not a whole number. Use: {int(steps)}; a number "
-                "below 1 is a share of all steps."
-            )
 
 
 def check_value(key: str, value: Any, allowed: Allowed) -> None:

@@ -81,7 +81,7 @@ experiment=quickstart smoke=true hydra.job.chdir=true mode=plan | hydra.job.chdi
 -m seed=0,1 hydra.run.dir=x mode=plan | hydra.run.dir=x: Hydra only composes here
 --foo | unrecognized arguments: --foo | --help
 --cfg nope | invalid choice: 'nope'
---resolve | --resolve | Use: --cfg job --resolve
+--resolve | --resolve | --cfg
 """
 
 

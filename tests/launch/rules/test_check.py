@@ -249,7 +249,6 @@ method.args.per_device_train_batch_size=0 | per_device_train_batch_size=0: out o
 BEST method.selection.patience=0 | method.selection.patience=0: out of range. Use: at least 1
 method.args.eval_strategy=stepps | decided elsewhere; set method.selection.metric=eval_loss instead
 method.args.learning_rate=-1e-4 | learning_rate=-0.0001: out of range. Use: at least 0.
-method.args.save_steps=2.5 | save_steps=2.5: not a whole number. Use: 2;
 method.args.adam_beta1=1 | adam_beta1=1: out of range. Use: at least 0 and below 1.
 method=dpo method.args.beta=0 | method.args.beta=0: out of range. Use: above 0.
 method=grpo method.args.beta=-0.1 | method.args.beta=-0.1: out of range. Use: at least 0.
