@@ -9,7 +9,7 @@ import pytest
 
 from launch import reproduce
 from launch.core import json_files
-from tests.conftest import command, composed, leave_record
+from tests.conftest import composed, leave_record
 
 # arguments | what the message says, in parts
 MISTAKES = r"""
@@ -125,13 +125,6 @@ def test_a_directory_in_place_of_a_data_file_is_called_one(launch, tmp_path):
     )
 
 
-def test_no_traceback_and_nothing_left_behind(tmp_path):
-    done = command("hardware=mi530x", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("content", "method", "said"),
     [
@@ -183,23 +176,6 @@ def test_held_out_rows_that_choose_a_model_need_what_is_trained_on(launch, tmp_p
     assert launch(*chosen, "data.heldout_path=train.jsonl").code == 0
 
 
-def test_held_out_rows_need_an_answer(launch, tmp_path):
-    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n')
-    (tmp_path / "test.jsonl").write_text('{"prompt": "a"}\n')
-    done = launch(
-        "method=evaluate",
-        "data=jsonl",
-        "data.path=train.jsonl",
-        "data.heldout_path=test.jsonl",
-        "mode=plan",
-    )
-    assert done.code == 2
-    assert (
-        "test.jsonl:1: has prompt; data.heldout_path of method=evaluate needs prompt+answer"
-        in done.err
-    )
-
-
 def test_an_evaluation_that_makes_its_tokenizer_of_rows_says_so(launch, tmp_path):
     (tmp_path / "test.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
     given = [
@@ -216,21 +192,6 @@ def test_an_evaluation_that_makes_its_tokenizer_of_rows_says_so(launch, tmp_path
     assert "Use: model.path=<a trained model>." in done.err
     (tmp_path / "train.jsonl").write_text('{"text": "a"}\n')
     assert launch(*given, "data.path=train.jsonl").code == 0
-
-
-def test_near_name_of_a_data_file(launch, tmp_path):
-    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n')
-    assert "Did you mean train.jsonl?" in launch("data=jsonl", "data.path=trian.jsonl").err
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_row(launch, tmp_path):
-    (tmp_path / "rows.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\n')
-    assert (
-        launch(
-            "hardware=cpu", "data=jsonl", f"data.path={tmp_path / 'rows.jsonl'}", "mode=plan"
-        ).code
-        == 0
-    )
 
 
 @pytest.mark.parametrize(
@@ -302,11 +263,6 @@ def test_a_record_that_is_damaged_is_there(launch, tmp_path, capfd, content):
     )
     assert reproduce.main([str(tmp_path / "old")]) == 2
     assert f"{tmp_path / 'old'}: its record.json is damaged" in capfd.readouterr().err
-
-
-def test_resume_of_a_run_that_is_done(launch, tmp_path):
-    json_files.write_json(tmp_path / "old/record.json", {"status": "done"})
-    assert "that run is done" in launch(f"resume={tmp_path / 'old'}").err
 
 
 def test_run_root_that_is_a_file(launch, tmp_path):

@@ -310,13 +310,3 @@ def test_each_offer_composes_fits_and_gains_what_it_says():
         gain = speed(config).tokens_per_second / speed(base).tokens_per_second
         assert gain == pytest.approx(offer.gain, abs=0.006)
         assert offer.price
-
-
-def test_a_step_that_a_method_does_not_take_is_a_warning():
-    _, warnings = prepare(
-        composed("hardware=h100", "method=evaluate", "model=qwen3_0_6b", "step.compile=false")
-    )
-    assert any("step.compile" in warning for warning in warnings)
-    assert not any(
-        "step." in warning for warning in prepare(composed("hardware=h100", "method=evaluate"))[1]
-    )
