@@ -48,8 +48,6 @@ def compose(overrides: Sequence[str], typed: Request | None = None) -> Config:
     """
     request = Request(overrides)
     typed = request if typed is None else typed
-    if any(key.startswith("chosen") for key in request.keys):
-        raise UserError("chosen: the planner fills it in. Leave it out; values you give stay.")
     # Hydra rejects this override, although it is the default.
     checked = Request(override for override in request.checked() if override != "experiment=null")
     try:

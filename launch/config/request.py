@@ -121,8 +121,6 @@ def _check(override: Override, elsewhere: bool) -> bool:
     key, line = override.key_or_group, str(override.input_line)
     if is_hydras(override):
         return False
-    if not key:
-        raise UserError(f"{line}: no key in it. {OVERRIDE}.")
     if override.type == OverrideType.DEL:
         if key not in groups():
             check_key(key, line)

@@ -35,7 +35,6 @@ HUB = (
     " One of the hub: model=<a model of the same architecture and shape> model.hub_id={} "
     "model.revision=<its commit>."
 )
-PARALLEL = ("tensor", "tp", "tensor_parallel", "pipeline", "pp", "pipeline_parallel", "megatron")
 
 
 @functools.cache  # called for every override
@@ -50,12 +49,6 @@ def groups() -> dict[str, list[str]]:
 
 def unknown_option(group: str, option: str) -> UserError:
     """Return the error for an option that a group does not have."""
-    if group == "topology" and option in PARALLEL:
-        return UserError(
-            f"topology={option}: tensor- and pipeline-parallel training is not offered. Use: "
-            "topology=fsdp if one GPU cannot hold the model. vLLM's servers take "
-            "topology.server_tensor_parallel=N under topology=split."
-        )
     options = groups()[group]
     hub = HUB.format(option) if group == "model" and "/" in option else ""
     # The hub's Qwen/Qwen3-4B is qwen3_4b here.

@@ -51,7 +51,7 @@ def source_faults(c: Config) -> Iterator[Refusal]:
         "samples": {"path": "<run of method=sample>/scored.jsonl"},
         "hub": {"hub_id": "<owner/name>", "revision": "<its commit>"},
         "mix": {"sources": mixture},
-    }[data.kind]
+    }.get(data.kind, {})
     missing = [key for key in needed if not getattr(data, key)]
     if missing:
         remedy = " ".join(f"data.{key}={needed[key]}" for key in missing)

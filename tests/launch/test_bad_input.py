@@ -32,7 +32,7 @@ method.args.output_dir=x | output_dir=x | run_root=
 hardware=h200 method=bench/gemm 'method.args.ops=[matmull]' mode=plan | ops=matmull: unknown | Did you mean matmul
 hardware=h200 method=bench/vllm 'method.args.settings=[{num_scheduler_steps: 8}]' mode=plan | method.args.settings: num_scheduler_steps is gone from vLLM. Instead: engine V1
 hardware=h200 method=tune/inductor 'method.args.candidates=[freezing]' mode=plan | candidates: freezing makes weights
-topology=tensor | tensor- and pipeline-parallel training is not offered | topology=fsdp
+topology=tensor | topology=tensor: no such topology | Options:
 hardware=mi210 precision=fp8 mode=plan | precision=fp8 on mi210 | gfx90a has no fp8 | Use: precision=bf16
 method=grpo '++method.rewards={no_such_module.reward: 1}' | no_such_module | no module
 method=grpo '++method.rewards={json.laods: 1}' | json.laods | Did you mean loads
@@ -46,9 +46,9 @@ tracking=mlflow | tracking=mlflow | not installed | tracking=tensorboard
 run_root=/proc/x | /proc/x | cannot be made | run_root=
 resume=nowhere | resume=nowhere | no record.json | auto, never, or a run directory
 a= | a=: no key 'a'
-=b | =b: no key in it | key=value
+=b | =b: no key ''
 '' | '': no '=' in it
-'~' | ~: no key in it
+'~' | ~: no key ''
 '~sed' | ~sed: no key 'sed' | Did you mean seed
 '~topology' | ~topology: every composition has one | topology=<option> | fsdp
 '~data.tasks' | ~data.tasks: every composition has one. Use: data.tasks=[{name: chain_sum, level: 0}]

@@ -54,9 +54,6 @@ ODD = {
     "{name: a, overrides: ['save_model=false']}, {name: b, model_from: a}": [
         "model_from=a of b: that phase leaves none"
     ],
-    "{name: a, overrides: ['method=raft']}, {name: a_cycle1_train}": [
-        "a_cycle1_train is also the name of a phase that method=raft makes"
-    ],
     "{name: a, overrides: ['method=raft', 'method.args.max_steps=7']}": [
         "phase a: method.args.max_steps=7: recipes.sample.RaftConfig has no"
     ],
