@@ -104,72 +104,43 @@ def test_a_directory_in_place_of_a_data_file_is_called_one(launch, tmp_path):
     (tmp_path / "d").mkdir()
     for number in range(2):
         (tmp_path / f"d/{number}.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    parts = "[{path: d/0.jsonl, weight: 0.5}, {path: d, weight: 0.5}]"
+    fault = f"{tmp_path}/d: a directory, and one file is needed. It has 0.jsonl, 1.jsonl.\n"
     for chosen, key in (
         (["data=jsonl", "data.path=d"], "data.path"),
         (["data=jsonl", "data.path=d/0.jsonl", "data.heldout_path=d"], "data.heldout_path"),
-        (
-            ["data=mix", "data.sources=[{path: d/0.jsonl, weight: 0.5}, {path: d, weight: 0.5}]"],
-            "data.sources[1].path",
-        ),
+        (["data=mix", f"data.sources={parts}"], "data.sources[1].path"),
     ):
         done = launch(*chosen, "mode=plan")
         assert done.code == 2, done.err
-        assert (
-            f"{key}={tmp_path}/d: a directory, and one file is needed. It has 0.jsonl, 1.jsonl.\n"
-            in done.err
-        )
-    for file in (tmp_path / "d").iterdir():
-        file.unlink()
-    assert launch("data=jsonl", "data.path=d", "mode=plan").err.endswith(
-        "a directory, and one file is needed.\n"
-    )
+        assert f"{key}={fault}" in done.err
 
 
 @pytest.mark.parametrize(
     ("content", "method", "said"),
     [
         ('{"text": "a"}\nnot json\n', "sft", [":2:", "no JSON"]),
-        (
-            '{"text": "a"}\n\n{"txt": "b"}\n',
-            "sft",
-            [":3:", "has txt", "needs messages or text or prompt+completion"],
-        ),
+        ('{"text": "a"}\n\n{"txt": "b"}\n', "sft", [":3:", "has txt", "needs messages or text or"]),
         ('{"prompt": "a", "chosen": "b"}\n', "dpo", [":1:", "prompt+chosen+rejected"]),
         ("[1, 2]\n", "sft", [":1:", "list", "JSON object"]),
-        ("", "sft", ["no rows", "empty"]),
         ("\n\n", "sft", ["no rows", "empty"]),
-        (b"\xff\xfe", "sft", ["not UTF-8"]),
-        (
-            '{"text": "a", "x": ' + "9" * 5000 + "}\n",
-            "sft",
-            [":1:", "no JSON (Exceeds the limit (4300 digits)"],
-        ),
-        (
-            '{"text": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}\n",
-            "sft",
-            [":1:", "no JSON (maximum recursion depth"],
-        ),
+        ('{"text": "a", "x": ' + "9" * 5000 + "}\n", "sft", [":1:", "no JSON (Exceeds the limit"]),
+        ('{"a": ' + "[" * 100_000 + "\n", "sft", [":1:", "no JSON (maximum recursion depth"]),
     ],
+    ids=range(7),
 )
 def test_data_file(launch, tmp_path, content, method, said):
     file = tmp_path / "train.jsonl"
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    file.write_text(content)
     done = launch("data=jsonl", f"data.path={file}", f"method={method}", "mode=plan")
     assert done.code == 2
-    assert str(file) in done.err
-    for words in said:
-        assert words in done.err
+    assert [words for words in [str(file), *said] if words not in done.err] == []
 
 
 def test_held_out_rows_that_choose_a_model_need_what_is_trained_on(launch, tmp_path):
     for name, rows in (("train", '{"text": "a"}\n'), ("test", '{"prompt": "a", "answer": "b"}\n')):
         (tmp_path / f"{name}.jsonl").write_text(rows)
-    chosen = [
-        "data=jsonl",
-        "data.path=train.jsonl",
-        "method.selection.metric=eval_loss",
-        "mode=plan",
-    ]
+    chosen = "data=jsonl data.path=train.jsonl method.selection.metric=eval_loss mode=plan".split()
     done = launch(*chosen, "data.heldout_path=test.jsonl")
     assert done.code == 2
     assert "test.jsonl:1: has prompt, answer; data.heldout_path of method=sft needs" in done.err
@@ -178,14 +149,8 @@ def test_held_out_rows_that_choose_a_model_need_what_is_trained_on(launch, tmp_p
 
 def test_an_evaluation_that_makes_its_tokenizer_of_rows_says_so(launch, tmp_path):
     (tmp_path / "test.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
-    given = [
-        "hardware=cpu",
-        "method=evaluate",
-        "data=jsonl",
-        "data.path=test.jsonl",
-        "data.heldout_path=test.jsonl",
-        "mode=plan",
-    ]
+    given = ["hardware=cpu", "method=evaluate", "data=jsonl", "data.path=test.jsonl", "mode=plan"]
+    given.append("data.heldout_path=test.jsonl")
     done = launch(*given)
     assert done.code == 2
     assert "messages or text or prompt+completion" in done.err
@@ -197,28 +162,18 @@ def test_an_evaluation_that_makes_its_tokenizer_of_rows_says_so(launch, tmp_path
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ([], "no config.json"),
-        (["config.json"], "no *.safetensors"),
-        (["config.json", "pytorch_model.bin"], "only a pickle checkpoint (pytorch_model.bin)"),
+        ("", "no config.json"),
+        ("config.json", "no *.safetensors"),
+        ("config.json pytorch_model.bin", "only a pickle checkpoint (pytorch_model.bin)"),
+        ("config.json model.safetensors tokenizer_config.json", "no tokenizer; a model directory"),
         (
-            ["config.json", "model.safetensors", "tokenizer_config.json"],
-            "no tokenizer; a model directory holds",
+            "config.json tokenizer.json whole.safetensors cut.safetensors",
+            "90 bytes, and its header says 98.",
         ),
+        ("config.json tokenizer.json page.safetensors", "it does not begin as a safetensors file"),
         (
-            ["config.json", "tokenizer.json", "whole.safetensors", "cut.safetensors"],
-            "damaged: 90 bytes, and its header says 98.",
-        ),
-        (
-            ["config.json", "tokenizer.json", "empty.safetensors"],
-            "damaged: 0 bytes, and it does not begin as",
-        ),
-        (
-            ["config.json", "tokenizer.json", "whole.safetensors", "model.safetensors.index.json"],
+            "config.json tokenizer.json whole.safetensors model.safetensors.index.json",
             "cut-2.safetensors: no such file",
-        ),
-        (
-            ["config.json", "tokenizer.json", "page.safetensors"],
-            "it does not begin as a safetensors file",
         ),
     ],
 )
@@ -233,10 +188,9 @@ def test_model_directory(launch, tmp_path, files, said):
         "whole.safetensors": whole,
         "model.safetensors": whole,
         "cut.safetensors": whole[:90],
-        "empty.safetensors": b"",
         "page.safetensors": b"<html>not found</html>",
     }
-    for name in files:
+    for name in files.split():
         (model / name).write_bytes(contents.get(name, b"{}"))
     done = launch(f"model.path={model}", "mode=plan")
     assert done.code == 2
@@ -252,15 +206,12 @@ def test_resume_of_another_composition_names_the_keys(launch, tmp_path):
     assert "method.args.max_steps:" in done.err
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000])
+@pytest.mark.parametrize("content", ["[]", "[" * 100_000], ids=["list", "deep"])
 def test_a_record_that_is_damaged_is_there(launch, tmp_path, capfd, content):
     json_files.write_text(tmp_path / "old/record.json", content)
     done = launch(f"resume={tmp_path / 'old'}", "hardware=cpu")
     assert done.code == 2
-    assert (
-        f"resume={tmp_path / 'old'}: its record.json is damaged: it cannot be read as a JSON object."
-        in done.err
-    )
+    assert f"resume={tmp_path / 'old'}: its record.json is damaged" in done.err
     assert reproduce.main([str(tmp_path / "old")]) == 2
     assert f"{tmp_path / 'old'}: its record.json is damaged" in capfd.readouterr().err
 
@@ -273,42 +224,28 @@ def test_run_root_that_is_a_file(launch, tmp_path):
         assert f"{tmp_path / 'file'} is not a directory" in done.err
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("# @package _global_\nseeed: 1\n", ["seeed", "Did you mean seed"]),
-        (
-            "# @package _global_\ntopology:\n  num_gpu: 1\n",
-            ["num_gpu", "Did you mean topology.num_gpus"],
-        ),
-        (
-            "# @package _global_\nseed: abc\n",
-            ["In 'experiment/mine': seed: Value 'abc'", "Use: seed=<a whole number>."],
-        ),
-        (
-            "# @package _global_\nruntime:\n  network: brige\n",
-            ["runtime.network: Invalid value 'brige'", "Did you mean bridge?"],
-        ),
-        (
-            "# @package _global_\ndata:\n  tasks: chain_sum\n",
-            ["data.tasks", "Use: data.tasks=[{name: chain_sum, level"],
-        ),
-        ("# @package _global_\nseed: {\n", ["while parsing"]),
-        (
-            "# @package _global_\ndefaults:\n  - override /hardware: mi530x\n",
-            ["hardware=mi530x", "Did you mean mi350x"],
-        ),
-    ],
-)
-def test_mistakes_inside_an_experiment_file(launch, tmp_path, content, said):
+# content of a file | words of the message
+IN_A_FILE = r"""
+seeed: 1 | seeed | Did you mean seed
+topology: {num_gpu: 1} | num_gpu | Did you mean topology.num_gpus
+seed: abc | In 'experiment/mine': seed: Value 'abc' | Use: seed=<a whole number>.
+runtime: {network: brige} | runtime.network: Invalid value 'brige' | Did you mean bridge?
+data: {tasks: chain_sum} | data.tasks | Use: data.tasks=[{name: chain_sum, level
+seed: { | while parsing
+defaults: [{override /hardware: mi530x}] | hardware=mi530x | Did you mean mi350x
+"""
+
+
+@pytest.mark.parametrize("line", IN_A_FILE.strip().splitlines())
+def test_mistakes_inside_an_experiment_file(launch, tmp_path, line):
     """The same mistakes in a file of the user's own, which Hydra finds by hydra.searchpath."""
+    content, *words = line.split(" | ")
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment/mine.yaml").write_text(content)
+    (tmp_path / "experiment/mine.yaml").write_text(f"# @package _global_\n{content}\n")
     done = launch("experiment=mine", f"hydra.searchpath=[file://{tmp_path}]", "mode=plan")
     assert done.code == 2
     assert "Traceback" not in done.err
-    for words in said:
-        assert words in done.err
+    assert [part for part in words if part not in done.err] == []
 
 
 def test_a_sweep_runs_every_job_and_reports_the_first_failure(launch):

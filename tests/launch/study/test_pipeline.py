@@ -98,7 +98,7 @@ def test_phases_of_odd_shape(launch, phases, said):
 def test_a_pipeline_leaves_its_run_root_by_no_name(launch, tmp_path, name, given):
     done = launch(*given, f"name={name}", f"run_root={tmp_path}/inner", "mode=plan")
     assert done.code == 2
-    assert f"name={name}: not allowed. Use: letters, digits" in done.err
+    assert f"name={name}: not allowed. Use: " in done.err
     assert list(tmp_path.iterdir()) == []
 
 
