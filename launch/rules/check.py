@@ -29,9 +29,9 @@ RULES = (
 
 def refusals(config: Config) -> list[Refusal]:
     """Return what rejects this composition, each rule once: its first fault is the example."""
-    found = [refusal for rule in RULES for refusal in rule(config)]
-    names = [refusal.name for refusal in found]
-    return [r for i, r in enumerate(found) if r.name == "unread" or r.name not in names[:i]]
+    every = [refusal for rule in RULES for refusal in rule(config)]
+    names = [refusal.name for refusal in every]
+    return [r for i, r in enumerate(every) if r.name == "unread" or r.name not in names[:i]]
 
 
 def check_given(config: Config) -> None:

@@ -116,7 +116,9 @@ def unread_row(config: Config, row: dict[str, Any]) -> Iterator[Refusal]:
     read = row["read"] if isinstance(row["read"], list) else [row["read"]]
     if any(hold(config, conditions) for conditions in read):
         return
-    values = {key: usual for key in row["keys"].split() for key, usual in _given(config, key, row)}
+    values = {
+        key: usual for key in row["keys"].split() for key, usual in _unusual(config, key, row)
+    }
     if not values:
         return
     needs = _needs(config, row.get("needs", ""))
@@ -133,7 +135,7 @@ def unread_row(config: Config, row: dict[str, Any]) -> Iterator[Refusal]:
     )
 
 
-def _given(config: Config, key: str, row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _unusual(config: Config, key: str, row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the key, or the keys below it, whose values differ from the usual, and the usual.
 
     TRL's arguments have no usual value, so any value of theirs counts.

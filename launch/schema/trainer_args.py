@@ -35,22 +35,20 @@ OWNED = {
     "fsdp_config": "topology.fsdp.<field>=",
     "deepspeed": "topology=zero2 or topology=zero3",
     "resume_from_checkpoint": "resume=",
-    "use_vllm": "topology=split",
-    "vllm_mode": "topology=split",
-    "vllm_server_base_url": "topology=split",
-    "vllm_server_host": "topology=split",
-    "vllm_server_port": "topology=split",
+    **dict.fromkeys(
+        ("use_vllm", "vllm_mode", "vllm_server_base_url", "vllm_server_host", "vllm_server_port"),
+        "topology=split",
+    ),
     "vllm_group_port": "topology=split",
     "eval_strategy": "method.selection.metric=eval_loss",
-    "eval_steps": "method.args.save_steps=; a model that was measured is saved",
-    "eval_delay": "method.args.save_steps=; every saved model is measured",
-    "eval_on_start": (
-        "method.args.save_steps=; every saved model is measured, and the first one is "
-        "method=evaluate's"
+    **dict.fromkeys(
+        ("eval_steps", "eval_delay", "eval_on_start"),
+        "method.args.save_steps=; every saved model is measured",
     ),
-    "load_best_model_at_end": "method.selection.metric=eval_loss",
-    "metric_for_best_model": "method.selection.metric=",
-    "greater_is_better": "method.selection.metric=",
+    **dict.fromkeys(
+        ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+        "method.selection.metric=eval_loss",
+    ),
     "reward_weights": "method.rewards.<name>=<weight>",
     "parallelism_config": "topology=fsdp; tensor, pipeline and context parallelism are not offered",
     "model_init_kwargs": "model.<field>=, precision= and hardware.attention=",

@@ -10,15 +10,13 @@ import yaml
 
 from launch.config import choose
 from launch.config.compose import leaf
-from launch.config.identity import composition_hash, has_phases, identity
+from launch.config.identity import composition_hash, has_phases
 from launch.config.request import Request, leaves
 from launch.estimate import margin
 from launch.estimate.speed import speed
-from launch.execution import record
 from launch.plan import rundir
 from launch.plan.chosen import with_choices
-from launch.plan.planning import make_plan, prepare, rank_config
-from launch.plan.views import as_json
+from launch.plan.planning import make_plan, prepare
 from launch.schema.enums import Rows
 from launch.schema.plan import Plan
 from launch.search.faster import faster
@@ -278,22 +276,6 @@ def test_on_other_ranks_only_the_batch_is_divided_anew(tmp_path):
     again = with_choices(moved, HOST, tmp_path)
     assert again.step == begun.step
     assert choose.batch(again).sequences == choose.batch(begun).sequences == 64
-
-
-def test_ranks_plans_and_records_have_the_choices():
-    config = chosen(*H100)
-    plan = make_plan(config, HOST, RUN)
-    keys = {"step.compile", "step.rows", choose.LAYERS}
-    assert {choice["key"] for choice in rank_config(plan)["chosen"]} == keys
-    assert {choice["key"] for choice in as_json(plan)["chosen"]} == keys
-    assert all({"key", "value", "reason"} <= set(choice) for choice in as_json(plan)["chosen"])
-    kept = record.begin(plan, HOST, None, None)["composition"]
-    assert kept["chosen"] == rank_config(plan)["chosen"]
-    assert "chosen" not in identity(kept)
-    assert (
-        as_json(plan)["speed"]["plain_tokens_per_second"]
-        < as_json(plan)["speed"]["tokens_per_second"]
-    )
 
 
 def test_each_offer_composes_fits_and_gains_what_it_says():

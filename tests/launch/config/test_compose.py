@@ -200,14 +200,11 @@ def test_repeated_keys_are_warned_of(overrides, warning):
 
 
 def test_plans_of_pipelines_and_sweeps_warn_of_repeated_keys(launch):
-    twice = ["hardware=cpu", "seed=1", "mode=plan", "seed=2"]
-    line = "! seed is given 2 times: the last counts."
-    assert line in launch(*twice).out
-    assert line[2:] in json.loads(launch(*twice, "format=json").out)["warnings"]
-    sweep = ["-m", *twice, "method.args.learning_rate=1e-4,1e-5"]
-    for arguments in ([*twice, "phases=[{name: one}, {name: two}]"], sweep):
-        done = launch(*arguments, "format=json")
-        assert (done.code, done.err.count(line)) == (0, 1)
+    twice = ["hardware=cpu", "seed=1", "mode=plan", "seed=2", "format=json"]
+    assert "seed is given 2 times" in " ".join(json.loads(launch(*twice).out)["warnings"])
+    for arguments in ([*twice, "phases=[{name: one}]"], ["-m", *twice]):
+        done = launch(*arguments)
+        assert (done.code, done.err.count("! seed is given 2 times: the last counts.")) == (0, 1)
         json.loads(done.out)
 
 

@@ -120,7 +120,6 @@ def test_an_effective_batch_that_the_ranks_do_not_divide_is_dropped():
         ("experiment=mi50_phase1", 4 * 400),
         ("method=sft model=qwen3_8b", 2048),
         ("method=dpo model=smollm2_135m model.max_positions=1500", 1500),
-        ("method=dpo model=qwen3_76m", 64),  # its own tokenizer
     ],
 )
 def test_prompts_of_more_tokens_have_room(overrides, length):

@@ -142,13 +142,6 @@ def test_later_phases_take_the_best_cycle(tmp_path, accuracies, capsys):
     assert re.search(r"raft: cycle 2 of 3 .* accuracy 90\.0%\n", capsys.readouterr().out)
 
 
-def test_without_selection_they_take_the_last(tmp_path, accuracies):
-    accuracies |= after("raft_", 0.5, 0.7, 0.9, 0.8)
-    _, run_dir = run(tmp_path, [given.replace(BEST, "seed=0") for given in phased()])
-    assert taken(run_dir, "dpo")["model"] == "10_raft_cycle3_train"
-    assert kept(run_dir)["chosen"] == {}
-
-
 def test_cycles_stop_when_accuracy_no_longer_improves(tmp_path, accuracies, capsys):
     accuracies |= after("raft_", 0.5, 0.7, 0.6)
     code, run_dir = run(tmp_path, phased("method.selection.patience=1"))
