@@ -146,7 +146,7 @@ def remedy(key: str) -> str:
         keys = f"; keys of an entry: {', '.join(names)}" if names else ""
         return f"{list_key}={EXAMPLES.get(list_key, '[...]')}{keys}"
     if dataclasses.is_dataclass(bare):
-        return f"{key}.<key>=<value>; keys: {', '.join(fields(bare))}"
+        return f"{key}.<key>=<value>; keys: {', '.join(fields(typing.cast(type, bare)))}"
     words = TYPES.get(bare)
     if isinstance(bare, type) and issubclass(bare, Enum):
         words = ", ".join(bare.__members__)
