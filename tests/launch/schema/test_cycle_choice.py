@@ -17,13 +17,9 @@ from launch.core import json_files
 from launch.core.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, UserError
 from launch.execution import record
 from launch.plan import rundir, sealed
-from launch.plan.export_files import check_not_a_run
 from launch.schema.cycle_choice import choose
 from launch.schema.data import Selection
 from launch.study import pipeline
-from launch.study.trials import figures
-from tests.helpers import report_reader
-from tests.helpers.report_examples import a_pipeline
 
 BEST = "method.selection.metric=accuracy"
 
@@ -196,15 +192,3 @@ def test_what_is_no_longer_there_when_a_choice_is_made_fails_the_pipeline(tmp_pa
         run(tmp_path, given)
     [run_dir] = (tmp_path / "r").iterdir()
     assert (kept(run_dir)["status"], kept(run_dir)["exit_code"]) == ("failed", 2)
-
-
-@pytest.mark.parametrize("odd", [[1], {"raft": {"accuracy": "high"}}])
-def test_a_page_of_an_odd_record_shows_no_choice(tmp_path, odd):
-    run_dir = a_pipeline(tmp_path / "p/1", ("sft", "sft"), ("evaluate", "evaluate"))
-    json_files.write_json(run_dir / "record.json", sealed.seal({**kept(run_dir), "chosen": odd}))
-    assert "cycle chosen" not in report_reader.made(run_dir).text
-    assert figures(run_dir) == figures(
-        a_pipeline(tmp_path / "q/1", ("sft", "sft"), ("evaluate", "evaluate"))
-    )
-    with pytest.raises(UserError, match="a pipeline, whose phases have the models"):
-        check_not_a_run(run_dir / "model")
