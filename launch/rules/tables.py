@@ -10,9 +10,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from launch.config.compose import leaf
+from launch.inputs.reading import yaml_file
 from launch.machine.placement import shares_gpu
 from launch.rules.data import first_metric
 from launch.rules.refusal import Refusal
@@ -83,9 +82,7 @@ def hold(config: Config, conditions: dict[str, Any]) -> bool:
 @functools.cache
 def rows(name: str) -> list[dict[str, Any]]:
     """Return the rows of a table, read once."""
-    text = (Path(__file__).parent / f"{name}.yaml").read_text()
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if it was built
-    content: list[dict[str, Any]] = yaml.load(text, loader)
+    content: list[dict[str, Any]] = yaml_file(Path(__file__).parent / f"{name}.yaml")
     return content
 
 
