@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launch.config import unchanging
+from launch.config.compose import leaf
 from launch.estimate import margin, memory
 from launch.estimate.batch import PROMPT, batch
 from launch.estimate.speed import COMPILE_S, num_steps, speed
@@ -27,9 +28,9 @@ BATCH, ACCUMULATION = (
     "method.args.per_device_train_batch_size",
     "method.args.gradient_accumulation_steps",
 )
+OF_A_BATCH = (BATCH, ACCUMULATION)
 CHECKPOINTING, LAYERS = "method.args.gradient_checkpointing", "step.checkpointed_layers"
 COMPILE, ROWS, WORKERS = "step.compile", "step.rows", "hardware.dataloader.num_workers"
-OF_A_BATCH = (BATCH, ACCUMULATION)
 GAIN = 1.02  # least gain that changes a setting; smaller gains are within the formula's own error
 MOST_ROWS = 64  # rows of the largest micro-batch tried: more do not fill a GPU any better
 # loader workers of a rank; 4 is the default in conf/hardware/base/common.yaml
@@ -49,8 +50,7 @@ def choose(config: Config, host: Host) -> Config:
     config = _with_choice(config, ROWS, *((Rows.padded, PLAIN) if off else _rows(config)))
     if off or config.smoke:
         return config
-    for key, (value, reason) in _workers(config, host):
-        config = _with_choice(config, key, value, reason)
+    config = _with_workers(config, host)
     if config.hardware.vendor == Vendor.none or speed(config).step_s is None:
         return config
     return _sized(_worth_compiling(config), host)
@@ -67,11 +67,8 @@ def _in_turn(config: Config) -> Config:
 def apply(config: Config, choices: list[Choice]) -> Config:
     """Return `config` with the choices of a record; keys that the user sets now stay."""
     for choice in choices:
-        value = (
-            Rows[choice.value]
-            if choice.key == ROWS and isinstance(choice.value, str)
-            else choice.value
-        )
+        is_name = choice.key == ROWS and isinstance(choice.value, str)
+        value = Rows[choice.value] if is_name else choice.value
         config = _with_choice(config, choice.key, value, choice.reason)
     return config
 
@@ -99,22 +96,15 @@ def _with(node: Any, path: list[str], value: Any) -> Any:
     )
 
 
-def _value(config: Config, key: str) -> Any:
-    node: Any = config
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, dict) else getattr(node, part)
-    return node
-
-
 def _is_free(config: Config, key: str) -> bool:
     """Return whether neither the user nor an earlier choice set the key."""
-    given = {*config.speed_keeps, *(choice.key for choice in config.chosen)}
-    return key not in given and not (key.startswith("step.") and _value(config, key) is not None)
+    taken = {*config.speed_keeps, *(choice.key for choice in config.chosen)}
+    return key not in taken and not (key.startswith("step.") and leaf(config, key) is not None)
 
 
 def _with_choice(config: Config, key: str, value: Any, reason: str) -> Config:
     """Return `config` with the choice listed; unchanged if the key is not free, or equal."""
-    before = _value(config, key)
+    before = leaf(config, key)
     if not _is_free(config, key) or before == value:
         return config
     choice = Choice(key, value.name if isinstance(value, Rows) else value, reason, before)
@@ -146,11 +136,9 @@ def _rows(config: Config) -> tuple[Rows, str]:
     if padded:
         return Rows.padded, padded
     generates = config.method.generates
-    grouped = (
-        "each micro-batch is padded to its own longest completion"
-        if generates
-        else "rows of similar length share a micro-batch"
-    )
+    grouped = "rows of similar length share a micro-batch"
+    if generates:
+        grouped = "each micro-batch is padded to its own longest completion"
     if Rows.packed not in config.method.row_layouts:
         return Rows.grouped, f"{grouped}, within one optimizer step"
     apart = _why_apart(config)
@@ -178,34 +166,26 @@ def _why_apart(config: Config) -> str | None:
             "method.args.torch_compile=true compiles the model into one graph, without the "
             "packed kernel"
         )
-    if config.method.generates:
-        return _why_completions_apart(config)
-    return (
-        f"{kernel} needs a maximum length, but method.args.max_length is null"
-        if argument(config, "max_length") is None
-        else None
-    )
-
-
-def _why_completions_apart(config: Config) -> str | None:
+    if not config.method.generates:
+        no_maximum = argument(config, "max_length") is None
+        why = f"{kernel} needs a maximum length, but method.args.max_length is null"
+        return why if no_maximum else None
     if config.topology.strategy == "zero3":
         return "ZeRO-3 shards the head"
-    unfit = [
-        name
-        for name in ("cast_lm_head_to_fp32", "use_transformers_continuous_batching")
-        if argument(config, name)
-    ]
-    return f"method.args.{unfit[0]}=true needs TRL's own forward passes" if unfit else None
+    for name in ("cast_lm_head_to_fp32", "use_transformers_continuous_batching"):
+        if argument(config, name):
+            return f"method.args.{name}=true needs TRL's own forward passes"
+    return None
 
 
-def _workers(config: Config, host: Host) -> Iterator[tuple[str, tuple[int, str]]]:
-    """Yield fewer loader workers if the run trains on this host and the host has few cores."""
-    given, ranks = config.hardware.dataloader.num_workers, placement.trainers_of_a_node(config)
-    if config.data.streaming or not given or not host.gpus_of(config.hardware.vendor):
-        return  # with streamed rows, the number of workers decides their order
+def _with_workers(config: Config, host: Host) -> Config:
+    """Return `config` with fewer loader workers if it trains on this host, of few cores."""
+    workers, ranks = config.hardware.dataloader.num_workers, placement.trainers_of_a_node(config)
+    if config.data.streaming or not workers or not host.gpus_of(config.hardware.vendor):
+        return config  # with streamed rows, the number of workers decides their order
     spare = max(FEWEST_WORKERS, min(MOST_WORKERS, host.num_cores // ranks - 1))
-    if spare < given:
-        yield WORKERS, (spare, f"{host.num_cores} cores for {ranks} rank(s)")
+    reason = f"{host.num_cores} cores for {ranks} rank(s)"
+    return _with_choice(config, WORKERS, spare, reason) if spare < workers else config
 
 
 def _sized(config: Config, host: Host) -> Config:
@@ -214,8 +194,8 @@ def _sized(config: Config, host: Host) -> Config:
     smaller = memory.measured(config, processes, host)
 
     def fits(candidate: Config) -> bool:
-        found = memory.memory(_longest_prompts(candidate), processes, smaller)
-        return all(entry.fits and not margin.close(entry) for entry in found)
+        entries = memory.memory(_longest_prompts(candidate), processes, smaller)
+        return all(entry.fits and not margin.close(entry) for entry in entries)
 
     def rate_of(candidate: Config) -> float:
         return speed(_in_turn(candidate)).tokens_per_second or 0.0
@@ -275,34 +255,31 @@ def _longest_prompts(config: Config) -> Config:
     """
     longest = argument(config, "max_completion_length")
     bounded = config.topology.server_max_length or argument(config, "vllm_max_model_length")
-    if (
-        not longest or bounded or config.data.kind in ("reasoning", "code")
-    ):  # these kinds of data have short prompts
+    has_short_prompts = config.data.kind in ("reasoning", "code")
+    if not longest or bounded or has_short_prompts:
         return config
-    return with_value(
-        config, "method.args.max_completion_length", int(longest) + PROMPT_TOKENS - PROMPT
-    )
+    tokens = int(longest) + PROMPT_TOKENS - PROMPT
+    return with_value(config, "method.args.max_completion_length", tokens)
 
 
 def _listed(config: Config, best: Config) -> Config:
     """Return `config` with the values of `best`, each with its reason and its predicted gain."""
-    of_batch, of_layers = (
-        "the same sequences per step, in the fastest division that fits",
-        "the fewest recomputed layers that fit",
-    )
-    reasons = {
-        BATCH: of_batch,
-        ACCUMULATION: f"follows from {BATCH}",
-        CHECKPOINTING: "the activations fit without it",
-        LAYERS: of_layers,
-    }
-    for keys in (OF_A_BATCH, (CHECKPOINTING, LAYERS)):
+    for reasons in (
+        {
+            BATCH: "the same sequences per step, in the fastest division that fits",
+            ACCUMULATION: f"follows from {BATCH}",
+        },
+        {
+            CHECKPOINTING: "the activations fit without it",
+            LAYERS: "the fewest recomputed layers that fit",
+        },
+    ):
         changed = config
-        for key in keys:
-            changed = with_value(changed, key, _value(best, key))
+        for key in reasons:
+            changed = with_value(changed, key, leaf(best, key))
         gain = _gain(speed(config).step_s, speed(changed).step_s)
-        for key in keys:
-            config = _with_choice(config, key, _value(best, key), reasons[key] + gain)
+        for key, reason in reasons.items():
+            config = _with_choice(config, key, leaf(best, key), reason + gain)
     return config
 
 
@@ -313,30 +290,24 @@ def _gain(before_s: float | None, after_s: float | None) -> str:
 
 def _worth_compiling(config: Config) -> Config:
     """Return `config`, eager if the run ends before compiling pays off."""
-    choice = next(
-        (choice for choice in config.chosen if choice.key == COMPILE and choice.value), None
-    )
-    if choice is None or config.precision.compute == "fp8":
+    compiles = any(choice.key == COMPILE and choice.value for choice in config.chosen)
+    if not compiles or config.precision.compute == "fp8":
         return config
-    eager = with_value(config, COMPILE, False)
-    steps, slow, fast = (
-        num_steps(config, batch(config)),
-        speed(_in_turn(eager)).step_s,
-        speed(_in_turn(config)).step_s,
-    )
+    eager, steps = with_value(config, COMPILE, False), num_steps(config, batch(config))
+    slow, fast = speed(_in_turn(eager)).step_s, speed(_in_turn(config)).step_s
     saved = slow - fast if slow and fast else 0.0
-    if saved > 0 and (steps is None or steps * saved > COMPILE_S):
-        told = dataclasses.replace(choice, reason=choice.reason + _gain(slow, fast))
-    else:
-        why = "compiling gains nothing"
-        if steps and saved > 0:
-            why = f"{steps} steps save {steps * saved:.0f} s, but compiling takes {COMPILE_S:.0f} s"
-        told, config = dataclasses.replace(choice, value=False, reason=why), eager
-    return dataclasses.replace(
-        config, chosen=[told if one is choice else one for one in config.chosen]
-    )
+    pays = saved > 0 and (steps is None or steps * saved > COMPILE_S)
+    why = "compiling gains nothing"
+    if steps and saved > 0:
+        why = f"{steps} steps save {steps * saved:.0f} s, but compiling takes {COMPILE_S:.0f} s"
+    chosen = list(config.chosen)
+    for i, choice in enumerate(chosen):
+        if choice.key == COMPILE:
+            reason = choice.reason + _gain(slow, fast) if pays else why
+            chosen[i] = dataclasses.replace(choice, value=pays, reason=reason)
+    return dataclasses.replace(config if pays else eager, chosen=chosen)
 
 
 def recorded(content: Mapping[str, Any]) -> list[Choice]:
     """Return the choices in a recorded composition."""
-    return [Choice(**one) for one in content.get("chosen", [])]
+    return [Choice(**choice) for choice in content.get("chosen", [])]

@@ -37,6 +37,10 @@ CHOOSABLE = ("method.args.", "hardware.dataloader.", "step.")  # what speed=auto
 DEFAULTS = ("config", "schema", "method/", "hardware/base/common")
 # What smoke=true makes smaller.
 SIZED = ("method.args.", "model.", "data.", "adapter.", "effective_batch")
+PATHS = (
+    *("model.path", "model.chat_template", "adapter.path", "data.path", "data.heldout_path"),
+    *("data.chat_template", "data.cache", "data.pass_rates"),
+)
 ConfigStore.instance().store(name="schema", node=Config)
 
 
@@ -48,8 +52,6 @@ def compose(overrides: Sequence[str], typed: Request | None = None) -> Config:
     """
     request = Request(overrides)
     typed = request if typed is None else typed
-    if any(key.startswith("chosen") for key in request.keys):
-        raise UserError("chosen: the planner fills it in. Leave it out; values you give stay.")
     # Hydra rejects this override, although it is the default.
     checked = Request(override for override in request.checked() if override != "experiment=null")
     try:
@@ -105,22 +107,10 @@ def _given_in_files(request: Request, config: Config) -> set[str]:
 def _absolute(config: Config) -> Config:
     """Make paths absolute: ranks, records and later commands run in other directories."""
     config.run_root = str(Path(config.run_root).absolute())
-    of_data = ("path", "heldout_path", "chat_template", "cache", "pass_rates")
-    holders: list[tuple[str, Any, tuple[str, ...]]] = [
-        ("model", config.model, ("path", "chat_template")),
-        ("adapter", config.adapter, ("path",)),
-        ("data", config.data, of_data),
-        *(
-            (f"data.sources[{n}]", source, ("path",))
-            for n, source in enumerate(config.data.sources)
-        ),
-    ]
-    for key, holder, names in holders:
-        for name in names:
-            path = getattr(holder, name)
-            if path == "":  # often from an unset shell variable
-                raise UserError(f"{key}.{name}=: an empty path. Use: a path, or null for none.")
-            setattr(holder, name, path and str(Path(path).expanduser().absolute()))
+    for key in PATHS:
+        _make_absolute(config, key)
+    for number, source in enumerate(config.data.sources):
+        _make_absolute(source, "path", f"data.sources[{number}].")
     if config.model.path:
         model = Path(config.model.path)
         is_run = (model / "record.json").is_file() and not (model / "config.json").is_file()
@@ -132,6 +122,15 @@ def _absolute(config: Config) -> Config:
             if isinstance(args.get(name), str):
                 args[name] = str(Path(args[name]).expanduser().absolute())
     return config
+
+
+def _make_absolute(holder: Any, key: str, prefix: str = "") -> None:
+    *groups, name = key.split(".")
+    holder = functools.reduce(getattr, groups, holder)
+    path = getattr(holder, name)
+    if path == "":  # often from an unset shell variable
+        raise UserError(f"{prefix}{key}=: an empty path. Use: {prefix}{key}=<a path or null>.")
+    setattr(holder, name, path and str(Path(path).expanduser().absolute()))
 
 
 def leaf(config: Config, key: str) -> object:

@@ -29,17 +29,11 @@ def wanted(arguments: list[str]) -> bool:
 def refuse(request: Request) -> None:
     """Raise UserError for Hydra's own keys, which take no effect because Hydra only composes."""
     for override in request.parsed:
-        key = override.key_or_group
-        if key.startswith(("hydra/launcher", "hydra.launcher")):
-            raise UserError(
-                f"{override.input_line}: it starts the jobs of a sweep, but this is one run. "
-                "Put -m before it, or leave it out."
-            )
-        if is_hydras(override) and key != "hydra.searchpath":
+        if is_hydras(override) and override.key_or_group != "hydra.searchpath":
             raise UserError(
                 f"{override.input_line}: Hydra only composes here, so it takes no effect. Use: "
                 "run_root=<directory> and name=<name> for where runs lie; hydra.searchpath=[...] "
-                "for files of your own."
+                "for files of your own; -m for a sweep, which hydra/launcher belongs to."
             )
 
 
@@ -48,10 +42,6 @@ def _checked(arguments: list[str]) -> list[str]:
     parser = get_args_parser()
     parser.error = _reject  # type: ignore[method-assign]
     parsed = parser.parse_args(arguments)
-    if parsed.resolve and not parsed.cfg:
-        raise UserError(
-            "--resolve: it fills in the references of a composition. Use: --cfg job --resolve."
-        )
     if parsed.shell_completion:
         return arguments
     return [
@@ -76,6 +66,6 @@ def run(arguments: list[str], job: Callable[[list[str]], int]) -> int:
     sys.argv = [sys.argv[0], *_checked(arguments)]
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise translate(error) from error
     return next(iter(exit_codes), EXIT_DONE)

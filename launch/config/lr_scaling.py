@@ -20,12 +20,12 @@ def scaled(config: Config, trainer_args: dict[str, Any]) -> tuple[dict[str, Any]
     method = config.method
     if method.lr_scaling == LrScaling.none or method.lr_reference_batch is None:
         return trainer_args, []
-    given, size = float(value(config, "learning_rate")), batch(config).sequences
+    rate, size = float(value(config, "learning_rate")), batch(config).sequences
     ratio = size / method.lr_reference_batch
     factor = ratio if method.lr_scaling == LrScaling.linear else math.sqrt(ratio)
     line = (
-        f"method.lr_scaling={method.lr_scaling.value}: learning_rate={given * factor:.4g}, "
-        f"{given:g} x {factor:.4g} for {size} sequences a "
+        f"method.lr_scaling={method.lr_scaling.value}: learning_rate={rate * factor:.4g}, "
+        f"{rate:g} x {factor:.4g} for {size} sequences a "
         f"step in place of {method.lr_reference_batch}."
     )
-    return {**trainer_args, "learning_rate": given * factor}, [line]
+    return {**trainer_args, "learning_rate": rate * factor}, [line]

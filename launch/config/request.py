@@ -17,12 +17,11 @@ from launch.config.wording import (
     fields,
     groups,
     is_field,
+    remedy,
     type_of,
-    undeletable,
     unknown_option,
 )
 from launch.core.errors import UserError
-from launch.schema import Config
 from launch.schema.enums import Mode
 
 OVERRIDE = "An override is key=value or group=option"
@@ -50,21 +49,22 @@ class Request(tuple[str, ...]):
 
     @functools.cached_property
     def warnings(self) -> list[str]:
-        """Return a line for each key or group with several values; scripts append theirs last."""
-        # key -> overrides, and whether a sweep varies it
-        entries: dict[str, list[tuple[str, bool]]] = {}
+        """Return a line for each key or group with several values; scripts append theirs last.
+
+        The lines show no values, which may be secrets. Mappings are merged, so all of theirs count.
+        """
+        values: dict[str, list[Override]] = {}
         for override in self.parsed:
-            key, value = override.key_or_group, override.value()
             if override.type == OverrideType.DEL:
-                entries.pop(key, None)
-                continue
-            typed = str(override.input_line).partition("=")[2]
-            values = leaves(key, value) if isinstance(value, dict) else {key: typed}
-            for leaf, inner in values.items():
-                entry = (_shortened(f"{leaf}={inner}"), override.is_sweep_override())
-                entries.setdefault(leaf, []).append(entry)
+                values.pop(override.key_or_group, None)
+            elif not isinstance(override.value(), dict):
+                values.setdefault(override.key_or_group, []).append(override)
         return [
-            _repeated(key, of_key) for key, of_key in entries.items() if len({*dict(of_key)}) > 1
+            f"{key} is given {len(several)} times: the "
+            f"{'one that the sweep varies' if swept else 'last'} counts."
+            for key, several in values.items()
+            if len({str(override.input_line).partition("=")[2] for override in several}) > 1
+            for swept in [any(override.is_sweep_override() for override in several)]
         ]
 
     def plus(self, *overrides: str) -> Request:
@@ -100,9 +100,9 @@ def _parsed(override: str) -> Override:
         fault = "no '=' in it" if is_word else "not an override"
         meant = " or ".join(_options_named(override))
         form = f"{OVERRIDE}. Quote values with special characters; close quotes and brackets."
-        remedy = f"Did you mean {meant}?" if meant else form
+        hint = f"Did you mean {meant}?" if meant else form
         text = override if override.isprintable() and override.strip() else repr(override)
-        raise UserError(f"{_shortened(text)}: {fault}. {remedy}") from error
+        raise UserError(f"{_shortened(text)}: {fault}. {hint}") from error
 
 
 def _checked(parsed: Iterable[Override], elsewhere: bool) -> Iterator[str]:
@@ -121,13 +121,11 @@ def _check(override: Override, elsewhere: bool) -> bool:
     key, line = override.key_or_group, str(override.input_line)
     if is_hydras(override):
         return False
-    if not key:
-        raise UserError(f"{line}: no key in it. {OVERRIDE}.")
     if override.type == OverrideType.DEL:
         if key not in groups():
             check_key(key, line)
         if is_field(key):
-            raise UserError(undeletable(key))
+            raise UserError(f"~{key}: every composition has one. Use: {remedy(key)}.")
         return False
     value = override.value()
     if key in groups():
@@ -136,13 +134,8 @@ def _check(override: Override, elsewhere: bool) -> bool:
             raise unknown_option(key, line.partition("=")[2])
         return False
     if value == {} and (fields(type_of(key)) or typing.get_origin(type_of(key)) is dict):
-        raise UserError(
-            f"{line}: merged with what is there, it would change nothing. Use: '~{key}.NAME' for "
-            "each that is to go."
-        )
-    meant = _options_named(str(value))
-    if meant and key.partition(".")[0] not in fields(Config):
-        raise UserError(f"{line}: no key {key!r}. Did you mean {' or '.join(meant)}?")
+        message = "merged with what is there, it would change nothing"
+        raise UserError(f"{line}: {message}. Use: {remedy(key)}.")
     return check_key(key, line)
 
 
@@ -169,14 +162,3 @@ def leaves(key: str, value: Any) -> dict[str, Any]:
         for name, item in value.items()
         for leaf, inner in leaves(f"{key}.{name}" if key else str(name), item).items()
     }
-
-
-def _repeated(key: str, entries: list[tuple[str, bool]]) -> str:
-    """Describe a repeated key. A sweep's values come after those that all its trials share."""
-    often = "twice" if len(entries) == 2 else f"{len(entries)} times"
-    if key.startswith("user_env."):  # a value may be a secret
-        return f"{key} is given {often}: the last counts."
-    *others, last = [override for override, _ in entries]
-    winner = next((override for override, varies in reversed(entries) if varies), last)
-    counts = "the last counts" if winner == last else f"{winner} counts, which the sweep varies"
-    return f"{key} is given {often}, {', '.join(others)} and {last}: {counts}."

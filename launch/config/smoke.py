@@ -152,7 +152,7 @@ def _shrink_arguments(config: Config, tokens_for_one: int) -> list[str]:
     """
     args, known = config.method.args, trainer_args.known(config)
     own = {name: value for name, value in config.method.smoke.items() if name not in NOT_ON_A_CPU}
-    kept = _kept_arguments(config)
+    typed = _kept_arguments(config)
     sizes = {name: value for name, value in SIZES.items() if name in known}
     longest = trainer_args.value(config, "max_length") if "max_length" in known else None
     if longest:
@@ -161,11 +161,11 @@ def _shrink_arguments(config: Config, tokens_for_one: int) -> list[str]:
         sizes |= {"save_strategy": "steps", "save_steps": 1}  # saves models to choose from
     if args.get("num_generations_eval"):  # the usual size need not be a multiple of it
         sizes["per_device_eval_batch_size"] = args["num_generations_eval"]
-    chosen = {**own, **kept}
+    chosen = {**own, **typed}
     args |= sizes | chosen
     if "num_train_epochs" in chosen and "max_steps" not in chosen:
         args.pop("max_steps", None)
-    elif "num_train_epochs" not in kept:
+    elif "num_train_epochs" not in typed:
         args.pop("num_train_epochs", None)
     left_out = []
     for name, (value, why) in NOT_ON_A_CPU.items():
@@ -224,24 +224,24 @@ def _shrink_topology(config: Config) -> list[str]:
             config.model.tied_embeddings = False
             config.model.num_parameters = shapes.parameters(config.model)
     if topology.num_gpus is None or topology.num_gpus > 2:
-        given = topology.num_gpus or config.hardware.gpus_per_node
-        left_out.append(f"topology.num_gpus={given}: two processes")
+        num_gpus = topology.num_gpus or config.hardware.gpus_per_node
+        left_out.append(f"topology.num_gpus={num_gpus}: two processes")
         topology.num_gpus = 2
     return left_out
 
 
 def _shrink_effective_batch(config: Config) -> list[str]:
     """Drop the real ranks' batch; keep the user's if the ranks here divide it."""
-    wanted, config.effective_batch = config.effective_batch, None
-    if wanted is None or trainer_args.recipe_name(config):
+    sequences, config.effective_batch = config.effective_batch, None
+    if sequences is None or trainer_args.recipe_name(config):
         return []
     size = batch.batch(config)
-    if "effective_batch" not in config.smoke_keeps or wanted % (size.ranks * size.per_device):
+    if "effective_batch" not in config.smoke_keeps or sequences % (size.ranks * size.per_device):
         return [
-            f"effective_batch={wanted}: {size.sequences}, {size.ranks} rank(s) x "
+            f"effective_batch={sequences}: {size.sequences}, {size.ranks} rank(s) x "
             f"{size.per_device} x {size.accumulation}"
         ]
-    config.effective_batch = wanted
+    config.effective_batch = sequences
     batch.apply_effective_batch(config)
     return []
 

@@ -16,20 +16,8 @@ from launch.schema.trainer_args import argument
 # DPO losses that are a mean of independent terms, one per pair (trl 1.16, DPOTrainer). `aot` and
 # `aot_unpaired` sort a micro-batch; `sft` averages over its tokens.
 OF_A_PAIR = {
-    *(
-        "sigmoid",
-        "sigmoid_norm",
-        "hinge",
-        "ipo",
-        "exo_pair",
-        "nca_pair",
-        "robust",
-        "bco_pair",
-        "sppo_hard",
-        "apo_zero",
-        "apo_down",
-    ),
-    "discopop",
+    *("sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair"),
+    *("sppo_hard", "apo_zero", "apo_down", "discopop"),
 }
 # GRPO losses that do not depend on how a generation is divided: means over sequences, or sums
 # divided by a total of the whole batch (trl 1.16, GRPOTrainer). `bnpo` divides by the tokens of a
@@ -42,16 +30,9 @@ def why_eager(config: Config) -> str | None:
 
     This outweighs precision=fp8 too, in a smoke run on a CPU.
     """
-    whole = [
-        name
-        for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode")
-        if argument(config, name)
-    ]
-    if whole:
-        return (
-            f"method.args.{whole[0]}={str(argument(config, whole[0])).lower()} compiles the "
-            "whole model"
-        )
+    for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode"):
+        if value := argument(config, name):
+            return f"method.args.{name}={str(value).lower()} compiles the whole model"
     if argument(config, "use_liger_kernel"):
         return (
             "method.args.use_liger_kernel=true: compiling around Liger's kernels is slower "
@@ -98,13 +79,11 @@ def _pairs(config: Config) -> bool:
 
 
 def _of_pairs(config: Config) -> str | None:
-    other = [name for name in argument(config, "loss_type") or [] if name not in OF_A_PAIR]
-    return (
-        f"method.args.loss_type={other[0]} is not a mean over pairs, so it depends on which "
-        "pairs share a micro-batch"
-        if other
-        else None
-    )
+    for name in argument(config, "loss_type") or []:
+        if name not in OF_A_PAIR:
+            why = "is not a mean over pairs, so it depends on which pairs share a micro-batch"
+            return f"method.args.loss_type={name} {why}"
+    return None
 
 
 def why_batch_stays(config: Config) -> str | None:
@@ -139,10 +118,10 @@ def _of_generation(config: Config) -> str | None:
         )
     if (argument(config, "top_entropy_quantile") or 1.0) < 1.0:
         return "method.args.top_entropy_quantile: the quantile is taken per micro-batch"
-    given = [
-        name for name in ("steps_per_generation", "generation_batch_size") if argument(config, name)
-    ]
-    return f"method.args.{given[0]} counts micro-batches" if given else None
+    for name in ("steps_per_generation", "generation_batch_size"):
+        if argument(config, name):
+            return f"method.args.{name} counts micro-batches"
+    return None
 
 
 def _why_unbounded(config: Config) -> str | None:

@@ -14,38 +14,27 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from omegaconf import Node
-
 from launch.core.errors import UserError, near
 from launch.schema import Config, Phase, Task
 from launch.schema.data import Source
 from launch.schema.trainer_args import OWNED, lock
 
 CONF = Path(__file__).parents[2] / "conf"
-# OmegaConf's messages about a value of the wrong type
-WRONG_TYPE = re.compile(
-    "could not be converted|is not a valid bool|Invalid value|Invalid type assigned"
-    "|Cannot (assign|merge|convert)|is not Optional"
-)
 TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-# key -> a template for its override, and the default for `{0}` if the user's value is not a word
-WRITTEN = {
-    "data.tasks": ("data.tasks=[{{name: {0}, level: 0}}]", "chain_sum"),
-    "data.sources": ("data.sources=[{{path: {0}, weight: 1.0}}]", "train.jsonl"),
-    "phases": ("phases=[{{name: {0}, overrides: ['method={0}']}}]", "sft"),
-    "method.rewards": ("method.rewards.{0}=1.0", "accuracy"),
+EXAMPLES = {
+    "data.tasks": "[{name: chain_sum, level: 0}]",
+    "data.sources": "[{path: train.jsonl, weight: 1.0}]",
+    "phases": "[{name: sft, overrides: ['method=sft']}]",
 }
 # class of a list's entries -> (the list's key, the keys of an entry)
 ENTRIES = {
     kind.__name__: (key, [field.name for field in dataclasses.fields(kind)])
     for key, kind in {"phases": Phase, "data.tasks": Task, "data.sources": Source}.items()
 }
-UNKNOWN = object()
 HUB = (
     " One of the hub: model=<a model of the same architecture and shape> model.hub_id={} "
     "model.revision=<its commit>."
 )
-PARALLEL = ("tensor", "tp", "tensor_parallel", "pipeline", "pp", "pipeline_parallel", "megatron")
 
 
 @functools.cache  # called for every override
@@ -60,12 +49,6 @@ def groups() -> dict[str, list[str]]:
 
 def unknown_option(group: str, option: str) -> UserError:
     """Return the error for an option that a group does not have."""
-    if group == "topology" and option in PARALLEL:
-        return UserError(
-            f"topology={option}: tensor- and pipeline-parallel training is not offered. Use: "
-            "topology=fsdp if one GPU cannot hold the model. vLLM's servers take "
-            "topology.server_tensor_parallel=N under topology=split."
-        )
     options = groups()[group]
     hub = HUB.format(option) if group == "model" and "/" in option else ""
     # The hub's Qwen/Qwen3-4B is qwen3_4b here.
@@ -150,20 +133,24 @@ def is_field(key: str) -> bool:
     return name in fields(_bare(type_of(above)) if above else Config)
 
 
-def undeletable(key: str) -> str:
-    """Return the message for a key that cannot be deleted, and how to empty it."""
-    node = type_of(key)
+def remedy(key: str) -> str:
+    """Return what to write for a key of the schema, as an override; '' below a free key."""
+    node, list_key = type_of(key), re.sub(r"\[\w+\]$", "", key)
+    bare = _bare(node)
     if key in groups():
-        remedy = f"{key}=<option>, one of {', '.join(groups()[key])}"
-    elif typing.get_origin(node) is list:
-        remedy = f"{key}=[]"
-    elif typing.get_origin(node) is dict:
-        remedy = f"'~{key}.NAME' for each that is to go"
-    elif _bare(node) is not node:
-        remedy = f"{key}=null"
-    else:
-        remedy = f"{key}.<key>=<value>" if dataclasses.is_dataclass(node) else f"{key}=<value>"
-    return f"~{key}: every composition has one. Use: {remedy}."
+        return f"{key}=<option>, one of {', '.join(groups()[key])}"
+    if typing.get_origin(bare) is dict:
+        return f"{key}.<name>=<value>, or '~{key}.<name>' to delete one"
+    if typing.get_origin(bare) is list or list_key != key:
+        names = fields(bare if list_key != key else typing.get_args(bare)[0])
+        keys = f"; keys of an entry: {', '.join(names)}" if names else ""
+        return f"{list_key}={EXAMPLES.get(list_key, '[...]')}{keys}"
+    if dataclasses.is_dataclass(bare):
+        return f"{key}.<key>=<value>; keys: {', '.join(fields(typing.cast(type, bare)))}"
+    words = TYPES.get(bare)
+    if isinstance(bare, type) and issubclass(bare, Enum):
+        words = ", ".join(bare.__members__)
+    return f"{key}=<{words}{'' if bare is node else ' or null'}>" if words else ""
 
 
 def translate(error: Exception) -> UserError:
@@ -218,61 +205,9 @@ def _of_key(key: str, cause: BaseException, text: str) -> str:
         if "Key '" in rule or not override:
             return str(unknown)
         key = override[1]  # OmegaConf's error has only the last part of the key
-    return _of_value(key, cause, rule)
-
-
-def _of_value(key: str, error: BaseException, rule: str) -> str:
-    """Return the message for a wrong value: key, value, the expected type and an example."""
-    node, value = type_of(key), _value_of(error, rule)
-    bare = _bare(node)
-    if isinstance(bare, type) and issubclass(bare, Enum):
-        if "is not Optional" in rule:
-            return f"{key}=null: it takes {', '.join(bare.__members__)}."
-        return f"{key}: {rule}.{near(str(value), bare.__members__)}"
-    merged = "Cannot merge" in rule  # a list merged with a mapping
-    if (node is None and not merged) or not WRONG_TYPE.search(rule):
-        return f"{key}: {rule}."
-    assignment = key if value is UNKNOWN else f"{key}={'null' if value is None else value}"
-    if bare in TYPES:
-        return f"{assignment}: it takes {TYPES[bare]}{' or null' if bare is not node else ''}."
-    list_key = re.sub(r"\[\d+\]$", "", key)
-    # A free key has no type in the schema, so read the type from OmegaConf's message.
-    is_list = typing.get_origin(bare) is list or (merged and "object_type=list" in str(error))
-    if is_list or list_key != key:
-        names = fields(bare if list_key != key else next(iter(typing.get_args(bare)), None))
-        keys = f"; keys of an entry: {', '.join(names)}" if names else ""
-        expected = "it takes a list" + (", and a mapping was given" if merged else "")
-        expected = expected if list_key == key else "an entry has keys of its own"
-        return f"{assignment}: {expected}. Use: {_written(list_key, value, is_list=True)}{keys}."
-    if dataclasses.is_dataclass(bare):
-        keys = ", ".join(fields(typing.cast(type, bare)))
-        return f"{assignment}: it has keys of its own. Use: {key}.<key>=<value>; keys: {keys}."
-    expected = "it takes names with a value each" + (", and a list was given" if merged else "")
-    return f"{assignment}: {expected}. Use: {_written(key, value)}."
-
-
-def _value_of(error: BaseException, rule: str) -> Any:
-    """Return the wrong value, or UNKNOWN if OmegaConf's error has none, as for a merge.
-
-    For a value in a file, only the error's message has it.
-    """
-    if "Cannot merge" in rule:
-        return UNKNOWN
-    in_text = re.search(r"[Vv]alue '(.*)'(?: of type| is not|,)|value: (.*)", rule)
-    if in_text:
-        text = in_text[in_text.lastindex or 0]
-        return None if text == "None" else text
-    value = getattr(error, "value", UNKNOWN)
-    return value._value() if isinstance(value, Node) else value
-
-
-def _written(key: str, value: Any, is_list: bool = False) -> str:
-    """Return a valid override of a key, with the user's value if that is a word."""
-    if key in WRITTEN:
-        template, default = WRITTEN[key]
-        is_word = isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w./-]*", value)
-        return template.format(value if is_word else default)
-    if is_list:
-        quotable = isinstance(value, str) and "'" not in value
-        return f"{key}=['{value}']" if quotable else f"{key}=[...]"
-    return f"{key}.<name>=<value>"
+    if rule.startswith("Cannot merge"):
+        rule = "a list and a mapping do not merge"
+    value, bare = re.search("[Vv]alue '(.*)', expected", rule), _bare(type_of(key))
+    hint = near(value[1], bare.__members__) if value and isinstance(bare, type(Enum)) else ""
+    use = f" Use: {remedy(key)}." if remedy(key) and not value else ""
+    return f"{key}: {rule}.{hint}{use}"

@@ -27,7 +27,7 @@ from launch.machine.detect import Host
 from launch.machine.placement import MASK, num_gpus
 from launch.plan import rundir, sealed, show
 from launch.plan.views import as_json
-from launch.rules.slurm import OWNED
+from launch.rules.runtime import OWNED
 from launch.schema.enums import Format, Vendor
 from launch.schema.plan import Plan
 

@@ -1,4 +1,4 @@
-"""Check an adapter's kind against the composition, and its shapes against the model."""
+"""Check an adapter's kind against the composition."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 
 from launch.core.errors import UserError
 from launch.inputs.reading import json_object, near_files
-from launch.schema import Adapter, Config, shapes
-from launch.schema.shapes import LINEARS
+from launch.schema import Adapter, Config
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's names
 # Key of the group adapter -> PEFT's name for it.
@@ -32,14 +31,11 @@ def check_adapter(config: Config) -> None:
         raise UserError(f"adapter.path={path}: {fault} Use: {remedy}.")
     settings = json_object(path / CONFIG)
     try:
-        _, tensors = header(path / WEIGHTS)
+        header(path / WEIGHTS)
     except (ValueError, struct.error) as error:
         raise UserError(f"adapter.path={path}: its {WEIGHTS} cannot be read ({error}).") from error
-    faults = [*_wrong_settings(config, path, settings)]
-    if config.model.path is None:  # with a path, the rank sees the real shapes
-        faults += _wrong_shapes(config, path, tensors)
-    if faults:
-        raise UserError(faults[0])
+    for fault in _wrong_settings(config, path, settings):
+        raise UserError(fault)
 
 
 def _wrong_settings(config: Config, path: Path, settings: dict[str, Any]) -> Iterator[str]:
@@ -63,25 +59,6 @@ def _wrong_settings(config: Config, path: Path, settings: dict[str, Any]) -> Ite
     if layers != Adapter.target_modules and not is_same:
         remedy = "Use: no adapter.target_modules."
         yield f"adapter.target_modules={listed(layers)}: {of_path} its own layers. {remedy}"
-
-
-def _wrong_shapes(config: Config, path: Path, tensors: dict[str, Any]) -> Iterator[str]:
-    """Yield a message for each LoRA matrix that does not fit the inputs or outputs of its layer."""
-    sizes = dict(zip(LINEARS, shapes.linear_sizes(config.model), strict=True))
-    for name, entry in tensors.items():
-        parts = name.split(".")
-        layer = next((int(part) for part in parts if part.isdigit()), 0)
-        linear = next((part for part in parts if part in sizes), None)
-        if linear is None or parts[-2] not in ("lora_A", "lora_B"):
-            continue
-        is_a, num_layers = parts[-2] == "lora_A", config.model.num_layers
-        size, expected = entry["shape"][1 if is_a else 0], sizes[linear][0 if is_a else 1]
-        if size != expected or layer >= num_layers:
-            has = f"{expected} there" if size != expected else f"{num_layers} layers"
-            yield (
-                f"adapter.path={path} belongs to another base: its {name} is of size {size}, and "
-                f"model={config.model.name} has {has}. Use: the model it was trained on."
-            )
 
 
 def header(file: Path) -> tuple[int, dict[str, Any]]:

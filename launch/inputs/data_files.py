@@ -16,21 +16,16 @@ from launch.schema import Config
 NAMED = 8  # files of a directory that an error lists
 LINES_READ = 10_000  # lines searched for bytes that are not text; more would slow a plan
 HEAD = 65536  # bytes of the file that decide its format
-# First bytes -> what the file is, and the command that converts it to JSONL ({old} and {new}), or a
-# format of datasets.load_dataset.
-BINARY = {
-    b"\x1f\x8b": ("gzip-compressed", "gzip -dc {old} > {new}"),
-    b"\x28\xb5\x2f\xfd": ("compressed by zstd", "zstd -dc {old} > {new}"),
-    b"\xfd7zXZ": ("compressed by xz", "xz -dc {old} > {new}"),
-    b"BZh": ("compressed by bzip2", "bzip2 -dc {old} > {new}"),
-    b"PK\x03\x04": (
-        "a ZIP archive or a spreadsheet",
-        "unzip {old}, or save the spreadsheet as CSV",
+# First bytes of a file -> what it is, and what datasets.load_dataset reads it as.
+FORMATS = {
+    **dict.fromkeys(
+        (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh", b"PK\x03\x04"),
+        ("compressed", "json"),
     ),
     b"PAR1": ("Parquet", "parquet"),
-    b"\xff\xfe": ("UTF-16 and not UTF-8", "iconv -f UTF-16 -t UTF-8 {old} > {new}"),
-    b"\xfe\xff": ("UTF-16 and not UTF-8", "iconv -f UTF-16 -t UTF-8 {old} > {new}"),
+    b"[": ("a JSON list", "json"),
 }
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 HEADER = re.compile(r'"?\w[\w ]*"?(?:([,;\t])"?\w[\w ]*"?)+')  # the first line of a CSV file: names
 KNOWN = {"prompt", "messages", "text", "chosen"}  # a row of every method has one of them
 
@@ -63,8 +58,8 @@ def _check_rows(path: Path) -> None:
     try:
         with path.open("rb") as file:
             head = file.read(HEAD)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
+    except OSError:
+        head = b""  # text_lines reports it
     if other := _other_format(head, path):
         raise UserError(
             f"{path}:1: {other[0]}, and a JSONL file has one JSON object a line. Use: {other[1]}"
@@ -72,12 +67,11 @@ def _check_rows(path: Path) -> None:
     for _ in itertools.islice(text_lines(path), LINES_READ):
         pass
     try:
-        row = json.loads(head.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0])
+        row = json.loads(head.removeprefix(BYTE_ORDER_MARK).lstrip().partition(b"\n")[0])
     except (ValueError, RecursionError):  # json_lines reports it if the rows are read here
         return
     names = row.keys() if isinstance(row, dict) else set()
-    remedy = renaming(names) if names.isdisjoint(KNOWN) else None
-    if remedy:
+    if names.isdisjoint(KNOWN) and (remedy := renaming(names)):
         raise UserError(
             f"{path}:1: has {', '.join(names)}, and rows have other fields here. Use: {remedy}."
         )
@@ -85,34 +79,27 @@ def _check_rows(path: Path) -> None:
 
 def _other_format(head: bytes, path: Path) -> tuple[str, str] | None:
     """Return a file's format and the command that converts it; None if it may be JSONL."""
-    old, new = str(path), str(as_jsonl(path))
-    content = head.removeprefix(b"\xef\xbb\xbf").lstrip().decode(errors="replace")
-    line = content.partition("\n")[0].strip()
-    header, options = HEADER.fullmatch(line), ""
-    is_csv = header or path.suffix in (".csv", ".tsv")
-    kind = next((kind for start, kind in BINARY.items() if head.startswith(start)), None)
-    if line.startswith("["):
-        kind = "a JSON list", "json"
-    elif line == "{":
-        kind = "a JSON object over several lines", "json"
-    elif kind is None and line and not line.startswith("{") and is_csv:
-        kind = "CSV by its first line", "csv"
+    content = head.removeprefix(BYTE_ORDER_MARK).lstrip()
+    line = content.partition(b"\n")[0].strip().decode(errors="replace")
+    kinds = (kind for start, kind in FORMATS.items() if content.startswith(start))
+    name, reader = next(kinds, ("", ""))
+    options, header = "", HEADER.fullmatch(line)
+    if line == "{":
+        name, reader = "a JSON object over several lines", "json"
+    elif not name and line and not line.startswith("{") and (header or ".csv" in path.suffixes):
+        name, reader = "CSV by its first line", "csv"
         options = f", sep={json.dumps(header[1])}" if header and header[1] != "," else ""
-    if kind is None:
+    if not name:
         return None
-    name, how = kind
-    if how.isalpha():
-        files = f"data_files={json.dumps(old)}{options}"
-        loads = f'datasets.load_dataset("{how}", {files})["train"].to_json({json.dumps(new)})'
-        return name, f"python -c {shlex.quote(f'import datasets; {loads}')}"
-    return name, how.format(old=shlex.quote(old), new=shlex.quote(new))
+    files = f"data_files={json.dumps(str(path))}{options}"
+    rows = json.dumps(str(as_jsonl(path)))
+    code = f'import datasets; datasets.load_dataset("{reader}", {files})["train"].to_json({rows})'
+    return name, f"python -c {shlex.quote(code)}"
 
 
 def check_data_files(config: Config) -> None:
-    """Raise UserError for a file that is missing or a directory, and for a cache that is a file."""
+    """Raise UserError for a file that is missing or a directory."""
     for key, path in named_files(config).items():
         # Samples may be a directory, such as that of a run.
         if key != "data.path" or not Path(path).is_dir():
             check_is_file(key, Path(path))
-    if config.data.cache and Path(config.data.cache).is_file():
-        raise UserError(f"data.cache={config.data.cache}: a file. Name a directory.")

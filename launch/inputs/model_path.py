@@ -7,12 +7,10 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from launch.core.errors import UserError
 from launch.core.json_files import read_json
 from launch.inputs.adapter_files import header
-from launch.inputs.reading import json_object
+from launch.inputs.reading import json_object, yaml_file
 from launch.schema import Config
 
 MODELS = Path(__file__).parents[2] / "conf/model"
@@ -118,6 +116,13 @@ def warnings(config: Config) -> list[str]:
 
 
 @functools.cache
+def file(name: str) -> dict[str, Any]:
+    """Return the content of a model's file; {} for a model outside conf/."""
+    path = MODELS / f"{name}.yaml"
+    content: dict[str, Any] = yaml_file(path) if path.is_file() else {}
+    return content
+
+
 def files() -> dict[str, dict[str, Any]]:
     """Return the files of conf/model by name. Read only if needed for a comparison."""
-    return {file.stem: yaml.safe_load(file.read_text()) for file in sorted(MODELS.glob("*.yaml"))}
+    return {path.stem: file(path.stem) for path in sorted(MODELS.glob("*.yaml"))}

@@ -8,15 +8,16 @@ from pathlib import Path
 from launch.core.errors import UserError
 from launch.core.json_files import read_json
 from launch.inputs.data_files import check_is_file
-from launch.rules.export import TOKEN, exports
 from launch.schema import Config
 from launch.schema.cycle_choice import recorded
 from launch.schema.trainer_args import argument
 
+TOKEN = "HF_TOKEN"
+
 
 def check_export(config: Config) -> None:
     """Raise UserError if a file or variable that an export needs is missing."""
-    if not exports(config):
+    if not config.method.exports:
         return
     converter, evaluation, target = (
         argument(config, name) for name in ("gguf_converter", "results_from", "push_to")

@@ -54,7 +54,7 @@ def prepare(config: Config, keys: Sequence[str] = ()) -> tuple[Config, list[str]
     sizes = smoke.smaller(config, small)
     if sizes:
         warnings.append(f"smoke: {', '.join(sizes)}. What the command line gives stays.")
-    reasons = [rule.sentence(config) for rule in check.refusals(config)]
+    reasons = [refusal.sentence for refusal in check.refusals(config)]
     return small, [*warnings, *(f"without smoke=true this is refused: {r}" for r in reasons)]
 
 

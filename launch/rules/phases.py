@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from launch.core.errors import UserError, near
 from launch.rules.values import check_value
@@ -14,7 +14,7 @@ from launch.schema.checked import NAME
 SHARED = {
     "experiment": "an experiment is of the whole pipeline",
     "mode": "a pipeline is planned or run as a whole",
-    "resume": "a pipeline goes on as a whole, at the phase that it stopped in",
+    "resume": "a pipeline resumes as a whole, at the phase that it stopped in",
     "phases": "a phase has no phases",
     "name": "it names the pipeline's directory, and each phase's follows from it",
     "run_root": "every phase's directory lies in the pipeline's",
@@ -89,16 +89,14 @@ def check_sources(
         ("model_from", phase.model_from, models, method.uses_model, "Leave it out"),
         ("data_from", phase.data_from, samples, method.trains, "Use: method=sft, dpo or grpo"),
     ):
-        if source is not None and source not in left:
-            raise UserError(
-                f"phases: {key}={source} of {phase.name}: that phase leaves none. Phases before "
-                f"that do: {', '.join(left) or 'none'}."
-            )
-        if source is not None and not is_read:
-            raise UserError(
-                f"phases: {key}={source} of {phase.name}: method={method.name} does not read it. "
-                f"{remedy}."
-            )
+        if source is None:
+            continue
+        why = "" if is_read else f"method={method.name} does not read it. {remedy}"
+        if source not in left:
+            before = ", ".join(left) or "none"
+            why = f"that phase leaves none. Phases before that do: {before}"
+        if why:
+            raise UserError(f"phases: {key}={source} of {phase.name}: {why}.")
 
 
 def check_results(
@@ -114,15 +112,3 @@ def check_results(
             f"phases: results_from={source} of {phase.name} is not an evaluation of the model of "
             f"{phase.model_from}. Evaluations before it: {', '.join(evaluated) or 'none'}."
         )
-
-
-def check_expanded(names: Iterable[str]) -> None:
-    """Raise UserError if a name is used twice once the cycles of RAFT are phases too."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise UserError(
-                f"phases: {name} is also the name of a phase that method=raft makes. Give "
-                "yours another."
-            )
-        seen.add(name)

@@ -21,7 +21,8 @@ BELOW_1 = Range(least=0, below=1)
 SHARE = Range(above=0, most=1)
 # Names that huggingface_hub's validate_repo_id accepts, with an owner.
 REPOSITORY = Text(
-    "<owner/name>, a repository of the hub",
+    "a repository of the hub",
+    "<owner/name>",
     r"(?a)(?!.*(?:--|\.\.))(?!.*\.git$)[A-Za-z0-9][\w.-]*/[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?",
 )
 ARGUMENTS: dict[str, Allowed] = {
@@ -80,22 +81,12 @@ OF_CLASS: dict[str, dict[str, Allowed]] = {
     "recipes.bench.vllm_engine.EngineConfig": {"base": FINITE},
 }
 NOT_GIVEN = {"max_steps": -1}  # transformers' default: epochs count
-# From 1 on, counts of steps; below 1, shares of all steps. transformers rejects fractions of a
-# step, but only once every rank is up.
-WHOLE = ("logging_steps", "save_steps")
 
 
 def check_values(config: Config) -> None:
     """Raise UserError for the first value outside its list, range or pattern."""
     for key, value, allowed in (*_declared(config, ""), *_arguments(config)):
         check_value(key, value, allowed)
-    for name in WHOLE:
-        steps = config.method.args.get(name)
-        if isinstance(steps, float) and steps > 1 and not steps.is_integer():
-            raise UserError(
-                f"method.args.{name}={steps}: not a whole number. Use: {int(steps)}; a number "
-                "below 1 is a share of all steps."
-            )
 
 
 def check_value(key: str, value: Any, allowed: Allowed) -> None:
@@ -106,10 +97,12 @@ def check_value(key: str, value: Any, allowed: Allowed) -> None:
     if isinstance(allowed, tuple):
         words = [str(word).lower() if isinstance(word, bool) else word for word in allowed]
         raise UserError(f"{key}={value}: it takes {', '.join(words)}.{near(str(value), words)}")
-    what = "not allowed" if isinstance(allowed, Text) else "out of range"
+    if isinstance(allowed, Text):
+        remedy = f"{key}={allowed.example}; {allowed.meaning}"
+        raise UserError(f"{key}={value}: {allowed.fault(value)}. Use: {remedy}.")
     bounds = "a finite number" if allowed == FINITE else f"{allowed}"
     bounds += ", or -1 to count epochs" if key == "method.args.max_steps" else ""
-    raise UserError(f"{key}={value}: {what}. Use: {bounds}.")
+    raise UserError(f"{key}={value}: out of range. Use: {bounds}.")
 
 
 def _declared(node: Any, prefix: str) -> Iterator[tuple[str, Any, Allowed]]:

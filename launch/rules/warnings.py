@@ -2,66 +2,125 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 from launch.estimate.memory import generates_with_vllm, makes_fp32
 from launch.machine import placement
-from launch.rules.evaluate import evaluate_warnings
-from launch.rules.slurm import slurm_warnings
-from launch.rules.step import step_warnings
 from launch.schema import Config
 from launch.schema.enums import Link, Mode
+from launch.schema.trainer_args import argument
 from launch.schema.variables import is_expandable
 
+# lengths in data.filter, in tokens, which only trainings read
+LENGTHS = ("min_tokens", "max_tokens", "max_prompt_tokens")
+CORES = ("--exclusive", "--cpus-per-task", "--cpus-per-gpu")  # options that give a job more cores
 
-def rule_warnings(config: Config) -> list[str]:
-    found = []
-    if config.data.preview and config.mode == Mode.plan:
-        found.append(
-            f"data.preview={config.data.preview} shows rows where mode=plan is left out; this "
-            "is the plan of that command without it."
+
+def rule_warnings(c: Config) -> list[str]:
+    return [*_of_run(c), *_of_evaluation(c), *_of_hardware(c)]
+
+
+def _of_run(c: Config) -> Iterator[str]:
+    if c.data.preview and c.mode == Mode.plan:
+        yield (
+            f"data.preview={c.data.preview} shows rows where mode=plan is left out; this is the "
+            "plan of that command without it."
         )
-    ranks = placement.trainers_of_a_node(config)
-    found += [*evaluate_warnings(config), *slurm_warnings(config), *step_warnings(config)]
-    if config.precision.weights == "nf4" and config.hardware.name == "strix_halo":
-        found.append(
+    names = [option.partition("=")[0] for option in c.runtime.slurm.options]
+    has_cores = any(cores.startswith(name) for name in names for cores in CORES)
+    if c.runtime.name == "slurm" and not has_cores:
+        yield (
+            "runtime.slurm.options asks for no cores, and many clusters give such a job one, for "
+            f"all {placement.trainers_of_a_node(c)} rank(s) of a node. Use: "
+            "runtime.slurm.options=['--exclusive','--mem=0'] for the whole node, "
+            "['--cpus-per-task=N'] for N of its cores."
+        )
+    keys = [
+        f"step.{name}"
+        for name in ("compile", "rows", "checkpointed_layers")
+        if getattr(c.step, name) is not None
+    ]
+    if keys and not (c.method.trains or c.method.tunes or c.method.has_cycles):
+        yield (
+            f"{', '.join(keys)}: method={c.method.name} takes no optimizer steps, so they take no "
+            "effect."
+        )
+
+
+def _of_evaluation(c: Config) -> Iterator[str]:
+    """Yield warnings about idle ranks or GPUs, and filters that an evaluation does not read.
+
+    Ranks share batches, but not the tasks of the harness. Filters may be a pipeline's, for its
+    trainings.
+    """
+    if not c.method.measures_model:
+        return
+    ranks, unread = placement.num_trainers(c), [n for n in LENGTHS if getattr(c.data.filter, n)]
+    if unread:
+        yield (
+            f"data.filter.{', '.join(unread)}: lengths in tokens, which differ by model, leave no "
+            "held-out problem out."
+        )
+    if ranks == 1 and c.hardware.gpus_per_node > 1:
+        yield (
+            f"topology=single: one of the node's {c.hardware.gpus_per_node} GPUs evaluates, the "
+            "others stay idle."
+        )
+    if ranks > 1 and argument(c, "lm_eval_tasks"):
+        yield (
+            f"method.args.lm_eval_tasks: the first of {ranks} ranks asks them alone, the others "
+            "have ended by then."
+        )
+    problems = c.data.num_heldout and min(c.data.num_heldout, c.data.limit or c.data.num_heldout)
+    size = int(argument(c, "batch_size"))
+    batches = math.ceil(problems / size)
+    if 0 < batches < ranks:
+        yield (
+            f"{problems} held-out problems in batches of {size}: {ranks - batches} of {ranks} "
+            f"ranks stay idle; method.args.batch_size={math.ceil(problems / ranks)} gives each one."
+        )
+
+
+def _of_hardware(c: Config) -> Iterator[str]:
+    hardware, ranks = c.hardware, placement.trainers_of_a_node(c)
+    if c.precision.weights == "nf4" and hardware.name == "strix_halo":
+        yield (
             "precision=nf4 on strix_halo is twice as slow as bf16 (measured in the Strix Halo "
             "report): memory is not what it lacks."
         )
     # MI300A come in fours, all others in eights, each linked to every other
-    board = 4 if config.hardware.unified_memory else 8
-    fully_linked = config.hardware.link == Link.xgmi and config.hardware.gfx in ("gfx942", "gfx950")
-    if fully_linked and 1 < ranks < board and config.method.kind != "evaluator":
-        name = config.hardware.name
-        found.append(
-            f"collectives of {ranks} GPUs use a fraction of {name}'s xGMI links; 1 or {board} "
-            "waste none (rccl#1270)."
+    board = 4 if hardware.unified_memory else 8
+    fully_linked = hardware.link == Link.xgmi and hardware.gfx in ("gfx942", "gfx950")
+    if fully_linked and 1 < ranks < board and c.method.kind != "evaluator":
+        yield (
+            f"collectives of {ranks} GPUs use a fraction of {hardware.name}'s xGMI links; 1 or "
+            f"{board} waste none (rccl#1270)."
         )
-    pages = any(map(is_expandable, config.user_env.values()))
-    if pages and config.hardware.gfx.startswith("gfx"):
-        found.append(
-            "expandable_segments hangs on some ROCm stacks (pytorch#192259) and gives NaN in "
-            "bf16 on gfx1201 (pytorch#195202)."
+    pages = any(map(is_expandable, c.user_env.values()))
+    if pages and hardware.gfx.startswith("gfx"):
+        yield (
+            "expandable_segments hangs on some ROCm stacks (pytorch#192259) and gives NaN in bf16 "
+            "on gfx1201 (pytorch#195202)."
         )
-    elif pages and generates_with_vllm(config):
-        found.append(
-            "expandable_segments with vLLM: an engine on several GPUs may exit (vllm#42609), "
-            "and sleep mode knows it by the name "
-            "PYTORCH_CUDA_ALLOC_CONF alone."
+    elif pages and generates_with_vllm(c):
+        yield (
+            "expandable_segments with vLLM: an engine on several GPUs may exit (vllm#42609), and "
+            "sleep mode knows it by the name PYTORCH_CUDA_ALLOC_CONF alone."
         )
-    if makes_fp32(config) and config.method.trains and config.adapter.rank is None:
-        found.append(
-            f"precision.weights={config.precision.weights} under FSDP: accelerate holds "
-            "weights that train in fp32 all the same."
+    if makes_fp32(c) and c.method.trains and c.adapter.rank is None:
+        yield (
+            f"precision.weights={c.precision.weights} under FSDP: accelerate holds weights that "
+            "train in fp32 all the same."
         )
-    if "HSA_OVERRIDE_GFX_VERSION" in config.user_env and config.hardware.gfx != "gfx906":
-        found.append(
-            f"HSA_OVERRIDE_GFX_VERSION makes {config.hardware.gfx} run another GPU's code; it "
-            "is supported natively."
+    if "HSA_OVERRIDE_GFX_VERSION" in c.user_env and hardware.gfx != "gfx906":
+        yield (
+            f"HSA_OVERRIDE_GFX_VERSION makes {hardware.gfx} run another GPU's code; it is "
+            "supported natively."
         )
-    if config.hardware.name == "strix_halo" and (
-        config.hardware.dataloader.num_workers or config.hardware.dataloader.pin_memory
-    ):
-        found.append(
-            "dataloader workers and pinned memory hang Strix Halo (its report): 0 and false "
-            "are the tested values."
+    loader = hardware.dataloader
+    if hardware.name == "strix_halo" and (loader.num_workers or loader.pin_memory):
+        yield (
+            "dataloader workers and pinned memory hang Strix Halo (its report): 0 and false are "
+            "the tested values."
         )
-    return found

@@ -46,26 +46,30 @@ class Text:
     """The texts that match `pattern` as a whole, or every regular expression if it is empty."""
 
     meaning: str
+    example: str
     pattern: str = ""
 
     def __contains__(self, text: str) -> bool:
+        return self.fault(text) is None
+
+    def fault(self, text: str) -> str | None:
+        """Return why a text is not allowed; None if it is."""
         if self.pattern:
-            return re.fullmatch(self.pattern, text) is not None
+            return None if re.fullmatch(self.pattern, text) else "not allowed"
         try:
             re.compile(text)
-        except re.error:
-            return False
-        return True
-
-    def __str__(self) -> str:
-        return self.meaning
+        except re.error as error:
+            return f"not a regular expression ({error})"
+        return None
 
 
 NAME = Text(
-    "letters, digits, '.', '_' and '-', at most 100 of them", "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+    "letters, digits, '.', '_' and '-', at most 100 of them",
+    "my-run",
+    "[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
 )
-NAME_OR_EMPTY = Text(NAME.meaning, f"({NAME.pattern})?")
-REGEX = Text(r"a regular expression of Python's re, for example '\d+', quoted for the shell")
+NAME_OR_EMPTY = Text(NAME.meaning, NAME.example, f"({NAME.pattern})?")
+REGEX = Text("as of Python's re, quoted for the shell", r"'\d+'")
 
 
 def checked(

@@ -53,18 +53,18 @@ class Choice:
             },
         }
 
-    def said(self) -> str:
+    def line(self) -> str:
         """Return a made choice as one line."""
         accuracy, start = self.accuracies[self.cycle], self.accuracies[0]
-        line = (
+        text = (
             f"{self.raft or 'raft'}: cycle {self.cycle} of {self.last} is the result, "
             f"held-out accuracy {accuracy:.1%}"
         )
         if self.last < self.num_cycles:
-            line += f"; stopped early: {self.selection.patience} in a row were no better"
+            text += f"; stopped early: {self.selection.patience} in a row were no better"
         if start > accuracy:
-            line += f"; the starting model was better, {start:.1%}"
-        return line
+            text += f"; the starting model was better, {start:.1%}"
+        return text
 
 
 def recorded(record: Mapping[str, Any]) -> list[dict[str, str]]:

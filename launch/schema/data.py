@@ -113,7 +113,7 @@ class Task:
 
 @dataclass
 class Data:
-    """The rows of a run. launch/rules/data.py rejects keys that do not fit together."""
+    """The rows of a run. launch/rules rejects keys that do not fit together."""
 
     name: str = MISSING
     # reasoning, code, jsonl, hub, mix or samples

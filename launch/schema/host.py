@@ -56,9 +56,30 @@ class Healthy:
 
 # A type may be a number, such as 4090; a number below 100 is a count.
 GRES = Text(
-    "one resource, with a type but no count: gpu:mi300x; topology.num_gpus=N is the count",
+    "one resource, with a type but no count, which is topology.num_gpus=N",
+    "gpu:mi300x",
     r"(?:[A-Za-z]\w*(?::(?!\d{1,2}$)[\w.-]+)?)?",
 )
+
+
+# sbatch's forms of a time: [days-]hours[:minutes[:seconds]] with days, else minutes[:seconds] or
+# hours:minutes:seconds
+TIME = Text(
+    "minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]]",
+    "1-12:00:00",
+    r"(?:\d+-)?\d+(?::\d+){0,2}",
+)
+
+
+def slurm_seconds(time: str) -> int:
+    """Return the seconds of an sbatch time; 0 means no limit."""
+    days, _, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if days or len(parts) == 3:  # hours come first
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    else:
+        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 class Inner(Enum):
@@ -77,7 +98,7 @@ class Slurm:
     partition: Optional[str] = None
     account: Optional[str] = None
     qos: Optional[str] = None
-    time: Optional[str] = None  # as for sbatch: minutes, hours:minutes:seconds, days-hours ...
+    time: Optional[str] = checked(None, text=TIME)
     gres: str = checked("gpu", text=GRES)  # the cluster's name for the GPUs
     options: list[str] = field(default_factory=list)  # for sbatch, each `--name` or `--name=value`
     python: Optional[str] = None  # interpreter on the nodes; empty: the launcher's own

@@ -35,22 +35,20 @@ OWNED = {
     "fsdp_config": "topology.fsdp.<field>=",
     "deepspeed": "topology=zero2 or topology=zero3",
     "resume_from_checkpoint": "resume=",
-    "use_vllm": "topology=split",
-    "vllm_mode": "topology=split",
-    "vllm_server_base_url": "topology=split",
-    "vllm_server_host": "topology=split",
-    "vllm_server_port": "topology=split",
+    **dict.fromkeys(
+        ("use_vllm", "vllm_mode", "vllm_server_base_url", "vllm_server_host", "vllm_server_port"),
+        "topology=split",
+    ),
     "vllm_group_port": "topology=split",
     "eval_strategy": "method.selection.metric=eval_loss",
-    "eval_steps": "method.args.save_steps=; a model that was measured is saved",
-    "eval_delay": "method.args.save_steps=; every saved model is measured",
-    "eval_on_start": (
-        "method.args.save_steps=; every saved model is measured, and the first one is "
-        "method=evaluate's"
+    **dict.fromkeys(
+        ("eval_steps", "eval_delay", "eval_on_start"),
+        "method.args.save_steps=; every saved model is measured",
     ),
-    "load_best_model_at_end": "method.selection.metric=eval_loss",
-    "metric_for_best_model": "method.selection.metric=",
-    "greater_is_better": "method.selection.metric=",
+    **dict.fromkeys(
+        ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+        "method.selection.metric=eval_loss",
+    ),
     "reward_weights": "method.rewards.<name>=<weight>",
     "parallelism_config": "topology=fsdp; tensor, pipeline and context parallelism are not offered",
     "model_init_kwargs": "model.<field>=, precision= and hardware.attention=",
@@ -145,7 +143,6 @@ def argument(config: Config, name: str) -> Any:
 def check(config: Config) -> None:
     """Reject arguments that the class does not have or that another key decides."""
     arguments, cls = known(config), config.method.config_class
-    series = _of_series(config)
     for name, given in config.method.args.items():
         if name in OWNED and name in arguments:
             raise UserError(
@@ -159,72 +156,39 @@ def check(config: Config) -> None:
             )
             whose = cls if cls.startswith("recipes.") else f"{cls} of TRL {lock()['trl']}"
             raise UserError(f"method.args.{name}={given}: {whose} has no such argument.{why}")
-        check_value(f"method.args.{name}", given, arguments[name], cls, measured=name in series)
+        check_value(f"method.args.{name}", given, arguments[name], cls)
 
 
-def check_value(
-    key: str, given: Any, allowed: dict[str, Any], taker: str, measured: bool = False
-) -> None:
-    """Reject a value that the lock's entry `allowed` does not allow.
-
-    `taker` is the class that has the argument. With `measured`, each item of a list is measured, so
-    no item may repeat.
-    """
+def check_value(key: str, given: Any, allowed: dict[str, Any], taker: str) -> None:
+    """Reject a value that the lock's entry `allowed` does not allow; `taker` has the argument."""
     if not _is_of(given, allowed["types"]):
         meant = value_meant(key, given, allowed)
         raise UserError(
             f"{key}={given!r}: {JSON_TYPES[type(given)]}, and {taker} takes "
             f"{' or '.join(allowed['types'])}.{meant}"
         )
-    _check_items(key, given, allowed, measured)
-    _check_names(key, given, allowed)
-
-
-def _of_series(config: Config) -> set[str]:
-    """Return the arguments of a benchmark or tuning, without those of the training it tunes."""
-    if not config.method.measures_machine:
-        return set()
-    tunes_training = config.method.tunes and not str(recipe_name(config)).startswith("bench/")
-    return {*(own if tunes_training else known)(config)}
+    known, refused, items = allowed.get("names"), allowed.get("refused", {}), allowed.get("items")
+    values = given if isinstance(given, list) else [given]
+    for value in values:
+        if isinstance(given, list) and items and not _is_of(value, items):
+            raise UserError(
+                f"{key}={given}: {JSON_TYPES[type(value)]} in it, and it is a list of "
+                f"{' or '.join(items)}."
+            )
+        if type(value) is int and value < allowed.get("least", value):
+            raise UserError(f"{key}={given}: at least {allowed['least']}.")
+        for word in map(str, value if isinstance(value, dict) else [value]):
+            if word in refused:
+                raise UserError(f"{key}: {word} {refused[word]}")
+            if known and value is not None and word not in known:
+                meant = word_meant(key.rpartition(".")[2], word, known)
+                raise UserError(f"{key}={word}: unknown.{meant} It takes {', '.join(known)}.")
 
 
 def _is_of(given: Any, types: list[str]) -> bool:
     """Return whether the value has one of the types; an int is also a float."""
     kind = JSON_TYPES[type(given)]
     return "any" in types or kind in types or (kind == "int" and "float" in types)
-
-
-def _check_items(key: str, given: Any, allowed: dict[str, Any], measured: bool) -> None:
-    """Reject items of a wrong type, repeated items, and numbers that are too small."""
-    is_list, items = isinstance(given, list), allowed.get("items")
-    for i, item in enumerate(given if is_list else []):
-        if items and not _is_of(item, items):
-            raise UserError(
-                f"{key}={given}: {JSON_TYPES[type(item)]} in it, and it is a list of "
-                f"{' or '.join(items)}."
-            )
-        if measured and (items or isinstance(item, list)) and item in given[:i]:
-            raise UserError(f"{key}={given}: {item} is in it twice, and would be measured twice.")
-    numbers = [item for item in (given if is_list else [given]) if type(item) is int]
-    if "least" in allowed and any(number < allowed["least"] for number in numbers):
-        raise UserError(f"{key}={given}: {'each ' if is_list else ''}at least {allowed['least']}.")
-
-
-def _check_names(key: str, given: Any, allowed: dict[str, Any]) -> None:
-    """Reject unknown names, alone, in a list, or as keys of mappings."""
-    known, refused = allowed.get("names"), allowed.get("refused", {})
-    if given is None or not (known or refused):
-        return
-    items = given if isinstance(given, list) else [given]
-    words = [str(word) for item in items for word in (item if isinstance(item, dict) else [item])]
-    for word in words:
-        if word in refused:
-            raise UserError(f"{key}: {word} {refused[word]}")
-        if known and word not in known:
-            raise UserError(
-                f"{key}={word}: unknown.{word_meant(key.rpartition('.')[2], word, known)} It "
-                f"takes {', '.join(known)}."
-            )
 
 
 def complete(config: Config, run_dir: Path, ports: tuple[int, int]) -> dict[str, Any]:

@@ -28,9 +28,8 @@ from launch.plan import balance
 from launch.plan.planning import prepare
 from launch.rules.check import check_given
 from launch.rules.topology import longest
-from launch.rules.unread import FIND
 from launch.schema import Config, Topology
-from launch.schema.enums import Find, Preflight, Vendor
+from launch.schema.enums import Find, Mode, Preflight, Vendor
 from launch.schema.plan import Memory, Plan
 from launch.schema.trainer_args import argument, known, value
 
@@ -288,8 +287,8 @@ def _plan(command: Request, host: Host) -> Memory:
 def search(config: Config, command: Request, host: Host) -> tuple[Request, dict[str, Any]]:
     """Return the command to plan, and the result of the search. Raises UserError, HostError."""
     find = f"find={config.find.value}"
-    if FIND.applies(config):  # check this first, since a search takes seconds
-        raise UserError(FIND.refusal(config))
+    if config.mode != Mode.plan:
+        raise UserError(f"{find}: it takes no effect without mode=plan. Use: mode=plan.")
     if config.smoke:
         raise UserError(f"{find} with smoke=true: everything fits. Leave one of them out.")
     if config.effective_batch and ACCUMULATION in command.keys:

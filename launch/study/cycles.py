@@ -15,7 +15,7 @@ from typing import Any
 from launch.core.errors import UserError
 from launch.inputs.sample_files import SCORED
 from launch.rules import phases as phase_rules
-from launch.rules.selection import has_heldout
+from launch.rules.data import has_heldout
 from launch.schema import Adapter, Config, Data, Method, Phase, Topology
 from launch.schema.cycle_choice import Choice, OfCycle, choose, phase_name
 from launch.schema.data import Curriculum, CurriculumArgs, Selection
@@ -87,7 +87,6 @@ def expand(
             samples[name] = name
         if method.measures_model:
             evaluated[name] = name, model_from
-    phase_rules.check_expanded(phase.name for phase in expanded)
     return expanded
 
 

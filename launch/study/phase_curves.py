@@ -101,7 +101,7 @@ def show_all(run_dir: Path, plans: list[Plan]) -> str:
     phases = phases_of(plans)
     curves, evaluated = gather(plans, phases), accuracies(phases)
     choices = [plan.chosen.choice for plan in plans if plan.chosen]
-    chosen = dict.fromkeys(choice.said() for choice in choices if choice.is_made)
+    chosen = dict.fromkeys(choice.line() for choice in choices if choice.is_made)
     lines = [*gained(phases), *chosen, *sampled(plans)]
     if curves:
         _png(run_dir / "curves.png", curves, evaluated)

@@ -46,7 +46,7 @@ ROW, ROW_ERROR = "RECIPES_ROW", "RECIPES_ROW_ERROR"
 
 @dataclass
 class SeriesConfig(Arguments):
-    """Hold the arguments of every benchmark; launch/rules/bench.py rejects lists that cannot work.
+    """Hold the arguments of every benchmark; launch/rules/method.py rejects lists that cannot work.
 
     `fail_below`: the run fails (exit code 4) if a figure's ratio to the published one is lower.
     """

@@ -100,7 +100,7 @@ def generate(data: DictConfig) -> tuple[list[Problem], list[Problem]]:
 
     Both follow from `data.seed`. A problem is {prompt: [user message], completion: [assistant
     message], answer, task, level, tests}: `answer` is the solution, `tests` the JSON that reward
-    code_tests reads. launch/rules/tasks.py has checked the tasks. Raises UserError if a task has
+    code_tests reads. launch/rules/data.py has checked the tasks. Raises UserError if a task has
     too few different problems.
     """
     total = sum(task.weight for task in data.tasks)

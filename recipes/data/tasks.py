@@ -36,7 +36,7 @@ def generate(
     completion is the answer; with `heldout_as_trained` it has the same form as in training, so that
     losses can be compared.
 
-    launch/rules/tasks.py has checked names, levels and shares. Raises UserError for a field or
+    launch/rules/data.py has checked names, levels and shares. Raises UserError for a field or
     value that a task rejects, and for a task with too few different problems.
     """
     total = sum(task.weight for task in data.tasks)

@@ -110,33 +110,6 @@ def test_precisions(hardware, name):
     )
 
 
-def test_strix_halo_keeps_what_its_own_tester_found(hardware):
-    found = hardware["strix_halo"]
-    assert (found.precisions[0], found.attention) == ("bf16", "eager")
-    assert (found.dataloader.num_workers, found.dataloader.pin_memory) == (0, False)
-    assert found.env.HSA_ENABLE_SDMA.value == "0"
-    assert (
-        found.env.PYTORCH_ALLOC_CONF.value
-        == "garbage_collection_threshold:0.8,max_split_size_mb:512"
-    )
-
-
-def test_channels_only_where_they_were_measured_and_all_eight_take_part(hardware):
-    having = {name for name, found in hardware.items() if "NCCL_MIN_NCHANNELS" in found.env}
-    assert having == {"mi300x", "mi325x"}
-    for name in having:
-        variable = hardware[name].env.NCCL_MIN_NCHANNELS
-        assert (variable.value, variable.when.name) == ("112", "eight_gpus")
-        assert hardware[name].env.TORCH_BLAS_PREFER_HIPBLASLT.value == "1"
-        assert {
-            v: hardware[name].env[v].when.name
-            for v in ("GPU_MAX_HW_QUEUES", "TORCH_NCCL_HIGH_PRIORITY")
-        } == {
-            "GPU_MAX_HW_QUEUES": "fsdp",
-            "TORCH_NCCL_HIGH_PRIORITY": "fsdp",
-        }
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_variable_has_a_value_a_reason_and_a_source(hardware, name):
     for variable, setting in hardware[name].env.items():
@@ -197,28 +170,6 @@ def test_attention_of_packed_rows(hardware, name):
     assert found.packed_attention == PACKED[name]
     if found.packed_attention == "varlen":
         assert found.fused_attention
-
-
-def test_compiled_layers_are_measured_on_hopper_only(hardware):
-    assert {name for name, found in hardware.items() if found.compile_measured} == {"h100", "h200"}
-    assert all(found.compile for found in hardware.values() if found.compile_measured)
-
-
-@pytest.mark.parametrize("name", ["mi50", "mi60"])
-def test_gfx906_has_no_compiler_and_no_vllm(hardware, name):
-    found = hardware[name]
-    assert (found.compile, found.triton, found.vllm) == (False, False, False)
-    assert (found.env.HSA_ENABLE_SDMA.value, found.env.TORCHDYNAMO_DISABLE.value) == ("0", "1")
-    assert found.rocm.max == "6.3"
-
-
-@pytest.mark.parametrize("option", ["fp32", "fp16", "bf16", "fp8", "nf4"])
-def test_precision(groups, option):
-    found = groups("precision", option)
-    assert OmegaConf.missing_keys(found) == set()
-    assert found.weights == ("nf4" if option == "nf4" else "fp32")
-    assert found.compute == ("bf16" if option == "nf4" else option)
-    assert found.loss_scaling == (option == "fp16")
 
 
 def test_tracking_takes_what_transformers_reports_to():

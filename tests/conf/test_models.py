@@ -44,12 +44,6 @@ def test_every_model_of_the_plan_is_there():
     assert set(NAMES) == {*PUBLISHED, *MADE_HERE}
 
 
-@pytest.mark.parametrize("name", MADE_HERE)
-def test_what_is_made_here_needs_no_hub(name):
-    model = load(name)
-    assert (model.name, model.init.name, model.hub_id, model.path) == (name, "random", None, None)
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_file_is_complete_and_names_a_commit_of_the_hub(name):
     model = load(name)  # to_object rejects missing values

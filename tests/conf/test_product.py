@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,6 @@ HARDWARE = {
     "h200": ({"fp32", "fp16", "bf16", "fp8", "nf4"}, 8, True),
 }
 COMBINATIONS = list(itertools.product(HARDWARE, METHODS, MODELS, PRECISIONS, TOPOLOGIES))
-REFUSED, ALLOWED = 2_612, 2_148
 
 
 def expected(hardware: str, method: str, precision: str, topology: str) -> set[str]:
@@ -135,10 +133,6 @@ def _check_plan(plan, combination):
     assert all(isinstance(word, str) for process in plan.processes for word in process.argv)
 
 
-def test_count():
-    assert len(COMBINATIONS) == 17 * 4 * 2 * 5 * 7 == 4_760
-
-
 def test_refused_exactly_where_the_table_says(outcomes):
     wrong = {
         c: (found, expected(c[0], c[1], c[3], c[4]))
@@ -146,11 +140,3 @@ def test_refused_exactly_where_the_table_says(outcomes):
         if found != expected(c[0], c[1], c[3], c[4])
     }
     assert wrong == {}
-
-
-def test_how_many_are_refused_and_why(outcomes):
-    refused = [reasons for reasons in outcomes.values() if reasons]
-    assert (len(refused), len(outcomes) - len(refused)) == (REFUSED, ALLOWED)
-    assert Counter(reason for reasons in refused for reason in reasons) == Counter(
-        reason for c in COMBINATIONS for reason in expected(c[0], c[1], c[3], c[4])
-    )

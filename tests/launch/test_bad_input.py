@@ -3,382 +3,154 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
 from launch import reproduce
 from launch.core import json_files
-from tests.conftest import command, composed, leave_record
+from tests.conftest import composed, leave_record
 
-# arguments -> what the message must say
-MISTAKES = {
-    ("hardware=mi530x",): [
-        "hardware=mi530x",
-        "no such hardware",
-        "Did you mean mi350x",
-        "Options: auto, cpu",
-    ],
-    ("model=qwen3_3b",): ["model=qwen3_3b", "qwen3_8b", "Options:"],
-    ("model=Qwen/Qwen3-4B",): [
-        "model=Qwen/Qwen3-4B",
-        "Did you mean qwen3_4b",
-        "model.hub_id=Qwen/Qwen3-4B model.revision=<its commit>",
-    ],
-    ("experiment=[quickstart,learning]",): [
-        "experiment=[quickstart,learning]: no such experiment",
-        "Options: ",
-    ],
-    ("gpu=mi300x",): ["gpu=mi300x: no key 'gpu'. Did you mean hardware=mi300x?"],
-    ("mi300x",): ["mi300x: no '=' in it. Did you mean hardware=mi300x?"],
-    ("plan",): ["plan: no '=' in it. Did you mean mode=plan?"],
-    ("seeed=1",): ["seeed=1", "no key 'seeed'", "Did you mean seed"],
-    ("++seeed=1",): ["seeed", "Did you mean seed"],
-    ("fail_below=0.9",): [
-        "fail_below=0.9: no key 'fail_below' by itself",
-        "Use: method.args.fail_below",
-    ],
-    ("bf16=true",): ["no key 'bf16' by itself", "Use: precision=bf16"],
-    ("args.max_steps=5",): ["no key 'args' by itself", "Use: method.args."],
-    ("topology.num_gpu=2",): ["num_gpu", "Did you mean topology.num_gpus", "Keys in topology"],
-    ("seed=abc",): ["seed=abc: it takes a whole number."],
-    ("seed=-1",): ["seed=-1", "at least 0"],
-    ("mode=plna",): ["'plna'", "run, plan", "Did you mean plan"],
-    ("method.args.max_prompt_length=5", "method=grpo"): [
-        "max_prompt_length=5",
-        "trl.GRPOConfig",
-        "Removed from TRL",
-        "max_completion_length",
-    ],
-    ("method.args.lerning_rate=1e-4",): [
-        "lerning_rate",
-        "trl.SFTConfig",
-        "Did you mean learning_rate",
-    ],
-    ("method.args.learning_rate=fast",): ["learning_rate='fast'", "takes float"],
-    ("method=raft", "method.args.train.max_steps=0", "mode=plan"): [
-        "method.args.max_steps=0",
-        "at least 1, or -1",
-    ],
-    ("tracking.name=wandd", "mode=plan"): [
-        "tracking.name=wandd",
-        "Did you mean wandb",
-        "tensorboard",
-    ],
-    ("hardware=cpu", "topology.num_gpus=100000", "mode=plan"): [
-        "topology.num_gpus=100000",
-        "at most 1024",
-    ],
-    ("method.args.bf16=true",): ["method.args.bf16=True", "set precision=bf16 instead"],
-    ("method.args.output_dir=x",): ["output_dir=x", "run_root="],
-    ("hardware=h200", "method=bench/gemm", "method.args.ops=[matmull]", "mode=plan"): [
-        "ops=matmull: unknown",
-        "Did you mean matmul",
-    ],
-    ("hardware=h200", "method=bench/transformer", "method.args.models=[14b]", "mode=plan"): [
-        "models=14b: unknown",
-        "It takes small",
-    ],
-    (
-        "hardware=h200",
-        "method=bench/vllm",
-        "method.args.settings=[{num_scheduler_steps: 8}]",
-        "mode=plan",
-    ): ["method.args.settings: num_scheduler_steps is gone from vLLM. Instead: engine V1"],
-    ("hardware=h200", "method=tune/inductor", "method.args.candidates=[freezing]", "mode=plan"): [
-        "candidates: freezing makes weights"
-    ],
-    ("topology=tensor",): [
-        "tensor- and pipeline-parallel training is not offered",
-        "topology=fsdp",
-    ],
-    ("topology.tensor_parallel=2",): ["topology.tensor_parallel=2", "Use: 1."],
-    ("hardware=mi210", "precision=fp8", "mode=plan"): [
-        "precision=fp8 on mi210",
-        "gfx90a has no fp8",
-        "Use: precision=bf16",
-    ],
-    ("hardware=mi50", "precision=bf16", "mode=plan"): [
-        "precision=bf16 on mi50",
-        "gfx906 has no bf16 in hardware",
-        "precision=fp",
-    ],
-    ("hardware=mi50", "topology=split", "method=grpo", "mode=plan"): [
-        "topology=split: ",
-        "Use:",
-    ],
-    ("method=grpo", "method.rewards.acuracy=1"): [
-        "acuracy",
-        "Did you mean accuracy",
-        "dotted path",
-    ],
-    ("method=grpo", "++method.rewards={no_such_module.reward: 1}"): ["no_such_module", "no module"],
-    ("method=grpo", "++method.rewards={json.laods: 1}"): ["json.laods", "Did you mean loads"],
-    ("data=jsonl",): ["data=jsonl", "Use: data.path="],
-    ("data=jsonl", "data.path=missing.jsonl"): ["data.path=/", "/missing.jsonl: no such file"],
-    ("data=hub",): ["data=hub", "Use: data.hub_id="],
-    ("data.tasks=[]",): ["one or more data.tasks"],
-    ("method=grpo", "++method.rewards={broken.reward: 1}"): ["broken.py: no Python"],
-    ("user_env.AUTH=${oc.env:MY_SECRET}", "mode=plan"): [
-        "user_env.AUTH",
-        "holds a secret of your shell",
-    ],
-    ("data.limit=0",): ["data.limit=0", "at least 1"],
-    ("model.path=nowhere", "mode=plan"): ["model.path=/", "/nowhere: no such directory.\n"],
-    ("model.path=broken.py", "mode=plan"): [
-        "broken.py: a file, not a directory",
-        "python -m recipes.from_gguf",
-    ],
-    (
-        "method=export",
-        "model=qwen3_4b",
-        "method.args.formats=[gguf]",
-        "method.args.gguf_converter=.",
-        "mode=plan",
-    ): [
-        "method.args.gguf_converter=/",
-        ": a directory, and one file is needed",
-    ],
-    ("tracking=mlflow",): ["tracking=mlflow", "not installed", "tracking=tensorboard"],
-    ("run_root=/proc/x",): ["/proc/x", "cannot be made", "run_root="],
-    ("resume=nowhere",): ["resume=nowhere", "no record.json", "auto, never, or a run directory"],
-    ("name=../x",): ["name=../x", "letters, digits"],
-    ("a=b=c",): ["key=value"],
-    ("a=",): ["a=: no key 'a'"],
-    ("=b",): ["=b: no key in it", "key=value"],
-    ("",): ["'': no '=' in it"],
-    ("~",): ["~: no key in it"],
-    ("~sed",): ["~sed: no key 'sed'", "Did you mean seed"],
-    ("~topology",): ["~topology: every composition has one", "topology=<option>", "fsdp"],
-    ("~data.tasks",): ["~data.tasks: every composition has one. Use: data.tasks=[].\n"],
-    ("~method.rewards",): [
-        "~method.rewards: every composition has one. Use: '~method.rewards.NAME' for each that is to go.\n"
-    ],
-    ("~data.filter",): [
-        "~data.filter: every composition has one. Use: data.filter.<key>=<value>.\n"
-    ],
-    ("method=grpo", "~method.rewards.reasoning_gm"): ["~method.rewards.reasoning_gm: "],
-    ("~method.args.max_step", "seed=x"): ["~method.args.max_step: "],
-    ("method=export", "~method.args.push_to"): ["~method.args.push_to: ", "null"],
-    ("method=grpo", "~method.rewards.reasoning_gym=3"): ["method.rewards.reasoning_gym' is 1.0"],
-    ("name='a",): ["name='a: ", "key=value"],
-    ("seed=\x00",): ["'seed=\\x00': "],
-    ("seed=" + "9" * 5000,): ["999...: "],
-    ("method.args={}",): [
-        "method.args={}: merged with what is there, it would change nothing",
-        "'~method.args.NAME'",
-    ],
-    ("phases={}",): [
-        "phases: it takes a list, and a mapping was given. Use: phases=[{name: sft, overrides: ['method=sft']}]; keys of an"
-    ],
-    ("method=grpo", "method.rewards=[accuracy]"): [
-        "method.rewards: it takes names with a value each, and a list was given. Use: method."
-    ],
-    ("method=tune/vllm", "method.args.space.block_size={a: 1}"): [
-        "method.args.space.block_size: it takes a list, and a mapping was given."
-    ],
-    ("method=grpo", "method.rewards=accuracy"): [
-        "method.rewards=accuracy: it takes names with a value each. Use: method.rewards.accuracy=1.0."
-    ],
-    ("method=grpo", "method.rewards.accuracy=high"): [
-        "method.rewards.accuracy=high: it takes a number."
-    ],
-    ("runtime.network=brige",): [
-        "runtime.network: Invalid value 'brige', expected one of [bridge, host, none]. Did you mean bridge?"
-    ],
-    ("effective_batch=1k",): ["effective_batch=1k: it takes a whole number or null."],
-    ("data.tasks=[chain_sum]",): [
-        "data.tasks[0]=chain_sum: an entry has keys of its own. Use: data.tasks=[{name: chain_sum, level: 0}];"
-    ],
-    ("data.tasks=chain_sum",): [
-        "data.tasks=chain_sum: it takes a list. Use: data.tasks=[{name: chain_sum, level: 0}]; keys of an entry: n"
-    ],
-    ("data.tasks=[{name: a, level: x}]",): ["data.tasks[n].level=x: it takes a whole number."],
-    ("phases=[sft,grpo]",): [
-        "phases[0]=sft: an entry has keys of its own. Use: phases=[{name: sft, overrides: ['method=sft']}]"
-    ],
-    ("phases=[{name: a, overrides: [null]}]",): ["phases[n].overrides[0]=null: it takes a text."],
-    ("phases=[{name: a, overrides: x}]",): [
-        "phases[n].overrides=x: it takes a list. Use: phases[n].overrides=['x']."
-    ],
-    ("runtime.slurm.options=--exclusive",): [
-        "runtime.slurm.options=--exclusive: it takes a list. Use: runtime.slurm.options=['--exclusive']."
-    ],
-    ("smoke_keeps=3",): ["smoke_keeps=3: it takes a list. Use: smoke_keeps=[...]."],
-    ("user_env=a",): [
-        "user_env=a: it takes names with a value each. Use: user_env.<name>=<value>."
-    ],
-    ("hardware=mi300x,mi350x",): [
-        "hardware=mi300x,mi350x: ",
-        "-m for a sweep over them.\n",
-    ],
-    ("method.args.learning_rate=1,5e-5",): [
-        "method.args.learning_rate=1,5e-5: ",
-        "-m for a sweep over them, or method.args.learning_rate=[...]",
-    ],
-    ("+seed=1",): ["An item is already at 'seed'", "'seed=1'"],
-    ("hardware=mi50", "method=tune/vllm", "mode=plan"): [
-        "method=tune/vllm has bench/vllm for its trials: method=bench/vllm: no rel"
-    ],
-    ("model.path=Qwen/Qwen3-4B", "mode=plan"): [
-        "no such directory. One of the hub: model=<a model of the same",
-        "model.hub_id=Qwen/Qwen3-4B",
-    ],
-    ("method.args.learning_rate=nan",): ["method.args.learning_rate=nan: ", "finite"],
-    ("model.path=",): ["model.path=: an empty path", "null"],
-    ("name=" + "n" * 300,): ["name=nnn", "at most 100"],
-    ("seed=${no_such}",): ["seed: Interpolation key 'no_such' not found"],
-    ("data.tasks=[{nam: x}]",): [
-        "data.tasks: Key 'nam' not in 'Task'. Did you mean name?",
-        "Keys of an entry: name, level",
-    ],
-    ("+targets.x=3",): [
-        "targets.x=3: it has keys of its own. Use: targets.x.<key>=<value>; keys: value, source."
-    ],
-    ("smoke_keeps=[modl.num_layers]",): [
-        "smoke_keeps=modl.num_layers: no key 'modl'",
-        "Did you mean model",
-    ],
-    ("experiment=quickstart", "smoke=true", "hydra.job.chdir=true", "mode=plan"): [
-        "hydra.job.chdir=true: Hydra only composes here"
-    ],
-    ("hydra/launcher=submitit_slurm",): [
-        "hydra/launcher=submitit_slurm: it starts the jobs of a sweep",
-        "Put -m before it",
-    ],
-    ("-m", "seed=0,1", "hydra.run.dir=x", "mode=plan"): [
-        "hydra.run.dir=x: Hydra only composes here"
-    ],
-    ("--foo",): ["unrecognized arguments: --foo", "--help"],
-    ("--cfg", "nope"): ["invalid choice: 'nope'"],
-    ("--resolve",): ["--resolve", "Use: --cfg job --resolve"],
-}
+# arguments | what the message says, in parts
+MISTAKES = r"""
+hardware=mi530x | hardware=mi530x | no such hardware | Did you mean mi350x | Options: auto, cpu
+model=qwen3_3b | model=qwen3_3b | qwen3_8b | Options:
+model=Qwen/Qwen3-4B | model=Qwen/Qwen3-4B | Did you mean qwen3_4b | model.hub_id=Qwen/Qwen3-4B model.revision=<its commit>
+'experiment=[quickstart,learning]' | experiment=[quickstart,learning]: no such experiment | Options:
+mi300x | mi300x: no '=' in it. Did you mean hardware=mi300x?
+seeed=1 | seeed=1 | no key 'seeed' | Did you mean seed
+fail_below=0.9 | fail_below=0.9: no key 'fail_below' by itself | Use: method.args.fail_below
+topology.num_gpu=2 | num_gpu | Did you mean topology.num_gpus | Keys in topology
+seed=abc | seed: Value 'abc' | Use: seed=<a whole number>.
+mode=plna | 'plna' | run, plan | Did you mean plan
+method.args.max_prompt_length=5 method=grpo | max_prompt_length=5 | trl.GRPOConfig | Removed from TRL | max_completion_length
+method.args.lerning_rate=1e-4 | lerning_rate | trl.SFTConfig | Did you mean learning_rate
+method.args.learning_rate=fast | learning_rate='fast' | takes float
+method=raft method.args.train.max_steps=0 mode=plan | method.args.max_steps=0 | at least 1, or -1
+tracking.name=wandd mode=plan | tracking.name=wandd | Did you mean wandb | tensorboard
+method.args.output_dir=x | output_dir=x | run_root=
+hardware=h200 method=bench/gemm 'method.args.ops=[matmull]' mode=plan | ops=matmull: unknown | Did you mean matmul
+hardware=h200 method=bench/vllm 'method.args.settings=[{num_scheduler_steps: 8}]' mode=plan | method.args.settings: num_scheduler_steps is gone from vLLM. Instead: engine V1
+hardware=h200 method=tune/inductor 'method.args.candidates=[freezing]' mode=plan | candidates: freezing makes weights
+topology=tensor | topology=tensor: no such topology | Options:
+hardware=mi210 precision=fp8 mode=plan | precision=fp8 on mi210 | gfx90a has no fp8 | Use: precision=bf16
+method=grpo '++method.rewards={no_such_module.reward: 1}' | no_such_module | no module
+method=grpo '++method.rewards={json.laods: 1}' | json.laods | Did you mean loads
+data=jsonl data.path=missing.jsonl | data.path=/ | /missing.jsonl: no such file
+method=grpo '++method.rewards={broken.reward: 1}' | broken.py: no Python
+'user_env.AUTH=${oc.env:MY_SECRET}' mode=plan | user_env.AUTH | holds a secret of your shell
+model.path=nowhere mode=plan | model.path=/ | /nowhere: no such directory.
+model.path=broken.py mode=plan | broken.py: a file, not a directory | python -m recipes.from_gguf
+method=export model=qwen3_4b 'method.args.formats=[gguf]' method.args.gguf_converter=. mode=plan | method.args.gguf_converter=/ | : a directory, and one file is needed
+tracking=mlflow | tracking=mlflow | not installed | tracking=tensorboard
+run_root=/proc/x | /proc/x | cannot be made | run_root=
+resume=nowhere | resume=nowhere | no record.json | auto, never, or a run directory
+a= | a=: no key 'a'
+=b | =b: no key ''
+'' | '': no '=' in it
+'~' | ~: no key ''
+'~sed' | ~sed: no key 'sed' | Did you mean seed
+'~topology' | ~topology: every composition has one | topology=<option> | fsdp
+'~data.tasks' | ~data.tasks: every composition has one. Use: data.tasks=[{name: chain_sum, level: 0}]
+'~method.rewards' | ~method.rewards: every composition has one. Use: method.rewards.<name>=<value>, or '~method.rewards.<name>' to delete one.
+method=grpo '~method.rewards.reasoning_gm' | ~method.rewards.reasoning_gm:
+method=export '~method.args.push_to' | ~method.args.push_to:  | null
+method=grpo '~method.rewards.reasoning_gym=3' | method.rewards.reasoning_gym' is 1.0
+'name='"'"'a' | name='a:  | key=value
+'method.args={}' | method.args={}: merged with what is there, it would change nothing | '~method.args.<name>'
+'phases={}' | phases: a list and a mapping do not merge. Use: phases=[{name: sft, overrides: ['method=sft']}]; keys of an
+method=tune/vllm 'method.args.space.block_size={a: 1}' | method.args.space.block_size: a list and a mapping do not merge.
+method=grpo method.rewards=accuracy | method.rewards: Cannot assign str | Use: method.rewards.<name>=<value>
+method=grpo method.rewards.accuracy=high | method.rewards.accuracy: Value 'high' | Use: method.rewards.accuracy=<a number>.
+runtime.network=brige | runtime.network: Invalid value 'brige', expected one of [bridge, host, none]. Did you mean bridge?
+'data.tasks=[chain_sum]' | data.tasks[0]:  | value: chain_sum. Use: data.tasks=[{name: chain_sum, level: 0}];
+data.tasks=chain_sum | data.tasks:  | Use: data.tasks=[{name: chain_sum, level: 0}]; keys of an entry: n
+'data.tasks=[{name: a, level: x}]' | data.tasks[n].level: Value 'x' | <a whole number>
+'phases=[{name: a, overrides: [null]}]' | phases[n].overrides[0]:  | Use: phases[n].overrides=[...]
+runtime.slurm.options=--exclusive | runtime.slurm.options:  | Use: runtime.slurm.options=[...].
+hardware=mi300x,mi350x | hardware=mi300x,mi350x:  | -m for a sweep over them.
+method.args.learning_rate=1,5e-5 | method.args.learning_rate=1,5e-5:  | -m for a sweep over them, or method.args.learning_rate=[...]
+hardware=mi50 method=tune/vllm mode=plan | method=tune/vllm has bench/vllm for its trials: method=bench/vllm: no rel
+model.path=Qwen/Qwen3-4B mode=plan | no such directory. One of the hub: model=<a model of the same | model.hub_id=Qwen/Qwen3-4B
+model.path= | model.path=: an empty path | null
+'seed=${no_such}' | seed: Interpolation key 'no_such' not found
+'data.tasks=[{nam: x}]' | data.tasks: Key 'nam' not in 'Task'. Did you mean name? | Keys of an entry: name, level
++targets.x=3 | targets.x:  | Use: targets.x.<key>=<value>; keys: value, source.
+'smoke_keeps=[modl.num_layers]' | smoke_keeps=modl.num_layers: no key 'modl' | Did you mean model
+experiment=quickstart smoke=true hydra.job.chdir=true mode=plan | hydra.job.chdir=true: Hydra only composes here
+-m seed=0,1 hydra.run.dir=x mode=plan | hydra.run.dir=x: Hydra only composes here
+--foo | unrecognized arguments: --foo | --help
+--cfg nope | invalid choice: 'nope'
+--resolve | --resolve | --cfg
+"""
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    MISTAKES.items(),
-    ids=lambda v: ascii(" ".join(v)[:60]) if isinstance(v, tuple) else "",
+    "line",
+    [*MISTAKES.strip().splitlines(), f"seed={'9' * 5000} | 999...: "],
+    ids=lambda line: line[:40],
 )
-def test_mistake(launch, tmp_path, monkeypatch, arguments, said):
+def test_mistake(launch, tmp_path, monkeypatch, line):
+    arguments, *words = line.split(" | ")
     (tmp_path / "broken.py").write_text("def (")
     monkeypatch.setenv("MY_SECRET", "sentinel-value")
-    done = launch(*arguments)
+    done = launch(*shlex.split(arguments))
     assert done.code == 2
     assert "Traceback" not in done.err
-    for words in said:
-        assert words in done.err
+    assert [part for part in words if part not in done.err] == []
 
 
 def test_a_directory_in_place_of_a_data_file_is_called_one(launch, tmp_path):
     (tmp_path / "d").mkdir()
     for number in range(2):
         (tmp_path / f"d/{number}.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    parts = "[{path: d/0.jsonl, weight: 0.5}, {path: d, weight: 0.5}]"
+    fault = f"{tmp_path}/d: a directory, and one file is needed. It has 0.jsonl, 1.jsonl.\n"
     for chosen, key in (
         (["data=jsonl", "data.path=d"], "data.path"),
         (["data=jsonl", "data.path=d/0.jsonl", "data.heldout_path=d"], "data.heldout_path"),
-        (
-            ["data=mix", "data.sources=[{path: d/0.jsonl, weight: 0.5}, {path: d, weight: 0.5}]"],
-            "data.sources[1].path",
-        ),
+        (["data=mix", f"data.sources={parts}"], "data.sources[1].path"),
     ):
         done = launch(*chosen, "mode=plan")
         assert done.code == 2, done.err
-        assert (
-            f"{key}={tmp_path}/d: a directory, and one file is needed. It has 0.jsonl, 1.jsonl.\n"
-            in done.err
-        )
-    for file in (tmp_path / "d").iterdir():
-        file.unlink()
-    assert launch("data=jsonl", "data.path=d", "mode=plan").err.endswith(
-        "a directory, and one file is needed.\n"
-    )
-
-
-def test_no_traceback_and_nothing_left_behind(tmp_path):
-    done = command("hardware=mi530x", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
+        assert f"{key}={fault}" in done.err
 
 
 @pytest.mark.parametrize(
     ("content", "method", "said"),
     [
         ('{"text": "a"}\nnot json\n', "sft", [":2:", "no JSON"]),
-        (
-            '{"text": "a"}\n\n{"txt": "b"}\n',
-            "sft",
-            [":3:", "has txt", "needs messages or text or prompt+completion"],
-        ),
+        ('{"text": "a"}\n\n{"txt": "b"}\n', "sft", [":3:", "has txt", "needs messages or text or"]),
         ('{"prompt": "a", "chosen": "b"}\n', "dpo", [":1:", "prompt+chosen+rejected"]),
         ("[1, 2]\n", "sft", [":1:", "list", "JSON object"]),
-        ("", "sft", ["no rows", "empty"]),
         ("\n\n", "sft", ["no rows", "empty"]),
-        (b"\xff\xfe", "sft", ["not UTF-8"]),
-        (
-            '{"text": "a", "x": ' + "9" * 5000 + "}\n",
-            "sft",
-            [":1:", "no JSON (Exceeds the limit (4300 digits)"],
-        ),
-        (
-            '{"text": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}\n",
-            "sft",
-            [":1:", "no JSON (maximum recursion depth"],
-        ),
+        ('{"text": "a", "x": ' + "9" * 5000 + "}\n", "sft", [":1:", "no JSON (Exceeds the limit"]),
+        ('{"a": ' + "[" * 100_000 + "\n", "sft", [":1:", "no JSON (maximum recursion depth"]),
     ],
+    ids=range(7),
 )
 def test_data_file(launch, tmp_path, content, method, said):
     file = tmp_path / "train.jsonl"
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    file.write_text(content)
     done = launch("data=jsonl", f"data.path={file}", f"method={method}", "mode=plan")
     assert done.code == 2
-    assert str(file) in done.err
-    for words in said:
-        assert words in done.err
+    assert [words for words in [str(file), *said] if words not in done.err] == []
 
 
 def test_held_out_rows_that_choose_a_model_need_what_is_trained_on(launch, tmp_path):
     for name, rows in (("train", '{"text": "a"}\n'), ("test", '{"prompt": "a", "answer": "b"}\n')):
         (tmp_path / f"{name}.jsonl").write_text(rows)
-    chosen = [
-        "data=jsonl",
-        "data.path=train.jsonl",
-        "method.selection.metric=eval_loss",
-        "mode=plan",
-    ]
+    chosen = "data=jsonl data.path=train.jsonl method.selection.metric=eval_loss mode=plan".split()
     done = launch(*chosen, "data.heldout_path=test.jsonl")
     assert done.code == 2
     assert "test.jsonl:1: has prompt, answer; data.heldout_path of method=sft needs" in done.err
     assert launch(*chosen, "data.heldout_path=train.jsonl").code == 0
 
 
-def test_held_out_rows_need_an_answer(launch, tmp_path):
-    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n')
-    (tmp_path / "test.jsonl").write_text('{"prompt": "a"}\n')
-    done = launch(
-        "method=evaluate",
-        "data=jsonl",
-        "data.path=train.jsonl",
-        "data.heldout_path=test.jsonl",
-        "mode=plan",
-    )
-    assert done.code == 2
-    assert (
-        "test.jsonl:1: has prompt; data.heldout_path of method=evaluate needs prompt+answer"
-        in done.err
-    )
-
-
 def test_an_evaluation_that_makes_its_tokenizer_of_rows_says_so(launch, tmp_path):
     (tmp_path / "test.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
-    given = [
-        "hardware=cpu",
-        "method=evaluate",
-        "data=jsonl",
-        "data.path=test.jsonl",
-        "data.heldout_path=test.jsonl",
-        "mode=plan",
-    ]
+    given = ["hardware=cpu", "method=evaluate", "data=jsonl", "data.path=test.jsonl", "mode=plan"]
+    given.append("data.heldout_path=test.jsonl")
     done = launch(*given)
     assert done.code == 2
     assert "messages or text or prompt+completion" in done.err
@@ -387,46 +159,21 @@ def test_an_evaluation_that_makes_its_tokenizer_of_rows_says_so(launch, tmp_path
     assert launch(*given, "data.path=train.jsonl").code == 0
 
 
-def test_near_name_of_a_data_file(launch, tmp_path):
-    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n')
-    assert "Did you mean train.jsonl?" in launch("data=jsonl", "data.path=trian.jsonl").err
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_row(launch, tmp_path):
-    (tmp_path / "rows.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\n')
-    assert (
-        launch(
-            "hardware=cpu", "data=jsonl", f"data.path={tmp_path / 'rows.jsonl'}", "mode=plan"
-        ).code
-        == 0
-    )
-
-
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ([], "no config.json"),
-        (["config.json"], "no *.safetensors"),
-        (["config.json", "pytorch_model.bin"], "only a pickle checkpoint (pytorch_model.bin)"),
+        ("", "no config.json"),
+        ("config.json", "no *.safetensors"),
+        ("config.json pytorch_model.bin", "only a pickle checkpoint (pytorch_model.bin)"),
+        ("config.json model.safetensors tokenizer_config.json", "no tokenizer; a model directory"),
         (
-            ["config.json", "model.safetensors", "tokenizer_config.json"],
-            "no tokenizer; a model directory holds",
+            "config.json tokenizer.json whole.safetensors cut.safetensors",
+            "90 bytes, and its header says 98.",
         ),
+        ("config.json tokenizer.json page.safetensors", "it does not begin as a safetensors file"),
         (
-            ["config.json", "tokenizer.json", "whole.safetensors", "cut.safetensors"],
-            "damaged: 90 bytes, and its header says 98.",
-        ),
-        (
-            ["config.json", "tokenizer.json", "empty.safetensors"],
-            "damaged: 0 bytes, and it does not begin as",
-        ),
-        (
-            ["config.json", "tokenizer.json", "whole.safetensors", "model.safetensors.index.json"],
+            "config.json tokenizer.json whole.safetensors model.safetensors.index.json",
             "cut-2.safetensors: no such file",
-        ),
-        (
-            ["config.json", "tokenizer.json", "page.safetensors"],
-            "it does not begin as a safetensors file",
         ),
     ],
 )
@@ -441,10 +188,9 @@ def test_model_directory(launch, tmp_path, files, said):
         "whole.safetensors": whole,
         "model.safetensors": whole,
         "cut.safetensors": whole[:90],
-        "empty.safetensors": b"",
         "page.safetensors": b"<html>not found</html>",
     }
-    for name in files:
+    for name in files.split():
         (model / name).write_bytes(contents.get(name, b"{}"))
     done = launch(f"model.path={model}", "mode=plan")
     assert done.code == 2
@@ -460,22 +206,14 @@ def test_resume_of_another_composition_names_the_keys(launch, tmp_path):
     assert "method.args.max_steps:" in done.err
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000])
+@pytest.mark.parametrize("content", ["[]", "[" * 100_000], ids=["list", "deep"])
 def test_a_record_that_is_damaged_is_there(launch, tmp_path, capfd, content):
     json_files.write_text(tmp_path / "old/record.json", content)
     done = launch(f"resume={tmp_path / 'old'}", "hardware=cpu")
     assert done.code == 2
-    assert (
-        f"resume={tmp_path / 'old'}: its record.json is damaged: it cannot be read as a JSON object."
-        in done.err
-    )
+    assert f"resume={tmp_path / 'old'}: its record.json is damaged" in done.err
     assert reproduce.main([str(tmp_path / "old")]) == 2
     assert f"{tmp_path / 'old'}: its record.json is damaged" in capfd.readouterr().err
-
-
-def test_resume_of_a_run_that_is_done(launch, tmp_path):
-    json_files.write_json(tmp_path / "old/record.json", {"status": "done"})
-    assert "that run is done" in launch(f"resume={tmp_path / 'old'}").err
 
 
 def test_run_root_that_is_a_file(launch, tmp_path):
@@ -486,42 +224,28 @@ def test_run_root_that_is_a_file(launch, tmp_path):
         assert f"{tmp_path / 'file'} is not a directory" in done.err
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("# @package _global_\nseeed: 1\n", ["seeed", "Did you mean seed"]),
-        (
-            "# @package _global_\ntopology:\n  num_gpu: 1\n",
-            ["num_gpu", "Did you mean topology.num_gpus"],
-        ),
-        (
-            "# @package _global_\nseed: abc\n",
-            ["In 'experiment/mine': seed=abc: it takes a whole number."],
-        ),
-        (
-            "# @package _global_\nruntime:\n  network: brige\n",
-            ["runtime.network: Invalid value 'brige'", "Did you mean bridge?"],
-        ),
-        (
-            "# @package _global_\ndata:\n  tasks: chain_sum\n",
-            ["data.tasks", "it takes a list. Use: data.tasks=[{name: chain_sum, level"],
-        ),
-        ("# @package _global_\nseed: {\n", ["while parsing"]),
-        (
-            "# @package _global_\ndefaults:\n  - override /hardware: mi530x\n",
-            ["hardware=mi530x", "Did you mean mi350x"],
-        ),
-    ],
-)
-def test_mistakes_inside_an_experiment_file(launch, tmp_path, content, said):
+# content of a file | words of the message
+IN_A_FILE = r"""
+seeed: 1 | seeed | Did you mean seed
+topology: {num_gpu: 1} | num_gpu | Did you mean topology.num_gpus
+seed: abc | In 'experiment/mine': seed: Value 'abc' | Use: seed=<a whole number>.
+runtime: {network: brige} | runtime.network: Invalid value 'brige' | Did you mean bridge?
+data: {tasks: chain_sum} | data.tasks | Use: data.tasks=[{name: chain_sum, level
+seed: { | while parsing
+defaults: [{override /hardware: mi530x}] | hardware=mi530x | Did you mean mi350x
+"""
+
+
+@pytest.mark.parametrize("line", IN_A_FILE.strip().splitlines())
+def test_mistakes_inside_an_experiment_file(launch, tmp_path, line):
     """The same mistakes in a file of the user's own, which Hydra finds by hydra.searchpath."""
+    content, *words = line.split(" | ")
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment/mine.yaml").write_text(content)
+    (tmp_path / "experiment/mine.yaml").write_text(f"# @package _global_\n{content}\n")
     done = launch("experiment=mine", f"hydra.searchpath=[file://{tmp_path}]", "mode=plan")
     assert done.code == 2
     assert "Traceback" not in done.err
-    for words in said:
-        assert words in done.err
+    assert [part for part in words if part not in done.err] == []
 
 
 def test_a_sweep_runs_every_job_and_reports_the_first_failure(launch):

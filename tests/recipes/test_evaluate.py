@@ -128,7 +128,7 @@ def test_an_answer_that_cannot_be_scored_is_a_failure_and_counted(tmp_path):
     ],
 )
 def test_the_harness_alone_needs_no_problems(own, has):
-    """Run with any kind of data, as launch/rules/evaluate.py allows."""
+    """Run with any kind of data, as launch/rules/data.py allows."""
     none = {
         "kind": "jsonl",
         "num_heldout": 0,

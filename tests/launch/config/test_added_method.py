@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from launch.config.choose import OF_A_BATCH
 from launch.config.identity import PROPERTIES, composition, identity
 from launch.plan.resuming import recorded_config
 from launch.schema.trainer_args import lock
@@ -113,26 +114,20 @@ def test_the_plan_has_its_reference_and_its_batches(repository):
     chosen = {choice["key"]: choice["value"] for choice in planned["chosen"]}
     assert chosen["step.rows"] == "padded"  # it names no other layout
     # It does not say that its loss is the same however a step is divided.
-    assert not chosen.keys() & {
-        "method.args.per_device_train_batch_size",
-        "method.args.gradient_accumulation_steps",
-    }
+    assert not chosen.keys() & {*OF_A_BATCH}
+    assert "reference" not in plan(repository, "adapter=lora")["memory"][0]["parts_gb"]
     steps = planned["speed"]["run_hours"] * 3600 / planned["speed"]["step_s"]
     assert round(steps) == 3 * 64 * 2 // (4 * 2)
-
-
-def test_an_adapter_needs_no_reference(repository):
-    assert "reference" not in plan(repository, "adapter=lora")["memory"][0]["parts_gb"]
 
 
 def test_rules_apply_to_it(repository):
     remedies = {
         "topology=split": "topology=single or topology=ddp",
         "step.rows=packed": "step.rows=padded",
-        "data.curriculum=mixed": "a method that orders rows",
-        "data.preview=5": "a method that prepares rows",
+        "data.curriculum=mixed": "method=sft, grpo",
+        "data.preview=5": "method=sft, dpo",
         "+method.rewards.accuracy=1.0": "method=grpo",
-        "method.selection.metric=eval_reward": "eval_loss",
+        "method.selection.metric=eval_reward": "method.selection.metric=eval_loss",
     }
     done = launched(repository, *ON_MI300X[:2], "mode=plan", *remedies)
     assert done.returncode == 2

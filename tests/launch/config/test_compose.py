@@ -23,7 +23,7 @@ from tests.conftest import command, composed
 # What an option needs in order to work
 NEEDS = {
     "data/jsonl": ["data.path=train.jsonl"],
-    "data/hub": ["data.hub_id=owner/name"],
+    "data/hub": ["data.hub_id=owner/name", "data.revision=c"],
     "data/mix": ["data.sources=[{path: train.jsonl, weight: 1.0}]"],
     "data/samples": ["method=dpo", "data.path=samples.jsonl"],
     "adapter/qlora": ["hardware=mi300x", "precision=nf4", "model=qwen3_4b"],
@@ -185,34 +185,26 @@ def test_keys_of_groups_that_a_method_does_not_read_are_rejected(method, key, is
 
 
 @pytest.mark.parametrize(
-    ("overrides", "beginnings"),
+    ("overrides", "warning"),
     [
-        (["mode=plan", "mode=run"], ["mode is given twice, mode=plan and mode=run: the last"]),
-        (["seed=1", "+seed=2", "++seed=3"], ["seed is given 3 times, seed=1, seed=2 and seed=3"]),
-        (["seed=1", "seed=1"], []),
-        (["+method.args.x=1", "~method.args.x", "+method.args.x=2"], []),  # deleted in between
-        (["method.args={beta: 1}", "method.args={max_steps: 2}"], []),  # merged, and both count
-        (["method.args={beta: 1}", "method.args.beta=2"], ["method.args.beta is given twice"]),
-        # it may be a secret
-        (["user_env.K=one", "user_env.K=two"], ["user_env.K is given twice: the last counts."]),
-        (["seed=1,2", "seed=3"], ["seed is given twice, seed=1,2 and seed=3: seed=1,2 counts"]),
+        ("mode=plan mode=run", "mode is given 2 times: the last counts."),
+        ("seed=1 +seed=2 ++seed=3", "seed is given 3 times: the last counts."),
+        ("seed=1 seed=1", None),
+        ("+method.args.x=1 ~method.args.x +method.args.x=2", None),  # deleted in between
+        ("method.args={beta:1} method.args={max_steps:2}", None),  # merged, and both count
+        ("seed=1,2 seed=3", "seed is given 2 times: the one that the sweep varies counts."),
     ],
 )
-def test_repeated_keys_are_warned_of(overrides, beginnings):
-    warnings = Request(overrides).warnings
-    assert len(warnings) == len(beginnings)
-    assert all(map(str.startswith, warnings, beginnings))
+def test_repeated_keys_are_warned_of(overrides, warning):
+    assert Request(overrides.split()).warnings == ([warning] if warning else [])
 
 
 def test_plans_of_pipelines_and_sweeps_warn_of_repeated_keys(launch):
-    twice = ["hardware=cpu", "seed=1", "mode=plan", "seed=2"]
-    line = "! seed is given twice, seed=1 and seed=2: the last counts."
-    assert line in launch(*twice).out
-    assert line[2:] in json.loads(launch(*twice, "format=json").out)["warnings"]
-    sweep = ["-m", *twice, "method.args.learning_rate=1e-4,1e-5"]
-    for arguments in ([*twice, "phases=[{name: one}, {name: two}]"], sweep):
-        done = launch(*arguments, "format=json")
-        assert (done.code, done.err.count(line)) == (0, 1)
+    twice = ["hardware=cpu", "seed=1", "mode=plan", "seed=2", "format=json"]
+    assert "seed is given 2 times" in " ".join(json.loads(launch(*twice).out)["warnings"])
+    for arguments in ([*twice, "phases=[{name: one}]"], ["-m", *twice]):
+        done = launch(*arguments)
+        assert (done.code, done.err.count("! seed is given 2 times: the last counts.")) == (0, 1)
         json.loads(done.out)
 
 

@@ -28,7 +28,7 @@ from launch.machine import placement
 from launch.plan import rundir, sealed
 from launch.plan.planning import prepare
 from launch.rules.check import check, refusals
-from launch.rules.slurm import seconds
+from launch.schema.host import TIME, slurm_seconds
 from tests.conftest import composed, host_with
 from tests.helpers.slurm_examples import JOB, TWO, planned
 
@@ -159,10 +159,12 @@ def test_a_run_on_several_nodes_starts_in_a_job_only():
 
 @pytest.mark.parametrize(
     ("time", "expected"),
-    [("90", 5400), ("1:30", 90), ("4:00:00", 14400), ("1-0:0:1", 86401), ("4h", None)],
+    [("90", 5400), ("1:30", 90), ("4:00:00", 14400), ("1-0:0:1", 86401), ("1-2", 93600)],
 )
 def test_times_as_sbatch_reads_them(time, expected):
-    assert seconds(time) == expected
+    assert time in TIME
+    assert slurm_seconds(time) == expected
+    assert f"{time}h" not in TIME
 
 
 @pytest.mark.parametrize(
@@ -183,10 +185,9 @@ def test_an_option_that_the_composition_decides_is_rejected(override, rules):
     assert [rule.name for rule in refusals(config)] == rules
 
 
-@pytest.mark.parametrize("gres", ["gpu:4", "gpu:mi300x:4"])
-def test_a_count_of_gpus_stands_in_one_place(gres):
-    with pytest.raises(UserError, match=r"runtime\.slurm\.gres="):
-        check(composed("hardware=cpu", "runtime=slurm", f"runtime.slurm.gres='{gres}'"))
+def test_a_count_of_gpus_stands_in_one_place():
+    with pytest.raises(UserError, match=r"gres=gpu:4: .*Use: runtime\.slurm\.gres=gpu:mi300x;"):
+        check(composed("hardware=cpu", "runtime=slurm", "runtime.slurm.gres='gpu:4'"))
 
 
 # ---- Submission

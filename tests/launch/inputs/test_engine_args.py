@@ -9,10 +9,9 @@ from trl.generation import vllm_generation
 from launch.core.errors import UserError
 from launch.core.json_files import plain
 from launch.estimate import memory
-from launch.inputs import engine_args
 from launch.machine.gpu import GIB
 from launch.plan.planning import make_plan, prepare
-from launch.rules.check import check, refusals
+from launch.rules.check import check
 from launch.schema.trainer_args import lock
 from recipes.sampling import generation, serving
 from tests.conftest import composed, host_with
@@ -59,30 +58,6 @@ def test_what_vllm_lacks_or_another_key_decides_is_rejected_with_one_message(arg
     assert "\n" not in str(refused.value)
     assert str(refused.value).startswith(f"topology.server_args.{next(iter(args))}=")
     assert all(name in str(refused.value) for name in names)
-
-
-def test_keys_decide_arguments_that_the_engine_has():
-    assert {*engine_args.OWNED, *engine_args.OF_COLOCATE} <= {*lock()["engine"]}
-
-
-def test_under_colocate_trls_own_arguments_decide():
-    with pytest.raises(UserError, match=r"method\.args\.vllm_gpu_memory_utilization="):
-        check(composed(*COLOCATE, *given(gpu_memory_utilization=0.5)))
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [*MODEL, "method=sft", "topology=ddp"],
-        [*MODEL, "method=grpo", "topology=ddp"],
-        [*MODEL, "method=evaluate", "topology=single"],
-        [*MODEL, "method=bench/vllm", "topology=single"],
-    ],
-)
-def test_where_no_engine_of_vllm_runs_they_are_rejected(overrides):
-    assert [rule.name for rule in refusals(composed(*overrides, *given(max_num_seqs=512)))] == [
-        "unread"
-    ]
 
 
 def test_the_server_is_started_with_them(tmp_path):

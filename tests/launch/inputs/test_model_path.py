@@ -8,18 +8,9 @@ from launch.core.errors import UserError
 from launch.inputs import model_path
 from tests.conftest import composed, leave_model
 
-QWEN3_0_6B = {
-    "model_type": "qwen3",
-    "num_hidden_layers": 28,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-}
-QWEN3_0_6B |= {
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-}
+QWEN3_0_6B = {"model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 1024}
+QWEN3_0_6B |= {"intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8}
+QWEN3_0_6B |= {"vocab_size": 151936, "max_position_embeddings": 40960}
 
 
 def warned(tmp_path, content, *overrides):
@@ -27,28 +18,15 @@ def warned(tmp_path, content, *overrides):
     return model_path.warnings(composed("hardware=cpu", f"model.path={tmp_path}", *overrides))
 
 
-def test_a_directory_of_another_model_is_named_with_the_group_that_it_belongs_to(tmp_path):
+def test_a_directory_of_another_model_is_named_with_its_group_or_asks_for_its_numbers(tmp_path):
     [line] = warned(tmp_path, json.dumps(QWEN3_0_6B))
     assert "num_layers 28, hidden_size 1024" in line
     assert "go by model=tiny: 4, 128" in line
     assert line.endswith("Use: model=qwen3_0_6b.")
-
-
-def test_a_shape_of_no_group_asks_for_its_numbers(tmp_path):
-    [line] = warned(
-        tmp_path, json.dumps({**QWEN3_0_6B, "num_hidden_layers": 14}), "model=qwen3_0_6b"
-    )
-    assert "num_layers 14 by its config.json" in line
+    shallow = json.dumps({**QWEN3_0_6B, "num_hidden_layers": 14})
+    [line] = warned(tmp_path, shallow, "model=qwen3_0_6b")
     assert "model=qwen3_0_6b: 28. Use: the model= next to it" in line
-    assert (
-        warned(
-            tmp_path,
-            json.dumps({**QWEN3_0_6B, "num_hidden_layers": 14}),
-            "model=qwen3_0_6b",
-            "model.num_layers=14",
-        )
-        == []
-    )
+    assert warned(tmp_path, shallow, "model=qwen3_0_6b", "model.num_layers=14") == []
 
 
 @pytest.mark.parametrize(
@@ -72,19 +50,16 @@ def test_what_agrees_or_says_nothing_is_passed_over(tmp_path, content, overrides
     [
         (
             "{",
-            "damaged: Expecting property name enclosed in double quotes: line 1 column 2 (char 1). "
-            "Copy or download it again.",
+            "damaged: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
         ),
-        (b"\xff{}", "damaged: 'utf-8' codec can't decode byte 0xff"),
         ("[" * 100_000, "damaged: maximum recursion depth"),
         ("[1]", "damaged: it holds no JSON object but a list."),
     ],
+    ids=range(3),
 )
 def test_a_config_that_is_none_of_a_model_is_refused(launch, tmp_path, content, said):
     leave_model(tmp_path)
-    (tmp_path / "config.json").write_bytes(
-        content if isinstance(content, bytes) else content.encode()
-    )
+    (tmp_path / "config.json").write_text(content)
     done = launch("hardware=cpu", f"model.path={tmp_path}", "mode=plan")
     assert done.code == 2
     assert done.err.startswith(f"{tmp_path}/config.json: {said}")

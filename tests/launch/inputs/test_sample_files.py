@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from launch.config.request import Request
 from launch.core import json_files
 from launch.core.errors import UserError
 from launch.execution import record
@@ -20,7 +19,6 @@ from launch.inputs import sample_files
 from launch.plan import container, rundir, sealed
 from launch.plan.planning import make_plan, rank_config
 from launch.schema.plan import Plan
-from launch.study import pipeline
 from recipes.data import data
 from tests.conftest import composed, host_with
 
@@ -77,15 +75,6 @@ def test_without_scored_files_every_jsonl_is_read_and_a_file_is_itself(tmp_path)
     assert sample_files.files(str(tmp_path / "s")) == files
     assert prompts(plan_of(tmp_path, tmp_path / "s")) == ["first", "second"]
     assert prompts(plan_of(tmp_path, Path(files[1]))) == ["second"]
-
-
-def test_a_link_that_leads_nowhere_is_refused(tmp_path):
-    (tmp_path / "3_cycle1_sample").symlink_to("../gone/3_cycle1_sample")
-    with pytest.raises(
-        UserError,
-        match=r"data.path=.*3_cycle1_sample leads to \.\./gone/3_cycle1_sample.*Use: ",
-    ):
-        sample_files.files(str(tmp_path))
 
 
 def test_a_folder_that_cannot_be_read_is_not_passed_over(tmp_path, monkeypatch):
@@ -151,20 +140,6 @@ def test_a_run_knows_its_samples_by_their_content(tmp_path, change, named):
     assert rundir.choose(plan.config)[1] is False
     with pytest.raises(UserError, match=rf"{tmp_path / named}.* changed since that run began"):
         rundir.choose(composed(*given, f"resume={run_dir}"))
-
-
-def test_a_pipeline_knows_the_samples_that_it_was_given(tmp_path):
-    folder = tmp_path / "s"
-    file = scored(folder / "run1", "first")
-    given = [*DPO, f"data.path={folder}", "phases=[{name: a}, {name: b, model_from: a}]"]
-    plans = pipeline.make_plans(composed(*given), Request(given), host_with(0), tmp_path / "runs/1")
-    kept = {"data": pipeline.given_data(tmp_path / "runs/1", list(plans.values()))}
-    assert kept["data"] == {
-        "files": {file: json_files.sha256(Path(file))},
-        "folders": {str(folder): [file]},
-    }
-    scored(folder / "run2", "second")
-    assert rundir.changed_data(kept) == [str(folder)]
 
 
 def test_a_container_is_given_what_links_lead_to(tmp_path):

@@ -54,9 +54,6 @@ ODD = {
     "{name: a, overrides: ['save_model=false']}, {name: b, model_from: a}": [
         "model_from=a of b: that phase leaves none"
     ],
-    "{name: a, overrides: ['method=raft']}, {name: a_cycle1_train}": [
-        "a_cycle1_train is also the name of a phase that method=raft makes"
-    ],
     "{name: a, overrides: ['method=raft', 'method.args.max_steps=7']}": [
         "phase a: method.args.max_steps=7: recipes.sample.RaftConfig has no"
     ],
@@ -101,7 +98,7 @@ def test_phases_of_odd_shape(launch, phases, said):
 def test_a_pipeline_leaves_its_run_root_by_no_name(launch, tmp_path, name, given):
     done = launch(*given, f"name={name}", f"run_root={tmp_path}/inner", "mode=plan")
     assert done.code == 2
-    assert f"name={name}: not allowed. Use: letters, digits" in done.err
+    assert f"name={name}: not allowed. Use: " in done.err
     assert list(tmp_path.iterdir()) == []
 
 

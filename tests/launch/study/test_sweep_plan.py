@@ -97,7 +97,7 @@ def test_trials_that_cannot_run_are_named(launch):
     assert (list(plan["refused"]), list(plan["lacking"])) == (["1", "3"], ["2"])
     refused = launch(*grid, "seed=1,x", "mode=plan")
     assert refused.code == 2
-    assert "[1] seed=x" in refused.err
+    assert "[1] seed: Value 'x'" in refused.err
 
 
 def test_a_long_grid_is_planned_as_far_as_it_says(launch, monkeypatch):

@@ -40,19 +40,8 @@ def refused(path, key="data.path"):
             'datasets.load_dataset("json"',
         ),
         # mtime: every worker must collect the same bytes
-        ("a.jsonl.gz", gzip.compress(LINES, mtime=0), "gzip-compressed", "Use: gzip -dc "),
-        (
-            "a.xlsx",
-            b"PK\x03\x04\x00",
-            "a ZIP archive or a spreadsheet",
-            "save the spreadsheet as CSV",
-        ),
-        (
-            "a.jsonl",
-            LINES.decode().encode("utf-16"),
-            "UTF-16 and not UTF-8",
-            "iconv -f UTF-16 -t UTF-8 ",
-        ),
+        ("a.jsonl.gz", gzip.compress(LINES, mtime=0), "compressed", 'load_dataset("json"'),
+        ("a.jsonl", LINES.decode().encode("utf-16"), "not UTF-8", "iconv -f UTF-16 -t UTF-8 "),
     ],
 )
 def test_other_file_formats_are_named(tmp_path, name, content, what, command):
@@ -79,7 +68,7 @@ def test_bytes_that_are_not_utf_8_name_their_line(tmp_path):
     path.write_bytes(LINES + b'{"prompt": "caf\xe9", "completion": "x"}\n')
     message = refused(path)
     assert message.startswith(
-        f"{path}:3: not UTF-8: byte 0xe9 at place 16, as Latin-1 or Windows-1252 has it. Use: "
+        f"{path}:3: not UTF-8: byte 0xe9 at place 16, as WINDOWS-1252 has it. Use: "
         "iconv -f WINDOWS-1252 "
     )
     with pytest.raises(UserError, match="a.jsonl:3: .*UTF-8.*0xe9"):

@@ -15,7 +15,6 @@ from transformers import TrainerState
 from launch.core.errors import UserError
 from launch.plan.planning import prepare
 from launch.rules.check import check
-from launch.rules.unread import OF_EVALUATIONS
 from launch.schema.trainer_args import complete
 from recipes.training import selection
 from tests.conftest import composed
@@ -94,7 +93,7 @@ def test_stopped_early_with_the_last_model_as_best(capsys):
     assert "stopped early" in printed
 
 
-@pytest.mark.parametrize("name", OF_EVALUATIONS)
+@pytest.mark.parametrize("name", ["eval_packing", "num_generations_eval"])
 def test_arguments_of_evaluations_are_not_ignored(name):
     method, metric = (
         ("grpo", "eval_reward") if name == "num_generations_eval" else ("sft", "eval_loss")

@@ -1,0 +1,176 @@
+"""Reject settings by two tables: conflicts.yaml and unread.yaml, whose headers define a row."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from launch.config.compose import leaf
+from launch.inputs.reading import yaml_file
+from launch.machine.placement import shares_gpu
+from launch.rules.data import first_metric
+from launch.rules.refusal import Refusal
+from launch.rules.runtime import runtime_as
+from launch.rules.topology import has_split, has_vllm, several
+from launch.schema import Config
+from launch.schema.trainer_args import argument, known
+
+DEFAULTS = Config()
+# Keys that only decide what another key's name means, so that messages show that key.
+SHOWN = {
+    "data.kind": "data.name",
+    "method.rows": "method.name",
+    "method.tunes": "method.name",
+    "hardware.vendor": "hardware.name",
+}
+
+
+def _reads_precision(config: Config) -> bool:
+    copies = config.method.exports and config.adapter.name == "none"  # in method.args.weights
+    return config.smoke or (config.method.reads("precision") and not copies)
+
+
+# Conditions and values that are not keys of the composition.
+FACTS: dict[str, Callable[[Config], Any]] = {
+    "first_metric": first_metric,
+    "first_precision": lambda c: next(iter(c.hardware.precisions), "fp32"),
+    "has_own_reward": lambda c: any("." in name for name in c.method.rewards),
+    "has_vllm": has_vllm,
+    "is_fp16": lambda c: c.precision.compute == "fp16",
+    "makes_rows": lambda c: c.method.tunes and argument(c, "rows") == "full",
+    "reads_data": lambda c: c.method.reads("data"),
+    "reads_model": lambda c: c.method.reads("model"),
+    "reads_precision": _reads_precision,
+    "shares_gpu": shares_gpu,
+}
+
+
+def setting(config: Config, key: str) -> Any:
+    """Return a key's value, an argument's default, or a fact; of an enum's member, the name."""
+    group, _, name = key.rpartition(".")
+    if group == "fact":
+        return FACTS[name](config)
+    value = argument(config, name) if group == "method.args" else leaf(config, key)
+    return value.name if isinstance(value, Enum) else value
+
+
+def accepts(allowed: Any, value: Any) -> bool:
+    """Return whether a cell of a table accepts a value."""
+    if isinstance(allowed, list):
+        return value in allowed
+    if allowed in ("given", "absent"):
+        return (value in (None, False, 0, "none", [], {})) == (allowed == "absent")
+    if allowed == "several":
+        return isinstance(value, int) and value > 1
+    if allowed == "not positive":
+        return not value or value <= 0
+    word, _, other = allowed.partition(" ") if isinstance(allowed, str) else ("", "", "")
+    if word == "has":
+        return other in (value or [])
+    return bool(value != other if word == "not" else value == allowed)
+
+
+def hold(config: Config, conditions: dict[str, Any]) -> bool:
+    return all(accepts(allowed, setting(config, key)) for key, allowed in conditions.items())
+
+
+@functools.cache
+def rows(name: str) -> list[dict[str, Any]]:
+    """Return the rows of a table, read once."""
+    content: list[dict[str, Any]] = yaml_file(Path(__file__).parent / f"{name}.yaml")
+    return content
+
+
+def conflicts(config: Config) -> Iterator[Refusal]:
+    for row in rows("conflicts"):
+        if not (hold(config, row["settings"]) and hold(config, row.get("when", {}))):
+            continue
+        choices = row.get("any", {}).items()
+        keys = [*row["settings"], *(key for key, a in choices if hold(config, {key: a}))]
+        if len(keys) > len(row["settings"]) or not choices:
+            shown = " with ".join(_shown(config, SHOWN.get(key, key)) for key in keys)
+            yield Refusal(row["rule"], f"{shown}: {row['why']}", row["use"])
+
+
+def _shown(config: Config, key: str) -> str:
+    value = setting(config, key)
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"{key.removesuffix('.name')}={text}"
+
+
+def unread(config: Config) -> Iterator[Refusal]:
+    for row in rows("unread"):
+        yield from unread_row(config, row)
+
+
+def unread_row(config: Config, row: dict[str, Any]) -> Iterator[Refusal]:
+    """Yield a refusal if a key of the row is given but not read."""
+    read = row["read"] if isinstance(row["read"], list) else [row["read"]]
+    if any(hold(config, conditions) for conditions in read):
+        return
+    values = {
+        key: usual for key in row["keys"].split() for key, usual in _unusual(config, key, row)
+    }
+    if not values:
+        return
+    needs = _needs(config, row.get("needs", ""))
+    reason = f" without {needs}" if needs else f" with method={config.method.name}"
+    reason = f": {row['why']}" if "why" in row else reason
+    names = [_shown(config, key) if key.endswith(".name") else key for key in values]
+    remedy = " ".join(_reset(config, key, usual) for key, usual in values.items())
+    remedy = f"{needs}, or {remedy}" if needs else remedy
+    takes = "takes" if len(values) == 1 else "take"
+    yield Refusal(
+        "unread",
+        f"{', '.join(names)} {takes} no effect{reason}",
+        remedy + (f"; {row['note']}" if "note" in row else ""),
+    )
+
+
+def _unusual(config: Config, key: str, row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the key, or the keys below it, whose values differ from the usual, and the usual.
+
+    TRL's arguments have no usual value, so any value of theirs counts.
+    """
+    value, usual = leaf(config, key), row.get("usual")
+    if "usual" not in row and not key.startswith("method.args."):
+        usual = leaf(DEFAULTS, key)
+    elif isinstance(usual, str) and usual.startswith("fact."):
+        usual = setting(config, usual)
+    elif "usual" not in row and config.method.config_class.startswith("recipes."):
+        usual = known(config).get(key.rpartition(".")[2], {}).get("default")
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            if getattr(value, field.name) != (default := getattr(usual, field.name)):
+                yield f"{key}.{field.name}", default
+    elif value != usual and not (value is None and key.startswith("method.args.")):
+        yield key, usual
+
+
+def _reset(config: Config, key: str, usual: Any) -> str:
+    """Return the override that undoes a key, also one that a file sets."""
+    if key.startswith("method.args."):
+        return f"'~{key}'"
+    if isinstance(usual, dict):
+        return " ".join(f"'~{key}.{name}'" for name in setting(config, key))
+    usual = usual.name if isinstance(usual, Enum) else usual
+    value = usual if isinstance(usual, str) else json.dumps(usual)
+    return f"{key.removesuffix('.name')}={value}"
+
+
+def _needs(config: Config, needs: str | list[str]) -> str:
+    """Return the overrides that make something read a key; of a list, those possible here."""
+    if isinstance(needs, list):
+        topologies = [*several(config), *(["colocate"] if has_split(config) else [])]
+        possible = [f"topology={name}" for name in topologies]
+        if "engine" in known(config) and config.hardware.vllm:
+            possible.append("method.args.engine=vllm")
+        return " or ".join(override for override in needs if override in possible)
+    if needs.startswith("fact."):
+        return str(setting(config, needs))
+    return runtime_as(config, "docker") if needs == "runtime=docker" else needs
