@@ -12,7 +12,6 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from launch.core import json_files
-from launch.core.console import drop
 from launch.core.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -176,10 +175,7 @@ def execute(
         json_files.write_json(run_dir / "record.json", ended)
         if code != EXIT_DONE and (outcome.status != "interrupted" or failures(run_dir)):
             stream = sys.stderr if plan.config.format == Format.json else sys.stdout
-            try:
-                print(describe(plan, outcome), end="", file=stream, flush=True)
-            except OSError:  # nobody reads any more; the exit code and the record have it too
-                drop(stream)
+            print(describe(plan, outcome), end="", file=stream, flush=True)
     return code
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from launch.core.console import run_program
 from launch.execution import execute
 from launch.plan.planning import make_plan
 from launch.schema.plan import Plan, Process
@@ -110,9 +111,12 @@ def eventually(holds: Callable[[], object], within_s: float = 20.0) -> bool:
     return found
 
 
+def main(arguments: list[str]) -> int:
+    run_dir, *pairs = arguments
+    scripts = dict(pair.split("=", 1) for pair in pairs if pair.split("=", 1)[0] in KINDS)
+    overrides = [pair for pair in pairs if pair.split("=", 1)[0] not in KINDS]
+    return execute.execute(plan_of(Path(run_dir), scripts, *overrides), host_with(0), None)
+
+
 if __name__ == "__main__":
-    scripts = dict(
-        argument.split("=", 1) for argument in sys.argv[2:] if argument.split("=", 1)[0] in KINDS
-    )
-    overrides = [argument for argument in sys.argv[2:] if argument.split("=", 1)[0] not in KINDS]
-    sys.exit(execute.execute(plan_of(Path(sys.argv[1]), scripts, *overrides), host_with(0), None))
+    run_program(main)

@@ -122,11 +122,15 @@ def read(terminal: int) -> bytes:
         return b""
 
 
-def test_a_closed_pipe_does_not_change_the_exit_code(tmp_path):
-    """As in `launch/run.py ... 2>&1 | head`."""
+@pytest.mark.parametrize("stream", ["pipe", "terminal"])
+def test_a_reader_that_goes_does_not_change_the_exit_code(tmp_path, stream):
+    """As in `launch/run.py ... 2>&1 | head`, and in a terminal that closes at the first line."""
     fails = "print('one', flush=True); time.sleep(0.3); print('two', flush=True); sys.exit(1)"
-    child = start(tmp_path, fails, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    child.stdout.close()
+    ours, theirs = os.pipe() if stream == "pipe" else os.openpty()
+    child = start(tmp_path, fails, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    os.read(ours, 1)
+    os.close(ours)
     try:
         assert child.wait(60) == 4
     finally:
