@@ -230,30 +230,9 @@ def create(
             if is_ours(old, host):
                 remove(old)
         arguments = sdk_arguments(spec)
-        host_config = client.api.create_host_config(**sdk_objects(arguments["host"]))
+        host_config = client.api.create_host_config(**arguments["host"])
         # A rootless engine's root is its caller. The sandbox writes no files that need an owner.
         user = spec.user if spec.confinement else images_engine.caller(client)
         own = {"image": image_id, "user": user, "host_config": host_config}
         made = client.api.create_container(**{**arguments["container"], **own})
         return client.containers.get(made["Id"])
-
-
-def sdk_objects(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Convert plain data to the SDK's own classes."""
-    log = arguments["log_config"]
-    objects: dict[str, Any] = {
-        "ulimits": [
-            docker.types.Ulimit(name=u["Name"], soft=u["Soft"], hard=u["Hard"])
-            for u in arguments["ulimits"]
-        ],
-        "mounts": [
-            docker.types.Mount(m["Target"], m["Source"], type="bind", read_only=m["ReadOnly"])
-            for m in arguments["mounts"]
-        ],
-        "log_config": docker.types.LogConfig(type=log["Type"], config=log["Config"]),
-    }
-    if "device_requests" in arguments:
-        objects["device_requests"] = [
-            docker.types.DeviceRequest(**request) for request in arguments["device_requests"]
-        ]
-    return {**arguments, **objects}
