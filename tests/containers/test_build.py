@@ -231,4 +231,4 @@ def test_phases_are_lines_with_seconds(capsys):
     with progress.phase("fetch") as phase:
         phase.say("not shown without a terminal")
         phase.result = "3 files [all]"
-    assert re.fullmatch(r"fetch \.\.\.\nfetch  3 files \[all\] +0\.0 s\n", capsys.readouterr().out)
+    assert re.fullmatch(r"fetch  3 files \[all\] +0\.0 s\n", capsys.readouterr().out)
