@@ -15,7 +15,7 @@ from typing import Any
 
 import docker
 import requests
-from docker.errors import APIError, ContainerError, DockerException, NotFound
+from docker.errors import APIError, DockerException, NotFound
 from docker.models.containers import Container
 from docker.models.images import Image
 from rich.console import Console
@@ -25,9 +25,8 @@ from containers import images
 from containers.images import LABEL, OCI
 from launch.core.errors import HostError
 from launch.machine.detect import Host
-from launch.plan import rocprof, rundir
+from launch.plan import rundir
 from launch.plan.container import container_name, image_reference, sdk_arguments
-from launch.schema.enums import Profile
 from launch.schema.plan import ContainerSpec, Plan
 
 
@@ -62,23 +61,9 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
     client = connect()
     with host_errors():
         remove_orphans(client, host)
-        check_devices(plan, host)
         facts = image_facts(pull_if_absent(client, plan))
     check_image(plan, facts)
-    if plan.config.profile == Profile.rocprof:
-        check_profiler(client, plan, facts["id"])
     return facts
-
-
-def check_devices(plan: Plan, host: Host) -> None:
-    nodes = sorted({node for spec in plan.containers.values() for node in spec.devices})
-    if missing := [node for node in nodes if node not in host.device_nodes]:
-        no_kfd = " /dev/kfd comes with the amdgpu driver: sudo modprobe amdgpu."
-        raise HostError(
-            f"{', '.join(missing)} missing on this machine, and the plan's containers need it. "
-            f"Here: {', '.join(host.device_nodes) or 'none'}."
-            f"{no_kfd if '/dev/kfd' in missing else ''}"
-        )
 
 
 def pull_if_absent(client: docker.DockerClient, plan: Plan) -> Image:
@@ -147,19 +132,6 @@ def check_image(plan: Plan, facts: dict[str, Any]) -> None:
     if fault:
         rebuild = f"python containers/build.py image={image.name}"
         raise HostError(f"container={image.name}: {fault}. {rebuild}")
-
-
-def check_profiler(client: docker.DockerClient, plan: Plan, image_id: str) -> None:
-    """Start a container to check that the image has the program of profile=rocprof."""
-    look = ["-c", 'command -v "$0"', plan.config.rocprof.value]
-    shell = {"entrypoint": "/bin/sh", "network_mode": "none", "remove": True}
-    with host_errors():
-        try:
-            client.containers.run(image_id, look, **shell)
-        except ContainerError as error:
-            raise rocprof.absent(
-                plan.config, f"in container={plan.config.container.name}", "in an image of your own"
-            ) from error
 
 
 def remove_orphans(client: docker.DockerClient, host: Host) -> list[str]:

@@ -37,7 +37,7 @@ from launch.execution.supervise import (
 )
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.plan import rocprof, rundir
+from launch.plan import rundir
 from launch.plan.planning import rank_config
 from launch.plan.views import as_json
 from launch.schema.enums import Format, Preflight, Vendor
@@ -66,7 +66,6 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
 
     # Check only after removing processes of dead launchers, which hold GPU memory.
     if config.runtime.on_node != "docker":
-        rocprof.check(config)
         orphans.remove()
         check_sandbox(plan, host)
         preflight.check(plan, host)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from launch.core import json_files
 from launch.core.errors import EXIT_USER
-from launch.execution import logs, serving, watchdog
+from launch.execution import logs, watchdog
 from launch.execution.meaning import of as meaning_of
 from launch.execution.progress import Progress
 from launch.execution.watchdog import Watchdog
@@ -93,7 +93,7 @@ class Group:
     followers: dict[str, logs.Follower]
     asked_at: float = 0.0
     tokens: float = 0.0
-    serves: bool = False  # its server has answered, and is the planned one
+    serves: bool = False  # its server has answered
 
     @property
     def is_server(self) -> bool:
@@ -199,23 +199,16 @@ class Attempt:
         return not placement.shares_gpu(self.plan.config) or self._serves(group)
 
     def _serves(self, group: Group) -> bool:
-        """Return whether the group's server, if any, answers.
-
-        Raises HostError if it is not the planned one.
-        """
-        process = group.process
-        if process.port is None or group.serves:
+        """Return whether the group's server, if any, answers."""
+        if group.process.port is None or group.serves:
             return True
-        self.progress.say(f"waiting for {process.name} to load and answer")
-        if not group.may_be_asked() or not serving.is_up(group.ask):
-            return False
-        try:
-            serving.check(group.ask, self.plan.config, str(process.serves))
-        except OSError:  # busy, or it has just ended, which the next look finds
-            return False
-        self.progress.say("starting (imports and model)")
-        group.serves = True
-        return True
+        self.progress.say(f"waiting for {group.process.name} to load and answer")
+        with contextlib.suppress(OSError):  # loading, or ended, which the next look finds
+            if group.may_be_asked():
+                group.ask("/health")
+                group.serves = True
+                self.progress.say("starting (imports and model)")
+        return group.serves
 
     def _finished(self) -> bool:
         all_started = len(self.groups) == len(self.plan.processes)

@@ -54,25 +54,13 @@ write("saved")
 write("result.json", status="interrupted")
 sys.exit(75)
 """
-# Answers like a vLLM that serves the plan, with no replica since the composition has only ranks.
+# Answers like a vLLM.
 SERVER = """
 import http.server
-parallel = {"tensor_parallel_size": 1, "data_parallel_size": 0}
-info = {
-    "model_config": {"dtype": "float32"},
-    "parallel_config": parallel,
-    "weight_transfer_config": {"backend": "gloo"},
-}
-answers = {
-    "/health": "",
-    "/v1/models": {"data": [{"id": "m"}]},
-    "/server_info?config_format=json": {"vllm_config": info},
-}
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200 if self.path in answers else 404)
+        self.send_response(200 if self.path == "/health" else 404)
         self.end_headers()
-        self.wfile.write(json.dumps(answers.get(self.path)).encode())
     def log_message(self, *_):
         pass
 note("server listens")
@@ -89,10 +77,10 @@ def plan_of(run_dir: Path, scripts: dict[str, str], *overrides: str) -> Plan:
         port = free.getsockname()[1]
     processes = []
     for name, script in scripts.items():
-        serves = {"port": port, "serves": "m"} if KINDS[name] == "server" else {}
+        listens = {"port": port} if KINDS[name] == "server" else {}
         argv = [sys.executable, "-c", COMMON + script, str(run_dir), str(port)]
         processes.append(
-            Process(name, KINDS[name], argv, plan.processes[-1].settings, [], **serves)
+            Process(name, KINDS[name], argv, plan.processes[-1].settings, [], **listens)
         )
     return dataclasses.replace(plan, processes=processes)
 

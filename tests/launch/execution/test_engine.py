@@ -126,17 +126,6 @@ def test_without_an_engine_the_run_exits_with_3(fake, tmp_path, monkeypatch, lau
     assert launch(*run).code == 3
 
 
-def test_missing_devices():
-    host = host_with(8)
-    plan, nodes = plan_of("hardware=mi300x", "topology=ddp", host=host), host.device_nodes
-    engine.check_devices(plan, host)
-    with pytest.raises(HostError, match="/dev/kfd.*modprobe amdgpu"):
-        engine.check_devices(plan, dataclasses.replace(host, device_nodes={}))
-    nodes = {node: gid for node, gid in nodes.items() if node != "/dev/dri/renderD135"}
-    with pytest.raises(HostError, match=r"/dev/dri/renderD135 .*/dev/dri/renderD128"):
-        engine.check_devices(plan, dataclasses.replace(host, device_nodes=nodes))
-
-
 def test_an_image_that_is_not_built(fake):
     fake({})
     with pytest.raises(HostError, match="container=cpu: .*build.py image=cpu"):
