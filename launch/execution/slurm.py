@@ -27,7 +27,7 @@ from launch.machine.detect import Host
 from launch.machine.placement import MASK, num_gpus
 from launch.plan import rundir, sealed, show
 from launch.plan.views import as_json
-from launch.rules.slurm import OWNED
+from launch.schema import Slurm
 from launch.schema.enums import Format, Vendor
 from launch.schema.plan import Plan
 
@@ -36,17 +36,13 @@ SCRIPT, JOB, LOG = "job.sh", "slurm.json", "logs/slurm.log"
 # Slurm's masks of the GPUs that it assigns (gres.conf: Flags), ROCr's first. HIP_VISIBLE_DEVICES
 # would come from a shell.
 MASKS = ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
-# SBATCH_<NAME> in the shell overrides an option of the script. Sites set defaults that way, which
-# apply if a key is null.
-DEFAULTS = {"--partition", "--account", "--qos", "--time"}
-# Each option excludes the others.
-MEMORY = ("MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU")
-ANOTHER_NAME = {
-    "--time": ("TIMELIMIT",),
-    "--array": ("ARRAY_INX",),
-    "--switches": ("REQ_SWITCH", "WAIT4SWITCH"),
-    "--cpu-freq": ("CPU_FREQ_REQ",),
-    **dict.fromkeys(("--mem", "--mem-per-cpu", "--mem-per-gpu"), MEMORY),
+# SBATCH_<NAME> in the shell overrides an option of the script. Only these defaults of a site are
+# passed, if their key is null.
+SITE_DEFAULTS = {
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_QOS": "qos",
+    "SBATCH_TIMELIMIT": "time",
 }
 # A cluster's jobs continue while its controller restarts or is busy.
 PATIENCE_S = 3600.0
@@ -102,17 +98,12 @@ def script(plan: Plan, host: Host) -> str:
     return f"{HEAD.format(name=plan.name)}{options_text}\n{shlex.join(command)}\n"
 
 
-def overruling(text: str) -> set[str]:
-    """Return the shell's variables that would override this script or the launcher."""
-    lines = [
-        line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")
-    ]
-    options = {shlex.split(line)[0].partition("=")[0] for line in lines} | OWNED.keys() - DEFAULTS
-    names = {"SLURM_CLUSTERS"} if "--clusters" in options else set()
-    for option in options:
-        same_name = (option.removeprefix("--").upper().replace("-", "_"),)
-        names |= {f"SBATCH_{name}" for name in ANOTHER_NAME.get(option, same_name)}
-    return names
+def overrides_script(name: str, slurm: Slurm) -> bool:
+    """Return whether a variable of the shell would override the script."""
+    if name == "SLURM_CLUSTERS":
+        return any(option.startswith("--clusters") for option in slurm.options)
+    key = SITE_DEFAULTS.get(name)
+    return name.startswith("SBATCH_") and (key is None or getattr(slurm, key) is not None)
 
 
 def submit(plan: Plan, host: Host) -> int:
@@ -141,10 +132,14 @@ def submit(plan: Plan, host: Host) -> int:
         submitted = sealed.seal({**began, "status": "submitted"})
         json_files.write_json(plan.run_dir / "record.json", submitted)
         json_files.write_text(file, text)
-    overruled = sorted(overruling(text) & os.environ.keys())
+    slurm = plan.config.runtime.slurm
+    overruled = sorted(name for name in os.environ if overrides_script(name, slurm))
     if overruled:
-        names = ", ".join(overruled)
-        show.say(plan.config, f"this shell's {names} not passed to sbatch: the composition decides")
+        show.say(
+            plan.config,
+            f"{', '.join(overruled)}: not passed to sbatch, since the composition decides. "
+            "Use runtime.slurm.options.",
+        )
     # A mask in this shell names this machine's GPUs. In the job, Slurm sets the mask.
     withheld = {*MASKS, *MASK.values(), *overruled}
     environ = {name: value for name, value in os.environ.items() if name not in withheld}

@@ -103,14 +103,10 @@ def image_json(name: str, **changes):
     labels = {"image": name, "tag": image.tag, "gfx": ",".join(image.gfx)} | changes.pop(
         "labels", {}
     )
-    base = {
-        "org.opencontainers.image.base.digest": changes.pop("base_digest", image.digest),
-        "org.opencontainers.image.base.name": image.base,
-    }
     return {
         "Id": "sha256:1",
         "RepoDigests": [],
-        "Config": {"Labels": base | {f"io.rocm-recipes.{k}": v for k, v in labels.items()}},
+        "Config": {"Labels": {f"io.rocm-recipes.{k}": v for k, v in labels.items()}},
     } | changes
 
 
@@ -166,24 +162,13 @@ def test_disk_too_small(fake, monkeypatch):
         engine.check(plan_of(*CPU), host_with(0))
 
 
-def test_a_digest_that_differs_from_the_lock(fake, monkeypatch):
-    reference = pushed("cpu", monkeypatch)
-    other = f"127.0.0.1:1/cpu@sha256:{'c' * 64}"
-    fake({("GET", "/images/.*/json"): (200, image_json("cpu", RepoDigests=[other]))})
-    with pytest.raises(HostError, match=r"c{64}.*b{64}"):
-        engine.check(plan_of(*CPU), host_with(0))
-    fake({("GET", "/images/.*/json"): (200, image_json("cpu", RepoDigests=[reference]))})
-    assert engine.check(plan_of(*CPU), host_with(0))["repo_digests"] == [reference]
-
-
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
         ("cpu", {"labels": {"tag": "older"}}, "cpu:older"),
-        ("rocm", {"base_digest": "sha256:other"}, "sha256:other.*sha256:749f"),
         ("rocm", {"labels": {"gfx": "gfx90a"}}, "gfx942.*gfx90a"),
     ],
-    ids=["other inputs", "another base", "no code for the GPU"],
+    ids=["other inputs", "no code for the GPU"],
 )
 def test_a_wrong_image(fake, name, changes, message):
     fake({("GET", "/images/.*/json"): (200, image_json(name, **changes))})
