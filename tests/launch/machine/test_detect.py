@@ -327,7 +327,7 @@ def nvml_of_two_h200(**more):
         "nvmlDeviceGetCount": lambda: 2,
         "nvmlDeviceGetHandleByIndex": lambda index: index,
         "nvmlDeviceGetHandleByPciBusId": lambda address: address,
-        "nvmlDeviceGetName": lambda handle: b"NVIDIA H200",
+        "nvmlDeviceGetName": lambda handle: "NVIDIA H200",
         "nvmlDeviceGetMemoryInfo": lambda handle: memory,
         "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
         "nvmlDeviceGetPciInfo": lambda handle: types.SimpleNamespace(
