@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import docker
 import docker.errors
@@ -40,7 +41,7 @@ def push(client: docker.DockerClient, image: Image, place: str, show: engine.Sho
 def write_pushed(lock: Path, name: str, reference: str) -> bool:
     """Replace the entry's `pushed` in the lock; return whether it changed. Comments stay."""
     old = lock.read_text(encoding="utf-8")
-    node: yaml.Node = yaml.compose(old)
+    node: Any = yaml.compose(old)
     for key in ("images", name, "pushed"):
         node = next(value for field, value in node.value if field.value == key)
     new = old[: node.start_mark.index] + reference + old[node.end_mark.index :]

@@ -143,25 +143,6 @@ def test_an_image_that_cannot_be_pulled(fake, answer):
     assert any("fromImage=127.0.0.1%3A1%2Fme%2Fmine" in line and "tag=1" in line for line in asked)
 
 
-def pushed(name: str, monkeypatch, **changes):
-    """Return the lock with this image pushed."""
-    tag, digest = images.load()[name].tag, f"sha256:{'b' * 64}"
-    entries = images.load() | {
-        name: dataclasses.replace(
-            images.load()[name], pushed=f"127.0.0.1:1/{name}:{tag}@{digest}", **changes
-        )
-    }
-    monkeypatch.setattr(images, "load", lambda: entries)
-    return f"127.0.0.1:1/{name}@{digest}"
-
-
-def test_disk_too_small(fake, monkeypatch):
-    pushed("cpu", monkeypatch, size_gb=1e6)
-    fake({})
-    with pytest.raises(HostError, match=r"container=cpu: .*1e\+06 GB"):
-        engine.check(plan_of(*CPU), host_with(0))
-
-
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [

@@ -67,15 +67,6 @@ def test_the_last_whole_row_is_shown(tmp_path):
     assert line() == "step 1/9"
 
 
-def test_markup_in_a_log_is_text(tmp_path, capsys):
-    with Progress(plan_of(tmp_path, {"trainers": DONE})) as progress:
-        progress.log("trainers", ["[bold]no[/bold] [/red]", "[link=x] [1, 2]"])
-        progress.say("[blink]says")
-    err = capsys.readouterr().err
-    assert "trainers | [bold]no[/bold] [/red]\ntrainers | [link=x] [1, 2]\n" in err
-    assert ": [blink]says" in err
-
-
 TRAINS = """
 for step in range(1, 4):
     with (run / "metrics.jsonl").open("a") as file:

@@ -19,7 +19,7 @@ import pytest
 
 from launch.config.identity import composition_hash
 from launch.core import json_files
-from launch.core.errors import HostError, UserError
+from launch.core.errors import HostError
 from launch.estimate import batch
 from launch.execution import orphans, slurm, slurm_job
 from launch.execution.execute import check_host
@@ -27,7 +27,7 @@ from launch.execution.slurm_process import step
 from launch.machine import placement
 from launch.plan import rundir, sealed
 from launch.plan.planning import prepare
-from launch.rules.check import check, refusals
+from launch.rules.check import refusals
 from launch.rules.slurm import seconds
 from tests.conftest import composed, host_with
 from tests.helpers.slurm_examples import JOB, TWO, planned
@@ -181,12 +181,6 @@ def test_times_as_sbatch_reads_them(time, expected):
 def test_an_option_that_the_composition_decides_is_rejected(override, rules):
     config = composed("hardware=cpu", "runtime=slurm", f"runtime.slurm.{override}")
     assert [rule.name for rule in refusals(config)] == rules
-
-
-@pytest.mark.parametrize("gres", ["gpu:4", "gpu:mi300x:4"])
-def test_a_count_of_gpus_stands_in_one_place(gres):
-    with pytest.raises(UserError, match=r"runtime\.slurm\.gres="):
-        check(composed("hardware=cpu", "runtime=slurm", f"runtime.slurm.gres='{gres}'"))
 
 
 # ---- Submission
