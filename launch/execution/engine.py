@@ -85,7 +85,6 @@ def pull_if_absent(client: docker.DockerClient, plan: Plan) -> Image:
         return images_engine.have(
             client,
             reference,
-            image.size_gb if image else images.UNKNOWN,
             lambda line: status.update(f"pulling {reference}: {line}"),
         )
 

@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 import time
-from typing import Any
 
 from launch.core import json_files
 from launch.core.errors import (
@@ -26,7 +25,6 @@ from launch.execution.slurm_process import JOB_PROGRAM
 from launch.machine.detect import Host
 from launch.machine.placement import MASK, num_gpus
 from launch.plan import rundir, sealed, show
-from launch.plan.views import as_json
 from launch.schema import Slurm
 from launch.schema.enums import Format, Vendor
 from launch.schema.plan import Plan
@@ -220,8 +218,3 @@ def follow(plan: Plan, job: str) -> int:
         )
         return EXIT_FAILED
     return int(exit_code)
-
-
-def plan_json(plan: Plan, host: Host) -> dict[str, Any]:
-    """Return the plan with its script, for mode=plan format=json."""
-    return {**as_json(plan), "script": script(plan, host)}

@@ -83,7 +83,8 @@ def launch(run_dir: Path) -> int:
     for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_CLUSTERS"):
         os.environ.pop(name, None)
     step_before = newest_step(run_dir)
-    forget_nodes(run_dir)
+    for file in (run_dir / "nodes").glob("*"):  # of an earlier job
+        file.unlink()
     sign(run_dir)
     try:
         plan, host = prepared(run_dir)
@@ -147,11 +148,6 @@ def sign(run_dir: Path) -> None:
     if run_dir.is_dir():  # otherwise composition() reports it
         (run_dir / "nodes").mkdir(exist_ok=True)
         (run_dir / "nodes" / node_name()).touch()
-
-
-def forget_nodes(run_dir: Path) -> None:
-    for file in (run_dir / "nodes").glob("*"):
-        file.unlink()
 
 
 def say_missing(run_dir: Path) -> None:

@@ -209,15 +209,6 @@ def test_the_root_of_a_rootless_engine_is_its_caller():
         assert engine.caller(SimpleNamespace(info=lambda info=info: info)) == user
 
 
-def test_a_size_that_nobody_states_refuses_no_disk(tmp_path):
-    client = SimpleNamespace(info=lambda: {"DockerRootDir": str(tmp_path)})
-    engine.check_disk(client, "x", "unknown")
-    engine.check_disk(client, "x", 1e-9)
-    engine.check_disk(SimpleNamespace(info=lambda: {"DockerRootDir": "/absent"}), "x", 1e9)
-    with pytest.raises(HostError, match=r"x takes at least 1e\+09 GB"):
-        engine.check_disk(client, "x", 1e9)
-
-
 def test_docker_host_in_a_form_that_nobody_knows(monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "gopher://x")
     with pytest.raises(HostError, match="No docker engine answers at gopher://x"):

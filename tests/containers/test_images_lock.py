@@ -171,7 +171,6 @@ VALID = {
     "vllm": "unknown",
     "trl": "1.16.0",
     "gfx": ["gfx942"],
-    "size_gb": 1.5,
     "source": "a page",
     "dockerfile": "Dockerfile",
     "locks": ["one.lock", "two.lock"],
@@ -222,8 +221,6 @@ def test_a_valid_entry_is_read_as_it_stands(folder):
         ({"trl": None}, "trl"),
         ({"gfx": "gfx942"}, "gfx"),
         ({"gfx": [942]}, "gfx.0"),
-        ({"size_gb": "large"}, "size_gb"),
-        ({"size_gb": True}, "size_gb"),
         ({"pushed": "example.com/mine:1.0"}, "pushed"),
         ({"flavour": "x"}, "flavour"),
     ],
@@ -270,7 +267,7 @@ def test_any_file_that_goes_in_changes_the_tag(folder, file):
     assert images.entry("mine", VALID).tag != before
 
 
-OTHERS = {"gfx": ["gfx950"], "size_gb": "unknown", "source": "another"}
+OTHERS = {"gfx": ["gfx950"], "source": "another"}
 OTHERS["pushed"] = f"example.com/mine:{'0' * 16}@sha256:{'1' * 64}"
 
 

@@ -153,7 +153,7 @@ def test_a_pushed_image_is_written_into_the_lock_and_comes_back_by_its_digest(
     engine.images.remove(pushed_id, force=True)
     assert engines.find(engine, reference) is None
     remove.append(reference)
-    assert engines.have(engine, reference, "unknown", print).id == pushed_id
+    assert engines.have(engine, reference, print).id == pushed_id
 
 
 def test_check_builds_nothing_and_says_how_things_are(have_tiny, tiny, fake_rocm, engine):
