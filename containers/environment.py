@@ -372,8 +372,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--torch", choices=BUILDS, help="default: TORCH, or what this machine needs"
     )
-    named = ["--torch", os.environ["TORCH"]] if os.environ.get("TORCH") else []
-    requested = parser.parse_args([*named, *argv]).torch
+    arguments = ["--torch", os.environ["TORCH"]] if os.environ.get("TORCH") else []
+    requested = parser.parse_args([*arguments, *argv]).torch
     return finish(lambda: setup(VENV, requested, bool(os.environ.get("PYTHON"))))
 
 

@@ -196,6 +196,6 @@ def create(
         host_config = client.api.create_host_config(**arguments["host"])
         # A rootless engine's root is its caller. The sandbox writes no files that need an owner.
         user = spec.user if spec.confinement else images_engine.caller(client)
-        own = {"image": image_id, "user": user, "host_config": host_config}
-        made = client.api.create_container(**{**arguments["container"], **own})
-        return client.containers.get(made["Id"])
+        settings = {"image": image_id, "user": user, "host_config": host_config}
+        created = client.api.create_container(**{**arguments["container"], **settings})
+        return client.containers.get(created["Id"])

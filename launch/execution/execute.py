@@ -151,8 +151,8 @@ def execute(
 
             sandbox_image = sandboxed.image_id(engine.connect())
         write_inputs(plan, sandbox_image)
-        began = record.begin(plan, host, image, parent, sandbox_image)
-        json_files.write_json(run_dir / "record.json", began)
+        run_record = record.begin(plan, host, image, parent, sandbox_image)
+        json_files.write_json(run_dir / "record.json", run_record)
         secrets = sorted({name for spec in plan.containers.values() for name in spec.secrets})
         # Containers need no guard: they outlive the launcher, and the next start removes them by
         # their labels.
@@ -164,14 +164,14 @@ def execute(
                 outcome, restarts = supervise(plan, starter(plan, host, image), progress, stopping)
         except (HostError, OSError) as error:
             why = os_error_text(error) if isinstance(error, OSError) else str(error)
-            record.write_failure(began, run_dir, EXIT_HOST, why)
+            record.write_failure(run_record, run_dir, EXIT_HOST, why)
             raise HostError(why) from error
         result = json_files.read_json(run_dir / "result.json")
         code = exit_code(plan, outcome, result or {})
         metrics = json_files.read_metrics(run_dir / "metrics.jsonl")
         status = STATUS.get(code, "failed")
-        ended = record.finish(began, run_dir, status, code, metrics, result, restarts)
-        json_files.write_json(run_dir / "record.json", ended)
+        final_record = record.finish(run_record, run_dir, status, code, metrics, result, restarts)
+        json_files.write_json(run_dir / "record.json", final_record)
         if code != EXIT_DONE and (outcome.status != "interrupted" or failures(run_dir)):
             stream = sys.stderr if plan.config.format == Format.json else sys.stdout
             print(describe(plan, outcome), end="", file=stream, flush=True)

@@ -124,10 +124,10 @@ def submit(plan: Plan, host: Host) -> int:
         return follow(plan, job)
     rundir.make(plan.run_dir)
     file = plan.run_dir / SCRIPT
-    began = record.begin(plan, host, None)
+    run_record = record.begin(plan, host, None)
     with rundir.locked(plan.run_dir):
         write_inputs(plan)
-        submitted = sealed.seal({**began, "status": "submitted"})
+        submitted = sealed.seal({**run_record, "status": "submitted"})
         json_files.write_json(plan.run_dir / "record.json", submitted)
         json_files.write_text(file, text)
     slurm = plan.config.runtime.slurm
@@ -144,7 +144,7 @@ def submit(plan: Plan, host: Host) -> int:
     try:
         job = call("sbatch", "--parsable", str(file), env=environ).strip()
     except HostError as error:
-        record.write_failure(began, plan.run_dir, EXIT_HOST, str(error))
+        record.write_failure(run_record, plan.run_dir, EXIT_HOST, str(error))
         raise HostError(
             f"{error}\nruntime.slurm.<key>= changes the script. Without sbatch, use a login node "
             "(Debian: apt-get install slurm-client); runtime=local runs here."

@@ -37,8 +37,8 @@ def dump(pids: list[int], folder: Path) -> None:
 
 def stacks_of(pid: int) -> str:
     """Return the stacks that py-spy sees, or why it sees none and where they are instead."""
-    here = str(Path(sys.executable).parent)
-    program = shutil.which("py-spy") or shutil.which("py-spy", path=here)
+    folder_of_python = str(Path(sys.executable).parent)
+    program = shutil.which("py-spy") or shutil.which("py-spy", path=folder_of_python)
     reason = "py-spy is not installed"
     if program is not None:
         argv = [program, "dump", "--pid", str(pid)]

@@ -217,9 +217,9 @@ class Attempt:
     def _look(self) -> None:
         """Copy new log lines to the terminal."""
         for group in self.groups:
-            ended = not group.is_running
+            is_final = not group.is_running
             for name, follower in group.followers.items():
-                self.progress.log(name, logs.without_stop(follower.lines(all_of_it=ended)))
+                self.progress.log(name, logs.without_stop(follower.lines(all_of_it=is_final)))
         self.progress.update()
 
     def _ended(self, group: Group, status: str, why: str | None = None) -> Outcome:
@@ -311,8 +311,8 @@ def supervise(
     for restarts in range(most + 1):
         forget(plan.run_dir)
         outcome = Attempt(plan, progress, stopping).run(start)
-        ended = outcome.status in ("done", "interrupted")
-        if ended or stopping or restarts == most or not worth_another(plan.run_dir):
+        is_final = outcome.status in ("done", "interrupted")
+        if is_final or stopping or restarts == most or not worth_another(plan.run_dir):
             break
         progress.note(describe(plan, outcome))
         progress.say(f"restart {restarts + 1} of {most}, from the newest whole checkpoint")
@@ -376,17 +376,17 @@ def describe(plan: Plan, outcome: Outcome) -> str:
     name = process.name + (f", rank {rank}" if rank is not None and of_ranks else "")
     # Show the log of the rank, in a hang of the first. If the failed rank is unknown, the group's
     # comes first. If one is empty, show the other.
-    own = next(iter(of_ranks.values()), None) if rank is None else of_ranks.get(rank)
-    files = filter(None, [log, own] if rank is None and not hung else [own, log])
+    rank_log = next(iter(of_ranks.values()), None) if rank is None else of_ranks.get(rank)
+    files = filter(None, [log, rank_log] if rank is None and not hung else [rank_log, log])
     last_lines = {file: logs.last_words(file, outcome.began.get(file, 0)).lines for file in files}
     log, lines = next(((file, rows) for file, rows in last_lines.items() if rows), (log, []))
     if (known or {}).get("exit_code") == EXIT_USER:  # its message is complete
         return f"\n{name} failed: {why}\nThe whole log is {log}\n"
-    shown = lines[-SHOWN_LINES:]
+    tail = lines[-SHOWN_LINES:]
     # Look further up only if no rank has written why it failed, because an old warning would match
     # too easily.
-    meaning = meaning_of([why or ""]) or meaning_of(shown) or (None if known else meaning_of(lines))
+    meaning = meaning_of([why or ""]) or meaning_of(tail) or (None if known else meaning_of(lines))
     verb, reason = "hung" if hung else "failed", f": {why}" if why else ""
-    quoted = "".join(f"  | {line}\n" for line in shown) or "  (nothing)\n"
+    quoted = "".join(f"  | {line}\n" for line in tail) or "  (nothing)\n"
     usually = f"This usually means: {meaning}\n" if meaning else ""
     return f"\n{name} {verb}{reason}\nLast lines of {log}:\n{quoted}{usually}"
