@@ -251,7 +251,7 @@ class Attempt:
         # Until training begins, new log lines count as progress: a server loads, or a model is
         # created.
         followers = [f for group in self.groups for f in group.followers.values()]
-        loading = () if self.begun else tuple(follower.num_distinct for follower in followers)
+        loading = () if self.begun else tuple(len(follower.distinct) for follower in followers)
         if self.watchdog.quiet_s(now) > ASK_AFTER * self.watchdog.timeout_s:
             self.saved = watchdog.bytes_saved(self.plan.run_dir)
             for group in filter(Group.may_be_asked, self.groups):

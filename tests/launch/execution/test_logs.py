@@ -104,14 +104,14 @@ def test_repeated_lines_are_no_progress(tmp_path, monkeypatch):
         waits = f"INFO 11-21 14:{minute}:07 [core.py:7] Waiting for 1 engine for {minute * 60} s\n"
         append(log, waits.encode())
         follower.lines()
-    assert follower.num_distinct == 1
+    assert len(follower.distinct) == 1
     append(log, b"Loading:  50% | 1/2 [00:10<00:10]\rLoading: 100% | 2/2 [00:20<00:00]\r")
     follower.lines()
-    assert follower.num_distinct == 3
+    assert len(follower.distinct) == 3
     monkeypatch.setattr(logs, "MOST_DISTINCT", 100)
     append(log, b"".join(b"\rwaiting (%d)" % n for n in range(1000)))
     follower.lines()
-    assert follower.num_distinct == 100
+    assert len(follower.distinct) == 100
 
 
 def test_last_words_are_those_before_torchrun_reports(tmp_path):

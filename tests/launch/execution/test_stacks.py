@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.execution import stacks
+from launch.execution import orphans, stacks
 from tests.helpers.supervised import eventually
 
 WAITS = (
@@ -76,7 +76,7 @@ def test_without_py_spys_stacks_the_process_prints_them_into_its_log(
     assert f"its stacks are in its log: {reason}" in (tmp_path / f"{listens}.txt").read_text()
     assert eventually(lambda: "waits_here" in (tmp_path / "log").read_text())
     assert f"no stacks: {reason}" in (tmp_path / f"{deaf}.txt").read_text()
-    assert stacks._text(deaf, "stat"), "SIGUSR1 would have ended it"
+    assert orphans.identity(deaf), "SIGUSR1 would have ended it"
 
 
 def test_only_living_python_processes_have_stacks(start, tmp_path):
