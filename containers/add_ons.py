@@ -26,7 +26,6 @@ from launch.core.errors import HostError, UserError
 
 
 class AddOn(NamedTuple):
-    title: str
     builds: tuple[str, ...] = (*BUILDS, "macos")  # of torch, with which it works
     machine: str = ""  # the only one that its lock has files for
 
@@ -35,11 +34,11 @@ class AddOn(NamedTuple):
 # it, which takes two seconds. torch's ROCm build has its own Triton, which a second one would
 # overwrite.
 ADD_ONS = {
-    "vllm": AddOn("vLLM's build for the CPU", builds=("cpu",), machine="x86_64"),
-    "quantization": AddOn("torchao and bitsandbytes"),
-    "kernels": AddOn("Triton with Liger's kernels", builds=("cpu", "cuda")),
-    "gguf": AddOn("the package gguf"),
-    "lm-eval": AddOn("lm-evaluation-harness"),
+    "vllm": AddOn(builds=("cpu",), machine="x86_64"),
+    "quantization": AddOn(),
+    "kernels": AddOn(builds=("cpu", "cuda")),
+    "gguf": AddOn(),
+    "lm-eval": AddOn(),
 }
 
 
@@ -47,11 +46,11 @@ def install(venv: Path, name: str) -> bool:
     """Add a set of packages; return whether there was anything to do."""
     add_on, build = ADD_ONS[name], environment.read_stamp(venv).get("torch")
     if build is None:
-        raise UserError(f"There is no .venv to add {add_on.title} to. Run make setup first")
+        raise UserError(f"make {name}: there is no .venv to add it to. Run make setup first")
     if build not in add_on.builds or add_on.machine not in ("", platform.machine()):
         machine = f" on {add_on.machine}" if add_on.machine else ""
         raise HostError(
-            f"make {name}: {add_on.title} works with torch's build for {' or '.join(add_on.builds)}"
+            f"make {name}: it works with torch's build for {' or '.join(add_on.builds)}"
             f"{machine}, and .venv has that for {build} on {platform.machine()}. Run make setup "
             f"TORCH=cpu, then make {name}"
         )
@@ -61,7 +60,7 @@ def install(venv: Path, name: str) -> bool:
         return False
     python = venv_python(venv)
     progress = environment.Progress(venv / environment.LOG, 1, python)
-    progress.install(Step(add_on.title, environment.install_lock(python, lock)))
+    progress.install(Step(name, environment.install_lock(python, lock)))
     stamp.write_text(digest)
     return True
 

@@ -169,7 +169,7 @@ def have_base(client: docker.DockerClient, request: Request, phase: Phase) -> An
             f"{image.digest}. Name a copy of that very image (a mirror keeps its digest), or "
             "another entry of the lock."
         )
-    base = engine.have(client, reference, image.size_gb, phase.say)
+    base = engine.have(client, reference, phase.say)
     phase.result = reference if image.verified else f"{reference} (unverified)"
     return base
 

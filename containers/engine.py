@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import docker
@@ -98,14 +96,13 @@ def digests(image: Any) -> set[str]:
     return {reference.partition("@")[2] for reference in image.attrs.get("RepoDigests") or []}
 
 
-def have(client: docker.DockerClient, reference: str, size_gb: float | str, show: Show) -> Any:
+def have(client: docker.DockerClient, reference: str, show: Show) -> Any:
     """Return the image, pulled if it is missing here. Raises HostError."""
     reference = without_tag(reference)
     image = find(client, reference)
     if image is not None:
         show("present")
         return image
-    check_disk(client, reference, size_gb)
     try:
         pull(client, reference, show)
     except docker.errors.APIError as error:
@@ -118,21 +115,6 @@ def have(client: docker.DockerClient, reference: str, size_gb: float | str, show
             "https://docs.docker.com/engine/daemon/proxy"
         ) from error
     return client.images.get(reference)
-
-
-def check_disk(client: docker.DockerClient, reference: str, size_gb: float | str) -> None:
-    folder = Path(client.info().get("DockerRootDir") or "/")
-    if (
-        not isinstance(size_gb, (int, float)) or not folder.exists()
-    ):  # the size is unknown, or the engine runs in another machine
-        return
-    free_gb = shutil.disk_usage(folder).free / 1e9
-    if free_gb < size_gb:
-        raise HostError(
-            f"{reference} takes at least {size_gb:g} GB, and {folder}, where the engine keeps "
-            f"images, has {free_gb:.1f} GB free. "
-            "Make room (docker system df; docker image prune), or move the engine's data-root."
-        )
 
 
 def pull(client: docker.DockerClient, reference: str, show: Show) -> None:

@@ -12,7 +12,6 @@ it again: downloads are kept).
 
 import argparse
 import ast
-import collections
 import functools
 import hashlib
 import json
@@ -40,26 +39,17 @@ TORCH = "2.13.0"
 ROCM = "rocm7.2"
 ROCM_INDEX = "https://download.pytorch.org/whl/" + ROCM
 
-# pip's option -> uv's variable with the same meaning, and the separator of several values. If pip
-# is given any other option that matters, it installs without uv.
+# pip's option -> uv's variable with the same meaning, and the separator of several values. uv fails
+# where another option matters, and pip follows.
 TRANSLATED = {
     "index-url": ("UV_DEFAULT_INDEX", " "),
     "extra-index-url": ("UV_INDEX", " "),
     "find-links": ("UV_FIND_LINKS", ","),
+    "no-index": ("UV_NO_INDEX", " "),
     "cert": ("SSL_CERT_FILE", " "),
+    "client-cert": ("SSL_CLIENT_CERT", " "),
+    "proxy": ("ALL_PROXY", " "),
     "trusted-host": ("UV_INSECURE_HOST", " "),
-}
-# These do not decide which files are installed, because the locks name every version and hash.
-WITHOUT_EFFECT = {
-    "constraint",
-    "disable-pip-version-check",
-    "no-color",
-    "no-compile",
-    "no-input",
-    "progress-bar",
-    "require-virtualenv",
-    "retries",
-    "timeout",
 }
 PIP_SETTING = re.compile(r"([a-z:]+)\.([a-z-]+)=(['\"].*)")
 
@@ -142,11 +132,9 @@ def pip_options(listed: str, *sections: str) -> dict[str, str]:
     }
 
 
-def uv_settings(listed: str) -> dict[str, str] | None:
-    """Translate `pip config list` into uv's variables; None if uv does not have an option."""
+def uv_settings(listed: str) -> dict[str, str]:
+    """Translate `pip config list` into uv's variables."""
     options = pip_options(listed, "global", "install")
-    if options.keys() - TRANSLATED.keys() - WITHOUT_EFFECT:
-        return None
     return {
         variable: separator.join(options[option].split())
         for option, (variable, separator) in TRANSLATED.items()
@@ -196,7 +184,14 @@ def torch_step(python: Path, build: str, version: str) -> Step:
         uv, pip = install_lock(python, LOCKS / "torch.lock")
         index = (*pip, "--retries", "1", "--extra-index-url", CPU_INDEX)
         attempts = (uv, (*uv, "--index", CPU_INDEX), pip, index)
-        remedy = torch_unavailable(version, platform.machine())
+        tag = "cp" + "".join(version.split(".")[:2])
+        wheel = f"torch-{TORCH}+cpu-{tag}-{tag}-manylinux_2_28_{platform.machine()}.whl"
+        remedy = (
+            f"{wheel} is neither at pip's configured indexes (`pip config list`) nor at "
+            f"{CPU_INDEX}. Use a network that reaches that index; PIP_FIND_LINKS=<folder with the "
+            "wheel>; another Python, `make setup PYTHON=python3.11`; or, on a machine with a GPU, "
+            "`make setup TORCH=rocm|cuda`"
+        )
         return Step(f"torch {TORCH}, CPU build", attempts, remedy=remedy)
     if build == "rocm":
         # PyTorch's ROCm wheels change with ROCm; no public source states their hashes.
@@ -217,17 +212,6 @@ def plan(python: Path, build: str, version: str) -> tuple[Step, ...]:
         *((stack, torch) if build == "rocm" else (torch, stack)),
         Step("test tools", install_lock(python, LOCKS / "dev.lock")),
         Step(COMPILED, install_lock(python, LOCKS / "compiled.lock"), optional=True),
-    )
-
-
-def torch_unavailable(python: str, machine: str) -> str:
-    tag = "cp" + "".join(python.split(".")[:2])
-    wheel = f"torch-{TORCH}+cpu-{tag}-{tag}-manylinux_2_28_{machine}.whl"
-    return (
-        f"{wheel} is neither at pip's configured indexes (`pip config list`) nor at {CPU_INDEX}. "
-        "Use a network that reaches that index; PIP_FIND_LINKS=<folder with the wheel>; another "
-        "Python, `make setup PYTHON=python3.11`; or, on a machine with a GPU, "
-        "`make setup TORCH=rocm|cuda`"
     )
 
 
@@ -266,94 +250,55 @@ def venv_python(venv: Path) -> Path:
 
 
 class Progress:
-    """Print one line per step and, on a terminal, the last line of output.
-
-    Everything goes to a log.
-    """
+    """Print one line per step. All output goes to a log."""
 
     def __init__(self, log: Path, steps: int, python: Path) -> None:
         self.log, self.steps, self.python, self.done = log, steps, python, 0
 
     @functools.cached_property
-    def uv_env(self) -> dict[str, str] | None:
-        """Return the environment that gives uv the settings of the venv's pip.
-
-        Return None if uv cannot have them.
-        """
+    def uv_env(self) -> dict[str, str]:
+        """Return the environment that gives uv the settings of the venv's pip."""
         loud = ("PIP_VERBOSE", "PIP_QUIET", "PIP_LOG")  # these change what pip prints
         env = {name: value for name, value in os.environ.items() if name not in loud}
         argv = [str(self.python), "-m", "pip", "config", "list"]
-        try:
-            pip = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True, check=True)
-        except (OSError, subprocess.CalledProcessError):
-            return None
-        settings = uv_settings(pip.stdout)
-        return None if settings is None else {**settings, **os.environ}
+        listed = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True).stdout
+        return {**uv_settings(listed), **os.environ}
 
     def install(self, step: Step) -> bool:
         """Return whether the step succeeded. Raises HostError if a required step failed."""
         self.done += 1
-        started_s, output, status = time.monotonic(), "", 1
-        print(f"[{self.done}/{self.steps}] {step.title}", flush=True)
+        started_s, status = time.monotonic(), 1
+        print(f"[{self.done}/{self.steps}] {step.title} (output: {self.log})", flush=True)
         for argv in step.attempts:
-            if status and not (is_uv(argv) and self.uv_env is None):
-                status, output = self.run(argv)
+            status = status and self.run(argv)
         remark = "" if not status else "  not installed" if step.optional else "  failed"
-        clear = "\r\033[K" * sys.stdout.isatty()
-        print(f"{clear}      {time.monotonic() - started_s:.1f} s{remark}", flush=True)
+        print(f"      {time.monotonic() - started_s:.1f} s{remark}", flush=True)
         if status and not step.optional:
+            last_lines = "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
             raise HostError(
                 f"{step.title} could not be installed. The last lines of {self.log}:\n"
-                f"{output}{step.remedy}"
+                f"{last_lines}\n{step.remedy}"
             )
         return not status
 
-    def run(self, argv: tuple[str, ...]) -> tuple[int, str]:
-        """Run a command; return its exit status and last lines."""
-        last: collections.deque[str] = collections.deque(maxlen=8)
-        try:
-            process = subprocess.Popen(
-                argv,
-                env=self.uv_env if is_uv(argv) else None,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-            )
-        except OSError as error:
-            return 127, f"{error.filename}: {error.strerror}\n"
-        assert process.stdout is not None
-        width = shutil.get_terminal_size().columns - 7
-        with self.log.open("a") as log, process:
-            log.write("$ " + " ".join(argv) + "\n")
-            for text in process.stdout:
-                log.write(text)
-                last.append(text)
-                if sys.stdout.isatty():
-                    print(f"\r\033[K      {text.strip()[:width]}", end="", flush=True)
-        return process.returncode, "".join(last)
+    def run(self, argv: tuple[str, ...]) -> int:
+        """Run a command and return its exit status."""
+        env = self.uv_env if is_uv(argv) else None
+        with self.log.open("a") as log:
+            print("$", *argv, file=log, flush=True)
+            try:
+                return subprocess.run(
+                    argv, env=env, stdout=log, stderr=subprocess.STDOUT
+                ).returncode
+            except OSError as error:
+                print(f"{error.filename}: {error.strerror}", file=log)
+                return 127
 
 
 def make_venv(venv: Path, base: str, clear: bool) -> None:
     argv = [base, "-m", "venv", *(["--clear"] if clear else []), str(venv)]
     if subprocess.run(argv, check=False).returncode:
         raise HostError(f"Python could not make the environment {venv}; see its message above")
-
-
-def check_torch(venv: Path, build: str) -> None:
-    """Check that the installed build is the intended one, whatever pip is configured to prefer."""
-    names = "[d.name for d in m.distributions() if d.name.startswith('nvidia-')]"
-    code = f"import importlib.metadata as m; print(m.version('torch'), *{names})"
-    argv = [str(venv_python(venv)), "-c", code]
-    output = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout
-    version, *nvidia = output.split()
-    expected = {"cpu": f"{TORCH}+cpu", "rocm": f"{TORCH}+{ROCM}"}.get(build, TORCH)
-    if version != expected or (build == "cpu" and nvidia):
-        installed = " and ".join([f"torch {version}", *nvidia[:1]])
-        raise HostError(
-            f"{installed} was installed instead of torch {expected}. Delete .venv and run "
-            "make setup again"
-        )
 
 
 def install(venv: Path, build: str, version: str) -> None:
@@ -369,7 +314,6 @@ def install(venv: Path, build: str, version: str) -> None:
             print(f"      note: only reasoning-gym's zebra_puzzles needs it. {NO_COMPILER}")
         else:
             print("      note: pip installs the rest, which takes longer")
-    check_torch(venv, build)
 
 
 def setup(venv: Path, requested: str | None, python_named: bool) -> bool:
@@ -428,8 +372,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--torch", choices=BUILDS, help="default: TORCH, or what this machine needs"
     )
-    named = ["--torch", os.environ["TORCH"]] if os.environ.get("TORCH") else []
-    requested = parser.parse_args([*named, *argv]).torch
+    arguments = ["--torch", os.environ["TORCH"]] if os.environ.get("TORCH") else []
+    requested = parser.parse_args([*arguments, *argv]).torch
     return finish(lambda: setup(VENV, requested, bool(os.environ.get("PYTHON"))))
 
 

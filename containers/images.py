@@ -9,7 +9,7 @@ import functools
 import hashlib
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import yaml
 from pydantic import ConfigDict, Field, ValidationError
@@ -51,7 +51,6 @@ class Image:
     vllm: Text
     trl: Text
     gfx: Texts  # GPU targets that it supports; `cpu` if it computes without a GPU
-    size_gb: float | Literal["unknown"]  # of the base, as its source states it
     source: Text  # where digest and versions are published
     dockerfile: Text  # relative to containers/
     locks: Texts  # hashed requirements in order of installation, relative to containers/

@@ -9,24 +9,19 @@ from dataclasses import dataclass
 
 from rich.console import Console
 from rich.status import Status
-
-NAME = 6  # columns: the longest name of a phase, and two spaces
-RESULT = 60
+from rich.text import Text
 
 
 @dataclass
 class Phase:
     name: str
-    console: Console
-    status: Status | None  # only on a terminal
+    status: Status
     result: str = ""
 
     def say(self, text: str) -> None:
-        """Show what is happening now, in place of the last text."""
-        if self.status and text.strip():
-            self.status.update(
-                f"{self.name:<{NAME}} {text.strip()[: self.console.width - NAME - 6]}"
-            )
+        """Show what is happening now, in place of the last text. Only a terminal shows it."""
+        line = f"{self.name:<6} {text.strip()}"
+        self.status.update(Text(line, no_wrap=True, overflow="ellipsis"))
 
 
 class Progress:
@@ -36,15 +31,10 @@ class Progress:
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
         started_s = time.monotonic()
-        with contextlib.ExitStack() as stack:
-            status = (
-                stack.enter_context(self.console.status(name)) if self.console.is_terminal else None
-            )
-            if not status:
-                self.say(f"{name} ...")
-            phase = Phase(name, self.console, status)
+        with self.console.status(name) as status:
+            phase = Phase(name, status)
             yield phase
-        self.say(f"{name:<{NAME}} {phase.result:<{RESULT}} {time.monotonic() - started_s:6.1f} s")
+        self.say(f"{name:<6} {phase.result:<60} {time.monotonic() - started_s:6.1f} s")
 
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True)

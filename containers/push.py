@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import re
-import tempfile
 from pathlib import Path
+from typing import Any
 
 import docker
 import docker.errors
@@ -13,7 +11,8 @@ import yaml
 
 from containers import engine
 from containers.images import Image
-from launch.core.errors import HostError, UserError
+from launch.core import json_files
+from launch.core.errors import HostError
 
 
 def push(client: docker.DockerClient, image: Image, place: str, show: engine.Show) -> str:
@@ -40,25 +39,12 @@ def push(client: docker.DockerClient, image: Image, place: str, show: engine.Sho
 
 
 def write_pushed(lock: Path, name: str, reference: str) -> bool:
-    """Replace the entry's one line in the lock; return whether it changed. Comments stay."""
+    """Replace the entry's `pushed` in the lock; return whether it changed. Comments stay."""
     old = lock.read_text(encoding="utf-8")
-    comment = r"[ \t]*(?:#.*)?\n"
-    body = rf"(?:\2[ \t]+.*\n|{comment})*?\2[ \t]+pushed:[ \t]*"
-    head = rf"^(([ \t]+){re.escape(name)}:{comment}{body})"
-    new = re.sub(rf"{head}[^\s#]+", rf"\g<1>{reference}", old, count=1, flags=re.MULTILINE)
-    expected = yaml.safe_load(old)
-    expected["images"][name]["pushed"] = reference
-    if yaml.safe_load(new) != expected:
-        raise UserError(
-            f"{lock}: images.{name} has no line of its own `pushed: ...`. Write there: pushed: "
-            f"{reference}"
-        )
-    if new == old:
-        return False
-    # Write it whole or not at all, because a run that starts meanwhile reads it.
-    handle, temporary = tempfile.mkstemp(dir=lock.parent, prefix=f".{lock.name}.")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(new)
-    os.chmod(temporary, lock.stat().st_mode & 0o777)
-    os.replace(temporary, lock)
-    return True
+    node: Any = yaml.compose(old)
+    for key in ("images", name, "pushed"):
+        node = next(value for field, value in node.value if field.value == key)
+    new = old[: node.start_mark.index] + reference + old[node.end_mark.index :]
+    if new != old:
+        json_files.write_text(lock, new)  # whole or not at all: a run that starts may read it
+    return new != old

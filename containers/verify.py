@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import docker
@@ -15,18 +14,6 @@ from containers.fetch import LAST_LINES, BuildFailed
 from containers.images import NONE, UNKNOWN, VERSIONS, Image
 
 PROBE = ["python", "-B", "/opt/recipes/probe.py"]
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """A field of the lock, with the lock's value and the image's."""
-
-    field: str
-    stated: str
-    actual: str
-
-    def __str__(self) -> str:
-        return f"{self.field}: the lock says {self.stated}, the image holds {self.actual}"
 
 
 def probe(client: docker.DockerClient, image: str) -> dict[str, Any]:
@@ -63,22 +50,6 @@ def matches(field: str, stated: str, actual: str) -> bool:
     return bool(re.fullmatch(r"[\d.]+", stated)) or actual.startswith(stated)
 
 
-def compare(image: Image, probed: Mapping[str, Any]) -> tuple[list[Mismatch], list[Mismatch]]:
-    """Return the lock's wrong fields, and its fields that are `unknown`."""
-    wrong, unstated = [], []
-    for field in VERSIONS:
-        stated, value = getattr(image, field), probed.get(field)
-        mismatch = Mismatch(field, stated, str(value or NONE))
-        if stated == UNKNOWN:
-            unstated.append(mismatch)
-        elif value if stated == NONE else not (value and matches(field, stated, str(value))):
-            wrong.append(mismatch)
-    compiled = probed.get("gfx") or []
-    if any(gfx not in ("cpu", *compiled) for gfx in image.gfx):
-        wrong.append(Mismatch("gfx", ", ".join(image.gfx), ", ".join(compiled) or NONE))
-    return wrong, unstated
-
-
 def summary(probed: Mapping[str, Any]) -> str:
     """Return a readable line with the main versions and GPU targets."""
     names = [name for name in ("python", "torch", "hip", "vllm", "trl", "rccl") if probed.get(name)]
@@ -91,17 +62,23 @@ def check_entry(image: Image, probed: Mapping[str, Any], base_replaced: bool) ->
 
     A replaced base may have another Python, since the locks support several versions.
     """
-    wrong, unstated = compare(image, probed)
-    notes = [
-        f"note: {field.field} is unknown to the lock, the image holds {field.actual}"
-        for field in unstated
-    ]
-    if base_replaced and not image.verified:
-        python = [field for field in wrong if field.field == "python"]
-        notes += [f"note: {field} (the base is not the lock's)" for field in python]
-        wrong = [field for field in wrong if field not in python]
+    notes, wrong = [], []
+    for field in VERSIONS:
+        stated, value = getattr(image, field), probed.get(field)
+        line = f"{field}: the lock says {stated}, the image holds {value or NONE}"
+        if stated == UNKNOWN:
+            notes.append(f"note: {line}")
+        elif value if stated == NONE else not (value and matches(field, stated, str(value))):
+            if field == "python" and base_replaced and not image.verified:
+                notes.append(f"note: {line} (the base is not the lock's)")
+            else:
+                wrong.append(line)
+    compiled = probed.get("gfx") or []
+    if any(gfx not in ("cpu", *compiled) for gfx in image.gfx):
+        stated = ", ".join(image.gfx)
+        wrong.append(f"gfx: the lock says {stated}, the image holds {', '.join(compiled) or NONE}")
     if wrong:
-        fields = "\n".join(f"  {field}" for field in wrong)
+        fields = "\n".join(f"  {line}" for line in wrong)
         raise BuildFailed(
             f"containers/images.lock.yaml is wrong about {image.name}:\n{fields}\nCorrect the "
             "lock, or choose a base that is what it says."

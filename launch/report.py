@@ -58,8 +58,8 @@ def parse(arguments: list[str]) -> Request:
     output = Path(outputs[0]).expanduser().absolute() if outputs else Path("report.html")
     if len(outputs) > 1 or output.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"output={', '.join(outputs)}: one file is expected that ends with .html.")
-    own = {"report.html", output.name}
-    folders = [path for path in paths if path.name not in own or not os.path.isfile(path)]
+    page_names = {"report.html", output.name}
+    folders = [path for path in paths if path.name not in page_names or not os.path.isfile(path)]
     kinds = {folder: kind_of(folder) for folder in folders}
     if not kinds or (len(kinds) > 1 and "sweep" in kinds.values()):
         raise UserError(f"Give one sweep, or one or more runs and pipelines, such as {EXAMPLE}.")

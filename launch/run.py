@@ -87,7 +87,7 @@ def show_plan(
     plan = dataclasses.replace(plan, warnings=warnings, faster=faster(config, host))
 
     def content() -> dict[str, Any]:
-        planned = slurm.plan_json(plan, host) if on_slurm else as_json(plan)
+        planned = as_json(plan) | ({"script": slurm.script(plan, host)} if on_slurm else {})
         return {**planned, **({"found": found} if found else {})}
 
     show.show(config, content, plan)

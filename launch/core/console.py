@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TextIO, cast
 
 from launch.core.errors import EXIT_DONE, EXIT_HOST, os_error_text
 
+GONE = (errno.EPIPE, errno.EIO)  # of a closed pipe, of a closed terminal
+
 
 class Unwatched:
-    """A stream that discards its text once nobody reads it."""
+    """A stream that discards its text once nobody reads it; `optional` also if its disk is full."""
 
-    def __init__(self, stream: TextIO, gone: type[OSError] = OSError) -> None:
-        """Wrap `stream`; `gone` is the error that means that nobody reads."""
-        self.stream, self.gone = stream, gone
+    def __init__(self, stream: TextIO, optional: bool) -> None:
+        self.stream, self.optional = stream, optional
 
     def write(self, text: str) -> int:
-        try:
-            return self.stream.write(text)
-        except self.gone:
-            drop(self.stream)
-            return len(text)
+        with self._discarding():
+            self.stream.write(text)
+        return len(text)
 
     def flush(self) -> None:
-        try:
+        with self._discarding():
             self.stream.flush()
-        except self.gone:
+
+    @contextlib.contextmanager
+    def _discarding(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self.optional and error.errno not in GONE:
+                raise
             drop(self.stream)
 
     def __getattr__(self, name: str) -> Any:
@@ -44,12 +52,15 @@ def drop(stream: TextIO) -> None:
 def run_program(main: Callable[[list[str]], int]) -> NoReturn:
     """Run a program and exit.
 
-    `| head` is not an error (rich would exit with 1). A full disk behind stdout exits with 3.
+    `| head` and a terminal that closes are not errors (rich would exit with 1). A full disk behind
+    stdout exits with 3.
     """
     out = sys.stdout  # None if the caller closed it
+    if sys.stderr is not None:
+        sys.stderr = cast(TextIO, Unwatched(sys.stderr, optional=True))
     if out is None:
         sys.exit(main(sys.argv[1:]))
-    sys.stdout = cast(TextIO, Unwatched(out, BrokenPipeError))
+    sys.stdout = cast(TextIO, Unwatched(out, optional=False))
     code = EXIT_DONE
     try:
         code = main(sys.argv[1:])

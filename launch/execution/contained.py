@@ -107,8 +107,8 @@ class ContainedProcess:
         """Return a server's answer, asked from inside unless the host's network is shared."""
         if self.spec.network == "host":
             return serving.get(port, path)
-        url, within_s = f"http://127.0.0.1:{port}{path}", serving.answer_within_s(path)
-        return self.python(ASK, url, str(within_s))
+        url = f"http://127.0.0.1:{port}{path}"
+        return self.python(ASK, url, str(serving.ANSWERS_WITHIN_S))
 
     def dump_stacks(self, folder: Path) -> None:
         """Make ranks write their stacks into their logs.

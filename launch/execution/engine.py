@@ -15,7 +15,7 @@ from typing import Any
 
 import docker
 import requests
-from docker.errors import APIError, ContainerError, DockerException, NotFound
+from docker.errors import APIError, DockerException, NotFound
 from docker.models.containers import Container
 from docker.models.images import Image
 from rich.console import Console
@@ -25,9 +25,8 @@ from containers import images
 from containers.images import LABEL, OCI
 from launch.core.errors import HostError
 from launch.machine.detect import Host
-from launch.plan import rocprof, rundir
+from launch.plan import rundir
 from launch.plan.container import container_name, image_reference, sdk_arguments
-from launch.schema.enums import Profile
 from launch.schema.plan import ContainerSpec, Plan
 
 
@@ -62,23 +61,9 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
     client = connect()
     with host_errors():
         remove_orphans(client, host)
-        check_devices(plan, host)
         facts = image_facts(pull_if_absent(client, plan))
     check_image(plan, facts)
-    if plan.config.profile == Profile.rocprof:
-        check_profiler(client, plan, facts["id"])
     return facts
-
-
-def check_devices(plan: Plan, host: Host) -> None:
-    nodes = sorted({node for spec in plan.containers.values() for node in spec.devices})
-    if missing := [node for node in nodes if node not in host.device_nodes]:
-        no_kfd = " /dev/kfd comes with the amdgpu driver: sudo modprobe amdgpu."
-        raise HostError(
-            f"{', '.join(missing)} missing on this machine, and the plan's containers need it. "
-            f"Here: {', '.join(host.device_nodes) or 'none'}."
-            f"{no_kfd if '/dev/kfd' in missing else ''}"
-        )
 
 
 def pull_if_absent(client: docker.DockerClient, plan: Plan) -> Image:
@@ -100,7 +85,6 @@ def pull_if_absent(client: docker.DockerClient, plan: Plan) -> Image:
         return images_engine.have(
             client,
             reference,
-            image.size_gb if image else images.UNKNOWN,
             lambda line: status.update(f"pulling {reference}: {line}"),
         )
 
@@ -122,44 +106,23 @@ def image_facts(image: Image) -> dict[str, Any]:
 
 
 def check_image(plan: Plan, facts: dict[str, Any]) -> None:
-    """Reject an image that differs from the lock or does not support this GPU."""
+    """Reject an image of other inputs than the lock's, or without support for this GPU."""
     config = plan.config
     if config.container.name == "custom":
         return
-    image, labels, base = images.load()[config.container.name], facts["labels"], facts["base"]
-    digests = [reference.partition("@")[2] for reference in facts["repo_digests"]]
-    pushed = image.reference != image.local_reference
+    image, labels = images.load()[config.container.name], facts["labels"]
     gfx, fault = config.hardware.gfx, None
-    if pushed and image.reference.partition("@")[2] not in digests:
-        fault = (
-            f"the image here has the digests {facts['repo_digests']}, the lock {image.reference}"
-        )
-    elif labels.get("image") != image.name or labels.get("tag") != image.tag:
+    if labels.get("image") != image.name or labels.get("tag") != image.tag:
         built = f"{labels.get('image')}:{labels.get('tag')}"
         fault = (
             f"{image.reference} was built from other inputs ({built}) than this repository "
             f"holds ({image.tag})"
         )
-    elif image.verified and base["digest"] != image.digest:
-        fault = f"built on {base['name']} ({base['digest']}), and the lock names {image.digest}"
     elif gfx.startswith("gfx") and not config.smoke and gfx not in labels.get("gfx", "").split(","):
         fault = f"the image has no code for {gfx}, only for {labels.get('gfx')}"
     if fault:
         rebuild = f"python containers/build.py image={image.name}"
         raise HostError(f"container={image.name}: {fault}. {rebuild}")
-
-
-def check_profiler(client: docker.DockerClient, plan: Plan, image_id: str) -> None:
-    """Start a container to check that the image has the program of profile=rocprof."""
-    look = ["-c", 'command -v "$0"', plan.config.rocprof.value]
-    shell = {"entrypoint": "/bin/sh", "network_mode": "none", "remove": True}
-    with host_errors():
-        try:
-            client.containers.run(image_id, look, **shell)
-        except ContainerError as error:
-            raise rocprof.absent(
-                plan.config, f"in container={plan.config.container.name}", "in an image of your own"
-            ) from error
 
 
 def remove_orphans(client: docker.DockerClient, host: Host) -> list[str]:
@@ -230,30 +193,9 @@ def create(
             if is_ours(old, host):
                 remove(old)
         arguments = sdk_arguments(spec)
-        host_config = client.api.create_host_config(**sdk_objects(arguments["host"]))
+        host_config = client.api.create_host_config(**arguments["host"])
         # A rootless engine's root is its caller. The sandbox writes no files that need an owner.
         user = spec.user if spec.confinement else images_engine.caller(client)
-        own = {"image": image_id, "user": user, "host_config": host_config}
-        made = client.api.create_container(**{**arguments["container"], **own})
-        return client.containers.get(made["Id"])
-
-
-def sdk_objects(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Convert plain data to the SDK's own classes."""
-    log = arguments["log_config"]
-    objects: dict[str, Any] = {
-        "ulimits": [
-            docker.types.Ulimit(name=u["Name"], soft=u["Soft"], hard=u["Hard"])
-            for u in arguments["ulimits"]
-        ],
-        "mounts": [
-            docker.types.Mount(m["Target"], m["Source"], type="bind", read_only=m["ReadOnly"])
-            for m in arguments["mounts"]
-        ],
-        "log_config": docker.types.LogConfig(type=log["Type"], config=log["Config"]),
-    }
-    if "device_requests" in arguments:
-        objects["device_requests"] = [
-            docker.types.DeviceRequest(**request) for request in arguments["device_requests"]
-        ]
-    return {**arguments, **objects}
+        settings = {"image": image_id, "user": user, "host_config": host_config}
+        created = client.api.create_container(**{**arguments["container"], **settings})
+        return client.containers.get(created["Id"])

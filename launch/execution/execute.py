@@ -12,7 +12,6 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from launch.core import json_files
-from launch.core.console import drop
 from launch.core.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -38,7 +37,7 @@ from launch.execution.supervise import (
 )
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.plan import rocprof, rundir
+from launch.plan import rundir
 from launch.plan.planning import rank_config
 from launch.plan.views import as_json
 from launch.schema.enums import Format, Preflight, Vendor
@@ -67,7 +66,6 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
 
     # Check only after removing processes of dead launchers, which hold GPU memory.
     if config.runtime.on_node != "docker":
-        rocprof.check(config)
         orphans.remove()
         check_sandbox(plan, host)
         preflight.check(plan, host)
@@ -153,8 +151,8 @@ def execute(
 
             sandbox_image = sandboxed.image_id(engine.connect())
         write_inputs(plan, sandbox_image)
-        began = record.begin(plan, host, image, parent, sandbox_image)
-        json_files.write_json(run_dir / "record.json", began)
+        run_record = record.begin(plan, host, image, parent, sandbox_image)
+        json_files.write_json(run_dir / "record.json", run_record)
         secrets = sorted({name for spec in plan.containers.values() for name in spec.secrets})
         # Containers need no guard: they outlive the launcher, and the next start removes them by
         # their labels.
@@ -166,20 +164,17 @@ def execute(
                 outcome, restarts = supervise(plan, starter(plan, host, image), progress, stopping)
         except (HostError, OSError) as error:
             why = os_error_text(error) if isinstance(error, OSError) else str(error)
-            record.write_failure(began, run_dir, EXIT_HOST, why)
+            record.write_failure(run_record, run_dir, EXIT_HOST, why)
             raise HostError(why) from error
         result = json_files.read_json(run_dir / "result.json")
         code = exit_code(plan, outcome, result or {})
         metrics = json_files.read_metrics(run_dir / "metrics.jsonl")
         status = STATUS.get(code, "failed")
-        ended = record.finish(began, run_dir, status, code, metrics, result, restarts)
-        json_files.write_json(run_dir / "record.json", ended)
+        final_record = record.finish(run_record, run_dir, status, code, metrics, result, restarts)
+        json_files.write_json(run_dir / "record.json", final_record)
         if code != EXIT_DONE and (outcome.status != "interrupted" or failures(run_dir)):
             stream = sys.stderr if plan.config.format == Format.json else sys.stdout
-            try:
-                print(describe(plan, outcome), end="", file=stream, flush=True)
-            except OSError:  # nobody reads any more; the exit code and the record have it too
-                drop(stream)
+            print(describe(plan, outcome), end="", file=stream, flush=True)
     return code
 
 

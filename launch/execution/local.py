@@ -61,15 +61,15 @@ class LocalProcess:
 
         torchrun starts ranks in their own sessions, so find them by the mark in their environment.
         """
-        left = set(orphans.kill(self.mark))
+        survivors = set(orphans.kill(self.mark))
         try:
             self.child.wait(orphans.DIES_WITHIN_S)
         except subprocess.TimeoutExpired:
-            left.add(self.child.pid)
-        if left:
+            survivors.add(self.child.pid)
+        if survivors:
             with self.log.open("a") as file:
                 file.write(
-                    f"process {', '.join(map(str, sorted(left)))} does not die of SIGKILL: it "
+                    f"process {', '.join(map(str, sorted(survivors)))} does not die of SIGKILL: it "
                     "waits in the kernel, "
                     "most often for a GPU that hangs (`dmesg`). Restart this machine.\n"
                 )

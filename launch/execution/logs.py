@@ -73,12 +73,8 @@ class Follower:
         self.file, self.without_report, self.reports = file, without_report, False
         self.began = self.offset = file.stat().st_size if file.exists() else 0
         self.rest = self.moving = b""
+        # Different lines, ignoring times: repetition is not progress.
         self.distinct: set[int] = set()
-
-    @property
-    def num_distinct(self) -> int:
-        """Return the number of different lines, ignoring times: repetition is not progress."""
-        return len(self.distinct)
 
     def lines(self, all_of_it: bool = False) -> list[str]:
         """Return new lines; `all_of_it` includes an unfinished last line."""

@@ -6,7 +6,6 @@ It leaves no run directory.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import os
 import subprocess
 import tempfile
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from launch.config.choose import without_choices
 from launch.config.request import Request
-from launch.core.errors import EXIT_FAILED, EXIT_USER, HostError
+from launch.core.errors import EXIT_FAILED, EXIT_USER
 from launch.execution.execute import write_inputs
 from launch.machine.detect import Host
 from launch.plan import data_cache
@@ -25,15 +24,7 @@ from launch.schema import Config, Runtime
 
 
 def run(config: Config, host: Host, warnings: Sequence[str], request: Request) -> int:
-    """Print the rows and return the exit code.
-
-    Raises HostError if this Python has no training stack, because no container is used.
-    """
-    if importlib.util.find_spec("trl") is None:
-        raise HostError(
-            "data.preview tokenizes with TRL, which this Python lacks. Run `make setup` and "
-            "use its Python."
-        )
+    """Print the rows and return the exit code."""
     local = dataclasses.replace(config, runtime=Runtime(name="local"))
     with tempfile.TemporaryDirectory(prefix="preview-") as folder:
         # Prepare rows where the run looks for them, which may be in a container.

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any
 
 from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from launch.core.console import Unwatched
 from launch.schema.plan import Plan
 
 
@@ -20,7 +18,7 @@ class Progress:
     """A context manager; `update()` shows what was written since the last call."""
 
     def __init__(self, plan: Plan) -> None:
-        self.console = Console(file=cast(TextIO, Unwatched(sys.stderr)))
+        self.console = Console(stderr=True)
         self.file: Path = plan.run_dir / "metrics.jsonl"
         self.label = f"{plan.config.method.name} {plan.config.model.name}"
         self.offset = self.file.stat().st_size if self.file.exists() else 0

@@ -53,16 +53,16 @@ def of(config: Config) -> dict[str, Any] | None:
 def run_of(path: Path) -> Path | None:
     """Return the run that wrote this model, adapter or checkpoint; None without its record."""
     run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
-    named = path.name in ("model", "adapter") or run != path.parent
-    return run if named and (run / "record.json").is_file() else None
+    is_output = path.name in ("model", "adapter") or run != path.parent
+    return run if is_output and (run / "record.json").is_file() else None
 
 
 def runs_behind(path: str | None) -> list[dict[str, Any]]:
     """Return the runs from `path` back to a model from elsewhere, or an unreadable record."""
     runs: list[dict[str, Any]] = []
-    seen: set[Path] = set()
-    while path is not None and (run := run_of(Path(path))) is not None and run not in seen:
-        seen.add(run)
+    visited: set[Path] = set()
+    while path is not None and (run := run_of(Path(path))) is not None and run not in visited:
+        visited.add(run)
         record, result = read_json(run / "record.json") or {}, read_json(run / "result.json") or {}
         try:
             composition = plain(recorded_config(record["composition"]))

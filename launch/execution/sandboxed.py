@@ -164,7 +164,7 @@ class SandboxProcess:
             languages = ", ".join(self.workers[0].languages)
             with log.open("a") as file:
                 file.write(f"{len(self.workers)} containers; languages: {languages}\n")
-            server = listen(plan.run_dir, self)
+            server = _Server(plan.run_dir, self)
             threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
             self.server = server
         except BaseException:
@@ -214,9 +214,20 @@ class SandboxProcess:
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    """A socket in the run directory, to which only this user may connect."""
+
     daemon_threads = True
-    path: Path
-    sandbox: SandboxProcess
+
+    def __init__(self, run_dir: Path, sandbox: SandboxProcess) -> None:
+        self.path, self.sandbox = run_dir / SOCKET, sandbox
+        self.path.unlink(missing_ok=True)
+        folder = os.open(run_dir, os.O_RDONLY)
+        try:
+            # A socket's path has at most 107 bytes.
+            super().__init__(f"/proc/self/fd/{folder}/{SOCKET}", _Handler)
+        finally:
+            os.close(folder)
+        self.path.chmod(0o600)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a rank that disconnected.
@@ -235,18 +246,3 @@ class _Handler(socketserver.StreamRequestHandler):
             sandbox = self.server.sandbox
             verdicts = list(sandbox.pool.map(sandbox.verdict, json.loads(line)))
             self.wfile.write(json.dumps(verdicts).encode() + b"\n")
-
-
-def listen(run_dir: Path, sandbox: SandboxProcess) -> _Server:
-    """Create the socket, to which only this user may connect."""
-    path = run_dir / SOCKET
-    path.unlink(missing_ok=True)
-    folder = os.open(run_dir, os.O_RDONLY)
-    try:
-        # A socket's path has at most 107 bytes.
-        server = _Server(f"/proc/self/fd/{folder}/{SOCKET}", _Handler)
-    finally:
-        os.close(folder)
-    path.chmod(0o600)
-    server.path, server.sandbox = path, sandbox
-    return server

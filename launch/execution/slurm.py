@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 import time
-from typing import Any
 
 from launch.core import json_files
 from launch.core.errors import (
@@ -26,8 +25,7 @@ from launch.execution.slurm_process import JOB_PROGRAM
 from launch.machine.detect import Host
 from launch.machine.placement import MASK, num_gpus
 from launch.plan import rundir, sealed, show
-from launch.plan.views import as_json
-from launch.rules.runtime import OWNED
+from launch.schema import Slurm
 from launch.schema.enums import Format, Vendor
 from launch.schema.plan import Plan
 
@@ -36,17 +34,13 @@ SCRIPT, JOB, LOG = "job.sh", "slurm.json", "logs/slurm.log"
 # Slurm's masks of the GPUs that it assigns (gres.conf: Flags), ROCr's first. HIP_VISIBLE_DEVICES
 # would come from a shell.
 MASKS = ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
-# SBATCH_<NAME> in the shell overrides an option of the script. Sites set defaults that way, which
-# apply if a key is null.
-DEFAULTS = {"--partition", "--account", "--qos", "--time"}
-# Each option excludes the others.
-MEMORY = ("MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU")
-ANOTHER_NAME = {
-    "--time": ("TIMELIMIT",),
-    "--array": ("ARRAY_INX",),
-    "--switches": ("REQ_SWITCH", "WAIT4SWITCH"),
-    "--cpu-freq": ("CPU_FREQ_REQ",),
-    **dict.fromkeys(("--mem", "--mem-per-cpu", "--mem-per-gpu"), MEMORY),
+# SBATCH_<NAME> in the shell overrides an option of the script. Only these defaults of a site are
+# passed, if their key is null.
+SITE_DEFAULTS = {
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_QOS": "qos",
+    "SBATCH_TIMELIMIT": "time",
 }
 # A cluster's jobs continue while its controller restarts or is busy.
 PATIENCE_S = 3600.0
@@ -102,17 +96,12 @@ def script(plan: Plan, host: Host) -> str:
     return f"{HEAD.format(name=plan.name)}{options_text}\n{shlex.join(command)}\n"
 
 
-def overruling(text: str) -> set[str]:
-    """Return the shell's variables that would override this script or the launcher."""
-    lines = [
-        line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")
-    ]
-    options = {shlex.split(line)[0].partition("=")[0] for line in lines} | OWNED.keys() - DEFAULTS
-    names = {"SLURM_CLUSTERS"} if "--clusters" in options else set()
-    for option in options:
-        same_name = (option.removeprefix("--").upper().replace("-", "_"),)
-        names |= {f"SBATCH_{name}" for name in ANOTHER_NAME.get(option, same_name)}
-    return names
+def overrides_script(name: str, slurm: Slurm) -> bool:
+    """Return whether a variable of the shell would override the script."""
+    if name == "SLURM_CLUSTERS":
+        return any(option.startswith("--clusters") for option in slurm.options)
+    key = SITE_DEFAULTS.get(name)
+    return name.startswith("SBATCH_") and (key is None or getattr(slurm, key) is not None)
 
 
 def submit(plan: Plan, host: Host) -> int:
@@ -135,23 +124,27 @@ def submit(plan: Plan, host: Host) -> int:
         return follow(plan, job)
     rundir.make(plan.run_dir)
     file = plan.run_dir / SCRIPT
-    began = record.begin(plan, host, None)
+    run_record = record.begin(plan, host, None)
     with rundir.locked(plan.run_dir):
         write_inputs(plan)
-        submitted = sealed.seal({**began, "status": "submitted"})
+        submitted = sealed.seal({**run_record, "status": "submitted"})
         json_files.write_json(plan.run_dir / "record.json", submitted)
         json_files.write_text(file, text)
-    overruled = sorted(overruling(text) & os.environ.keys())
+    slurm = plan.config.runtime.slurm
+    overruled = sorted(name for name in os.environ if overrides_script(name, slurm))
     if overruled:
-        names = ", ".join(overruled)
-        show.say(plan.config, f"this shell's {names} not passed to sbatch: the composition decides")
+        show.say(
+            plan.config,
+            f"{', '.join(overruled)}: not passed to sbatch, since the composition decides. "
+            "Use runtime.slurm.options.",
+        )
     # A mask in this shell names this machine's GPUs. In the job, Slurm sets the mask.
     withheld = {*MASKS, *MASK.values(), *overruled}
     environ = {name: value for name, value in os.environ.items() if name not in withheld}
     try:
         job = call("sbatch", "--parsable", str(file), env=environ).strip()
     except HostError as error:
-        record.write_failure(began, plan.run_dir, EXIT_HOST, str(error))
+        record.write_failure(run_record, plan.run_dir, EXIT_HOST, str(error))
         raise HostError(
             f"{error}\nruntime.slurm.<key>= changes the script. Without sbatch, use a login node "
             "(Debian: apt-get install slurm-client); runtime=local runs here."
@@ -225,8 +218,3 @@ def follow(plan: Plan, job: str) -> int:
         )
         return EXIT_FAILED
     return int(exit_code)
-
-
-def plan_json(plan: Plan, host: Host) -> dict[str, Any]:
-    """Return the plan with its script, for mode=plan format=json."""
-    return {**as_json(plan), "script": script(plan, host)}

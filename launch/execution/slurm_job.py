@@ -67,11 +67,11 @@ def prepared(run_dir: Path) -> tuple[Plan, detect.Host]:
     take_mask(config.hardware.vendor)
     slurm = config.runtime.slurm
     if slurm.nodes > 1:
-        here = slurm_network.address(slurm.interface)
+        address = slurm_network.address(slurm.interface)
         slurm_network.check_adapters(slurm)
         # The first node sets these, and the others inherit them.
-        os.environ.setdefault("MASTER_ADDR", here)
-        os.environ.setdefault("MASTER_PORT", str(slurm_network.free_port(here)))
+        os.environ.setdefault("MASTER_ADDR", address)
+        os.environ.setdefault("MASTER_PORT", str(slurm_network.free_port(address)))
     host = detect.host(sys.executable)
     return make_plan(config, host, run_dir, warnings, request), host
 
@@ -83,7 +83,8 @@ def launch(run_dir: Path) -> int:
     for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_CLUSTERS"):
         os.environ.pop(name, None)
     step_before = newest_step(run_dir)
-    forget_nodes(run_dir)
+    for file in (run_dir / "nodes").glob("*"):  # of an earlier job
+        file.unlink()
     sign(run_dir)
     try:
         plan, host = prepared(run_dir)
@@ -91,9 +92,9 @@ def launch(run_dir: Path) -> int:
         show.show_start(plan.config, plan, image, step_before > 0)
         exit_code = execute(plan, host, image)
     except (UserError, HostError) as error:
-        began = json_files.read_json(run_dir / "record.json")
-        if began and began.get("status") != "failed":  # otherwise execute has recorded the failure
-            record.write_failure(began, run_dir, error.exit_code, str(error))
+        run_record = json_files.read_json(run_dir / "record.json")
+        if run_record and run_record.get("status") != "failed":  # execute recorded it
+            record.write_failure(run_record, run_dir, error.exit_code, str(error))
         raise
     show.show_end(plan.config, plan, exit_code)
     if exit_code == EXIT_FAILED:
@@ -149,15 +150,10 @@ def sign(run_dir: Path) -> None:
         (run_dir / "nodes" / node_name()).touch()
 
 
-def forget_nodes(run_dir: Path) -> None:
-    for file in (run_dir / "nodes").glob("*"):
-        file.unlink()
-
-
 def say_missing(run_dir: Path) -> None:
     """Print the names of the job's nodes that have left no sign."""
-    listed = call("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"])
-    missing = [name for name in listed.split() if not (run_dir / "nodes" / name).exists()]
+    hostnames = call("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"])
+    missing = [name for name in hostnames.split() if not (run_dir / "nodes" / name).exists()]
     if missing:
         print(
             f"missing at the rendezvous: {', '.join(missing)}. Nothing of this run started "

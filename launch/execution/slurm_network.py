@@ -80,9 +80,9 @@ def gid_fault(port: Path, index: int | None) -> str | None:
         return None
     kind = kinds.get(index)
     content = "RoCE v2 without an address" if kind == "RoCE v2" else kind or "empty"
-    listed = ", ".join(f"{row} ({gids[row]})" for row in good)
+    good_rows = ", ".join(f"{row} ({gids[row]})" for row in good)
     return (
         f"runtime.slurm.gid_index={index}: row {index} of {port.parents[1].name} on "
         f"{socket.gethostname()} is {content}. "
-        f"Rows of RoCE v2: {listed or 'none: an InfiniBand port needs no gid_index'}."
+        f"Rows of RoCE v2: {good_rows or 'none: an InfiniBand port needs no gid_index'}."
     )

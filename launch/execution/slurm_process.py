@@ -26,8 +26,8 @@ class NodeProcess(LocalProcess):
 
     def __init__(self, run_dir: Path, process: Process, log: Path) -> None:
         # The settings are computed on that node, because they follow from its GPUs and cores.
-        there = dataclasses.replace(process, argv=step(run_dir, process), settings=[])
-        super().__init__(there, log)
+        srun = dataclasses.replace(process, argv=step(run_dir, process), settings=[])
+        super().__init__(srun, log)
 
     def dump_stacks(self, folder: Path) -> None:
         """Signal srun, which signals every process of the step; ranks print into their logs."""

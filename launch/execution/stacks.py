@@ -12,6 +12,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from launch.machine.sysfs import text
+
 WITHIN_S = 30.0
 AT_ONCE = 16  # so that eight ranks with their dataloader workers take a few rounds
 
@@ -29,16 +31,16 @@ def dump(pids: list[int], folder: Path) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for pid, stacks in zip(pythons, pool.map(stacks_of, pythons), strict=True):
             # Processes that a rank has started, such as dataloader workers, have its number too.
-            rank = re.search(r"(?:^|\0)RANK=(\d+)", _text(pid, "environ"))
+            rank = re.search(r"(?:^|\0)RANK=(\d+)", text(f"/proc/{pid}/environ") or "")
             name = f"rank{rank[1]}-{pid}.txt" if rank else f"{pid}.txt"
-            command = _text(pid, "cmdline").replace("\0", " ")
+            command = (text(f"/proc/{pid}/cmdline") or "").replace("\0", " ")
             (folder / name).write_text(f"{command}\n\n{stacks}\n")
 
 
 def stacks_of(pid: int) -> str:
     """Return the stacks that py-spy sees, or why it sees none and where they are instead."""
-    here = str(Path(sys.executable).parent)
-    program = shutil.which("py-spy") or shutil.which("py-spy", path=here)
+    folder_of_python = str(Path(sys.executable).parent)
+    program = shutil.which("py-spy") or shutil.which("py-spy", path=folder_of_python)
     reason = "py-spy is not installed"
     if program is not None:
         argv = [program, "dump", "--pid", str(pid)]
@@ -52,16 +54,9 @@ def stacks_of(pid: int) -> str:
         except subprocess.TimeoutExpired:
             reason = f"py-spy had no answer in {WITHIN_S:g} s"
     # SIGUSR1 would end a process without a handler for it.
-    caught = re.search(r"^SigCgt:\s*(\w+)", _text(pid, "status"), re.MULTILINE)
+    caught = re.search(r"^SigCgt:\s*(\w+)", text(f"/proc/{pid}/status") or "", re.MULTILINE)
     if not caught or not int(caught[1], 16) >> (signal.SIGUSR1 - 1) & 1:
         return f"no stacks: {reason}"
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGUSR1)
     return f"its stacks are in its log: {reason}"
-
-
-def _text(pid: int, name: str) -> str:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
-    except OSError:
-        return ""

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from launch.core import json_files
 from launch.core.errors import EXIT_USER
-from launch.execution import logs, serving, watchdog
+from launch.execution import logs, watchdog
 from launch.execution.meaning import of as meaning_of
 from launch.execution.progress import Progress
 from launch.execution.watchdog import Watchdog
@@ -93,7 +93,7 @@ class Group:
     followers: dict[str, logs.Follower]
     asked_at: float = 0.0
     tokens: float = 0.0
-    serves: bool = False  # its server has answered, and is the planned one
+    serves: bool = False  # its server has answered
 
     @property
     def is_server(self) -> bool:
@@ -199,23 +199,16 @@ class Attempt:
         return not placement.shares_gpu(self.plan.config) or self._serves(group)
 
     def _serves(self, group: Group) -> bool:
-        """Return whether the group's server, if any, answers.
-
-        Raises HostError if it is not the planned one.
-        """
-        process = group.process
-        if process.port is None or group.serves:
+        """Return whether the group's server, if any, answers."""
+        if group.process.port is None or group.serves:
             return True
-        self.progress.say(f"waiting for {process.name} to load and answer")
-        if not group.may_be_asked() or not serving.is_up(group.ask):
-            return False
-        try:
-            serving.check(group.ask, self.plan.config, str(process.serves))
-        except OSError:  # busy, or it has just ended, which the next look finds
-            return False
-        self.progress.say("starting (imports and model)")
-        group.serves = True
-        return True
+        self.progress.say(f"waiting for {group.process.name} to load and answer")
+        with contextlib.suppress(OSError):  # loading, or ended, which the next look finds
+            if group.may_be_asked():
+                group.ask("/health")
+                group.serves = True
+                self.progress.say("starting (imports and model)")
+        return group.serves
 
     def _finished(self) -> bool:
         all_started = len(self.groups) == len(self.plan.processes)
@@ -224,9 +217,9 @@ class Attempt:
     def _look(self) -> None:
         """Copy new log lines to the terminal."""
         for group in self.groups:
-            ended = not group.is_running
+            is_final = not group.is_running
             for name, follower in group.followers.items():
-                self.progress.log(name, logs.without_stop(follower.lines(all_of_it=ended)))
+                self.progress.log(name, logs.without_stop(follower.lines(all_of_it=is_final)))
         self.progress.update()
 
     def _ended(self, group: Group, status: str, why: str | None = None) -> Outcome:
@@ -258,7 +251,7 @@ class Attempt:
         # Until training begins, new log lines count as progress: a server loads, or a model is
         # created.
         followers = [f for group in self.groups for f in group.followers.values()]
-        loading = () if self.begun else tuple(follower.num_distinct for follower in followers)
+        loading = () if self.begun else tuple(len(follower.distinct) for follower in followers)
         if self.watchdog.quiet_s(now) > ASK_AFTER * self.watchdog.timeout_s:
             self.saved = watchdog.bytes_saved(self.plan.run_dir)
             for group in filter(Group.may_be_asked, self.groups):
@@ -318,8 +311,8 @@ def supervise(
     for restarts in range(most + 1):
         forget(plan.run_dir)
         outcome = Attempt(plan, progress, stopping).run(start)
-        ended = outcome.status in ("done", "interrupted")
-        if ended or stopping or restarts == most or not worth_another(plan.run_dir):
+        is_final = outcome.status in ("done", "interrupted")
+        if is_final or stopping or restarts == most or not worth_another(plan.run_dir):
             break
         progress.note(describe(plan, outcome))
         progress.say(f"restart {restarts + 1} of {most}, from the newest whole checkpoint")
@@ -383,17 +376,17 @@ def describe(plan: Plan, outcome: Outcome) -> str:
     name = process.name + (f", rank {rank}" if rank is not None and of_ranks else "")
     # Show the log of the rank, in a hang of the first. If the failed rank is unknown, the group's
     # comes first. If one is empty, show the other.
-    own = next(iter(of_ranks.values()), None) if rank is None else of_ranks.get(rank)
-    files = filter(None, [log, own] if rank is None and not hung else [own, log])
+    rank_log = next(iter(of_ranks.values()), None) if rank is None else of_ranks.get(rank)
+    files = filter(None, [log, rank_log] if rank is None and not hung else [rank_log, log])
     last_lines = {file: logs.last_words(file, outcome.began.get(file, 0)).lines for file in files}
     log, lines = next(((file, rows) for file, rows in last_lines.items() if rows), (log, []))
     if (known or {}).get("exit_code") == EXIT_USER:  # its message is complete
         return f"\n{name} failed: {why}\nThe whole log is {log}\n"
-    shown = lines[-SHOWN_LINES:]
+    tail = lines[-SHOWN_LINES:]
     # Look further up only if no rank has written why it failed, because an old warning would match
     # too easily.
-    meaning = meaning_of([why or ""]) or meaning_of(shown) or (None if known else meaning_of(lines))
+    meaning = meaning_of([why or ""]) or meaning_of(tail) or (None if known else meaning_of(lines))
     verb, reason = "hung" if hung else "failed", f": {why}" if why else ""
-    quoted = "".join(f"  | {line}\n" for line in shown) or "  (nothing)\n"
+    quoted = "".join(f"  | {line}\n" for line in tail) or "  (nothing)\n"
     usually = f"This usually means: {meaning}\n" if meaning else ""
     return f"\n{name} {verb}{reason}\nLast lines of {log}:\n{quoted}{usually}"

@@ -76,7 +76,7 @@ def undecided(gpus: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> tuple[str
     """
     chosen = _chosen(gpus)
     kinds = Counter(gpu.group or describe(gpu) for gpu in chosen)
-    listed = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    kinds_text = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     if len(kinds) > 1:
         groups = dict.fromkeys(gpu.group for gpu in chosen if gpu.group)
         options = []
@@ -84,20 +84,20 @@ def undecided(gpus: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> tuple[str
             # A mask counts the GPUs of one vendor.
             is_amd = any(gpu.group == group and gpu.gfx.startswith("gfx") for gpu in chosen)
             same = [g for g in _chosen(counted or gpus) if g.gfx.startswith("gfx") == is_amd]
-            shown = [str(i) for i, g in enumerate(same) if g.group == group and g in chosen]
+            indices = [str(i) for i, g in enumerate(same) if g.group == group and g in chosen]
             mask = (masks.AMD if is_amd else masks.NVIDIA)[0]
-            options.append(f"hardware={group} with {mask}={','.join(shown)}")
+            options.append(f"hardware={group} with {mask}={','.join(indices)}")
         if options:
-            return listed, f"name the group and show only its GPUs: {', or '.join(options)}"
-        return listed, "no group of conf/hardware describes any: name one that is near"
+            return kinds_text, f"name the group and show only its GPUs: {', or '.join(options)}"
+        return kinds_text, "no group of conf/hardware describes any: name one that is near"
     if not chosen or chosen[0].group is not None:
         return None
     if chosen[0].may_be:
         names = " or hardware=".join(chosen[0].may_be)
-        return listed, f"several groups fit it equally: name one, hardware={names}"
+        return kinds_text, f"several groups fit it equally: name one, hardware={names}"
     if chosen[0].partition_of:
-        return listed, partition_remedy(chosen)
-    return listed, "no group of conf/hardware describes it: name one that is near"
+        return kinds_text, partition_remedy(chosen)
+    return kinds_text, "no group of conf/hardware describes it: name one that is near"
 
 
 def _chosen(gpus: tuple[Gpu, ...]) -> list[Gpu]:

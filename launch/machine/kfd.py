@@ -40,11 +40,11 @@ def gpus(root: Path) -> list[Gpu]:
 def unread(root: Path) -> list[int]:
     """Return the readable nodes that show neither a GPU's target nor a CPU's cores."""
     files = {int(folder.name): folder / "properties" for folder in folders(root / NODES)}
-    shown = ("gfx_target_version", "cpu_cores_count")
+    keys = ("gfx_target_version", "cpu_cores_count")
     return [
         node
         for node, file in files.items()
-        if not any(map(properties(file).get, shown)) and not _closed(file)
+        if not any(map(properties(file).get, keys)) and not _closed(file)
     ]
 
 
@@ -124,8 +124,8 @@ def gpu_of(root: Path, folder: Path, values: dict[str, int], siblings: int) -> G
 
 def _stated(mode: Path) -> str | None:
     """Return the mode in a file; None if unknown. A virtual function may answer UNKNOWN."""
-    stated = text(mode)
-    return None if stated == "UNKNOWN" else stated
+    state = text(mode)
+    return None if state == "UNKNOWN" else state
 
 
 def matching(

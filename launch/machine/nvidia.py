@@ -65,18 +65,13 @@ def _ask(library: Any, question: Any) -> Any:
         return None
 
 
-def _words(value: Any) -> str | None:
-    """Decode an answer, since older versions of the module return bytes."""
-    return value.decode() if isinstance(value, bytes) else value
-
-
 def of_nvml(library: Any, index: int) -> Gpu:
     handle = library.nvmlDeviceGetHandleByIndex(index)
-    name = _words(_ask(library, lambda: library.nvmlDeviceGetName(handle))) or "unknown"
+    name = _ask(library, lambda: library.nvmlDeviceGetName(handle)) or "unknown"
     product = _product(name)
     size = _ask(library, lambda: library.nvmlDeviceGetMemoryInfo(handle).total)
     capability = _ask(library, lambda: library.nvmlDeviceGetCudaComputeCapability(handle))
-    bus = _words(_ask(library, lambda: library.nvmlDeviceGetPciInfo(handle).busId))
+    bus = _ask(library, lambda: library.nvmlDeviceGetPciInfo(handle).busId)
     # NVML writes 00000000:19:00.0, sysfs only four digits of the domain
     address = bus.lower()[-12:] if bus else None
     return Gpu(
@@ -86,7 +81,7 @@ def of_nvml(library: Any, index: int) -> Gpu:
         memory_gb=size / 1e9 if size else None,
         group=product.group if product else None,
         pci_address=address,
-        uuid=_words(_ask(library, lambda: library.nvmlDeviceGetUUID(handle))),
+        uuid=_ask(library, lambda: library.nvmlDeviceGetUUID(handle)),
         numa_node=_numa_node(Path("/"), address),
     )
 

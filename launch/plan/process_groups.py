@@ -24,9 +24,9 @@ def model_source(config: Config, run_dir: Path) -> str:
 
 def process(config: Config, host: Host, run_dir: Path, group: placement.ProcessGroup) -> Process:
     """Return a process group as it runs: its command, variables and GPUs."""
-    port = serves = None
+    port = None
     if group.kind == "server":
-        port, serves = ports(host, run_dir)[0], model_source(config, run_dir)
+        port = ports(host, run_dir)[0]
         argv = server_argv(config, host, port, run_dir)
     else:
         argv = ranks_argv(config, host, run_dir, group)
@@ -34,7 +34,7 @@ def process(config: Config, host: Host, run_dir: Path, group: placement.ProcessG
     ranks = 1 if group.kind == "server" else group.num_ranks
     settings = environment.settings(config, host, group.kind, group.gpus, run_dir, ranks)
     name, kind, gpus, num_ranks = group.name, group.kind, group.gpus, group.num_ranks
-    return Process(name, kind, argv, settings, gpus, num_ranks, port, serves, group.node)
+    return Process(name, kind, argv, settings, gpus, num_ranks, port, group.node)
 
 
 def ports(host: Host, run_dir: Path) -> tuple[int, int]:

@@ -14,19 +14,11 @@ process id only. Options, all from rocm.docs.amd.com:
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-from launch.core.errors import HostError
 from launch.schema import Config
 from launch.schema.enums import Profile, Rocprof
 
-# Packages of AMD's repository for ROCm 7.
-PACKAGES = {
-    Rocprof.v3: "rocprofiler-sdk",
-    Rocprof.compute: "rocprofiler-compute",
-    Rocprof.sys: "rocprofiler-systems",
-}
 RANK = "rank%env{RANK}%"  # torchrun sets RANK; %rank% would be that of Slurm or MPI
 
 
@@ -50,18 +42,3 @@ def options(program: Rocprof, folder: Path) -> list[str]:
     # table of kernels as CSV.
     names = ["--output-directory", str(folder), "--output-file", RANK]
     return ["--runtime-trace", "--stats", *names, "--output-format", "pftrace", "csv"]
-
-
-def check(config: Config) -> None:
-    """Raise HostError if the profiler is not on this machine's PATH."""
-    if config.profile == Profile.rocprof and shutil.which(config.rocprof.value) is None:
-        raise absent(config, "here", "with PATH=/opt/rocm/bin:$PATH")
-
-
-def absent(config: Config, where: str, how: str) -> HostError:
-    """Return the error that says what to install where (`where`) the profiler is missing."""
-    return HostError(
-        f"profile=rocprof: the program {config.rocprof.value} is not found {where}. Install "
-        f"{PACKAGES[config.rocprof]} of AMD's repository "
-        f"for ROCm, {how}; or use profile=torch, which needs nothing."
-    )

@@ -54,7 +54,6 @@ class Process:
     gpus: list[int]
     num_ranks: int = 1
     port: int | None = None  # port on which a server listens, on its loopback
-    serves: str | None = None  # the model name that the server must report
     node: int = 0  # index of its node in a Slurm job
 
     @property

@@ -108,14 +108,6 @@ def test_the_context_holds_what_the_tag_is_a_hash_of_and_the_wheels(tmp_path):
     } == {(0o644, 0, 0, 0, "")}
 
 
-def test_the_context_of_an_image_without_packages():
-    with tarfile.open(
-        fileobj=io.BytesIO(b"".join(build.context(images.load()["sandbox"], None)))
-    ) as archive:
-        names = archive.getnames()
-    assert sorted(names) == ["Dockerfile", "install.py", "locks.txt", "probe.py", "server.py"]
-
-
 def test_the_revision_outside_of_a_clone_is_unknown(tmp_path, monkeypatch):
     assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?|unknown", build.git_revision())
     monkeypatch.setattr(build, "FOLDER", tmp_path)
@@ -185,21 +177,20 @@ def test_an_image_is_up_to_date_when_its_base_is_the_one_asked_for(
 
 def test_an_image_that_somebody_named_like_ours_is_not_ours():
     existing = built_on(IMAGE.base_reference, DIGEST, **{"io.rocm-recipes.tag": "another"})
-    assert (
-        build.outdated(known_images(), build.Request(IMAGE, images.LOCK), existing)
-        == "it was not made by this program"
-    )
+    assert build.outdated(known_images(), build.Request(IMAGE, images.LOCK), existing)
 
 
-def test_the_digest_of_a_base_is_the_one_that_was_asked_for():
-    base = image_of([OTHER, DIGEST])
-    assert build.base_digest(build.Request(IMAGE, images.LOCK), base) == DIGEST
-    assert build.base_digest(build.Request(OPEN, images.LOCK, f"x@{OTHER}"), base) == OTHER
-    assert build.base_digest(build.Request(OPEN, images.LOCK), base) == DIGEST
-    assert (
-        build.base_digest(build.Request(OPEN, images.LOCK), image_of([], "sha256:id"))
-        == "sha256:id"
-    )
+@pytest.mark.parametrize(
+    ("image", "base", "here", "digest"),
+    [
+        (IMAGE, "", image_of([OTHER, DIGEST]), DIGEST),  # the one that was asked for
+        (OPEN, f"x@{OTHER}", image_of([OTHER, DIGEST]), OTHER),
+        (OPEN, "", image_of([OTHER, DIGEST]), DIGEST),
+        (OPEN, "", image_of([], "sha256:id"), "sha256:id"),
+    ],
+)
+def test_the_digest_of_a_base(image, base, here, digest):
+    assert build.base_digest(build.Request(image, images.LOCK, base), here) == digest
 
 
 @pytest.mark.parametrize(
@@ -231,4 +222,4 @@ def test_phases_are_lines_with_seconds(capsys):
     with progress.phase("fetch") as phase:
         phase.say("not shown without a terminal")
         phase.result = "3 files [all]"
-    assert re.fullmatch(r"fetch \.\.\.\nfetch  3 files \[all\] +0\.0 s\n", capsys.readouterr().out)
+    assert re.fullmatch(r"fetch  3 files \[all\] +0\.0 s\n", capsys.readouterr().out)

@@ -99,6 +99,7 @@ def test_the_packages_of_an_image_go_together(name):
     if image.vllm not in (images.NONE, images.UNKNOWN):
         assert SpecifierSet(TRL_TAKES[image.trl]).contains(image.vllm)
         assert SpecifierSet(VLLM_TAKES[image.vllm]).contains(packages["transformers"])
+    assert image.locks[0] == "cpu/tools.lock", "what builds the others"
     # torch is the base's own; only the cpu image installs one.
     assert packages.get("torch") == (f"{image.torch}+cpu" if name == "cpu" else None)
     builds = r"(nvidia|cuda)-|(pytorch-)?triton|vllm|flash-attn"
@@ -118,49 +119,12 @@ def test_the_sandbox_holds_nothing():
     assert {sandbox.torch, sandbox.rocm, sandbox.vllm, sandbox.trl} == {images.NONE}
 
 
-@pytest.mark.parametrize("name", ENTRIES)
-def test_base_digest_and_targets_are_well_formed(name):
-    image = ENTRIES[name]
-    assert re.fullmatch(r"docker\.io/[\w.-]+/[\w.-]+:[\w.-]+", image.base)
-    assert image.digest == images.UNVERIFIED or images.DIGEST.fullmatch(image.digest)
-    assert (
-        image.gfx == ("cpu",)
-        if name in ("cpu", "sandbox")
-        else all(re.fullmatch(r"gfx[0-9a-f]+", target) for target in image.gfx)
-    )
-    assert all(
-        re.fullmatch(r"\d+(\.\d+)+|unknown|none", getattr(image, field))
-        for field in images.VERSIONS
-    )
-
-
 def test_one_base_has_one_digest():
     stated = {(image.base, image.digest) for image in ENTRIES.values()}
     assert len(stated) == len({base for base, _ in stated})
 
 
-@pytest.mark.parametrize("name", ENTRIES)
-def test_the_build_tools_come_first(name):
-    assert ENTRIES[name].locks[:1] == (("cpu/tools.lock",) if name != "sandbox" else ())
-
-
 # ---- The locks
-
-
-@pytest.mark.parametrize(
-    "lock", sorted({lock for image in ENTRIES.values() for lock in image.locks})
-)
-def test_a_lock_is_wholly_pinned_and_hashed_and_names_no_place(lock):
-    text = re.sub(r"\s*\\\n\s*", " ", (images.FOLDER / lock).read_text())
-    requirements = [
-        line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")
-    ]
-    assert requirements
-    for line in requirements:
-        assert re.fullmatch(
-            r"[A-Za-z0-9._-]+==\S+( ; .+?)?( --hash=sha256:[0-9a-f]{64})+", line.split(" # ")[0]
-        ), line
-    assert "://" not in " ".join(requirements)
 
 
 @pytest.mark.parametrize("name", SEEDS)
@@ -183,14 +147,8 @@ def test_a_seeds_lock_holds_what_its_source_asks_for(name):
 @pytest.mark.parametrize("name", SEEDS)
 def test_a_seed_asks_for_the_data_verdicts_and_configuration_of_the_other_images(name):
     seed, other = installed(ENTRIES[name]), installed(ENTRIES["rocm"])
-    for package in (
-        "reasoning-gym",
-        "math-verify",
-        "latex2sympy2-extended",
-        "hydra-core",
-        "omegaconf",
-    ):
-        assert seed[package] == other[package]
+    shared = "reasoning-gym math-verify latex2sympy2-extended hydra-core omegaconf".split()
+    assert {package: seed[package] for package in shared} == {p: other[p] for p in shared}
 
 
 @pytest.mark.parametrize("name", SEEDS)
@@ -213,7 +171,6 @@ VALID = {
     "vllm": "unknown",
     "trl": "1.16.0",
     "gfx": ["gfx942"],
-    "size_gb": 1.5,
     "source": "a page",
     "dockerfile": "Dockerfile",
     "locks": ["one.lock", "two.lock"],
@@ -264,8 +221,6 @@ def test_a_valid_entry_is_read_as_it_stands(folder):
         ({"trl": None}, "trl"),
         ({"gfx": "gfx942"}, "gfx"),
         ({"gfx": [942]}, "gfx.0"),
-        ({"size_gb": "large"}, "size_gb"),
-        ({"size_gb": True}, "size_gb"),
         ({"pushed": "example.com/mine:1.0"}, "pushed"),
         ({"flavour": "x"}, "flavour"),
     ],
@@ -275,25 +230,19 @@ def test_a_wrong_field_is_named(folder, change, key):
         images.entry("mine", {**VALID, **change})
 
 
-def test_missing_files_are_named(folder):
+def test_missing_files_and_fields_are_named(folder):
     locks = ["one.lock", "three.lock", "four.lock"]
     with pytest.raises(LockError, match=r"containers/three\.lock, containers/four\.lock"):
         images.entry("mine", {**VALID, "locks": locks})
-
-
-def test_missing_fields_are_named(folder):
     fields = {key: value for key, value in VALID.items() if key not in ("source", "base")}
     with pytest.raises(LockError, match=r"images\.mine\.base: .*\n.*images\.mine\.source: "):
         images.entry("mine", fields)
-    with pytest.raises(LockError, match=r"images\.mine\.base: "):
-        images.entry("mine", None)
 
 
-@pytest.mark.parametrize("text", ["", "images: [rocm]", "images: {"])
-def test_a_file_without_entries_is_one_line(folder, text):
-    with pytest.raises(LockError, match=r"images\.lock\.yaml") as error:
+@pytest.mark.parametrize("text", ["", "images: [rocm]", "images: {mine: }", "images: {"])
+def test_a_file_without_entries_names_itself(folder, text):
+    with pytest.raises(LockError, match=r"images\.lock\.yaml"):
         images.load(written(folder, text))
-    assert "\n" not in str(error.value)
 
 
 # ---- The tag
@@ -318,26 +267,23 @@ def test_any_file_that_goes_in_changes_the_tag(folder, file):
     assert images.entry("mine", VALID).tag != before
 
 
+OTHERS = {"gfx": ["gfx950"], "source": "another"}
+OTHERS["pushed"] = f"example.com/mine:{'0' * 16}@sha256:{'1' * 64}"
+
+
 @pytest.mark.parametrize(
-    "change",
-    [{"base": "a/b:1.1"}, {"digest": "unverified"}, {"dockerfile": "other/Dockerfile"}]
-    + [{"locks": locks} for locks in (["one.lock"], ["two.lock", "one.lock"], [])],
+    ("change", "same"),
+    [
+        ({"base": "a/b:1.1"}, False),
+        ({"digest": "unverified"}, False),
+        ({"dockerfile": "other/Dockerfile"}, False),
+        *(({"locks": locks}, False) for locks in (["one.lock"], ["two.lock", "one.lock"], [])),
+        ({**dict.fromkeys(images.VERSIONS, "unknown"), **OTHERS}, True),  # statements about it
+    ],
 )
-def test_another_base_and_another_choice_of_files_change_the_tag(folder, change):
-    assert images.entry("mine", {**VALID, **change}).tag != images.entry("mine", VALID).tag
-
-
-def test_statements_about_an_image_do_not_change_the_tag(folder):
-    pushed = f"example.com/mine:{'0' * 16}@sha256:{'1' * 64}"
-    versions = dict.fromkeys(images.VERSIONS, "unknown")
-    others = {"gfx": ["gfx950"], "size_gb": "unknown", "source": "another", "pushed": pushed}
-    changed = images.entry("mine", {**VALID, **versions, **others})
-    assert changed.tag == images.entry("mine", VALID).tag
-
-
-def test_names_other_files_times_and_modes_do_not_change_the_tag(folder):
+def test_another_base_or_choice_of_files_changes_the_tag(folder, change, same):
     before = images.entry("mine", VALID).tag
     (folder / "build.py").write_text("another file")
     os.utime(folder / "one.lock", (0, 0))
     (folder / "install.py").chmod(0o755)
-    assert images.entry("another", VALID).tag == before
+    assert (images.entry("another", {**VALID, **change}).tag == before) is same

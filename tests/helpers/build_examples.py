@@ -18,7 +18,6 @@ IMAGE = Image(
     vllm="0.31.0",
     trl="1.16.0",
     gfx=("gfx90a", "gfx942"),
-    size_gb="unknown",
     source="a page",
     dockerfile="Dockerfile",
     locks=("cpu/tools.lock", "cpu/requirements.lock"),

@@ -18,6 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from launch.core.console import run_program
 from launch.execution import execute
 from launch.plan.planning import make_plan
 from launch.schema.plan import Plan, Process
@@ -53,25 +54,13 @@ write("saved")
 write("result.json", status="interrupted")
 sys.exit(75)
 """
-# Answers like a vLLM that serves the plan, with no replica since the composition has only ranks.
+# Answers like a vLLM.
 SERVER = """
 import http.server
-parallel = {"tensor_parallel_size": 1, "data_parallel_size": 0}
-info = {
-    "model_config": {"dtype": "float32"},
-    "parallel_config": parallel,
-    "weight_transfer_config": {"backend": "gloo"},
-}
-answers = {
-    "/health": "",
-    "/v1/models": {"data": [{"id": "m"}]},
-    "/server_info?config_format=json": {"vllm_config": info},
-}
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200 if self.path in answers else 404)
+        self.send_response(200 if self.path == "/health" else 404)
         self.end_headers()
-        self.wfile.write(json.dumps(answers.get(self.path)).encode())
     def log_message(self, *_):
         pass
 note("server listens")
@@ -88,10 +77,10 @@ def plan_of(run_dir: Path, scripts: dict[str, str], *overrides: str) -> Plan:
         port = free.getsockname()[1]
     processes = []
     for name, script in scripts.items():
-        serves = {"port": port, "serves": "m"} if KINDS[name] == "server" else {}
+        listens = {"port": port} if KINDS[name] == "server" else {}
         argv = [sys.executable, "-c", COMMON + script, str(run_dir), str(port)]
         processes.append(
-            Process(name, KINDS[name], argv, plan.processes[-1].settings, [], **serves)
+            Process(name, KINDS[name], argv, plan.processes[-1].settings, [], **listens)
         )
     return dataclasses.replace(plan, processes=processes)
 
@@ -110,9 +99,12 @@ def eventually(holds: Callable[[], object], within_s: float = 20.0) -> bool:
     return found
 
 
+def main(arguments: list[str]) -> int:
+    run_dir, *pairs = arguments
+    scripts = dict(pair.split("=", 1) for pair in pairs if pair.split("=", 1)[0] in KINDS)
+    overrides = [pair for pair in pairs if pair.split("=", 1)[0] not in KINDS]
+    return execute.execute(plan_of(Path(run_dir), scripts, *overrides), host_with(0), None)
+
+
 if __name__ == "__main__":
-    scripts = dict(
-        argument.split("=", 1) for argument in sys.argv[2:] if argument.split("=", 1)[0] in KINDS
-    )
-    overrides = [argument for argument in sys.argv[2:] if argument.split("=", 1)[0] not in KINDS]
-    sys.exit(execute.execute(plan_of(Path(sys.argv[1]), scripts, *overrides), host_with(0), None))
+    run_program(main)

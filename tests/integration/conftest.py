@@ -215,7 +215,6 @@ def lock_of(folder: Path, base: str, name: str = "tiny", **fields) -> Path:
         "python": "3",
         **dict.fromkeys(("torch", "rocm", "vllm", "trl"), "none"),
         "gfx": ["cpu"],
-        "size_gb": "unknown",
         "source": "this test",
         "dockerfile": "Dockerfile",
         "locks": ["cpu/tools.lock"],

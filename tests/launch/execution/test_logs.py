@@ -20,6 +20,7 @@ def append(file, content: bytes) -> None:
 
 def test_whole_lines_since_the_last_look(tmp_path):
     log = tmp_path / "a.log"
+    assert Follower(log).lines() == []
     log.write_bytes(b"of an earlier attempt\n")
     follower = Follower(log)
     assert follower.lines() == []
@@ -29,7 +30,10 @@ def test_whole_lines_since_the_last_look(tmp_path):
     assert follower.lines() == ["two"]
     assert follower.lines() == []
     assert follower.lines(all_of_it=True) == ["three"]
+    log.write_bytes(b"")  # somebody empties it
     assert follower.lines(all_of_it=True) == []
+    append(log, b"new\n")
+    assert follower.lines() == ["new"]
 
 
 def test_torchruns_report_of_a_failure_is_left_out(tmp_path):
@@ -62,18 +66,6 @@ def test_the_traceback_of_a_stopped_torchrun_is_left_out(lines, shown):
     assert logs.without_stop(lines) == shown
 
 
-def test_a_log_that_is_missing_or_emptied(tmp_path):
-    log = tmp_path / "a.log"
-    follower = Follower(log)
-    assert follower.lines() == []
-    append(log, b"a long line before\n")
-    assert follower.lines() == ["a long line before"]
-    log.write_bytes(b"")
-    assert follower.lines() == []
-    append(log, b"new\n")
-    assert follower.lines() == ["new"]
-
-
 def test_a_burst_shows_its_end_and_how_much_was_left_out(tmp_path):
     log = tmp_path / "a.log"
     follower = Follower(log)
@@ -85,7 +77,7 @@ def test_a_burst_shows_its_end_and_how_much_was_left_out(tmp_path):
     assert follower.lines() == []
 
 
-def test_a_line_without_an_end_is_bounded(tmp_path):
+def test_a_line_without_an_end_is_bounded_and_a_moving_one_shows_its_last_state(tmp_path):
     log = tmp_path / "a.log"
     follower = Follower(log)
     for _ in range(3):
@@ -94,11 +86,7 @@ def test_a_line_without_an_end_is_bounded(tmp_path):
         assert len(follower.rest) <= logs.LONGEST_LINE
     append(log, b"\nnext\n")
     assert [len(line) for line in follower.lines()] == [logs.LONGEST_LINE, 4]
-
-
-def test_a_moving_line_shows_its_last_state(tmp_path):
-    follower = Follower(tmp_path / "a.log")
-    append(tmp_path / "a.log", b"\r 1%|#\r50%|##\r100%|###\r\nwindows\r\n")
+    append(log, b"\r 1%|#\r50%|##\r100%|###\r\nwindows\r\n")
     assert follower.lines() == ["100%|###", "windows"]
 
 
@@ -116,14 +104,14 @@ def test_repeated_lines_are_no_progress(tmp_path, monkeypatch):
         waits = f"INFO 11-21 14:{minute}:07 [core.py:7] Waiting for 1 engine for {minute * 60} s\n"
         append(log, waits.encode())
         follower.lines()
-    assert follower.num_distinct == 1
+    assert len(follower.distinct) == 1
     append(log, b"Loading:  50% | 1/2 [00:10<00:10]\rLoading: 100% | 2/2 [00:20<00:00]\r")
     follower.lines()
-    assert follower.num_distinct == 3
+    assert len(follower.distinct) == 3
     monkeypatch.setattr(logs, "MOST_DISTINCT", 100)
     append(log, b"".join(b"\rwaiting (%d)" % n for n in range(1000)))
     follower.lines()
-    assert follower.num_distinct == 100
+    assert len(follower.distinct) == 100
 
 
 def test_last_words_are_those_before_torchrun_reports(tmp_path):

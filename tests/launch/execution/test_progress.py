@@ -67,15 +67,6 @@ def test_the_last_whole_row_is_shown(tmp_path):
     assert line() == "step 1/9"
 
 
-def test_markup_in_a_log_is_text(tmp_path, capsys):
-    with Progress(plan_of(tmp_path, {"trainers": DONE})) as progress:
-        progress.log("trainers", ["[bold]no[/bold] [/red]", "[link=x] [1, 2]"])
-        progress.say("[blink]says")
-    err = capsys.readouterr().err
-    assert "trainers | [bold]no[/bold] [/red]\ntrainers | [link=x] [1, 2]\n" in err
-    assert ": [blink]says" in err
-
-
 TRAINS = """
 for step in range(1, 4):
     with (run / "metrics.jsonl").open("a") as file:
@@ -122,11 +113,15 @@ def read(terminal: int) -> bytes:
         return b""
 
 
-def test_a_closed_pipe_does_not_change_the_exit_code(tmp_path):
-    """As in `launch/run.py ... 2>&1 | head`."""
+@pytest.mark.parametrize("stream", ["pipe", "terminal"])
+def test_a_reader_that_goes_does_not_change_the_exit_code(tmp_path, stream):
+    """As in `launch/run.py ... 2>&1 | head`, and in a terminal that closes at the first line."""
     fails = "print('one', flush=True); time.sleep(0.3); print('two', flush=True); sys.exit(1)"
-    child = start(tmp_path, fails, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    child.stdout.close()
+    ours, theirs = os.pipe() if stream == "pipe" else os.openpty()
+    child = start(tmp_path, fails, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    os.read(ours, 1)
+    os.close(ours)
     try:
         assert child.wait(60) == 4
     finally:

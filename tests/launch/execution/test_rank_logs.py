@@ -69,13 +69,6 @@ def test_other_programs_have_no_log_of_their_own(tmp_path, option, environ):
     assert not (tmp_path / "logs").exists()
 
 
-def test_a_log_that_cannot_be_opened(tmp_path):
-    (tmp_path / "logs/rank1.log").mkdir(parents=True)
-    done = rank(tmp_path, "-c", SAYS, RANK="1", WORLD_SIZE="2")
-    assert done.returncode == 1
-    assert "IsADirectoryError" in done.stderr
-
-
 # ---- Followed
 
 # What stands for torchrun and two ranks: each line where it would be.

@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from containers.sandbox import server
 from launch.core.errors import HostError
-from launch.execution import execute, record, sandboxed
+from launch.execution import execute, sandboxed
 from launch.plan.container import sdk_arguments
 from launch.plan.planning import make_plan
 from launch.plan.views import as_json
@@ -75,13 +74,6 @@ def test_without_an_engine_nothing_starts(monkeypatch, tmp_path):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     with pytest.raises(HostError, match=r"code_tests"):
         execute.check_sandbox(plan("runtime=local"), host_with(8))
-
-
-def test_ranks_and_the_record_know_the_image_that_code_runs_in(tmp_path):
-    made, host = make_plan(composed(*CODE, "runtime=local"), host_with(8), tmp_path), host_with(8)
-    execute.write_inputs(made, "sha256:1")
-    assert OmegaConf.load(tmp_path / "config.yaml").sandbox_image == "sha256:1"
-    assert record.begin(made, host, None, None, "sha256:1")["sandbox_image"] == "sha256:1"
 
 
 def test_an_answer_that_no_float_holds_is_wrong_and_does_not_end_the_server(monkeypatch):

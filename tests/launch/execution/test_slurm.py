@@ -230,10 +230,10 @@ SHELL = {
     "SBATCH_JOB_NAME": "fromenv",
     "SBATCH_ARRAY_INX": "0-3",
     "SBATCH_GPUS_PER_NODE": "2",
-    "SBATCH_MEM_PER_CPU": "1G",
+    "SBATCH_CONSTRAINT": "ib",
     **dict.fromkeys(("HIP_VISIBLE_DEVICES", *slurm.MASKS), "5"),
 }
-DEFAULTS = {"SBATCH_QOS": "usual", "SBATCH_CONSTRAINT": "ib", "MINE": "kept"}
+DEFAULTS = {"SBATCH_QOS": "usual", "MINE": "kept"}
 
 
 def test_the_shell_overrides_no_key_and_passes_no_mask(launch, tools, monkeypatch, tmp_path):

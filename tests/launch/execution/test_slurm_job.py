@@ -70,8 +70,6 @@ def test_nodes_that_left_no_sign_are_named(tools, tmp_path, monkeypatch, capsys)
         slurm_job.sign(tmp_path)
     slurm_job.say_missing(tmp_path)
     assert ": n2." in capsys.readouterr().err
-    slurm_job.forget_nodes(tmp_path)
-    assert list((tmp_path / "nodes").iterdir()) == []
 
 
 def test_a_job_without_its_run_directory_exits_with_2(tmp_path, capsys, monkeypatch):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.execution import stacks
+from launch.execution import orphans, stacks
 from tests.helpers.supervised import eventually
 
 WAITS = (
@@ -56,29 +56,27 @@ def test_py_spy_shows_where_a_rank_waits(start, tmp_path):
     assert text.startswith(sys.executable)
 
 
-def test_without_py_spy_the_process_prints_its_stacks_into_its_log(start, tmp_path, monkeypatch):
-    monkeypatch.setattr(stacks.shutil, "which", lambda *_, **__: None)
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (None, "py-spy is not installed"),
+        ("echo no leave >&2; exit 1", "no leave"),
+        ("exec sleep 30", "py-spy had no answer"),
+    ],
+)
+def test_without_py_spys_stacks_the_process_prints_them_into_its_log(
+    start, tmp_path, monkeypatch, script, reason
+):
+    (spy := tmp_path / "py-spy").write_text(f"#!/bin/sh\n{script}\n")
+    spy.chmod(0o755)
+    monkeypatch.setattr(stacks.shutil, "which", lambda *_, **__: str(spy) if script else None)
+    monkeypatch.setattr(stacks, "WITHIN_S", 0.5)
     deaf, listens = (start(sys.executable, "-c", WAITS.format(how)) for how in ("", LISTENS))
     stacks.dump([listens, deaf], tmp_path)
-    assert "in its log" in (tmp_path / f"{listens}.txt").read_text()
+    assert f"its stacks are in its log: {reason}" in (tmp_path / f"{listens}.txt").read_text()
     assert eventually(lambda: "waits_here" in (tmp_path / "log").read_text())
-    assert "no stacks" in (tmp_path / f"{deaf}.txt").read_text()
-    assert stacks._text(deaf, "stat"), "SIGUSR1 would have ended it"
-
-
-def test_py_spy_that_fails_or_gives_no_answer(start, tmp_path, monkeypatch):
-    spy = tmp_path / "py-spy"
-    monkeypatch.setattr(stacks.shutil, "which", lambda *_, **__: str(spy))
-    monkeypatch.setattr(stacks, "WITHIN_S", 0.5)
-    pid = start(sys.executable, "-c", WAITS.format(""))
-    for script, reason in (
-        ("echo no leave >&2; exit 1", "no stacks: no leave"),
-        ("exec sleep 30", "no stacks: py-spy had no answer"),
-    ):
-        spy.write_text(f"#!/bin/sh\n{script}\n")
-        spy.chmod(0o755)
-        stacks.dump([pid], tmp_path)
-        assert reason in (tmp_path / f"{pid}.txt").read_text()
+    assert f"no stacks: {reason}" in (tmp_path / f"{deaf}.txt").read_text()
+    assert orphans.identity(deaf), "SIGUSR1 would have ended it"
 
 
 def test_only_living_python_processes_have_stacks(start, tmp_path):

@@ -162,14 +162,6 @@ def test_trainers_save_when_their_server_ends_and_the_run_fails(tmp_path, capsys
     assert (tmp_path / "saved").exists()
 
 
-def test_a_server_with_other_settings_fails_the_run(tmp_path):
-    server = SERVER.replace("float32", "float16")
-    with pytest.raises(HostError, match="dtype float16"):
-        executed(plan_of(tmp_path, {"server": server, "trainers": FOREVER}, QUICK))
-    record = json.loads((tmp_path / "record.json").read_text())
-    assert (record["status"], record["exit_code"]) == ("failed", 3)
-
-
 def test_a_program_that_is_missing_fails_the_run(tmp_path):
     plan = plan_of(tmp_path, {"trainers": DONE}, QUICK)
     process = dataclasses.replace(plan.processes[0], argv=[str(tmp_path / "no-python")])

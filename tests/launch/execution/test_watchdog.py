@@ -18,25 +18,18 @@ def test_a_run_hangs_if_nothing_changes_for_longer_than_the_timeout():
     assert not dog.hung((2,), now=126.0)
 
 
-def test_steps_are_a_heartbeat_and_logged_lines(tmp_path):
-    assert watchdog.steps_done(tmp_path) == (0, 0)
+def test_work_is_a_heartbeat_logged_lines_and_saved_bytes(tmp_path):
+    assert (watchdog.steps_done(tmp_path), watchdog.bytes_saved(tmp_path)) == ((0, 0), 0)
     (tmp_path / "heartbeat").touch()
-    first = watchdog.steps_done(tmp_path)
-    os.utime(tmp_path / "heartbeat", ns=(0, first[0] + 1))
-    assert watchdog.steps_done(tmp_path) == (first[0] + 1, 0)
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    assert watchdog.steps_done(tmp_path) == (first[0] + 1, 3)
-
-
-def test_a_save_that_grows_is_progress(tmp_path):
-    assert watchdog.bytes_saved(tmp_path) == 0
+    os.utime(tmp_path / "heartbeat", ns=(0, 5000))
     folder = tmp_path / "checkpoints/.staging/checkpoint-4/pytorch_model_fsdp_0"
     folder.mkdir(parents=True)
     (folder / "__0_0.distcp").write_bytes(bytes(10))
+    (folder / "gone").symlink_to("nowhere")
     (tmp_path / ".model.staging").mkdir()
     (tmp_path / ".model.staging/model.safetensors").write_bytes(bytes(5))
-    (folder / "gone").symlink_to("nowhere")
-    assert watchdog.bytes_saved(tmp_path) == 15
+    assert (watchdog.steps_done(tmp_path), watchdog.bytes_saved(tmp_path)) == ((5000, 3), 15)
 
 
 def test_tokens_of_a_server():

@@ -55,17 +55,13 @@ def gpu(version: int, units: int, **more: int) -> dict[str, int]:
     ],
 )
 def test_amd(tmp_path, version, units, memory_gb, more, group):
+    assert group_of(tmp_path) == "cpu"
     kfd_node(tmp_path, 0)
+    assert group_of(tmp_path) == "cpu"
     for number in (1, 2, 10):
         kfd_node(tmp_path, number, memory_gb, **{**gpu(version, units), **more})
     assert group_of(tmp_path) == group
     assert len(detect.gpus(str(tmp_path))) == 3
-
-
-def test_no_gpu_is_cpu(tmp_path):
-    kfd_node(tmp_path, 0)
-    assert group_of(tmp_path) == "cpu"
-    assert group_of(tmp_path / "empty") == "cpu"
 
 
 def mi300x_and_mi50(root):
@@ -212,30 +208,34 @@ def test_two_groups_that_fit_equally_are_named(tmp_path):
         group_of(tmp_path)
 
 
-def test_two_products_of_one_group_are_that_group(tmp_path):
-    kfd_node(tmp_path, 0, 68.7, **gpu(90010, 104))  # an MI210, or a die of an MI250
-    assert group_of(tmp_path) == "mi210"
+SPX = "--compute-partition SPX.*memory_gb=36 .*gpus_per_node={}"
 
 
 @pytest.mark.parametrize(
-    ("count", "units", "ids", "product"),
+    ("version", "count", "units", "ids", "product", "remedy"),
     [
-        (4, 76, {"unique_id": 7}, "AMD Instinct MI300X, QPX partition (1 of 4)"),
-        (8, 38, {"device_id": 0x74A1}, "AMD Instinct MI300X, CPX partition (1 of 8)"),
+        (90402, 4, 76, {"unique_id": 7}, "MI300X, QPX partition (1 of 4)", SPX),
+        (90402, 8, 38, {"device_id": 0x74A1}, "MI300X, CPX partition (1 of 8)", SPX),
+        (
+            90500,
+            8,
+            32,
+            {"device_id": 0x75FF, "unique_id": 7},
+            "MI350X or AMD Instinct MI355X, CPX partition (1 of 8)",
+            "",
+        ),
     ],
-    ids=["by their number", "serials of their own"],
+    ids=["by their number", "serials of their own", "of either product"],
 )
-def test_partitions(tmp_path, count, units, ids, product):
+def test_partitions(tmp_path, version, count, units, ids, product, remedy):
     for number in range(count):
         own = {"unique_id": 70 + number, **ids, "location_id": 0x0500 + number}
-        kfd_node(tmp_path, number, 48 * GIB, **gpu(90402, units, **own))
+        kfd_node(tmp_path, number, 36 * GIB, **gpu(version, units, **own))
     gpus = detect.gpus(str(tmp_path))
-    assert {g.product for g in gpus} == {product}
-    assert {g.pci_address for g in gpus} == {"0000:05:00.0"}
-    with pytest.raises(
-        HostError,
-        match=rf"{count} x AMD.*--compute-partition SPX.*memory_gb=48 .*gpus_per_node={count}",
-    ):
+    assert {g.product for g in gpus} == {f"AMD Instinct {product}"}
+    assert {(g.group, g.may_be, g.pci_address) for g in gpus} == {(None, (), "0000:05:00.0")}
+    message = rf"{count} x AMD Instinct .*{remedy.format(count)}"
+    with pytest.raises(HostError, match=message):
         group_of(tmp_path)
 
 
@@ -304,15 +304,6 @@ def test_a_container_counts_the_gpus_that_it_may_use(tmp_path):
     assert group_of(tmp_path) == "mi300x"
 
 
-def test_a_partition_of_either_product_is_a_partition(tmp_path):
-    for number in range(8):
-        own = {"device_id": 0x75FF, "unique_id": 7, "location_id": 0x0500 + number}
-        kfd_node(tmp_path, number, 36.0, **gpu(90500, 32, **own))
-    assert {(g.group, g.may_be) for g in detect.gpus(str(tmp_path))} == {(None, ())}
-    with pytest.raises(HostError, match="8 x AMD Instinct MI350X or AMD Instinct MI355X, CPX"):
-        group_of(tmp_path)
-
-
 class NotSupported(Exception):
     """NVML's error class."""
 
@@ -327,7 +318,7 @@ def nvml_of_two_h200(**more):
         "nvmlDeviceGetCount": lambda: 2,
         "nvmlDeviceGetHandleByIndex": lambda index: index,
         "nvmlDeviceGetHandleByPciBusId": lambda address: address,
-        "nvmlDeviceGetName": lambda handle: b"NVIDIA H200",
+        "nvmlDeviceGetName": lambda handle: "NVIDIA H200",
         "nvmlDeviceGetMemoryInfo": lambda handle: memory,
         "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
         "nvmlDeviceGetPciInfo": lambda handle: types.SimpleNamespace(

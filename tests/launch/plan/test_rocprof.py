@@ -10,12 +10,10 @@ import sys
 
 import pytest
 
-from launch.core.errors import HostError
-from launch.execution import engine, execute
 from launch.machine import placement
-from launch.plan import process_groups, rocprof
+from launch.plan import process_groups
 from launch.plan.planning import make_plan, prepare
-from launch.schema.enums import Profile, Rocprof
+from launch.schema.enums import Profile
 from tests.conftest import composed, host_with
 from tests.launch.execution.test_engine import fake, image_json  # noqa: F401  a fixture
 
@@ -81,51 +79,6 @@ def test_the_plan_shows_the_profiler_around_the_rank(tmp_path, overrides, expect
     assert process.argv[begin - 3 : begin - 1] == ["--nproc-per-node", "1"]
 
 
-@pytest.mark.parametrize("program", Rocprof)
-def test_what_to_install_is_said_before_anything_starts(tmp_path, monkeypatch, program):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    plan = plan_of(tmp_path / "run", f"rocprof={program.name}")
-    with pytest.raises(HostError) as raised:
-        execute.check_host(plan, host_with(8))
-    assert f"{program.value} is not found here. Install {rocprof.PACKAGES[program]} " in str(
-        raised.value
-    )
-    assert "profile=torch" in str(raised.value)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(("exit_code", "found"), [(0, True), (127, False)])
-def test_an_image_is_looked_into(tmp_path, fake, exit_code, found):  # noqa: F811
-    config, _ = prepare(composed(*ON_MI300X[:3], "runtime=docker", "profile=rocprof"))
-    plan = make_plan(config, host_with(8), tmp_path / "run")
-    asked = fake(
-        {
-            ("GET", "/images/.*/json"): (200, image_json("rocm")),
-            ("POST", "/containers/create"): (201, {"Id": "1"}),
-            ("GET", "/containers/1/json"): (
-                200,
-                {
-                    "Id": "1",
-                    "HostConfig": {"LogConfig": {"Type": "json-file"}},
-                    "Config": {"Tty": True},
-                },
-            ),
-            ("POST", "/containers/1/start"): (204, b""),
-            ("POST", "/containers/1/wait"): (200, {"StatusCode": exit_code}),
-            ("GET", "/containers/1/logs.*"): (200, b""),
-            ("DELETE", "/containers/1.*"): (204, b""),
-        }
-    )
-    if found:
-        assert engine.check(plan, host_with(8))["id"] == "sha256:1"
-    else:
-        with pytest.raises(
-            HostError, match="rocprofv3 is not found in container=rocm. Install rocprofiler-sdk"
-        ):
-            engine.check(plan, host_with(8))
-    assert any(line.startswith("DELETE /containers/1") for line in asked), "it is not left behind"
-
-
 def test_two_ranks_run_under_it(tmp_path, monkeypatch):
     """torchrun, the stand-in and a program of our own in the place of a recipe.
 
@@ -147,7 +100,6 @@ def test_two_ranks_run_under_it(tmp_path, monkeypatch):
         profile=Profile.rocprof,
         method=dataclasses.replace(composition.method, program="program"),
     )
-    rocprof.check(config)
     host = dataclasses.replace(host_with(0), python=sys.executable)
     (group,) = placement.process_groups(config, host)
     argv = process_groups.ranks_argv(config, host, tmp_path, group)
