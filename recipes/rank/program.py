@@ -122,10 +122,7 @@ def _run(work: Callable[[DictConfig], dict[str, Any]], config: DictConfig) -> in
         numa = OmegaConf.select(config, "topology.numa_binding")
         # A tuning's trials have their own ranks, which bind themselves.
         if numa and torch.cuda.is_available() and "tuned" not in config:
-            print(
-                binding.bind(numa, binding.gpus(), int(os.environ.get("LOCAL_RANK", "0"))),
-                flush=True,
-            )
+            print(binding.bind(numa, int(os.environ.get("LOCAL_RANK", "0"))), flush=True)
         result, exit_code = {"status": "done", **work(config)}, 0
     except Interrupted as interruption:
         result, exit_code = {"status": "interrupted", **interruption.result}, EXIT_INTERRUPTED
