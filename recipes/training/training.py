@@ -192,8 +192,6 @@ def save_model(trainer: Trainer, target: Path) -> dict[str, float]:
         move_directory(staged, target.with_name("adapter"))
         (model, error), state = adapters.merge(model, state), None
         figures = {"merge_error": error}
-        dtype = str(model.dtype).removeprefix("torch.")
-        say(f"merged in {dtype}: rounding is {error:.1%} of what the adapter changes")
     model.save_pretrained(staged, state_dict=state)
     trainer.processing_class.save_pretrained(staged)
     move_directory(staged, target)

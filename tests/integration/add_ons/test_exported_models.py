@@ -90,4 +90,5 @@ def test_8_bits_load_in_transformers_as_they_were_written(tmp_path, weights):
         (lost / sum(w.square().sum().item() for w in before.values())) ** 0.5, rel=1e-4
     )
     card = (run / "model/README.md").read_text()
-    assert f"14 linear layers in {weights}" in card
+    assert f"weights: {weights}" in card
+    assert "num_quantized: 14" in card
