@@ -26,7 +26,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from transformers import set_seed
 
-from launch.core.errors import UserError
 from recipes.data.data import Row, load_heldout
 from recipes.data.data_files import check_tests
 from recipes.data.data_select import fields, grouped
@@ -50,7 +49,7 @@ KEYS_SHOWN = (
 
 @dataclass
 class EvaluateConfig:
-    """Arguments of method=evaluate. `batch_size` counts problems. Raises UserError.
+    """Arguments of method=evaluate. `batch_size` counts problems.
 
     `lm_eval_tasks` names tasks of lm-evaluation-harness to run after the held-out problems,
     `lm_eval_include` a directory with the user's task files, `lm_eval_limit` how many documents of
@@ -72,11 +71,6 @@ class EvaluateConfig:
     use_cpu: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.lm_eval_tasks, str):
-            raise UserError(
-                f"method.args.lm_eval_tasks={self.lm_eval_tasks}: it must be a list. "
-                f"Use: method.args.lm_eval_tasks=[{self.lm_eval_tasks}]."
-            )
         self.lm_eval_tasks = list(self.lm_eval_tasks)  # the harness does not accept a ListConfig
         self.sampling = Sampling(self.max_new_tokens, self.temperature, self.top_p, self.top_k)
 

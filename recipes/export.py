@@ -75,11 +75,6 @@ class ExportConfig(Arguments):
 
 def export(config: DictConfig) -> dict[str, Any]:
     args = ExportConfig(**config.trainer_args)
-    if args.push_to and not os.environ.get(TOKEN):  # fail before hours of work
-        raise UserError(
-            f"method.args.push_to={args.push_to}: {TOKEN} is not set where the rank runs. "
-            f"Use: runtime.secrets=[{TOKEN}]."
-        )
     run_dir = Path(config.run_dir)
     beat, target = run_dir / checkpoint.HEARTBEAT, run_dir / "model"
     provenance = OmegaConf.to_container(config.provenance)
@@ -127,11 +122,6 @@ def find_source(config: DictConfig) -> Path:
     model = config.model
     if model.path:
         return Path(model.path)
-    if model.init == "random" or not model.hub_id:
-        raise UserError(
-            f"model={model.name} has random weights, which are not worth exporting. "
-            "Use: model.path=<run>."
-        )
     patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "README.md"]
     try:
         return Path(

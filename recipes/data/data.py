@@ -65,15 +65,13 @@ def rows_sha256(rows: Dataset) -> str:
     return digest.hexdigest()
 
 
-def load_train(data: DictConfig, method: str) -> Dataset | IterableDataset:
-    """Load at most `data.limit` training rows in TRL's format for `method`. Raises UserError."""
-    return load(data, method).rows
-
-
 def load(
     data: DictConfig, method: str, progress: Callable[[int], None] = lambda number: None
 ) -> Loaded:
-    """Load as load_train does, with counts. `progress` gets the number of rows read so far."""
+    """Load at most `data.limit` training rows in TRL's format for `method`, with counts.
+
+    `progress` gets the number of rows read so far. Raises UserError.
+    """
     if data.streaming:
         return Loaded(_stream(data, method))
     try:
@@ -350,22 +348,19 @@ def _check_forms(forms: set[str], name: str, method: str) -> None:
 
 
 def _hub(data: DictConfig, split: str, method: str, streaming: bool = False) -> Iterator[Row]:
-    for number, row in enumerate(_hub_dataset(data, split, streaming)):
-        check_row(row, f"{data.hub_id}, split {split}, row {number}", method)
-        yield row
-
-
-def _hub_dataset(data: DictConfig, split: str, streaming: bool = False) -> Any:
     if data.revision is None:
         raise UserError(f"data.revision of {data.hub_id} is missing. Use: data.revision=<commit>.")
     try:
-        return datasets.load_dataset(
+        rows = datasets.load_dataset(
             data.hub_id, revision=data.revision, split=split, streaming=streaming
         )
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise UserError(
             f"data.hub_id={data.hub_id} at {data.revision}, split {split}: {error}"
         ) from error
+    for number, row in enumerate(rows):
+        check_row(row, f"{data.hub_id}, split {split}, row {number}", method)
+        yield row
 
 
 def _pairs(problems: list[Row], seed: int) -> list[Row]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
@@ -14,7 +13,7 @@ from omegaconf import DictConfig
 
 from launch.core.errors import UserError
 from recipes.data.data_check import check_row
-from recipes.data.data_select import TEXT_FIELDS, Row, normalized, question, spelled
+from recipes.data.data_select import Row, beginning, normalized, question
 from recipes.rewards.rewards import CODE_TESTS
 from recipes.rewards.verify_code import parse_tests
 
@@ -37,25 +36,6 @@ def parsed(path: str) -> Iterator[tuple[str, Row]]:
                 yield f"{path}:{number}", row
 
 
-def paths_of(data: DictConfig) -> list[str]:
-    """Return the files and directories that `data` reads, held-out ones included."""
-    paths = (data.path, data.heldout_path, *(source.path for source in data.sources))
-    return [path for path in paths if path]
-
-
-def line_of(row: Row, paths: Iterable[str]) -> str | None:
-    """Return file:line of the first row with the same texts, or None; the files are valid."""
-    texts = {name: spelled(row[name]) for name in TEXT_FIELDS if row.get(name) is not None}
-    for path in filter(os.path.isfile, paths):  # samples may be a directory
-        for where, other in parsed(path):
-            if all(
-                isinstance(other.get(name), (str, list)) and spelled(other[name]) == text
-                for name, text in texts.items()
-            ):
-                return where
-    return None
-
-
 def check_tests(config: DictConfig, rows: Iterable[Row]) -> None:
     """Reject tests that cannot be parsed, before a run reaches their prompt."""
     if CODE_TESTS not in config.method.rewards or not isinstance(rows, Sized):  # skip streams
@@ -64,8 +44,7 @@ def check_tests(config: DictConfig, rows: Iterable[Row]) -> None:
         try:
             parse_tests(row["tests"])
         except UserError as error:
-            line = line_of(row, paths_of(config.data))
-            raise UserError(f"{line}: {error}" if line else str(error)) from error
+            raise UserError(f"the row with the {beginning(row)}: {error}") from error
 
 
 def asked_in(rows: Iterable[Row], path: str) -> int:

@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from launch.core.errors import UserError, near_or_all
 
 Row = dict[str, Any]
+BEGINNING = 60  # characters of a question, in an error
 
 TEXT_FIELDS = ("prompt", "completion", "chosen", "rejected", "messages", "text")
 TEMPLATE_FIELDS = ("tools", "chat_template_kwargs")  # inputs of a chat template besides messages
@@ -101,6 +102,11 @@ def question(row: Row) -> str:
         if shared:
             return "\0".join(spelled(shared))
     return content(row)
+
+
+def beginning(row: Row) -> str:
+    """Return words that name a row by what its question begins with, to search for it."""
+    return f"question {question(row)[:BEGINNING]!r}"
 
 
 def normalized(text: str) -> str:

@@ -30,7 +30,7 @@ from transformers import (
 )
 
 from launch.core.errors import UserError
-from recipes.data.data import load_train, texts
+from recipes.data.data import load, texts
 from recipes.models.model import build_model, build_tokenizer, model_directory, write_random
 from recipes.rank.device import compute_dtype, device
 from recipes.rank.program import TORCHRUN
@@ -262,7 +262,7 @@ def build_generator(config: DictConfig, sampling: Sampling) -> Generator:
     if generator is VllmGenerator:
         check_vllm()
     is_random = model_directory(config) is None and config.model.init == "random"
-    tokenizer = build_tokenizer(config, texts(load_train(config.data, "sft")) if is_random else [])
+    tokenizer = build_tokenizer(config, texts(load(config.data, "sft").rows) if is_random else [])
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return generator(config, tokenizer, sampling)
