@@ -26,6 +26,7 @@ from trl import DPOConfig, SFTConfig
 
 from recipes.data.data import Loaded, texts
 from recipes.data.data_prepare import load_once, prepare_prompts
+from recipes.data.data_tokens import IGNORED
 from recipes.models.model import build_tokenizer
 from recipes.rank.program import main
 
@@ -35,7 +36,6 @@ LEFT_OUT = (
     "eval_strategy",
 )
 ON_CPU = {"use_cpu": True, "bf16": False, "fp16": False, "report_to": "none", "max_steps": 1}
-IGNORED = -100  # the label of a token that does not count in the loss
 # Title, token ids, which of them count in the loss, and other columns
 Shown = tuple[str, list[int], list[bool], dict[str, Any]]
 SIDES = {"chosen": "answer that is preferred", "rejected": "answer that is not"}

@@ -6,13 +6,12 @@ same token ids and stop at the same tokens, but their samples differ.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,7 +196,12 @@ class VllmGenerator(Generator):
     def __init__(
         self, config: DictConfig, tokenizer: PreTrainedTokenizerBase, sampling: Sampling
     ) -> None:
-        source, revision = _source(config, tokenizer)
+        directory, revision = model_directory(config), None
+        if directory is None and config.model.init == "random":
+            directory = write_random(config, tokenizer)  # since vLLM needs files
+        source = str(directory)
+        if directory is None:
+            source, revision = config.model.hub_id, config.model.revision
         positions = AutoConfig.from_pretrained(
             source, revision=revision, trust_remote_code=False
         ).max_position_embeddings
@@ -208,8 +212,10 @@ class VllmGenerator(Generator):
         super().__init__(tokenizer, sampling, positions, own)
         on_cpu = config.trainer_args.get("use_cpu", False)
         cache_gb = config.topology.server_cache_gb
-        with _no_rank():
-            from vllm import LLM  # installed in GPU images and by `make vllm`
+        # Hide torchrun's variables, since with them vLLM's process would act as a rank.
+        removed = {name: os.environ.pop(name) for name in list(os.environ) if TORCHRUN.match(name)}
+        try:
+            from vllm import LLM
 
             self.llm = LLM(
                 source,
@@ -224,6 +230,14 @@ class VllmGenerator(Generator):
                 # A CPU has no graphs to capture, and compiling for it takes minutes.
                 **{"enforce_eager": on_cpu, **engine_args(config)},
             )
+        except ImportError as error:
+            raise UserError(
+                f"method.args.engine=vllm: vLLM cannot be imported where the ranks run ({error}). "
+                "Use an image that holds it (containers/build.py lists them), on a CPU `make vllm`;"
+                " or method.args.engine=transformers."
+            ) from error
+        finally:
+            os.environ.update(removed)
 
     def generate(self, prompts: list[list[int]], limits: list[int], seed: int) -> list[Sample]:
         from vllm import SamplingParams, TokensPrompt  # not installed everywhere
@@ -259,8 +273,6 @@ def build_generator(config: DictConfig, sampling: Sampling) -> Generator:
     """
     generators = {"transformers": TransformersGenerator, "vllm": VllmGenerator}
     generator = generators[config.trainer_args.get("engine", "transformers")]
-    if generator is VllmGenerator:
-        check_vllm()
     is_random = model_directory(config) is None and config.model.init == "random"
     tokenizer = build_tokenizer(config, texts(load(config.data, "sft").rows) if is_random else [])
     if tokenizer.pad_token_id is None:
@@ -268,43 +280,8 @@ def build_generator(config: DictConfig, sampling: Sampling) -> Generator:
     return generator(config, tokenizer, sampling)
 
 
-def check_vllm() -> None:
-    """Raise UserError if vLLM cannot be imported."""
-    try:
-        import vllm  # noqa: F401  (slow, but needed next anyway)
-    except ImportError as error:
-        raise UserError(
-            f"method.args.engine=vllm: vLLM cannot be imported where the ranks run ({error}). Use "
-            "an image that holds it (containers/build.py lists them), on a CPU `make vllm`; or "
-            "method.args.engine=transformers."
-        ) from error
-
-
 def ends(tokenizer: PreTrainedTokenizerBase, model: GenerationConfig) -> list[int]:
     """Return the ids that end a completion: the tokenizer's, and one or more of the model's."""
     own = model.eos_token_id
     tokens = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])}
     return sorted(tokens - {None})
-
-
-def _source(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str | None]:
-    """Return the directory or hub id that vLLM loads, and its revision.
-
-    If the model has no weights, write random ones into the run directory first.
-    """
-    directory = model_directory(config)
-    if directory is None and config.model.init == "random":
-        directory = write_random(config, tokenizer)
-    if directory is not None:
-        return str(directory), None
-    return config.model.hub_id, config.model.revision
-
-
-@contextlib.contextmanager
-def _no_rank() -> Iterator[None]:
-    """Hide torchrun's variables, since with them vLLM's process would act as a rank."""
-    removed = {name: os.environ.pop(name) for name in list(os.environ) if TORCHRUN.match(name)}
-    try:
-        yield
-    finally:
-        os.environ.update(removed)
