@@ -433,12 +433,8 @@ def test_code_and_its_language():
     text = "First:\n```python\nx = 1\n```\nBetter:\n```c++\nint main() {}\n```\n"
     assert verify_code.code_of(text) == ("cpp", "int main() {}\n")
     assert verify_code.code_of("<think>so</think><answer>x = 2</answer>") == ("python", "x = 2")
-    languages = [
-        verify_code.job("x", ["pass"], name)["language"]
-        for name in ("C++", "py", "Python3", "rust", None)
-    ]
-    # Column `language`, as a fence may name it.
-    assert languages == ["cpp", "python", "python", "rust", "python"]
+    languages = [verify_code.code_of(f"```{name}\nx\n```")[0] for name in ("C++", "py", "rust", "")]
+    assert languages == ["cpp", "python", "rust", "python"]
     tests = [{"call": "f(1)", "expected": None, "check": None}, "assert f(1)"]
     assert verify_code.parse_tests(json.dumps(tests)) == [
         {"call": "f(1)", "expected": None},
