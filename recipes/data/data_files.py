@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,21 @@ def parsed(path: str) -> Iterator[tuple[str, Row]]:
     """Yield (file:line, object) of every line that is not blank. Raises UserError."""
     with Path(path).open("rb") as content:
         for number, line in enumerate(content, start=1):
-            if (row := _row(line, f"{path}:{number}")) is not None:
-                yield f"{path}:{number}", row
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                if not text.strip():
+                    continue
+                row = DECODER.decode(text)
+                if not isinstance(row, dict):
+                    raise ValueError(f"a {type(row).__name__}")
+                if ESCAPED_SURROGATE.search(text):  # reject a lone one, which no table can hold
+                    json.dumps(row, ensure_ascii=False).encode()
+            except (ValueError, RecursionError) as error:
+                raise UserError(
+                    f"{path}:{number}: not a JSON object in UTF-8 ({error}). Write one object per "
+                    "line."
+                ) from error
+            yield f"{path}:{number}", row
 
 
 def check_tests(config: DictConfig, rows: Iterable[Row]) -> None:
@@ -60,28 +74,9 @@ def asked_in(rows: Iterable[Row], path: str) -> int:
 def _once(pairs: list[tuple[str, Any]]) -> Row:
     row = dict(pairs)
     if len(row) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for n, key in enumerate(keys) if key in keys[:n])
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(f'the key "{twice}" stands there twice')
     return row
 
 
 DECODER = json.JSONDecoder(object_pairs_hook=_once)  # json.loads would make one for each line
-
-
-def _row(line: bytes, where: str) -> Row | None:
-    """Parse a line; return None for a blank one."""
-    try:
-        text = line.decode("utf-8-sig" if where.endswith(":1") else "utf-8")
-        if not text.strip():
-            return None
-        row = DECODER.decode(text)
-        if not isinstance(row, dict):
-            raise ValueError(f"a {type(row).__name__}")
-        if ESCAPED_SURROGATE.search(text):  # reject a lone surrogate, which no table can hold
-            json.dumps(row, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{where}: not a JSON object in UTF-8 ({error}). Write one object per line."
-        ) from error
-    return row

@@ -267,20 +267,20 @@ def pairs_of_samples(
         # The sort is stable, so samples with equal scores stay in order of sampling.
         ordered = sorted(distinct.values(), key=lambda row: -row["score"])
         matched = list(zip(ordered, reversed(ordered), strict=True))[: min(most, len(ordered) // 2)]
-        new = [_pair(*two) for two in matched if of_any or two[0]["score"] > two[1]["score"]]
+        new = []
+        for best, worst in matched:
+            if not of_any and best["score"] <= worst["score"]:
+                continue
+            pair = {"chosen": best["completion"], "rejected": worst["completion"]}
+            for name, side in pair.items():  # TRL requires a row to be all messages or all text
+                if isinstance(best["prompt"], str):
+                    pair[name] = "".join(spelled(side))
+                elif isinstance(side, str):
+                    pair[name] = [{"role": "assistant", "content": side}]
+            labels = {key: best[key] for key in ("task", "level") if key in best}
+            new.append({"prompt": best["prompt"], **pair, **labels})
         pairs += new
         if not new:
             reason = "one answer" if distinct else "all cut off"
             skipped["equal scores" if len(distinct) > 1 else reason] += 1
     return pairs, skipped
-
-
-def _pair(best: Row, worst: Row) -> Row:
-    sides = {"chosen": best["completion"], "rejected": worst["completion"]}
-    for name, side in sides.items():  # TRL requires a row to be all messages or all plain text
-        if isinstance(best["prompt"], str):
-            sides[name] = "".join(spelled(side))
-        elif isinstance(side, str):
-            sides[name] = [{"role": "assistant", "content": side}]
-    labels = {key: best[key] for key in ("task", "level") if key in best}
-    return {"prompt": best["prompt"], **sides, **labels}

@@ -13,7 +13,6 @@ from typing import Any
 import reasoning_gym
 from omegaconf import DictConfig, OmegaConf
 from reasoning_gym.coaching import BaseCurriculum
-from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import CURRICULA, DATASETS
 
 from launch.core.errors import UserError
@@ -104,7 +103,21 @@ _scorer = functools.cache(reasoning_gym.get_score_answer_fn)
 
 def _draws(seed: int, task: DictConfig, split: str, attempts: int) -> Iterator[Problem]:
     name, level = task.name, task.level  # read once: OmegaConf takes longer than a problem
-    dataset = _dataset(task, split, seed, attempts)
+    # A data set draws item i from seed + i, so neighbouring seeds would share problems. Hashed
+    # seeds are far apart.
+    start = int.from_bytes(hashlib.sha256(f"{split}/{name}/{seed}".encode()).digest()[:4], "big")
+    dataset_class, config_class = DATASETS[name]
+    config, own = config_class(), OmegaConf.to_container(task.config)
+    if name in CURRICULA:
+        curriculum: BaseCurriculum = CURRICULA[name]()
+        for attribute_name, attribute in curriculum.attributes.items():
+            curriculum.set_attr_level(attribute_name, min(level, len(attribute.levels) - 1))
+        config = curriculum.generate_configuration()
+    try:
+        dataset = dataset_class(dataclasses.replace(config, **own, seed=start, size=attempts))
+        dataset[0]  # some values are rejected only here
+    except (AssertionError, TypeError, ValueError) as error:
+        raise UserError(f"data.tasks: {name} rejects its config {own}: {error}") from error
     for index in range(attempts):
         entry = dataset[index]
         answer = str(entry["answer"])
@@ -124,25 +137,3 @@ def _draws(seed: int, task: DictConfig, split: str, attempts: int) -> Iterator[P
             "level": level,
             "entry": record,
         }
-
-
-def _dataset(task: DictConfig, split: str, seed: int, size: int) -> ProceduralDataset:
-    """Return the task's data set. Raises UserError for a configuration that the task rejects."""
-    # A data set draws item i from seed + i, so neighbouring seeds would share problems. Hashed
-    # seeds are far apart.
-    start = int.from_bytes(
-        hashlib.sha256(f"{split}/{task.name}/{seed}".encode()).digest()[:4], "big"
-    )
-    dataset_class, config_class = DATASETS[task.name]
-    config, own = config_class(), OmegaConf.to_container(task.config)
-    if task.name in CURRICULA:
-        curriculum: BaseCurriculum = CURRICULA[task.name]()
-        for name, attribute in curriculum.attributes.items():
-            curriculum.set_attr_level(name, min(task.level, len(attribute.levels) - 1))
-        config = curriculum.generate_configuration()
-    try:
-        dataset = dataset_class(dataclasses.replace(config, **own, seed=start, size=size))
-        dataset[0]  # some values are rejected only here
-        return dataset
-    except (AssertionError, TypeError, ValueError) as error:
-        raise UserError(f"data.tasks: {task.name} rejects its config {own}: {error}") from error
