@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import pickle
 import sys
 import threading
 from pathlib import Path
@@ -106,17 +105,6 @@ def test_means_since_the_last_line_and_energy(gpu):
     counted.begin(200.0)
     counted.sample(201.0)
     assert counted.energy_j == pytest.approx(700)  # without what sets the steps up
-
-
-def test_samples_that_nobody_takes_do_not_pile_up(gpu):
-    """Drop them, since only the first rank writes lines."""
-    counted = Telemetry(amd(ADDRESS, gpu()))
-    counted.sample(0.0)
-    size = len(pickle.dumps(counted.sums))
-    for second in range(1, 100):
-        counted.sample(float(second))
-    assert len(pickle.dumps(counted.sums)) <= size
-    assert counted.take()["gpu_power_w"] == pytest.approx(700)
 
 
 def test_a_torch_that_does_not_name_the_address(monkeypatch):
