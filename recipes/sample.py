@@ -30,7 +30,6 @@ from recipes.rank.files import json_sha256
 from recipes.rank.program import is_main_rank, main, say
 from recipes.rewards.verify import build_verifier
 from recipes.sampling.batches import Log, sample_all, write_rows
-from recipes.sampling.generation import Sampling
 from recipes.sampling.samples import (
     by_level,
     choose_prompts,
@@ -82,10 +81,6 @@ class SampleConfig:
                 f"method.args.reuse={self.reuse}: no such directory. "
                 "Give a run of method=sample or method=raft."
             )
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.max_new_tokens, self.temperature, self.top_p, self.top_k)
 
 
 @dataclass

@@ -61,7 +61,7 @@ def sample_all(
         os.environ.update(ranks.own_gpu(os.environ))
     # If all batches exist, load no model.
     missing = any(not sampled.has(number) for number in own_batches)
-    generator = build_generator(config, args.sampling) if missing else None
+    generator = build_generator(config, args) if missing else None
     done = 0
     with profiling.session(
         config, len(own_batches), model=getattr(generator, "model", None)

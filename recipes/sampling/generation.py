@@ -40,16 +40,6 @@ Prompt = str | list[dict[str, str]]  # text, or messages that the chat template 
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """Hold how to draw tokens. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
-
-    max_new_tokens: int
-    temperature: float
-    top_p: float = 1.0
-    top_k: int = 0
-
-
-@dataclass(frozen=True)
 class Sample:
     """Hold a completion. `num_tokens` includes the end token; `finished` is False if truncated."""
 
@@ -86,16 +76,17 @@ class Generator(ABC):
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        sampling: Sampling,
+        args: Any,
         positions: int,
         own: GenerationConfig,
     ) -> None:
         """Create a generator for a model.
 
+        `args` has max_new_tokens, temperature (0 is greedy), top_p and top_k (1 and 0 are off).
         `positions` is the length of the model's context, for prompt and completion together. `own`
         is the model's generation configuration.
         """
-        self.tokenizer, self.sampling, self.positions = tokenizer, sampling, positions
+        self.tokenizer, self.args, self.positions = tokenizer, args, positions
         self.ends = ends(tokenizer, own)
 
     def __call__(self, prompts: list[Prompt], seed: int) -> list[Sample]:
@@ -112,7 +103,7 @@ class Generator(ABC):
         if not fitting:
             return samples
         room = [self.positions - len(encoded[n]) for n in fitting]
-        limits = [min(self.sampling.max_new_tokens, tokens) for tokens in room]
+        limits = [min(self.args.max_new_tokens, tokens) for tokens in room]
         generated = self.generate([encoded[n] for n in fitting], limits, seed)
         for n, sample in zip(fitting, generated, strict=True):
             samples[n] = sample
@@ -148,14 +139,12 @@ class Generator(ABC):
 class TransformersGenerator(Generator):
     """Generate each call's prompts as one padded batch."""
 
-    def __init__(
-        self, config: DictConfig, tokenizer: PreTrainedTokenizerBase, sampling: Sampling
-    ) -> None:
+    def __init__(self, config: DictConfig, tokenizer: PreTrainedTokenizerBase, args: Any) -> None:
         tokenizer.padding_side = "left"  # so that all completions of a batch start together
         on_cpu = config.trainer_args.get("use_cpu", False)
         self.model = build_model(config).to("cpu" if on_cpu else device()).eval()
         positions = self.model.config.max_position_embeddings
-        super().__init__(tokenizer, sampling, positions, self.model.generation_config)
+        super().__init__(tokenizer, args, positions, self.model.generation_config)
         self.dtype = compute_dtype(config)
         beat_by_token(self.model, Path(config.run_dir) / HEARTBEAT)
         # The model's own configuration would add defaults, such as Qwen2.5's repetition penalty.
@@ -164,13 +153,13 @@ class TransformersGenerator(Generator):
     @torch.inference_mode()
     def generate(self, prompts: list[list[int]], limits: list[int], seed: int) -> list[Sample]:
         set_seed(seed)
-        device, sampling = self.model.device, self.sampling
+        device, args = self.model.device, self.args
         inputs = self.tokenizer.pad({"input_ids": prompts}, return_tensors="pt").to(device)
         draws: dict[str, Any] = {"do_sample": False}
-        if sampling.temperature:
+        if args.temperature:
             # Pass both even if they are off, since GenerationConfig's default is the top 50.
-            draws = {"do_sample": True, "temperature": sampling.temperature}
-            draws |= {"top_k": sampling.top_k, "top_p": sampling.top_p}
+            draws = {"do_sample": True, "temperature": args.temperature}
+            draws |= {"top_k": args.top_k, "top_p": args.top_p}
         with self.autocast():
             outputs = self.model.generate(
                 input_ids=inputs["input_ids"],
@@ -193,9 +182,7 @@ class TransformersGenerator(Generator):
 class VllmGenerator(Generator):
     """Generate with vLLM, which batches the prompts; each prompt's seed follows from the call's."""
 
-    def __init__(
-        self, config: DictConfig, tokenizer: PreTrainedTokenizerBase, sampling: Sampling
-    ) -> None:
+    def __init__(self, config: DictConfig, tokenizer: PreTrainedTokenizerBase, args: Any) -> None:
         directory, revision = model_directory(config), None
         if directory is None and config.model.init == "random":
             directory = write_random(config, tokenizer)  # since vLLM needs files
@@ -209,7 +196,7 @@ class VllmGenerator(Generator):
             own = GenerationConfig.from_pretrained(source, revision=revision)
         except OSError:  # some models have none
             own = GenerationConfig()
-        super().__init__(tokenizer, sampling, positions, own)
+        super().__init__(tokenizer, args, positions, own)
         on_cpu = config.trainer_args.get("use_cpu", False)
         cache_gb = config.topology.server_cache_gb
         # Hide torchrun's variables, since with them vLLM's process would act as a rank.
@@ -242,12 +229,12 @@ class VllmGenerator(Generator):
     def generate(self, prompts: list[list[int]], limits: list[int], seed: int) -> list[Sample]:
         from vllm import SamplingParams, TokensPrompt  # not installed everywhere
 
-        sampling, rng = self.sampling, random.Random(seed)
+        args, rng = self.args, random.Random(seed)
         parameters = [
             SamplingParams(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
+                temperature=args.temperature,
+                top_p=args.top_p,
+                top_k=args.top_k,
                 max_tokens=limit,
                 seed=rng.getrandbits(31),
                 stop_token_ids=self.ends,
@@ -266,7 +253,7 @@ def engine_args(config: DictConfig) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def build_generator(config: DictConfig, sampling: Sampling) -> Generator:
+def build_generator(config: DictConfig, args: Any) -> Generator:
     """Return the generator of `method.args.engine`, with the run's model and tokenizer.
 
     Raises UserError if vLLM is missing, or if there is no model or tokenizer to load.
@@ -277,7 +264,7 @@ def build_generator(config: DictConfig, sampling: Sampling) -> Generator:
     tokenizer = build_tokenizer(config, texts(load(config.data, "sft").rows) if is_random else [])
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return generator(config, tokenizer, sampling)
+    return generator(config, tokenizer, args)
 
 
 def ends(tokenizer: PreTrainedTokenizerBase, model: GenerationConfig) -> list[int]:
