@@ -138,10 +138,12 @@ def call_s(
     call: Callable[[], object],
     load_s: float,
     meanwhile: Callable[[], None] = lambda: None,
+    calls: int | None = None,
 ) -> float:
-    """Return the seconds of a call: the median of five rounds that last a fifth of `load_s` each.
+    """Return the seconds of a call: the median of five rounds of `calls`.
 
-    `meanwhile` runs in each round while the device computes.
+    Without `calls`, a round lasts a fifth of `load_s`. `meanwhile` runs in each round while the
+    device computes.
     """
     for _ in range(2):  # so that kernels are loaded and clocks rise
         call()
@@ -149,19 +151,16 @@ def call_s(
     start = time.perf_counter()
     call()
     rank.synchronize()
-    calls = max(1, min(1000, int(load_s / 5 / (time.perf_counter() - start))))
-    return statistics.median(_round_s(rank, call, calls, meanwhile) for _ in range(5))
-
-
-def _round_s(
-    rank: Rank, call: Callable[[], object], calls: int, meanwhile: Callable[[], None] = lambda: None
-) -> float:
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    meanwhile()
-    rank.synchronize()
-    return (time.perf_counter() - start) / calls
+    calls = calls or max(1, min(1000, int(load_s / 5 / (time.perf_counter() - start))))
+    rounds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        meanwhile()
+        rank.synchronize()
+        rounds.append((time.perf_counter() - start) / calls)
+    return statistics.median(rounds)
 
 
 def error(product: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float | None:
@@ -246,12 +245,7 @@ def measure_all_reduce(rank: Rank) -> None:
         (buffer != pattern * (rank.world * (rank.world + 1) // 2)).sum()
     )
     buffer.zero_()  # so that repeated sums stay finite
-    for _ in range(3):
-        dist.all_reduce(buffer)
-    rank.synchronize()
-    seconds = statistics.median(
-        _round_s(rank, lambda: dist.all_reduce(buffer), 10) for _ in range(3)
-    )
+    seconds = call_s(rank, lambda: dist.all_reduce(buffer), rank.sizes.load_s, calls=10)
     rank.measured.all_reduce_gb_s = (
         2 * (rank.world - 1) / rank.world * rank.sizes.reduced / seconds / 1e9
     )

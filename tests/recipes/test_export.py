@@ -98,7 +98,7 @@ def test_a_code_is_off_by_half_a_step_at_most_and_zeros_stay(weights):
     weight = torch.randn(8, 32) * torch.logspace(-6, 3, 8)[:, None]
     weight[3] = 0
     codes, scale = quantize.quantized(weight, bits)
-    off = (quantize.restored(codes, scale) - weight).abs()
+    off = (codes.float() * scale.float() - weight).abs()
     assert torch.isfinite(codes.float()).all()
     assert (scale[3].item(), codes[3].float().abs().max().item()) == (1.0, 0.0)
     largest = weight.abs().amax(1, keepdim=True)
