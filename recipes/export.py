@@ -40,7 +40,7 @@ from recipes.models import adapters, model_card, quantize
 from recipes.models.model import build_model, build_tokenizer
 from recipes.models.shards import Shards, stored
 from recipes.rank.files import move_directory, weights_sha256
-from recipes.rank.names import Arguments, named
+from recipes.rank.names import named
 from recipes.rank.program import Failed, Interrupted, main, say, stop_asked
 from recipes.rewards import verify_isolated
 from recipes.training import checkpoint
@@ -55,8 +55,8 @@ POLL_S = 0.5  # how soon a signal reaches the converter
 
 
 @dataclass
-class ExportConfig(Arguments):
-    """Arguments of method=export. Raises UserError for an unknown name.
+class ExportConfig:
+    """Arguments of method=export.
 
     `weights` null keeps their dtype. Of `formats`, safetensors is always written, and gguf needs
     `gguf_converter`, llama.cpp's convert_hf_to_gguf.py. `license` is the hub's name of the licence,
