@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.text import Text
@@ -56,7 +57,8 @@ def preview(config: DictConfig) -> dict[str, Any]:
             console.print(Text(f"    {name} (for rewards): {str(value)[:100]}"))
     described = Path(config.run_dir) / "data.json"
     if described.is_file():  # not for a stream
-        console.print(Text(summary(json.loads(described.read_text(encoding="utf-8")))))
+        facts = json.loads(described.read_text(encoding="utf-8"))
+        console.print(Text("\n" + yaml.safe_dump(facts, sort_keys=False, default_flow_style=None)))
     return {}
 
 
@@ -116,26 +118,6 @@ def _prompts(
         ids = tokenizer(prompt, add_special_tokens=plain)["input_ids"]
         title = f"row {number}: the prompt; what is generated after it counts"
         yield title, ids, [False] * len(ids), row
-
-
-def summary(data: dict[str, Any]) -> str:
-    """Return a text on rows, the histogram of lengths, truncation, and how full batches are."""
-    length, most = data["length"], max(n for _, _, n in data["histogram"])
-    lines = [
-        f"\n{data['rows']} rows, {data['tokens']} tokens; lengths {length['shortest']} to "
-        f"{length['longest']}, mean {length['mean']:.1f}"
-    ]
-    for low, high, n in data["histogram"]:
-        lines.append(f"  {low:6} to {high:6} {n:8} {'#' * round(40 * n / most)}")
-    if data["max_length"]:
-        lines.append(f"{data['truncated']} cut to method.args.max_length={data['max_length']}")
-    if data["efficiency"] is not None:
-        packing = f"packed into {data['packed_rows']} rows" if data["packing"] else "not packed"
-        lines.append(f"{data['efficiency']:.1%} of a batch's places hold a token ({packing})")
-    for key in ("filtered", "duplicates", "held_out", "prompts_without_pair"):
-        if data.get(key):
-            lines.append(f"{key}: {data[key]}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":
