@@ -27,9 +27,10 @@ def named(
     function so that its table may be defined below the class.
     """
     metadata = {"names": known, "refused": refused or {}}
-    if default is ALL or isinstance(default, list):
-        names = known if default is ALL else lambda: default
-        return dataclasses.field(default_factory=lambda: list(names()), metadata=metadata)
+    if default is ALL:
+        return dataclasses.field(default_factory=lambda: list(known()), metadata=metadata)
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
