@@ -61,7 +61,7 @@ def check_tests(config: DictConfig, rows: Iterable[Row]) -> None:
             raise UserError(f"the row with the {beginning(row)}: {error}") from error
 
 
-def asked_in(rows: Iterable[Row], path: str) -> int:
+def num_known_questions(rows: Iterable[Row], path: str) -> int:
     """Count the `rows` whose question is also in the file, ignoring case and spaces."""
     questions = set()
     with contextlib.suppress(UserError):  # training on the file reports its faults

@@ -333,20 +333,19 @@ def describe(
     content = {**loaded.counts, **statistics(config, lengths, packed)}
     if lengths["filtered"]:
         content["filtered"] = {**loaded.counts.get("filtered", {}), **lengths["filtered"]}
-    for line in warnings(content, config):
-        say(line)
+    _warn(content, config.trainer_args)
     write_json(Path(config.run_dir) / "data.json", content)
     if "data_cache" in config:
         folder = Path(config.data_cache.directory) / "statistics"
         write_json(folder / f"{config.data_cache.key}.json", content)
 
 
-def warnings(content: dict[str, Any], config: DictConfig) -> list[str]:
-    """Return log lines that warn of truncated rows and blank fields in data.json's `content`."""
-    args, most, rows, lines = config.trainer_args, content["max_length"], content["rows"], []
+def _warn(content: dict[str, Any], args: DictConfig) -> None:
+    """Log warnings of truncated rows and blank fields in data.json's `content`."""
+    most, rows = content["max_length"], content["rows"]
     uncut = args.get("packing") and args.get("packing_strategy") in ("wrapped", "bfd_split")
     if content["truncated"] and not uncut:
-        lines.append(
+        say(
             f"warning: {content['truncated']} of {rows} rows are longer than "
             f"method.args.max_length={most}, and are cut to it. Use: "
             f"method.args.max_length={content['length']['longest']}, or "
@@ -354,11 +353,10 @@ def warnings(content: dict[str, Any], config: DictConfig) -> list[str]:
         )
     for name, number in content.get("blank", {}).items():
         fault = "an empty last turn in messages" if name == "messages" else f"nothing in {name}"
-        lines.append(
+        say(
             f"warning: {number} of {rows} rows have {fault}. Remove them, unless the model should "
             "learn that."
         )
-    return lines
 
 
 def statistics(

@@ -127,7 +127,7 @@ def row_filter(filters: DictConfig, questions: bool = False) -> Callable[[Row], 
     equals = OmegaConf.to_container(filters.equals)
     regex = {name: re.compile(pattern) for name, pattern in filters.regex.items()}
 
-    def refused_by(row: Row) -> str | None:
+    def rejecting_filter(row: Row) -> str | None:
         for name, allowed in names.items():
             if allowed and _field(row, name, f"data.filter.{name}s") not in allowed:
                 return f"{name}s"
@@ -145,7 +145,7 @@ def row_filter(filters: DictConfig, questions: bool = False) -> Callable[[Row], 
                 return f"regex.{name}"
         return None
 
-    return refused_by
+    return rejecting_filter
 
 
 def _field(row: Row, name: str, key: str) -> Any:

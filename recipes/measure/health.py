@@ -98,7 +98,7 @@ class Rank:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def why_not(self) -> str | None:
+    def fault(self) -> str | None:
         """Read the GPU's memory, and return why the GPU is not measured, or None."""
         if self.device.type == "cpu":
             return None
@@ -126,7 +126,7 @@ def unusable(free_gb: float, total_gb: float, force: bool) -> str | None:
     return None
 
 
-def together(ready: bool) -> bool:
+def all_ready(ready: bool) -> bool:
     """Wait for every process, on the CPU, and return whether all are ready."""
     flag = torch.tensor(int(ready))
     dist.all_reduce(flag, dist.ReduceOp.MIN)
@@ -257,22 +257,22 @@ def run(rank: Rank) -> None:
         "cpu:gloo,cuda:nccl" if rank.device.type == "cuda" and rank.measured.num_gpus else "gloo"
     )
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=JOIN_S))
-    rank.measured.not_measured = rank.why_not()
+    rank.measured.not_measured = rank.fault()
     usable = rank.measured.not_measured is None
-    complete = together(usable)
+    complete = all_ready(usable)
     for name, measure in (
         ("GEMM", measure_gemm),
         ("copy", measure_copy),
         ("all-reduce", measure_all_reduce),
     ):
         rank.phase(name)
-        together(usable)  # a barrier, so that all begin at once
+        all_ready(usable)  # a barrier, so that all begin at once
         if usable and (measure is not measure_all_reduce or (complete and rank.world > 1)):
             measure(rank)
         if rank.device.type == "cuda":
             torch.cuda.empty_cache()
     rank.phase("done")
-    together(True)  # torchrun stops the others when the first rank ends
+    all_ready(True)  # torchrun stops the others when the first rank ends
 
 
 def main() -> None:

@@ -190,7 +190,7 @@ class Log:
         generation_s: float,
         verification_s: float,
     ) -> None:
-        """Log `samples` with their verdicts. `there`: they already existed, and were timed then."""
+        """Log `samples` with their verdicts. `existed`: they were timed in an earlier attempt."""
         self.beat()
         if not is_main_rank():
             return
