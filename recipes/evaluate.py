@@ -26,7 +26,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from transformers import set_seed
 
-from launch.core.errors import UserError
 from recipes.data.data import Row, load_heldout
 from recipes.data.data_files import check_tests
 from recipes.data.data_select import fields, grouped
@@ -37,7 +36,7 @@ from recipes.rank.program import is_main_rank, main, say
 from recipes.rewards import rewards
 from recipes.rewards.verify import Verifier, build_verifier
 from recipes.sampling.batches import Log, sample_all, write_rows
-from recipes.sampling.generation import Generator, Sampling, build_generator
+from recipes.sampling.generation import Generator, build_generator
 from recipes.sampling.samples import is_correct
 
 SAMPLES = "samples.jsonl"
@@ -50,7 +49,7 @@ KEYS_SHOWN = (
 
 @dataclass
 class EvaluateConfig:
-    """Arguments of method=evaluate. `batch_size` counts problems. Raises UserError.
+    """Arguments of method=evaluate. `batch_size` counts problems.
 
     `lm_eval_tasks` names tasks of lm-evaluation-harness to run after the held-out problems,
     `lm_eval_include` a directory with the user's task files, `lm_eval_limit` how many documents of
@@ -72,36 +71,22 @@ class EvaluateConfig:
     use_cpu: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.lm_eval_tasks, str):
-            raise UserError(
-                f"method.args.lm_eval_tasks={self.lm_eval_tasks}: it must be a list. "
-                f"Use: method.args.lm_eval_tasks=[{self.lm_eval_tasks}]."
-            )
         self.lm_eval_tasks = list(self.lm_eval_tasks)  # the harness does not accept a ListConfig
-        self.sampling = Sampling(self.max_new_tokens, self.temperature, self.top_p, self.top_k)
 
 
 def evaluate(config: DictConfig) -> dict[str, Any]:
     args = EvaluateConfig(**config.trainer_args)
-    tasks, manager = args.lm_eval_tasks, None
-    if tasks:
-        manager = harness.load(tasks, args.lm_eval_include)
+    manager = None
+    if args.lm_eval_tasks:
+        manager = harness.load(args.lm_eval_tasks, args.lm_eval_include)
     ranks.join()
     rows = load_heldout(config.data) if has_heldout(config.data) or manager is None else []
     result, generator = answer(config, args, rows) if rows else ({}, None)
     if manager is not None and is_main_rank():  # the harness runs on one rank
-        generator = generator or build_generator(config, args.sampling)
+        generator = generator or build_generator(config, args)
         set_seed(args.seed)
         with generator.autocast():
-            result["lm_eval"] = harness.evaluate(
-                manager,
-                tasks,
-                generator.model,
-                generator.tokenizer,
-                args.batch_size,
-                args.lm_eval_limit,
-                args.seed,
-            )
+            result["lm_eval"] = harness.evaluate(manager, generator, args)
     return result
 
 

@@ -23,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ from recipes.models import adapters, model_card, quantize
 from recipes.models.model import build_model, build_tokenizer
 from recipes.models.shards import Shards, stored
 from recipes.rank.files import move_directory, weights_sha256
-from recipes.rank.names import Arguments, named
+from recipes.rank.names import named
 from recipes.rank.program import Failed, Interrupted, main, say, stop_asked
 from recipes.rewards import verify_isolated
 from recipes.training import checkpoint
@@ -54,8 +55,8 @@ POLL_S = 0.5  # how soon a signal reaches the converter
 
 
 @dataclass
-class ExportConfig(Arguments):
-    """Arguments of method=export. Raises UserError for an unknown name.
+class ExportConfig:
+    """Arguments of method=export.
 
     `weights` null keeps their dtype. Of `formats`, safetensors is always written, and gguf needs
     `gguf_converter`, llama.cpp's convert_hf_to_gguf.py. `license` is the hub's name of the licence,
@@ -74,11 +75,6 @@ class ExportConfig(Arguments):
 
 def export(config: DictConfig) -> dict[str, Any]:
     args = ExportConfig(**config.trainer_args)
-    if args.push_to and not os.environ.get(TOKEN):  # fail before hours of work
-        raise UserError(
-            f"method.args.push_to={args.push_to}: {TOKEN} is not set where the rank runs. "
-            f"Use: runtime.secrets=[{TOKEN}]."
-        )
     run_dir = Path(config.run_dir)
     beat, target = run_dir / checkpoint.HEARTBEAT, run_dir / "model"
     provenance = OmegaConf.to_container(config.provenance)
@@ -96,12 +92,20 @@ def export(config: DictConfig) -> dict[str, Any]:
             tensors, merged = merge_adapter(config, staged)
     else:
         tensors, merged = stored(source), {}
-        copy_configs(source, staged)
+        for name in ("config.json", "generation_config.json"):
+            if (source / name).is_file():
+                shutil.copyfile(source / name, staged / name)
     written = {**write_weights(tensors, staged, args.weights, beat), **merged}
     tokenizer.save_pretrained(staged)
     if "gguf" in args.formats:
         written["gguf"] = str(target / convert_to_gguf(staged, args, beat).name)
-    card = describe(config, args, source or staged, tokenizer, provenance, written)
+    title = args.push_to or config.name or run_dir.parent.name
+    licence = args.license or model_card.stated_license(source or staged)
+    facts = {"weights": args.weights, "chat_template": bool(tokenizer.chat_template), **written}
+    facts["files"] = ["safetensors", *(["model.gguf, for llama.cpp"] if "gguf" in facts else [])]
+    facts.pop("gguf", None)
+    model = OmegaConf.to_container(config.model)
+    card = model_card.card(title, licence, model, provenance, facts)
     (staged / "README.md").write_text(card, encoding="utf-8")
     move_directory(staged, target)
     result = {"model": str(target), "weights": args.weights, **written}
@@ -118,11 +122,6 @@ def find_source(config: DictConfig) -> Path:
     model = config.model
     if model.path:
         return Path(model.path)
-    if model.init == "random" or not model.hub_id:
-        raise UserError(
-            f"model={model.name} has random weights, which are not worth exporting. "
-            "Use: model.path=<run>."
-        )
     patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "README.md"]
     try:
         return Path(
@@ -171,18 +170,10 @@ def merge_adapter(
     model, error = adapters.merge(build_model(config), None)
     model.config.save_pretrained(staged)
     model.generation_config.save_pretrained(staged)
-    dtype = str(model.dtype).removeprefix("torch.")
-    say(f"merged in {dtype}: rounding is {error:.1%} of what the adapter changes")
     # A tied head is the same tensor as the embedding.
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     tensors = ((name, weight) for name, weight in model.state_dict().items() if name not in tied)
     return tensors, {"merge_error": error}
-
-
-def copy_configs(source: Path, staged: Path) -> None:
-    for name in ("config.json", "generation_config.json"):
-        if (source / name).is_file():
-            shutil.copyfile(source / name, staged / name)
 
 
 def write_weights(
@@ -221,8 +212,7 @@ def write_weights(
 def convert_to_gguf(staged: Path, args: ExportConfig, beat: Path) -> Path:
     """Write model.gguf with llama.cpp's converter, in a separate process, and return its path.
 
-    Touch `beat` while the file grows. Raises Failed with the converter's last line, and
-    Interrupted.
+    Raises Failed with the converter's last line, and Interrupted.
     """
     output = staged / "model.gguf"
     outtype = OUTTYPES[args.weights] if args.weights else "auto"
@@ -232,46 +222,20 @@ def convert_to_gguf(staged: Path, args: ExportConfig, beat: Path) -> Path:
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     with subprocess.Popen(argv, env=env, **pipes, text=True, errors="replace") as process:
-        code, printed = follow(process, output, beat)
-    if stop_asked():  # the converter got the same signal
-        raise Interrupted()
-    if code != 0 or not output.is_file():
-        lines = [line for line in printed.splitlines() if line.strip()]
-        last = lines[-1] if lines else "no output"
-        raise Failed(f"{args.gguf_converter} wrote no model.gguf (exit code {code}): {last}")
-    return output
-
-
-def follow(process: subprocess.Popen[str], output: Path, beat: Path) -> tuple[int, str]:
-    """Return exit code and output after `process` has ended or was killed because of a signal."""
-    size = 0
-    while True:
-        try:
-            printed, _ = process.communicate(timeout=POLL_S)
-            return process.returncode, printed
-        except subprocess.TimeoutExpired:  # communicate keeps the output for the next call
-            grown = output.stat().st_size if output.is_file() else 0
-            if grown != size:  # without growth, the watchdog ends the hung converter
-                size = grown
-                beat.touch()
+        while process.returncode is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # keeps the output
+                printed, _ = process.communicate(timeout=POLL_S)
+            if output.is_file() and time.time() - output.stat().st_mtime < BEAT_S:
+                beat.touch()  # not of a hung converter, which the watchdog ends
             if stop_asked():
-                process.kill()  # its output is discarded anyway
-
-
-def describe(
-    config: DictConfig,
-    args: ExportConfig,
-    source: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    provenance: dict[str, Any],
-    written: dict[str, Any],
-) -> str:
-    """Return the model card. It states the licence found in `source`, or in its configuration."""
-    title = args.push_to or config.name or Path(config.run_dir).parent.name
-    facts = {"weights": args.weights, "template": bool(tokenizer.chat_template), **written}
-    model = OmegaConf.to_container(config.model)
-    license = args.license or model_card.stated_license(source)
-    return model_card.card(title, license, model, provenance, facts)
+                process.kill()
+                raise Interrupted()
+    if process.returncode != 0 or not output.is_file():
+        last = (printed.strip() or "no output").splitlines()[-1]
+        raise Failed(
+            f"{args.gguf_converter} wrote no model.gguf (exit code {process.returncode}): {last}"
+        )
+    return output
 
 
 def push(folder: Path, args: ExportConfig, result: dict[str, Any]) -> str:

@@ -10,12 +10,8 @@ them. Needs the package gguf (`make gguf`).
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib.util
-import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,117 +22,84 @@ from transformers import (
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
-from launch.core.errors import UserError
+from launch.core.errors import EXIT_USER, UserError
 from recipes.rank.files import move_directory
 
-EXIT_USER = 2
-WHOLE = (
-    "Give the whole file; of a model in several, the one that llama.cpp's llama-gguf-split "
-    "--merge makes of them."
+REMEDY = (
+    "Use: a whole file of a common architecture, tokenizer included, and the package gguf (make "
+    "gguf). llama.cpp's llama-gguf-split --merge joins the files of one model."
 )
 
 
 def convert(file: Path, target: Path) -> int:
     """Write `target`, complete or not at all, and return its number of parameters.
 
-    Raises UserError for a file or target that cannot be used, a missing package, an architecture
-    that transformers cannot read from GGUF, missing weights, and weights that are not finite.
+    Raises UserError for a target that cannot be made, and for a file that transformers cannot read,
+    that lacks weights, or whose weights are not finite.
     """
-    check(file, target)
-    model, tokenizer = read(file)
-    check_finite(file, model)
-    name_ends(tokenizer, model)
+    if target.exists() or target.is_symlink():
+        raise UserError(f"{target}: exists already. Remove it, or give another directory.")
     staged = target.with_name(f".{target.name}.staging")
     shutil.rmtree(staged, ignore_errors=True)
-    model.save_pretrained(staged)
-    tokenizer.save_pretrained(staged)
-    move_directory(staged, target)
-    return model.num_parameters()
+    try:
+        staged.mkdir(parents=True)  # fail before the file is read
+    except OSError as error:
+        raise UserError(f"{target}: cannot be made: {error}. Give another directory.") from error
+    try:
+        number = write(file, staged)
+        move_directory(staged, target)
+        return number
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # the readers raise any, tokenizers even bare Exceptions
+        raise UserError(f"{file}: {' '.join(str(error).split()):.300}. {REMEDY}") from error
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
 
 
-def read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return model and tokenizer, after a check that the file holds what its header describes.
+def write(file: Path, target: Path) -> int:
+    """Write model and tokenizer, after a check that the file holds what its header describes.
 
     Without it, transformers would allocate whatever the header of a damaged file claims.
     """
     from gguf import GGUFReader
 
     source: dict[str, Any] = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
-    with readable(file):
-        elements = sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
-        needed = empty(AutoConfig.from_pretrained(**source), torch.bfloat16).num_parameters()
+    elements = sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
+    needed = empty(AutoConfig.from_pretrained(**source), torch.bfloat16).num_parameters()
     if needed > elements:
         raise UserError(
             f"{file}: its header describes {needed:,} parameters, and its tensors hold "
-            f"{elements:,}. {WHOLE}"
+            f"{elements:,}. {REMEDY}"
         )
-    with readable(file):
-        loaded, info = AutoModelForCausalLM.from_pretrained(
-            **source, dtype=torch.bfloat16, output_loading_info=True
-        )
-        tokenizer = AutoTokenizer.from_pretrained(**source)
-    missing = sorted(info["missing_keys"])
-    if missing:  # transformers has initialized them at random
+    loaded, info = AutoModelForCausalLM.from_pretrained(
+        **source, dtype=torch.bfloat16, output_loading_info=True
+    )
+    tokenizer = AutoTokenizer.from_pretrained(**source)
+    if missing := sorted(info["missing_keys"]):  # transformers has initialized them at random
         raise UserError(
-            f"{file}: it lacks {len(missing)} of the model's weights, such as {missing[0]}. {WHOLE}"
+            f"{file}: it lacks {len(missing)} of the model's weights, such as {missing[0]}. "
+            f"{REMEDY}"
         )
-    with readable(file):  # the shapes of weights may differ from those in the header
-        return plain(loaded), tokenizer
-
-
-@contextlib.contextmanager
-def readable(file: Path) -> Iterator[None]:
-    """Turn any exception of the readers into a UserError; tokenizers raises bare Exceptions."""
-    try:
-        yield
-    except MemoryError:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"{file}: transformers cannot read it ({reason:.300}). It takes the common "
-            f"architectures, tokenizer included. {WHOLE}"
-        ) from error
-
-
-def check(file: Path, target: Path) -> None:
-    """Reject unusable arguments before the file is read."""
-    if not file.is_file():
-        raise UserError(f"{file}: no such file. Give a GGUF file and the directory to make.")
-    try:
-        with file.open("rb") as content:
-            magic = content.read(4)
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read: {error.strerror}.") from error
-    if magic != b"GGUF":
-        raise UserError(
-            f"{file}: it does not begin with GGUF, so it is not a GGUF file. Safetensors need no "
-            "conversion: model.path."
-        )
-    if target.exists() or target.is_symlink():
-        raise UserError(f"{target}: exists already. Remove it, or give another directory.")
-    above = next(folder for folder in target.absolute().parents if folder.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise UserError(
-            f"{target}: cannot be made, since {above} is not a directory that you may write to. "
-            "Give another place."
-        )
-    if importlib.util.find_spec("gguf") is None:
-        raise UserError(f"{file}: it is read with the package gguf. Use: make gguf.")
-
-
-def plain(loaded: PreTrainedModel) -> PreTrainedModel:
-    """Return an equal model without quantization: transformers cannot save one loaded from GGUF."""
-    config = loaded.config
-    del config.quantization_config
-    model = empty(config, loaded.dtype)
+    for name, weight in loaded.state_dict().items():
+        if not torch.isfinite(weight).all():
+            raise UserError(f"{file}: {name} is not finite, so it is damaged. Fetch it again.")
+    # transformers cannot save a model loaded from GGUF, so save an equal one without quantization.
+    del loaded.config.quantization_config
+    model = empty(loaded.config, loaded.dtype)
     model.load_state_dict(loaded.state_dict(), assign=True)
     model.tie_weights()
     model.generation_config = loaded.generation_config
-    return model
+    # transformers 5.17 gives SmolLM2's tokenizer `<|im_start|>` as its end, so no answer would end.
+    for kind in ("bos", "eos", "pad"):
+        number = getattr(model.config, f"{kind}_token_id")
+        if number is not None:
+            setattr(tokenizer, f"{kind}_token", tokenizer.convert_ids_to_tokens(number))
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+    return model.num_parameters()
 
 
 def empty(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -145,28 +108,6 @@ def empty(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.tie_weights()
     return model
-
-
-def check_finite(file: Path, model: PreTrainedModel) -> None:
-    """Reject weights that are not finite."""
-    for name, weight in model.state_dict().items():
-        bad = weight.numel() - int(torch.isfinite(weight).sum())
-        if bad:
-            raise UserError(
-                f"{file}: {bad:,} of {weight.numel():,} numbers of {name} are not finite, so it is "
-                "damaged. Fetch it again."
-            )
-
-
-def name_ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
-    """Set the tokens that begin, end and pad a text, by the ids in the file.
-
-    transformers 5.17 gives SmolLM2's tokenizer `<|im_start|>` as its end, so no answer would end.
-    """
-    for kind in ("bos", "eos", "pad"):
-        number = getattr(model.config, f"{kind}_token_id")
-        if number is not None:
-            setattr(tokenizer, f"{kind}_token", tokenizer.convert_ids_to_tokens(number))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from recipes.data.data import load_train, texts
+from recipes.data.data import load, texts
 from recipes.models.model import build_tokenizer, model_directory, write_random
 from recipes.rank.program import main, say
 
@@ -19,7 +19,7 @@ from recipes.rank.program import main, say
 def prepare(config: DictConfig) -> dict[str, Any]:
     directory = model_directory(config)
     if directory is None:  # else a resumed run has already written it
-        rows = load_train(config.data, config.method.rows)
+        rows = load(config.data, config.method.rows).rows
         directory = write_random(config, build_tokenizer(config, texts(rows)))
     say(f"the model of random weights is in {directory}")
     return {}

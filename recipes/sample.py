@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 
 from launch.core.errors import UserError
 from launch.core.json_files import sha256
-from recipes.data.data import Row, load_train
+from recipes.data.data import Row, load
 from recipes.data.data_curriculum import check_levels, cycle_shares, read_pass_rates
 from recipes.data.data_files import check_tests
 from recipes.rank import ranks
@@ -30,9 +30,7 @@ from recipes.rank.files import json_sha256
 from recipes.rank.program import is_main_rank, main, say
 from recipes.rewards.verify import build_verifier
 from recipes.sampling.batches import Log, sample_all, write_rows
-from recipes.sampling.generation import Sampling
 from recipes.sampling.samples import (
-    Selection,
     by_level,
     choose_prompts,
     is_correct,
@@ -84,16 +82,6 @@ class SampleConfig:
                 "Give a run of method=sample or method=raft."
             )
 
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.max_new_tokens, self.temperature, self.top_p, self.top_k)
-
-    @property
-    def selection(self) -> Selection:
-        return Selection(
-            self.threshold, self.finished_only, self.deduplicate, self.per_prompt, self.top_fraction
-        )
-
 
 @dataclass
 class RaftConfig:
@@ -126,7 +114,7 @@ def sample(config: DictConfig) -> dict[str, Any]:
 
 def prompts(config: DictConfig, args: SampleConfig) -> list[Row]:
     """Return the rows to sample. Raises UserError if data.curriculum cannot use their levels."""
-    rows = load_train(config.data, "grpo").to_list()
+    rows = load(config.data, "grpo").rows.to_list()
     weights = None
     if config.data.curriculum != "none":
         levels = [row.get("level") for row in rows]
@@ -144,7 +132,7 @@ def finish(
 ) -> dict[str, Any]:
     """Write scored.jsonl and selected.jsonl, and return result.json's content. Raises UserError."""
     write_rows(run_dir / SCORED, (training_row(rows[s["prompt_index"]], s) for s in samples))
-    selected = select(samples, args.selection)
+    selected = select(samples, args)
     if not selected:
         raise UserError(nothing_kept(run_dir, args, samples))
     training_rows = [training_row(rows[s["prompt_index"]], s) for s in selected]
@@ -193,36 +181,24 @@ def training_row(row: Row, sample: Row) -> Row:
 
 
 def nothing_kept(run_dir: Path, args: SampleConfig, samples: list[Row]) -> str:
-    """Return an explanation why no sample was kept, and which limits to relax."""
-    scores = sorted({round(s["score"], 4) for s in samples}, reverse=True)[:3]
-    passed = sum(s["score"] >= args.threshold for s in samples)
-    too_long = sum(s["num_tokens"] == 0 for s in samples)
-    cut = sum(not s["finished"] for s in samples) - too_long
-    errors = sum(s["error"] is not None for s in samples)
-    counts = [
-        f"{passed} reach threshold={args.threshold:g}",
-        f"{cut} are cut off at max_new_tokens={args.max_new_tokens}",
-    ]
-    if errors:
-        counts.append(f"{errors} could not be judged")
-    if too_long:
-        counts.append(f"{too_long} are of prompts that fill the model's context")
-    loosen = []
-    if passed == 0 and scores[0] > 0:
-        loosen.append(f"threshold={scores[0]:g} or less")
-    if cut:
-        finished_only = ", or finished_only=false" if passed else ""
-        loosen.append(f"max_new_tokens above {args.max_new_tokens}{finished_only}")
-    if passed == 0:
-        loosen.append(f"samples_per_prompt above {args.samples_per_prompt}")
-        loosen += ["another temperature", "easier prompts", "a better model to start from"]
-    if too_long:
-        loosen.append("shorter prompts, or a model of more positions")
+    """Return how many samples fail each limit, and which limits to relax."""
+    best = max(sample["score"] for sample in samples)
+    too_long = sum(sample["num_tokens"] == 0 for sample in samples)
+    counts = {
+        f"reach threshold={args.threshold:g}": sum(s["score"] >= args.threshold for s in samples),
+        f"are cut off at max_new_tokens={args.max_new_tokens}": (
+            sum(not sample["finished"] for sample in samples) - too_long
+        ),
+        "could not be judged": sum(sample["error"] is not None for sample in samples),
+        "have a prompt that fills the model's context": too_long,
+    }
+    listed = ", ".join(f"{number} {what}" for what, number in counts.items())
     return (
-        f"none of {len(samples)} samples is kept: {', '.join(counts)}; best scores: "
-        f"{', '.join(f'{score:g}' for score in scores)}. Use: {'; '.join(loosen)} (of method.args; "
-        "under method=raft, of method.args.sample). "
-        f"method.args.reuse={run_dir} reuses the samples as long as their settings stay the same."
+        f"none of {len(samples)} samples is kept: {listed}; the best score is {best:g}. Use, of "
+        "method.args (under method=raft of method.args.sample): a lower threshold, more "
+        "max_new_tokens, finished_only=false, or more samples_per_prompt; or easier prompts, or a "
+        f"better model. method.args.reuse={run_dir} reuses the samples as long as their settings "
+        "stay the same."
     )
 
 

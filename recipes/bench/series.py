@@ -34,7 +34,6 @@ from recipes.bench.training import fresh
 from recipes.measure import profiling
 from recipes.rank.device import device
 from recipes.rank.files import append
-from recipes.rank.names import Arguments
 from recipes.rank.program import Failed, Interrupted, is_main_rank, say, stop_asked
 
 Row = dict[str, Any]
@@ -45,7 +44,7 @@ ROW, ROW_ERROR = "RECIPES_ROW", "RECIPES_ROW_ERROR"
 
 
 @dataclass
-class SeriesConfig(Arguments):
+class SeriesConfig:
     """Hold the arguments of every benchmark; launch/rules/method.py rejects lists that cannot work.
 
     `fail_below`: the run fails (exit code 4) if a figure's ratio to the published one is lower.

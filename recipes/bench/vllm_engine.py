@@ -69,7 +69,6 @@ class EngineConfig(SeriesConfig):
     timeout_s: float = 1000.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         names = [arguments.name_of(setting) for setting in self.settings]
         if len({*names}) < len(names):
             raise UserError(f"method.args.settings: two have one label, of {', '.join(names)}.")

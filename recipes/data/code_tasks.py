@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,56 +99,56 @@ def generate(data: DictConfig) -> tuple[list[Problem], list[Problem]]:
 
     Both follow from `data.seed`. A problem is {prompt: [user message], completion: [assistant
     message], answer, task, level, tests}: `answer` is the solution, `tests` the JSON that reward
-    code_tests reads. launch/rules/data.py has checked the tasks. Raises UserError if a task has
-    too few different problems.
+    code_tests reads. Raises UserError as `disjoint` does.
     """
-    total = sum(task.weight for task in data.tasks)
-    heldout, train = [], []
-    for task in data.tasks:
-        share = task.weight / total
-        count = round(data.num_heldout * share)
-        held = choose(_draws(task, "heldout", data.seed), task, "heldout", count)
-        count = max(1, round(data.num_train * share))
-        train += choose(_draws(task, "train", data.seed), task, "train", count, held)
-        heldout += held
-    return shuffled(train, heldout, data.seed)
+
+    def draws(task: DictConfig, split: str, attempts: int) -> Iterator[Problem]:
+        text = f"{split}/{task.name}/{task.level}/{data.seed}"
+        rng = random.Random(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big"))
+        return (_problem(task, rng) for _ in range(attempts))
+
+    return disjoint(data, draws)
 
 
-def choose(
-    draws: Iterator[Problem], task: DictConfig, split: str, count: int, held: Sequence[Problem] = ()
-) -> list[Problem]:
-    """Return `count` problems that share no question with `held`; held-out ones are distinct."""
-    problems, seen = [], set(map(question, held))
-    attempts = attempts_for(count)
-    draws = itertools.islice(draws, attempts)
-    while len(problems) < count:
-        problem = next(draws, None)
-        if problem is None:
-            raise UserError(
-                f"task {task.name} at level {task.level} gave {len(problems)} of {count} {split} "
-                f"problems in {attempts} attempts: it has too few different questions. Raise its "
-                "level or widen its config, or lower data.num_heldout."
-            )
-        if question(problem) not in seen:
-            problems.append(problem)
-            if split == "heldout":
-                seen.add(question(problem))
-    return problems
-
-
-def attempts_for(count: int) -> int:
-    return 20 * count + 1000
-
-
-def shuffled(
-    train: list[Problem], heldout: list[Problem], seed: int
+def disjoint(
+    data: DictConfig,
+    draws: Callable[[DictConfig, str, int], Iterator[Problem]],
+    finish: Callable[[list[Problem], DictConfig, str], None] = lambda *_: None,
 ) -> tuple[list[Problem], list[Problem]]:
-    """Shuffle both sets; return them without training questions that another task holds out."""
-    order = random.Random(seed)
-    order.shuffle(heldout)
-    order.shuffle(train)
-    questions = set(map(question, heldout))
-    return [problem for problem in train if question(problem) not in questions], heldout
+    """Return training and held-out problems in random order, by the weights of `data.tasks`.
+
+    `draws` yields random problems of a task and split; `finish` changes the chosen ones.
+    launch/rules/data.py has checked the tasks. Raises UserError if a task has too few different
+    questions.
+    """
+    sets: dict[str, list[Problem]] = {"heldout": [], "train": []}
+    for task in data.tasks:
+        share = task.weight / sum(task.weight for task in data.tasks)
+        seen: set[str] = set()  # questions of held-out problems, which are distinct
+        for split, least, total in (("heldout", 0, data.num_heldout), ("train", 1, data.num_train)):
+            count, problems = max(least, round(total * share)), []
+            attempts = 20 * count + 1000
+            drawn = draws(task, split, attempts)
+            while len(problems) < count:
+                problem = next(drawn, None)
+                if problem is None:
+                    raise UserError(
+                        f"task {task.name} at level {task.level} gave {len(problems)} of {count} "
+                        f"{split} problems in {attempts} attempts: it has too few different "
+                        "questions. Raise its level or widen its config, or lower "
+                        "data.num_heldout."
+                    )
+                if question(problem) not in seen:
+                    problems.append(problem)
+                    if split == "heldout":
+                        seen.add(question(problem))
+            finish(problems, task, split)
+            sets[split] += problems
+    order = random.Random(data.seed)
+    order.shuffle(sets["heldout"])
+    order.shuffle(sets["train"])
+    questions = set(map(question, sets["heldout"]))  # which another task may train on
+    return [p for p in sets["train"] if question(p) not in questions], sets["heldout"]
 
 
 def question(problem: Problem) -> str:
@@ -159,13 +158,6 @@ def question(problem: Problem) -> str:
 def known() -> dict[str, dict[str, Any]]:
     """Return the same facts on these tasks as tasks.known does on its own."""
     return {name: {"highest": HIGHEST_LEVEL, "fields": [], "working": False} for name in KINDS}
-
-
-def _draws(task: DictConfig, split: str, seed: int) -> Iterator[Problem]:
-    start = hashlib.sha256(f"{split}/{task.name}/{task.level}/{seed}".encode()).digest()[:8]
-    rng = random.Random(int.from_bytes(start, "big"))
-    while True:
-        yield _problem(task, rng)
 
 
 def _problem(task: DictConfig, rng: random.Random) -> Problem:

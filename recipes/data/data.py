@@ -21,7 +21,7 @@ from launch.core.errors import UserError
 from recipes.data import code_tasks
 from recipes.data import data_select as select
 from recipes.data.data_check import check_row, read_of
-from recipes.data.data_files import asked_in, lines
+from recipes.data.data_files import lines, num_known_questions
 from recipes.data.data_select import Row, spelled
 from recipes.rank.program import is_main_rank, say
 
@@ -65,15 +65,13 @@ def rows_sha256(rows: Dataset) -> str:
     return digest.hexdigest()
 
 
-def load_train(data: DictConfig, method: str) -> Dataset | IterableDataset:
-    """Load at most `data.limit` training rows in TRL's format for `method`. Raises UserError."""
-    return load(data, method).rows
-
-
 def load(
     data: DictConfig, method: str, progress: Callable[[int], None] = lambda number: None
 ) -> Loaded:
-    """Load as load_train does, with counts. `progress` gets the number of rows read so far."""
+    """Load at most `data.limit` training rows in TRL's format for `method`, with counts.
+
+    `progress` gets the number of rows read so far. Raises UserError.
+    """
     if data.streaming:
         return Loaded(_stream(data, method))
     try:
@@ -142,12 +140,12 @@ def _left(
     rows: Iterable[Row], data: DictConfig, counts: dict[str, Any], progress: Callable[[int], None]
 ) -> Iterator[Row]:
     """Yield the rows that pass data.filter and that data.heldout_fraction leaves for training."""
-    refused_by, fraction = select.row_filter(data.filter), data.heldout_fraction
+    rejecting_filter, fraction = select.row_filter(data.filter), data.heldout_fraction
     filtered, number = Counter[str](), 0
     for number, row in enumerate(rows, start=1):
         if number % PIECE == 0:
             progress(number)
-        if reason := refused_by(row):
+        if reason := rejecting_filter(row):
             filtered[reason] += 1
         elif fraction and select.is_heldout(row, fraction):
             counts["held_out"] = counts.get("held_out", 0) + 1
@@ -209,17 +207,17 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
         rows = list(lines(data.heldout_path, method))
     else:
         rows = list(_hub(data, data.heldout_split, method))
-    refused_by = select.row_filter(data.filter, questions=method in ("evaluate", "grpo"))
-    reasons = [refused_by(row) for row in rows]
+    rejecting_filter = select.row_filter(data.filter, questions=method in ("evaluate", "grpo"))
+    reasons = [rejecting_filter(row) for row in rows]
     chosen = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
-    left_out = Counter(reason for reason in reasons if reason)
-    select.require(chosen, f"data={data.name}, held-out rows after data.filter", left_out)
+    omitted = Counter(reason for reason in reasons if reason)
+    select.require(chosen, f"data={data.name}, held-out rows after data.filter", omitted)
     if fraction := data.heldout_fraction:
         number = len(chosen)
         chosen = [row for row in chosen if select.is_heldout(row, fraction)]
         select.require(chosen, f"data.heldout_fraction={fraction} of {number} rows")
     files = data.kind == "jsonl" and data.path and data.heldout_path and not data.streaming
-    if files and is_main_rank() and (known := asked_in(chosen, data.path)):
+    if files and is_main_rank() and (known := num_known_questions(chosen, data.path)):
         say(
             f"warning: {known} of {len(chosen)} rows of data.heldout_path={data.heldout_path} have "
             f"questions of data.path={data.path}, so their figures may measure memory. Remove them "
@@ -314,10 +312,10 @@ def _streamed(data: dict[str, Any], method: str) -> Iterator[Row]:
     Without rows, a repeated stream would search for one forever.
     """
     config, number, form = OmegaConf.create(data), 0, None
-    refused_by = select.row_filter(config.filter)
+    rejecting_filter = select.row_filter(config.filter)
     fraction, limit = config.heldout_fraction, config.limit
     for row in _rows(config, method, streaming=True):
-        if refused_by(row) or (fraction and select.is_heldout(row, fraction)):
+        if rejecting_filter(row) or (fraction and select.is_heldout(row, fraction)):
             continue
         number += 1
         columns = _columns(row, method)
@@ -350,22 +348,19 @@ def _check_forms(forms: set[str], name: str, method: str) -> None:
 
 
 def _hub(data: DictConfig, split: str, method: str, streaming: bool = False) -> Iterator[Row]:
-    for number, row in enumerate(_hub_dataset(data, split, streaming)):
-        check_row(row, f"{data.hub_id}, split {split}, row {number}", method)
-        yield row
-
-
-def _hub_dataset(data: DictConfig, split: str, streaming: bool = False) -> Any:
     if data.revision is None:
         raise UserError(f"data.revision of {data.hub_id} is missing. Use: data.revision=<commit>.")
     try:
-        return datasets.load_dataset(
+        rows = datasets.load_dataset(
             data.hub_id, revision=data.revision, split=split, streaming=streaming
         )
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise UserError(
             f"data.hub_id={data.hub_id} at {data.revision}, split {split}: {error}"
         ) from error
+    for number, row in enumerate(rows):
+        check_row(row, f"{data.hub_id}, split {split}, row {number}", method)
+        yield row
 
 
 def _pairs(problems: list[Row], seed: int) -> list[Row]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
 from typing import Any
 
 from launch.core.errors import UserError, near
+from launch.core.near_names import renaming
 from recipes.data.data_select import TEMPLATE_FIELDS, Row, has_equal_sides
 
 # Method -> TRL's dataset formats as sets of fields. A row needs all fields of one set.
@@ -34,6 +36,7 @@ EXPECTED = {
     "tools": "a list of tools, each an object, or its JSON",
     "chat_template_kwargs": "an object {name: value}",
 }
+TYPES = {"text": str, "answer": (str, int, float), "chat_template_kwargs": dict}
 # The roles in TRL's datasets, and developer, which templates such as gpt-oss's accept.
 ROLES = ("system", "developer", "user", "assistant", "tool")
 RENAMED = {
@@ -46,14 +49,6 @@ ANSWERS = {
     "sft": ("messages", "completion"),
     "dpo": ("chosen", "rejected"),
     "samples": ("completion",),
-}
-# Fields of other programs' rows -> how to convert them for TRL. launch/inputs/data_files.py gives
-# the same hint for a file's first row.
-RENAMINGS = {
-    ("conversations",): "rename conversations to messages, in its turns from to role "
-    "(human: user, gpt: assistant), value to content",
-    ("instruction", "output"): "join instruction and input as prompt, and rename output to "
-    "completion (sft) or answer (grpo, evaluate)",
 }
 QUOTED = 60  # characters of a value, in an error
 
@@ -69,10 +64,10 @@ def row_fault(row: Row, method: str) -> str | None:
     forms = FORMATS[method]
     if not any(form <= row.keys() for form in forms):
         needed = ", or ".join(" and ".join(sorted(form)) for form in forms)
-        renaming = [how for names, how in RENAMINGS.items() if row.keys() >= set(names)]
+        remedy = renaming(row.keys())
         return (
             f"has the fields {', '.join(sorted(row)) or '(none)'}, and {method} needs "
-            f"{needed}.{f' Use: {renaming[0]}.' if renaming else ''}"
+            f"{needed}.{f' Use: {remedy}.' if remedy else ''}"
         )
     # In a table of rows in several formats, the fields of a row's other formats are null.
     complete = _complete(_present(row), method)
@@ -162,19 +157,20 @@ def _role_fault(name: str, roles: list[str], method: str) -> str | None:
 
 def _fault(name: str, value: Any) -> str | None:
     """Return a description of a field's wrong value, or None if the value is right."""
-    if name == "answer":
-        right = isinstance(value, (str, int, float)) and not isinstance(value, bool)
-    elif name == "tools":
-        right = _are_tools(value)
-    elif name == "chat_template_kwargs":
-        right = isinstance(value, dict)
+    if name == "tools" and isinstance(value, str):
+        with contextlib.suppress(json.JSONDecodeError):
+            value = json.loads(value)
+    if name == "tools":
+        right = isinstance(value, list) and all(isinstance(tool, dict) for tool in value)
+    elif name in TYPES:
+        right = isinstance(value, TYPES[name]) and not isinstance(value, bool)
     elif isinstance(value, str):
         right = name != "messages"
     else:
-        right = name != "text" and isinstance(value, list) and bool(value)
-        if right:
-            bad = next((n for n, message in enumerate(value) if not _is_message(message)), None)
-            return None if bad is None else f"a list with {_quoted(value[bad])} at place {bad + 1}"
+        right = isinstance(value, list) and bool(value)
+        for n, message in enumerate(value if right else ()):
+            if not _is_message(message):
+                return f"a list with {_quoted(message)} at place {n + 1}"
     return None if right else _quoted(value)
 
 
@@ -184,14 +180,6 @@ def _is_message(message: Any) -> bool:
     if message.get("content") is None:  # another field, such as a tool call, must be set
         return any(value for name, value in message.items() if name != "role")
     return isinstance(message["content"], (str, list))
-
-
-def _are_tools(value: Any) -> bool:
-    try:
-        tools = json.loads(value) if isinstance(value, str) else value
-    except json.JSONDecodeError:
-        return False
-    return isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
 
 
 def _quoted(value: Any) -> str:

@@ -156,23 +156,20 @@ class Schedule:
         waiting: dict[int, list[int]] = {level: [] for level in self.rows}
         owed = dict.fromkeys(self.rows, 0.0)
         for batch in range(self.num_batches):
-            chosen = []
-            for level in self._levels(self.shares(batch), owed):
+            chosen, batch_shares = [], self.shares(batch)
+            present = [level for level, share in batch_shares.items() if share > 0]
+            for _ in range(self.batch_size):
+                for level, share in batch_shares.items():
+                    owed[level] += share
+                # Each place gets the level that is owed most, so later ones make up for rounding,
+                # but none goes to a level without a share.
+                level = max(present, key=owed.__getitem__)
+                owed[level] -= 1.0
                 if not waiting[level]:
                     waiting[level] = rng.sample(self.rows[level], len(self.rows[level]))
                 chosen.append(waiting[level].pop())
             rng.shuffle(chosen)
             yield chosen
-
-    def _levels(self, batch_shares: Shares, owed: dict[int, float]) -> Iterator[int]:
-        """Yield the level that is owed most for each place; later calls make up for rounding."""
-        for _ in range(self.batch_size):
-            for level, share in batch_shares.items():
-                owed[level] += share
-            # A level without a share gets no place, even if rounding still owes it one.
-            level = max((n for n, share in batch_shares.items() if share > 0), key=owed.__getitem__)
-            owed[level] -= 1.0
-            yield level
 
 
 class ScheduleSampler(Sampler[int]):
@@ -221,9 +218,7 @@ class Curriculum:
     _schedule: Schedule | None = None
 
     def use(self, data: DictConfig, seed: int, ahead: int = 0) -> None:
-        """Set the schedule up; call once, after __init__.
-
-        Raises UserError for rows without a level.
+        """Set the schedule up; call once, after __init__. Raises UserError for missing levels.
 
         `ahead` is the number of generations that are requested early.
         """
@@ -232,27 +227,21 @@ class Curriculum:
         has_levels = "level" in self.train_dataset.column_names
         levels = self.train_dataset["level"] if has_levels else [None]
         check_levels(data.curriculum, levels)
-        args, self._each, self._whole = self.args, 1, 1
-        self._per_step = 1  # draws from the data loader per optimizer step
+        args = self.args
+        # Draws of a row in sequence, passes over a batch, and draws from the data loader per
+        # optimizer step.
+        self._each = self._whole = self._per_step = 1
         size = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
         if hasattr(self, "num_generations"):
-            self._each, self._whole = (
-                self.num_generations,
-                self.num_iterations * args.steps_per_generation,
-            )
-            self._per_step, size = (
-                args.gradient_accumulation_steps,
-                args.generation_batch_size // self.num_generations,
-            )
+            self._each = self.num_generations
+            self._whole = self.num_iterations * args.steps_per_generation
+            self._per_step = args.gradient_accumulation_steps
+            size = args.generation_batch_size // self.num_generations
         num_batches = math.ceil(args.max_steps * self._per_step / self._whole)
         # The loader is one draw ahead to detect its end, its workers are further ahead, and a step
         # takes all of its draws at once.
-        draws = (
-            self._per_step
-            + 1
-            + args.dataloader_num_workers * (args.dataloader_prefetch_factor or 2)
-        )
-        lag = math.ceil(draws / self._whole) + 1 + ahead
+        early = args.dataloader_num_workers * (args.dataloader_prefetch_factor or 2)
+        lag = math.ceil((self._per_step + 1 + early) / self._whole) + 1 + ahead
         online = hasattr(self, "num_generations") and data.curriculum == "adaptive"
         self._schedule = Schedule(data, levels, size, num_batches, seed, lag, online)
         self.add_callback(ScheduleState(self._schedule))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from launch.core.errors import UserError
 from recipes.data.data_check import check_row
-from recipes.data.data_select import TEXT_FIELDS, Row, normalized, question, spelled
+from recipes.data.data_select import Row, beginning, normalized, question
 from recipes.rewards.rewards import CODE_TESTS
 from recipes.rewards.verify_code import parse_tests
 
@@ -33,27 +33,21 @@ def parsed(path: str) -> Iterator[tuple[str, Row]]:
     """Yield (file:line, object) of every line that is not blank. Raises UserError."""
     with Path(path).open("rb") as content:
         for number, line in enumerate(content, start=1):
-            if (row := _row(line, f"{path}:{number}")) is not None:
-                yield f"{path}:{number}", row
-
-
-def paths_of(data: DictConfig) -> list[str]:
-    """Return the files and directories that `data` reads, held-out ones included."""
-    paths = (data.path, data.heldout_path, *(source.path for source in data.sources))
-    return [path for path in paths if path]
-
-
-def line_of(row: Row, paths: Iterable[str]) -> str | None:
-    """Return file:line of the first row with the same texts, or None; the files are valid."""
-    texts = {name: spelled(row[name]) for name in TEXT_FIELDS if row.get(name) is not None}
-    for path in filter(os.path.isfile, paths):  # samples may be a directory
-        for where, other in parsed(path):
-            if all(
-                isinstance(other.get(name), (str, list)) and spelled(other[name]) == text
-                for name, text in texts.items()
-            ):
-                return where
-    return None
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                if not text.strip():
+                    continue
+                row = DECODER.decode(text)
+                if not isinstance(row, dict):
+                    raise ValueError(f"a {type(row).__name__}")
+                if ESCAPED_SURROGATE.search(text):  # reject a lone one, which no table can hold
+                    json.dumps(row, ensure_ascii=False).encode()
+            except (ValueError, RecursionError) as error:
+                raise UserError(
+                    f"{path}:{number}: not a JSON object in UTF-8 ({error}). Write one object per "
+                    "line."
+                ) from error
+            yield f"{path}:{number}", row
 
 
 def check_tests(config: DictConfig, rows: Iterable[Row]) -> None:
@@ -64,11 +58,10 @@ def check_tests(config: DictConfig, rows: Iterable[Row]) -> None:
         try:
             parse_tests(row["tests"])
         except UserError as error:
-            line = line_of(row, paths_of(config.data))
-            raise UserError(f"{line}: {error}" if line else str(error)) from error
+            raise UserError(f"the row with the {beginning(row)}: {error}") from error
 
 
-def asked_in(rows: Iterable[Row], path: str) -> int:
+def num_known_questions(rows: Iterable[Row], path: str) -> int:
     """Count the `rows` whose question is also in the file, ignoring case and spaces."""
     questions = set()
     with contextlib.suppress(UserError):  # training on the file reports its faults
@@ -81,28 +74,9 @@ def asked_in(rows: Iterable[Row], path: str) -> int:
 def _once(pairs: list[tuple[str, Any]]) -> Row:
     row = dict(pairs)
     if len(row) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for n, key in enumerate(keys) if key in keys[:n])
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(f'the key "{twice}" stands there twice')
     return row
 
 
 DECODER = json.JSONDecoder(object_pairs_hook=_once)  # json.loads would make one for each line
-
-
-def _row(line: bytes, where: str) -> Row | None:
-    """Parse a line; return None for a blank one."""
-    try:
-        text = line.decode("utf-8-sig" if where.endswith(":1") else "utf-8")
-        if not text.strip():
-            return None
-        row = DECODER.decode(text)
-        if not isinstance(row, dict):
-            raise ValueError(f"a {type(row).__name__}")
-        if ESCAPED_SURROGATE.search(text):  # reject a lone surrogate, which no table can hold
-            json.dumps(row, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{where}: not a JSON object in UTF-8 ({error}). Write one object per line."
-        ) from error
-    return row

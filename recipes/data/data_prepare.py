@@ -34,7 +34,6 @@ from recipes.data import data_select as select
 from recipes.data import data_tokens
 from recipes.data.data import GENERATED, Loaded, load, rows_sha256
 from recipes.data.data_check import READ
-from recipes.data.data_files import line_of, paths_of
 from recipes.data.data_select import Row
 from recipes.data.data_tokens import PairTokens, Progress, PromptTokens, Tokens, without_end
 from recipes.rank.files import json_sha256, place_directory
@@ -200,8 +199,9 @@ def load_once(config: DictConfig, method: str) -> Loaded:
     if "data_cache" not in config or data.streaming or data.kind in GENERATED:
         return load(data, method, progress)
     settings = {**OmegaConf.to_container(data), **dict.fromkeys(ASIDE)}
-    paths = [path for path in (*paths_of(data), *settings.get("files", ())) if os.path.isfile(path)]
-    files = [sha256(Path(path), progress.heartbeat) for path in paths]
+    paths = (data.path, data.heldout_path, *(source.path for source in data.sources))
+    paths = filter(None, (*paths, *settings.get("files", ())))  # samples may be a directory
+    files = [sha256(Path(path), progress.heartbeat) for path in paths if os.path.isfile(path)]
     key = json_sha256([settings, files, method, _code("data*.py"), datasets.__version__])
 
     def make(staged: Path) -> None:
@@ -260,8 +260,8 @@ def kept_rows(rows: Dataset, config: DictConfig, raw: Dataset) -> tuple[Dataset,
     """Return the rows whose lengths `data.filter` allows, and {tokens, prompt, filtered}.
 
     `tokens` and `prompt` are the lengths of the returned rows; `filtered` counts the others by
-    filter. `raw` holds the same rows before tokenization, so that an error can name a file's
-    line. Raises UserError if no row is left, or if a prompt leaves no room for an answer.
+    filter. `raw` holds the same rows before tokenization, for an error to
+    quote. Raises UserError if no row is left, or if a prompt leaves no room for an answer.
     """
     tokens, prompt = data_tokens.lengths(rows)
     masks = _masks(tokens, prompt, config.data.filter)
@@ -271,8 +271,8 @@ def kept_rows(rows: Dataset, config: DictConfig, raw: Dataset) -> tuple[Dataset,
     select.require(range(passing.sum()), "data.filter", filtered | lengths)
     long = np.flatnonzero(passing & (prompt >= room_for_prompt(config)[0]))
     if len(long):
-        line = line_of(raw[int(long[0])], paths_of(config.data))
-        first = f"the first{f', {line},' if line else ''} with {prompt[long[0]]} tokens"
+        where = select.beginning(raw[int(long[0])])
+        first = f"the first with {prompt[long[0]]} tokens and the {where}"
         _reject_prompt(config, f"{len(long)} of {passing.sum()} rows, {first}")
     rows = rows if passing.all() else rows.select(np.flatnonzero(passing))
     return rows, {"tokens": tokens[passing], "prompt": prompt[passing], "filtered": filtered}
@@ -333,20 +333,19 @@ def describe(
     content = {**loaded.counts, **statistics(config, lengths, packed)}
     if lengths["filtered"]:
         content["filtered"] = {**loaded.counts.get("filtered", {}), **lengths["filtered"]}
-    for line in warnings(content, config):
-        say(line)
+    _warn(content, config.trainer_args)
     write_json(Path(config.run_dir) / "data.json", content)
     if "data_cache" in config:
         folder = Path(config.data_cache.directory) / "statistics"
         write_json(folder / f"{config.data_cache.key}.json", content)
 
 
-def warnings(content: dict[str, Any], config: DictConfig) -> list[str]:
-    """Return log lines that warn of truncated rows and blank fields in data.json's `content`."""
-    args, most, rows, lines = config.trainer_args, content["max_length"], content["rows"], []
+def _warn(content: dict[str, Any], args: DictConfig) -> None:
+    """Log warnings of truncated rows and blank fields in data.json's `content`."""
+    most, rows = content["max_length"], content["rows"]
     uncut = args.get("packing") and args.get("packing_strategy") in ("wrapped", "bfd_split")
     if content["truncated"] and not uncut:
-        lines.append(
+        say(
             f"warning: {content['truncated']} of {rows} rows are longer than "
             f"method.args.max_length={most}, and are cut to it. Use: "
             f"method.args.max_length={content['length']['longest']}, or "
@@ -354,11 +353,10 @@ def warnings(content: dict[str, Any], config: DictConfig) -> list[str]:
         )
     for name, number in content.get("blank", {}).items():
         fault = "an empty last turn in messages" if name == "messages" else f"nothing in {name}"
-        lines.append(
+        say(
             f"warning: {number} of {rows} rows have {fault}. Remove them, unless the model should "
             "learn that."
         )
-    return lines
 
 
 def statistics(

@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from launch.core.errors import UserError, near_or_all
 
 Row = dict[str, Any]
+BEGINNING = 60  # characters of a question, in an error
 
 TEXT_FIELDS = ("prompt", "completion", "chosen", "rejected", "messages", "text")
 TEMPLATE_FIELDS = ("tools", "chat_template_kwargs")  # inputs of a chat template besides messages
@@ -103,6 +104,11 @@ def question(row: Row) -> str:
     return content(row)
 
 
+def beginning(row: Row) -> str:
+    """Return words that name a row by what its question begins with, to search for it."""
+    return f"question {question(row)[:BEGINNING]!r}"
+
+
 def normalized(text: str) -> str:
     """Return a text with case, spaces and Unicode forms folded; signs stay, so 1-2 is not 1+2."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
@@ -121,7 +127,7 @@ def row_filter(filters: DictConfig, questions: bool = False) -> Callable[[Row], 
     equals = OmegaConf.to_container(filters.equals)
     regex = {name: re.compile(pattern) for name, pattern in filters.regex.items()}
 
-    def refused_by(row: Row) -> str | None:
+    def rejecting_filter(row: Row) -> str | None:
         for name, allowed in names.items():
             if allowed and _field(row, name, f"data.filter.{name}s") not in allowed:
                 return f"{name}s"
@@ -139,7 +145,7 @@ def row_filter(filters: DictConfig, questions: bool = False) -> Callable[[Row], 
                 return f"regex.{name}"
         return None
 
-    return refused_by
+    return rejecting_filter
 
 
 def _field(row: Row, name: str, key: str) -> Any:
@@ -261,20 +267,20 @@ def pairs_of_samples(
         # The sort is stable, so samples with equal scores stay in order of sampling.
         ordered = sorted(distinct.values(), key=lambda row: -row["score"])
         matched = list(zip(ordered, reversed(ordered), strict=True))[: min(most, len(ordered) // 2)]
-        new = [_pair(*two) for two in matched if of_any or two[0]["score"] > two[1]["score"]]
+        new = []
+        for best, worst in matched:
+            if not of_any and best["score"] <= worst["score"]:
+                continue
+            pair = {"chosen": best["completion"], "rejected": worst["completion"]}
+            for name, side in pair.items():  # TRL requires a row to be all messages or all text
+                if isinstance(best["prompt"], str):
+                    pair[name] = "".join(spelled(side))
+                elif isinstance(side, str):
+                    pair[name] = [{"role": "assistant", "content": side}]
+            labels = {key: best[key] for key in ("task", "level") if key in best}
+            new.append({"prompt": best["prompt"], **pair, **labels})
         pairs += new
         if not new:
             reason = "one answer" if distinct else "all cut off"
             skipped["equal scores" if len(distinct) > 1 else reason] += 1
     return pairs, skipped
-
-
-def _pair(best: Row, worst: Row) -> Row:
-    sides = {"chosen": best["completion"], "rejected": worst["completion"]}
-    for name, side in sides.items():  # TRL requires a row to be all messages or all plain text
-        if isinstance(best["prompt"], str):
-            sides[name] = "".join(spelled(side))
-        elif isinstance(side, str):
-            sides[name] = [{"role": "assistant", "content": side}]
-    labels = {key: best[key] for key in ("task", "level") if key in best}
-    return {"prompt": best["prompt"], **sides, **labels}

@@ -302,7 +302,7 @@ LENGTH_COLUMNS = ("labels", "prompt_ids", "chosen_ids", "rejected_ids")
 
 
 def lengths(rows: Dataset) -> tuple[Any, Any]:
-    """Return the number of tokens in each row, and in its prompt.
+    """Return the number of tokens in each row, and in its prompt, (rows,) each.
 
     A pair counts its longer side, a row of GRPO only its prompt.
     """

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import random
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import reasoning_gym
 from omegaconf import DictConfig, OmegaConf
 from reasoning_gym.coaching import BaseCurriculum
-from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import CURRICULA, DATASETS
 
 from launch.core.errors import UserError
 from recipes.data import cups
-from recipes.data.code_tasks import attempts_for, choose, shuffled
+from recipes.data.code_tasks import disjoint
 
 Problem = dict[str, Any]
 DRAWS = 100  # random attempts to find a wrong answer, before all answers are tried
@@ -36,20 +35,26 @@ def generate(
     completion is the answer; with `heldout_as_trained` it has the same form as in training, so that
     losses can be compared.
 
-    launch/rules/data.py has checked names, levels and shares. Raises UserError for a field or
-    value that a task rejects, and for a task with too few different problems.
+    Raises UserError as `disjoint` does, and for a field or value that a task rejects.
     """
-    total = sum(task.weight for task in data.tasks)
-    heldout, train = [], []
-    for task in data.tasks:
-        share = task.weight / total
-        count = round(data.num_heldout * share)
-        held = choose(_draws(task, "heldout", data.seed, count), task, "heldout", count)
-        count = max(1, round(data.num_train * share))
-        drawn = choose(_draws(task, "train", data.seed, count), task, "train", count, held)
-        train += _worked(drawn, task.worked, data.seed)
-        heldout += _worked(held, task.worked if heldout_as_trained else 0.0, data.seed)
-    return shuffled(train, heldout, data.seed)
+
+    def finish(problems: list[Problem], task: DictConfig, split: str) -> None:
+        """Let a share of the problems, drawn at random, show their working before the answer.
+
+        The others have empty <think> tags, as Qwen3 has without working. So both kinds diverge at
+        the same token, and greedy decoding follows the more frequent one.
+        """
+        rng, share = random.Random(f"worked/{data.seed}"), task.worked
+        if split == "heldout" and not heldout_as_trained:
+            share = 0.0
+        for problem in problems if share else ():
+            working = ""
+            if rng.random() < share:
+                working = WORKINGS[problem["task"]](json.loads(problem["entry"])["metadata"])
+            answer = f"<think>{working}</think>{problem['answer']}"
+            problem["completion"] = [{"role": "assistant", "content": answer}]
+
+    return disjoint(data, functools.partial(_draws, data.seed), finish)
 
 
 def known() -> dict[str, dict[str, Any]]:
@@ -93,70 +98,42 @@ def wrong_answer(problem: Problem, others: list[Problem], rng: random.Random) ->
     return rng.choice(candidates)
 
 
-_scorer = cache(reasoning_gym.get_score_answer_fn)
+_scorer = functools.cache(reasoning_gym.get_score_answer_fn)
 
 
-def _worked(problems: list[Problem], share: float, seed: int) -> list[Problem]:
-    """Let about `share` of the problems, drawn at random, show their working before the answer.
-
-    The others have empty <think> tags, as Qwen3 has without working. So both kinds diverge at the
-    same token, and greedy decoding follows the more frequent one.
-    """
-    rng = random.Random(f"worked/{seed}")
-    for problem in problems if share else ():
-        working = ""
-        if rng.random() < share:
-            working = WORKINGS[problem["task"]](json.loads(problem["entry"])["metadata"])
-        answer = f"<think>{working}</think>{problem['answer']}"
-        problem["completion"] = [{"role": "assistant", "content": answer}]
-    return problems
-
-
-def _draws(task: DictConfig, split: str, seed: int, count: int) -> Iterator[Problem]:
+def _draws(seed: int, task: DictConfig, split: str, attempts: int) -> Iterator[Problem]:
     name, level = task.name, task.level  # read once: OmegaConf takes longer than a problem
-    attempts = attempts_for(count)
-    dataset = _dataset(task, split, seed, attempts)
+    # A data set draws item i from seed + i, so neighbouring seeds would share problems. Hashed
+    # seeds are far apart.
+    start = int.from_bytes(hashlib.sha256(f"{split}/{name}/{seed}".encode()).digest()[:4], "big")
+    dataset_class, config_class = DATASETS[name]
+    config, own = config_class(), OmegaConf.to_container(task.config)
+    if name in CURRICULA:
+        curriculum: BaseCurriculum = CURRICULA[name]()
+        for attribute_name, attribute in curriculum.attributes.items():
+            curriculum.set_attr_level(attribute_name, min(level, len(attribute.levels) - 1))
+        config = curriculum.generate_configuration()
+    try:
+        dataset = dataset_class(dataclasses.replace(config, **own, seed=start, size=attempts))
+        dataset[0]  # some values are rejected only here
+    except (AssertionError, TypeError, ValueError) as error:
+        raise UserError(f"data.tasks: {name} rejects its config {own}: {error}") from error
     for index in range(attempts):
-        problem = _problem(name, level, dataset[index])
+        entry = dataset[index]
+        answer = str(entry["answer"])
+        record = json.dumps(entry, sort_keys=True, default=str)
         # Some scorers need data that JSON does not preserve, such as integer keys. Their rewards
         # would always be zero.
-        if index == 0 and score(problem["answer"], problem["entry"]) < 1.0:
+        if index == 0 and score(answer, record) < 1.0:
             raise UserError(
                 f"data.tasks: the scorer of {name} rejects the task's own answer from its record. "
                 "Use another task."
             )
-        yield problem
-
-
-def _dataset(task: DictConfig, split: str, seed: int, size: int) -> ProceduralDataset:
-    """Return the task's data set. Raises UserError for a configuration that the task rejects."""
-    # A data set draws item i from seed + i, so neighbouring seeds would share problems. Hashed
-    # seeds are far apart.
-    start = int.from_bytes(
-        hashlib.sha256(f"{split}/{task.name}/{seed}".encode()).digest()[:4], "big"
-    )
-    dataset_class, config_class = DATASETS[task.name]
-    config, own = config_class(), OmegaConf.to_container(task.config)
-    if task.name in CURRICULA:
-        curriculum: BaseCurriculum = CURRICULA[task.name]()
-        for name, attribute in curriculum.attributes.items():
-            curriculum.set_attr_level(name, min(task.level, len(attribute.levels) - 1))
-        config = curriculum.generate_configuration()
-    try:
-        dataset = dataset_class(dataclasses.replace(config, **own, seed=start, size=size))
-        dataset[0]  # some values are rejected only here
-        return dataset
-    except (AssertionError, TypeError, ValueError) as error:
-        raise UserError(f"data.tasks: {task.name} rejects its config {own}: {error}") from error
-
-
-def _problem(task: str, level: int, entry: dict[str, Any]) -> Problem:
-    answer = str(entry["answer"])
-    return {
-        "prompt": [{"role": "user", "content": entry["question"]}],
-        "completion": [{"role": "assistant", "content": answer}],
-        "answer": answer,
-        "task": task,
-        "level": level,
-        "entry": json.dumps(entry, sort_keys=True, default=str),
-    }
+        yield {
+            "prompt": [{"role": "user", "content": entry["question"]}],
+            "completion": [{"role": "assistant", "content": answer}],
+            "answer": answer,
+            "task": name,
+            "level": level,
+            "entry": record,
+        }

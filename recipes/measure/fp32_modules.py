@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from recipes.measure.kernels_table import DEVICE, kind
+from recipes.measure.kernels_table import DEVICE, Event, kind, nested
 
 MARK = "module: "
 PRODUCTS, REST = "matrix products", "norms and the like"
 PRINTED, WRITTEN = 10, 100
-Event = dict[str, Any]
 OUTERMOST = {"module": None, "sequence": None, "backward": False, "own": 0.0, "wrapper": False}
 
 
@@ -103,50 +102,37 @@ def summary(events: Iterable[Event], time_s: float) -> dict[str, Any]:
 
 def _operators(events: list[Event]) -> list[dict[str, Any]]:
     """Return operators with their innermost module and backward node, and their own time."""
-    threads: dict[Any, list[Event]] = defaultdict(list)
-    for event in events:
-        if event.get("cat") == "cpu_op" or (
-            event.get("cat") == "user_annotation" and event["name"].startswith(MARK)
-        ):
-            threads[event["pid"], event["tid"]].append(event)
-    operators = []
-    for ordered in threads.values():
-        stack: list[tuple[float, dict[str, Any]]] = []
-        for event in sorted(ordered, key=lambda e: (float(e["ts"]), -float(e["dur"]))):
-            while stack and stack[-1][0] <= float(event["ts"]):
-                stack.pop()
-            around = stack[-1][1] if stack else dict(OUTERMOST)
-            node = _node(event, around)
-            if node["id"] is not None:
-                operators.append(node)
-                around["own"] -= float(event["dur"])
-                # Under autocast aten::linear gets fp32 inputs and calls itself with 16-bit inputs.
-                around["wrapper"] = around["wrapper"] or _is_product(node)
-            stack.append((float(event["ts"]) + float(event["dur"]), node))
-    return operators
-
-
-def _node(event: Event, around: dict[str, Any]) -> dict[str, Any]:
-    """Return an operator, or the mark of a module, which has no id.
-
-    An operator's `own` time starts as its duration; operators inside it later subtract theirs.
-    """
-    if event.get("cat") != "cpu_op":
-        module = event["name"].removeprefix(MARK)
-        return {**around, "id": None, "module": module, "sequence": None, "backward": False}
-    args = event.get("args", {})
-    floats = {"float", "double", "c10::BFloat16", "c10::Half"} & set(args.get("Input type", []))
-    node = {
-        **around,
-        "name": event["name"],
-        "id": args.get("External id"),
-        "own": float(event["dur"]),
-        "fp32": floats == {"float"},  # a cast has a second dtype
-        "wrapper": False,
-    }
-    if args.get("Sequence number") is not None:
-        node |= {"sequence": args["Sequence number"], "backward": bool(args.get("Fwd thread id"))}
-    return node
+    nodes: dict[int, dict[str, Any]] = {}
+    for event, around in nested(
+        event
+        for event in events
+        if event.get("cat") == "cpu_op"
+        or (event.get("cat") == "user_annotation" and event["name"].startswith(MARK))
+    ):
+        outer = nodes[id(around)] if around else dict(OUTERMOST)
+        if event["cat"] != "cpu_op":  # the mark of a module
+            module = event["name"].removeprefix(MARK)
+            mark = {"id": None, "module": module, "sequence": None, "backward": False}
+            nodes[id(event)] = {**outer, **mark}
+            continue
+        args = event.get("args", {})
+        floats = {"float", "double", "c10::BFloat16", "c10::Half"}
+        node = {
+            **outer,
+            "name": event["name"],
+            "id": args.get("External id"),
+            "own": float(event["dur"]),  # operators inside it later subtract theirs
+            "fp32": floats & set(args.get("Input type", [])) == {"float"},  # a cast has two dtypes
+            "wrapper": False,
+        }
+        if (sequence := args.get("Sequence number")) is not None:
+            node |= {"sequence": sequence, "backward": bool(args.get("Fwd thread id"))}
+        nodes[id(event)] = node
+        if node["id"] is not None:
+            outer["own"] -= float(event["dur"])
+            # Under autocast aten::linear gets fp32 inputs and calls itself with 16-bit inputs.
+            outer["wrapper"] = outer["wrapper"] or _is_product(node)
+    return [node for node in nodes.values() if node["id"] is not None]
 
 
 def _is_product(operator: dict[str, Any]) -> bool:

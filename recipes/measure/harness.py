@@ -6,15 +6,12 @@ No image has the package (lm_eval); install it from containers/cpu/lm-eval.lock.
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import datasets
 
 from launch.core.errors import UserError, near_or_all
 from recipes.rank.program import say
-
-if TYPE_CHECKING:  # for annotations only
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def load(names: list[str], include: str | None) -> Any:
@@ -50,33 +47,24 @@ def load(names: list[str], include: str | None) -> Any:
     return manager
 
 
-def evaluate(
-    manager: Any,
-    names: list[str],
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    batch_size: int,
-    limit: int | None,
-    seed: int,
-) -> dict[str, dict[str, float]]:
+def evaluate(manager: Any, generator: Any, args: Any) -> dict[str, dict[str, float]]:
     """Return {task: {metric: value}}, with `<metric>_stderr` as the harness computes it.
 
-    `limit` takes the first documents of each task; None takes all.
+    `generator` has the model and the tokenizer; `args` are those of method=evaluate.
     """
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
-    seeds = dict.fromkeys(
-        ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed"), seed
-    )
+    tokenizer = generator.tokenizer
+    kinds = ("random", "numpy_random", "torch_random", "fewshot_random")
     report = simple_evaluate(
-        HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size),
-        tasks=names,
+        HFLM(pretrained=generator.model, tokenizer=tokenizer, batch_size=args.batch_size),
+        tasks=args.lm_eval_tasks,
         task_manager=manager,
-        limit=limit,
+        limit=args.lm_eval_limit,
         apply_chat_template=bool(tokenizer.chat_template),
         log_samples=False,
-        **seeds,
+        **{f"{kind}_seed": args.seed for kind in kinds},
     )
     results = {}
     for task, values in report["results"].items():

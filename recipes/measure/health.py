@@ -98,7 +98,7 @@ class Rank:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def why_not(self) -> str | None:
+    def fault(self) -> str | None:
         """Read the GPU's memory, and return why the GPU is not measured, or None."""
         if self.device.type == "cpu":
             return None
@@ -126,7 +126,7 @@ def unusable(free_gb: float, total_gb: float, force: bool) -> str | None:
     return None
 
 
-def together(ready: bool) -> bool:
+def all_ready(ready: bool) -> bool:
     """Wait for every process, on the CPU, and return whether all are ready."""
     flag = torch.tensor(int(ready))
     dist.all_reduce(flag, dist.ReduceOp.MIN)
@@ -138,10 +138,12 @@ def call_s(
     call: Callable[[], object],
     load_s: float,
     meanwhile: Callable[[], None] = lambda: None,
+    calls: int | None = None,
 ) -> float:
-    """Return the seconds of a call: the median of five rounds that last a fifth of `load_s` each.
+    """Return the seconds of a call: the median of five rounds of `calls`.
 
-    `meanwhile` runs in each round while the device computes.
+    Without `calls`, a round lasts a fifth of `load_s`. `meanwhile` runs in each round while the
+    device computes.
     """
     for _ in range(2):  # so that kernels are loaded and clocks rise
         call()
@@ -149,19 +151,16 @@ def call_s(
     start = time.perf_counter()
     call()
     rank.synchronize()
-    calls = max(1, min(1000, int(load_s / 5 / (time.perf_counter() - start))))
-    return statistics.median(_round_s(rank, call, calls, meanwhile) for _ in range(5))
-
-
-def _round_s(
-    rank: Rank, call: Callable[[], object], calls: int, meanwhile: Callable[[], None] = lambda: None
-) -> float:
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    meanwhile()
-    rank.synchronize()
-    return (time.perf_counter() - start) / calls
+    calls = calls or max(1, min(1000, int(load_s / 5 / (time.perf_counter() - start))))
+    rounds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        meanwhile()
+        rank.synchronize()
+        rounds.append((time.perf_counter() - start) / calls)
+    return statistics.median(rounds)
 
 
 def error(product: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float | None:
@@ -246,12 +245,7 @@ def measure_all_reduce(rank: Rank) -> None:
         (buffer != pattern * (rank.world * (rank.world + 1) // 2)).sum()
     )
     buffer.zero_()  # so that repeated sums stay finite
-    for _ in range(3):
-        dist.all_reduce(buffer)
-    rank.synchronize()
-    seconds = statistics.median(
-        _round_s(rank, lambda: dist.all_reduce(buffer), 10) for _ in range(3)
-    )
+    seconds = call_s(rank, lambda: dist.all_reduce(buffer), rank.sizes.load_s, calls=10)
     rank.measured.all_reduce_gb_s = (
         2 * (rank.world - 1) / rank.world * rank.sizes.reduced / seconds / 1e9
     )
@@ -263,22 +257,22 @@ def run(rank: Rank) -> None:
         "cpu:gloo,cuda:nccl" if rank.device.type == "cuda" and rank.measured.num_gpus else "gloo"
     )
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=JOIN_S))
-    rank.measured.not_measured = rank.why_not()
+    rank.measured.not_measured = rank.fault()
     usable = rank.measured.not_measured is None
-    complete = together(usable)
+    complete = all_ready(usable)
     for name, measure in (
         ("GEMM", measure_gemm),
         ("copy", measure_copy),
         ("all-reduce", measure_all_reduce),
     ):
         rank.phase(name)
-        together(usable)  # a barrier, so that all begin at once
+        all_ready(usable)  # a barrier, so that all begin at once
         if usable and (measure is not measure_all_reduce or (complete and rank.world > 1)):
             measure(rank)
         if rank.device.type == "cuda":
             torch.cuda.empty_cache()
     rank.phase("done")
-    together(True)  # torchrun stops the others when the first rank ends
+    all_ready(True)  # torchrun stops the others when the first rank ends
 
 
 def main() -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 ORDER = ("gemm", "attention", "memory_bound", "other")  # kernels that compute
@@ -49,6 +48,10 @@ PATTERNS = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 STEP = re.compile(r"ProfilerStep#\d+$")
 PRINTED, WRITTEN = 15, 200  # rows printed, rows in kernels.json
+SHARES = (*ORDER, "communication_exposed", "communication_hidden", "idle")
+EXPOSED = {"communication": "communication_exposed"}
+Event = dict[str, Any]  # of a trace; times in microseconds
+Interval = tuple[float, float, str]  # start, end and name of a kernel
 TITLES = (
     ("GEMM", "gemm"),
     ("attention", "attention"),
@@ -59,126 +62,95 @@ TITLES = (
 )
 
 
-@dataclass(frozen=True)
-class Interval:
-    """An event from `start` to `end`, in microseconds of the trace's clock."""
-
-    start: float
-    end: float
-    name: str
-
-
 def kind(name: str) -> str:
     """Return a kernel's kind: gemm, attention, communication, memory_bound, or else other."""
     return next((kind for kind, pattern in PATTERNS if pattern.search(name)), "other")
 
 
-def summary(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def summary(events: Iterable[Event]) -> dict[str, Any]:
     """Return the content of kernels.json from the `traceEvents` of the profiled steps.
 
-    In a trace without a GPU, operators on the CPU stand in for kernels.
+    In a trace without a GPU, operators on the CPU stand in for kernels, each with its own time.
     """
     whole = [event for event in events if event.get("ph") == "X"]
-    steps = [
-        event
-        for event in whole
-        if event.get("cat") == "user_annotation" and STEP.match(event["name"])
-    ]
-    begin = min(float(step["ts"]) for step in steps)
-    end = max(float(step["ts"]) + float(step["dur"]) for step in steps)
-    kernels = [_interval(event) for event in whole if event.get("cat") in DEVICE]
-    calls = ran = [cut for interval in kernels if (cut := _within(interval, begin, end))]
+    steps = [e for e in whole if e.get("cat") == "user_annotation" and STEP.match(e["name"])]
+    begin, last = min(float(step["ts"]) for step in steps), max(map(end, steps))
+    inside = [event for event in whole if end(event) > begin and float(event["ts"]) < last]
+    kernels = [event for event in inside if event.get("cat") in DEVICE]
+    calls = kernels or [event for event in inside if event.get("cat") == "cpu_op"]
+    ran = [(max(float(e["ts"]), begin), min(end(e), last), e["name"]) for e in calls]
+    spent = [stop - start for start, stop, _ in ran]
     if not kernels:
-        calls = [
-            _interval(event)
-            for event in whole
-            if event.get("cat") == "cpu_op" and begin <= float(event["ts"]) < end
-        ]
-        ran = innermost(whole, begin, end)
-    number, time = Counter(call.name for call in calls), defaultdict[str, float](float)
-    for interval in ran:
-        time[interval.name] += interval.end - interval.start
+        place = {id(event): n for n, event in enumerate(calls)}
+        for event, around in nested(calls):
+            if around is not None:
+                spent[place[id(around)]] -= min(end(event), last) - max(float(event["ts"]), begin)
+    number, time = Counter(name for *_, name in ran), defaultdict[str, float](float)
+    for (*_, name), microseconds in zip(ran, spent, strict=True):
+        time[name] += microseconds
+    if kernels:
+        by_kind = shares(ran, begin, last)
+    else:
+        by_kind = dict.fromkeys(SHARES, 0.0)
+        # Threads may compute side by side, for longer than the steps took.
+        total = max(sum(spent), last - begin)
+        for name, microseconds in time.items():
+            by_kind[EXPOSED.get(kind(name), kind(name))] += microseconds / total
+        by_kind["idle"] = 1 - sum(by_kind.values())
     return {
-        "time_s": (end - begin) / 1e6,
+        "time_s": (last - begin) / 1e6,
         "steps": len(steps),
         "device": "gpu" if kernels else "cpu",
-        "shares": shares(ran, begin, end),
+        "shares": by_kind,
         # The longest time first. Concurrent kernels' shares can add up to more than 1.
         "kernels": [
             {
                 "name": name,
                 "kind": kind(name),
                 "calls": number[name],
-                "time_s": spent / 1e6,
-                "share": spent / (end - begin),
+                "time_s": microseconds / 1e6,
+                "share": microseconds / (last - begin),
             }
-            for name, spent in sorted(time.items(), key=lambda item: -item[1])[:WRITTEN]
+            for name, microseconds in sorted(time.items(), key=lambda item: -item[1])[:WRITTEN]
         ],
     }
 
 
-def shares(ran: Iterable[Interval], begin: float, end: float) -> dict[str, float]:
-    """Return the shares of the time from `begin` to `end`, by kind of kernel."""
-    edges: list[tuple[float, int, str]] = []
-    for interval in ran:
-        name = kind(interval.name)
-        edges += [(interval.start, 1, name), (interval.end, -1, name)]
-    running: dict[str, int] = defaultdict(int)
-    time: dict[str, float] = dict.fromkeys(
-        (*ORDER, "communication_exposed", "communication_hidden", "idle"), 0.0
-    )
-    before = begin
+def shares(ran: Iterable[Interval], begin: float, last: float) -> dict[str, float]:
+    """Return the shares of the time from `begin` to `last`, by kind of kernel."""
+    edges = [(last, 0, "other")]
+    for start, stop, name in ran:
+        edges += [(start, 1, kind(name)), (stop, -1, kind(name))]
+    running, time, before = Counter[str](), dict.fromkeys(SHARES, 0.0), begin
     for at, change, name in sorted(edges):
-        _account(time, running, at - before)
+        computing = next((kind for kind in ORDER if running[kind]), None)
+        if computing:
+            time[computing] += at - before
+        if running["communication"]:
+            time["communication_hidden" if computing else "communication_exposed"] += at - before
+        elif not computing:
+            time["idle"] += at - before
         before = at
         running[name] += change
-    _account(time, running, end - before)
-    return {name: spent / (end - begin) for name, spent in time.items()}
+    return {name: spent / (last - begin) for name, spent in time.items()}
 
 
-def _account(time: dict[str, float], running: dict[str, int], spent: float) -> None:
-    computing = next((name for name in ORDER if running[name]), None)
-    if computing:
-        time[computing] += spent
-    if running["communication"]:
-        time["communication_hidden" if computing else "communication_exposed"] += spent
-    elif not computing:
-        time["idle"] += spent
-
-
-def innermost(events: Iterable[dict[str, Any]], begin: float, end: float) -> list[Interval]:
-    """Return the intervals in which each CPU operator was the innermost one of its thread."""
-    threads: dict[Any, list[Interval]] = defaultdict(list)
+def nested(events: Iterable[Event]) -> Iterator[tuple[Event, Event | None]]:
+    """Yield events of each thread in order, with the innermost event around it, or None."""
+    threads: dict[Any, list[Event]] = defaultdict(list)
     for event in events:
-        if event.get("cat") == "cpu_op":
-            threads[event.get("pid"), event.get("tid")].append(_interval(event))
-    parts = []
-    for intervals in threads.values():
-        stack: list[Interval] = []
-        at = begin
-        for interval in sorted(intervals, key=lambda i: (i.start, -i.end)):
-            while stack and stack[-1].end <= interval.start:
-                done = stack.pop()
-                parts.append(Interval(at, done.end, done.name))
-                at = done.end
-            if stack:
-                parts.append(Interval(at, interval.start, stack[-1].name))
-            stack.append(interval)
-            at = interval.start
-        while stack:
-            done = stack.pop()
-            parts.append(Interval(at, done.end, done.name))
-            at = done.end
-    return [cut for interval in parts if (cut := _within(interval, begin, end))]
+        threads[event.get("pid"), event.get("tid")].append(event)
+    for ordered in threads.values():
+        stack: list[Event] = []
+        for event in sorted(ordered, key=lambda e: (float(e["ts"]), -float(e["dur"]))):
+            while stack and end(stack[-1]) <= float(event["ts"]):
+                stack.pop()
+            yield event, stack[-1] if stack else None
+            stack.append(event)
 
 
-def _interval(event: dict[str, Any]) -> Interval:
-    return Interval(float(event["ts"]), float(event["ts"]) + float(event["dur"]), event["name"])
-
-
-def _within(interval: Interval, begin: float, end: float) -> Interval | None:
-    start, stop = max(interval.start, begin), min(interval.end, end)
-    return Interval(start, stop, interval.name) if stop > start else None
+def end(event: Event) -> float:
+    return float(event["ts"]) + float(event["dur"])
 
 
 def text(table: dict[str, Any]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from recipes.measure.telemetry import fragmentation
+
 PRINTED = 15
 LIBRARIES = ("/torch/", "/accelerate/")  # show their callers instead
 
@@ -31,15 +33,13 @@ def summary(
             line = f"{file}:{frame['line']} {frame['name']}"
         lines[line].append(size)
     largest = sorted(lines.items(), key=lambda item: -sum(item[1]))[:PRINTED]
-    reserved = stats.get("reserved_bytes.all.current", 0)
-    split = stats.get("inactive_split_bytes.all.current", 0)
     at_most = stats.get("allocated_bytes.all.peak", 0)
     return {
         "allocated_peak_gb": at_most / 1e9,
         "reserved_peak_gb": stats.get("reserved_bytes.all.peak", 0) / 1e9,
         "before_gb": max(0, at_most - peak) / 1e9,
         "history_is_cut": most_events is not None and len(traces) >= most_events,
-        "fragmentation": split / reserved if reserved else 0.0,
+        "fragmentation": fragmentation(stats),
         # How often the cache was emptied to make room, which costs a synchronization each time.
         "num_alloc_retries": stats.get("num_alloc_retries", 0),
         "num_ooms": stats.get("num_ooms", 0),

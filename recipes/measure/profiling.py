@@ -10,10 +10,8 @@ recipes/training/training.py does the same in a Trainer. Files and their content
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -46,6 +44,12 @@ class Profile:
 
     def end(self) -> None:
         """Finish after the last step, or after a failure."""
+
+    def __enter__(self) -> Profile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
 
 class TorchProfile(Profile):
@@ -165,17 +169,13 @@ def of(config: DictConfig) -> Profile:
     return MemoryProfile(config) if config.profile == "memory" else Profile()
 
 
-@contextlib.contextmanager
 def session(
     config: DictConfig, num_steps: int | None = None, cycle: int = 1, model: nn.Module | None = None
-) -> Iterator[Profile]:
-    """Yield the profile of a plain loop, which calls `step` after each of `num_steps` steps."""
+) -> Profile:
+    """Return the profile of a plain loop, which calls `step` after each of `num_steps` steps."""
     profile = of(config)
     profile.begin(num_steps, cycle, model)
-    try:
-        yield profile
-    finally:
-        profile.end()
+    return profile
 
 
 def steps(num_steps: int | None, cycle: int = 1) -> tuple[int, int, int]:

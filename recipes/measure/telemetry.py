@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,99 +24,81 @@ from recipes.rank.device import device, pci_address
 # core.
 INTERVAL_S = 0.5
 KWH_J = 3.6e6
+# Return the counters of one GPU without those that it lacks. `energy_j`, which only rises, is used
+# for the energy and not shown.
+Read = Callable[[], dict[str, float]]
 
 
-class Source(Protocol):
-    """Read the counters of one GPU. Missing counters are left out."""
+def amd(address: str, sysfs: Path = Path("/sys")) -> Read:
+    """Return a reader of amdgpu's files of one GPU (kernel documentation of amdgpu)."""
+    folder = sysfs / "bus/pci/devices" / address
+    hwmon = next(iter(sorted(folder.glob("hwmon/hwmon*"))), folder / "hwmon")
+    labels = {_text(path): path.name.partition("_")[0] for path in hwmon.glob("temp*_label")}
+    # The junction is the hottest sensor, and throttling depends on it.
+    temperature = labels.get("junction") or labels.get("edge") or "temp1"
+    # MI300 and newer report only the current power.
+    power = hwmon / ("power1_average" if (hwmon / "power1_average").is_file() else "power1_input")
+    # A partition reports its card's power, which must not be summed over ranks as energy.
+    whole = _text(folder / "current_compute_partition") in ("", "SPX")
+    files = {
+        "gpu_utilization": (folder / "gpu_busy_percent", 0.01),
+        "gpu_memory_bandwidth_share": (folder / "mem_busy_percent", 0.01),
+        "gpu_memory_used_gb": (folder / "mem_info_vram_used", 1e-9),
+        "gpu_gtt_used_gb": (folder / "mem_info_gtt_used", 1e-9),
+        "gpu_power_w" if whole else "card_power_w": (power, 1e-6),
+        "gpu_temperature_c": (hwmon / f"{temperature}_input", 1e-3),
+        "gpu_clock_mhz": (hwmon / "freq1_input", 1e-6),
+        "gpu_memory_clock_mhz": (hwmon / "freq2_input", 1e-6),
+    }
 
-    def read(self) -> dict[str, float]: ...
+    def read() -> dict[str, float]:
+        readings = {}
+        for name, (file, unit) in files.items():
+            with contextlib.suppress(ValueError):
+                readings[name] = float(_text(file)) * unit
+        with contextlib.suppress(OSError, ValueError):  # a GPU of one die
+            dies = clocks.of_device(address, sysfs)
+            readings["gpu_clock_mhz"] = sum(dies) / len(dies)
+        return readings
 
-    def energy_j(self) -> float | None:
-        """Return a counter of joules that only rises, or None if there is none."""
-
-
-class AmdSysfs:
-    """Read amdgpu's files of one GPU (kernel documentation of amdgpu)."""
-
-    def __init__(self, address: str, sysfs: Path = Path("/sys")) -> None:
-        self.address, self.sysfs = address, sysfs
-        self.folder = sysfs / "bus/pci/devices" / address
-        self.hwmon = next(iter(sorted(self.folder.glob("hwmon/hwmon*"))), self.folder / "hwmon")
-        labels = {
-            _text(path): path.name.partition("_")[0] for path in self.hwmon.glob("temp*_label")
-        }
-        # The junction is the hottest sensor, and throttling depends on it.
-        self.temperature = labels.get("junction") or labels.get("edge") or "temp1"
-
-    def read(self) -> dict[str, float]:
-        folder, hwmon = self.folder, self.hwmon
-        try:
-            dies = clocks.of_device(self.address, self.sysfs)
-            clock_mhz: float | None = sum(dies) / len(dies)
-        except (OSError, ValueError):  # a GPU of one die
-            clock_mhz = _number(1e-6, hwmon / "freq1_input")
-        readings = {
-            "gpu_utilization": _number(0.01, folder / "gpu_busy_percent"),
-            "gpu_memory_bandwidth_share": _number(0.01, folder / "mem_busy_percent"),
-            "gpu_memory_used_gb": _number(1e-9, folder / "mem_info_vram_used"),
-            "gpu_gtt_used_gb": _number(1e-9, folder / "mem_info_gtt_used"),
-            # MI300 and newer report only the current power.
-            "gpu_power_w": _number(1e-6, hwmon / "power1_average", hwmon / "power1_input"),
-            "gpu_temperature_c": _number(1e-3, hwmon / f"{self.temperature}_input"),
-            "gpu_clock_mhz": clock_mhz,
-            "gpu_memory_clock_mhz": _number(1e-6, hwmon / "freq2_input"),
-        }
-        # A partition reports its card's power, which must not be summed over ranks as energy.
-        if _text(folder / "current_compute_partition") not in ("", "SPX"):
-            readings["card_power_w"] = readings.pop("gpu_power_w")
-        return {key: value for key, value in readings.items() if value is not None}
-
-    def energy_j(self) -> float | None:
-        return None
+    return read
 
 
-class Nvml:
-    """Read NVIDIA's counters through pynvml."""
+def nvml(pynvml: Any, address: str) -> Read:
+    """Return a reader of NVIDIA's counters. The one of energy begins with Volta."""
+    pynvml.nvmlInit()
+    gpu = pynvml.nvmlDeviceGetHandleByPciBusId(address.encode())
+    sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
+    counters: dict[str, Callable[[], float]] = {
+        "gpu_utilization": lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
+        "gpu_memory_bandwidth_share": (
+            lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).memory / 100
+        ),
+        "gpu_memory_used_gb": lambda: pynvml.nvmlDeviceGetMemoryInfo(gpu).used / 1e9,
+        "gpu_power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
+        "gpu_temperature_c": (
+            lambda: pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU)
+        ),
+        "gpu_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(gpu, sm),
+        "gpu_memory_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(gpu, memory),
+        "energy_j": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3,
+    }
 
-    def __init__(self, pynvml: Any, address: str) -> None:
-        self.nvml = pynvml
-        pynvml.nvmlInit()
-        self.handle = pynvml.nvmlDeviceGetHandleByPciBusId(address.encode())
-
-    def read(self) -> dict[str, float]:
-        nvml, gpu = self.nvml, self.handle
-        counters: dict[str, Callable[[], float]] = {
-            "gpu_utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
-            "gpu_memory_bandwidth_share": (
-                lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).memory / 100
-            ),
-            "gpu_memory_used_gb": lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).used / 1e9,
-            "gpu_power_w": lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
-            "gpu_temperature_c": (
-                lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)
-            ),
-            "gpu_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
-            "gpu_memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
-        }
+    def read() -> dict[str, float]:
         readings = {}
         for name, counter in counters.items():
-            with contextlib.suppress(nvml.NVMLError):  # this GPU has no such counter
+            with contextlib.suppress(pynvml.NVMLError):  # this GPU has no such counter
                 readings[name] = float(counter())
         return readings
 
-    def energy_j(self) -> float | None:
-        """Return the energy since the driver was loaded, or None before Volta."""
-        try:
-            return self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1e3
-        except self.nvml.NVMLError:
-            return None
+    return read
 
 
 class Telemetry:
     """Collect mean readings since the last `take`, and energy since `begin`."""
 
-    def __init__(self, source: Source | None, interval_s: float = INTERVAL_S) -> None:
-        self.source, self.interval_s = source, interval_s
+    def __init__(self, read: Read | None, interval_s: float = INTERVAL_S) -> None:
+        self.read, self.interval_s = read, interval_s
         self.lock, self.ended = threading.Lock(), threading.Event()
         # Sum and number of samples, not a list, which would grow on ranks that never call `take`.
         self.sums: dict[str, tuple[float, int]] = {}
@@ -131,14 +113,14 @@ class Telemetry:
             self.sums.clear()
             self.energy_j: float | None = None
             self._previous: tuple[float, float] | None = None  # time and power of the last sample
-            self._counter_at_start = self.source.energy_j() if self.source else None
-        if self.source and now_s is not None:
+            self._counter_at_start: float | None = None
+        if self.read and now_s is not None:
             self.sample(now_s)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Sample in a thread until the block ends."""
-        if self.source is None:
+        if self.read is None:
             yield
             return
 
@@ -158,28 +140,33 @@ class Telemetry:
 
     def take(self) -> dict[str, float]:
         """Return the means since the last call. If there was no sample since, take one now."""
-        if self.source is None:
+        if self.read is None:
             return {}
         if not self.sums:
             self.sample(time.monotonic())
         with self.lock:
             means = {key: total / count for key, (total, count) in self.sums.items()}
             self.sums.clear()
-        return {**means, **fragmentation()}
+        if torch.cuda.is_available() and (share := fragmentation(torch.cuda.memory_stats())):
+            means["gpu_memory_fragmentation"] = share
+        return means
 
     def sample(self, now_s: float) -> None:
         """Read the counters once, at `now_s` of a monotonic clock."""
-        assert self.source is not None
-        readings, counter = self.source.read(), self.source.energy_j()
+        assert self.read is not None
+        readings = self.read()
+        counter = readings.pop("energy_j", None)
         with self.lock:
             for key, value in readings.items():
                 total, count = self.sums.get(key, (0.0, 0))
                 self.sums[key] = (total + value, count + 1)
-            if self._counter_at_start is not None:
-                # If the counter cannot be read now, its next value includes this time.
-                if counter is not None:
-                    self.energy_j = counter - self._counter_at_start
-            elif (power := readings.get("gpu_power_w")) is not None:
+            if counter is not None and self._previous is None:
+                if self._counter_at_start is None:
+                    self._counter_at_start = counter
+                self.energy_j = counter - self._counter_at_start
+            # If the counter cannot be read now, its next value includes this time.
+            power = readings.get("gpu_power_w")
+            if self._counter_at_start is None and power is not None:
                 previous_s, previous_power = self._previous or (now_s, power)
                 joules = (now_s - previous_s) * (previous_power + power) / 2
                 self.energy_j = (self.energy_j or 0.0) + joules
@@ -192,29 +179,25 @@ def of_this_rank(vendor: str) -> Telemetry:
     return Telemetry(source(address) if address else None)
 
 
-def source(address: str, sysfs: Path = Path("/sys")) -> Source | None:
-    """Return the source of counters for the GPU at this PCI address, or None."""
-    amd = AmdSysfs(address, sysfs)
-    if amd.read():
-        return amd
+def source(address: str, sysfs: Path = Path("/sys")) -> Read | None:
+    """Return the reader of the GPU at this PCI address, or None."""
+    read = amd(address, sysfs)
+    if read():
+        return read
     try:
         import pynvml  # not a dependency: vLLM's CUDA builds bring it
     except ImportError:
         return None
     try:
-        return Nvml(pynvml, address)
+        return nvml(pynvml, address)
     except pynvml.NVMLError:  # no driver, or it does not know this GPU
         return None
 
 
-def fragmentation() -> dict[str, float]:
-    """Return the share of torch's reserved memory that is free inside used blocks, or {}."""
-    if not torch.cuda.is_available():
-        return {}
-    stats = torch.cuda.memory_stats()
+def fragmentation(stats: dict[str, Any]) -> float:
+    """Return the share of torch's reserved memory that is free inside used blocks."""
     reserved = stats.get("reserved_bytes.all.current", 0)
-    split = stats.get("inactive_split_bytes.all.current", 0)
-    return {"gpu_memory_fragmentation": split / reserved} if reserved else {}
+    return stats.get("inactive_split_bytes.all.current", 0) / reserved if reserved else 0.0
 
 
 def energy(mine_j: float | None, num_tokens: float) -> dict[str, float]:
@@ -238,11 +221,3 @@ def _text(file: Path) -> str:
         return file.read_text().strip()
     except OSError:  # not every GPU and driver has every file, and a busy GPU gives EBUSY
         return ""
-
-
-def _number(unit: float, *files: Path) -> float | None:
-    """Return the number in the first file that has one, times `unit`."""
-    for file in files:
-        with contextlib.suppress(ValueError):
-            return float(_text(file)) * unit
-    return None

@@ -13,7 +13,7 @@ import copy
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ from recipes.rank.program import is_main_rank, say
 
 # The file with the fingerprint of an adapter's base, in the run directory and next to the adapter
 BASE = "base.json"
+# Names of an adapter's A, B and DoRA magnitude
+PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")
 PREFIX = "base_model.model."  # which PEFT puts before the names of the base's weights
 Tensors = dict[str, Tensor]
 Gather = Callable[[list[nn.Parameter]], contextlib.AbstractContextManager[Any]]
@@ -117,12 +119,30 @@ def scaling_of(adapter: LoraConfig) -> float:
     return float(adapter.lora_alpha / (math.sqrt(adapter.r) if adapter.use_rslora else adapter.r))
 
 
-def _parts(name: str) -> tuple[str, str, str, str]:
-    """Return the names of a base weight's layer, and of its A, B and DoRA magnitude."""
-    layer = name.removesuffix(".base_layer.weight")
-    parts = ("lora_A", "lora_B", "lora_magnitude_vector")
-    a, b, magnitude = (f"{layer}.{part}.default.weight" for part in parts)
-    return layer, a, b, magnitude
+def _merged(
+    model: PeftModel, state: Mapping[str, Tensor], gather: Gather
+) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    """Yield name, base and merged weight of each base weight; None in place of an unchanged one.
+
+    The base is without quantization, the merged weight in fp32. `gather` gathers parameters that
+    ZeRO-3 shards, so every rank must iterate.
+    """
+    scaling = scaling_of(model.peft_config["default"])
+    for name, weight in state.items():
+        if ".lora_" in name:
+            continue
+        # Layers that adapter.target_modules leaves out may also be in 4 bits.
+        plain = name.removeprefix(PREFIX).replace(".base_layer.", ".")
+        layer = name.removesuffix(".base_layer.weight")
+        parts = [f"{layer}.{part}.default.weight" for part in PARTS] if layer != name else []
+        adapters = [state[part] for part in parts if part in state]
+        with gather([weight, *adapters]):
+            base = dequantized(_whole(weight))
+            if not adapters:
+                yield plain, base, None
+                continue
+            a, b, *magnitude = map(_whole, adapters)
+            yield plain, base, merge_weight(base, a, b, scaling, *magnitude)
 
 
 def merge(model: PeftModel, state: Tensors | None) -> tuple[PreTrainedModel, float]:
@@ -140,20 +160,14 @@ def merge(model: PeftModel, state: Tensors | None) -> tuple[PreTrainedModel, flo
             f"adapter.target_modules={model.peft_config['default'].target_modules}: {other} is not "
             "of a linear layer. Use: all-linear."
         )
-    scaling, merged, lost, learnt = scaling_of(model.peft_config["default"]), {}, 0.0, 0.0
-    for name, weight in state.items():
-        if name.endswith(".base_layer.weight"):
-            layer, a, b, magnitude = _parts(name)
-            base = dequantized(weight)
-            exact = merge_weight(base, state[a], state[b], scaling, state.get(magnitude))
+    merged, lost, learnt = {}, 0.0, 0.0
+    for name, base, exact in _merged(model, state, lambda _: contextlib.nullcontext()):
+        rounded = base
+        if exact is not None:
             rounded = exact.to(base.dtype)
             lost += (rounded.float() - exact).square().sum().item()
             learnt += (exact - base.float()).square().sum().item()
-            merged[f"{layer}.weight".removeprefix(PREFIX)] = rounded.detach().cpu()
-        elif ".lora_" not in name:
-            # Layers that adapter.target_modules leaves out may also be in 4 bits.
-            plain = name.removeprefix(PREFIX).replace(".base_layer.", ".")
-            merged[plain] = dequantized(weight).cpu()
+        merged[name] = rounded.detach().cpu()
     config = copy.deepcopy(model.get_base_model().config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -166,28 +180,21 @@ def merge(model: PeftModel, state: Tensors | None) -> tuple[PreTrainedModel, flo
     if missing - {"lm_head.weight"}:
         raise RuntimeError(f"weights are missing after merging: {sorted(missing)[:3]}")
     whole.generation_config = model.get_base_model().generation_config
-    return whole, math.sqrt(lost / learnt) if learnt else 0.0
+    error, dtype = math.sqrt(lost / learnt) if learnt else 0.0, str(whole.dtype)
+    say(
+        f"merged in {dtype.removeprefix('torch.')}: rounding is {error:.1%} of what the adapter "
+        "changes"
+    )
+    return whole, error
 
 
 def merged_params(model: PeftModel, gather: Gather) -> Iterator[tuple[str, Tensor]]:
     """Yield name and merged weight of each base weight, without changing the base.
 
-    `gather` gathers parameters that ZeRO-3 shards, so every rank must iterate.
+    Every rank must iterate, as for _merged.
     """
-    own, scaling = dict(model.named_parameters()), scaling_of(model.peft_config["default"])
-    for name, weight in own.items():
-        if ".lora_" in name:
-            continue
-        layer, *names = _parts(name)
-        adapted = name.endswith(".base_layer.weight")
-        parts = [own[part] for part in names if part in own] if adapted else []
-        with gather([weight, *parts]):
-            value = base = dequantized(_whole(weight))
-            if parts:
-                a, b, *magnitude = map(_whole, parts)
-                value = merge_weight(base, a, b, scaling, *magnitude)
-            plain = f"{layer}.weight" if parts else name.replace(".base_layer.", ".")
-            yield plain.removeprefix(PREFIX), value.to(base.dtype)
+    for name, base, exact in _merged(model, dict(model.named_parameters()), gather):
+        yield name, base if exact is None else exact.to(base.dtype)
 
 
 def _whole(weight: Tensor) -> Tensor:

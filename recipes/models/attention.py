@@ -48,7 +48,11 @@ def implementation(config: DictConfig) -> str:
         if document_starts is None or kernel == "sdpa" or value.dtype is torch.float32:
             mask = attention_mask
             if document_starts is not None:
-                mask = _mask(document_starts, query.shape[2])
+                # (1, 1, tokens, tokens), True for the tokens that each token attends to
+                places = torch.arange(query.shape[2], device=document_starts.device)
+                documents = torch.bucketize(places, document_starts[1:], right=True)
+                same = documents[:, None] == documents
+                mask = (same & (places[:, None] >= places))[None, None]
             return sdpa_attention_forward(
                 module, query, key, value, mask, scaling=scaling, dropout=dropout
             )
@@ -72,25 +76,14 @@ def fits(model: PreTrainedModel) -> bool:
     return set(kinds) == {"full_attention"} and not getattr(config, "sliding_window", None)
 
 
-def _mask_of_padding(
-    *args: Any, attention_mask: Tensor | None = None, **kwargs: Any
-) -> Tensor | None:
+def _mask_of_padding(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
     """Return sdpa's mask, or None without padding.
 
     For packed rows, transformers would make a mask of (tokens, tokens).
     """
-    return (
-        None
-        if attention_mask is None
-        else sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
-    )
-
-
-def _mask(starts: Tensor, tokens: int) -> Tensor:
-    """Return a mask (1, 1, tokens, tokens), True for the tokens that each token attends to."""
-    places = torch.arange(tokens, device=starts.device)
-    documents = torch.bucketize(places, starts[1:], right=True)
-    return ((documents[:, None] == documents) & (places[:, None] >= places))[None, None]
+    if attention_mask is None:
+        return None
+    return sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
 
 
 def _varlen(

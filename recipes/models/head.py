@@ -45,10 +45,7 @@ class NllHead(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, train: bool
     ) -> tuple[Tensor, Tensor]:
-        device = hidden.device
-        autocast = torch.is_autocast_enabled(device.type)
-        dtype = torch.get_autocast_dtype(device.type) if autocast else hidden.dtype
-        unit = FP16_SCALE if dtype is torch.float16 else 1.0
+        device, (dtype, unit) = hidden.device, _compute(hidden)
         of_hidden, of_weight = (train and needed for needed in ctx.needs_input_grad[:2])
         cast = weight.to(dtype)
         grad_hidden = torch.empty_like(hidden, dtype=dtype) if of_hidden else None
@@ -95,13 +92,7 @@ class _Stored(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-        device = hidden.device
-        dtype = (
-            torch.get_autocast_dtype(device.type)
-            if torch.is_autocast_enabled(device.type)
-            else hidden.dtype
-        )
-        unit = FP16_SCALE if dtype is torch.float16 else 1.0
+        device, (dtype, unit) = hidden.device, _compute(hidden)
         cast, rows = weight.to(dtype), hidden.to(dtype)
         of_weight = ctx.needs_input_grad[1]
         stored = torch.empty(
@@ -167,6 +158,13 @@ class StoredHead:
 def store() -> None:
     """Make the heads that TRL adds to models in this process use StoredHead."""
     trl_utils._ChunkedLogProbFunction = StoredHead
+
+
+def _compute(hidden: Tensor) -> tuple[torch.dtype, float]:
+    """Return the dtype of the head's product, and the scale of its gradients."""
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    return dtype, FP16_SCALE if dtype is torch.float16 else 1.0
 
 
 def _statistics(logits: Tensor, targets: Tensor, unit: float | bool) -> tuple[Tensor, ...]:

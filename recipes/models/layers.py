@@ -207,7 +207,14 @@ class CompiledLayers:
                 "loss and gradient norm of the first micro-batch are "
                 f"{_formatted(measured)} compiled and {_formatted(eager)} eager"
             )
-            reason = None if _agree(eager, measured, TOLERANCE[self._precision]) else figures
+            # For losses the tolerance is also absolute: GRPO's first losses cancel to zero except
+            # for rounding, and others are of order 1.
+            tolerance = TOLERANCE[self._precision]
+            agree = all(
+                math.isclose(a, b, rel_tol=tolerance, abs_tol=least)
+                for a, b, least in zip(eager, measured, (tolerance, 0.0), strict=True)
+            )
+            reason = None if agree else figures
             say(f"compiled layers: {figures}")
             self._gave_up(reason)
 
@@ -226,30 +233,30 @@ class CompiledLayers:
 
         Its gradients are discarded, and the step's figures restored.
         """
-        with self._figures_kept(), same_draws(self.model):
-            if self.is_fsdp_enabled:  # FSDP reduces gradients only in a whole backward
-                model.set_requires_gradient_sync(True)
-                loss = super().compute_loss(model, dict(inputs), *args, **kwargs)
-                loss.backward()
-                grads = [weight.grad for weight in model.parameters() if weight.grad is not None]
-                norm = torch.nn.utils.get_total_norm(grads).full_tensor()
-                model.zero_grad()
-                model.set_requires_gradient_sync(self.accelerator.sync_gradients)
-            else:
-                whole = self.accelerator.unwrap_model(model)
-                loss = super().compute_loss(whole, dict(inputs), *args, **kwargs)
-                weights = [weight for weight in whole.parameters() if weight.requires_grad]
-                grads = torch.autograd.grad(loss, weights, allow_unused=True)
-                norm = torch.nn.utils.get_total_norm([grad for grad in grads if grad is not None])
-        return loss.item(), norm.item()
-
-    @contextlib.contextmanager
-    def _figures_kept(self) -> Iterator[None]:
         saved = {name: copy.deepcopy(vars(self)[name]) for name in FIGURES if name in vars(self)}
         try:
-            yield
+            with same_draws(self.model):
+                if self.is_fsdp_enabled:  # FSDP reduces gradients only in a whole backward
+                    model.set_requires_gradient_sync(True)
+                    loss = super().compute_loss(model, dict(inputs), *args, **kwargs)
+                    loss.backward()
+                    grads = [
+                        weight.grad for weight in model.parameters() if weight.grad is not None
+                    ]
+                    norm = torch.nn.utils.get_total_norm(grads).full_tensor()
+                    model.zero_grad()
+                    model.set_requires_gradient_sync(self.accelerator.sync_gradients)
+                else:
+                    whole = self.accelerator.unwrap_model(model)
+                    loss = super().compute_loss(whole, dict(inputs), *args, **kwargs)
+                    weights = [weight for weight in whole.parameters() if weight.requires_grad]
+                    grads = torch.autograd.grad(loss, weights, allow_unused=True)
+                    norm = torch.nn.utils.get_total_norm(
+                        [grad for grad in grads if grad is not None]
+                    )
         finally:
             vars(self).update(saved)
+        return loss.item(), norm.item()
 
     def _give_up(self, reason: str) -> None:
         """Switch to eager. Raises UserError if the user requested compiled layers, and for fp8."""
@@ -291,19 +298,6 @@ def same_draws(model: nn.Module) -> Iterator[None]:
     finally:
         for module, rate in rates:
             module.p = rate
-
-
-def _agree(eager: tuple[float, float], compiled: tuple[float, float], tolerance: float) -> bool:
-    """Return whether (loss, gradient norm) agree within the relative `tolerance`.
-
-    For losses the tolerance is also absolute: GRPO's first losses cancel to zero except for
-    rounding, and others are of order 1.
-    """
-    close = (
-        math.isclose(a, b, rel_tol=tolerance, abs_tol=least)
-        for a, b, least in zip(eager, compiled, (tolerance, 0.0), strict=True)
-    )
-    return all(close)
 
 
 def _first_line(error: Exception) -> str:

@@ -170,14 +170,10 @@ def write_random(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Path
 
 def model_directory(config: DictConfig) -> Path | None:
     """Return the directory of the weights: the user's, or write_random's, or None."""
-    random_weights = Path(config.run_dir) / RANDOM
-    return (
-        Path(config.model.path)
-        if config.model.path
-        else random_weights
-        if random_weights.is_dir()
-        else None
-    )
+    if config.model.path:
+        return Path(config.model.path)
+    written = Path(config.run_dir) / RANDOM
+    return written if written.is_dir() else None
 
 
 def model_config(model: DictConfig) -> AutoConfig:
@@ -212,9 +208,7 @@ def adapter_config(config: DictConfig) -> LoraConfig | None:
         r=adapter.rank,
         lora_alpha=adapter.alpha,
         lora_dropout=adapter.dropout,
-        target_modules=adapter.target_modules
-        if isinstance(adapter.target_modules, str)
-        else list(adapter.target_modules),
+        target_modules=OmegaConf.to_container(adapter)["target_modules"],
         use_rslora=adapter.rslora,
         use_dora=adapter.dora,
     )

@@ -55,11 +55,6 @@ def quantized(weight: torch.Tensor, bits: EightBits) -> tuple[torch.Tensor, torc
     return (codes if bits.dtype.is_floating_point else codes.round()).to(bits.dtype), scale
 
 
-def restored(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return the weight (out, in) in fp32 that codes and scale represent."""
-    return codes.float() * scale.float()
-
-
 @dataclass
 class Converter:
     """Convert weights one by one to `weights` (None: unchanged), and sum the error."""
@@ -97,7 +92,7 @@ class Converter:
                     f"{MULTIPLE}. Use: method.args.weights=bf16."
                 )
             codes, scale = quantized(weight, bits)
-            self._count(name, weight, restored(codes, scale))
+            self._count(name, weight, codes.float() * scale.float())
             self.num_quantized += 1
             return {name: codes, f"{name}_scale": scale}
         if dtype != weight.dtype:

@@ -1,17 +1,15 @@
-"""Check arguments whose values are known names or whole numbers.
+"""Declare arguments whose values are known names or whole numbers.
 
 `make lock` writes the names into containers/trainer_args.lock.json, so that the launcher rejects
-other names without importing torch. Ranks check them again.
+other names and numbers without importing torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-
-from launch.core.errors import UserError, near_or_all
 
 ALL = object()
 # Whole-number arguments of benchmarks and tunings that may be 0.
@@ -41,32 +39,3 @@ def least(field: dataclasses.Field) -> int | None:
     if not re.search(r"\bint\b", str(field.type)):
         return None
     return int(field.metadata.get("least", 0 if field.name in MAY_BE_ZERO else 1))
-
-
-class Arguments:
-    """Check names and whole numbers of the configuration classes that derive from this."""
-
-    def __post_init__(self) -> None:
-        check_values(self)
-
-
-def check_values(arguments: Any) -> None:
-    """Raise UserError for an unknown name, and for a whole number below its minimum."""
-    for field in dataclasses.fields(arguments):
-        value = getattr(arguments, field.name)
-        listed = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-        at_least = least(field)
-        if at_least is not None and any(
-            type(number) is int and number < at_least for number in listed
-        ):
-            each = "each " if listed is value else ""
-            raise UserError(f"method.args.{field.name}={value}: {each}at least {at_least}.")
-        if "names" in field.metadata and value is not None:
-            known, refused = list(field.metadata["names"]()), field.metadata["refused"]
-            for name in listed:
-                if name in refused:
-                    raise UserError(f"method.args.{field.name}: {name} {refused[name]}")
-                if name not in known:
-                    raise UserError(
-                        f"method.args.{field.name}={name}: unknown.{near_or_all(str(name), known)}"
-                    )

@@ -70,42 +70,21 @@ def say(line: str) -> None:
         print(line, flush=True)
 
 
-def load_config(argv: list[str]) -> DictConfig:
-    """Return the configuration in the file `--config`. Reading a missing key raises an error."""
-    parser = argparse.ArgumentParser(description="One rank of a recipe; launch/run.py starts it.")
-    parser.add_argument(
-        "--config", type=Path, required=True, help="the resolved config.yaml of a run directory"
-    )
-    config = OmegaConf.load(parser.parse_args(argv).config)
-    OmegaConf.set_struct(config, True)
-    return config
-
-
 def run(work: Callable[[DictConfig], dict[str, Any]], argv: list[str] | None = None) -> int:
     """Call `work` with the configuration and write its return value as result.json.
 
     Return the exit code: 0 done, 1 failed, 2 a user's mistake, 75 interrupted with a checkpoint.
     """
-    config = load_config(sys.argv[1:] if argv is None else argv)
+    global _stop_asked
+    parser = argparse.ArgumentParser(description="One rank of a recipe; launch/run.py starts it.")
+    parser.add_argument(
+        "--config", type=Path, required=True, help="the resolved config.yaml of a run directory"
+    )
+    config = OmegaConf.load(parser.parse_args(sys.argv[1:] if argv is None else argv).config)
+    OmegaConf.set_struct(config, True)  # reading a missing key raises an error
     if hasattr(signal, "SIGUSR1"):
         # Log the stacks of all threads, for systems where py-spy is not permitted.
         faulthandler.register(signal.SIGUSR1)
-    _quiet_libraries(config)
-    handlers = {
-        number: signal.signal(number, _ask_stop) for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        return _run(work, config)
-    finally:
-        # Only after the result is written, because torchrun signals the others when one rank ends.
-        global _stop_asked
-        _stop_asked = False
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-def _quiet_libraries(config: DictConfig) -> None:
-    """Turn off progress bars and a slow import in the libraries that the recipe has imported."""
     for name in ("datasets.utils", "transformers.utils.logging"):
         # The launcher shows progress from metrics.jsonl, and progress bars would clutter the log.
         if library := sys.modules.get(name):
@@ -114,35 +93,43 @@ def _quiet_libraries(config: DictConfig) -> None:
     if accelerate and not str(OmegaConf.select(config, "topology.strategy")).startswith("zero"):
         # accelerate would import DeepSpeed (2 s) only to test whether the model is a DeepSpeed one.
         accelerate.is_deepspeed_available = lambda: False
+    handlers = {
+        number: signal.signal(number, _ask_stop) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        result = _result(work, config)
+        # torchrun turns every nonzero exit code of a rank into 1, so the launcher reads a file.
+        if result["exit_code"] in (EXIT_FAILED, EXIT_USER):
+            _leave_failure(config, result["error"], result["exit_code"])
+        if is_main_rank():
+            write_json(Path(config.run_dir) / "result.json", result)
+        return int(result["exit_code"])
+    finally:
+        # Only after the result is written, because torchrun signals the others when one rank ends.
+        _stop_asked = False
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
-def _run(work: Callable[[DictConfig], dict[str, Any]], config: DictConfig) -> int:
-    result: dict[str, Any]
+def _result(work: Callable[[DictConfig], dict[str, Any]], config: DictConfig) -> dict[str, Any]:
     try:
         numa = OmegaConf.select(config, "topology.numa_binding")
         # A tuning's trials have their own ranks, which bind themselves.
         if numa and torch.cuda.is_available() and "tuned" not in config:
-            print(
-                binding.bind(numa, binding.gpus(), int(os.environ.get("LOCAL_RANK", "0"))),
-                flush=True,
-            )
-        result, exit_code = {"status": "done", **work(config)}, 0
+            print(binding.bind(numa, int(os.environ.get("LOCAL_RANK", "0"))), flush=True)
+        return {"status": "done", **work(config), "exit_code": 0}
     except Interrupted as interruption:
-        result, exit_code = {"status": "interrupted", **interruption.result}, EXIT_INTERRUPTED
+        ended = {"status": "interrupted", "exit_code": EXIT_INTERRUPTED}
+        return {**ended, **interruption.result}
     except (UserError, Failed) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        result = {**getattr(error, "result", {}), "status": "failed", "error": str(error)}
         exit_code = EXIT_USER if isinstance(error, UserError) else EXIT_FAILED
+        ended = {"status": "failed", "error": str(error), "exit_code": exit_code}
+        return {**getattr(error, "result", {}), **ended}
     except Exception as error:
         traceback.print_exc()
         summary = traceback.format_exception_only(error)[-1].strip()
-        result, exit_code = {"status": "failed", "error": summary}, EXIT_FAILED
-    # torchrun turns every nonzero exit code of a rank into 1, so the launcher reads it from a file.
-    if exit_code in (EXIT_FAILED, EXIT_USER):
-        _leave_failure(config, result["error"], exit_code)
-    if is_main_rank():
-        write_json(Path(config.run_dir) / "result.json", {**result, "exit_code": exit_code})
-    return exit_code
+        return {"status": "failed", "error": summary, "exit_code": EXIT_FAILED}
 
 
 def _leave_failure(config: DictConfig, error: str, exit_code: int) -> None:

@@ -11,13 +11,21 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from launch.core.errors import UserError
 from recipes.rewards.answers import equal
 
 Reward = Callable[..., list[float] | list[float | None]]
 Completion = str | list[dict[str, str]]
+
+
+class Judged(NamedTuple):
+    """Hold one reward's score of one completion (None if it does not apply) and its error."""
+
+    score: float | None
+    error: str | None = None
+
 
 # DeepSeek-R1's layout (arXiv:2501.12948, section 2.2.2).
 INSIDE = r"(?:(?!</?(?:think|answer)>).)*"  # text without another such tag

@@ -15,19 +15,11 @@ from omegaconf import DictConfig
 
 from launch.core.errors import UserError
 from recipes.rewards import rewards
-from recipes.rewards.rewards import Completion, Reward
+from recipes.rewards.rewards import Completion, Judged, Reward
 from recipes.rewards.verify_code import CodeTests
 from recipes.rewards.verify_isolated import HANGS, Isolated
 
 Columns = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Judged:
-    """Hold one reward's score of one completion (None if it does not apply) and its error."""
-
-    score: float | None
-    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -40,8 +32,6 @@ class Verdict:
 
 
 Judge = Callable[[list[Any], list[Completion], Columns], list[Judged]]
-Answer = tuple[list[float | None] | None, str | None]  # (scores, None) or (None, reason)
-Ask = Callable[[list[Any], list[Completion], Columns], Answer]
 FEW = 3  # if a new function hangs on this many completions, the run fails
 IN_RANK = "Use: method.reward_confined=false, to run it in the rank, where a hang stops the run."
 # Exceptions that do not suggest confinement as their cause, unless they contain a text of CONFINED.
@@ -66,7 +56,15 @@ class Verifier:
     def __call__(
         self, prompts: list[Any], completions: list[Completion], columns: Columns
     ) -> list[Verdict]:
-        return [self._verdict(judged) for judged in self._judge(prompts, completions, columns)]
+        verdicts = []
+        for judged in self._judge(prompts, completions, columns):
+            scores = {name: j.score for name, j in judged.items() if j.score is not None}
+            total = sum(abs(self.weights[name]) for name in scores)
+            weighted = sum(self.weights[name] * value for name, value in scores.items())
+            errors = (f"{name}: {j.error}" for name, j in judged.items() if j.error)
+            score = weighted / total if total else 0.0
+            verdicts.append(Verdict(score, scores, next(errors, None)))
+        return verdicts
 
     def rewards(self) -> tuple[list[Reward], list[float]]:
         """Return functions for TRL, under the names of the rewards, and their weights."""
@@ -110,13 +108,6 @@ class Verifier:
         self.errors += sum(any(j.error for j in results.values()) for results in judged)
         return judged
 
-    def _verdict(self, judged: dict[str, Judged]) -> Verdict:
-        scores = {name: j.score for name, j in judged.items() if j.score is not None}
-        total = sum(abs(self.weights[name]) for name in scores)
-        weighted = sum(self.weights[name] * value for name, value in scores.items())
-        errors = (f"{name}: {j.error}" for name, j in judged.items() if j.error)
-        return Verdict(weighted / total if total else 0.0, scores, next(errors, None))
-
 
 class _Function:
     """Wrap one reward of a verifier as the function that TRL calls."""
@@ -148,12 +139,10 @@ def build_verifier(config: DictConfig, columns: list[str]) -> Verifier:
     isolated = Isolated([*(name for name in method.rewards if name in rewards.REWARDS), *confined])
     judges: dict[str, Judge] = {}
     for name in method.rewards:
-        if name in confined:
-            judges[name] = _Own(name, _confined(name, isolated), f" {IN_RANK}")
-        elif "." in name:
-            judges[name] = _Own(name, _in_rank(name), "")
+        if "." in name:
+            judges[name] = _Own(name, isolated if name in confined else None)
         elif name == rewards.CODE_TESTS:
-            judges[name] = _code_tests(config)
+            judges[name] = CodeTests(Path(config.run_dir))
         else:
             judges[name] = _named(name, isolated, method.reward_pattern)
     if confined:
@@ -181,16 +170,6 @@ def check_columns(config: DictConfig, columns: list[str], rows: str = "the rows"
             )
 
 
-def _code_tests(config: DictConfig) -> Judge:
-    run = CodeTests(Path(config.run_dir))
-
-    def judge(prompts: list[Any], completions: list[Completion], columns: Columns) -> list[Judged]:
-        texts = [rewards.text(c) for c in completions]
-        return [Judged(*pair) for pair in run(texts, columns["tests"], columns.get("language"))]
-
-    return judge
-
-
 def _named(name: str, isolated: Isolated, pattern: str | None) -> Judge:
     """Return a judge in a process that can be killed, since one huge number may take forever."""
     column = rewards.NEEDED_COLUMN.get(name)
@@ -202,50 +181,42 @@ def _named(name: str, isolated: Isolated, pattern: str | None) -> Judge:
         elif column:
             rows = [{column: value} for value in columns.get(column, [])]
         pairs = zip(completions, rows, strict=True)
-        return [Judged(*isolated(name, rewards.text(c), row)) for c, row in pairs]
+        return [isolated(name, rewards.text(c), row) for c, row in pairs]
 
     return judge
-
-
-def _confined(name: str, isolated: Isolated) -> Ask:
-    """Return a function that runs a reward in a process with only columns, no trainer state."""
-
-    def ask(prompts: list[Any], completions: list[Completion], columns: Columns) -> Answer:
-        rows = {key: value for key, value in columns.items() if _is_column(value, len(completions))}
-        try:
-            return isolated.ask(name, prompts, completions, rows)
-        except TypeError as error:
-            raise UserError(
-                f"method.rewards.{name}: columns {', '.join(rows)} go to its process as JSON, "
-                f"which one cannot be ({error}). {IN_RANK}"
-            ) from error
-
-    return ask
-
-
-def _in_rank(name: str) -> Ask:
-    rewards.imported(name)  # fail before completions are generated
-
-    def ask(prompts: list[Any], completions: list[Completion], columns: Columns) -> Answer:
-        try:
-            return rewards.judge(name, prompts, completions, columns), None
-        except UserError:
-            raise
-        except Exception as error:
-            # Any exception of a user's function counts as a failure on these completions.
-            return None, rewards.failure(name, error)
-
-    return ask
 
 
 class _Own:
     """Call a user's function for all completions at once or, if that fails, one by one.
 
-    Raises UserError if it has never worked, or returns a wrong number of scores.
+    With `isolated`, it runs in that process, with only columns, no trainer state. Raises UserError
+    if it has never worked, or returns a wrong number of scores.
     """
 
-    def __init__(self, path: str, ask: Ask, remedy: str) -> None:
-        self.path, self.ask, self.remedy, self.works = path, ask, remedy, False
+    def __init__(self, path: str, isolated: Isolated | None) -> None:
+        self.path, self.isolated, self.works = path, isolated, False
+        if isolated is None:
+            rewards.imported(path)  # fail before completions are generated
+
+    def ask(
+        self, prompts: list[Any], completions: list[Completion], columns: Columns
+    ) -> tuple[list[float | None] | None, str | None]:
+        """Return (scores, None) or (None, reason)."""
+        if self.isolated is None:
+            try:
+                return rewards.judge(self.path, prompts, completions, columns), None
+            except UserError:
+                raise
+            except Exception as error:  # of a user's function, a failure on these completions
+                return None, rewards.failure(self.path, error)
+        rows = {key: value for key, value in columns.items() if _is_column(value, len(completions))}
+        try:
+            return self.isolated.ask(self.path, prompts, completions, rows)
+        except TypeError as error:
+            raise UserError(
+                f"method.rewards.{self.path}: columns {', '.join(rows)} go to its process as JSON, "
+                f"which one cannot be ({error}). {IN_RANK}"
+            ) from error
 
     def __call__(
         self, prompts: list[Any], completions: list[Completion], columns: Columns
@@ -258,32 +229,29 @@ class _Own:
         else:
             judged = []
             for i in range(len(completions)):
-                judged.append(self._alone(i, prompts, completions, columns))
+                row = {
+                    k: [v[i]] if _is_column(v, len(completions)) else v for k, v in columns.items()
+                }
+                alone, error = self.ask([prompts[i]], [completions[i]], row)
+                judged.append(Judged(alone[0]) if alone is not None else Judged(0.0, error))
                 hangs = all((j.error or "").startswith(HANGS) for j in judged)
                 # Waiting for all of them, one by one, would exceed runtime.hang_timeout_s.
                 if not self.works and len(judged) == FEW and hangs:
                     break
         if not self.works and all(j.error for j in judged):
-            reason = self._why(str(judged[0].error), columns)
-            raise UserError(f"method.rewards.{self.path} fails for every completion: {reason}")
+            reason = str(judged[0].error)
+            kind, confined = reason.partition(":")[0], any(sign in reason for sign in CONFINED)
+            remedy = ""
+            if kind in ("KeyError", "TypeError") and not confined:
+                names = [name for name, values in columns.items() if isinstance(values, list)]
+                remedy = f" The columns are {', '.join(names) or '(none)'}."
+            elif self.isolated and (confined or kind not in OWN_FAULTS):
+                remedy = f" {IN_RANK}"
+            raise UserError(
+                f"method.rewards.{self.path} fails for every completion: {reason}.{remedy}"
+            )
         self.works = True
         return judged
-
-    def _why(self, error: str, columns: Columns) -> str:
-        """Return an error with a hint: the columns, or the remedy if confinement may cause it."""
-        confined = any(sign in error for sign in CONFINED)
-        kind = error.partition(":")[0]
-        if kind in ("KeyError", "TypeError") and not confined:
-            names = [name for name, values in columns.items() if isinstance(values, list)]
-            return f"{error}. The columns are {', '.join(names) or '(none)'}."
-        return f"{error}.{self.remedy if confined or kind not in OWN_FAULTS else ''}"
-
-    def _alone(
-        self, i: int, prompts: list[Any], completions: list[Completion], columns: Columns
-    ) -> Judged:
-        row = {k: [v[i]] if _is_column(v, len(completions)) else v for k, v in columns.items()}
-        scores, error = self.ask([prompts[i]], [completions[i]], row)
-        return Judged(scores[0]) if scores is not None else Judged(0.0, error)
 
 
 def _is_column(value: Any, count: int) -> bool:

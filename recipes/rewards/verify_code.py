@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.core.errors import UserError
-from recipes.rewards.rewards import final_answer
+from recipes.rewards.rewards import Completion, Judged, final_answer, text
 
 SOCKET = "sandbox.sock"  # in the run directory; launch/execution/sandboxed.py listens
 BLOCK = re.compile(r"```([\w+#-]*)[^\n]*\n(.*?)```", re.DOTALL)
@@ -22,21 +22,22 @@ FORMS = ({"call", "expected"}, {"stdin", "stdout"}, {"check"})
 
 
 class CodeTests:
-    """Return (score, error) for each completion of a batch, by one request to the sandbox."""
+    """Judge the completions of a batch by one request to the sandbox."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
 
     def __call__(
-        self, completions: list[str], tests: list[Any], languages: list[str | None] | None
-    ) -> list[tuple[float, str | None]]:
-        jobs = [
-            job(c, t, g)
-            for c, t, g in zip(completions, tests, languages or [None] * len(tests), strict=True)
-        ]
-        return [(v["passed"] / v["total"], v["error"]) for v in self._ask(jobs)]
-
-    def _ask(self, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        self, prompts: list[Any], completions: list[Completion], columns: dict[str, Any]
+    ) -> list[Judged]:
+        """Return the share of passed tests of each completion. Raises UserError for its tests."""
+        jobs = []
+        languages = columns.get("language") or [None] * len(completions)
+        rows = zip(completions, columns["tests"], languages, strict=True)
+        for completion, tests, language in rows:
+            fenced, code = code_of(text(completion))
+            named = _language(language) if language else fenced
+            jobs.append({"language": named, "code": code, "tests": parse_tests(tests)})
         folder = os.open(self.run_dir, os.O_RDONLY)
         try:
             with socket.socket(socket.AF_UNIX) as connection:
@@ -55,18 +56,7 @@ class CodeTests:
             ) from error
         finally:
             os.close(folder)
-        verdicts: list[dict[str, Any]] = json.loads(answer)
-        return verdicts
-
-
-def job(completion: str, tests: Any, language: str | None) -> dict[str, Any]:
-    """Return a completion's job for the sandbox. Raises UserError for malformed tests."""
-    named, code = code_of(completion)
-    return {
-        "language": _language(language) if language else named,
-        "code": code,
-        "tests": parse_tests(tests),
-    }
+        return [Judged(v["passed"] / v["total"], v["error"]) for v in json.loads(answer)]
 
 
 def code_of(completion: str) -> tuple[str, str]:

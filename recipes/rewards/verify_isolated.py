@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from launch.core.errors import UserError
+from recipes.rewards.rewards import Judged
 
 READY_WITHIN_S = 300.0  # enough for imports from a slow disk
 # CPU seconds, so that samples do not fail on a busy machine. math-verify's own limit is the same.
@@ -59,13 +60,11 @@ class Isolated:
         self.process: subprocess.Popen[bytes] | None = None
         self._ready = False
 
-    def __call__(
-        self, name: str, completion: str, row: dict[str, Any]
-    ) -> tuple[float | None, str | None]:
-        """Return (score, error) for one completion and its row; the score is 0 after an error."""
+    def __call__(self, name: str, completion: str, row: dict[str, Any]) -> Judged:
+        """Judge one completion and its row; the score is 0 after an error."""
         columns = {key: [value] for key, value in row.items()}
         scores, error = self.ask(name, [""], [completion], columns)
-        return (scores[0], None) if scores else (0.0, error)
+        return Judged(scores[0]) if scores else Judged(0.0, error)
 
     def ask(
         self, name: str, prompts: list[Any], completions: list[Any], columns: dict[str, Any]

@@ -34,19 +34,14 @@ from recipes.rank.files import append, json_sha256
 from recipes.rank.program import Interrupted, is_main_rank, say, stop_asked
 from recipes.rewards.verify import Verifier
 from recipes.sampling.generation import Generator, build_generator
-from recipes.sampling.sample_keys import (
-    SamplingArguments,
-    model_identity,
-    samples_key,
-    verdicts_key,
-)
+from recipes.sampling.sample_keys import model_identity, samples_key, verdicts_key
 from recipes.sampling.samples import is_correct
 from recipes.training.checkpoint import HEARTBEAT
 
 
 def sample_all(
     config: DictConfig,
-    args: SamplingArguments,
+    args: Any,
     rows: list[Row],
     verifier: Verifier,
     log: Log,
@@ -66,7 +61,7 @@ def sample_all(
         os.environ.update(ranks.own_gpu(os.environ))
     # If all batches exist, load no model.
     missing = any(not sampled.has(number) for number in own_batches)
-    generator = build_generator(config, args.sampling) if missing else None
+    generator = build_generator(config, args) if missing else None
     done = 0
     with profiling.session(
         config, len(own_batches), model=getattr(generator, "model", None)
@@ -91,7 +86,7 @@ def sample_all(
 
 
 def stores(
-    config: DictConfig, args: SamplingArguments, rows: list[Row], reuse: str | None = None
+    config: DictConfig, args: Any, rows: list[Row], reuse: str | None = None
 ) -> tuple[Store, Store]:
     """Return the stores of samples and of verdicts. The main rank hashes the model for all."""
     model = ranks.from_main(model_identity(config) if is_main_rank() else None)
@@ -118,7 +113,7 @@ def _store(config: DictConfig, name: str, key: dict[str, Any], reuse: str | None
 def one_batch(
     rows: list[Row],
     number: int,
-    args: SamplingArguments,
+    args: Any,
     generator: Generator | None,
     verifier: Verifier,
     sampled: Store,
@@ -195,7 +190,7 @@ class Log:
         generation_s: float,
         verification_s: float,
     ) -> None:
-        """Log `samples` with their verdicts. `there`: they already existed, and were timed then."""
+        """Log `samples` with their verdicts. `existed`: they were timed in an earlier attempt."""
         self.beat()
         if not is_main_rank():
             return

@@ -6,13 +6,12 @@ same token ids and stop at the same tokens, but their samples differ.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from transformers import (
 )
 
 from launch.core.errors import UserError
-from recipes.data.data import load_train, texts
+from recipes.data.data import load, texts
 from recipes.models.model import build_model, build_tokenizer, model_directory, write_random
 from recipes.rank.device import compute_dtype, device
 from recipes.rank.program import TORCHRUN
@@ -38,16 +37,6 @@ from recipes.training.checkpoint import HEARTBEAT
 
 BEAT_EVERY_S = 1.0
 Prompt = str | list[dict[str, str]]  # text, or messages that the chat template renders
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Hold how to draw tokens. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
-
-    max_new_tokens: int
-    temperature: float
-    top_p: float = 1.0
-    top_k: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,16 +76,17 @@ class Generator(ABC):
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        sampling: Sampling,
+        args: Any,
         positions: int,
         own: GenerationConfig,
     ) -> None:
         """Create a generator for a model.
 
+        `args` has max_new_tokens, temperature (0 is greedy), top_p and top_k (1 and 0 are off).
         `positions` is the length of the model's context, for prompt and completion together. `own`
         is the model's generation configuration.
         """
-        self.tokenizer, self.sampling, self.positions = tokenizer, sampling, positions
+        self.tokenizer, self.args, self.positions = tokenizer, args, positions
         self.ends = ends(tokenizer, own)
 
     def __call__(self, prompts: list[Prompt], seed: int) -> list[Sample]:
@@ -113,7 +103,7 @@ class Generator(ABC):
         if not fitting:
             return samples
         room = [self.positions - len(encoded[n]) for n in fitting]
-        limits = [min(self.sampling.max_new_tokens, tokens) for tokens in room]
+        limits = [min(self.args.max_new_tokens, tokens) for tokens in room]
         generated = self.generate([encoded[n] for n in fitting], limits, seed)
         for n, sample in zip(fitting, generated, strict=True):
             samples[n] = sample
@@ -149,14 +139,12 @@ class Generator(ABC):
 class TransformersGenerator(Generator):
     """Generate each call's prompts as one padded batch."""
 
-    def __init__(
-        self, config: DictConfig, tokenizer: PreTrainedTokenizerBase, sampling: Sampling
-    ) -> None:
+    def __init__(self, config: DictConfig, tokenizer: PreTrainedTokenizerBase, args: Any) -> None:
         tokenizer.padding_side = "left"  # so that all completions of a batch start together
         on_cpu = config.trainer_args.get("use_cpu", False)
         self.model = build_model(config).to("cpu" if on_cpu else device()).eval()
         positions = self.model.config.max_position_embeddings
-        super().__init__(tokenizer, sampling, positions, self.model.generation_config)
+        super().__init__(tokenizer, args, positions, self.model.generation_config)
         self.dtype = compute_dtype(config)
         beat_by_token(self.model, Path(config.run_dir) / HEARTBEAT)
         # The model's own configuration would add defaults, such as Qwen2.5's repetition penalty.
@@ -165,13 +153,13 @@ class TransformersGenerator(Generator):
     @torch.inference_mode()
     def generate(self, prompts: list[list[int]], limits: list[int], seed: int) -> list[Sample]:
         set_seed(seed)
-        device, sampling = self.model.device, self.sampling
+        device, args = self.model.device, self.args
         inputs = self.tokenizer.pad({"input_ids": prompts}, return_tensors="pt").to(device)
         draws: dict[str, Any] = {"do_sample": False}
-        if sampling.temperature:
+        if args.temperature:
             # Pass both even if they are off, since GenerationConfig's default is the top 50.
-            draws = {"do_sample": True, "temperature": sampling.temperature}
-            draws |= {"top_k": sampling.top_k, "top_p": sampling.top_p}
+            draws = {"do_sample": True, "temperature": args.temperature}
+            draws |= {"top_k": args.top_k, "top_p": args.top_p}
         with self.autocast():
             outputs = self.model.generate(
                 input_ids=inputs["input_ids"],
@@ -194,10 +182,13 @@ class TransformersGenerator(Generator):
 class VllmGenerator(Generator):
     """Generate with vLLM, which batches the prompts; each prompt's seed follows from the call's."""
 
-    def __init__(
-        self, config: DictConfig, tokenizer: PreTrainedTokenizerBase, sampling: Sampling
-    ) -> None:
-        source, revision = _source(config, tokenizer)
+    def __init__(self, config: DictConfig, tokenizer: PreTrainedTokenizerBase, args: Any) -> None:
+        directory, revision = model_directory(config), None
+        if directory is None and config.model.init == "random":
+            directory = write_random(config, tokenizer)  # since vLLM needs files
+        source = str(directory)
+        if directory is None:
+            source, revision = config.model.hub_id, config.model.revision
         positions = AutoConfig.from_pretrained(
             source, revision=revision, trust_remote_code=False
         ).max_position_embeddings
@@ -205,11 +196,13 @@ class VllmGenerator(Generator):
             own = GenerationConfig.from_pretrained(source, revision=revision)
         except OSError:  # some models have none
             own = GenerationConfig()
-        super().__init__(tokenizer, sampling, positions, own)
+        super().__init__(tokenizer, args, positions, own)
         on_cpu = config.trainer_args.get("use_cpu", False)
         cache_gb = config.topology.server_cache_gb
-        with _no_rank():
-            from vllm import LLM  # installed in GPU images and by `make vllm`
+        # Hide torchrun's variables, since with them vLLM's process would act as a rank.
+        removed = {name: os.environ.pop(name) for name in list(os.environ) if TORCHRUN.match(name)}
+        try:
+            from vllm import LLM
 
             self.llm = LLM(
                 source,
@@ -224,16 +217,24 @@ class VllmGenerator(Generator):
                 # A CPU has no graphs to capture, and compiling for it takes minutes.
                 **{"enforce_eager": on_cpu, **engine_args(config)},
             )
+        except ImportError as error:
+            raise UserError(
+                f"method.args.engine=vllm: vLLM cannot be imported where the ranks run ({error}). "
+                "Use an image that holds it (containers/build.py lists them), on a CPU `make vllm`;"
+                " or method.args.engine=transformers."
+            ) from error
+        finally:
+            os.environ.update(removed)
 
     def generate(self, prompts: list[list[int]], limits: list[int], seed: int) -> list[Sample]:
         from vllm import SamplingParams, TokensPrompt  # not installed everywhere
 
-        sampling, rng = self.sampling, random.Random(seed)
+        args, rng = self.args, random.Random(seed)
         parameters = [
             SamplingParams(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
+                temperature=args.temperature,
+                top_p=args.top_p,
+                top_k=args.top_k,
                 max_tokens=limit,
                 seed=rng.getrandbits(31),
                 stop_token_ids=self.ends,
@@ -252,32 +253,18 @@ def engine_args(config: DictConfig) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def build_generator(config: DictConfig, sampling: Sampling) -> Generator:
+def build_generator(config: DictConfig, args: Any) -> Generator:
     """Return the generator of `method.args.engine`, with the run's model and tokenizer.
 
     Raises UserError if vLLM is missing, or if there is no model or tokenizer to load.
     """
     generators = {"transformers": TransformersGenerator, "vllm": VllmGenerator}
     generator = generators[config.trainer_args.get("engine", "transformers")]
-    if generator is VllmGenerator:
-        check_vllm()
     is_random = model_directory(config) is None and config.model.init == "random"
-    tokenizer = build_tokenizer(config, texts(load_train(config.data, "sft")) if is_random else [])
+    tokenizer = build_tokenizer(config, texts(load(config.data, "sft").rows) if is_random else [])
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return generator(config, tokenizer, sampling)
-
-
-def check_vllm() -> None:
-    """Raise UserError if vLLM cannot be imported."""
-    try:
-        import vllm  # noqa: F401  (slow, but needed next anyway)
-    except ImportError as error:
-        raise UserError(
-            f"method.args.engine=vllm: vLLM cannot be imported where the ranks run ({error}). Use "
-            "an image that holds it (containers/build.py lists them), on a CPU `make vllm`; or "
-            "method.args.engine=transformers."
-        ) from error
+    return generator(config, tokenizer, args)
 
 
 def ends(tokenizer: PreTrainedTokenizerBase, model: GenerationConfig) -> list[int]:
@@ -285,26 +272,3 @@ def ends(tokenizer: PreTrainedTokenizerBase, model: GenerationConfig) -> list[in
     own = model.eos_token_id
     tokens = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])}
     return sorted(tokens - {None})
-
-
-def _source(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str | None]:
-    """Return the directory or hub id that vLLM loads, and its revision.
-
-    If the model has no weights, write random ones into the run directory first.
-    """
-    directory = model_directory(config)
-    if directory is None and config.model.init == "random":
-        directory = write_random(config, tokenizer)
-    if directory is not None:
-        return str(directory), None
-    return config.model.hub_id, config.model.revision
-
-
-@contextlib.contextmanager
-def _no_rank() -> Iterator[None]:
-    """Hide torchrun's variables, since with them vLLM's process would act as a rank."""
-    removed = {name: os.environ.pop(name) for name in list(os.environ) if TORCHRUN.match(name)}
-    try:
-        yield
-    finally:
-        os.environ.update(removed)

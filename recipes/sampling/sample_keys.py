@@ -11,16 +11,15 @@ import importlib.metadata
 import importlib.util
 import platform
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from launch.core.json_files import sha256
-from recipes.data.data import load_train, texts
+from recipes.data.data import load, texts
 from recipes.models.model import model_directory
 from recipes.rank.files import json_sha256
 from recipes.rewards.rewards import CODE_TESTS
-from recipes.sampling.generation import Sampling
 from recipes.sampling.samples import Row
 from recipes.training.checkpoint import HEARTBEAT
 
@@ -32,22 +31,8 @@ SAMPLING = (
 JUDGING = ("math-verify", "latex2sympy2_extended", "sympy", "reasoning-gym")  # packages
 
 
-class SamplingArguments(Protocol):
-    """Describe the arguments that both methods have. `batch_size` counts prompts."""
-
-    seed: int
-    engine: str
-    samples_per_prompt: int
-    batch_size: int
-
-    @property
-    def sampling(self) -> Sampling: ...
-
-
-def samples_key(
-    config: DictConfig, args: SamplingArguments, rows: list[Row], model: Any
-) -> dict[str, Any]:
-    """Return everything that determines samples, including versions."""
+def samples_key(config: DictConfig, args: Any, rows: list[Row], model: Any) -> dict[str, Any]:
+    """Return everything that determines samples of `args` (SAMPLING), including versions."""
     packages = ("torch", "transformers", *(["vllm"] if args.engine == "vllm" else []))
     template = config.model.chat_template or config.data.chat_template
     precision = config.precision
@@ -98,7 +83,7 @@ def model_identity(config: DictConfig) -> Any:
         return {
             **OmegaConf.to_container(model),
             "seed": config.seed,
-            "texts": json_sha256(texts(load_train(config.data, "sft"))),
+            "texts": json_sha256(texts(load(config.data, "sft").rows)),
         }
     if directory is not None:
         beat = Path(config.run_dir) / HEARTBEAT

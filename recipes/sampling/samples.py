@@ -6,7 +6,6 @@ import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from recipes.data.data_select import quotas
@@ -16,28 +15,17 @@ from recipes.rank.files import json_sha256
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Hold the rules for keeping samples.
-
-    Kept samples have a score of at least `threshold`, are finished, and are distinct texts of a
-    prompt. Of these, the best `per_prompt` of each prompt remain, and of all those the best
-    `top_fraction`, rounded up. A sample truncated before its first character is never kept.
-    """
-
-    threshold: float
-    finished_only: bool
-    deduplicate: bool
-    per_prompt: int | None
-    top_fraction: float
-
-
-def select(samples: Sequence[Row], rules: Selection) -> list[Row]:
+def select(samples: Sequence[Row], rules: Any) -> list[Row]:
     """Return the kept samples, in the order of their prompts.
 
-    A sample has `prompt_index`, `sample_index`, `text`, `finished` and `score`. With equal scores,
-    the earlier sample of a prompt wins. Across prompts, each prompt's best comes before any second
-    best; then a hash decides, so that a level's position does not favour it.
+    A sample has `prompt_index`, `sample_index`, `text`, `finished` and `score`. `rules` are the
+    arguments of method=sample. Kept samples have a score of at least `threshold`, are finished
+    (`finished_only`), and are distinct texts of a prompt (`deduplicate`). Of these, the best
+    `per_prompt` of each prompt remain, and of all those the best `top_fraction`, rounded up. A
+    sample truncated before its first character is never kept.
+
+    With equal scores, the earlier sample of a prompt wins. Across prompts, each prompt's best comes
+    before any second best; then a hash decides, so that a level's position does not favour it.
     """
     by_prompt: dict[int, list[Row]] = defaultdict(list)
     for sample in sorted(samples, key=lambda s: (-s["score"], s["sample_index"])):

@@ -16,7 +16,8 @@ import torch
 from datasets import Dataset
 from torch.utils.data import DataLoader, Sampler
 
-IGNORED = -100  # the label of a token that is not a target
+from recipes.data import data_tokens
+from recipes.data.data_tokens import IGNORED
 
 
 @dataclass
@@ -131,12 +132,7 @@ def arrange(loader: DataLoader, dataset: Dataset, size: int, number: int, balanc
 
 def lengths(dataset: Dataset) -> np.ndarray:
     """Return the number of tokens of each row, (rows,); for a pair, that of its longer side."""
-    names = ("input_ids", "prompt_ids", "chosen_ids", "rejected_ids")
-    parts: dict[str, list[np.ndarray]] = {n: [] for n in names if n in dataset.column_names}
-    for table in dataset.select_columns(list(parts)).with_format("arrow").iter(10_000):
-        for name, of_table in parts.items():
-            of_table.append(pc.list_value_length(table[name]).to_numpy())
-    tokens = {name: np.concatenate(of_tables) for name, of_tables in parts.items()}
-    if "input_ids" in tokens:
-        return tokens["input_ids"]
-    return tokens["prompt_ids"] + np.maximum(tokens["chosen_ids"], tokens["rejected_ids"])
+    if "input_ids" in dataset.column_names:  # without labels if TRL has packed them
+        tables = dataset.select_columns("input_ids").with_format("arrow").iter(10_000)
+        return np.concatenate([pc.list_value_length(t["input_ids"]).to_numpy() for t in tables])
+    return data_tokens.lengths(dataset)[0]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -112,7 +110,9 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     _check_strategy(config, trainer)
     trainer.compile_layers(config)
     metrics.telemetry = telemetry.of_this_rank(config.hardware.vendor)
-    with _profiled(config, trainer, cycle), metrics.telemetry.running():
+    profile = profiling.of(config)
+    trainer.add_callback(ProfiledSteps(profile, cycle))
+    with profile, metrics.telemetry.running():
         # One rank reads and hashes the checkpoints for all.
         resumed = checkpoint.newest(output_dir, heartbeat) if is_main_rank() else None
         _run_steps(config, trainer, metrics, ranks.from_main(resumed))
@@ -142,16 +142,6 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     result |= {"model": str(model_dir), "weights_sha256": weights_sha256(model_dir, heartbeat)}
     say(f"done: {steps} steps, loss {result.get('loss')}, model in {model_dir}")
     return result
-
-
-@contextlib.contextmanager
-def _profiled(config: DictConfig, trainer: Trainer, cycle: int) -> Iterator[None]:
-    profile = profiling.of(config)
-    trainer.add_callback(ProfiledSteps(profile, cycle))
-    try:
-        yield
-    finally:
-        profile.end()
 
 
 class ProfiledSteps(TrainerCallback):
@@ -192,8 +182,6 @@ def save_model(trainer: Trainer, target: Path) -> dict[str, float]:
         move_directory(staged, target.with_name("adapter"))
         (model, error), state = adapters.merge(model, state), None
         figures = {"merge_error": error}
-        dtype = str(model.dtype).removeprefix("torch.")
-        say(f"merged in {dtype}: rounding is {error:.1%} of what the adapter changes")
     model.save_pretrained(staged, state_dict=state)
     trainer.processing_class.save_pretrained(staged)
     move_directory(staged, target)

@@ -54,7 +54,6 @@ class SearchConfig(TuneConfig):
     num_trials: int = field(default=30, metadata={"least": 2})
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self.space = {name: values for name, values in self.space.items() if values}
         for name, values in self.space.items():
             plain = isinstance(values, list) and not any(

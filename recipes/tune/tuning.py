@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
 from recipes.bench.series import Column, Row, Table, measure_rows, show
-from recipes.rank.names import Arguments, named
+from recipes.rank.names import named
 from recipes.rank.program import Failed, say
 from recipes.tune.rows import full_rows
 from recipes.tune.trial import Setting, num_ranks, word
@@ -36,7 +36,7 @@ TRAINING = (
 
 
 @dataclass
-class TuneConfig(Arguments):
+class TuneConfig:
     """Hold the arguments of every tuning. `recipe` is the method whose runs are its trials.
 
     Arguments that are not declared here or in a subclass go to the recipe.

@@ -186,7 +186,7 @@ def test_export_a_run(trained, tmp_path):
         run.name,
         f"method.args.max_steps={STEPS}",
         "train.jsonl",
-        f"steps {STEPS}",
+        f"steps: {STEPS}",
         "Not stated",
     )
     assert [words for words in expected if words not in card] == []

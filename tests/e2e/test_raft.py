@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
-from trl import SFTConfig
 
 from launch.config.compose import compose
 from launch.config.request import Request
@@ -28,7 +27,6 @@ from recipes import preview
 from recipes import sample as recipe
 from recipes.data.data import load
 from recipes.sampling import batches, sample_keys
-from recipes.sft import Trainer
 from recipes.training import training
 from tests.conftest import host_with
 from tests.e2e import phases
@@ -211,14 +209,7 @@ def test_a_sample_that_was_cut_off_is_trained_on_without_its_end(
     config = OmegaConf.create(
         {**rank_config(plan), "data_cache": {"directory": str(tmp_path / "cache"), "key": "k"}}
     )
-    args = SFTConfig(**preview._arguments(config))
-    trainer = Trainer(
-        model=preview._model(tokenizer),
-        args=args,
-        processing_class=tokenizer,
-        config=config,
-        loaded=load(config.data, "sft"),
-    )
+    trainer = preview.make_trainer(config, load(config.data, "sft"), tokenizer)
     labels = [
         [label for label in row["labels"] if label != -100]
         for row in itertools.islice(trainer.train_dataset, 2)
@@ -304,7 +295,7 @@ def test_nothing_kept_says_what_to_loosen_and_the_samples_serve_again(begun, who
     reuse = f"reuse={begun / SAMPLE}"
     for words in (
         "none of 24 samples is kept: 0 reach threshold=0.9",
-        "best scores: 0",
+        "best score is 0",
         "better model",
         "method.args.sample",
         reuse,

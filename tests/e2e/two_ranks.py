@@ -12,6 +12,7 @@ import os
 import sys
 
 import torch.distributed as dist
+from omegaconf import OmegaConf
 
 from recipes.bench import ranks
 from recipes.rank import program
@@ -19,7 +20,7 @@ from recipes.rank import program
 
 def main() -> None:
     for number, path in enumerate(sys.argv[2:]):
-        module = program.load_config(["--config", path]).method.program
+        module = OmegaConf.load(path).method.program
         if module.startswith("recipes.bench.") and dist.is_initialized():
             # A benchmark joins a group of its own, which must not meet the keys of the one before.
             dist.destroy_process_group()

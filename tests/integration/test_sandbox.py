@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -154,7 +154,7 @@ def containers(engine, run_dir: Path) -> list:
 @pytest.fixture(scope="module")
 def sandbox(
     engine, sandbox_image, tmp_path_factory
-) -> Iterator[tuple[sandboxed.SandboxProcess, CodeTests]]:
+) -> Iterator[tuple[sandboxed.SandboxProcess, Callable]]:
     folder = tmp_path_factory.mktemp(
         "a-folder-whose-name-is-longer-than-the-path-of-a-socket-may-be" * 2
     )
@@ -163,7 +163,12 @@ def sandbox(
         for key in ("workers=1", "time_s=2", "memory_gb=0.2", "output_kb=8", "processes=16")
     ]
     with started(engine, folder / "run", *limits) as process:
-        yield process, CodeTests(folder / "run")
+        judge = CodeTests(folder / "run")
+
+        def ask(blocks: list[str], tests: list, languages: list[str] | None) -> list:
+            return judge([""] * len(blocks), blocks, {"tests": tests, "language": languages})
+
+        yield process, ask
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -229,7 +234,9 @@ def test_languages_are_compiled_where_the_image_has_the_compiler(engine, sandbox
     ]
     tests = [{"stdin": "2", "stdout": "4"}, {"stdin": "5", "stdout": "10"}]
     with started(engine, tmp_path / "run", "method.sandbox.workers=1", mounts=mounts):
-        answers = CodeTests(tmp_path / "run")(blocks, [tests] * len(blocks), None)
+        answers = CodeTests(tmp_path / "run")(
+            [""] * len(blocks), blocks, {"tests": [tests] * len(blocks)}
+        )
     assert [score for score, _ in answers] == [1.0, 1.0, 1.0, 0.0, 0.0]
     assert answers[-1][1].startswith("the sandbox has no swift, only python, c, cpp, rust")
 

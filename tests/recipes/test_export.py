@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
-import signal
 from pathlib import Path
 
 import httpx
@@ -21,8 +19,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from launch.config.compose import compose
 from launch.core.errors import UserError
 from launch.core.json_files import plain
-from launch.execution import provenance
-from launch.plan.planning import make_plan
 from recipes import export as recipe
 from recipes.export import first_line
 from recipes.models import adapters, model_card, quantize
@@ -30,7 +26,7 @@ from recipes.models.model import build_model
 from recipes.models.shards import INDEX, Shards, stored
 from recipes.rank.files import weights_sha256
 from recipes.training import checkpoint
-from tests.conftest import composed, host_with
+from tests.conftest import composed
 from tests.helpers.exports import run_export, write_model
 
 CONVERTER = """
@@ -102,7 +98,7 @@ def test_a_code_is_off_by_half_a_step_at_most_and_zeros_stay(weights):
     weight = torch.randn(8, 32) * torch.logspace(-6, 3, 8)[:, None]
     weight[3] = 0
     codes, scale = quantize.quantized(weight, bits)
-    off = (quantize.restored(codes, scale) - weight).abs()
+    off = (codes.float() * scale.float() - weight).abs()
     assert torch.isfinite(codes.float()).all()
     assert (scale[3].item(), codes[3].float().abs().max().item()) == (1.0, 0.0)
     largest = weight.abs().amax(1, keepdim=True)
@@ -206,56 +202,33 @@ def test_a_converter_gets_no_secret(exported, source, tmp_path, monkeypatch):
     assert given <= {*recipe.PASSED_ON, "LC_CTYPE"}  # Python's own, of the C locale
 
 
-def test_a_converter_is_stopped_by_a_signal_and_seen_by_the_watchdog(
-    exported, source, tmp_path, monkeypatch
-):
-    """Have it write, and then never end."""
+def test_a_converter_is_stopped_by_a_signal(exported, source, tmp_path, monkeypatch):
+    """Have it write, signal its rank, and then never end."""
     converter = tmp_path / "convert_hf_to_gguf.py"
     converter.write_text(
-        "import pathlib, sys, time\npathlib.Path(sys.argv[3]).write_text('GGUF')\ntime.sleep(600)\n"
+        "import os, pathlib, signal, sys, time\npathlib.Path(sys.argv[3]).write_text('GGUF')\n"
+        "os.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(600)\n"
     )
-    beats = []
-
-    class Beat:
-        def touch(self) -> None:
-            beats.append(1)
-            os.kill(os.getpid(), signal.SIGTERM)
-
     monkeypatch.setattr(recipe, "POLL_S", 0.05)
-    follow = recipe.follow
-    monkeypatch.setattr(
-        recipe, "follow", lambda process, output, _: follow(process, output, Beat())
-    )
     code, result, run = exported(
         source, "method.args.formats=[gguf]", f"method.args.gguf_converter={converter}"
     )
-    assert (code, result["status"], beats, (run / "model").exists()) == (
-        75,
-        "interrupted",
-        [1],
-        False,
-    )
+    assert (code, result["status"], (run / "model").exists()) == (75, "interrupted", False)
+    assert (run / checkpoint.HEARTBEAT).exists()
 
 
-def test_refused_by_the_rank(exported, source, tmp_path, monkeypatch):
+def test_refused_by_the_rank(exported, source, tmp_path):
     odd = write_model(tmp_path / "odd", intermediate_size=40)
     assert "of shape (32, 40)" in refused(exported, odd, "method.args.weights=fp8")
     _, _, eight = exported(source, "method.args.weights=int8")
     assert "quantized already (compressed-tensors)" in refused(
         exported, eight / "model", "method.args.weights=fp8"
     )
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    assert "HF_TOKEN is not set" in refused(exported, source, "method.args.push_to=me/model")
-    assert "random weights" in refused(exported, "null", "smoke=true")
     assert exported(eight / "model")[0] == 0  # unchanged, a quantized model is exported
 
 
 def refused(exported, model, *overrides) -> str:
-    code, result, run = (
-        exported(model, *overrides)
-        if model != "null"
-        else exported(Path("null"), *overrides, "model.path=null")
-    )
+    code, result, run = exported(model, *overrides)
     assert (code, (run / "model").exists()) == (2, False)
     return result["error"]
 
@@ -363,24 +336,17 @@ def test_an_error_without_words_is_told_by_its_name():
 
 def test_a_licence_is_never_invented(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    assert model_card.stated_license(tmp_path) is None
-    (tmp_path / "README.md").write_text("---\nlicense: apache-2.0\n---\n# A model\n")
-    assert model_card.stated_license(tmp_path) == "apache-2.0"
-    (tmp_path / "README.md").write_text("---\nlicense: [apache-2.0, mit]\n---\n")
-    assert model_card.stated_license(tmp_path) == "apache-2.0, mit"
-    (tmp_path / "README.md").write_bytes(b"---\nlicense: mit\n---\ncaf\xe9\n")
-    assert model_card.stated_license(tmp_path) == "mit"
-    (tmp_path / "README.md").write_text("---\nlicense: [\n---\n")
-    assert model_card.stated_license(tmp_path) is None
+    for card, licence in (
+        (None, None),
+        ("---\nlicense: apache-2.0\n---\n# A model\n", "apache-2.0"),
+        ("---\nlicense: [apache-2.0, mit]\n---\n", "apache-2.0, mit"),
+        ("---\nlicense: [\n---\n", None),
+    ):
+        if card:
+            (tmp_path / "README.md").write_text(card)
+        assert model_card.stated_license(tmp_path) == licence
     (tmp_path / "config.json").write_text('{"license": "mit"}')
     assert model_card.stated_license(tmp_path) == "mit"
-
-
-def test_a_card_counts_generated_problems():
-    tasks = [{"name": "gcd", "level": 1}]
-    data = {"kind": "reasoning", "tasks": tasks, "num_train": 64, "num_heldout": 8}
-    described = model_card._data(data, {})
-    assert all(words in described for words in ("64", "gcd (level 1)", "8 held out"))
 
 
 @pytest.mark.parametrize("of_the_hub", [False, True])
@@ -411,23 +377,12 @@ def test_the_licence_of_the_model_that_was_trained_stands_on_the_card(
     assert model_card.front_matter(run / "model/README.md")["license"] == "other"
 
 
-def test_a_licence_that_nobody_states_is_unknown(exported, source):
+def test_the_card_of_a_model_without_a_record_or_licence(exported, source):
     _, _, run = exported(source)
-    assert model_card.front_matter(run / "model/README.md")["license"] == "unknown"
-    assert "Not stated" in (run / "model/README.md").read_text()
-
-
-def test_the_card_of_a_model_without_a_record(exported, source):
-    _, _, run = exported(source, "method.args.license=apache-2.0")
     card = (run / "model/README.md").read_text()
-    assert model_card.front_matter(run / "model/README.md")["license"] == "apache-2.0"
-    for said in (
-        "no record says by what",
-        "No evaluation was given.",
-        "Nothing is recorded.",
-        "Chat template: in the tokenizer",
-    ):
-        assert said in card
+    assert model_card.front_matter(run / "model/README.md")["license"] == "unknown"
+    for words in ("Not stated", "Nothing is recorded.", "chat_template: true"):
+        assert words in card
     assert str(source.parent) not in card
 
 
@@ -439,222 +394,7 @@ def test_the_card_of_a_model_of_the_hub_points_to_its_licence_and_quotes_the_har
         "args": {},
         "lm_eval": {"gsm8k": {"acc,none": 0.25}},
     }
-    written = {"weights": None, "model_bytes": 1, "weights_error": 0.0, "template": False}
+    written = {"weights": None, "model_bytes": 1, "weights_error": 0.0}
     card = model_card.card("it", None, model, {"runs": [], "results": results}, written)
     assert "It was made from `me/base`: see the licence there." in card
-    assert "acc,none 0.25" in card
-    assert "Held-out" not in card
-
-
-# ---- Its plan
-
-
-def test_it_gets_no_gpu():
-    config = composed(
-        "hardware=mi300x",
-        "method=export",
-        "model.path=/models/m/it",
-        "runtime=docker",
-        "method.args.weights=fp8",
-    )
-    plan = make_plan(config, host_with(8), Path("/runs/export/1"))
-    (process,) = plan.processes
-    assert (process.kind, process.gpus, process.env["HIP_VISIBLE_DEVICES"]) == (
-        "exporter",
-        [],
-        "-1",
-    )
-    spec = plan.containers["exporter"]
-    assert (spec.devices, spec.environment["HIP_VISIBLE_DEVICES"], plan.memory) == ({}, "-1", [])
-
-
-def test_a_container_is_given_the_converter():
-    given = [
-        "method.args.formats=[gguf]",
-        "method.args.gguf_converter=/opt/llama.cpp/convert_hf_to_gguf.py",
-    ]
-    config = composed(
-        "hardware=mi300x", "method=export", "model.path=/models/m/it", "runtime=docker", *given
-    )
-    plan = make_plan(config, host_with(8), Path("/runs/export/1"))
-    assert "/opt/llama.cpp" in [mount.source for mount in plan.containers["exporter"].mounts]
-
-
-def files_of(folder: Path, **content) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, value in content.items():
-        (folder / f"{name}.json").write_text(json.dumps(value))
-    return folder
-
-
-def test_what_the_launcher_refuses(launch, tmp_path, source, monkeypatch):
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-
-    def said(*overrides: str) -> str:
-        done = launch("hardware=cpu", "method=export", *overrides, "mode=plan")
-        assert (done.code, "Traceback" in done.err) == (2, False), done.out
-        return done.err
-
-    model = f"model.path={source}"
-    assert "weights=fp9: unknown. Did you mean fp8" in said(model, "method.args.weights=fp9")
-    assert "formats=ggfu: unknown. Did you mean gguf" in said(model, "method.args.formats=[ggfu]")
-    (tmp_path / "convert_hf_to_gguf.py").touch()
-    near = said(
-        model,
-        "method.args.formats=[gguf]",
-        f"method.args.gguf_converter={tmp_path}/convert_hf_to_guf.py",
-    )
-    assert "no such file. Did you mean convert_hf_to_gguf.py" in near
-    assert "HF_TOKEN is not set in your shell" in said(model, "method.args.push_to=me/model")
-    assert "no evaluation that is done" in said(model, f"method.args.results_from={tmp_path}")
-    other = {"composition": {"model": {"path": "/another", "hub_id": None}}}
-    evaluation = files_of(
-        tmp_path / "evaluation", result={"status": "done", "accuracy": 1.0}, record=other
-    )
-    assert "an evaluation of /another, not of" in said(
-        model, f"method.args.results_from={evaluation}"
-    )
-    for odd in (
-        {"seed": 0},
-        {"model": "/another"},
-        {"model": {"name": "another"}},
-        {"model": {"path": 3, "hub_id": None}},
-    ):
-        evaluation = files_of(
-            tmp_path / "odd",
-            result={"status": "done", "accuracy": 1.0},
-            record={"composition": odd},
-        )
-        assert "its record.json names no model" in said(
-            model, f"method.args.results_from={evaluation}"
-        )
-    listed = files_of(
-        tmp_path / "listed",
-        result={"status": "done", "accuracy": 1.0},
-        record={"composition": ["seed=0"]},
-    )
-    assert "no evaluation that is done" in said(model, f"method.args.results_from={listed}")
-    hub = {"path": None, "hub_id": "Qwen/Qwen3-4B", "revision": "an older one"}
-    evaluation = files_of(
-        tmp_path / "older",
-        result={"status": "done", "accuracy": 1.0},
-        record={"composition": {"model": hub}},
-    )
-    older = said("model=qwen3_4b", f"method.args.results_from={evaluation}")
-    assert "an evaluation of Qwen/Qwen3-4B at an older one, not of Qwen/Qwen3-4B at 1" in older
-    unfinished = files_of(tmp_path / "unfinished", record={"status": "interrupted"})
-    assert (
-        "that run has left no model (its status: interrupted). Use: its command again, which "
-        "finishes it." in said(f"model.path={unfinished}")
-    )
-    whole = files_of(unfinished / "checkpoints/checkpoint-10", manifest={}, config={})
-    files_of(unfinished / "checkpoints/checkpoint-9", manifest={}, config={})
-    assert f"or model.path={whole}, its newest checkpoint" in said(f"model.path={unfinished}")
-    done = files_of(tmp_path / "done", record={"status": "done"})
-    assert "that run is done and has left no model. Use: the run that trained it." in said(
-        f"model.path={done}"
-    )
-    pipeline = files_of(
-        tmp_path / "pipeline", record={"phases": {"sft": "1_sft", "export": "2_export"}}
-    )
-    (pipeline / "1_sft/model").mkdir(parents=True)
-    assert f"a pipeline, whose phases have the models. Use: model.path={pipeline}/1_sft." in said(
-        f"model.path={pipeline}"
-    )
-    phases = {"one": "1_one", "two": "2_two"}
-    of_raft = {"model": "2_two", "evaluation": "3_three", "last_evaluation": "3_three"}
-    chosen = files_of(tmp_path / "chosen", record={"phases": phases, "chosen": {"raft": of_raft}})
-    for folder in phases.values():
-        (chosen / folder / "model").mkdir(parents=True)
-    assert f"Use: model.path={chosen}/2_two or model.path={chosen}/1_one." in said(
-        f"model.path={chosen}"
-    ), "RAFT's own result first"
-    adapter = files_of(tmp_path / "adapter", adapter_config={})
-    assert "is an adapter, not a model" in said(f"model.path={adapter}")
-
-
-def test_an_evaluation_of_the_same_directory_by_another_name(launch, tmp_path, source):
-    (tmp_path / "link").symlink_to(source)
-    for measured, exported in (
-        (f"{tmp_path}/link", source),
-        (f"{source}/", f"{tmp_path}/../{tmp_path.name}/link/"),
-    ):
-        record = {"composition": {"model": {"path": str(measured), "hub_id": None}}}
-        evaluation = files_of(
-            tmp_path / "evaluation", result={"status": "done", "accuracy": 1.0}, record=record
-        )
-        given = [f"model.path={exported}", f"method.args.results_from={evaluation}"]
-        done = launch("hardware=cpu", "method=export", *given, "mode=plan")
-        assert done.code == 0, done.err
-
-
-def test_a_run_directory_means_its_model(launch, tmp_path, source):
-    run = files_of(tmp_path / "run", record={"status": "done"})
-    (run / "model").symlink_to(source)
-    done = launch("hardware=cpu", "method=export", f"model.path={run}", "mode=plan", "format=json")
-    assert done.code == 0, done.err
-    config = compose(["hardware=cpu", "method=evaluate", f"model.path={run}"])
-    assert config.model.path == str(run / "model")
-
-
-def test_provenance_ends_where_another_version_wrote_the_record(tmp_path, capsys):
-    older = plain(composed("hardware=cpu"))
-    del older["data"]["sources"]  # a key that came later
-    older["model"]["path"] = str(
-        files_of(tmp_path / "odd", record={"composition": {"model": {"path": None}}}) / "model"
-    )
-    odd = {"packages": ["torch"], "data": ["a.jsonl"], "code": "b6a24b8"}
-    newest = files_of(tmp_path / "newest", record={"composition": older, **odd}) / "model"
-    (found,) = provenance.of(compose(["hardware=cpu", "method=export", f"model.path={newest}"]))[
-        "runs"
-    ]
-    assert (found["run"], found["data"]["sources"]) == ("newest", [])
-    assert (found["packages"], found["data_files"], found["code"]) == ({}, {}, {})
-    said = capsys.readouterr().err
-    assert f"{tmp_path}/odd/record.json has no composition of this version" in said
-    assert "not on the model card" in said
-
-
-@pytest.mark.parametrize(
-    "record", ['{"status": "done"}', '{"composition": []}', '{"composition": {"se']
-)
-def test_provenance_says_where_a_record_has_no_composition(record, tmp_path, capsys):
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "record.json").write_text(record)
-    config = compose(["hardware=cpu", "method=export", f"model.path={run}/model"])
-    assert provenance.of(config)["runs"] == []
-    said = capsys.readouterr().err
-    assert said.startswith(f"warning: {run}/record.json has no composition of this version (")
-    assert (
-        "that run and those before it are not on the model card, and the weights are not compared"
-        in said
-    )
-
-
-def test_provenance_goes_back_to_the_first_model(tmp_path):
-    runs = {}
-    before = None
-    for name in ("sft", "grpo"):
-        composition = plain(composed("hardware=cpu", f"method={name}"))
-        composition["model"]["path"] = before
-        runs[name] = files_of(
-            tmp_path / name,
-            record={"composition": composition, "overrides": [name]},
-            result={"steps": 2, "loss": 0.5},
-        )
-        before = str(runs[name] / "model")
-    config = compose(["hardware=cpu", "method=export", f"model.path={before}"])
-    found = provenance.of(config)
-    assert [(run["method"], run["overrides"], run["result"]) for run in found["runs"]] == [
-        ("grpo", ["grpo"], {"steps": 2, "loss": 0.5}),
-        ("sft", ["sft"], {"steps": 2, "loss": 0.5}),
-    ]
-    assert provenance.of(composed("hardware=cpu")) is None
-    checkpoint_of = str(runs["sft"] / "checkpoints/checkpoint-4")
-    assert [
-        r["run"]
-        for r in provenance.of(
-            compose(["hardware=cpu", "method=export", f"model.path={checkpoint_of}"])
-        )["runs"]
-    ] == ["sft"]
+    assert "'acc,none': 0.25" in card

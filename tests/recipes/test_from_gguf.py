@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import struct
+import sys
 
 import pytest
 import torch
@@ -137,7 +138,6 @@ def test_a_file_cut_short_is_refused_and_leaves_nothing(tmp_path, capsys):
     assert from_gguf.main([str(cut), str(tmp_path / "made")]) == 2
     said = capsys.readouterr().err
     assert f"error: {cut}: " in said
-    assert "Give the whole file" in said
     assert not (tmp_path / "made").exists()
 
 
@@ -177,10 +177,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, capsys):
         model.model.layers[1].input_layernorm.weight[3] = torch.nan
     write_gguf(tmp_path / "small.gguf", model)
     assert from_gguf.main([str(tmp_path / "small.gguf"), str(tmp_path / "made")]) == 2
-    assert (
-        "1 of 64 numbers of model.layers.1.input_layernorm.weight are not finite"
-        in capsys.readouterr().err
-    )
+    assert "model.layers.1.input_layernorm.weight is not finite" in capsys.readouterr().err
     assert not (tmp_path / "made").exists()
 
 
@@ -208,27 +205,15 @@ def refused(capsys, *arguments):
     return said
 
 
-def test_what_is_no_gguf_file_is_refused(tmp_path, capsys):
-    assert "no such file" in refused(capsys, tmp_path / "none.gguf", tmp_path / "made")
-    (tmp_path / "model.safetensors").write_bytes(b"12345678{}")
-    assert "does not begin with GGUF" in refused(
-        capsys, tmp_path / "model.safetensors", tmp_path / "made"
-    )
-    # not even by root
-    assert "cannot be read: Input/output error" in refused(
-        capsys, "/proc/self/mem", tmp_path / "made"
-    )
-
-
-def test_a_directory_that_is_there_and_a_missing_package_are_refused(tmp_path, capsys, monkeypatch):
-    (tmp_path / "small.gguf").write_bytes(b"GGUF")
-    assert "exists already" in refused(capsys, tmp_path / "small.gguf", tmp_path)
+def test_arguments_that_cannot_be_used_are_refused(tmp_path, capsys, monkeypatch):
+    file = tmp_path / "small.gguf"
+    file.write_bytes(b"12345678{}")
+    for argument in (file, tmp_path / "none.gguf"):
+        assert f"{argument}: " in refused(capsys, argument, tmp_path / "made")
+        assert not (tmp_path / "made").exists()
+    assert "exists already" in refused(capsys, file, tmp_path)
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    assert "exists already" in refused(capsys, tmp_path / "small.gguf", tmp_path / "link")
-    said = refused(capsys, tmp_path / "small.gguf", tmp_path / "small.gguf" / "inner" / "made")
-    assert (
-        f"cannot be made, since {tmp_path / 'small.gguf'} is not a directory that you may write to"
-        in said
-    )
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "make gguf" in refused(capsys, tmp_path / "small.gguf", tmp_path / "made")
+    assert "exists already" in refused(capsys, file, tmp_path / "link")
+    assert "cannot be made" in refused(capsys, file, file / "made")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert "make gguf" in refused(capsys, file, tmp_path / "made")

@@ -9,7 +9,7 @@ from launch.core.errors import UserError
 from launch.core.json_files import plain
 from launch.schema import Data
 from recipes.data import code_tasks
-from recipes.data.data import load_heldout, load_train
+from recipes.data.data import load, load_heldout
 from recipes.rewards.verify_code import code_of, parse_tests
 
 
@@ -59,8 +59,8 @@ def test_levels_are_steps():
 
 
 def test_rows_have_what_each_method_reads():
-    assert load_train(data(), "sft").column_names == ["prompt", "completion"]
-    assert load_train(data(), "grpo").column_names == ["prompt", "answer", "task", "level", "tests"]
+    assert load(data(), "sft").rows.column_names == ["prompt", "completion"]
+    assert load(data(), "grpo").rows.column_names == ["prompt", "answer", "task", "level", "tests"]
     assert {"prompt", "answer", "tests"} <= load_heldout(data())[0].keys()
 
 

@@ -107,7 +107,7 @@ def test_worked_rows_of_cups_follow_the_ball():
 def test_heldout_completions_for_losses_have_the_form_of_training():
     settings = configured("cups", num_train=300, num_heldout=300)
     heldout = data.load_heldout_table(settings, "sft")
-    for rows in (heldout, data.load_train(settings, "sft")):
+    for rows in (heldout, data.load(settings, "sft").rows):
         texts = [row["completion"][0]["content"] for row in rows]
         assert all(text.startswith("<think>") for text in texts)
         worked = sum(not text.startswith("<think></think>") for text in texts)
@@ -117,7 +117,7 @@ def test_heldout_completions_for_losses_have_the_form_of_training():
 
 def test_sides_of_a_pair_differ_only_in_the_answer():
     settings = configured("cups", num_train=200, num_heldout=30)
-    for pairs in (data.load_train(settings, "dpo"), data.load_heldout_table(settings, "dpo")):
+    for pairs in (data.load(settings, "dpo").rows, data.load_heldout_table(settings, "dpo")):
         for pair in pairs:
             chosen, rejected = (
                 pair[side][0]["content"].partition("</think>") for side in ("chosen", "rejected")
@@ -159,7 +159,7 @@ def test_pairs_need_two_different_answers():
     ],
 )
 def test_columns_of_each_method(method, columns):
-    rows = data.load_train(configured(num_train=20, limit=6), method)
+    rows = data.load(configured(num_train=20, limit=6), method).rows
     assert (rows.column_names, len(rows)) == (columns, 6)
 
 
@@ -168,9 +168,9 @@ def test_pairs_are_right_and_wrong_and_need_few_scores(monkeypatch):
     settings, scores, score = configured(num_train=300), [], tasks.score
     problems = tasks.generate(settings)[0]
     monkeypatch.setattr(tasks, "score", lambda *args: scores.append(1) or score(*args))
-    pairs = data.load_train(settings, "dpo")
+    pairs = data.load(settings, "dpo").rows
     assert len(scores) < 3 * 300
-    assert pairs.to_list() == data.load_train(settings, "dpo").to_list()
+    assert pairs.to_list() == data.load(settings, "dpo").rows.to_list()
     for pair, problem in zip(pairs, problems, strict=True):
         assert score(pair["chosen"][0]["content"], problem["entry"]) == 1.0
         assert score(pair["rejected"][0]["content"], problem["entry"]) < 1.0
@@ -214,7 +214,7 @@ CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "argument
 def test_a_prompt_next_to_messages_is_left_out(tmp_path, streaming):
     row = {"messages": [MESSAGE, ANSWER]}
     path = jsonl(tmp_path, row, {"prompt": "a", **row})
-    rows = data.load_train(configured("jsonl", path=path, streaming=streaming), "sft")
+    rows = data.load(configured("jsonl", path=path, streaming=streaming), "sft").rows
     assert list(itertools.islice(rows, 2)) == [row, row]
 
 
@@ -246,9 +246,9 @@ TURNS = {"messages": [MESSAGE, ANSWER]}
 )
 def test_rows_that_a_method_cannot_read(monkeypatch, method, row, field):
     table = Dataset.from_list([row])
-    monkeypatch.setattr(data, "_hub_dataset", lambda *args, **kwargs: table)
+    monkeypatch.setattr(data.datasets, "load_dataset", lambda *args, **kwargs: table)
     with pytest.raises(UserError, match=f"me/rows, split train, row 0: .*{field}"):
-        list(data._hub(configured("hub", hub_id="me/rows"), "train", method))
+        list(data._hub(configured("hub", hub_id="me/rows", revision="0"), "train", method))
 
 
 def test_null_fields_of_another_format_are_left_out():
@@ -273,7 +273,7 @@ def test_tools_and_template_arguments_are_those_of_each_row(tmp_path, method, st
         row = {"messages": [MESSAGE, call]} if method == "sft" else sides
         rows.append(row | {"chat_template_kwargs": {"n": n}} | ({"tools": tools} if n else {}))
     settings = configured("jsonl", path=jsonl(tmp_path, *rows), streaming=streaming)
-    stream = itertools.islice(data.load_train(settings, method), 100)  # a stream has no end
+    stream = itertools.islice(data.load(settings, method).rows, 100)  # a stream has no end
     loaded = {row["chat_template_kwargs"]["n"]: row for row in stream}
     for n, row in enumerate(rows):
         assert loaded[n][field][-1]["tool_calls"] == row[field][-1]["tool_calls"]
@@ -285,13 +285,13 @@ def test_tools_and_template_arguments_are_those_of_each_row(tmp_path, method, st
 def test_template_arguments_must_be_in_all_rows_or_none(tmp_path):
     path = jsonl(tmp_path, {**TURNS, "chat_template_kwargs": {"thinks": True}}, TURNS)
     with pytest.raises(UserError, match="others messages .messages. and chat_template_kwargs"):
-        data.load_train(configured("jsonl", path=path), "sft")
+        data.load(configured("jsonl", path=path), "sft")
 
 
 def test_local_files_are_read_as_they_are(tmp_path):
     path = jsonl(tmp_path, {"prompt": "1+1=", "completion": "2", "answer": "2"})
     settings = configured("jsonl", path=path, heldout_path=path)
-    assert data.load_train(settings, "sft").to_list() == [{"prompt": "1+1=", "completion": "2"}]
+    assert data.load(settings, "sft").rows.to_list() == [{"prompt": "1+1=", "completion": "2"}]
     assert data.load_heldout(settings)[0]["answer"] == "2"
 
 
@@ -344,13 +344,13 @@ def test_tokenizer_texts(monkeypatch):
 
 def test_limit_applies_to_training_or_evaluation_rows():
     settings = configured(num_train=5, num_heldout=6, limit=2)
-    assert len(data.load_train(settings, "sft")) == len(data.load_heldout(settings)) == 2
+    assert len(data.load(settings, "sft").rows) == len(data.load_heldout(settings)) == 2
     assert len(data.load_heldout_table(settings, "sft")) == 6
 
 
 def test_empty_sets(tmp_path):
     with pytest.raises(UserError, match="no rows"):
-        data.load_train(configured("jsonl", path=jsonl(tmp_path, "")), "sft")
+        data.load(configured("jsonl", path=jsonl(tmp_path, "")), "sft")
     with pytest.raises(UserError, match="no rows"):
         data.load_heldout(configured(num_train=5, num_heldout=0))
 
@@ -358,7 +358,7 @@ def test_empty_sets(tmp_path):
 def test_an_unreachable_hub(monkeypatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="nobody/nothing"):
-        data.load_train(configured("hub", hub_id="nobody/nothing", revision="0" * 40), "sft")
+        data.load(configured("hub", hub_id="nobody/nothing", revision="0" * 40), "sft")
 
 
 def test_a_task_that_needs_a_late_import():

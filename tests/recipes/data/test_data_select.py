@@ -79,7 +79,7 @@ def test_heldout_rows_stay_held_out_when_rows_are_added(tmp_path):
     def split(number):
         path = jsonl(tmp_path / f"{number}.jsonl", rows(number))
         settings = configured(path=path, heldout_fraction=0.2)
-        trained = {row["prompt"] for row in data.load_train(settings, "sft")}
+        trained = {row["prompt"] for row in data.load(settings, "sft").rows}
         table = data.load_heldout_table(settings, "sft")
         assert table.column_names == ["prompt", "completion"]
         assert set(table["prompt"]) == {row["prompt"] for row in data.load_heldout(settings)}
@@ -113,7 +113,7 @@ def test_pairs_without_a_prompt_are_split_by_their_shared_beginning(tmp_path):
     settings = configured(path=jsonl(tmp_path / "a.jsonl", pairs), heldout_fraction=0.3)
     trained, heldout = (
         {row["chosen"][1]["content"] for row in table}
-        for table in (data.load_train(settings, "dpo"), data.load_heldout_table(settings, "dpo"))
+        for table in (data.load(settings, "dpo").rows, data.load_heldout_table(settings, "dpo"))
     )
     assert heldout
     assert not trained & heldout
@@ -153,14 +153,14 @@ def mix(tmp_path, contents, weights, **own):
 def test_a_mix_has_exact_shares_and_is_reproducible(tmp_path):
     contents = [rows(10, completion="small"), rows(90, completion="large")]
     settings = mix(tmp_path, contents, [0.25, 0.75])
-    mixed = data.load_train(settings, "sft").to_list()
+    mixed = data.load(settings, "sft").rows.to_list()
     assert Counter(row["completion"] for row in mixed) == {"small": 25, "large": 75}
     repeats = {
         name: set(Counter(row["prompt"] for row in mixed if row["completion"] == name).values())
         for name in ("small", "large")
     }
     assert repeats == {"small": {2, 3}, "large": {1}}
-    assert mixed == data.load_train(settings, "sft").to_list()
+    assert mixed == data.load(settings, "sft").rows.to_list()
     assert data_select.quotas(10, [1 / 3, 1 / 3, 1 / 3]) == [4, 3, 3]
 
 
@@ -181,9 +181,9 @@ def test_formats_are_not_mixed(tmp_path, streaming):
         path = jsonl(tmp_path / "a.jsonl", [text, text, others])
         settings = configured(path=path, streaming=streaming, shuffle_buffer=1)
         with pytest.raises(UserError, match="some rows have .*, others "):
-            list(itertools.islice(data.load_train(settings, "sft"), 3))
+            list(itertools.islice(data.load(settings, "sft").rows, 3))
     with pytest.raises(UserError, match="some rows have prompt"):
-        data.load_train(mix(tmp_path, [[text], [messages]], [0.5, 0.5], streaming=streaming), "sft")
+        data.load(mix(tmp_path, [[text], [messages]], [0.5, 0.5], streaming=streaming), "sft")
 
 
 def test_the_limit_of_a_streamed_mix_is_of_the_mix(tmp_path):
@@ -191,11 +191,11 @@ def test_the_limit_of_a_streamed_mix_is_of_the_mix(tmp_path):
     # The weights are 1 but for digits, of which NumPy tolerates fewer.
     own = {"streaming": True, "shuffle_buffer": 1, "limit": 12}
     settings = mix(tmp_path, contents, [0.3333333] * 3, **own)
-    first = [row["text"] for row in itertools.islice(data.load_train(settings, "sft"), 36)]
+    first = [row["text"] for row in itertools.islice(data.load(settings, "sft").rows, 36)]
     assert len(set(first)) == 12
     assert {text[0] for text in first} == {"0", "1", "2"}
     assert Counter(first[:12]) == Counter(first[12:24]) == Counter(first[24:])
-    assert first == [row["text"] for row in itertools.islice(data.load_train(settings, "sft"), 36)]
+    assert first == [row["text"] for row in itertools.islice(data.load(settings, "sft").rows, 36)]
 
 
 def test_balance(tmp_path):
@@ -262,7 +262,7 @@ def test_equal_sides_are_rejected(tmp_path):
     for chosen, rejected in (("b", "b \n"), (side("b"), side(" b"))):
         pair = {"prompt": "a", "chosen": chosen, "rejected": rejected}
         with pytest.raises(UserError, match=r"a.jsonl:1: chosen and rejected are equal"):
-            data.load_train(configured(path=jsonl(tmp_path / "a.jsonl", [pair])), "dpo")
+            data.load(configured(path=jsonl(tmp_path / "a.jsonl", [pair])), "dpo")
 
 
 @pytest.mark.parametrize("score", [None, True, float("nan")])
@@ -279,13 +279,13 @@ def test_a_stream_is_lazy_endless_and_reproducible(tmp_path):
     settings = configured(
         path=path, streaming=True, shuffle_buffer=4, limit=30, filter={"levels": [0, 1]}
     )
-    first = list(itertools.islice(data.load_train(settings, "sft"), 60))  # two passes of 30
+    first = list(itertools.islice(data.load(settings, "sft").rows, 60))  # two passes of 30
     assert {row["prompt"] for row in first} <= {r["prompt"] for r in rows(50) if r["level"] < 2}
-    assert first == list(itertools.islice(data.load_train(settings, "sft"), 60))
+    assert first == list(itertools.islice(data.load(settings, "sft").rows, 60))
     settings.filter.levels = [7]
     settings.path = jsonl(tmp_path / "b.jsonl", rows(3))
     with pytest.raises(UserError, match="no rows"):
-        next(iter(data.load_train(settings, "sft")))
+        next(iter(data.load(settings, "sft").rows))
 
 
 def test_blank_fields_are_counted(tmp_path):

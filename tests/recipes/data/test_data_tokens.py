@@ -17,7 +17,7 @@ from recipes.data import data_tokens
 from recipes.data.data import Loaded
 from recipes.data.data_tokens import Progress, lengths, mapped
 from recipes.models.model import train_tokenizer
-from recipes.preview import _model
+from recipes.preview import one_layer
 
 NUMBERS = range(7)
 # Options of a row and tools are written before the turns; generation encloses the answers.
@@ -100,8 +100,8 @@ def prepared(tmp_path, method, tokenizer, rows, **settings):
         }
     )
     table = Dataset.from_list(rows)
-    models = {"model": _model(tokenizer)} | (
-        {"ref_model": _model(tokenizer)} if method == "dpo" else {}
+    models = {"model": one_layer(tokenizer)} | (
+        {"ref_model": one_layer(tokenizer)} if method == "dpo" else {}
     )
     shared = {"args": args, "processing_class": tokenizer, **models}
     own = theirs(train_dataset=table, **shared).train_dataset

@@ -7,7 +7,6 @@ from collections import Counter
 
 import pytest
 
-from launch.reports import paired
 from recipes.measure import statistics
 
 
@@ -59,66 +58,6 @@ def test_a_bootstrap_is_that_of_the_mean_and_follows_from_its_seed():
     assert statistics.bootstrap(values, seed=3) == (low, high)
     # Every draw is the same, and says nothing.
     assert statistics.bootstrap([1.0] * 9) == statistics.wilson(9, 9)
-
-
-def test_the_sign_flip_test_counts_all_signs_and_is_mcnemars():
-    for differences in ([3, -1, 2, 2, 0, -4, 5], [1, 1], [0, 0], [], [7]):
-        observed = abs(sum(differences))
-        flips = itertools.product((1, -1), repeat=len(differences))
-        sums = [
-            sum(sign * d for sign, d in zip(signs, differences, strict=True)) for signs in flips
-        ]
-        assert paired.sign_flip_p(differences) == pytest.approx(
-            sum(abs(s) >= observed for s in sums) / len(sums)
-        )
-    for better, worse in [(9, 2), (5, 5), (0, 6), (30, 12)]:
-        n, least = better + worse, min(better, worse)
-        mcnemar = min(1.0, 2 * sum(math.comb(n, i) for i in range(least + 1)) / 2**n)
-        assert paired.sign_flip_p([1] * better + [-1] * worse + [0] * 20) == pytest.approx(mcnemar)
-
-
-def test_two_evaluations_compared():
-    compared = paired.compare([(0, 1)] * 6 + [(1, 1)] * 2, [(1, 1)] * 6 + [(1, 1), (0, 1)])
-    assert (compared.before, compared.after, compared.difference) == (0.25, 0.875, 0.625)
-    assert (compared.better, compared.worse, compared.num_problems) == (6, 1, 8)
-    assert compared.p == pytest.approx(2 * (1 + 7) / 2**7)
-    # By hand: 7 and 2 of 10 with the two that are added; variance (0.7 + 0.2 - 0.5^2) / 10 = 0.065.
-    half = statistics.Z * math.sqrt(0.065)
-    assert (compared.low, compared.high) == pytest.approx((0.5 - half, 0.5 + half))
-    assert (compared.low, compared.high) == pytest.approx((0.000305, 0.999695), abs=1e-6)
-    unequal = paired.compare([(1, 2), (0, 2)], [(3, 4), (0, 4)])  # another number of samples
-    assert (unequal.difference, unequal.better, unequal.worse) == (0.125, 1, 0)
-    with pytest.raises(ValueError, match="zip"):
-        paired.compare([(0, 1), (1, 1)], [(0, 1)])
-
-
-@pytest.mark.parametrize(("better", "worse", "same", "low", "high"), [
-    # 6/7 and 1/7; no difference is beyond 1.
-    (5, 0, 0, 5 / 7 - statistics.Z * math.sqrt((1 - 25 / 49) / 7), 1.0),
-    (0, 0, 10, -statistics.Z / math.sqrt(72), statistics.Z / math.sqrt(72)),  # 1/12 and 1/12
-    (1, 0, 0, 1 / 3 - statistics.Z * math.sqrt(8 / 27), 1.0),  # 2/3 and 1/3
-    (130, 25, 345, 0.163793, 0.254534),  # 105/502 -+ 1.96 sqrt((157/502 - (105/502)^2) / 502)
-])  # fmt: skip
-def test_problems_that_change_alike_leave_an_interval(better, worse, same, low, high):
-    compared = paired.compare(
-        [(0, 1)] * better + [(1, 1)] * (worse + same),
-        [(1, 1)] * better + [(0, 1)] * worse + [(1, 1)] * same,
-    )
-    assert (compared.low, compared.high) == pytest.approx((low, high), abs=1e-6)
-
-
-def test_the_interval_of_a_difference_does_not_depend_on_the_number_of_samples():
-    for better, worse, same in itertools.product(range(7), repeat=3):
-        if better + worse + same:
-            before = [0] * better + [1] * (worse + same)
-            after = [1] * better + [0] * worse + [1] * same
-            once, thrice = (
-                paired.compare([(n * k, k) for n in before], [(n * k, k) for n in after])
-                for k in (1, 3)
-            )
-            assert -1 <= once.low <= once.difference <= once.high <= 1
-            assert once.low < once.high
-            assert (thrice.low, thrice.high) == pytest.approx((once.low, once.high))
 
 
 def test_problems_with_equal_shares_have_an_interval_all_the_same():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import pickle
 import sys
 import threading
 from pathlib import Path
@@ -18,7 +17,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from recipes.measure import telemetry
 from recipes.measure.metrics import Metrics
-from recipes.measure.telemetry import AmdSysfs, Nvml, Telemetry
+from recipes.measure.telemetry import Telemetry, amd
 from tests.recipes.measure.test_clocks import MI300X, table
 
 ADDRESS = "0000:05:00.0"
@@ -66,7 +65,7 @@ def gpu(tmp_path):
 
 
 def test_amdgpu(gpu):
-    assert AmdSysfs(ADDRESS, gpu()).read() == pytest.approx(EXPECTED)
+    assert amd(ADDRESS, gpu())() == pytest.approx(EXPECTED)
 
 
 def test_amdgpu_of_other_kinds(gpu):
@@ -74,28 +73,28 @@ def test_amdgpu_of_other_kinds(gpu):
     power = {"hwmon/hwmon4/power1_average": None, "hwmon/hwmon4/power1_input": "650000000"}
     of_dies = gpu({**power, "gpu_metrics": table((1, 5), 360, MI300X)})
     expected = {**EXPECTED, "gpu_power_w": 650.0, "gpu_clock_mhz": sum(MI300X) / 8}
-    assert AmdSysfs(ADDRESS, of_dies).read() == pytest.approx(expected)
+    assert amd(ADDRESS, of_dies)() == pytest.approx(expected)
 
 
 def test_counters_that_a_gpu_lacks_are_left_out(gpu):
     missing = {"hwmon/hwmon4/temp2_label": None, "mem_busy_percent": None}
-    readings = AmdSysfs(ADDRESS, gpu({**missing, "gpu_busy_percent": "N/A"})).read()
+    readings = amd(ADDRESS, gpu({**missing, "gpu_busy_percent": "N/A"}))()
     assert set(EXPECTED) - set(readings) == {"gpu_memory_bandwidth_share", "gpu_utilization"}
     assert readings["gpu_temperature_c"] == 50.0
 
 
 def test_a_partition_has_no_power_and_no_energy_of_its_own(gpu):
-    partition = Telemetry(AmdSysfs(ADDRESS, gpu({"current_compute_partition": "CPX"})))
+    partition = Telemetry(amd(ADDRESS, gpu({"current_compute_partition": "CPX"})))
     for second in (0.0, 2.0):
         partition.sample(second)
     assert (partition.energy_j, partition.take()["card_power_w"]) == (None, 700.0)
-    whole = AmdSysfs(ADDRESS, gpu({"current_compute_partition": "SPX"})).read()
+    whole = amd(ADDRESS, gpu({"current_compute_partition": "SPX"}))()
     assert (whole["gpu_power_w"], "card_power_w" in whole) == (700.0, False)
 
 
 def test_means_since_the_last_line_and_energy(gpu):
     """Draw 700 W for 2 s, then 500 W: half of each counts between the two samples."""
-    counted = Telemetry(AmdSysfs(ADDRESS, gpu()))
+    counted = Telemetry(amd(ADDRESS, gpu()))
     for second, power in ((0.0, "700000000"), (2.0, "700000000"), (4.0, "500000000")):
         gpu({"hwmon/hwmon4/power1_average": power})
         counted.sample(100.0 + second)
@@ -108,35 +107,24 @@ def test_means_since_the_last_line_and_energy(gpu):
     assert counted.energy_j == pytest.approx(700)  # without what sets the steps up
 
 
-def test_samples_that_nobody_takes_do_not_pile_up(gpu):
-    """Drop them, since only the first rank writes lines."""
-    counted = Telemetry(AmdSysfs(ADDRESS, gpu()))
-    counted.sample(0.0)
-    size = len(pickle.dumps(counted.sums))
-    for second in range(1, 100):
-        counted.sample(float(second))
-    assert len(pickle.dumps(counted.sums)) <= size
-    assert counted.take()["gpu_power_w"] == pytest.approx(700)
-
-
 def test_a_torch_that_does_not_name_the_address(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name="AMD Instinct MI300X")
     )
-    assert telemetry.of_this_rank("amd").source is None
+    assert telemetry.of_this_rank("amd").read is None
 
 
 def test_the_thread_samples_and_ends(gpu, monkeypatch):
-    counted, third = Telemetry(AmdSysfs(ADDRESS, gpu()), interval_s=0.001), threading.Event()
-    numbers, read = itertools.count(1), counted.source.read
+    counted, third = Telemetry(amd(ADDRESS, gpu()), interval_s=0.001), threading.Event()
+    numbers, read = itertools.count(1), counted.read
 
     def read_and_count():
         if next(numbers) > 2:  # the first is the caller's own
             third.set()
         return read()
 
-    monkeypatch.setattr(counted.source, "read", read_and_count)
+    monkeypatch.setattr(counted, "read", read_and_count)
     with counted.running():
         assert third.wait(30)
         assert [thread.name for thread in threading.enumerate()].count("telemetry") == 1
@@ -202,7 +190,7 @@ def settings(run_dir: Path) -> DictConfig:
 
 def test_a_line_of_metrics(gpu, tmp_path):
     metrics = Metrics(settings(tmp_path))
-    metrics.telemetry = Telemetry(AmdSysfs(ADDRESS, gpu()))
+    metrics.telemetry = Telemetry(amd(ADDRESS, gpu()))
     metrics.telemetry.energy_j = 7000.0  # while the trainer was set up
     row = a_line(metrics, tmp_path)
     assert {key: row[key] for key in EXPECTED} == pytest.approx(EXPECTED)
@@ -268,35 +256,35 @@ def unsupported(*_):
 
 
 def test_nvml(tmp_path, nvml):
-    source = telemetry.source(ADDRESS, tmp_path)
-    assert isinstance(source, Nvml)
-    assert source.read() == pytest.approx(NVML)
-    counted = Telemetry(source)
-    counted.sample(0.0)
-    counted.sample(1.0)
+    read = telemetry.source(ADDRESS, tmp_path)
+    readings = read()
+    assert readings.pop("energy_j") == 5.0
+    assert readings == pytest.approx(NVML)
+    counted = Telemetry(read)
+    for second in range(3):
+        counted.sample(float(second))
     assert counted.energy_j == pytest.approx(4.0), "from the GPU's own counter: 2 J at each look"
     counted.begin()
-    counted.sample(2.0)
-    assert counted.energy_j == pytest.approx(2.0)
+    counted.sample(3.0)
+    assert counted.energy_j == 0.0
     assert telemetry.source("0000:99:00.0", tmp_path) is None
 
 
-def test_an_energy_counter_that_does_not_answer_for_a_while(nvml, monkeypatch):
+def test_an_energy_counter_that_does_not_answer_for_a_while():
     """Add no power to a counter that knows what was used meanwhile."""
-    source = Nvml(nvml, ADDRESS)
-    counted, answer = Telemetry(source), source.energy_j
-    for number, counter in enumerate((answer, lambda: None, lambda: None, answer)):
-        monkeypatch.setattr(source, "energy_j", counter)
-        counted.sample(10.0 * number)
-    assert counted.energy_j == pytest.approx(4.0), "2 J at each look that was answered"
+    looks = iter([{"energy_j": 5.0}, {}, {}, {"energy_j": 9.0}])
+    counted = Telemetry(lambda: {"gpu_power_w": 650.0, **next(looks)})
+    for second in range(4):
+        counted.sample(10.0 * second)
+    assert counted.energy_j == pytest.approx(4.0)
 
 
 def test_nvml_counters_that_the_gpu_lacks(nvml):
     nvml.nvmlDeviceGetTotalEnergyConsumption = unsupported
     nvml.nvmlDeviceGetUtilizationRates = unsupported
-    source = Nvml(nvml, ADDRESS)
-    assert set(NVML) - set(source.read()) == {"gpu_utilization", "gpu_memory_bandwidth_share"}
-    counted = Telemetry(source)
+    read = telemetry.nvml(nvml, ADDRESS)
+    assert set(NVML) - set(read()) == {"gpu_utilization", "gpu_memory_bandwidth_share"}
+    counted = Telemetry(read)
     counted.sample(0.0)
     counted.sample(2.0)
     assert counted.energy_j == pytest.approx(2 * 650.5)

@@ -13,20 +13,11 @@ from omegaconf import OmegaConf
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from launch import reproduce
-from launch.config.request import Request
-from launch.core import json_files
-from launch.core.errors import EXIT_INTERRUPTED, UserError
+from launch.core.errors import UserError
 from launch.estimate import adapted
-from launch.execution import record
-from launch.inputs.adapter_files import check_adapter
-from launch.plan import rundir, sealed
-from launch.plan.planning import make_plan
-from launch.schema.shapes import LINEARS, linear_sizes
-from launch.study import pipeline
 from recipes.models import adapters
 from recipes.models.model import adapter_config, model_config
-from tests.conftest import composed, host_with
+from tests.conftest import composed
 
 
 def base(dtype=torch.float32, seed=0, hidden=32):
@@ -178,68 +169,6 @@ def test_checkpoints_of_another_base_are_not_resumed(tmp_path):
         adapters.note_base(tmp_path, "two")
 
 
-def test_the_launcher_rejects_adapters_that_do_not_fit(adapter_dir):
-    def config_with(path, *overrides):
-        config = copy.deepcopy(
-            composed(
-                "hardware=cpu",
-                "model=tiny",
-                "adapter=lora",
-                "adapter.rank=4",
-                "adapter.alpha=8",
-                *overrides,
-            )
-        )
-        config.adapter.path = str(path)
-        return config
-
-    with pytest.raises(UserError, match=r"adapter.alpha=9: .* has 8. Use: adapter.alpha=8"):
-        check_adapter(config_with(adapter_dir, "adapter.alpha=9"))
-    (adapter_dir / "adapter_model.safetensors").write_bytes(b"short")
-    with pytest.raises(UserError, match="cannot be read"):
-        check_adapter(config_with(adapter_dir))
-    (adapter_dir / "adapter_model.safetensors").unlink()
-    with pytest.raises(UserError, match="no adapter_model.safetensors"):
-        check_adapter(config_with(adapter_dir))
-
-
-@pytest.mark.parametrize(
-    ("own", "override", "message"),
-    [
-        ({"alpha_pattern": {"q_proj": 64}}, "seed=1", "has alpha_pattern="),
-        ({"bias": "all"}, "seed=1", "has bias=all"),
-        (
-            {},
-            "adapter.target_modules=[q_proj]",
-            r"adapter.target_modules=\[q_proj\]: .* has its own layers",
-        ),
-        ({"use_dora": True}, "seed=1", "Use: adapter.dora=true"),
-        ([], "seed=1", "holds no JSON object"),
-    ],
-)
-def test_the_launcher_rejects_adapters_with_other_settings(tmp_path, own, override, message):
-    content = (
-        {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "k_proj"], **own}
-        if isinstance(own, dict)
-        else own
-    )
-    (tmp_path / "adapter_config.json").write_text(json.dumps(content))
-    (tmp_path / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    config = copy.deepcopy(
-        composed(
-            "hardware=cpu",
-            "model=tiny",
-            "adapter=lora",
-            "adapter.rank=4",
-            "adapter.alpha=8",
-            override,
-        )
-    )
-    config.adapter.path = str(tmp_path)
-    with pytest.raises(UserError, match=message):
-        check_adapter(config)
-
-
 @pytest.mark.parametrize("layers", ["all-linear", "[v_proj,down_proj]"])
 def test_the_planner_counts_what_peft_trains(layers):
     """Count for model=tiny, whose shape the launcher has too."""
@@ -254,27 +183,6 @@ def test_the_planner_counts_what_peft_trains(layers):
     assert trained == adapted.trainable_parameters(config.model, config.adapter)
 
 
-@pytest.mark.parametrize(
-    ("listed", "on"),
-    [
-        (["self_attn.q_proj"], ["q_proj"]),
-        ("q_proj|k_proj", LINEARS),
-        (None, LINEARS),
-    ],
-)
-def test_the_planner_counts_the_layers_of_the_adapter_that_is_trained_on(listed, on, tmp_path):
-    """Count all seven for a regular expression, and for files that do not exist yet."""
-    if listed:
-        (tmp_path / "adapter_config.json").write_text(json.dumps({"target_modules": listed}))
-    config = composed("hardware=cpu", "model=tiny", "adapter=lora", f"adapter.path={tmp_path}")
-    assert adapted.layers(config.adapter) == [*on]
-    sizes = dict(zip(LINEARS, linear_sizes(config.model), strict=True))
-    trained = adapted.trainable_parameters(config.model, config.adapter)
-    assert trained == config.model.num_layers * config.adapter.rank * sum(
-        sum(sizes[name]) for name in on
-    )
-
-
 def test_merged_weights_are_sent_only_for_adapters():
     from recipes.sampling.serving import send_merged
 
@@ -287,44 +195,3 @@ def test_merged_weights_are_sent_only_for_adapters():
     plain = SimpleNamespace(model=base())
     send_merged(SimpleNamespace(vllm_generation=plain))
     assert not hasattr(plain, "_iter_named_params")
-
-
-def test_runs_identify_adapters_by_content(tmp_path, capsys, monkeypatch):
-    """Resume only with that adapter, as a pipeline does; reproducing names what differs."""
-    folder = tmp_path / "adapter"
-    folder.mkdir()
-    weights = folder / "adapter_model.safetensors"
-    (folder / "adapter_config.json").write_text(
-        json.dumps({"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]})
-    )
-    weights.write_bytes((2).to_bytes(8, "little") + b"{}")
-    lora = ["adapter=lora", "adapter.rank=4", "adapter.alpha=8", f"adapter.path={folder}"]
-    overrides = ["hardware=cpu", "model=tiny", *lora, f"run_root={tmp_path}/runs", "name=n"]
-    plan = make_plan(
-        composed(*overrides), host_with(0), tmp_path / "runs/n/1", request=Request(overrides)
-    )
-    entry, before = record.begin(plan, host_with(0), None, None), json_files.sha256(weights)
-    json_files.write_json(
-        plan.run_dir / "record.json", sealed.seal({**entry, "status": "interrupted"})
-    )
-    phases = [*overrides, "phases=[{name: a}, {name: b, model_from: a}]"]
-    plans = pipeline.make_plans(composed(*phases), Request(phases), host_with(0), tmp_path / "2")
-    of_all = pipeline.given_data(tmp_path / "2", list(plans.values()))
-    assert entry["model"]["adapter"] == {
-        str(file): json_files.sha256(file) for file in sorted(folder.iterdir())
-    }
-    assert rundir.choose(plan.config) == (plan.run_dir, True)
-    weights.write_bytes((3).to_bytes(8, "little") + b"{ }")
-    assert rundir.changed_data(entry) == rundir.changed_data({"data": of_all}) == [str(weights)]
-    assert rundir.choose(plan.config)[1] is False
-    with pytest.raises(
-        UserError, match=r"adapter/adapter_model\.safetensors changed since that run began"
-    ):
-        rundir.choose(composed(*overrides, f"resume={plan.run_dir}"))
-    monkeypatch.setattr(reproduce, "check_host", lambda plan, host: None)
-    monkeypatch.setattr(reproduce, "execute", lambda *args, **kwargs: EXIT_INTERRUPTED)
-    reproduce.reproduce_one(plan.run_dir, entry, [])
-    assert (
-        f"model.adapter.{weights}: {before} -> {json_files.sha256(weights)}"
-        in capsys.readouterr().out
-    )

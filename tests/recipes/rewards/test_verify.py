@@ -433,12 +433,8 @@ def test_code_and_its_language():
     text = "First:\n```python\nx = 1\n```\nBetter:\n```c++\nint main() {}\n```\n"
     assert verify_code.code_of(text) == ("cpp", "int main() {}\n")
     assert verify_code.code_of("<think>so</think><answer>x = 2</answer>") == ("python", "x = 2")
-    languages = [
-        verify_code.job("x", ["pass"], name)["language"]
-        for name in ("C++", "py", "Python3", "rust", None)
-    ]
-    # Column `language`, as a fence may name it.
-    assert languages == ["cpp", "python", "python", "rust", "python"]
+    languages = [verify_code.code_of(f"```{name}\nx\n```")[0] for name in ("C++", "py", "rust", "")]
+    assert languages == ["cpp", "python", "rust", "python"]
     tests = [{"call": "f(1)", "expected": None, "check": None}, "assert f(1)"]
     assert verify_code.parse_tests(json.dumps(tests)) == [
         {"call": "f(1)", "expected": None},
@@ -455,12 +451,10 @@ def test_malformed_tests(tests):
         verify_code.parse_tests(tests)
 
 
-def test_malformed_tests_name_their_line(tmp_path):
+def test_malformed_tests_name_their_question():
     rows = [{"prompt": "a", "tests": '["pass"]'}, {"prompt": "b", "tests": "[]"}]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = {"path": str(tmp_path / "rows.jsonl"), "heldout_path": None, "sources": []}
-    config = OmegaConf.create({"method": {"rewards": {"code_tests": 1.0}}, "data": data})
-    with pytest.raises(UserError, match=r"rows.jsonl:2: column 'tests' holds '\[\]'"):
+    config = OmegaConf.create({"method": {"rewards": {"code_tests": 1.0}}})
+    with pytest.raises(UserError, match=r"question 'b': column 'tests' holds '\[\]'"):
         check_tests(config, rows)
     check_tests(config, rows[:1])
     check_tests(config, iter(rows))  # a stream, whose rows are not known yet

@@ -1,6 +1,5 @@
 """Test which samples are kept, which prompts a cycle gets, pass@k, and files of batches."""
 
-import itertools
 import json
 import math
 import re
@@ -20,12 +19,14 @@ from recipes.sample import SCORED, SELECTED, SampleConfig, finish, prompts
 from recipes.sampling.batches import Log, Store, one_batch, write_rows
 from recipes.sampling.generation import TOO_LONG, Sample
 from recipes.sampling.sample_keys import samples_key, verdicts_key
-from recipes.sampling.samples import Selection, by_level, choose_prompts, pass_curve, select
+from recipes.sampling.samples import by_level, choose_prompts, pass_curve, select
 
 ERRORS = ("rank", "errors")  # messages only
-ALL = Selection(
-    threshold=0.0, finished_only=False, deduplicate=False, per_prompt=None, top_fraction=1.0
-)
+
+
+def rules(threshold=0.0, **changes):
+    kept = {"finished_only": False, "deduplicate": False, "per_prompt": None, **changes}
+    return SampleConfig("out", threshold=threshold, **kept)
 
 
 def samples(*of_prompts):
@@ -44,59 +45,31 @@ def places(selected):
 def test_the_best_fraction_and_texts_with_nothing_to_learn():
     drawn = samples([("a", 0.5, True), ("b", 1.0, True), ("b", 1.0, True)], [("a", 0.0, True)])
     for fraction, chosen in ((1.0, 4), (0.4, 2), (0.01, 1)):  # rounded up
-        best = select(drawn, Selection(0.0, False, False, None, fraction))
+        best = select(drawn, rules(top_fraction=fraction))
         assert len(best) == chosen
         assert places(best)[0] == ((0, 0) if fraction == 1.0 else (0, 1))
     empty = samples([("", 1.0, False), ("", 1.0, True), (" ", 1.0, False)])
-    assert places(select(empty, ALL)) == [(0, 1), (0, 2)]
+    assert places(select(empty, rules())) == [(0, 1), (0, 2)]
 
 
 def test_a_prompts_best_comes_before_any_prompts_second():
     drawn = samples(*[[("a", 1.0, True), ("b", 1.0, True)]] * 6)
-    assert places(select(drawn, Selection(1.0, True, True, None, 0.5))) == [
-        (p, 0) for p in range(6)
-    ]
+    halves = places(select(drawn, rules(top_fraction=0.5)))
+    assert halves == [(p, 0) for p in range(6)]
 
 
-def test_all_rules_together_against_the_definition():
-    """Check all ways of scoring, ending and repeating under every combination of rules."""
-    rules = [
-        Selection(t, f, d, q, 1.0)
-        for t, f, d, q in itertools.product((0.5, 1.0), (True, False), (True, False), (None, 1, 2))
-    ]
-    kinds = [
-        (text, score, finished)
-        for text in "ab"
-        for score in (0.0, 0.5, 1.0)
-        for finished in (True, False)
-    ]
-    for drawn in itertools.islice(itertools.product(kinds, repeat=3), 0, None, 11):
-        pool = samples(list(drawn), list(drawn[::-1]))
-        for rule in rules:
-            actual = set(places(select(pool, rule)))
-            for prompt in (0, 1):
-                of_prompt_samples = [s for s in pool if s["prompt_index"] == prompt]
-                able = [
-                    s
-                    for s in of_prompt_samples
-                    if s["score"] >= rule.threshold and (s["finished"] or not rule.finished_only)
-                ]
-
-                def better(a, b):
-                    return (-a["score"], a["sample_index"]) < (-b["score"], b["sample_index"])
-
-                if rule.deduplicate:
-                    able = [
-                        s
-                        for s in able
-                        if not any(o["text"] == s["text"] and better(o, s) for o in able)
-                    ]
-                able = [
-                    s
-                    for s in able
-                    if rule.per_prompt is None or sum(better(o, s) for o in able) < rule.per_prompt
-                ]
-                assert {place for place in actual if place[0] == prompt} == set(places(able))
+@pytest.mark.parametrize(("changes", "chosen"), [
+    ({}, [0, 1, 2, 3, 4]),
+    ({"threshold": 0.5}, [0, 1, 2, 4]),
+    ({"finished_only": True}, [0, 1, 3, 4]),
+    ({"deduplicate": True}, [1, 2, 3]),  # of equal texts the best, then the first
+    ({"per_prompt": 2}, [1, 2]),
+    ({"deduplicate": True, "finished_only": True, "per_prompt": 1}, [1]),
+])  # fmt: skip
+def test_each_rule(changes, chosen):
+    drawn = [("a", 0.5, True), ("a ", 1.0, True), ("b", 1.0, False), ("c", 0.0, True)]
+    pool = samples([*drawn, ("a", 0.5, True)])
+    assert [n for _, n in places(select(pool, rules(**changes)))] == chosen
 
 
 def test_curve_and_levels():
@@ -264,34 +237,18 @@ def test_prompts_that_fill_the_context_score_zero(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("of_prompt", "fields", "words"),
+    ("of_prompt", "num_tokens", "words"),
     [
-        (
-            [("a", 0.5, True), ("b", 0.0, False)],
-            {},
-            ["0 reach", "best scores: 0.5, 0", "threshold=0.5 or less", "max_new_tokens"],
-        ),
-        (
-            [("a", 1.0, False)],
-            {},
-            [
-                "1 reach threshold=1, 1 are cut off",
-                "max_new_tokens above 512, or finished_only=false",
-            ],
-        ),
-        (
-            [("", 0.0, False)],
-            {"num_tokens": 0},
-            ["0 are cut off", "1 are of prompts that fill the model's context", "shorter prompts"],
-        ),
+        ([("a", 0.5, True), ("b", 0.0, False)], 1, ["0 reach threshold=1,", "best score is 0.5"]),
+        ([("a", 1.0, False)], 1, ["1 reach threshold=1, 1 are cut off"]),
+        ([("", 0.0, False)], 0, ["0 are cut off", "1 have a prompt that fills"]),
     ],
 )
-def test_nothing_selected_explains_the_limits(tmp_path, of_prompt, fields, words):
-    unusable = [s | {"num_tokens": 1, "error": None} | fields for s in samples(of_prompt)]
+def test_nothing_selected_explains_the_limits(tmp_path, of_prompt, num_tokens, words):
+    unusable = [s | {"num_tokens": num_tokens, "error": None} for s in samples(of_prompt)]
     with pytest.raises(UserError, match="is kept: ") as refused:
         finish(tmp_path, SampleConfig(str(tmp_path)), [{"prompt": "1+1="}], unusable)
-    for word in words:
-        assert word in str(refused.value)
+    assert [word for word in words if word not in str(refused.value)] == []
     assert not (tmp_path / SELECTED).exists()
     assert (tmp_path / SCORED).exists()
 
@@ -350,15 +307,9 @@ def test_verdicts_depend_on_all_code_of_rewards():
     assert ("data", "cups") in seen
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"reuse": "/no/such/run"}, "reuse=/no/such/run: no such directory"),
-    ],
-)
-def test_reuse_needs_a_directory(arguments, words):
-    with pytest.raises(UserError, match=words):
-        SampleConfig("out", **arguments)
+def test_reuse_needs_a_directory():
+    with pytest.raises(UserError, match="reuse=/no/such/run: no such directory"):
+        SampleConfig("out", reuse="/no/such/run")
 
 
 def test_missing_batches_are_errors(tmp_path):

@@ -11,10 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from launch.core.errors import UserError
-from launch.rules.values import check_values
 from recipes import grpo
 from recipes.sampling import overlap, stream
-from tests.conftest import composed
 from tests.helpers.engines import (
     JUDGES,
     SENDS,
@@ -266,28 +264,6 @@ def test_threads_release_answers():
     assert len(answers) == 0
 
 
-@pytest.mark.parametrize(
-    ("overrides", "mode"),
-    [
-        ([], "token_truncate"),
-        (["method.args.vllm_importance_sampling_mode=token_mask"], "token_mask"),
-    ],
-)
-def test_streams_truncate_ratios_by_token(tmp_path, overrides, mode):
-    assert (
-        configured(tmp_path, "grpo", *SPLIT, *overrides).trainer_args.vllm_importance_sampling_mode
-        == mode
-    )
-
-
 def test_stream_rows_must_be_json(tmp_path):
     with pytest.raises(UserError, match="column 'when' cannot be"):
         stream.check_rows([{"prompt": "1", "when": datetime.date(2026, 1, 1)}])
-
-
-def test_values_of_overlap():
-    overrides = ["hardware=mi300x", "method=grpo", "model=qwen3_4b"]
-    check_values(composed(*overrides, "topology.overlap=stream"))
-    for word in ("steam", "'true'"):
-        with pytest.raises(UserError, match=r"topology\.overlap"):
-            check_values(composed(*overrides, f"topology.overlap={word}"))

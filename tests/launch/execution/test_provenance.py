@@ -1,0 +1,83 @@
+"""Test which runs and which evaluation stand behind an exported model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launch.config.compose import compose
+from launch.core.json_files import plain
+from launch.execution import provenance
+from tests.conftest import composed
+
+
+def files_of(folder: Path, **content) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in content.items():
+        (folder / f"{name}.json").write_text(json.dumps(value))
+    return folder
+
+
+def test_provenance_ends_where_another_version_wrote_the_record(tmp_path, capsys):
+    older = plain(composed("hardware=cpu"))
+    del older["data"]["sources"]  # a key that came later
+    older["model"]["path"] = str(
+        files_of(tmp_path / "odd", record={"composition": {"model": {"path": None}}}) / "model"
+    )
+    odd = {"packages": ["torch"], "data": ["a.jsonl"], "code": "b6a24b8"}
+    newest = files_of(tmp_path / "newest", record={"composition": older, **odd}) / "model"
+    (found,) = provenance.of(compose(["hardware=cpu", "method=export", f"model.path={newest}"]))[
+        "runs"
+    ]
+    assert (found["run"], found["data"]["sources"]) == ("newest", [])
+    assert (found["packages"], found["data_files"], found["code"]) == ({}, {}, {})
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/odd/record.json has no composition of this version" in said
+    assert "not on the model card" in said
+
+
+@pytest.mark.parametrize(
+    "record", ['{"status": "done"}', '{"composition": []}', '{"composition": {"se']
+)
+def test_provenance_says_where_a_record_has_no_composition(record, tmp_path, capsys):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "record.json").write_text(record)
+    config = compose(["hardware=cpu", "method=export", f"model.path={run}/model"])
+    assert provenance.of(config)["runs"] == []
+    said = capsys.readouterr().err
+    assert said.startswith(f"warning: {run}/record.json has no composition of this version (")
+    assert (
+        "that run and those before it are not on the model card, and the weights are not compared"
+        in said
+    )
+
+
+def test_provenance_goes_back_to_the_first_model(tmp_path):
+    runs = {}
+    before = None
+    for name in ("sft", "grpo"):
+        composition = plain(composed("hardware=cpu", f"method={name}"))
+        composition["model"]["path"] = before
+        runs[name] = files_of(
+            tmp_path / name,
+            record={"composition": composition, "overrides": [name]},
+            result={"steps": 2, "loss": 0.5},
+        )
+        before = str(runs[name] / "model")
+    config = compose(["hardware=cpu", "method=export", f"model.path={before}"])
+    found = provenance.of(config)
+    assert [(run["method"], run["overrides"], run["result"]) for run in found["runs"]] == [
+        ("grpo", ["grpo"], {"steps": 2, "loss": 0.5}),
+        ("sft", ["sft"], {"steps": 2, "loss": 0.5}),
+    ]
+    assert provenance.of(composed("hardware=cpu")) is None
+    checkpoint_of = str(runs["sft"] / "checkpoints/checkpoint-4")
+    assert [
+        r["run"]
+        for r in provenance.of(
+            compose(["hardware=cpu", "method=export", f"model.path={checkpoint_of}"])
+        )["runs"]
+    ] == ["sft"]

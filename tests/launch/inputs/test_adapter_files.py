@@ -1,0 +1,127 @@
+"""Test what is read of an adapter's files: its kind, its shapes, its layers and its content."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+
+from launch import reproduce
+from launch.config.request import Request
+from launch.core import json_files
+from launch.core.errors import EXIT_INTERRUPTED, UserError
+from launch.estimate import adapted
+from launch.execution import record
+from launch.inputs.adapter_files import check_adapter
+from launch.plan import rundir, sealed
+from launch.plan.planning import make_plan
+from launch.schema.shapes import LINEARS, linear_sizes
+from launch.study import pipeline
+from tests.conftest import composed, host_with
+
+LORA = ["hardware=cpu", "model=tiny", "adapter=lora", "adapter.rank=4", "adapter.alpha=8"]
+Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
+def write_adapter(folder, settings=None, tensors=None):
+    content = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], **(settings or {})}
+    header = json.dumps(tensors or {}).encode()
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps(content))
+    weights = folder / "adapter_model.safetensors"
+    weights.write_bytes(len(header).to_bytes(8, "little") + header)
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("settings", "override", "message"),
+    [
+        ({}, "adapter.alpha=9", r"adapter.alpha=9: .* has 8. Use: adapter.alpha=8"),
+        ({"alpha_pattern": {"q_proj": 64}}, "seed=1", "has alpha_pattern="),
+        ({"bias": "all"}, "seed=1", "has bias=all"),
+        ({}, "adapter.target_modules=[k_proj]", r"target_modules=\[k_proj\]: .* its own layers"),
+        ({"use_dora": True}, "seed=1", "Use: adapter.dora=true"),
+    ],
+)
+def test_adapters_with_other_settings_are_rejected(tmp_path, settings, override, message):
+    write_adapter(tmp_path, settings)
+    config = copy.deepcopy(composed(*LORA, override))
+    config.adapter.path = str(tmp_path)
+    with pytest.raises(UserError, match=message):
+        check_adapter(config)
+
+
+def test_adapters_that_do_not_fit_are_rejected(tmp_path):
+    shape = {"dtype": "F32", "shape": [4, 48], "data_offsets": [0, 0]}
+    weights = write_adapter(tmp_path, tensors={Q_PROJ: shape})
+    config = copy.deepcopy(composed(*LORA))
+    config.adapter.path = str(tmp_path)
+
+    def rejected(message):
+        with pytest.raises(UserError, match=message):
+            check_adapter(config)
+
+    rejected("belongs to another base: .* is of size 48, and model=tiny has")
+    weights.write_bytes(b"short")
+    rejected("cannot be read")
+    (tmp_path / "adapter_config.json").write_text("[]")
+    rejected("holds no JSON object")
+    weights.unlink()
+    rejected("no adapter_model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("listed", "on"),
+    [
+        (["self_attn.q_proj"], ["q_proj"]),
+        ("q_proj|k_proj", LINEARS),
+        (None, LINEARS),
+    ],
+)
+def test_the_planner_counts_the_layers_of_the_adapter_that_is_trained_on(listed, on, tmp_path):
+    """Count all seven for a regular expression, and for files that do not exist yet."""
+    if listed:
+        (tmp_path / "adapter_config.json").write_text(json.dumps({"target_modules": listed}))
+    config = composed("hardware=cpu", "model=tiny", "adapter=lora", f"adapter.path={tmp_path}")
+    assert adapted.layers(config.adapter) == [*on]
+    sizes = dict(zip(LINEARS, linear_sizes(config.model), strict=True))
+    trained = adapted.trainable_parameters(config.model, config.adapter)
+    assert trained == config.model.num_layers * config.adapter.rank * sum(
+        sum(sizes[name]) for name in on
+    )
+
+
+def test_runs_identify_adapters_by_content(tmp_path, capsys, monkeypatch):
+    """Resume only with that adapter, as a pipeline does; reproducing names what differs."""
+    folder = tmp_path / "adapter"
+    weights = write_adapter(folder)
+    overrides = [*LORA, f"adapter.path={folder}", f"run_root={tmp_path}/runs", "name=n"]
+    plan = make_plan(
+        composed(*overrides), host_with(0), tmp_path / "runs/n/1", request=Request(overrides)
+    )
+    entry, before = record.begin(plan, host_with(0), None, None), json_files.sha256(weights)
+    json_files.write_json(
+        plan.run_dir / "record.json", sealed.seal({**entry, "status": "interrupted"})
+    )
+    phases = [*overrides, "phases=[{name: a}, {name: b, model_from: a}]"]
+    plans = pipeline.make_plans(composed(*phases), Request(phases), host_with(0), tmp_path / "2")
+    of_all = pipeline.given_data(tmp_path / "2", list(plans.values()))
+    assert entry["model"]["adapter"] == {
+        str(file): json_files.sha256(file) for file in sorted(folder.iterdir())
+    }
+    assert rundir.choose(plan.config) == (plan.run_dir, True)
+    weights.write_bytes((3).to_bytes(8, "little") + b"{ }")
+    assert rundir.changed_data(entry) == rundir.changed_data({"data": of_all}) == [str(weights)]
+    assert rundir.choose(plan.config)[1] is False
+    with pytest.raises(
+        UserError, match=r"adapter/adapter_model\.safetensors changed since that run began"
+    ):
+        rundir.choose(composed(*overrides, f"resume={plan.run_dir}"))
+    monkeypatch.setattr(reproduce, "check_host", lambda plan, host: None)
+    monkeypatch.setattr(reproduce, "execute", lambda *args, **kwargs: EXIT_INTERRUPTED)
+    reproduce.reproduce_one(plan.run_dir, entry, [])
+    assert (
+        f"model.adapter.{weights}: {before} -> {json_files.sha256(weights)}"
+        in capsys.readouterr().out
+    )

@@ -1,0 +1,138 @@
+"""Test the plan of method=export: what it is given, and what it refuses before a rank starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launch.config.compose import compose
+from launch.plan.planning import make_plan
+from tests.conftest import composed, host_with
+from tests.helpers.exports import write_model
+from tests.launch.execution.test_provenance import files_of
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    return write_model(tmp_path_factory.mktemp("source"))
+
+
+def test_it_gets_no_gpu():
+    config = composed(
+        "hardware=mi300x",
+        "method=export",
+        "model.path=/models/m/it",
+        "runtime=docker",
+        "method.args.weights=fp8",
+    )
+    plan = make_plan(config, host_with(8), Path("/runs/export/1"))
+    (process,) = plan.processes
+    assert (process.kind, process.gpus, process.env["HIP_VISIBLE_DEVICES"]) == (
+        "exporter",
+        [],
+        "-1",
+    )
+    spec = plan.containers["exporter"]
+    assert (spec.devices, spec.environment["HIP_VISIBLE_DEVICES"], plan.memory) == ({}, "-1", [])
+
+
+def test_a_container_is_given_the_converter():
+    given = [
+        "method.args.formats=[gguf]",
+        "method.args.gguf_converter=/opt/llama.cpp/convert_hf_to_gguf.py",
+    ]
+    config = composed(
+        "hardware=mi300x", "method=export", "model.path=/models/m/it", "runtime=docker", *given
+    )
+    plan = make_plan(config, host_with(8), Path("/runs/export/1"))
+    assert "/opt/llama.cpp" in [mount.source for mount in plan.containers["exporter"].mounts]
+
+
+# Evaluations by their record's composition, and what is said of them as results_from
+EVALUATIONS = [
+    ({"model": {"path": "/another", "hub_id": None}}, "an evaluation of /another, not of"),
+    ({"seed": 0}, "its record.json names no model"),
+    ({"model": "/another"}, "its record.json names no model"),
+    ({"model": {"name": "another"}}, "its record.json names no model"),
+    ({"model": {"path": 3, "hub_id": None}}, "its record.json names no model"),
+    (["seed=0"], "no evaluation that is done"),
+    (None, "no evaluation that is done"),
+]
+
+
+@pytest.fixture
+def refused(launch):
+    def run(*overrides: str) -> str:
+        done = launch("hardware=cpu", "method=export", *overrides, "mode=plan")
+        assert (done.code, "Traceback" in done.err) == (2, False), done.out
+        return done.err
+
+    return run
+
+
+@pytest.mark.parametrize(("composition", "message"), EVALUATIONS)
+def test_results_of_another_model_are_refused(refused, tmp_path, source, composition, message):
+    evaluation = tmp_path / "evaluation"
+    evaluation.mkdir()
+    if composition is not None:
+        done = {"status": "done", "accuracy": 1.0}
+        files_of(evaluation, result=done, record={"composition": composition})
+    assert message in refused(f"model.path={source}", f"method.args.results_from={evaluation}")
+
+
+def test_arguments_that_cannot_be_used_are_refused(refused, tmp_path, source, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    model = f"model.path={source}"
+    assert "Did you mean fp8" in refused(model, "method.args.weights=fp9")
+    assert "Did you mean gguf" in refused(model, "method.args.formats=[ggfu]")
+    assert "HF_TOKEN is not set in your shell" in refused(model, "method.args.push_to=me/model")
+    (tmp_path / "convert_hf_to_gguf.py").touch()
+    converter = f"method.args.gguf_converter={tmp_path}/convert_hf_to_guf.py"
+    message = refused(model, "method.args.formats=[gguf]", converter)
+    assert "no such file. Did you mean convert_hf_to_gguf.py" in message
+
+
+def test_directories_without_a_model_name_the_one_that_has_it(refused, tmp_path):
+    unfinished = files_of(tmp_path / "unfinished", record={"status": "interrupted"})
+    assert "(its status: interrupted). Use: its command again" in refused(
+        f"model.path={unfinished}"
+    )
+    newest = files_of(unfinished / "checkpoints/checkpoint-10", manifest={}, config={})
+    files_of(unfinished / "checkpoints/checkpoint-9", manifest={}, config={})
+    assert f"or model.path={newest}, its newest" in refused(f"model.path={unfinished}")
+    done = files_of(tmp_path / "done", record={"status": "done"})
+    assert "Use: the run that trained it." in refused(f"model.path={done}")
+    adapter = files_of(tmp_path / "adapter", adapter_config={})
+    assert "is an adapter, not a model" in refused(f"model.path={adapter}")
+    phases = {"one": "1_one", "two": "2_two"}
+    chosen = {"raft": {"model": "2_two", "evaluation": "3_three", "last_evaluation": "3_three"}}
+    pipeline = files_of(tmp_path / "chosen", record={"phases": phases, "chosen": chosen})
+    for folder in phases.values():
+        (pipeline / folder / "model").mkdir(parents=True)
+    message = refused(f"model.path={pipeline}")  # RAFT's own result first
+    assert f"Use: model.path={pipeline}/2_two or model.path={pipeline}/1_one." in message
+
+
+def test_an_evaluation_of_the_same_directory_by_another_name(launch, tmp_path, source):
+    (tmp_path / "link").symlink_to(source)
+    for measured, exported in (
+        (f"{tmp_path}/link", source),
+        (f"{source}/", f"{tmp_path}/../{tmp_path.name}/link/"),
+    ):
+        record = {"composition": {"model": {"path": str(measured), "hub_id": None}}}
+        evaluation = files_of(
+            tmp_path / "evaluation", result={"status": "done", "accuracy": 1.0}, record=record
+        )
+        given = [f"model.path={exported}", f"method.args.results_from={evaluation}"]
+        done = launch("hardware=cpu", "method=export", *given, "mode=plan")
+        assert done.code == 0, done.err
+
+
+def test_a_run_directory_means_its_model(launch, tmp_path, source):
+    run = files_of(tmp_path / "run", record={"status": "done"})
+    (run / "model").symlink_to(source)
+    done = launch("hardware=cpu", "method=export", f"model.path={run}", "mode=plan", "format=json")
+    assert done.code == 0, done.err
+    config = compose(["hardware=cpu", "method=evaluate", f"model.path={run}"])
+    assert config.model.path == str(run / "model")

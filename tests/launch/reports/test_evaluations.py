@@ -1,0 +1,52 @@
+"""Test reports of evaluations, and which of them are compared."""
+
+import json
+
+from launch.reports import evaluations
+from launch.reports.data import read
+from recipes import evaluate
+from tests.recipes.test_evaluate import lines
+
+
+def a_run(folder, right: list[int], sha: str = "s", per_problem: int = 1):
+    answered = [
+        row
+        for n, count in enumerate(right)
+        for k in range(per_problem)
+        for row in lines((n, "a", 0, k < count))
+    ]
+    folder.mkdir()
+    content = {"status": "done", **evaluate.summary(answered, per_problem, 0), "data_sha256": sha}
+    (folder / "result.json").write_text(json.dumps(content))
+    return read(folder, folder.name)
+
+
+def test_reports_compare_evaluations_of_the_same_problems_only(tmp_path):
+    first, second = (
+        a_run(tmp_path / "A", [0] * 6 + [1]),
+        a_run(tmp_path / "B", [4] * 7, per_problem=4),
+    )
+    table, refused = evaluations.compared(
+        evaluations.with_first([first, second, a_run(tmp_path / "C", [1] * 7, sha="other")])
+    )
+    assert [cell.text for cell in table.rows[0]] == [
+        "A to B",
+        "14.3%",
+        "100.0%",
+        "+85.7",
+        "+23.1 to +100.0",
+        "6 / 0 of 7",
+        "0.031",
+    ]
+    assert table.rows[0][-1].mark == "good"
+    assert "A and C were asked different problems" in refused.text
+    assert evaluations.with_first([first]) == []
+
+
+def test_a_report_of_an_evaluation(tmp_path):
+    *tables, answers = evaluations.blocks(a_run(tmp_path / "A", [1, 3], per_problem=4))
+    rows = {table.caption: [[cell.text for cell in row] for row in table.rows] for table in tables}
+    assert rows["By task"] == [["a", "50.0%", "25.0% to 75.0%", "2", "8"]]
+    assert rows["By number of samples"][-1][:2] == ["4", "100.0%"]
+    assert answers.title == "4 answers, 2 of them wrong"
+    assert [row[-2].text for row in answers.blocks[0].rows] == ["false", "false", "true", "true"]

@@ -1,0 +1,29 @@
+"""Test topology.overlap: its words, and the ratio that it chooses."""
+
+import pytest
+
+from launch.core.errors import UserError
+from launch.rules.values import check_values
+from launch.schema.trainer_args import complete
+from tests.conftest import composed
+
+GRPO = ["hardware=mi300x", "method=grpo", "model=qwen3_4b"]
+
+
+def test_words():
+    check_values(composed(*GRPO, "topology.overlap=stream"))
+    for word in ("steam", "'true'"):
+        with pytest.raises(UserError, match=r"topology\.overlap"):
+            check_values(composed(*GRPO, f"topology.overlap={word}"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mode"),
+    [
+        ([], "token_truncate"),
+        (["method.args.vllm_importance_sampling_mode=token_mask"], "token_mask"),
+    ],
+)
+def test_ratios_are_truncated_by_token(tmp_path, overrides, mode):
+    config = composed(*GRPO, "topology.overlap=stream", *overrides)
+    assert complete(config, tmp_path, (8000, 8001))["vllm_importance_sampling_mode"] == mode
