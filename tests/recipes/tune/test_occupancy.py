@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shlex
 import signal
@@ -56,7 +57,7 @@ def test_a_wrong_argument_is_one_message(
 
 def test_defaults_and_keys_of_a_request(tmp_path: Path) -> None:
     request = occupancy.parse([LIGER])
-    assert (request.kernels, request.archs) == (("liger:rope",), tuple(ARCHITECTURES))
+    assert (request.kernels, request.archs) == (["liger:rope"], [*ARCHITECTURES])
     assert (request.model.name, request.tokens, request.dtype) == ("qwen3_8b.yaml", 4096, "bf16")
     assert (request.sweep, request.save, request.json, request.workgroups) == (
         {},
@@ -67,7 +68,7 @@ def test_defaults_and_keys_of_a_request(tmp_path: Path) -> None:
     words = "kernel=my.py:scale,liger:all arch=gfx950,gfx1201 num_warps=4,8 waves_per_eu=0,2 "
     words += f"grid=64x3 tokens=512 save={tmp_path / 'out'} format=json jobs=1"
     request = occupancy.parse([*words.split(), "args=x=*bf16, n=i32:16,BLOCK=128"])
-    assert request.sweep == {"num_warps": (4, 8), "waves_per_eu": (0, 2)}
+    assert request.sweep == {"num_warps": [4, 8], "waves_per_eu": [0, 2]}
     assert request.args == {"x": "*bf16", "n": "i32:16", "BLOCK": "128"}
     assert (request.workgroups, request.tokens, request.json, request.jobs) == (192, 512, True, 1)
     assert request.save == tmp_path / "out"
@@ -151,17 +152,6 @@ def stand_in(task: str, arch: str) -> Compiled:
     return Compiled(isa=f"{task} {arch} {os.getpid()}" + " " * 100_000)
 
 
-def test_tasks_are_compiled_by_workers_that_continue(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_task = compile_with(monkeypatch, list("abcde"))
-    words = {task: compiled.isa.split() for task, compiled in by_task.items()}
-    assert {task: of_task[:2] for task, of_task in words.items()} == {
-        task: [task, "gfx942"] for task in "abcde"
-    }
-    workers = {of_task[2] for of_task in words.values()}
-    assert len(workers) <= 2
-    assert str(os.getpid()) not in workers
-
-
 def test_a_failed_compilation_is_a_row_and_the_rest_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -175,14 +165,15 @@ def test_a_failed_compilation_is_a_row_and_the_rest_continues(
         "a": None,
         "b": None,
     }
+    assert by_task["a"].isa.split()[:2] == ["a", "gfx942"]
 
 
 def test_closing_the_results_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "compile_one", stand_in)
     results = compiler.compile_all([("a", "gfx942"), ("sleeps", "gfx942")], 2, 30)
-    _, first = next(results)
+    next(results)
     results.close()
-    assert not Path(f"/proc/{first.isa.split()[2]}").exists()
+    assert multiprocessing.active_children() == []
 
 
 def test_too_many_threads_are_rejected_before_compiling() -> None:
@@ -264,7 +255,7 @@ def test_a_row_of_a_compiled_kernel() -> None:
 
 def test_a_row_of_a_kernel_that_cannot_start() -> None:
     row = occupancy.row(LAUNCH, "gfx942", Compiled(ISA, "", 65537))
-    assert "one workgroup needs 65537 bytes of LDS" in row.error
+    assert "one workgroup needs more LDS" in row.error
     assert row.code is None
     assert occupancy.row(LAUNCH, "gfx950", Compiled(ISA, "", 65537)).error is None
 
@@ -274,31 +265,23 @@ def shown(capsys: pytest.CaptureFixture[str], *rows: Row, saved: Path | None = N
     return capsys.readouterr().out
 
 
-def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     wide = {"vgprs": 202, "lds": 32768, "workgroups": 512}
-    out = shown(capsys, a_row(**wide), a_row(arch="gfx950", **wide))
+    failure = a_row(error="too [large]", options={"num_warps": 16})
+    out = shown(capsys, a_row(**wide), a_row(arch="gfx950", **wide), failure, saved=tmp_path)
     assert "Compiled by triton 3.7.1" in out
     # gfx950: 32768 bytes are 26 blocks of 1280, which 160 KiB hold 4 times.
     assert [
         " ".join(line.split()) for line in out.splitlines() if line.strip().startswith("k ")
     ] == [
-        "k gfx942 4 202 30 0 32768 4 2 8 2 2/8 VGPR LDS MFMA 32x32x8 12 3/4 2/8 512 !",
-        "k gfx950 4 202 30 0 32768 4 2 8 4 2/8 VGPR MFMA 32x32x8 12 3/4 2/8 512 !",
+        "k gfx942 4 512 ! 202 30 32768 4 2 8 2 2/8 VGPR LDS MFMA 32x32x8 12 3/4 2/8",
+        "k gfx950 4 512 ! 202 30 32768 4 2 8 4 2/8 VGPR MFMA 32x32x8 12 3/4 2/8",
+        "k gfx942 16",
     ]
-    assert "!: fewer than 1024 workgroups" in out
-    assert not any(word in out for word in ("AGPR ", "scratch", "stages", "spills:", "failed"))
-
-
-def test_the_table_explains_failures_and_spills(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    failures = [a_row(error="too [large]", options={"num_warps": warps}) for warps in (16, 32)]
-    out = shown(capsys, a_row(spills=28), *failures, saved=tmp_path)
-    assert out.count("failed:") == 1
-    assert "failed: too [large]\n    k gfx942 num_warps=16; k gfx942 num_warps=32\n" in out
-    assert "spills: registers that went to memory" in out
+    assert not any(word in out for word in ("AGPR ", "scratch", "spills "))
+    assert "failed: k gfx942 num_warps=16: too [large]\n" in out
     assert f"{tmp_path}/" in out
-    assert "scratch B" in out
+    assert "scratch B" in shown(capsys, a_row(spills=28))
 
 
 def test_json_holds_every_number() -> None:
