@@ -9,11 +9,10 @@ the cost of torch.distributed on the host; the rows of rccl-tests do not.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
+import multiprocessing
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -228,7 +227,7 @@ class Workers:
         self, args: CollectivesConfig, ranks: Sequence[int], settings: dict[str, Setting]
     ) -> None:
         self.args, self.ranks, self.settings = args, ranks, settings
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self.setting: str | None = None
         self.answered = False  # if a process never answered, its setting is not tried again
         self.failures: dict[tuple, str] = {}  # series of cases -> why it is not tried again
@@ -271,48 +270,41 @@ class Workers:
         self.close()
         port: list[Any] = [free_port() if is_main_rank() else None]
         dist.broadcast_object_list(port, src=0)
-        read, write = os.pipe()
-        argv = [sys.executable, "-m", "recipes.bench.collective_rank", "--reply", str(write)]
-        argv += ["--timeout-s", str(self.args.timeout_s), "--ranks", *map(str, self.ranks)]
-        argv += ["--cpu"] if self.args.use_cpu else []
+        self.connection, theirs = multiprocessing.Pipe()
+        options = {"ranks": self.ranks, "timeout_s": self.args.timeout_s}
+        options |= {"use_cpu": self.args.use_cpu, "descriptor": theirs.fileno()}
+        argv = [sys.executable, "-m", "recipes.bench.collective_rank", json.dumps(options)]
         env = {**self.env(setting), "MASTER_PORT": str(port[0])}
         # torchrun's signal to a rank also reaches this process, which inherits the blocked signals.
-        # The rank stops it by closing its stdin.
+        # The rank stops it by closing the connection.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
         try:
-            self.process = subprocess.Popen(
-                argv, env=env, stdin=subprocess.PIPE, pass_fds=[write], text=True
-            )
+            self.process = subprocess.Popen(argv, env=env, pass_fds=[theirs.fileno()])
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.close(write)
-        self.reply, self.setting, self.answered = os.fdopen(read), setting, False
+        theirs.close()
+        self.setting, self.answered = setting, False
 
     def ask(self, case: Row) -> dict[str, Any]:
         assert self.process is not None
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # if it has ended, its output is read below
-            self.process.stdin.write(json.dumps(case) + "\n")
-            self.process.stdin.flush()
-        if not select.select([self.reply], [], [], self.args.timeout_s)[0]:
-            return {"error": f"no answer in {self.args.timeout_s:g} s (method.args.timeout_s)"}
-        line = self.reply.readline()
-        if line:
-            return json.loads(line)
-        code = self.process.wait()
-        return {"error": f"its process ended with exit code {code}: logs/ has its output"}
+        try:
+            self.connection.send(case)
+            if self.connection.poll(self.args.timeout_s):
+                return self.connection.recv()
+        except (EOFError, OSError):
+            code = self.process.wait()
+            return {"error": f"its process ended with exit code {code}: logs/ has its output"}
+        return {"error": f"no answer in {self.args.timeout_s:g} s (method.args.timeout_s)"}
 
     def close(self) -> None:
         if self.process is None:
             return
-        if not self.answered:
+        self.connection.close()  # which makes it exit
+        try:
+            self.process.wait(self.args.timeout_s if self.answered else 0)
+        except subprocess.TimeoutExpired:
             self.process.kill()
-        with self.process, self.reply:
-            try:
-                # This closes its stdin, which makes it exit.
-                self.process.communicate(timeout=self.args.timeout_s)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
+            self.process.wait()
         self.process = None
 
 
