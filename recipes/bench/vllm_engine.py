@@ -26,6 +26,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from launch.core.errors import UserError
 from recipes.bench import vllm_arguments as arguments
 from recipes.bench import vllm_processes as vllm
+from recipes.bench.processes import Process, wait
 from recipes.bench.ranks import agreed, free_port
 from recipes.bench.series import Column, Row, SeriesConfig, Table, measure, require_gpu
 from recipes.bench.vllm_arguments import argv_of, gpus_of
@@ -201,7 +202,7 @@ class Engines:
         }
         self.folder, self.logs = Path(config.run_dir) / "vllm", Path(config.run_dir) / "logs"
         self.heartbeat = Path(config.run_dir) / "heartbeat"
-        self.servers: list[tuple[vllm.Process, int]] = []
+        self.servers: list[tuple[Process, int]] = []
         self.serving: str | None = None
         self.no_server: dict[str, str] = {}  # setting -> why its servers do not start
         self.number = 0
@@ -314,15 +315,15 @@ class Engines:
     def engine(self) -> Engine:
         return {**self.options, **self.setting}
 
-    def start(self, argv: list[str], what: str) -> vllm.Process:
+    def start(self, argv: list[str], what: str) -> Process:
         argv = [*self.program, *argv]
         first = int(os.environ.get("LOCAL_RANK", "0"))
         env = vllm.environment(arguments.env_of(self.setting), first, gpus_of(self.setting))
         say(f"{what}: {' '.join(argv)}")
-        return vllm.Process(argv, env, self.logs / f"vllm{self.number}-rank{rank()}-{what}.log")
+        return Process(argv, env, self.logs / f"vllm{self.number}-rank{rank()}-{what}.log")
 
-    def wait(self, processes: Sequence[vllm.Process], done: Callable[[], bool]) -> None:
-        vllm.wait(processes, done, self.args.timeout_s, self.heartbeat)
+    def wait(self, processes: Sequence[Process], done: Callable[[], bool]) -> None:
+        wait(processes, done, self.heartbeat, self.args.timeout_s)
 
     def close(self) -> None:
         for process, _ in self.servers:

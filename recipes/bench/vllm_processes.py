@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
-import re
 import shutil
-import signal
-import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +15,8 @@ from omegaconf import DictConfig
 
 from launch.core.errors import UserError
 from launch.core.json_files import read_json
-from recipes.rank.program import TORCHRUN, Interrupted, stop_asked
+from recipes.rank.program import TORCHRUN
 
-POLL_S = 0.2
-ENDS_WITHIN_S = 30  # after SIGTERM
 MASKS = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 LENGTHS_DIFFER = 0.05
 SERVED = {  # our figures -> those of `vllm bench serve`
@@ -34,8 +27,6 @@ SERVED = {  # our figures -> those of `vllm bench serve`
     "itl_ms": "median_itl_ms",
     "itl_p99_ms": "p99_itl_ms",
 }
-SAYS_WHY = re.compile(r"(?:\b\w*(?:Error|Exception)|\berror): .*")
-SAYS_NOTHING = ("Engine core initialization failed", "See root cause above", "Failed core proc")
 # Bypass a proxy, which cannot reach this machine's loopback.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -71,75 +62,6 @@ def environment(setting_env: Mapping[str, str], first: int, count: int) -> dict[
     return {**env, "NO_PROXY": local, "no_proxy": local, **setting_env}
 
 
-class Process:
-    """Run a program that logs to a file, in its own session so that its children can be ended."""
-
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-        self.log, self.ending = log, False
-        with log.open("w") as file:
-            file.write(" ".join(argv) + "\n")
-            file.flush()
-            self.popen = subprocess.Popen(
-                list(argv), env=dict(env), stdout=file, stderr=file, start_new_session=True
-            )
-
-    def ended(self) -> bool:
-        return self.popen.poll() is not None
-
-    def failure(self) -> str | None:
-        """Return the reason in the log if the program has failed, else None."""
-        if not self.popen.poll():
-            return None
-        reason = why(self.log.read_text(errors="replace"))
-        return f"{reason} (exit code {self.popen.returncode}; logs/{self.log.name})"
-
-    def end(self) -> None:
-        """Stop the program and its children, once, since its pid may be reused afterwards."""
-        if self.ending:
-            return
-        self.ending = True
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(self.popen.pid, number)
-            except ProcessLookupError:
-                break
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.popen.wait(ENDS_WITHIN_S)
-
-
-def wait(
-    processes: Sequence[Process], done: Callable[[], bool], timeout_s: float, heartbeat: Path
-) -> None:
-    """Wait until `done`, and touch `heartbeat` while logs grow, for the launcher's watchdog.
-
-    Raise UserError if a process fails or takes too long, and Interrupted after a signal, once all
-    processes have ended.
-    """
-    deadline, size = time.monotonic() + timeout_s, -1
-    try:
-        while True:
-            finished, late = done(), time.monotonic() > deadline
-            failures = [failure for process in processes if (failure := process.failure())]
-            if late and not finished:
-                log = processes[0].log.name
-                failures.append(f"no end after {timeout_s:g} s (method.args.timeout_s); logs/{log}")
-            if failures:
-                raise UserError(failures[0])
-            if finished:
-                return
-            if stop_asked():
-                raise Interrupted
-            new_size = sum(process.log.stat().st_size for process in processes)
-            if new_size != size:
-                size = new_size
-                heartbeat.touch()
-            time.sleep(POLL_S)
-    except BaseException:
-        for process in processes:
-            process.end()
-        raise
-
-
 def answers(port: int) -> bool:
     """Return whether the server at a port reports that it is healthy."""
     try:
@@ -147,14 +69,6 @@ def answers(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def why(log: str) -> str:
-    """Return the last informative error in a log, or else the last error or line."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [match.group(0) for line in lines if (match := SAYS_WHY.search(line))]
-    informative = [line for line in errors if not any(phrase in line for phrase in SAYS_NOTHING)]
-    return (informative or errors or lines or ["no output"])[-1][:300]
 
 
 def figures(case: Mapping[str, Any], path: Path) -> dict[str, float]:

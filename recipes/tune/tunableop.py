@@ -98,7 +98,7 @@ def collect(config: DictConfig, args: TunableopConfig, data: dict[str, Any], res
     argv += ["--max-iterations", str(args.max_iterations)]
     # The user's variables would override the program's switches.
     env = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    trial.follow(config, argv, env, folder, "tuning.log").checked_rows()
+    trial.follow(config, argv, env, folder, "tuning.log")
     about = json.loads(figures.read_text())
     cache = keep(tuned, about["validators"], Path(config.tuned.cache) / "tunableop")
     tuning = {"products": num_products, "tuning_s": about["time_s"]}

@@ -116,8 +116,7 @@ def measure_point(config: DictConfig, base: Any, number: int, point: Point, repo
         reported = len(rows)
         return pruned
 
-    outcome = trial.run(config, f"trial{number}", setting_of(base, point), on_rows=on_rows)
-    rows = outcome.checked_rows()
+    rows = trial.run(config, f"trial{number}", setting_of(base, point), on_rows=on_rows)
     if pruned:
         raise Pruned
     figures = {f"{row['kind']} {row['input']}+{row['output']}": row[FIGURE] for row in rows}

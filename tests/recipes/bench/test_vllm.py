@@ -6,7 +6,6 @@ import functools
 import json
 import re
 import sys
-import time
 
 import pytest
 from omegaconf import OmegaConf
@@ -22,7 +21,6 @@ from recipes.bench.vllm_engine import (
     shares,
     whole_tokenizer,
 )
-from recipes.rank.program import Interrupted
 from tests.conftest import ROOT, composed
 
 # What we read of vLLM 0.31's output (build for the CPU), for four requests of 16 tokens in, 8 out.
@@ -162,26 +160,6 @@ def test_shares_of_the_gpus_limits():
     assert spread["share_of_bandwidth"] == pytest.approx(in_bf16["share_of_bandwidth"] / 2)
 
 
-@pytest.mark.parametrize(("log", "message"), [
-    (
-        "INFO ok\n"
-        "(EngineCore pid=7) torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB\n"
-        "Traceback\n"
-        "RuntimeError: Engine core initialization failed. See root cause above. "
-        "Failed core proc(s): {}\n",
-        "OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB",
-    ),
-    (
-        "usage: vllm\nvllm: error: unrecognized arguments: --max-num-sequences 4\n",
-        "error: unrecognized arguments: --max-num-sequences 4",
-    ),
-    ("loading\nKilled\n\n", "Killed"),
-    ("", "no output"),
-])  # fmt: skip
-def test_why_an_engine_ended(log, message):
-    assert processes.why(log) == message
-
-
 def test_environment_of_an_engine(monkeypatch):
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
         monkeypatch.setenv(name, "1")
@@ -192,29 +170,6 @@ def test_environment_of_an_engine(monkeypatch):
     assert env["HIP_VISIBLE_DEVICES"] == "6,7"
     assert env["VLLM_ROCM_USE_AITER"] == "1"
     assert env["NO_PROXY"] == "example.org,127.0.0.1"
-
-
-def test_a_program_that_fails_hangs_or_is_stopped(tmp_path, monkeypatch):
-    def start(code: str) -> processes.Process:
-        return processes.Process([sys.executable, "-c", code], {}, tmp_path / "log")
-
-    beat = tmp_path / "heartbeat"
-    done = start("print('fine')")
-    processes.wait([done], done.ended, 60, beat)
-    assert beat.exists()
-    broken = start("raise ValueError('no such backend')")
-    with pytest.raises(UserError, match=r"ValueError: no such backend \(exit code 1; logs/log\)"):
-        processes.wait([broken], broken.ended, 60, beat)
-    hangs = start("import time; time.sleep(600)")
-    with pytest.raises(UserError, match=r"no end after 0\.1 s"):
-        processes.wait([hangs], hangs.ended, 0.1, beat)
-    assert hangs.ended()
-    monkeypatch.setattr(processes, "stop_asked", lambda: True)
-    hangs, began = start("import time; time.sleep(600)"), time.monotonic()
-    with pytest.raises(Interrupted):
-        processes.wait([hangs], hangs.ended, 600, beat)
-    assert hangs.ended()
-    assert time.monotonic() - began < 60
 
 
 def test_a_missing_vllm_is_reported(monkeypatch):

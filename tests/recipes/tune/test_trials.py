@@ -5,9 +5,7 @@ Recipes here are stand-ins; tests/e2e runs real ones.
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
 import time
 from pathlib import Path
 
@@ -79,9 +77,7 @@ def test_a_trial_gets_its_setting_and_is_measured(tmp_path):
 
 @pytest.mark.parametrize(("args", "message"), [
     ({"ends_with": 1, "says": "torch.OutOfMemoryError: CUDA"}, "^out of memory"),
-    ({"ends_with": 1, "says": "ValueError: no\nsecond line"}, "^ValueError: no$"),
-    ({"ends_with": 7}, "exit code 7: started reasoning None 0"),
-    ({"ends_with": -9}, "killed by SIGKILL: started"),
+    ({"ends_with": 7}, "started reasoning None 0 .exit code 7; one/log"),
     ({"size": 0}, "no tokens in 2 steps"),
 ])  # fmt: skip
 def test_a_failed_trial_has_its_reason(tmp_path, args, message):
@@ -91,10 +87,8 @@ def test_a_failed_trial_has_its_reason(tmp_path, args, message):
 
 def test_a_trial_is_stopped_by_its_rows(tmp_path):
     config = tuned_config(tmp_path, max_steps=10_000, sleep_s=0.01)
-    outcome = trial.run(config, "one", Setting(), on_rows=lambda rows: len(rows) >= 2)
-    assert outcome.stopped
-    assert outcome.error is None
-    assert 2 <= len(outcome.rows) < 10_000
+    rows = trial.run(config, "one", Setting(), on_rows=lambda rows: len(rows) >= 2)
+    assert 2 <= len(rows) < 10_000
 
 
 def test_a_signal_ends_the_trial_too(tmp_path, monkeypatch):
@@ -132,32 +126,6 @@ def test_overrides_compose_to_the_same_values():
     expected = {**args, **known.args}
     assert {key: config.method.args[key] for key in expected} == expected
     assert config.user_env == known.env
-
-
-CHILD = """
-import subprocess, sys, time
-sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
-child = subprocess.Popen(sleep, start_new_session=True)
-print(child.pid, flush=True)
-{then}
-"""
-
-
-@pytest.mark.parametrize(
-    ("then", "timeout_s", "message"),
-    [("sys.exit(3)", 1200, "exit code 3"), ("time.sleep(600)", 0.5, "hung")],
-)
-def test_a_trial_leaves_no_process_however_it_ends(tmp_path, then, timeout_s, message):
-    config = tuned_config(tmp_path)
-    config.runtime.hang_timeout_s = timeout_s
-    (folder := tmp_path / "trials/one").mkdir(parents=True)
-    outcome = trial.follow(
-        config, [sys.executable, "-c", CHILD.format(then=then)], dict(os.environ), folder, "log"
-    )
-    assert message in outcome.error
-    child = int((folder / "log").read_text())
-    state = Path(f"/proc/{child}/stat")
-    assert not state.exists() or state.read_text().split()[2] == "Z"
 
 
 TABLE = Table(
