@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import os
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,7 +132,7 @@ def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]
             "quantization": engine.get("quantization", "none"),
             "tensor_parallel": int(engine.get("tensor_parallel_size", 1)),
             "num_gpus": world,
-            "engines": world // needed * instances_of(engine),
+            "engines": world // needed * int(engine.get("instances") or 1),
         }
         rows += [
             {**same, "kind": kind, "input": tokens_in, "output": tokens_out, "concurrency": n}
@@ -146,11 +147,6 @@ def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]
             "overlap counts as if it did."
         )
     return rows
-
-
-def instances_of(engine: Engine) -> int:
-    """Return the number of engines on each GPU."""
-    return int(engine.get("instances") or 1)
 
 
 def model_source(config: DictConfig) -> tuple[str, Engine]:
@@ -201,7 +197,6 @@ class Engines:
             arguments.name_of(setting): {**args.base, **setting} for setting in args.settings
         }
         self.folder, self.logs = Path(config.run_dir) / "vllm", Path(config.run_dir) / "logs"
-        self.heartbeat = Path(config.run_dir) / "heartbeat"
         self.servers: list[tuple[Process, int]] = []
         self.serving: str | None = None
         self.no_server: dict[str, str] = {}  # setting -> why its servers do not start
@@ -218,7 +213,7 @@ class Engines:
         self.setting = self.settings[case["setting"]]
         # If an engine spans the GPUs of several ranks, the first of them starts it.
         first = int(os.environ.get("LOCAL_RANK", "0")) % gpus_of(self.setting) == 0
-        count = instances_of(self.setting) if first else 0
+        count = int(self.setting.get("instances") or 1) if first else 0
         try:
             if case["kind"] != "served":
                 self.close()
@@ -235,21 +230,22 @@ class Engines:
         """Start a setting's servers on all ranks. Raise UserError on all if one does not start."""
         self.close()
         self.serving = name
+
+        def start() -> None:
+            for instance in range(count):
+                port = free_port()
+                own = {"host": LOOPBACK, "port": port, "disable_uvicorn_access_log": True}
+                options = argv_of({**own, "seed": self.args.seed, **self.engine})
+                process = self.start(["serve", self.source, *options], f"server{instance}")
+                self.servers.append((process, port))
+            processes = [process for process, _ in self.servers]
+            self.wait(processes, lambda: all(vllm.answers(port) for _, port in self.servers))
+
         try:
-            agreed(lambda: self.start_servers(count))
+            agreed(start)
         except UserError as error:
             self.no_server[name] = str(error)
             raise
-
-    def start_servers(self, count: int) -> None:
-        for instance in range(count):
-            port = free_port()
-            own = {"host": LOOPBACK, "port": port, "disable_uvicorn_access_log": True}
-            options = argv_of({**own, "seed": self.args.seed, **self.engine})
-            process = self.start(["serve", self.source, *options], f"server{instance}")
-            self.servers.append((process, port))
-        processes = [process for process, _ in self.servers]
-        self.wait(processes, lambda: all(vllm.answers(port) for _, port in self.servers))
 
     def skip(self, case: Row, rows: list[Row]) -> str | None:
         """Return why the case's servers did not start before, if they did not."""
@@ -257,59 +253,46 @@ class Engines:
 
     def run(self, case: Row, count: int) -> list[Row]:
         """Run vLLM's programs, one per engine, all at once, and return the figures of each."""
-        programs, files = [], []
+        programs: dict[Path, Process] = {}
         for instance in range(count):
             file = self.folder / f"{self.number}-rank{rank()}-{instance}.json"
             file.unlink(missing_ok=True)  # an interrupted run may have left it
-            files.append(file)
             options = argv_of({"model": self.source, "seed": self.args.seed})
             argv = ["bench", *self.benchmark(case, instance, file), *options]
-            programs.append(self.start(argv, f"{case['kind']}{instance}"))
-        watched = [*programs, *(process for process, _ in self.servers)]
-        self.wait(watched, lambda: all(process.ended() for process in programs))
-        for process in programs:
+            programs[file] = self.start(argv, f"{case['kind']}{instance}")
+        watched = [*programs.values(), *(process for process, _ in self.servers)]
+        self.wait(watched, lambda: all(process.ended() for process in programs.values()))
+        for process in programs.values():
             process.end()  # children that an engine left behind would keep its memory
-        return [vllm.figures(case, file) for file in files]
+        return [vllm.figures(case, file) for file in programs]
 
     def benchmark(self, case: Row, instance: int, file: Path) -> list[str]:
         """Return the name of a case's benchmark program and its options."""
         args, number = self.args, case["concurrency"]
-        if case["kind"] == "latency":
-            options = {
-                "batch_size": number,
-                "num_iters_warmup": args.warmup,
-                "num_iters": args.repetitions,
-                "input_len": case["input"],
-                "output_len": case["output"],
-            }
-            return ["latency", *argv_of({**options, "output_json": file, **self.engine})]
         # Not --input-len, which vLLM 0.31's throughput replaces by the data set's default of 1024.
-        prompts = {
-            "dataset_name": "random",
-            "random_input_len": case["input"],
-            "random_output_len": case["output"],
-            "random_range_ratio": 0,
-        }
-        if case["kind"] == "offline":
-            counts = {"num_prompts": number, "num_warmups": args.num_warmups or None}
-            options = {**prompts, **counts, "output_json": file, **self.engine}
-            return ["throughput", *argv_of(options)]
-        options = {
-            "host": LOOPBACK,
-            "port": self.servers[instance][1],
-            **prompts,
-            "ignore_eos": True,
-            "disable_tqdm": True,
-            "max_concurrency": number,
-            "num_prompts": number * args.rounds,
-            "num_warmups": number,
-            "percentile_metrics": "ttft,itl",
-            "metric_percentiles": 99,
-            "save_result": True,
-            "result_dir": file.parent,
-            "result_filename": file.name,
-        }
-        return ["serve", *argv_of(options)]
+        prompts = (
+            f"--dataset-name random --random-input-len {case['input']} "
+            f"--random-output-len {case['output']} --random-range-ratio 0"
+        )
+        if case["kind"] == "served":
+            words = (
+                f"serve --host {LOOPBACK} --port {self.servers[instance][1]} {prompts} "
+                f"--ignore-eos --disable-tqdm --max-concurrency {number} "
+                f"--num-prompts {number * args.rounds} --num-warmups {number} "
+                "--percentile-metrics ttft,itl --metric-percentiles 99 --save-result"
+            )
+            result = {"result_dir": file.parent, "result_filename": file.name}
+            return [*words.split(), *argv_of(result)]
+        if case["kind"] == "latency":
+            words = (
+                f"latency --batch-size {number} --num-iters-warmup {args.warmup} "
+                f"--num-iters {args.repetitions} --input-len {case['input']} "
+                f"--output-len {case['output']}"
+            )
+        else:
+            words = f"throughput {prompts} --num-prompts {number}"
+            words += f" --num-warmups {args.num_warmups}" if args.num_warmups else ""
+        return [*words.split(), *argv_of({"output_json": file, **self.engine})]
 
     @property
     def engine(self) -> Engine:
@@ -323,7 +306,7 @@ class Engines:
         return Process(argv, env, self.logs / f"vllm{self.number}-rank{rank()}-{what}.log")
 
     def wait(self, processes: Sequence[Process], done: Callable[[], bool]) -> None:
-        wait(processes, done, self.heartbeat, self.args.timeout_s)
+        wait(processes, done, Path(self.config.run_dir) / "heartbeat", self.args.timeout_s)
 
     def close(self) -> None:
         for process, _ in self.servers:
@@ -357,10 +340,8 @@ def combined(figures: Sequence[Row]) -> Row:
     row = {}
     for key in figures[0]:
         values = [float(engine[key]) for engine in figures]
-        if key in SUMMED:
-            row[key] = sum(values)
-        else:
-            row[key] = max(values) if key in WORST else sum(values) / len(values)
+        combine = sum if key in SUMMED else max if key in WORST else statistics.fmean
+        row[key] = combine(values)
     return row
 
 
