@@ -23,8 +23,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from recipes.bench import ranks
-from recipes.bench.gpt import random_batch
-from recipes.bench.scaling import shard
+from recipes.bench.gpt import random_batch, shard
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, rate
 from recipes.bench.training import timed, training_step
 from recipes.measure.flops import flops_per_token
@@ -94,17 +93,21 @@ def finetune(config: DictConfig) -> dict[str, Any]:
             figures = ranks.slowest(control, lambda: trained(case, config, args, device))
             per_gpu = case["batch"] * case["sequence"] / figures["ms"] * 1e3
             tflops = per_gpu * figures.pop("flops_per_token") / 1e12
-            speed = rate(tflops, config, case["precision"])
             return {
                 **figures,
                 "tokens_per_second_per_gpu": per_gpu,
                 "tokens_per_second": per_gpu * case["num_gpus"],
-                "tflops_per_gpu": speed["tflops"],
-                "share_of_peak": speed["share_of_peak"],
+                "tflops_per_gpu": tflops,
+                "share_of_peak": rate(tflops, config, case["precision"])["share_of_peak"],
             }
 
         def skip(case: Row, rows: list[Row]) -> str | None:
-            return without_fp8(case, config, args)
+            """Return a reason not to measure in fp8 on a device without it."""
+            name = "the CPU" if args.use_cpu else config.hardware.name
+            on_fp8 = not args.use_cpu and "fp8" in config.hardware.peak_tflops
+            if case["precision"] != "fp8" or on_fp8:
+                return None
+            return f"{name} has no fp8 matrix units; leave fp8 out of method.args.modes"
 
         return measure(config, args, table, cases, work, skip=skip)
 
@@ -166,14 +169,6 @@ def numerics_of(case: Row, config: DictConfig, args: FinetuneConfig) -> DictConf
         adapter |= {"rank": args.lora_rank, "alpha": args.lora_alpha}
     precision = {"compute": dtype, "weights": dtype}
     return OmegaConf.merge(config, {"precision": precision, "adapter": adapter})
-
-
-def without_fp8(case: Row, config: DictConfig, args: FinetuneConfig) -> str | None:
-    """Return a reason not to measure a case in fp8 on a device without it."""
-    device = "the CPU" if args.use_cpu else config.hardware.name
-    if case["precision"] != "fp8" or (not args.use_cpu and "fp8" in config.hardware.peak_tflops):
-        return None
-    return f"{device} has no fp8 matrix units; leave the modes with fp8 out of method.args.modes"
 
 
 if __name__ == "__main__":

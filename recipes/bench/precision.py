@@ -17,12 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from recipes.bench.language_model import Steps, TrainingConfig, peak_gb
+from recipes.bench.language_model import Steps, TrainingConfig
 from recipes.bench.series import Column, Row, Table, device_of, measure
 from recipes.bench.timing import steps_ms
 from recipes.models.low_precision import package, to_float8
 from recipes.models.model import build_model
-from recipes.rank.device import DTYPES
+from recipes.rank.device import DTYPES, memory_peak_gb
 from recipes.rank.names import named
 from recipes.rank.program import main
 
@@ -77,12 +77,16 @@ def precision(config: DictConfig) -> dict[str, Any]:
 
     def work(case: Row) -> Row:
         name, batches, losses = case["precision"], iter(tokens), []
-        steps = Steps(prepared(copy.deepcopy(start), name, device), COMPUTE[name], device, args)
+        model = copy.deepcopy(start)
+        model = (
+            to_float8(model) if name == "fp8" else nf4(model, device) if name == "nf4" else model
+        )
+        steps = Steps(model, COMPUTE[name], device, args)
         ms = steps_ms(lambda: losses.append(steps(next(batches))), device, args.warmup, args.steps)
         return {
             "ms": ms,
             "tokens_per_second": tokens[0].numel() / ms * 1e3,
-            "memory_gb": peak_gb(device),
+            "memory_gb": memory_peak_gb(),
             "loss": float(losses[-1]),
         }
 
@@ -96,13 +100,6 @@ def counting(config: DictConfig, args: PrecisionConfig) -> torch.Tensor:
     shape = (args.warmup + args.steps, args.batch_size, 1)
     first = torch.randint(period, shape, generator=generator)
     return (first + torch.arange(args.sequence)) % period
-
-
-def prepared(model: nn.Module, name: str, device: torch.device) -> nn.Module:
-    """Return the fp32 `model` in a precision. Raise UserError if a package is not installed."""
-    if name == "fp8":
-        return to_float8(model)
-    return nf4(model, device) if name == "nf4" else model
 
 
 def nf4(model: nn.Module, device: torch.device) -> nn.Module:
@@ -128,6 +125,8 @@ def nf4(model: nn.Module, device: torch.device) -> nn.Module:
     )
     return get_peft_model(model.to(device), lora)  # .to() quantizes
 
+
+LOW = {"fp8": lambda model, device: to_float8(model), "nf4": nf4}
 
 if __name__ == "__main__":
     main(precision)

@@ -45,7 +45,6 @@ def test_a_step_learns_and_the_figures_follow_from_its_time(tmp_path):
         figures["tokens_per_second"] * flops_per_token(steps.model, 16) / 1e12
     )
     assert figures["mfu"] == pytest.approx(figures["tflops"] / 0.1)
-    assert figures["memory_gb"] is None
 
 
 ADAPTER = {"name": "lora", "rank": 2, "alpha": 4}
@@ -167,4 +166,6 @@ def test_checkpointing_is_compared_with_none(tmp_path):
     rows = {row["mode"]: row for row in result["rows"]}
     assert rows["off"]["slowdown"] == 1.0
     assert rows["on"]["slowdown"] == rows["on"]["ms"] / rows["off"]["ms"]
-    assert rows["selective"]["memory_share"] is None  # a CPU's memory is not counted
+    assert rows["selective"]["memory_share"] == pytest.approx(
+        rows["selective"]["memory_gb"] / rows["off"]["memory_gb"]
+    )
