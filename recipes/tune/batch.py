@@ -13,11 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipes.bench.series import OUT_OF_MEMORY, Column, Row, Table, measure_rows
 from recipes.rank.program import is_main_rank, main
-from recipes.tune import trial
 from recipes.tune.trial import Setting
-from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, trial_data
+from recipes.tune.tuning import STEP, TRAINING, TrainingTuneConfig, finish, training
 
-SIZE, CHECKPOINTING = "per_device_train_batch_size", "gradient_checkpointing"
+SIZE, CHECKPOINTING = STEP[0], "gradient_checkpointing"
 
 
 @dataclass
@@ -49,32 +48,17 @@ def batch(config: DictConfig) -> dict[str, Any]:
         }
         for each in candidates
     ]
-    settings = {
-        (case["batch"], case["checkpointing"]): Setting(candidate["args"])
-        for case, candidate in zip(cases, candidates, strict=True)
-    }
-    ranks = trial.num_ranks()
-    most = max(case["batch"] * case["accumulation"] for case in cases) * ranks
-    data = trial_data(config, args, most)
+    settings = [Setting(candidate["args"]) for candidate in candidates]
 
     def work(case: Row) -> Row:
         kind = "with" if case["checkpointing"] else "without"
-        # The number of rows that the trial reads.
-        limit = case["batch"] * case["accumulation"] * ranks * (args.steps + args.warmup)
-        return trial.training(
-            config,
-            f"batch{case['batch']}-{kind}-checkpointing",
-            settings[case["batch"], case["checkpointing"]],
-            args.steps,
-            args.warmup,
-            {**data, "limit": limit} if data else {},
-        )
+        name = f"batch{case['batch']}-{kind}-checkpointing"
+        return training(config, args, name, settings[cases.index(case)])
 
     rows = measure_rows(config, args, table, cases, work, larger_than_memory)
     before = as_it_stands(config, rows)
-    used = [settings[row["batch"], row["checkpointing"]] for row in rows]
     notes += [*margin(rows, candidates), *note_on_nearest(before, config.tuned.trainer_args)]
-    return finish(config, table, rows, before, used, notes)
+    return finish(config, table, rows, before, settings, notes)
 
 
 def to_measure(planned: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:

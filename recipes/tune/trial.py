@@ -125,21 +125,6 @@ def folder_of(config: DictConfig, name: str) -> Path:
     return Path(config.run_dir) / "trials" / name
 
 
-def training(
-    config: DictConfig,
-    name: str,
-    setting: Setting,
-    steps: int,
-    warmup: int,
-    data: Mapping[str, Any],
-    env: Mapping[str, str] = {},
-) -> Row:
-    """Return the speed of `steps` steps after `warmup`. Raise UserError if the trial failed."""
-    bounds = {"max_steps": warmup + steps, "num_train_epochs": 1, "logging_steps": 1}
-    bounds |= {"save_strategy": "no", "eval_strategy": "no"}
-    return speed(run(config, name, setting, bounds, data, env), warmup)
-
-
 def speed(rows: list[Row], warmup: int) -> Row:
     """Return speed and memory from a trainer's lines, one per step.
 

@@ -8,9 +8,11 @@ conf/method/tune/<name>.yaml shows how to start a tuning.
 
 from __future__ import annotations
 
+import json
 import math
+import random
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,9 +24,9 @@ from launch.core.errors import UserError
 from recipes.bench.series import Column, Row, Table, measure_rows, show
 from recipes.rank.names import Arguments, named
 from recipes.rank.program import Failed, say
-from recipes.tune.rows import full_rows
-from recipes.tune.trial import Setting, num_ranks, word
+from recipes.tune.trial import Setting, num_ranks, run, speed, word
 
+CHARACTERS = 4  # digits per token; no tokenizer in use joins more than three into a token
 # Their product is the number of rows that a rank reads for an optimizer step.
 STEP = ("per_device_train_batch_size", "gradient_accumulation_steps")
 TRAINING = (
@@ -62,25 +64,47 @@ class TrainingTuneConfig(TuneConfig):
     rows: str = named(lambda: ("full", "data"), "full")
 
 
-def trial_data(
-    config: DictConfig, args: TrainingTuneConfig, most: int | None = None
-) -> dict[str, Any]:
-    """Return keys of config.data for trials with up to `most` rows per step on all ranks.
+def training(
+    config: DictConfig,
+    args: TrainingTuneConfig,
+    name: str,
+    setting: Setting,
+    env: Mapping[str, str] = {},
+    steps: int | None = None,
+) -> Row:
+    """Return the speed of `steps` steps after args.warmup. Raise UserError if the trial failed."""
+    steps = steps or args.steps
+    bounds = {"max_steps": args.warmup + steps, "num_train_epochs": 1, "logging_steps": 1}
+    bounds |= {"save_strategy": "no", "eval_strategy": "no"}
+    data = full_rows(config, args, setting, steps) if args.rows == "full" else {}
+    return speed(run(config, name, setting, bounds, data, env), args.warmup)
 
-    If `most` is None, use the recipe's own batch. Raise UserError if rows cannot be full.
+
+def full_rows(
+    config: DictConfig, args: TrainingTuneConfig, setting: Setting, steps: int
+) -> dict[str, Any]:
+    """Write rows that fill max_length, and return the keys of config.data for a trial with them.
+
+    Every step then has the same shape. Raise UserError if rows cannot be full.
     """
-    if args.rows == "data":
-        return {}
-    own = config.tuned.trainer_args
-    if args.recipe not in ("sft", "dpo") or own.max_length is None:
+    own = {**config.tuned.trainer_args, **setting.args}
+    length = own.get("max_length")
+    if args.recipe not in ("sft", "dpo") or length is None:
         raise UserError(
             f"method.args.rows=full with method.args.recipe={args.recipe}: rows are filled for sft "
             "and dpo, up to method.args.max_length tokens. Set both, or use method.args.rows=data."
         )
-    if most is None:
-        most = own.per_device_train_batch_size * own.get("gradient_accumulation_steps", 1)
-    path = Path(config.run_dir) / "trials" / "rows.jsonl"
-    full_rows(path, args.recipe, own.max_length, most * (args.steps + args.warmup), args.seed)
+    count = num_ranks() * math.prod(own.get(key) or 1 for key in STEP) * (steps + args.warmup)
+    path = Path(config.run_dir) / "trials" / f"rows-{count}.jsonl"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rng, staged = random.Random(args.seed), path.with_suffix(".staged")
+        with staged.open("w") as file:
+            for _ in range(count):  # the trainer cuts longer rows
+                text = "".join(rng.choices("0123456789", k=CHARACTERS * length))
+                pair = {"prompt": text[:CHARACTERS], "chosen": text, "rejected": text[::-1]}
+                file.write(json.dumps({"text": text} if args.recipe == "sft" else pair) + "\n")
+        staged.replace(path)
     return {"name": "full rows", "kind": "jsonl", "path": str(path), "limit": None}
 
 
@@ -151,7 +175,7 @@ def other_steps(config: DictConfig, setting: Setting) -> list[str]:
     )
     if before == after:
         return []
-    at_once = num_ranks() * (tuned.get("per_device_train_batch_size") or 1)
+    at_once = num_ranks() * (tuned.get(STEP[0]) or 1)
     remedy = "a sweep of learning rates says whether it has to follow."
     if before % at_once == 0:
         remedy = f"effective_batch={before} keeps them."

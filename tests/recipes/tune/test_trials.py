@@ -5,6 +5,7 @@ Recipes here are stand-ins; tests/e2e runs real ones.
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from pathlib import Path
@@ -19,13 +20,15 @@ from launch.plan.planning import prepare
 from recipes.bench.series import Column, Table
 from recipes.rank import program
 from recipes.rank.program import Failed, Interrupted
-from recipes.tune import batch, inductor, miopen, rows, trial, tunableop
+from recipes.tune import batch, inductor, miopen, trial, tunableop
 from recipes.tune.trial import Setting
 from recipes.tune.tuning import (
+    STEP,
     TrainingTuneConfig,
     finish,
+    full_rows,
     measure_trials,
-    trial_data,
+    training,
     write_experiment,
 )
 from recipes.tune.vllm import write_engine
@@ -57,6 +60,10 @@ def tuned_config(run_dir, **args):
     )
 
 
+def training_args(**args):
+    return TrainingTuneConfig(output_dir="", **{"steps": 1, "warmup": 1, **args})
+
+
 @pytest.fixture(autouse=True)
 def importable(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -64,7 +71,7 @@ def importable(monkeypatch):
 
 def test_a_trial_gets_its_setting_and_is_measured(tmp_path):
     setting = Setting({"size": 4}, {"MINE": "yes"})
-    row = trial.training(tuned_config(tmp_path), "one", setting, 3, 2, {"kind": "jsonl"})
+    row = training(tuned_config(tmp_path), training_args(steps=3, warmup=2), "one", setting)
     assert row["tokens_per_second"] == 400 / 0.5  # 100 x 4 tokens in each step of half a second
     expected = {"step_s": 0.5, "spread": 0.0, "first_step_s": 10.5, "memory_gb": 5.0}
     assert expected.items() <= row.items()
@@ -82,7 +89,7 @@ def test_a_trial_gets_its_setting_and_is_measured(tmp_path):
 ])  # fmt: skip
 def test_a_failed_trial_has_its_reason(tmp_path, args, message):
     with pytest.raises(UserError, match=message):
-        trial.training(tuned_config(tmp_path, **args), "one", Setting(), 1, 1, {})
+        training(tuned_config(tmp_path, **args), training_args(rows="data"), "one", Setting())
 
 
 def test_a_trial_is_stopped_by_its_rows(tmp_path):
@@ -233,22 +240,22 @@ def test_a_batch_that_changes_learning_is_noted(
 
 @pytest.mark.parametrize("recipe", ["sft", "dpo"])
 def test_full_rows(tmp_path, recipe):
-    path = tmp_path / "rows.jsonl"
-    rows.full_rows(path, recipe, 16, 3, seed=0)
-    lines = [yaml.safe_load(line) for line in path.read_text().splitlines()]
+    args, setting = training_args(recipe=recipe, warmup=2), Setting({STEP[0]: 1})
+    data = full_rows(tuned_config(tmp_path, max_length=16), args, setting, 1)
+    text = Path(data["path"]).read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
     assert len(lines) == 3
     assert all(len(line["text" if recipe == "sft" else "chosen"]) == 64 for line in lines)
-    before = path.read_text()
-    rows.full_rows(path, recipe, 16, 3, seed=1)  # kept for an interrupted tuning
-    assert path.read_text() == before
+    args.seed = 1  # rows are kept for an interrupted tuning
+    assert full_rows(tuned_config(tmp_path, max_length=16), args, setting, 1) == data
+    assert Path(data["path"]).read_text() == text
 
 
 def test_rows_that_cannot_be_full(tmp_path):
     config, none = tuned_config(tmp_path), tuned_config(tmp_path, max_length=None)
-    assert trial_data(config, TrainingTuneConfig(output_dir="", rows="data"), 1) == {}
     for run, recipe in ((none, "sft"), (config, "grpo")):
         with pytest.raises(UserError, match="rows=data"):
-            trial_data(run, TrainingTuneConfig(output_dir="", recipe=recipe), 1)
+            full_rows(run, training_args(recipe=recipe), Setting(), 1)
 
 
 # ---- batch
@@ -315,29 +322,30 @@ def test_candidates_are_compared_with_a_recipe_that_compiles():
 # ---- tunableop
 
 
-VALIDATORS = [
-    ["PT_VERSION", "2.13.0"],
-    ["ROCM_VERSION", "7.2.0.0-1"],
-    ["HIPBLASLT_VERSION", "1.2.0-abc"],
-]
-VALIDATORS += [["GCN_ARCH_NAME", "gfx950:sramecc+:xnack-"]]
+VALIDATORS = """\
+Validator,PT_VERSION,2.13.0
+Validator,ROCM_VERSION,7.2.0.0-1
+Validator,HIPBLASLT_VERSION,1.2.0-abc
+Validator,GCN_ARCH_NAME,gfx950:sramecc+:xnack-
+"""
 
 
 def test_tuned_products_are_kept_by_version_and_added_to(tmp_path):
-    head = "Validator,PT_VERSION,2.13.0"
-    first = ["GemmTunableOp_BFloat16_TN,tn_1_2_3,A,0.1", "Gemm_x,y,Z,1"]
-    for number, lines in enumerate((first, ["Gemm_x,y,W,2", "Gemm_x,z,W,2"], [])):
-        (tmp_path / f"{number}.csv").write_text("\n".join([head, *lines]) + "\n")
-    for number in range(2):
-        folder = tunableop.keep(tmp_path / f"{number}.csv", VALIDATORS, tmp_path / "cache")
+    file, first = tmp_path / "tuned.csv", "GemmTunableOp_BFloat16_TN,tn_1_2_3,A,0.1"
+    for lines in ((first, "Gemm_x,y,Z,1"), ("Gemm_x,y,W,2", "Gemm_x,z,W,2")):
+        file.write_text(VALIDATORS + "\n".join(lines) + "\n")
+        folder = tunableop.keep(file, tmp_path / "cache")
     assert folder.name == "gfx950-rocm7.2.0.0-1-hipblaslt1.2.0-abc-torch2.13.0"
-    expected = [head, first[0], "Gemm_x,y,W,2", "Gemm_x,z,W,2"]
+    expected = [*VALIDATORS.splitlines(), first, "Gemm_x,y,W,2", "Gemm_x,z,W,2"]
     for gpu in range(8):
         assert (folder / f"tunableop{gpu}.csv").read_text().splitlines() == expected
-    with pytest.raises(UserError, match="HIPBLASLT_VERSION"):
-        tunableop.keep(tmp_path / "0.csv", VALIDATORS[:2] + VALIDATORS[3:], tmp_path)
-    with pytest.raises(UserError, match="wrote 0 kernels"):
-        tunableop.keep(tmp_path / "2.csv", VALIDATORS, tmp_path)
+    for content, message in (
+        (VALIDATORS, "wrote 0 kernels"),
+        (VALIDATORS.replace("HIPBLASLT", "X") + first, "HIPBLASLT_VERSION"),
+    ):
+        file.write_text(content)
+        with pytest.raises(UserError, match=message):
+            tunableop.keep(file, tmp_path)
 
 
 # ---- miopen
