@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from launch.core.errors import UserError
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, grid, measure, rate
-from recipes.bench.timing import median_ms
+from recipes.bench.training import median_ms
 from recipes.rank.device import compute_dtype
 from recipes.rank.names import named
 from recipes.rank.program import main

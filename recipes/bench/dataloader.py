@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, grid, measure
-from recipes.bench.timing import median_ms, synchronize
+from recipes.bench.training import median_ms, synchronize
 from recipes.rank.program import main
 
 NUM_WORKERS, PIN_MEMORY = [0, 1, 2, 4, 8], [False, True]

@@ -30,7 +30,7 @@ from recipes.bench.series import (
     parsed_output,
     rate,
 )
-from recipes.bench.timing import median_ms
+from recipes.bench.training import median_ms
 from recipes.rank.names import named
 from recipes.rank.program import main
 

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from recipes.bench import gemm
 from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, grid, measure, rate
-from recipes.bench.timing import steps_ms
+from recipes.bench.training import steps_ms
 from recipes.rank.names import named
 from recipes.rank.program import main
 

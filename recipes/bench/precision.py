@@ -19,7 +19,7 @@ from torch import nn
 
 from recipes.bench.language_model import Steps, TrainingConfig
 from recipes.bench.series import Column, Row, Table, device_of, measure
-from recipes.bench.timing import steps_ms
+from recipes.bench.training import steps_ms
 from recipes.models.low_precision import package, to_float8
 from recipes.models.model import build_model
 from recipes.rank.device import DTYPES, memory_peak_gb

@@ -33,7 +33,6 @@ from recipes.bench import published
 from recipes.bench.training import fresh
 from recipes.measure import profiling
 from recipes.rank.device import device
-from recipes.rank.files import append
 from recipes.rank.names import Arguments
 from recipes.rank.program import Failed, Interrupted, is_main_rank, say, stop_asked
 
@@ -121,14 +120,42 @@ def measure(
     complete: Callable[[list[Row]], Row | None] = lambda rows: None,
     skip: Callable[[Row, list[Row]], str | None] = lambda case, rows: None,
 ) -> dict[str, Any]:
-    """Measure the cases, and return the content of result.json.
+    """Measure the cases, print rows next to published figures, and return result.json.
 
     `complete` may add columns and notes that depend on all rows, and returns additional keys of the
     result. `work` and `skip` are those of `measure_rows`. Raise Failed if a figure is below the
     gate or no row has one, and Interrupted between two cases after a signal.
     """
     rows = measure_rows(config, args, table, cases, work, skip)
-    return result(config, args, table, rows, complete(rows) or {})
+    own = complete(rows) or {}
+    # A smoke run measures the CPU, whatever GPU it is configured for.
+    hardware = "cpu" if config.get("smoke") else config.hardware.name
+    compared = published.compare(
+        rows, table.benchmark, hardware, table.figure, table.higher_is_better, args.fail_below
+    )
+    infinite = [
+        f"{_name(table, row)}: {', '.join(row['not_finite'])} came out as inf or nan."
+        for row in rows
+        if row.get("not_finite")
+    ]
+    on_gpu = torch.cuda.is_available() and not args.use_cpu
+    content = {
+        **own,
+        **table.content(compared.rows, [*table.notes, *compared.notes, *infinite]),
+        "benchmark": table.benchmark,
+        "fail_below": args.fail_below,
+        "below": compared.below,
+        "device": torch.cuda.get_device_name() if on_gpu else "CPU",
+    }
+    if is_main_rank():
+        show(table, compared.rows, hardware, content["notes"])
+    if all(row["error"] for row in rows):
+        first = f"{_name(table, rows[0])}: {rows[0]['error']}"
+        raise Failed(f"no row could be measured; the first: {first}", **content)
+    if compared.below:
+        gate = f"below method.args.fail_below={args.fail_below:g} of what was published"
+        raise Failed(f"{gate}: {'; '.join(compared.below)}", **content)
+    return content
 
 
 def measure_rows(
@@ -176,13 +203,8 @@ def measure_rows(
             # The signal may have caused this failure, so leave the case to the next start.
             if on_any_rank(row["error"] is not None and stop_asked()):
                 raise Interrupted(rows=rows)
-            if i < len(rows):
-                rows[i] = row
-                _write(path, rows, len(cases))
-            else:
-                rows.append(row)
-                if is_main_rank():
-                    append(path, {"step": i + 1, "num_steps": len(cases), **row})
+            rows[i : i + 1] = [row]
+            _write(path, rows, len(cases))
             cells = [(c.title, _cell(row.get(c.key), c.digits)) for c in table.columns]
             words = [f"{title} {cell}" for title, cell in cells if cell]
             say("  ".join([f"{i + 1}/{len(cases)}", *words, row["error"] or ""]).rstrip())
@@ -239,55 +261,17 @@ def _write(path: Path, rows: Sequence[Row], num_cases: int) -> None:
         write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
-def result(
-    config: DictConfig, args: SeriesConfig, table: Table, rows: list[Row], own: Row
-) -> dict[str, Any]:
-    """Print rows next to published figures and return result.json, with the additional keys `own`.
-
-    Raise Failed if a figure is below the gate, or if no row has a figure.
-    """
-    # A smoke run measures the CPU, whatever GPU it is configured for.
-    hardware = "cpu" if config.get("smoke") else config.hardware.name
-    compared = published.compare(
-        rows, table.benchmark, hardware, table.figure, table.higher_is_better, args.fail_below
-    )
-    infinite = [
-        f"{_name(table, row)}: {', '.join(row['not_finite'])} came out as inf or nan."
-        for row in rows
-        if row.get("not_finite")
-    ]
-    on_gpu = torch.cuda.is_available() and not args.use_cpu
-    content = {
-        **own,
-        **table.content(compared.rows, [*table.notes, *compared.notes, *infinite]),
-        "benchmark": table.benchmark,
-        "fail_below": args.fail_below,
-        "below": compared.below,
-        "device": torch.cuda.get_device_name() if on_gpu else "CPU",
-    }
-    if is_main_rank():
-        show(table, compared.rows, hardware, content["notes"])
-    if rows and all(row["error"] for row in rows):
-        first = f"{_name(table, rows[0])}: {rows[0]['error']}"
-        raise Failed(f"no row could be measured; the first: {first}", **content)
-    if compared.below:
-        gate = f"below method.args.fail_below={args.fail_below:g} of what was published"
-        raise Failed(f"{gate}: {'; '.join(compared.below)}", **content)
-    return content
-
-
 def show(table: Table, rows: Sequence[Row], hardware: str, lines: Sequence[str]) -> None:
     """Print the table, then why rows failed, then `lines`."""
     shown = RichTable(title=table.benchmark, title_justify="left")
-    columns = [(column.key, column.title, column.digits) for column in table.columns]
-    if any(row.get("published") is not None for row in rows):
-        columns += [("published", f"published {hardware}", 0), ("ratio", "ratio", 2)]
-    for _, title, digits in columns:
-        shown.add_column(title, justify="left" if digits is None else "right")
+    columns = list(table.columns)
+    if any(row.get("published") is not None for row in rows):  # with all its digits
+        columns += [Column("published", f"published {hardware}"), Column("ratio", "ratio", 2)]
+    for column in columns:
+        shown.add_column(column.title, justify="left" if column.digits is None else "right")
     for row in rows:
         cells = {**row, **({table.figure: "failed"} if row["error"] else {})}
-        cells["published"] = _cell(row.get("published"), None)  # with all published digits
-        shown.add_row(*(_cell(cells.get(key), digits) for key, _, digits in columns))
+        shown.add_row(*(_cell(cells.get(column.key), column.digits) for column in columns))
     console = Console(width=WIDTH)
     console.print(shown)
     failures = [f"{_name(table, row)}: {row['error']}" for row in rows if row["error"]]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 
 from launch.core.errors import UserError
-from recipes.bench import series, timing
+from recipes.bench import series, training
 from recipes.bench.series import OUT_OF_MEMORY, Column, SeriesConfig, Table, measure
 from recipes.rank import program
 from recipes.rank.program import Failed, Interrupted
@@ -226,7 +226,7 @@ def test_a_missing_gpu_is_reported(monkeypatch):
 
 def test_the_number_of_timed_calls():
     calls = []
-    timing.median_ms(lambda: calls.append(1), torch.device("cpu"), warmup=2, repetitions=5)
+    training.median_ms(lambda: calls.append(1), torch.device("cpu"), warmup=2, repetitions=5)
     assert len(calls) == 7
-    timing.steps_ms(lambda: calls.append(1), torch.device("cpu"), warmup=1, steps=3)
+    training.steps_ms(lambda: calls.append(1), torch.device("cpu"), warmup=1, steps=3)
     assert len(calls) == 11
