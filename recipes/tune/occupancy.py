@@ -214,8 +214,14 @@ def launches(request: Request) -> list[tuple[Launch, str]]:
             for operation in all_of_library if name == "all" else [kernel]:
                 launched = kernels.library_launches(operation, *shape)
                 named += [(kernel, launch) for launch in launched]
-    distinct = [(launch, arch) for launch in named_apart(named) for arch in request.archs]
-    return distinct + (layer_launches(request, attentions) if attentions else [])
+    # Kernels that share a name, as in two files, get the key behind it.
+    times = Counter(launch.name for _, launch in named)
+    distinct = [
+        launch if times[launch.name] == 1 else replace(launch, name=f"{launch.name} of {kernel}")
+        for kernel, launch in named
+    ]
+    of_layers = layer_launches(request, attentions) if attentions else []
+    return [(launch, arch) for launch in distinct for arch in request.archs] + of_layers
 
 
 def layer_launches(request: Request, attentions: list[str]) -> list[tuple[Launch, str]]:
@@ -242,15 +248,6 @@ def layer_launches(request: Request, attentions: list[str]) -> list[tuple[Launch
         (launch, arch)
         for arch in request.archs
         for launch in kernels.generated_launches(generated[arch])
-    ]
-
-
-def named_apart(launches: list[tuple[str, Launch]]) -> list[Launch]:
-    """Return launches; names that several kernels share, as in two files, get the kernel's key."""
-    times = Counter(launch.name for _, launch in launches)
-    return [
-        launch if times[launch.name] == 1 else replace(launch, name=f"{launch.name} of {kernel}")
-        for kernel, launch in launches
     ]
 
 
@@ -326,11 +323,6 @@ def versions(request: Request) -> dict[str, str]:
     return {"triton": triton.__version__, **{name: metadata.version(name) for name in names}}
 
 
-def as_json(rows: list[Row], compiled_by: dict[str, str]) -> str:
-    objects = [{**asdict(row), "small_grid": row.small_grid} for row in rows]
-    return json.dumps({"schema": 1, "versions": compiled_by, "rows": objects}, indent=1)
-
-
 def main(argv: list[str]) -> int:
     if not argv or {"-h", "--help"} & set(argv):
         print(__doc__)
@@ -347,7 +339,9 @@ def main(argv: list[str]) -> int:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     if request.json:
-        print(as_json(rows, versions(request)))
+        objects = [{**asdict(row), "small_grid": row.small_grid} for row in rows]
+        content = {"schema": 1, "versions": versions(request), "rows": objects}
+        print(json.dumps(content, indent=1))
     else:
         table.show(rows, versions(request), request.save)
     compiled = {(row.kernel, row.arch) for row in rows if not row.error}

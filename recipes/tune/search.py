@@ -28,6 +28,7 @@ from launch.core.errors import UserError
 from recipes.bench.series import Row, Table
 from recipes.rank.files import append
 from recipes.rank.program import Interrupted, say, stop_asked
+from recipes.tune.trial import Setting, run
 from recipes.tune.tuning import TuneConfig
 
 JOURNAL = "journal.log"
@@ -166,6 +167,42 @@ def _measured(
     trial.set_user_attr("row", row)  # before `tell`, so that every finished trial has a row
     study.tell(trial, row[table.figure] if state == TrialState.COMPLETE else None, state=state)
     return row
+
+
+def measure_bench(
+    config: DictConfig,
+    number: int,
+    setting: Setting,
+    report: Report,
+    figure: str,
+    names: tuple[str, Callable[[Row], str]],
+    unrecorded: Mapping[str, Any] = {},
+) -> Row:
+    """Run a benchmark as a trial, and return the geometric mean of its rows' figures.
+
+    `names`: what a row's name is, and the name of a row. Raise UserError if a row failed, Pruned.
+    """
+    known, pruned = 0, False
+
+    def on_rows(rows: list[Row]) -> bool:
+        nonlocal known, pruned
+        try:
+            for row in rows[known:]:
+                if row["error"]:
+                    return True
+                report(row[figure])
+        except Pruned:
+            pruned = True
+        known = len(rows)
+        return pruned
+
+    rows = run(config, f"trial{number}", setting, unrecorded, on_rows=on_rows)
+    if pruned:
+        raise Pruned
+    what, name_of = names
+    figures = {name_of(row): row[figure] for row in rows}
+    mean = statistics.geometric_mean(figures.values())
+    return {figure: mean, f"{figure}_by_{what}": figures}
 
 
 def combinations(space: Mapping[str, Sequence[Any]]) -> int:

@@ -11,7 +11,6 @@ conf/experiment/tuned_engine_<model>_<hardware>.yaml.
 from __future__ import annotations
 
 import shlex
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +22,7 @@ from recipes.bench import vllm_arguments
 from recipes.bench.series import Column, Row, Table
 from recipes.rank.names import named
 from recipes.rank.program import is_main_rank, main, say
-from recipes.tune import trial
-from recipes.tune.search import Point, Pruned, Report, SearchConfig, search, set_only
+from recipes.tune.search import Point, Report, SearchConfig, measure_bench, search, set_only
 from recipes.tune.trial import Setting
 from recipes.tune.tuning import finish, start_of, write_file
 
@@ -57,7 +55,8 @@ def vllm(config: DictConfig) -> dict[str, Any]:
     base = OmegaConf.to_container(config.tuned.trainer_args.base)
 
     def work(number: int, point: Point, report: Report) -> Row:
-        return measure_point(config, base, number, point, report)
+        names = ("length", lambda row: f"{row['kind']} {row['input']}+{row['output']}")
+        return measure_bench(config, number, setting_of(base, point), report, FIGURE, names)
 
     rows = search(config, args, table, work)
     settings = [setting_of(base, set_only(row["point"])) for row in rows]
@@ -98,29 +97,6 @@ def write_engine(config: DictConfig, engine: Mapping[str, Any]) -> tuple[Path, s
 
 def setting_of(base: Any, point: Point) -> Setting:
     return Setting({"base": {**base, **point}} if point else {})
-
-
-def measure_point(config: DictConfig, base: Any, number: int, point: Point, report: Report) -> Row:
-    """Return the row of one point. Raise UserError if no engine starts, and Pruned."""
-    reported, pruned = 0, False
-
-    def on_rows(rows: list[Row]) -> bool:
-        nonlocal reported, pruned
-        try:
-            for row in rows[reported:]:
-                if row["error"]:
-                    return True
-                report(row[FIGURE])
-        except Pruned:
-            pruned = True
-        reported = len(rows)
-        return pruned
-
-    rows = trial.run(config, f"trial{number}", setting_of(base, point), on_rows=on_rows)
-    if pruned:
-        raise Pruned
-    figures = {f"{row['kind']} {row['input']}+{row['output']}": row[FIGURE] for row in rows}
-    return {FIGURE: statistics.geometric_mean(figures.values()), f"{FIGURE}_by_length": figures}
 
 
 if __name__ == "__main__":
