@@ -235,6 +235,19 @@ def attempt(case: Row, work: Callable[[Row], Row]) -> Row:
     return {**figures, **dict.fromkeys(infinite), **not_finite, "error": None}
 
 
+def skip_larger(key: str, *same: str) -> Callable[[Row, list[Row]], str | None]:
+    """Return a `skip` for cases above one, equal in `same`, that ran out of memory."""
+
+    def skip(case: Row, rows: list[Row]) -> str | None:
+        for row in rows:
+            is_alike = all(row[name] == case[name] for name in same)
+            if is_alike and row["error"] == OUT_OF_MEMORY and row[key] < case[key]:
+                return f"{row[key]} was out of memory"
+        return None
+
+    return skip
+
+
 def parsed_output(
     argv: Sequence[str],
     parse: Callable[[str], Any],

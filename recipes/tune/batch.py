@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipes.bench.series import OUT_OF_MEMORY, Column, Row, Table, measure_rows
+from recipes.bench.series import OUT_OF_MEMORY, Column, Row, Table, measure_rows, skip_larger
 from recipes.rank.program import is_main_rank, main
 from recipes.tune.trial import Setting
 from recipes.tune.tuning import STEP, TRAINING, TrainingTuneConfig, finish, training
@@ -51,13 +51,22 @@ def batch(config: DictConfig) -> dict[str, Any]:
     settings = [Setting(candidate["args"]) for candidate in candidates]
 
     def work(case: Row) -> Row:
-        kind = "with" if case["checkpointing"] else "without"
-        name = f"batch{case['batch']}-{kind}-checkpointing"
+        name = f"batch{case['batch']}-{_kind(case['checkpointing']).replace(' ', '-')}"
         return training(config, args, name, settings[cases.index(case)])
 
-    rows = measure_rows(config, args, table, cases, work, larger_than_memory)
-    before = as_it_stands(config, rows)
-    notes += [*margin(rows, candidates), *note_on_nearest(before, config.tuned.trainer_args)]
+    rows = measure_rows(config, args, table, cases, work, skip_larger("batch", "checkpointing"))
+    own = config.tuned.trainer_args
+    # The recipe as it stands, or else the nearest that runs.
+    before = min(
+        [row for row in rows if not row["error"]] or rows,
+        key=lambda row: (row["checkpointing"] != own[CHECKPOINTING], abs(row["batch"] - own[SIZE])),
+    )
+    if (before["batch"], before["checkpointing"]) != (own[SIZE], own[CHECKPOINTING]):
+        notes.append(
+            f"the recipe as it stands, batch {own[SIZE]} {_kind(own[CHECKPOINTING])}, does not run "
+            f"here; before is batch {before['batch']} {_kind(before['checkpointing'])}."
+        )
+    notes += margin(rows, candidates)
     return finish(config, table, rows, before, settings, notes)
 
 
@@ -68,50 +77,13 @@ def to_measure(planned: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], lis
         same_kind = [each for each in planned if each["args"][CHECKPOINTING] == kind]
         too_large = [each for each in same_kind if not each["fits"]]
         candidates += [each for each in same_kind if each["fits"]] + too_large[:1]
-        omitted += too_large[1:]
-    if not omitted:
-        return candidates, []
-    names = ", ".join(
-        f"{candidate['args'][SIZE]} {_kind(candidate['args'][CHECKPOINTING])}"
-        for candidate in omitted
-    )
-    return candidates, [
-        f"not measured, because the plan says that they do not fit: batches of {names}."
-    ]
+        omitted += [f"{each['args'][SIZE]} {_kind(kind)}" for each in too_large[1:]]
+    note = "not measured, because the plan says that they do not fit: batches of "
+    return candidates, [f"{note}{', '.join(omitted)}."] if omitted else []
 
 
 def _kind(checkpointing: bool) -> str:
     return f"{'with' if checkpointing else 'without'} checkpointing"
-
-
-def larger_than_memory(case: Row, rows: list[Row]) -> str | None:
-    """Return a reason if a smaller batch with the same checkpointing ran out of memory."""
-    for row in rows:
-        same_kind = row["checkpointing"] == case["checkpointing"]
-        if same_kind and row["error"] == OUT_OF_MEMORY and row["batch"] < case["batch"]:
-            return f"a batch of {row['batch']} ran out of memory"
-    return None
-
-
-def as_it_stands(config: DictConfig, rows: list[Row]) -> Row:
-    """Return the row with the recipe's own arguments, or else the nearest measured one."""
-    own = config.tuned.trainer_args
-    measured = [row for row in rows if not row["error"]] or rows
-    return min(
-        measured,
-        key=lambda row: (row["checkpointing"] != own[CHECKPOINTING], abs(row["batch"] - own[SIZE])),
-    )
-
-
-def note_on_nearest(before: Row, own: Any) -> list[str]:
-    """Return a note if `before` does not have the recipe's own batch and checkpointing."""
-    if (before["batch"], before["checkpointing"]) == (own[SIZE], own[CHECKPOINTING]):
-        return []
-    return [
-        f"the recipe as it stands, batch {own[SIZE]} {_kind(own[CHECKPOINTING])}, does not run "
-        f"here; before is the nearest that does, batch {before['batch']} "
-        f"{_kind(before['checkpointing'])}."
-    ]
 
 
 def margin(rows: list[Row], candidates: list[dict[str, Any]]) -> list[str]:

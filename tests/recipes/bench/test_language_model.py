@@ -78,7 +78,7 @@ def test_an_interrupted_series_remembers_what_was_out_of_memory(tmp_path, monkey
     errors = [row["error"] for row in result["rows"]]
     assert errors == [None, None, "out of memory", *["not measured: 4 was out of memory"] * 2]
     assert result["largest"] == 2
-    assert f"largest batch 2, fastest {result['fastest']}" in result["notes"][0]
+    assert f"largest batch 2, fastest batch {result['fastest']}" in result["notes"][0]
 
 
 def test_the_fastest_of_equals_is_the_smaller():

@@ -282,17 +282,25 @@ def test_the_margin_of_the_plan_is_noted():
     assert note.endswith("did not fit.")
 
 
-def test_another_batch_in_place_of_the_recipes_own_is_noted():
-    own = {"per_device_train_batch_size": 8, "gradient_checkpointing": False}
-    assert batch.note_on_nearest({"batch": 8, "checkpointing": False}, own) == []
-    (note,) = batch.note_on_nearest({"batch": 4, "checkpointing": False}, own)
-    assert "batch 8 without checkpointing, does not run here" in note
+def test_the_nearest_batch_that_runs_stands_for_the_recipes_own(tmp_path, monkeypatch):
+    config = tuned_config(tmp_path, **planned(4, True, True)["args"])
+    config.tuned.planned = [planned(n, on, True) for on in (True, False) for n in (1, 2, 4, 8)]
+    config.trainer_args, config.profile = {"output_dir": ""}, "none"
+    monkeypatch.setenv("WORLD_SIZE", "1")
 
+    def train(_config, _args, name, setting):
+        if setting.args["per_device_train_batch_size"] >= 4 and "with-" in name:
+            raise UserError("out of memory")
+        return {"tokens_per_second": 1.0, "memory_gb": 1.0}
 
-def test_a_batch_above_one_that_ran_out_of_memory():
-    rows = [row(2, None, "out of memory", checkpointing=True)]
-    assert "2" in batch.larger_than_memory({"batch": 4, "checkpointing": True}, rows)
-    assert batch.larger_than_memory({"batch": 4, "checkpointing": False}, rows) is None
+    monkeypatch.setattr(batch, "training", train)
+    result = batch.batch(config)
+    errors = [row["error"] for row in result["rows"]]
+    assert errors == [None, None, "out of memory", "not measured: 4 was out of memory"] + [None] * 4
+    assert any(
+        "batch 4 with checkpointing, does not run here; before is batch 2 with" in note
+        for note in result["notes"]
+    )
 
 
 # ---- inductor
