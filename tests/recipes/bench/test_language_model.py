@@ -81,15 +81,6 @@ def test_an_interrupted_series_remembers_what_was_out_of_memory(tmp_path, monkey
     assert f"largest batch 2, fastest batch {result['fastest']}" in result["notes"][0]
 
 
-def test_the_fastest_of_equals_is_the_smaller():
-    assert batch_size.best([{"batch_size": 1, "error": "out of memory"}]) == {}
-    rows = [
-        {"batch_size": n, "tokens_per_second": speed, "error": error}
-        for n, speed, error in ((1, 5.0, None), (2, 9.0, None), (4, 9.0, None), (8, 0.0, "no"))
-    ]
-    assert batch_size.best(rows) == {"largest": 4, "fastest": 2}
-
-
 def test_weights_that_do_not_fit_are_a_users_mistake(tmp_path, monkeypatch):
     def refuse(_config):
         raise torch.OutOfMemoryError("tried to allocate 280 GiB")
@@ -116,14 +107,6 @@ def test_precisions_start_alike_and_are_compared_with_fp32(tmp_path):
             assert f"{name} needs {package}: No module named" in rows[name]["error"]
         else:
             assert rows[name]["loss"] < 6.1
-
-
-def test_rows_count_upwards_and_are_the_same_each_time(tmp_path):
-    args = precision.PrecisionConfig(output_dir="x", batch_size=3, **SMALL)
-    tokens = precision.counting(bench_config(tmp_path), args)
-    assert tokens.shape == (3, 3, 16)
-    assert (((tokens[..., 1:] - tokens[..., :-1]) % precision.PERIOD) == 1).all()
-    assert torch.equal(tokens, precision.counting(bench_config(tmp_path), args))
 
 
 class Products(TorchDispatchMode):
@@ -159,13 +142,8 @@ def test_selective_checkpointing_computes_no_product_again(tmp_path):
     # Each of two layers has seven products, of which the last is not needed again.
     assert backward["on"][0] == backward["off"][0] + 2 * 6
     assert backward["selective"] == backward["off"]
-
-
-def test_checkpointing_is_compared_with_none(tmp_path):
     result = checkpointing.checkpointing(bench_config(tmp_path, batch_size=2, **SMALL))
     rows = {row["mode"]: row for row in result["rows"]}
     assert rows["off"]["slowdown"] == 1.0
     assert rows["on"]["slowdown"] == rows["on"]["ms"] / rows["off"]["ms"]
-    assert rows["selective"]["memory_share"] == pytest.approx(
-        rows["selective"]["memory_gb"] / rows["off"]["memory_gb"]
-    )
+    assert rows["on"]["memory_share"] == rows["on"]["memory_gb"] / rows["off"]["memory_gb"]

@@ -131,20 +131,17 @@ def test_figures_of_offline_served_and_latency(figures, tmp_path):
     assert list(figures(SERVED).values()) == list(SERVED.values())[4:]
     latency = {"output_tokens_per_second": 32.0, "total_tokens_per_second": 96.0, "latency_s": 0.5}
     assert figures(LATENCY, kind="latency") == latency
+    other = {**SERVED, "output_throughput": 100.0, "median_ttft_ms": 42.2, "p99_itl_ms": 20.0}
+    row = combined([figures(SERVED), figures(other)])
+    assert row["output_tokens_per_second"] == pytest.approx(333.71, abs=0.01)
+    assert (row["ttft_ms"], row["itl_p99_ms"]) == (pytest.approx(37.18, abs=0.01), 20.0)
+    assert row["ttft_p99_ms"] == SERVED["p99_ttft_ms"]
     with pytest.raises(UserError, match="failed 3 requests, and answered 1 "):
         figures({**SERVED, "failed": 3, "completed": 1})
     with pytest.raises(UserError, match="96 tokens .* 1152"):
         figures(OFFLINE, kind="offline", input=1024, output=128)
     with pytest.raises(UserError, match=r"no figures in b\.json"):
         processes.figures(ROW, tmp_path / "b.json")
-
-
-def test_engines_that_run_at_once(figures):
-    other = {**SERVED, "output_throughput": 100.0, "median_ttft_ms": 42.2, "p99_itl_ms": 20.0}
-    row = combined([figures(SERVED), figures(other)])
-    assert row["output_tokens_per_second"] == pytest.approx(333.71, abs=0.01)
-    assert (row["ttft_ms"], row["itl_p99_ms"]) == (pytest.approx(37.18, abs=0.01), 20.0)
-    assert row["ttft_p99_ms"] == SERVED["p99_ttft_ms"]
 
 
 def test_shares_of_the_gpus_limits():
@@ -180,18 +177,13 @@ def test_a_missing_vllm_is_reported(monkeypatch):
             processes.program(OmegaConf.create({"runtime": {"name": runtime}}))
 
 
-def test_a_random_prompt_has_exactly_its_length(tmp_path):
-    tokenizer = whole_tokenizer(512)
-    ids = list(range(2, 512))
-    assert tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False) == ids
-    assert tokenizer.vocab_size == 512
-
-
 def test_random_weights_are_a_configuration_and_a_tokenizer(tmp_path):
     overrides = ("model.init=random", "model.vocab_size=512")
     random = OmegaConf.merge(config(*overrides), {"run_dir": str(tmp_path)})
     source, options = model_source(random)
     assert (source, options) == (str(tmp_path / "model_dummy"), {"load_format": "dummy"})
+    tokenizer, ids = whole_tokenizer(512), list(range(2, 512))
+    assert tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False) == ids
     content = json.loads((tmp_path / "model_dummy/config.json").read_text())
     assert content["architectures"] == ["Qwen3ForCausalLM"]
     assert (content["num_hidden_layers"], content["dtype"]) == (36, "bfloat16")
