@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from omegaconf import DictConfig
 
@@ -39,7 +40,7 @@ from recipes.bench.series import (
 )
 from recipes.rank.device import DTYPES
 from recipes.rank.names import named
-from recipes.rank.program import is_main_rank, main
+from recipes.rank.program import is_main_rank, main, rank
 
 Setting = dict[str, str | None]
 # The fewest bytes that a rank must send, as a share of the size (nccl-tests, doc/PERFORMANCE.md).
@@ -169,10 +170,8 @@ def notes(args: CollectivesConfig, config: DictConfig, ranks: Sequence[int]) -> 
     if ranks and limit_gb_s(config, ranks[-1]) is not None:
         lines.append(
             f"Limit: {config.hardware.link_gb_s:g} GB/s, all links of one device in one direction "
-            "(conf/hardware). Bus bandwidth is what a device has to send, so it holds for every "
-            "operation. A switch that adds (NVLink SHARP) lets an all-reduce pass it. On a board "
-            "where every two GPUs have a link of their own, fewer ranks have fewer links, and the "
-            "limit is theirs."
+            "(conf/hardware), for every operation. A switch that adds (NVLink SHARP) lets an "
+            "all-reduce pass it. Without a switch, fewer ranks have fewer links."
         )
     unavailable = [str(n) for n in args.ranks if n not in ranks]
     if unavailable:
@@ -181,10 +180,7 @@ def notes(args: CollectivesConfig, config: DictConfig, ranks: Sequence[int]) -> 
         lines.append(f"Use: topology=ddp topology.num_gpus={min(args.ranks)}.")
     missing = [rccl_tests.PROGRAMS[op] for op in args.ops if not rccl_tests.installed(op)]
     if "rccl-tests" in args.programs and missing:
-        lines.append(
-            f"rccl-tests: {', '.join(missing)} not on the PATH (package rccl-tests of ROCm, or "
-            "built from ROCm/rccl-tests)."
-        )
+        lines.append(f"rccl-tests: {', '.join(missing)} not on the PATH (ROCm's rccl-tests).")
     return lines
 
 
@@ -246,25 +242,20 @@ class Workers:
     def measure(self, case: Row) -> tuple[float, int]:
         """Return milliseconds and wrong elements.
 
-        Raise UserError on every rank if one of them has no figure.
+        Raise UserError or OutOfMemoryError on every rank if one of them has no figure.
         """
         if self.process is None or self.setting != case["setting"]:
             self.start(case["setting"])
         counts = {"warmup": self.args.warmup, "repetitions": self.args.repetitions}
-        answer = self.ask({**case, **counts})
-        answers: list[dict[str, Any]] = [{}] * dist.get_world_size()
-        dist.all_gather_object(answers, answer)
-        errors = {rank: reply["error"] for rank, reply in enumerate(answers) if "error" in reply}
-        if not errors:
-            self.answered = True
-            return answer["ms"], answer["wrong"]
-        error = OUT_OF_MEMORY
-        if len(errors) < len(answers) or {*errors.values()} != {OUT_OF_MEMORY}:
+        try:
+            answer, *_ = agreed(lambda: self.ask({**case, **counts}))
+        except UserError as failure:
             self.close()
-            error = "rank {}: {}".format(*next(iter(errors.items())))
             if not self.answered:
-                self.failures[series_of(case)] = error
-        raise UserError(error)
+                self.failures[series_of(case)] = str(failure)
+            raise
+        self.answered = True
+        return answer["ms"], answer["wrong"]
 
     def start(self, setting: str) -> None:
         self.close()
@@ -287,14 +278,19 @@ class Workers:
 
     def ask(self, case: Row) -> dict[str, Any]:
         assert self.process is not None
+        answer = {"error": f"no answer in {self.args.timeout_s:g} s (method.args.timeout_s)"}
         try:
             self.connection.send(case)
             if self.connection.poll(self.args.timeout_s):
-                return self.connection.recv()
+                answer = self.connection.recv()
         except (EOFError, OSError):
             code = self.process.wait()
-            return {"error": f"its process ended with exit code {code}: logs/ has its output"}
-        return {"error": f"no answer in {self.args.timeout_s:g} s (method.args.timeout_s)"}
+            answer["error"] = f"its process ended with exit code {code}: logs/ has its output"
+        if answer.get("error") == OUT_OF_MEMORY:
+            raise torch.OutOfMemoryError
+        if "error" in answer:
+            raise UserError(f"rank {rank()}: {answer['error']}")
+        return answer
 
     def close(self) -> None:
         if self.process is None:
@@ -315,26 +311,24 @@ def series_of(case: Row) -> tuple:
     return (case["setting"], case["op"], case["dtype"], case["ranks"])
 
 
-def by_rccl_tests(
-    case: Row, args: CollectivesConfig, workers: Workers
-) -> tuple[float, int] | tuple[float, None]:
+def by_rccl_tests(case: Row, args: CollectivesConfig, workers: Workers) -> tuple[float, int | None]:
     """Return milliseconds and wrong elements (None: no row), after one run for all sizes.
 
     The main rank runs the program while the others wait. Raise UserError on every rank if it fails.
     """
     key = series_of(case)
+
+    def by_size() -> dict[int, tuple[float, int]]:
+        rows = {}
+        for first, last in args.series if is_main_rank() else ():
+            series = (case["op"], case["dtype"], case["ranks"], (first, last, args.factor))
+            argv = rccl_tests.argv(*series, args.warmup, args.repetitions)
+            env = workers.env(case["setting"])
+            rows |= parsed_output(argv, rccl_tests.parse, env, args.timeout_s)
+        return rows
+
     if key not in workers.by_program:
         workers.close()  # frees the process's buffers and communicators
-
-        def by_size() -> dict[int, tuple[float, int]]:
-            rows = {}
-            for first, last in args.series if is_main_rank() else ():
-                series = (case["op"], case["dtype"], case["ranks"], (first, last, args.factor))
-                argv = rccl_tests.argv(*series, args.warmup, args.repetitions)
-                env = workers.env(case["setting"])
-                rows |= parsed_output(argv, rccl_tests.parse, env, args.timeout_s)
-            return rows
-
         try:
             workers.by_program[key] = agreed(by_size)[0]
         except UserError as failure:

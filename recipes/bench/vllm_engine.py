@@ -25,12 +25,11 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from launch.core.errors import UserError
-from recipes.bench import vllm_arguments as arguments
-from recipes.bench import vllm_processes as vllm
+from recipes.bench import vllm_programs as vllm
 from recipes.bench.processes import Process, wait
 from recipes.bench.ranks import agreed, free_port
 from recipes.bench.series import Column, Row, SeriesConfig, Table, measure, require_gpu
-from recipes.bench.vllm_arguments import argv_of, gpus_of
+from recipes.bench.vllm_programs import argv_of, gpus_of
 from recipes.models.model import END, PAD, model_config
 from recipes.rank.device import compute_dtype
 from recipes.rank.files import move_directory
@@ -43,12 +42,12 @@ WORST = ("ttft_p99_ms", "itl_p99_ms")
 WEIGHT_BYTES = {"fp8": 1, "awq": 0.5, "fp32": 4}  # others: 2
 LOOPBACK = "127.0.0.1"
 Engine = dict[str, Any]
-REFUSED = {"refused": arguments.REFUSED}
+REFUSED = {"refused": vllm.REFUSED}
 
 
 @dataclass
 class EngineConfig(SeriesConfig):
-    """Hold the arguments. `kinds`: offline, served (HTTP), latency (a batch of `batch_sizes`).
+    """Hold the vllm. `kinds`: offline, served (HTTP), latency (a batch of `batch_sizes`).
 
     `lengths`: lists [tokens in, tokens out]. `settings`: vLLM's arguments, which override `base`;
     {} keeps vLLM's defaults. Upper-case keys are environment variables, `instances` puts several
@@ -72,7 +71,7 @@ class EngineConfig(SeriesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = [arguments.name_of(setting) for setting in self.settings]
+        names = [vllm.name_of(setting) for setting in self.settings]
         if len({*names}) < len(names):
             raise UserError(f"method.args.settings: two have one label, of {', '.join(names)}.")
 
@@ -118,7 +117,7 @@ def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]
     }
     rows = []
     for setting in args.settings:
-        engine, name = {**args.base, **setting}, arguments.name_of(setting)
+        engine, name = {**args.base, **setting}, vllm.name_of(setting)
         needed = gpus_of(engine)
         if local % needed:
             notes.append(
@@ -194,7 +193,7 @@ class Engines:
         self.source, options = model_source(config)
         self.options = {**options, "dtype": str(compute_dtype(config)).removeprefix("torch.")}
         self.settings: dict[str, Engine] = {
-            arguments.name_of(setting): {**args.base, **setting} for setting in args.settings
+            vllm.name_of(setting): {**args.base, **setting} for setting in args.settings
         }
         self.folder, self.logs = Path(config.run_dir) / "vllm", Path(config.run_dir) / "logs"
         self.servers: list[tuple[Process, int]] = []
@@ -301,7 +300,7 @@ class Engines:
     def start(self, argv: list[str], what: str) -> Process:
         argv = [*self.program, *argv]
         first = int(os.environ.get("LOCAL_RANK", "0"))
-        env = vllm.environment(arguments.env_of(self.setting), first, gpus_of(self.setting))
+        env = vllm.environment(vllm.env_of(self.setting), first, gpus_of(self.setting))
         say(f"{what}: {' '.join(argv)}")
         return Process(argv, env, self.logs / f"vllm{self.number}-rank{rank()}-{what}.log")
 

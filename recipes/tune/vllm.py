@@ -18,7 +18,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipes.bench import vllm_arguments
+from recipes.bench import vllm_programs
 from recipes.bench.series import Column, Row, Table
 from recipes.rank.names import named
 from recipes.rank.program import is_main_rank, main, say
@@ -41,7 +41,7 @@ class VllmConfig(SearchConfig):
 
     recipe: str = named(lambda: ("bench/vllm",), "bench/vllm")
     space: dict[str, list[Any]] = field(
-        default_factory=dict, metadata={"refused": vllm_arguments.REFUSED}
+        default_factory=dict, metadata={"refused": vllm_programs.REFUSED}
     )
 
 
@@ -77,7 +77,7 @@ def write_engine(config: DictConfig, engine: Mapping[str, Any]) -> tuple[Path, s
     path = Path(config.run_dir) / "conf/experiment" / name
     start = [*start_of(path), f"hardware={groups.hardware}", f"model={groups.model}"]
     command = shlex.join([*start, "method=grpo", "topology=split"])
-    ours = (*vllm_arguments.OURS, *RUN_ARGUMENTS)
+    ours = (*vllm_programs.OURS, *RUN_ARGUMENTS)
     values = {
         name: value for name, value in engine.items() if value is not None and name not in ours
     }
@@ -90,7 +90,7 @@ def write_engine(config: DictConfig, engine: Mapping[str, Any]) -> tuple[Path, s
         f"Needs:     {config.hardware.product}, and a vLLM of the version that was tuned.",
     ]
     evaluate = shlex.join([*start, "method=evaluate", "method.args.engine=vllm"])
-    content = {"topology": topology, "user_env": vllm_arguments.env_of(values)}
+    content = {"topology": topology, "user_env": vllm_programs.env_of(values)}
     write_file(config, path, header, (command, evaluate), content)
     return path, command
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recipes.bench import vllm_arguments as arguments
+from recipes.bench import vllm_programs as programs
 from tests.conftest import ROOT, command
 from tests.integration.conftest import lacking
 from tests.integration.test_split import processes
@@ -55,7 +55,7 @@ def options() -> dict[str, list[str]]:
 
 
 def test_arguments_said_to_be_gone_are(options):
-    gone = [name for name in arguments.REMOVED if not name.isupper()]
+    gone = [name for name in programs.REMOVED if not name.isupper()]
     assert [name for name in gone if "--" + name.replace("_", "-") in options["engine"]] == []
 
 
@@ -66,17 +66,17 @@ def test_arguments_that_replaced_them_and_those_of_the_series_are_there(options)
     }
     named = {
         word.strip("{:,;")
-        for text in arguments.REMOVED.values()
+        for text in programs.REMOVED.values()
         for word in text.split()
         if "_" in word
     }
-    named -= {*arguments.REMOVED, "rope_parameters"}  # that one stands within hf_overrides
+    named -= {*programs.REMOVED, "rope_parameters"}  # that one stands within hf_overrides
     assert {word for word in named if word == word.lower()} <= known
     used = {
         name
         for setting in [*method["args"]["settings"], method["smoke"]["base"]]
         for name in setting
-    } - set(arguments.OURS)
+    } - set(programs.OURS)
     assert used <= known
     lengths = "random-input-len random-output-len random-range-ratio dataset-name num-prompts seed"
     for program, names in {

@@ -11,8 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from launch.core.errors import UserError
-from recipes.bench import vllm_arguments as arguments
-from recipes.bench import vllm_processes as processes
+from recipes.bench import vllm_programs as programs
 from recipes.bench.vllm_engine import (
     EngineConfig,
     cases,
@@ -74,11 +73,11 @@ def test_settings_are_arguments():
     }
     expected = "--max-num-seqs 512 --no-enable-chunked-prefill --enforce-eager --hf-overrides"
     sizes = ["--cudagraph-capture-sizes", "1", "2"]
-    assert arguments.argv_of(setting) == [*expected.split(), '{"a": 1}', *sizes]
-    assert arguments.env_of(setting) == {"VLLM_ROCM_USE_AITER": "1"}
-    assert arguments.name_of(setting) == "mine"
-    assert arguments.name_of({"max_num_seqs": 512, "dtype": "fp8"}) == "max_num_seqs=512 dtype=fp8"
-    assert arguments.gpus_of({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}) == 4
+    assert programs.argv_of(setting) == [*expected.split(), '{"a": 1}', *sizes]
+    assert programs.env_of(setting) == {"VLLM_ROCM_USE_AITER": "1"}
+    assert programs.name_of(setting) == "mine"
+    assert programs.name_of({"max_num_seqs": 512, "dtype": "fp8"}) == "max_num_seqs=512 dtype=fp8"
+    assert programs.gpus_of({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}) == 4
     assert len(args(**OmegaConf.to_container(config().method.args)).settings) == 14, "all differ"
     with pytest.raises(UserError, match="one label"):
         args(settings=[{"label": "a"}, {"label": "a", "max_num_seqs": 1}])
@@ -118,7 +117,7 @@ def figures(tmp_path):
 
     def read(content: dict, **changes) -> dict[str, float]:
         (tmp_path / "a.json").write_text(json.dumps(content))
-        return processes.figures({**ROW, **changes}, tmp_path / "a.json")
+        return programs.figures({**ROW, **changes}, tmp_path / "a.json")
 
     return read
 
@@ -141,7 +140,7 @@ def test_figures_of_offline_served_and_latency(figures, tmp_path):
     with pytest.raises(UserError, match="96 tokens .* 1152"):
         figures(OFFLINE, kind="offline", input=1024, output=128)
     with pytest.raises(UserError, match=r"no figures in b\.json"):
-        processes.figures(ROW, tmp_path / "b.json")
+        programs.figures(ROW, tmp_path / "b.json")
 
 
 def test_shares_of_the_gpus_limits():
@@ -162,7 +161,7 @@ def test_environment_of_an_engine(monkeypatch):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("NO_PROXY", "example.org")
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "4,5,6,7")
-    env = processes.environment({"VLLM_ROCM_USE_AITER": "1"}, 2, 2)
+    env = programs.environment({"VLLM_ROCM_USE_AITER": "1"}, 2, 2)
     assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"} & {*env}
     assert env["HIP_VISIBLE_DEVICES"] == "6,7"
     assert env["VLLM_ROCM_USE_AITER"] == "1"
@@ -174,7 +173,7 @@ def test_a_missing_vllm_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     for runtime in ("local", "docker"):
         with pytest.raises(UserError, match="make vllm"):
-            processes.program(OmegaConf.create({"runtime": {"name": runtime}}))
+            programs.program(OmegaConf.create({"runtime": {"name": runtime}}))
 
 
 def test_random_weights_are_a_configuration_and_a_tokenizer(tmp_path):
@@ -198,4 +197,4 @@ def test_the_page_names_only_arguments_that_are_gone():
     rows = [line.split("|")[1] for line in table.splitlines()[2:] if line.startswith("|")]
     names = re.findall(r"`(?:--([\w-]+)|(VLLM_\w+))`", " ".join(rows))
     assert len(names) >= 8
-    assert {(a or b).replace("-", "_") for a, b in names} <= set(arguments.REMOVED)
+    assert {(a or b).replace("-", "_") for a, b in names} <= set(programs.REMOVED)

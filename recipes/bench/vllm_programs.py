@@ -1,8 +1,13 @@
-"""Run vLLM's benchmark programs as processes on chosen GPUs, and read their results."""
+"""Start vLLM's own programs: their command lines, their environment, and what they measured.
+
+vllm_arguments.yaml has the arguments that are rejected, and their replacements.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import math
 import os
 import shutil
 import sys
@@ -11,12 +16,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig
 
 from launch.core.errors import UserError
 from launch.core.json_files import read_json
 from recipes.rank.program import TORCHRUN
 
+_TABLE = yaml.safe_load(Path(__file__).with_name("vllm_arguments.yaml").read_text())
+REMOVED: dict[str, str] = _TABLE["removed"]
+REFUSED = {name: f"is gone from vLLM. Instead: {what}." for name, what in REMOVED.items()}
+REFUSED |= {
+    name: f"is decided elsewhere; set {what} instead." for name, what in _TABLE["owned"].items()
+}
+OURS = ("label", "instances")  # keys of a setting that vLLM does not see
+WIDTHS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 MASKS = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 LENGTHS_DIFFER = 0.05
 SERVED = {  # our figures -> those of `vllm bench serve`
@@ -29,6 +43,47 @@ SERVED = {  # our figures -> those of `vllm bench serve`
 }
 # Bypass a proxy, which cannot reach this machine's loopback.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def name_of(setting: Mapping[str, Any]) -> str:
+    if "label" in setting:
+        return str(setting["label"])
+    words = [
+        f"{key}={json.dumps(value) if isinstance(value, dict) else value}"
+        for key, value in setting.items()
+    ]
+    return " ".join(words) or "vLLM's own"
+
+
+def argv_of(setting: Mapping[str, Any]) -> list[str]:
+    """Return options as vLLM's parser expects them; null is left out.
+
+    true and false become --flag and --no-flag, mappings JSON. launch/inputs/engine_args.py does the
+    same for a run's engine.
+    """
+    argv: list[str] = []
+    for name, value in setting.items():
+        option = name.replace("_", "-")
+        if name in OURS or name.isupper() or value is None:
+            continue
+        if isinstance(value, bool):
+            argv.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, (list, tuple)):
+            argv += [f"--{option}", *map(str, value)]
+        else:
+            argv += [f"--{option}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return argv
+
+
+def env_of(setting: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        name: str(value) for name, value in setting.items() if name.isupper() and value is not None
+    }
+
+
+def gpus_of(setting: Mapping[str, Any]) -> int:
+    """Return the number of GPUs of one engine."""
+    return math.prod(int(setting.get(name) or 1) for name in WIDTHS)
 
 
 def program(config: DictConfig) -> list[str]:
