@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from launch.core.errors import UserError
 from recipes.bench.series import Column, Row, Table, measure_rows, show
 from recipes.rank.names import Arguments, named
-from recipes.rank.program import Failed, say
+from recipes.rank.program import Failed
 from recipes.tune.trial import Setting, num_ranks, run, speed, word
 
 CHARACTERS = 4  # digits per token; no tokenizer in use joins more than three into a token
@@ -132,7 +132,7 @@ def finish(
 
     `settings` are those of the rows. Raises Failed with the rows if `before` failed.
     """
-    figure, columns = table.figure, table.columns
+    figure = table.figure
     content = {"tuning": table.benchmark, **table.content(rows, [*table.notes, *notes])}
     if before["error"]:
         show(table, rows, config.hardware.name, content["notes"])
@@ -140,21 +140,20 @@ def finish(
     pairs = zip(rows, settings, strict=True)
     measured = [pair for pair in pairs if not pair[0]["error"] and pair[0].get(figure)]
     best, setting = max(measured, key=lambda pair: pair[0][figure])
-    gain = best[figure] / before[figure]
-    overrides = setting.overrides()
+    gain, overrides = best[figure] / before[figure], setting.overrides()
     path, command = write_experiment(config, table, setting, before, best)
     content["notes"] += other_steps(config, setting)
-    title = next(column.title for column in columns if column.key == figure)
-    change = f"before: {before[figure]:,.4g} {title}; after: {best[figure]:,.4g}"
-    lines = [*content["notes"], f"{change}, {gain:.3f} times as good"]
+    lines = [*content["notes"]]
     spread = max(before.get("spread", 0.0), best.get("spread", 0.0))
     if 1 < gain < 1 + spread:
         lines.append(f"steps of one run lie {spread:.3f} apart: a smaller gain may be none")
-    words = shlex.join(overrides) or "none: the recipe as it stands is the fastest"
-    lines += [f"overrides: {words}", f"experiment: {path}", f"  {command}"]
+    lines += [
+        f"before: {before[figure]:,.4g} {figure}; after: {best[figure]:,.4g}, {gain:.3f} times",
+        f"overrides: {shlex.join(overrides) or 'none: the recipe as it stands is the fastest'}",
+        f"experiment: {path}\n  {command}",
+    ]
     show(table, rows, config.hardware.name, lines)
-    say(f"done: {gain:.3f} times as good")
-    figures = {column.key for column in columns if column.digits is not None}
+    figures = {column.key for column in table.columns if column.digits is not None}
     return {
         **content,
         "before": {key: value for key, value in before.items() if key in figures},

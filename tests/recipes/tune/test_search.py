@@ -15,7 +15,7 @@ from recipes.bench.series import Column, Table
 from recipes.rank import program
 from recipes.rank.program import Interrupted
 from recipes.tune.rccl import RcclConfig
-from recipes.tune.search import PRUNED, SearchConfig, combinations, open_study, search
+from recipes.tune.search import PRUNED, SearchConfig, open_study, search
 
 TABLE = Table(
     "test", figure="speed", columns=[Column("setting", "setting"), Column("speed", "speed", 0)]
@@ -55,7 +55,7 @@ def test_the_first_is_the_recipe_as_it_stands_and_no_point_is_measured_twice(tmp
     assert rows[0]["setting"] == "as it stands"
     assert seen[0] == (0, ())
     assert len({point for _, point in seen}) == len(seen) == len(rows)
-    assert len(rows) <= combinations({"a": [1, 2, 3], "b": ["x"]}) == 8
+    assert len(rows) <= 4 * 2
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, len(rows) + 1))
 
