@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from launch.core.errors import UserError
-from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, grid, measure, rate
+from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, grid, measure, rate
 from recipes.bench.training import median_ms
 from recipes.rank.device import compute_dtype
 from recipes.rank.names import named
@@ -54,12 +54,7 @@ class AttentionConfig(SeriesConfig):
     repetitions: int = 20
 
 
-COLUMNS = [
-    Column("backend", "backend"), Column("heads", "q kv width"), Column("sequence", "sequence"),
-    Column("batch_size", "batch"), Column("pass", "pass"), Column("ms", "ms", 3),
-    Column("tflops", "TFLOPS", 1), Column("share_of_peak", "of peak", 2), Column("keys", "keys"),
-    Column("max_error", "max error", 4),
-]  # fmt: skip
+COLUMNS = columns("backend heads sequence batch_size pass ms tflops share_of_peak keys max_error")
 
 
 def attention(config: DictConfig) -> dict[str, Any]:

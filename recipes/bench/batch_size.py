@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from recipes.bench.language_model import TrainingConfig, build_steps, random_tokens, speed
-from recipes.bench.series import Column, Row, Table, device_of, measure, skip_larger
+from recipes.bench.series import Row, Table, columns, device_of, measure, skip_larger
 from recipes.rank.program import main
 
 
@@ -25,11 +25,7 @@ class BatchSizeConfig(TrainingConfig):
     gradient_checkpointing: bool = True
 
 
-COLUMNS = [
-    Column("batch_size", "batch"), Column("tokens_per_second", "tokens/s", 0),
-    Column("ms", "ms/step", 1), Column("tflops", "TFLOPS", 1), Column("mfu", "MFU", 2),
-    Column("memory_gb", "peak GB", 1),
-]  # fmt: skip
+COLUMNS = columns("batch_size tokens_per_second ms tflops mfu memory_gb")
 
 
 def batch_size(config: DictConfig) -> dict[str, Any]:

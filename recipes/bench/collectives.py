@@ -29,10 +29,10 @@ from recipes.bench import rccl_tests
 from recipes.bench.ranks import agreed, free_port
 from recipes.bench.series import (
     OUT_OF_MEMORY,
-    Column,
     Row,
     SeriesConfig,
     Table,
+    columns,
     device_of,
     grid,
     measure,
@@ -98,12 +98,7 @@ class CollectivesConfig(SeriesConfig):
         return [(self.min_bytes, before[-1]), (last, last)]
 
 
-COLUMNS = [
-    Column("op", "op"), Column("ranks", "ranks"), Column("bytes", "bytes", 0),
-    Column("dtype", "dtype"), Column("setting", "setting"), Column("program", "program"),
-    Column("us", "us", 1), Column("algorithm_gb_s", "alg GB/s", 2),
-    Column("bus_gb_s", "bus GB/s", 2), Column("share_of_limit", "of links", 2),
-]  # fmt: skip
+COLUMNS = columns("op ranks bytes dtype setting program us algorithm_gb_s bus_gb_s share_of_limit")
 
 
 def collectives(config: DictConfig) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 from torch.utils.data import DataLoader
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, grid, measure
+from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, grid, measure
 from recipes.bench.training import median_ms, synchronize
 from recipes.rank.program import main
 
@@ -50,11 +50,7 @@ class DataloaderConfig(SeriesConfig):
     warmup: int = field(default=10, metadata={"least": 1})
 
 
-COLUMNS = [
-    Column("num_workers", "workers"), Column("pin_memory", "pinned"),
-    Column("with_step", "with step"), Column("samples_per_second", "rows/s", 0),
-    Column("batch_ms", "ms/batch", 2), Column("wait_ms", "waited ms", 2),
-]  # fmt: skip
+COLUMNS = columns("num_workers pin_memory with_step samples_per_second batch_ms wait_ms")
 
 
 def dataloader(config: DictConfig) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from recipes.bench import ranks
 from recipes.bench.gpt import random_batch, shard
-from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, rate
+from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, measure, rate
 from recipes.bench.training import timed, training_step
 from recipes.measure.flops import flops_per_token
 from recipes.models.low_precision import to_float8
@@ -55,14 +55,10 @@ class FinetuneConfig(SeriesConfig):
     steps: int = 3
 
 
-COLUMNS = [
-    Column("model", "model"), Column("precision", "precision"), Column("adapter", "adapter"),
-    Column("num_gpus", "GPUs"), Column("batch", "batch/GPU"), Column("sequence", "tokens"),
-    Column("tokens_per_second_per_gpu", "tokens/s/GPU", 0),
-    Column("tokens_per_second", "tokens/s", 0), Column("tflops_per_gpu", "TFLOPS/GPU", 1),
-    Column("share_of_peak", "of peak", 2), Column("memory_gb", "GB/GPU", 2),
-    Column("ms", "ms/step", 0),
-]  # fmt: skip
+COLUMNS = columns(
+    "model precision adapter num_gpus batch sequence tokens_per_second_per_gpu "
+    "tokens_per_second tflops_per_gpu share_of_peak memory_gb ms"
+)
 
 
 def finetune(config: DictConfig) -> dict[str, Any]:

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 
 from recipes.bench.series import (
-    Column,
     Row,
     SeriesConfig,
     Table,
+    columns,
     device_of,
     grid,
     measure,
@@ -75,11 +75,7 @@ class GemmConfig(SeriesConfig):
     repetitions: int = 200
 
 
-COLUMNS = [
-    Column("shape", "m n k"), Column("dtype", "dtype"), Column("op", "op"),
-    Column("values", "values"), Column("padding", "padding B"), Column("ms", "ms", 3),
-    Column("tflops", "TFLOPS", 1), Column("share_of_peak", "of peak", 2),
-]  # fmt: skip
+COLUMNS = columns("shape dtype op values padding ms tflops share_of_peak")
 
 
 def gemm(config: DictConfig) -> dict[str, Any]:

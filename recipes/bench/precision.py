@@ -18,7 +18,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from recipes.bench.language_model import Steps, TrainingConfig
-from recipes.bench.series import Column, Row, Table, device_of, measure
+from recipes.bench.series import Row, Table, columns, device_of, measure
 from recipes.bench.training import steps_ms
 from recipes.models.low_precision import package, to_float8
 from recipes.models.model import build_model
@@ -39,12 +39,7 @@ class PrecisionConfig(TrainingConfig):
     batch_size: int = 4
 
 
-COLUMNS = [
-    Column("precision", "precision"), Column("tokens_per_second", "tokens/s", 0),
-    Column("ms", "ms/step", 1), Column("slowdown", "times bf16", 2),
-    Column("memory_gb", "peak GB", 1), Column("loss", "last loss", 4),
-    Column("loss_difference", "less fp32's", 4),
-]  # fmt: skip
+COLUMNS = columns("precision tokens_per_second ms slowdown memory_gb loss loss_difference")
 
 
 def precision(config: DictConfig) -> dict[str, Any]:
@@ -53,7 +48,7 @@ def precision(config: DictConfig) -> dict[str, Any]:
     in_fp32 = {"precision": {"compute": "fp32", "weights": "fp32"}}
     start = build_model(OmegaConf.merge(config, in_fp32)).cpu()
     tokens = counting(config, args).to(device)
-    table = Table("precision", COLUMNS, "slowdown", higher_is_better=False)
+    table = Table("precision", COLUMNS, "slowdown", False, ["slowdown: times bf16."])
     if "nf4" in args.precisions:
         table.notes.append(
             f"nf4 trains LoRA of rank {LORA_RANK} on frozen weights: its loss is that of another "

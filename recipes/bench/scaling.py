@@ -17,7 +17,7 @@ import torch.distributed as dist
 from omegaconf import DictConfig
 
 from recipes.bench import gpt, ranks
-from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
+from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, measure
 from recipes.bench.training import weights_dtype
 from recipes.rank.names import named
 from recipes.rank.program import main
@@ -41,13 +41,10 @@ class ScalingConfig(SeriesConfig):
     steps: int = 20
 
 
-COLUMNS = [
-    Column("model", "model"), Column("num_gpus", "GPUs"), Column("strategy", "strategy"),
-    Column("batch", "batch/GPU"), Column("global_batch", "batch"), Column("sequence", "tokens"),
-    Column("tokens_per_second", "tokens/s", 0), Column("efficiency", "efficiency", 3),
-    Column("tflops", "TFLOPS", 0), Column("tflops_per_gpu", "a GPU", 1),
-    Column("memory_gb", "GB/GPU", 1), Column("ms", "ms/step", 1),
-]  # fmt: skip
+COLUMNS = columns(
+    "model num_gpus strategy batch global_batch sequence tokens_per_second efficiency "
+    "tflops tflops_per_gpu memory_gb ms"
+)
 
 
 def scaling(config: DictConfig) -> dict[str, Any]:

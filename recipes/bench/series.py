@@ -2,7 +2,7 @@
 
 A benchmark lists its cases and passes a function that measures one of them:
 
-    table = Table("gemm", figure="tflops", columns=[Column("tflops", "TFLOPS", digits=1)])
+    table = Table("gemm", columns("shape tflops"), figure="tflops")
     return measure(config, args, table, grid(shape=shapes), lambda case: {"tflops": ...})
 
 conf/method/bench/<name>.yaml shows how to start it.
@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import yaml
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -38,6 +39,7 @@ from recipes.rank.program import Failed, Interrupted, is_main_rank, say, stop_as
 
 Row = dict[str, Any]
 WIDTH = 150  # of the table; fixed, since logs have no terminal width
+COLUMNS = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text())
 OUT_OF_MEMORY = "out of memory"  # the `error` of a row that ran out of memory
 # Set when ranks.py restarts a program: the row that failed, and its error (empty: out of memory).
 ROW, ROW_ERROR = "RECIPES_ROW", "RECIPES_ROW_ERROR"
@@ -61,6 +63,11 @@ class Column:
     key: str  # of the row
     title: str  # with the unit
     digits: int | None = None  # decimals of a figure; None for a column that names the row
+
+
+def columns(keys: str) -> list[Column]:
+    """Return the columns of the keys between spaces; columns.yaml has their titles."""
+    return [Column(key, *COLUMNS.get(key, [key])) for key in keys.split()]
 
 
 @dataclass(frozen=True)
@@ -277,14 +284,14 @@ def _write(path: Path, rows: Sequence[Row], num_cases: int) -> None:
 def show(table: Table, rows: Sequence[Row], hardware: str, lines: Sequence[str]) -> None:
     """Print the table, then why rows failed, then `lines`."""
     shown = RichTable(title=table.benchmark, title_justify="left")
-    columns = list(table.columns)
+    headings = list(table.columns)
     if any(row.get("published") is not None for row in rows):  # with all its digits
-        columns += [Column("published", f"published {hardware}"), Column("ratio", "ratio", 2)]
-    for column in columns:
+        headings += [Column("published", f"published {hardware}"), *columns("ratio")]
+    for column in headings:
         shown.add_column(column.title, justify="left" if column.digits is None else "right")
     for row in rows:
         cells = {**row, **({table.figure: "failed"} if row["error"] else {})}
-        shown.add_row(*(_cell(cells.get(column.key), column.digits) for column in columns))
+        shown.add_row(*(_cell(cells.get(column.key), column.digits) for column in headings))
     console = Console(width=WIDTH)
     console.print(shown)
     failures = [f"{_name(table, row)}: {row['error']}" for row in rows if row["error"]]

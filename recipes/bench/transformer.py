@@ -16,7 +16,7 @@ import torch
 from omegaconf import DictConfig
 
 from recipes.bench import gpt
-from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, rate
+from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, measure, rate
 from recipes.bench.training import weights_dtype
 from recipes.rank.names import named
 from recipes.rank.program import main
@@ -38,12 +38,9 @@ class TransformerConfig(SeriesConfig):
     steps: int = 20
 
 
-COLUMNS = [
-    Column("model", "model"), Column("parameters", "parameters", 0), Column("batch", "batch"),
-    Column("sequence", "tokens"), Column("tokens_per_second", "tokens/s", 0),
-    Column("tflops", "TFLOPS", 1), Column("share_of_peak", "of peak", 3),
-    Column("memory_gb", "GB", 1), Column("ms", "ms/step", 1),
-]  # fmt: skip
+COLUMNS = columns(
+    "model parameters batch sequence tokens_per_second tflops share_of_peak memory_gb ms"
+)
 
 
 def transformer(config: DictConfig) -> dict[str, Any]:

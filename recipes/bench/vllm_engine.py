@@ -28,7 +28,7 @@ from launch.core.errors import UserError
 from recipes.bench import vllm_programs as vllm
 from recipes.bench.processes import Process, wait
 from recipes.bench.ranks import agreed, free_port
-from recipes.bench.series import Column, Row, SeriesConfig, Table, measure, require_gpu
+from recipes.bench.series import Row, SeriesConfig, Table, columns, measure, require_gpu
 from recipes.bench.vllm_programs import argv_of, gpus_of
 from recipes.models.model import END, PAD, model_config
 from recipes.rank.device import compute_dtype
@@ -76,15 +76,11 @@ class EngineConfig(SeriesConfig):
             raise UserError(f"method.args.settings: two have one label, of {', '.join(names)}.")
 
 
-COLUMNS = [
-    Column("kind", "kind"), Column("input", "in"), Column("output", "out"),
-    Column("concurrency", "at once"), Column("setting", "setting"), Column("num_gpus", "GPUs"),
-    Column("engines", "engines"), Column("output_tokens_per_second", "out tok/s", 1),
-    Column("total_tokens_per_second", "tok/s", 1), Column("ttft_ms", "TTFT ms", 1),
-    Column("ttft_p99_ms", "p99", 1), Column("itl_ms", "ITL ms", 2), Column("itl_p99_ms", "p99", 2),
-    Column("latency_s", "batch s", 2), Column("share_of_peak", "of peak", 2),
-    Column("share_of_bandwidth", "of GB/s", 2),
-]  # fmt: skip
+COLUMNS = columns(
+    "kind input output concurrency setting num_gpus engines output_tokens_per_second "
+    "total_tokens_per_second ttft_ms ttft_p99_ms itl_ms itl_p99_ms latency_s share_of_peak "
+    "share_of_bandwidth"
+)
 
 
 def engine(config: DictConfig) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipes.bench.series import Column, Row, Table
+from recipes.bench.series import Row, Table, columns
 from recipes.rank.names import named
 from recipes.rank.program import main
 from recipes.tune.trial import Setting, folder_of
@@ -68,9 +68,8 @@ def inductor(config: DictConfig) -> dict[str, Any]:
     args = InductorConfig(**OmegaConf.to_container(config.trainer_args))
     own, on_cpu = config.tuned.trainer_args, config.hardware.vendor == "none"
     settings, notes = candidates(args, own, str(config.hardware.gfx), on_cpu)
-    columns = [Column("candidate", "candidate"), *TRAINING]
-    columns.append(Column("first_step_s", "first step s", 0))
-    table = Table("inductor", figure="tokens_per_second", columns=columns, notes=notes)
+    shown = columns(f"candidate {TRAINING} first_step_s")
+    table = Table("inductor", shown, figure="tokens_per_second", notes=notes)
 
     def work(case: Row) -> Row:
         name = case["candidate"]

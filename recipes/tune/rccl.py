@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.bench.collectives import CollectivesConfig
-from recipes.bench.series import Column, Row, Table
+from recipes.bench.series import Row, Table, columns
 from recipes.rank.device import DTYPES
 from recipes.rank.names import named
 from recipes.rank.program import is_main_rank, main
@@ -47,11 +47,9 @@ def rccl(config: DictConfig) -> dict[str, Any]:
         return {}
     bench = CollectivesConfig(**OmegaConf.to_container(config.tuned.trainer_args))
     dtype = next(name for name in bench.dtypes or config.hardware.precisions if name in DTYPES)
-    columns = [Column("trial", "trial"), Column("setting", "setting")]
-    columns.append(Column("bus_gb_s", "bus GB/s", 2))
     sizes = ", ".join(map(str, bench.sizes))
     notes = [f"{num_ranks()} ranks, {', '.join(bench.ops)} of {sizes} bytes."]
-    table = Table("rccl", figure="bus_gb_s", columns=columns, notes=notes)
+    table = Table("rccl", columns("trial setting bus_gb_s"), figure="bus_gb_s", notes=notes)
     only = {"ranks": [num_ranks()], "dtypes": [dtype], "programs": ["torch"], "settings": []}
 
     def setting_of(point: Point) -> Setting:

@@ -21,7 +21,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
-from recipes.bench.series import Column, Row, Table, measure_rows, show
+from recipes.bench.series import Row, Table, measure_rows, show
 from recipes.rank.names import Arguments, named
 from recipes.rank.program import Failed
 from recipes.tune.trial import Setting, num_ranks, run, speed, word
@@ -29,12 +29,7 @@ from recipes.tune.trial import Setting, num_ranks, run, speed, word
 CHARACTERS = 4  # digits per token; no tokenizer in use joins more than three into a token
 # Their product is the number of rows that a rank reads for an optimizer step.
 STEP = ("per_device_train_batch_size", "gradient_accumulation_steps")
-TRAINING = (
-    Column("tokens_per_second", "tokens/s", 0),
-    Column("step_s", "s/step", 3),
-    Column("spread", "spread", 2),
-    Column("memory_gb", "GB", 1),
-)
+TRAINING = "tokens_per_second step_s spread memory_gb"  # columns
 
 
 @dataclass
