@@ -207,9 +207,3 @@ def test_columns_that_come_with_the_figures_or_all_rows_are_compared_too(config)
 def test_figures_of_a_smoke_run_are_compared_with_nothing(config):
     smoke = OmegaConf.merge(config, {"smoke": True})
     assert column(measure(smoke, args(), TABLE, CASES[:1], of_tflops(552.0)), "published") == [None]
-
-
-def test_a_missing_gpu_is_reported(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="smoke=true"):
-        series.device_of(SeriesConfig("out"))

@@ -108,19 +108,14 @@ def test_an_interrupted_trial_is_not_a_failed_setting(tmp_path, monkeypatch):
     assert seen[1] == seen[2] == (("a", 1),)
 
 
-def test_a_kill_before_the_first_trial_has_its_parameters(tmp_path):
-    study = open_study(tmp_path / "journal.log", settings())
-    study.ask()  # its parameters come one by one, later
-    rows = run(tmp_path, settings(), lambda number, point, report: {"speed": speed_of(point)})
-    assert rows[0]["setting"] == "as it stands"
-
-
 def test_a_search_that_is_killed_repeats_no_finished_trial(tmp_path):
     def kill(number, point, report):
         if number == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         return {"speed": speed_of(point)}
 
+    # A kill before a trial has its parameters, which come one by one.
+    open_study(tmp_path / "journal.log", settings()).ask()
     process = get_context("fork").Process(target=run, args=(tmp_path, settings(), kill))
     process.start()
     process.join()
