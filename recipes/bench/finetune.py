@@ -112,12 +112,17 @@ def trained(
     case: Row, config: DictConfig, args: FinetuneConfig, device: torch.device
 ) -> dict[str, float]:
     """Train a case together with all other ranks, and return this rank's figures."""
-    own = numerics_of(case, config, args)
+    dtype = "fp32" if args.use_cpu else "bf16"
+    adapter = {"name": case["adapter"]}
+    if case["adapter"] == "lora":
+        adapter |= {"rank": args.lora_rank, "alpha": args.lora_alpha}
+    numerics = {"precision": {"compute": dtype, "weights": dtype}, "adapter": adapter}
+    own = OmegaConf.merge(config, numerics)
     model = build_model(own).to(device)
     if case["adapter"] == "lora":
         # The adapter in bf16 too, because FSDP2 gathers weights of one dtype together.
-        adapter = adapter_config(own)
-        model = get_peft_model(model, adapter, autocast_adapter_dtype=False).get_base_model()
+        lora = adapter_config(own)
+        model = get_peft_model(model, lora, autocast_adapter_dtype=False).get_base_model()
     flops = flops_per_token(model, case["sequence"])
     if case["precision"] == "fp8":
         to_float8(model)
@@ -155,16 +160,6 @@ class WithLoss(nn.Module):
     def head(self, hidden: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
         """Return the loss of one sequence, (tokens, width)."""
         return nn.functional.cross_entropy(self.model.lm_head(hidden).float(), following)
-
-
-def numerics_of(case: Row, config: DictConfig, args: FinetuneConfig) -> DictConfig:
-    """Return the run's configuration with the case's precision and adapter; fp32 on a CPU."""
-    dtype = "fp32" if args.use_cpu else "bf16"
-    adapter = {"name": case["adapter"]}
-    if case["adapter"] == "lora":
-        adapter |= {"rank": args.lora_rank, "alpha": args.lora_alpha}
-    precision = {"compute": dtype, "weights": dtype}
-    return OmegaConf.merge(config, {"precision": precision, "adapter": adapter})
 
 
 if __name__ == "__main__":

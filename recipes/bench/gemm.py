@@ -137,9 +137,9 @@ def product(m: int, n: int, k: int, case: Row, device: torch.device) -> Callable
     a = matrix(m, k, case, dtype, device)
     multiply: Callable[..., torch.Tensor] = torch.matmul
     if case["dtype"] == "fp8":
-        one = torch.ones((), device=device)
+        scale = torch.ones((), device=device)
         b = matrix(n, k, case, dtype, device).t()  # the layout that the kernels require
-        options = {"scale_a": one, "scale_b": one, "out_dtype": torch.bfloat16}
+        options = {"scale_a": scale, "scale_b": scale, "out_dtype": torch.bfloat16}
         multiply = functools.partial(torch._scaled_mm, **options, use_fast_accum=True)
     elif case["op"] == "linear":
         multiply, b = F.linear, matrix(n, k, case, dtype, device)
